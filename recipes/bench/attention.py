@@ -7,6 +7,7 @@ counts 2.5 times that (five products instead of two). The dtype is that of preci
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import inspect
@@ -23,8 +24,8 @@ from omegaconf import DictConfig
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from launch.core.errors import UserError
-from recipes.bench.series import Column, Row, SeriesConfig, Table, device_of, grid, measure, rate
-from recipes.bench.timing import median_ms
+from recipes.bench.series import Row, SeriesConfig, Table, columns, device_of, grid, measure, rate
+from recipes.bench.training import median_ms
 from recipes.rank.device import compute_dtype
 from recipes.rank.names import named
 from recipes.rank.program import main
@@ -53,12 +54,7 @@ class AttentionConfig(SeriesConfig):
     repetitions: int = 20
 
 
-COLUMNS = [
-    Column("backend", "backend"), Column("heads", "q kv width"), Column("sequence", "sequence"),
-    Column("batch_size", "batch"), Column("pass", "pass"), Column("ms", "ms", 3),
-    Column("tflops", "TFLOPS", 1), Column("share_of_peak", "of peak", 2), Column("keys", "keys"),
-    Column("max_error", "max error", 4),
-]  # fmt: skip
+COLUMNS = columns("backend heads sequence batch_size pass ms tflops share_of_peak keys max_error")
 
 
 def attention(config: DictConfig) -> dict[str, Any]:
@@ -78,39 +74,30 @@ def attention(config: DictConfig) -> dict[str, Any]:
         **{"pass": args.passes},
     )
 
-    @functools.cache
-    def checked(backend: str, heads: str) -> dict[str, float]:
-        return errors(backend, heads, dtype, device, args.seed)
+    checked = functools.cache(functools.partial(errors, dtype=dtype, device=device, seed=args.seed))
 
     def work(case: Row) -> Row:
-        figures = measure_one(case, config, args, dtype, device)
-        max_error = checked(case["backend"], case["heads"]).get(case["pass"])
-        return {**figures, "max_error": max_error}
+        query_heads, _, width = map(int, case["heads"].split())
+        rows = max(1, args.tokens // case["sequence"])
+        inputs = random_inputs(rows, case["sequence"], case["heads"], dtype, device)
+        call, keys = supported(case["backend"], inputs, case["pass"])
+        ms = median_ms(call, device, args.warmup, args.repetitions)
+        tflops = rows * operations(case["sequence"], query_heads, width, case["pass"]) / ms / 1e9
+        # No back end here uses the hardware's fp8.
+        computed = "bf16" if config.precision.compute == "fp8" else config.precision.compute
+        figures = {"batch_size": rows, "ms": ms, **rate(tflops, config, computed), "keys": keys}
+        return {**figures, "max_error": checked(case["backend"], case["heads"]).get(case["pass"])}
 
     def note_wrong(rows: list[Row]) -> None:
         wrong = [row for row in rows if (row.get("max_error") or 0) > WRONG]
-        errors = {(row["backend"], row["pass"]): row["max_error"] for row in wrong}
-        for (backend, direction), error in errors.items():
-            table.notes.append(
-                f"{backend} is wrong in the {direction} pass: its error is {error:.2g} of the "
-                "largest value."
-            )
+        largest = {(row["backend"], row["pass"]): row["max_error"] for row in wrong}
+        table.notes.extend(
+            f"{backend} is wrong in the {direction} pass: its error is {error:.2g} of the largest "
+            "value."
+            for (backend, direction), error in largest.items()
+        )
 
     return measure(config, args, table, cases, work, note_wrong)
-
-
-def measure_one(
-    case: Row, config: DictConfig, args: AttentionConfig, dtype: torch.dtype, device: torch.device
-) -> Row:
-    query_heads, _, width = map(int, case["heads"].split())
-    rows = max(1, args.tokens // case["sequence"])
-    inputs = random_inputs(rows, case["sequence"], case["heads"], dtype, device)
-    call, keys = supported(case["backend"], inputs, case["pass"])
-    ms = median_ms(call, device, args.warmup, args.repetitions)
-    tflops = rows * operations(case["sequence"], query_heads, width, case["pass"]) / ms / 1e9
-    # No back end here uses the hardware's fp8.
-    computed = "bf16" if config.precision.compute == "fp8" else config.precision.compute
-    return {"batch_size": rows, "ms": ms, **rate(tflops, config, computed), "keys": keys}
 
 
 def operations(sequence: int, query_heads: int, width: int, direction: str) -> float:
@@ -121,7 +108,7 @@ def operations(sequence: int, query_heads: int, width: int, direction: str) -> f
 
 def supported(
     backend: str, inputs: list[Tensor], direction: str
-) -> tuple[Callable[[], object], str]:
+) -> tuple[Callable[[], tuple[Tensor, ...]], str]:
     """Return the call to time, and `grouped` or `repeated`.
 
     Keys are repeated for each query head if the back end does not support groups. Raise UserError
@@ -147,8 +134,8 @@ def supported(
 
 def timed(
     attend: Attention, inputs: list[Tensor], direction: str, repeated: bool
-) -> Callable[[], object]:
-    """Return a call that runs one pass, after running it once."""
+) -> Callable[[], tuple[Tensor, ...]]:
+    """Return a call that runs one pass and returns its results, after running it once."""
     query, key, value = inputs
     group = query.shape[1] // key.shape[1] if repeated else 1
     for tensor in inputs:
@@ -159,7 +146,7 @@ def timed(
 
     output = forward()
     if direction == "forward":
-        return forward
+        return lambda: (forward(),)
     # Not randn_like(output), whose values would depend on the strides of the kernel's output.
     gradient = random(output.shape, output.dtype, output.device)
 
@@ -196,19 +183,13 @@ def errors(
         torch.manual_seed(seed)  # the same random gradient for both
         expected = timed(eager, exact, direction, repeated=False)()
         torch.manual_seed(seed)
-        try:
-            actual = supported(backend, inputs, direction)[0]()
-        except UserError:  # the row of this pass reports it
-            continue
-        largest[direction] = max(
-            float((a.float() - b).abs().max() / b.abs().max())
-            for a, b in zip(as_tuple(actual), as_tuple(expected), strict=True)
-        )
+        with contextlib.suppress(UserError):  # the row of this pass reports it
+            pairs = zip(supported(backend, inputs, direction)[0](), expected, strict=True)
+            largest[direction] = max(
+                float((actual.float() - exact).abs().max() / exact.abs().max())
+                for actual, exact in pairs
+            )
     return largest
-
-
-def as_tuple(tensors: Any) -> tuple[Tensor, ...]:
-    return tensors if isinstance(tensors, tuple) else (tensors,)
 
 
 def random_inputs(
@@ -220,10 +201,8 @@ def random_inputs(
     end that needs another layout pays for the copy.
     """
     query_heads, key_heads, width = map(int, heads.split())
-    return [
-        random((rows, number, sequence, width), dtype, device)
-        for number in (query_heads, key_heads, key_heads)
-    ]
+    numbers = (query_heads, key_heads, key_heads)
+    return [random((rows, number, sequence, width), dtype, device) for number in numbers]
 
 
 def random(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -13,7 +13,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from recipes.bench.language_model import TrainingConfig, build_steps, random_tokens, speed
-from recipes.bench.series import OUT_OF_MEMORY, Column, Row, Table, device_of, measure
+from recipes.bench.series import Row, Table, columns, device_of, measure, skip_larger
 from recipes.rank.program import main
 
 
@@ -25,11 +25,7 @@ class BatchSizeConfig(TrainingConfig):
     gradient_checkpointing: bool = True
 
 
-COLUMNS = [
-    Column("batch_size", "batch"), Column("tokens_per_second", "tokens/s", 0),
-    Column("ms", "ms/step", 1), Column("tflops", "TFLOPS", 1), Column("mfu", "MFU", 2),
-    Column("memory_gb", "peak GB", 1),
-]  # fmt: skip
+COLUMNS = columns("batch_size tokens_per_second ms tflops mfu memory_gb")
 
 
 def batch_size(config: DictConfig) -> dict[str, Any]:
@@ -49,21 +45,11 @@ def batch_size(config: DictConfig) -> dict[str, Any]:
 
     def complete(rows: list[Row]) -> Row:
         sizes = best(rows)
-        line = "no batch size was measured"
-        if sizes:
-            line = "largest batch {largest}, fastest {fastest}".format(**sizes)
+        line = ", ".join(f"{name} batch {size}" for name, size in sizes.items()) or "no batch fits"
         table.notes.append(f"{config.model.name}, rows of {args.sequence} tokens: {line}.")
         return sizes
 
-    return measure(config, args, table, cases, work, complete, larger_than_memory)
-
-
-def larger_than_memory(case: Row, rows: list[Row]) -> str | None:
-    """Return a reason not to measure a size if a smaller one ran out of memory."""
-    for row in rows:
-        if row["error"] == OUT_OF_MEMORY and row["batch_size"] < case["batch_size"]:
-            return f"{row['batch_size']} was out of memory"
-    return None
+    return measure(config, args, table, cases, work, complete, skip_larger("batch_size"))
 
 
 def best(rows: list[Row]) -> dict[str, int]:

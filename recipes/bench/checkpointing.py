@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 from recipes.bench.language_model import Steps, TrainingConfig, build_steps, random_tokens, speed
-from recipes.bench.series import Column, Row, Table, device_of, measure
+from recipes.bench.series import Row, Table, columns, device_of, measure
 from recipes.rank.names import named
 from recipes.rank.program import main
 
@@ -41,19 +41,14 @@ class CheckpointingConfig(TrainingConfig):
     batch_size: int = 2
 
 
-COLUMNS = [
-    Column("mode", "checkpointing"), Column("batch_size", "batch"),
-    Column("tokens_per_second", "tokens/s", 0), Column("ms", "ms/step", 1),
-    Column("slowdown", "times off", 2), Column("memory_gb", "peak GB", 1),
-    Column("memory_share", "of off", 2), Column("mfu", "MFU", 2),
-]  # fmt: skip
+COLUMNS = columns("mode batch_size tokens_per_second ms slowdown memory_gb memory_share mfu")
 
 
 def checkpointing(config: DictConfig) -> dict[str, Any]:
     args = CheckpointingConfig(**config.trainer_args)
     steps = build_steps(config, args, device_of(args))
     tokens = random_tokens(config, args, args.batch_size, steps.device)
-    note = "MFU counts what the model needs, not what is computed again."
+    note = "MFU counts what the model needs, not what is computed again. slowdown: times off."
     table = Table("checkpointing", COLUMNS, "slowdown", higher_is_better=False, notes=[note])
     same = {"model": config.model.name, "sequence": args.sequence, "batch_size": args.batch_size}
     cases = [{**same, "mode": mode, "checkpointing": mode != "off"} for mode in args.modes]

@@ -1,25 +1,25 @@
 """Measure as one rank of bench/collectives, under one set of environment variables.
 
 recipes/bench/collectives.py starts a new process for each set, because RCCL and NCCL read most
-variables only once per process (NCCL's src/misc/param.cc: a static cache for each). A case comes as
-a line of JSON on stdin; its figures go as a line of JSON to the descriptor of --reply.
+variables only once per process (NCCL's src/misc/param.cc: a static cache for each). Cases and
+their figures pass through the connection whose descriptor is in the argument.
 """
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import json
 import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from typing import Any, TextIO
+from multiprocessing.connection import Connection
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from recipes.bench.timing import steps_ms
+from recipes.bench.training import steps_ms
 from recipes.rank.device import DTYPES
 
 SUMS = ("all_reduce", "reduce_scatter")
@@ -32,41 +32,29 @@ SCATTER = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 BLOCK = 1 << 24  # elements filled or compared at once, in memory next to the buffers
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="One rank of method=bench/collectives.")
-    parser.add_argument("--reply", type=int, required=True, help="descriptor for answers")
-    parser.add_argument("--timeout-s", type=float, required=True, help="of each collective")
-    parser.add_argument("--ranks", type=int, nargs="+", required=True, help="numbers of ranks")
-    parser.add_argument("--cpu", action="store_true")
-    options = parser.parse_args()
-    with os.fdopen(options.reply, "w") as reply:
-        try:
-            serve(options, reply)
-        except Exception as error:
-            traceback.print_exc()
-            lines = str(error).strip().splitlines() or [""]
-            ends = dict.fromkeys([f"{type(error).__name__}: {lines[0]}", *lines[-1:]])
-            _answer(reply, {"error": " ".join(ends)})
+def main(connection: Connection, ranks: list[int], timeout_s: float, use_cpu: bool) -> None:
+    try:
+        device = torch.device("cpu")
+        if not use_cpu:
+            device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+            torch.cuda.set_device(device)
+        backend = "gloo" if use_cpu else "cpu:gloo,cuda:nccl"
+        dist.init_process_group(backend, timeout=datetime.timedelta(seconds=timeout_s))
+        groups = {n: dist.new_group(range(n)) if n < dist.get_world_size() else None for n in ranks}
+        while True:
+            case = connection.recv()
+            connection.send(measured(case, groups[case["ranks"]], device))
+    except EOFError:  # there are no more cases
+        pass
+    except Exception as error:
+        traceback.print_exc()
+        lines = str(error).strip().splitlines() or [""]
+        ends = dict.fromkeys([f"{type(error).__name__}: {lines[0]}", *lines[-1:]])
+        connection.send({"error": " ".join(ends)})
     sys.stdout.flush()
     sys.stderr.flush()
     # With gloo's threads, one normal exit in six aborts (recipes/rank/program.py).
     os._exit(0)
-
-
-def serve(options: argparse.Namespace, reply: TextIO) -> None:
-    device = torch.device("cpu")
-    if not options.cpu:
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(device)
-    backend = "gloo" if options.cpu else "cpu:gloo,cuda:nccl"
-    dist.init_process_group(backend, timeout=datetime.timedelta(seconds=options.timeout_s))
-    groups = {
-        ranks: dist.new_group(range(ranks)) if ranks < dist.get_world_size() else None
-        for ranks in options.ranks
-    }
-    for line in sys.stdin:
-        case = json.loads(line)
-        _answer(reply, measured(case, groups[case["ranks"]], device))
 
 
 def measured(
@@ -109,11 +97,8 @@ class Collective:
         self.op, self.ranks, self.rank = case["op"], case["ranks"], dist.get_rank()
         dtype = DTYPES[case["dtype"]]
         self.chunk = case["bytes"] // dtype.itemsize // self.ranks
-        inputs = outputs = self.chunk * self.ranks
-        if self.op == "all_gather":
-            inputs = self.chunk
-        if self.op == "reduce_scatter":
-            outputs = self.chunk
+        inputs = self.chunk * (1 if self.op == "all_gather" else self.ranks)
+        outputs = self.chunk * (1 if self.op == "reduce_scatter" else self.ranks)
         self.input = self.output = torch.empty(inputs, dtype=dtype, device=device)
         if self.op not in ("all_reduce", "broadcast"):
             self.output = torch.empty(outputs, dtype=dtype, device=device)
@@ -178,10 +163,6 @@ def highest(value: float, group: dist.ProcessGroup | None = None) -> float:
     return float(shared)
 
 
-def _answer(reply: TextIO, content: dict[str, Any]) -> None:
-    reply.write(json.dumps(content) + "\n")
-    reply.flush()
-
-
 if __name__ == "__main__":
-    main()
+    options = json.loads(sys.argv[1])
+    main(Connection(options.pop("descriptor")), **options)

@@ -9,11 +9,10 @@ the cost of torch.distributed on the host; the rows of rccl-tests do not.
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import json
+import multiprocessing
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from omegaconf import DictConfig
 
@@ -29,10 +29,10 @@ from recipes.bench import rccl_tests
 from recipes.bench.ranks import agreed, free_port
 from recipes.bench.series import (
     OUT_OF_MEMORY,
-    Column,
     Row,
     SeriesConfig,
     Table,
+    columns,
     device_of,
     grid,
     measure,
@@ -40,7 +40,7 @@ from recipes.bench.series import (
 )
 from recipes.rank.device import DTYPES
 from recipes.rank.names import named
-from recipes.rank.program import is_main_rank, main
+from recipes.rank.program import is_main_rank, main, rank
 
 Setting = dict[str, str | None]
 # The fewest bytes that a rank must send, as a share of the size (nccl-tests, doc/PERFORMANCE.md).
@@ -98,12 +98,7 @@ class CollectivesConfig(SeriesConfig):
         return [(self.min_bytes, before[-1]), (last, last)]
 
 
-COLUMNS = [
-    Column("op", "op"), Column("ranks", "ranks"), Column("bytes", "bytes", 0),
-    Column("dtype", "dtype"), Column("setting", "setting"), Column("program", "program"),
-    Column("us", "us", 1), Column("algorithm_gb_s", "alg GB/s", 2),
-    Column("bus_gb_s", "bus GB/s", 2), Column("share_of_limit", "of links", 2),
-]  # fmt: skip
+COLUMNS = columns("op ranks bytes dtype setting program us algorithm_gb_s bus_gb_s share_of_limit")
 
 
 def collectives(config: DictConfig) -> dict[str, Any]:
@@ -170,10 +165,8 @@ def notes(args: CollectivesConfig, config: DictConfig, ranks: Sequence[int]) -> 
     if ranks and limit_gb_s(config, ranks[-1]) is not None:
         lines.append(
             f"Limit: {config.hardware.link_gb_s:g} GB/s, all links of one device in one direction "
-            "(conf/hardware). Bus bandwidth is what a device has to send, so it holds for every "
-            "operation. A switch that adds (NVLink SHARP) lets an all-reduce pass it. On a board "
-            "where every two GPUs have a link of their own, fewer ranks have fewer links, and the "
-            "limit is theirs."
+            "(conf/hardware), for every operation. A switch that adds (NVLink SHARP) lets an "
+            "all-reduce pass it. Without a switch, fewer ranks have fewer links."
         )
     unavailable = [str(n) for n in args.ranks if n not in ranks]
     if unavailable:
@@ -182,10 +175,7 @@ def notes(args: CollectivesConfig, config: DictConfig, ranks: Sequence[int]) -> 
         lines.append(f"Use: topology=ddp topology.num_gpus={min(args.ranks)}.")
     missing = [rccl_tests.PROGRAMS[op] for op in args.ops if not rccl_tests.installed(op)]
     if "rccl-tests" in args.programs and missing:
-        lines.append(
-            f"rccl-tests: {', '.join(missing)} not on the PATH (package rccl-tests of ROCm, or "
-            "built from ROCm/rccl-tests)."
-        )
+        lines.append(f"rccl-tests: {', '.join(missing)} not on the PATH (ROCm's rccl-tests).")
     return lines
 
 
@@ -228,7 +218,7 @@ class Workers:
         self, args: CollectivesConfig, ranks: Sequence[int], settings: dict[str, Setting]
     ) -> None:
         self.args, self.ranks, self.settings = args, ranks, settings
-        self.process: subprocess.Popen[str] | None = None
+        self.process: subprocess.Popen[bytes] | None = None
         self.setting: str | None = None
         self.answered = False  # if a process never answered, its setting is not tried again
         self.failures: dict[tuple, str] = {}  # series of cases -> why it is not tried again
@@ -247,72 +237,65 @@ class Workers:
     def measure(self, case: Row) -> tuple[float, int]:
         """Return milliseconds and wrong elements.
 
-        Raise UserError on every rank if one of them has no figure.
+        Raise UserError or OutOfMemoryError on every rank if one of them has no figure.
         """
         if self.process is None or self.setting != case["setting"]:
             self.start(case["setting"])
         counts = {"warmup": self.args.warmup, "repetitions": self.args.repetitions}
-        answer = self.ask({**case, **counts})
-        answers: list[dict[str, Any]] = [{}] * dist.get_world_size()
-        dist.all_gather_object(answers, answer)
-        errors = {rank: reply["error"] for rank, reply in enumerate(answers) if "error" in reply}
-        if not errors:
-            self.answered = True
-            return answer["ms"], answer["wrong"]
-        error = OUT_OF_MEMORY
-        if len(errors) < len(answers) or {*errors.values()} != {OUT_OF_MEMORY}:
+        try:
+            answer, *_ = agreed(lambda: self.ask({**case, **counts}))
+        except UserError as failure:
             self.close()
-            error = "rank {}: {}".format(*next(iter(errors.items())))
             if not self.answered:
-                self.failures[series_of(case)] = error
-        raise UserError(error)
+                self.failures[series_of(case)] = str(failure)
+            raise
+        self.answered = True
+        return answer["ms"], answer["wrong"]
 
     def start(self, setting: str) -> None:
         self.close()
         port: list[Any] = [free_port() if is_main_rank() else None]
         dist.broadcast_object_list(port, src=0)
-        read, write = os.pipe()
-        argv = [sys.executable, "-m", "recipes.bench.collective_rank", "--reply", str(write)]
-        argv += ["--timeout-s", str(self.args.timeout_s), "--ranks", *map(str, self.ranks)]
-        argv += ["--cpu"] if self.args.use_cpu else []
+        self.connection, theirs = multiprocessing.Pipe()
+        options = {"ranks": self.ranks, "timeout_s": self.args.timeout_s}
+        options |= {"use_cpu": self.args.use_cpu, "descriptor": theirs.fileno()}
+        argv = [sys.executable, "-m", "recipes.bench.collective_rank", json.dumps(options)]
         env = {**self.env(setting), "MASTER_PORT": str(port[0])}
         # torchrun's signal to a rank also reaches this process, which inherits the blocked signals.
-        # The rank stops it by closing its stdin.
+        # The rank stops it by closing the connection.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
         try:
-            self.process = subprocess.Popen(
-                argv, env=env, stdin=subprocess.PIPE, pass_fds=[write], text=True
-            )
+            self.process = subprocess.Popen(argv, env=env, pass_fds=[theirs.fileno()])
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        os.close(write)
-        self.reply, self.setting, self.answered = os.fdopen(read), setting, False
+        theirs.close()
+        self.setting, self.answered = setting, False
 
     def ask(self, case: Row) -> dict[str, Any]:
         assert self.process is not None
-        assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # if it has ended, its output is read below
-            self.process.stdin.write(json.dumps(case) + "\n")
-            self.process.stdin.flush()
-        if not select.select([self.reply], [], [], self.args.timeout_s)[0]:
-            return {"error": f"no answer in {self.args.timeout_s:g} s (method.args.timeout_s)"}
-        line = self.reply.readline()
-        if line:
-            return json.loads(line)
-        code = self.process.wait()
-        return {"error": f"its process ended with exit code {code}: logs/ has its output"}
+        answer = {"error": f"no answer in {self.args.timeout_s:g} s (method.args.timeout_s)"}
+        try:
+            self.connection.send(case)
+            if self.connection.poll(self.args.timeout_s):
+                answer = self.connection.recv()
+        except (EOFError, OSError):
+            code = self.process.wait()
+            answer["error"] = f"its process ended with exit code {code}: logs/ has its output"
+        if answer.get("error") == OUT_OF_MEMORY:
+            raise torch.OutOfMemoryError
+        if "error" in answer:
+            raise UserError(f"rank {rank()}: {answer['error']}")
+        return answer
 
     def close(self) -> None:
         if self.process is None:
             return
-        if not self.answered:
+        self.connection.close()  # which makes it exit
+        try:
+            self.process.wait(self.args.timeout_s if self.answered else 0)
+        except subprocess.TimeoutExpired:
             self.process.kill()
-        with self.process, self.reply:
-            try:
-                # This closes its stdin, which makes it exit.
-                self.process.communicate(timeout=self.args.timeout_s)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
+            self.process.wait()
         self.process = None
 
 
@@ -323,26 +306,24 @@ def series_of(case: Row) -> tuple:
     return (case["setting"], case["op"], case["dtype"], case["ranks"])
 
 
-def by_rccl_tests(
-    case: Row, args: CollectivesConfig, workers: Workers
-) -> tuple[float, int] | tuple[float, None]:
+def by_rccl_tests(case: Row, args: CollectivesConfig, workers: Workers) -> tuple[float, int | None]:
     """Return milliseconds and wrong elements (None: no row), after one run for all sizes.
 
     The main rank runs the program while the others wait. Raise UserError on every rank if it fails.
     """
     key = series_of(case)
+
+    def by_size() -> dict[int, tuple[float, int]]:
+        rows = {}
+        for first, last in args.series if is_main_rank() else ():
+            series = (case["op"], case["dtype"], case["ranks"], (first, last, args.factor))
+            argv = rccl_tests.argv(*series, args.warmup, args.repetitions)
+            env = workers.env(case["setting"])
+            rows |= parsed_output(argv, rccl_tests.parse, env, args.timeout_s)
+        return rows
+
     if key not in workers.by_program:
         workers.close()  # frees the process's buffers and communicators
-
-        def by_size() -> dict[int, tuple[float, int]]:
-            rows = {}
-            for first, last in args.series if is_main_rank() else ():
-                series = (case["op"], case["dtype"], case["ranks"], (first, last, args.factor))
-                argv = rccl_tests.argv(*series, args.warmup, args.repetitions)
-                env = workers.env(case["setting"])
-                rows |= parsed_output(argv, rccl_tests.parse, env, args.timeout_s)
-            return rows
-
         try:
             workers.by_program[key] = agreed(by_size)[0]
         except UserError as failure:

@@ -22,11 +22,11 @@ from omegaconf import DictConfig
 from torch.utils.data import DataLoader
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
-from recipes.bench.series import Column, Row, SeriesConfig, Table, device_of, grid, measure
-from recipes.bench.timing import median_ms, synchronize
+from recipes.bench.series import Row, SeriesConfig, Table, columns, device_of, grid, measure
+from recipes.bench.training import median_ms, synchronize
 from recipes.rank.program import main
 
-NUM_WORKERS, PIN_MEMORY = [0, 1, 2, 4, 8], [False, True]
+NUM_WORKERS = [0, 1, 2, 4, 8]
 VOCABULARY = 32000  # tokens are random, since only their number counts
 TIMEOUT_S = 120  # after this time without a batch, workers count as hung and the row fails
 
@@ -50,29 +50,32 @@ class DataloaderConfig(SeriesConfig):
     warmup: int = field(default=10, metadata={"least": 1})
 
 
-COLUMNS = [
-    Column("num_workers", "workers"), Column("pin_memory", "pinned"),
-    Column("with_step", "with step"), Column("samples_per_second", "rows/s", 0),
-    Column("batch_ms", "ms/batch", 2), Column("wait_ms", "waited ms", 2),
-]  # fmt: skip
+COLUMNS = columns("num_workers pin_memory with_step samples_per_second batch_ms wait_ms")
 
 
 def dataloader(config: DictConfig) -> dict[str, Any]:
     args = DataloaderConfig(**config.trainer_args)
     device = device_of(args)
-    workers, pins, notes = series(args, config.hardware)
-    notes.insert(
-        0,
+    notes = [
         f"batches of {args.batch_size} rows of {args.sequence} tokens; a step keeps the GPU busy "
         f"for {args.step_ms:g} ms.",
-    )
-    table = Table("dataloader", COLUMNS, figure="samples_per_second", notes=notes)
-    cases = [
-        {**case, "sequence": args.sequence, "batch_size": args.batch_size}
-        for case in grid(
-            num_workers=workers, pin_memory=pins, with_step=args.steps or [False, True]
-        )
     ]
+    limits, name = config.hardware.dataloader, config.hardware.name
+    if (args.num_workers is None and limits.num_workers == 0) or (
+        args.pin_memory is None and not limits.pin_memory
+    ):
+        notes.append(
+            f"Only what conf/hardware/{name}.yaml allows, for the reason there. To measure more: "
+            "method.args.num_workers=[0,1,2,4,8] method.args.pin_memory=[false,true]."
+        )
+    table = Table("dataloader", COLUMNS, figure="samples_per_second", notes=notes)
+    cases = grid(
+        num_workers=args.num_workers or ([0] if limits.num_workers == 0 else NUM_WORKERS),
+        pin_memory=args.pin_memory or ([False, True] if limits.pin_memory else [False]),
+        with_step=args.steps or [False, True],
+        sequence=[args.sequence],
+        batch_size=[args.batch_size],
+    )
     rows, step = tokenized(args), busy(args.step_ms, device)
 
     def work(case: Row) -> Row:
@@ -92,23 +95,6 @@ def dataloader(config: DictConfig) -> dict[str, Any]:
         return {"samples_per_second": speed, "batch_ms": ms, "wait_ms": waited_ms}
 
     return measure(config, args, table, cases, work)
-
-
-def series(args: DataloaderConfig, hardware: DictConfig) -> tuple[list[int], list[bool], list[str]]:
-    """Return values of num_workers and pin_memory, and notes on what the hardware rules out."""
-    limits = hardware.dataloader
-    workers = [0] if limits.num_workers == 0 else NUM_WORKERS
-    pins = PIN_MEMORY if limits.pin_memory else [False]
-    limited = {}
-    if args.num_workers is None and workers != NUM_WORKERS:
-        limited["num_workers=0"] = "method.args.num_workers=[0,1,2,4,8]"
-    if args.pin_memory is None and pins != PIN_MEMORY:
-        limited["pin_memory=false"] = "method.args.pin_memory=[false,true]"
-    notes = [
-        f"Only {' and '.join(limited)}, for the reason in conf/hardware/{hardware.name}.yaml. "
-        f"To measure more: {' '.join(limited.values())}."
-    ]
-    return args.num_workers or workers, args.pin_memory or pins, notes if limited else []
 
 
 def tokenized(args: DataloaderConfig) -> datasets.Dataset:

@@ -23,9 +23,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from recipes.bench import ranks
-from recipes.bench.gpt import random_batch
-from recipes.bench.scaling import shard
-from recipes.bench.series import Column, Row, SeriesConfig, Table, device_of, measure, rate
+from recipes.bench.gpt import random_batch, shard
+from recipes.bench.series import Row, SeriesConfig, Table, columns, device_of, measure, rate
 from recipes.bench.training import timed, training_step
 from recipes.measure.flops import flops_per_token
 from recipes.models.low_precision import to_float8
@@ -56,14 +55,10 @@ class FinetuneConfig(SeriesConfig):
     steps: int = 3
 
 
-COLUMNS = [
-    Column("model", "model"), Column("precision", "precision"), Column("adapter", "adapter"),
-    Column("num_gpus", "GPUs"), Column("batch", "batch/GPU"), Column("sequence", "tokens"),
-    Column("tokens_per_second_per_gpu", "tokens/s/GPU", 0),
-    Column("tokens_per_second", "tokens/s", 0), Column("tflops_per_gpu", "TFLOPS/GPU", 1),
-    Column("share_of_peak", "of peak", 2), Column("memory_gb", "GB/GPU", 2),
-    Column("ms", "ms/step", 0),
-]  # fmt: skip
+COLUMNS = columns(
+    "model precision adapter num_gpus batch sequence tokens_per_second_per_gpu "
+    "tokens_per_second tflops_per_gpu share_of_peak memory_gb ms"
+)
 
 
 def finetune(config: DictConfig) -> dict[str, Any]:
@@ -94,17 +89,21 @@ def finetune(config: DictConfig) -> dict[str, Any]:
             figures = ranks.slowest(control, lambda: trained(case, config, args, device))
             per_gpu = case["batch"] * case["sequence"] / figures["ms"] * 1e3
             tflops = per_gpu * figures.pop("flops_per_token") / 1e12
-            speed = rate(tflops, config, case["precision"])
             return {
                 **figures,
                 "tokens_per_second_per_gpu": per_gpu,
                 "tokens_per_second": per_gpu * case["num_gpus"],
-                "tflops_per_gpu": speed["tflops"],
-                "share_of_peak": speed["share_of_peak"],
+                "tflops_per_gpu": tflops,
+                "share_of_peak": rate(tflops, config, case["precision"])["share_of_peak"],
             }
 
         def skip(case: Row, rows: list[Row]) -> str | None:
-            return without_fp8(case, config, args)
+            """Return a reason not to measure in fp8 on a device without it."""
+            name = "the CPU" if args.use_cpu else config.hardware.name
+            on_fp8 = not args.use_cpu and "fp8" in config.hardware.peak_tflops
+            if case["precision"] != "fp8" or on_fp8:
+                return None
+            return f"{name} has no fp8 matrix units; leave fp8 out of method.args.modes"
 
         return measure(config, args, table, cases, work, skip=skip)
 
@@ -113,12 +112,17 @@ def trained(
     case: Row, config: DictConfig, args: FinetuneConfig, device: torch.device
 ) -> dict[str, float]:
     """Train a case together with all other ranks, and return this rank's figures."""
-    own = numerics_of(case, config, args)
+    dtype = "fp32" if args.use_cpu else "bf16"
+    adapter = {"name": case["adapter"]}
+    if case["adapter"] == "lora":
+        adapter |= {"rank": args.lora_rank, "alpha": args.lora_alpha}
+    numerics = {"precision": {"compute": dtype, "weights": dtype}, "adapter": adapter}
+    own = OmegaConf.merge(config, numerics)
     model = build_model(own).to(device)
     if case["adapter"] == "lora":
         # The adapter in bf16 too, because FSDP2 gathers weights of one dtype together.
-        adapter = adapter_config(own)
-        model = get_peft_model(model, adapter, autocast_adapter_dtype=False).get_base_model()
+        lora = adapter_config(own)
+        model = get_peft_model(model, lora, autocast_adapter_dtype=False).get_base_model()
     flops = flops_per_token(model, case["sequence"])
     if case["precision"] == "fp8":
         to_float8(model)
@@ -156,24 +160,6 @@ class WithLoss(nn.Module):
     def head(self, hidden: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
         """Return the loss of one sequence, (tokens, width)."""
         return nn.functional.cross_entropy(self.model.lm_head(hidden).float(), following)
-
-
-def numerics_of(case: Row, config: DictConfig, args: FinetuneConfig) -> DictConfig:
-    """Return the run's configuration with the case's precision and adapter; fp32 on a CPU."""
-    dtype = "fp32" if args.use_cpu else "bf16"
-    adapter = {"name": case["adapter"]}
-    if case["adapter"] == "lora":
-        adapter |= {"rank": args.lora_rank, "alpha": args.lora_alpha}
-    precision = {"compute": dtype, "weights": dtype}
-    return OmegaConf.merge(config, {"precision": precision, "adapter": adapter})
-
-
-def without_fp8(case: Row, config: DictConfig, args: FinetuneConfig) -> str | None:
-    """Return a reason not to measure a case in fp8 on a device without it."""
-    device = "the CPU" if args.use_cpu else config.hardware.name
-    if case["precision"] != "fp8" or (not args.use_cpu and "fp8" in config.hardware.peak_tflops):
-        return None
-    return f"{device} has no fp8 matrix units; leave the modes with fp8 out of method.args.modes"
 
 
 if __name__ == "__main__":

@@ -20,17 +20,17 @@ import torch.nn.functional as F
 from omegaconf import DictConfig
 
 from recipes.bench.series import (
-    Column,
     Row,
     SeriesConfig,
     Table,
+    columns,
     device_of,
     grid,
     measure,
     parsed_output,
     rate,
 )
-from recipes.bench.timing import median_ms
+from recipes.bench.training import median_ms
 from recipes.rank.names import named
 from recipes.rank.program import main
 
@@ -42,7 +42,12 @@ DTYPES = {
     "fp8": torch.float8_e4m3fn,
 }
 OPS = ("matmul", "linear", "compiled", "hipblaslt-bench")
-VALUES = ("normal", "integers", "constant", "zeros")
+VALUES: dict[str, Callable[..., torch.Tensor]] = {
+    "normal": torch.randn,
+    "integers": functools.partial(torch.randint, -2, 3),
+    "constant": torch.ones,
+    "zeros": torch.zeros,
+}
 # hipblaslt-bench's names (hipblaslt-bench --help); fp8 as in float8(), with results in bf16.
 HIPBLASLT = {"fp32": "f32_r", "fp16": "f16_r", "bf16": "bf16_r", "fp8": "f8_r"}
 ROTATED_MB = 512  # of operands that hipblaslt-bench's calls take in turn, to miss the caches
@@ -70,11 +75,7 @@ class GemmConfig(SeriesConfig):
     repetitions: int = 200
 
 
-COLUMNS = [
-    Column("shape", "m n k"), Column("dtype", "dtype"), Column("op", "op"),
-    Column("values", "values"), Column("padding", "padding B"), Column("ms", "ms", 3),
-    Column("tflops", "TFLOPS", 1), Column("share_of_peak", "of peak", 2),
-]  # fmt: skip
+COLUMNS = columns("shape dtype op values padding ms tflops share_of_peak")
 
 
 def gemm(config: DictConfig) -> dict[str, Any]:
@@ -86,13 +87,8 @@ def gemm(config: DictConfig) -> dict[str, Any]:
             "hipblaslt-bench is not installed here (package hipblaslt-clients of ROCm): its rows "
             "are left out."
         )
-    return measure(
-        config,
-        args,
-        table,
-        cases(args, config.hardware.peak_tflops),
-        lambda case: measure_one(case, config, args, device),
-    )
+    rows = cases(args, config.hardware.peak_tflops)
+    return measure(config, args, table, rows, lambda case: measure_one(case, config, args, device))
 
 
 def cases(args: GemmConfig, peaks: DictConfig | dict[str, float]) -> list[Row]:
@@ -143,13 +139,8 @@ def product(m: int, n: int, k: int, case: Row, device: torch.device) -> Callable
     if case["dtype"] == "fp8":
         scale = torch.ones((), device=device)
         b = matrix(n, k, case, dtype, device).t()  # the layout that the kernels require
-        multiply = functools.partial(
-            torch._scaled_mm,
-            scale_a=scale,
-            scale_b=scale,
-            out_dtype=torch.bfloat16,
-            use_fast_accum=True,
-        )
+        options = {"scale_a": scale, "scale_b": scale, "out_dtype": torch.bfloat16}
+        multiply = functools.partial(torch._scaled_mm, **options, use_fast_accum=True)
     elif case["op"] == "linear":
         multiply, b = F.linear, matrix(n, k, case, dtype, device)
     else:
@@ -164,15 +155,7 @@ def matrix(
 ) -> torch.Tensor:
     """Return a matrix (rows, columns) whose rows are followed by the padding in memory."""
     shape = (rows, columns + int(case["padding"]) // dtype.itemsize)
-    if case["values"] == "zeros":
-        whole = torch.zeros(shape, device=device)
-    elif case["values"] == "constant":
-        whole = torch.ones(shape, device=device)
-    elif case["values"] == "integers":
-        whole = torch.randint(-2, 3, shape, device=device).float()
-    else:
-        whole = torch.randn(shape, device=device)
-    return whole.to(dtype)[:, :columns]
+    return VALUES[case["values"]](shape, device=device).float().to(dtype)[:, :columns]
 
 
 def float8(device: torch.device) -> torch.dtype:
@@ -189,12 +172,11 @@ def hipblaslt_ms(
 
     It draws its own random values (`hpl`: uniform; only newer versions draw normal ones).
     """
+    types = f"--precision {HIPBLASLT[dtype]}"
     if dtype == "fp8":
         operand = "f8_fnuz_r" if float8(device) == torch.float8_e4m3fnuz else HIPBLASLT[dtype]
         types = f"--a_type {operand} --b_type {operand} --c_type bf16_r --d_type bf16_r"
         types += " --compute_type f32_r"
-    else:
-        types = f"--precision {HIPBLASLT[dtype]}"
     options = f"-m {m} -n {n} -k {k} --rotating {ROTATED_MB} {types}"
     counts = f"--iters {args.repetitions} --cold_iters {args.warmup}"
     return parsed_output(f"hipblaslt-bench {options} {counts}".split(), microseconds) / 1e3

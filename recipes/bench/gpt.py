@@ -14,14 +14,21 @@ with the report.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from omegaconf import DictConfig
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
-from recipes.bench.training import numerics
+from recipes.bench.series import Row
+from recipes.bench.training import numerics, timed, training_step, weights_dtype
 
 VOCABULARY = 50257
 ATTENTION = ("sdpa", "eager")
@@ -120,8 +127,40 @@ def build(size: Size, sequence: int, device: torch.device, dtype: torch.dtype) -
     return model
 
 
-def parameters(model: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
+def trained(
+    size: Size,
+    case: Row,
+    config: DictConfig,
+    args: Any,
+    device: torch.device,
+    group: dist.ProcessGroup | None = None,
+) -> dict[str, float]:
+    """Train a case with the ranks of `group`, or alone, and return this rank's figures.
+
+    `args` has the seed, and the numbers of steps before (`warmup`) and in the measurement.
+    """
+    model: nn.Module = build(size, case["sequence"], device, weights_dtype(config))
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    if group is not None:  # the same weights on all ranks, since FSDP2 does not broadcast
+        torch.manual_seed(args.seed + dist.get_rank())
+    batch = random_batch(size.vocabulary, case["batch"], case["sequence"], device)
+    if group is not None and case["strategy"] == "ddp":
+        ids = [device.index] if device.type == "cuda" else None
+        # Without views, every gradient is in memory twice.
+        model = DistributedDataParallel(
+            model, process_group=group, device_ids=ids, gradient_as_bucket_view=True
+        )
+    elif group is not None:
+        shard([*model.blocks, model], device, group)
+    step = training_step(model, batch, config)
+    return {"parameters": parameters, **timed(step, device, args.warmup, args.steps)}
+
+
+def shard(modules: Sequence[nn.Module], device: torch.device, group: dist.ProcessGroup) -> None:
+    """Apply FSDP2 to modules, outermost last; each module's parameters are gathered together."""
+    mesh = DeviceMesh.from_group(group, device.type)
+    for module in modules:
+        fully_shard(module, mesh=mesh)
 
 
 def shape(name: str, batch: int | None, sequence: int | None) -> dict[str, int]:

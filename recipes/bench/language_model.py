@@ -18,10 +18,10 @@ from trl.trainer.utils import add_fused_lm_head
 
 from launch.core.errors import UserError
 from recipes.bench.series import Row, SeriesConfig, rate
-from recipes.bench.timing import steps_ms
+from recipes.bench.training import steps_ms
 from recipes.measure.flops import flops_per_token
 from recipes.models.model import adapter_config, build_model
-from recipes.rank.device import compute_dtype
+from recipes.rank.device import compute_dtype, memory_peak_gb
 
 MAX_NORM = 1.0  # conf/method/sft.yaml
 
@@ -103,10 +103,5 @@ def speed(steps: Steps, tokens: torch.Tensor, config: DictConfig, args: Training
         "tokens_per_second": tokens_per_second,
         "tflops": tflops,
         "mfu": rate(tflops, config)["share_of_peak"],
-        "memory_gb": peak_gb(steps.device),
+        "memory_gb": memory_peak_gb(),
     }
-
-
-def peak_gb(device: torch.device) -> float | None:
-    """Return the peak of allocated memory in GB, or None on a CPU."""
-    return torch.cuda.max_memory_allocated(device) / 1e9 if device.type == "cuda" else None

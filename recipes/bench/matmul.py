@@ -12,8 +12,8 @@ from typing import Any
 from omegaconf import DictConfig
 
 from recipes.bench import gemm
-from recipes.bench.series import Column, Row, SeriesConfig, Table, device_of, grid, measure, rate
-from recipes.bench.timing import steps_ms
+from recipes.bench.series import Row, SeriesConfig, Table, columns, device_of, grid, measure, rate
+from recipes.bench.training import steps_ms
 from recipes.rank.names import named
 from recipes.rank.program import main
 
@@ -31,11 +31,7 @@ class MatmulConfig(SeriesConfig):
 def matmul(config: DictConfig) -> dict[str, Any]:
     args = MatmulConfig(**config.trainer_args)
     device = device_of(args)
-    columns = [
-        Column("size", "size"), Column("dtype", "dtype"),
-        Column("total_s", f"s of {args.iterations}", 4), Column("tflops", "TFLOPS", 1),
-        Column("share_of_peak", "of peak", 2),
-    ]  # fmt: skip
+    shown = columns("size dtype total_s tflops share_of_peak")
 
     def work(case: Row) -> Row:
         size, dtype = case["size"], case["dtype"]
@@ -49,7 +45,7 @@ def matmul(config: DictConfig) -> dict[str, Any]:
 
     dtypes = args.dtypes or [dtype for dtype in gemm.DTYPES if dtype in config.hardware.peak_tflops]
     cases = grid(dtype=dtypes, size=args.sizes)
-    return measure(config, args, Table("matmul", columns, figure="tflops"), cases, work)
+    return measure(config, args, Table("matmul", shown, figure="tflops"), cases, work)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import torch
 from omegaconf import DictConfig
 from torch import nn
 
-from recipes.bench.series import Column, Row, SeriesConfig, Table, device_of, measure, rate
+from recipes.bench.series import Row, SeriesConfig, Table, columns, device_of, measure, rate
 from recipes.bench.training import numerics, timed, training_step, weights_dtype
 from recipes.rank.program import main
 
@@ -50,14 +50,9 @@ class Mlp(nn.Module):
 def mlp_loop(config: DictConfig) -> dict[str, Any]:
     args = MlpLoopConfig(**config.trainer_args)
     device, dtype = device_of(args), weights_dtype(config)
-    columns = [
-        Column("batch", "batch"), Column("parameters", "parameters", 0),
-        Column("samples_per_second", "samples/s", 0), Column("ms", "ms/step", 2),
-        Column("total_s", f"s of {args.iterations}", 3), Column("tflops", "TFLOPS", 1),
-        Column("share_of_peak", "of peak", 2), Column("memory_gb", "GB", 1),
-    ]  # fmt: skip
+    shown = columns("batch parameters samples_per_second ms total_s tflops share_of_peak memory_gb")
     note = f"Here: {numerics(config)}; fused AdamW; mean squared error."
-    table = Table("mlp_loop", columns, figure="samples_per_second", notes=[note])
+    table = Table("mlp_loop", shown, figure="samples_per_second", notes=[note])
 
     def work(case: Row) -> Row:
         with torch.device(device):

@@ -17,12 +17,12 @@ from omegaconf import DictConfig, OmegaConf
 from peft import LoraConfig, get_peft_model
 from torch import nn
 
-from recipes.bench.language_model import Steps, TrainingConfig, peak_gb
-from recipes.bench.series import Column, Row, Table, device_of, measure
-from recipes.bench.timing import steps_ms
+from recipes.bench.language_model import Steps, TrainingConfig
+from recipes.bench.series import Row, Table, columns, device_of, measure
+from recipes.bench.training import steps_ms
 from recipes.models.low_precision import package, to_float8
 from recipes.models.model import build_model
-from recipes.rank.device import DTYPES
+from recipes.rank.device import DTYPES, memory_peak_gb
 from recipes.rank.names import named
 from recipes.rank.program import main
 
@@ -39,12 +39,7 @@ class PrecisionConfig(TrainingConfig):
     batch_size: int = 4
 
 
-COLUMNS = [
-    Column("precision", "precision"), Column("tokens_per_second", "tokens/s", 0),
-    Column("ms", "ms/step", 1), Column("slowdown", "times bf16", 2),
-    Column("memory_gb", "peak GB", 1), Column("loss", "last loss", 4),
-    Column("loss_difference", "less fp32's", 4),
-]  # fmt: skip
+COLUMNS = columns("precision tokens_per_second ms slowdown memory_gb loss loss_difference")
 
 
 def precision(config: DictConfig) -> dict[str, Any]:
@@ -53,7 +48,7 @@ def precision(config: DictConfig) -> dict[str, Any]:
     in_fp32 = {"precision": {"compute": "fp32", "weights": "fp32"}}
     start = build_model(OmegaConf.merge(config, in_fp32)).cpu()
     tokens = counting(config, args).to(device)
-    table = Table("precision", COLUMNS, "slowdown", higher_is_better=False)
+    table = Table("precision", COLUMNS, "slowdown", False, ["slowdown: times bf16."])
     if "nf4" in args.precisions:
         table.notes.append(
             f"nf4 trains LoRA of rank {LORA_RANK} on frozen weights: its loss is that of another "
@@ -77,12 +72,16 @@ def precision(config: DictConfig) -> dict[str, Any]:
 
     def work(case: Row) -> Row:
         name, batches, losses = case["precision"], iter(tokens), []
-        steps = Steps(prepared(copy.deepcopy(start), name, device), COMPUTE[name], device, args)
+        model = copy.deepcopy(start)
+        model = (
+            to_float8(model) if name == "fp8" else nf4(model, device) if name == "nf4" else model
+        )
+        steps = Steps(model, COMPUTE[name], device, args)
         ms = steps_ms(lambda: losses.append(steps(next(batches))), device, args.warmup, args.steps)
         return {
             "ms": ms,
             "tokens_per_second": tokens[0].numel() / ms * 1e3,
-            "memory_gb": peak_gb(device),
+            "memory_gb": memory_peak_gb(),
             "loss": float(losses[-1]),
         }
 
@@ -96,13 +95,6 @@ def counting(config: DictConfig, args: PrecisionConfig) -> torch.Tensor:
     shape = (args.warmup + args.steps, args.batch_size, 1)
     first = torch.randint(period, shape, generator=generator)
     return (first + torch.arange(args.sequence)) % period
-
-
-def prepared(model: nn.Module, name: str, device: torch.device) -> nn.Module:
-    """Return the fp32 `model` in a precision. Raise UserError if a package is not installed."""
-    if name == "fp8":
-        return to_float8(model)
-    return nf4(model, device) if name == "nf4" else model
 
 
 def nf4(model: nn.Module, device: torch.device) -> nn.Module:
@@ -128,6 +120,8 @@ def nf4(model: nn.Module, device: torch.device) -> nn.Module:
     )
     return get_peft_model(model.to(device), lora)  # .to() quantizes
 
+
+LOW = {"fp8": lambda model, device: to_float8(model), "nf4": nf4}
 
 if __name__ == "__main__":
     main(precision)

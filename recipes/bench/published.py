@@ -2,45 +2,23 @@
 
 A row of ours matches a published one if every key of the published row's `match` has the same
 value in ours. If several match, a measurement wins over a minimum that somebody accepts, then the
-row with more keys wins. Each file begins with a description of its contents.
+row with more keys wins. Each file begins with a description of its contents; its `keys` are those
+of the benchmark's rows that published rows may match, with their types.
 """
 
 from __future__ import annotations
 
 import functools
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
 from launch.core.errors import UserError
 
 FOLDER = Path(__file__).parent / "reference"
-# The keys of a benchmark's own rows that published rows may match, and their types.
-KEYS: dict[str, dict[str, type]] = {
-    "attention": {"backend": str},
-    "checkpointing": {"checkpointing": bool},
-    "collectives": {"op": str, "bytes": int, "ranks": int, "dtype": str},
-    "finetune": {
-        "model": str, "method": str, "precision": str, "adapter": str, "sequence": int,
-        "batch": int, "accumulation": int, "num_gpus": int, "setup": str, "samples": int,
-        "step": int,
-    },
-    "gemm": {"shape": str, "dtype": str, "op": str, "values": str, "padding": int},
-    "matmul": {"size": int, "dtype": str},
-    "mlp_loop": {"batch": int},
-    "precision": {"precision": str},
-    "rl": {"model": str, "method": str, "phase": str, "mode": str, "num_gpus": int},
-    "scaling": {"model": str, "num_gpus": int, "batch": int, "strategy": str},
-    "transformer": {"model": str, "num_gpus": int, "batch": int, "sequence": int},
-    "vllm": {
-        "kind": str, "model": str, "quantization": str, "tensor_parallel": int, "input": int,
-        "output": int, "concurrency": int,
-    },
-}  # fmt: skip
 # measured; the minimum that the source accepts; a data sheet's peak; a rough or predicted figure;
 # the unit of the source's other figures. Ours are compared with the first two kinds.
 KINDS = ("measured", "least", "peak", "estimate", "base")
@@ -48,23 +26,16 @@ COMPARED = KINDS[:2]
 
 
 @dataclass(frozen=True)
-class Source:
-    title: str
-    date: str  # as published; for a page without a date, when it was read
-    url: str | None
-
-
-@dataclass(frozen=True)
 class Reference:
-    """Hold a published row. `match` includes the keys of the whole file; `named` are the row's."""
+    """Hold a published row. `match` includes the keys of the whole file, `label` only the row's."""
 
-    hardware: tuple[str, ...]
+    hardware: list[str]
     match: Mapping[str, str | int]
-    named: tuple[str, ...]
+    label: str
     figure: str  # the key in our rows for the same quantity
     value: float
     unit: str
-    source: Source
+    source: Mapping[str, str]  # title, date (as published, or when it was read), url
     where: str  # in the source
     also: Mapping[str, float] = field(default_factory=dict)  # more figures, by our rows' keys
     kind: str = "measured"
@@ -73,38 +44,26 @@ class Reference:
         return self.value if figure == self.figure else self.also.get(figure)
 
     @property
-    def label(self) -> str:
-        return " ".join(str(self.match[key]) for key in self.named) or self.where
-
-    @property
     def cited(self) -> str:
         at_least = "at least: " if self.kind == "least" else ""
-        return f"{at_least}{self.source.title}, {self.source.date}, {self.where}"
-
-
-@dataclass(frozen=True)
-class Note:
-    text: str
-    hardware: tuple[str, ...] = ()  # empty: all
+        return f"{at_least}{self.source['title']}, {self.source['date']}, {self.where}"
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    rows: tuple[Reference, ...] = ()
-    notes: tuple[Note, ...] = ()
+    rows: Sequence[Reference] = ()
+    notes: Sequence[Mapping[str, Any]] = ()  # on omissions and errors of the sources
 
-    def compared(self, figure: str, hardware: str | None = None) -> list[Reference]:
-        """Return the rows with this figure to compare ours with, for one GPU or all GPUs."""
+    def compared(self, figure: str, hardware: str) -> list[Reference]:
+        """Return the rows of a GPU with this figure that ours are compared with."""
         return [
             row
             for row in self.rows
-            if hardware is None or hardware in row.hardware
-            if row.kind in COMPARED and row.of(figure) is not None
+            if hardware in row.hardware and row.kind in COMPARED and row.of(figure) is not None
         ]
 
 
-@dataclass(frozen=True)
-class Comparison:
+class Comparison(NamedTuple):
     """Hold our rows with `published`, `published_source` and `ratio`, and messages in `below`."""
 
     rows: list[dict[str, Any]]
@@ -119,37 +78,29 @@ def load(benchmark: str) -> Benchmark:
     if not path.is_file():
         return Benchmark()
     content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    shared = {"figure": content["figure"], "unit": content["unit"]}
-    sources = {
-        name: Source(**{**source, "date": str(source["date"])})
-        for name, source in content["sources"].items()
-    }
     rows = []
     for row in content["rows"]:
+        match = {**content.get("match", {}), **row["match"]}
         own = {
             "hardware": _names(row["hardware"]),
-            "match": {**content.get("match", {}), **row["match"]},
-            "named": tuple(row["match"]),
-            "source": sources[row["source"]],
+            "match": match,
+            "label": " ".join(map(str, row["match"].values())) or row["where"],
+            "source": content["sources"][row["source"]],
             "value": float(row["value"]),
         }
-        reference = Reference(**{**shared, **row, **own})
-        types = {key: type(value) for key, value in reference.match.items()}
-        if not types.items() <= KEYS[benchmark].items() or reference.kind not in KINDS:
+        reference = Reference(**{**{k: content[k] for k in ("figure", "unit")}, **row, **own})
+        types = {key: type(value).__name__ for key, value in match.items()}
+        if not types.items() <= content["keys"].items() or reference.kind not in KINDS:
             raise UserError(
-                f"{path}: {row}: no row of the benchmark can match it. Keys: {KEYS[benchmark]}; "
+                f"{path}: {row}: no row of the benchmark can match it. Keys: {content['keys']}; "
                 f"kinds: {KINDS}."
             )
         rows.append(reference)
-    notes = [
-        Note(" ".join(note["text"].split()), _names(note.get("hardware", [])))
-        for note in content.get("notes", [])
-    ]
-    return Benchmark(tuple(rows), tuple(notes))
+    return Benchmark(rows, content.get("notes", []))
 
 
-def _names(hardware: str | Sequence[str]) -> tuple[str, ...]:
-    return (hardware,) if isinstance(hardware, str) else tuple(hardware)
+def _names(hardware: str | list[str]) -> list[str]:
+    return [hardware] if isinstance(hardware, str) else hardware
 
 
 def published(
@@ -175,10 +126,8 @@ def require(
 
     A key that is missing from a case may still come with its figures.
     """
-    if fail_below is None:
-        return
     references = load(benchmark).compared(figure, hardware)
-    if not any(
+    if fail_below is not None and not any(
         all(case.get(key, value) == value for key, value in reference.match.items())
         for reference in references
         for case in cases
@@ -218,24 +167,23 @@ def compare(
             unit = reference.unit if figure == reference.figure else figure
             below.append(f"{reference.label}: {reached} of {theirs:g} {unit}")
     if all(row["published"] is None for row in compared):
-        whole = [{**dict.fromkeys(KEYS.get(benchmark, ())), **row} for row in rows]
-        require(benchmark, hardware, figure, fail_below, whole)
+        require(benchmark, hardware, figure, fail_below, [])
         return Comparison(compared, [_unmatched(benchmark, hardware, figure)], below)
-    # Omissions and errors in the published tables of this hardware.
-    notes = [note for note in load(benchmark).notes if hardware in (note.hardware or [hardware])]
-    return Comparison(compared, [note.text for note in notes], below)
+    notes = [
+        " ".join(note["text"].split())
+        for note in load(benchmark).notes
+        if hardware in _names(note.get("hardware", hardware))
+    ]
+    return Comparison(compared, notes, below)
 
 
 def _unmatched(benchmark: str, hardware: str, figure: str) -> str:
     """Return why none of our rows has a published figure."""
-    references = load(benchmark).compared(figure, hardware)
-    if references:
-        # A measurement and an accepted minimum may have the same label.
-        labels = list(dict.fromkeys(reference.label for reference in references))
-        more = f" and {len(labels) - 6} more" if len(labels) > 6 else ""
-        rows = f"{', '.join(labels[:6])}{more}"
-        return f"Nothing here was published for {hardware}. Published rows: {rows}."
-    counts = Counter(name for row in load(benchmark).compared(figure) for name in row.hardware)
-    others = ", ".join(f"{name} ({count})" for name, count in counts.most_common())
-    there_are = f"; there are of {others}" if others else ""
-    return f"No published {figure} of {benchmark} for {hardware}{there_are}."
+    # A measurement and an accepted minimum may have the same label.
+    labels = list(dict.fromkeys(row.label for row in load(benchmark).compared(figure, hardware)))
+    if not labels:
+        return f"No {figure} of {benchmark} was published for {hardware}."
+    more = f" and {len(labels) - 6} more" if len(labels) > 6 else ""
+    return (
+        f"Nothing here was published for {hardware}. Published rows: {', '.join(labels[:6])}{more}."
+    )

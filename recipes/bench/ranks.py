@@ -35,8 +35,8 @@ _rows = itertools.count()  # counts alike on all ranks
 @contextmanager
 def joined(device: torch.device) -> Iterator[dist.ProcessGroup]:
     """Join torchrun's ranks, over NCCL (RCCL) if they have GPUs, and yield a gloo group of them."""
-    store, rank, size = _store()
-    same: dict[str, Any] = {"store": store, "rank": rank, "world_size": size}
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    same: dict[str, Any] = {"store": _store(), "rank": rank, "world_size": size}
     if device.type != "cuda":
         dist.init_process_group("gloo", timeout=PATIENCE, **same)
         # A second group, because a rank may be in the middle of measuring with the first.
@@ -105,13 +105,10 @@ def free_port() -> int:
         return int(free.getsockname()[1])
 
 
-def _store() -> tuple[dist.Store, int, int]:
-    """Return torchrun's store, this rank and the number of ranks.
-
-    Each start has a different prefix, because addresses of an earlier start are invalid.
-    """
-    store, rank, size = next(dist.rendezvous("env://"))
-    return dist.PrefixStore(f"start{os.environ.get(STARTS, '0')}", store), rank, size
+def _store() -> dist.Store:
+    """Return torchrun's store, with a prefix, because an earlier start's addresses are invalid."""
+    store = next(dist.rendezvous("env://"))[0]
+    return dist.PrefixStore(f"start{os.environ.get(STARTS, '0')}", store)
 
 
 @contextmanager
@@ -124,7 +121,7 @@ def _watched() -> Iterator[Callable[[str], None]]:
     if dist.get_world_size() == 1:
         yield lambda error: None
         return
-    theirs, mine = _store()[0], _store()[0]  # a connection serves one thread at a time
+    theirs, mine = _store(), _store()  # a connection serves one thread at a time
 
     def watch() -> None:
         while not ended.wait(POLL_S):

@@ -10,23 +10,15 @@ Gradients are reduced in the dtype of the weights under both strategies.
 from __future__ import annotations
 
 import functools
-import json
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from omegaconf import DictConfig
-from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
-from torch.nn.parallel import DistributedDataParallel
 
 from recipes.bench import gpt, ranks
-from recipes.bench.series import Column, Row, SeriesConfig, Table, device_of, measure
-from recipes.bench.training import timed, training_step, weights_dtype
+from recipes.bench.series import Row, SeriesConfig, Table, columns, device_of, measure
+from recipes.bench.training import weights_dtype
 from recipes.rank.names import named
 from recipes.rank.program import main
 
@@ -49,13 +41,10 @@ class ScalingConfig(SeriesConfig):
     steps: int = 20
 
 
-COLUMNS = [
-    Column("model", "model"), Column("num_gpus", "GPUs"), Column("strategy", "strategy"),
-    Column("batch", "batch/GPU"), Column("global_batch", "batch"), Column("sequence", "tokens"),
-    Column("tokens_per_second", "tokens/s", 0), Column("efficiency", "efficiency", 3),
-    Column("tflops", "TFLOPS", 0), Column("tflops_per_gpu", "a GPU", 1),
-    Column("memory_gb", "GB/GPU", 1), Column("ms", "ms/step", 1),
-]  # fmt: skip
+COLUMNS = columns(
+    "model num_gpus strategy batch global_batch sequence tokens_per_second efficiency "
+    "tflops tflops_per_gpu memory_gb ms"
+)
 
 
 def scaling(config: DictConfig) -> dict[str, Any]:
@@ -80,20 +69,24 @@ def scaling(config: DictConfig) -> dict[str, Any]:
             n = case["num_gpus"]
             mine = None  # for a rank that only waits
             if dist.get_rank() < n:
-                mine = functools.partial(trained, case, config, args, device, groups.get(n))
+                size = gpt.SIZES[case["model"]]
+                group = groups.get(n)
+                mine = functools.partial(gpt.trained, size, case, config, args, device, group)
             figures = ranks.slowest(control, mine)
             speed = case["global_batch"] * case["sequence"] / figures["ms"] * 1e3
             tflops = 6 * figures["parameters"] * speed / 1e12
-            alone = speed if n == 1 else on_one_gpu(Path(config.run_dir) / "metrics.jsonl", case)
-            return {
-                **figures,
-                "tokens_per_second": speed,
-                "efficiency": speed / n / alone if alone else None,
-                "tflops": tflops,
-                "tflops_per_gpu": tflops / n,
-            }
+            rates = {"tokens_per_second": speed, "tflops": tflops, "tflops_per_gpu": tflops / n}
+            return {**figures, **rates}
 
-        return measure(config, args, table, cases(args, world), work)
+        return measure(config, args, table, cases(args, world), work, compare)
+
+
+def compare(rows: list[Row]) -> None:
+    """Add the efficiency relative to one GPU."""
+    alone = {row["model"]: row.get("tokens_per_second") for row in rows if row["num_gpus"] == 1}
+    for row in rows:
+        speed, one = row.get("tokens_per_second"), alone.get(row["model"])
+        row["efficiency"] = speed / row["num_gpus"] / one if speed and one else None
 
 
 def cases(args: ScalingConfig, world: int) -> list[Row]:
@@ -106,48 +99,6 @@ def cases(args: ScalingConfig, world: int) -> list[Row]:
                 case = {"model": name, "num_gpus": n, "strategy": strategy}
                 rows.append({**case, **size, "global_batch": n * size["batch"]})
     return rows
-
-
-def trained(
-    case: Row,
-    config: DictConfig,
-    args: ScalingConfig,
-    device: torch.device,
-    group: dist.ProcessGroup | None,
-) -> dict[str, float]:
-    """Train a case with the ranks of `group`, or alone, and return this rank's figures."""
-    # The same weights on all ranks, by the series' seed, since FSDP2 does not broadcast.
-    size = gpt.SIZES[case["model"]]
-    model: nn.Module = gpt.build(size, case["sequence"], device, weights_dtype(config))
-    parameters = gpt.parameters(model)
-    torch.manual_seed(args.seed + dist.get_rank())
-    batch = gpt.random_batch(size.vocabulary, case["batch"], case["sequence"], device)
-    if group is not None and case["strategy"] == "ddp":
-        ids = [device.index] if device.type == "cuda" else None
-        # Without views, every gradient is in memory twice.
-        model = DistributedDataParallel(
-            model, process_group=group, device_ids=ids, gradient_as_bucket_view=True
-        )
-    elif group is not None:
-        shard([*model.blocks, model], device, group)
-    step = training_step(model, batch, config)
-    return {"parameters": parameters, **timed(step, device, args.warmup, args.steps)}
-
-
-def shard(modules: Sequence[nn.Module], device: torch.device, group: dist.ProcessGroup) -> None:
-    """Apply FSDP2 to modules, outermost last; each module's parameters are gathered together."""
-    mesh = DeviceMesh.from_group(group, device.type)
-    for module in modules:
-        fully_shard(module, mesh=mesh)
-
-
-def on_one_gpu(path: Path, case: Row) -> float | None:
-    """Return tokens per second from metrics.jsonl's row for one GPU, or None if there is none."""
-    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
-    for row in rows:
-        if row["num_gpus"] == 1 and row["model"] == case["model"]:
-            return row.get("tokens_per_second")
-    return None
 
 
 if __name__ == "__main__":

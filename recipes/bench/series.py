@@ -2,7 +2,7 @@
 
 A benchmark lists its cases and passes a function that measures one of them:
 
-    table = Table("gemm", figure="tflops", columns=[Column("tflops", "TFLOPS", digits=1)])
+    table = Table("gemm", columns("shape tflops"), figure="tflops")
     return measure(config, args, table, grid(shape=shapes), lambda case: {"tflops": ...})
 
 conf/method/bench/<name>.yaml shows how to start it.
@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import yaml
 from omegaconf import DictConfig
 from rich.console import Console
 from rich.table import Table as RichTable
@@ -33,11 +34,11 @@ from recipes.bench import published
 from recipes.bench.training import fresh
 from recipes.measure import profiling
 from recipes.rank.device import device
-from recipes.rank.files import append
 from recipes.rank.program import Failed, Interrupted, is_main_rank, say, stop_asked
 
 Row = dict[str, Any]
 WIDTH = 150  # of the table; fixed, since logs have no terminal width
+COLUMNS = yaml.safe_load(Path(__file__).with_name("columns.yaml").read_text())
 OUT_OF_MEMORY = "out of memory"  # the `error` of a row that ran out of memory
 # Set when ranks.py restarts a program: the row that failed, and its error (empty: out of memory).
 ROW, ROW_ERROR = "RECIPES_ROW", "RECIPES_ROW_ERROR"
@@ -61,6 +62,11 @@ class Column:
     key: str  # of the row
     title: str  # with the unit
     digits: int | None = None  # decimals of a figure; None for a column that names the row
+
+
+def columns(keys: str) -> list[Column]:
+    """Return the columns of the keys between spaces; columns.yaml has their titles."""
+    return [Column(key, *COLUMNS.get(key, [key])) for key in keys.split()]
 
 
 @dataclass(frozen=True)
@@ -120,14 +126,42 @@ def measure(
     complete: Callable[[list[Row]], Row | None] = lambda rows: None,
     skip: Callable[[Row, list[Row]], str | None] = lambda case, rows: None,
 ) -> dict[str, Any]:
-    """Measure the cases, and return the content of result.json.
+    """Measure the cases, print rows next to published figures, and return result.json.
 
     `complete` may add columns and notes that depend on all rows, and returns additional keys of the
     result. `work` and `skip` are those of `measure_rows`. Raise Failed if a figure is below the
     gate or no row has one, and Interrupted between two cases after a signal.
     """
     rows = measure_rows(config, args, table, cases, work, skip)
-    return result(config, args, table, rows, complete(rows) or {})
+    own = complete(rows) or {}
+    # A smoke run measures the CPU, whatever GPU it is configured for.
+    hardware = "cpu" if config.get("smoke") else config.hardware.name
+    compared = published.compare(
+        rows, table.benchmark, hardware, table.figure, table.higher_is_better, args.fail_below
+    )
+    infinite = [
+        f"{_name(table, row)}: {', '.join(row['not_finite'])} came out as inf or nan."
+        for row in rows
+        if row.get("not_finite")
+    ]
+    on_gpu = torch.cuda.is_available() and not args.use_cpu
+    content = {
+        **own,
+        **table.content(compared.rows, [*table.notes, *compared.notes, *infinite]),
+        "benchmark": table.benchmark,
+        "fail_below": args.fail_below,
+        "below": compared.below,
+        "device": torch.cuda.get_device_name() if on_gpu else "CPU",
+    }
+    if is_main_rank():
+        show(table, compared.rows, hardware, content["notes"])
+    if all(row["error"] for row in rows):
+        first = f"{_name(table, rows[0])}: {rows[0]['error']}"
+        raise Failed(f"no row could be measured; the first: {first}", **content)
+    if compared.below:
+        gate = f"below method.args.fail_below={args.fail_below:g} of what was published"
+        raise Failed(f"{gate}: {'; '.join(compared.below)}", **content)
+    return content
 
 
 def measure_rows(
@@ -175,13 +209,8 @@ def measure_rows(
             # The signal may have caused this failure, so leave the case to the next start.
             if on_any_rank(row["error"] is not None and stop_asked()):
                 raise Interrupted(rows=rows)
-            if i < len(rows):
-                rows[i] = row
-                _write(path, rows, len(cases))
-            else:
-                rows.append(row)
-                if is_main_rank():
-                    append(path, {"step": i + 1, "num_steps": len(cases), **row})
+            rows[i : i + 1] = [row]
+            _write(path, rows, len(cases))
             cells = [(c.title, _cell(row.get(c.key), c.digits)) for c in table.columns]
             words = [f"{title} {cell}" for title, cell in cells if cell]
             say("  ".join([f"{i + 1}/{len(cases)}", *words, row["error"] or ""]).rstrip())
@@ -212,6 +241,19 @@ def attempt(case: Row, work: Callable[[Row], Row]) -> Row:
     return {**figures, **dict.fromkeys(infinite), **not_finite, "error": None}
 
 
+def skip_larger(key: str, *same: str) -> Callable[[Row, list[Row]], str | None]:
+    """Return a `skip` for cases above one, equal in `same`, that ran out of memory."""
+
+    def skip(case: Row, rows: list[Row]) -> str | None:
+        for row in rows:
+            is_alike = all(row[name] == case[name] for name in same)
+            if is_alike and row["error"] == OUT_OF_MEMORY and row[key] < case[key]:
+                return f"{row[key]} was out of memory"
+        return None
+
+    return skip
+
+
 def parsed_output(
     argv: Sequence[str],
     parse: Callable[[str], Any],
@@ -238,55 +280,17 @@ def _write(path: Path, rows: Sequence[Row], num_cases: int) -> None:
         write_text(path, "".join(json.dumps(line) + "\n" for line in lines))
 
 
-def result(
-    config: DictConfig, args: SeriesConfig, table: Table, rows: list[Row], own: Row
-) -> dict[str, Any]:
-    """Print rows next to published figures and return result.json, with the additional keys `own`.
-
-    Raise Failed if a figure is below the gate, or if no row has a figure.
-    """
-    # A smoke run measures the CPU, whatever GPU it is configured for.
-    hardware = "cpu" if config.get("smoke") else config.hardware.name
-    compared = published.compare(
-        rows, table.benchmark, hardware, table.figure, table.higher_is_better, args.fail_below
-    )
-    infinite = [
-        f"{_name(table, row)}: {', '.join(row['not_finite'])} came out as inf or nan."
-        for row in rows
-        if row.get("not_finite")
-    ]
-    on_gpu = torch.cuda.is_available() and not args.use_cpu
-    content = {
-        **own,
-        **table.content(compared.rows, [*table.notes, *compared.notes, *infinite]),
-        "benchmark": table.benchmark,
-        "fail_below": args.fail_below,
-        "below": compared.below,
-        "device": torch.cuda.get_device_name() if on_gpu else "CPU",
-    }
-    if is_main_rank():
-        show(table, compared.rows, hardware, content["notes"])
-    if rows and all(row["error"] for row in rows):
-        first = f"{_name(table, rows[0])}: {rows[0]['error']}"
-        raise Failed(f"no row could be measured; the first: {first}", **content)
-    if compared.below:
-        gate = f"below method.args.fail_below={args.fail_below:g} of what was published"
-        raise Failed(f"{gate}: {'; '.join(compared.below)}", **content)
-    return content
-
-
 def show(table: Table, rows: Sequence[Row], hardware: str, lines: Sequence[str]) -> None:
     """Print the table, then why rows failed, then `lines`."""
     shown = RichTable(title=table.benchmark, title_justify="left")
-    columns = [(column.key, column.title, column.digits) for column in table.columns]
-    if any(row.get("published") is not None for row in rows):
-        columns += [("published", f"published {hardware}", 0), ("ratio", "ratio", 2)]
-    for _, title, digits in columns:
-        shown.add_column(title, justify="left" if digits is None else "right")
+    headings = list(table.columns)
+    if any(row.get("published") is not None for row in rows):  # with all its digits
+        headings += [Column("published", f"published {hardware}"), *columns("ratio")]
+    for column in headings:
+        shown.add_column(column.title, justify="left" if column.digits is None else "right")
     for row in rows:
         cells = {**row, **({table.figure: "failed"} if row["error"] else {})}
-        cells["published"] = _cell(row.get("published"), None)  # with all published digits
-        shown.add_row(*(_cell(cells.get(key), digits) for key, _, digits in columns))
+        shown.add_row(*(_cell(cells.get(column.key), column.digits) for column in headings))
     console = Console(width=WIDTH)
     console.print(shown)
     failures = [f"{_name(table, row)}: {row['error']}" for row in rows if row["error"]]

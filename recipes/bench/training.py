@@ -1,9 +1,11 @@
-"""Train a model on one batch: its numerics, its optimizer, one step and the timing of steps."""
+"""Time calls, and train a model on one batch: its numerics, its optimizer, one step."""
 
 from __future__ import annotations
 
 import gc
+import statistics
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -12,10 +14,11 @@ from omegaconf import DictConfig
 from torch import nn
 
 from launch.core.errors import UserError
-from recipes.bench.timing import steps_ms
 from recipes.rank.device import DTYPES, memory_peak_gb
 
 Step = Callable[[], torch.Tensor]
+# Bytes to write before each call: the largest cache, the Infinity Cache of MI300X and MI350X.
+CACHE_BYTES = 256 << 20
 # Small, because every step has the same batch, and an overflow would change the timings.
 LEARNING_RATE = 1e-5
 
@@ -69,6 +72,50 @@ def timed(step: Step, device: torch.device, warmup: int, steps: int) -> dict[str
     ms = steps_ms(lambda: losses.append(step()), device, warmup, steps)
     # Read after the clock has stopped, since reading waits for the GPU.
     return {"ms": ms, "memory_gb": memory_peak_gb(), "loss": losses[0].item()}
+
+
+def median_ms(
+    call: Callable[[], object], device: torch.device, warmup: int, repetitions: int
+) -> float:
+    """Return the median milliseconds of a call on the device, after `warmup` untimed calls.
+
+    As in Triton's do_bench and SemiAnalysis' measurements, caches are cold. Calls are queued and
+    timed by events, which excludes Python's overhead as long as the device is slower than Python.
+    """
+    for _ in range(warmup):
+        call()
+    if device.type != "cuda":
+        return statistics.median(steps_ms(call, device, 0, 1) for _ in range(repetitions))
+    # As in do_bench, the cache is overwritten before each call; compute units may idle meanwhile.
+    cache = torch.empty(CACHE_BYTES // 4, dtype=torch.int32, device=device)
+    events = [
+        (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
+        for _ in range(repetitions)
+    ]
+    for begin, end in events:
+        cache.zero_()
+        begin.record()
+        call()
+        end.record()
+    torch.cuda.synchronize(device)
+    return statistics.median(begin.elapsed_time(end) for begin, end in events)
+
+
+def steps_ms(step: Callable[[], object], device: torch.device, warmup: int, steps: int) -> float:
+    """Return the mean milliseconds of a step, from the wall-clock time of the whole loop."""
+    for _ in range(warmup):
+        step()
+    synchronize(device)
+    start = time.perf_counter()
+    for _ in range(steps):
+        step()
+    synchronize(device)
+    return (time.perf_counter() - start) * 1e3 / steps
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def fresh() -> None:

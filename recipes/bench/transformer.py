@@ -16,8 +16,8 @@ import torch
 from omegaconf import DictConfig
 
 from recipes.bench import gpt
-from recipes.bench.series import Column, Row, SeriesConfig, Table, device_of, measure, rate
-from recipes.bench.training import Step, timed, training_step, weights_dtype
+from recipes.bench.series import Row, SeriesConfig, Table, columns, device_of, measure, rate
+from recipes.bench.training import weights_dtype
 from recipes.rank.names import named
 from recipes.rank.program import main
 
@@ -38,12 +38,9 @@ class TransformerConfig(SeriesConfig):
     steps: int = 20
 
 
-COLUMNS = [
-    Column("model", "model"), Column("parameters", "parameters", 0), Column("batch", "batch"),
-    Column("sequence", "tokens"), Column("tokens_per_second", "tokens/s", 0),
-    Column("tflops", "TFLOPS", 1), Column("share_of_peak", "of peak", 3),
-    Column("memory_gb", "GB", 1), Column("ms", "ms/step", 1),
-]  # fmt: skip
+COLUMNS = columns(
+    "model parameters batch sequence tokens_per_second tflops share_of_peak memory_gb ms"
+)
 
 
 def transformer(config: DictConfig) -> dict[str, Any]:
@@ -62,25 +59,11 @@ def transformer(config: DictConfig) -> dict[str, Any]:
 def measure_one(
     case: Row, config: DictConfig, args: TransformerConfig, device: torch.device
 ) -> Row:
-    step, parameters = prepared(case, config, args, device)
-    figures = timed(step, device, args.warmup, args.steps)
-    tokens_per_second = case["batch"] * case["sequence"] / figures["ms"] * 1e3
-    return {
-        "parameters": parameters,
-        "tokens_per_second": tokens_per_second,
-        **rate(6 * parameters * tokens_per_second / 1e12, config),
-        **figures,
-    }
-
-
-def prepared(
-    case: Row, config: DictConfig, args: TransformerConfig, device: torch.device
-) -> tuple[Step, int]:
-    """Return the step of a case, and the number of parameters that it trains."""
     size = replace(gpt.SIZES[case["model"]], attention=args.attention, dropout=args.dropout)
-    model = gpt.build(size, case["sequence"], device, weights_dtype(config))
-    batch = gpt.random_batch(size.vocabulary, case["batch"], case["sequence"], device)
-    return training_step(model, batch, config), gpt.parameters(model)
+    figures = gpt.trained(size, case, config, args, device)
+    tokens_per_second = case["batch"] * case["sequence"] / figures["ms"] * 1e3
+    tflops = 6 * figures["parameters"] * tokens_per_second / 1e12
+    return {"tokens_per_second": tokens_per_second, **rate(tflops, config), **figures}
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from __future__ import annotations
 import datetime
 import itertools
 import os
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,11 +25,11 @@ from transformers import PreTrainedTokenizerFast
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from launch.core.errors import UserError
-from recipes.bench import vllm_arguments as arguments
-from recipes.bench import vllm_processes as vllm
+from recipes.bench import vllm_programs as vllm
+from recipes.bench.processes import Process, wait
 from recipes.bench.ranks import agreed, free_port
-from recipes.bench.series import Column, Row, SeriesConfig, Table, measure, require_gpu
-from recipes.bench.vllm_arguments import argv_of, gpus_of
+from recipes.bench.series import Row, SeriesConfig, Table, columns, measure, require_gpu
+from recipes.bench.vllm_programs import argv_of, gpus_of
 from recipes.models.model import END, PAD, model_config
 from recipes.rank.device import compute_dtype
 from recipes.rank.files import move_directory
@@ -41,12 +42,12 @@ WORST = ("ttft_p99_ms", "itl_p99_ms")
 WEIGHT_BYTES = {"fp8": 1, "awq": 0.5, "fp32": 4}  # others: 2
 LOOPBACK = "127.0.0.1"
 Engine = dict[str, Any]
-REFUSED = {"refused": arguments.REFUSED}
+REFUSED = {"refused": vllm.REFUSED}
 
 
 @dataclass
 class EngineConfig(SeriesConfig):
-    """Hold the arguments. `kinds`: offline, served (HTTP), latency (a batch of `batch_sizes`).
+    """Hold the vllm. `kinds`: offline, served (HTTP), latency (a batch of `batch_sizes`).
 
     `lengths`: lists [tokens in, tokens out]. `settings`: vLLM's arguments, which override `base`;
     {} keeps vLLM's defaults. Upper-case keys are environment variables, `instances` puts several
@@ -69,20 +70,16 @@ class EngineConfig(SeriesConfig):
     timeout_s: float = 1000.0
 
     def __post_init__(self) -> None:
-        names = [arguments.name_of(setting) for setting in self.settings]
+        names = [vllm.name_of(setting) for setting in self.settings]
         if len({*names}) < len(names):
             raise UserError(f"method.args.settings: two have one label, of {', '.join(names)}.")
 
 
-COLUMNS = [
-    Column("kind", "kind"), Column("input", "in"), Column("output", "out"),
-    Column("concurrency", "at once"), Column("setting", "setting"), Column("num_gpus", "GPUs"),
-    Column("engines", "engines"), Column("output_tokens_per_second", "out tok/s", 1),
-    Column("total_tokens_per_second", "tok/s", 1), Column("ttft_ms", "TTFT ms", 1),
-    Column("ttft_p99_ms", "p99", 1), Column("itl_ms", "ITL ms", 2), Column("itl_p99_ms", "p99", 2),
-    Column("latency_s", "batch s", 2), Column("share_of_peak", "of peak", 2),
-    Column("share_of_bandwidth", "of GB/s", 2),
-]  # fmt: skip
+COLUMNS = columns(
+    "kind input output concurrency setting num_gpus engines output_tokens_per_second "
+    "total_tokens_per_second ttft_ms ttft_p99_ms itl_ms itl_p99_ms latency_s share_of_peak "
+    "share_of_bandwidth"
+)
 
 
 def engine(config: DictConfig) -> dict[str, Any]:
@@ -115,7 +112,7 @@ def cases(args: EngineConfig, config: DictConfig, notes: list[str]) -> list[Row]
     }
     rows = []
     for setting in args.settings:
-        engine, name = {**args.base, **setting}, arguments.name_of(setting)
+        engine, name = {**args.base, **setting}, vllm.name_of(setting)
         needed = gpus_of(engine)
         if local % needed:
             notes.append(
@@ -129,7 +126,7 @@ def cases(args: EngineConfig, config: DictConfig, notes: list[str]) -> list[Row]
             "quantization": engine.get("quantization", "none"),
             "tensor_parallel": int(engine.get("tensor_parallel_size", 1)),
             "num_gpus": world,
-            "engines": world // needed * instances_of(engine),
+            "engines": world // needed * int(engine.get("instances") or 1),
         }
         rows += [
             {**same, "kind": kind, "input": tokens_in, "output": tokens_out, "concurrency": n}
@@ -144,11 +141,6 @@ def cases(args: EngineConfig, config: DictConfig, notes: list[str]) -> list[Row]
             "overlap counts as if it did."
         )
     return rows
-
-
-def instances_of(engine: Engine) -> int:
-    """Return the number of engines on each GPU."""
-    return int(engine.get("instances") or 1)
 
 
 def model_source(config: DictConfig) -> tuple[str, Engine]:
@@ -196,11 +188,10 @@ class Engines:
         self.source, options = model_source(config)
         self.options = {**options, "dtype": str(compute_dtype(config)).removeprefix("torch.")}
         self.settings: dict[str, Engine] = {
-            arguments.name_of(setting): {**args.base, **setting} for setting in args.settings
+            vllm.name_of(setting): {**args.base, **setting} for setting in args.settings
         }
         self.folder, self.logs = Path(config.run_dir) / "vllm", Path(config.run_dir) / "logs"
-        self.heartbeat = Path(config.run_dir) / "heartbeat"
-        self.servers: list[tuple[vllm.Process, int]] = []
+        self.servers: list[tuple[Process, int]] = []
         self.serving: str | None = None
         self.no_server: dict[str, str] = {}  # setting -> why its servers do not start
         self.number = 0
@@ -216,7 +207,7 @@ class Engines:
         self.setting = self.settings[case["setting"]]
         # If an engine spans the GPUs of several ranks, the first of them starts it.
         first = int(os.environ.get("LOCAL_RANK", "0")) % gpus_of(self.setting) == 0
-        count = instances_of(self.setting) if first else 0
+        count = int(self.setting.get("instances") or 1) if first else 0
         try:
             if case["kind"] != "served":
                 self.close()
@@ -233,21 +224,22 @@ class Engines:
         """Start a setting's servers on all ranks. Raise UserError on all if one does not start."""
         self.close()
         self.serving = name
+
+        def start() -> None:
+            for instance in range(count):
+                port = free_port()
+                own = {"host": LOOPBACK, "port": port, "disable_uvicorn_access_log": True}
+                options = argv_of({**own, "seed": self.args.seed, **self.engine})
+                process = self.start(["serve", self.source, *options], f"server{instance}")
+                self.servers.append((process, port))
+            processes = [process for process, _ in self.servers]
+            self.wait(processes, lambda: all(vllm.answers(port) for _, port in self.servers))
+
         try:
-            agreed(lambda: self.start_servers(count))
+            agreed(start)
         except UserError as error:
             self.no_server[name] = str(error)
             raise
-
-    def start_servers(self, count: int) -> None:
-        for instance in range(count):
-            port = free_port()
-            own = {"host": LOOPBACK, "port": port, "disable_uvicorn_access_log": True}
-            options = argv_of({**own, "seed": self.args.seed, **self.engine})
-            process = self.start(["serve", self.source, *options], f"server{instance}")
-            self.servers.append((process, port))
-        processes = [process for process, _ in self.servers]
-        self.wait(processes, lambda: all(vllm.answers(port) for _, port in self.servers))
 
     def skip(self, case: Row, rows: list[Row]) -> str | None:
         """Return why the case's servers did not start before, if they did not."""
@@ -255,73 +247,60 @@ class Engines:
 
     def run(self, case: Row, count: int) -> list[Row]:
         """Run vLLM's programs, one per engine, all at once, and return the figures of each."""
-        programs, files = [], []
+        programs: dict[Path, Process] = {}
         for instance in range(count):
             file = self.folder / f"{self.number}-rank{rank()}-{instance}.json"
             file.unlink(missing_ok=True)  # an interrupted run may have left it
-            files.append(file)
             options = argv_of({"model": self.source, "seed": self.args.seed})
             argv = ["bench", *self.benchmark(case, instance, file), *options]
-            programs.append(self.start(argv, f"{case['kind']}{instance}"))
-        watched = [*programs, *(process for process, _ in self.servers)]
-        self.wait(watched, lambda: all(process.ended() for process in programs))
-        for process in programs:
+            programs[file] = self.start(argv, f"{case['kind']}{instance}")
+        watched = [*programs.values(), *(process for process, _ in self.servers)]
+        self.wait(watched, lambda: all(process.ended() for process in programs.values()))
+        for process in programs.values():
             process.end()  # children that an engine left behind would keep its memory
-        return [vllm.figures(case, file) for file in files]
+        return [vllm.figures(case, file) for file in programs]
 
     def benchmark(self, case: Row, instance: int, file: Path) -> list[str]:
         """Return the name of a case's benchmark program and its options."""
         args, number = self.args, case["concurrency"]
-        if case["kind"] == "latency":
-            options = {
-                "batch_size": number,
-                "num_iters_warmup": args.warmup,
-                "num_iters": args.repetitions,
-                "input_len": case["input"],
-                "output_len": case["output"],
-            }
-            return ["latency", *argv_of({**options, "output_json": file, **self.engine})]
         # Not --input-len, which vLLM 0.31's throughput replaces by the data set's default of 1024.
-        prompts = {
-            "dataset_name": "random",
-            "random_input_len": case["input"],
-            "random_output_len": case["output"],
-            "random_range_ratio": 0,
-        }
-        if case["kind"] == "offline":
-            counts = {"num_prompts": number, "num_warmups": args.num_warmups or None}
-            options = {**prompts, **counts, "output_json": file, **self.engine}
-            return ["throughput", *argv_of(options)]
-        options = {
-            "host": LOOPBACK,
-            "port": self.servers[instance][1],
-            **prompts,
-            "ignore_eos": True,
-            "disable_tqdm": True,
-            "max_concurrency": number,
-            "num_prompts": number * args.rounds,
-            "num_warmups": number,
-            "percentile_metrics": "ttft,itl",
-            "metric_percentiles": 99,
-            "save_result": True,
-            "result_dir": file.parent,
-            "result_filename": file.name,
-        }
-        return ["serve", *argv_of(options)]
+        prompts = (
+            f"--dataset-name random --random-input-len {case['input']} "
+            f"--random-output-len {case['output']} --random-range-ratio 0"
+        )
+        if case["kind"] == "served":
+            words = (
+                f"serve --host {LOOPBACK} --port {self.servers[instance][1]} {prompts} "
+                f"--ignore-eos --disable-tqdm --max-concurrency {number} "
+                f"--num-prompts {number * args.rounds} --num-warmups {number} "
+                "--percentile-metrics ttft,itl --metric-percentiles 99 --save-result"
+            )
+            result = {"result_dir": file.parent, "result_filename": file.name}
+            return [*words.split(), *argv_of(result)]
+        if case["kind"] == "latency":
+            words = (
+                f"latency --batch-size {number} --num-iters-warmup {args.warmup} "
+                f"--num-iters {args.repetitions} --input-len {case['input']} "
+                f"--output-len {case['output']}"
+            )
+        else:
+            words = f"throughput {prompts} --num-prompts {number}"
+            words += f" --num-warmups {args.num_warmups}" if args.num_warmups else ""
+        return [*words.split(), *argv_of({"output_json": file, **self.engine})]
 
     @property
     def engine(self) -> Engine:
         return {**self.options, **self.setting}
 
-    def start(self, argv: list[str], what: str) -> vllm.Process:
+    def start(self, argv: list[str], what: str) -> Process:
         argv = [*self.program, *argv]
         first = int(os.environ.get("LOCAL_RANK", "0"))
-        env = vllm.environment(arguments.env_of(self.setting), first, gpus_of(self.setting))
+        env = vllm.environment(vllm.env_of(self.setting), first, gpus_of(self.setting))
         say(f"{what}: {' '.join(argv)}")
-        return vllm.Process(argv, env, self.logs / f"vllm{self.number}-rank{rank()}-{what}.log")
+        return Process(argv, env, self.logs / f"vllm{self.number}-rank{rank()}-{what}.log")
 
-    def wait(self, processes: Sequence[vllm.Process], done: Callable[[], bool]) -> None:
-        vllm.wait(processes, done, self.args.timeout_s, self.heartbeat)
+    def wait(self, processes: Sequence[Process], done: Callable[[], bool]) -> None:
+        wait(processes, done, Path(self.config.run_dir) / "heartbeat", self.args.timeout_s)
 
     def close(self) -> None:
         for process, _ in self.servers:
@@ -355,10 +334,8 @@ def combined(figures: Sequence[Row]) -> Row:
     row = {}
     for key in figures[0]:
         values = [float(engine[key]) for engine in figures]
-        if key in SUMMED:
-            row[key] = sum(values)
-        else:
-            row[key] = max(values) if key in WORST else sum(values) / len(values)
+        combine = sum if key in SUMMED else max if key in WORST else statistics.fmean
+        row[key] = combine(values)
     return row
 
 

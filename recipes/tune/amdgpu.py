@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import yaml
 
@@ -38,27 +38,16 @@ class Architecture:
     barriers: int  # workgroups of more than one wave, getMaxWorkGroupsPerCU
 
 
-def _cdna(
-    lds_kib: int = 64,
-    lds_granule: int = 512,
-    vgprs: int = 512,
-    vgpr_granule: int = 8,
-    max_waves: int = 8,
-) -> Architecture:
-    lds = lds_kib * 1024
-    return Architecture(64, 4, max_waves, vgprs, vgpr_granule, 800, 16, lds, lds_granule, lds, 16)
-
-
+_CDNA = Architecture(64, 4, 8, 512, 8, 800, 16, 64 << 10, 512, 64 << 10, 16)
 # Feature1_5xVGPRs: 1536 registers in granules of 24. gfx1100, gfx1151 and gfx1201 have it; smaller
 # RDNA chips do not, and are not listed.
-_RDNA = Architecture(32, 4, 16, 1536, 24, 0, 0, 128 * 1024, 512, 64 * 1024, 32)
-
+_RDNA = Architecture(32, 4, 16, 1536, 24, 0, 0, 128 << 10, 512, 64 << 10, 32)
 ARCHITECTURES = {
     # AGPRs are a second file of 256: getTotalNumVGPRs takes the larger count
-    "gfx908": _cdna(vgprs=256, vgpr_granule=4, max_waves=10),
-    "gfx90a": _cdna(),
-    "gfx942": _cdna(),
-    "gfx950": _cdna(lds_kib=160, lds_granule=1280),
+    "gfx908": replace(_CDNA, vgprs=256, vgpr_granule=4, max_waves=10),
+    "gfx90a": _CDNA,
+    "gfx942": _CDNA,
+    "gfx950": replace(_CDNA, lds_bytes=160 << 10, lds_granule=1280, lds_max_bytes=160 << 10),
     "gfx1100": _RDNA,
     "gfx1151": _RDNA,
     "gfx1201": _RDNA,
@@ -115,25 +104,20 @@ def _granules(number: int, granule: int) -> int:
     return -(-number // granule) * granule
 
 
+def _waves(architecture: Architecture, total: int, granule: int, number: int) -> int:
+    return min(total // _granules(max(number, 1), granule), architecture.max_waves)
+
+
 def vgpr_waves(architecture: Architecture, vgprs: int) -> int:
     """Return the waves per SIMD for `vgprs` registers per lane: getNumWavesPerEUWithNumVGPRs."""
-    return min(
-        architecture.vgprs // _granules(max(vgprs, 1), architecture.vgpr_granule),
-        architecture.max_waves,
-    )
+    return _waves(architecture, architecture.vgprs, architecture.vgpr_granule, vgprs)
 
 
 def sgpr_waves(architecture: Architecture, sgprs: int) -> int:
-    """Return the waves per SIMD for `sgprs` scalar registers.
-
-    LLVM's older table has 8 instead of 7 for 97 to 100 registers.
-    """
+    """Return the waves per SIMD. LLVM's older table has 8, not 7, for 97 to 100 registers."""
     if not architecture.sgprs:
         return architecture.max_waves
-    return min(
-        architecture.sgprs // _granules(max(sgprs, 1), architecture.sgpr_granule),
-        architecture.max_waves,
-    )
+    return _waves(architecture, architecture.sgprs, architecture.sgpr_granule, sgprs)
 
 
 def occupancy(architecture: Architecture, needs: Resources) -> Occupancy:
@@ -144,16 +128,15 @@ def occupancy(architecture: Architecture, needs: Resources) -> Occupancy:
     """
     waves, simds = needs.waves, architecture.simds
     slots = architecture.max_waves * simds // waves
+    lds = slots
+    if needs.lds_bytes:
+        lds = architecture.lds_bytes // _granules(needs.lds_bytes, architecture.lds_granule)
     fits = {
         "VGPR": vgpr_waves(architecture, needs.vgprs) * simds // waves,
         "SGPR": sgpr_waves(architecture, needs.sgprs) * simds // waves,
-        "LDS": architecture.lds_bytes // _granules(needs.lds_bytes, architecture.lds_granule)
-        if needs.lds_bytes
-        else slots,
+        "LDS": lds if needs.lds_bytes <= architecture.lds_max_bytes else 0,
         "slots": min(slots, architecture.barriers) if waves > 1 else slots,
     }
-    if needs.lds_bytes > architecture.lds_max_bytes:
-        fits["LDS"] = 0
     workgroups = min(fits.values())
     limits: tuple[str, ...] = ()
     if workgroups < fits["slots"]:
@@ -223,18 +206,17 @@ _BITS = {
 
 def count_instructions(isa: str) -> Instructions:
     """Return the counts of memory instructions by width per lane, and of matrix instructions."""
-    loads, stores, lds_loads, lds_stores, matrix = (Counter[str]() for _ in range(5))
+    counts = {field.name: Counter[str]() for field in fields(Instructions)}
     for mnemonic in _INSTRUCTION.findall(isa):
         name = re.sub(r"_e(32|64)$", "", mnemonic)
         if match := _GLOBAL.fullmatch(name):
-            (loads if match[1] == "load" else stores)[_width(match[2])] += 1
+            counts[f"global_{match[1]}s"][_width(match[2])] += 1
         elif match := _LDS.fullmatch(name):
-            (lds_loads if match[1] in ("read", "load") else lds_stores)[
-                ("2x" if match[2] else "") + _width(match[3])
-            ] += 1
+            kind = "lds_loads" if match[1] in ("read", "load") else "lds_stores"
+            counts[kind][("2x" if match[2] else "") + _width(match[3])] += 1
         elif _MATRIX.fullmatch(name):
-            matrix[name] += 1
-    return Instructions(dict(loads), dict(stores), dict(lds_loads), dict(lds_stores), dict(matrix))
+            counts["matrix"][name] += 1
+    return Instructions(**{kind: dict(numbers) for kind, numbers in counts.items()})
 
 
 def _width(suffix: str) -> str:

@@ -11,13 +11,12 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from recipes.bench.series import OUT_OF_MEMORY, Column, Row, Table, measure_rows
+from recipes.bench.series import OUT_OF_MEMORY, Row, Table, columns, measure_rows, skip_larger
 from recipes.rank.program import is_main_rank, main
-from recipes.tune import trial
 from recipes.tune.trial import Setting
-from recipes.tune.tuning import TRAINING, TrainingTuneConfig, finish, trial_data
+from recipes.tune.tuning import STEP, TRAINING, TrainingTuneConfig, finish, training
 
-SIZE, CHECKPOINTING = "per_device_train_batch_size", "gradient_checkpointing"
+SIZE, CHECKPOINTING = STEP[0], "gradient_checkpointing"
 
 
 @dataclass
@@ -37,9 +36,8 @@ def batch(config: DictConfig) -> dict[str, Any]:
         return {}
     planned: list[dict[str, Any]] = OmegaConf.to_container(config.tuned.planned)  # type: ignore[assignment]
     candidates, notes = to_measure(planned)
-    columns = [Column("batch", "batch"), Column("checkpointing", "checkpointing")]
-    columns += [Column("planned_gb", "planned GB", 1), *TRAINING]
-    table = Table("batch", figure="tokens_per_second", columns=columns)
+    shown = columns(f"batch checkpointing planned_gb {TRAINING}")
+    table = Table("batch", shown, figure="tokens_per_second")
     cases = [
         {
             "batch": each["args"][SIZE],
@@ -49,32 +47,26 @@ def batch(config: DictConfig) -> dict[str, Any]:
         }
         for each in candidates
     ]
-    settings = {
-        (case["batch"], case["checkpointing"]): Setting(candidate["args"])
-        for case, candidate in zip(cases, candidates, strict=True)
-    }
-    ranks = trial.num_ranks()
-    most = max(case["batch"] * case["accumulation"] for case in cases) * ranks
-    data = trial_data(config, args, most)
+    settings = [Setting(candidate["args"]) for candidate in candidates]
 
     def work(case: Row) -> Row:
-        kind = "with" if case["checkpointing"] else "without"
-        # The number of rows that the trial reads.
-        limit = case["batch"] * case["accumulation"] * ranks * (args.steps + args.warmup)
-        return trial.training(
-            config,
-            f"batch{case['batch']}-{kind}-checkpointing",
-            settings[case["batch"], case["checkpointing"]],
-            args.steps,
-            args.warmup,
-            {**data, "limit": limit} if data else {},
-        )
+        name = f"batch{case['batch']}-{_kind(case['checkpointing']).replace(' ', '-')}"
+        return training(config, args, name, settings[cases.index(case)])
 
-    rows = measure_rows(config, args, table, cases, work, larger_than_memory)
-    before = as_it_stands(config, rows)
-    used = [settings[row["batch"], row["checkpointing"]] for row in rows]
-    notes += [*margin(rows, candidates), *note_on_nearest(before, config.tuned.trainer_args)]
-    return finish(config, table, rows, before, used, notes)
+    rows = measure_rows(config, args, table, cases, work, skip_larger("batch", "checkpointing"))
+    own = config.tuned.trainer_args
+    # The recipe as it stands, or else the nearest that runs.
+    before = min(
+        [row for row in rows if not row["error"]] or rows,
+        key=lambda row: (row["checkpointing"] != own[CHECKPOINTING], abs(row["batch"] - own[SIZE])),
+    )
+    if (before["batch"], before["checkpointing"]) != (own[SIZE], own[CHECKPOINTING]):
+        notes.append(
+            f"the recipe as it stands, batch {own[SIZE]} {_kind(own[CHECKPOINTING])}, does not run "
+            f"here; before is batch {before['batch']} {_kind(before['checkpointing'])}."
+        )
+    notes += margin(rows, candidates)
+    return finish(config, table, rows, before, settings, notes)
 
 
 def to_measure(planned: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
@@ -84,50 +76,13 @@ def to_measure(planned: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], lis
         same_kind = [each for each in planned if each["args"][CHECKPOINTING] == kind]
         too_large = [each for each in same_kind if not each["fits"]]
         candidates += [each for each in same_kind if each["fits"]] + too_large[:1]
-        omitted += too_large[1:]
-    if not omitted:
-        return candidates, []
-    names = ", ".join(
-        f"{candidate['args'][SIZE]} {_kind(candidate['args'][CHECKPOINTING])}"
-        for candidate in omitted
-    )
-    return candidates, [
-        f"not measured, because the plan says that they do not fit: batches of {names}."
-    ]
+        omitted += [f"{each['args'][SIZE]} {_kind(kind)}" for each in too_large[1:]]
+    note = "not measured, because the plan says that they do not fit: batches of "
+    return candidates, [f"{note}{', '.join(omitted)}."] if omitted else []
 
 
 def _kind(checkpointing: bool) -> str:
     return f"{'with' if checkpointing else 'without'} checkpointing"
-
-
-def larger_than_memory(case: Row, rows: list[Row]) -> str | None:
-    """Return a reason if a smaller batch with the same checkpointing ran out of memory."""
-    for row in rows:
-        same_kind = row["checkpointing"] == case["checkpointing"]
-        if same_kind and row["error"] == OUT_OF_MEMORY and row["batch"] < case["batch"]:
-            return f"a batch of {row['batch']} ran out of memory"
-    return None
-
-
-def as_it_stands(config: DictConfig, rows: list[Row]) -> Row:
-    """Return the row with the recipe's own arguments, or else the nearest measured one."""
-    own = config.tuned.trainer_args
-    measured = [row for row in rows if not row["error"]] or rows
-    return min(
-        measured,
-        key=lambda row: (row["checkpointing"] != own[CHECKPOINTING], abs(row["batch"] - own[SIZE])),
-    )
-
-
-def note_on_nearest(before: Row, own: Any) -> list[str]:
-    """Return a note if `before` does not have the recipe's own batch and checkpointing."""
-    if (before["batch"], before["checkpointing"]) == (own[SIZE], own[CHECKPOINTING]):
-        return []
-    return [
-        f"the recipe as it stands, batch {own[SIZE]} {_kind(own[CHECKPOINTING])}, does not run "
-        f"here; before is the nearest that does, batch {before['batch']} "
-        f"{_kind(before['checkpointing'])}."
-    ]
 
 
 def margin(rows: list[Row], candidates: list[dict[str, Any]]) -> list[str]:

@@ -13,12 +13,11 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from recipes.bench.series import Column, Row, Table
+from recipes.bench.series import Row, Table, columns
 from recipes.rank.names import named
 from recipes.rank.program import main
-from recipes.tune import trial
-from recipes.tune.trial import Setting
-from recipes.tune.tuning import TRAINING, TrainingTuneConfig, finish, measure_trials, trial_data
+from recipes.tune.trial import Setting, folder_of
+from recipes.tune.tuning import TRAINING, TrainingTuneConfig, finish, measure_trials, training
 
 BACK_ENDS = "TORCHINDUCTOR_MAX_AUTOTUNE_GEMM_BACKENDS"
 CPP_WRAPPER = "TORCHINDUCTOR_CPP_WRAPPER"
@@ -69,19 +68,17 @@ def inductor(config: DictConfig) -> dict[str, Any]:
     args = InductorConfig(**OmegaConf.to_container(config.trainer_args))
     own, on_cpu = config.tuned.trainer_args, config.hardware.vendor == "none"
     settings, notes = candidates(args, own, str(config.hardware.gfx), on_cpu)
-    columns = [Column("candidate", "candidate"), *TRAINING]
-    columns.append(Column("first_step_s", "first step s", 0))
-    table = Table("inductor", figure="tokens_per_second", columns=columns, notes=notes)
-    data = trial_data(config, args)
+    shown = columns(f"candidate {TRAINING} first_step_s")
+    table = Table("inductor", shown, figure="tokens_per_second", notes=notes)
 
     def work(case: Row) -> Row:
         name = case["candidate"]
-        folder = trial.folder_of(config, name)
+        folder = folder_of(config, name)
         caches = {
             "TORCHINDUCTOR_CACHE_DIR": str(folder / "torchinductor"),
             "TRITON_CACHE_DIR": str(folder / "triton"),
         }
-        return trial.training(config, name, settings[name], args.steps, args.warmup, data, caches)
+        return training(config, args, name, settings[name], caches)
 
     rows = measure_trials(config, args, table, [{"candidate": name} for name in settings], work)
     return finish(config, table, rows, rows[0], [settings[row["candidate"]] for row in rows])

@@ -85,53 +85,42 @@ class Shapes:
     dtype: torch.dtype
     model: SimpleNamespace  # a file of conf/model
 
-    def empty(self, *size: int, **options: Any) -> torch.Tensor:
-        return torch.empty(size, dtype=self.dtype, device="meta", **options)
+    def leaf(self, *size: int) -> torch.Tensor:
+        return torch.empty(size, dtype=self.dtype, device="meta", requires_grad=True)
 
 
 def run_rms_norm(shapes: Shapes) -> None:
-    from liger_kernel.ops import rms_norm
+    from liger_kernel.ops import LigerRMSNormFunction
 
     model, norms = shapes.model, [(shapes.tokens, shapes.model.hidden_size)]
     if model.architecture.startswith("qwen3"):  # normalizes each head of queries and of keys
-        norms += [
-            (shapes.tokens * heads, model.head_dim)
-            for heads in (model.num_heads, model.num_kv_heads)
-        ]
-    for rows, columns in norms:
-        x, weight = shapes.empty(rows, columns), shapes.empty(columns)
-        _, x, rstd, *launch, casting = rms_norm.rms_norm_forward(
-            x, weight, 1e-6, 0.0, "llama", None
-        )
-        gradient = shapes.empty(rows, columns)
-        rms_norm.rms_norm_backward(gradient, x, weight, rstd, 0.0, casting, *launch, True, None)
+        numbers = (model.num_heads, model.num_kv_heads)
+        norms += [(shapes.tokens * heads, model.head_dim) for heads in numbers]
+    for norm in norms:
+        inputs = shapes.leaf(*norm), shapes.leaf(norm[1])
+        LigerRMSNormFunction.apply(*inputs, 1e-6, 0.0, "llama").sum().backward()
 
 
 def run_rope(shapes: Shapes) -> None:
-    from liger_kernel.ops import rope
+    from liger_kernel.ops import LigerRopeFunction
 
-    model = shapes.model
-    query, key = (
-        shapes.empty(1, heads, shapes.tokens, model.head_dim)
-        for heads in (model.num_heads, model.num_kv_heads)
-    )
-    angles = shapes.empty(1, shapes.tokens, model.head_dim)
-    rope.rope_forward(query, key, angles, angles)
-    rope.rope_backward(query, key, angles, angles)
+    heads, width = (shapes.model.num_heads, shapes.model.num_kv_heads), shapes.model.head_dim
+    inputs = [shapes.leaf(1, number, shapes.tokens, width) for number in heads]
+    angles = shapes.leaf(1, shapes.tokens, width).detach()
+    sum(out.sum() for out in LigerRopeFunction.apply(*inputs, angles, angles)).backward()
 
 
 def run_swiglu(shapes: Shapes) -> None:
-    from liger_kernel.ops import swiglu
+    from liger_kernel.ops import LigerSiLUMulFunction
 
-    gate = shapes.empty(shapes.tokens, shapes.model.intermediate_size)
-    swiglu.swiglu_forward(gate, gate)
-    swiglu.swiglu_backward(gate, gate, gate)
+    gate = shapes.leaf(shapes.tokens, shapes.model.intermediate_size)
+    LigerSiLUMulFunction.apply(gate, gate).sum().backward()
 
 
 def run_cross_entropy(shapes: Shapes) -> None:
     from liger_kernel.ops import cross_entropy
 
-    logits = shapes.empty(shapes.tokens, shapes.model.vocab_size, requires_grad=True)
+    logits = shapes.leaf(shapes.tokens, shapes.model.vocab_size)
     # A real tensor, since Liger checks that labels are in range
     labels = torch.zeros(shapes.tokens, dtype=torch.int64)
     cross_entropy.cross_entropy_forward(logits, labels, None, -100, 0.0, 0.0, "mean", None, False)
@@ -143,8 +132,8 @@ def run_fused_linear_cross_entropy(shapes: Shapes) -> None:
     from liger_kernel.ops import fused_linear_cross_entropy as fused
 
     model = shapes.model
-    hidden = shapes.empty(shapes.tokens, model.hidden_size, requires_grad=True)
-    head = shapes.empty(model.vocab_size, model.hidden_size, requires_grad=True)
+    hidden = shapes.leaf(shapes.tokens, model.hidden_size)
+    head = shapes.leaf(model.vocab_size, model.hidden_size)
     labels = torch.zeros(shapes.tokens, dtype=torch.int64)
     *_, grad_input, grad_weight, grad_bias = fused.fused_linear_cross_entropy_forward(
         hidden, head, labels

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import operator
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -124,14 +123,12 @@ def hardware_of(arch: str) -> dict[str, Any]:
 
 
 def read_hardware(file: Path) -> dict[str, Any]:
-    """Return a file of conf/hardware merged over its bases.
-
-    Nested values are not merged, since none are read here.
-    """
-    own = yaml.safe_load(file.read_text())
-    bases = [base.removesuffix("@_here_") for base in own.pop("defaults", []) if base != "_self_"]
-    files = [file.parent / f"{base}.yaml" for base in bases]
-    return functools.reduce(operator.or_, [*map(read_hardware, files), own])
+    """Return a file of conf/hardware over its bases. Nested values are not merged, nor read."""
+    own, gpu = yaml.safe_load(file.read_text()), dict[str, Any]()
+    for base in own.pop("defaults", []):
+        if base != "_self_":
+            gpu |= read_hardware(file.parent / f"{base.removesuffix('@_here_')}.yaml")
+    return gpu | own
 
 
 def attentions_of(arch: str) -> tuple[str, ...]:
@@ -146,26 +143,24 @@ def attentions_of(arch: str) -> tuple[str, ...]:
 
 def pretend_device(properties: SimpleNamespace) -> None:
     """Replace torch's queries of the driver by answers from `properties`."""
-    answers: dict[str, Callable[..., Any]] = {
-        "is_available": lambda: True,
-        "device_count": lambda: 1,
-        "current_device": lambda: 0,
-        "get_device_properties": lambda device=None: properties,
-        "get_device_capability": lambda device=None: (properties.major, properties.minor),
-        "get_rng_state": lambda device=None: torch.get_rng_state(),
-        "set_rng_state": lambda state, device=None: None,
-        "_exchange_device": lambda index: 0,
-        "_maybe_exchange_device": lambda index: 0,
-        "synchronize": lambda device=None: None,
+    answers = {
+        "is_available": True,
+        "device_count": 1,
+        "current_device": 0,
+        "get_device_properties": properties,
+        "get_device_capability": (properties.major, properties.minor),
+        "get_rng_state": torch.get_rng_state(),
+        **dict.fromkeys(("_exchange_device", "_maybe_exchange_device"), 0),
+        **dict.fromkeys(("set_rng_state", "synchronize")),
     }
     for name, answer in answers.items():
-        setattr(torch.cuda, name, answer)
+        setattr(torch.cuda, name, lambda *_, answer=answer, **__: answer)
     torch._C._cuda_getCurrentRawStream = lambda index: 0  # imported by generated wrappers
     from torch._dynamo.device_interface import CudaInterface
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     for name in ("device_count", "current_device", "get_device_properties"):
-        setattr(CudaInterface, name, staticmethod(answers[name]))
+        setattr(CudaInterface, name, staticmethod(getattr(torch.cuda, name)))
     FakeTensorMode.avoid_device_init = property(lambda self: True)
     global folding  # operators exist only as long as their library
     # Inductor computes the constants that it folds, so these operators must work

@@ -16,12 +16,11 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from recipes.bench.series import Column, Row, Table
+from recipes.bench.series import Row, Table, columns
 from recipes.rank.names import named
 from recipes.rank.program import main
-from recipes.tune import trial
-from recipes.tune.trial import Setting
-from recipes.tune.tuning import TRAINING, TrainingTuneConfig, finish, measure_trials, trial_data
+from recipes.tune.trial import Setting, folder_of
+from recipes.tune.tuning import TRAINING, TrainingTuneConfig, finish, measure_trials, training
 
 BEFORE, SEARCH, AFTER = "before", "search", "after"
 # MIOPEN_ENABLE_LOGGING_CMD=1 prints each call as the command of MIOpen's driver that repeats it.
@@ -39,9 +38,7 @@ class MiopenConfig(TrainingTuneConfig):
 
 def miopen(config: DictConfig) -> dict[str, Any]:
     args = MiopenConfig(**OmegaConf.to_container(config.trainer_args))
-    columns = [Column("run", "run"), *TRAINING, Column("calls", "MIOpen calls")]
-    table = Table("miopen", figure="tokens_per_second", columns=columns)
-    data = trial_data(config, args)
+    table = Table("miopen", columns(f"run {TRAINING} calls"), figure="tokens_per_second")
     database = Path(config.tuned.cache) / "miopen" / str(config.hardware.gfx)
     after = Setting(
         env={"MIOPEN_FIND_MODE": MODES[args.find_mode], "MIOPEN_USER_DB_PATH": str(database)}
@@ -53,8 +50,8 @@ def miopen(config: DictConfig) -> dict[str, Any]:
         if case["run"] == SEARCH:
             database.mkdir(parents=True, exist_ok=True)
             env["MIOPEN_FIND_ENFORCE"] = "SEARCH_DB_UPDATE"
-        row = trial.training(config, case["run"], setting, args.steps, args.warmup, data, env)
-        return {**row, "calls": len(calls(trial.folder_of(config, case["run"]) / "log"))}
+        row = training(config, args, case["run"], setting, env)
+        return {**row, "calls": len(calls(folder_of(config, case["run"]) / "log"))}
 
     rows = measure_trials(config, args, table, [{"run": BEFORE}], work)
     if not rows[0]["error"] and not rows[0]["calls"]:

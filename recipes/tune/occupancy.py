@@ -45,11 +45,14 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import track
 
 from launch.core import key_values
 from launch.core.errors import (
@@ -70,17 +73,13 @@ if TYPE_CHECKING:  # Both need Triton; launches() reports it if missing.
     from recipes.tune.kernels import Launch
 
 SWEPT = ("num_warps", "num_stages", "waves_per_eu", "matrix_instr_nonkdim")
-KEYS = (
-    *("kernel", "arch", *SWEPT, "model", "tokens", "dtype", "args", "grid"),
-    *("save", "format", "jobs", "timeout_s"),
-)
-DTYPES = ("bf16", "fp16", "fp32")
-NUMBERS = range(1, 2**31)
-LIMITS = {
-    "tokens": range(1, 2**24 + 1),  # Liger reads a real label for each; 4096 wide in bf16: 137 GB
-    "timeout_s": range(1, 86401),
-    "waves_per_eu": range(2**31),
-}
+DEFAULTS = {
+    "kernel": "", "arch": ",".join(ARCHITECTURES), **dict.fromkeys(SWEPT, ""),
+    "model": "qwen3_8b", "tokens": "4096", "dtype": "bf16", "args": "", "grid": "",
+    "save": "", "format": "text", "jobs": str(os.cpu_count() or 1), "timeout_s": "300",
+}  # fmt: skip
+MOST = {"tokens": 2**24}  # Liger reads a real label for each; 4096 wide in bf16: 137 GB
+MAY_BE_ZERO = ("waves_per_eu", "matrix_instr_nonkdim")
 NONKDIMS = ("0", "16", "32")  # of matrix_instr_nonkdim; 0: Triton chooses
 MODELS = Path(__file__).resolve().parents[2] / "conf/model"
 
@@ -90,13 +89,12 @@ LIBRARIES = {
     "trl": ("trl", "trl"),
     "inductor": ("torch", "torch"),
 }
-KERNELS = (
-    *("liger:rms_norm", "liger:rope", "liger:swiglu", "liger:cross_entropy"),
-    *("liger:fused_linear_cross_entropy", "trl:lm_head"),
-)
-# `layer` is the attention in the hardware file; the others are keys of layer_kernels.ATTENTIONS.
-ATTENTIONS = ("layer", "flash", "math", "eager", "varlen", "flex")
-LAYERS = tuple(f"inductor:{attention}" for attention in ATTENTIONS)
+# `inductor:layer` is the attention in the hardware file; the others are those of layer_kernels.
+KERNELS = """
+    liger:rms_norm liger:rope liger:swiglu liger:cross_entropy liger:fused_linear_cross_entropy
+    trl:lm_head inductor:layer inductor:flash inductor:math inductor:eager inductor:varlen
+    inductor:flex liger:all trl:all inductor:all file.py:function
+""".split()
 # The kernels of liger:all and trl:all. method.args.use_liger_kernel=true puts Liger's into our
 # models (liger_kernel.transformers.apply_liger_kernel_to_qwen3, _qwen2 and _llama), except the
 # loss, which TRL 1.16 replaces by its own head (liger_kernel_config in SFT, DPO and GRPO trainers).
@@ -105,9 +103,9 @@ RECIPE_KERNELS = ("liger:rms_norm", "liger:rope", "liger:swiglu", "trl:lm_head")
 
 @dataclass(frozen=True)
 class Request:
-    kernels: tuple[str, ...]
-    archs: tuple[str, ...]
-    sweep: dict[str, tuple[int, ...]]
+    kernels: list[str]
+    archs: list[str]
+    sweep: dict[str, list[int]]
     model: Path
     tokens: int
     dtype: str
@@ -118,54 +116,54 @@ class Request:
     jobs: int
     timeout_s: float
 
+    @property
+    def libraries(self) -> list[str]:
+        named = {kernel.partition(":")[0] for kernel in self.kernels}
+        return [library for library in LIBRARIES if library in named]
+
 
 def parse(argv: list[str]) -> Request:
     """Return the request in key=value words. Raise UserError for unknown keys and values."""
-    words = key_values.read(argv, dict.fromkeys(KEYS, ""), "kernel=liger:rms_norm")
+    words = key_values.read(argv, DEFAULTS, "kernel=liger:rms_norm")
     kernels = _several(words["kernel"])
     libraries = {kernel.partition(":")[0] for kernel in kernels}
-    names = (*KERNELS, *LAYERS, *(f"{library}:all" for library in LIBRARIES), "file.py:function")
     for kernel in kernels:
         library, _, name = kernel.partition(":")
         if library in LIBRARIES or not (library and name):
-            _known("kernel", kernel, names)
-    unread = () if libraries & {*LIBRARIES} else ("model", "tokens")
-    for key in ("args", "grid") if libraries <= {*LIBRARIES} else unread:
-        if words[key]:
+            _known("kernel", kernel, KERNELS)
+    of_libraries = ("model", "tokens") if not libraries & {*LIBRARIES} else ()
+    for key in ("args", "grid") if libraries <= {*LIBRARIES} else of_libraries:
+        if words[key] != DEFAULTS[key]:
             raise UserError(f"{key} takes no effect on kernel={words['kernel']}. Leave it out.")
-    archs = _several(words["arch"]) if words["arch"] else ARCHITECTURES
-    sweep = {key: _several(words[key]) for key in SWEPT if words[key]}
-    for value in sweep.get("matrix_instr_nonkdim", ()):
+    for value in _several(words["matrix_instr_nonkdim"]) if words["matrix_instr_nonkdim"] else ():
         _known("matrix_instr_nonkdim", value, NONKDIMS)
     arguments = [pair.strip().partition("=") for pair in words["args"].split(",") if pair.strip()]
     sides = words["grid"].split("x") if words["grid"] else []
-    dtypes = (*DTYPES, "amp") if libraries == {"inductor"} else DTYPES
+    dtypes = ["bf16", "fp16", "fp32", *(["amp"] if libraries == {"inductor"} else [])]
     models = [file.stem for file in MODELS.glob("*.yaml")]
     return Request(
         kernels=kernels,
-        archs=tuple(_known("arch", arch, ARCHITECTURES) for arch in archs),
-        sweep={key: tuple(_number(key, value) for value in sweep[key]) for key in sweep},
-        model=MODELS / f"{_known('model', words['model'] or 'qwen3_8b', models)}.yaml",
-        tokens=_number("tokens", words["tokens"] or "4096"),
-        dtype=_known("dtype", words["dtype"] or "bf16", dtypes),
+        archs=[_known("arch", arch, ARCHITECTURES) for arch in _several(words["arch"])],
+        sweep={
+            key: [_number(key, value) for value in _several(words[key])]
+            for key in SWEPT
+            if words[key]
+        },
+        model=MODELS / f"{_known('model', words['model'], models)}.yaml",
+        tokens=_number("tokens", words["tokens"]),
+        dtype=_known("dtype", words["dtype"], dtypes),
         args={name: value for name, _, value in arguments},
         workgroups=math.prod(_number("grid", side) for side in sides) if sides else None,
         save=Path(words["save"]) if words["save"] else None,
-        json=_known("format", words["format"] or "text", ("text", "json")) == "json",
-        jobs=_number("jobs", words["jobs"] or str(os.cpu_count() or 1)),
-        timeout_s=_number("timeout_s", words["timeout_s"] or "300"),
+        json=_known("format", words["format"], ("text", "json")) == "json",
+        jobs=_number("jobs", words["jobs"]),
+        timeout_s=_number("timeout_s", words["timeout_s"]),
     )
 
 
-def _libraries(kernels: Iterable[str]) -> list[str]:
-    """Return the libraries among the kernels' names."""
-    named = {kernel.partition(":")[0] for kernel in kernels}
-    return [library for library in LIBRARIES if library in named]
-
-
-def _several(text: str) -> tuple[str, ...]:
+def _several(text: str) -> list[str]:
     """Return the distinct values between commas."""
-    return tuple(dict.fromkeys(text.split(",")))
+    return list(dict.fromkeys(text.split(",")))
 
 
 def _known(key: str, value: str, known: Iterable[str]) -> str:
@@ -176,9 +174,9 @@ def _known(key: str, value: str, known: Iterable[str]) -> str:
 
 
 def _number(key: str, text: str) -> int:
-    limits = LIMITS.get(key, NUMBERS)
-    is_number = re.fullmatch(r"[0-9]{1,18}", text) and int(text) in limits
-    _known(key, text, [text] if is_number else [f"{limits.start} to {limits.stop - 1}"])
+    least, most = int(key not in MAY_BE_ZERO), MOST.get(key, 2**31 - 1)
+    if not (re.fullmatch(r"[0-9]{1,18}", text) and least <= int(text) <= most):
+        raise UserError(f"{key}={text} is not known. Known: {least} to {most}.")
     return int(text)
 
 
@@ -194,7 +192,7 @@ def launches(request: Request) -> list[tuple[Launch, str]]:
     try:
         from recipes.tune import kernels
 
-        for library in _libraries(request.kernels):
+        for library in request.libraries:
             importlib.import_module(LIBRARIES[library][0])
     except ModuleNotFoundError as error:
         package = str(error.name).split(".")[0]
@@ -216,8 +214,14 @@ def launches(request: Request) -> list[tuple[Launch, str]]:
             for operation in all_of_library if name == "all" else [kernel]:
                 launched = kernels.library_launches(operation, *shape)
                 named += [(kernel, launch) for launch in launched]
-    distinct = [(launch, arch) for launch in named_apart(named) for arch in request.archs]
-    return distinct + (layer_launches(request, attentions) if attentions else [])
+    # Kernels that share a name, as in two files, get the key behind it.
+    times = Counter(launch.name for _, launch in named)
+    distinct = [
+        launch if times[launch.name] == 1 else replace(launch, name=f"{launch.name} of {kernel}")
+        for kernel, launch in named
+    ]
+    of_layers = layer_launches(request, attentions) if attentions else []
+    return [(launch, arch) for launch in distinct for arch in request.archs] + of_layers
 
 
 def layer_launches(request: Request, attentions: list[str]) -> list[tuple[Launch, str]]:
@@ -231,17 +235,14 @@ def layer_launches(request: Request, attentions: list[str]) -> list[tuple[Launch
             "kernel=inductor:... needs torch's CPU build, which can take itself for another. Use: "
             "make setup TORCH=cpu, make kernels."
         )
-
-    def layers(arch: str) -> list[layer_kernels.Layer]:
-        names: list[str] = []
-        for name in attentions:
-            names += layer_kernels.attentions_of(arch) if name == "layer" else [name]
-        return [
+    by_arch = {}
+    for arch in request.archs:
+        own = layer_kernels.attentions_of(arch)
+        names = itertools.chain(*(own if name == "layer" else [name] for name in attentions))
+        by_arch[arch] = [
             layer_kernels.Layer(request.model, attention, request.tokens, request.dtype)
             for attention in dict.fromkeys(names)
         ]
-
-    by_arch = {arch: layers(arch) for arch in request.archs}
     generated = layer_kernels.generate_all(by_arch, request.jobs)
     return [
         (launch, arch)
@@ -250,16 +251,7 @@ def layer_launches(request: Request, attentions: list[str]) -> list[tuple[Launch
     ]
 
 
-def named_apart(launches: list[tuple[str, Launch]]) -> list[Launch]:
-    """Return launches; names that several kernels share, as in two files, get the kernel's key."""
-    times = Counter(launch.name for _, launch in launches)
-    return [
-        launch if times[launch.name] == 1 else replace(launch, name=f"{launch.name} of {kernel}")
-        for kernel, launch in launches
-    ]
-
-
-def configurations(launch: Launch, sweep: dict[str, tuple[int, ...]]) -> list[Launch]:
+def configurations(launch: Launch, sweep: dict[str, list[int]]) -> list[Launch]:
     """Return a launch for each combination of the values in `sweep`."""
     return [
         replace(launch, options={**launch.options, **dict(zip(sweep, values, strict=True))})
@@ -268,12 +260,11 @@ def configurations(launch: Launch, sweep: dict[str, tuple[int, ...]]) -> list[La
 
 
 def row(launch: Launch, arch: str, compiled: Compiled) -> Row:
-    # Omit switches such as debug
-    options = {key: value for key, value in launch.options.items() if type(value) is int}
     start = Row(
         launch.name,
         arch,
-        launch.blocks | options,
+        # Omit switches such as debug
+        launch.blocks | {key: value for key, value in launch.options.items() if type(value) is int},
         launch.workgroups,
         launch.per_compute_unit,
         compiled.seconds,
@@ -284,52 +275,52 @@ def row(launch: Launch, arch: str, compiled: Compiled) -> Row:
     needs = read_resources(compiled.isa, compiled.lds_bytes)
     fit = occupancy(ARCHITECTURES[arch], needs)
     if not fit.workgroups:
-        needed = {"VGPR": f"{needs.vgprs} VGPRs", "SGPR": f"{needs.sgprs} SGPRs"}
-        needed["LDS"] = f"{needs.lds_bytes} bytes of LDS"
-        amounts = " and ".join(needed[limit] for limit in fit.limits)
-        error = f"cannot start: one workgroup needs {amounts}, which is more than there is"
-        return replace(start, error=error)
+        limits = " and ".join(fit.limits)
+        return replace(start, error=f"cannot start: one workgroup needs more {limits} than exists")
     return replace(start, code=Code(needs, fit, count_instructions(compiled.isa)))
 
 
-def measure(request: Request, on_progress: Callable[[int, int], None]) -> list[Row]:
+def measure(request: Request) -> list[Row]:
     """Return a row per configuration, by kernel and architecture, the best of each group first."""
     tasks = [
         (configuration, arch)
         for launch, arch in launches(request)
         for configuration in configurations(launch, request.sweep)
     ]
-    from recipes.tune import compile as compiler  # after launches(), which reports missing packages
+    from recipes.tune.compile import compile_all  # after launches(), which reports missing packages
 
     rows: dict[int, Row] = {}
-    on_progress(0, len(tasks))
-    for index, compiled in compiler.compile_all(tasks, request.jobs, request.timeout_s):
+    results = compile_all(tasks, request.jobs, request.timeout_s)
+    # Without auto_refresh the bar has no thread: the compiling processes are forked from this one.
+    bar = track(
+        results,
+        "compiling",
+        len(tasks),
+        console=Console(stderr=True),
+        auto_refresh=False,
+        transient=True,
+        disable=request.json or not sys.stderr.isatty(),
+    )
+    for index, compiled in bar:
         rows[index] = row(*tasks[index], compiled)
         if request.save and not compiled.error:
-            compiler.save(request.save, stem(rows[index]), compiled)
-        on_progress(len(rows), len(tasks))
+            options = "".join(
+                f"-{key}{value}" for key, value in sorted(rows[index].options.items())
+            )
+            name = re.sub(r"[^\w.=-]+", "_", f"{rows[index].kernel}-{rows[index].arch}{options}")
+            (request.save / f"{name}.s").write_text(compiled.isa)
+            (request.save / f"{name}.ttgir").write_text(compiled.ttgir)
     ordered = [rows[index] for index in range(len(tasks))]
     groups = itertools.groupby(ordered, key=lambda row: (row.kernel, row.arch))
     return [row for _, group in groups for row in sorted(group, key=lambda row: row.rank)]
-
-
-def stem(row: Row) -> str:
-    """Return the name of a row's files, without the extension."""
-    options = "".join(f"-{key}{value}" for key, value in sorted(row.options.items()))
-    return re.sub(r"[^\w.=-]+", "_", f"{row.kernel}-{row.arch}{options}")
 
 
 def versions(request: Request) -> dict[str, str]:
     """Return the versions of Triton and of the kernels' libraries."""
     import triton
 
-    names = [LIBRARIES[library][1] for library in _libraries(request.kernels)]
+    names = [LIBRARIES[library][1] for library in request.libraries]
     return {"triton": triton.__version__, **{name: metadata.version(name) for name in names}}
-
-
-def as_json(rows: list[Row], compiled_by: dict[str, str]) -> str:
-    objects = [{**asdict(row), "small_grid": row.small_grid} for row in rows]
-    return json.dumps({"schema": 1, "versions": compiled_by, "rows": objects}, indent=1)
 
 
 def main(argv: list[str]) -> int:
@@ -340,8 +331,7 @@ def main(argv: list[str]) -> int:
         request = parse(argv)
         if request.save:
             request.save.mkdir(parents=True, exist_ok=True)
-        with table.progress(shown=not request.json) as on_progress:
-            rows = measure(request, on_progress)
+        rows = measure(request)
     except (UserError, HostError, OSError) as error:  # OSError: of save=
         print(f"error: {error}", file=sys.stderr)
         return getattr(error, "exit_code", EXIT_USER)
@@ -349,7 +339,9 @@ def main(argv: list[str]) -> int:
         print("interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     if request.json:
-        print(as_json(rows, versions(request)))
+        objects = [{**asdict(row), "small_grid": row.small_grid} for row in rows]
+        content = {"schema": 1, "versions": versions(request), "rows": objects}
+        print(json.dumps(content, indent=1))
     else:
         table.show(rows, versions(request), request.save)
     compiled = {(row.kernel, row.arch) for row in rows if not row.error}

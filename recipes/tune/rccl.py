@@ -1,29 +1,24 @@
 """Search environment variables of RCCL (NCCL) for the fastest all-reduce here, with Optuna.
 
-A trial runs method=bench/collectives in new processes, because NCCL reads its variables once. Its
-figure is the geometric mean of the bus bandwidths over the sizes.
+A trial is a run of method=bench/collectives. Its figure is the geometric mean of the bus bandwidths
+over the sizes.
 """
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import os
-import statistics
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch.distributed as dist
 from omegaconf import DictConfig, OmegaConf
 
-from launch.core.errors import UserError
-from recipes.bench import collectives
-from recipes.bench.series import Column, Row, Table, device_of
+from recipes.bench.collectives import CollectivesConfig
+from recipes.bench.series import Row, Table, columns
+from recipes.rank.device import DTYPES
 from recipes.rank.names import named
-from recipes.rank.program import Interrupted, is_main_rank, main, stop_asked
-from recipes.tune.search import Point, Report, SearchConfig, search, set_only
-from recipes.tune.trial import Setting
+from recipes.rank.program import is_main_rank, main
+from recipes.tune.search import Point, Report, SearchConfig, measure_bench, search, set_only
+from recipes.tune.trial import Setting, num_ranks
 from recipes.tune.tuning import finish
 
 
@@ -48,69 +43,26 @@ class RcclConfig(SearchConfig):
 
 def rccl(config: DictConfig) -> dict[str, Any]:
     args = RcclConfig(**OmegaConf.to_container(config.trainer_args))
-    bench_args = collectives.CollectivesConfig(**OmegaConf.to_container(config.tuned.trainer_args))
-    world = int(os.environ.get("WORLD_SIZE", "1"))
-    device_of(bench_args)
-    dist.init_process_group("gloo")
-    workers = collectives.Workers(bench_args, [world], {})
+    if not is_main_rank():  # the trials start their own ranks on the same GPUs
+        return {}
+    bench = CollectivesConfig(**OmegaConf.to_container(config.tuned.trainer_args))
+    dtype = next(name for name in bench.dtypes or config.hardware.precisions if name in DTYPES)
+    sizes = ", ".join(map(str, bench.sizes))
+    notes = [f"{num_ranks()} ranks, {', '.join(bench.ops)} of {sizes} bytes."]
+    table = Table("rccl", columns("trial setting bus_gb_s"), figure="bus_gb_s", notes=notes)
+    only = {"ranks": [num_ranks()], "dtypes": [dtype], "programs": ["torch"], "settings": []}
 
-    def measure(case: Row, env: dict[str, str]) -> Row:
-        """Return a case's figures; every rank must call this. Raise UserError on all of them."""
-        workers.settings.setdefault(case["setting"], env)
-        return collectives.measure_one(case, bench_args, config, workers)
+    def setting_of(point: Point) -> Setting:
+        return Setting(env={name: str(value) for name, value in set_only(point).items()})
 
-    def measure_point(number: int, point: Point, report: Report) -> Row:
-        """Return figures of all cases under one setting. Raise UserError, Pruned, Interrupted."""
-        figures: Row = {}
-        for op, size in itertools.product(bench_args.ops, bench_args.sizes):
-            if stop_asked():
-                raise Interrupted()
-            case = {"op": op, "ranks": world, "bytes": size, "dtype": dtype, "program": "torch"}
-            message = ({**case, "setting": str(number)}, env_of(point))
-            send(message)
-            figure = measure(*message)["bus_gb_s"]
-            figures[f"{op} {size}"] = figure
-            report(figure)
-        mean = statistics.geometric_mean(figures.values())
-        return {"bus_gb_s": mean, "bus_gb_s_by_size": figures}
+    def work(number: int, point: Point, report: Report) -> Row:
+        names = ("size", lambda row: f"{row['op']} {row['bytes']}")
+        return measure_bench(
+            config, number, setting_of(point), report, table.figure, names, unrecorded=only
+        )
 
-    try:
-        if not is_main_rank():
-            return follow(measure)
-        columns = [Column("trial", "trial"), Column("setting", "setting")]
-        columns.append(Column("bus_gb_s", "bus GB/s", 2))
-        sizes = ", ".join(map(str, bench_args.sizes))
-        notes = [f"{world} ranks, {', '.join(bench_args.ops)} of {sizes} bytes."]
-        table = Table("rccl", figure="bus_gb_s", columns=columns, notes=notes)
-        dtypes = [name for name in config.hardware.precisions if name in collectives.DTYPES]
-        dtype = (bench_args.dtypes or dtypes)[0]
-        rows = search(config, args, table, measure_point)
-        settings = [Setting(env=env_of(set_only(row["point"]))) for row in rows]
-        return finish(config, table, rows, rows[0], settings)
-    finally:
-        send(None)
-        workers.close()
-
-
-def env_of(point: Point) -> dict[str, str]:
-    return {name: str(value) for name, value in point.items()}
-
-
-def send(message: tuple[Row, dict[str, str]] | None) -> None:
-    """Send a case from the main rank to the others; None ends them."""
-    if is_main_rank():
-        dist.broadcast_object_list([message], src=0)
-
-
-def follow(measure: Callable[[Row, dict[str, str]], Row]) -> dict[str, Any]:
-    """Measure the main rank's cases on the other ranks until it sends None, and return {}."""
-    while True:
-        message: list[Any] = [None]
-        dist.broadcast_object_list(message, src=0)
-        if message[0] is None:
-            return {}
-        with contextlib.suppress(UserError):  # also raised on the main rank, which records it
-            measure(*message[0])
+    rows = search(config, args, table, work)
+    return finish(config, table, rows, rows[0], [setting_of(row["point"]) for row in rows])
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -28,6 +28,7 @@ from launch.core.errors import UserError
 from recipes.bench.series import Row, Table
 from recipes.rank.files import append
 from recipes.rank.program import Interrupted, say, stop_asked
+from recipes.tune.trial import Setting, run
 from recipes.tune.tuning import TuneConfig
 
 JOURNAL = "journal.log"
@@ -98,12 +99,11 @@ def search(
     lines.unlink(missing_ok=True)  # a killed run may have written to the journal but not here
     for step, row in enumerate(rows, 1):
         append(lines, {"step": step, "num_steps": args.num_trials, **row})
-    space = {
-        name: CategoricalDistribution(list(dict.fromkeys([None, *values])))
-        for name, values in args.space.items()
-    }
+    choices = {name: list(dict.fromkeys([None, *values])) for name, values in args.space.items()}
+    space = {name: CategoricalDistribution(values) for name, values in choices.items()}
+    most = min(args.num_trials, math.prod(map(len, choices.values())))
     repeats = 0
-    while len(rows) < min(args.num_trials, combinations(args.space)) and repeats < MAX_REPEATS:
+    while len(rows) < most and repeats < MAX_REPEATS:
         if rows and rows[0]["error"]:  # nothing to compare with
             break
         if stop_asked():
@@ -123,13 +123,8 @@ def search(
         rows.append(row)
         append(lines, {"step": len(rows), "num_steps": args.num_trials, **row})
         outcome = f"{figure} {row[figure]:,.4g}" if row.get(figure) else row["error"]
-        say(f"{len(rows)}/{args.num_trials}  {words(trial.params)}  {outcome}")
+        say(f"{len(rows)}/{args.num_trials}  {row['setting']}  {outcome}")
     return rows
-
-
-def words(point: Mapping[str, Any]) -> str:
-    """Return a point's changes as words."""
-    return " ".join(f"{name}={value}" for name, value in set_only(point).items()) or "as it stands"
 
 
 def set_only(point: Mapping[str, Any]) -> Point:
@@ -152,8 +147,9 @@ def _measured(
         if number > 0 and trial.should_prune():
             raise Pruned
 
-    row: Row = {"trial": number, "setting": words(params), "point": params, "error": None}
-    state = TrialState.COMPLETE
+    changes = " ".join(f"{name}={value}" for name, value in set_only(params).items())
+    row: Row = {"trial": number, "setting": changes or "as it stands", "point": params}
+    row["error"], state = None, TrialState.COMPLETE
     try:
         row |= measure(number, set_only(params), report)
     except Pruned:
@@ -167,8 +163,40 @@ def _measured(
     return row
 
 
-def combinations(space: Mapping[str, Sequence[Any]]) -> int:
-    return math.prod(len({None, *values}) for values in space.values())
+def measure_bench(
+    config: DictConfig,
+    number: int,
+    setting: Setting,
+    report: Report,
+    figure: str,
+    names: tuple[str, Callable[[Row], str]],
+    unrecorded: Mapping[str, Any] = {},
+) -> Row:
+    """Run a benchmark as a trial, and return the geometric mean of its rows' figures.
+
+    `names`: what a row's name is, and the name of a row. Raise UserError if a row failed, Pruned.
+    """
+    known, pruned = 0, False
+
+    def on_rows(rows: list[Row]) -> bool:
+        nonlocal known, pruned
+        try:
+            for row in rows[known:]:
+                if row["error"]:
+                    return True
+                report(row[figure])
+        except Pruned:
+            pruned = True
+        known = len(rows)
+        return pruned
+
+    rows = run(config, f"trial{number}", setting, unrecorded, on_rows=on_rows)
+    if pruned:
+        raise Pruned
+    what, name_of = names
+    figures = {name_of(row): row[figure] for row in rows}
+    mean = statistics.geometric_mean(figures.values())
+    return {figure: mean, f"{figure}_by_{what}": figures}
 
 
 def open_study(journal: Path, args: SearchConfig) -> optuna.Study:

@@ -1,22 +1,27 @@
-"""Print the table of recipes.tune.occupancy, and its progress bar."""
+"""Print the table of recipes.tune.occupancy."""
 
 from __future__ import annotations
 
-import contextlib
 import re
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from recipes.tune.amdgpu import ENOUGH_WORKGROUPS, Instructions, Occupancy, Resources
 
 WIDE = 230  # columns if the output is not a terminal, so that no line wraps
+LEGEND = f"""\
+occupancy: waves that one SIMD holds / has places for; by ...: what one resource alone would allow.
+waves: of one workgroup. VGPR: on gfx90a, gfx942 and gfx950 with the AGPRs in it.
+b128: accesses of 16 bytes a lane (dwordx4) / all, in the text.
+spills: registers that went to memory. More warps, smaller blocks, fewer stages or a lower
+waves_per_eu avoid them.
+!: fewer than {ENOUGH_WORKGROUPS} workgroups, the least that AMD's guide recommends for an MI300X.
+More occupancy promises no speed: measure."""
 
 
 @dataclass(frozen=True)
@@ -61,142 +66,74 @@ class Row:
         return (bool(needs.spills), -self.code.occupancy.waves, -wide, needs.vgprs)
 
 
-@contextlib.contextmanager
-def progress(shown: bool) -> Iterator[Callable[[int, int], None]]:
-    """Yield a function that redraws a bar on stderr, to be called whenever a kernel is done.
-
-    There is no refreshing thread, because the compiling processes are forked from this one.
-    """
-    columns = (TextColumn("compiling"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    console = Console(stderr=True)
-    with Progress(
-        *columns,
-        console=console,
-        auto_refresh=False,
-        transient=True,
-        disable=not (shown and console.is_terminal),
-    ) as bar:
-        task = bar.add_task("", total=None)
-
-        def on_progress(done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total, refresh=True)
-
-        yield on_progress
-
-
 def show(rows: list[Row], versions: dict[str, str], saved: Path | None) -> None:
     """Print the table, the reasons for missing rows, and explanations of its terms."""
     console = Console()
     if not console.is_terminal:
         console = Console(width=WIDE)
     title = f"Compiled by {', '.join(f'{name} {version}' for name, version in versions.items())}"
-    table = Table(
-        title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False
-    )
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     cells = [_cells(row) for row in rows]
-    headings = [
-        heading
-        for heading in cells[0]
-        if heading not in OPTIONAL or any(row[heading] not in ("", "0") for row in cells)
-    ]
+    keys = dict.fromkeys(key for row in cells for key in row)
+    # Columns in which no row has anything are left out.
+    headings = [key for key in keys if any(row.get(key) not in (None, "", 0) for row in cells)]
     for heading in headings:
-        table.add_column(heading, justify="left" if heading in LEFT else "right", overflow="fold")
-    swept = len({(row.kernel, row.arch) for row in rows}) < len(rows)
-    sections = [(row.kernel, row.arch if swept else "") for row in rows]
-    for row_cells, section, following in zip(
-        cells, sections, [*sections[1:], sections[-1]], strict=True
-    ):
-        table.add_row(*(row_cells[h] for h in headings), end_section=section != following)
+        table.add_column(heading, overflow="fold")
+    for row in cells:
+        table.add_row(*(str(row.get(heading) or "") for heading in headings))
     console.print(table)
-    reasons: dict[str, list[str]] = {}
+    lines = []
     for row in rows:
         if row.error:
             options = "".join(f" {key}={value}" for key, value in row.options.items())
-            reasons.setdefault(row.error, []).append(f"{row.kernel} {row.arch}{options}")
-    lines = [f"failed: {reason}\n    {'; '.join(kernels)}" for reason, kernels in reasons.items()]
-    lines += _legend(rows)
-    if saved:
-        lines.append(f"Assembly (.s) and .ttgir of each row: {saved}/")
-    for line in lines:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+            lines.append(f"failed: {row.kernel} {row.arch}{options}: {row.error}")
+    lines += [LEGEND, *([f"Assembly (.s) and .ttgir of each row: {saved}/"] if saved else [])]
+    console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
 
 
-LEFT = ("kernel", "arch", "blocks", "limit", "matrix")
-# Columns shown only if some row has a value other than 0 or nothing.
-OPTIONAL = (
-    *("blocks", "warps", "stages", "waves_per_eu", "nonkdim", "AGPR", "scratch B", "limit"),
-    "workgroups",
-)
-
-
-def _cells(row: Row) -> dict[str, str]:
+def _cells(row: Row) -> dict[str, object]:
     options, grid = row.options, "one per CU" if row.per_compute_unit else row.workgroups or ""
-    before = {
+    cells: dict[str, object] = {
         "kernel": row.kernel,
         "arch": row.arch,
         "blocks": " ".join(f"{key}={size}" for key, size in options.items() if "BLOCK" in key),
-        "warps": options.get("num_warps", ""),
-        "stages": options.get("num_stages", ""),
-        "waves_per_eu": options.get("waves_per_eu", ""),
-        "nonkdim": options.get("matrix_instr_nonkdim", ""),
+        "warps": options.get("num_warps"),
+        "stages": options.get("num_stages"),
+        "waves_per_eu": options.get("waves_per_eu"),
+        "nonkdim": options.get("matrix_instr_nonkdim"),
+        "workgroups": f"{grid} !" if row.small_grid else grid,
     }
-    code = dict.fromkeys(CODE, "") | {"occupancy": "failed"}
     if row.code:
-        code = {heading: value(row.code) for heading, value in CODE.items()}
-    after = {"workgroups": f"{grid} !" if row.small_grid else grid}
-    return {heading: str(value) for heading, value in {**before, **code, **after}.items()}
-
-
-CODE: dict[str, Callable[[Code], object]] = {
-    "VGPR": lambda code: code.resources.vgprs,
-    "AGPR": lambda code: code.resources.agprs,
-    "SGPR": lambda code: code.resources.sgprs,
-    "spills": lambda code: code.resources.spills,
-    "scratch B": lambda code: code.resources.scratch_bytes,
-    "LDS B": lambda code: code.resources.lds_bytes,
-    "waves": lambda code: code.resources.waves,
-    "by VGPR": lambda code: f"{code.occupancy.by_vgpr:g}",
-    "by SGPR": lambda code: f"{code.occupancy.by_sgpr:g}",
-    "by LDS": lambda code: f"{code.occupancy.by_lds:g}",
-    "occupancy": lambda code: f"{code.occupancy.waves:g}/{code.occupancy.max_waves}",
-    "limit": lambda code: " ".join(code.occupancy.limits),
-    "matrix": lambda code: matrix(code.instructions.matrix),
-    "loads b128": lambda code: _wide(code.instructions.global_loads),
-    "LDS b128": lambda code: _wide(code.instructions.lds_loads, code.instructions.lds_stores),
-}
+        needs, fit, counts = row.code.resources, row.code.occupancy, row.code.instructions
+        cells |= {
+            "VGPR": needs.vgprs,
+            "AGPR": needs.agprs,
+            "SGPR": needs.sgprs,
+            "spills": needs.spills,
+            "scratch B": needs.scratch_bytes,
+            "LDS B": needs.lds_bytes,
+            "waves": needs.waves,
+            "by VGPR": f"{fit.by_vgpr:g}",
+            "by SGPR": f"{fit.by_sgpr:g}",
+            "by LDS": f"{fit.by_lds:g}",
+            "occupancy": f"{fit.waves:g}/{fit.max_waves}",
+            "limit": " ".join(fit.limits),
+            "matrix": matrix(counts.matrix),
+            "loads b128": _wide(counts.global_loads),
+            "LDS b128": _wide(counts.lds_loads, counts.lds_stores),
+        }
+    return cells
 
 
 def matrix(counts: dict[str, int]) -> str:
     """Return kind, shapes and number of matrix instructions, such as `MFMA 32x32x8 48`."""
     kinds = sorted({name.split("_")[1].upper() for name in counts})
     shapes = sorted({part for name in counts for part in re.findall(r"\d+x\d+x\d+", name)})
-    return " ".join([*kinds, *shapes, str(sum(counts.values()))]) if counts else "none"
+    return " ".join([*kinds, *shapes, str(sum(counts.values()))]) if counts else ""
 
 
 def _wide(*counts: dict[str, int]) -> str:
     """Return the numbers of 16-byte accesses per lane and of all accesses, such as `8/9`."""
-    if not any(counts):
-        return "none"
     wide = sum(widths.get("b128", 0) for widths in counts)
-    return f"{wide}/{sum(sum(widths.values()) for widths in counts)}"
-
-
-def _legend(rows: list[Row]) -> list[str]:
-    lines = [
-        "occupancy: waves that one SIMD holds / has places for; by ...: what one resource alone "
-        "would allow; waves: of one workgroup.",
-        "VGPR: on gfx90a, gfx942 and gfx950 with the AGPRs in it. b128: accesses of 16 bytes a "
-        "lane (dwordx4) / all, in the text.",
-        "More occupancy promises no speed: measure.",
-    ]
-    if any(row.small_grid for row in rows):
-        lines.append(
-            f"!: fewer than {ENOUGH_WORKGROUPS} workgroups, the least that AMD's workload guide "
-            "recommends for an MI300X."
-        )
-    if any(row.code and row.code.resources.spills for row in rows):
-        lines.append(
-            "spills: registers that went to memory. More warps, smaller blocks, fewer stages or a "
-            "lower waves_per_eu avoid them."
-        )
-    return lines
+    total = sum(sum(widths.values()) for widths in counts)
+    return f"{wide}/{total}" if total else ""

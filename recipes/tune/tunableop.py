@@ -10,7 +10,6 @@ experiment sets.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -25,11 +24,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from launch.core.errors import UserError
 from launch.core.json_files import write_json, write_text
-from recipes.bench.series import Column, Row, Table, show
+from recipes.bench.series import Row, Table, columns, show
 from recipes.rank.program import Failed, main
 from recipes.tune import trial
 from recipes.tune.trial import Setting
-from recipes.tune.tuning import TRAINING, TrainingTuneConfig, finish, measure_trials, trial_data
+from recipes.tune.tuning import TRAINING, TrainingTuneConfig, finish, measure_trials, training
 
 FILE = "tunableop.csv"  # TunableOp inserts the number of the process's GPU before the dot
 PREFIX = "PYTORCH_TUNABLEOP_"
@@ -51,17 +50,15 @@ class TunableopConfig(TrainingTuneConfig):
 
 def tunableop(config: DictConfig) -> dict[str, Any]:
     args = TunableopConfig(**OmegaConf.to_container(config.trainer_args))
-    columns = [Column("run", "run"), *TRAINING, Column("products", "products")]
-    columns.append(Column("tuning_s", "tuning s", 0))
-    table = Table("tunableop", figure="tokens_per_second", columns=columns)
-    data = trial_data(config, args)
+    shown = columns(f"run {TRAINING} products tuning_s")
+    table = Table("tunableop", shown, figure="tokens_per_second")
     result = trial.folder_of(config, COLLECT) / "tuned.json"
 
     def work(case: Row) -> Row:
         if case["run"] == COLLECT:
-            return collect(config, args, data, result)
+            return collect(config, args, result)
         setting = setting_with(result) if case["run"] == WITH else Setting()
-        return trial.training(config, case["run"], setting, args.steps, args.warmup, data)
+        return training(config, args, case["run"], setting)
 
     rows = measure_trials(config, args, table, [{"run": WITHOUT}, {"run": COLLECT}], work)
     if error := rows[0]["error"] or rows[1]["error"]:
@@ -80,30 +77,28 @@ def tunableop(config: DictConfig) -> dict[str, Any]:
     )
 
 
-def collect(config: DictConfig, args: TunableopConfig, data: dict[str, Any], result: Path) -> Row:
+def collect(config: DictConfig, args: TunableopConfig, result: Path) -> Row:
     """Record the products of one step, tune them in a new process, and return the step's row."""
     folder = trial.folder_of(config, COLLECT)
     untuned, tuned = folder / "untuned.csv", folder / FILE
     recording = {"ENABLED": "1", "TUNING": "0", "RECORD_UNTUNED": "1"}
     recording |= {"UNTUNED_FILENAME": str(untuned), "FILENAME": str(tuned)}
     env = {f"{PREFIX}{name}": value for name, value in recording.items()}
-    row = trial.training(config, COLLECT, Setting(), 1, args.warmup, data, env)
-    untuned, figures = folder / "untuned0.csv", folder / "figures.json"
-    num_products = len(products(untuned))
+    row = training(config, args, COLLECT, Setting(), env, steps=1)
+    untuned = folder / numbered(untuned.name, 0)
+    row |= {"products": len(products(untuned)), "tuning_s": None}
     if torch.version.hip is None:
-        return {**row, "products": num_products, "tuning_s": None}
-    argv = [sys.executable, "-m", "recipes.tune.tunableop"]
-    argv += ["--tune", str(untuned), "--out", str(tuned), "--figures", str(figures)]
-    argv += ["--max-duration-ms", str(args.max_duration_ms)]
-    argv += ["--max-iterations", str(args.max_iterations)]
+        return row
+    limits = (str(args.max_duration_ms), str(args.max_iterations))
+    argv = [sys.executable, "-m", "recipes.tune.tunableop", "--tune", untuned, tuned, *limits]
     # The user's variables would override the program's switches.
     env = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
-    trial.follow(config, argv, env, folder, "tuning.log").checked_rows()
-    about = json.loads(figures.read_text())
-    cache = keep(tuned, about["validators"], Path(config.tuned.cache) / "tunableop")
-    tuning = {"products": num_products, "tuning_s": about["time_s"]}
-    write_json(result, {"file": str(cache / FILE), **tuning})
-    return {**row, **tuning}
+    start = time.monotonic()
+    trial.follow(config, [*map(str, argv)], env, folder, "tuning.log")
+    row["tuning_s"] = time.monotonic() - start
+    cache = keep(tuned, Path(config.tuned.cache) / "tunableop")
+    write_json(result, {"file": str(cache / FILE)})
+    return row
 
 
 def products(path: Path) -> list[str]:
@@ -112,12 +107,13 @@ def products(path: Path) -> list[str]:
     return sorted({line for line in lines if line.startswith(("Gemm", "ScaledGemm"))})
 
 
-def keep(tuned: Path, validators: list[list[str]], cache: Path) -> Path:
+def keep(tuned: Path, cache: Path) -> Path:
     """Add tuned kernels to the file of these versions, with a copy per GPU; return its folder.
 
     Its name is such as gfx942-rocm7.2.0-hipblaslt1.2.0-torch2.13.0.
     """
-    kernels, versions = products(tuned), dict(validators)
+    head = [line for line in tuned.read_text().splitlines() if line.startswith("Validator")]
+    kernels, versions = products(tuned), dict(line.split(",", 2)[1:] for line in head)
     missing = [name for name in VERSIONS if name not in versions]
     if missing or not kernels:
         raise UserError(
@@ -128,8 +124,6 @@ def keep(tuned: Path, validators: list[list[str]], cache: Path) -> Path:
         re.sub(r"[^\w.-]", "-", versions[name].split(":")[0]) for name in VERSIONS
     )
     folder = cache / f"{gfx}-rocm{rocm}-hipblaslt{hipblaslt}-torch{torch_version}"
-    folder.mkdir(parents=True, exist_ok=True)
-    head = [line for line in tuned.read_text().splitlines() if line.startswith("Validator")]
     names = {tuple(line.split(",")[:2]) for line in kernels}
     existing = products(folder / numbered(FILE, 0))
     earlier = [line for line in existing if tuple(line.split(",")[:2]) not in names]
@@ -150,39 +144,28 @@ def setting_with(result: Path) -> Setting:
     return Setting(env={f"{PREFIX}{name}": value for name, value in switches.items()})
 
 
-def tune_offline(argv: list[str]) -> None:
+def tune_offline(untuned: str, out: str, max_duration_ms: str, max_iterations: str) -> None:
     """Tune, in a new process: the recipe's has recorded, and TunableOp reads its switches once."""
     from torch.cuda import tunable
 
-    parser = argparse.ArgumentParser(description=tune_offline.__doc__)
-    for name in ("--tune", "--out", "--figures"):
-        parser.add_argument(name, type=Path, required=True)
-    for name in ("--max-duration-ms", "--max-iterations"):
-        parser.add_argument(name, type=int, required=True)
-    args = parser.parse_args(argv)
-    start = time.monotonic()
     tunable.enable(True)
     tunable.tuning_enable(True)
     tunable.record_untuned_enable(False)
-    tunable.set_filename(str(args.out), insert_device_ordinal=False)
-    tunable.set_max_tuning_duration(args.max_duration_ms)
-    tunable.set_max_tuning_iterations(args.max_iterations)
-    untuned = products(args.tune)
-    for number, product in enumerate(untuned, 1):
-        single = args.tune.with_name("one.csv")
+    tunable.set_filename(out, insert_device_ordinal=False)
+    tunable.set_max_tuning_duration(int(max_duration_ms))
+    tunable.set_max_tuning_iterations(int(max_iterations))
+    single, lines = Path(untuned).with_name("one.csv"), products(Path(untuned))
+    for number, product in enumerate(lines, 1):
         single.write_text(f"{product}\n")
         tunable.tune_gemm_in_file(str(single))
-        print(f"{number}/{len(untuned)}  {product}", flush=True)  # a growing log shows progress
+        print(f"{number}/{len(lines)}  {product}", flush=True)  # a growing log shows progress
     torch.cuda.synchronize()
-    validators = [list(pair) for pair in tunable.get_validators()]
-    lines = [f"Validator,{name},{value}" for name, value in validators]
-    lines += [",".join(map(str, result)) for result in tunable.get_results()]
-    args.out.write_text("\n".join(lines) + "\n")
-    write_json(args.figures, {"validators": validators, "time_s": time.monotonic() - start})
+    results = [("Validator", *pair) for pair in tunable.get_validators()] + [*tunable.get_results()]
+    Path(out).write_text("".join(",".join(map(str, result)) + "\n" for result in results))
 
 
 if __name__ == "__main__":
     if "--tune" in sys.argv:
-        tune_offline(sys.argv[1:])
+        tune_offline(*sys.argv[2:])
     else:
         main(tunableop)

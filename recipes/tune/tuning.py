@@ -8,9 +8,11 @@ conf/method/tune/<name>.yaml shows how to start a tuning.
 
 from __future__ import annotations
 
+import json
 import math
+import random
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,20 +21,15 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from launch.core.errors import UserError
-from recipes.bench.series import Column, Row, Table, measure_rows, show
+from recipes.bench.series import Row, Table, measure_rows, show
 from recipes.rank.names import named
-from recipes.rank.program import Failed, say
-from recipes.tune.rows import full_rows
-from recipes.tune.trial import Setting, num_ranks, word
+from recipes.rank.program import Failed
+from recipes.tune.trial import Setting, num_ranks, run, speed, word
 
+CHARACTERS = 4  # digits per token; no tokenizer in use joins more than three into a token
 # Their product is the number of rows that a rank reads for an optimizer step.
 STEP = ("per_device_train_batch_size", "gradient_accumulation_steps")
-TRAINING = (
-    Column("tokens_per_second", "tokens/s", 0),
-    Column("step_s", "s/step", 3),
-    Column("spread", "spread", 2),
-    Column("memory_gb", "GB", 1),
-)
+TRAINING = "tokens_per_second step_s spread memory_gb"  # columns
 
 
 @dataclass
@@ -62,25 +59,47 @@ class TrainingTuneConfig(TuneConfig):
     rows: str = named(lambda: ("full", "data"), "full")
 
 
-def trial_data(
-    config: DictConfig, args: TrainingTuneConfig, most: int | None = None
-) -> dict[str, Any]:
-    """Return keys of config.data for trials with up to `most` rows per step on all ranks.
+def training(
+    config: DictConfig,
+    args: TrainingTuneConfig,
+    name: str,
+    setting: Setting,
+    env: Mapping[str, str] = {},
+    steps: int | None = None,
+) -> Row:
+    """Return the speed of `steps` steps after args.warmup. Raise UserError if the trial failed."""
+    steps = steps or args.steps
+    bounds = {"max_steps": args.warmup + steps, "num_train_epochs": 1, "logging_steps": 1}
+    bounds |= {"save_strategy": "no", "eval_strategy": "no"}
+    data = full_rows(config, args, setting, steps) if args.rows == "full" else {}
+    return speed(run(config, name, setting, bounds, data, env), args.warmup)
 
-    If `most` is None, use the recipe's own batch. Raise UserError if rows cannot be full.
+
+def full_rows(
+    config: DictConfig, args: TrainingTuneConfig, setting: Setting, steps: int
+) -> dict[str, Any]:
+    """Write rows that fill max_length, and return the keys of config.data for a trial with them.
+
+    Every step then has the same shape. Raise UserError if rows cannot be full.
     """
-    if args.rows == "data":
-        return {}
-    own = config.tuned.trainer_args
-    if args.recipe not in ("sft", "dpo") or own.max_length is None:
+    own = {**config.tuned.trainer_args, **setting.args}
+    length = own.get("max_length")
+    if args.recipe not in ("sft", "dpo") or length is None:
         raise UserError(
             f"method.args.rows=full with method.args.recipe={args.recipe}: rows are filled for sft "
             "and dpo, up to method.args.max_length tokens. Set both, or use method.args.rows=data."
         )
-    if most is None:
-        most = own.per_device_train_batch_size * own.get("gradient_accumulation_steps", 1)
-    path = Path(config.run_dir) / "trials" / "rows.jsonl"
-    full_rows(path, args.recipe, own.max_length, most * (args.steps + args.warmup), args.seed)
+    count = num_ranks() * math.prod(own.get(key) or 1 for key in STEP) * (steps + args.warmup)
+    path = Path(config.run_dir) / "trials" / f"rows-{count}.jsonl"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        rng, staged = random.Random(args.seed), path.with_suffix(".staged")
+        with staged.open("w") as file:
+            for _ in range(count):  # the trainer cuts longer rows
+                text = "".join(rng.choices("0123456789", k=CHARACTERS * length))
+                pair = {"prompt": text[:CHARACTERS], "chosen": text, "rejected": text[::-1]}
+                file.write(json.dumps({"text": text} if args.recipe == "sft" else pair) + "\n")
+        staged.replace(path)
     return {"name": "full rows", "kind": "jsonl", "path": str(path), "limit": None}
 
 
@@ -108,7 +127,7 @@ def finish(
 
     `settings` are those of the rows. Raises Failed with the rows if `before` failed.
     """
-    figure, columns = table.figure, table.columns
+    figure = table.figure
     content = {"tuning": table.benchmark, **table.content(rows, [*table.notes, *notes])}
     if before["error"]:
         show(table, rows, config.hardware.name, content["notes"])
@@ -116,21 +135,20 @@ def finish(
     pairs = zip(rows, settings, strict=True)
     measured = [pair for pair in pairs if not pair[0]["error"] and pair[0].get(figure)]
     best, setting = max(measured, key=lambda pair: pair[0][figure])
-    gain = best[figure] / before[figure]
-    overrides = setting.overrides()
+    gain, overrides = best[figure] / before[figure], setting.overrides()
     path, command = write_experiment(config, table, setting, before, best)
     content["notes"] += other_steps(config, setting)
-    title = next(column.title for column in columns if column.key == figure)
-    change = f"before: {before[figure]:,.4g} {title}; after: {best[figure]:,.4g}"
-    lines = [*content["notes"], f"{change}, {gain:.3f} times as good"]
+    lines = [*content["notes"]]
     spread = max(before.get("spread", 0.0), best.get("spread", 0.0))
     if 1 < gain < 1 + spread:
         lines.append(f"steps of one run lie {spread:.3f} apart: a smaller gain may be none")
-    words = shlex.join(overrides) or "none: the recipe as it stands is the fastest"
-    lines += [f"overrides: {words}", f"experiment: {path}", f"  {command}"]
+    lines += [
+        f"before: {before[figure]:,.4g} {figure}; after: {best[figure]:,.4g}, {gain:.3f} times",
+        f"overrides: {shlex.join(overrides) or 'none: the recipe as it stands is the fastest'}",
+        f"experiment: {path}\n  {command}",
+    ]
     show(table, rows, config.hardware.name, lines)
-    say(f"done: {gain:.3f} times as good")
-    figures = {column.key for column in columns if column.digits is not None}
+    figures = {column.key for column in table.columns if column.digits is not None}
     return {
         **content,
         "before": {key: value for key, value in before.items() if key in figures},
@@ -151,7 +169,7 @@ def other_steps(config: DictConfig, setting: Setting) -> list[str]:
     )
     if before == after:
         return []
-    at_once = num_ranks() * (tuned.get("per_device_train_batch_size") or 1)
+    at_once = num_ranks() * (tuned.get(STEP[0]) or 1)
     remedy = "a sweep of learning rates says whether it has to follow."
     if before % at_once == 0:
         remedy = f"effective_batch={before} keeps them."

@@ -11,7 +11,6 @@ conf/experiment/tuned_engine_<model>_<hardware>.yaml.
 from __future__ import annotations
 
 import shlex
-import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,12 +18,11 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from recipes.bench import vllm_arguments
-from recipes.bench.series import Column, Row, Table
+from recipes.bench import vllm_programs
+from recipes.bench.series import Row, Table, columns
 from recipes.rank.names import named
 from recipes.rank.program import is_main_rank, main, say
-from recipes.tune import trial
-from recipes.tune.search import Point, Pruned, Report, SearchConfig, search, set_only
+from recipes.tune.search import Point, Report, SearchConfig, measure_bench, search, set_only
 from recipes.tune.trial import Setting
 from recipes.tune.tuning import finish, start_of, write_file
 
@@ -43,7 +41,7 @@ class VllmConfig(SearchConfig):
 
     recipe: str = named(lambda: ("bench/vllm",), "bench/vllm")
     space: dict[str, list[Any]] = field(
-        default_factory=dict, metadata={"refused": vllm_arguments.REFUSED}
+        default_factory=dict, metadata={"refused": vllm_programs.REFUSED}
     )
 
 
@@ -51,13 +49,12 @@ def vllm(config: DictConfig) -> dict[str, Any]:
     args = VllmConfig(**OmegaConf.to_container(config.trainer_args))
     if not is_main_rank():  # the trials start their own ranks on the same GPUs
         return {}
-    columns = [Column("trial", "trial"), Column("setting", "setting")]
-    columns.append(Column(FIGURE, "output tokens/s", 0))
-    table = Table("vllm", figure=FIGURE, columns=columns)
+    table = Table("vllm", columns(f"trial setting {FIGURE}"), figure=FIGURE)
     base = OmegaConf.to_container(config.tuned.trainer_args.base)
 
     def work(number: int, point: Point, report: Report) -> Row:
-        return measure_point(config, base, number, point, report)
+        names = ("length", lambda row: f"{row['kind']} {row['input']}+{row['output']}")
+        return measure_bench(config, number, setting_of(base, point), report, FIGURE, names)
 
     rows = search(config, args, table, work)
     settings = [setting_of(base, set_only(row["point"])) for row in rows]
@@ -78,7 +75,7 @@ def write_engine(config: DictConfig, engine: Mapping[str, Any]) -> tuple[Path, s
     path = Path(config.run_dir) / "conf/experiment" / name
     start = [*start_of(path), f"hardware={groups.hardware}", f"model={groups.model}"]
     command = shlex.join([*start, "method=grpo", "topology=split"])
-    ours = (*vllm_arguments.OURS, *RUN_ARGUMENTS)
+    ours = (*vllm_programs.OURS, *RUN_ARGUMENTS)
     values = {
         name: value for name, value in engine.items() if value is not None and name not in ours
     }
@@ -91,37 +88,13 @@ def write_engine(config: DictConfig, engine: Mapping[str, Any]) -> tuple[Path, s
         f"Needs:     {config.hardware.product}, and a vLLM of the version that was tuned.",
     ]
     evaluate = shlex.join([*start, "method=evaluate", "method.args.engine=vllm"])
-    content = {"topology": topology, "user_env": vllm_arguments.env_of(values)}
+    content = {"topology": topology, "user_env": vllm_programs.env_of(values)}
     write_file(config, path, header, (command, evaluate), content)
     return path, command
 
 
 def setting_of(base: Any, point: Point) -> Setting:
     return Setting({"base": {**base, **point}} if point else {})
-
-
-def measure_point(config: DictConfig, base: Any, number: int, point: Point, report: Report) -> Row:
-    """Return the row of one point. Raise UserError if no engine starts, and Pruned."""
-    reported, pruned = 0, False
-
-    def on_rows(rows: list[Row]) -> bool:
-        nonlocal reported, pruned
-        try:
-            for row in rows[reported:]:
-                if row["error"]:
-                    return True
-                report(row[FIGURE])
-        except Pruned:
-            pruned = True
-        reported = len(rows)
-        return pruned
-
-    outcome = trial.run(config, f"trial{number}", setting_of(base, point), on_rows=on_rows)
-    rows = outcome.checked_rows()
-    if pruned:
-        raise Pruned
-    figures = {f"{row['kind']} {row['input']}+{row['output']}": row[FIGURE] for row in rows}
-    return {FIGURE: statistics.geometric_mean(figures.values()), f"{FIGURE}_by_length": figures}
 
 
 if __name__ == "__main__":

@@ -45,18 +45,6 @@ rccl-tests: Version develop:83d38d9
      8388608       2097152     float     sum      -1    91.10   92.08  161.14      0\
     94.94   88.36  154.63      0
 """  # noqa: W291
-# Of a broadcast between two Strix Halo (ROCm/rccl, pull request 2075).
-BROADCAST = """\
-    67108864      16777216     float    none       0   9407.6    7.13    7.13      0\
-   9352.9    7.18    7.18      0
-   134217728      33554432     float    none       0    18781    7.15    7.15      0\
-    18756    7.16    7.16      0
-# Errors with asterisks indicate errors that have exceeded the maximum threshold.
-# Out of bounds values : 0 OK
-# Avg bus bandwidth    : 3.41227
-#
-# Collective test concluded: broadcast_perf
-"""
 
 
 CASE = {"op": "broadcast", "ranks": 2, "bytes": 1024, "dtype": "fp32"}
@@ -75,32 +63,24 @@ def config(hardware: str, *overrides: str):
     return OmegaConf.create(OmegaConf.to_container(typed, enum_to_str=True))
 
 
-def test_output_of_rccl_tests():
-    in_place_unchecked = BROADCAST.replace(" 0   9352.9", " N/A   9352.9")
+def test_output_of_rccl_tests_and_its_bandwidth():
+    unchecked = ALL_REDUCE.replace("161.14      0", "161.14    N/A")
     wrong = ALL_REDUCE.replace("161.14      0", "161.14      3")
-    assert rccl_tests.parse(ALL_REDUCE) == {8388608: (pytest.approx(0.0911), 0)}
-    assert rccl_tests.parse(in_place_unchecked) == rccl_tests.parse(BROADCAST)
-    assert rccl_tests.parse(BROADCAST)[134217728] == (pytest.approx(18.781), 0)
+    expected = {8388608: (pytest.approx(0.0911), 0)}
+    assert rccl_tests.parse(ALL_REDUCE) == rccl_tests.parse(unchecked) == expected
     assert rccl_tests.parse(wrong) == {8388608: (pytest.approx(0.0911), 3)}
     assert rccl_tests.parse("all_reduce_perf: no device") == {}
+    case = {**CASE, "op": "all_reduce", "ranks": 8, "bytes": 8388608}
+    row = measured(case, rccl_tests.parse(ALL_REDUCE)[8388608])
+    assert row["bus_gb_s"] == pytest.approx(161.14, rel=1e-3)
+    assert row["algorithm_gb_s"] == pytest.approx(92.08, rel=1e-3)
+    with pytest.raises(UserError, match="3 elements"):
+        measured(case, rccl_tests.parse(wrong)[8388608])
 
 
-@pytest.mark.parametrize(("text", "op", "ranks", "size", "bus"), [
-    (ALL_REDUCE, "all_reduce", 8, 8388608, 161.14),
-    (BROADCAST, "broadcast", 2, 134217728, 7.15),
-])  # fmt: skip
-def test_bandwidth_is_that_of_nccl_tests(text, op, ranks, size, bus):
-    case = {**CASE, "op": op, "ranks": ranks, "bytes": size}
-    workers = SimpleNamespace(measure=lambda case: rccl_tests.parse(text)[case["bytes"]])
-    row = measure_one(case, args(), config("mi300x"), workers)
-    assert row["bus_gb_s"] == pytest.approx(bus, rel=1e-3)
-    assert row["algorithm_gb_s"] == pytest.approx(row["bus_gb_s"] / BUS_FACTOR[op](ranks))
-
-
-def test_a_wrong_result_has_no_figure():
-    workers = SimpleNamespace(measure=lambda case: (1.0, 5))
-    with pytest.raises(UserError, match="5 elements"):
-        measure_one(CASE, args(), config("mi300x"), workers)
+def measured(case, figures):
+    workers = SimpleNamespace(measure=lambda case: figures)
+    return measure_one(case, args(), config("mi300x"), workers)
 
 
 @pytest.mark.parametrize(("hardware", "limits"), [

@@ -5,7 +5,6 @@ import os
 import datasets
 import pytest
 import torch
-from omegaconf import OmegaConf
 
 from recipes.bench import dataloader
 from recipes.bench.dataloader import NUM_WORKERS, DataloaderConfig
@@ -15,19 +14,23 @@ from tests.helpers.bench_config import bench_config
 SMALL = {"rows": 16, "sequence": 8, "batch_size": 4, "batches": 3, "warmup": 1, "step_ms": 0.1}
 
 
-def test_hardware_limits_the_series_unless_the_arguments_name_it():
-    args = DataloaderConfig(output_dir="x")
-    free = {"name": "mi300x", "dataloader": {"num_workers": 4, "pin_memory": True}}
-    limited = {"name": "strix_halo", "dataloader": {"num_workers": 0, "pin_memory": False}}
-    whole = dataloader.series(args, OmegaConf.create(free))
-    assert whole == (NUM_WORKERS, [False, True], [])
-    workers, pins, (note,) = dataloader.series(args, OmegaConf.create(limited))
-    assert (workers, pins) == ([0], [False])
-    assert "num_workers=0 and pin_memory=false" in note
-    args.num_workers = [0, 4]
-    workers, pins, (note,) = dataloader.series(args, OmegaConf.create(limited))
-    assert (workers, pins) == ([0, 4], [False])
-    assert "num_workers" not in note
+@pytest.mark.parametrize(("workers", "pinned", "args", "expected", "num_notes"), [
+    (4, True, {}, [(n, pin) for n in NUM_WORKERS for pin in (False, True)], 0),
+    (0, False, {}, [(0, False)], 1),
+    (0, False, {"num_workers": [0, 4]}, [(0, False), (4, False)], 1),
+    (0, False, {"num_workers": [4], "pin_memory": [True]}, [(4, True)], 0),
+])  # fmt: skip
+def test_hardware_limits_the_series_unless_the_arguments_name_it(
+    tmp_path, monkeypatch, workers, pinned, args, expected, num_notes
+):
+    series = []
+    monkeypatch.setattr(dataloader, "measure", lambda *more: series.extend(more[2:4]))
+    config = bench_config(tmp_path, steps=[False], **SMALL, **args)
+    config.hardware.dataloader = {"num_workers": workers, "pin_memory": pinned}
+    dataloader.dataloader(config)
+    table, cases = series
+    assert [(case["num_workers"], case["pin_memory"]) for case in cases] == expected
+    assert sum("conf/hardware" in note for note in table.notes) == num_notes
 
 
 def test_every_case_is_measured_with_rows_like_those_of_sft(tmp_path):

@@ -45,7 +45,6 @@ def test_a_step_learns_and_the_figures_follow_from_its_time(tmp_path):
         figures["tokens_per_second"] * flops_per_token(steps.model, 16) / 1e12
     )
     assert figures["mfu"] == pytest.approx(figures["tflops"] / 0.1)
-    assert figures["memory_gb"] is None
 
 
 ADAPTER = {"name": "lora", "rank": 2, "alpha": 4}
@@ -79,16 +78,7 @@ def test_an_interrupted_series_remembers_what_was_out_of_memory(tmp_path, monkey
     errors = [row["error"] for row in result["rows"]]
     assert errors == [None, None, "out of memory", *["not measured: 4 was out of memory"] * 2]
     assert result["largest"] == 2
-    assert f"largest batch 2, fastest {result['fastest']}" in result["notes"][0]
-
-
-def test_the_fastest_of_equals_is_the_smaller():
-    assert batch_size.best([{"batch_size": 1, "error": "out of memory"}]) == {}
-    rows = [
-        {"batch_size": n, "tokens_per_second": speed, "error": error}
-        for n, speed, error in ((1, 5.0, None), (2, 9.0, None), (4, 9.0, None), (8, 0.0, "no"))
-    ]
-    assert batch_size.best(rows) == {"largest": 4, "fastest": 2}
+    assert f"largest batch 2, fastest batch {result['fastest']}" in result["notes"][0]
 
 
 def test_weights_that_do_not_fit_are_a_users_mistake(tmp_path, monkeypatch):
@@ -117,14 +107,6 @@ def test_precisions_start_alike_and_are_compared_with_fp32(tmp_path):
             assert f"{name} needs {package}: No module named" in rows[name]["error"]
         else:
             assert rows[name]["loss"] < 6.1
-
-
-def test_rows_count_upwards_and_are_the_same_each_time(tmp_path):
-    args = precision.PrecisionConfig(output_dir="x", batch_size=3, **SMALL)
-    tokens = precision.counting(bench_config(tmp_path), args)
-    assert tokens.shape == (3, 3, 16)
-    assert (((tokens[..., 1:] - tokens[..., :-1]) % precision.PERIOD) == 1).all()
-    assert torch.equal(tokens, precision.counting(bench_config(tmp_path), args))
 
 
 class Products(TorchDispatchMode):
@@ -160,11 +142,8 @@ def test_selective_checkpointing_computes_no_product_again(tmp_path):
     # Each of two layers has seven products, of which the last is not needed again.
     assert backward["on"][0] == backward["off"][0] + 2 * 6
     assert backward["selective"] == backward["off"]
-
-
-def test_checkpointing_is_compared_with_none(tmp_path):
     result = checkpointing.checkpointing(bench_config(tmp_path, batch_size=2, **SMALL))
     rows = {row["mode"]: row for row in result["rows"]}
     assert rows["off"]["slowdown"] == 1.0
     assert rows["on"]["slowdown"] == rows["on"]["ms"] / rows["off"]["ms"]
-    assert rows["selective"]["memory_share"] is None  # a CPU's memory is not counted
+    assert rows["on"]["memory_share"] == rows["on"]["memory_gb"] / rows["off"]["memory_gb"]

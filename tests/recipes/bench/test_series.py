@@ -11,7 +11,7 @@ import torch.distributed as dist
 from omegaconf import OmegaConf
 
 from launch.core.errors import UserError
-from recipes.bench import series, timing
+from recipes.bench import series
 from recipes.bench.series import OUT_OF_MEMORY, Column, SeriesConfig, Table, measure
 from recipes.rank import program
 from recipes.rank.program import Failed, Interrupted
@@ -107,8 +107,10 @@ def test_infinite_figures_are_left_out_and_noted(config):
     assert "8192 8192 8192: loss came out as inf or nan." in result["notes"]
 
 
-@pytest.mark.parametrize("line", [b"\0" * 10, b"5", json.dumps(CASES[0]).encode()])
-def test_a_corrupt_line_is_measured_again_with_all_after_it(config, line):
+@pytest.mark.parametrize(
+    "line", [b"\0" * 10, b"5", json.dumps(CASES[0]).encode(), json.dumps(CASES[1]).encode()]
+)
+def test_a_corrupt_line_or_one_of_another_case_is_measured_again_with_all_after_it(config, line):
     measure(config, args(), TABLE, CASES, of_tflops(1.0))
     with open(f"{config.run_dir}/metrics.jsonl", "rb+") as file:
         following = file.readlines()[1:]
@@ -183,13 +185,6 @@ def test_a_failed_case_is_tried_again_unless_out_of_memory(config, capsys):
     assert "8192 8192 8192, which failed: fp8 needs torchao" in capsys.readouterr().out
 
 
-def test_rows_of_other_cases_are_replaced(config):
-    measure(config, args(), TABLE, CASES, of_tflops(1.0))
-    result = measure(config, args(), TABLE, CASES[1:], of_tflops(2.0))
-    assert column(result, "tflops") == [2.0]
-    assert len(lines(config)) == 1
-
-
 @pytest.mark.parametrize(("cases", "word"), [(CASES[1:], "fail_below=0.9"), ([], "left out")])
 def test_a_series_in_vain_is_rejected_before_anything_is_measured(config, cases, word):
     table = dataclasses.replace(TABLE, notes=["all left out"])
@@ -197,36 +192,18 @@ def test_a_series_in_vain_is_rejected_before_anything_is_measured(config, cases,
         measure(config, args(fail_below=0.9), table, cases, lambda case: pytest.fail("measured"))
 
 
-def test_columns_that_depend_on_all_rows_are_compared_too(config):
+def test_columns_that_come_with_the_figures_or_all_rows_are_compared_too(config):
     def complete(rows):
         rows[0]["tflops"] = 1104.0
         return {"best": 0}
 
-    result = measure(config, args(fail_below=0.9), TABLE, CASES, lambda case: {}, complete)
-    assert (result["best"], result["rows"][0]["ratio"]) == (0, 1.0)
-
-
-def test_a_key_that_published_rows_match_may_be_measured(config):
+    # A key that published rows match may be measured.
     bare = {key: value for key, value in CASES[0].items() if key != "dtype"}
-    figures = {"dtype": "bf16", "tflops": 552.0}
-    result = measure(config, args(fail_below=0.4), TABLE, [bare], lambda case: figures)
-    assert result["below"] == []
+    work = lambda case: {"dtype": "bf16"}  # noqa: E731
+    result = measure(config, args(fail_below=0.9), TABLE, [bare], work, complete)
+    assert (result["best"], result["rows"][0]["ratio"], result["below"]) == (0, 1.0, [])
 
 
 def test_figures_of_a_smoke_run_are_compared_with_nothing(config):
     smoke = OmegaConf.merge(config, {"smoke": True})
     assert column(measure(smoke, args(), TABLE, CASES[:1], of_tflops(552.0)), "published") == [None]
-
-
-def test_a_missing_gpu_is_reported(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(UserError, match="smoke=true"):
-        series.device_of(SeriesConfig("out"))
-
-
-def test_the_number_of_timed_calls():
-    calls = []
-    timing.median_ms(lambda: calls.append(1), torch.device("cpu"), warmup=2, repetitions=5)
-    assert len(calls) == 7
-    timing.steps_ms(lambda: calls.append(1), torch.device("cpu"), warmup=1, steps=3)
-    assert len(calls) == 11

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 
 import pytest
@@ -12,11 +11,9 @@ from torch import nn
 
 from launch.core.errors import UserError
 from recipes.bench import finetune, matmul, mlp_loop, ranks, scaling
-from recipes.bench.finetune import FinetuneConfig
 from recipes.bench.mlp_loop import Mlp, MlpLoopConfig
 from recipes.bench.scaling import ScalingConfig
 from recipes.models import low_precision
-from tests.conftest import composed
 from tests.helpers.bench_config import bench_config
 
 
@@ -62,16 +59,11 @@ def test_one_gpu_is_measured_first_and_once():
     ]
 
 
-def test_efficiency_is_relative_to_a_row_of_an_earlier_start(tmp_path):
-    path, case = tmp_path / "metrics.jsonl", {"model": "7b", "num_gpus": 8}
-    assert scaling.on_one_gpu(path, case) is None
-    rows = [{"model": "13b", "num_gpus": 1}, {"model": "7b", "num_gpus": 2}]
-    rows = [{**row, "tokens_per_second": 5.0} for row in rows]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert scaling.on_one_gpu(path, case) is None
-    with path.open("a") as file:
-        file.write(json.dumps({**case, "num_gpus": 1, "tokens_per_second": 18_324.0}) + "\n")
-    assert scaling.on_one_gpu(path, case) == 18_324.0
+def test_efficiency_is_relative_to_one_gpu_of_the_same_model():
+    speeds = [("7b", 1, 10.0), ("7b", 2, 15.0), ("13b", 2, 1.0), ("7b", 4, None)]
+    rows = [{"model": m, "num_gpus": n, "tokens_per_second": speed} for m, n, speed in speeds]
+    scaling.compare(rows)
+    assert [row["efficiency"] for row in rows] == [1.0, 0.75, None, None]
 
 
 def test_ranks_agree_on_the_slowest(alone, monkeypatch):
@@ -130,15 +122,7 @@ def test_layers_that_compute_in_fp8(name, module, takes):
     assert low_precision.takes_float8(module, name) is takes
 
 
-def test_fp8_is_skipped_without_hardware_and_fails_without_torchao(monkeypatch):
-    args = FinetuneConfig("out")
-    for precision, hardware, skipped in (
-        ("fp8", "mi210", True),
-        ("bf16", "mi210", False),
-        ("fp8", "mi350x", False),
-    ):
-        config = composed(f"hardware={hardware}")
-        assert bool(finetune.without_fp8({"precision": precision}, config, args)) is skipped
+def test_fp8_fails_without_torchao(monkeypatch):
     # None is how Python marks a module that cannot be imported.
     monkeypatch.setitem(sys.modules, "torchao.float8", None)
     with pytest.raises(UserError, match="pip install torchao"):

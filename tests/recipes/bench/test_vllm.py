@@ -6,14 +6,12 @@ import functools
 import json
 import re
 import sys
-import time
 
 import pytest
 from omegaconf import OmegaConf
 
 from launch.core.errors import UserError
-from recipes.bench import vllm_arguments as arguments
-from recipes.bench import vllm_processes as processes
+from recipes.bench import vllm_programs as programs
 from recipes.bench.vllm_engine import (
     EngineConfig,
     cases,
@@ -22,7 +20,6 @@ from recipes.bench.vllm_engine import (
     shares,
     whole_tokenizer,
 )
-from recipes.rank.program import Interrupted
 from tests.conftest import ROOT, composed
 
 # What we read of vLLM 0.31's output (build for the CPU), for four requests of 16 tokens in, 8 out.
@@ -76,11 +73,11 @@ def test_settings_are_arguments():
     }
     expected = "--max-num-seqs 512 --no-enable-chunked-prefill --enforce-eager --hf-overrides"
     sizes = ["--cudagraph-capture-sizes", "1", "2"]
-    assert arguments.argv_of(setting) == [*expected.split(), '{"a": 1}', *sizes]
-    assert arguments.env_of(setting) == {"VLLM_ROCM_USE_AITER": "1"}
-    assert arguments.name_of(setting) == "mine"
-    assert arguments.name_of({"max_num_seqs": 512, "dtype": "fp8"}) == "max_num_seqs=512 dtype=fp8"
-    assert arguments.gpus_of({"tensor_parallel_size": 2, "pipeline_parallel_size": 2}) == 4
+    assert programs.argv_of(setting) == [*expected.split(), '{"a": 1}', *sizes]
+    assert programs.env_of(setting) == {"VLLM_ROCM_USE_AITER": "1"}
+    assert programs.name_of(setting) == "mine"
+    assert programs.name_of({"max_num_seqs": 512, "dtype": "fp8"}) == "max_num_seqs=512 dtype=fp8"
+    assert programs.gpus_of({"tensor_parallel_size": 2, "pipeline_parallel_size": 2}) == 4
     assert len(args(**OmegaConf.to_container(config().method.args)).settings) == 14, "all differ"
     with pytest.raises(UserError, match="one label"):
         args(settings=[{"label": "a"}, {"label": "a", "max_num_seqs": 1}])
@@ -120,7 +117,7 @@ def figures(tmp_path):
 
     def read(content: dict, **changes) -> dict[str, float]:
         (tmp_path / "a.json").write_text(json.dumps(content))
-        return processes.figures({**ROW, **changes}, tmp_path / "a.json")
+        return programs.figures({**ROW, **changes}, tmp_path / "a.json")
 
     return read
 
@@ -133,20 +130,17 @@ def test_figures_of_offline_served_and_latency(figures, tmp_path):
     assert list(figures(SERVED).values()) == list(SERVED.values())[4:]
     latency = {"output_tokens_per_second": 32.0, "total_tokens_per_second": 96.0, "latency_s": 0.5}
     assert figures(LATENCY, kind="latency") == latency
-    with pytest.raises(UserError, match="failed 3 requests, and answered 1 "):
-        figures({**SERVED, "failed": 3, "completed": 1})
-    with pytest.raises(UserError, match="96 tokens .* 1152"):
-        figures(OFFLINE, kind="offline", input=1024, output=128)
-    with pytest.raises(UserError, match=r"no figures in b\.json"):
-        processes.figures(ROW, tmp_path / "b.json")
-
-
-def test_engines_that_run_at_once(figures):
     other = {**SERVED, "output_throughput": 100.0, "median_ttft_ms": 42.2, "p99_itl_ms": 20.0}
     row = combined([figures(SERVED), figures(other)])
     assert row["output_tokens_per_second"] == pytest.approx(333.71, abs=0.01)
     assert (row["ttft_ms"], row["itl_p99_ms"]) == (pytest.approx(37.18, abs=0.01), 20.0)
     assert row["ttft_p99_ms"] == SERVED["p99_ttft_ms"]
+    with pytest.raises(UserError, match="failed 3 requests, and answered 1 "):
+        figures({**SERVED, "failed": 3, "completed": 1})
+    with pytest.raises(UserError, match="96 tokens .* 1152"):
+        figures(OFFLINE, kind="offline", input=1024, output=128)
+    with pytest.raises(UserError, match=r"no figures in b\.json"):
+        programs.figures(ROW, tmp_path / "b.json")
 
 
 def test_shares_of_the_gpus_limits():
@@ -162,59 +156,16 @@ def test_shares_of_the_gpus_limits():
     assert spread["share_of_bandwidth"] == pytest.approx(in_bf16["share_of_bandwidth"] / 2)
 
 
-@pytest.mark.parametrize(("log", "message"), [
-    (
-        "INFO ok\n"
-        "(EngineCore pid=7) torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2 GiB\n"
-        "Traceback\n"
-        "RuntimeError: Engine core initialization failed. See root cause above. "
-        "Failed core proc(s): {}\n",
-        "OutOfMemoryError: HIP out of memory. Tried to allocate 2 GiB",
-    ),
-    (
-        "usage: vllm\nvllm: error: unrecognized arguments: --max-num-sequences 4\n",
-        "error: unrecognized arguments: --max-num-sequences 4",
-    ),
-    ("loading\nKilled\n\n", "Killed"),
-    ("", "no output"),
-])  # fmt: skip
-def test_why_an_engine_ended(log, message):
-    assert processes.why(log) == message
-
-
 def test_environment_of_an_engine(monkeypatch):
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT", "TORCHELASTIC_RUN_ID"):
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("NO_PROXY", "example.org")
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "4,5,6,7")
-    env = processes.environment({"VLLM_ROCM_USE_AITER": "1"}, 2, 2)
+    env = programs.environment({"VLLM_ROCM_USE_AITER": "1"}, 2, 2)
     assert not {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT", "TORCHELASTIC_RUN_ID"} & {*env}
     assert env["HIP_VISIBLE_DEVICES"] == "6,7"
     assert env["VLLM_ROCM_USE_AITER"] == "1"
     assert env["NO_PROXY"] == "example.org,127.0.0.1"
-
-
-def test_a_program_that_fails_hangs_or_is_stopped(tmp_path, monkeypatch):
-    def start(code: str) -> processes.Process:
-        return processes.Process([sys.executable, "-c", code], {}, tmp_path / "log")
-
-    beat = tmp_path / "heartbeat"
-    done = start("print('fine')")
-    processes.wait([done], done.ended, 60, beat)
-    assert beat.exists()
-    broken = start("raise ValueError('no such backend')")
-    with pytest.raises(UserError, match=r"ValueError: no such backend \(exit code 1; logs/log\)"):
-        processes.wait([broken], broken.ended, 60, beat)
-    hangs = start("import time; time.sleep(600)")
-    with pytest.raises(UserError, match=r"no end after 0\.1 s"):
-        processes.wait([hangs], hangs.ended, 0.1, beat)
-    assert hangs.ended()
-    monkeypatch.setattr(processes, "stop_asked", lambda: True)
-    hangs, began = start("import time; time.sleep(600)"), time.monotonic()
-    with pytest.raises(Interrupted):
-        processes.wait([hangs], hangs.ended, 600, beat)
-    assert hangs.ended()
-    assert time.monotonic() - began < 60
 
 
 def test_a_missing_vllm_is_reported(monkeypatch):
@@ -222,14 +173,7 @@ def test_a_missing_vllm_is_reported(monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", None)
     for runtime in ("local", "docker"):
         with pytest.raises(UserError, match="make vllm"):
-            processes.program(OmegaConf.create({"runtime": {"name": runtime}}))
-
-
-def test_a_random_prompt_has_exactly_its_length(tmp_path):
-    tokenizer = whole_tokenizer(512)
-    ids = list(range(2, 512))
-    assert tokenizer.encode(tokenizer.decode(ids), add_special_tokens=False) == ids
-    assert tokenizer.vocab_size == 512
+            programs.program(OmegaConf.create({"runtime": {"name": runtime}}))
 
 
 def test_random_weights_are_a_configuration_and_a_tokenizer(tmp_path):
@@ -237,6 +181,8 @@ def test_random_weights_are_a_configuration_and_a_tokenizer(tmp_path):
     random = OmegaConf.merge(config(*overrides), {"run_dir": str(tmp_path)})
     source, options = model_source(random)
     assert (source, options) == (str(tmp_path / "model_dummy"), {"load_format": "dummy"})
+    tokenizer, ids = whole_tokenizer(512), list(range(2, 512))
+    assert tokenizer.encode(tokenizer.decode(ids), add_special_tokens=False) == ids
     content = json.loads((tmp_path / "model_dummy/config.json").read_text())
     assert content["architectures"] == ["Qwen3ForCausalLM"]
     assert (content["num_hidden_layers"], content["dtype"]) == (36, "bfloat16")
@@ -251,4 +197,4 @@ def test_the_page_names_only_arguments_that_are_gone():
     rows = [line.split("|")[1] for line in table.splitlines()[2:] if line.startswith("|")]
     names = re.findall(r"`(?:--([\w-]+)|(VLLM_\w+))`", " ".join(rows))
     assert len(names) >= 8
-    assert {(a or b).replace("-", "_") for a, b in names} <= set(arguments.REMOVED)
+    assert {(a or b).replace("-", "_") for a, b in names} <= set(programs.REMOVED)

@@ -31,22 +31,15 @@ def test_gradients_are_those_of_the_engine() -> None:
     expected = torch.autograd.grad(outputs, inputs, seeds, allow_unused=True, retain_graph=True)
     ours = layer_kernels.gradients(outputs, inputs, seeds, allow_unused=True)
     assert ours[-1] is expected[-1] is None
-    for mine, theirs in zip(ours[:-1], expected[:-1], strict=True):
-        assert mine.dtype == theirs.dtype
-        torch.testing.assert_close(mine, theirs)
-
-
-def test_an_output_without_a_gradient_adds_nothing() -> None:
-    inputs = tensors()
+    torch.testing.assert_close(ours[:-1], expected[:-1])
+    # An output without a gradient adds nothing.
     outputs = function(*inputs)
-    seed = torch.ones_like(outputs[0])
-    ours = layer_kernels.gradients(outputs, inputs[:2], [seed, None])
-    expected = torch.autograd.grad(outputs[:1], inputs[:2], [seed])
-    torch.testing.assert_close(ours, expected)
+    one = torch.autograd.grad(outputs[:1], inputs[:2], seeds[:1], retain_graph=True)
+    torch.testing.assert_close(layer_kernels.gradients(outputs, inputs[:2], [seeds[0], None]), one)
 
 
 @pytest.mark.parametrize(("arch", "version", "multiprocessors", "lanes", "registers"), [
-    ("gfx942", (9, 4), 228, 64, 4 * 512 * 64),
+    ("gfx942", (9, 4), 228, 64, 4 * 512 * 64),  # mi300a
     ("gfx90a", (9, 0), 104, 64, 4 * 512 * 64),
     ("gfx1100", (11, 0), 48, 32, 4 * 1536 * 32),
 ])  # fmt: skip
@@ -57,13 +50,6 @@ def test_properties_are_those_of_the_hardware_file(
     assert (device.major, device.minor, device.gcnArchName) == (*version, arch)
     assert (device.multi_processor_count, device.warp_size) == (multiprocessors, lanes)
     assert device.regs_per_multiprocessor == registers
-
-
-def test_a_hardware_file_is_read_with_its_bases() -> None:
-    gpu = layer_kernels.read_hardware(layer_kernels.HARDWARE / "mi325x.yaml")
-    keys = ("gfx", "compute_units", "memory_gb", "attention")
-    assert [gpu[key] for key in keys] == ["gfx942", 304, 256, "sdpa"]
-    assert "defaults" not in gpu
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)

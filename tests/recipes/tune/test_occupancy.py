@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import shlex
 import signal
@@ -30,11 +31,9 @@ FILE = "kernel=my.py:scale"
 @pytest.mark.parametrize(("arguments", "word"), [
     (["kernl=liger:rope"], "Did you mean kernel"),
     ([LIGER, LIGER], "kernel="),
-    (["kernel=my.py:"], "kernel=my.py:"),
     (["kernel=liger:rms_nrom"], "Did you mean liger:rms_norm"),
     ([LIGER, "model=qwen3_9b"], "Did you mean qwen3_8b"),
     (["kernel=inductor:layer,liger:rope", "dtype=amp"], "dtype=amp"),
-    ([LIGER, "jobs=two"], "jobs=two"),
     ([LIGER, "num_stages=" + "9" * 5000], "num_stages=9"),
     ([LIGER, "matrix_instr_nonkdim=8"], "Known: 0, 16, 32"),
     ([LIGER, f"tokens={10**12}"], "1 to 16777216"),
@@ -56,18 +55,13 @@ def test_a_wrong_argument_is_one_message(
 
 def test_defaults_and_keys_of_a_request(tmp_path: Path) -> None:
     request = occupancy.parse([LIGER])
-    assert (request.kernels, request.archs) == (("liger:rope",), tuple(ARCHITECTURES))
+    assert (request.kernels, request.archs) == (["liger:rope"], [*ARCHITECTURES])
     assert (request.model.name, request.tokens, request.dtype) == ("qwen3_8b.yaml", 4096, "bf16")
-    assert (request.sweep, request.save, request.json, request.workgroups) == (
-        {},
-        None,
-        False,
-        None,
-    )
+    assert not any((request.sweep, request.save, request.json, request.workgroups))
     words = "kernel=my.py:scale,liger:all arch=gfx950,gfx1201 num_warps=4,8 waves_per_eu=0,2 "
     words += f"grid=64x3 tokens=512 save={tmp_path / 'out'} format=json jobs=1"
     request = occupancy.parse([*words.split(), "args=x=*bf16, n=i32:16,BLOCK=128"])
-    assert request.sweep == {"num_warps": (4, 8), "waves_per_eu": (0, 2)}
+    assert request.sweep == {"num_warps": [4, 8], "waves_per_eu": [0, 2]}
     assert request.args == {"x": "*bf16", "n": "i32:16", "BLOCK": "128"}
     assert (request.workgroups, request.tokens, request.json, request.jobs) == (192, 512, True, 1)
     assert request.save == tmp_path / "out"
@@ -112,21 +106,14 @@ class Launch:
     name: str = "scale"
 
 
-def test_a_sweep_is_every_combination_in_place_of_the_launchs_own() -> None:
+def test_a_sweep_is_every_combination() -> None:
     launch = Launch({"num_warps": 16, "num_stages": 4})
-    launches = occupancy.configurations(launch, {"num_warps": (4, 8), "waves_per_eu": (0, 2)})
+    launches = occupancy.configurations(launch, {"num_warps": [4, 8], "waves_per_eu": [0, 2]})
     assert [each.options for each in launches] == [
         {"num_warps": warps, "num_stages": 4, "waves_per_eu": waves}
         for warps, waves in ((4, 0), (4, 2), (8, 0), (8, 2))
     ]
     assert occupancy.configurations(launch, {}) == [launch]
-
-
-def test_kernels_of_one_name_get_their_file() -> None:
-    launches = [("a.py:scale", Launch({})), ("b.py:scale", Launch({}))]
-    launches.append(("b.py:add", Launch({}, "add")))
-    names = [launch.name for launch in occupancy.named_apart(launches)]
-    assert names == ["scale of a.py:scale", "scale of b.py:scale", "add"]
 
 
 # ---- Compiling in other processes: workers get the compiler's stand-in by fork
@@ -151,17 +138,6 @@ def stand_in(task: str, arch: str) -> Compiled:
     return Compiled(isa=f"{task} {arch} {os.getpid()}" + " " * 100_000)
 
 
-def test_tasks_are_compiled_by_workers_that_continue(monkeypatch: pytest.MonkeyPatch) -> None:
-    by_task = compile_with(monkeypatch, list("abcde"))
-    words = {task: compiled.isa.split() for task, compiled in by_task.items()}
-    assert {task: of_task[:2] for task, of_task in words.items()} == {
-        task: [task, "gfx942"] for task in "abcde"
-    }
-    workers = {of_task[2] for of_task in words.values()}
-    assert len(workers) <= 2
-    assert str(os.getpid()) not in workers
-
-
 def test_a_failed_compilation_is_a_row_and_the_rest_continues(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -175,14 +151,15 @@ def test_a_failed_compilation_is_a_row_and_the_rest_continues(
         "a": None,
         "b": None,
     }
+    assert by_task["a"].isa.split()[:2] == ["a", "gfx942"]
 
 
 def test_closing_the_results_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler, "compile_one", stand_in)
     results = compiler.compile_all([("a", "gfx942"), ("sleeps", "gfx942")], 2, 30)
-    _, first = next(results)
+    next(results)
     results.close()
-    assert not Path(f"/proc/{first.isa.split()[2]}").exists()
+    assert multiprocessing.active_children() == []
 
 
 def test_too_many_threads_are_rejected_before_compiling() -> None:
@@ -251,7 +228,7 @@ LAUNCH = SimpleNamespace(
 )
 
 
-def test_a_row_of_a_compiled_kernel() -> None:
+def test_a_row_of_a_compiled_kernel_and_of_one_that_cannot_start() -> None:
     row = occupancy.row(LAUNCH, "gfx942", Compiled(ISA, "ttgir", 32768, 0.2))
     assert row.code
     # 136 registers: 3 waves, floor(3 * 4 / 4) = 3 workgroups. LDS: 2 of them, 2 * 4 / 4 waves.
@@ -260,12 +237,9 @@ def test_a_row_of_a_compiled_kernel() -> None:
     assert row.code.instructions.global_loads == {"b128": 1}
     assert (row.small_grid, row.seconds) == (True, 0.2)
     assert row.options == {"XBLOCK": 64, "num_warps": 4}
-
-
-def test_a_row_of_a_kernel_that_cannot_start() -> None:
-    row = occupancy.row(LAUNCH, "gfx942", Compiled(ISA, "", 65537))
-    assert "one workgroup needs 65537 bytes of LDS" in row.error
-    assert row.code is None
+    large = occupancy.row(LAUNCH, "gfx942", Compiled(ISA, "", 65537))
+    assert "one workgroup needs more LDS" in large.error
+    assert large.code is None
     assert occupancy.row(LAUNCH, "gfx950", Compiled(ISA, "", 65537)).error is None
 
 
@@ -274,36 +248,34 @@ def shown(capsys: pytest.CaptureFixture[str], *rows: Row, saved: Path | None = N
     return capsys.readouterr().out
 
 
-def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     wide = {"vgprs": 202, "lds": 32768, "workgroups": 512}
-    out = shown(capsys, a_row(**wide), a_row(arch="gfx950", **wide))
+    failure = a_row(error="too [large]", options={"num_warps": 16})
+    out = shown(capsys, a_row(**wide), a_row(arch="gfx950", **wide), failure, saved=tmp_path)
     assert "Compiled by triton 3.7.1" in out
     # gfx950: 32768 bytes are 26 blocks of 1280, which 160 KiB hold 4 times.
     assert [
         " ".join(line.split()) for line in out.splitlines() if line.strip().startswith("k ")
     ] == [
-        "k gfx942 4 202 30 0 32768 4 2 8 2 2/8 VGPR LDS MFMA 32x32x8 12 3/4 2/8 512 !",
-        "k gfx950 4 202 30 0 32768 4 2 8 4 2/8 VGPR MFMA 32x32x8 12 3/4 2/8 512 !",
+        "k gfx942 4 512 ! 202 30 32768 4 2 8 2 2/8 VGPR LDS MFMA 32x32x8 12 3/4 2/8",
+        "k gfx950 4 512 ! 202 30 32768 4 2 8 4 2/8 VGPR MFMA 32x32x8 12 3/4 2/8",
+        "k gfx942 16",
     ]
-    assert "!: fewer than 1024 workgroups" in out
-    assert not any(word in out for word in ("AGPR ", "scratch", "stages", "spills:", "failed"))
-
-
-def test_the_table_explains_failures_and_spills(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    failures = [a_row(error="too [large]", options={"num_warps": warps}) for warps in (16, 32)]
-    out = shown(capsys, a_row(spills=28), *failures, saved=tmp_path)
-    assert out.count("failed:") == 1
-    assert "failed: too [large]\n    k gfx942 num_warps=16; k gfx942 num_warps=32\n" in out
-    assert "spills: registers that went to memory" in out
+    assert not any(word in out for word in ("AGPR ", "scratch", "spills "))
+    assert "failed: k gfx942 num_warps=16: too [large]\n" in out
     assert f"{tmp_path}/" in out
-    assert "scratch B" in out
+    assert "scratch B" in shown(capsys, a_row(spills=28))
 
 
-def test_json_holds_every_number() -> None:
+def test_json_holds_every_number(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     rows = [a_row(vgprs=202, workgroups=512), a_row(error="no")]
-    content = json.loads(occupancy.as_json(rows, {"triton": "3.7.1"}))
+    monkeypatch.setattr(occupancy, "measure", lambda request: rows)
+    monkeypatch.setattr(occupancy, "versions", lambda request: {"triton": "3.7.1"})
+    # The kernel on this architecture has a configuration that compiles.
+    assert occupancy.main([LIGER, "format=json"]) == 0
+    content = json.loads(capsys.readouterr().out)
     assert (content["schema"], content["versions"]) == (1, {"triton": "3.7.1"})
     good, bad = content["rows"]
     assert good["code"]["resources"]["vgprs"] == 202

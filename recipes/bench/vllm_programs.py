@@ -1,29 +1,36 @@
-"""Run vLLM's benchmark programs as processes on chosen GPUs, and read their results."""
+"""Start vLLM's own programs: their command lines, their environment, and what they measured.
+
+vllm_arguments.yaml has the arguments that are rejected, and their replacements.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
+import json
+import math
 import os
-import re
 import shutil
-import signal
-import subprocess
 import sys
-import time
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
 from omegaconf import DictConfig
 
 from launch.core.errors import UserError
 from launch.core.json_files import read_json
-from recipes.rank.program import TORCHRUN, Interrupted, stop_asked
+from recipes.rank.program import TORCHRUN
 
-POLL_S = 0.2
-ENDS_WITHIN_S = 30  # after SIGTERM
+_TABLE = yaml.safe_load(Path(__file__).with_name("vllm_arguments.yaml").read_text())
+REMOVED: dict[str, str] = _TABLE["removed"]
+REFUSED = {name: f"is gone from vLLM. Instead: {what}." for name, what in REMOVED.items()}
+REFUSED |= {
+    name: f"is decided elsewhere; set {what} instead." for name, what in _TABLE["owned"].items()
+}
+OURS = ("label", "instances")  # keys of a setting that vLLM does not see
+WIDTHS = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 MASKS = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 LENGTHS_DIFFER = 0.05
 SERVED = {  # our figures -> those of `vllm bench serve`
@@ -34,10 +41,49 @@ SERVED = {  # our figures -> those of `vllm bench serve`
     "itl_ms": "median_itl_ms",
     "itl_p99_ms": "p99_itl_ms",
 }
-SAYS_WHY = re.compile(r"(?:\b\w*(?:Error|Exception)|\berror): .*")
-SAYS_NOTHING = ("Engine core initialization failed", "See root cause above", "Failed core proc")
 # Bypass a proxy, which cannot reach this machine's loopback.
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def name_of(setting: Mapping[str, Any]) -> str:
+    if "label" in setting:
+        return str(setting["label"])
+    words = [
+        f"{key}={json.dumps(value) if isinstance(value, dict) else value}"
+        for key, value in setting.items()
+    ]
+    return " ".join(words) or "vLLM's own"
+
+
+def argv_of(setting: Mapping[str, Any]) -> list[str]:
+    """Return options as vLLM's parser expects them; null is left out.
+
+    true and false become --flag and --no-flag, mappings JSON. launch/inputs/engine_args.py does the
+    same for a run's engine.
+    """
+    argv: list[str] = []
+    for name, value in setting.items():
+        option = name.replace("_", "-")
+        if name in OURS or name.isupper() or value is None:
+            continue
+        if isinstance(value, bool):
+            argv.append(f"--{option}" if value else f"--no-{option}")
+        elif isinstance(value, (list, tuple)):
+            argv += [f"--{option}", *map(str, value)]
+        else:
+            argv += [f"--{option}", json.dumps(value) if isinstance(value, dict) else str(value)]
+    return argv
+
+
+def env_of(setting: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        name: str(value) for name, value in setting.items() if name.isupper() and value is not None
+    }
+
+
+def gpus_of(setting: Mapping[str, Any]) -> int:
+    """Return the number of GPUs of one engine."""
+    return math.prod(int(setting.get(name) or 1) for name in WIDTHS)
 
 
 def program(config: DictConfig) -> list[str]:
@@ -71,75 +117,6 @@ def environment(setting_env: Mapping[str, str], first: int, count: int) -> dict[
     return {**env, "NO_PROXY": local, "no_proxy": local, **setting_env}
 
 
-class Process:
-    """Run a program that logs to a file, in its own session so that its children can be ended."""
-
-    def __init__(self, argv: Sequence[str], env: Mapping[str, str], log: Path) -> None:
-        self.log, self.ending = log, False
-        with log.open("w") as file:
-            file.write(" ".join(argv) + "\n")
-            file.flush()
-            self.popen = subprocess.Popen(
-                list(argv), env=dict(env), stdout=file, stderr=file, start_new_session=True
-            )
-
-    def ended(self) -> bool:
-        return self.popen.poll() is not None
-
-    def failure(self) -> str | None:
-        """Return the reason in the log if the program has failed, else None."""
-        if not self.popen.poll():
-            return None
-        reason = why(self.log.read_text(errors="replace"))
-        return f"{reason} (exit code {self.popen.returncode}; logs/{self.log.name})"
-
-    def end(self) -> None:
-        """Stop the program and its children, once, since its pid may be reused afterwards."""
-        if self.ending:
-            return
-        self.ending = True
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            try:
-                os.killpg(self.popen.pid, number)
-            except ProcessLookupError:
-                break
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.popen.wait(ENDS_WITHIN_S)
-
-
-def wait(
-    processes: Sequence[Process], done: Callable[[], bool], timeout_s: float, heartbeat: Path
-) -> None:
-    """Wait until `done`, and touch `heartbeat` while logs grow, for the launcher's watchdog.
-
-    Raise UserError if a process fails or takes too long, and Interrupted after a signal, once all
-    processes have ended.
-    """
-    deadline, size = time.monotonic() + timeout_s, -1
-    try:
-        while True:
-            finished, late = done(), time.monotonic() > deadline
-            failures = [failure for process in processes if (failure := process.failure())]
-            if late and not finished:
-                log = processes[0].log.name
-                failures.append(f"no end after {timeout_s:g} s (method.args.timeout_s); logs/{log}")
-            if failures:
-                raise UserError(failures[0])
-            if finished:
-                return
-            if stop_asked():
-                raise Interrupted
-            new_size = sum(process.log.stat().st_size for process in processes)
-            if new_size != size:
-                size = new_size
-                heartbeat.touch()
-            time.sleep(POLL_S)
-    except BaseException:
-        for process in processes:
-            process.end()
-        raise
-
-
 def answers(port: int) -> bool:
     """Return whether the server at a port reports that it is healthy."""
     try:
@@ -147,14 +124,6 @@ def answers(port: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def why(log: str) -> str:
-    """Return the last informative error in a log, or else the last error or line."""
-    lines = [line.strip() for line in log.splitlines() if line.strip()]
-    errors = [match.group(0) for line in lines if (match := SAYS_WHY.search(line))]
-    informative = [line for line in errors if not any(phrase in line for phrase in SAYS_NOTHING)]
-    return (informative or errors or lines or ["no output"])[-1][:300]
 
 
 def figures(case: Mapping[str, Any], path: Path) -> dict[str, float]:
