@@ -185,17 +185,9 @@ ROWS: dict[str, Row] = {
         {
             "ours": f"{LORA_8B} {ONE_GPU}",
             "unsloth": f"{UNSLOTH_8B} --no-checkpointing",
-            "ours_checkpointing": f"{LORA_8B} {ONE_GPU} method.args.gradient_checkpointing=true",
-            "unsloth_checkpointing": UNSLOTH_8B,
         },
         [
             Mark("unsloth", "unsloth, no checkpointing either", 1.0),
-            Mark(
-                "unsloth_checkpointing",
-                "unsloth, both checkpointing",
-                1.0,
-                ours="ours_checkpointing",
-            ),
         ],
         seconds=240,
         saved="qwen3_8b",
