@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from launch.reports.data import Points
@@ -98,12 +97,21 @@ class Plot:
         curves = [replace(c, points=downsample(c.points, chart.most_points)) for c in chart.curves]
         xs = [x for c in curves for x in c.points[0]]
         ys = [y for c in curves for y in c.points[1]]
-        x_low, x_high = _apart(min(xs), max(xs), 0.5)
-        x_ticks = [x for x in ticks(x_low, x_high, 5, whole=True) if x_low <= x <= x_high]
+        x_low, x_high, x_ticks = _axis(min(xs), max(xs), whole=True)
         starts_at_zero = chart.from_zero and min(ys) >= 0
-        y_ticks = ticks(0.0, max(ys) or 1.0) if starts_at_zero else ticks(min(ys), max(ys))
-        x_at = _scale(x_low, x_high, LEFT, WIDTH - RIGHT)
-        y_at = _scale(min(y_ticks[0], *ys), max(y_ticks[-1], *ys), HEIGHT - BOTTOM, TOP)
+        y_low, y_high, y_ticks = _axis(0.0 if starts_at_zero else min(ys), max(ys))
+        y_low, y_high = min(y_low, y_ticks[0]), max(y_high, y_ticks[-1])
+
+        def x_at(x: float) -> float:
+            return LEFT + (x - x_low) / (x_high - x_low) * (WIDTH - RIGHT - LEFT)
+
+        def y_at(y: float) -> float:
+            return HEIGHT - BOTTOM - (y - y_low) / (y_high - y_low) * (HEIGHT - BOTTOM - TOP)
+
+        lines = [
+            (c, " ".join(f"{x_at(x):.1f},{y_at(y):.1f}" for x, y in zip(*c.points, strict=True)))
+            for c in curves
+        ]
         rounded = [
             [c.label, *([float(f"{v:.6g}") for v in axis] for axis in c.points)] for c in curves
         ]
@@ -115,17 +123,9 @@ class Plot:
         }
         return cls(
             replace(chart, curves=curves),
-            [(x_at(x), _tick(x, x_ticks)) for x in x_ticks],
-            [(y_at(y), _tick(y, y_ticks)) for y in y_ticks],
-            [
-                (
-                    c,
-                    " ".join(
-                        f"{x_at(x):.1f},{y_at(y):.1f}" for x, y in zip(*c.points, strict=True)
-                    ),
-                )
-                for c in curves
-            ],
+            [(x_at(x), f"{x:,g}") for x in x_ticks if x_low <= x <= x_high],
+            [(y_at(y), f"{y:,g}") for y in y_ticks],
+            lines,
             summary(chart),
             json.dumps(data, separators=(",", ":")),
         )
@@ -170,57 +170,31 @@ def with_mean(curve: Curve) -> list[Curve]:
     ]
 
 
-def ticks(low: float, high: float, about: int = 4, whole: bool = False) -> list[float]:
-    """Return round numbers that enclose low to high, in `about` steps; only integers if `whole`."""
-    low, high = _apart(low, high, abs(low) * 0.1 or 1.0)
-    rough = (high - low) / about
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= rough * 0.999)
-    if whole:
-        step = max(1.0, round(step))
-    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [round(n * step, 12 - math.floor(math.log10(step))) for n in range(first, last + 1)]
+def _axis(low: float, high: float, whole: bool = False) -> tuple[float, float, list[float]]:
+    """Return a range, widened if it is empty, and round ticks that enclose it."""
+    from matplotlib import ticker  # half a second, only for a page with curves
 
-
-def _apart(low: float, high: float, pad: float) -> tuple[float, float]:
-    """Widen a range by `pad` on either side if it is too narrow for an axis."""
-    nearest = max(abs(low), abs(high), 1e-200) * 1e-12
-    pad = 0.0 if high - low > nearest else max(pad, nearest)
-    return low - pad, high + pad
-
-
-def _scale(low: float, high: float, at_low: float, at_high: float) -> Callable[[float], float]:
-    factor = (at_high - at_low) / (high - low)
-    return lambda value: at_low + (value - low) * factor
-
-
-def _tick(value: float, axis: Sequence[float]) -> str:
-    """Format a tick as short as its axis allows: 40k, 1.5M, 0.25."""
-    largest = max(map(abs, axis))
-    for least, unit, suffix in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
-        if largest >= least and value:
-            return f"{value / unit:g}{suffix}"
-    return f"{value:g}"
+    pad = 0.0 if high > low else abs(low) * 0.1 or 0.5
+    low, high = low - pad, high + pad
+    locator = ticker.MaxNLocator(5, steps=[1, 2, 2.5, 5, 10], integer=whole)
+    return low, high, [float(tick) for tick in locator.tick_values(low, high)]
 
 
 def summary(chart: Chart) -> str:
-    """Describe in words where the curves begin and end; of many, only the range of their ends."""
-    if len(chart.curves) <= 2:
-        return "; ".join(_course(c, chart) for c in chart.curves if not c.faint)
-    ends = sorted((c.points[1][-1], c.label) for c in chart.curves)
-    (low, lowest), (high, highest) = ends[0], ends[-1]
-    return f"at the end from {number(low)} ({lowest}) to {number(high)} ({highest})"
+    """Describe in words where the curves begin and end; of many, only the range of their ends.
 
-
-def _course(curve: Curve, chart: Chart) -> str:
-    """Describe one curve: 6.24 → 1.573 (lowest 1.53, highest 6.24)."""
-    steps, values = curve.points
-    unit = f" {chart.unit}" if chart.unit else ""
-    name = f"{curve.label}: " if len(chart.curves) > 1 else ""
-    if len(values) == 1:
-        return f"{name}{number(values[0])}{unit} at {chart.x_title} {number(steps[0])}"
-    low, high = min(values), max(values)
-    if low == high:
-        return f"{name}{number(low)}{unit} throughout"
-    ends = f"{number(values[0])} → {number(values[-1])}{unit}"
-    return f"{name}{ends} (lowest {number(low)}, highest {number(high)})"
+    One curve: 6.24 → 1.573 (lowest 1.53, highest 6.24).
+    """
+    if len(chart.curves) > 2:
+        (low, lowest), *_, (high, highest) = sorted(
+            (c.points[1][-1], c.label) for c in chart.curves
+        )
+        return f"at the end from {number(low)} ({lowest}) to {number(high)} ({highest})"
+    courses = []
+    for curve in (c for c in chart.curves if not c.faint):
+        name = f"{curve.label}: " if len(chart.curves) > 1 else ""
+        values = curve.points[1]
+        ends = f"{number(values[0])} → {number(values[-1])} {chart.unit}".rstrip()
+        extremes = f"lowest {number(min(values))}, highest {number(max(values))}"
+        courses.append(f"{name}{ends} ({extremes})")
+    return "; ".join(courses)

@@ -67,12 +67,12 @@ def accuracies(phases: list[lineage.Phase]) -> dict[str, Points]:
 def gained(phases: list[lineage.Phase]) -> list[str]:
     """Return a line per evaluation, per lineage of more than two, and per RAFT."""
     lines = []
-    for gain in lineage.gains(phases):
-        on = f", {gain.points:+.1f} points on {gain.before.name}" if gain.before is not None else ""
-        lines.append(f"{gain.phase.name}: held-out accuracy {gain.phase.accuracy:.1%}{on}")
+    for phase, before in lineage.gains(phases):
+        on = f", {lineage.points(phase, before):+.1f} points on {before.name}" if before else ""
+        lines.append(f"{phase.name}: held-out accuracy {phase.accuracy:.1%}{on}")
     for line in lineage.lines(phases):
         if len(line) > 2:
-            points = lineage.Gain(line[-1], line[0]).points
+            points = lineage.points(line[-1], line[0])
             lines.append(f"{line[0].name} to {line[-1].name}: {points:+.1f} points")
     for name, cycles in lineage.cycles(phases).items():
         by_cycle = ", ".join(f"{cycle} {accuracy:.1%}" for cycle, accuracy in cycles)

@@ -29,7 +29,7 @@ from launch.schema import Config
 from launch.schema.enums import Find, Mode
 from launch.study import hydra_sweep, sweep_plan, sweep_report
 from launch.study import space as sweep_space
-from launch.study.optuna_study import Grid, Search, Source, preview
+from launch.study.optuna_study import Grid, Search, Source
 from launch.study.trial_loop import Loop
 from launch.study.trials import Trial, prepared
 
@@ -60,8 +60,7 @@ class Command:
         if not self.is_search:
             return Grid(self.grid)
         before = (json_files.read_json(self.folder / "sweep.json") or {}).get("trials")
-        make = Search if keep else preview
-        return make(self.config.sweep, self.config.seed, self.folder, before)
+        return Search(self.config.sweep, self.config.seed, self.folder, before, keep)
 
     def to_run(self, most: int | None = None) -> Iterator[Trial]:
         """Yield the trials to run next: at most `most` of a grid, TRIED of a search."""

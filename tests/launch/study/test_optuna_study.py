@@ -12,7 +12,7 @@ from optuna.storages.journal import JournalFileBackend
 
 from launch.core.errors import UserError
 from launch.schema import Direction, Parameter, Sweep
-from launch.study.optuna_study import JOURNAL, Grid, Search, preview
+from launch.study.optuna_study import JOURNAL, Grid, Search
 from launch.study.sweep_report import as_object, best, show_end
 from launch.study.trials import Trial
 from tests.conftest import composed
@@ -41,7 +41,7 @@ def states(folder) -> list[str]:
 
 def test_a_search_that_died_goes_on(tmp_path):
     """The trial that ran comes first, with its values; the others are as without the kill."""
-    whole, asked = Search(sweep(), 0, None), []
+    whole, asked = Search(sweep(), 0, tmp_path, keep=False), []
     for value in (2.0, None, 1.0, 3.0):
         trial = whole.next()
         asked.append(trial.varied)
@@ -107,13 +107,13 @@ def test_lists_are_tried_whole_and_once(tmp_path):
 
 def test_a_preview_writes_nothing_and_tells_what_will_be_asked(tmp_path):
     assert not list(tmp_path.iterdir())
-    seen = preview(sweep(), 0, tmp_path).next().varied
+    seen = Search(sweep(), 0, tmp_path, keep=False).next().varied
     assert not list(tmp_path.iterdir())
     search = Search(sweep(), 0, tmp_path)
     assert search.next().varied == seen
     finish(search, search.known[0], 1.0)
     before = (tmp_path / JOURNAL).read_bytes()
-    seen = preview(sweep(), 0, tmp_path).next().varied
+    seen = Search(sweep(), 0, tmp_path, keep=False).next().varied
     assert (tmp_path / JOURNAL).read_bytes() == before
     assert search.next().varied == seen
 
@@ -139,7 +139,8 @@ def test_a_kill_while_a_trial_is_written_leaves_none_of_it(tmp_path, parameters)
     varied = first.next().varied
     lines = (tmp_path / JOURNAL).read_text().splitlines(keepends=True)
     (tmp_path / JOURNAL).write_text("".join(lines[:-1]) + lines[-1][:20])
-    assert preview(sweep(**parameters), 0, tmp_path).next().varied == varied
+    shown = Search(sweep(**parameters), 0, tmp_path, keep=False)
+    assert shown.next().varied == varied
     again = Search(sweep(**parameters), 0, tmp_path)
     assert again.next().varied == varied
     finish(again, again.known[1], 2.0)
@@ -157,12 +158,12 @@ def test_a_line_that_is_none_of_the_journals_is_named(tmp_path, line):
     finish(search, search.next(), 1.0)
     whole = (tmp_path / JOURNAL).read_bytes().splitlines(keepends=True)
     (tmp_path / JOURNAL).write_bytes(b"".join([*whole[:2], line + b"\n", *whole[2:], b'{"op_code']))
-    for begin in (Search, preview):
+    for keep in (True, False):
         with pytest.raises(
             UserError,
             match=rf"^{tmp_path}/journal\.log: .* Move it away",
         ):
-            begin(sweep(), 0, tmp_path)
+            Search(sweep(), 0, tmp_path, keep=keep)
 
 
 def test_a_grid_comes_in_order():
