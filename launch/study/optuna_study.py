@@ -94,7 +94,7 @@ class Search:
             return trial
         if len(self.known) >= self.total:
             return None
-        distributions = sweep_space.distributions(self.sweep)
+        distributions = {name: sweep_space.distribution(p) for name, p in self.sweep.space.items()}
         if self.points:
             params: dict[str, Any] = dict(self.points.pop(0))
         else:

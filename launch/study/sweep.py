@@ -19,19 +19,21 @@ from launch.config.compose import compose
 from launch.config.identity import NOT_IDENTITY, composition, identity
 from launch.config.request import Request
 from launch.core import json_files
-from launch.core.errors import EXIT_DONE, EXIT_USER, HostError, UserError, near
+from launch.core.errors import EXIT_DONE, EXIT_USER, UserError, near
 from launch.core.json_files import plain
-from launch.execution.execute import check_host, signals
+from launch.execution.execute import signals
 from launch.machine import detect
 from launch.machine.detect import Host
 from launch.plan import rundir
+from launch.rules.values import check_value
 from launch.schema import Config
+from launch.schema.checked import Range
 from launch.schema.enums import Find, Mode
 from launch.study import hydra_sweep, sweep_plan, sweep_report
 from launch.study import space as sweep_space
 from launch.study.optuna_study import Grid, Search, Source
 from launch.study.trial_loop import Loop
-from launch.study.trials import Trial, prepared
+from launch.study.trials import Trial
 
 OF_THE_SWEEP = ("mode", "format", "find", "resume", "data.preview")  # and sweep.*
 TRIED = 5  # a search is rejected if its first suggestions, this many, are all rejected
@@ -92,7 +94,7 @@ def run(arguments: list[str]) -> int:
     config, host = command.config, detect.host(sys.executable)
     if config.mode == Mode.plan:
         return _plan(command, host)
-    _check_ready(command, host)
+    sweep_plan.look(command.to_run(), command.shared, host, whole=False, to_run=True)
     rundir.make(command.folder)
     with rundir.locked(command.folder):
         source = command.source(keep=True)
@@ -174,8 +176,7 @@ def _check(config: Config) -> None:
         if is_of_one_run:
             raise UserError(f"{override}: is for one run, and -m starts many. Leave it out.")
     for name, count in (("parallel", sweep.parallel), ("num_trials", sweep.num_trials)):
-        if count is not None and count < 1:
-            raise UserError(f"sweep.{name}={count}: out of range. Use: at least 1.")
+        check_value(f"sweep.{name}", count, Range(least=1))
     goal = sweep_report.goal_of(sweep.metric)
     if goal is not None and goal != sweep.direction:
         raise UserError(
@@ -217,20 +218,6 @@ def _folder(config: Config, name: str, key: object) -> Path:
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:8]
     fresh = f"-{rundir.fresh_name()}" if config.resume == "never" else ""
     return Path(config.run_root) / "sweeps" / f"{name}-{digest}{fresh}"
-
-
-def _check_ready(command: Command, host: Host) -> None:
-    """Raise the first trial's error if every trial is rejected, by a rule or by this host."""
-    refusals = []
-    for trial in command.to_run():
-        try:
-            for plan in prepared(Request([*command.shared, *trial.varied]), host).plans:
-                check_host(plan, host)
-            return
-        except (UserError, HostError) as error:
-            refusals.append(error)
-    if refusals:
-        raise refusals[0]
 
 
 def _plan(command: Command, host: Host) -> int:

@@ -6,7 +6,7 @@ import pytest
 
 from launch.config.request import Request
 from launch.core.errors import HostError
-from launch.study.pool import at_once, environment_of, pack
+from launch.study.pool import at_once, blocks, environment_of
 from launch.study.trials import prepared
 from tests.conftest import host_with
 
@@ -15,31 +15,18 @@ ONE_GPU = ["hardware=mi300x", "model=qwen3_4b", "topology=single"]
 
 
 @pytest.mark.parametrize(
-    ("gpus", "busy", "wanted", "given"),
+    ("gpus", "size", "sets"),
     [
-        (EIGHT, [], 1, [0]),
-        (EIGHT, [0, 1, 2], 1, [3]),
-        (EIGHT, EIGHT, 1, None),
-        (EIGHT, [], 2, [0, 1]),
-        (EIGHT, [1], 2, [2, 3]),  # 0 is free, and 0,2 are no neighbours
-        (EIGHT, [0], 4, [4, 5, 6, 7]),
-        (EIGHT, [3, 4], 4, None),
-        (EIGHT, [0, 1, 2, 3, 4, 5], 3, None),
-        ([2, 3, 6, 7], [2, 3], 2, [6, 7]),  # the user's own mask
-        ([5], [], 2, None),
+        (EIGHT, 1, [[n] for n in EIGHT]),
+        (EIGHT, 3, [[0, 1, 2], [3, 4, 5]]),
+        (EIGHT, 8, [EIGHT]),
+        ([2, 3, 6, 7], 2, [[2, 3], [6, 7]]),  # the user's own mask
+        ([5], 2, [[]]),
+        ([], 0, [[]]),
     ],
 )
-def test_pack(gpus, busy, wanted, given):
-    assert pack(gpus, busy, wanted) == given
-
-
-@pytest.mark.parametrize("wanted", [1, 3, 8])
-def test_trials_that_run_together_share_no_gpu(wanted):
-    busy: list[int] = []
-    while block := pack(EIGHT, busy, wanted):
-        assert len(block) == wanted
-        busy += block
-    assert len(busy) == len(set(busy)) == 8 // wanted * wanted
+def test_trials_that_run_together_share_no_gpu(gpus, size, sets):
+    assert blocks(gpus, size) == sets
 
 
 @pytest.mark.parametrize(

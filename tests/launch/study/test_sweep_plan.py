@@ -109,17 +109,17 @@ def test_a_long_grid_is_planned_as_far_as_it_says(launch, monkeypatch):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (["runtime=slurm"], "one after another, each a Slurm job (sweep.parallel=N"),
-        (["runtime=slurm", "sweep.parallel=2"], "2 at once, each a Slurm job, in"),
+        (["runtime=slurm"], "2 trials, 1 at once, in"),
+        (["runtime=slurm", "sweep.parallel=2"], "2 trials, 2 at once, in"),
         (
             ["hydra/launcher=submitit_slurm"],
             "a job for each, all handed to hydra/launcher=submitit_slurm, in",
         ),
         (
             ["topology=single,ddp"],
-            "4 trials, as many at once as there is room for, each on 1 or 8 GPU(s), in",
+            "4 trials, each on 1 or 8 GPU(s), in",
         ),
-        (["hardware=cpu", "model=tiny"], "one after another on the CPU, in"),
+        (["hardware=cpu", "model=tiny"], "2 trials, 1 at once, in"),
     ],
 )
 def test_where_trials_run_is_said(launch, given, said):
