@@ -1,4 +1,4 @@
-"""Show what a pipeline learned: held-out accuracies and curves, in the terminal and curves.png."""
+"""Show what a pipeline learned: held-out accuracies in the terminal, curves in curves.png."""
 
 from __future__ import annotations
 
@@ -53,17 +53,6 @@ def gather(plans: list[Plan], phases: list[lineage.Phase]) -> dict[str, Points]:
     return curves
 
 
-def accuracies(phases: list[lineage.Phase]) -> dict[str, Points]:
-    """Return the held-out accuracy along each lineage, by its last evaluation."""
-    return {
-        line[-1].name: (
-            [lineage.steps_before(phases, phase) for phase in line],
-            [float(phase.accuracy or 0.0) for phase in line],
-        )
-        for line in lineage.lines(phases)
-    }
-
-
 def gained(phases: list[lineage.Phase]) -> list[str]:
     """Return a line per evaluation, per lineage of more than two, and per RAFT."""
     lines = []
@@ -99,36 +88,17 @@ def _result(plan: Plan) -> dict[str, Any]:
 def show_all(run_dir: Path, plans: list[Plan]) -> str:
     """Return the text for the terminal, and write curves.png."""
     phases = phases_of(plans)
-    curves, evaluated = gather(plans, phases), accuracies(phases)
     choices = [plan.chosen.choice for plan in plans if plan.chosen]
     chosen = dict.fromkeys(choice.said() for choice in choices if choice.is_made)
     lines = [*gained(phases), *chosen, *sampled(plans)]
-    if curves:
-        _png(run_dir / "curves.png", curves, evaluated)
-        lines = [_terminal(curves, evaluated), *lines]
+    if curves := gather(plans, phases):
+        _draw(run_dir / "curves.png", curves, phases)
         lines.append(f"The plot is in {run_dir / 'curves.png'}")
     return "\n".join(lines)
 
 
-def _label(name: str, evaluated: dict[str, Points]) -> str:
-    return "held-out accuracy" + (f" to {name}" if len(evaluated) > 1 else "")
-
-
-def _terminal(curves: dict[str, Points], evaluated: dict[str, Points]) -> str:
-    import plotext
-
-    figure = plotext.figure
-    figure.clear()
-    figure.plot_size(90, 20)
-    for label, (steps, values) in curves.items():
-        figure.draw(figure.signal(steps, values, marker="braille").lines().label(label))
-    for name, (steps, values) in evaluated.items():
-        figure.draw(figure.signal(steps, values, marker="●").label(_label(name, evaluated)))
-    figure.ruler("y").lim(0, 1)
-    return str(plotext.uncolorize(str(figure.build())))
-
-
-def _png(path: Path, curves: dict[str, Points], evaluated: dict[str, Points]) -> None:
+def _draw(path: Path, curves: dict[str, Points], phases: list[lineage.Phase]) -> None:
+    """Draw the curves, and the held-out accuracy along each lineage."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -137,11 +107,11 @@ def _png(path: Path, curves: dict[str, Points], evaluated: dict[str, Points]) ->
     figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
     for label, (steps, values) in curves.items():
         axes.plot(steps, values, label=label, linewidth=1.2)
-    for name, (steps, values) in evaluated.items():
-        color = "black" if len(evaluated) == 1 else None
-        label = _label(name, evaluated)
-        axes.plot(steps, values, marker="o", linestyle=":", zorder=3, label=label, color=color)
-        for at in zip(steps, values, strict=True):
+    for line in lineage.lines(phases):
+        points = [(lineage.steps_before(phases, p), p.accuracy or 0.0) for p in line]
+        label = f"held-out accuracy to {line[-1].name}"
+        axes.plot(*zip(*points, strict=True), marker="o", linestyle=":", zorder=3, label=label)
+        for at in points:
             text = f"{at[1]:.1%}"
             axes.annotate(text, at, textcoords="offset points", xytext=(-8, 8), ha="right")
     title = path.parent.parent.name
