@@ -50,26 +50,19 @@ def test_a_trial_sees_its_own_gpus_only():
     trial = prepared(Request(ONE_GPU), host)
     assert trial.num_gpus == 1
     assert trial.gpus_here(host, planned=False) == [2, 3, 6, 7]
-    assert environment_of(trial, [6], 4, host) == {
-        "HIP_VISIBLE_DEVICES": "6",
-        "OMP_NUM_THREADS": "16",
-    }
+    env = {"HIP_VISIBLE_DEVICES": "6", "OMP_NUM_THREADS": "16"}
+    assert environment_of(trial, [6], 4, host) == env
     narrowed = host_with(8, **environment_of(trial, [6], 4, host))
     assert prepared(Request(ONE_GPU), narrowed).plans[0].processes[-1].gpus == [6]
 
 
-def test_a_trial_of_several_gpus_is_counted_whole():
-    host = host_with(8)
-    assert (
-        prepared(Request(["hardware=mi300x", "model=qwen3_4b", "method=grpo"]), host).num_gpus == 8
-    )  # a server and seven that train
-    assert (
-        prepared(
-            Request(["hardware=mi300x", "model=qwen3_4b", "topology=ddp", "topology.num_gpus=2"]),
-            host,
-        ).num_gpus
-        == 2
-    )
+@pytest.mark.parametrize(
+    ("overrides", "num_gpus"),
+    [(["method=grpo"], 8), (["topology=ddp", "topology.num_gpus=2"], 2)],  # a server and 7 ranks
+)
+def test_a_trial_of_several_gpus_is_counted_whole(overrides, num_gpus):
+    trial = prepared(Request([*ONE_GPU[:2], *overrides]), host_with(8))
+    assert trial.num_gpus == num_gpus
 
 
 def test_on_a_cpu_a_trial_takes_no_gpu_and_alone_keeps_all_cores():
@@ -83,10 +76,8 @@ def test_on_a_cpu_a_trial_takes_no_gpu_and_alone_keeps_all_cores():
 
 def test_a_trial_of_slurm_gets_nothing_of_this_machine():
     host = host_with(0)
-    assert (
-        environment_of(prepared(Request(["hardware=cpu", "runtime=slurm"]), host), [], 4, host)
-        == {}
-    )
+    trial = prepared(Request(["hardware=cpu", "runtime=slurm"]), host)
+    assert environment_of(trial, [], 4, host) == {}
 
 
 def test_a_mask_of_the_users_that_names_no_index_is_refused():
