@@ -13,9 +13,7 @@ from launch.reports.parts import Block, number
 # The plot within the SVG, in the SVG's units: natural size on a phone, a little larger on a
 # desktop.
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 420, 236, 52, 12, 10, 42
-MOST_POINTS = 400  # per curve: about one for each unit of width
-FEW = 4  # curves of a chart; with more curves, each has fewer points
-MOST_POINTS_OF_MANY = 150
+MOST_POINTS = 200  # per curve: about one for each two units of width
 MEANS = 50  # stretches of a curve whose means are drawn
 NUM_COLOURS, NUM_DASHES = 8, 4  # of page.css
 
@@ -49,10 +47,6 @@ class Chart:
     x_title: str = "step"
     from_zero: bool = False
 
-    @property
-    def most_points(self) -> int:
-        return MOST_POINTS if len(self.curves) <= FEW else MOST_POINTS_OF_MANY
-
 
 @dataclass(frozen=True)
 class Charts(Block):
@@ -65,20 +59,6 @@ class Charts(Block):
     @property
     def plots(self) -> list[Plot]:
         return [Plot.of(chart) for chart in self.charts]
-
-    @property
-    def fewer(self) -> str:
-        """Return a note if not all points are drawn, else ''."""
-        lengths = [
-            (len(c.points[0]), chart.most_points) for chart in self.charts for c in chart.curves
-        ]
-        longest, most = max(lengths, default=(0, 0))
-        if longest <= most:
-            return ""
-        return (
-            f"Curves of up to {longest:,} points: {most} of each are drawn, "
-            "the lowest and the highest of each stretch among them."
-        )
 
 
 @dataclass(frozen=True)
@@ -94,7 +74,7 @@ class Plot:
 
     @classmethod
     def of(cls, chart: Chart) -> Plot:
-        curves = [replace(c, points=downsample(c.points, chart.most_points)) for c in chart.curves]
+        curves = [replace(c, points=downsample(c.points)) for c in chart.curves]
         xs = [x for c in curves for x in c.points[0]]
         ys = [y for c in curves for y in c.points[1]]
         x_low, x_high, x_ticks = _axis(min(xs), max(xs), whole=True)
@@ -139,16 +119,16 @@ def curve(
     return Curve(label, ([x for x, _ in pairs], [y for _, y in pairs]), number, **style)
 
 
-def downsample(points: Points, most: int) -> Points:
-    """Return at most `most` points: both ends, and the lowest and highest of each stretch.
+def downsample(points: Points) -> Points:
+    """Return at most MOST_POINTS: both ends, and the lowest and highest of each stretch.
 
     That way no spike is lost.
     """
     steps, values = points
-    if len(values) <= most:
+    if len(values) <= MOST_POINTS:
         return points
     chosen = {0, len(values) - 1}
-    stretches = (most - 2) // 2
+    stretches = (MOST_POINTS - 2) // 2
     for n in range(stretches):
         inside = range(n * len(values) // stretches, (n + 1) * len(values) // stretches)
         chosen |= {min(inside, key=values.__getitem__), max(inside, key=values.__getitem__)}

@@ -21,7 +21,6 @@ from launch.reports.parts import (
     Block,
     Cell,
     Facts,
-    Folded,
     Note,
     Pre,
     Section,
@@ -88,7 +87,7 @@ def sections(run: Run, curves: bool = True) -> list[Section]:
             "Profile": lambda: tables.profile(run),
             "What ran": lambda: what_ran(run),
             "Warnings": lambda: map(Note, run.warnings),
-            "All other curves": lambda: other_curves(run) if curves else [],
+            "All other curves": lambda: series.others(run) if curves else [],
             "Configuration": lambda: configuration(run),
         }
     )
@@ -232,15 +231,6 @@ def telemetry(run: Run, curves: bool) -> list[Block]:
         [chart.title, statistics.fmean(chart.curves[0].points[1]), chart.unit] for chart in charts
     ]
     return [Table("GPU telemetry, means of the run", ["counter", "mean", "unit"], rows, note=note)]
-
-
-def other_curves(run: Run) -> list[Block]:
-    charts, constant = series.others(run)
-    values = ", ".join(f"{key} {number(value)}" for key, value in constant.items())
-    note = f"Not drawn, because every line has the same value: {values}." if constant else ""
-    if charts:
-        return [Folded(f"{len(charts)} curve(s)", [Charts(charts, note)])]
-    return [Note(note)] if note else []
 
 
 def about(run: Run) -> str:

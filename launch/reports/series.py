@@ -6,8 +6,9 @@ import re
 from collections.abc import Sequence
 
 from launch.reports import tables
-from launch.reports.curves import Chart, Curve, curve, with_mean
+from launch.reports.curves import Chart, Charts, Curve, curve, with_mean
 from launch.reports.data import Points, Run
+from launch.reports.parts import Folded
 from launch.study import lineage
 
 IMPORTANCE_RATIO = "sampling/importance_sampling_ratio/mean"
@@ -109,22 +110,16 @@ def telemetry(run: Run) -> list[Chart]:
     ]
 
 
-def others(run: Run) -> tuple[list[Chart], dict[str, float]]:
-    """Return charts of every other key, and the values of those that never change."""
-    if tables.rows_of(run):
-        return [], {}
+def others(run: Run) -> list[Folded]:
+    """Return charts of every other key that changes, folded."""
     keys = run.metrics.numeric_keys
     drawn = {*MAIN, *TELEMETRY, *NOT_DRAWN, *(PARTS if "train_s" in keys else ())}
-    charts, constant = [], {}
-    for key in keys:
-        if key in drawn or key.startswith(LEVEL_SHARE) or _is_held_out(run, key):
-            continue
-        points = run.metrics.points(key)
-        if len(set(points[1])) == 1:
-            constant[key] = points[1][0]
-        else:
-            charts.append(Chart(key, [Curve(key, points)]))
-    return charts, constant
+    charts = []
+    for key in keys if not tables.rows_of(run) else ():
+        if key not in drawn and not key.startswith(LEVEL_SHARE) and not _is_held_out(run, key):
+            points = run.metrics.points(key)
+            charts += [Chart(key, [Curve(key, points)])] if len(set(points[1])) > 1 else []
+    return [Folded(f"{len(charts)} curve(s)", [Charts(charts)])] if charts else []
 
 
 def _is_held_out(run: Run, key: str) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -270,9 +269,8 @@ def memory(run: Run) -> list[Block]:
 def profile(run: Run) -> list[Block]:
     """Show shares of the time, the slowest kernels, modules that compute in fp32, and the files."""
     folder = run.folder / "profile"
-    kernels, fp32, memory_json = (
-        json_files.read_json(folder / f"{name}.json") or {}
-        for name in ("kernels", "fp32_modules", "memory")
+    kernels, fp32 = (
+        json_files.read_json(folder / f"{name}.json") or {} for name in ("kernels", "fp32_modules")
     )
     note = f"{kernels.get('steps')} step(s), {cell(kernels.get('time_s')).text} s."
     shares = dict(kernels.get("shares") or {})
@@ -292,9 +290,6 @@ def profile(run: Run) -> list[Block]:
     blocks.append(_by_time(caption, columns | {"seconds": "time_s"}, modules))
     if fp32 and not modules:
         blocks.append(Note("No module computes in fp32 unintentionally."))
-    if memory_json:
-        text = json.dumps(memory_json, indent=1)[:20_000]
-        blocks.append(Pre("profile/memory.json", text, folded=True))
     names = sorted(path.name for path in folder.glob("[!.]*"))
     if names:
         viewers = (

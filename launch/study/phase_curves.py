@@ -30,26 +30,20 @@ def phases_of(plans: list[Plan]) -> list[lineage.Phase]:
 
 
 def gather(plans: list[Plan], phases: list[lineage.Phase]) -> dict[str, Points]:
-    """Return the curves over all phases. Steps continue from those already in a phase's model."""
+    """Return the curves of each training. Steps continue from those already in its model."""
     curves: dict[str, Points] = {}
     for plan, phase in zip(plans, phases, strict=True):
-        if not plan.config.method.trains:
-            continue
+        rows = json_files.read_metrics(plan.run_dir / "metrics.jsonl")
         before = lineage.steps_before(phases, phase)
-        for metric, label in CURVES.items():
-            rows = [
-                row
-                for row in json_files.read_metrics(plan.run_dir / "metrics.jsonl")
+        for metric, label in CURVES.items() if plan.config.method.trains else ():
+            points = [
+                (before + row["step"], row[metric])
+                for row in rows
                 if isinstance(row.get(metric), (int, float))
             ]
-            if not rows:
-                continue
-            name = f"{plan.config.method.name} {label}"
-            if name in curves and before + rows[0]["step"] <= curves[name][0][-1]:
-                name = f"{phase.name} {label}"  # this is another branch
-            steps, values = curves.setdefault(name, ([], []))
-            steps += [before + row["step"] for row in rows]
-            values += [row[metric] for row in rows]
+            if points:
+                steps, values = zip(*points, strict=True)
+                curves[f"{phase.name} {label}"] = list(steps), list(values)
     return curves
 
 

@@ -28,8 +28,8 @@ from launch.plan import rundir
 from launch.rules.values import check_value
 from launch.schema import Config
 from launch.schema.checked import Range
-from launch.schema.enums import Find, Mode
-from launch.study import hydra_sweep, sweep_plan, sweep_report
+from launch.schema.enums import Mode
+from launch.study import hydra_sweep, pipeline, sweep_plan, sweep_report
 from launch.study import space as sweep_space
 from launch.study.optuna_study import Grid, Search, Source
 from launch.study.trial_loop import Loop
@@ -168,13 +168,8 @@ def _compose_any(shared: list[str], grid: list[list[str]]) -> Config:
 def _check(config: Config) -> None:
     """Raise UserError for settings of a single run and for inconsistent settings of a sweep."""
     sweep = config.sweep
-    for override, is_of_one_run in {
-        "data.preview": bool(config.data.preview),
-        f"find={config.find.value}": config.find != Find.none,
-        f"resume={config.resume}": config.resume not in ("auto", "never"),
-    }.items():
-        if is_of_one_run:
-            raise UserError(f"{override}: is for one run, and -m starts many. Leave it out.")
+    resume = {f"resume={config.resume}": config.resume not in ("auto", "never")}
+    pipeline.refuse_keys_of_one_run(config, "-m starts many. Leave it out.", **resume)
     for name, count in (("parallel", sweep.parallel), ("num_trials", sweep.num_trials)):
         check_value(f"sweep.{name}", count, Range(least=1))
     goal = sweep_report.goal_of(sweep.metric)

@@ -10,7 +10,7 @@ import pytest
 from launch import report
 from launch.core import json_files
 from launch.plan import rundir
-from launch.reports import many, one, series
+from launch.reports import many, one, series, tables
 from launch.reports.data import read, read_metrics
 from launch.study.optuna_study import Search, importances
 from launch.study.trials import Trial
@@ -136,41 +136,23 @@ def test_a_benchmark_beside_what_was_published(tmp_path):
         assert wanted in text, wanted
 
 
-def test_rows_that_a_benchmark_had_measured_when_it_stopped(tmp_path):
-    folder = a_benchmark(tmp_path / "b")
-    (folder / "result.json").unlink()
-    kept = json_files.read_json(folder / "record.json")
-    kept["composition"]["method"]["kind"] = "bench"
-    change(folder / "record.json", status="failed", exit_code=4, composition=kept["composition"])
-    text = made(folder).text
-    assert "4096 4096 4096 fp16 700" in text
-    assert "16384 1024 8192 bf16 870" in text
-
-
-def of_rows(folder, method, **result):
-    """Write a benchmark or a tuning whose rows have the keys of a training's lines."""
-    trained = {"memory_peak_gb": 1.0, "mfu": 0.1}
-    rows = [
-        {"batch": 2**n, "loss": 5.0 - n, "tokens_per_second": 1000.0 * n, **trained}
-        for n in (1, 3, 2)
-    ]
-    result |= {"rows": rows, "columns": BATCH_COLUMNS, "figure": "tokens_per_second"}
-    a_run(folder, f"method={method}", **result)
-    clock = [{"step": n, "num_steps": 3, "time_s": float(n)} for n in (1, 2, 3)]
-    return log(folder, *(time | row for time, row in zip(clock, rows, strict=True)))
-
-
 @pytest.mark.parametrize(
-    ("method", "said"),
+    ("method", "kind"),
     [("bench/batch_size", {"benchmark": "batch_size"}), ("tune/batch", {"tuning": "batch"})],
 )
-def test_rows_are_no_series(tmp_path, method, said):
-    folder = of_rows(tmp_path / "b", method, **said)
+def test_rows_are_no_series(tmp_path, method, kind):
+    """Rows of a benchmark or a tuning have the keys of a training's lines."""
+    rows = [
+        {"batch": 2**n, "loss": 5.0, "tokens_per_second": 1000.0 * n, "memory_peak_gb": 1.0}
+        for n in (1, 3, 2)
+    ]
+    figures = {"rows": rows, "columns": BATCH_COLUMNS, "figure": "tokens_per_second"}
+    folder = a_run(tmp_path / "b", f"method={method}", **kind, **figures)
+    log(folder, *({"step": n, "num_steps": 3, "time_s": n, **row} for n, row in enumerate(rows)))
     text = made(folder).text
     assert "tokens/s 3,000 the best row" in text
-    assert "MFU" not in text
     assert "memory, most" not in text
-    assert series.others(read(folder)) == ([], {})
+    assert series.others(read(folder)) == []
     training = log(a_run(tmp_path / "t"), *steps(4))
     runs = [read(folder, "A"), read(training, "B")]
     assert {curve.label for chart in series.together(runs) for curve in chart.curves} == {"B"}
@@ -178,7 +160,8 @@ def test_rows_are_no_series(tmp_path, method, said):
     shown = [cell.text != "–" for cell in table.rows[0]]
     assert [*itertools.compress(table.columns, shown)] == ["run", "status", "time"]
     (folder / "result.json").unlink()  # before it ended
-    assert series.main(read(folder)) == series.others(read(folder))[0] == []
+    assert series.main(read(folder)) == series.others(read(folder)) == []
+    assert "8 5 3,000" in made(folder).text
 
 
 def test_a_tuning(tmp_path):
@@ -201,23 +184,30 @@ def test_a_tuning(tmp_path):
         assert words in text, words
 
 
+TRAINERS = ("training", "generation", "weight sync", "rewards", "waiting")
+
+
+def parts_of_a_step(folder) -> dict[tuple[str, str], str]:
+    table = tables.step_parts(read(folder))
+    return {(row[0].text, row[1].text): f"{row[2].text} {row[3].text}" for row in table.rows}
+
+
 def test_a_step_of_grpo_and_its_server(tmp_path):
-    text = made(log(a_run(tmp_path / "g", "method=grpo"), *steps(8, reward=0.5, **GRPO_STEP))).text
-    for part in ("training 1.2 60.0%", "generation 0 0.00%", "weight sync 0.1 5.0%",
-                 "rewards 0.3 15.0%", "waiting 0.4 20.0%"):  # fmt: skip
-        assert f"trainers {part}" in text, part
-    for part in ("generation 1.2 60.0%", "weight sync 0.1 5.0%", "idle 0.7 35.0%"):
-        assert f"generation server {part}" in text, part
-    assert "0.8 s of generation pass" in text
+    folder = log(a_run(tmp_path / "g", "method=grpo"), *steps(8, **GRPO_STEP))
+    values = ["1.2 60.0%", "0 0.00%", "0.1 5.0%", "0.3 15.0%", "0.4 20.0%"]
+    trainers = {("trainers", name): v for name, v in zip(TRAINERS, values, strict=True)}
+    server = {"generation": "1.2 60.0%", "weight sync": "0.1 5.0%", "idle": "0.7 35.0%"}
+    server_parts = {("generation server", name): value for name, value in server.items()}
+    assert parts_of_a_step(folder) == trainers | server_parts
+    assert "0.8 s of generation pass" in made(folder).text
 
 
-@pytest.mark.parametrize("missing", ["server_s", "train_s"])
-def test_a_step_without_some_of_its_seconds(tmp_path, missing):
+def test_a_step_without_some_of_its_seconds(tmp_path):
     """Without overlap the server has no parts; without the training's seconds nothing has."""
-    step = {name: seconds for name, seconds in GRPO_STEP.items() if name != missing}
-    text = made(log(a_run(tmp_path / "g", "method=grpo"), *steps(8, **step))).text
-    assert ("trainers training" in text) is (missing == "server_s")
-    assert "generation server" not in text
+    for missing, processes in (("server_s", {"trainers"}), ("train_s", set())):
+        step = {name: seconds for name, seconds in GRPO_STEP.items() if name != missing}
+        folder = log(a_run(tmp_path / missing, "method=grpo"), *steps(8, **step))
+        assert {process for process, _ in parts_of_a_step(folder)} == processes
 
 
 @pytest.mark.parametrize("steps_a_line", [1, 3])
@@ -231,10 +221,9 @@ def test_steps_of_unequal_length_are_shown_by_their_means(tmp_path, steps_a_line
         for n, row in enumerate(steps(23))
     ]
     rows[:3] = [{**row, "train_s": 100.0, "step_s": 105.0} for row in rows[:3]]
-    text = made(log(a_run(tmp_path / "g", "method=grpo"), *rows)).text
-    for part in ("training 2 44.4%", "generation 1.5 33.3%", "weight sync 0.5 11.1%",
-                 "rewards 0.25 5.6%", "waiting 0.25 5.6%"):  # fmt: skip
-        assert f"trainers {part}" in text, part
+    parts = parts_of_a_step(log(a_run(tmp_path / "g", "method=grpo"), *rows))
+    values = ["2 44.4%", "1.5 33.3%", "0.5 11.1%", "0.25 5.6%", "0.25 5.6%"]
+    assert list(parts.values()) == values
 
 
 def test_telemetry_profile_targets_and_energy(tmp_path):
@@ -283,11 +272,8 @@ def test_several_runs_differences_first(tmp_path):
     b = log(a_run(tmp_path / "runs/b", "seed=7"), *steps(6))
     seen = made(a, b)
     text = seen.text
-    assert (
-        text.index("Differences in configuration")
-        < text.index("Curves Loss")
-        < text.index("Results run status")
-    )
+    parts = ("Differences in configuration", "Curves Loss", "Results run status")
+    assert sorted(parts, key=text.index) == list(parts)
     assert "seed 0 7" in text
     assert "method.args.learning_rate" in text
     assert "No difference in code, image, packages and host." in text
@@ -298,14 +284,8 @@ def test_several_runs_differences_first(tmp_path):
 
 def test_runs_of_several_methods_are_compared_within_each(tmp_path):
     """Across methods nearly every key differs, and says nothing."""
-    runs = {
-        "a": ["seed=1"],
-        "b": ["seed=2"],
-        "c": ["method=grpo"],
-        "d": ["method=evaluate"],
-        "e": ["method=evaluate", "method.args.batch_size=7"],
-        "f": ["method=dpo"],
-    }
+    runs = {"a": ["seed=1"], "b": ["seed=2"], "c": ["method=grpo"], "d": ["method=evaluate"]}
+    runs |= {"e": ["method=evaluate", "method.args.batch_size=7"], "f": ["method=dpo"]}
     folders = {
         name: log(a_run(tmp_path / name, *overrides), *steps(4)) for name, overrides in runs.items()
     }
@@ -327,11 +307,7 @@ def test_benchmarks_side_by_side(tmp_path):
 
 def test_sizes_tell_rows_of_a_benchmark_apart(tmp_path):
     """A size may have digits like a measurement; rows without a difference keep their order."""
-    columns = [
-        {"key": "op", "title": "op"},
-        {"key": "bytes", "title": "bytes", "digits": 0},
-        {"key": "us", "title": "us", "digits": 1},
-    ]
+    columns = [{"key": "op"}, {"key": "bytes", "digits": 0}, {"key": "us", "digits": 1}]
     for n in (1, 2):
         rows = [
             {"op": "all_reduce", "bytes": 2**size, "us": float(size * n)} for size in (10, 20, 20)
@@ -351,13 +327,8 @@ def test_a_benchmark_without_a_model_names_none(tmp_path):
 
 
 def test_a_trial_that_left_an_empty_directory(tmp_path):
-    folder = a_sweep(
-        tmp_path,
-        [
-            {"varied": ["seed=1"], "value": 1.0},
-            {"varied": ["seed=2"], "status": "failed", "why": "no disk"},
-        ],
-    )
+    failed = {"varied": ["seed=2"], "status": "failed", "why": "no disk"}
+    folder = a_sweep(tmp_path, [{"varied": ["seed=1"], "value": 1.0}, failed])
     (tmp_path / "runs" / "x" / "1").mkdir()
     assert "no disk" in made(folder).text
 
@@ -387,11 +358,8 @@ GRID = [
 
 
 def test_a_grid(tmp_path):
-    failed = {
-        "varied": ["method.args.learning_rate=fast", "seed=0"],
-        "status": "failed",
-        "why": HOSTILE,
-    }
+    varied = ["method.args.learning_rate=fast", "seed=0"]
+    failed = {"varied": varied, "status": "failed", "why": HOSTILE}
     text = made(a_sweep(tmp_path, [*GRID, failed])).text
     assert "best loss 2 trial 2" in text
     assert "2 (best) 1e-3 0 2 done 2" in text
@@ -460,16 +428,10 @@ def test_levels_and_pass_at_k_of_rafts_cycles(tmp_path):
         ("cycle2_sample", "sample"),
     )
     first, second = {"pass_rate": 0.5, "num_prompts": 6}, {"pass_rate": 0.25, "num_prompts": 2}
-    for name, groups in (
-        ("1_cycle1_sample", {"1": first}),
-        ("3_cycle2_sample", {"1": first, "2": second}),
-    ):
+    samples = {"1_cycle1_sample": {"1": first}, "3_cycle2_sample": {"1": first, "2": second}}
+    for name, groups in samples.items():
         change(folder / name / "result.json", by_level=groups, pass_at_k={"1": 0.4, "2": 0.6})
-    runs = [
-        read(folder / name, name)
-        for name in ("1_cycle1_sample", "2_cycle1_train", "3_cycle2_sample")
-    ]
-    charts = {chart.title: chart for chart in series.phases(runs)}
+    charts = {c.title: c for c in series.phases([read(folder / name, name) for name in samples])}
     shares = "Share of each level in a cycle's prompts"
     drawn = {
         title: {curve.label: curve.points for curve in chart.curves}
@@ -508,11 +470,7 @@ def test_a_sweep_of_a_benchmark_shows_its_rows(tmp_path):
         assert words in text, words
     assert "No trial has logged a curve" not in text
     assert "best of 2 trials" not in text
-    more = [
-        {"varied": [f"seed={n}"], "status": "waiting", "run_dir": "x" * 300} for n in range(2, 9)
-    ]
-    change(
-        folder / "sweep.json",
-        trials=[*json_files.read_json(folder / "sweep.json")["trials"], *more],
-    )
+    trials = json_files.read_json(folder / "sweep.json")["trials"]
+    waiting = {"number": 2, "varied": ["seed=3"], "status": "waiting", "run_dir": "x" * 300}
+    change(folder / "sweep.json", trials=trials + 7 * [waiting])
     assert "The 2 best of 9 trials." in made(folder).text
