@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from launch.config import hydra_options
 from launch.config.compose import compose
@@ -121,13 +122,24 @@ def read(request: Request) -> Command:
     _check_names(fixed, grid)
     config = _compose_any(fixed, grid)
     _check(config)
+    sweep, name, inputs = config.sweep, config.name, list[Any]()
     typed = [o for o in fixed if _key(o).partition(".")[0] not in ("mode", "format", "sweep")]
-    if config.sweep.name != "none":
-        return _search(config, fixed, typed, grid, launcher)
-    identifying = sorted(o for o in typed if o.partition("=")[0] not in NOT_IDENTITY)
-    inputs = [str(Path.cwd()), identifying, grid]
-    launcher = [o for o in launcher if o != "hydra/launcher=basic"]
-    return Command(config, _folder(config, config.name or "grid", inputs), typed, grid, launcher)
+    if sweep.name == "none":
+        identifying = sorted(o for o in typed if o.partition("=")[0] not in NOT_IDENTITY)
+        name, inputs = name or "grid", [str(Path.cwd()), identifying, grid]
+        launcher = [o for o in launcher if o != "hydra/launcher=basic"]
+    else:
+        _check_search(config, typed, [*grid[0], *launcher])
+        # Trials with other fixed values belong to another search.
+        config = compose([*sweep.overrides, *fixed])
+        goal = [sweep.metric, sweep.direction.value, plain(sweep.space)]
+        name, inputs = config.name or sweep.name, [identity(composition(config)), *goal]
+        typed = [*sweep.overrides, *typed]
+    # An equal sweep has the same directory, a new one with resume=never.
+    digest = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:8]
+    fresh = f"-{rundir.fresh_name()}" if config.resume == "never" else ""
+    folder = Path(config.run_root) / "sweeps" / f"{name}-{digest}{fresh}"
+    return Command(config, folder, typed, grid, launcher)
 
 
 def _key(override: str) -> str:
@@ -180,15 +192,9 @@ def _check(config: Config) -> None:
         )
 
 
-def _search(
-    config: Config,
-    everything: list[str],
-    typed: list[str],
-    grid: list[list[str]],
-    launcher: list[str],
-) -> Command:
+def _check_search(config: Config, typed: list[str], of_grid: list[str]) -> None:
     sweep = config.sweep
-    if of_grid := [*grid[0], *launcher]:
+    if of_grid:
         raise UserError(
             f"{of_grid[0]}: is for a grid, and sweep={sweep.name} is a search. "
             "Leave one of them out."
@@ -201,18 +207,6 @@ def _search(
                 f"{by_key[parameter.key]}: sweep={sweep.name} varies it. To hold it, add "
                 f"'~sweep.space.{name}'."
             )
-    # Trials with other fixed values belong to another search, so the folder depends on all values.
-    config = compose([*sweep.overrides, *everything])
-    goal = [sweep.metric, sweep.direction.value, plain(sweep.space)]
-    folder = _folder(config, config.name or sweep.name, [identity(composition(config)), *goal])
-    return Command(config, folder, [*sweep.overrides, *typed], [[]], [])
-
-
-def _folder(config: Config, name: str, key: object) -> Path:
-    """Return a sweep's directory: the same one for an equal `key`, a new one with resume=never."""
-    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:8]
-    fresh = f"-{rundir.fresh_name()}" if config.resume == "never" else ""
-    return Path(config.run_root) / "sweeps" / f"{name}-{digest}{fresh}"
 
 
 def _plan(command: Command, host: Host) -> int:

@@ -100,8 +100,10 @@ def show(
         print(json.dumps({**content, **added}, indent=1))
         return
     for name, parameter in sweep.space.items():
-        fields = {key: value for key, value in plain(parameter).items() if value}
-        say(config, f"{name}: {', '.join(f'{key} {value}' for key, value in fields.items())}")
+        fields = [
+            f"{k} {v}" for k, v in plain(parameter).items() if v is not None and v is not False
+        ]
+        say(config, f"{name}: {', '.join(fields)}")
     goal = f", to {sweep.direction.value} {sweep.metric}" if sweep.metric else ""
     where = f", {together} at once"
     if launcher:
