@@ -100,9 +100,7 @@ def show(
         print(json.dumps({**content, **added}, indent=1))
         return
     for name, parameter in sweep.space.items():
-        fields = [
-            f"{k} {v}" for k, v in plain(parameter).items() if v is not None and v is not False
-        ]
+        fields = [f"{key} {v}" for key, v in plain(parameter).items() if v is not None]
         say(config, f"{name}: {', '.join(fields)}")
     goal = f", to {sweep.direction.value} {sweep.metric}" if sweep.metric else ""
     where = f", {together} at once"

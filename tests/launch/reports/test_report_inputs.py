@@ -10,11 +10,10 @@ import pytest
 from launch import report
 from launch.core import json_files
 from launch.reports import page
-from launch.reports.data import kind_of, read, status_of
+from launch.reports.data import read, status_of
 from tests.helpers.report_examples import (
     HOSTILE,
     a_benchmark,
-    a_pipeline,
     a_run,
     a_sweep,
     change,
@@ -155,9 +154,3 @@ def test_a_run_that_ends_while_it_is_read_is_not_lost():
     assert status_of(Path("x"), {"status": "running"}, held=True) == "running"
     assert status_of(Path("x"), {"status": "running"}, held=False) == "lost"
     assert status_of(Path("x"), {"status": "done"}, held=True) == "done"
-
-
-def test_what_a_directory_is(tmp_path):
-    assert kind_of(a_run(tmp_path / "r")) == "run"
-    assert kind_of(a_pipeline(tmp_path / "p", ("a", "sft"))) == "pipeline"
-    assert kind_of(a_sweep(tmp_path, [])) == "sweep"
