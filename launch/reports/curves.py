@@ -6,6 +6,7 @@ import json
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from launch.reports.data import Points
 from launch.reports.parts import Block, number
@@ -57,58 +58,45 @@ class Charts(Block):
         return len(self.charts)
 
     @property
-    def plots(self) -> list[Plot]:
-        return [Plot.of(chart) for chart in self.charts]
+    def plots(self) -> list[dict[str, Any]]:
+        """Return what the template draws of each chart; positions are in units of the SVG."""
+        return list(map(_plot, self.charts))
 
 
-@dataclass(frozen=True)
-class Plot:
-    """A chart as the template draws it; every position is in units of the SVG."""
+def _plot(chart: Chart) -> dict[str, Any]:
+    curves = [replace(c, points=downsample(c.points)) for c in chart.curves]
+    xs = [x for c in curves for x in c.points[0]]
+    ys = [y for c in curves for y in c.points[1]]
+    x_low, x_high, x_ticks = _axis(min(xs), max(xs), whole=True)
+    starts_at_zero = chart.from_zero and min(ys) >= 0
+    y_low, y_high, y_ticks = _axis(0.0 if starts_at_zero else min(ys), max(ys))
+    y_low, y_high = min(y_low, y_ticks[0]), max(y_high, y_ticks[-1])
 
-    chart: Chart
-    x_ticks: Sequence[tuple[float, str]]
-    y_ticks: Sequence[tuple[float, str]]
-    lines: Sequence[tuple[Curve, str]]  # with the points of a polyline
-    summary: str
-    data: str  # JSON, for the values that page.js shows under the pointer
+    def x_at(x: float) -> float:
+        return LEFT + (x - x_low) / (x_high - x_low) * (WIDTH - RIGHT - LEFT)
 
-    @classmethod
-    def of(cls, chart: Chart) -> Plot:
-        curves = [replace(c, points=downsample(c.points)) for c in chart.curves]
-        xs = [x for c in curves for x in c.points[0]]
-        ys = [y for c in curves for y in c.points[1]]
-        x_low, x_high, x_ticks = _axis(min(xs), max(xs), whole=True)
-        starts_at_zero = chart.from_zero and min(ys) >= 0
-        y_low, y_high, y_ticks = _axis(0.0 if starts_at_zero else min(ys), max(ys))
-        y_low, y_high = min(y_low, y_ticks[0]), max(y_high, y_ticks[-1])
+    def y_at(y: float) -> float:
+        return HEIGHT - BOTTOM - (y - y_low) / (y_high - y_low) * (HEIGHT - BOTTOM - TOP)
 
-        def x_at(x: float) -> float:
-            return LEFT + (x - x_low) / (x_high - x_low) * (WIDTH - RIGHT - LEFT)
-
-        def y_at(y: float) -> float:
-            return HEIGHT - BOTTOM - (y - y_low) / (y_high - y_low) * (HEIGHT - BOTTOM - TOP)
-
-        lines = [
-            (c, " ".join(f"{x_at(x):.1f},{y_at(y):.1f}" for x, y in zip(*c.points, strict=True)))
-            for c in curves
-        ]
-        rounded = [
+    # For the values that page.js shows under the pointer.
+    data = {
+        "x": [x_low, x_high],
+        "unit": chart.unit,
+        "x_title": chart.x_title,
+        "curves": [
             [c.label, *([float(f"{v:.6g}") for v in axis] for axis in c.points)] for c in curves
-        ]
-        data = {
-            "x": [x_low, x_high],
-            "unit": chart.unit,
-            "x_title": chart.x_title,
-            "curves": rounded,
-        }
-        return cls(
-            replace(chart, curves=curves),
-            [(x_at(x), f"{x:,g}") for x in x_ticks if x_low <= x <= x_high],
-            [(y_at(y), f"{y:,g}") for y in y_ticks],
-            lines,
-            summary(chart),
-            json.dumps(data, separators=(",", ":")),
-        )
+        ],
+    }
+    return {
+        "chart": replace(chart, curves=curves),
+        "x_ticks": [(x_at(x), f"{x:,g}") for x in x_ticks if x_low <= x <= x_high],
+        "y_ticks": [(y_at(y), f"{y:,g}") for y in y_ticks],
+        "lines": [
+            (c, [(x_at(x), y_at(y)) for x, y in zip(*c.points, strict=True)]) for c in curves
+        ],
+        "summary": summary(chart),
+        "data": json.dumps(data, separators=(",", ":")),
+    }
 
 
 def curve(

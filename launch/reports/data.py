@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import re
@@ -38,14 +37,11 @@ class Metrics:
     def last(self) -> dict[str, Any]:
         return self.rows[-1] if self.rows else {}
 
-    @functools.cached_property
+    @property
     def numeric_keys(self) -> list[str]:
         """List the keys that have a number in some line, in order of appearance."""
-        keys: dict[str, None] = {}
-        for row in self.rows:
-            if not row.keys() <= keys.keys():
-                keys |= dict.fromkeys(key for key, value in row.items() if is_number(value))
-        return list(keys)
+        items = (item for row in self.rows for item in row.items())
+        return list(dict.fromkeys(key for key, value in items if is_number(value)))
 
     def points(self, key: str) -> Points:
         """Return the steps and values of the lines in which `key` is a number."""

@@ -129,29 +129,29 @@ class Loop:
                 gpus = self._room(ready)
                 if gpus is None:
                     return True
-                self._start(trial, ready, gpus)
+                log = self.folder / "logs" / f"trial{trial.number:04d}.log"
+                together = min(self._at_once(ready), self.source.total)
+                env = pool.environment_of(ready, gpus, together, self.host)
+                process = pool.start([*self.shared, *trial.varied], env, log)
+                self.running.append(Running(trial, ready, gpus, process, log))
+                trial.status, trial.ran = "running", True
+                where = f" on GPU {','.join(map(str, gpus))}" if gpus else ""
+                self.say(f"[{trial.number}] starts{where}: {sweep_report.short(trial.varied)}")
+                self._write()
             self.waiting = None
         return False
 
     def _room(self, ready: Prepared) -> list[int] | None:
         """Return the GPUs for such a trial ([] on a CPU); None if it has to wait."""
-        gpus, wanted = ready.gpus_here(self.host, planned=False), ready.num_gpus
-        if len(self.running) >= pool.at_once(gpus, wanted, self.sweep.parallel):
+        if len(self.running) >= self._at_once(ready):
             return None
+        blocks = pool.blocks(ready.gpus_here(self.host, planned=False), ready.num_gpus)
         busy = {gpu for running in self.running for gpu in running.gpus}
-        return next((block for block in pool.blocks(gpus, wanted) if busy.isdisjoint(block)), None)
+        return next((block for block in blocks if busy.isdisjoint(block)), None)
 
-    def _start(self, trial: Trial, ready: Prepared, gpus: list[int]) -> None:
-        log = self.folder / "logs" / f"trial{trial.number:04d}.log"
-        here = ready.gpus_here(self.host, planned=False)
-        together = pool.at_once(here, ready.num_gpus, self.sweep.parallel)
-        env = pool.environment_of(ready, gpus, min(together, self.source.total), self.host)
-        process = pool.start([*self.shared, *trial.varied], env, log)
-        self.running.append(Running(trial, ready, gpus, process, log))
-        trial.status, trial.ran = "running", True
-        where = f" on GPU {','.join(map(str, gpus))}" if gpus else ""
-        self.say(f"[{trial.number}] starts{where}: {sweep_report.short(trial.varied)}")
-        self._write()
+    def _at_once(self, ready: Prepared) -> int:
+        gpus = ready.gpus_here(self.host, planned=False)
+        return pool.at_once(gpus, ready.num_gpus, self.sweep.parallel)
 
     def _settle_ended(self) -> bool:
         """Settle trials that have ended; return whether any still runs."""
