@@ -61,7 +61,7 @@ def run(config: Config, request: Request) -> int:
     if config.resume == "auto" and not resumed:
         kept = keeping.find(config, run_dir.parent, plans, pipeline.plans)
         if kept:
-            show.say(config, keeping.said(kept))
+            show.say(config, keeping.summary(kept))
             plans = pipeline.plans(kept.folders) if kept.folders else plans
     warnings = [*left, *shared_warnings(plans)]
     if config.mode == Mode.plan:
@@ -100,7 +100,7 @@ def changed_phases(run_dir: Path, plans: dict[str, Plan]) -> list[str]:
         return rundir.differences(then, now, "phases")
     changes, kept = [], outside(run_dir, plans)
     for name, plan in plans.items():
-        if why := keeping.lacks(plan.run_dir) if name in kept else rundir.untrusted(plan.run_dir):
+        if why := keeping.fault(plan.run_dir) if name in kept else rundir.untrusted(plan.run_dir):
             changes.append(f"{name}: {why}")
         elif begun := json_files.read_json(plan.run_dir / "record.json"):
             old, new = identity(begun["composition"]), identity_of(plan.config)
@@ -143,7 +143,7 @@ def refuse_keys_of_one_run(config: Config, why: str, **others: bool) -> None:
             raise UserError(f"{key}: is for one run, and {why}")
 
 
-def given_data(run_dir: Path, plans: list[Plan]) -> dict[str, Any]:
+def input_data(run_dir: Path, plans: list[Plan]) -> dict[str, Any]:
     """Return the content of all phases' data and adapters, except the outputs of other phases.
 
     A pipeline resumes only with the data with which it began.
@@ -260,7 +260,7 @@ class Pipeline:
         `images` is what check_host returned for each phase.
         """
         config, ended = self.config, dict[str, Any]()
-        data = given_data(self.run_dir, list(plans.values()))
+        data = input_data(self.run_dir, list(plans.values()))
         exit_code = EXIT_DONE
         self._write(plans, data, "running", None)
         try:

@@ -158,7 +158,7 @@ def test_a_pipeline_knows_the_samples_that_it_was_given(tmp_path):
     file = scored(folder / "run1", "first")
     given = [*DPO, f"data.path={folder}", "phases=[{name: a}, {name: b, model_from: a}]"]
     plans = pipeline.make_plans(composed(*given), Request(given), host_with(0), tmp_path / "runs/1")
-    kept = {"data": pipeline.given_data(tmp_path / "runs/1", list(plans.values()))}
+    kept = {"data": pipeline.input_data(tmp_path / "runs/1", list(plans.values()))}
     assert kept["data"] == {
         "files": {file: json_files.sha256(Path(file))},
         "folders": {str(folder): [file]},

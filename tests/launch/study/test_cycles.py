@@ -182,12 +182,12 @@ def test_a_pipeline_does_not_resume_with_other_rows(tmp_path):
     found = list(
         pipeline.make_plans(composed(*given), Request(given), host_with(0), run_dir).values()
     )
-    record = {"data": pipeline.given_data(run_dir, found)}
+    record = {"data": pipeline.input_data(run_dir, found)}
     assert rundir.changed_data(record) == []
     rows.write_text('{"prompt": "1+1", "completion": "3"}\n')
     assert rundir.changed_data(record) == [str(rows)]
     # What phases leave is their own.
-    assert pipeline.given_data(tmp_path, found) == {"files": {}}
+    assert pipeline.input_data(tmp_path, found) == {"files": {}}
 
 
 def of_phases(first, second="sft", *overrides):

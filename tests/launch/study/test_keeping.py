@@ -154,11 +154,11 @@ def test_a_phase_that_is_no_longer_whole_is_not_kept(begin):
         lambda: shutil.rmtree(phase): "there is no record of it in",
     }.items():
         damage()
-        assert message in keeping.lacks(phase)
+        assert message in keeping.fault(phase)
         for file, data in whole.items():
             Path(file).parent.mkdir(parents=True, exist_ok=True)
             Path(file).write_bytes(data)
-    assert keeping.lacks(phase) is None
+    assert keeping.fault(phase) is None
     shutil.rmtree(phase)
     started, run_dir, out = begin([*THREE[:2], LAST % 1e-5])
     assert (started, links(run_dir)) == (["2_more", "3_last"], {"1_sft": first / "1_sft"})
@@ -362,9 +362,9 @@ def test_a_kept_sampling_has_its_samples(tmp_path, phases_that_end):
     given.append("method.args.cycles=1")
     assert pipeline.run(compose(given), Request(given)) == EXIT_DONE
     sampled = newest(tmp_path) / "3_cycle1_sample"
-    assert keeping.lacks(sampled) is None
+    assert keeping.fault(sampled) is None
     (sampled / "selected.jsonl").unlink()
-    assert keeping.lacks(sampled) == f"{sampled / 'selected.jsonl'} is gone"
+    assert keeping.fault(sampled) == f"{sampled / 'selected.jsonl'} is gone"
     stopped = json_files.read_json(sampled / "record.json")
     json_files.write_json(sampled / "record.json", sealed.seal({**stopped, "status": "hung"}))
-    assert keeping.lacks(sampled) == f"it is not done in {sampled}"
+    assert keeping.fault(sampled) == f"it is not done in {sampled}"
