@@ -73,26 +73,7 @@ def page(folder: Path) -> Page:
         best_trial = Pre(f"The best trial, {best['number']}", command)
         return [one.headline(status, None, figures), best_trial]
 
-    def left_out(num_shown: int) -> str:
-        which = "first" if is_mixed or not metric else "best"
-        count = len(trials)
-        return f"The {num_shown} {which} of {count} trials." if count > num_shown else ""
-
-    def curves() -> list[Block]:
-        points = sorted((float(t["number"]), float(t["value"])) for t in ranked)
-        charts, title = series.together(runs), f"{metric} of each trial"
-        if len(points) > 1 and not is_mixed:
-            charts.insert(0, Chart(title, [curve(title, points, dots=True)], x_title="trial"))
-        notes = [Note(f"{run.name}: {note}", "warn") for run in runs for note in run.notes]
-        if not charts and not any(map(tables.rows_of, runs)):
-            notes.append(Note("No trial has logged a curve.", "warn"))
-        return [Charts(charts, left_out(len(runs))), *notes]
-
-    def benchmarks() -> list[Block]:
-        """Compare the rows of the best trials."""
-        compared = many.benchmarks(runs[:MOST_SIDE_BY_SIDE])
-        note = left_out(len(runs[:MOST_SIDE_BY_SIDE]))
-        return [*compared, Note(note)] if compared and note else [*compared]
+    which = "first" if best is None else "best"
 
     sections = filled(
         {
@@ -103,8 +84,8 @@ def page(folder: Path) -> Page:
                 if is_mixed
                 else importance(folder, trials, metric)
             ],
-            "Benchmarks": benchmarks,
-            "Curves": curves,
+            "Benchmarks": lambda: benchmarks(runs, len(trials), which),
+            "Curves": lambda: curves(runs, [] if is_mixed else ranked, len(trials), which),
             "Failed trials": lambda: [
                 Pre(f"Trial {t['number']}", t["why"])
                 for t in trials
@@ -113,6 +94,28 @@ def page(folder: Path) -> Page:
         }
     )
     return Page(str(content.get("name") or folder.name), "sweep", status, sections)
+
+
+def curves(runs: list[Run], ranked: list[Trial], total: int, which: str) -> list[Block]:
+    """Draw each trial's value, and the curves of the trials that are `which`: best or first."""
+    points = sorted((float(t["number"]), float(t["value"])) for t in ranked)
+    charts = series.together(runs)
+    if len(points) > 1:
+        title = f"{ranked[0]['metric']} of each trial"
+        charts.insert(0, Chart(title, [curve(title, points, dots=True)], x_title="trial"))
+    notes = [Note(f"{run.name}: {note}", "warn") for run in runs for note in run.notes]
+    if not charts and not any(map(tables.rows_of, runs)):
+        notes.append(Note("No trial has logged a curve.", "warn"))
+    left_out = f"The {len(runs)} {which} of {total} trials." if total > len(runs) else ""
+    return [Charts(charts, left_out), *notes]
+
+
+def benchmarks(runs: list[Run], total: int, which: str) -> list[Block]:
+    """Compare the rows of a few trials that are `which`: best or first."""
+    shown = runs[:MOST_SIDE_BY_SIDE]
+    compared = many.benchmarks(shown)
+    left_out = Note(f"The {len(shown)} {which} of {total} trials.")
+    return [*compared, left_out] if compared and total > len(shown) else [*compared]
 
 
 def parameters(trial: Trial) -> dict[str, str]:
