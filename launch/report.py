@@ -30,9 +30,8 @@ import launch.core.installed  # noqa: F401
 from launch.core import json_files
 from launch.core.console import run_program
 from launch.core.errors import EXIT_DONE, UserError, near
-from launch.plan import rundir
 from launch.reports import many, one, page, sweeps
-from launch.reports.data import EXAMPLE, Run, kind_of, phases_of, read, status_of
+from launch.reports.data import EXAMPLE, Run, kind_of, phases_of, read
 from launch.reports.parts import Page
 
 
@@ -75,11 +74,7 @@ def build(request: Request) -> Page:
     if others:
         return many.compare(*compared(request.folders))
     if kind == "pipeline":
-        held = rundir.is_locked(folder)
-        record = json_files.read_json(folder / "record.json") or {}
-        status = status_of(folder, record, held)
-        runs = [read(phase, phase.name) for phase in phases_of(folder)]
-        return many.pipeline(folder, status, record.get("exit_code"), runs, record.get("chosen"))
+        return many.pipeline(folder)
     run = read(folder)
     name, timestamp = folder.parent.name, folder.name
     return Page(name, timestamp, run.status, one.sections(run), about=one.about(run))

@@ -44,7 +44,7 @@ def show_start(config: Config, plan: Plan, image: dict[str, Any] | None, resumed
     if planned and built != planned.partition("@")[0]:
         say(config, f"! the image here was built on {built}, not on {planned}.")
     if resumed:
-        say(config, f"Continues {_short(plan.run_dir)}; resume=never starts afresh.")
+        say(config, f"Continues {short_path(plan.run_dir)}; resume=never starts afresh.")
 
 
 def say(config: Config, line: str) -> None:
@@ -335,8 +335,10 @@ def say_end(config: Config, plan: Plan, exit_code: int) -> None:
     for name, target in plan.targets.items():
         if name in figures:
             say(config, f"  {name} {figures[name]:.4g}, target {target.value:g} ({target.source})")
-    say(config, f"Everything is in {_short(plan.run_dir)}")
+    say(config, f"Everything is in {short_path(plan.run_dir)}")
 
 
-def _short(path: Path) -> str:
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+def short_path(path: str | Path) -> str:
+    """Return a path relative to the current directory if it lies in it."""
+    here = Path.cwd()
+    return str(Path(path).relative_to(here) if Path(path).is_relative_to(here) else path)

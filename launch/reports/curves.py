@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from launch.reports.data import Points
 from launch.reports.parts import Block, number
@@ -14,9 +14,7 @@ from launch.reports.parts import Block, number
 # The plot within the SVG, in the SVG's units: natural size on a phone, a little larger on a
 # desktop.
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 420, 236, 52, 12, 10, 42
-MOST_POINTS = 400  # per curve: about one for each unit of width
-FEW = 4  # curves of a chart; with more curves, each has fewer points
-MOST_POINTS_OF_MANY = 150
+MOST_POINTS = 200  # per curve: about one for each two units of width
 MEANS = 50  # stretches of a curve whose means are drawn
 NUM_COLOURS, NUM_DASHES = 8, 4  # of page.css
 
@@ -50,10 +48,6 @@ class Chart:
     x_title: str = "step"
     from_zero: bool = False
 
-    @property
-    def most_points(self) -> int:
-        return MOST_POINTS if len(self.curves) <= FEW else MOST_POINTS_OF_MANY
-
 
 @dataclass(frozen=True)
 class Charts(Block):
@@ -64,71 +58,45 @@ class Charts(Block):
         return len(self.charts)
 
     @property
-    def plots(self) -> list[Plot]:
-        return [Plot.of(chart) for chart in self.charts]
-
-    @property
-    def fewer(self) -> str:
-        """Return a note if not all points are drawn, else ''."""
-        lengths = [
-            (len(c.points[0]), chart.most_points) for chart in self.charts for c in chart.curves
-        ]
-        longest, most = max(lengths, default=(0, 0))
-        if longest <= most:
-            return ""
-        return (
-            f"Curves of up to {longest:,} points: {most} of each are drawn, "
-            "the lowest and the highest of each stretch among them."
-        )
+    def plots(self) -> list[dict[str, Any]]:
+        """Return what the template draws of each chart; positions are in units of the SVG."""
+        return list(map(_plot, self.charts))
 
 
-@dataclass(frozen=True)
-class Plot:
-    """A chart as the template draws it; every position is in units of the SVG."""
+def _plot(chart: Chart) -> dict[str, Any]:
+    curves = [replace(c, points=downsample(c.points)) for c in chart.curves]
+    xs = [x for c in curves for x in c.points[0]]
+    ys = [y for c in curves for y in c.points[1]]
+    x_low, x_high, x_ticks = _axis(min(xs), max(xs), whole=True)
+    starts_at_zero = chart.from_zero and min(ys) >= 0
+    y_low, y_high, y_ticks = _axis(0.0 if starts_at_zero else min(ys), max(ys))
+    y_low, y_high = min(y_low, y_ticks[0]), max(y_high, y_ticks[-1])
 
-    chart: Chart
-    x_ticks: Sequence[tuple[float, str]]
-    y_ticks: Sequence[tuple[float, str]]
-    lines: Sequence[tuple[Curve, str]]  # with the points of a polyline
-    summary: str
-    data: str  # JSON, for the values that page.js shows under the pointer
+    def x_at(x: float) -> float:
+        return LEFT + (x - x_low) / (x_high - x_low) * (WIDTH - RIGHT - LEFT)
 
-    @classmethod
-    def of(cls, chart: Chart) -> Plot:
-        curves = [replace(c, points=downsample(c.points, chart.most_points)) for c in chart.curves]
-        xs = [x for c in curves for x in c.points[0]]
-        ys = [y for c in curves for y in c.points[1]]
-        x_low, x_high = _apart(min(xs), max(xs), 0.5)
-        x_ticks = [x for x in ticks(x_low, x_high, 5, whole=True) if x_low <= x <= x_high]
-        starts_at_zero = chart.from_zero and min(ys) >= 0
-        y_ticks = ticks(0.0, max(ys) or 1.0) if starts_at_zero else ticks(min(ys), max(ys))
-        x_at = _scale(x_low, x_high, LEFT, WIDTH - RIGHT)
-        y_at = _scale(min(y_ticks[0], *ys), max(y_ticks[-1], *ys), HEIGHT - BOTTOM, TOP)
-        rounded = [
+    def y_at(y: float) -> float:
+        return HEIGHT - BOTTOM - (y - y_low) / (y_high - y_low) * (HEIGHT - BOTTOM - TOP)
+
+    # For the values that page.js shows under the pointer.
+    data = {
+        "x": [x_low, x_high],
+        "unit": chart.unit,
+        "x_title": chart.x_title,
+        "curves": [
             [c.label, *([float(f"{v:.6g}") for v in axis] for axis in c.points)] for c in curves
-        ]
-        data = {
-            "x": [x_low, x_high],
-            "unit": chart.unit,
-            "x_title": chart.x_title,
-            "curves": rounded,
-        }
-        return cls(
-            replace(chart, curves=curves),
-            [(x_at(x), _tick(x, x_ticks)) for x in x_ticks],
-            [(y_at(y), _tick(y, y_ticks)) for y in y_ticks],
-            [
-                (
-                    c,
-                    " ".join(
-                        f"{x_at(x):.1f},{y_at(y):.1f}" for x, y in zip(*c.points, strict=True)
-                    ),
-                )
-                for c in curves
-            ],
-            summary(chart),
-            json.dumps(data, separators=(",", ":")),
-        )
+        ],
+    }
+    return {
+        "chart": replace(chart, curves=curves),
+        "x_ticks": [(x_at(x), f"{x:,g}") for x in x_ticks if x_low <= x <= x_high],
+        "y_ticks": [(y_at(y), f"{y:,g}") for y in y_ticks],
+        "lines": [
+            (c, [(x_at(x), y_at(y)) for x, y in zip(*c.points, strict=True)]) for c in curves
+        ],
+        "summary": summary(chart),
+        "data": json.dumps(data, separators=(",", ":")),
+    }
 
 
 def curve(
@@ -139,16 +107,16 @@ def curve(
     return Curve(label, ([x for x, _ in pairs], [y for _, y in pairs]), number, **style)
 
 
-def downsample(points: Points, most: int) -> Points:
-    """Return at most `most` points: both ends, and the lowest and highest of each stretch.
+def downsample(points: Points) -> Points:
+    """Return at most MOST_POINTS: both ends, and the lowest and highest of each stretch.
 
     That way no spike is lost.
     """
     steps, values = points
-    if len(values) <= most:
+    if len(values) <= MOST_POINTS:
         return points
     chosen = {0, len(values) - 1}
-    stretches = (most - 2) // 2
+    stretches = (MOST_POINTS - 2) // 2
     for n in range(stretches):
         inside = range(n * len(values) // stretches, (n + 1) * len(values) // stretches)
         chosen |= {min(inside, key=values.__getitem__), max(inside, key=values.__getitem__)}
@@ -170,57 +138,31 @@ def with_mean(curve: Curve) -> list[Curve]:
     ]
 
 
-def ticks(low: float, high: float, about: int = 4, whole: bool = False) -> list[float]:
-    """Return round numbers that enclose low to high, in `about` steps; only integers if `whole`."""
-    low, high = _apart(low, high, abs(low) * 0.1 or 1.0)
-    rough = (high - low) / about
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= rough * 0.999)
-    if whole:
-        step = max(1.0, round(step))
-    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [round(n * step, 12 - math.floor(math.log10(step))) for n in range(first, last + 1)]
+def _axis(low: float, high: float, whole: bool = False) -> tuple[float, float, list[float]]:
+    """Return a range, widened if it is empty, and round ticks that enclose it."""
+    from matplotlib import ticker  # half a second, only for a page with curves
 
-
-def _apart(low: float, high: float, pad: float) -> tuple[float, float]:
-    """Widen a range by `pad` on either side if it is too narrow for an axis."""
-    nearest = max(abs(low), abs(high), 1e-200) * 1e-12
-    pad = 0.0 if high - low > nearest else max(pad, nearest)
-    return low - pad, high + pad
-
-
-def _scale(low: float, high: float, at_low: float, at_high: float) -> Callable[[float], float]:
-    factor = (at_high - at_low) / (high - low)
-    return lambda value: at_low + (value - low) * factor
-
-
-def _tick(value: float, axis: Sequence[float]) -> str:
-    """Format a tick as short as its axis allows: 40k, 1.5M, 0.25."""
-    largest = max(map(abs, axis))
-    for least, unit, suffix in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
-        if largest >= least and value:
-            return f"{value / unit:g}{suffix}"
-    return f"{value:g}"
+    pad = 0.0 if high > low else abs(low) * 0.1 or 0.5
+    low, high = low - pad, high + pad
+    locator = ticker.MaxNLocator(5, steps=[1, 2, 2.5, 5, 10], integer=whole)
+    return low, high, [float(tick) for tick in locator.tick_values(low, high)]
 
 
 def summary(chart: Chart) -> str:
-    """Describe in words where the curves begin and end; of many, only the range of their ends."""
-    if len(chart.curves) <= 2:
-        return "; ".join(_course(c, chart) for c in chart.curves if not c.faint)
-    ends = sorted((c.points[1][-1], c.label) for c in chart.curves)
-    (low, lowest), (high, highest) = ends[0], ends[-1]
-    return f"at the end from {number(low)} ({lowest}) to {number(high)} ({highest})"
+    """Describe in words where the curves begin and end; of many, only the range of their ends.
 
-
-def _course(curve: Curve, chart: Chart) -> str:
-    """Describe one curve: 6.24 → 1.573 (lowest 1.53, highest 6.24)."""
-    steps, values = curve.points
-    unit = f" {chart.unit}" if chart.unit else ""
-    name = f"{curve.label}: " if len(chart.curves) > 1 else ""
-    if len(values) == 1:
-        return f"{name}{number(values[0])}{unit} at {chart.x_title} {number(steps[0])}"
-    low, high = min(values), max(values)
-    if low == high:
-        return f"{name}{number(low)}{unit} throughout"
-    ends = f"{number(values[0])} → {number(values[-1])}{unit}"
-    return f"{name}{ends} (lowest {number(low)}, highest {number(high)})"
+    One curve: 6.24 → 1.573 (lowest 1.53, highest 6.24).
+    """
+    if len(chart.curves) > 2:
+        (low, lowest), *_, (high, highest) = sorted(
+            (c.points[1][-1], c.label) for c in chart.curves
+        )
+        return f"at the end from {number(low)} ({lowest}) to {number(high)} ({highest})"
+    courses = []
+    for curve in (c for c in chart.curves if not c.faint):
+        name = f"{curve.label}: " if len(chart.curves) > 1 else ""
+        values = curve.points[1]
+        ends = f"{number(values[0])} → {number(values[-1])} {chart.unit}".rstrip()
+        extremes = f"lowest {number(min(values))}, highest {number(max(values))}"
+        courses.append(f"{name}{ends} ({extremes})")
+    return "; ".join(courses)

@@ -3,209 +3,162 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from launch.core import json_files
+from launch.plan import rundir
 from launch.reports import evaluations, one, series, tables
 from launch.reports.curves import Charts
-from launch.reports.data import Run, dig, is_number, mapping, objects
+from launch.reports.data import Run, is_number, phases_of, read, status_of
 from launch.reports.parts import (
     NONE,
-    Bars,
     Block,
     Cell,
-    Figure,
-    Figures,
-    Inner,
+    Folded,
     Note,
-    Notes,
     Page,
+    Section,
     Table,
     cell,
     duration,
     filled,
     mark_of,
-    number_cell,
     percent,
     percent_cell,
-    status_figure,
     text,
 )
 from launch.study import lineage
 
 # Keys that tell where a run is and not what it is: paths of a phase, output.
 NOT_COMPARED = {"name", "run_root", "mode", "format", "verbose", "resume", "chosen", "speed_keeps"}
-HOST = ("hostname", "kernel", "python", "num_cores", "amdgpu_driver", "rocm", "nvidia_driver")
-MOST_LINEAGES = 4  # lineages of a pipeline whose accuracy is a headline; the table has all
+RECORDED = ("code", "image", "packages", "host")
 MOST_DETAILS = 8  # runs with their own sections on the page of several
 SHARED = ["status", "steps", "loss", "reward"]  # first columns of phases and of runs
 
 
-def pipeline(
-    folder: Path, status: str, exit_code: int | None, runs: Sequence[Run], chosen: Any = None
-) -> Page:
-    """Return the page of a pipeline. `chosen` is the entry of its record on RAFT's cycles."""
-    tree = [series.as_phase(run) for run in runs]
-    figures = [status_figure(status, exit_code), *_accuracies(tree), *_chosen_cycles(chosen)]
-    blocks: list[Block] = [Figures(figures)]
-    if status != "done":
-        blocks.append(Note(one.verdict(status), mark_of(status)))
-    for run in runs:
-        if run.folder.parent != folder:
-            source = f"an earlier run, {run.folder.parent.name}"
-            blocks.append(Note(f"{run.folder.name} was reused from {source}."))
-    columns = ["phase", "method", *SHARED, "held-out accuracy", "tokens/s", "time"]
-    rows = [[run.folder.name, run.get("method", "name"), *_results(run)] for run in runs]
-    by_name = {run.folder.name: run for run in runs}
-    pairs = [
-        (by_name[gain.before.name], by_name[gain.phase.name])
-        for gain in lineage.gains(tree)
-        if gain.before is not None
-    ]
-    sections: dict[str, Sequence[Block]] = {
-        "Summary": [*blocks, Table("Phases", columns, rows), _gains(tree)],
-        "Evaluation": evaluations.compared(pairs),
-        "Curves": [Charts(series.phases(runs))],
-        "Warnings": [_warnings(runs)],
-    }
-    inner = [
-        _inner(run, run.folder.name, is_open=run.status not in ("done", "waiting")) for run in runs
-    ]
-    labels = [(run.name, str(run.get("method", "name") or ""), run.status) for run in runs]
-    return Page(folder.parent.name, folder.name, status, filled(sections), inner, labels)
+def pipeline(folder: Path) -> Page:
+    """Return the page of a pipeline."""
+    held = rundir.is_locked(folder)
+    record = json_files.read_json(folder / "record.json") or {}
+    status = status_of(folder, record, held)
+    runs = [read(phase, phase.name) for phase in phases_of(folder)]
 
+    def summary() -> list[Block]:
+        chosen = []
+        for raft, choice in (record.get("chosen") or {}).items():
+            note = f"of {choice['num_cycles']}, held-out accuracy {percent(choice['accuracy'])}"
+            note += ", stopped early" if choice["stopped_early"] else ""
+            chosen.append([f"cycle chosen, {raft}", choice["cycle"], note])
+        blocks: list[Block] = [one.headline(status, record.get("exit_code"), chosen)]
+        if status != "done":
+            blocks.append(Note(one.verdict(status), mark_of(status)))
+        for run in runs:
+            if run.folder.parent != folder:
+                source = f"an earlier run, {run.folder.parent.name}"
+                blocks.append(Note(f"{run.folder.name} was reused from {source}."))
+        columns = ["phase", "method", *SHARED, "held-out accuracy", "tokens/s", "time"]
+        rows = [[run.folder.name, run.get("method", "name"), *_results(run)] for run in runs]
+        return [*blocks, Table("Phases", columns, rows)]
 
-def _inner(run: Run, title: str, is_open: bool = False) -> Inner:
-    return Inner(title, one.sections(run, curves=False), is_open, run.status)
+    def evaluated() -> list[Block]:
+        """Compare each evaluation with that of the model it came from."""
+        by_name = {run.folder.name: run for run in runs}
+        rows, pairs = [], []
+        for phase, before in lineage.gains([series.as_phase(run) for run in runs]):
+            if before is not None:
+                points = Cell(f"{lineage.points(phase, before):+.1f}", True)
+                shares = [percent_cell(before.accuracy), percent_cell(phase.accuracy)]
+                rows.append([phase.name, before.name, *shares, points])
+                pairs.append((by_name[before.name], by_name[phase.name]))
+        columns = ["evaluation", "before", "accuracy before", "accuracy", "points"]
+        note = (
+            "Before: the nearest evaluation, on the same problems, "
+            "of a model that this one was trained from."
+        )
+        return [
+            Table("What was gained", columns, rows, note=note),
+            *evaluations.compared(pairs),
+        ]
 
-
-def _accuracies(tree: Sequence[lineage.Phase]) -> list[Figure]:
-    """Return the held-out accuracy at the end of each lineage."""
-    figures, lines = [], lineage.lines(tree)
-    for line in lines[:MOST_LINEAGES]:
-        first, last = line[0], line[-1]
-        points = lineage.Gain(last, first).points
-        under = ""
-        if points is not None and len(line) > 1:
-            under = f"{points:+.1f} points, from {percent(first.accuracy or 0.0)} ({first.name})"
-        title = "held-out accuracy" + (f", {last.name}" if len(lines) > 1 else "")
-        figures.append(Figure(title, percent(last.accuracy or 0.0), under))
-    return figures
-
-
-def _chosen_cycles(chosen: Any) -> list[Figure]:
-    """Return the cycle that each RAFT with method.selection took as its result."""
-    figures = []
-    for raft, choice in mapping(chosen).items():
-        if is_number(accuracy := dig(choice, "accuracy")):
-            under = f"of {text(choice.get('num_cycles'))}, held-out accuracy {percent(accuracy)}"
-            under += ", stopped early" if choice.get("stopped_early") is True else ""
-            figures.append(Figure(f"cycle chosen, {raft}", text(choice.get("cycle")), under))
-    return figures
-
-
-def _gains(tree: Sequence[lineage.Phase]) -> Table:
-    """Compare each evaluation with that of the model it came from."""
-    rows = []
-    for gain in lineage.gains(tree):
-        if gain.before is not None and gain.points is not None:
-            shares = [percent_cell(phase.accuracy) for phase in (gain.before, gain.phase)]
-            points = number_cell(f"{gain.points:+.1f}")
-            rows.append([gain.phase.name, gain.before.name, *shares, points])
-    columns = ["evaluation", "before", "accuracy before", "accuracy", "points"]
-    note = (
-        "Before: the nearest evaluation, on the same problems, "
-        "of a model that this one was trained from."
+    sections = filled(
+        {
+            "Summary": summary,
+            "Evaluation": evaluated,
+            "Curves": lambda: [Charts(series.phases(runs))],
+            "Warnings": lambda: _warnings(runs),
+        }
     )
-    return Table("What was gained", columns, rows, note=note)
+    inner = [_inner(run, run.name, run.status not in ("done", "waiting")) for run in runs]
+    labels = [(run.name, str(run.get("method", "name") or ""), run.status) for run in runs]
+    return Page(folder.parent.name, folder.name, status, [*sections, *inner], labels)
+
+
+def _inner(run: Run, title: str, is_open: bool = False) -> Section:
+    details = Folded("Everything of this run", one.sections(run, curves=False), is_open)
+    return Section(title, [details], run.status)
 
 
 def compare(runs: Sequence[Run], names: Sequence[str]) -> Page:
     """Return the page of several runs with short labels; `names` are the full ones."""
-    sections: dict[str, Sequence[Block]] = {
-        "Differences": differences(runs),
-        "Curves": [Charts(series.together(runs))],
-        "Results": [*results(runs), *benchmarks(runs), step_parts(runs)],
-        "Evaluation": evaluations.compared(evaluations.with_first(runs)),
-        "Warnings": [_warnings(runs)],
-    }
-    inner = []
+    sections = filled(
+        {
+            "Differences": lambda: differences(runs),
+            "Curves": lambda: [Charts(series.together(runs))],
+            "Results": lambda: [results(runs), *benchmarks(runs)],
+            "Evaluation": lambda: evaluations.compared(evaluations.with_first(runs)),
+            "Warnings": lambda: _warnings(runs),
+        }
+    )
     if len(runs) <= MOST_DETAILS:
-        inner = [_inner(run, f"{run.name}: {name}") for run, name in zip(runs, names, strict=True)]
+        sections += [
+            _inner(run, f"{run.name}: {name}") for run, name in zip(runs, names, strict=True)
+        ]
     else:
         too_many = f"{len(runs)} runs are too many to show each on this page."
-        sections["Each run"] = [Note(f"{too_many} Run launch/report.py with one of them.")]
+        note = Note(f"{too_many} Run launch/report.py with one of them.")
+        sections.append(Section("Each run", [note]))
     labels = [(run.name, name, run.status) for run, name in zip(runs, names, strict=True)]
     statuses = {run.status for run in runs}
     status = statuses.pop() if len(statuses) == 1 else "mixed"
-    return Page(f"{len(runs)} runs", "", status, filled(sections), inner, labels)
+    return Page(f"{len(runs)} runs", "", status, sections, labels)
 
 
 def differences(runs: Sequence[Run]) -> list[Block]:
     """Return a row for each value that is not the same in all runs.
 
-    Compositions are compared within each method: across methods nearly every key differs.
+    Compositions are compared within each method, unless each run has a method of its own: across
+    methods nearly every key differs.
     """
-    caption = "Differences in configuration"
     methods: dict[str, list[Run]] = {}
     for run in runs:
         methods.setdefault(text(run.get("method", "name")), []).append(run)
-    alone = [group[0] for group in methods.values() if len(group) == 1]
-    if len(methods) == 1 or len(alone) == len(runs):
-        same = "The configuration is the same in all."
-        blocks = [_different(caption, runs, _composition, same)]
-    else:
-        blocks = [
-            _different(
-                f"{caption}: {name}",
-                group,
-                _composition,
-                f"{name}: the configuration is the same in all.",
-            )
-            for name, group in methods.items()
-            if len(group) > 1
-        ]
-        if alone:
-            names = ", ".join(f"{run.name} ({text(run.get('method', 'name'))})" for run in alone)
-            blocks.append(Note(f"The only one of its method: {names}."))
-    subjects = "code, image, packages and host"
-    same = f"{subjects.capitalize()} are the same in all."
-    return [*blocks, _different(f"Differences in {subjects}", runs, _environment, same)]
+    groups: dict[str, Sequence[Run]] = {
+        f"configuration, {name}": group for name, group in methods.items() if len(group) > 1
+    }
+    blocks = [
+        _different(
+            subject,
+            group,
+            [{k: v for k, v in run.config.items() if k not in NOT_COMPARED} for run in group],
+        )
+        for subject, group in (groups or {"configuration": runs}).items()
+    ]
+    recorded = [{key: run.record.get(key) for key in RECORDED} for run in runs]
+    return [*blocks, _different("code, image, packages and host", runs, recorded)]
 
 
-def _different(
-    caption: str, runs: Sequence[Run], values_of: Callable[[Run], dict[str, Any]], same: str
-) -> Block:
-    flats = [flat(values_of(run)) for run in runs]
+def _different(subject: str, runs: Sequence[Run], contents: Sequence[dict[str, Any]]) -> Block:
+    flats = list(map(flat, contents))
     rows = []
     for key in dict.fromkeys(key for values in flats for key in values):
-        values = [text(values.get(key)) for values in flats]
-        if len(set(values)) > 1:
-            rows.append([key, *(text(values[key]) if key in values else NONE for values in flats)])
-    return Table(caption, ["key", *(run.name for run in runs)], rows) if rows else Note(same)
-
-
-def _composition(run: Run) -> dict[str, Any]:
-    return {key: value for key, value in run.config.items() if key not in NOT_COMPARED}
-
-
-def _environment(run: Run) -> dict[str, Any]:
-    host = run.record.get("host") or {}
-    changes = dig(run.record, "code", "diff_sha256")
-    return {
-        "code": {
-            "commit": dig(run.record, "code", "commit"),
-            "uncommitted changes": f"sha256 {str(changes)[:12]}" if changes else "none",
-        },
-        "image": run.record.get("image"),
-        "packages": run.record.get("packages"),
-        "host": {
-            **{key: host.get(key) for key in HOST},
-            "gpus": [str(gpu.get("product")) for gpu in objects(host.get("gpus"))],
-        },
-    }
+        row = [text(values[key]) if key in values else NONE for values in flats]
+        if len(set(row)) > 1:
+            rows.append([key, *row])
+    columns = ["key", *(run.name for run in runs)]
+    same = Note(f"No difference in {subject}.")
+    return Table(f"Differences in {subject}", columns, rows) if rows else same
 
 
 def flat(content: Any, at: str = "") -> dict[str, Any]:
@@ -218,24 +171,25 @@ def flat(content: Any, at: str = "") -> dict[str, Any]:
     return leaves
 
 
-def results(runs: Sequence[Run]) -> list[Table]:
+def results(runs: Sequence[Run]) -> Table:
     columns = ["run", *SHARED, "accuracy", "tokens/s", "time", "MFU", "memory GB"]
-    rows = []
-    for run in runs:
-        peak = tables.peak_gb(run)
-        memory = cell(None if peak is None else round(peak, 2))
-        mfu = percent_cell(tables.measured(run, "mfu"))
-        rows.append([Cell(run.name), *_results(run), mfu, memory])
-    has_value = [
-        any(c.text not in ("", NONE) for c in column) for column in zip(*rows, strict=True)
+    rows = [
+        [
+            Cell(run.name),
+            *_results(run),
+            percent_cell(tables.measured(run, "mfu")),
+            cell(tables.peak_gb(run)),
+        ]
+        for run in runs
     ]
-    shown = [n for n in range(len(columns)) if n < 2 or has_value[n]]
+    # Leave out columns that no run has.
+    shown = [n for n in range(len(columns)) if any(row[n].text != NONE for row in rows)]
     note = (
         "Speeds are medians of the logged steps; losses, rewards and accuracies are those "
         "of the last one."
     )
     rows = [[row[n] for n in shown] for row in rows]
-    return [Table("Results", [columns[n] for n in shown], rows, note=note)]
+    return Table("Results", [columns[n] for n in shown], rows, note=note)
 
 
 def _results(run: Run) -> list[Cell]:
@@ -249,7 +203,7 @@ def _results(run: Run) -> list[Cell]:
         *(cell(last.get(key)) for key in ("step", "loss", "reward")),
         percent_cell(last.get("accuracy")),
         cell(tables.measured(run, "tokens_per_second")),
-        cell(None) if seconds is None else number_cell(duration(seconds)),
+        cell(None) if seconds is None else Cell(duration(seconds), True),
     ]
 
 
@@ -268,26 +222,28 @@ def _side_by_side(name: str, runs: Sequence[Run]) -> Table:
     A measured column has digits. A column of only integers is a size.
     """
     figure, rows_of = str(runs[0].result.get("figure")), [tables.rows_of(run) for run in runs]
-
-    def is_measured(column: dict[str, Any]) -> bool:
+    measured = {figure, *tables.UNNAMED_COLUMNS}
+    for column in tables.columns_of(runs[0]):
         key = column["key"]
-        if key == figure or key in tables.UNNAMED_COLUMNS or key.startswith("share"):
-            return True
         is_size = all(isinstance(row.get(key), int) for rows in rows_of for row in rows)
-        return tables.digits_of(column) is not None and not is_size
-
-    own = [column for column in tables.columns_of(runs[0]) if not is_measured(column)]
-    by_key = [_by_key(rows, [column["key"] for column in own]) for rows in rows_of]
+        if key.startswith("share") or (column.get("digits") is not None and not is_size):
+            measured.add(key)
+    own = [column for column in tables.columns_of(runs[0]) if column["key"] not in measured]
+    by_key: list[dict[tuple[str, ...], dict[str, Any]]] = []
+    for rows in rows_of:
+        counts: Counter[tuple[str, ...]] = Counter()  # rows without a difference keep their order
+        by_key.append({})
+        for row in rows:
+            key = tuple(text(row.get(column["key"])) for column in own)
+            by_key[-1][*key, str(counts[key])] = row
+            counts[key] += 1
     table = []
     for key in dict.fromkeys(key for rows in by_key for key in rows):
         same = [rows.get(key, {}) for rows in by_key]
-        first, *others = values = [row.get(figure) for row in same]
-        cells = [
-            cell(value) if is_number(value) else Cell(str(row.get("error") or NONE))
-            for value, row in zip(values, same, strict=True)
-        ]
+        first, *others = [row.get(figure) for row in same]
+        cells = [cell(row.get("error") if row.get(figure) is None else row[figure]) for row in same]
         ratios = [
-            number_cell(f"{v / first:.3f}" if is_number(v) and is_number(first) and first else "")
+            Cell(f"{v / first:.3f}" if is_number(v) and is_number(first) and first else "", True)
             for v in others
         ]
         table.append([*key[:-1], *cells, *ratios])
@@ -296,35 +252,10 @@ def _side_by_side(name: str, runs: Sequence[Run]) -> Table:
     return Table(f"{name}: {figure}", titles, table)
 
 
-def _by_key(
-    rows: Sequence[dict[str, Any]], keys: Sequence[str]
-) -> dict[tuple[str, ...], dict[str, Any]]:
-    """Index rows by their values of `keys` and a count of earlier rows with the same values."""
-    indexed: dict[tuple[str, ...], dict[str, Any]] = {}
-    seen: Counter[tuple[str, ...]] = Counter()
-    for row in rows:
-        key = tuple(text(row.get(name)) for name in keys)
-        indexed[(*key, str(seen[key]))] = row
-        seen[key] += 1
-    return indexed
-
-
-def step_parts(runs: Sequence[Run]) -> Bars:
-    """Show the step of each run that times generation, all on one scale."""
-    bars = [
-        replace(bar, title=f"{run.name}: {bar.title}")
-        for run in runs
-        for bar in tables.step_parts(run).bars
-    ]
-    longest = max((bar.whole for bar in bars), default=0.0)
-    note = "Seconds of a step, all on one scale."
-    return Bars([replace(bar, whole=longest) for bar in bars], note)
-
-
-def _warnings(runs: Sequence[Run]) -> Notes:
+def _warnings(runs: Sequence[Run]) -> list[Note]:
     """Return each warning once, with the runs that have it."""
     names: dict[str, list[str]] = {}
     for run in runs:
         for line in run.warnings:
             names.setdefault(line, []).append(run.name)
-    return Notes([f"{', '.join(runs_)}: {line}" for line, runs_ in names.items()])
+    return [Note(f"{', '.join(runs_)}: {line}") for line, runs_ in names.items()]

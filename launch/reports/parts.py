@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import datetime
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from launch.reports.data import is_number
@@ -53,82 +54,18 @@ class Table(Block):
 
     @property
     def numeric(self) -> list[bool]:
-        """Return for each column whether it holds only numbers and missing values."""
-        columns = [
-            [c for c in column if c.text not in ("", NONE)]
-            for column in zip(*self.rows, strict=True)
-        ]
-        return [bool(column) and all(c.number for c in column) for column in columns]
+        """Return for each column whether it holds numbers."""
+        return [any(c.number for c in column) for column in zip(*self.rows, strict=True)]
 
 
 @dataclass(frozen=True)
 class Facts(Block):
-    """Names and values; `code` if the values are to be copied."""
+    """Names and values."""
 
     rows: Mapping[str, str]
-    code: bool = False
 
     def __len__(self) -> int:
         return len(self.rows)
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A headline number, and what to compare it with."""
-
-    title: str
-    value: str
-    under: str = ""
-    mark: str = ""
-
-
-@dataclass(frozen=True)
-class Figures(Block):
-    figures: Sequence[Figure]
-
-
-@dataclass(frozen=True)
-class Piece:
-    label: str
-    value: float
-    idle: bool = False
-
-
-@dataclass(frozen=True)
-class Bar:
-    """The parts of one whole. `whole` is the length of the bar, `markers` are values along it."""
-
-    title: str
-    pieces: Sequence[Piece]
-    whole: float
-    unit: str
-    markers: Mapping[str, float] = field(default_factory=dict)
-
-    @property
-    def total(self) -> float:
-        return sum(piece.value for piece in self.pieces) or 1.0
-
-    @property
-    def label(self) -> str:
-        """Return a description of the bar for a screen reader."""
-        pieces = ", ".join(f"{p.label} {number(p.value)} {self.unit}" for p in self.pieces)
-        markers = (f"; {name} {number(value)} {self.unit}" for name, value in self.markers.items())
-        return f"{self.title}: {pieces}" + "".join(markers)
-
-
-@dataclass(frozen=True)
-class Bars(Block):
-    bars: Sequence[Bar]
-    note: str = ""
-
-    def __len__(self) -> int:
-        return len(self.bars)
-
-    @property
-    def names(self) -> list[str]:
-        """List each label once; its position chooses the colour."""
-        pieces = [piece for bar in self.bars for piece in bar.pieces]
-        return list(dict.fromkeys(piece.label for piece in pieces if not piece.idle))
 
 
 @dataclass(frozen=True)
@@ -137,14 +74,6 @@ class Note(Block):
 
     text: str
     mark: str = ""
-
-
-@dataclass(frozen=True)
-class Notes(Block):
-    lines: Sequence[str]
-
-    def __len__(self) -> int:
-        return len(self.lines)
 
 
 @dataclass(frozen=True)
@@ -158,25 +87,19 @@ class Pre(Block):
 
 @dataclass(frozen=True)
 class Folded(Block):
-    """Blocks that the reader has to open."""
+    """Blocks that the reader has to open, unless `is_open`."""
 
     title: str
     blocks: Sequence[Block]
-
-
-@dataclass(frozen=True)
-class Section:
-    title: str
-    blocks: Sequence[Block]
-
-
-@dataclass(frozen=True)
-class Inner:
-    """A run on a page of several, with its own sections one level down."""
-
-    title: str
-    sections: Sequence[Section]
     is_open: bool = False
+
+
+@dataclass(frozen=True)
+class Section(Block):
+    """Blocks under a heading; `status` is that of a run that has a section of its own."""
+
+    title: str
+    blocks: Sequence[Block]
     status: str = ""
 
 
@@ -186,24 +109,29 @@ class Page:
     subtitle: str
     status: str
     sections: Sequence[Section]
-    inner: Sequence[Inner] = ()
     labels: Sequence[tuple[str, str, str]] = ()  # label, name and status of runs that share axes
     about: str = ""  # what ran, in a line
 
 
-def filled(contents: Mapping[str, Sequence[Block]]) -> list[Section]:
-    """Return the sections that hold something, without their empty blocks."""
-    kept = {title: [block for block in blocks if block] for title, blocks in contents.items()}
-    return [Section(title, blocks) for title, blocks in kept.items() if blocks]
+def filled(contents: Mapping[str, Callable[[], Iterable[Block]]]) -> list[Section]:
+    """Return the sections that hold something, without their empty blocks.
+
+    A file that was edited by hand may hold values of any type. Its section says so.
+    """
+    sections = []
+    for title, build in contents.items():
+        try:
+            blocks = [block for block in build() if block]
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            why = f"Cannot be shown: a file of the run holds an unexpected value ({error!r})."
+            blocks = [Note(why, "warn")]
+        if blocks:
+            sections.append(Section(title, blocks))
+    return sections
 
 
 def mark_of(status: str) -> str:
     return STATUS_MARKS.get(status, "bad")
-
-
-def status_figure(status: str, exit_code: Any) -> Figure:
-    under = "" if exit_code is None else f"exit code {exit_code}"
-    return Figure("status", status, under, mark_of(status))
 
 
 def number(value: float, digits: int | None = None) -> str:
@@ -228,12 +156,8 @@ def ratio(part: Any, whole: Any) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Format a time: 42.1 s, 3 min 05 s, 2 h 10 min."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours = f"{minutes // 60} h {minutes % 60:02d} min"
-    return hours if minutes >= 60 else f"{minutes} min {rest:02d} s"
+    """Format a time: 42.1 s, 2:10:05."""
+    return f"{seconds:.1f} s" if seconds < 60 else str(datetime.timedelta(seconds=round(seconds)))
 
 
 def cell(value: Any, digits: int | None = None) -> Cell:
@@ -245,12 +169,11 @@ def cell(value: Any, digits: int | None = None) -> Cell:
     return Cell(NONE if value is None else text(value))
 
 
-def number_cell(formatted: str, mark: str = "") -> Cell:
-    return Cell(formatted, number=True, mark=mark)
-
-
-def percent_cell(share: Any) -> Cell:
-    return number_cell(percent(share)) if is_number(share) else cell(None)
+def percent_cell(share: Any, bar: bool = False) -> Cell:
+    """Return the cell of a share, with a bar below it on request."""
+    if not is_number(share):
+        return cell(None)
+    return Cell(percent(share), number=True, share=min(1.0, max(0.0, share)) if bar else None)
 
 
 def text(value: Any) -> str:

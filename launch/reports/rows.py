@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from launch.core import json_files
-from launch.reports.data import Run, is_number, listed, mapping
-from launch.reports.parts import Block, Cell, Facts, Note, Table, number, percent
+from launch.reports.data import Run, is_number
+from launch.reports.parts import Block, Cell, Facts, Table, number, percent
 
 LEFT_OUT = {
     "read": "rows read",
@@ -20,10 +20,9 @@ LEFT_OUT = {
 
 def section(run: Run) -> list[Block]:
     """Show how many rows there were, their lengths, what was cut, how full batches were."""
-    path = run.folder / "data.json"
-    data = json_files.read_json(path)
+    data = json_files.read_json(run.folder / "data.json")
     if data is None:
-        return [Note("data.json cannot be read as a JSON object.", "warn")] if path.exists() else []
+        return []
     facts = {"rows": _number(data.get("rows")), "tokens": _number(data.get("tokens"))}
     facts |= {title: _number(data[key]) for key, title in LEFT_OUT.items() if data.get(key)}
     if data.get("max_length"):
@@ -33,20 +32,17 @@ def section(run: Run) -> list[Block]:
         packed = f"packed into {_number(data.get('packed_rows'))} rows"
         how = packed if data.get("packing") else "not packed"
         facts["places of a batch that hold a token"] = f"{percent(data['efficiency'])}, {how}"
-    bins = [b for b in listed(data.get("histogram")) if isinstance(b, list) and len(b) == 3]
-    bins = [b for b in bins if all(map(is_number, b))]
-    most = max((count for *_, count in bins), default=0)
+    bins = data.get("histogram") or []
+    most = max((count for *_, count in bins), default=0) or 1
     lengths = [
         [f"{low:g} to {high:g}", Cell(number(count), number=True, share=count / most)]
         for low, high, count in bins
-        if most
     ]
     blocks = [Table("Lengths in tokens, before anything is cut", ["tokens", "rows"], lengths)]
     for name in ("task", "level"):
-        counts = mapping(data.get(f"by_{name}"))
+        counts = data.get(f"by_{name}") or {}
         if len(counts) > 1:
-            pairs = [[str(key), count] for key, count in counts.items()]
-            blocks.append(Table(f"Rows by {name}", [name, "rows"], pairs))
+            blocks.append(Table(f"Rows by {name}", [name, "rows"], list(counts.items())))
     return [Facts(facts), *blocks]
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
 
 from launch.reports import tables
-from launch.reports.curves import Chart, Curve, curve, with_mean
-from launch.reports.data import Points, Run, dig, is_number, mapping
-from launch.reports.parts import number
+from launch.reports.curves import Chart, Charts, Curve, curve, with_mean
+from launch.reports.data import Points, Run
+from launch.reports.parts import Folded
 from launch.study import lineage
 
 IMPORTANCE_RATIO = "sampling/importance_sampling_ratio/mean"
@@ -111,22 +110,16 @@ def telemetry(run: Run) -> list[Chart]:
     ]
 
 
-def others(run: Run) -> tuple[list[Chart], dict[str, float]]:
-    """Return charts of every other key, and the values of those that never change."""
-    if tables.rows_of(run):
-        return [], {}
+def others(run: Run) -> list[Folded]:
+    """Return charts of every other key that changes, folded."""
     keys = run.metrics.numeric_keys
     drawn = {*MAIN, *TELEMETRY, *NOT_DRAWN, *(PARTS if "train_s" in keys else ())}
-    charts, constant = [], {}
-    for key in keys:
-        if key in drawn or key.startswith(LEVEL_SHARE) or _is_held_out(run, key):
-            continue
-        points = run.metrics.points(key)
-        if len(set(points[1])) == 1:
-            constant[key] = points[1][0]
-        else:
-            charts.append(Chart(key, [Curve(key, points)]))
-    return charts, constant
+    charts = []
+    for key in keys if not tables.rows_of(run) else ():
+        if key not in drawn and not key.startswith(LEVEL_SHARE) and not _is_held_out(run, key):
+            points = run.metrics.points(key)
+            charts += [Chart(key, [Curve(key, points)])] if len(set(points[1])) > 1 else []
+    return [Folded(f"{len(charts)} curve(s)", [Charts(charts)])] if charts else []
 
 
 def _is_held_out(run: Run, key: str) -> bool:
@@ -137,8 +130,8 @@ def _is_held_out(run: Run, key: str) -> bool:
 
 def as_phase(run: Run) -> lineage.Phase:
     """Return the facts of a run that a pipeline's tree needs."""
-    trains, model = run.get("method", "kind") == "trainer", mapping(run.get("model"))
-    return lineage.ended(run.folder, model, trains, run.metrics.rows, run.result)
+    trains = run.get("method", "kind") == "trainer"
+    return lineage.ended(run.folder, run.get("model") or {}, trains, run.metrics.rows, run.result)
 
 
 def phases(runs: Sequence[Run]) -> list[Chart]:
@@ -154,7 +147,17 @@ def phases(runs: Sequence[Run]) -> list[Chart]:
         for n, (run, phase) in enumerate(zip(runs, tree, strict=True))
         if run.get("method", "kind") == "trainer"
     ]
-    charts = _accuracies(tree, axis)
+    lines = lineage.lines(tree)
+    accuracies = [
+        curve(
+            "Held-out accuracy" if len(lines) == 1 else f"to {line[-1].name}",
+            [(lineage.steps_before(tree, p), 100 * float(p.accuracy or 0.0)) for p in line],
+            n,
+            dots=len(line) == 1,
+        )
+        for n, line in enumerate(lines)
+    ]
+    charts = [Chart("Held-out accuracy", accuracies, "%", axis, True)]
     for key, (_, unit, _) in MAIN.items():
         curves = []
         for n, run, before in trainings:
@@ -163,79 +166,44 @@ def phases(runs: Sequence[Run]) -> list[Chart]:
                 curves.append(Curve(run.name, ([before + step for step in steps], values), n))
         if curves:
             charts.append(_chart(key, curves, axis))
-    return [*charts, *_pass_at_k(runs), *_levels_by_cycle(runs)]
-
-
-def _accuracies(tree: Sequence[lineage.Phase], axis: str) -> list[Chart]:
-    curves, lines = [], lineage.lines(tree)
-    for n, line in enumerate(lines):
-        label = "Held-out accuracy" if len(lines) == 1 else f"to {line[-1].name}"
-        points = [(lineage.steps_before(tree, p), 100 * float(p.accuracy or 0.0)) for p in line]
-        curves.append(curve(label, points, n, dots=len(line) == 1))
     cycles = {name: points for name, points in lineage.cycles(tree).items() if len(points) > 1}
     by_cycle = [
         curve(name, [(cycle, 100 * accuracy) for cycle, accuracy in points], n)
         for n, (name, points) in enumerate(cycles.items())
     ]
-    charts = [
-        Chart("Held-out accuracy", curves, "%", axis, True),
+    sampled = {run.name: run.result.get("pass_at_k") or {} for run in runs}
+    pass_at_k = [
+        curve(name, sorted((float(k), 100 * share) for k, share in by_k.items()), n)
+        for n, (name, by_k) in enumerate(sampled.items())
+        if by_k
+    ]
+    charts += [
         Chart("Held-out accuracy by RAFT's cycle", by_cycle, "%", "cycle", True),
+        Chart("pass@k of each cycle's samples", pass_at_k, "%", "samples of a prompt, k", True),
+        *_levels_by_cycle(runs),
     ]
     return [chart for chart in charts if chart.curves]
-
-
-def _pass_at_k(runs: Sequence[Run]) -> list[Chart]:
-    """Return a chart per sampling phase: the chance that one of k samples is correct."""
-    sampled = [
-        (run.name, mapping(run.result.get("pass_at_k")))
-        for run in runs
-        if run.get("method", "name") == "sample"
-    ]
-    curves = [
-        curve(name, sorted((float(k), 100 * float(v)) for k, v in by_k.items()), n)
-        for n, (name, by_k) in enumerate((name, by_k) for name, by_k in sampled if by_k)
-    ]
-    x_title = "samples of a prompt, k"
-    return [Chart("pass@k of each cycle's samples", curves, "%", x_title, True)] if curves else []
 
 
 def _levels_by_cycle(runs: Sequence[Run]) -> list[Chart]:
     """Draw the share of each level in the prompts of RAFT's cycles, and its pass rate."""
-    rafts: dict[str, list[tuple[float, dict[str, Any]]]] = {}
+    shares: dict[str, list[tuple[float, float]]] = {}
+    rates: dict[str, list[tuple[float, float]]] = {}
     for run in runs:
-        sampling, groups = SAMPLED.fullmatch(run.folder.name), mapping(run.result.get("by_level"))
-        numbers = [dig(g, key) for g in groups.values() for key in ("num_prompts", "pass_rate")]
-        if sampling and numbers and all(map(is_number, numbers)):
-            rafts.setdefault(sampling[1] or "raft", []).append((float(sampling[2]), groups))
-    shares, rates = [], []
-    for name, cycles in rafts.items():
-        levels = {level for _, groups in cycles for level in groups}
-        if len(levels) < 2:
+        sampling, groups = SAMPLED.fullmatch(run.folder.name), run.result.get("by_level") or {}
+        if not sampling:
             continue
-        for n, level in enumerate(sorted(levels, key=lambda level: (len(level), level))):
-            label = f"level {level}" if len(rafts) == 1 else f"{name}, level {level}"
-            counts = [
-                (
-                    cycle,
-                    groups.get(level, {}).get("num_prompts", 0),
-                    sum(g["num_prompts"] for g in groups.values()),
-                )
-                for cycle, groups in cycles
-            ]
-            shares.append(
-                curve(label, [(c, 100 * part / (whole or 1)) for c, part, whole in counts], n)
-            )
-            passed = [
-                (c, 100 * groups[level]["pass_rate"]) for c, groups in cycles if level in groups
-            ]
-            rates.append(curve(label, passed, n))
-    charts = [
-        Chart("Share of each level in a cycle's prompts", shares, "%", "cycle", True),
-        Chart("Pass rate of each level", rates, "%", "cycle", True),
+        cycle, raft = float(sampling[2]), f"{sampling[1]}, " if sampling[1] else ""
+        whole = sum(group["num_prompts"] for group in groups.values()) or 1
+        for level, group in groups.items():
+            label = f"{raft}level {level}"
+            shares.setdefault(label, []).append((cycle, 100 * group["num_prompts"] / whole))
+            rates.setdefault(label, []).append((cycle, 100 * group["pass_rate"]))
+    return [
+        Chart(title, [curve(*line, n) for n, line in enumerate(points.items())], "%", "cycle", True)
+        for title, points in {
+            "Share of each level in a cycle's prompts": shares,
+            "Pass rate of each level": rates,
+        }.items()
+        if len(points) > 1
     ]
-    return [chart for chart in charts if chart.curves]
-
-
-def mean_of(chart: Chart) -> str:
-    values = chart.curves[0].points[1]
-    return f"{number(sum(values) / len(values))} {chart.unit}".strip()

@@ -51,20 +51,20 @@ class Job:
 
 def run(loop: Loop, launcher: list[str]) -> int:
     """Submit every trial that is not done, wait, and settle them. Return the sweep's exit code."""
-    taken = []
+    pending = []
     while ready := loop.take():
         if not loop.settled_before(*ready):
-            taken.append(ready)
-    overrides = {n: [*loop.shared, *trial.varied] for n, (trial, _) in enumerate(taken)}
+            pending.append(ready)
+    overrides = {n: [*loop.shared, *trial.varied] for n, (trial, _) in enumerate(pending)}
     job = Job(loop.folder.absolute(), overrides)
-    if taken:
-        for number, (trial, _) in enumerate(taken):
+    if pending:
+        for number, (trial, _) in enumerate(pending):
             job.exit_file(number).unlink(missing_ok=True)
             trial.status, trial.ran = "running", True
         name = loop.folder.name
-        loop.say(f"{name}: {len(taken)} job(s) by {launcher[0]}; logs and table in {loop.folder}")
+        loop.say(f"{name}: {len(pending)} job(s) by {launcher[0]}; logs and table in {loop.folder}")
         _launch(job, launcher)
-    for number, (trial, prepared) in enumerate(taken):
+    for number, (trial, prepared) in enumerate(pending):
         result = json_files.read_json(job.exit_file(number))
         if result is None:
             why = f"its job ended before its launcher; see {loop.folder / '.submitit'}"

@@ -23,7 +23,7 @@ from launch.schema import Config
 from launch.schema.plan import Plan
 from launch.study import cycles
 
-MOST_SAID = 3  # differences that a line names; the others are counted
+MOST_NAMED = 3  # differences that a line names; the others are counted
 
 
 @dataclass(frozen=True)
@@ -48,16 +48,16 @@ def find(
     pipeline. Also return None if all of this one is done, since like any run it then runs again.
     """
     best: Kept | None = None
-    lacks_once = functools.cache(lacks)  # several runs may keep the same phase
+    fault_once = functools.cache(fault)  # several runs may keep the same phase
     for source in sorted(home.glob("*/"), reverse=True):
         record = json_files.read_json(source / "record.json") or {}
         if "phases" not in record or sealed.faults(record):
             continue
-        kept, before = _leading(source, record["phases"], plans, lacks_once), None
+        kept, before = _leading(source, record["phases"], plans, fault_once), None
         # Kept evaluations choose the cycle of a RAFT, and so the models of later phases.
         while kept.folders != before and any(plan.chosen for plan in plans.values()):
             before = kept.folders
-            kept = _leading(source, record["phases"], planned(before), lacks_once)
+            kept = _leading(source, record["phases"], planned(before), fault_once)
         if not kept.ended_by and record["composition_hash"] == composition_hash(config):
             return None
         if best is None or len(kept.folders) > len(best.folders):
@@ -69,7 +69,7 @@ def _leading(
     source: Path,
     phases: dict[str, str],
     plans: dict[str, Plan],
-    lacks_once: Callable[[Path], str | None],
+    fault_once: Callable[[Path], str | None],
 ) -> Kept:
     """Return the recorded phases of `source` that can stand in for the first of `plans`."""
     folders: dict[str, Path] = {}
@@ -84,7 +84,7 @@ def _leading(
             changes = [f"{name}: it is new"]
         elif (old_name, old_folder) != (name, plan.run_dir.name):
             changes = [f"{name}: {old_folder} was in its place"]
-        elif why := lacks_once(folder):
+        elif why := fault_once(folder):
             changes = [f"{name}: {why}"]
         else:
             record = json_files.read_json(folder / "record.json") or {}
@@ -108,7 +108,7 @@ def _moved(content: Any, places: dict[str, str]) -> Any:
     return content
 
 
-def lacks(folder: Path) -> str | None:
+def fault(folder: Path) -> str | None:
     """Return why the phase in `folder` cannot be kept; None if it can."""
     record = json_files.read_json(folder / "record.json")
     if record is None:
@@ -126,11 +126,11 @@ def lacks(folder: Path) -> str | None:
     return f"{changed[0]} has changed" if changed else None
 
 
-def said(kept: Kept) -> str:
+def summary(kept: Kept) -> str:
     """Return a line that names the kept phases and their run, and says why no more are kept."""
     names = ", ".join(folder.name for folder in kept.folders.values())
-    more = len(kept.ended_by) - MOST_SAID
-    why = "; ".join(kept.ended_by[:MOST_SAID]) + (f"; and {more} more" if more > 0 else "")
+    more = len(kept.ended_by) - MOST_NAMED
+    why = "; ".join(kept.ended_by[:MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")
     if not names:
         return f"Keeps nothing of {kept.source}: {why}."
     rest = f"runs what comes after: {why}" if why else "nothing is left to run"

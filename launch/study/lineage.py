@@ -51,18 +51,9 @@ def ended(
     )
 
 
-@dataclass(frozen=True)
-class Gain:
-    """An evaluation, and the nearest one before it in its lineage on the same problems."""
-
-    phase: Phase
-    before: Phase | None
-
-    @property
-    def points(self) -> float | None:
-        if self.before is None or self.before.accuracy is None or self.phase.accuracy is None:
-            return None
-        return 100 * (self.phase.accuracy - self.before.accuracy)
+def points(phase: Phase, before: Phase) -> float:
+    """Return what the accuracy of an evaluation gained on an earlier one, in points."""
+    return 100 * ((phase.accuracy or 0.0) - (before.accuracy or 0.0))
 
 
 def parents(phases: Sequence[Phase]) -> dict[str, Phase | None]:
@@ -92,8 +83,8 @@ def steps_before(phases: Sequence[Phase], phase: Phase) -> int:
     return sum(before.num_steps for before in ancestors(phases, phase))
 
 
-def gains(phases: Sequence[Phase]) -> list[Gain]:
-    """Return the gain of each evaluation, in their order."""
+def gains(phases: Sequence[Phase]) -> list[tuple[Phase, Phase | None]]:
+    """Pair each evaluation with the nearest earlier one in its lineage on the same problems."""
     parent = parents(phases)
     evaluations = [phase for phase in phases if phase.accuracy is not None]
 
@@ -109,13 +100,13 @@ def gains(phases: Sequence[Phase]) -> list[Gain]:
     result = []
     for phase in evaluations:
         earlier = (of_same_start(phase, trained) for trained in ancestors(phases, phase))
-        result.append(Gain(phase, next(filter(None, earlier), None)))
+        result.append((phase, next(filter(None, earlier), None)))
     return result
 
 
 def lines(phases: Sequence[Phase]) -> list[list[Phase]]:
     """Return the evaluations of each lineage, first to last; lineages may share the first ones."""
-    before = {gain.phase.name: gain.before for gain in gains(phases)}
+    before = {phase.name: earlier for phase, earlier in gains(phases)}
     inner = {phase.name for phase in before.values() if phase is not None}
     result = []
     for phase in phases:

@@ -39,7 +39,7 @@ class Grid:
 
 
 class Search:
-    """An Optuna study in the journal of `folder`, or in memory if `folder` is None.
+    """An Optuna study in the journal of `folder`; a copy in memory unless `keep`.
 
     Trials that ran when the sweep died are still `running` in the journal and come first. `before`
     are the trials in sweep.json, which records why a trial failed and where its run is.
@@ -49,41 +49,41 @@ class Search:
         self,
         sweep: Sweep,
         seed: int,
-        folder: Path | None,
+        folder: Path,
         before: list[dict[str, Any]] | None = None,
+        keep: bool = True,
     ) -> None:
         self.sweep, self.seed = sweep, seed
-        self.study = _in_memory(sweep)
-        if folder is not None:
-            journal = folder / JOURNAL
+        journal = folder / JOURNAL
+        if keep:
             # A kill in the middle of a write leaves a cut last line and Optuna's lock, for which
             # Optuna would wait 30 s. The caller holds the sweep's own lock, so nobody else writes.
             journal.with_name(f"{JOURNAL}.lock").unlink(missing_ok=True)
             with journal.open("ab+") as file:
                 file.seek(0)
                 file.truncate(file.read().rfind(b"\n") + 1)
-            self.study = _in_journal(sweep, journal, write=True)
-        self._read(before)
-
-    def _read(self, before: list[dict[str, Any]] | None) -> None:
-        """Load the study's trials, and what sweep.json records about them."""
+            self.study = _load(journal, sweep)
+        else:
+            self.study = _in_memory(sweep)
+            if journal.is_file() and journal.stat().st_size:
+                self.study.add_trials(_load(journal).trials)
         rows = {row["number"]: row for row in before or []}
         trials, statuses = self.study.trials, {"COMPLETE": "done", "FAIL": "failed"}
         self.known = []
         for frozen in trials:
             status = statuses.get(frozen.state.name, "interrupted")
-            trial = Trial(frozen.number, sweep_space.point(self.sweep, frozen.params), status)
+            trial = Trial(frozen.number, sweep_space.point(sweep, frozen.params), status)
             if status != "interrupted":
                 row = rows.get(frozen.number, {})
-                trial.metric, trial.value = self.sweep.metric, frozen.value
+                trial.metric, trial.value = sweep.metric, frozen.value
                 trial.exit_code, trial.why = row.get("exit_code"), row.get("why")
                 trial.run_dir = row.get("run_dir")
             self.known.append(trial)
         self.again = [trial for trial in self.known if trial.status == "interrupted"]
-        points, tried = sweep_space.combinations(self.sweep), [t.params for t in trials]
+        points, tried = sweep_space.combinations(sweep), [t.params for t in trials]
         self.points = [point for point in points or [] if point not in tried]
         # This exceeds num_trials if the sampler chose a point twice while num_trials was smaller.
-        self.total = self.sweep.num_trials if points is None else len(tried) + len(self.points)
+        self.total = sweep.num_trials if points is None else len(tried) + len(self.points)
 
     def next(self) -> Trial | None:
         from optuna.trial import TrialState, create_trial
@@ -94,7 +94,7 @@ class Search:
             return trial
         if len(self.known) >= self.total:
             return None
-        distributions = sweep_space.distributions(self.sweep)
+        distributions = {name: sweep_space.distribution(p) for name, p in self.sweep.space.items()}
         if self.points:
             params: dict[str, Any] = dict(self.points.pop(0))
         else:
@@ -121,15 +121,11 @@ class Search:
 Source = Grid | Search
 
 
-def preview(
-    sweep: Sweep, seed: int, folder: Path, before: list[dict[str, Any]] | None = None
-) -> Search:
-    """Return the search as it will continue, in memory, so that nothing is written."""
-    search, journal = Search(sweep, seed, None), folder / JOURNAL
-    if journal.is_file() and journal.stat().st_size:
-        search.study.add_trials(_in_journal(sweep, journal, write=False).trials)
-        search._read(before)
-    return search
+def importances(journal: Path) -> dict[str, float]:
+    """Return each parameter's share by Optuna's PED-ANOVA of a journal, largest first."""
+    import optuna
+
+    return dict(optuna.importance.get_param_importances(_load(journal)))
 
 
 def _in_memory(sweep: Sweep, seed: int = 0) -> Study:
@@ -147,8 +143,8 @@ def _in_memory(sweep: Sweep, seed: int = 0) -> Study:
     return optuna.create_study(sampler=sampler, direction=sweep.direction.value)
 
 
-def _in_journal(sweep: Sweep, journal: Path, write: bool) -> Study:
-    """Return the study in a journal; with `write`, begin one if the journal is empty."""
+def _load(journal: Path, sweep: Sweep | None = None) -> Study:
+    """Return the study in a journal; begin that of `sweep` if there is none."""
     import optuna
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
@@ -156,14 +152,14 @@ def _in_journal(sweep: Sweep, journal: Path, write: bool) -> Study:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
         storage = JournalStorage(JournalFileBackend(str(journal)))
-        if write:
-            return optuna.create_study(
-                study_name=sweep.name,
-                storage=storage,
-                direction=sweep.direction.value,
-                load_if_exists=True,
-            )
-        return optuna.load_study(study_name=sweep.name, storage=storage)
+        if sweep is None:
+            return optuna.load_study(study_name=None, storage=storage)
+        return optuna.create_study(
+            study_name=sweep.name,
+            storage=storage,
+            direction=sweep.direction.value,
+            load_if_exists=True,
+        )
     except (ValueError, LookupError, TypeError, AttributeError, AssertionError) as error:
         raise UserError(
             f"{journal}: not a journal of Optuna ({error!r}). Move it away to begin the search "

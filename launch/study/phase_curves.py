@@ -1,4 +1,4 @@
-"""Show what a pipeline learned: held-out accuracies and curves, in the terminal and curves.png."""
+"""Show what a pipeline learned: held-out accuracies in the terminal, curves in curves.png."""
 
 from __future__ import annotations
 
@@ -30,49 +30,32 @@ def phases_of(plans: list[Plan]) -> list[lineage.Phase]:
 
 
 def gather(plans: list[Plan], phases: list[lineage.Phase]) -> dict[str, Points]:
-    """Return the curves over all phases. Steps continue from those already in a phase's model."""
+    """Return the curves of each training. Steps continue from those already in its model."""
     curves: dict[str, Points] = {}
     for plan, phase in zip(plans, phases, strict=True):
-        if not plan.config.method.trains:
-            continue
+        rows = json_files.read_metrics(plan.run_dir / "metrics.jsonl")
         before = lineage.steps_before(phases, phase)
-        for metric, label in CURVES.items():
-            rows = [
-                row
-                for row in json_files.read_metrics(plan.run_dir / "metrics.jsonl")
+        for metric, label in CURVES.items() if plan.config.method.trains else ():
+            points = [
+                (before + row["step"], row[metric])
+                for row in rows
                 if isinstance(row.get(metric), (int, float))
             ]
-            if not rows:
-                continue
-            name = f"{plan.config.method.name} {label}"
-            if name in curves and before + rows[0]["step"] <= curves[name][0][-1]:
-                name = f"{phase.name} {label}"  # this is another branch
-            steps, values = curves.setdefault(name, ([], []))
-            steps += [before + row["step"] for row in rows]
-            values += [row[metric] for row in rows]
+            if points:
+                steps, values = zip(*points, strict=True)
+                curves[f"{phase.name} {label}"] = list(steps), list(values)
     return curves
-
-
-def accuracies(phases: list[lineage.Phase]) -> dict[str, Points]:
-    """Return the held-out accuracy along each lineage, by its last evaluation."""
-    return {
-        line[-1].name: (
-            [lineage.steps_before(phases, phase) for phase in line],
-            [float(phase.accuracy or 0.0) for phase in line],
-        )
-        for line in lineage.lines(phases)
-    }
 
 
 def gained(phases: list[lineage.Phase]) -> list[str]:
     """Return a line per evaluation, per lineage of more than two, and per RAFT."""
     lines = []
-    for gain in lineage.gains(phases):
-        on = f", {gain.points:+.1f} points on {gain.before.name}" if gain.before is not None else ""
-        lines.append(f"{gain.phase.name}: held-out accuracy {gain.phase.accuracy:.1%}{on}")
+    for phase, before in lineage.gains(phases):
+        on = f", {lineage.points(phase, before):+.1f} points on {before.name}" if before else ""
+        lines.append(f"{phase.name}: held-out accuracy {phase.accuracy:.1%}{on}")
     for line in lineage.lines(phases):
         if len(line) > 2:
-            points = lineage.Gain(line[-1], line[0]).points
+            points = lineage.points(line[-1], line[0])
             lines.append(f"{line[0].name} to {line[-1].name}: {points:+.1f} points")
     for name, cycles in lineage.cycles(phases).items():
         by_cycle = ", ".join(f"{cycle} {accuracy:.1%}" for cycle, accuracy in cycles)
@@ -99,36 +82,17 @@ def _result(plan: Plan) -> dict[str, Any]:
 def show_all(run_dir: Path, plans: list[Plan]) -> str:
     """Return the text for the terminal, and write curves.png."""
     phases = phases_of(plans)
-    curves, evaluated = gather(plans, phases), accuracies(phases)
     choices = [plan.chosen.choice for plan in plans if plan.chosen]
     chosen = dict.fromkeys(choice.line() for choice in choices if choice.is_made)
     lines = [*gained(phases), *chosen, *sampled(plans)]
-    if curves:
-        _png(run_dir / "curves.png", curves, evaluated)
-        lines = [_terminal(curves, evaluated), *lines]
+    if curves := gather(plans, phases):
+        _draw(run_dir / "curves.png", curves, phases)
         lines.append(f"The plot is in {run_dir / 'curves.png'}")
     return "\n".join(lines)
 
 
-def _label(name: str, evaluated: dict[str, Points]) -> str:
-    return "held-out accuracy" + (f" to {name}" if len(evaluated) > 1 else "")
-
-
-def _terminal(curves: dict[str, Points], evaluated: dict[str, Points]) -> str:
-    import plotext
-
-    figure = plotext.figure
-    figure.clear()
-    figure.plot_size(90, 20)
-    for label, (steps, values) in curves.items():
-        figure.draw(figure.signal(steps, values, marker="braille").lines().label(label))
-    for name, (steps, values) in evaluated.items():
-        figure.draw(figure.signal(steps, values, marker="●").label(_label(name, evaluated)))
-    figure.ruler("y").lim(0, 1)
-    return str(plotext.uncolorize(str(figure.build())))
-
-
-def _png(path: Path, curves: dict[str, Points], evaluated: dict[str, Points]) -> None:
+def _draw(path: Path, curves: dict[str, Points], phases: list[lineage.Phase]) -> None:
+    """Draw the curves, and the held-out accuracy along each lineage."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -137,11 +101,11 @@ def _png(path: Path, curves: dict[str, Points], evaluated: dict[str, Points]) ->
     figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
     for label, (steps, values) in curves.items():
         axes.plot(steps, values, label=label, linewidth=1.2)
-    for name, (steps, values) in evaluated.items():
-        color = "black" if len(evaluated) == 1 else None
-        label = _label(name, evaluated)
-        axes.plot(steps, values, marker="o", linestyle=":", zorder=3, label=label, color=color)
-        for at in zip(steps, values, strict=True):
+    for line in lineage.lines(phases):
+        points = [(lineage.steps_before(phases, p), p.accuracy or 0.0) for p in line]
+        label = f"held-out accuracy to {line[-1].name}"
+        axes.plot(*zip(*points, strict=True), marker="o", linestyle=":", zorder=3, label=label)
+        for at in points:
             text = f"{at[1]:.1%}"
             axes.annotate(text, at, textcoords="offset points", xytext=(-8, 8), ha="right")
     title = path.parent.parent.name

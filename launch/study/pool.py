@@ -6,7 +6,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Collection
 from pathlib import Path
 
 from launch.machine import masks
@@ -18,24 +17,20 @@ from launch.study.trials import Prepared
 RUN = ROOT / "launch/run.py"
 
 
-def pack(gpus: list[int], busy: Collection[int], wanted: int) -> list[int] | None:
-    """Return the first free block of `wanted` neighbouring GPUs; None if the trial has to wait.
+def blocks(gpus: list[int], size: int) -> list[list[int]]:
+    """Return the GPUs of the trials of `size` GPUs that may run together; one trial needs no GPU.
 
-    Blocks begin at multiples of `wanted`, so trials of one size leave no gaps and linked GPUs stay
+    Blocks begin at multiples of `size`, so trials of one size leave no gaps and linked GPUs stay
     together.
     """
-    for start in range(0, len(gpus) - wanted + 1, wanted):
-        block = gpus[start : start + wanted]
-        if not set(block) & set(busy):
-            return block
-    return None
+    if not 0 < size <= len(gpus):  # a trial's own launcher rejects more GPUs than there are
+        return [[]]
+    return [gpus[at : at + size] for at in range(0, len(gpus) - size + 1, size)]
 
 
-def at_once(gpus: list[int], wanted: int, parallel: int | None) -> int:
-    """Return how many trials of `wanted` GPUs run together; without GPUs, one by default."""
-    if not wanted:
-        return parallel or 1
-    return max(1, min(len(gpus) // wanted, parallel or len(gpus)))
+def at_once(gpus: list[int], size: int, parallel: int | None) -> int:
+    """Return how many trials of `size` GPUs run together; without GPUs, one by default."""
+    return min(len(blocks(gpus, size)), parallel or len(gpus)) if size else parallel or 1
 
 
 def environment_of(trial: Prepared, gpus: list[int], together: int, host: Host) -> dict[str, str]:

@@ -60,29 +60,17 @@ def check(sweep: Sweep) -> None:
         )
     keys = [parameter.key for parameter in sweep.space.values()]
     for name, parameter in sweep.space.items():
-        if why := _fault(parameter):
-            raise UserError(f"sweep.space.{name}: {why}.")
+        ends = [parameter.low, parameter.high]
+        if None in ends if parameter.values is None else ends != [None, None]:
+            raise UserError(f"sweep.space.{name}: needs values=[...], or low and high.")
+        try:
+            distribution(parameter)
+        except ValueError as error:
+            raise UserError(f"sweep.space.{name}: {error}") from error
         for value in choices(parameter) or [_text(parameter.low)]:
             Request((f"{parameter.key}={value}",)).checked()
         if keys.count(parameter.key) > 1:
             raise UserError(f"sweep.space: {parameter.key} is varied twice. Keep one.")
-
-
-def _fault(parameter: Parameter) -> str | None:
-    low, high = parameter.low, parameter.high
-    if parameter.values is not None:
-        if low is not None or high is not None:
-            return "has values and a range. Give one of the two"
-        return None if parameter.values else "values=[] leaves nothing to try. Give at least one"
-    if low is None or high is None:
-        return "has no values. Give values=[...], or low and high"
-    if not (math.isfinite(low) and math.isfinite(high) and low < high):
-        return f"low={low:g}, high={high:g} is an empty range. high must be above low"
-    if parameter.log and low <= 0:
-        return f"low={low:g} with log=true. A logarithm needs low above 0"
-    if parameter.integer and not (low.is_integer() and high.is_integer()):
-        return f"low={low:g}, high={high:g} with integer=true. Both must be whole numbers"
-    return None
 
 
 def choices(parameter: Parameter) -> list[str] | None:
@@ -98,24 +86,19 @@ def combinations(sweep: Sweep) -> list[dict[str, str]] | None:
     return [dict(zip(sweep.space, point, strict=True)) for point in itertools.product(*lists)]
 
 
-def distributions(sweep: Sweep) -> dict[str, BaseDistribution]:
-    """Return Optuna's distributions by parameter.
+def distribution(parameter: Parameter) -> BaseDistribution:
+    """Return Optuna's distribution. Raises ValueError for a range or list without a value.
 
     Lists hold strings, because Optuna stores only plain values and a value may itself be a list.
     """
-    from optuna import distributions as optunas  # takes a second, which only a search should cost
+    from optuna import distributions  # takes a second, which only a search should cost
 
-    result: dict[str, BaseDistribution] = {}
-    for name, parameter in sweep.space.items():
-        values = choices(parameter)
-        low, high = parameter.low or 0.0, parameter.high or 0.0
-        if values is not None:
-            result[name] = optunas.CategoricalDistribution(values)
-        elif parameter.integer:
-            result[name] = optunas.IntDistribution(int(low), int(high), log=parameter.log)
-        else:
-            result[name] = optunas.FloatDistribution(low, high, log=parameter.log)
-    return result
+    if (values := choices(parameter)) is not None:
+        return distributions.CategoricalDistribution(values)
+    low, high = parameter.low or 0.0, parameter.high or 0.0
+    if parameter.integer:
+        return distributions.IntDistribution(math.ceil(low), math.floor(high), log=parameter.log)
+    return distributions.FloatDistribution(low, high, log=parameter.log)
 
 
 def point(sweep: Sweep, values: Mapping[str, Any]) -> list[str]:

@@ -13,25 +13,28 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from launch.config import hydra_options
 from launch.config.compose import compose
 from launch.config.identity import NOT_IDENTITY, composition, identity
 from launch.config.request import Request
 from launch.core import json_files
-from launch.core.errors import EXIT_DONE, EXIT_USER, HostError, UserError, near
+from launch.core.errors import EXIT_DONE, EXIT_USER, UserError, near
 from launch.core.json_files import plain
-from launch.execution.execute import check_host, signals
+from launch.execution.execute import signals
 from launch.machine import detect
 from launch.machine.detect import Host
 from launch.plan import rundir
+from launch.rules.values import check_value
 from launch.schema import Config
-from launch.schema.enums import Find, Mode
-from launch.study import hydra_sweep, sweep_plan, sweep_report
+from launch.schema.checked import Range
+from launch.schema.enums import Mode
+from launch.study import hydra_sweep, pipeline, sweep_plan, sweep_report
 from launch.study import space as sweep_space
-from launch.study.optuna_study import Grid, Search, Source, preview
+from launch.study.optuna_study import Grid, Search, Source
 from launch.study.trial_loop import Loop
-from launch.study.trials import Trial, prepared
+from launch.study.trials import Trial
 
 OF_THE_SWEEP = ("mode", "format", "find", "resume", "data.preview")  # and sweep.*
 TRIED = 5  # a search is rejected if its first suggestions, this many, are all rejected
@@ -60,8 +63,7 @@ class Command:
         if not self.is_search:
             return Grid(self.grid)
         before = (json_files.read_json(self.folder / "sweep.json") or {}).get("trials")
-        make = Search if keep else preview
-        return make(self.config.sweep, self.config.seed, self.folder, before)
+        return Search(self.config.sweep, self.config.seed, self.folder, before, keep)
 
     def to_run(self, most: int | None = None) -> Iterator[Trial]:
         """Yield the trials to run next: at most `most` of a grid, TRIED of a search."""
@@ -93,7 +95,7 @@ def run(arguments: list[str]) -> int:
     config, host = command.config, detect.host(sys.executable)
     if config.mode == Mode.plan:
         return _plan(command, host)
-    _check_ready(command, host)
+    sweep_plan.look(command.to_run(), command.shared, host, whole=False, to_run=True)
     rundir.make(command.folder)
     with rundir.locked(command.folder):
         source = command.source(keep=True)
@@ -120,13 +122,24 @@ def read(request: Request) -> Command:
     _check_names(fixed, grid)
     config = _compose_any(fixed, grid)
     _check(config)
+    sweep, name, inputs = config.sweep, config.name, list[Any]()
     typed = [o for o in fixed if _key(o).partition(".")[0] not in ("mode", "format", "sweep")]
-    if config.sweep.name != "none":
-        return _search(config, fixed, typed, grid, launcher)
-    identifying = sorted(o for o in typed if o.partition("=")[0] not in NOT_IDENTITY)
-    inputs = [str(Path.cwd()), identifying, grid]
-    launcher = [o for o in launcher if o != "hydra/launcher=basic"]
-    return Command(config, _folder(config, config.name or "grid", inputs), typed, grid, launcher)
+    if sweep.name == "none":
+        identifying = sorted(o for o in typed if o.partition("=")[0] not in NOT_IDENTITY)
+        name, inputs = name or "grid", [str(Path.cwd()), identifying, grid]
+        launcher = [o for o in launcher if o != "hydra/launcher=basic"]
+    else:
+        _check_search(config, typed, [*grid[0], *launcher])
+        # Trials with other fixed values belong to another search.
+        config = compose([*sweep.overrides, *fixed])
+        goal = [sweep.metric, sweep.direction.value, plain(sweep.space)]
+        name, inputs = config.name or sweep.name, [identity(composition(config)), *goal]
+        typed = [*sweep.overrides, *typed]
+    # An equal sweep has the same directory, a new one with resume=never.
+    digest = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:8]
+    fresh = f"-{rundir.fresh_name()}" if config.resume == "never" else ""
+    folder = Path(config.run_root) / "sweeps" / f"{name}-{digest}{fresh}"
+    return Command(config, folder, typed, grid, launcher)
 
 
 def _key(override: str) -> str:
@@ -167,16 +180,10 @@ def _compose_any(shared: list[str], grid: list[list[str]]) -> Config:
 def _check(config: Config) -> None:
     """Raise UserError for settings of a single run and for inconsistent settings of a sweep."""
     sweep = config.sweep
-    for override, is_of_one_run in {
-        "data.preview": bool(config.data.preview),
-        f"find={config.find.value}": config.find != Find.none,
-        f"resume={config.resume}": config.resume not in ("auto", "never"),
-    }.items():
-        if is_of_one_run:
-            raise UserError(f"{override}: is for one run, and -m starts many. Leave it out.")
+    resume = {f"resume={config.resume}": config.resume not in ("auto", "never")}
+    pipeline.refuse_keys_of_one_run(config, "-m starts many. Leave it out.", **resume)
     for name, count in (("parallel", sweep.parallel), ("num_trials", sweep.num_trials)):
-        if count is not None and count < 1:
-            raise UserError(f"sweep.{name}={count}: out of range. Use: at least 1.")
+        check_value(f"sweep.{name}", count, Range(least=1))
     goal = sweep_report.goal_of(sweep.metric)
     if goal is not None and goal != sweep.direction:
         raise UserError(
@@ -185,15 +192,9 @@ def _check(config: Config) -> None:
         )
 
 
-def _search(
-    config: Config,
-    everything: list[str],
-    typed: list[str],
-    grid: list[list[str]],
-    launcher: list[str],
-) -> Command:
+def _check_search(config: Config, typed: list[str], of_grid: list[str]) -> None:
     sweep = config.sweep
-    if of_grid := [*grid[0], *launcher]:
+    if of_grid:
         raise UserError(
             f"{of_grid[0]}: is for a grid, and sweep={sweep.name} is a search. "
             "Leave one of them out."
@@ -206,32 +207,6 @@ def _search(
                 f"{by_key[parameter.key]}: sweep={sweep.name} varies it. To hold it, add "
                 f"'~sweep.space.{name}'."
             )
-    # Trials with other fixed values belong to another search, so the folder depends on all values.
-    config = compose([*sweep.overrides, *everything])
-    goal = [sweep.metric, sweep.direction.value, plain(sweep.space)]
-    folder = _folder(config, config.name or sweep.name, [identity(composition(config)), *goal])
-    return Command(config, folder, [*sweep.overrides, *typed], [[]], [])
-
-
-def _folder(config: Config, name: str, key: object) -> Path:
-    """Return a sweep's directory: the same one for an equal `key`, a new one with resume=never."""
-    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:8]
-    fresh = f"-{rundir.fresh_name()}" if config.resume == "never" else ""
-    return Path(config.run_root) / "sweeps" / f"{name}-{digest}{fresh}"
-
-
-def _check_ready(command: Command, host: Host) -> None:
-    """Raise the first trial's error if every trial is rejected, by a rule or by this host."""
-    refusals = []
-    for trial in command.to_run():
-        try:
-            for plan in prepared(Request([*command.shared, *trial.varied]), host).plans:
-                check_host(plan, host)
-            return
-        except (UserError, HostError) as error:
-            refusals.append(error)
-    if refusals:
-        raise refusals[0]
 
 
 def _plan(command: Command, host: Host) -> int:

@@ -13,14 +13,14 @@ from launch.config.identity import has_phases
 from launch.config.request import Request
 from launch.core.errors import HostError, UserError
 from launch.core.json_files import plain
+from launch.execution.execute import check_host
 from launch.machine.detect import Host
-from launch.plan.show import show_plan
+from launch.plan.show import say, short_path, show_plan
 from launch.plan.views import as_json, pipeline_json
-from launch.schema import Config, Parameter, Sweep
+from launch.schema import Config
 from launch.schema.enums import Format
 from launch.search import fit
-from launch.study.pool import at_once, pack
-from launch.study.sweep_report import relative, say
+from launch.study.pool import at_once, blocks
 from launch.study.trials import Prepared, Trial, prepared
 
 SCHEMA = 2  # 1 had a row for every trial
@@ -38,16 +38,22 @@ class Look:
     lacking: dict[int, str]
 
 
-def look(trials: Iterable[Trial], shared: list[str], host: Host, whole: bool) -> Look | None:
+def look(
+    trials: Iterable[Trial], shared: list[str], host: Host, whole: bool, to_run: bool = False
+) -> Look | None:
     """Plan all of `trials` if `whole`, or those up to the first that is not rejected.
 
-    Return None if there are no trials. Raise the first error if every trial is rejected.
+    `to_run` rejects also those that this host cannot run. Return None if there are no trials. Raise
+    the first error if every trial is rejected.
     """
     ready: dict[int, Prepared] = {}
     refused: dict[int, UserError | HostError] = {}
     for trial in trials:
         try:
-            ready[trial.number] = prepared(Request([*shared, *trial.varied]), host)
+            planned = prepared(Request([*shared, *trial.varied]), host)
+            for plan in planned.plans if to_run else ():
+                check_host(plan, host)
+            ready[trial.number] = planned
         except (UserError, HostError) as error:
             refused[trial.number] = error
         if ready and not whole:
@@ -74,8 +80,12 @@ def show(
 ) -> None:
     """Show the space, the number of trials, how they are packed, the first plan, and failures."""
     sweep, first, total = config.sweep, planned.first, content["num_trials"]
-    together, sets = packing(sweep, first, host, total)
+    gpus, size = first.gpus_here(host, planned=True), first.num_gpus
+    together = min(at_once(gpus, size, sweep.parallel), max(1, total))
+    sets = blocks(gpus, size)[:together] if size else []
     if config.format == Format.json:
+        run_dir = first.plans[-1].run_dir  # the first phases may lie in an earlier run
+        plans = {plan.run_dir.name.partition("_")[2]: plan for plan in first.plans}
         added = {
             "schema": SCHEMA,
             "space": plain(sweep.space),
@@ -83,19 +93,24 @@ def show(
             "gpu_sets": [] if launcher else sets,
             "refused": planned.refused,
             "lacking": planned.lacking,
-            "first": _first_json(first),
+            "first": pipeline_json(run_dir.parent.parent.name, run_dir.parent, plans)
+            if has_phases(first.config)
+            else as_json(first.plans[0]),
         }
         print(json.dumps({**content, **added}, indent=1))
         return
     for name, parameter in sweep.space.items():
-        say(config, f"{name}: {parameter.key} = {_tried(parameter)}")
+        fields = [f"{key} {v}" for key, v in plain(parameter).items() if v is not None]
+        say(config, f"{name}: {', '.join(fields)}")
     goal = f", to {sweep.direction.value} {sweep.metric}" if sweep.metric else ""
-    where = (
-        f"a job for each, all handed to {launcher}"
-        if launcher
-        else _where(first, planned.sizes, together, sets)
-    )
-    say(config, f"{total} trials{goal}, {where}, in {relative(content['directory'])}")
+    where = f", {together} at once"
+    if launcher:
+        where = f", a job for each, all handed to {launcher}"
+    elif len(planned.sizes) > 1:
+        where = f", each on {' or '.join(map(str, sorted(planned.sizes)))} GPU(s)"
+    elif sets:
+        where += f", each on {size} GPU(s): {'; '.join(','.join(map(str, s)) for s in sets)}"
+    say(config, f"{total} trials{goal}{where}, in {short_path(content['directory'])}")
     begun = [row["status"] for row in content["trials"] if row["status"] != "waiting"]
     if begun:
         counts = ", ".join(f"{begun.count(status)} {status}" for status in dict.fromkeys(begun))
@@ -108,44 +123,3 @@ def show(
         say(config, f"! [{number}] {why}")
     if sweep.name == "none" and total > planned.num_planned:
         say(config, f"! Only the first {planned.num_planned} of {total} trials were planned.")
-
-
-def packing(sweep: Sweep, first: Prepared, host: Host, total: int) -> tuple[int, list[list[int]]]:
-    """Return how many trials like the first run at once, and the GPUs that each gets."""
-    gpus, size = first.gpus_here(host, planned=True), first.num_gpus
-    together = min(at_once(gpus, size, sweep.parallel), max(1, total))
-    sets: list[list[int]] = []
-    while size and len(sets) < together and (block := pack(gpus, sum(sets, []), size)):
-        sets.append(block)
-    return together, sets
-
-
-def _where(first: Prepared, sizes: set[int], together: int, sets: list[list[int]]) -> str:
-    config = first.plans[0].config
-    turns = "one after another" if together == 1 else f"{together} at once"
-    if config.runtime.name == "slurm":
-        more = "" if together > 1 else " (sweep.parallel=N: N jobs at a time)"
-        return f"{turns}, each a Slurm job{more}"
-    if len(sizes) > 1:
-        each = " or ".join(map(str, sorted(sizes)))
-        return f"as many at once as there is room for, each on {each} GPU(s)"
-    if not first.num_gpus:
-        return f"{turns} on the CPU"
-    blocks = "; ".join(",".join(map(str, block)) for block in sets)
-    return f"{turns}, each on {first.num_gpus} GPU(s): {blocks}"
-
-
-def _first_json(first: Prepared) -> dict[str, Any]:
-    if not has_phases(first.config):
-        return as_json(first.plans[0])
-    run_dir = first.plans[-1].run_dir  # the first phases may lie in an earlier run
-    plans = {plan.run_dir.name.partition("_")[2]: plan for plan in first.plans}
-    return pipeline_json(run_dir.parent.parent.name, run_dir.parent, plans)
-
-
-def _tried(parameter: Parameter) -> str:
-    if parameter.values is not None:
-        return ", ".join(map(str, parameter.values))
-    kind = "uniform in the logarithm" if parameter.log else "uniform"
-    whole = "whole numbers, " if parameter.integer else ""
-    return f"{parameter.low:g} to {parameter.high:g}, {whole}{kind}"

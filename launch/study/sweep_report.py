@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from launch.core.errors import EXIT_INTERRUPTED
+from launch.plan.show import say, short_path
 from launch.schema import Config, Direction, Sweep
 from launch.schema.enums import Format
 from launch.study.pool import typed
@@ -100,7 +101,9 @@ def show_end(config: Config, content: dict[str, Any], exit_code: int) -> None:
         why = f": {row['why']}"[:100] if row["why"] else ""  # as much as fits into a cell
         status = Text(f"{row['status']}{code}{why}", style="red" if is_failed else "")
         varied = Text(short(row["varied"]))
-        table.add_row(str(row["number"]), varied, value, status, relative(row["run_dir"]))
+        table.add_row(
+            str(row["number"]), varied, value, status, row["run_dir"] and short_path(row["run_dir"])
+        )
     Console().print(table)
     statuses = [row["status"] for row in trials]
     counts = [
@@ -123,7 +126,7 @@ def show_end(config: Config, content: dict[str, Any], exit_code: int) -> None:
         )
     if exit_code == EXIT_INTERRUPTED:
         say(config, "interrupted; the same command resumes")
-    say(config, f"Everything is in {relative(content['directory'])}")
+    say(config, f"Everything is in {short_path(content['directory'])}")
 
 
 def short(varied: list[str]) -> str:
@@ -139,20 +142,3 @@ def _rounded(text: str) -> str:
         return text if len(text) < 8 else f"{float(text):.4g}"
     except ValueError:
         return text
-
-
-def relative(path: str | None) -> str:
-    """Return a path relative to the current directory if it lies in it."""
-    if path is None:
-        return ""
-    here = Path.cwd()
-    return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else path
-
-
-def say(config: Config, line: str) -> None:
-    """Print a line for a person, unless format=json keeps stdout for JSON.
-
-    Flushed, because a sweep's output is often a file.
-    """
-    if config.format == Format.text:
-        print(line, flush=True)

@@ -15,6 +15,7 @@ from launch.core import json_files
 from launch.core.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, HostError, UserError
 from launch.execution.logs import last_words
 from launch.machine.detect import Host
+from launch.plan import show
 from launch.schema import Config
 from launch.study import pool, sweep_report
 from launch.study.optuna_study import Source
@@ -86,7 +87,7 @@ class Loop:
         )
 
     def say(self, line: str) -> None:
-        sweep_report.say(self.config, line)
+        show.say(self.config, line)
 
     def take(self) -> tuple[Trial, Prepared] | None:
         """Return the next trial that can run. Rejected trials are settled on the way."""
@@ -115,47 +116,42 @@ class Loop:
                 if self.waiting is None:
                     return False
             trial, ready = self.waiting
-            if self._runs_elsewhere(trial, ready):
+            # An equal trial runs, or the launcher of a killed sweep is still saving.
+            if any(r.ready.composition_hash == ready.composition_hash for r in self.running):
+                return True
+            if run_dir := running_run(ready):
+                line = f"[{trial.number}] waits: another launcher still runs {run_dir}"
+                if line != self.last_line:
+                    self.say(line)
+                    self.last_line = line
                 return True
             if not self.settled_before(trial, ready):
                 gpus = self._room(ready)
                 if gpus is None:
                     return True
-                self._start(trial, ready, gpus)
+                log = self.folder / "logs" / f"trial{trial.number:04d}.log"
+                together = min(self._at_once(ready), self.source.total)
+                env = pool.environment_of(ready, gpus, together, self.host)
+                process = pool.start([*self.shared, *trial.varied], env, log)
+                self.running.append(Running(trial, ready, gpus, process, log))
+                trial.status, trial.ran = "running", True
+                where = f" on GPU {','.join(map(str, gpus))}" if gpus else ""
+                self.say(f"[{trial.number}] starts{where}: {sweep_report.short(trial.varied)}")
+                self._write()
             self.waiting = None
         return False
 
-    def _runs_elsewhere(self, trial: Trial, ready: Prepared) -> bool:
-        """Return whether an equal trial runs, or the launcher of a killed sweep is still saving."""
-        if any(r.ready.composition_hash == ready.composition_hash for r in self.running):
-            return True
-        run_dir = running_run(ready)
-        line = f"[{trial.number}] waits: another launcher still runs {run_dir}"
-        if run_dir and line != self.last_line:
-            self.say(line)
-            self.last_line = line
-        return run_dir is not None
-
     def _room(self, ready: Prepared) -> list[int] | None:
         """Return the GPUs for such a trial ([] on a CPU); None if it has to wait."""
-        gpus, wanted = ready.gpus_here(self.host, planned=False), ready.num_gpus
-        if len(self.running) >= pool.at_once(gpus, wanted, self.sweep.parallel):
+        if len(self.running) >= self._at_once(ready):
             return None
-        if not 0 < wanted <= len(gpus):  # its own launcher rejects more GPUs than there are
-            return []
-        return pool.pack(gpus, [gpu for running in self.running for gpu in running.gpus], wanted)
+        blocks = pool.blocks(ready.gpus_here(self.host, planned=False), ready.num_gpus)
+        busy = {gpu for running in self.running for gpu in running.gpus}
+        return next((block for block in blocks if busy.isdisjoint(block)), None)
 
-    def _start(self, trial: Trial, ready: Prepared, gpus: list[int]) -> None:
-        log = self.folder / "logs" / f"trial{trial.number:04d}.log"
-        here = ready.gpus_here(self.host, planned=False)
-        together = pool.at_once(here, ready.num_gpus, self.sweep.parallel)
-        env = pool.environment_of(ready, gpus, min(together, self.source.total), self.host)
-        process = pool.start([*self.shared, *trial.varied], env, log)
-        self.running.append(Running(trial, ready, gpus, process, log))
-        trial.status, trial.ran = "running", True
-        where = f" on GPU {','.join(map(str, gpus))}" if gpus else ""
-        self.say(f"[{trial.number}] starts{where}: {sweep_report.short(trial.varied)}")
-        self._write()
+    def _at_once(self, ready: Prepared) -> int:
+        gpus = ready.gpus_here(self.host, planned=False)
+        return pool.at_once(gpus, ready.num_gpus, self.sweep.parallel)
 
     def _settle_ended(self) -> bool:
         """Settle trials that have ended; return whether any still runs."""

@@ -77,30 +77,12 @@ def steps(number: int, **values: float) -> list[dict[str, Any]]:
 
 def a_benchmark(folder: Path, tflops: float = 1011.0, **result: Any) -> Path:
     """Leave a gemm with a good row, one below the gate, a failed and an unpublished one."""
-    source = "somebody, 2024-12-22"
+    published = {"published": 1104.0, "published_source": "somebody, 2024-12-22"}
+    bf16 = {"dtype": "bf16", **published}
     rows = [
-        {
-            "shape": "16384 8192 1280",
-            "dtype": "bf16",
-            "tflops": tflops,
-            "published": 1104.0,
-            "published_source": source,
-            "ratio": 0.92,
-        },
-        {
-            "shape": "16384 1024 8192",
-            "dtype": "bf16",
-            "tflops": 870.0,
-            "published": 1104.0,
-            "published_source": source,
-            "ratio": 0.79,
-        },
-        {
-            "shape": "8192 8192 8192",
-            "dtype": "fp8",
-            "tflops": None,
-            "error": "fp8: this GPU has none",
-        },
+        {"shape": "16384 8192 1280", "tflops": tflops, "ratio": 0.92, **bf16},
+        {"shape": "16384 1024 8192", "tflops": 870.0, "ratio": 0.79, **bf16},
+        {"shape": "8192 8192 8192", "dtype": "fp8", "error": "fp8: this GPU has none"},
         {"shape": "4096 4096 4096", "dtype": "fp16", "tflops": 700.04},
     ]
     columns = [
@@ -119,12 +101,9 @@ def a_benchmark(folder: Path, tflops: float = 1011.0, **result: Any) -> Path:
     a_run(folder, exit_code=4, rows=rows, columns=columns, **said, **gate, **result)
     # The series ended normally; the launcher's 4 is the gate's.
     change(folder / "result.json", status="done")
+    lines = enumerate(rows, start=1)
     return log(
-        folder,
-        *(
-            {"step": n, "num_steps": 4, "time_s": float(n), **row}
-            for n, row in enumerate(rows, start=1)
-        ),
+        folder, *({"step": n, "num_steps": 4, "time_s": float(n), **row} for n, row in lines)
     )
 
 
@@ -162,27 +141,10 @@ def a_sweep(root: Path, trials: list[dict[str, Any]], **content: Any) -> Path:
         place = root / "runs" / "x" / f"{number}"
         if given.get("status", "done") == "done":
             log(a_run(place, *given["varied"]), *steps(3))
-        rows.append(
-            dataclasses.asdict(
-                Trial(
-                    number,
-                    **{
-                        "status": "done",
-                        "metric": "loss",
-                        "run_dir": f"/gone/runs/x/{number}",
-                        **given,
-                    },
-                )
-            )
-        )
+        usual = {"status": "done", "metric": "loss", "run_dir": f"/gone/runs/x/{number}"}
+        rows.append(dataclasses.asdict(Trial(number, **(usual | given))))
     folder = root / "runs" / "sweeps" / "s"
-    said = {
-        "schema": 1,
-        "name": "s",
-        "metric": None,
-        "direction": "minimize",
-        "num_trials": len(rows),
-        "best": None,
-    }
+    said = {"schema": 1, "name": "s", "metric": None, "direction": "minimize", "best": None}
+    said["num_trials"] = len(rows)
     json_files.write_json(folder / "sweep.json", {**said, "trials": rows, **content})
     return folder

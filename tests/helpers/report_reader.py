@@ -29,21 +29,15 @@ class Outline(HTMLParser):
         given = dict(attrs)
         self.names.append(tag)
         self.ids += [given["id"]] if "id" in given else []
+        loading = ("src", "href", "srcset", "data", "action")
         self.loads += [
-            v
-            for k, v in attrs
-            if k in ("src", "href", "srcset", "data", "action")
-            and v
-            and not v.startswith(("#", "data:,"))
+            key
+            for key, value in attrs
+            if key.startswith("on")
+            or (key in loading and value and not value.startswith(("#", "data:,")))
         ]
-        self.loads += [k for k, _ in attrs if k.startswith("on")]
-        if (
-            tag == "svg"
-            and not (given.get("aria-label") and given.get("role") == "img")
-            and given.get("aria-hidden") != "true"
-        ):
-            self.unnamed.append(self.get_starttag_text())
-        if tag in ("th",) and given.get("scope") not in ("row", "col"):
+        is_named = given.get("aria-hidden") == "true" or given.get("aria-label")
+        if (tag == "svg" and not is_named) or (tag == "th" and "scope" not in given):
             self.unnamed.append(self.get_starttag_text())
         if tag[0] == "h" and tag[1:].isdigit():
             self.headings.append(int(tag[1:]))
@@ -70,8 +64,7 @@ def made(*arguments: object) -> Outline:
     assert seen.names.count("h1") == 1
     assert len(seen.ids) == len(set(seen.ids))
     assert seen.names.count("script") == 1
-    assert all(
-        after <= before + 1 for before, after in zip(seen.headings, seen.headings[1:], strict=False)
-    ), seen.headings
+    steps = zip(seen.headings, seen.headings[1:], strict=False)
+    assert all(after <= before + 1 for before, after in steps), seen.headings
     assert seen.names.count("table") == seen.names.count("caption")
     return seen

@@ -106,7 +106,7 @@ def test_runs_identify_adapters_by_content(tmp_path, capsys, monkeypatch):
     )
     phases = [*overrides, "phases=[{name: a}, {name: b, model_from: a}]"]
     plans = pipeline.make_plans(composed(*phases), Request(phases), host_with(0), tmp_path / "2")
-    of_all = pipeline.given_data(tmp_path / "2", list(plans.values()))
+    of_all = pipeline.input_data(tmp_path / "2", list(plans.values()))
     assert entry["model"]["adapter"] == {
         str(file): json_files.sha256(file) for file in sorted(folder.iterdir())
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 
 import pytest
@@ -9,9 +10,9 @@ import pytest
 from launch import report
 from launch.core import json_files
 from launch.plan import rundir
-from launch.reports import many, one, series, sweeps
+from launch.reports import many, one, series, tables
 from launch.reports.data import read, read_metrics
-from launch.study.optuna_study import Search
+from launch.study.optuna_study import Search, importances
 from launch.study.trials import Trial
 from tests.conftest import composed
 from tests.helpers.report_examples import (
@@ -54,7 +55,7 @@ def test_a_run_that_is_done(tmp_path, capsys):
         f"seconds a step {predicted:.4g} 2 {2 / predicted:.1%}",
         "Over the whole run, its first steps included: 950 tokens/s",
         "8 → 0.8889 (lowest 0.8889, highest 8)",
-        "measured 0.5 GB",
+        "trainers weights 0.004",
         "reproduce.py",
     ):
         assert wanted in seen.text, wanted
@@ -77,10 +78,6 @@ def test_lines_that_are_no_metrics_are_named_skipped_and_counted(tmp_path):
     assert [fault.partition(":")[0] for fault in found.faults] == [
         f"line {n}" for n in (4, 5, 6, 7, 8, 9, 10, 13, 14)
     ]
-    assert "list" in found.faults[1]
-    assert "str" in found.faults[2]
-    assert "no step" in found.faults[3]
-    assert "byte 19" in found.faults[-2]
     text = made(folder).text
     assert "metrics.jsonl: 9 of 14 lines skipped: line 4: " in text
     assert "and 4 more." in text
@@ -114,7 +111,7 @@ def test_a_crash_shows_the_last_words_of_the_rank_that_failed(tmp_path):
     )
     text = made(folder).text
     assert "Failed. Exit code 4. torch.OutOfMemoryError: HIP out of memory" in text
-    assert "Last lines of logs/rank1.log (rank1, rank 1: torch.OutOfMemoryError)" in text
+    assert "Last lines of logs/rank1.log (torch.OutOfMemoryError)" in text
     assert f"Tried to allocate 2 GiB {HOSTILE}" in text
     assert "This usually means: the GPU's memory is full" in text
     assert "metrics.jsonl has no lines" in text
@@ -129,64 +126,42 @@ def test_a_benchmark_beside_what_was_published(tmp_path):
     text = made(a_benchmark(tmp_path / "b")).text
     for wanted in (
         "gemm on some GPU",
-        "16384 8192 1280 bf16 1,011.0 1,104.0 [1] 0.92",
-        "16384 1024 8192 bf16 870.0 1,104.0 [1] 0.79 below the gate",
+        "16384 8192 1280 bf16 1,011.0 1,104 somebody, 2024-12-22 0.92",
         "fp8: this GPU has none",
-        "[1] somebody, 2024-12-22",
-        "1 row(s) below the gate fail_below=0.9: 16384 1024 8192 bf16: 0.79 of 1104.",
+        "Below the gate fail_below=0.9: 16384 1024 8192 bf16: 0.79 of 1104.",
         "rows 4 1 failed",
         "Below its gate. Exit code 4.",
         "One sentence.",
     ):
-        assert wanted in text.replace("1,104 [1]", "1,104.0 [1]"), wanted
-
-
-def test_rows_that_a_benchmark_had_measured_when_it_stopped(tmp_path):
-    folder = a_benchmark(tmp_path / "b")
-    (folder / "result.json").unlink()
-    kept = json_files.read_json(folder / "record.json")
-    kept["composition"]["method"]["kind"] = "bench"
-    change(folder / "record.json", status="failed", exit_code=4, composition=kept["composition"])
-    text = made(folder).text
-    assert "4096 4096 4096 fp16 700" in text
-    assert "16384 1024 8192 bf16 870" in text
-
-
-def of_rows(folder, method, **result):
-    """Write a benchmark or a tuning whose rows have the keys of a training's lines."""
-    trained = {"memory_peak_gb": 1.0, "mfu": 0.1}
-    rows = [
-        {"batch": 2**n, "loss": 5.0 - n, "tokens_per_second": 1000.0 * n, **trained}
-        for n in (1, 3, 2)
-    ]
-    result |= {"rows": rows, "columns": BATCH_COLUMNS, "figure": "tokens_per_second"}
-    a_run(folder, f"method={method}", **result)
-    clock = [{"step": n, "num_steps": 3, "time_s": float(n)} for n in (1, 2, 3)]
-    return log(folder, *(time | row for time, row in zip(clock, rows, strict=True)))
+        assert wanted in text, wanted
 
 
 @pytest.mark.parametrize(
-    ("method", "said"),
+    ("method", "kind"),
     [("bench/batch_size", {"benchmark": "batch_size"}), ("tune/batch", {"tuning": "batch"})],
 )
-def test_rows_are_no_series(tmp_path, method, said):
-    folder = of_rows(tmp_path / "b", method, **said)
+def test_rows_are_no_series(tmp_path, method, kind):
+    """Rows of a benchmark or a tuning have the keys of a training's lines."""
+    rows = [
+        {"batch": 2**n, "loss": 5.0, "tokens_per_second": 1000.0 * n, "memory_peak_gb": 1.0}
+        for n in (1, 3, 2)
+    ]
+    figures = {"rows": rows, "columns": BATCH_COLUMNS, "figure": "tokens_per_second"}
+    folder = a_run(tmp_path / "b", f"method={method}", **kind, **figures)
+    log(folder, *({"step": n, "num_steps": 3, "time_s": n, **row} for n, row in enumerate(rows)))
     text = made(folder).text
     assert "tokens/s 3,000 the best row" in text
-    assert "MFU" not in text
     assert "memory, most" not in text
-    assert series.others(read(folder)) == ([], {})
+    assert series.others(read(folder)) == []
     training = log(a_run(tmp_path / "t"), *steps(4))
     runs = [read(folder, "A"), read(training, "B")]
     assert {curve.label for chart in series.together(runs) for curve in chart.curves} == {"B"}
-    row = dict(zip(many.results(runs)[0].columns, many.results(runs)[0].rows[0], strict=True))
-    assert {key: cell.text for key, cell in row.items() if cell.text != "–"}.keys() == {
-        "run",
-        "status",
-        "time",
-    }
+    table = many.results(runs)
+    shown = [cell.text != "–" for cell in table.rows[0]]
+    assert [*itertools.compress(table.columns, shown)] == ["run", "status", "time"]
     (folder / "result.json").unlink()  # before it ended
-    assert series.main(read(folder)) == series.others(read(folder))[0] == []
+    assert series.main(read(folder)) == series.others(read(folder)) == []
+    assert "8 5 3,000" in made(folder).text
 
 
 def test_a_tuning(tmp_path):
@@ -209,25 +184,30 @@ def test_a_tuning(tmp_path):
         assert words in text, words
 
 
+TRAINERS = ("training", "generation", "weight sync", "rewards", "waiting")
+
+
+def parts_of_a_step(folder) -> dict[tuple[str, str], str]:
+    table = tables.step_parts(read(folder))
+    return {(row[0].text, row[1].text): f"{row[2].text} {row[3].text}" for row in table.rows}
+
+
 def test_a_step_of_grpo_and_its_server(tmp_path):
-    text = made(log(a_run(tmp_path / "g", "method=grpo"), *steps(8, reward=0.5, **GRPO_STEP))).text
-    assert (
-        "Trainers training 1.2 s (60%) generation 0 s (0%) weight sync 0.1 s (5%) "
-        "rewards 0.3 s (15%) waiting 0.4 s (20%)"
-    ) in text
-    assert (
-        "Generation server generation 1.2 s (60%) weight sync 0.1 s (5%) idle 0.7 s (35%)" in text
-    )
-    assert "0.8 s of generation pass" in text
+    folder = log(a_run(tmp_path / "g", "method=grpo"), *steps(8, **GRPO_STEP))
+    values = ["1.2 60.0%", "0 0.00%", "0.1 5.0%", "0.3 15.0%", "0.4 20.0%"]
+    trainers = {("trainers", name): v for name, v in zip(TRAINERS, values, strict=True)}
+    server = {"generation": "1.2 60.0%", "weight sync": "0.1 5.0%", "idle": "0.7 35.0%"}
+    server_parts = {("generation server", name): value for name, value in server.items()}
+    assert parts_of_a_step(folder) == trainers | server_parts
+    assert "0.8 s of generation pass" in made(folder).text
 
 
-@pytest.mark.parametrize("missing", ["server_s", "train_s"])
-def test_a_step_without_some_of_its_seconds(tmp_path, missing):
-    """Without overlap the server has no bar; without the training's seconds nothing has."""
-    step = {name: seconds for name, seconds in GRPO_STEP.items() if name != missing}
-    text = made(log(a_run(tmp_path / "g", "method=grpo"), *steps(8, **step))).text
-    assert ("Trainers training" in text) is (missing == "server_s")
-    assert "Generation server" not in text
+def test_a_step_without_some_of_its_seconds(tmp_path):
+    """Without overlap the server has no parts; without the training's seconds nothing has."""
+    for missing, processes in (("server_s", {"trainers"}), ("train_s", set())):
+        step = {name: seconds for name, seconds in GRPO_STEP.items() if name != missing}
+        folder = log(a_run(tmp_path / missing, "method=grpo"), *steps(8, **step))
+        assert {process for process, _ in parts_of_a_step(folder)} == processes
 
 
 @pytest.mark.parametrize("steps_a_line", [1, 3])
@@ -241,11 +221,9 @@ def test_steps_of_unequal_length_are_shown_by_their_means(tmp_path, steps_a_line
         for n, row in enumerate(steps(23))
     ]
     rows[:3] = [{**row, "train_s": 100.0, "step_s": 105.0} for row in rows[:3]]
-    text = made(log(a_run(tmp_path / "g", "method=grpo"), *rows)).text
-    assert (
-        "Trainers training 2 s (44%) generation 1.5 s (33%) weight sync 0.5 s (11%) "
-        "rewards 0.25 s (6%) waiting 0.25 s (6%)"
-    ) in text
+    parts = parts_of_a_step(log(a_run(tmp_path / "g", "method=grpo"), *rows))
+    values = ["2 44.4%", "1.5 33.3%", "0.5 11.1%", "0.25 5.6%", "0.25 5.6%"]
+    assert list(parts.values()) == values
 
 
 def test_telemetry_profile_targets_and_energy(tmp_path):
@@ -278,13 +256,13 @@ def test_telemetry_profile_targets_and_energy(tmp_path):
         "accuracy not reached 1 another",
         "energy 0.25 kWh per million tokens",
         "Power W",
-        "600 W throughout",
+        "600 → 600 W",
         "GPU utilization %",
-        "80 % throughout",
+        "80 → 80 %",
         "gemm 12 0.3 25.0%",
         "Modules that compute in fp32, 3.0% of the time",
         "Communication hidden behind them: 2.0%",
-        "idle 40 %",
+        "idle 40.0%",
     ):
         assert wanted in text, wanted
 
@@ -294,14 +272,11 @@ def test_several_runs_differences_first(tmp_path):
     b = log(a_run(tmp_path / "runs/b", "seed=7"), *steps(6))
     seen = made(a, b)
     text = seen.text
-    assert (
-        text.index("Differences in configuration")
-        < text.index("Curves Loss")
-        < text.index("Results run status")
-    )
+    parts = ("Differences in configuration", "Curves Loss", "Results run status")
+    assert sorted(parts, key=text.index) == list(parts)
     assert "seed 0 7" in text
     assert "method.args.learning_rate" in text
-    assert "Code, image, packages and host are the same in all." in text
+    assert "No difference in code, image, packages and host." in text
     assert "A done 4 2 1,000" in text
     assert "B done 6 1.333 1,000" in text
     assert report.parse([str(a), str(b)]).output == tmp_path / "runs/report.html"
@@ -309,22 +284,15 @@ def test_several_runs_differences_first(tmp_path):
 
 def test_runs_of_several_methods_are_compared_within_each(tmp_path):
     """Across methods nearly every key differs, and says nothing."""
-    runs = {
-        "a": ["seed=1"],
-        "b": ["seed=2"],
-        "c": ["method=grpo"],
-        "d": ["method=evaluate"],
-        "e": ["method=evaluate", "method.args.batch_size=7"],
-        "f": ["method=dpo"],
-    }
+    runs = {"a": ["seed=1"], "b": ["seed=2"], "c": ["method=grpo"], "d": ["method=evaluate"]}
+    runs |= {"e": ["method=evaluate", "method.args.batch_size=7"], "f": ["method=dpo"]}
     folders = {
         name: log(a_run(tmp_path / name, *overrides), *steps(4)) for name, overrides in runs.items()
     }
     text = made(*(folders[name] for name in "abcde")).text
-    assert "Differences in configuration: sft key A B seed 1 2 Differences" in text
-    assert "Differences in configuration: evaluate key D E" in text
+    assert "Differences in configuration, sft key A B seed 1 2 Differences" in text
+    assert "Differences in configuration, evaluate key D E" in text
     assert "method.args.batch_size" in text
-    assert "C (grpo)." in text
     assert "method.program" not in text
     text = made(folders["a"], folders["f"]).text
     assert "Differences in configuration key A B" in text
@@ -339,11 +307,7 @@ def test_benchmarks_side_by_side(tmp_path):
 
 def test_sizes_tell_rows_of_a_benchmark_apart(tmp_path):
     """A size may have digits like a measurement; rows without a difference keep their order."""
-    columns = [
-        {"key": "op", "title": "op"},
-        {"key": "bytes", "title": "bytes", "digits": 0},
-        {"key": "us", "title": "us", "digits": 1},
-    ]
+    columns = [{"key": "op"}, {"key": "bytes", "digits": 0}, {"key": "us", "digits": 1}]
     for n in (1, 2):
         rows = [
             {"op": "all_reduce", "bytes": 2**size, "us": float(size * n)} for size in (10, 20, 20)
@@ -362,22 +326,9 @@ def test_a_benchmark_without_a_model_names_none(tmp_path):
     assert not {"model", "data", "adapter"} & set(one.what_ran(run)[0].rows)
 
 
-def test_a_trial_that_left_an_empty_directory(tmp_path):
-    folder = a_sweep(
-        tmp_path,
-        [
-            {"varied": ["seed=1"], "value": 1.0},
-            {"varied": ["seed=2"], "status": "failed", "why": "no disk"},
-        ],
-    )
-    (tmp_path / "runs" / "x" / "1").mkdir()
-    assert "no disk" in made(folder).text
-
-
 def test_a_pipeline(tmp_path):
     folder = a_pipeline(tmp_path / "p", ("base", "evaluate"), ("sft", "sft"), ("after", "evaluate"))
     text = made(folder).text
-    assert "held-out accuracy 75.0% +50.0 points, from 25.0% (1_base)" in text
     assert "3_after 1_base 25.0% 75.0% +50.0" in text
     assert "1_base evaluate done" in text
     assert "step, counted from the pipeline's first model" in text
@@ -400,14 +351,13 @@ GRID = [
 
 
 def test_a_grid(tmp_path):
-    failed = {
-        "varied": ["method.args.learning_rate=fast", "seed=0"],
-        "status": "failed",
-        "why": HOSTILE,
-    }
-    text = made(a_sweep(tmp_path, [*GRID, failed])).text
+    varied = ["method.args.learning_rate=fast", "seed=0"]
+    failed = {"varied": varied, "status": "failed", "why": HOSTILE}
+    folder = a_sweep(tmp_path, [*GRID, failed])
+    (tmp_path / "runs/x/4").mkdir()  # it failed before it wrote a file
+    text = made(folder).text
     assert "best loss 2 trial 2" in text
-    assert "2 (best) 0.001 0 2 done 2" in text
+    assert "2 (best) 1e-3 0 2 done 2" in text
     assert "method.args.learning_rate 99.6% seed 0.44%" in text
     assert "2: learning_rate=1e-3 seed=0" in text  # its run is next to the sweep, not in /gone
     assert HOSTILE in text
@@ -453,9 +403,9 @@ def test_importance_of_a_search_is_optunas(tmp_path):
         trial.status, trial.value = "done", rate
         search.tell(trial)
         trials.append({"varied": trial.varied, "value": rate, "status": "done"})
-    journal = (folder / "journal.log").read_bytes()
-    (folder / "journal.log").write_bytes(journal + b'{"op_co')  # it is being written
-    shares = sweeps.of_search(folder)
+    with (folder / "journal.log").open("ab") as journal:
+        journal.write(b'{"op_co')  # it is being written
+    shares = importances(folder / "journal.log")
     assert shares["learning_rate"] > 0.5
     assert sum(shares.values()) == pytest.approx(1)
     rows = [vars(Trial(n, **trial)) for n, trial in enumerate(trials)]
@@ -466,7 +416,6 @@ def test_importance_of_a_search_is_optunas(tmp_path):
 
 
 def test_levels_and_pass_at_k_of_rafts_cycles(tmp_path):
-    """A level that a cycle drew no prompt of has a share of 0 there, and no pass rate."""
     folder = a_pipeline(
         tmp_path / "p",
         ("cycle1_sample", "sample"),
@@ -474,16 +423,10 @@ def test_levels_and_pass_at_k_of_rafts_cycles(tmp_path):
         ("cycle2_sample", "sample"),
     )
     first, second = {"pass_rate": 0.5, "num_prompts": 6}, {"pass_rate": 0.25, "num_prompts": 2}
-    for name, groups in (
-        ("1_cycle1_sample", {"1": first}),
-        ("3_cycle2_sample", {"1": first, "2": second}),
-    ):
+    samples = {"1_cycle1_sample": {"1": first}, "3_cycle2_sample": {"1": first, "2": second}}
+    for name, groups in samples.items():
         change(folder / name / "result.json", by_level=groups, pass_at_k={"1": 0.4, "2": 0.6})
-    runs = [
-        read(folder / name, name)
-        for name in ("1_cycle1_sample", "2_cycle1_train", "3_cycle2_sample")
-    ]
-    charts = {chart.title: chart for chart in series.phases(runs)}
+    charts = {c.title: c for c in series.phases([read(folder / name, name) for name in samples])}
     shares = "Share of each level in a cycle's prompts"
     drawn = {
         title: {curve.label: curve.points for curve in chart.curves}
@@ -491,7 +434,7 @@ def test_levels_and_pass_at_k_of_rafts_cycles(tmp_path):
     }
     assert drawn[shares] == {
         "level 1": ([1.0, 2.0], [100.0, 75.0]),
-        "level 2": ([1.0, 2.0], [0.0, 25.0]),
+        "level 2": ([2.0], [25.0]),
     }
     assert drawn["Pass rate of each level"] == {
         "level 1": ([1.0, 2.0], [50.0, 50.0]),
@@ -500,12 +443,7 @@ def test_levels_and_pass_at_k_of_rafts_cycles(tmp_path):
     assert drawn["pass@k of each cycle's samples"] == {
         name: ([1.0, 2.0], [40.0, 60.0]) for name in ("1_cycle1_sample", "3_cycle2_sample")
     }
-    text = made(folder).text
-    assert shares in text
-    change(
-        folder / "3_cycle2_sample/result.json", by_level={"1": first, "2": "many"}
-    )  # of a hand that edited it
-    assert shares not in made(folder).text
+    assert shares in made(folder).text
 
 
 def test_a_sweep_of_a_benchmark_shows_its_rows(tmp_path):
@@ -527,11 +465,7 @@ def test_a_sweep_of_a_benchmark_shows_its_rows(tmp_path):
         assert words in text, words
     assert "No trial has logged a curve" not in text
     assert "best of 2 trials" not in text
-    more = [
-        {"varied": [f"seed={n}"], "status": "waiting", "run_dir": "x" * 300} for n in range(2, 9)
-    ]
-    change(
-        folder / "sweep.json",
-        trials=[*json_files.read_json(folder / "sweep.json")["trials"], *more],
-    )
+    trials = json_files.read_json(folder / "sweep.json")["trials"]
+    waiting = {"number": 2, "varied": ["seed=3"], "status": "waiting", "run_dir": "x" * 300}
+    change(folder / "sweep.json", trials=trials + 7 * [waiting])
     assert "The 2 best of 9 trials." in made(folder).text

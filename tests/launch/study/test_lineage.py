@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.study.lineage import Phase, cycles, gains, lines, steps_before
+from launch.study.lineage import Phase, cycles, gains, lines, points, steps_before
 
 RUN = Path("/runs/p/20261122-101500-abc")
 
@@ -41,8 +41,8 @@ TREE = [  # two methods from one SFT, whose evaluation is the first of one of th
 
 def found(phases: list[Phase]) -> dict[str, tuple[str | None, float | None]]:
     return {
-        g.phase.name: (g.before and g.before.name, g.points and round(g.points, 6))
-        for g in gains(phases)
+        phase.name: (before.name, round(points(phase, before), 6)) if before else (None, None)
+        for phase, before in gains(phases)
     }
 
 

@@ -89,16 +89,15 @@ def test_phases_of_odd_shape(launch, phases, said):
     assert [words for words in said if words not in done.err] == []
 
 
-@pytest.mark.parametrize("name", ["../escape", "/abs"])
 @pytest.mark.parametrize(
     "given",
     [TWO, ["hardware=cpu", "method=raft"], ["-m", "seed=0,1", *TWO]],
     ids=["phases", "raft", "sweep"],
 )
-def test_a_pipeline_leaves_its_run_root_by_no_name(launch, tmp_path, name, given):
-    done = launch(*given, f"name={name}", f"run_root={tmp_path}/inner", "mode=plan")
+def test_a_pipeline_leaves_its_run_root_by_no_name(launch, tmp_path, given):
+    done = launch(*given, "name=../escape", f"run_root={tmp_path}/inner", "mode=plan")
     assert done.code == 2
-    assert f"name={name}: not allowed. Use: " in done.err
+    assert "name=../escape: not allowed. Use: " in done.err
     assert list(tmp_path.iterdir()) == []
 
 
@@ -137,36 +136,20 @@ TOPOLOGIES = (
 def test_each_phase_has_its_own_topology_on_eight_gpus():
     found = plans("hardware=mi300x", "model=qwen3_4b", TOPOLOGIES)
     gpus = {
-        name: {process.name: process.gpus for process in plan.processes}
-        for name, plan in found.items()
+        name: sorted(process.gpus for process in plan.processes) for name, plan in found.items()
     }
-    assert list(gpus) == ["sft", "grpo", "evaluate", "export"]
-    assert list(gpus["sft"].values()) == [list(range(8))]
-    assert sorted(gpus["grpo"].values()) == [[0], list(range(1, 8))]
-    assert list(gpus["evaluate"].values()) == [list(range(8))]
-    assert list(gpus["export"].values()) == [[]]
-    strategies = {
-        name: (plan.config.topology.name, plan.config.topology.strategy)
-        for name, plan in found.items()
-    }
-    assert strategies == {
-        "sft": ("fsdp", "fsdp"),
-        "grpo": ("split", "ddp"),
-        "evaluate": ("ddp", "ddp"),
-        "export": ("single", "none"),
+    eight = list(range(8))
+    assert gpus == {
+        "sft": [eight],
+        "grpo": [[0], eight[1:]],  # a server and seven that train
+        "evaluate": [eight],
+        "export": [[]],
     }
     taken = [plan.config.model.path for plan in found.values()]
-    assert taken == [
-        None,
-        "/runs/p/1/1_sft/model",
-        "/runs/p/1/2_grpo/model",
-        "/runs/p/1/2_grpo/model",
-    ]
-    assert [name for name, plan in found.items() if as_json(plan)["memory"]] == [
-        "sft",
-        "grpo",
-        "evaluate",
-    ]
+    grpo = "/runs/p/1/2_grpo/model"
+    assert taken == [None, "/runs/p/1/1_sft/model", grpo, grpo]
+    with_memory = [name for name, plan in found.items() if as_json(plan)["memory"]]
+    assert with_memory == ["sft", "grpo", "evaluate"]
 
 
 def test_no_phase_starts_where_a_later_one_does_not_fit(tmp_path, monkeypatch):
@@ -174,14 +157,8 @@ def test_no_phase_starts_where_a_later_one_does_not_fit(tmp_path, monkeypatch):
         "phases=[{name: a, overrides: ['topology=fsdp']},"
         " {name: big, model_from: a, overrides: ['topology=single']}]"
     )
-    given = [
-        "hardware=mi300x",
-        "model=qwen3_32b",
-        phases,
-        f"run_root={tmp_path}",
-        "runtime=local",
-        "preflight=refuse",
-    ]
+    given = ["hardware=mi300x", "model=qwen3_32b", phases, f"run_root={tmp_path}"]
+    given += ["runtime=local", "preflight=refuse"]
     monkeypatch.setattr(pipeline.detect, "host", lambda python: host_with(8))
     monkeypatch.setattr(
         "launch.checks.preflight.check", lambda plan, host: None
@@ -201,14 +178,10 @@ def test_a_pipeline_ends_with_one_json_object(tmp_path, capsys, phases_that_end)
     pipeline.run(compose(given), Request(given))
     [run_dir] = (tmp_path / "p").iterdir()
     of_phase = {
-        name: {"run_dir": str(run_dir / name), "exit_code": 0, "result": {"status": "done"}}
+        name[2:]: {"run_dir": str(run_dir / name), "exit_code": 0, "result": {"status": "done"}}
         for name in ("1_a", "2_b")
     }
-    whole = {
-        "run_dir": str(run_dir),
-        "exit_code": 0,
-        "phases": {"a": of_phase["1_a"], "b": of_phase["2_b"]},
-    }
+    whole = {"run_dir": str(run_dir), "exit_code": 0, "phases": of_phase}
     assert json.loads(capsys.readouterr().out) == whole
 
 
@@ -272,29 +245,19 @@ def test_a_phase_that_is_composed_otherwise_now_is_not_gone_on_with(
     assert json.loads((first / "record.json").read_text())["status"] == "interrupted"
 
 
-@pytest.mark.parametrize("edited", [{"status": "failed"}, {"composition": "x"}])
-def test_a_phase_whose_record_was_edited_is_not_gone_on_with(
-    tmp_path, capsys, phases_that_end, edited
-):
-    started, asked = phases_that_end
-    given, first = stopped_in_a(tmp_path, asked)
-    json_files.write_json(
-        first / "1_a/record.json", {**json_files.read_json(first / "1_a/record.json"), **edited}
-    )
-    asked.clear()
+def test_a_phase_whose_record_was_edited_is_not_resumed(tmp_path, capsys, phases_that_end):
+    started, signals = phases_that_end
+    given, first = stopped_in_a(tmp_path, signals)
+    record = first / "1_a/record.json"
+    json_files.write_json(record, {**json_files.read_json(record), "status": "failed"})
+    signals.clear()
     named = [*given, f"resume={first}"]
-    with pytest.raises(
-        UserError,
-        match=r"a: its record.json cannot be trusted \(sha256: .*resume=never",
-    ):
+    with pytest.raises(UserError, match=r"a: its record.json cannot be trusted .*resume=never"):
         pipeline.run(compose(named), Request(named))
     assert pipeline.run(compose(given), Request(given)) == EXIT_DONE
     assert started == ["1_a", "1_a", "2_b"]
-    assert (
-        "phases changed since it began: a: its record.json cannot be trusted"
-        in capsys.readouterr().out
-    )
-    (first / "1_a/record.json").write_text("{")
+    assert "a: its record.json cannot be trusted" in capsys.readouterr().out
+    record.write_text("{")
     with pytest.raises(UserError, match="a: its record.json is damaged"):
         pipeline.run(compose(named), Request(named))
 
@@ -396,10 +359,6 @@ def test_a_warning_of_several_phases_is_said_once_with_their_names(launch):
     assert [line for line in printed["warnings"] if "expandable_segments hangs" in line] == said
 
 
-def ended(plan, **result):
-    json_files.write_json(plan.run_dir / "result.json", {"status": "done", **result})
-
-
 def test_the_summary_says_what_each_lineage_gained(tmp_path):
     given = ["experiment=tiny_learning"]
     found = pipeline.make_plans(
@@ -407,10 +366,9 @@ def test_the_summary_says_what_each_lineage_gained(tmp_path):
     )
     accuracy = {"raft_cycle0_evaluate": 0.5, "raft_cycle1_evaluate": 0.65}
     accuracy |= {"raft_cycle2_evaluate": 0.7, "grpo_evaluated": 0.6, "dpo_evaluated": 0.45}
-    for name, plan in found.items():
-        ended(
-            plan, **({"accuracy": accuracy[name], "data_sha256": "x"} if name in accuracy else {})
-        )
+    for name, value in accuracy.items():
+        result = {"status": "done", "accuracy": value, "data_sha256": "x"}
+        json_files.write_json(found[name].run_dir / "result.json", result)
     said = phase_curves.show_all(tmp_path / "p" / "1", list(found.values())).splitlines()
     folder = {name: plan.run_dir.name for name, plan in found.items()}
     on_sft = folder["raft_cycle0_evaluate"]

@@ -6,7 +6,7 @@ import pytest
 
 from launch.config.request import Request
 from launch.core.errors import HostError
-from launch.study.pool import at_once, environment_of, pack
+from launch.study.pool import at_once, blocks, environment_of
 from launch.study.trials import prepared
 from tests.conftest import host_with
 
@@ -15,31 +15,18 @@ ONE_GPU = ["hardware=mi300x", "model=qwen3_4b", "topology=single"]
 
 
 @pytest.mark.parametrize(
-    ("gpus", "busy", "wanted", "given"),
+    ("gpus", "size", "sets"),
     [
-        (EIGHT, [], 1, [0]),
-        (EIGHT, [0, 1, 2], 1, [3]),
-        (EIGHT, EIGHT, 1, None),
-        (EIGHT, [], 2, [0, 1]),
-        (EIGHT, [1], 2, [2, 3]),  # 0 is free, and 0,2 are no neighbours
-        (EIGHT, [0], 4, [4, 5, 6, 7]),
-        (EIGHT, [3, 4], 4, None),
-        (EIGHT, [0, 1, 2, 3, 4, 5], 3, None),
-        ([2, 3, 6, 7], [2, 3], 2, [6, 7]),  # the user's own mask
-        ([5], [], 2, None),
+        (EIGHT, 1, [[n] for n in EIGHT]),
+        (EIGHT, 3, [[0, 1, 2], [3, 4, 5]]),
+        (EIGHT, 8, [EIGHT]),
+        ([2, 3, 6, 7], 2, [[2, 3], [6, 7]]),  # the user's own mask
+        ([5], 2, [[]]),
+        ([], 0, [[]]),
     ],
 )
-def test_pack(gpus, busy, wanted, given):
-    assert pack(gpus, busy, wanted) == given
-
-
-@pytest.mark.parametrize("wanted", [1, 3, 8])
-def test_trials_that_run_together_share_no_gpu(wanted):
-    busy: list[int] = []
-    while block := pack(EIGHT, busy, wanted):
-        assert len(block) == wanted
-        busy += block
-    assert len(busy) == len(set(busy)) == 8 // wanted * wanted
+def test_trials_that_run_together_share_no_gpu(gpus, size, sets):
+    assert blocks(gpus, size) == sets
 
 
 @pytest.mark.parametrize(
@@ -63,26 +50,19 @@ def test_a_trial_sees_its_own_gpus_only():
     trial = prepared(Request(ONE_GPU), host)
     assert trial.num_gpus == 1
     assert trial.gpus_here(host, planned=False) == [2, 3, 6, 7]
-    assert environment_of(trial, [6], 4, host) == {
-        "HIP_VISIBLE_DEVICES": "6",
-        "OMP_NUM_THREADS": "16",
-    }
+    env = {"HIP_VISIBLE_DEVICES": "6", "OMP_NUM_THREADS": "16"}
+    assert environment_of(trial, [6], 4, host) == env
     narrowed = host_with(8, **environment_of(trial, [6], 4, host))
     assert prepared(Request(ONE_GPU), narrowed).plans[0].processes[-1].gpus == [6]
 
 
-def test_a_trial_of_several_gpus_is_counted_whole():
-    host = host_with(8)
-    assert (
-        prepared(Request(["hardware=mi300x", "model=qwen3_4b", "method=grpo"]), host).num_gpus == 8
-    )  # a server and seven that train
-    assert (
-        prepared(
-            Request(["hardware=mi300x", "model=qwen3_4b", "topology=ddp", "topology.num_gpus=2"]),
-            host,
-        ).num_gpus
-        == 2
-    )
+@pytest.mark.parametrize(
+    ("overrides", "num_gpus"),
+    [(["method=grpo"], 8), (["topology=ddp", "topology.num_gpus=2"], 2)],  # a server and 7 ranks
+)
+def test_a_trial_of_several_gpus_is_counted_whole(overrides, num_gpus):
+    trial = prepared(Request([*ONE_GPU[:2], *overrides]), host_with(8))
+    assert trial.num_gpus == num_gpus
 
 
 def test_on_a_cpu_a_trial_takes_no_gpu_and_alone_keeps_all_cores():
@@ -96,10 +76,8 @@ def test_on_a_cpu_a_trial_takes_no_gpu_and_alone_keeps_all_cores():
 
 def test_a_trial_of_slurm_gets_nothing_of_this_machine():
     host = host_with(0)
-    assert (
-        environment_of(prepared(Request(["hardware=cpu", "runtime=slurm"]), host), [], 4, host)
-        == {}
-    )
+    trial = prepared(Request(["hardware=cpu", "runtime=slurm"]), host)
+    assert environment_of(trial, [], 4, host) == {}
 
 
 def test_a_mask_of_the_users_that_names_no_index_is_refused():

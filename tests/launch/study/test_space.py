@@ -82,11 +82,11 @@ def test_a_space_of_lists_is_tried_whole_where_the_trials_are_enough():
 
 
 def test_ranges_reach_optuna_as_they_are():
-    whole = Parameter(key="method.args.warmup_steps", low=1, high=50, integer=True)
-    found = sweep_space.distributions(space(rate=RATE, warmup=whole, rank=RANK))
-    assert (found["rate"].low, found["rate"].high, found["rate"].log) == (1e-6, 1e-3, True)
-    assert (found["warmup"].low, found["warmup"].high) == (1, 50)
-    assert found["rank"].choices == ("8", "16")
+    whole = Parameter(key="method.args.warmup_steps", low=0.5, high=50, integer=True)
+    rate, warmup, rank = map(sweep_space.distribution, (RATE, whole, RANK))
+    assert (rate.low, rate.high, rate.log) == (1e-6, 1e-3, True)
+    assert (warmup.low, warmup.high) == (1, 50)
+    assert rank.choices == ("8", "16")
 
 
 @pytest.mark.parametrize(
@@ -94,16 +94,12 @@ def test_ranges_reach_optuna_as_they_are():
     [
         (space(), "needs sweep.space"),
         (space(metric=None, rate=RATE), "and sweep.metric"),
-        (space(x=Parameter(key="seed", values=[])), "sweep.space.x: values=[]"),
-        (space(x=Parameter(key="seed")), "sweep.space.x: has no values"),
-        (space(x=Parameter(key="seed", low=1.0)), "sweep.space.x: has no values"),
-        (space(x=Parameter(key="seed", values=[1], low=1.0)), "values and a range"),
-        (space(x=Parameter(key="seed", low=2.0, high=2.0)), "an empty range"),
-        (
-            space(x=Parameter(key="seed", low=0.0, high=2.0, log=True)),
-            "low=0 with log=true",
-        ),
-        (space(x=Parameter(key="seed", low=0.5, high=2.0, integer=True)), "integer=true"),
+        (space(x=Parameter(key="seed", values=[])), "sweep.space.x: "),
+        (space(x=Parameter(key="seed")), "sweep.space.x: needs values"),
+        (space(x=Parameter(key="seed", low=1.0)), "sweep.space.x: needs values"),
+        (space(x=Parameter(key="seed", values=[1], low=1.0)), "sweep.space.x: needs values"),
+        (space(x=Parameter(key="seed", low=2.0, high=1.0)), "sweep.space.x: `low <= high`"),
+        (space(x=Parameter(key="seed", low=0.0, high=2.0, log=True)), "sweep.space.x: `low > 0`"),
         (space(x=Parameter(key="adapter.rnak", values=[1])), "Did you mean adapter.rank"),
         (
             space(x=Parameter(key="adapter", values=["lora", "lorra"])),

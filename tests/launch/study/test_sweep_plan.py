@@ -27,9 +27,8 @@ def sweep_commands() -> list[str]:
     for file in FILES:
         for line in file.read_text().splitlines():
             if "python launch/run.py -m " in line and "<" not in line:
-                found.add(
-                    line.split("python launch/run.py ", 1)[1].split("  #")[0].split("`")[0].strip()
-                )
+                command = line.split("python launch/run.py ", 1)[1]
+                found.add(command.split("  #")[0].split("`")[0].strip())
     return sorted(found)
 
 
@@ -50,52 +49,46 @@ def test_every_sweep_has_its_command():
     }
 
 
-def test_the_plan_of_a_search(launch):
+@pytest.fixture
+def planned(launch):
+    def call(*overrides: str) -> dict:
+        return json.loads(launch("-m", *overrides, "mode=plan", "format=json").out)
+
+    return call
+
+
+def test_the_plan_of_a_search(launch, planned, monkeypatch):
     done = launch("-m", "sweep=grpo", *ONE_GPU, "mode=plan")
     assert done.code == 0
     for words in (
         "method.args.num_generations",
-        "4, 8, 16",
+        "[4, 8, 16]",
         "24 trials, to maximize reward, 8 at once, each on 1 GPU(s): 0; 1; 2; 3",
     ):
         assert words in done.out
-
-
-def test_the_plan_of_a_search_as_json(launch, monkeypatch):
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "2,3,6,7")
-    done = launch(
-        "-m",
-        "sweep=lora_rank",
-        "hardware=mi300x",
-        "model=qwen3_4b",
-        "topology=ddp",
-        "topology.num_gpus=2",
-        "mode=plan",
-        "format=json",
-    )
-    plan = json.loads(done.out)
+    two_gpus = ["hardware=mi300x", "model=qwen3_4b", "topology=ddp", "topology.num_gpus=2"]
+    plan = planned("sweep=lora_rank", *two_gpus)
     assert (plan["at_once"], plan["gpu_sets"], plan["num_trials"]) == (2, [[2, 3], [6, 7]], 20)
     assert plan["space"]["rank"]["values"] == [8, 16, 32, 64, 128]
     assert plan["first"]["adapter"] == "lora"
     assert Path(plan["directory"]).parent.name == "sweeps"
 
 
-def test_the_plan_of_a_grid_names_every_trial(launch):
-    plan = json.loads(
-        launch("-m", "hardware=cpu", "seed=0,1", "model=tiny", "mode=plan", "format=json").out
-    )
+def test_the_plan_of_a_grid_names_every_trial(planned):
+    plan = planned("hardware=cpu", "seed=0,1", "model=tiny")
     assert [trial["varied"] for trial in plan["trials"]] == [["seed=0"], ["seed=1"]]
     assert (plan["at_once"], plan["gpu_sets"]) == (1, [])
 
 
-def test_trials_that_cannot_run_are_named(launch):
-    grid = ["-m", "hardware=mi300x", "topology=ddp", "model=qwen3_4b,llama3_1_70b", "speed=off"]
-    done = launch(*grid, "mode=plan")
+def test_trials_that_cannot_run_are_named(launch, planned):
+    grid = ["hardware=mi300x", "topology=ddp", "model=qwen3_4b,llama3_1_70b", "speed=off"]
+    done = launch("-m", *grid, "mode=plan")
     assert done.code == 0  # as of one plan that does not fit
     assert "! [1] trainers: 1417.5 GB needed on each of its GPUs" in done.out
-    plan = json.loads(launch(*grid, "seed=1,x", "mode=plan", "format=json").out)
+    plan = planned(*grid, "seed=1,x")
     assert (list(plan["refused"]), list(plan["lacking"])) == (["1", "3"], ["2"])
-    refused = launch(*grid, "seed=1,x", "mode=plan")
+    refused = launch("-m", *grid, "seed=1,x", "mode=plan")
     assert refused.code == 2
     assert "[1] seed: Value 'x'" in refused.err
 
@@ -109,99 +102,55 @@ def test_a_long_grid_is_planned_as_far_as_it_says(launch, monkeypatch):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (["runtime=slurm"], "one after another, each a Slurm job (sweep.parallel=N"),
-        (["runtime=slurm", "sweep.parallel=2"], "2 at once, each a Slurm job, in"),
-        (
-            ["hydra/launcher=submitit_slurm"],
-            "a job for each, all handed to hydra/launcher=submitit_slurm, in",
-        ),
-        (
-            ["topology=single,ddp"],
-            "4 trials, as many at once as there is room for, each on 1 or 8 GPU(s), in",
-        ),
-        (["hardware=cpu", "model=tiny"], "one after another on the CPU, in"),
+        (["runtime=slurm", "sweep.parallel=2"], "2 trials, 2 at once, in"),
+        (["hydra/launcher=submitit_slurm"], "handed to hydra/launcher=submitit_slurm, in"),
+        (["topology=single,ddp"], "4 trials, each on 1 or 8 GPU(s), in"),
     ],
 )
 def test_where_trials_run_is_said(launch, given, said):
-    assert (
-        said
-        in launch("-m", "hardware=mi300x", "model=qwen3_4b", "seed=0,1", *given, "mode=plan").out
-    )
+    grid = ["hardware=mi300x", "model=qwen3_4b", "seed=0,1", *given]
+    assert said in launch("-m", *grid, "mode=plan").out
 
 
-def test_the_same_sweep_has_the_same_directory_and_another_has_another(launch):
+def test_the_same_sweep_has_the_same_directory_and_another_has_another(planned):
     def directory(*overrides: str) -> str:
-        return json.loads(
-            launch("-m", "sweep=grpo", *ONE_GPU, *overrides, "mode=plan", "format=json").out
-        )["directory"]
+        return planned("sweep=grpo", *ONE_GPU, *overrides)["directory"]
 
-    assert directory() == directory("sweep.num_trials=99", "sweep.parallel=2", "verbose=true")
-    assert (
-        len(
-            {
-                directory(),
-                directory("seed=1"),
-                directory("sweep.metric=kl"),
-                directory("sweep.space.kl.values=[0.0]"),
-            }
-        )
-        == 4
-    )
+    same = directory("sweep.num_trials=99", "sweep.parallel=2", "verbose=true")
+    others = map(directory, ("seed=1", "sweep.metric=kl", "sweep.space.kl.values=[0.0]"))
+    assert directory() == same
+    assert len({same, *others}) == 4
 
 
-def test_the_command_lines_own_value_wins_over_the_sweeps(launch):
-    plan = json.loads(
-        launch(
-            "-m",
-            "sweep=grpo",
-            *ONE_GPU,
-            "method.args.per_device_train_batch_size=32",
-            "mode=plan",
-            "format=json",
-        ).out
-    )
+def test_the_command_lines_own_value_wins_over_the_sweeps(planned):
+    plan = planned("sweep=grpo", *ONE_GPU, "method.args.per_device_train_batch_size=32")
     assert plan["first"]["trainer_args"]["per_device_train_batch_size"] == 32
 
 
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
-        (["sweep=grpo"], "Put -m before it"),
-        (
-            ["sweep.num_trials=5", "hardware=cpu"],
-            "sweep.num_trials=5: ",
-        ),
-        (["-m", "sweep=grpo", *ONE_GPU, "method=sft"], "method.args.num_generations=8: "),
-        (["-m", "sweep=grpo", "seed=0,1"], "seed=0: is for a grid"),
-        (["-m", "sweep=grpo", "method.args.beta=0.1"], "'~sweep.space.kl'"),
-        (
-            ["-m", "sweep=grpo", "hydra/launcher=submitit_local"],
-            "hydra/launcher=submitit_local: is for a grid",
-        ),
-        (
-            ["-m", "sweep=grpo", "sweep.space.k.values=[1]"],
-            "Did you mean kl?",
-        ),
-        (
-            ["-m", "sweep=grpo", "sweep.space.kl.valeus=[1]"],
-            "no key 'valeus' in sweep.space.kl. Did you mean sweep.space.kl.values",
-        ),
-        (
-            ["-m", "sweep=grpo", "sweep.space.kl.key=method.args.betta"],
-            "no such argument. Did you mean beta",
-        ),
-        (["-m", "sweep=grpo", "sweep.num_trials=0"], "sweep.num_trials=0: out of range"),
-        (["-m", "seed=0,1", "resume=there"], "resume=there: "),
-        (["-m", "seed=0,1", "hydra/sweeper=optuna"], "hydra/sweeper=optuna: "),
-        (["-m", "seed=0,1", "sweep.metric=accuracy"], "Use: sweep.direction=maximize"),
-        (["-m", "seed=0,1", "data.preview=1"], "data.preview: "),
-        (["-m", "seed=0,1", "format=text,json"], "format=text, ...: several values"),
-        (["-m", "seed=interval(0,1)"], "seed=interval(0,1): "),
-        (["-m", "seed=0,1", "--config-dir=x"], "--config-dir=x"),
-    ],
-)
+REFUSED = {
+    "sweep=grpo": "Put -m before it",
+    "sweep.num_trials=5 hardware=cpu": "sweep.num_trials=5: ",
+    "-m sweep=grpo hardware=mi300x model=qwen3_4b method=sft": "method.args.num_generations=8: ",
+    "-m sweep=grpo seed=0,1": "seed=0: is for a grid",
+    "-m sweep=grpo method.args.beta=0.1": "'~sweep.space.kl'",
+    "-m sweep=grpo hydra/launcher=submitit_local": "hydra/launcher=submitit_local: is for a grid",
+    "-m sweep=grpo sweep.space.k.values=[1]": "Did you mean kl?",
+    "-m sweep=grpo sweep.space.kl.valeus=[1]": "Did you mean sweep.space.kl.values",
+    "-m sweep=grpo sweep.space.kl.key=method.args.betta": "Did you mean beta",
+    "-m sweep=grpo sweep.num_trials=0": "sweep.num_trials=0: ",
+    "-m seed=0,1 resume=there": "resume=there: ",
+    "-m seed=0,1 hydra/sweeper=optuna": "hydra/sweeper=optuna: ",
+    "-m seed=0,1 sweep.metric=accuracy": "Use: sweep.direction=maximize",
+    "-m seed=0,1 data.preview=1": "data.preview: ",
+    "-m seed=0,1 format=text,json": "format=text, ...: several values",
+    "-m seed=interval(0,1)": "seed=interval(0,1): ",
+    "-m seed=0,1 --config-dir=x": "--config-dir=x",
+}
+
+
+@pytest.mark.parametrize(("overrides", "said"), REFUSED.items(), ids=REFUSED)
 def test_refused_before_anything_is_made(launch, tmp_path, overrides, said):
-    done = launch(*overrides, "mode=plan")
+    done = launch(*overrides.split(), "mode=plan")
     assert (done.code, done.out) == (2, "")
     assert said in done.err
     assert list(tmp_path.iterdir()) == []
@@ -228,12 +177,7 @@ def test_figures_are_those_of_the_end_and_of_the_last_step(tmp_path):
     ("better", "name", "value"), [(True, "most_tflops", 9.5), (False, "least_tflops", 7.0)]
 )
 def test_a_grid_of_a_benchmark_is_shown_by_its_best_row(tmp_path, better, name, value):
-    rows = [
-        {"tflops": 7.0},
-        {"tflops": None, "error": "no memory"},
-        {"tflops": math.nan},
-        {"tflops": 9.5},
-    ]
+    rows = [{"tflops": value} for value in (7.0, None, math.nan, 9.5)]
     (tmp_path / "metrics.jsonl").write_text('{"step": 3, "tflops": 9.5, "loss": 1.0}\n')
     content = {"figure": "tflops", "higher_is_better": better, "rows": rows, "benchmark": "gemm"}
     (tmp_path / "result.json").write_text(json.dumps(content))
