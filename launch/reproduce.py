@@ -34,6 +34,7 @@ from launch.plan.resuming import recorded_config
 VARIES = {
     "time_s", "step_s", "tokens_per_second", "tokens_per_second_per_gpu", "tflops_per_gpu", "mfu",
     "memory_peak_gb", "generation_s", "wait_s", "sync_s", "reward_s", "train_s", "server_s",
+    "transfer_s",
     "verification_s", "eval_s",
 }
 # fmt: on

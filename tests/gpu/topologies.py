@@ -25,7 +25,7 @@ from tests.gpu.jobs import WARM_UP, Job, rows_of, run, step_s
 STEPS = {"fp32": 6, "bf16": 10, "grpo": 8}
 TOKENS = 2048  # of an SFT row
 # All but the last sum to a step.
-SHARES = ("generation_s", "wait_s", "sync_s", "reward_s", "train_s", "server_s")
+SHARES = ("generation_s", "wait_s", "sync_s", "reward_s", "train_s", "server_s", "transfer_s")
 SFT_BATCH, GRPO_BATCH = 32, 96  # sequences of a step, of all ranks together
 SERVED = "topology.server_max_length=1024"
 
