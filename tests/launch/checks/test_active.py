@@ -164,9 +164,8 @@ def test_processes(hardware, dtype, tmp_path):
     has_gpus = group.vendor != Vendor.none
     gpus = tuple(Gpu("test", group.gfx, None, None, hardware) for _ in range(4 * has_gpus))
     known = gather(detect.Host("python3", 8, gpus=gpus, environ=environ), group)
-    config, visible = measuring._composed(known)
-    process = measuring._process(config, known, visible, force=True, folder=tmp_path)
-    assert visible == ((1, 3) if has_gpus else ())
+    process = measuring.process_of(known, force=True, folder=tmp_path)
+    assert process.gpus == ([1, 3] if has_gpus else [])
     assert process.argv[:3] == ["python3", "-m", "torch.distributed.run"]
     assert process.argv[process.argv.index("--nproc-per-node") + 1] == "2"
     assert process.argv[-1] == "--force"
