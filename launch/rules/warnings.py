@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launch.estimate.memory import generates_with_vllm, makes_fp32
+from launch.estimate.training import generates_with_vllm, makes_fp32
 from launch.machine import placement
 from launch.rules.evaluate import evaluate_warnings
 from launch.rules.slurm import slurm_warnings

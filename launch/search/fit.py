@@ -20,7 +20,7 @@ from launch.config.wording import groups
 from launch.core.errors import HostError, UserError
 from launch.estimate import margin, memory
 from launch.estimate.batch import ACCUMULATION, batch
-from launch.estimate.reference import has_reference
+from launch.estimate.training import OPTIMIZERS, has_reference
 from launch.inputs.adapter_files import check_adapter
 from launch.machine import placement
 from launch.machine.detect import Host
@@ -199,7 +199,7 @@ def _remedies(config: Config) -> Iterator[Remedy]:
         if topology.strategy == strategy and not leaf(config, f"topology.{key}"):
             yield [f"topology.{key}=true"], f"{cost}, slower: the host holds {what}"
     # bitsandbytes supports the GPUs that have nf4. Sharded moments are small anyway.
-    has_optim = "optim" in known(config) and memory.OPTIMIZERS.get(value(config, "optim")) == 2
+    has_optim = "optim" in known(config) and OPTIMIZERS.get(value(config, "optim")) == 2
     if whole and replicated and has_nf4 and has_optim:
         yield ["method.args.optim=adamw_8bit"], "AdamW's moments are rounded to 8 bits"
     if precision.weights == "fp32" and precision.compute == "bf16":
