@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from launch.estimate import training
+from launch.estimate.activations import micro_step
 from launch.estimate.batch import batch
 from launch.inputs import engine_args
 from launch.machine import placement
@@ -144,4 +145,4 @@ def _scattered_bytes(config: Config) -> float:
         return 0.0
     if maps_pages and vendor == Vendor.nvidia:
         return 0.0
-    return training.micro_step(config, batch(config)).scattered()
+    return micro_step(config, batch(config)).scattered()

@@ -11,14 +11,13 @@ from __future__ import annotations
 import math
 
 from launch.estimate import adapted
-from launch.estimate.activations import MicroStep, Numerics
+from launch.estimate.activations import MicroStep, Numerics, micro_step
 from launch.estimate.batch import Batch, batch, generation_batch
 from launch.estimate.traffic import TRAFFIC, traffic
 from launch.estimate.training import (
     compares,
     generates_with_vllm,
     has_reference,
-    micro_step,
     stepped_bytes,
     width,
 )
@@ -248,12 +247,18 @@ def extra_forwards(config: Config) -> float:
     of_reference = compares(config) and not argument(config, "precompute_ref_log_probs")
     if not config.method.generates:
         return float(of_reference)
-    # The policy that sampled differs from the step's if a generation serves several steps, or a
-    # part of one.
-    size, iterations = batch(config), int(value(config, "num_iterations"))
+    iterations = int(value(config, "num_iterations"))
+    return (of_reference + scores_apart(config)) / iterations
+
+
+def scores_apart(config: Config) -> bool:
+    """Return whether the policy that sampled differs from the step's.
+
+    It does if a generation serves several steps, or a part of one.
+    """
+    size = batch(config)
     micro_steps = max(1, generation_batch(config) // (size.per_device * size.ranks))
-    scores_apart = size.accumulation % (micro_steps * iterations) != 0
-    return (of_reference + scores_apart) / iterations
+    return size.accumulation % (micro_steps * int(value(config, "num_iterations"))) != 0
 
 
 def _host_s(config: Config, size: Batch, micro: dict[str, float], optimizer_s: float) -> float:

@@ -9,17 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from launch.estimate import adapted
-from launch.estimate.activations import MicroStep, Numerics
-from launch.estimate.adapted import Adapted
+from launch.estimate.activations import BYTES, SHARDED, MicroStep, Numerics, micro_step
 from launch.estimate.batch import Batch, batch, evaluation_batch, generation_batch
 from launch.machine import placement
 from launch.schema import Config, shapes
-from launch.schema.enums import Head, Init, Reference, Rows
+from launch.schema.enums import Head, Init, Reference
 from launch.schema.trainer_args import argument, value
 
-# nf4: 4 bits, and an fp32 scale per 64 weights (arXiv:2305.14314)
-BYTES = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "nf4": 0.5625}
-SHARDED = ("fsdp", "zero2", "zero3")
 BUCKET = 500_000_000  # elements of ZeRO's gradient buffer: DeepSpeed's default reduce_bucket_size
 # parameters of a rank that ZeRO-3 steps at once: DeepSpeed's default sub_group_size
 SUB_GROUP = 1_000_000_000
@@ -68,49 +64,6 @@ def generating_bytes(config: Config, rows: int) -> dict[str, float]:
     token = config.model.num_kv_heads * shapes.head_bytes(config.model, width(config))
     cache = token * batch(config).sequence
     return {"kv cache": rows * cache, "logits": 12.0 * rows * config.model.vocab_size}
-
-
-def numerics(config: Config) -> Numerics:
-    if config.precision.compute == "fp32":
-        return Numerics.fp32
-    # nf4 unpacks to 16 bits
-    cast = config.topology.strategy in SHARDED or BYTES[config.precision.weights] <= 2
-    return Numerics.cast if cast else Numerics.autocast
-
-
-def micro_step(config: Config, size: Batch) -> MicroStep:
-    """Return the micro-step of a rank; a preference counts as two rows."""
-    precision, strategy, adapter = config.precision, config.topology.strategy, None
-    all_layers, dtypes = config.topology.fsdp.activation_checkpointing, numerics(config)
-    if config.adapter.rank is not None:
-        # An adapter's weights are fp32 under autocast, unless the strategy casts all weights or TRL
-        # casts them with nf4.
-        fp32, nf4 = precision.compute == "fp32", precision.weights == "nf4"
-        low = not fp32 and (nf4 or strategy in SHARDED)
-        recast = nf4 or (dtypes is Numerics.cast and not low)
-        bytes_ = (2 if low else 4, 4 if fp32 else 2)
-        adapter = Adapted.of(config.model, config.adapter, *bytes_, recast)
-    head = config.method.head
-    # ZeRO-3 never has the whole head in a backward, and completions use TRL's head.
-    completions = config.method.generates and config.step.rows != Rows.packed
-    if strategy == "zero3" or head is Head.tiled or completions:
-        head = Head.tiled
-    elif head is not Head.kept or adapter:  # a frozen head's gradients are not kept
-        head = Head.summed
-    return MicroStep(
-        config.model,
-        dtypes,
-        size.per_device * config.method.sequences_per_example,
-        size.sequence,
-        adapter,
-        bool(value(config, "gradient_checkpointing")) or all_layers,
-        config.hardware.fused_attention and config.hardware.attention != "eager",
-        compiled=bool(argument(config, "torch_compile") or config.step.compile),
-        recomputed=None if all_layers else config.step.checkpointed_layers,
-        fp8=precision.compute == "fp8",
-        head=head,
-        liger=bool(argument(config, "use_liger_kernel")),
-    )
 
 
 @dataclass(frozen=True)

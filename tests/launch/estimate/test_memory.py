@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from omegaconf import OmegaConf
 
-from launch.estimate import batch, memory, training
+from launch.estimate import activations, batch, memory, training
 from launch.machine import placement
 from launch.plan.planning import make_plan, prepare
 from launch.schema import Config
@@ -67,7 +67,7 @@ def counted_by_torch(model: str, *step: object) -> float:
 @pytest.fixture
 def fused(monkeypatch):
     """Fake tensors run on the CPU's fused attention, also in fp32."""
-    monkeypatch.setattr(training.MicroStep, "scores", lambda self: 0.0)
+    monkeypatch.setattr(activations.MicroStep, "scores", lambda self: 0.0)
 
 
 @pytest.mark.parametrize(
@@ -132,8 +132,8 @@ def test_micro_step_with_an_adapter_matches_torch(
     if casts:  # only its activations: gathered weights and sharded gradients are not counted here
         left_out.add("backward of the first layer")
         fsdp = composed("hardware=h200", "topology=fsdp", "precision=bf16", "adapter=lora")
-        assert training.micro_step(fsdp, batch.batch(fsdp)).adapter.width == 2
-        step = training.micro_step(config, batch.batch(config))
+        assert activations.micro_step(fsdp, batch.batch(fsdp)).adapter.width == 2
+        step = activations.micro_step(config, batch.batch(config))
         low = dataclasses.replace(step.adapter, width=2, recast=False)
         step = dataclasses.replace(step, adapter=low)
         monkeypatch.setattr(training, "micro_step", lambda *_: step)
@@ -151,8 +151,8 @@ def test_compiled_layer_saves_what_torchs_partitioner_saves(fused):
     with pytest.MonkeyPatch.context() as patch, counted.as_on_a_gpu(patch):
         for shape.num_layers in (2, 3):
             saved.append(counted.saved_when_compiled(shape, "autocast", rows, length))
-    numerics = memory.Numerics.autocast
-    step = training.MicroStep(shape, numerics, rows, length, None, False, compiled=True)
+    numerics = activations.Numerics.autocast
+    step = activations.MicroStep(shape, numerics, rows, length, None, False, compiled=True)
     assert step.saved_by_layer() == pytest.approx(saved[1] - saved[0], rel=0.01)
     assert step.saved_by_layer() < 0.85 * dataclasses.replace(step, compiled=False).saved_by_layer()
 
