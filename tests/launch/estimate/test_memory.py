@@ -327,13 +327,6 @@ def test_sleeping_vllm_leaves_its_memory_to_training():
     assert asleep.total_gb < awake.total_gb
 
 
-def test_server_fills_its_share():
-    server = plan_of("hardware=mi300x model=qwen3_4b method=grpo").memory[0]
-    assert server.process == "server"
-    assert server.total_gb == pytest.approx(0.9 * 192 * 1.073741824)
-    assert server.parts_gb["weights"] == pytest.approx(2 * QWEN_4B / 1e9)
-
-
 def test_server_on_a_cpu_has_the_cache_that_the_launcher_sets():
     """VLLM_CPU_KVCACHE_SPACE=1 (GiB), whatever memory the GPU has that the CPU stands for."""
     smoke = "hardware=mi350x model=qwen3_4b smoke=true method=evaluate method.args.engine=vllm"
