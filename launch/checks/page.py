@@ -66,7 +66,14 @@ def show(
                 console.print(name, body)
     console.print(_table(("subject", "check", "", "found"), _checked(findings)))
     if active and active.measured:
-        console.print(_table(("GPU", *RATES, "MHz of its dies"), _rates(active)))
+        rows = []
+        for gpu in active.measured:
+            rates = [getattr(gpu, field) for field in RATES.values()]
+            words = [None if rate is None else f"{rate:.4g}" for rate in rates]
+            clocks = gpu.clocks_mhz
+            dies = f"{min(clocks)} to {max(clocks)}" if clocks else None
+            rows.append([str(active.gpus[gpu.rank] if active.gpus else gpu.rank), *words, dies])
+        console.print(_table(("GPU", *RATES, "MHz of its dies"), rows))
     if not host.gpus and not host.withheld:
         omitted = sum(check not in findings for check in CHECKS)
         console.print(
@@ -112,11 +119,3 @@ def _checked(findings: dict[Check, Finding]) -> Iterable[list[str | Text]]:
         if finding.status == Status.unknown:
             read = Text.assemble(read, (f"\n{finding.cure}", "bold"))
         yield [first, check.name, Text(finding.status.value, STYLE[finding.status]), read]
-
-
-def _rates(outcome: Outcome) -> Iterable[list[str | None]]:
-    for gpu in outcome.measured:
-        rates = [getattr(gpu, field) for field in RATES.values()]
-        words = [None if rate is None else f"{rate:.4g}" for rate in rates]
-        dies = f"{min(gpu.clocks_mhz)} to {max(gpu.clocks_mhz)}" if gpu.clocks_mhz else None
-        yield [str(outcome.gpus[gpu.rank] if outcome.gpus else gpu.rank), *words, dies]

@@ -86,7 +86,16 @@ def warnings(config: Config, found: list[Memory]) -> list[str]:
         f"{entry.process}: {entry.total_gb:.1f} of {entry.capacity_gb:.1f} GB, "
         f"{share(entry):.0%} of its GPU"
     )
-    return [f"{needs}: {why(entry)}. It may not fit. Use: {_pages(config, entry)}{_less(config)}."]
+    size, names = batch(config).per_device, [name for name in BATCHES if argument(config, name)]
+    longest = next((name for name in LENGTHS if argument(config, name)), None)
+    if size > 1 and names:
+        less = f"a smaller method.args.{names[0]} (now {size})"
+    elif longest is None:
+        less = "a larger GPU, or more of them"
+    else:
+        now = argument(config, longest)
+        less = f"a smaller method.args.{longest} (now {now}), or more GPUs"
+    return [f"{needs}: {why(entry)}. It may not fit. Use: {_pages(config, entry)}{less}."]
 
 
 def _pages(config: Config, entry: Memory) -> str:
@@ -103,17 +112,6 @@ def _pages(config: Config, entry: Memory) -> str:
     return (
         f"user_env.PYTORCH_ALLOC_CONF=expandable_segments:True, {'and' if _short(entry) else 'or'} "
     )
-
-
-def _less(config: Config) -> str:
-    """Suggest a smaller batch, else a shorter length, else a larger GPU."""
-    size, names = batch(config).per_device, [name for name in BATCHES if argument(config, name)]
-    if size > 1 and names:
-        return f"a smaller method.args.{names[0]} (now {size})"
-    longest = next((name for name in LENGTHS if argument(config, name)), None)
-    if longest is None:
-        return "a larger GPU, or more of them"
-    return f"a smaller method.args.{longest} (now {argument(config, longest)}), or more GPUs"
 
 
 def uncounted(config: Config) -> list[str]:

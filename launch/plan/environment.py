@@ -24,6 +24,8 @@ ADDED_TO = ("PYTHONPATH",)  # the user's own value stays, after ours
 # The shell's variables that a container also gets: those of the stack, which change numbers or
 # speed.
 PASSED = re.compile(r"^(HIP_|HSA_|NCCL_|RCCL_|MIOPEN_|PYTORCH_|VLLM_|HF_|GPU_MAX_)")
+# Variables that make a fault name its kernel, and make the run slow. Sources: AMD's workload guide
+# (debug agent), HIP's and PyTorch's lists.
 UNCACHED = "every tensor is its own allocation, with an end that can be overrun"
 DEBUG_NVIDIA = (
     ("CUDA_LAUNCH_BLOCKING", "1", "a fault is reported where its kernel was launched"),
@@ -45,11 +47,15 @@ def settings(
     config: Config, host: Host, kind: str, gpus: list[int], run_dir: Path, ranks: int = 1
 ) -> list[Setting]:
     """Return the variables of a process group, sorted by name."""
+    rows = DEBUG_NVIDIA if config.hardware.vendor == Vendor.nvidia else DEBUG_AMD
+    debug = [
+        Setting(name, value, f"debug=memory_fault: {why}", "launcher") for name, value, why in rows
+    ]
     settings = [
         *_launcher(config, host, kind, gpus, run_dir, ranks),
         *_vllm(config, kind),
         *_hardware(config, kind, len(gpus)),
-        *_debug(config),
+        *(debug if config.debug != Debug.none else ()),
     ]
     if config.runtime.on_node == "docker":
         settings += _container(config, host)
@@ -167,19 +173,6 @@ def generates(config: Config, kind: str) -> bool:
     return (
         kind == "server" or config.method.starts_vllm or config.method.args.get("engine") == "vllm"
     )
-
-
-def _debug(config: Config) -> list[Setting]:
-    """Return variables that make a fault name its kernel, and make the run slow.
-
-    Sources: AMD's workload guide (debug agent), HIP's and PyTorch's lists.
-    """
-    if config.debug == Debug.none:
-        return []
-    rows = DEBUG_NVIDIA if config.hardware.vendor == Vendor.nvidia else DEBUG_AMD
-    return [
-        Setting(name, value, f"debug=memory_fault: {why}", "launcher") for name, value, why in rows
-    ]
 
 
 def own_python_path(config: Config, host: Host) -> list[str]:

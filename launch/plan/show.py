@@ -136,9 +136,8 @@ def _facts(plan: Plan) -> Table:
     gpus = f"{hardware.gpus_per_node} x {hardware.product} ({hardware.gfx})"
     rows = {"hardware": f"{nodes}{gpus}, {size} each"}
     if hardware.vendor == Vendor.none:
-        rows["hardware"] = hardware.product
-        if config.smoke:
-            rows["hardware"] = f"the CPU, instead of {hardware.product}"
+        instead = "the CPU, instead of " if config.smoke else ""
+        rows["hardware"] = f"{instead}{hardware.product}"
     if config.method.uses_model:
         model, millions = config.model, config.model.num_parameters / 1e6
         source = model.path or f"{model.hub_id}@{(model.revision or 'main')[:12]}"
@@ -146,9 +145,17 @@ def _facts(plan: Plan) -> Table:
             source = "random weights"
         count = f"{millions / 1e3:.3g} billion" if millions >= 1e3 else f"{millions:.3g} million"
         rows["model"] = f"{model.name}, {count} parameters, from {source}"
-    rows["method"] = (
-        f"{config.method.name}, {_training(config) if has_batches else _arguments(config)}"
-    )
+    if has_batches:
+        method = _training(config)
+    else:  # the configuration class of a series has the rest
+        values = {
+            "precision": config.precision.name if config.method.uses_precision else None,
+            "adapter": config.adapter.name if config.method.takes_adapter else None,
+            **config.method.args,
+        }
+        shown = [f"{name} {value}" for name, value in values.items() if value is not None]
+        method = ", ".join(shown) or "everything it measures"
+    rows["method"] = f"{config.method.name}, {method}"
     if has_batches:
         rows["data"] = _data(config)
     if plan.data_cache:
@@ -178,17 +185,6 @@ def _facts(plan: Plan) -> Table:
     for name, text in rows.items():
         table.add_row(Text(name, style="bold"), Text(text))
     return table
-
-
-def _arguments(config: Config) -> str:
-    """Return the arguments of a series; its configuration class has the rest."""
-    values = {
-        "precision": config.precision.name if config.method.uses_precision else None,
-        "adapter": config.adapter.name if config.method.takes_adapter else None,
-        **config.method.args,
-    }
-    shown = [f"{name} {value}" for name, value in values.items() if value is not None]
-    return ", ".join(shown) or "everything it measures"
 
 
 def _training(config: Config) -> str:
