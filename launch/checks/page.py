@@ -69,10 +69,10 @@ def show(
         rows = []
         for gpu in active.measured:
             rates = [getattr(gpu, field) for field in RATES.values()]
-            words = [None if rate is None else f"{rate:.4g}" for rate in rates]
+            cells = [None if rate is None else f"{rate:.4g}" for rate in rates]
             clocks = gpu.clocks_mhz
             dies = f"{min(clocks)} to {max(clocks)}" if clocks else None
-            rows.append([str(active.gpus[gpu.rank] if active.gpus else gpu.rank), *words, dies])
+            rows.append([str(active.gpus[gpu.rank] if active.gpus else gpu.rank), *cells, dies])
         console.print(_table(("GPU", *RATES, "MHz of its dies"), rows))
     if not host.gpus and not host.withheld:
         omitted = sum(check not in findings for check in CHECKS)
