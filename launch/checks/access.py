@@ -5,9 +5,7 @@ from __future__ import annotations
 from launch.checks.facts import Facts
 from launch.checks.finding import Expected, Finding
 from launch.machine import detect, kfd, masks
-from launch.machine.gpu import Gpu
 from launch.machine.sysfs import folders, is_folder, status_of
-from launch.schema import Hardware
 from launch.schema.enums import Vendor
 
 GUIDE = "AMD's installation guide, `Configuring permissions for GPU access`"
@@ -33,7 +31,16 @@ def hardware_group(facts: Facts) -> Finding | None:
         group = detect.group_of(gpus)
         read = detect.found_line(gpus, group).removeprefix("hardware=auto: ")
         cure = f"hardware={group}, or hardware=auto"
-    if hardware is not None and is_other_code(gpus, hardware):
+    # A GPU without a group may run the code: the user named the closest group, and products of one
+    # target differ only in size.
+    if (
+        hardware is not None
+        and hardware.vendor != Vendor.none
+        and all(
+            gpu.gfx not in (hardware.gfx, "unknown") and (gpu.group or gpu.partition_of)
+            for gpu in gpus
+        )
+    ):
         return expected.fail(
             f"{read}, and {requested}: its code is for {hardware.gfx}",
             "hardware=auto, or the group of the GPU that is here",
@@ -62,17 +69,6 @@ def unread_nodes(facts: Facts) -> tuple[str, str] | None:
             f"copy it whole: cp -rL /{TOPOLOGY} DIR/{TOPOLOGY}",
         )
     return None
-
-
-def is_other_code(gpus: tuple[Gpu, ...], hardware: Hardware) -> bool:
-    """Return whether no GPU here can run code built for this group.
-
-    A GPU without a group counts as able to: the user named the closest group, and products of one
-    target differ only in size.
-    """
-    return hardware.vendor != Vendor.none and all(
-        gpu.gfx not in (hardware.gfx, "unknown") and (gpu.group or gpu.partition_of) for gpu in gpus
-    )
 
 
 def gpus_found(facts: Facts) -> Finding | None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Container, Mapping
 
 from launch.checks.facts import Facts
 from launch.checks.finding import Expected, Finding
 from launch.checks.measured import Measured, Outcome
 from launch.machine.placement import MASK
-from launch.schema import Hardware
 from launch.schema.enums import Link, Vendor
 
 # Shares of a healthy GPU's rate. GPUs of one kind differ by 8% on average and 22% at most; the
@@ -44,18 +43,16 @@ def _with(facts: Facts, field: str) -> list[Measured]:
     return [result for result in _outcome(facts).measured if getattr(result, field) is not None]
 
 
-def _named(facts: Facts, bad: list[Measured], what: Callable[[Measured], object]) -> str:
+def _named(facts: Facts, words: Mapping[int, object]) -> str:
+    """Return words about ranks, each with the index of its GPU."""
     gpus = _outcome(facts).gpus
-    return ", ".join(
-        f"{f'GPU {gpus[result.rank]}' if gpus else f'process {result.rank}'}: {what(result)}"
-        for result in bad
-    )
+    names = {rank: f"GPU {gpus[rank]}" if gpus else f"process {rank}" for rank in words}
+    return ", ".join(f"{names[rank]}: {word}" for rank, word in words.items())
 
 
-def _leave_out(facts: Facts, bad: list[Measured]) -> str:
+def _leave_out(facts: Facts, ranks: Container[int]) -> str:
     """Return the remedy for bad GPUs: train without them, if others are good."""
-    out = {result.rank for result in bad}
-    others = [str(gpu) for rank, gpu in enumerate(_outcome(facts).gpus) if rank not in out]
+    others = [str(gpu) for rank, gpu in enumerate(_outcome(facts).gpus) if rank not in ranks]
     if facts.hardware is None or not others:
         return (
             "look at temperature, power_cap and ras; run it again with nothing else on the machine"
@@ -78,7 +75,9 @@ def ran(facts: Facts) -> Finding:
         )
         if any(result.num_gpus < len(outcome.gpus) for result in left):
             remedy = "see torch_gpus"
-        return expected.unknown(_named(facts, left, lambda result: result.not_measured), remedy)
+        return expected.unknown(
+            _named(facts, {result.rank: result.not_measured for result in left}), remedy
+        )
     count = len(outcome.gpus)
     what = f"{count} GPU(s)" if count else f"{len(outcome.measured)} processes on the CPU"
     return expected.passed(f"{what} in {outcome.seconds:.0f} s")
@@ -111,19 +110,28 @@ def gemm(facts: Facts) -> Finding | None:
         "launch/checks/active.py: five times bf16's rounding",
     )
     errors = {result.rank: result.gemm_error for result in measured}
-    if bad := [result for result in measured if _is_off(errors[result.rank], GEMM_ERROR)]:
-        read = _named(facts, bad, lambda result: _off(errors[result.rank]))
-        return expected.fail(read, f"wrong results: {_leave_out(facts, bad)}")
+    right = f"right in {measured[0].dtype}"
+    return _judged(facts, expected, errors, GEMM_ERROR, right, "wrong results: ")
+
+
+def _judged(
+    facts: Facts,
+    expected: Expected,
+    errors: dict[int, float | None],
+    limit: float,
+    right: str,
+    cure: str,
+) -> Finding:
+    """Fail for errors beyond the limit, in standard deviations; None stands for infinite."""
+    bad = {rank: error for rank, error in errors.items() if error is None or error > limit}
+    if bad:
+        words = {
+            rank: "not finite" if error is None else f"{error:.2g} standard deviations off"
+            for rank, error in bad.items()
+        }
+        return expected.fail(_named(facts, words), cure + _leave_out(facts, bad))
     worst = max(error or 0 for error in errors.values())
-    return expected.passed(f"right in {measured[0].dtype}, at most {worst:.2g} off")
-
-
-def _is_off(error: float | None, limit: float) -> bool:
-    return error is None or error > limit
-
-
-def _off(error: float | None) -> str:
-    return "not finite" if error is None else f"{error:.2g} standard deviations off"
+    return expected.passed(f"{right}, at most {worst:.2g} off")
 
 
 def gemm_rate(facts: Facts) -> Finding | None:
@@ -138,9 +146,7 @@ def copy_rate(facts: Facts) -> Finding | None:
     """Judge the faster of a copy and a multiplication, since torch's copy kernel may be slow."""
     peak = facts.hardware.bandwidth_gb_s if facts.hardware else None
     rates = {
-        result.rank: max(
-            (r for r in (result.copy_gb_s, result.multiply_gb_s) if r is not None), default=None
-        )
+        result.rank: max(filter(None, (result.copy_gb_s, result.multiply_gb_s)), default=None)
         for result in _outcome(facts).measured
     }
     unit = "GB/s read and written"
@@ -184,17 +190,17 @@ def _rate(
     expected = Expected(
         threshold, f"conf/hardware: {keys} of {facts.group}; launch/checks/active.py"
     )
-    measured = [result for result in _outcome(facts).measured if result.rank in values]
-    if slow := [result for result in measured if values[result.rank] < floor]:
-        words = f"{_named(facts, slow, lambda result: f'{values[result.rank]:.4g}')} {unit}"
+    shown = {rank: f"{rate:.4g}" for rank, rate in values.items()}
+    if slow := {rank: shown[rank] for rank, rate in values.items() if rate < floor}:
+        words = f"{_named(facts, slow)} {unit}"
         return expected.fail_or_warn(slowest < broken, words, _leave_out(facts, slow))
     median = statistics.median(values.values())
-    if behind := [result for result in measured if values[result.rank] < MEDIAN_SHARE * median]:
-        words = _named(facts, behind, lambda result: f"{values[result.rank]:.4g}")
+    least_rate = MEDIAN_SHARE * median
+    if behind := {rank: shown[rank] for rank, rate in values.items() if rate < least_rate}:
         expected = Expected(
             f"{MEDIAN_SHARE:.0%} of the node's median or more", "launch/checks/active.py"
         )
-        read = f"{words}, the node's median is {median:.4g} {unit}"
+        read = f"{_named(facts, behind)}, the node's median is {median:.4g} {unit}"
         return expected.warn(read, _leave_out(facts, behind))
     return expected.passed(read)
 
@@ -236,15 +242,9 @@ def fp32_output(facts: Facts) -> Finding | None:
             ),
         )
     errors = {result.rank: result.fp32_output_error for result in measured}
-    if bad := [result for result in measured if _is_off(errors[result.rank], FP32_ERROR)]:
-        read = _named(facts, bad, lambda result: _off(errors[result.rank]))
-        remedy = f"a newer torch, or, if it is one GPU only: {_leave_out(facts, bad)}"
-        return expected.fail(read, remedy)
-    rates = [
-        result.fp32_output_tflops for result in measured if result.fp32_output_tflops is not None
-    ]
-    worst = max(error or 0 for error in errors.values())
-    return expected.passed(f"{_span(rates)} TFLOPS, at most {worst:.2g} off")
+    rates = [result.fp32_output_tflops for result in measured if result.fp32_output_tflops]
+    cure = "a newer torch, or, if it is one GPU only: "
+    return _judged(facts, expected, errors, FP32_ERROR, f"{_span(rates)} TFLOPS", cure)
 
 
 def xcd_clocks(facts: Facts) -> Finding | None:
@@ -260,12 +260,15 @@ def xcd_clocks(facts: Facts) -> Finding | None:
         read = measured[0].clocks_unknown or "not stated"
         return expected.unknown(read, "amd-smi metric --clock, while a load runs")
     spread = {rank: 1 - min(dies) / max(dies) for rank, dies in clocks.items()}
-    worst = [result for result in measured if spread.get(result.rank, 0) > XCD_WARN]
-    if not worst:
-        return expected.passed(f"{len(clocks)} GPU(s), at most {max(spread.values()):.1%}")
-    read = _named(facts, worst, lambda result: f"{' '.join(map(str, clocks[result.rank]))} MHz")
-    fails = max(spread.values()) >= XCD_FAIL
-    return expected.fail_or_warn(fails, read, _leave_out(facts, worst))
+    widest = max(spread.values())
+    slow = {
+        rank: f"{' '.join(map(str, dies))} MHz"
+        for rank, dies in clocks.items()
+        if spread[rank] > XCD_WARN
+    }
+    if not slow:
+        return expected.passed(f"{len(clocks)} GPU(s), at most {widest:.1%}")
+    return expected.fail_or_warn(widest >= XCD_FAIL, _named(facts, slow), _leave_out(facts, slow))
 
 
 def all_reduce(facts: Facts) -> Finding | None:
@@ -275,14 +278,13 @@ def all_reduce(facts: Facts) -> Finding | None:
     expected = Expected(
         "every element has the right sum", f"{PROGRAM}: whole numbers, exact in fp32"
     )
-    if bad := [result for result in measured if result.all_reduce_wrong]:
+    bad = {r.rank: f"{r.all_reduce_wrong} wrong" for r in measured if r.all_reduce_wrong}
+    if bad:
         remedy = (
             "look at kernel_log, xgmi, iommu and acs; NCCL_P2P_DISABLE=1 shows whether it is "
             "the copies between GPUs"
         )
-        return expected.fail(
-            _named(facts, bad, lambda result: f"{result.all_reduce_wrong} wrong"), remedy
-        )
+        return expected.fail(_named(facts, bad), remedy)
     return expected.passed(f"right among {len(measured)}")
 
 
@@ -291,42 +293,30 @@ def all_reduce_rate(facts: Facts) -> Finding | None:
     if not rates:
         return None
     slowest, hardware = min(rates), facts.hardware
+    read = f"{slowest:.3g} GB/s bus bandwidth among {len(rates)}"
     remedy = (
         "look at xgmi, pcie, iommu, acs and numa_balancing; compare with all_reduce_perf of "
         "rccl-tests"
     )
-    read = f"{slowest:.3g} GB/s bus bandwidth among {len(rates)}"
-    healthy = healthy_bus(hardware, len(rates)) if hardware else None
-    if healthy is None:
-        expected = Expected(
-            "none is known",
-            f"conf/hardware: healthy.all_reduce or link_gb_s of {facts.group} is empty",
-        )
+    keys = f"conf/hardware: healthy.all_reduce and link_gb_s of {facts.group}"
+    share = hardware.healthy.all_reduce if hardware else None
+    link = hardware.link_gb_s if hardware else None
+    if hardware is None or share is None or link is None:
         on_cpu = hardware is not None and hardware.vendor == Vendor.none
-        return expected.unknown(read, COMPARE if on_cpu else remedy)
-    bus, basis = healthy
+        return Expected("none is known", keys).unknown(read, COMPARE if on_cpu else remedy)
+    # Over xGMI each pair of GPUs has a link, so fewer GPUs use fewer links (ROCm/rccl#1270).
+    # Behind a switch, any number of GPUs uses all links.
+    others = hardware.gpus_per_node - 1
+    used = min(len(rates) - 1, others) if hardware.link == Link.xgmi else others
+    bus, links = (
+        share * link * used / others,
+        "" if used == others else f", {used} of {others} links",
+    )
     expected = Expected(
-        f"{WARN * bus:.0f} GB/s or more, fails below {FAIL * bus:.0f} ({basis})",
-        (
-            f"conf/hardware: healthy.all_reduce and link_gb_s of {facts.group}; "
-            "launch/checks/active.py"
-        ),
+        f"{WARN * bus:.0f} GB/s or more, fails below {FAIL * bus:.0f} "
+        f"({share:.0%} of {link:g} is healthy{links})",
+        f"{keys}; launch/checks/active.py",
     )
     if slowest >= WARN * bus:
         return expected.passed(read)
     return expected.fail_or_warn(slowest < FAIL * bus, read, remedy)
-
-
-def healthy_bus(hardware: Hardware, num_gpus: int) -> tuple[float, str] | None:
-    """Return the GB/s of bus bandwidth expected of `num_gpus` healthy GPUs, and its basis in words.
-
-    Over xGMI each pair of GPUs has a link, so fewer GPUs use fewer links (ROCm/rccl#1270). Behind a
-    switch, any number of GPUs uses all links. Return None if the hardware file lacks the figures.
-    """
-    share, link = hardware.healthy.all_reduce, hardware.link_gb_s
-    if share is None or link is None:
-        return None
-    others = hardware.gpus_per_node - 1
-    used = min(num_gpus - 1, others) if hardware.link == Link.xgmi else others
-    links = "" if used == others else f", {used} of {others} links"
-    return share * link * used / others, f"{share:.0%} of {link:g} is healthy{links}"

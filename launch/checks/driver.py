@@ -8,7 +8,6 @@ from containers import images
 from launch.checks.facts import Facts
 from launch.checks.finding import Expected, Finding
 from launch.machine.sysfs import is_folder
-from launch.schema import Hardware
 
 # fmt: off
 # Month of each ROCm release, as (year, month), from AMD's release notes. The month of 7.14 is that
@@ -43,7 +42,8 @@ def version(text: str) -> tuple[int, ...]:
 def amdgpu_driver(facts: Facts) -> Finding | None:
     if not facts.is_amd:
         return None
-    rocm = image_rocm(facts.hardware)
+    image = images.load().get(facts.hardware.container) if facts.hardware else None
+    rocm = image.rocm if image and image.rocm not in (images.NONE, images.UNKNOWN) else None
     expected = Expected(
         f"a driver within a year of the image's ROCm {rocm}" if rocm else "loaded", MATRIX
     )
@@ -79,18 +79,11 @@ def amdgpu_driver(facts: Facts) -> Finding | None:
     return expected.pass_or_warn(apart <= MONTHS_APART, read, cure)
 
 
-def image_rocm(hardware: Hardware | None) -> str | None:
-    """Return the ROCm version of the image for a GPU; None without an image or a stated version."""
-    image = images.load().get(hardware.container) if hardware else None
-    return None if image is None or image.rocm in (images.NONE, images.UNKNOWN) else image.rocm
-
-
 def rocm_version(facts: Facts) -> Finding | None:
     if facts.hardware is None or facts.hardware.rocm is None:
         return None
     oldest, newest = facts.hardware.rocm.min, facts.hardware.rocm.max
-    words = f"{oldest} to {newest}" if newest else f"{oldest} or later"
-    expected = Expected(words, f"conf/hardware: rocm of {facts.group}")
+    expected = facts.expected(f"{oldest} to {newest}" if newest else f"{oldest} or later", "rocm")
     number = facts.file("opt/rocm/.info/version")
     if number is None:
         return expected.passed("no ROCm in /opt/rocm: images and wheels bring their own")
@@ -105,8 +98,7 @@ def kernel_version(facts: Facts) -> Finding | None:
     oldest = facts.needs.kernel
     if oldest is None:
         return None
-    source = f"conf/hardware: host.kernel of {facts.group}"
-    expected = Expected(f"Linux {oldest} or later, or Ubuntu's 6.17", source)
+    expected = facts.expected(f"Linux {oldest} or later, or Ubuntu's 6.17", "host.kernel")
     kernel = facts.file("proc/sys/kernel/osrelease")
     if kernel is None:
         return expected.unknown("/proc/sys/kernel/osrelease cannot be read", "uname -r")
@@ -120,46 +112,36 @@ def kernel_version(facts: Facts) -> Finding | None:
 
 
 def linux_firmware(facts: Facts) -> Finding | None:
+    """Compare the package's version, YYYYMMDD first, of Debian's or Arch's packages."""
     oldest = facts.needs.linux_firmware
     if oldest is None:
         return None
-    source = f"conf/hardware: host.linux_firmware of {facts.group}"
-    expected = Expected(f"{oldest} or later", source)
-    firmware = _packaged_firmware(facts)
-    if firmware is None:
+    expected = facts.expected(f"{oldest} or later", "host.linux_firmware")
+    pattern = r"^Package: linux-firmware\n(?:.+\n)*?Version: (\d{8}\S*)"
+    package = re.search(pattern, facts.file("var/lib/dpkg/status") or "", re.MULTILINE)
+    folders = sorted((facts.root / "var/lib/pacman/local").glob("linux-firmware-[0-9]*"))
+    if package is None and folders:
+        package = re.match(r"linux-firmware-(\d{8})", folders[-1].name)
+    if package is None:
         read = "no record of the package linux-firmware (dpkg's and pacman's are read)"
         return expected.unknown(read, "rpm -q linux-firmware")
-    if firmware[:8] >= oldest:
-        return expected.passed(firmware)
-    if "ubuntu" in firmware:
-        read = f"{firmware}: Ubuntu keeps the date and adds newer files"
+    if package[1][:8] >= oldest:
+        return expected.passed(package[1])
+    if "ubuntu" in package[1]:
+        read = f"{package[1]}: Ubuntu keeps the date and adds newer files"
         return expected.unknown(read, "apt-get changelog linux-firmware")
-    return expected.fail(firmware, FIRMWARE_CURE)
-
-
-def _packaged_firmware(facts: Facts) -> str | None:
-    """Return the firmware's version, YYYYMMDD first, from Debian's or Arch's packages."""
-    pattern = r"^Package: linux-firmware\n(?:.+\n)*?Version: (\d{8}\S*)"
-    dpkg = re.search(pattern, facts.file("var/lib/dpkg/status") or "", re.MULTILINE)
-    if dpkg:
-        return dpkg[1]
-    folders = sorted((facts.root / "var/lib/pacman/local").glob("linux-firmware-[0-9]*"))
-    pacman = re.match(r"linux-firmware-(\d{8})", folders[-1].name) if folders else None
-    return pacman[1] if pacman else None
+    return expected.fail(package[1], FIRMWARE_CURE)
 
 
 def gpu_firmware(facts: Facts) -> Finding | None:
     oldest = facts.needs.mec_firmware
     if oldest is None or not facts.amd_gpus:
         return None
-    source = f"conf/hardware: host.mec_firmware of {facts.group}"
-    expected = Expected(f"MEC firmware {oldest} or later", source)
+    expected = facts.expected(f"MEC firmware {oldest} or later", "host.mec_firmware")
     numbers = sorted({gpu.firmware for gpu in facts.amd_gpus if gpu.firmware is not None})
-    if not numbers:
-        return expected.unknown("the topology states no fw_version", "amd-smi firmware")
+    read = f"MEC firmware {', '.join(map(str, numbers))}" if numbers else None
     cure = (
         "keep HSA_NO_SCRATCH_RECLAIM=1, which plans for this GPU set; newer firmware comes "
         "with amdgpu-dkms-firmware"
     )
-    read = f"MEC firmware {', '.join(map(str, numbers))}"
-    return expected.pass_or_warn(numbers[0] >= oldest, read, cure)
+    return expected.judge(read, bool(numbers) and numbers[0] >= oldest, cure, "amd-smi firmware")

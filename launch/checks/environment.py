@@ -57,16 +57,13 @@ def gfx_override(facts: Facts) -> Finding | None:
     if not targets and facts.hardware:
         targets = {facts.hardware.gfx}
     native = sorted(targets & {product.gfx for product in products()})
-    if native and not all(_version(target) == value for target in native):
+    # As the variable spells it, gfx90a is 9.0.10. Setting a GPU's own version has no effect.
+    spelled = {f"{t[3:-2]}.{int(t[-2], 16)}.{int(t[-1], 16)}" for t in native}
+    if native and spelled != {value}:
         read = f"{value}, and {', '.join(native)} has kernels of its own"
         return expected.fail(read, f"unset {name}")
     cure = f"unset {name}, unless no image has code for your GPU"
     return expected.warn(f"{value}: holds for every GPU of a process", cure)
-
-
-def _version(target: str) -> str:
-    """Spell a target as the variable does: gfx90a is 9.0.10. Setting a GPU's own has no effect."""
-    return f"{target[3:-2]}.{int(target[-2], 16)}.{int(target[-1], 16)}"
 
 
 def visibility_masks(facts: Facts) -> Finding | None:

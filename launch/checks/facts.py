@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from launch.checks.finding import Expected
 from launch.checks.measured import Outcome
 from launch.machine import detect
 from launch.machine.detect import Host
@@ -73,6 +74,10 @@ class Facts:
     @property
     def needs(self) -> HostNeeds:
         return self.hardware.host if self.hardware else HostNeeds()
+
+    def expected(self, threshold: str, key: str) -> Expected:
+        """Return a threshold that a key of the hardware's file sets."""
+        return Expected(threshold, f"conf/hardware: {key} of {self.group}")
 
     @property
     def is_amd(self) -> bool:

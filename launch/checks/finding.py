@@ -41,6 +41,12 @@ class Expected:
     def unknown(self, read: str, cure: str) -> Finding:
         return Finding(Status.unknown, read, self.threshold, self.source, cure)
 
+    def judge(self, value: object, passes: bool, cure: str, look: str) -> Finding:
+        """Pass or warn about a value; if it is None, `look` is the command that would tell."""
+        if value is None:
+            return self.unknown("cannot be read here", look)
+        return self.passed(str(value)) if passes else self.warn(str(value), cure)
+
     def pass_or_warn(self, passes: bool, read: str, cure: str) -> Finding:
         return self.passed(read) if passes else self.warn(read, cure)
 

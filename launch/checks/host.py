@@ -18,32 +18,29 @@ RUN_GB = 50.0  # a checkpoint of Qwen3-4B with AdamW in fp32: 12 bytes x 4.0e9 p
 RUN_LEAST_GB = 0.1  # our choice: logs and metrics; a benchmark writes nothing else
 # rocm/vllm of 10.8 GB compressed takes 50.4 GB on disk (containers/images.lock.yaml).
 DOCKER_GB = 60.0
-DOCKER_ROOT = "/var/lib/docker"
+DOCKER_ROOT = "var/lib/docker"
 
 
 def numa_balancing(facts: Facts) -> Finding | None:
     needed = facts.needs.numa_balancing
     if needed is None:
         return None
-    setting, path = f"kernel.numa_balancing={needed}", "proc/sys/kernel/numa_balancing"
-    expected = Expected(setting, f"conf/hardware: host.numa_balancing of {facts.group}")
-    value = as_number(facts.file(path))
-    if value is None:
-        return expected.unknown(f"/{path} is missing", "sysctl kernel.numa_balancing")
+    value = as_number(facts.file("proc/sys/kernel/numa_balancing"))
+    setting = f"kernel.numa_balancing={needed}"
     keep = f"to keep it: echo {setting} | sudo tee /etc/sysctl.d/60-rocm.conf"
-    return expected.pass_or_warn(value == needed, str(value), f"sudo sysctl {setting}; {keep}")
+    expected = facts.expected(setting, "host.numa_balancing")
+    cure = f"sudo sysctl {setting}; {keep}"
+    return expected.judge(value, value == needed, cure, "sysctl kernel.numa_balancing")
 
 
 def hugepages(facts: Facts) -> Finding | None:
     needed, path = facts.needs.hugepages, "sys/kernel/mm/transparent_hugepage/enabled"
     if needed is None:
         return None
-    source = f"conf/hardware: host.hugepages of {facts.group}"
-    expected = Expected(f"transparent hugepages: {needed}", source)
-    mode = re.search(r"\[(\w+)\]", facts.file(path) or "")
-    if mode is None:
-        return expected.unknown(f"/{path} is missing", f"cat /{path}")
-    return expected.pass_or_warn(mode[1] == needed, mode[1], f"echo {needed} | sudo tee /{path}")
+    expected = facts.expected(f"transparent hugepages: {needed}", "host.hugepages")
+    match = re.search(r"\[(\w+)\]", facts.file(path) or "")
+    mode = match and match[1]
+    return expected.judge(mode, mode == needed, f"echo {needed} | sudo tee /{path}", f"cat /{path}")
 
 
 def _limit(facts: Facts, name: str) -> float | None:
@@ -61,15 +58,12 @@ def memlock(facts: Facts) -> Finding | None:
         "unlimited", "ROCm/cvs container settings: RCCL over RDMA, and large pinned buffers"
     )
     limit = _limit(facts, "Max locked memory")
-    if limit is None:
-        return expected.unknown("/proc/self/limits does not say", "ulimit -Hl")
-    if limit == math.inf:
-        return expected.passed("unlimited")
+    read = "unlimited" if limit == math.inf else limit and f"{limit / 1e6:.0f} MB"
     cure = (
         'echo "* - memlock unlimited" | sudo tee /etc/security/limits.d/rocm.conf, then log '
         "in again. docker run --ulimit memlock=-1 ..."
     )
-    return expected.warn(f"{limit / 1e6:.0f} MB", cure)
+    return expected.judge(read, limit == math.inf, cure, "ulimit -Hl")
 
 
 def open_files(facts: Facts) -> Finding:
@@ -78,14 +72,11 @@ def open_files(facts: Facts) -> Finding:
         "vLLM raises its soft limit to that; a soft limit is each program's own affair",
     )
     limit = _limit(facts, "Max open files")
-    if limit is None:
-        return expected.unknown("/proc/self/limits does not say", "ulimit -Hn")
     cure = (
         f'echo "* hard nofile {OPEN_FILES}" | sudo tee /etc/security/limits.d/files.conf, '
-        "then log in again"
+        f"then log in again. docker run --ulimit nofile={OPEN_FILES} ..."
     )
-    cure += f". docker run --ulimit nofile={OPEN_FILES} ..."
-    return expected.pass_or_warn(limit >= OPEN_FILES, f"{limit:.0f}", cure)
+    return expected.judge(limit, (limit or 0) >= OPEN_FILES, cure, "ulimit -Hn")
 
 
 def shm(facts: Facts) -> Finding:
@@ -96,16 +87,14 @@ def shm(facts: Facts) -> Finding:
         "AMD's run lines (--shm-size 16G); docker gives 64 MB",
     )
     space = facts.probe.space("/dev/shm")
-    if space is None:
-        return expected.unknown("cannot be measured here", "df -h /dev/shm")
-    read = f"{space.free_gb:.2f} of {space.total_gb:.2f} GB free"
+    read = space and f"{space.free_gb:.2f} of {space.total_gb:.2f} GB free"
     cure = (
         "docker run --ipc=host ..., or --shm-size 16g. On a host: sudo mount -o "
         "remount,size=16G /dev/shm"
     )
-    if space.free_gb < SHM_BREAKS_GB and several:
-        return expected.fail(read, cure)
-    return expected.pass_or_warn(space.free_gb >= needed, read, cure)
+    if space and space.free_gb < SHM_BREAKS_GB and several:
+        return expected.fail(str(read), cure)
+    return expected.judge(read, bool(space and space.free_gb >= needed), cure, "df -h /dev/shm")
 
 
 def run_root_disk(facts: Facts) -> Finding:
@@ -119,31 +108,27 @@ def run_root_disk(facts: Facts) -> Finding:
 def docker_disk(facts: Facts) -> Finding | None:
     """Check room for AMD's images. Return None if no docker engine keeps its files here."""
     try:
-        settings = json.loads(facts.file("etc/docker/daemon.json") or "{}")
-    except ValueError:
-        settings = {}
-    root = settings.get("data-root") if isinstance(settings, dict) else None
-    folder = root if isinstance(root, str) else DOCKER_ROOT
-    if not facts.is_amd or not is_folder(facts.root / folder.lstrip("/")):
+        folder = json.loads(facts.file("etc/docker/daemon.json") or "{}")["data-root"].lstrip("/")
+    except (ValueError, TypeError, KeyError, AttributeError):  # not set
+        folder = DOCKER_ROOT
+    if not facts.is_amd or not is_folder(facts.root / folder):
         return None
     source = "containers/images.lock.yaml: an image takes up to 50.4 GB"
     cure = (
         'docker system df, then docker image prune; or another disk: "data-root" in '
         "/etc/docker/daemon.json"
     )
-    return _disk(facts, folder, DOCKER_GB, source, cure)
+    return _disk(facts, f"/{folder}", DOCKER_GB, source, cure)
 
 
 def _disk(
     facts: Facts, folder: str, needed_gb: float, source: str, cure: str, least_gb: float = 0.0
 ) -> Finding:
     expected, space = Expected(f"{needed_gb:g} GB free", source), facts.probe.space(folder)
-    if space is None:
-        return expected.unknown("cannot be measured here", f"df -h {folder}")
-    if space.free_gb < least_gb:
+    if space and space.free_gb < least_gb:
         return expected.fail(f"{space.free_gb:.1f} GB free for {folder}", cure)
-    read = f"{space.free_gb:.0f} GB free for {folder}"
-    return expected.pass_or_warn(space.free_gb >= needed_gb, read, cure)
+    read = space and f"{space.free_gb:.0f} GB free for {folder}"
+    return expected.judge(read, bool(space and space.free_gb >= needed_gb), cure, f"df -h {folder}")
 
 
 def clock(facts: Facts) -> Finding:
@@ -152,7 +137,6 @@ def clock(facts: Facts) -> Finding:
         "adjtimex(2); ranks of several nodes, TLS and the order of logs need one time",
     )
     synchronized = facts.probe.clock_synchronized()
-    if synchronized is None:
-        return expected.unknown("the kernel's clock state cannot be asked here", "timedatectl")
-    read = "synchronized" if synchronized else "not synchronized"
-    return expected.pass_or_warn(synchronized, read, "sudo timedatectl set-ntp true")
+    words = {True: "synchronized", False: "not synchronized"}
+    read = words.get(synchronized) if synchronized is not None else None
+    return expected.judge(read, bool(synchronized), "sudo timedatectl set-ntp true", "timedatectl")

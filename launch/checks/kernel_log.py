@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import os
 import re
 import subprocess
-import time
-from pathlib import Path
 
 from launch.checks.facts import Facts
 from launch.checks.finding import Expected, Finding
-from launch.machine.sysfs import as_decimal, as_number, status_of, text
 
-HOUR_S = 3600.0
+HOUR = datetime.timedelta(hours=1)
 SHOWN = 100  # characters shown of a line
-JOURNAL_LINES = 10_000  # more than an hour's worth
+# The first that may be read counts. Both begin each line with an ISO time, as kern.log does.
+COMMANDS = (
+    ["dmesg", "--time-format=iso"],
+    ["journalctl", "--dmesg", "--lines=10000", "--output=short-iso", "--no-pager", "--quiet"],
+)
 # Events of the GPU or its link. Each pattern names the driver, because other devices have rings,
 # resets and hangs too.
 BAD = {
@@ -47,9 +47,6 @@ SUSPECT = {
     "stuck task": re.compile(r"blocked for more than \d+ seconds"),
 }
 OUT_OF_MEMORY = re.compile(r"out of memory: killed process|oom-kill:", re.IGNORECASE)
-STAMP = re.compile(
-    r"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\S*|\w{3} [ \d]\d \d\d:\d\d:\d\d) \S+ kernel: (.*)$"
-)
 
 
 def kernel_log(facts: Facts) -> Finding:
@@ -90,79 +87,31 @@ def _matches(lines: list[str], patterns: dict[str, re.Pattern[str]]) -> list[tup
 
 
 def last_hour(facts: Facts) -> list[str] | None:
-    """Return the last hour of the first readable source: kernel buffer, journal or kern.log."""
-    uptime_s = as_decimal(facts.file("proc/uptime"))
-    records = live_records() if facts.is_live else text(facts.root / "dev/kmsg")
-    if records is not None and uptime_s is not None:
-        return recent(records, uptime_s)
-    if facts.is_live and (output := live_journal()):
-        return recent_journal(output, time.time())
-    file = facts.root / "var/log/kern.log"
-    status = status_of(file)
-    if facts.is_live and status and status.st_mtime < time.time() - HOUR_S:
-        return []
-    return kern_log(file)
+    """Return the last hour of the kernel's log; None if it cannot be read.
 
-
-def live_records() -> str | None:
-    """Read /dev/kmsg. Each read returns one record, oldest first, and None after the newest."""
-    records: list[bytes] = []
-    try:
-        descriptor = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
-        with open(descriptor, "rb", buffering=0) as file:
-            while True:
-                # A record that is overwritten meanwhile raises; continue with the next one.
-                with contextlib.suppress(BrokenPipeError):
-                    if not (record := file.read(8192)):
-                        break
-                    records.append(record)
-    except OSError:
-        return None
-    return b"".join(records).decode(errors="replace") or None
-
-
-def recent(records: str, uptime_s: float) -> list[str]:
-    """Return recent messages from `priority,sequence,microseconds since boot,flags;message` lines.
-
-    Source: Documentation/ABI/testing/dev-kmsg.
+    In a copied tree, that is the hour before the newest line of var/log/kern.log.
     """
-    messages = []
-    for record in records.splitlines():
-        head, _, message = record.partition(";")
-        fields = head.split(",")
-        since_boot_us = as_number(fields[2]) if len(fields) > 2 else None
-        if since_boot_us is not None and since_boot_us / 1e6 >= uptime_s - HOUR_S:
-            messages.append(message)
-    return messages
-
-
-def live_journal() -> str:
-    """Return the end of this boot's journal; empty for a user who may not read it."""
-    argv = ["journalctl", "--dmesg", f"--lines={JOURNAL_LINES}", "--output=short-unix"]
-    argv += ["--no-pager", "--quiet"]
-    try:
-        return subprocess.run(argv, capture_output=True, text=True, timeout=5, check=False).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-
-
-def recent_journal(output: str, now_s: float) -> list[str]:
-    """Return the recent messages of `seconds.microseconds host kernel: message` lines."""
-    rows = [row for line in output.splitlines() if len(row := line.split(" ", 3)) == 4]
-    return [row[3] for row in rows if (as_decimal(row[0]) or 0) >= now_s - HOUR_S]
-
-
-def kern_log(file: Path) -> list[str] | None:
-    """Return the messages of the file's last hour, in either of rsyslog's formats."""
+    if facts.is_live:
+        content = next(filter(None, map(_output, COMMANDS)), "")
+    else:
+        content = facts.file("var/log/kern.log") or ""
     rows = []
-    for match in filter(None, map(STAMP.match, (text(file) or "").splitlines())):
+    for line in content.splitlines():
+        stamp, _, message = line.partition(" ")
         with contextlib.suppress(ValueError):
-            if match[1][:4].isdecimal():
-                when = datetime.datetime.fromisoformat(match[1])
-            else:  # differences within a day need no year
-                when = datetime.datetime.strptime(f"2000 {match[1]}", "%Y %b %d %H:%M:%S")
-            rows.append((when if when.tzinfo else when.replace(tzinfo=datetime.UTC), match[2]))
+            when = datetime.datetime.fromisoformat(stamp)
+            rows.append((when if when.tzinfo else when.replace(tzinfo=datetime.UTC), message))
     if not rows:
         return None
-    newest = rows[-1][0]
-    return [message for when, message in rows if (newest - when).total_seconds() <= HOUR_S]
+    end = datetime.datetime.now(datetime.UTC) if facts.is_live else rows[-1][0]
+    return [message for when, message in rows if end - when <= HOUR]
+
+
+def _output(command: list[str]) -> str:
+    """Return a command's output; empty for a user who may not read the log."""
+    try:
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=5, check=False, errors="replace"
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return ""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -49,15 +47,3 @@ class Outcome:
     seconds: float = 0.0
     failed: tuple[str, str] | None = None
     not_run: tuple[str, str] | None = None
-
-
-def file_of(folder: Path, rank: int) -> Path:
-    return folder / f"rank{rank}.json"
-
-
-def read(file: Path) -> Measured:
-    """Return a file's results. Raises OSError if it is missing, ValueError if it is malformed."""
-    try:
-        return Measured(**json.loads(file.read_text()))
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{file.name} is malformed: {error}") from error

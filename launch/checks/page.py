@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 
 from rich import box
 from rich.console import Console
-from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
@@ -25,7 +25,6 @@ STYLE = {
 }
 FEW = 16  # GPUs listed one by one at most
 WIDTH = 100  # without a terminal
-GPU_COLUMNS = ("GPU", "product", "PCI", "render", "NUMA", "mode", "xGMI GB/s", "UUID")
 # Column -> field of Measured, for a GPU or a process on a CPU.
 RATES = {
     "GEMM TFLOPS": "gemm_tflops",
@@ -44,81 +43,73 @@ def show(
 ) -> None:
     console = Console()
     console = console if console.is_terminal else Console(width=WIDTH)
-    console.print(_machine(host, hardware))
+    kinds = Counter(map(detect.describe, host.gpus))
+    withheld = Counter(map(detect.describe, host.withheld))
+    lines = [f"{count} x {kind}" for kind, count in kinds.items()] or ["no GPU that may be used"]
+    lines += [f"{count} x {kind}: not given to this container" for kind, count in withheld.items()]
+    group = f"checked against hardware={hardware.name}" if hardware else ""
+    lines.append(group or "no group of conf/hardware fits: hardware=GROUP names one")
+    console.print(Text("\n".join(lines)))
     if 0 < len(host.gpus) <= FEW:
-        console.print(_gpus(host))
+        columns = ("GPU", "product", "PCI", "render", "NUMA", "mode", "xGMI GB/s", "UUID")
+        console.print(_table(columns, _gpus(host), no_wrap=True))
     elif host.gpus:
         console.print("format=json lists each device.")
     for status in (Status.fail, Status.warn):
         for check, finding in findings.items():
             if finding.status == status:
-                console.print(_wrong(check, finding))
-    console.print(_all(findings))
+                name = Text(f"\n{status.value.upper()} {check.name}", STYLE[status])
+                body = Table.grid(padding=(0, 2))
+                body.add_row("  found", Text(finding.read))
+                body.add_row("  expected", Text(f"{finding.threshold}  [{finding.source}]"))
+                body.add_row("  cure", Text(finding.cure, "bold"))
+                console.print(name, body)
+    console.print(_table(("subject", "check", "", "found"), _checked(findings)))
     if active and active.measured:
-        console.print(_measured(active))
+        rows = []
+        for gpu in active.measured:
+            rates = [getattr(gpu, field) for field in RATES.values()]
+            cells = [None if rate is None else f"{rate:.4g}" for rate in rates]
+            clocks = gpu.clocks_mhz
+            dies = f"{min(clocks)} to {max(clocks)}" if clocks else None
+            rows.append([str(active.gpus[gpu.rank] if active.gpus else gpu.rank), *cells, dies])
+        console.print(_table(("GPU", *RATES, "MHz of its dies"), rows))
     if not host.gpus and not host.withheld:
-        left_out = sum(check not in findings for check in CHECKS)
+        omitted = sum(check not in findings for check in CHECKS)
         console.print(
-            f"No GPU was found: {left_out} checks of GPUs, their links and their driver are "
-            "left out."
+            f"No GPU was found: {omitted} checks of GPUs, their links and their driver are left "
+            "out."
         )
     counts = Counter(finding.status for finding in findings.values())
     words = [Text(f"{counts[s]} {s.value}", STYLE[s]) for s in STYLE if counts[s]]
     console.print(Text(", ").join(words))
 
 
-def _machine(host: Host, hardware: Hardware | None) -> Panel:
-    """Return a panel of what this machine has, one line per kind."""
-    usable = Counter(map(detect.describe, host.gpus))
-    withheld = Counter(map(detect.describe, host.withheld))
-    lines = [f"{count} x {kind}" for kind, count in usable.items()] or ["no GPU that may be used"]
-    lines += [f"{count} x {kind}: not given to this container" for kind, count in withheld.items()]
-    against = "no group of conf/hardware fits: hardware=GROUP names one"
-    if hardware:
-        against = f"checked against hardware={hardware.name}"
-    text = Text("\n".join([*lines, against]))
-    return Panel(text, title="[bold]this machine[/bold]", title_align="left")
-
-
-def _table(*columns: str, no_wrap: bool = False) -> Table:
+def _table(
+    columns: Iterable[str], rows: Iterable[Iterable[str | Text | None]], no_wrap: bool = False
+) -> Table:
     table = Table(box=box.SIMPLE, pad_edge=False)
     for name in columns:
         table.add_column(name, no_wrap=no_wrap)
+    for row in rows:
+        table.add_row(*("-" if cell is None else cell for cell in row))
     return table
 
 
-def _gpus(host: Host) -> Table:
-    table = _table(*GPU_COLUMNS, no_wrap=True)
+def _gpus(host: Host) -> Iterable[list[str | None]]:
     for index, gpu in enumerate(host.gpus):
         speeds = Counter(link.gb_s for link in gpu.links if link.kind == "xgmi")
-        row = (
-            str(index),
-            gpu.product.removeprefix("AMD ").removeprefix("Instinct "),
-            gpu.pci_address,
-            None if gpu.render_minor is None else f"D{gpu.render_minor}",
-            None if gpu.numa_node is None else str(gpu.numa_node),
-            "/".join(filter(None, (gpu.compute_partition, gpu.memory_partition))),
-            ", ".join(f"{n} x {speed:g}" if speed else str(n) for speed, n in speeds.items()),
-            gpu.uuid,
-        )
-        table.add_row(*(word or "-" for word in row))
-    return table
+        links = ", ".join(f"{n} x {speed:g}" if speed else str(n) for speed, n in speeds.items())
+        product = gpu.product.removeprefix("AMD ").removeprefix("Instinct ")
+        render = None if gpu.render_minor is None else f"D{gpu.render_minor}"
+        numa = None if gpu.numa_node is None else str(gpu.numa_node)
+        mode = "/".join(filter(None, (gpu.compute_partition, gpu.memory_partition)))
+        uuid = gpu.uuid or None
+        yield [str(index), product, gpu.pci_address, render, numa, mode or None, links or "-", uuid]
 
 
-def _wrong(check: Check, finding: Finding) -> Panel:
-    source = (f"  [{finding.source}]", "dim")
-    body = Table.grid(padding=(0, 2))
-    body.add_row(Text("found", "dim"), Text(finding.read))
-    body.add_row(Text("expected", "dim"), Text.assemble(finding.threshold, source))
-    body.add_row(Text("cure", "dim"), Text(finding.cure, "bold"))
-    style = STYLE[finding.status]
-    title = f"[{style}]{finding.status.value.upper()}[/] {check.name}"
-    return Panel(body, title=title, title_align="left", border_style=style)
-
-
-def _all(findings: dict[Check, Finding]) -> Table:
-    """Return a table of findings, one per line. An unknown one comes with how to find out."""
-    table = _table("subject", "check", "", "found")
+def _checked(findings: dict[Check, Finding]) -> Iterable[list[str | Text]]:
+    """Yield a row for each finding. An unknown one comes with how to find out."""
     subject = ""
     for check, finding in findings.items():
         first = check.subject if check.subject != subject else ""
@@ -127,15 +118,4 @@ def _all(findings: dict[Check, Finding]) -> Table:
         read = Text(finding.read, overflow="ellipsis", no_wrap=shown_above)
         if finding.status == Status.unknown:
             read = Text.assemble(read, (f"\n{finding.cure}", "bold"))
-        table.add_row(first, check.name, Text(finding.status.value, STYLE[finding.status]), read)
-    return table
-
-
-def _measured(outcome: Outcome) -> Table:
-    table = _table("GPU", *RATES, "MHz of its dies")
-    for gpu in outcome.measured:
-        rates = [getattr(gpu, field) for field in RATES.values()]
-        words = ["-" if rate is None else f"{rate:.4g}" for rate in rates]
-        dies = f"{min(gpu.clocks_mhz)} to {max(gpu.clocks_mhz)}" if gpu.clocks_mhz else "-"
-        table.add_row(str(outcome.gpus[gpu.rank] if outcome.gpus else gpu.rank), *words, dies)
-    return table
+        yield [first, check.name, Text(finding.status.value, STYLE[finding.status]), read]

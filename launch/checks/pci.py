@@ -114,10 +114,8 @@ def pcie(facts: Facts) -> Finding | None:
         "each GPU at the full width and speed of its slot",
         "current_ and max_link_width, _speed of both ends (sysfs)",
     )
-    narrow: list[str] = []
-    slow: list[str] = []
-    resting: list[str] = []
-    unknown, words = [], set()
+    faults = defaultdict[str, list[str]](list)
+    words = set()
     for gpu in gpus:
         device, address = facts.device(gpu), gpu.pci_address
         # A display card slows its link down when idle; accelerators do not.
@@ -125,25 +123,24 @@ def pcie(facts: Facts) -> Finding | None:
         rests = draws and not number(device / "gpu_busy_percent")
         links = _links_up(device)
         if not links:
-            unknown.append(address)
+            faults["unknown"].append(address or "")
         for width, widest, speed, fastest in links:
             words.add(f"x{width} at {speed:g} GT/s")
             if width < widest:
-                narrow.append(f"{address} x{width} of x{widest}")
+                faults["narrow"].append(f"{address} x{width} of x{widest}")
             if speed < fastest:
-                (resting if rests else slow).append(f"{address} {speed:g} of {fastest:g} GT/s")
-    if narrow:
-        cure = (
-            "switch off, seat the card and its riser anew, in a slot of full width; sudo lspci -vv"
-        )
+                kind = "resting" if rests else "slow"
+                faults[kind].append(f"{address} {speed:g} of {fastest:g} GT/s")
+    seat = "seat the card and its riser anew"
+    if narrow := faults["narrow"]:
+        cure = f"switch off, {seat}, in a slot of full width; sudo lspci -vv"
         return expected.fail(some(narrow), cure)
-    if slow:
-        cure = "PCIe speed in the BIOS: auto; seat the card and its riser anew; sudo lspci -vv"
-        return expected.warn(some(slow), cure)
-    if resting:
+    if slow := faults["slow"]:
+        return expected.warn(some(slow), f"PCIe speed in the BIOS: auto; {seat}; sudo lspci -vv")
+    if resting := faults["resting"]:
         cure = "look again during a run: cards slow their link down when idle"
         return expected.unknown(f"{some(resting)}, idle", cure)
-    if unknown:
+    if unknown := faults["unknown"]:
         read = f"not stated for {len(unknown)} of {len(gpus)} GPUs"
         return expected.unknown(read, f"sudo lspci -vv -s {unknown[0]} | grep LnkSta")
     return expected.passed(f"{len(gpus)} GPUs: {', '.join(sorted(words))}")
@@ -190,7 +187,14 @@ def xgmi(facts: Facts) -> Finding | None:
     if not any(gpu.links for gpu in facts.amd_gpus):
         return expected.unknown("the topology states no links", "amd-smi topology")
     pairs = [pair for hive in hives.values() for pair in itertools.permutations(hive, 2)]
-    if missing := [f"{gpu.node}-{other.node}" for gpu, other in pairs if not _linked(gpu, other)]:
+    missing = [
+        f"{gpu.node}-{other.node}"
+        for gpu, other in pairs
+        if not any(link.node == other.node and link.kind == "xgmi" for link in gpu.links)
+        # two partitions of a GPU need no link
+        and (gpu.pci_address is None or gpu.pci_address != other.pci_address)
+    ]
+    if missing:
         cure = (
             "power the machine off and on; if it stays, the board or a bridge is at fault: "
             "amd-smi topology"
@@ -203,32 +207,20 @@ def xgmi(facts: Facts) -> Finding | None:
             f"{len(alone)} GPUs in no hive: their traffic goes over PCIe",
             "seat the bridge; or leave them out of a run",
         )
+    # Count the GPUs that a run or a container leaves out too, unless the kernel hides some of them.
+    # Partitions share an address.
+    members: dict[str | None, set[str | int | None]] = defaultdict(set)
+    for gpu in (*facts.host.gpus, *facts.host.withheld):
+        if gpu.hive or not gpu.usable:
+            members[gpu.hive].add(gpu.pci_address or gpu.node)
     whole = hardware.hive or hardware.gpus_per_node
     usual = (whole, hardware.gpus_per_node, *PARTS)
-    if odd := [size for size in _hive_sizes(facts) if size not in usual]:
+    odd = [len(gpus) for gpus in members.values() if len(gpus) not in usual]
+    if odd and None not in members:
         cure = (
             "sudo dmesg | grep -i amdgpu for one that is lost, power the machine off and on; "
-            "a virtual machine that was given no more can "
-            "stay as it is"
+            "a virtual machine that was given no more can stay as it is"
         )
         return expected.warn(f"a hive of {odd[0]} GPUs, and one of {facts.group} has {whole}", cure)
     sizes = " + ".join(str(len(hive)) for hive in hives.values())
     return expected.passed(f"{len(hives)} hive(s) of {sizes} GPUs, complete")
-
-
-def _hive_sizes(facts: Facts) -> list[int]:
-    """Return the number of GPUs of each hive, also those that a run or a container leaves out.
-
-    Return an empty list if the kernel hides some of them.
-    """
-    hives: dict[str | None, set[str | int | None]] = defaultdict(set)
-    for gpu in (*facts.host.gpus, *facts.host.withheld):
-        if gpu.hive or not gpu.usable:
-            hives[gpu.hive].add(gpu.pci_address or gpu.node)  # partitions share an address
-    return [] if None in hives else [len(gpus) for gpus in hives.values()]
-
-
-def _linked(gpu: Gpu, other: Gpu) -> bool:
-    """Return whether two GPUs are linked. Two partitions of a GPU need no link."""
-    same_card = gpu.pci_address is not None and gpu.pci_address == other.pci_address
-    return same_card or any(link.node == other.node and link.kind == "xgmi" for link in gpu.links)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from launch.checks.facts import Facts
-from launch.checks.finding import Expected, Finding, some
+from launch.checks.finding import Expected, Finding, boot_with, some
 from launch.machine import detect, nvidia
 from launch.machine.gpu import GIB, Gpu
 from launch.machine.kfd import GTT, NODES
-from launch.machine.sysfs import folders, is_folder, number, properties, text
+from launch.machine.sysfs import folders, is_folder, number, properties, text, total_memory
 
 # Share of the memory; our choice. An idle driver uses 0.3 GB and a desktop 1 GB of 24. More than
 # that is another run.
@@ -22,16 +22,24 @@ HELD = 100_000_000
 NEAR_LIMIT_C = 10.0
 CAPS = ("power1_cap", "power1_cap_default")
 KFD_PROCESSES = "sys/class/kfd/kfd/proc"
+# Of an integrated GPU, which uses system memory (GTT).
+PAGE = 4096
+LEFT_TO_SYSTEM = 4 << 30  # bytes; kyuz0's guides leave 4 GiB or more
+ALL = 128 << 30  # bytes of the largest machine, if there is no /proc/meminfo
+# Our choice. The default is half; AMD's own examples set 96 of 128 GB, so that much is deliberate.
+ENOUGH = 0.75
+CARVED_GB = 1.0  # the smallest that the BIOS offers is 0.5 GB (AMD's documentation)
 
 
 def partition_mode(facts: Facts) -> Finding | None:
-    compute, memory = facts.needs.compute_partition, facts.needs.memory_partition
-    if compute is None or not facts.amd_gpus:
+    needed = {
+        "compute": facts.needs.compute_partition or "",
+        "memory": facts.needs.memory_partition or "",
+    }
+    if facts.needs.compute_partition is None or not facts.amd_gpus:
         return None
-    expected = Expected(
-        f"{compute}, {memory}",
-        f"conf/hardware: host.compute_partition and memory_partition of {facts.group}",
-    )
+    keys = "host.compute_partition and memory_partition"
+    expected = facts.expected(", ".join(needed.values()), keys)
     modes = sorted(
         {
             (gpu.compute_partition or "unknown", gpu.memory_partition or "unknown")
@@ -39,24 +47,17 @@ def partition_mode(facts: Facts) -> Finding | None:
         }
     )
     read = "; ".join(", ".join(mode) for mode in modes)
-    setters = {
-        "compute": f"then sudo amd-smi set --gpu all --compute-partition {compute}",
-        "memory": f"then (it restarts the driver) sudo amd-smi set --memory-partition {memory}",
-    }
-    for (kind, command), needed, actual in zip(
-        setters.items(), (compute, memory), zip(*modes, strict=True), strict=True
-    ):
-        if other := [mode for mode in actual if mode not in (needed, "unknown")]:
-            keep = (
-                f"hardware.host.{kind}_partition={other[0]}, with hardware.memory_gb and "
-                "hardware.compute_units"
-            )
+    for (kind, mode), actual in zip(needed.items(), zip(*modes, strict=True), strict=True):
+        if others := [other for other in actual if other not in (mode, "unknown")]:
+            command = f"sudo amd-smi set --gpu all --{kind}-partition {mode}"
+            keep = f"hardware.host.{kind}_partition={others[0]}, with hardware.memory_gb and "
+            keep += "hardware.compute_units"
             return expected.fail(
-                read, f"stop what uses the GPUs, {command}; to keep it: {keep} of one device"
+                read, f"stop what uses the GPUs, then {command}; to keep it: {keep} of one device"
             )
-    if modes != [(compute, memory)]:
-        return expected.unknown(read, "amd-smi partition")
-    return expected.passed(read)
+    if modes == [tuple(needed.values())]:
+        return expected.passed(read)
+    return expected.unknown(read, "amd-smi partition")
 
 
 def memory_size(facts: Facts) -> Finding | None:
@@ -270,3 +271,47 @@ def power_cap(facts: Facts) -> Finding | None:
     default = next(iter(low.values()))[1]
     cure = f"sudo amd-smi set --gpu all --power-cap {default:.0f}, unless the cap is intended"
     return expected.warn(some(words), cure)
+
+
+def gtt_size(facts: Facts) -> Finding | None:
+    """Warn only, because plans of runs here use the size that is set."""
+    memory = total_memory(facts.root)
+    most = max(0, (ALL if memory is None else memory) - LEFT_TO_SYSTEM)
+    expected = Expected(
+        f"{ENOUGH * most / 1e9:.0f} GB or more for the GPU",
+        "kyuz0's guides: all but 4 GiB; the kernel itself gives half",
+    )
+    pages = most // PAGE
+    cure = boot_with(f"ttm.pages_limit={pages} ttm.page_pool_size={pages}")
+    cure += f". Kernels that do not know ttm.pages_limit: amdgpu.gttsize={pages * PAGE >> 20}"
+    return _integrated(facts, expected, "gtt", 0, lambda size: size >= ENOUGH * most, cure)
+
+
+def carved_memory(facts: Facts) -> Finding | None:
+    expected = Expected(
+        f"{CARVED_GB:g} GB or less set aside by the BIOS",
+        "AMD's ROCm documentation for Ryzen AI Max: the smallest, 0.5 GB",
+    )
+    cure = "in the BIOS, UMA frame buffer: 512 MB, the smallest"
+    return _integrated(facts, expected, "vram", 1, lambda size: size / 1e9 <= CARVED_GB, cure)
+
+
+def _integrated(
+    facts: Facts,
+    expected: Expected,
+    pool: str,
+    digits: int,
+    passes: Callable[[int], bool],
+    cure: str,
+) -> Finding | None:
+    """Judge the size of a pool of the integrated GPU; None without one."""
+    gpu = next((gpu for gpu in facts.amd_gpus if gpu.gfx in GTT), None)
+    if gpu is None:
+        return None
+    file = f"mem_info_{pool}_total"
+    size, look = (
+        number(facts.device(gpu) / file),
+        f"cat /sys/bus/pci/devices/{gpu.pci_address}/{file}",
+    )
+    read = None if size is None else f"{size / 1e9:.{digits}f} GB"
+    return expected.judge(read, size is not None and passes(size), cure, look)

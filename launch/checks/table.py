@@ -14,7 +14,6 @@ from launch.checks import (
     kernel_log,
     pci,
     state,
-    strix_halo,
 )
 from launch.checks.facts import Facts
 from launch.checks.finding import Finding
@@ -42,8 +41,8 @@ CHECKS = (
     Check("ras", "GPUs", state.ras),
     Check("temperature", "GPUs", state.temperature),
     Check("power_cap", "GPUs", state.power_cap),
-    Check("gtt_size", "GPUs", strix_halo.gtt_size),
-    Check("carved_memory", "GPUs", strix_halo.carved_memory),
+    Check("gtt_size", "GPUs", state.gtt_size),
+    Check("carved_memory", "GPUs", state.carved_memory),
     Check("amdgpu_driver", "Driver and firmware", driver.amdgpu_driver),
     Check("rocm", "Driver and firmware", driver.rocm_version),
     Check("kernel", "Driver and firmware", driver.kernel_version),

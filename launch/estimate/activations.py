@@ -13,10 +13,15 @@ from dataclasses import dataclass
 from enum import Enum
 
 from launch.estimate.adapted import ATTENTION, DOWN, Adapted
-from launch.schema import Model
-from launch.schema.enums import Head
+from launch.estimate.batch import Batch
+from launch.schema import Config, Model
+from launch.schema.enums import Head, Rows
 from launch.schema.shapes import linear_sizes
+from launch.schema.trainer_args import argument, value
 
+# nf4: 4 bits, and an fp32 scale per 64 weights (arXiv:2305.14314)
+BYTES = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "nf4": 0.5625}
+SHARDED = ("fsdp", "zero2", "zero3")
 TILE = (
     4096,
     32768,
@@ -306,3 +311,52 @@ class MicroStep:
     def head_backward(self) -> float:
         """Return `before_head` plus the hidden states' gradients, in fp32 and as handed on."""
         return self.before_head() + self.tokens * 4 * self.model.hidden_size + self.hidden
+
+
+def numerics(config: Config) -> Numerics:
+    if config.precision.compute == "fp32":
+        return Numerics.fp32
+    # nf4 unpacks to 16 bits
+    cast = config.topology.strategy in SHARDED or BYTES[config.precision.weights] <= 2
+    return Numerics.cast if cast else Numerics.autocast
+
+
+def micro_step(config: Config, size: Batch) -> MicroStep:
+    """Return the micro-step of a rank; a preference counts as two rows."""
+    precision, strategy, adapter = config.precision, config.topology.strategy, None
+    all_layers, dtypes = config.topology.fsdp.activation_checkpointing, numerics(config)
+    if config.adapter.rank is not None:
+        # An adapter's weights are fp32 under autocast, unless the strategy casts all weights or TRL
+        # casts them with nf4.
+        fp32, nf4 = precision.compute == "fp32", precision.weights == "nf4"
+        low = not fp32 and (nf4 or strategy in SHARDED)
+        recast = nf4 or (dtypes is Numerics.cast and not low)
+        bytes_ = (2 if low else 4, 4 if fp32 else 2)
+        adapter = Adapted.of(config.model, config.adapter, *bytes_, recast)
+    return MicroStep(
+        config.model,
+        dtypes,
+        size.per_device * config.method.sequences_per_example,
+        size.sequence,
+        adapter,
+        bool(value(config, "gradient_checkpointing")) or all_layers,
+        config.hardware.fused_attention and config.hardware.attention != "eager",
+        compiled=bool(argument(config, "torch_compile") or config.step.compile),
+        recomputed=None if all_layers else config.step.checkpointed_layers,
+        fp8=precision.compute == "fp8",
+        head=head_of(config),
+        liger=bool(argument(config, "use_liger_kernel")),
+    )
+
+
+def head_of(config: Config) -> Head:
+    """Return how logits are computed.
+
+    ZeRO-3 never has the whole head in a backward, completions use TRL's head, and the gradients of
+    a frozen head are not kept.
+    """
+    head = config.method.head
+    completions = config.method.generates and config.step.rows != Rows.packed
+    if config.topology.strategy == "zero3" or head is Head.tiled or completions:
+        return Head.tiled
+    return Head.kept if head is Head.kept and config.adapter.rank is None else Head.summed

@@ -76,7 +76,9 @@ class Adapted:
         Each keeps its input (as A reads it, and after dropout), A's output and, with DoRA, the
         base's and B's outputs, which are the factors of the magnitude's gradient.
         """
-        each = sum(self._kept_input(name) for name in self.sizes)
+        # dropout's mask takes a byte per element
+        element = self.out + (1 if self.dropout else 0)
+        each = sum(inputs * element for inputs, _ in self.sizes.values())
         if (
             not self.copies and not self.dropout
         ):  # q, k and v read one tensor, gate and up another; o reads what attention keeps
@@ -90,10 +92,6 @@ class Adapted:
             + made
             + (2 * self.out * sum(o for _, o in self.sizes.values()) if self.dora else 0)
         )
-
-    def _kept_input(self, name: str) -> float:
-        # dropout's mask takes a byte per element
-        return self.sizes[name][0] * (self.out + (1 if self.dropout else 0))
 
     def weights(self) -> float:
         """Return bytes of the 16-bit copies of A and B, which autocast keeps through a forward."""

@@ -1,4 +1,4 @@
-"""Tell how close a plan is to its memory limit.
+"""Tell how close a plan is to its memory limit, and what the planner does not count.
 
 A run that fits by less than the planner's own error may not fit.
 """
@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from launch.estimate.batch import batch
-from launch.estimate.memory import generates_with_vllm, on_host
+from launch.estimate.batch import UNCUT, batch
+from launch.estimate.memory import on_host
+from launch.estimate.training import IN_8_BITS, OF_TORCHAO, OPTIMIZERS, generates_with_vllm
 from launch.machine.detect import Host
 from launch.schema import Config
 from launch.schema.enums import Vendor
 from launch.schema.plan import Memory
-from launch.schema.trainer_args import argument
+from launch.schema.trainer_args import argument, known, value
 
 ERROR = 0.05  # nearly all runs of docs/results/memory.md were within this share of the plan
 BATCHES = ("per_device_train_batch_size", "batch_size")  # for training, for inference
@@ -85,7 +86,16 @@ def warnings(config: Config, found: list[Memory]) -> list[str]:
         f"{entry.process}: {entry.total_gb:.1f} of {entry.capacity_gb:.1f} GB, "
         f"{share(entry):.0%} of its GPU"
     )
-    return [f"{needs}: {why(entry)}. It may not fit. Use: {_pages(config, entry)}{_less(config)}."]
+    size, names = batch(config).per_device, [name for name in BATCHES if argument(config, name)]
+    longest = next((name for name in LENGTHS if argument(config, name)), None)
+    if size > 1 and names:
+        less = f"a smaller method.args.{names[0]} (now {size})"
+    elif longest is None:
+        less = "a larger GPU, or more of them"
+    else:
+        now = argument(config, longest)
+        less = f"a smaller method.args.{longest} (now {now}), or more GPUs"
+    return [f"{needs}: {why(entry)}. It may not fit. Use: {_pages(config, entry)}{less}."]
 
 
 def _pages(config: Config, entry: Memory) -> str:
@@ -104,12 +114,22 @@ def _pages(config: Config, entry: Memory) -> str:
     )
 
 
-def _less(config: Config) -> str:
-    """Suggest a smaller batch, else a shorter length, else a larger GPU."""
-    size, names = batch(config).per_device, [name for name in BATCHES if argument(config, name)]
-    if size > 1 and names:
-        return f"a smaller method.args.{names[0]} (now {size})"
-    longest = next((name for name in LENGTHS if argument(config, name)), None)
-    if longest is None:
-        return "a larger GPU, or more of them"
-    return f"a smaller method.args.{longest} (now {argument(config, longest)}), or more GPUs"
+def uncounted(config: Config) -> list[str]:
+    """Return a line for each given argument that the planner does not count."""
+    if config.method.measures_machine:  # nothing is planned for these methods
+        return []
+    names = ("packing", "padding_free", "activation_offloading", "auto_find_batch_size")
+    found = {name: argument(config, name) for name in names}
+    given = [f"method.args.{name}=true" for name, is_given in found.items() if is_given]
+    optimizer = argument(config, "optim")
+    if optimizer not in (None, *OPTIMIZERS, *IN_8_BITS, OF_TORCHAO):
+        given.append(f"method.args.optim={optimizer} (AdamW stands for it)")
+    if "max_length" in known(config) and not value(config, "max_length"):
+        given.append(f"method.args.max_length=null ({UNCUT} tokens stand for the longest row)")
+    lines = [f"memory and speed are planned without {', '.join(given)}."] if given else []
+    if config.adapter.dora and config.method.trains:
+        lines.append(
+            "speed is planned as plain LoRA's: DoRA's norms, which make a step slower, are not "
+            "counted."
+        )
+    return lines

@@ -9,13 +9,18 @@ same share, and `basis` records that.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from launch.estimate import adapted
-from launch.estimate.activations import MicroStep, Numerics
+from launch.estimate.activations import MicroStep, Numerics, micro_step
 from launch.estimate.batch import Batch, batch, generation_batch
-from launch.estimate.memory import generates_with_vllm, micro_step, stepped_bytes
-from launch.estimate.reference import compares, has_reference
+from launch.estimate.traffic import TRAFFIC, traffic
+from launch.estimate.training import (
+    compares,
+    generates_with_vllm,
+    has_reference,
+    stepped_bytes,
+    width,
+)
 from launch.inputs import engine_args
 from launch.machine import placement
 from launch.machine.placement import shares_gpu
@@ -51,84 +56,9 @@ SERVER_SEQUENCES = 256
 SYNC_S, SYNC_GB_S = 0.14, 134.0  # to send weights to a server
 # through host memory: 0.4 s for 76 million parameters, with three such runs at once on one H200
 GLOO_GB_S = 0.6
-# Bytes moved per weight to copy it to 16 bits (autocast) and return its gradient, with and without
-# checkpointing. Counted like TRAFFIC.
-WEIGHT_BYTES = {
-    Numerics.autocast: (18.0, 12.0),
-    Numerics.cast: (0.0, 0.0),
-    Numerics.fp32: (0.0, 0.0),
-}
-FROZEN_BYTES = {
-    Numerics.autocast: (13.5, 7.0),
-    Numerics.cast: (1.5, 1.0),
-    Numerics.fp32: (0.0, 0.0),
-}  # with adapters: not kept
 # tensors moved per trained one: fused AdamW reads four and writes three; clipping reads two and
 # writes one
 ADAM_TENSORS = 7 + 3
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """Traffic of one layer's memory-bound kernels: bytes per token and unit of width, and kernels.
-
-    Counted on fake tensors over transformers 5.17's Qwen3: norms, rotations, casts, residuals, the
-    activation, and their backward.
-    """
-
-    hidden: float
-    wide: float
-    heads: float  # per unit of query and key width
-    kernels: float
-
-    def plus(self, more: Traffic) -> Traffic:
-        return Traffic(
-            self.hidden + more.hidden,
-            self.wide + more.wide,
-            self.heads + more.heads,
-            self.kernels + more.kernels,
-        )
-
-    def times(self, share: float, of_kernels: float) -> Traffic:
-        return Traffic(
-            share * self.hidden, share * self.wide, share * self.heads, of_kernels * self.kernels
-        )
-
-
-TRAFFIC = {  # by numerics and gradient checkpointing
-    (Numerics.autocast, True): Traffic(558, 38, 347, 254),
-    (Numerics.autocast, False): Traffic(462, 28, 262, 192),
-    (Numerics.cast, True): Traffic(442, 38, 241, 220),
-    (Numerics.cast, False): Traffic(364, 28, 184, 168),
-    (Numerics.fp32, True): Traffic(455, 76, 297, 196),
-    (Numerics.fp32, False): Traffic(364, 56, 220, 150),
-}
-# with LoRA in peft 0.21, which casts inputs to fp32, and scales and adds products
-TRAFFIC_OF_ADAPTERS = {
-    (Numerics.autocast, True): Traffic(652, 128, 397, 386),
-    (Numerics.autocast, False): Traffic(516, 86, 290, 275),
-    (Numerics.cast, True): Traffic(616, 128, 297, 374),
-    (Numerics.cast, False): Traffic(468, 86, 218, 268),
-}
-# Compiled by inductor. Counted by hand: each chain of such operations between two products is one
-# kernel, which reads its inputs once and writes its outputs once. tests/gpu/test_measured_steps.py
-# compares the result with measurements.
-COMPILED = {
-    (Numerics.autocast, True): Traffic(102, 22, 18, 80),
-    (Numerics.autocast, False): Traffic(74, 16, 12, 60),
-    (Numerics.cast, True): Traffic(62, 22, 16, 56),
-    (Numerics.cast, False): Traffic(44, 16, 12, 42),
-    (Numerics.fp32, True): Traffic(112, 44, 32, 56),
-    (Numerics.fp32, False): Traffic(84, 32, 24, 42),
-}
-# With a frozen base: the 6 bytes each that A and B add to a product's output and to its input's
-# gradient.
-COMPILED_ADAPTERS = {True: Traffic(54, 30, 12, 60), False: Traffic(42, 18, 6, 40)}
-# Scales and casts for fp8 products: two reads and a write of each operand.
-COMPILED_FP8 = Traffic(30, 20, 10, 38)
-# Liger's kernels for norms, rotation and activation: shares of the eager traffic, read off the rows
-# of tests/gpu/test_measured_steps.py, and of the eager kernels.
-LIGER, LIGER_OF_ADAPTERS, LIGER_KERNELS = 0.26, 0.55, 0.5
 # Back-to-back products draw more power, which lowers the clocks. An H100 then reaches 0.69 of its
 # peak instead of healthy.gemm, 0.75 (same rows). In fp8 it reaches 0.61 of fp8's peak.
 BUSY, BUSY_FP8 = 0.92, 0.82
@@ -136,9 +66,6 @@ BUSY, BUSY_FP8 = 0.92, 0.82
 # graph. 4B on an H100 with empty caches and lengths rehearsed: the first step ends 19 to 25 s later
 # than TRL's, which compiles nothing (2026-11-26).
 COMPILE_S = 22.0
-WITHOUT_HEAD_NORMS = (
-    0.31  # share of the heads' traffic without norms of query and key (qwen2, llama)
-)
 
 
 def speed(config: Config) -> Speed:
@@ -149,28 +76,19 @@ def speed(config: Config) -> Speed:
         return Speed(None, None, f"no peak of {config.hardware.name} in {compute} is known")
     if not config.method.trains:
         return Speed(None, None, f"no estimate for {config.method.name} yet")
-    sharing = config.topology
-    if (
-        sharing.fsdp.cpu_offload
-        or sharing.zero.offload_optimizer
-        or sharing.zero.offload_parameters
-    ):
-        return Speed(
-            None,
-            None,
+    fsdp, zero = config.topology.fsdp, config.topology.zero
+    if fsdp.cpu_offload or zero.offload_optimizer or zero.offload_parameters:
+        offloads = (
             "steps that offload are not estimated: they wait for the host's optimizer and for "
-            "its links",
         )
+        return Speed(None, None, f"{offloads}its links")
     size = batch(config)
     parts = step_parts(config, size, peak * 1e12)
     train_s, generate_s = sum(parts.values()) - parts["generation"], parts["generation"]
     step_s = max(train_s, generate_s) if config.topology.overlap else train_s + generate_s
-    measured = "measured shares of an H200's peak and bandwidth"
-    basis = (
-        measured
-        if config.hardware.name == "h200"
-        else f"{measured}, assumed for {config.hardware.name}"
-    )
+    basis = "measured shares of an H200's peak and bandwidth"
+    if config.hardware.name != "h200":
+        basis += f", assumed for {config.hardware.name}"
     if config.runtime.slurm.nodes > 1:
         basis += "; links between nodes assumed as fast as those within one"
     if size.completion and not generates_with_vllm(config):
@@ -211,34 +129,65 @@ def _cost(config: Config, hours: float | None) -> float | None:
     return None if price is None or hours is None else price * gpus * hours
 
 
+def sampling(config: Config) -> Speed:
+    """Predict new tokens per second of all ranks, and seconds per batch of full-length samples.
+
+    Prompts are not counted. Memory is that of an evaluation.
+    """
+    size, vllm = batch(config), argument(config, "engine") == "vllm"
+    rows = size.per_device * int(value(config, "samples_per_prompt"))
+    read_s = engine_args.weights_gb(config, width(config)) / (
+        DECODE_BANDWIDTH * config.hardware.bandwidth_gb_s
+    )
+    start_s = DECODE_S if vllm else _forward_start_s(config)
+    waves = max(1.0, rows / at_once_of(config)) if vllm else 1.0
+    step_s = max(read_s, start_s) * int(value(config, "max_new_tokens")) * waves
+    tokens = size.ranks * rows * int(value(config, "max_new_tokens"))
+    counts = (argument(config, "num_prompts"), config.data.limit, config.data.num_train)
+    prompts = min((int(n) for n in counts if n), default=None)
+    hours = None
+    if prompts is not None:
+        hours = math.ceil(prompts / size.per_device / size.ranks) * step_s / 3600
+    limit = "vLLM's steps" if vllm else "starting kernels"
+    limit = "reading weights" if read_s >= start_s else limit
+    basis = (
+        f"{'vLLM' if vllm else 'transformers'} at best, bound by {limit}, samples of full "
+        "length; shares measured on an H200"
+    )
+    return Speed(tokens / step_s, step_s, basis, hours, _cost(config, hours))
+
+
+def _forward_start_s(config: Config) -> float:
+    """Return seconds to launch a forward's kernels, which transformers does for every token.
+
+    They are a third of those of forward and backward.
+    """
+    return config.model.num_layers * TRAFFIC[Numerics.cast, False].kernels / 3 * KERNEL_S
+
+
 def step_parts(config: Config, size: Batch, peak: float) -> dict[str, float]:
     """Return seconds of a rank's step by kind of work; `peak` in operations per second."""
     step = micro_step(config, size)
     micro = micro_parts(config, step, peak)
-    found = {name: size.accumulation * part for name, part in micro.items()}
+    parts = {name: size.accumulation * part for name, part in micro.items()}
     copying = config.hardware.bandwidth_gb_s * 1e9 * (config.hardware.healthy.copy or COPY)
     sharded = size.ranks if config.topology.strategy in ("fsdp", "zero2", "zero3") else 1
     trained = adapted.trainable_parameters(config.model, config.adapter)
-    found["optimizer"] = ADAM_TENSORS * stepped_bytes(config) * trained / sharded / copying
-    width = (
-        2
-        if config.precision.weights in ("bf16", "fp16")
-        and config.topology.strategy in ("none", "ddp")
-        else 4
-    )
+    parts["optimizer"] = ADAM_TENSORS * stepped_bytes(config) * trained / sharded / copying
+    is_low = config.precision.weights in ("bf16", "fp16")
+    element = 2 if is_low and config.topology.strategy in ("none", "ddp") else 4
     # accumulating a gradient reads two tensors and writes one
-    found["weights"] += 3 * width * trained * (size.accumulation - 1) / copying
-    if (
-        config.topology.strategy == "ddp" and size.ranks > 1
-    ):  # gradients are copied into DDP's buckets and back
-        found["weights"] += (
+    parts["weights"] += 3 * element * trained * (size.accumulation - 1) / copying
+    if config.topology.strategy == "ddp" and size.ranks > 1:
+        # gradients are copied into DDP's buckets and back
+        parts["weights"] += (
             4 * stepped_bytes(config) * trained / (config.hardware.bandwidth_gb_s * 1e9 * COPY)
         )
-    found["between steps"] = STEP_S
-    found["waiting for the host"] = _host_s(config, size, micro, found["optimizer"])
-    found["communication"] = _communication(config, size, sum(micro.values()))
-    found["generation"] = _generation_s(config, size)
-    return found
+    parts["between steps"] = STEP_S
+    parts["waiting for the host"] = _host_s(config, size, micro, parts["optimizer"])
+    parts["communication"] = _communication(config, size, sum(micro.values()))
+    parts["generation"] = _generation_s(config, size)
+    return parts
 
 
 def micro_parts(config: Config, step: MicroStep, peak: float) -> dict[str, float]:
@@ -266,7 +215,7 @@ def micro_parts(config: Config, step: MicroStep, peak: float) -> dict[str, float
     # fp8 covers the layers only
     half = config.hardware.peak_tflops["bf16"] * 1e12 if config.precision.compute == "fp8" else peak
     of_head = gemm if half == peak else half * (config.hardware.healthy.gemm or 1.0)
-    moved, weights, kernels = _traffic(config, step, linear)
+    moved, weights, kernels = traffic(config, step, linear, forwards)
     return {
         "matrix products": (products - head_products) / gemm + head_products / of_head,
         "attention": scores / attention,
@@ -289,43 +238,6 @@ def _products_a_second(config: Config, step: MicroStep, peak: float) -> tuple[fl
     return gemm * (BUSY if step.compiled else 1.0), peak * ATTENTION
 
 
-def _of_layer(config: Config, step: MicroStep, recomputes: bool) -> Traffic:
-    """Return one layer's traffic; `recomputes` if the backward runs its forward again."""
-    adapter, numerics = config.adapter.rank is not None, step.numerics
-    if step.compiled:
-        fused = COMPILED[numerics, recomputes]
-        fused = fused.plus(COMPILED_ADAPTERS[recomputes]) if adapter else fused
-        return fused.plus(COMPILED_FP8) if config.precision.compute == "fp8" else fused
-    eager = (TRAFFIC_OF_ADAPTERS if adapter and numerics is not Numerics.fp32 else TRAFFIC)[
-        numerics, recomputes
-    ]
-    if not argument(config, "use_liger_kernel"):
-        return eager
-    return eager.times(LIGER_OF_ADAPTERS if adapter else LIGER, LIGER_KERNELS)
-
-
-def _traffic(config: Config, step: MicroStep, linear: float) -> tuple[float, float, float]:
-    """Return bytes that a micro-step moves for tokens and for weights, and its kernel launches."""
-    model, (hidden, wide, query, key) = config.model, step.widths
-    adapter = config.adapter.rank is not None
-    again = step.recomputed_share
-    of_layer = (
-        _of_layer(config, step, True)
-        .times(again, again)
-        .plus(_of_layer(config, step, False).times(1 - again, 1 - again))
-    )
-    heads = of_layer.heads * (1.0 if model.architecture == "qwen3" else WITHOUT_HEAD_NORMS)
-    per_token = of_layer.hidden * hidden + of_layer.wide * wide + heads * (query + key)
-    scores = 12 * step.scores() * (1 + again)  # unfused attention reads and writes them repeatedly
-    recomputed, kept = (FROZEN_BYTES if adapter else WEIGHT_BYTES)[step.numerics]
-    per_weight = again * recomputed + (1 - again) * kept
-    weights = per_weight * (linear + (0 if adapter else model.vocab_size * hidden))
-    # a forward is a fifth of forward, recomputation and backward
-    more = 1 + 0.2 * extra_forwards(config)
-    moved = model.num_layers * (step.tokens * per_token + scores)
-    return more * moved, more * weights, more * model.num_layers * of_layer.kernels
-
-
 def extra_forwards(config: Config) -> float:
     """Return forwards without gradients per forward that trains.
 
@@ -335,10 +247,11 @@ def extra_forwards(config: Config) -> float:
     of_reference = compares(config) and not argument(config, "precompute_ref_log_probs")
     if not config.method.generates:
         return float(of_reference)
-    return (of_reference + _scores_apart(config)) / int(value(config, "num_iterations"))
+    iterations = int(value(config, "num_iterations"))
+    return (of_reference + scores_apart(config)) / iterations
 
 
-def _scores_apart(config: Config) -> bool:
+def scores_apart(config: Config) -> bool:
     """Return whether the policy that sampled differs from the step's.
 
     It does if a generation serves several steps, or a part of one.
@@ -382,20 +295,18 @@ def _communication(config: Config, size: Batch, micro_s: float) -> float:
     hive = config.hardware.hive or config.hardware.gpus_per_node
     if config.hardware.hives_gb_s and n > hive:
         link = config.hardware.hives_gb_s * 1e9 * share
-    elif (
-        config.hardware.link == Link.xgmi
-    ):  # one link to each other GPU of the board, so fewer GPUs use fewer links (ROCm/rccl#1270)
+    elif config.hardware.link == Link.xgmi:
+        # one link to each other GPU of the board, so fewer GPUs use fewer links (ROCm/rccl#1270)
         link *= min(1.0, (n - 1) / (hive - 1)) if hive > 1 else 1.0
     if strategy not in ("fsdp", "zero2", "zero3"):
         return max(0.0, 2 * (n - 1) / n * stepped_bytes(config) * trained / link - micro_s / 2)
-    low = 4.0 if config.precision.compute == "fp32" else 2.0
+    low = width(config)
     gathered = (n - 1) / n * low * model.num_parameters / link  # all weights, once
-    if (
-        strategy == "zero2"
-    ):  # sums in every micro-step, in 16 bits except on AMD, and gathers the stepped weights
-        width = 4.0 if config.hardware.vendor == Vendor.amd else low
+    if strategy == "zero2":
+        # sums in every micro-step, in 16 bits except on AMD, and gathers the stepped weights
+        element = 4.0 if config.hardware.vendor == Vendor.amd else low
         return (
-            size.accumulation * 2 * (n - 1) / n * width * trained / link
+            size.accumulation * 2 * (n - 1) / n * element * trained / link
             + gathered * trained / model.num_parameters
         )
     reference = has_reference(config)
@@ -427,10 +338,8 @@ def _generation_s(config: Config, size: Batch) -> float:
     if generates_with_vllm(config):
         without_text = config.topology.servers > 0 and placement.is_tokens_only(config)
         start_s = DECODE_S + (DECODE_IDS_S if without_text else DECODE_SEQUENCE_S) * at_once
-    # transformers launches a forward's kernels for every token: a third of those of forward and
-    # backward
     else:
-        start_s = model.num_layers * TRAFFIC[Numerics.cast, False].kernels / 3 * KERNEL_S
+        start_s = _forward_start_s(config)
     sync_s = (
         SYNC_S + weights_gb / (GLOO_GB_S if shares_gpu(config) else SYNC_GB_S)
         if config.topology.servers

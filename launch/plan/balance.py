@@ -73,7 +73,16 @@ def with_servers(config: Config) -> Config:
 def _fastest(config: Config, host: Host) -> Config | None:
     """Return the fastest split that passes every rule and fits; on a tie, with fewer servers."""
     plain = {split.topology.servers: split for split in _splits(without_choices(config))}
-    sized = [_divided(with_value(config, KEY, servers), split) for servers, split in plain.items()]
+    sized, most = [], batch(config).per_device
+    for servers, split in plain.items():
+        candidate, rows = with_value(config, KEY, servers), batch(split)
+        # divide a rank's sequences per step into micro-batches of at most `config`'s
+        num = rows.per_device * rows.accumulation
+        if num != most * batch(candidate).accumulation:
+            per_device = max(n for n in range(1, min(num, most) + 1) if num % n == 0)
+            candidate = with_value(candidate, BATCH, per_device)
+            candidate = with_value(candidate, ACCUMULATION, num // per_device)
+        sized.append(candidate)
     for split in sorted(sized, key=lambda split: -(speed(split).tokens_per_second or 0.0)):
         if not refusals(plain[split.topology.servers]) and margin.has_room(split, host):
             return split
@@ -90,13 +99,3 @@ def _splits(config: Config) -> Iterator[Config]:
         except UserError:  # the trainers do not divide the effective batch
             continue
         yield split
-
-
-def _divided(config: Config, plain: Config) -> Config:
-    """Divide a rank's sequences per step in `plain` into micro-batches of at most `config`'s."""
-    given, chosen = batch(plain), batch(config).per_device
-    rows = given.per_device * given.accumulation
-    if rows == chosen * batch(config).accumulation:
-        return config
-    per_device = max(n for n in range(1, min(rows, chosen) + 1) if rows % n == 0)
-    return with_value(with_value(config, BATCH, per_device), ACCUMULATION, rows // per_device)

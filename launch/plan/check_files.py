@@ -49,33 +49,28 @@ def check_files(config: Config, all_lines: bool) -> None:
     check_adapter(config)
     check_export(config)
     if config.data.kind == "jsonl":
+        # An evaluation holds out some rows, makes a tokenizer from them, or neither.
+        rows = reader = config.method.rows or "nothing"
+        if config.method.measures_model:
+            makes_tokenizer = config.model.path is None and config.model.init == Init.random
+            reader = "tokenizer" if makes_tokenizer else "nothing"
+            reader = "evaluate" if config.data.heldout_fraction else reader
         if config.data.path is not None:
-            _jsonl("data.path", Path(config.data.path), _read_as(config), all_lines)
+            _jsonl("data.path", Path(config.data.path), reader, all_lines)
         if config.data.heldout_path is not None:
-            reader = _rows(config) if config.method.selection.metric else "evaluate"
+            reader = rows if config.method.selection.metric else "evaluate"
             _jsonl("data.heldout_path", Path(config.data.heldout_path), reader, all_lines)
     check_data_files(config)
     _tuned_products(config)
     _rewards(config)
     _packages(config)
-    _run_root(Path(config.run_root))
-
-
-def _rows(config: Config) -> str:
-    return config.method.rows or "nothing"
-
-
-def _read_as(config: Config) -> str:
-    """Return the method whose fields data.path must have.
-
-    An evaluation holds out some rows, makes a tokenizer from them, or neither.
-    """
-    if not config.method.measures_model:
-        return _rows(config)
-    if config.data.heldout_fraction:
-        return "evaluate"
-    makes_tokenizer = config.model.path is None and config.model.init == Init.random
-    return "tokenizer" if makes_tokenizer else "nothing"
+    root = Path(config.run_root)
+    nearest = next(path for path in (root, *root.parents) if path.exists())
+    if not (nearest.is_dir() and os.access(nearest, os.W_OK)):
+        raise UserError(
+            f"run_root={root}: {nearest} is not a directory that you may write to. Choose another: "
+            "run_root=<directory>."
+        )
 
 
 def _tuned_products(config: Config) -> None:
@@ -95,21 +90,16 @@ def _tuned_products(config: Config) -> None:
         )
 
 
-def _of_the_hub(path: Path) -> str:
-    """Suggest the hub for a path of two names whose first is not a directory here."""
-    named = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-    if named.is_absolute() or len(named.parts) != 2 or path.parent.is_dir():
-        return ""
-    return HUB.format(named)
-
-
 def _model(config: Config) -> None:
     path = config.model.path and Path(config.model.path)
     if not path:
         return
     check_not_a_run(path)
     if not path.is_dir():
-        fault = "no such directory." + (near_files(path) + _of_the_hub(path))
+        name = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+        is_hub_id = not name.is_absolute() and len(name.parts) == 2 and not path.parent.is_dir()
+        hint = HUB.format(name) if is_hub_id else ""
+        fault = f"no such directory.{near_files(path)}{hint}"
         if path.is_file():
             fault = "a file, not a directory. Convert a GGUF file: python -m recipes.from_gguf."
         raise UserError(f"model.path={path}: {fault}")
@@ -150,53 +140,29 @@ def _jsonl(key: str, path: Path, method: str, all_lines: bool) -> None:
 
 
 def _rewards(config: Config) -> None:
-    """Check that a dotted path names a function in a module that Python finds.
-
-    The module is parsed, not run.
-    """
+    """Check that a dotted path names a word in a module that Python finds. None is imported."""
     for name in config.method.rewards:
-        if "." not in name:
+        module, dot, function = name.rpartition(".")
+        if not dot:
             continue
-        module, function = name.rsplit(".", 1)
-        source = _module_source(module)
+        bases = [Path(folder, *module.split(".")) for folder in (os.getcwd(), *sys.path)]
+        files = (file for base in bases for file in (base.with_suffix(".py"), base / "__init__.py"))
+        source = next(filter(Path.is_file, files), None)
         if source is None:
             raise UserError(
                 f"method.rewards.{name}: no module {module!r} on the path ({os.getcwd()} and the "
                 "installed packages)."
             )
-        names = _defined(source)
-        if function not in names:
+        try:
+            text = source.read_text(encoding="utf-8")
+            ast.parse(text)
+        except (SyntaxError, ValueError) as error:
+            raise UserError(f"{source}: no Python ({error}).") from error
+        words = re.findall(r"\w+", text)
+        if function not in words:
             raise UserError(
-                f"method.rewards.{name}: {module} defines no {function!r}.{near(function, names)}"
+                f"method.rewards.{name}: {module} defines no {function!r}.{near(function, words)}"
             )
-
-
-def _module_source(module: str) -> Path | None:
-    """Find the file of a module without importing its packages. Return None if absent."""
-    parts = module.split(".")
-    for folder in [os.getcwd(), *sys.path]:
-        base = Path(folder, *parts)
-        for file in (base.with_suffix(".py"), base / "__init__.py"):
-            if file.is_file():
-                return file
-    return None
-
-
-def _defined(source: Path) -> set[str]:
-    """Return the names that a module binds at its top level."""
-    names: set[str] = set()
-    try:
-        body = ast.parse(source.read_text(encoding="utf-8")).body
-    except (SyntaxError, UnicodeDecodeError) as error:
-        raise UserError(f"{source}: no Python ({error}).") from error
-    for node in body:
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            names.add(node.name)
-        elif isinstance(node, ast.Assign):
-            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
-        elif isinstance(node, (ast.Import, ast.ImportFrom)):
-            names |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
-    return names
 
 
 def _packages(config: Config) -> None:
@@ -246,14 +212,4 @@ def _package(config: Config, given: str, package: str, instead: str, source: str
         raise UserError(
             f"{given}: the package {package} is not installed. Install it ({install}), or use "
             f"{instead}."
-        )
-
-
-def _run_root(root: Path) -> None:
-    """Check that the directory, or its nearest existing parent, is writable."""
-    nearest = next(path for path in (root, *root.parents) if path.exists())
-    if not (nearest.is_dir() and os.access(nearest, os.W_OK)):
-        raise UserError(
-            f"run_root={root}: {nearest} is not a directory that you may write to. Choose another: "
-            "run_root=<directory>."
         )

@@ -12,6 +12,7 @@ from typing import Any
 from containers import images
 from containers.images import LABEL
 from launch.core.errors import UserError
+from launch.core.json_files import plain
 from launch.inputs import sample_files
 from launch.inputs.data_files import named_files
 from launch.inputs.paths import followed, home, hub_cache, run_hash, secret_dir
@@ -21,7 +22,7 @@ from launch.plan import environment
 from launch.plan.environment import ROOT
 from launch.schema import Config
 from launch.schema.enums import Network, Vendor
-from launch.schema.plan import Confinement, ContainerSpec, Mount, Process
+from launch.schema.plan import ContainerSpec, Mount, Process
 from launch.schema.trainer_args import argument
 
 SECRETS = "/run/secrets"
@@ -220,63 +221,33 @@ def _inputs(config: Config, host: Host) -> list[tuple[str, str]]:
         files = sample_files.files(data.path)
         linked = [file for file in files if not Path(file).is_relative_to(data.path)]
         inputs += [(file, "samples that a link leads to") for file in linked]
-    inputs += [(path, "method.args.reuse") for path in _with_kept(argument(config, "reuse"))]
+    if pipeline := argument(config, "reuse"):  # and the phases that it keeps from another run
+        links = filter(Path.is_symlink, Path(pipeline).glob("*"))
+        kept = sorted(str(followed(link)) for link in links)
+        inputs += [(path, "method.args.reuse") for path in (pipeline, *kept)]
     inputs += [(argument(config, "lm_eval_include"), "method.args.lm_eval_include")]
     if method.exports and (converter := argument(config, "gguf_converter")):
         inputs += [(str(Path(converter).parent), "llama.cpp's converter, and what it imports")]
-    inputs += [(path, "what the model's files are links to") for path in _link_targets(model.path)]
+    if model.path and Path(model.path).is_dir():
+        # In the hub's cache, all files of a snapshot are links to another folder.
+        folder = Path(model.path).resolve()
+        targets = {file.resolve().parent for file in folder.iterdir() if file.is_symlink()}
+        outside = sorted(str(target) for target in targets if not target.is_relative_to(folder))
+        inputs += [(path, "what the model's files are links to") for path in outside]
     if tuned := config.user_env.get("PYTORCH_TUNABLEOP_FILENAME"):
         inputs += [(str(Path(tuned).parent), "tuned matrix products")]
     inputs += [(folder, "PYTHONPATH") for folder in environment.own_python_path(config, host)]
     return list({path: why for path, why in inputs if path and Path(path) != ROOT}.items())
 
 
-def _with_kept(pipeline: str | None) -> list[str]:
-    """Return a pipeline's directory, and those of the phases that it keeps from another run."""
-    if not pipeline:
-        return []
-    folders = Path(pipeline).iterdir() if Path(pipeline).is_dir() else ()
-    return [pipeline, *sorted(str(followed(f)) for f in folders if f.is_symlink())]
-
-
-def _link_targets(model: str | None) -> list[str]:
-    """Return folders outside a model's directory that hold its files.
-
-    In the hub's cache, all files of a snapshot are links.
-    """
-    if not model or not Path(model).is_dir():
-        return []
-    folder = Path(model).resolve()
-    targets = {file.resolve().parent for file in folder.iterdir() if file.is_symlink()}
-    return sorted(str(target) for target in targets if not target.is_relative_to(folder))
-
-
 def as_json(spec: ContainerSpec) -> dict[str, Any]:
     """Return the container of a process for mode=plan format=json."""
-    return {
-        "name": spec.name,
-        "image": spec.image,
-        "command": spec.command,
-        "devices": list(spec.devices),
-        "device_reasons": spec.devices,
-        "nvidia_gpus": spec.nvidia_gpus,
-        "groups": spec.groups,
-        "mounts": [vars(m) for m in spec.mounts],
-        "shm_size": f"{spec.shm_gb:g}g",
-        "ipc": spec.ipc,
-        "pid": spec.pid,
-        "network": spec.network,
-        "user": spec.user,
-        "memory_gb": spec.memory_gb,
-        "memlock": spec.memlock,
-        "security_opt": spec.security_opt,
-        "cap_add": spec.cap_add,
-        "cap_drop": spec.cap_drop,
-        "stop_timeout_s": spec.stop_timeout_s,
-        "secrets": spec.secrets,
-        "labels": spec.labels,
-        **({"read_only": True, **vars(spec.confinement)} if spec.confinement else {}),
-    }
+    content = plain(spec)
+    for key in ("environment", "confinement", "shm_gb"):  # environment is the process's `env`
+        del content[key]
+    content |= {"devices": list(spec.devices), "device_reasons": spec.devices}
+    content["shm_size"] = f"{spec.shm_gb:g}g"
+    return content | ({"read_only": True, **plain(spec.confinement)} if spec.confinement else {})
 
 
 def sdk_arguments(spec: ContainerSpec) -> dict[str, dict[str, Any]]:
@@ -324,20 +295,16 @@ def sdk_arguments(spec: ContainerSpec) -> dict[str, dict[str, Any]]:
         "use_config_proxy": False,  # or `docker inspect` shows the client's proxies and passwords
     }
     if spec.confinement:
-        _confine(spec.confinement, container, host)
+        # Without `detach` stdin closes with the launcher, and the engine then ends the container.
+        container |= {"working_dir": "/tmp", "stdin_open": True, "detach": False}
+        host |= {
+            "init": False,  # its server is process 1, which others cannot signal
+            "read_only": True,
+            "auto_remove": True,
+            "pids_limit": spec.confinement.pids,
+            "nano_cpus": int(spec.confinement.cpus * 1e9),
+            "tmpfs": spec.confinement.tmpfs,
+            "sysctls": spec.confinement.sysctls,
+            "log_config": {"Type": "none", "Config": {}},  # verdicts are not a log
+        }
     return {"container": container, "host": host}
-
-
-def _confine(confinement: Confinement, container: dict[str, Any], host: dict[str, Any]) -> None:
-    """Let the engine end the container with the launcher: without `detach`, stdin then closes."""
-    container |= {"working_dir": "/tmp", "stdin_open": True, "detach": False}
-    host |= {
-        "init": False,  # its server is process 1, which others cannot signal
-        "read_only": True,
-        "auto_remove": True,
-        "pids_limit": confinement.pids,
-        "nano_cpus": int(confinement.cpus * 1e9),
-        "tmpfs": confinement.tmpfs,
-        "sysctls": confinement.sysctls,
-        "log_config": {"Type": "none", "Config": {}},  # verdicts are not a log
-    }

@@ -20,17 +20,12 @@ from launch.schema import Config, trainer_args
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 # The arguments that change the rows, their tokens, truncation or packing.
+# fmt: off
 ARGUMENTS = [
-    "max_length",
-    "packing",
-    "packing_strategy",
-    "truncation_mode",
-    "completion_only_loss",
-    "assistant_only_loss",
-    "per_device_train_batch_size",
-    "max_completion_length",
-    "max_steps",
+    "max_length", "packing", "packing_strategy", "truncation_mode", "completion_only_loss",
+    "assistant_only_loss", "per_device_train_batch_size", "max_completion_length", "max_steps",
 ]
+# fmt: on
 ASIDE = ("preview", "cache")  # keys of data that do not change rows
 TOKENIZER_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
 
@@ -69,38 +64,25 @@ def key(config: Config) -> str:
     of the rows themselves uses a hash of the content.
     """
     data, model = plain(config.data), config.model
+    sources = [config.data.path, config.data.heldout_path, *named_files(config).values()]
+    files = [Path(file) for path in sources if path for file in sample_files.files(path)]
+    if model.path:
+        folder = Path(model.path)
+        files += sorted(file for pattern in TOKENIZER_FILES for file in folder.glob(pattern))
+    stats = [(str(file), file.stat() if file.exists() else None) for file in files]
     content = {
         "data": {name: value for name, value in data.items() if name not in ASIDE},
         "model": [
-            model.path,
-            model.hub_id,
-            model.revision,
-            model.init.name,
-            model.vocab_size,
-            model.max_positions,
-            model.chat_template,
+            *(model.path, model.hub_id, model.revision, model.init.name),
+            *(model.vocab_size, model.max_positions, model.chat_template),
         ],
         "method": config.method.name,
         "arguments": {name: trainer_args.argument(config, name) for name in ARGUMENTS},
         "server": [config.topology.servers > 0, config.topology.server_max_length],
-        "files": [_stat(file) for file in _files(config)],
+        "files": [[file, stat and stat.st_size, stat and stat.st_mtime_ns] for file, stat in stats],
         "code": _code(),
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def _files(config: Config) -> list[Path]:
-    paths_ = [config.data.path, config.data.heldout_path, *named_files(config).values()]
-    files = [Path(file) for path in paths_ if path for file in sample_files.files(path)]
-    if config.model.path:
-        folder = Path(config.model.path)
-        files += sorted(file for pattern in TOKENIZER_FILES for file in folder.glob(pattern))
-    return files
-
-
-def _stat(file: Path) -> list[Any]:
-    stat = file.stat() if file.exists() else None
-    return [str(file), stat and stat.st_size, stat and stat.st_mtime_ns]
 
 
 @functools.cache

@@ -24,16 +24,38 @@ ADDED_TO = ("PYTHONPATH",)  # the user's own value stays, after ours
 # The shell's variables that a container also gets: those of the stack, which change numbers or
 # speed.
 PASSED = re.compile(r"^(HIP_|HSA_|NCCL_|RCCL_|MIOPEN_|PYTORCH_|VLLM_|HF_|GPU_MAX_)")
+# Variables that make a fault name its kernel, and make the run slow. Sources: AMD's workload guide
+# (debug agent), HIP's and PyTorch's lists.
+UNCACHED = "every tensor is its own allocation, with an end that can be overrun"
+DEBUG_NVIDIA = (
+    ("CUDA_LAUNCH_BLOCKING", "1", "a fault is reported where its kernel was launched"),
+    ("PYTORCH_NO_CUDA_MEMORY_CACHING", "1", UNCACHED),
+)
+AGENT = "/opt/rocm/lib/librocm-debug-agent.so.2"
+DEBUG_AMD = (
+    ("HSA_TOOLS_LIB", AGENT, "the debug agent prints the faulting wave"),
+    ("HSA_TOOLS_REPORT_LOAD_FAILURE", "1", "reports a missing debug agent"),
+    ("HSA_ENABLE_DEBUG", "1", "the agent needs it"),
+    ("AMD_SERIALIZE_KERNEL", "3", "waits around every kernel: the last one faulted"),
+    ("AMD_SERIALIZE_COPY", "3", "the same for copies"),
+    ("PYTORCH_NO_HIP_MEMORY_CACHING", "1", UNCACHED),
+    ("HSA_DISABLE_FRAGMENT_ALLOCATOR", "1", "ROCr merges no allocations: exact addresses"),
+)
 
 
 def settings(
     config: Config, host: Host, kind: str, gpus: list[int], run_dir: Path, ranks: int = 1
 ) -> list[Setting]:
     """Return the variables of a process group, sorted by name."""
+    rows = DEBUG_NVIDIA if config.hardware.vendor == Vendor.nvidia else DEBUG_AMD
+    debug = [
+        Setting(name, value, f"debug=memory_fault: {why}", "launcher") for name, value, why in rows
+    ]
     settings = [
         *_launcher(config, host, kind, gpus, run_dir, ranks),
+        *_vllm(config, kind),
         *_hardware(config, kind, len(gpus)),
-        *_debug(config),
+        *(debug if config.debug != Debug.none else ()),
     ]
     if config.runtime.on_node == "docker":
         settings += _container(config, host)
@@ -76,7 +98,14 @@ def _launcher(
     def add(name: str, value: object, why: str) -> None:
         settings.append(Setting(name, str(value), why, "launcher"))
 
-    add("PYTHONPATH", _python_path(config, host), "recipes/ of this repository, then your own")
+    # stand-ins for vLLM on a CPU and the gloo plugin, then the user's folders
+    folders, smoke = [str(ROOT)], ROOT / "recipes/smoke"
+    if vendor == Vendor.none and (config.topology.servers or generates(config, config.method.kind)):
+        folders.append(str(smoke))
+    if config.topology.servers and placement.backend(config) == "gloo":
+        folders.append(str(smoke / "plugin"))
+    path = os.pathsep.join([*folders, *own_python_path(config, host)])
+    add("PYTHONPATH", path, "recipes/ of this repository, then your own")
     add("PYTHONSAFEPATH", 1, "a folder `recipes` in the current directory must not hide ours")
     add("PYTHONHASHSEED", 0, "sets iterate in the same order in every run; read at start only")
     if not generates(config, kind) or not gpus:
@@ -96,26 +125,17 @@ def _launcher(
         add(MASK[vendor], mask, "the GPUs of this process; the only mask that is set")
     elif kind == "exporter" and vendor in MASK:
         add(MASK[vendor], -1, "an export computes on no GPU, and leaves them to others")
-    settings += _network(config)
-    if kind == "server":
-        why = "opens the weight-update endpoints; the server is bound to loopback"
-        add("VLLM_SERVER_DEV_MODE", 1, why)
-        # With an API server slowed to 15% of a core and 96 sequences in flight, a pause took 4-9 s
-        # at vLLM's default of 128, and 0.1-0.3 s at 16.
-        why = "outputs between other requests, so that a slow host's weight transfer waits for few"
-        add("VLLM_V1_OUTPUT_PROC_CHUNK_SIZE", 16, why)
-    if generates(config, kind):
-        add("VLLM_NO_USAGE_STATS", 1, "vLLM otherwise reports what it runs to its makers")
-        if vendor == Vendor.none:
-            why = "the trainers need the same few cores"
-            add("VLLM_CPU_OMP_THREADS_BIND", "nobind", why)
-            if not config.topology.server_cache_gb:  # the variable would override it
-                why = "GiB for the cache; vLLM otherwise takes half of the memory"
-                add("VLLM_CPU_KVCACHE_SPACE", CPU_CACHE_GIB, why)
-    uses_vllm = generates(config, kind) or config.topology.name == "colocate"
-    if uses_vllm and vendor == Vendor.nvidia:
-        why = "flashinfer, vLLM's default on NVIDIA, is not in our environment"
-        add("VLLM_USE_FLASHINFER_SAMPLER", 0, why)
+    # Between nodes nothing is guessed. `=` means exactly this interface, not all whose name begins
+    # like it (NCCL's environment variables).
+    slurm = config.runtime.slurm
+    for name, given, why in (
+        ("NCCL_SOCKET_IFNAME", slurm.interface and f"={slurm.interface}", "interface"),
+        ("GLOO_SOCKET_IFNAME", slurm.interface, "interface"),
+        ("NCCL_IB_HCA", slurm.hca, "hca"),
+        ("NCCL_IB_GID_INDEX", slurm.gid_index, "gid_index: the RoCE v2 address of the port"),
+    ):
+        if given is not None:
+            add(name, given, f"runtime.slurm.{why}")
     if kind == "trainer" and config.tracking.name == "tensorboard":
         # transformers 5 reads the directory only from here.
         why = "event files stay in the run directory"
@@ -123,69 +143,36 @@ def _launcher(
     return settings
 
 
+def _vllm(config: Config, kind: str) -> list[Setting]:
+    """Return variables of processes in which vLLM runs."""
+    vendor, rows = config.hardware.vendor, list[tuple[str, object, str]]()
+    if kind == "server":
+        why = "opens the weight-update endpoints; the server is bound to loopback"
+        rows.append(("VLLM_SERVER_DEV_MODE", 1, why))
+        # With an API server slowed to 15% of a core and 96 sequences in flight, a pause took 4-9 s
+        # at vLLM's default of 128, and 0.1-0.3 s at 16.
+        why = "outputs between other requests, so that a slow host's weight transfer waits for few"
+        rows.append(("VLLM_V1_OUTPUT_PROC_CHUNK_SIZE", 16, why))
+    if generates(config, kind):
+        rows.append(("VLLM_NO_USAGE_STATS", 1, "vLLM otherwise reports what it runs to its makers"))
+        if vendor == Vendor.none:
+            why = "the trainers need the same few cores"
+            rows.append(("VLLM_CPU_OMP_THREADS_BIND", "nobind", why))
+            if not config.topology.server_cache_gb:  # the variable would override it
+                why = "GiB for the cache; vLLM otherwise takes half of the memory"
+                rows.append(("VLLM_CPU_KVCACHE_SPACE", CPU_CACHE_GIB, why))
+    uses_vllm = generates(config, kind) or config.topology.name == "colocate"
+    if uses_vllm and vendor == Vendor.nvidia:
+        why = "flashinfer, vLLM's default on NVIDIA, is not in our environment"
+        rows.append(("VLLM_USE_FLASHINFER_SAMPLER", 0, why))
+    return [Setting(name, str(value), why, "launcher") for name, value, why in rows]
+
+
 def generates(config: Config, kind: str) -> bool:
     """Return whether vLLM runs here by itself: a server, a benchmark, a tuning, or engine=vllm."""
     return (
         kind == "server" or config.method.starts_vllm or config.method.args.get("engine") == "vllm"
     )
-
-
-def _network(config: Config) -> list[Setting]:
-    """Return the network settings for ranks on several nodes, which are never guessed."""
-    slurm = config.runtime.slurm
-    # `=` means exactly this interface, not all whose name begins like it (NCCL's environment
-    # variables).
-    socket = slurm.interface and f"={slurm.interface}"
-    roce = "runtime.slurm.gid_index: the RoCE v2 address of the port"
-    rows = (
-        ("NCCL_SOCKET_IFNAME", socket, "runtime.slurm.interface"),
-        ("GLOO_SOCKET_IFNAME", slurm.interface, "runtime.slurm.interface"),
-        ("NCCL_IB_HCA", slurm.hca, "runtime.slurm.hca"),
-        ("NCCL_IB_GID_INDEX", slurm.gid_index, roce),
-    )
-    return [
-        Setting(name, str(value), why, "launcher") for name, value, why in rows if value is not None
-    ]
-
-
-def _debug(config: Config) -> list[Setting]:
-    """Return variables that make a fault name its kernel, and make the run slow.
-
-    Sources: AMD's workload guide (debug agent), HIP's and PyTorch's lists.
-    """
-    if config.debug == Debug.none:
-        return []
-    uncached = "every tensor is its own allocation, with an end that can be overrun"
-    if config.hardware.vendor == Vendor.nvidia:
-        values = {
-            "CUDA_LAUNCH_BLOCKING": ("1", "a fault is reported where its kernel was launched"),
-            "PYTORCH_NO_CUDA_MEMORY_CACHING": ("1", uncached),
-        }
-    else:
-        agent = "/opt/rocm/lib/librocm-debug-agent.so.2"
-        values = {
-            "HSA_TOOLS_LIB": (agent, "the debug agent prints the faulting wave"),
-            "HSA_TOOLS_REPORT_LOAD_FAILURE": ("1", "reports a missing debug agent"),
-            "HSA_ENABLE_DEBUG": ("1", "the agent needs it"),
-            "AMD_SERIALIZE_KERNEL": ("3", "waits around every kernel: the last one faulted"),
-            "AMD_SERIALIZE_COPY": ("3", "the same for copies"),
-            "PYTORCH_NO_HIP_MEMORY_CACHING": ("1", uncached),
-            "HSA_DISABLE_FRAGMENT_ALLOCATOR": ("1", "ROCr merges no allocations: exact addresses"),
-        }
-    return [
-        Setting(name, value, f"debug=memory_fault: {why}", "launcher")
-        for name, (value, why) in values.items()
-    ]
-
-
-def _python_path(config: Config, host: Host) -> str:
-    """Return recipes/, stand-ins (vLLM on a CPU, the gloo plugin), then the user's folders."""
-    smoke = ROOT / "recipes/smoke"
-    vllm = config.topology.servers > 0 or generates(config, config.method.kind)
-    on_cpu = [str(smoke)] if config.hardware.vendor == Vendor.none and vllm else []
-    uses_gloo = config.topology.servers > 0 and placement.backend(config) == "gloo"
-    gloo = [str(smoke / "plugin")] if uses_gloo else []
-    return os.pathsep.join([str(ROOT), *on_cpu, *gloo, *own_python_path(config, host)])
 
 
 def own_python_path(config: Config, host: Host) -> list[str]:

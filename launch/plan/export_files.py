@@ -39,27 +39,16 @@ def _check_evaluation(config: Config, run: Path) -> None:
     The model card must not show the figures of another model.
     """
     result, record = read_json(run / "result.json") or {}, read_json(run / "record.json") or {}
-    composition = record.get("composition")
-    if (
-        result.get("status") != "done"
-        or not isinstance(composition, dict)
-        or not ("accuracy" in result or "lm_eval" in result)
-    ):
+    model = (record.get("composition") or {}).get("model")
+    measures = "accuracy" in result or "lm_eval" in result
+    if result.get("status") != "done" or not measures or not isinstance(model, dict):
         raise UserError(
             f"method.args.results_from={run}: no evaluation that is done. Use: a run of "
             "method=evaluate."
         )
-    model = composition.get("model")
-    if not isinstance(model, dict) or not all(
-        isinstance(model.get(key, 0), str | None) for key in ("path", "hub_id")
-    ):
-        raise UserError(
-            f"method.args.results_from={run}: its record.json names no model. Use: a run of this "
-            "version."
-        )
     adapter = config.adapter.path  # the adapter's run saved the merged model, which was measured
     path = str(Path(adapter).resolve().with_name("model")) if adapter else config.model.path
-    measured = _named(model["path"], model["hub_id"], model.get("revision"))
+    measured = _named(model.get("path"), model.get("hub_id"), model.get("revision"))
     exported = _named(path, config.model.hub_id, config.model.revision)
     if measured != exported:
         raise UserError(
@@ -98,18 +87,14 @@ def check_not_a_run(path: Path) -> None:
     else:
         fault = f"that run has left no model (its status: {record.get('status')}). Use: its "
         fault += "command again, which finishes it"
-        newest = _newest_checkpoint(run)
+        # checkpoints that are whole and can serve as a model
+        steps = {
+            int(step): folder
+            for folder in run.glob("checkpoints/checkpoint-*")
+            if (step := folder.name.rpartition("-")[2]).isdigit()
+            and (folder / "manifest.json").is_file()
+            and (folder / "config.json").is_file()
+        }
+        newest = steps[max(steps)] if steps else None
         fault += f"; or model.path={newest}, its newest checkpoint." if newest else "."
     raise UserError(f"model.path={run}: {fault}")
-
-
-def _newest_checkpoint(run: Path) -> Path | None:
-    """Return the newest checkpoint that is whole and can serve as a model."""
-    whole = {
-        int(step): folder
-        for folder in run.glob("checkpoints/checkpoint-*")
-        if (step := folder.name.rpartition("-")[2]).isdigit()
-        and (folder / "manifest.json").is_file()
-        and (folder / "config.json").is_file()
-    }
-    return whole[max(whole)] if whole else None

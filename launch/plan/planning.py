@@ -11,8 +11,7 @@ from launch.config.identity import default_name
 from launch.config.request import Request
 from launch.core.errors import UserError
 from launch.core.json_files import plain
-from launch.estimate import batch, margin, memory, sampling, speed
-from launch.estimate.uncounted import uncounted
+from launch.estimate import batch, margin, memory, speed
 from launch.inputs import model_path, sample_files
 from launch.machine import placement
 from launch.machine.detect import Host
@@ -91,12 +90,12 @@ def make_plan(
         processes=[*sandbox.processes(config), *processes],
         containers={**sandbox.specs(config, host, run_dir), **containers},
         memory=needed,
-        speed=sampling.speed(config) if config.method.leaves_samples else speed.speed(config),
+        speed=speed.sampling(config) if config.method.leaves_samples else speed.speed(config),
         warnings=[
             *warnings,
             *scaling,
             *model_path.warnings(config),
-            *uncounted(config),
+            *margin.uncounted(config),
             *margin.warnings(config, needed),
             *smaller_warnings(config, smaller),
             *image_warnings(config),

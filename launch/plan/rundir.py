@@ -8,7 +8,7 @@ import os
 import secrets
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -125,17 +125,13 @@ def changed_data(record: dict[str, Any]) -> list[str]:
     def is_same(path: str, digest: str) -> bool:
         return Path(path).is_file() and sha256(Path(path)) == digest
 
-    return [
-        *(path for path, digest in digests.items() if not is_same(path, digest)),
-        *(path for path, files in data.get("folders", {}).items() if _files(path) != files),
-    ]
-
-
-def _files(path: str) -> list[str] | None:
-    try:
-        return sample_files.files(path)
-    except UserError:  # the check of this run's own data reports it
-        return None
+    changed = [path for path, digest in digests.items() if not is_same(path, digest)]
+    for folder, files in data.get("folders", {}).items():
+        with suppress(UserError):  # the check of this run's own data reports it
+            if sample_files.files(folder) == files:
+                continue
+        changed.append(folder)
+    return changed
 
 
 def _named(config: Config) -> Path:

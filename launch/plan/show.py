@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, Group
+import yaml
+from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -18,17 +19,17 @@ from launch.estimate import batch
 from launch.machine import placement
 from launch.machine.gpu import GIB
 from launch.plan import data_cache
-from launch.plan.views import image_json
+from launch.plan.views import as_json, image_json
 from launch.schema import Config
-from launch.schema.enums import Format, Speed, Vendor
-from launch.schema.plan import Balance, ContainerSpec, Memory, Plan, Process
+from launch.schema.enums import Format, Init, Speed, Vendor
+from launch.schema.plan import Balance, Plan
 from launch.schema.trainer_args import argument
 
 
-def show(config: Config, as_json: Callable[[], dict[str, Any]], *plans: Plan) -> None:
+def show(config: Config, content: Callable[[], dict[str, Any]], *plans: Plan) -> None:
     """Print the plans as one JSON object, or as a page for each run."""
     if config.format == Format.json:
-        print(json.dumps(as_json(), indent=1))
+        print(json.dumps(content(), indent=1))
         return
     console = _console()
     for plan in plans:
@@ -72,22 +73,57 @@ def _console() -> Console:
 def show_plan(plan: Plan, console: Console, verbose: bool) -> None:
     """Print what runs where, memory against capacity, speed with its basis, choices, warnings."""
     console.print(Panel(_facts(plan), title=f"[bold]{plan.name}[/bold]", title_align="left"))
-    console.print(_processes(plan))
+    rows = []
+    for process in plan.processes:
+        gpus = ",".join(map(str, process.gpus)) or "CPU"
+        command = Text(shlex.join(process.argv), overflow="ellipsis", no_wrap=True)
+        rows.append((process.name, process.kind, gpus, command))
+    _print(console, "What runs where", ("process", "kind", "GPUs", "command"), rows)
     if plan.memory:
-        console.print(_memory(plan))
+        columns = ("process", "GPUs", "estimated", "of", "share", "parts (GB)")
+        _print(console, "Memory of one GPU", columns, _memory(plan))
     if plan.config.chosen and plan.config.speed == Speed.auto:
-        console.print(_chosen(plan))
+        title = "Chosen, because you did not set them (speed=off disables this)"
+        choices = [
+            (c.key, *(json.dumps(v).strip('"') for v in (c.value, c.before)), c.reason)
+            for c in plan.config.chosen
+        ]
+        _print(console, title, ("key", "value", "before", "reason"), choices)
     if plan.faster:
-        console.print(_faster(plan))
+        offers = [(" ".join(o.overrides), f"{o.gain:.2f}x", o.price) for o in plan.faster]
+        _print(console, "Faster, if you accept it", ("override", "gain", "price"), offers)
     if verbose:
-        for process in plan.processes:
-            console.print(_details(plan, process))
-            if process.name in plan.containers:
-                console.print(_container(plan.containers[process.name]))
+        plan_json = as_json(plan)
+        processes = [{**p, "argv": shlex.join(p["argv"])} for p in plan_json["processes"]]
+        content = {"processes": processes, "trainer_args": plan_json["trainer_args"]}
+        plain = json.loads(json.dumps(content))  # without shared parts, which become anchors
+        text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=1000)
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
     else:
         details = "full command lines, trainer arguments, and every environment variable"
         console.print(f"[dim]verbose=true adds {details} with its reason.[/dim]")
     _warn(console, plan.warnings)
+
+
+def _print(
+    console: Console, title: str, columns: Sequence[str], rows: Iterable[Sequence[str | Text]]
+) -> None:
+    table = Table(*columns, title=title, title_justify="left", expand=True)
+    for row in rows:  # a string could hold markup
+        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
+    console.print(table)
+
+
+def _memory(plan: Plan) -> Iterator[tuple[str, ...]]:
+    entries = {entry.process: entry for entry in reversed(plan.memory)}
+    for process in plan.processes:
+        if entry := entries.get(process.name):
+            gpus = str(len(process.gpus)) if process.gpus else "CPU"
+            total, capacity = f"{entry.total_gb:.1f} GB", f"{entry.capacity_gb:.0f} GB"
+            parts = ", ".join(f"{name} {size:.3g}" for name, size in entry.parts_gb.items())
+            share = f"{entry.total_gb / entry.capacity_gb:.0%}" if entry.capacity_gb else "none"
+            share += "" if entry.fits else ", does not fit"
+            yield process.name, gpus, total, capacity, share, parts
 
 
 def _facts(plan: Plan) -> Table:
@@ -100,21 +136,39 @@ def _facts(plan: Plan) -> Table:
     gpus = f"{hardware.gpus_per_node} x {hardware.product} ({hardware.gfx})"
     rows = {"hardware": f"{nodes}{gpus}, {size} each"}
     if hardware.vendor == Vendor.none:
-        rows["hardware"] = hardware.product
-        if config.smoke:
-            rows["hardware"] = f"the CPU, instead of {hardware.product}"
+        instead = "the CPU, instead of " if config.smoke else ""
+        rows["hardware"] = f"{instead}{hardware.product}"
     if config.method.uses_model:
-        count = _count(config.model.num_parameters)
-        rows["model"] = f"{config.model.name}, {count} parameters, from {_source(config)}"
-    rows["method"] = (
-        f"{config.method.name}, {_training(config) if has_batches else _arguments(config)}"
-    )
+        model, millions = config.model, config.model.num_parameters / 1e6
+        source = model.path or f"{model.hub_id}@{(model.revision or 'main')[:12]}"
+        if not model.path and model.init == Init.random:
+            source = "random weights"
+        count = f"{millions / 1e3:.3g} billion" if millions >= 1e3 else f"{millions:.3g} million"
+        rows["model"] = f"{model.name}, {count} parameters, from {source}"
+    if has_batches:
+        method = _training(config)
+    else:  # the configuration class of a series has the rest
+        values = {
+            "precision": config.precision.name if config.method.uses_precision else None,
+            "adapter": config.adapter.name if config.method.takes_adapter else None,
+            **config.method.args,
+        }
+        shown = [f"{name} {value}" for name, value in values.items() if value is not None]
+        method = ", ".join(shown) or "everything it measures"
+    rows["method"] = f"{config.method.name}, {method}"
     if has_batches:
         rows["data"] = _data(config)
     if plan.data_cache:
         rows["its rows"] = data_cache.said(config, plan.data)
     place = f"slurm ({runtime.on_node} on the node)" if runtime.name == "slurm" else runtime.name
-    rows["topology"] = f"{config.topology.name} on {place}: {_spread(config)}"
+    topology, servers = config.topology, ""
+    if placement.shares_gpu(config):
+        servers = "on one GPU a server and "
+    elif topology.servers:
+        servers = f"{placement.num_server_gpus(config)} GPU(s) generate, "
+    by = "" if topology.strategy == "none" else f" by {topology.strategy}"
+    ranks = f"{servers}{placement.num_trainers(config)} rank(s){by}"
+    rows["topology"] = f"{topology.name} on {place}: {ranks}"
     if runtime.on_node == "docker":
         image = image_json(config) or {}
         base = f", built on {image['base']}" if "base" in image else ""
@@ -131,30 +185,6 @@ def _facts(plan: Plan) -> Table:
     for name, text in rows.items():
         table.add_row(Text(name, style="bold"), Text(text))
     return table
-
-
-def _arguments(config: Config) -> str:
-    """Return the arguments of a series; its configuration class has the rest."""
-    values = {
-        "precision": config.precision.name if config.method.uses_precision else None,
-        "adapter": config.adapter.name if config.method.takes_adapter else None,
-        **config.method.args,
-    }
-    shown = [f"{name} {value}" for name, value in values.items() if value is not None]
-    return ", ".join(shown) or "everything it measures"
-
-
-def _count(number: int) -> str:
-    return f"{number / 1e9:.3g} billion" if number >= 1e9 else f"{number / 1e6:.3g} million"
-
-
-def _source(config: Config) -> str:
-    model = config.model
-    if model.path:
-        return model.path
-    if model.init.name == "random":
-        return "random weights"
-    return f"{model.hub_id}@{(model.revision or 'main')[:12]}"
 
 
 def _training(config: Config) -> str:
@@ -176,16 +206,6 @@ def _data(config: Config) -> str:
     if data.sources:
         return "mix of " + ", ".join(f"{s.weight:.4g} {s.path or s.hub_id}" for s in data.sources)
     return f"{data.kind} {data.path or data.heldout_path or data.hub_id}"
-
-
-def _spread(config: Config) -> str:
-    servers, strategy = "", config.topology.strategy
-    if placement.shares_gpu(config):
-        servers = "on one GPU a server and "
-    elif config.topology.servers:
-        servers = f"{placement.num_server_gpus(config)} GPU(s) generate, "
-    ranks = f"{servers}{placement.num_trainers(config)} rank(s)"
-    return ranks if strategy == "none" else f"{ranks} by {strategy}"
 
 
 def _speed(plan: Plan) -> str:
@@ -212,99 +232,6 @@ def _balance(balance: Balance, sequences: int) -> str:
     servers = f"topology.servers={balance.servers} is predicted {balance.gain:.2f}x as fast"
     at = f", at {balance.sequences} sequences a step" if balance.sequences != sequences else ""
     return f"{halves}{servers}{at}"
-
-
-def _table(title: str, *columns: str) -> Table:
-    return Table(*columns, title=title, title_justify="left", expand=True)
-
-
-def _processes(plan: Plan) -> Table:
-    table = _table("What runs where", "process", "kind", "GPUs", "command")
-    for process in plan.processes:
-        gpus = ",".join(map(str, process.gpus)) or "CPU"
-        command = Text(shlex.join(process.argv), overflow="ellipsis", no_wrap=True)
-        table.add_row(process.name, process.kind, gpus, command)
-    return table
-
-
-def _memory(plan: Plan) -> Table:
-    table = _table("Memory of one GPU", "process", "GPUs", "estimated", "of", "", "parts (GB)")
-    entries = {entry.process: entry for entry in reversed(plan.memory)}
-    for process in plan.processes:
-        if entry := entries.get(process.name):
-            gpus = str(len(process.gpus)) if process.gpus else "CPU"
-            total, capacity = f"{entry.total_gb:.1f} GB", f"{entry.capacity_gb:.0f} GB"
-            parts = ", ".join(f"{name} {size:.3g}" for name, size in entry.parts_gb.items())
-            table.add_row(process.name, gpus, total, capacity, _bar(entry), parts)
-    return table
-
-
-def _bar(entry: Memory) -> Text:
-    share = entry.total_gb / entry.capacity_gb
-    filled = min(10, round(10 * share))
-    bar = "█" * filled + "░" * (10 - filled) + f" {share:.0%}"
-    return Text(bar, style="green") if entry.fits else Text(f"{bar} does not fit", style="red")
-
-
-def _chosen(plan: Plan) -> Table:
-    title = "Chosen, because you did not set them (speed=off disables this)"
-    table = _table(title, "key", "value", "before", "reason")
-    for choice in plan.config.chosen:
-        value, before = (
-            str(v).lower() if isinstance(v, bool) else "" if v is None else str(v)
-            for v in (choice.value, choice.before)
-        )
-        table.add_row(choice.key, value, before, Text(choice.reason))
-    return table
-
-
-def _faster(plan: Plan) -> Table:
-    table = _table("Faster, if you accept it", "override", "gain", "price")
-    for offer in plan.faster:
-        table.add_row(" ".join(offer.overrides), f"{offer.gain:.2f}x", Text(offer.price))
-    return table
-
-
-def _details(plan: Plan, process: Process) -> Group:
-    container = plan.containers.get(process.name)
-    env = container.environment if container else process.env
-    table = Table("variable", "value", "origin", "reason [source]", expand=True)
-    for setting in process.settings:
-        table.add_row(setting.name, env[setting.name], setting.origin, Text(setting.reason))
-    name, command = Text(f"\n{process.name}", style="bold"), Text(shlex.join(process.argv))
-    if process.kind in ("server", "verifier"):
-        return Group(name, command, table)
-    arguments = ", ".join(f"{key}={value}" for key, value in sorted(plan.trainer_args.items()))
-    return Group(name, command, table, Text(f"trainer arguments: {arguments}"))
-
-
-def _container(spec: ContainerSpec) -> Table:
-    """Return a table of the container's settings, each with its reason."""
-    table = Table("container", spec.name, "reason", expand=True)
-    for node, why in spec.devices.items():
-        table.add_row("device", node, why)
-    for mount in spec.mounts:
-        table.add_row("read-only" if mount.read_only else "writable", mount.source, mount.reason)
-    user = "you, so every file it leaves belongs to you"
-    if confinement := spec.confinement:
-        user, limits = "nobody", f"{confinement.pids}, {confinement.cpus:g}"
-        workers = "method.sandbox.workers: each runs one job at a time"
-        table.add_row("containers", str(confinement.copies), workers)
-        table.add_row(
-            "read-only", "/", "all but /tmp, which is in memory and emptied after each test"
-        )
-        table.add_row("processes, cores", limits, "of each")
-    table.add_row("user", spec.user, user)
-    lists = {"group": spec.groups, "security": spec.security_opt, "secret": spec.secrets}
-    for label, values in lists.items():
-        for value in values:
-            table.add_row(label, value, "")
-    table.add_row("network, IPC", f"{spec.network}, {spec.ipc}", f"/dev/shm of {spec.shm_gb:g} GB")
-    limit = "unlimited" if spec.memory_gb is None else f"{spec.memory_gb:g} GB"
-    locked = "unlimited" if spec.memlock else "as the engine sets it"
-    table.add_row("memory", limit, f"locked memory {locked}")
-    table.add_row("stop", f"{spec.stop_timeout_s} s", "from SIGTERM to SIGKILL: time to save")
-    return table
 
 
 def show_end(config: Config, plan: Plan, exit_code: int) -> None:

@@ -10,7 +10,7 @@ from launch.config.identity import composition_hash
 from launch.core.json_files import plain
 from launch.plan import container
 from launch.schema import Config
-from launch.schema.plan import ContainerSpec, Plan, Process
+from launch.schema.plan import Plan
 
 SCHEMA = 1
 
@@ -37,6 +37,14 @@ def image_json(config: Config) -> dict[str, Any] | None:
 
 def as_json(plan: Plan) -> dict[str, Any]:
     """Return the plan as the JSON object of mode=plan format=json."""
+    processes = []
+    for process in plan.processes:
+        spec = plan.containers.get(process.name)
+        content = {key: getattr(process, key) for key in ("name", "kind", "argv", "gpus")}
+        content["env"] = spec.environment if spec else process.env
+        reasons = {s.name: f"{s.reason} ({s.origin})" for s in process.settings}
+        container_json = spec and container.as_json(spec)
+        processes.append({**content, "env_reasons": reasons, "container": container_json})
     return {
         "schema": SCHEMA,
         "name": plan.name,
@@ -49,7 +57,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "image": image_json(plan.config),
         "runtime": plan.config.runtime.name,
         "topology": plan.config.topology.name,
-        "processes": [_process_json(p, plan.containers.get(p.name)) for p in plan.processes],
+        "processes": processes,
         "memory": [{**plain(m), "total_gb": m.total_gb, "fits": m.fits} for m in plan.memory],
         "speed": {
             **plain(plan.speed),
@@ -63,18 +71,6 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "targets": plain(plan.targets),
         "warnings": plan.warnings,
         "composition_hash": composition_hash(plan.config),
-    }
-
-
-def _process_json(process: Process, spec: ContainerSpec | None) -> dict[str, Any]:
-    return {
-        "name": process.name,
-        "kind": process.kind,
-        "argv": process.argv,
-        "env": spec.environment if spec else process.env,
-        "env_reasons": {s.name: f"{s.reason} ({s.origin})" for s in process.settings},
-        "gpus": process.gpus,
-        "container": spec and container.as_json(spec),
     }
 
 

@@ -20,7 +20,7 @@ from launch.config.wording import groups
 from launch.core.errors import HostError, UserError
 from launch.estimate import margin, memory
 from launch.estimate.batch import ACCUMULATION, batch
-from launch.estimate.reference import has_reference
+from launch.estimate.training import OPTIMIZERS, has_reference
 from launch.inputs.adapter_files import check_adapter
 from launch.machine import placement
 from launch.machine.detect import Host
@@ -119,7 +119,13 @@ def changes(plan: Plan, host: Host) -> list[Change]:
         solved.append(set(candidate))
         if remedies[0] in smallest:
             rest = candidate[len(batches[-1]) :]
-            candidate = [*_largest(batches, command.plus(*rest), host), *rest]
+            others = command.plus(*rest)
+            first = bisect.bisect_left(
+                batches,
+                True,
+                key=lambda smaller: _fitting(others.plus(*smaller), host) is not None,
+            )
+            candidate = [*batches[first], *rest]
             tightest = _fitting(command.plus(*candidate), host) or tightest
         cost = "; ".join(cost for _, cost in remedies if cost) or "trains the same"
         results.append(Change(candidate, cost, tightest))
@@ -132,15 +138,6 @@ def _fitting(command: Request, host: Host) -> Memory | None:
     """Return the tightest process of a command; None if it is rejected or does not fit."""
     tightest = _planned(command, host)
     return tightest if tightest and tightest.fits else None
-
-
-def _largest(batches: list[list[str]], command: Request, host: Host) -> list[str]:
-    """Return the largest micro-batch that fits; the last, smallest one must fit."""
-
-    def fits(smaller: list[str]) -> bool:
-        return _fitting(command.plus(*smaller), host) is not None
-
-    return batches[bisect.bisect_left(batches, True, key=fits)]
 
 
 def _smaller_batches(config: Config) -> list[list[str]]:
@@ -198,7 +195,7 @@ def _remedies(config: Config) -> Iterator[Remedy]:
         if topology.strategy == strategy and not leaf(config, f"topology.{key}"):
             yield [f"topology.{key}=true"], f"{cost}, slower: the host holds {what}"
     # bitsandbytes supports the GPUs that have nf4. Sharded moments are small anyway.
-    has_optim = "optim" in known(config) and memory.OPTIMIZERS.get(value(config, "optim")) == 2
+    has_optim = "optim" in known(config) and OPTIMIZERS.get(value(config, "optim")) == 2
     if whole and replicated and has_nf4 and has_optim:
         yield ["method.args.optim=adamw_8bit"], "AdamW's moments are rounded to 8 bits"
     if precision.weights == "fp32" and precision.compute == "bf16":
@@ -241,11 +238,8 @@ def _other_servers(config: Config) -> Iterator[Remedy]:
 
     More GPUs are offered only if at least one is left to train on.
     """
-    topology, gpus, shared = (
-        config.topology,
-        placement.num_gpus(config),
-        placement.shares_gpu(config),
-    )
+    topology, gpus = config.topology, placement.num_gpus(config)
+    shared = placement.shares_gpu(config)
     usual = Topology.server_memory_share
     if topology.server_cache_gb:
         cost = "vLLM sizes its cache by topology.server_memory_share"
@@ -313,7 +307,15 @@ def _largest_batch(config: Config, command: Request, host: Host) -> tuple[str, l
             "find=largest_batch: is for a method that trains, on a GPU. "
             "Set hardware=, or leave it out."
         )
-    sizes = _batches(config)
+    # Possible sizes divide effective_batch, or the completions of a GRPO generation.
+    ranks = batch(config).ranks
+    if whole := config.effective_batch or argument(config, "generation_batch_size"):
+        sizes = divisors(max(1, int(whole) // ranks))
+    else:
+        group = int(argument(config, "num_generations") or 1)
+        times = int(argument(config, "steps_per_generation") or batch(config).accumulation)
+        unit = group // math.gcd(group, ranks * times)
+        sizes = list(range(unit, max(MOST_SEQUENCES, unit) + 1, unit))
     _plan(command.plus(f"{BATCH}={sizes[0]}"), host)  # raises if the command itself is rejected
 
     def planned(size: int) -> Memory | None:
@@ -342,27 +344,9 @@ def _largest_batch(config: Config, command: Request, host: Host) -> tuple[str, l
         True,
         key=lambda size: (entry := planned(size)) is None or margin.close(entry),
     )
-    roomy = (
-        f"with more room: {BATCH}={sizes[num_roomy - 1]}"
-        if num_roomy
-        else "no smaller one leaves more room."
-    )
+    roomy = f"with more room: {BATCH}={sizes[num_roomy - 1]}"
+    roomy = roomy if num_roomy else "no smaller one leaves more room."
     return chosen, [line, f"! It may not fit: {margin.why(largest)}; {roomy}"]
-
-
-def _batches(config: Config) -> list[int]:
-    """Return the possible batch sizes of a rank in ascending order.
-
-    They divide effective_batch, or the completions of a GRPO generation.
-    """
-    ranks = batch(config).ranks
-    whole = config.effective_batch or argument(config, "generation_batch_size")
-    if whole:
-        return divisors(max(1, int(whole) // ranks))
-    group = int(argument(config, "num_generations") or 1)
-    times = int(argument(config, "steps_per_generation") or batch(config).accumulation)
-    unit = group // math.gcd(group, ranks * times)
-    return list(range(unit, max(MOST_SEQUENCES, unit) + 1, unit))
 
 
 def _smallest_hardware(config: Config, command: Request, host: Host) -> tuple[str, list[str]]:

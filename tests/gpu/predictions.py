@@ -30,9 +30,10 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from launch.config.choose import choose
 from launch.config.compose import compose
-from launch.estimate import memory
+from launch.estimate import activations, memory
 from launch.estimate import speed as planner_speed
-from launch.estimate.speed import generates_with_vllm, speed
+from launch.estimate.speed import speed
+from launch.estimate.training import generates_with_vllm
 from launch.machine import detect, placement
 from launch.plan.planning import prepare
 from launch.schema import Config
@@ -143,9 +144,11 @@ def planned(overrides: list[str], trls_step: bool = False) -> tuple[Memory, Spee
     """
     with contextlib.ExitStack() as patched:
         if trls_step:
-            patched.enter_context(mock.patch.object(memory, "_head", return_value=Head.tiled))
             patched.enter_context(
-                mock.patch.object(planner_speed, "_scores_apart", generates_with_vllm)
+                mock.patch.object(activations, "head_of", return_value=Head.tiled)
+            )
+            patched.enter_context(
+                mock.patch.object(planner_speed, "scores_apart", generates_with_vllm)
             )
             patched.enter_context(
                 mock.patch.object(placement, "is_tokens_only", return_value=False)

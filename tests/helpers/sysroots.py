@@ -18,6 +18,7 @@ from launch.checks.facts import COPIED, Facts, Space, gather, host_of
 from tests.conftest import composed
 
 DATA = Path(__file__).parents[1] / "data/kfd"
+KERN_LOG = "var/log/kern.log"
 KFD = "sys/class/kfd/kfd/topology"
 GIB = 1 << 30
 UID = 4242  # owns no file here
@@ -77,7 +78,6 @@ def host_files(
     machine.write("proc/sys/kernel/osrelease", kernel)
     machine.write("proc/sys/kernel/numa_balancing", 0)
     machine.write("proc/cmdline", f"BOOT_IMAGE=/vmlinuz root=/dev/sda1 {cmdline}")
-    machine.write("proc/uptime", "90000.00 1000.00")
     machine.write("proc/meminfo", "MemTotal:       131072000 kB\nMemFree:        100000000 kB")
     machine.write(
         "proc/self/limits",
@@ -86,11 +86,10 @@ def host_files(
         "Max locked memory         unlimited            unlimited            bytes",
     )
     machine.set_environ(PATH="/usr/bin")
-    # 89,000 s after boot, in the last hour; 10 s after boot, long ago.
     machine.write(
-        "dev/kmsg",
-        "6,100,10000000,-;amdgpu 0000:05:00.0: GPU reset begin!\n"
-        "6,101,89000000000,-;eth0: link is up\n SUBSYSTEM=net",
+        KERN_LOG,
+        "2026-11-21T12:00:00.5+00:00 host kernel: amdgpu 0000:05:00.0: GPU reset begin!\n"
+        "2026-11-21T17:30:00.5+00:00 host kernel: eth0: link is up",
     )
     machine.write("sys/kernel/mm/transparent_hugepage/enabled", "[always] madvise never")
     (root / "sys/module/amdgpu").mkdir(parents=True, exist_ok=True)

@@ -13,8 +13,7 @@ from launch.core.errors import UserError
 from launch.estimate import margin
 from launch.estimate.speed import speed
 from launch.plan.balance import balance, with_servers
-from launch.plan.planning import make_plan, prepare
-from launch.plan.views import as_json
+from launch.plan.planning import prepare
 from tests.conftest import composed, host_with
 
 MODEL = ["hardware=h100", "model=qwen3_1_7b", "runtime=local", "topology.server_max_length=1024"]
@@ -79,12 +78,6 @@ def test_auto_takes_the_fastest_and_a_record_has_its_number():
     assert prepare(config)[0].topology.servers == config.topology.servers
 
 
-def test_auto_takes_one_server_where_no_speed_is_predicted():
-    offloads = ["topology.strategy=zero2", "topology.zero.offload_optimizer=true"]
-    config, _ = prepare(composed(*SPLIT, *offloads, "topology.servers=auto"))
-    assert (config.topology.servers, balance(config, HOST)) == (1, None)
-
-
 @pytest.mark.parametrize(
     ("overrides", "named"),
     [
@@ -97,14 +90,6 @@ def test_what_is_no_number_of_servers_is_rejected(overrides, named):
     with pytest.raises(UserError, match=named) as refused:
         with_servers(composed(*SPLIT, *overrides))
     assert refused.value.exit_code == 2
-
-
-@pytest.mark.parametrize(
-    "overrides", [["method=sft", "topology=ddp"], ["method=grpo", "topology=colocate"]]
-)
-def test_without_a_server_there_is_nothing_to_balance(overrides, tmp_path):
-    config, _ = prepare(composed(*MODEL[:3], *overrides))
-    assert as_json(make_plan(config, HOST, tmp_path))["balance"] is None
 
 
 def test_a_plan_says_it(capsys):

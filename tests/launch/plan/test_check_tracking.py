@@ -6,7 +6,6 @@ import pytest
 
 from launch.config.compose import compose
 from launch.core.errors import UserError
-from launch.inputs import tracking
 from launch.plan.check_files import check_files
 
 KEY = "WANDB_API_KEY"
@@ -21,11 +20,6 @@ def refused(*overrides: str) -> str:
 @pytest.mark.parametrize("given", ["tracking=mlflow", "tracking.name=mlflow"])
 def test_the_package_is_looked_for_however_the_tracker_was_named(given):
     assert "tracking=mlflow: the package mlflow is not installed" in refused(given)
-
-
-@pytest.mark.parametrize("given", ["tracking=none", "tracking.name=kubeflow", "tracking.name=none"])
-def test_trackers_without_a_package(given):
-    assert tracking.package(compose(["hardware=cpu", given])) is None
 
 
 @pytest.fixture

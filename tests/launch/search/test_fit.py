@@ -106,15 +106,6 @@ def test_each_change_is_composed_again_and_fits(name):
         assert all(m.fits for m in plan_of([*overrides, *change.overrides]).memory)
 
 
-def test_a_smaller_batch_keeps_the_global_one():
-    overrides = tight("batch")
-    change = changes(overrides)[0]
-    sizes = [int(o.partition("=")[2]) for o in change.overrides]
-    assert change.overrides[0].startswith(fit.BATCH)
-    assert change.overrides[1].startswith(fit.ACCUMULATION)
-    assert sizes[0] * sizes[1] == 512
-
-
 @pytest.mark.parametrize(
     ("loss", "said"), [("dapo", "trains the same"), ("bnpo", "averages over fewer tokens")]
 )
@@ -183,15 +174,6 @@ def test_a_largest_batch_divides_the_effective_one(capsys):
     assert found[-1] == f"{fit.BATCH}=96"
     assert "no larger one was tried" in finding["said"][0]
     assert "find=largest_batch" in capsys.readouterr().err  # it takes seconds
-
-
-def test_every_process_that_lacks_memory_is_named():
-    """A server that lacks half a GB stands before trainers that lack a thousand."""
-    said = fit.shortage(
-        plan_of(["hardware=mi300x", "model=llama3_1_70b", "method=grpo", "topology=split"])
-    )
-    assert said.startswith("server: ")
-    assert "trainers: 1418.8 GB needed on each of its GPUs, 206.2 there" in said
 
 
 @pytest.mark.parametrize(
