@@ -336,8 +336,8 @@ def _generation_s(config: Config, size: Batch) -> float:
     most = at_once_of(config)
     at_once, waves = min(completions / engines, most), max(1.0, completions / engines / most)
     if generates_with_vllm(config):
-        without_text = config.topology.servers > 0 and placement.is_tokens_only(config)
-        start_s = DECODE_S + (DECODE_IDS_S if without_text else DECODE_SEQUENCE_S) * at_once
+        has_ids = placement.is_tokens_only(config)
+        start_s = DECODE_S + (DECODE_IDS_S if has_ids else DECODE_SEQUENCE_S) * at_once
     else:
         start_s = _forward_start_s(config)
     sync_s = (

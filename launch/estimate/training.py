@@ -13,7 +13,7 @@ from launch.estimate.activations import BYTES, SHARDED, MicroStep, Numerics, mic
 from launch.estimate.batch import Batch, batch, evaluation_batch, generation_batch
 from launch.machine import placement
 from launch.schema import Config, shapes
-from launch.schema.enums import Head, Init, Reference
+from launch.schema.enums import Head, Init, Reference, Vendor
 from launch.schema.trainer_args import argument, value
 
 BUCKET = 500_000_000  # elements of ZeRO's gradient buffer: DeepSpeed's default reduce_bucket_size
@@ -130,6 +130,11 @@ def state(config: Config) -> dict[str, float]:
         # TRL also gives the reference to the strategy: whole under ZeRO-2, as loaded under FSDP2.
         is_fsdp = config.topology.strategy == "fsdp"
         parts["reference"] = base / shared if is_fsdp else parts["weights"]
+    sends_beside = config.topology.overlap and config.topology.strategy in ("none", "ddp")
+    if sends_beside and config.hardware.vendor != Vendor.none:
+        # vLLM packs tensors into two buffers until each exceeds 1 GiB, while the step goes on
+        largest = config.model.vocab_size * config.model.hidden_size * base / n.base
+        parts["weights being sent"] = min(base, 2.0 * 2**30 + largest)
     if config.topology.fsdp.cpu_offload or zero.offload_parameters:
         parts |= {"weights": 0.0, "adapter": 0.0, "reference": 0.0}
     if config.topology.fsdp.cpu_offload:
