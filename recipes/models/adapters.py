@@ -19,7 +19,8 @@ from typing import Any
 
 import torch
 from omegaconf import DictConfig
-from peft import LoraConfig, PeftModel
+from peft import LoraConfig, PeftModel, get_peft_model_state_dict
+from peft.utils import SAFETENSORS_WEIGHTS_NAME
 from safetensors import safe_open
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -82,7 +83,8 @@ def note_base(run_dir: Path, base: str) -> None:
 def load_adapter(model: PreTrainedModel, config: DictConfig, base: str) -> PeftModel:
     """Return the model with the adapter of `config.adapter.path`, trainable.
 
-    Raises UserError if the adapter was trained on a base whose fingerprint is not `base`.
+    Raises UserError if the adapter was trained on a base whose fingerprint is not `base`, or on
+    other layers.
     """
     path, model_config = Path(config.adapter.path), config.model
     adapter = LoraConfig.from_pretrained(str(path))
@@ -97,9 +99,20 @@ def load_adapter(model: PreTrainedModel, config: DictConfig, base: str) -> PeftM
         )
     # As TRL does for new adapters under ZeRO-3, which gathers weights of one dtype together.
     autocast = config.topology.strategy != "zero3"
-    return PeftModel.from_pretrained(
+    adapted = PeftModel.from_pretrained(
         model, str(path), is_trainable=True, autocast_adapter_dtype=autocast, config=adapter
     )
+    # PEFT only warns about layers that the adapter lacks or has in addition.
+    with safe_open(path / SAFETENSORS_WEIGHTS_NAME, framework="pt") as file:
+        other = set(file.keys()) ^ set(
+            get_peft_model_state_dict(adapted, save_embedding_layers=False)
+        )
+    if other:
+        raise UserError(
+            f"adapter.path={path} was trained on other layers than model={model_config.name} has: "
+            f"{min(other)}. Use the base that it was trained on."
+        )
+    return adapted
 
 
 def merge_weight(

@@ -11,6 +11,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from launch.core.errors import UserError
@@ -150,6 +151,16 @@ def test_adapters_of_another_base_are_rejected(adapter_dir):
         adapters.load_adapter(
             base(seed=5), settings(adapter_dir), adapters.fingerprint_of(base(seed=5))
         )
+
+
+def test_adapters_of_other_layers_are_rejected(adapter_dir):
+    (adapter_dir / "base.json").unlink()
+    weights = adapter_dir / "adapter_model.safetensors"
+    tensors = load_file(weights)
+    dropped = next(name for name in sorted(tensors) if "lora_B" in name)
+    save_file({name: t for name, t in tensors.items() if name != dropped}, weights)
+    with pytest.raises(UserError, match=f"other layers than model=tiny has: {dropped}"):
+        adapters.load_adapter(base(), settings(adapter_dir), adapters.fingerprint_of(base()))
 
 
 def test_a_fingerprint_is_that_of_the_files_and_of_any_precision(tmp_path):
