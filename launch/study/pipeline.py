@@ -140,7 +140,7 @@ def refuse_keys_of_one_run(config: Config, why: str, **others: bool) -> None:
     keys = {"data.preview": bool(config.data.preview), "find": config.find != Find.none, **others}
     for key, is_set in keys.items():
         if is_set:
-            raise UserError(f"{key}: is for one run, and {why}")
+            raise UserError(f"{key} is for one run, and {why}")
 
 
 def input_data(run_dir: Path, plans: list[Plan]) -> dict[str, Any]:

@@ -157,8 +157,13 @@ def planned(overrides: list[str], trls_step: bool = False) -> tuple[Memory, Spee
 
 
 def planned_row(row: dict[str, Any]) -> tuple[Memory, Speed]:
-    """Return today's plan for a line of predictions.jsonl, with the step it was measured with."""
-    return planned(row["overrides"], trls_step="head" not in row)
+    """Return today's plan for a line of predictions.jsonl, with the step it was measured with.
+
+    All were measured before weights were sent beside the step.
+    """
+    memory, speed = planned(row["overrides"], trls_step="head" not in row)
+    memory.parts_gb.pop("weights being sent", None)
+    return memory, speed
 
 
 def composition(overrides: list[str]) -> Config:

@@ -10,11 +10,11 @@ from tests.gpu import curves
 
 
 @pytest.mark.parametrize("setting", curves.SETTINGS)
-def test_each_setting_trains_16_rows_a_step_from_one_seed(setting):
+def test_each_setting_trains_64_rows_a_step_from_one_seed(setting):
     words = curves.job(setting, "bf16", 1).overrides
     config, _ = prepare(composed("hardware=cpu", "model.init=random", *words))
     args = config.method.args
-    assert args["per_device_train_batch_size"] * args["gradient_accumulation_steps"] == 16
+    assert args["per_device_train_batch_size"] * args["gradient_accumulation_steps"] == 64
     assert (config.seed, args["max_steps"], config.precision.name) == (1, curves.STEPS, "bf16")
 
 

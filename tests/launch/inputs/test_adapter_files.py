@@ -21,16 +21,14 @@ from launch.study import pipeline
 from tests.conftest import composed, host_with
 
 LORA = ["hardware=cpu", "model=tiny", "adapter=lora", "adapter.rank=4", "adapter.alpha=8"]
-Q_PROJ = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
 
 
-def write_adapter(folder, settings=None, tensors=None):
+def write_adapter(folder, settings=None):
     content = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj"], **(settings or {})}
-    header = json.dumps(tensors or {}).encode()
     folder.mkdir(exist_ok=True)
     (folder / "adapter_config.json").write_text(json.dumps(content))
     weights = folder / "adapter_model.safetensors"
-    weights.write_bytes(len(header).to_bytes(8, "little") + header)
+    weights.write_bytes((2).to_bytes(8, "little") + b"{}")
     return weights
 
 
@@ -53,8 +51,7 @@ def test_adapters_with_other_settings_are_rejected(tmp_path, settings, override,
 
 
 def test_adapters_that_do_not_fit_are_rejected(tmp_path):
-    shape = {"dtype": "F32", "shape": [4, 48], "data_offsets": [0, 0]}
-    weights = write_adapter(tmp_path, tensors={Q_PROJ: shape})
+    weights = write_adapter(tmp_path)
     config = copy.deepcopy(composed(*LORA))
     config.adapter.path = str(tmp_path)
 
@@ -62,7 +59,6 @@ def test_adapters_that_do_not_fit_are_rejected(tmp_path):
         with pytest.raises(UserError, match=message):
             check_adapter(config)
 
-    rejected("belongs to another base: .* is of size 48, and model=tiny has")
     weights.write_bytes(b"short")
     rejected("cannot be read")
     (tmp_path / "adapter_config.json").write_text("[]")
