@@ -157,11 +157,7 @@ def test_each_method_has_the_same_samples_and_the_same_start(experiment, samples
         plans["grpo"].config.topology.name,
         len(plans["grpo"].processes[0].gpus),
         len(plans["grpo"].processes[-1].gpus),
-    ) == (
-        "split",
-        1,
-        1,
-    )
+    ) == ("split", 1, 1)
     with_vllm = [
         plan
         for name, plan in plans.items()

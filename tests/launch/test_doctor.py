@@ -255,13 +255,7 @@ def test_it_runs_here_as_it_is(tmp_path):
     assert {"open_files", "shm", "run_root_disk", "clock", "kernel_log"} <= set(names)
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        "doctor.py format=json",
-        "run.py hardware=cpu mode=plan",
-    ],
-)
+@pytest.mark.parametrize("words", ["doctor.py format=json", "run.py hardware=cpu mode=plan"])
 def test_a_reader_that_has_seen_enough(tmp_path, words):
     program, *arguments = words.split()
     command = [sys.executable, str(ROOT / "launch" / program), *arguments]

@@ -73,11 +73,7 @@ def test_adapters_that_do_not_fit_are_rejected(tmp_path):
 
 @pytest.mark.parametrize(
     ("listed", "on"),
-    [
-        (["self_attn.q_proj"], ["q_proj"]),
-        ("q_proj|k_proj", LINEARS),
-        (None, LINEARS),
-    ],
+    [(["self_attn.q_proj"], ["q_proj"]), ("q_proj|k_proj", LINEARS), (None, LINEARS)],
 )
 def test_the_planner_counts_the_layers_of_the_adapter_that_is_trained_on(listed, on, tmp_path):
     """Count all seven for a regular expression, and for files that do not exist yet."""

@@ -49,9 +49,7 @@ def prompts(plan: Plan) -> list[str]:
     return data.load(config.data, "dpo").rows["prompt"]
 
 
-def test_ranks_read_the_files_that_the_launcher_lists_of_a_run_with_phases_that_are_links(
-    tmp_path,
-):
+def test_ranks_read_the_files_that_the_launcher_lists_of_a_run_with_phases_that_are_links(tmp_path):
     """Each file counts once, in the order of the phases, also if links lead back."""
     earlier, run_dir = tmp_path / "runs/1", tmp_path / "runs/2"
     files = [

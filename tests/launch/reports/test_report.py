@@ -432,10 +432,7 @@ def test_levels_and_pass_at_k_of_rafts_cycles(tmp_path):
         title: {curve.label: curve.points for curve in chart.curves}
         for title, chart in charts.items()
     }
-    assert drawn[shares] == {
-        "level 1": ([1.0, 2.0], [100.0, 75.0]),
-        "level 2": ([2.0], [25.0]),
-    }
+    assert drawn[shares] == {"level 1": ([1.0, 2.0], [100.0, 75.0]), "level 2": ([2.0], [25.0])}
     assert drawn["Pass rate of each level"] == {
         "level 1": ([1.0, 2.0], [50.0, 50.0]),
         "level 2": ([2.0], [25.0]),

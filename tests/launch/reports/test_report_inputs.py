@@ -11,15 +11,7 @@ from launch import report
 from launch.core import json_files
 from launch.reports import page
 from launch.reports.data import read, status_of
-from tests.helpers.report_examples import (
-    HOSTILE,
-    a_benchmark,
-    a_run,
-    a_sweep,
-    change,
-    log,
-    steps,
-)
+from tests.helpers.report_examples import HOSTILE, a_benchmark, a_run, a_sweep, change, log, steps
 from tests.helpers.report_reader import Outline, made
 
 

@@ -150,10 +150,7 @@ def test_cycles_stop_when_accuracy_no_longer_improves(tmp_path, accuracies, caps
     assert re.search(r"cycle 1 of 2 .* 70\.0%; stopped early: 1 ", capsys.readouterr().out)
 
 
-@pytest.mark.parametrize(
-    ("how", "at"),
-    [("signal", "raft_cycle2_evaluate"), ("dies", "dpo")],
-)
+@pytest.mark.parametrize(("how", "at"), [("signal", "raft_cycle2_evaluate"), ("dies", "dpo")])
 def test_a_run_that_was_stopped_goes_on_to_the_same_choice(tmp_path, accuracies, how, at):
     accuracies |= after("raft_", 0.5, 0.7, 0.6) | {f"{how} {at}": True}
     given = phased("method.selection.patience=1")

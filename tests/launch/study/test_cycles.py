@@ -236,10 +236,7 @@ def test_smoke_makes_pairs_of_any_answers_unless_told(given):
             ["data=jsonl", "data.path=none.jsonl"],
             ["method.rewards.reasoning_gym with data=jsonl", "+method.rewards.accuracy=1.0"],
         ),
-        (
-            ["data.filter.max_tokens=9"],
-            ["data.filter.max_tokens takes no effect"],
-        ),
+        (["data.filter.max_tokens=9"], ["data.filter.max_tokens takes no effect"]),
         (["runtime=slurm"], ["runtime=slurm: is for one run"]),
     ],
 )

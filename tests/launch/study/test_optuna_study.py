@@ -142,21 +142,14 @@ def test_a_kill_while_a_trial_is_written_leaves_none_of_it(tmp_path, parameters)
     assert statuses == ["done", "done"]
 
 
-@pytest.mark.parametrize(
-    "line",
-    [b"\xff\xfe", b"[1]", b"{}", b'{"op_code": 99}'],
-    ids=str,
-)
+@pytest.mark.parametrize("line", [b"\xff\xfe", b"[1]", b"{}", b'{"op_code": 99}'], ids=str)
 def test_a_line_that_is_none_of_the_journals_is_named(tmp_path, line):
     search = Search(sweep(), 0, tmp_path)
     finish(search, search.next(), 1.0)
     whole = (tmp_path / JOURNAL).read_bytes().splitlines(keepends=True)
     (tmp_path / JOURNAL).write_bytes(b"".join([*whole[:2], line + b"\n", *whole[2:], b'{"op_code']))
     for keep in (True, False):
-        with pytest.raises(
-            UserError,
-            match=rf"^{tmp_path}/journal\.log: .* Move it away",
-        ):
+        with pytest.raises(UserError, match=rf"^{tmp_path}/journal\.log: .* Move it away"):
             Search(sweep(), 0, tmp_path, keep=keep)
 
 

@@ -47,10 +47,7 @@ ODD = {
         "that do: none",
     ],
     "{name: a}, {name: e, model_from: a, overrides: ['method=evaluate']},"
-    " {name: b, model_from: e}": [
-        "model_from=e of b: that phase leaves none",
-        "that do: a.",
-    ],
+    " {name: b, model_from: e}": ["model_from=e of b: that phase leaves none", "that do: a."],
     "{name: a, overrides: ['save_model=false']}, {name: b, model_from: a}": [
         "model_from=a of b: that phase leaves none"
     ],

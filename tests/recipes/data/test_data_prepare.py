@@ -133,11 +133,7 @@ def test_prompts_are_filtered_by_tokens_and_described(tmp_path, tokenizer):
         statistics_file["rows"],
         sum(n for *_, n in statistics_file["histogram"]),
         statistics_file["length"]["shortest"],
-    ) == (
-        len(prompts),
-        len(prompts),
-        min(lengths),
-    )
+    ) == (len(prompts), len(prompts), min(lengths))
 
 
 def test_a_prompt_that_is_too_long_is_quoted(tmp_path, tokenizer):

@@ -116,11 +116,7 @@ def settings(path, **adapter):
         **adapter,
     }
     return OmegaConf.create(
-        {
-            "adapter": own,
-            "model": {"path": None, "name": "tiny"},
-            "topology": {"strategy": "none"},
-        }
+        {"adapter": own, "model": {"path": None, "name": "tiny"}, "topology": {"strategy": "none"}}
     )
 
 

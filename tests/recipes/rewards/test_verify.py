@@ -291,9 +291,7 @@ def test_own_functions_that_hang_or_crash_fail_one_completion(monkeypatch, way, 
     assert [v.score for v in verifier(["p"] * 3, ["good"] * 3, {})] == [1 / 3] * 3
 
 
-def test_a_function_that_always_hangs_ends_the_run_early(
-    monkeypatch,
-):
+def test_a_function_that_always_hangs_ends_the_run_early(monkeypatch):
     monkeypatch.setattr(verify, "Isolated", functools.partial(Isolated, time_s=0.2))
     with pytest.raises(
         UserError, match=r"no score within 0\.2 s of CPU time\..*method\.reward_confined=false"
@@ -385,10 +383,7 @@ def line_of(text):
             "reads_answers",
             "missing 1 required positional argument: 'answers'.*columns are answer, level",
         ),
-        (
-            "takes_no_columns",
-            "got an unexpected keyword argument 'answer'",
-        ),
+        ("takes_no_columns", "got an unexpected keyword argument 'answer'"),
     ],
 )
 def test_own_functions_that_never_work(name, message):
@@ -443,8 +438,7 @@ def test_code_and_its_language():
 
 
 @pytest.mark.parametrize(
-    "tests",
-    ["no json", "[]", [{"call": "f()"}], [{"stdin": 3, "stdout": "3"}]],
+    "tests", ["no json", "[]", [{"call": "f()"}], [{"stdin": 3, "stdout": "3"}]]
 )
 def test_malformed_tests(tests):
     with pytest.raises(UserError, match="column 'tests'"):

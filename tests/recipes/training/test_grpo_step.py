@@ -290,11 +290,7 @@ def graphs_over_lengths(run_dir, base, seed):
             "compile_each",
             lambda *args, **kwargs: compile_each(*args, **{**kwargs, "backend": backend}),
         )
-        options = [
-            "step.rows=packed",
-            "method.args.num_iterations=2",
-            "method.args.max_steps=1",
-        ]
+        options = ["step.rows=packed", "method.args.num_iterations=2", "method.args.max_steps=1"]
         config, trainer = grpo(run_dir, base, *options, make=compiled)
         trainer.compile_layers(config)
     answers(trainer, seed)

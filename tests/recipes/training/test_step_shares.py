@@ -44,10 +44,7 @@ def test_every_step_generates(run):
     parts = ASKED["transformers"][1]
     logged = run()
     assert [line["step"] for line in logged] == [1, 2]
-    assert [line["time_s"] for line in logged] == [
-        sum(parts) + STEPS,
-        2 * (sum(parts) + STEPS),
-    ]
+    assert [line["time_s"] for line in logged] == [sum(parts) + STEPS, 2 * (sum(parts) + STEPS)]
     assert [shares(line) for line in logged] == [[*parts, STEPS]] * 2
 
 
@@ -60,10 +57,7 @@ def test_a_generation_serves_two_steps(run, kind, twice):
     assert [line["time_s"] for line in logged] == [
         n * sum(parts) + m * STEPS for n, m in ((1, 1), (1, 2), (2, 3), (2, 4))
     ]
-    assert [shares(line) for line in logged] == [
-        [*parts, STEPS],
-        [0, 0, 0, 0, STEPS],
-    ] * 2
+    assert [shares(line) for line in logged] == [[*parts, STEPS], [0, 0, 0, 0, STEPS]] * 2
     assert not any("server_s" in line for line in logged)
 
 
