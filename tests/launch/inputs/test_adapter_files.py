@@ -34,16 +34,13 @@ def write_adapter(folder, settings=None, tensors=None):
     return weights
 
 
-@pytest.mark.parametrize(
-    ("settings", "override", "message"),
-    [
-        ({}, "adapter.alpha=9", r"adapter.alpha=9: .* has 8. Use: adapter.alpha=8"),
-        ({"alpha_pattern": {"q_proj": 64}}, "seed=1", "has alpha_pattern="),
-        ({"bias": "all"}, "seed=1", "has bias=all"),
-        ({}, "adapter.target_modules=[k_proj]", r"target_modules=\[k_proj\]: .* its own layers"),
-        ({"use_dora": True}, "seed=1", "Use: adapter.dora=true"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "override", "message"), [
+    ({}, "adapter.alpha=9", r"adapter.alpha=9: .* has 8. Use: adapter.alpha=8"),
+    ({"alpha_pattern": {"q_proj": 64}}, "seed=1", "has alpha_pattern="),
+    ({"bias": "all"}, "seed=1", "has bias=all"),
+    ({}, "adapter.target_modules=[k_proj]", r"target_modules=\[k_proj\]: .* its own layers"),
+    ({"use_dora": True}, "seed=1", "Use: adapter.dora=true"),
+])  # fmt: skip
 def test_adapters_with_other_settings_are_rejected(tmp_path, settings, override, message):
     write_adapter(tmp_path, settings)
     config = copy.deepcopy(composed(*LORA, override))

@@ -24,20 +24,17 @@ from launch.study import pipeline
 BEST = "method.selection.metric=accuracy"
 
 
-@pytest.mark.parametrize(
-    ("accuracies", "patience", "min_delta", "cycle", "last"),
-    [
-        ([0.5, 0.6, 0.8, 0.7], None, 0.0, 2, 3),
-        ([0.5, 0.8, 0.8, 0.7], None, 0.0, 1, 3),  # of equal ones the first
-        ([0.9, 0.6, 0.7, 0.5], None, 0.0, 2, 3),  # a cycle, and not what it started from
-        ([0.5, 0.6, 0.6], 1, 0.0, 1, 2),
-        ([0.5, 0.4], 1, 0.0, 1, 1),  # no better than the start
-        ([0.5, 0.6, 0.55, 0.65], 2, 0.0, 3, 3),  # one miss is not two
-        ([0.5, 0.6, 0.62], 1, 0.05, 2, 2),  # better by too little, and yet the best
-        ([0.5, 0.6], 2, 0.0, 3, 3),  # not known yet: the last of all
-        ([], 1, 0.0, 3, 3),
-    ],
-)
+@pytest.mark.parametrize(("accuracies", "patience", "min_delta", "cycle", "last"), [
+    ([0.5, 0.6, 0.8, 0.7], None, 0.0, 2, 3),
+    ([0.5, 0.8, 0.8, 0.7], None, 0.0, 1, 3),  # of equal ones the first
+    ([0.9, 0.6, 0.7, 0.5], None, 0.0, 2, 3),  # a cycle, and not what it started from
+    ([0.5, 0.6, 0.6], 1, 0.0, 1, 2),
+    ([0.5, 0.4], 1, 0.0, 1, 1),  # no better than the start
+    ([0.5, 0.6, 0.55, 0.65], 2, 0.0, 3, 3),  # one miss is not two
+    ([0.5, 0.6, 0.62], 1, 0.05, 2, 2),  # better by too little, and yet the best
+    ([0.5, 0.6], 2, 0.0, 3, 3),  # not known yet: the last of all
+    ([], 1, 0.0, 3, 3),
+])  # fmt: skip
 def test_the_rule(accuracies, patience, min_delta, cycle, last):
     choice = choose("", Selection("accuracy", patience, min_delta), accuracies, 3)
     assert (choice.cycle, choice.last, choice.is_made) == (cycle, last, len(accuracies) > last)
