@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import os
 import stat
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,9 +11,8 @@ import docker
 import pytest
 
 from containers import engine, fetch
-from containers.fetch import BuildFailed
 from launch.core.errors import HostError
-from tests.helpers.build_examples import DIGEST, IMAGE
+from tests.helpers.build_examples import IMAGE
 
 # ---- The host's settings for pip
 
@@ -57,13 +53,6 @@ def test_a_companys_certificates_are_those_of_the_environment_else_of_the_system
     assert fetch.pip_settings("", {}) == {"PIP_CERT": "/system.pem"}
     monkeypatch.setattr(fetch.ssl, "get_default_verify_paths", lambda: SimpleNamespace(cafile=None))
     assert fetch.pip_settings("", {}) == {}
-
-
-def test_what_pip_lists_here_is_read(monkeypatch, tmp_path):
-    monkeypatch.setenv("PIP_FIND_LINKS", "/sentinel")
-    assert fetch.pip_settings(fetch.listed_by_pip(), {})["PIP_FIND_LINKS"] == "/sentinel"
-    monkeypatch.setattr(sys, "executable", "/bin/false")  # an environment without pip
-    assert ":env:.find-links='/sentinel'" in fetch.listed_by_pip().splitlines()
 
 
 def test_local_folders_are_mounted_and_an_index_with_the_files_beside_it(tmp_path):
@@ -133,30 +122,6 @@ def test_what_the_engine_shows_of_the_fetching_container_holds_no_secret(tmp_pat
     assert json.loads(shown[0])[2]["host_config"]["NetworkMode"] == "host"
 
 
-@pytest.mark.parametrize(
-    ("code", "lines", "kind", "message"),
-    [
-        (4, ["noise", "error: first", "second"], BuildFailed, "first\nsecond"),
-        (3, ["noise", "error: first", "second"], HostError, "first\nsecond\ndo this"),
-        (1, ["Traceback", "KeyError"], HostError, "Traceback\nKeyError\ndo this"),
-    ],
-)
-def test_the_last_error_of_the_fetching_container_is_the_message(code, lines, kind, message):
-    failure = fetch.failed(code, lines, "do this")
-    assert (type(failure), str(failure)) == (kind, message)
-
-
-def test_files_are_kept_by_what_the_locks_say_and_by_python(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    facts = {"python": "3.12.3", "machine": "x86_64"}
-    folder = fetch.folder_for(IMAGE, facts)
-    assert folder.parent == tmp_path / "rocm-recipes/wheels"
-    assert fetch.folder_for(IMAGE, {**facts, "python": "3.12.9"}) == folder
-    others = [{**facts, "python": "3.11.2"}, {**facts, "machine": "aarch64"}]
-    assert folder not in [fetch.folder_for(IMAGE, other) for other in others]
-    assert fetch.folder_for(dataclasses.replace(IMAGE, locks=IMAGE.locks[::-1]), facts) != folder
-
-
 def test_an_interrupted_download_is_taken_up_and_a_complete_one_used(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     facts = {"python": "3.12.3", "machine": "x86_64"}
@@ -181,35 +146,8 @@ def test_an_interrupted_download_is_taken_up_and_a_complete_one_used(tmp_path, m
 # ---- The engine
 
 
-@pytest.mark.parametrize(
-    ("reference", "expected"),
-    [
-        ("docker.io/a/b:1.0", "docker.io/a/b:1.0"),
-        (f"docker.io/a/b:1.0@{DIGEST}", f"docker.io/a/b@{DIGEST}"),
-        (f"127.0.0.1:5000/b:1.0@{DIGEST}", f"127.0.0.1:5000/b@{DIGEST}"),
-        (f"127.0.0.1:5000/b@{DIGEST}", f"127.0.0.1:5000/b@{DIGEST}"),
-        (f"b:1.0@{DIGEST}", f"b@{DIGEST}"),
-    ],
-)
-def test_a_digest_makes_the_tag_superfluous(reference, expected):
-    assert engine.without_tag(reference) == expected
-
-
 def test_a_failure_inside_an_answer_is_raised():
     events = engine.failing(iter([{"stream": "fine"}, {"error": "it broke"}]))
     assert next(events) == {"stream": "fine"}
     with pytest.raises(docker.errors.APIError, match="it broke"):
         next(events)
-
-
-def test_the_root_of_a_rootless_engine_is_its_caller():
-    own = f"{os.getuid()}:{os.getgid()}"
-    for options, user in ((None, own), (["name=seccomp"], own), (["x", "name=rootless"], "0:0")):
-        info = {"SecurityOptions": options}
-        assert engine.caller(SimpleNamespace(info=lambda info=info: info)) == user
-
-
-def test_docker_host_in_a_form_that_nobody_knows(monkeypatch):
-    monkeypatch.setenv("DOCKER_HOST", "gopher://x")
-    with pytest.raises(HostError, match="No docker engine answers at gopher://x"):
-        engine.connect()

@@ -33,11 +33,7 @@ def test_a_smoke_run_measures_every_row(name, tmp_path):
     }
 
 
-CASES = {
-    "matmul": ([], 2),
-    "mlp_loop": ([], 1),
-    "transformer": (["precision.weights=bf16"], 1),
-}
+CASES = {"matmul": ([], 2), "mlp_loop": ([], 1), "transformer": (["precision.weights=bf16"], 1)}
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from launch.reports import data as report_data
-from launch.reports import series
 from recipes.training import checkpoint, training
 from tests.e2e.test_resume import computed, run
 
@@ -61,17 +59,6 @@ def test_the_best_model_is_kept_and_the_run_ends_early(stopped):
     assert all(weight.equal(saved[name]) for name, weight in model.items())
 
 
-def test_the_report_draws_held_out_rows_beside_those_of_training(stopped):
-    charts = {
-        chart.title: [(curve.label, len(curve.points[0])) for curve in chart.curves]
-        for chart in series.main(report_data.read(stopped[0]))
-    }
-    steps = stopped[1]["steps"]
-    assert charts["Loss"] == [("training", steps), ("held out", steps // 2)]
-    assert charts["Token accuracy (training)"] == [("training", steps), ("held out", steps // 2)]
-    assert "Loss (held out)" not in charts
-
-
 def die_in(monkeypatch, step: int) -> None:
     """End the run in this step as SIGKILL would: nothing is saved."""
     log = training.Metrics.on_log
@@ -105,17 +92,11 @@ def test_one_that_had_stopped_early_trains_no_further(tmp_path, stopped, monkeyp
     assert chosen(result) == chosen(stopped[1])
 
 
-@pytest.mark.parametrize(
-    ("method", "overrides", "metric"),
-    [
-        (
-            "sft",
-            ["method.selection.metric=eval_mean_token_accuracy", "adapter=lora", "adapter.rank=4"],
-            "eval_mean_token_accuracy",
-        ),
-        ("grpo", BY_REWARD, "eval_reward"),
-    ],
-)
+@pytest.mark.parametrize(("method", "overrides", "metric"), [
+    ("sft", ["method.selection.metric=eval_mean_token_accuracy", "adapter=lora", "adapter.rank=4"],
+     "eval_mean_token_accuracy"),
+    ("grpo", BY_REWARD, "eval_reward"),
+])  # fmt: skip
 def test_by_another_figure_and_with_an_adapter(tmp_path, method, overrides, metric):
     code, result = run(
         tmp_path, method, *BEST, "method.args.max_steps=6", "method.args.save_steps=2", *overrides

@@ -195,12 +195,7 @@ def test_export_a_run(trained, tmp_path):
 def test_smoke_of_an_eight_gpu_composition_with_an_adapter_and_a_curriculum(tmp_path):
     """Run it on two ranks: the model stands alone, and both ranks draw the levels of each step."""
     done = command(
-        "hardware=mi350x",
-        "method=grpo",
-        "model=qwen3_4b",
-        "topology=ddp",
-        "adapter=lora",
-        "smoke=true",
+        *"hardware=mi350x method=grpo model=qwen3_4b topology=ddp adapter=lora smoke=true".split(),
         "data.tasks=[{name: chain_sum, level: 0}, {name: chain_sum, level: 1}]",
         "data.curriculum=mixed",
         "data.num_train=40",

@@ -31,9 +31,7 @@ def test_on_a_cpu(tmp_path):
     command = [
         sys.executable,
         str(ROOT / "launch/doctor.py"),
-        "hardware=cpu",
-        "active=true",
-        "format=json",
+        *"hardware=cpu active=true format=json".split(),
     ]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     findings = checks(done.stdout)
@@ -68,14 +66,11 @@ def test_on_a_cpu(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("wrong", "timeout_s", "message"),
-    [
-        ("dies", 60, "process 1 ended first, killed by signal 9 (SIGKILL); process 0 was in "),
-        ("hangs", 1, "no end within 1 s, so it was killed: process 0"),
-        ("is cut off", 60, "process 0: rank0.json is malformed: Unterminated string"),
-    ],
-)
+@pytest.mark.parametrize(("wrong", "timeout_s", "message"), [
+    ("dies", 60, "process 1 ended first, killed by signal 9 (SIGKILL); process 0 was in "),
+    ("hangs", 1, "no end within 1 s, so it was killed: process 0"),
+    ("is cut off", 60, "process 0: rank0.json is malformed: Unterminated string"),
+])  # fmt: skip
 def test_a_process_that(wrong, timeout_s, message, monkeypatch, capsys):
     monkeypatch.setattr(measuring, "PROGRAM", "tests.helpers.active_ranks")
     monkeypatch.setattr(measuring, "TIMEOUT_S", timeout_s)

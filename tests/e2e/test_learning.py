@@ -25,11 +25,9 @@ EXPERIMENT = ["experiment=tiny_learning", "tracking=none"]
 SMALL = ["model.num_layers=1", "data.num_train=64", "data.num_heldout=8"]
 # Random weights get nothing right and never finish, so all they say is kept. A reward for length
 # makes the answers differ.
-ANYTHING = [
-    "method.args.threshold=0.0",
-    "method.args.finished_only=false",
-    "+method.rewards.length=0.1",
-]
+ANYTHING = (
+    "method.args.threshold=0.0 method.args.finished_only=false +method.rewards.length=0.1".split()
+)
 SCALED = {  # phase -> what it overrides on top of the experiment's own
     "sft": ["method.args.max_steps=2", "method.args.per_device_train_batch_size=8"],
     "raft": [

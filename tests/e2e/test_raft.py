@@ -138,21 +138,9 @@ def dying(function, at: int):
 
 KILLS = [  # phase, where and in which call it is killed, and what of that phase is on the disk then
     # Its second batch is judged.
-    (
-        "cycle0_evaluate",
-        batches.Store,
-        "put",
-        4,
-        {"samples/*/*.jsonl": 2, "verdicts/*/*.jsonl": 1},
-    ),
+    ("cycle0_evaluate", batches.Store, "put", 4, {"samples/*/*.jsonl": 2, "verdicts/*/*.jsonl": 1}),
     # All is judged, nothing is selected.
-    (
-        "cycle1_sample",
-        recipe,
-        "write_rows",
-        1,
-        {"samples/*/*.jsonl": 3, "verdicts/*/*.jsonl": 3},
-    ),
+    ("cycle1_sample", recipe, "write_rows", 1, {"samples/*/*.jsonl": 3, "verdicts/*/*.jsonl": 3}),
     # All checkpoints are sealed.
     ("cycle1_train", training, "save_model", 1, {"checkpoints/checkpoint-3": 1, "model": 0}),
 ]

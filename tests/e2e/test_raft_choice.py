@@ -31,9 +31,7 @@ PARTS = [
 RAFT = [
     f"'{override}'"
     for override in [
-        "method=raft",
-        "method.selection.metric=accuracy",
-        "method.selection.patience=1",
+        *"method=raft method.selection.metric=accuracy method.selection.patience=1".split(),
         *PARTS,
     ]
 ]

@@ -21,13 +21,7 @@ from tests.helpers.supervised import COMMON, DONE, SAVES, eventually, plan_of
 
 TORCHRUN = [
     sys.executable,
-    "-m",
-    "torch.distributed.run",
-    "--standalone",
-    "--local-addr",
-    "127.0.0.1",
-    "--nproc-per-node",
-    "2",
+    *"-m torch.distributed.run --standalone --local-addr 127.0.0.1 --nproc-per-node 2".split(),
 ]
 # As a recipe begins: recipes/__init__.py.
 OWN_LOG = (

@@ -107,10 +107,7 @@ def grpo(
     marks = [Mark("trl", "TRL's server mode (synchronous)", sync)] if sync else []
     return Row(
         f"GRPO {size}, 1 + 1, 96 x (200 + {f'1 to {LONGEST:,}' if forced else 512}) tokens",
-        {
-            **{side: f"{split} topology.overlap={mode}" for side, mode in modes.items()},
-            "trl": peer,
-        },
+        {**{side: f"{split} topology.overlap={mode}" for side, mode in modes.items()}, "trl": peer},
         [
             *marks,
             *(
@@ -182,13 +179,8 @@ ROWS: dict[str, Row] = {
     # Of saved weights, which unsloth reads from a directory only.
     "unsloth": Row(
         "SFT 8B LoRA, 2 x 4,096 tokens, bf16 base",
-        {
-            "ours": f"{LORA_8B} {ONE_GPU}",
-            "unsloth": f"{UNSLOTH_8B} --no-checkpointing",
-        },
-        [
-            Mark("unsloth", "unsloth, no checkpointing either", 1.0),
-        ],
+        {"ours": f"{LORA_8B} {ONE_GPU}", "unsloth": f"{UNSLOTH_8B} --no-checkpointing"},
+        [Mark("unsloth", "unsloth, no checkpointing either", 1.0)],
         seconds=240,
         saved="qwen3_8b",
     ),

@@ -6,7 +6,6 @@ import json
 import time
 
 import pytest
-import torch
 
 from launch.config.compose import groups
 from launch.core.errors import UserError
@@ -40,14 +39,6 @@ def test_each_can_run_on_an_h200(name):
     job = benchmarks.job(name)
     config, _ = prepare(composed("hardware=h200", *job.overrides))
     assert (config.topology.num_gpus or 1) == job.gpus
-
-
-def test_a_name_takes_that_benchmark_alone_and_a_word_all_that_hold_it(tmp_path):
-    assert [job.name for job in benchmarks.todo(2, ["transformer"], tmp_path)] == ["transformer"]
-    assert [job.name for job in benchmarks.todo(2, ["transf"], tmp_path)] == [
-        "transformer",
-        "transformer_eager",
-    ]
 
 
 def test_the_page_shows_ours_beside_the_other_gpu_and_what_failed(tmp_path):
@@ -99,71 +90,6 @@ def test_the_documents_are_made_of_the_files_beside_them(hardware):
     assert f"One machine of two {hardware.upper()}s" in page
 
 
-def test_rows_of_an_interrupted_run_are_on_the_page(tmp_path):
-    run = tmp_path / "runs/matmul/one"
-    run.mkdir(parents=True)
-    row = {
-        "step": 1,
-        "num_steps": 6,
-        "size": 4096,
-        "dtype": "fp16",
-        "total_s": 0.004,
-        "tflops": 700.0,
-        "error": None,
-        "time_s": 1.0,
-    }
-    (run / "metrics.jsonl").write_text(json.dumps(row) + "\n" + '{"step": 2, "cut o')
-    (run / "result.json").write_text(json.dumps({"status": "interrupted", "rows": [row]}))
-    page = benchmarks.report("h200", [tmp_path / "nothing", tmp_path])
-    assert "Stopped before their end: matmul (1 of 6 rows)." in page
-    assert "| 4096 | fp16 | 0.004 | 700.000 |" in page
-
-
-def test_a_tuning_says_what_it_gained_and_by_what(tmp_path):
-    run = tmp_path / "runs/tune_batch/one"
-    run.mkdir(parents=True)
-    rows = [
-        {"batch": 4, "tokens_per_second": 100.0, "error": None},
-        {"batch": 8, "tokens_per_second": 150.0, "error": None},
-    ]
-    columns = [
-        {"key": "batch", "title": "batch", "digits": None},
-        {"key": "tokens_per_second", "title": "tokens/s", "digits": 0},
-    ]
-    result = {
-        "tuning": "batch",
-        "figure": "tokens_per_second",
-        "columns": columns,
-        "rows": rows,
-        "notes": ["One sentence."],
-    }
-    (run / "result.json").write_text(
-        json.dumps(
-            {**result, "gain": 1.5, "overrides": ["method.args.per_device_train_batch_size=8"]}
-        )
-    )
-    page = benchmarks.report("h200", [tmp_path])
-    assert "| batch | tokens/s |" in page
-    assert "1.50 times as good with `method.args.per_device_train_batch_size=8`." in page
-    (run / "result.json").unlink()
-    (run / "metrics.jsonl").write_text(json.dumps({"step": 1, "num_steps": 5, **rows[0]}) + "\n")
-    page = benchmarks.report("h200", [tmp_path])
-    assert "tune_batch (1 of 5 rows)" in page
-    assert "| 4 | 100.000 |" in page
-
-
-def test_calls_are_in_order_of_worth_and_within_their_time(tmp_path):
-    for gpus in (1, 2):
-        listed = benchmarks.todo(gpus, None, tmp_path)
-        found = benchmarks.calls(listed, gpus, 570)
-        assert sorted(one.name for call in found for _, one in call) == sorted(
-            one.name for one in listed
-        )
-        assert all(start + one.seconds <= 570 for call in found for start, one in call)
-    assert [one.name for _, one in found[0]][:1] == ["collectives_2"]
-    assert "python tests/gpu/harness.py" in benchmarks.plan("h200", 1, None, tmp_path, 570)
-
-
 def test_a_call_stops_what_still_runs_and_the_next_goes_on(tmp_path, monkeypatch):
     (tmp_path / "long.py").write_text("import time; time.sleep(60)")
     (tmp_path / "broken.py").write_text("print('Traceback'); raise SystemExit(1)")
@@ -192,10 +118,3 @@ def test_ours_beside_bare_loops_runs_on_a_cpu(monkeypatch, capsys):
     assert [line.partition(":")[0] for line in lines] == ["gemm 128 64 96", "transformer tiny"]
     ratios = [float(line.split()[-1]) for line in lines]
     assert all(ratio > 0 for ratio in ratios)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="torch sees a GPU")
-def test_the_comparison_on_a_cpu_is_refused(monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["harness.py"])
-    assert harness.main() == 3
-    assert "--tiny" in capsys.readouterr().err

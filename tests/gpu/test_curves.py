@@ -32,16 +32,13 @@ def all_curves(shift=0.0, first=0.0):
     return found
 
 
-@pytest.mark.parametrize(
-    ("shift", "first", "whole"),
-    [
-        (0.0, 0.0, True),
-        (0.15, 0.0, True),
-        (0.25, 0.0, False),
-        (0.0, 1e-3, True),
-        (0.0, 3e-3, False),
-    ],
-)
+@pytest.mark.parametrize(("shift", "first", "whole"), [
+    (0.0, 0.0, True),
+    (0.15, 0.0, True),
+    (0.25, 0.0, False),
+    (0.0, 1e-3, True),
+    (0.0, 3e-3, False),
+])  # fmt: skip
 def test_curves_agree_within_the_spread_of_seeds_and_in_their_first_steps(shift, first, whole):
     assert curves.table(all_curves(shift, first))[1] is whole
 

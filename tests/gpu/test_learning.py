@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from launch.config.request import Request
 from launch.study import pipeline
 from tests.conftest import composed, host_with, leave_model
-from tests.gpu import jobs, learning
+from tests.gpu import learning
 from tests.gpu.learning import Pipeline
 from tests.gpu.learning_report import METHODS, MODES, interval, report
 
@@ -73,26 +70,6 @@ def test_the_page_gives_gains_over_the_sft_of_each_seed(tmp_path):
     assert "smoke" not in page
 
 
-def test_what_is_missing_is_said_and_not_counted(tmp_path):
-    rows = [
-        *of_seed(0)[:2],
-        row("raft", 1, "1" * 20),
-        row("dpo", 0, "1" * 20, data_sha256="other problems"),
-    ]
-    page = report(rows, tmp_path)
-    assert "| GRPO | not run | not run |  |  |  |" in page
-    # Seed 1 has no SFT to compare with.
-    assert "RAFT: 15 points were wanted, reached with +15.0 over 1 seed(s)." in page
-    # 3 of 20 differ: 3/22 +- 1.96 * sqrt((5/22 - (3/22)^2) / 22)
-    assert "+15.0 (-5.5 to +32.7, one seed)" in page
-    # It has other problems, so there is no gain.
-    assert "| DPO | 100.0% (40.0 to 60.0) | not run | 100.0% |  |  |" in page
-    assert "GRPO: 15" not in page
-    assert "missed with -5.0" in report(
-        [row("sft", 0, "1" * 20), row("raft", 0, "1" * 19 + "0")], tmp_path
-    )
-
-
 def test_modes_of_grpo_are_compared_at_equal_samples(tmp_path):
     def run(method, seed, last):
         rewards = [[step, 0.5 + (last - 0.5) * step / 40] for step in range(1, 41)]
@@ -107,11 +84,6 @@ def test_modes_of_grpo_are_compared_at_equal_samples(tmp_path):
     assert compared[0].split(" | ")[1:6] == ["0.583", "0.671", "0.758", "0.846", "310"]
     assert compared[2].split(" | ")[5] == "not reached"
     assert (tmp_path / "learning_qwen3_76m_modes.png").read_bytes()[:4] == b"\x89PNG"
-
-
-def test_no_rows_and_small_runs_are_said(tmp_path):
-    assert "Nothing is measured yet" in report([], tmp_path)
-    assert "It says only that all of it runs" in report([row("sft", 0, "10", smoke=True)], tmp_path)
 
 
 def test_the_interval_is_students():
@@ -157,11 +129,7 @@ def test_each_method_has_the_same_samples_and_the_same_start(experiment, samples
         plans["grpo"].config.topology.name,
         len(plans["grpo"].processes[0].gpus),
         len(plans["grpo"].processes[-1].gpus),
-    ) == (
-        "split",
-        1,
-        1,
-    )
+    ) == ("split", 1, 1)
     with_vllm = [
         plan
         for name, plan in plans.items()
@@ -278,17 +246,7 @@ def test_the_sfts_come_first_and_what_goes_on_from_them_is_run_once(tmp_path, mo
         learning, "start", lambda one, mask, folder: started.append((one.name, mask)) or finished()
     )
     given = settings(
-        tmp_path,
-        "--only",
-        "qwen3_76m-",
-        "--seeds",
-        "0,1,2",
-        "--gpus",
-        "2",
-        "--share",
-        "2",
-        "--seconds",
-        "60",
+        tmp_path, *"--only qwen3_76m- --seeds 0,1,2 --gpus 2 --share 2 --seconds 60".split()
     )
     rows = [row(method, 0, "10") for method in METHODS]
     given.rows.write_text("".join(json.dumps(one) + "\n" for one in rows))
@@ -362,23 +320,6 @@ def test_what_goes_on_from_an_sft_is_the_experiments_and_plans(tmp_path, start):
     assert str(found["dpo"].config.data.path).startswith(str(tmp_path / "1_dpo_samples"))
 
 
-def test_on_one_gpu_grpos_server_and_trainer_share_it(tmp_path, monkeypatch):
-    started = {}
-    monkeypatch.setattr(
-        learning,
-        "start",
-        lambda one, mask, folder: started.setdefault(one.name, (one, mask)) and finished(),
-    )
-    leave_sft(tmp_path, "learning-qwen3_76m-0")
-    learning.measure(settings(tmp_path, "--only", "qwen3_76m-", "--seeds", "0", "--gpus", "1"))
-    assert {mask for _, (mask,) in started.values()} == {0}
-    overrides = started["learning-qwen3_76m-0-grpo"][0].overrides
-    plan = pipeline.make_plans(composed(*overrides), Request(overrides), host_with(1), tmp_path)[
-        "grpo"
-    ]
-    assert [process.gpus for process in plan.processes] == [[0], [0]]
-
-
 class finished:
     """Stand in for a launcher that has ended."""
 
@@ -402,147 +343,3 @@ def test_a_failed_pipeline_is_tried_again_once_and_a_wrong_one_is_not(
     assert (
         f"why: the end of {tmp_path / 'learning-qwen3_76m-0'}.log" in capsys.readouterr().out
     ) == (code != 75)
-
-
-def test_when_the_time_is_over_runs_are_stopped_and_nothing_starts(tmp_path, monkeypatch, capsys):
-    (tmp_path / "launch").mkdir()
-    (tmp_path / "launch/run.py").write_text("import time; time.sleep(60)")
-    monkeypatch.setattr(learning, "ROOT", tmp_path)
-    # Every look at the clock takes this long. The second one, when a run is to start, is in time.
-    passed = itertools.count(0, 0.15)
-    monkeypatch.setattr(
-        learning, "time", SimpleNamespace(monotonic=lambda: next(passed), sleep=time.sleep)
-    )
-    learning.measure(
-        settings(
-            tmp_path, "--only", "qwen3_76m-", "--seeds", "0,1", "--share", "1", "--seconds", "0.2"
-        )
-    )
-    said = capsys.readouterr().out
-    assert "learning-qwen3_76m-0: exit -15" in said
-    assert "learning-qwen3_76m-1: not run, no time left" in said
-
-
-def test_a_mask_of_too_few_gpus_is_refused_at_once(tmp_path, monkeypatch):
-    monkeypatch.setenv(learning.MASK, "5")
-    leave_sft(tmp_path, "learning-qwen3_76m-0")
-    with pytest.raises(
-        SystemExit, match=f"{learning.MASK}=5, --gpus 2, --share 9: no pipeline has its GPUs"
-    ):
-        learning.measure(settings(tmp_path, "--only", "qwen3_76m-", "--seeds", "0"))
-
-
-def test_a_mask_of_names_is_refused_and_says_why(tmp_path, monkeypatch):
-    monkeypatch.setenv(learning.MASK, "GPU-1f3c,GPU-77aa")
-    with pytest.raises(
-        SystemExit, match=f"{learning.MASK}=GPU-1f3c,GPU-77aa: .*numbers.*{learning.MASK}=0,1"
-    ):
-        learning.measure(settings(tmp_path, "--only", "qwen3_76m-", "--seeds", "0"))
-    with pytest.raises(SystemExit, match="GPU-1f3c"):
-        jobs.run([jobs.Job("one", 1, [])], "hardware=h200", tmp_path, 1, 0.0)
-
-
-def test_calibrations_are_the_sft_alone_and_plan(tmp_path):
-    leave_model(tmp_path)
-    given = settings(
-        tmp_path, "--steps", "100", "--smollm2", str(tmp_path), "--only", "calibrate-smollm2"
-    )
-    names = learning.chosen((one.name for one in learning.calibrations(given)), given)
-    (one,) = (one for one in learning.calibrations(given) if one.name in names)
-    plans = pipeline.make_plans(
-        composed(*one.overrides), Request(one.overrides), host_with(8), tmp_path
-    )
-    assert list(plans) == ["sft", "evaluated"]
-    assert (plans["sft"].trainer_args["max_steps"], plans["sft"].config.model.path) == (
-        100,
-        str(tmp_path),
-    )
-    assert plans["evaluated"].config.model.path == str(tmp_path / "1_sft/model")
-
-
-@pytest.mark.parametrize(("phase", "key"), [("grpo", "max_steps"), ("raft", "learning_rate_decay")])
-def test_a_phase_is_tried_with_changes_from_the_sft_of_its_seed(
-    tmp_path, monkeypatch, capsys, phase, key
-):
-    """Run missing SFTs first, so that a later `measure` finds them."""
-    started = []
-
-    def start(one, mask, folder):
-        started.append(one.name)
-        if one.name == "learning-qwen3_76m-1":
-            leave_sft(folder, one.name)
-        return finished()
-
-    monkeypatch.setattr(learning, "start", start)
-    words = [f"method.args.{key}=1", f"method.args.{key}=2 method.args.seed=3"]
-    given = settings(
-        tmp_path,
-        "--only",
-        "qwen3_76m-",
-        "--seeds",
-        "1",
-        "--phase",
-        phase,
-        "--tries",
-        *words,
-        what="calibrate",
-    )
-    learning.calibrate(given)
-    names = [f"learning-qwen3_76m-1-{phase}-{number}" for number in (1, 2)]
-    assert started == ["learning-qwen3_76m-1", *names]
-    said = capsys.readouterr().out
-    assert f"-{phase}-2: {words[1]}" in said
-    assert f"{names[1]}: no result" in said
-    before = learning.model_of(learning.sfts(given)[0], tmp_path)
-    overrides = learning.tries(given)[0].overrides
-    plans = pipeline.make_plans(composed(*overrides), Request(overrides), host_with(8), tmp_path)
-    assert {plan.config.topology.name for plan in plans.values()} == {"single"}
-    first, *_, last = plans.values()
-    assert (first.config.model.path, first.config.seed) == (str(before), 1)
-    assert last.config.method.name == "evaluate"
-    assert last.config.model.path != first.config.model.path
-    assert json.dumps(f"method.args.{key}=1") in overrides[-1]
-    assert overrides[-1].count(f"method.args.{key}=") == 1
-
-
-def test_what_is_asked_wrongly_is_refused(tmp_path, capsys):
-    with pytest.raises(SystemExit, match="no such name. There are: learning-qwen3_76m-0"):
-        learning.measure(settings(tmp_path, "--only", "nothing"))
-    for wrong in (["--phase", "grpo"], ["--tries", "a=1"], ["--phase", "grpo", "--tries", "a=1 b"]):
-        with pytest.raises(SystemExit):
-            settings(tmp_path, *wrong, what="calibrate")
-        assert "--phase and --tries go together" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        settings(tmp_path, "--gpus", "0")
-    assert "--gpus 0: the phases need one GPU or more." in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        settings(tmp_path, "--phase", "grpo", "--tries", "method.args.temperature=1.0")
-    assert "--phase grpo is of calibrate, not of measure" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        (["mi300x"], "mi300x"),
-        (["hardware=mi3000x"], "hardware=mi3000x: no such hardware"),
-        (["--smollm2", "nowhere"], "no model there"),
-    ],
-)
-def test_wrong_arguments_end_in_a_message(wrong, said, capsys):
-    with pytest.raises(SystemExit) as ended:
-        learning.main(["plan", *wrong])
-    assert said in f"{ended.value} {capsys.readouterr().err}"
-
-
-def test_the_plan_says_what_it_reckons(tmp_path):
-    text = learning.plan(settings(tmp_path, "--seeds", "0"))
-    assert "estimates, not measured" in text
-    assert "qwen3_76m, one seed: sft " in text
-    assert "tokens/s" in text
-
-
-def test_report_writes_beside_its_rows(tmp_path, capsys):
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text(json.dumps(row("sft", 0, "10")) + "\n")
-    learning.main(["report", "--rows", str(rows)])
-    assert "| SFT | 50.0%" in (tmp_path / "rows.md").read_text()

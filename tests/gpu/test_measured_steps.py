@@ -33,14 +33,10 @@ def test_what_was_written_down_before_it_is_measured_has_a_configuration():
 
 @pytest.mark.parametrize("key", ["peak_gb", "step_s"])
 def test_layers_that_recompute_trade_memory_for_time(key):
-    base = [
-        "hardware=h100",
-        "model=qwen3_1_7b",
-        "topology=single",
-        "method.args.max_length=4096",
-        "step.compile=true",
-        "speed=off",
-    ]
+    base = (
+        "hardware=h100 model=qwen3_1_7b topology=single method.args.max_length=4096 "
+        "step.compile=true speed=off"
+    ).split()
     some = [[*base, f"step.checkpointed_layers={n}"] for n in (1, 14, 28)]
     found = [
         predictions.planned(overrides)

@@ -54,15 +54,6 @@ def test_each_peer_takes_the_batch_of_ours(name, side):
     assert given.method == ours.method.name
 
 
-def test_marks_name_sides_of_their_row():
-    assert [
-        (name, mark)
-        for name, row in ROWS.items()
-        for mark in row.marks
-        if not {mark.side, mark.ours} <= set(row.sides)
-    ] == []
-
-
 def test_chat_rows_have_the_drawn_tokens(tmp_path):
     speed.write_data(tmp_path)
     texts = [
@@ -125,9 +116,7 @@ def test_a_saved_model_is_one_that_ours_starts_from(tmp_path):
     peers.save(
         peers.parse(
             [
-                "save",
-                "--tiny",
-                "--model=tiny",
+                *"save --tiny --model=tiny".split(),
                 f"--saved={tmp_path / 'model'}",
                 f"--data={tmp_path / 'prompts.jsonl'}",
             ]
@@ -149,19 +138,6 @@ def test_a_saved_model_is_one_that_ours_starts_from(tmp_path):
     config, _ = prepare(composed("hardware=h100", *given))
     check_files(config, all_lines=True)
     assert (tmp_path / "model/tokenizer.json").exists()
-
-
-def test_no_side_is_started_without_time(tmp_path):
-    session = speed.Session(
-        "hardware=cpu",
-        "a CPU",
-        tmp_path,
-        tmp_path,
-        time.monotonic() + speed.LEAST_S - 1,
-        threading.Lock(),
-    )
-    speed.measure(list(ROWS), session, [0])
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_table_compares_and_says_what_failed_or_is_missing():
@@ -201,10 +177,3 @@ def test_the_table_compares_and_says_what_failed_or_is_missing():
         "| 50 tokens/s | TRL's defaults | failed |  | 1.95x | not measured |"
     )
     assert ROWS["fp8"].work in shown[-1]
-
-
-def test_a_section_replaces_what_stood_between_its_markers():
-    text = "a\n<!-- x: begin -->\nold\n<!-- x: end -->\nb\n"
-    assert speed_report.page(text, "x", "new") == "a\n<!-- x: begin -->\nnew\n<!-- x: end -->\nb\n"
-    with pytest.raises(ValueError):
-        speed_report.page("a", "x", "new")

@@ -9,15 +9,9 @@ from omegaconf import DictConfig, OmegaConf
 
 ROOT = Path(__file__).parents[2]
 ADAPTER = {
-    "name": "none",
-    "rank": None,
-    "alpha": None,
-    "dropout": 0.0,
-    "target_modules": "all-linear",
-    "rslora": False,
-    "dora": False,
-    "path": None,
-}
+    "name": "none", "rank": None, "alpha": None, "dropout": 0.0, "target_modules": "all-linear",
+    "rslora": False, "dora": False, "path": None,
+}  # fmt: skip
 
 
 def bench_config(run_dir: Path, adapter: dict[str, Any] | None = None, **args: Any) -> DictConfig:

@@ -49,14 +49,9 @@ def log(folder: Path, *rows: dict[str, Any] | str) -> Path:
 # A GRPO step that overlaps generation and training: all but the first and the last value sum to the
 # first.
 GRPO_STEP = {
-    "step_s": 2.0,
-    "train_s": 1.2,
-    "generation_s": 0.0,
-    "sync_s": 0.1,
-    "reward_s": 0.3,
-    "wait_s": 0.4,
-    "server_s": 1.2,
-}
+    "step_s": 2.0, "train_s": 1.2, "generation_s": 0.0, "sync_s": 0.1, "reward_s": 0.3,
+    "wait_s": 0.4, "server_s": 1.2,
+}  # fmt: skip
 
 
 def steps(number: int, **values: float) -> list[dict[str, Any]]:

@@ -18,14 +18,9 @@ from launch.schema.trainer_args import complete
 from tests.conftest import composed
 
 SHAPE = {
-    "num_layers": 2,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_heads": 2,
-    "num_kv_heads": 1,
-    "head_dim": 16,
-    "vocab_size": 320,
-}
+    "num_layers": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "num_kv_heads": 1,
+    "head_dim": 16, "vocab_size": 320,
+}  # fmt: skip
 SMALL = [
     *"""
         hardware=cpu topology=single model=tiny precision=fp32 tracking=none speed=off
@@ -47,13 +42,9 @@ SMALL = [
     "method.args.per_device_train_batch_size=4",
 ]
 OWN = {
-    "grpo": [
-        "method.args.num_generations=4",
-        "method.args.max_completion_length=6",
-        "~method.rewards.reasoning_gym",
-        "+method.rewards.length=0.1",
-    ]
-}
+    "grpo":["method.args.num_generations=4", "method.args.max_completion_length=6",
+        "~method.rewards.reasoning_gym", "+method.rewards.length=0.1"],
+}  # fmt: skip
 ROWS = [
     {"prompt": f"{n} plus {10**n} ", "completion": f"is {'1 ' * (5 * n % 23)}{n}"}
     for n in range(16)

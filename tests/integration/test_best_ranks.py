@@ -45,11 +45,7 @@ def runs(request, tmp_path_factory) -> dict[str, Path]:
     folders = {kind: home / kind for kind in kinds}
     program = ["-m", "tests.integration.best_ranks", str(SAVE_STEPS), *folders.values()]
     done = subprocess.run(
-        [sys.executable, *TORCHRUN, *program],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=900,
+        [sys.executable, *TORCHRUN, *program], cwd=ROOT, capture_output=True, text=True, timeout=900
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return folders

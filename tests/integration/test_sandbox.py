@@ -203,10 +203,7 @@ def test_a_share_of_the_tests_is_a_share_of_the_score(sandbox):
         [program, block("import sys\nprint(sys.stdin.read())")],
         [tests, [{"stdin": "4", "stdout": "4"}]],
         None,
-    ) == [
-        (0.75, None),
-        (1.0, None),
-    ]
+    ) == [(0.75, None), (1.0, None)]
 
 
 @pytest.mark.skipif(

@@ -24,15 +24,12 @@ pytestmark = pytest.mark.integration
 SMALL = ["hardware=mi350x", "smoke=true", "run_root=runs"]
 
 
-@pytest.mark.parametrize(
-    ("tuning", "overrides", "figure", "num_rows"),
-    [
-        ("batch", ["model=qwen3_4b", "topology=single"], "tokens_per_second", 2),
-        ("inductor", ["model=qwen3_4b"], "tokens_per_second", 2),
-        ("rccl", [], "bus_gb_s", 2),
-        ("vllm", ["model=qwen3_4b", "topology=single"], "output_tokens_per_second", 2),
-    ],
-)
+@pytest.mark.parametrize(("tuning", "overrides", "figure", "num_rows"), [
+    ("batch", ["model=qwen3_4b", "topology=single"], "tokens_per_second", 2),
+    ("inductor", ["model=qwen3_4b"], "tokens_per_second", 2),
+    ("rccl", [], "bus_gb_s", 2),
+    ("vllm", ["model=qwen3_4b", "topology=single"], "output_tokens_per_second", 2),
+])  # fmt: skip
 def test_tuning_ends_with_before_after_and_an_experiment(
     tmp_path, launch, tuning, overrides, figure, num_rows
 ):

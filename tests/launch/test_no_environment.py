@@ -21,16 +21,13 @@ def bare(*arguments, cwd=ROOT):
     )
 
 
-@pytest.mark.parametrize(
-    "program",
-    [
-        "launch/run.py",
-        "launch/doctor.py",
-        "launch/report.py",
-        "launch/reproduce.py",
-        "containers/build.py",
-    ],
-)
+@pytest.mark.parametrize("program", [
+    "launch/run.py",
+    "launch/doctor.py",
+    "launch/report.py",
+    "launch/reproduce.py",
+    "containers/build.py",
+])  # fmt: skip
 def test_every_door_says_it_in_one_line(program):
     done = bare(program, "--help")
     assert (done.returncode, done.stdout) == (3, "")

@@ -5,10 +5,9 @@ import json
 import pytest
 from omegaconf import OmegaConf
 
-from launch.core.errors import UserError
 from recipes import evaluate
 from recipes.evaluate import EvaluateConfig
-from recipes.measure import harness, statistics
+from recipes.measure import statistics
 from recipes.rewards.verify import Judged
 from recipes.sampling import batches
 from recipes.sampling.generation import TOO_LONG, Sample
@@ -77,24 +76,6 @@ def test_scores_are_the_answers_and_a_prompt_that_is_too_long_has_none(tmp_path)
     )
 
 
-def test_a_field_that_only_some_rows_have_is_null_in_the_others(tmp_path):
-    rows = [
-        {"prompt": "p", "answer": "1", "level": 1},
-        {"prompt": "p", "answer": "2", "hint": "two"},
-    ]
-    seen = {}
-
-    def judge(prompts, completions, columns):
-        seen.update(columns)
-        return [Judged(1.0)] * len(prompts)
-
-    verifier = evaluate.scorer(without_rewards(), rows)
-    verifier.judges["accuracy"] = judge
-    found = answered(tmp_path, rows, [Sample("1", 1, True)] * 2, verifier)
-    assert seen == {"answer": ["1", "2"], "level": [1, None], "hint": [None, "two"]}
-    assert evaluate.summary(found, 1, 0)["accuracy"] == 1.0
-
-
 def test_an_answer_that_cannot_be_scored_is_a_failure_and_counted(tmp_path):
     """Include the default scorer without rewards, which reads what a model wrote too."""
     rows = [{"prompt": "p", "answer": "1", "entry": "no record of a task"}] * 2
@@ -115,16 +96,13 @@ def test_an_answer_that_cannot_be_scored_is_a_failure_and_counted(tmp_path):
     assert evaluate.summary(found, 1, 0)["verifier_errors"] == 1
 
 
-@pytest.mark.parametrize(
-    ("own", "has"),
-    [
-        ({}, False),
-        ({"num_heldout": 3}, False),
-        ({"kind": "reasoning", "num_heldout": 3}, True),
-        ({"heldout_path": "a"}, True),
-        ({"heldout_fraction": 0.1}, True),
-    ],
-)
+@pytest.mark.parametrize(("own", "has"), [
+    ({}, False),
+    ({"num_heldout": 3}, False),
+    ({"kind": "reasoning", "num_heldout": 3}, True),
+    ({"heldout_path": "a"}, True),
+    ({"heldout_fraction": 0.1}, True),
+])  # fmt: skip
 def test_the_harness_alone_needs_no_problems(own, has):
     """Run with any kind of data, as launch/rules/data.py allows."""
     none = {
@@ -182,29 +160,6 @@ def test_figures_by_task_and_level():
     assert "pass_at_k" not in result
 
 
-def test_levels_that_are_null_and_names_of_two_kinds_make_figures_too():
-    """Take null as no level, keep numbers in order, and group what is written alike."""
-    given = (
-        (0, "a", 10, True),
-        (1, None, None, False),
-        (2, 7, 9, True),
-        (3, "7", "9", False),
-        (4, "a", "hard", True),
-    )
-    result = evaluate.summary(lines(*given), 1, seed=0)
-    assert {name: group["num_problems"] for name, group in result["by_task"].items()} == {
-        "7": 2,
-        "a": 2,
-        "all": 1,
-    }
-    assert [(name, group["num_problems"]) for name, group in result["by_level"].items()] == [
-        ("9", 2),
-        ("10", 1),
-        ("hard", 1),
-    ]
-    assert len(result["samples"]) == 5
-
-
 def test_figures_of_several_samples():
     answered = [row for n in range(4) for row in lines((0, "a", 0, n == 0), (1, "a", 0, n < 3))]
     result = evaluate.summary(answered, 4, seed=0)
@@ -219,18 +174,3 @@ def test_figures_of_several_samples():
         8,
         [1, 3],
     )
-
-
-def test_failures_are_shown_first_and_every_task_among_them():
-    answered = lines(*((n, "a" if n < 90 else "b", 0, n % 2 == 0) for n in range(100)))
-    found = evaluate.shown([*answered, *answered])  # two samples a problem: one is shown
-    assert [row["correct"] for row in found] == [False] * evaluate.NUM_FAILURES_SHOWN + [True] * 8
-    assert [row["task"] for row in found[:16]] == ["a"] * 11 + ["b"] * 5
-    assert {"prompt", "completion", "answer", "score"} <= set(found[0])
-    assert len(evaluate.shown(answered[:3])) == 3
-
-
-def test_the_harness_is_refused_where_it_is_not_installed(monkeypatch):
-    monkeypatch.setattr(harness.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match="make lm-eval"):
-        harness.load(["gsm8k"], None)

@@ -142,16 +142,12 @@ def test_a_file_cut_short_is_refused_and_leaves_nothing(tmp_path, capsys):
 
 
 @needs_gguf
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        (b"llama.vocab_size", 2**30),
-        (b"llama.embedding_length", 2**20),
-        (b"llama.attention.head_count", 0),
-        (b"tokenizer.ggml.padding_token_id", 99),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("key", "value"), [
+    (b"llama.vocab_size", 2**30),
+    (b"llama.embedding_length", 2**20),
+    (b"llama.attention.head_count", 0),
+    (b"tokenizer.ggml.padding_token_id", 99),
+], ids=str)  # fmt: skip
 def test_a_header_that_the_tensors_do_not_bear_out_is_refused(tmp_path, capsys, key, value):
     file = tmp_path / "small.gguf"
     write_gguf(file, small_llama())

@@ -11,7 +11,6 @@ import importlib.util
 import json
 import os
 import re
-import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -67,13 +66,6 @@ def compiled(arch: str):
         (*launches[index], found, occupancy.row(launches[index][1], arch, found))
         for index, found in results
     ]
-
-
-def test_there_are_many_kernels() -> None:
-    number = len(recipe_launches())
-    page = " ".join((Path(__file__).parents[3] / "docs/kernels.md").read_text().split())
-    assert f"They are {number} different compilations" in page
-    assert f"{number * len(ARCHITECTURES)} in all" in page
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
@@ -390,54 +382,6 @@ def test_a_user_s_kernel_is_swept(capsys: pytest.CaptureFixture[str], tmp_path: 
     name = "matmul-gfx942-matrix_instr_nonkdim16-num_stages2-num_warps4"
     assert "v_mfma_f32_16x16x16" in (tmp_path / f"{name}.s").read_text()
     assert "#ttg." in (tmp_path / f"{name}.ttgir").read_text()
-
-
-def test_a_configuration_that_does_not_compile_is_a_row(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    file = tmp_path / "mine.py"
-    file.write_text(
-        "import triton\nimport triton.language as tl\n\n@triton.jit\n"
-        "def scale(x, n, BLOCK: tl.constexpr):\n"
-        "    tl.static_assert(BLOCK >= 64, 'BLOCK is too small')\n"
-        "    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)\n"
-        "    tl.store(x + at, 2 * tl.load(x + at, mask=at < n), mask=at < n)\n"
-    )
-    (one,) = rows(
-        capsys, f"kernel={file}:scale", "args=x=*bf16,n=i32,BLOCK=32", "arch=gfx942", code=4
-    )
-    assert one["error"].startswith("CompileTimeAssertionFailure")
-    assert "BLOCK is too small" in one["error"]
-    (one,) = rows(capsys, f"kernel={file}:scale", "args=x=*bf16,n=i32:16,BLOCK=2048", "arch=gfx942")
-    # 2048 elements of 2 bytes over 256 lanes are 16 bytes each.
-    assert one["code"]["instructions"]["global_loads"] == {"b128": 1}
-    assert str(tmp_path) not in sys.path
-
-
-@pytest.mark.parametrize(("kernel", "args", "word"), [
-    ("mine.py:scael", "", "Did you mean scale"),
-    ("script.py:scale", "", "script.py cannot be imported: SystemExit: 0"),
-    ("mine.py:scale", "y=*bf16", "args: scale has no parameter y."),
-    ("mine.py:scale", "x=*bf16,n=i32", "Write args=BLOCK=128"),
-])  # fmt: skip
-def test_a_kernel_that_is_not_there_is_one_message(
-    kernel: str,
-    args: str,
-    word: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("mine.py").write_text(
-        "import triton\nimport triton.language as tl\n\n@triton.jit\n"
-        "def scale(x, n, BLOCK: tl.constexpr):\n    pass\n"
-    )
-    Path("script.py").write_text("raise SystemExit(0)\n")
-    assert occupancy.main([f"kernel={kernel}", *([f"args={args}"] if args else [])]) == 2
-    captured = capsys.readouterr()
-    assert captured.err.startswith("error: ")
-    assert word in captured.err
 
 
 def test_annotations_defaults_and_decorators(tmp_path: Path) -> None:

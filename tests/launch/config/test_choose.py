@@ -6,22 +6,18 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-import yaml
 
 from launch.config import choose
 from launch.config.compose import leaf
-from launch.config.identity import composition_hash, has_phases
-from launch.config.request import Request, leaves
+from launch.config.identity import composition_hash
 from launch.estimate import margin
 from launch.estimate.speed import speed
 from launch.plan import rundir
 from launch.plan.chosen import with_choices
 from launch.plan.planning import make_plan, prepare
 from launch.schema.enums import Rows
-from launch.schema.plan import Plan
 from launch.search.faster import faster
-from launch.study import pipeline
-from tests.conftest import ROOT, composed, host_with, leave_record
+from tests.conftest import composed, host_with, leave_record
 
 HOST = host_with(8)
 H100 = ["hardware=h100", "topology=single", "model=qwen3_4b", "method.args.max_length=4096"]
@@ -42,49 +38,6 @@ def choices(*overrides: str, host=HOST) -> dict[str, object]:
     return {choice.key: choice.value for choice in chosen(*overrides, host=host).chosen}
 
 
-def plans_of(config, overrides: list[str], folder: Path) -> list[Plan]:
-    if has_phases(config):
-        return list(pipeline.make_plans(config, Request(overrides), HOST, folder).values())
-    prepared, warnings = prepare(config)
-    return [make_plan(with_choices(prepared, HOST, folder), HOST, folder, warnings)]
-
-
-EXPERIMENTS = sorted(file.stem for file in (ROOT / "conf/experiment").glob("*.yaml"))
-CHOSEN = {BATCH, ACCUMULATION, CHECKPOINTING, choose.LAYERS, choose.COMPILE, choose.ROWS}
-CHOSEN.add(choose.WORKERS)
-NAMED = {BATCH, ACCUMULATION, CHECKPOINTING, choose.WORKERS, "method.args.packing"}
-NAMED |= {"method.args.torch_compile", "precision.weights"}
-
-
-def values_of(experiment: str) -> dict[str, object]:
-    """Dotted key -> value of an experiment's file, with those of files it includes."""
-    content = yaml.safe_load((ROOT / f"conf/experiment/{experiment}.yaml").read_text())
-    included = [name for name in content.pop("defaults", []) if isinstance(name, str)]
-    inherited = [values_of(name) for name in included if name != "_self_"]
-    return {
-        key: value for values in [*inherited, leaves("", content)] for key, value in values.items()
-    }
-
-
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_every_experiment_trains_as_its_file_says(experiment, tmp_path):
-    overrides = [f"experiment={experiment}", f"run_root={tmp_path}", "runtime=local"]
-    if experiment.startswith(("learning", "debug")):  # they name no GPU, or another at will
-        overrides.append("hardware=mi300x")
-    if experiment.startswith("debug"):
-        overrides.append("model=qwen3_0_6b")
-    config = composed(*overrides)
-    values = {key: value for key, value in values_of(experiment).items() if key in NAMED}
-    for plan in plans_of(config, overrides, tmp_path / "1"):
-        choices = {choice.key: choice.value for choice in plan.config.chosen}
-        assert choices.keys() <= CHOSEN - set(plan.config.speed_keeps)
-        if not has_phases(config):
-            assert {key: leaf(plan.config, key) for key in values} == values
-        is_published = experiment.startswith(("mi", "strix", "learning"))
-        if is_published and plan.config.method.kind == "trainer":
-            assert choices == {"step.compile": False, "step.rows": "padded"}
-
-
 @pytest.mark.parametrize(
     "override",
     [f"{BATCH}=2", f"{CHECKPOINTING}=true", "step.compile=false", "step.rows=grouped",
@@ -100,70 +53,61 @@ def test_values_that_are_set_stay(override):
     assert CHECKPOINTING not in choices(*SMALL, f"speed_keeps=[{CHECKPOINTING}]")
 
 
-@pytest.mark.parametrize(
-    ("overrides", "compiles"),
-    [
-        ([*SMALL], True),
-        ([*SMALL, "speed=off"], False),
-        ([*SMALL, "method.args.use_liger_kernel=true"], False),
-        ([*SMALL, "smoke=true"], False),
-        ([*SMALL, "method.args.max_steps=5"], False),
-        (["hardware=mi50", "model=qwen3_0_6b"], False),
-        (["hardware=h100", "model=qwen3_8b", "topology=zero3"], False),
-        ([*SMALL, "adapter=qlora", "precision=nf4"], False),
-        (["hardware=h100", "topology=single", "model=qwen3_0_6b", "method=grpo"], False),
-        (GRPO, True),
-        ([*H100, "precision=fp8", "speed=off"], True),
-        ([*H100, "precision=fp8", "method.args.max_steps=1"], True),
-        ([*H100, "precision=fp8", "method.args.torch_compile=true"], False),
-    ],
-)
+@pytest.mark.parametrize(("overrides", "compiles"), [
+    ([*SMALL], True),
+    ([*SMALL, "speed=off"], False),
+    ([*SMALL, "method.args.use_liger_kernel=true"], False),
+    ([*SMALL, "smoke=true"], False),
+    ([*SMALL, "method.args.max_steps=5"], False),
+    (["hardware=mi50", "model=qwen3_0_6b"], False),
+    (["hardware=h100", "model=qwen3_8b", "topology=zero3"], False),
+    ([*SMALL, "adapter=qlora", "precision=nf4"], False),
+    (["hardware=h100", "topology=single", "model=qwen3_0_6b", "method=grpo"], False),
+    (GRPO, True),
+    ([*H100, "precision=fp8", "speed=off"], True),
+    ([*H100, "precision=fp8", "method.args.max_steps=1"], True),
+    ([*H100, "precision=fp8", "method.args.torch_compile=true"], False),
+])  # fmt: skip
 def test_when_layers_are_compiled(overrides, compiles):
     config = chosen(*overrides)
     assert config.step.compile is compiles
     assert compiles in [choice.value for choice in config.chosen if choice.key == "step.compile"]
 
 
-@pytest.mark.parametrize(
-    ("overrides", "rows"),
-    [
-        (SMALL, "packed"),
-        ([*SMALL, "hardware.packed_attention=null"], "grouped"),
-        ([*SMALL, "method.args.torch_compile=true"], "grouped"),
-        (["hardware=cpu"], "grouped"),
-        (DPO, "grouped"),
-        ([*DPO, "method.args.loss_type=[sigmoid,sft]"], "padded"),
-        (GRPO, "packed"),
-        ([*GRPO, "topology=zero3"], "grouped"),
-        ([*GRPO, "method.args.cast_lm_head_to_fp32=true"], "grouped"),
-        (["hardware=cpu", "method=grpo", "smoke=true"], "packed"),
-        ([*SMALL, "method.args.packing=true"], "padded"),
-        ([*SMALL, "method.args.neftune_noise_alpha=5"], "padded"),
-        ([*SMALL, "adapter=lora", "adapter.dropout=0.05"], "padded"),
-        ([*SMALL, "speed=off"], "padded"),
-    ],
-)
+@pytest.mark.parametrize(("overrides", "rows"), [
+    (SMALL, "packed"),
+    ([*SMALL, "hardware.packed_attention=null"], "grouped"),
+    ([*SMALL, "method.args.torch_compile=true"], "grouped"),
+    (["hardware=cpu"], "grouped"),
+    (DPO, "grouped"),
+    ([*DPO, "method.args.loss_type=[sigmoid,sft]"], "padded"),
+    (GRPO, "packed"),
+    ([*GRPO, "topology=zero3"], "grouped"),
+    ([*GRPO, "method.args.cast_lm_head_to_fp32=true"], "grouped"),
+    (["hardware=cpu", "method=grpo", "smoke=true"], "packed"),
+    ([*SMALL, "method.args.packing=true"], "padded"),
+    ([*SMALL, "method.args.neftune_noise_alpha=5"], "padded"),
+    ([*SMALL, "adapter=lora", "adapter.dropout=0.05"], "padded"),
+    ([*SMALL, "speed=off"], "padded"),
+])  # fmt: skip
 def test_how_rows_become_batches(overrides, rows):
     config = chosen(*overrides)
     assert config.step.rows == Rows[rows]
     assert rows in [choice.value for choice in config.chosen]
 
 
-@pytest.mark.parametrize(
-    ("base", "override"),
-    [
-        (DPO, "method.args.train_sampling_strategy=group_by_length"),
-        (DPO, "method.args.dataloader_drop_last=true"),
-        (DPO, "method.args.auto_find_batch_size=true"),
-        (DPO, "method.args.max_length=null"),
-        (DPO, "method.selection.metric=eval_loss"),
-        (DPO, "method.args.loss_type=[aot]"),
-        (DPO, "data.num_train=8001"),  # its last micro-batch would be smaller
-        (GRPO, "method.args.loss_type=bnpo"),
-        (GRPO, "method.args.top_entropy_quantile=0.2"),
-        (GRPO, "method.args.steps_per_generation=12"),
-    ],
-)
+@pytest.mark.parametrize(("base", "override"), [
+    (DPO, "method.args.train_sampling_strategy=group_by_length"),
+    (DPO, "method.args.dataloader_drop_last=true"),
+    (DPO, "method.args.auto_find_batch_size=true"),
+    (DPO, "method.args.max_length=null"),
+    (DPO, "method.selection.metric=eval_loss"),
+    (DPO, "method.args.loss_type=[aot]"),
+    (DPO, "data.num_train=8001"),  # its last micro-batch would be smaller
+    (GRPO, "method.args.loss_type=bnpo"),
+    (GRPO, "method.args.top_entropy_quantile=0.2"),
+    (GRPO, "method.args.steps_per_generation=12"),
+])  # fmt: skip
 def test_what_keeps_the_division_of_a_batch(base, override):
     args = chosen(*base).method.args
     sequences = args["per_device_train_batch_size"] * args["gradient_accumulation_steps"]
@@ -191,21 +135,6 @@ def test_what_is_chosen_fits_with_room_and_is_no_slower(overrides):
     plan = make_plan(config, HOST, RUN)
     assert all(entry.fits and not margin.close(entry) for entry in plan.memory)
     assert plan.speed.tokens_per_second >= plan.plain_speed.tokens_per_second
-
-
-def test_longer_prompts_than_planned_are_left_room_for(tmp_path):
-    """Problems that we generate have short ones; a file's may have any."""
-    file = tmp_path / "prompts.jsonl"
-    file.write_text("")
-    tight = [*GRPO, "hardware.memory_gb=44"]
-    of_file = [
-        "data=jsonl",
-        f"data.path={file}",
-        "~method.rewards.reasoning_gym",
-        "+method.rewards.accuracy=1.0",
-    ]
-    ours, theirs = chosen(*tight), chosen(*tight, *of_file)
-    assert speed(theirs).tokens_per_second < speed(ours).tokens_per_second
 
 
 @pytest.mark.parametrize(("cores", "workers"), [(2, 1), (3, 2), (64, None)])
@@ -262,13 +191,7 @@ def test_a_run_of_another_planner_is_found_and_goes_on_as_it_began(tmp_path):
 
 
 def test_on_other_ranks_only_the_batch_is_divided_anew(tmp_path):
-    given = [
-        "hardware=mi300x",
-        "runtime=local",
-        "model=qwen3_4b",
-        "topology=ddp",
-        "effective_batch=64",
-    ]
+    given = "hardware=mi300x runtime=local model=qwen3_4b topology=ddp effective_batch=64".split()
     begun = other_planner(*given, "topology.num_gpus=8")
     leave_record(tmp_path, begun, "interrupted")
     moved, _ = prepare(composed(*given, "topology.num_gpus=4", f"resume={tmp_path}"))

@@ -92,42 +92,36 @@ def test_every_file_is_an_option_or_a_base_and_says_what_it_needs():
             assert "\n# Override:  " in f"\n{opening}", name
 
 
-@pytest.mark.parametrize(
-    ("overrides", "topology", "precision"),
-    [
-        ("hardware=cpu", "single", "fp32"),
-        ("hardware=mi300x model=qwen3_8b", "ddp", "bf16"),
-        ("hardware=mi300x model=qwen3_14b", "fsdp", "bf16"),
-        # with a reference model
-        ("hardware=mi300x model=qwen3_8b method=dpo", "fsdp", "bf16"),
-        ("hardware=mi300x model=qwen3_4b method=grpo", "split", "bf16"),
-        ("hardware=mi300x model=qwen3_4b method=evaluate", "ddp", "bf16"),
-        ("hardware=mi50 model=qwen3_0_6b method=grpo", "single", "fp32"),
-        ("hardware=mi300x topology.num_gpus=1 model=qwen3_4b", "single", "bf16"),
-        ("hardware=mi300x model=qwen3_4b adapter=qlora", "ddp", "nf4"),
-    ],
-)
+@pytest.mark.parametrize(("overrides", "topology", "precision"), [
+    ("hardware=cpu", "single", "fp32"),
+    ("hardware=mi300x model=qwen3_8b", "ddp", "bf16"),
+    ("hardware=mi300x model=qwen3_14b", "fsdp", "bf16"),
+    # with a reference model
+    ("hardware=mi300x model=qwen3_8b method=dpo", "fsdp", "bf16"),
+    ("hardware=mi300x model=qwen3_4b method=grpo", "split", "bf16"),
+    ("hardware=mi300x model=qwen3_4b method=evaluate", "ddp", "bf16"),
+    ("hardware=mi50 model=qwen3_0_6b method=grpo", "single", "fp32"),
+    ("hardware=mi300x topology.num_gpus=1 model=qwen3_4b", "single", "bf16"),
+    ("hardware=mi300x model=qwen3_4b adapter=qlora", "ddp", "nf4"),
+])  # fmt: skip
 def test_topology_and_precision_follow(overrides, topology, precision):
     config = composed(*overrides.split())
     assert (config.topology.name, config.precision.name) == (topology, precision)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "runtime", "image"),
-    [
-        ("hardware=cpu", "local", "none"),
-        ("hardware=h200 model=qwen3_4b", "local", "none"),
-        ("hardware=mi300x model=qwen3_4b", "docker", "rocm"),
-        ("hardware=mi50", "docker", "rocm_gfx906"),
-        ("hardware=mi300x container=none", "local", "none"),
-        ("hardware=mi300x smoke=true", "local", "none"),
-        ("hardware=mi300x smoke=true runtime=docker", "docker", "cpu"),
-        ("hardware=mi300x smoke=true container=rocm", "docker", "rocm"),
-        ("hardware=cpu container=cpu", "docker", "cpu"),
-        ("hardware=mi300x runtime=slurm model=qwen3_4b", "slurm", "none"),
-        ("hardware=mi300x runtime=slurm runtime.slurm.inner=docker", "slurm", "rocm"),
-    ],
-)
+@pytest.mark.parametrize(("overrides", "runtime", "image"), [
+    ("hardware=cpu", "local", "none"),
+    ("hardware=h200 model=qwen3_4b", "local", "none"),
+    ("hardware=mi300x model=qwen3_4b", "docker", "rocm"),
+    ("hardware=mi50", "docker", "rocm_gfx906"),
+    ("hardware=mi300x container=none", "local", "none"),
+    ("hardware=mi300x smoke=true", "local", "none"),
+    ("hardware=mi300x smoke=true runtime=docker", "docker", "cpu"),
+    ("hardware=mi300x smoke=true container=rocm", "docker", "rocm"),
+    ("hardware=cpu container=cpu", "docker", "cpu"),
+    ("hardware=mi300x runtime=slurm model=qwen3_4b", "slurm", "none"),
+    ("hardware=mi300x runtime=slurm runtime.slurm.inner=docker", "slurm", "rocm"),
+])  # fmt: skip
 def test_runtime_and_image_follow(overrides, runtime, image):
     config = composed(*overrides.split(), "model=qwen3_0_6b")
     assert (config.runtime.name, config.container.name) == (runtime, image)
@@ -166,15 +160,12 @@ def test_the_command_line():
     assert composed("experiment=null", "hardware=cpu").method.name == "sft"
 
 
-@pytest.mark.parametrize(
-    ("method", "key", "is_read"),
-    [
-        ("bench/gemm", "model.init=random", False),
-        ("bench/gemm", "precision.weights=bf16", False),
-        ("bench/transformer", "precision.weights=bf16", True),
-        ("tune/batch", "data.limit=4", True),
-    ],
-)
+@pytest.mark.parametrize(("method", "key", "is_read"), [
+    ("bench/gemm", "model.init=random", False),
+    ("bench/gemm", "precision.weights=bf16", False),
+    ("bench/transformer", "precision.weights=bf16", True),
+    ("tune/batch", "data.limit=4", True),
+])  # fmt: skip
 def test_keys_of_groups_that_a_method_does_not_read_are_rejected(method, key, is_read):
     overrides = ["hardware=mi350x", f"method={method}", key]
     if is_read:
@@ -184,28 +175,16 @@ def test_keys_of_groups_that_a_method_does_not_read_are_rejected(method, key, is
         compose.compose(overrides)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "warning"),
-    [
-        ("mode=plan mode=run", "mode is given 2 times: the last counts."),
-        ("seed=1 +seed=2 ++seed=3", "seed is given 3 times: the last counts."),
-        ("seed=1 seed=1", None),
-        ("+method.args.x=1 ~method.args.x +method.args.x=2", None),  # deleted in between
-        ("method.args={beta:1} method.args={max_steps:2}", None),  # merged, and both count
-        ("seed=1,2 seed=3", "seed is given 2 times: the one that the sweep varies counts."),
-    ],
-)
+@pytest.mark.parametrize(("overrides", "warning"), [
+    ("mode=plan mode=run", "mode is given 2 times: the last counts."),
+    ("seed=1 +seed=2 ++seed=3", "seed is given 3 times: the last counts."),
+    ("seed=1 seed=1", None),
+    ("+method.args.x=1 ~method.args.x +method.args.x=2", None),  # deleted in between
+    ("method.args={beta:1} method.args={max_steps:2}", None),  # merged, and both count
+    ("seed=1,2 seed=3", "seed is given 2 times: the one that the sweep varies counts."),
+])  # fmt: skip
 def test_repeated_keys_are_warned_of(overrides, warning):
     assert Request(overrides.split()).warnings == ([warning] if warning else [])
-
-
-def test_plans_of_pipelines_and_sweeps_warn_of_repeated_keys(launch):
-    twice = ["hardware=cpu", "seed=1", "mode=plan", "seed=2", "format=json"]
-    assert "seed is given 2 times" in " ".join(json.loads(launch(*twice).out)["warnings"])
-    for arguments in ([*twice, "phases=[{name: one}]"], ["-m", *twice]):
-        done = launch(*arguments)
-        assert (done.code, done.err.count("! seed is given 2 times: the last counts.")) == (0, 1)
-        json.loads(done.out)
 
 
 def test_plan_changes_nothing_and_prints_one_object(launch, tmp_path):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.machinery
 import importlib.util
-from pathlib import Path
 
 import pytest
 
@@ -27,17 +26,14 @@ def prepared(*overrides: str):
     return config, warnings
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        "hardware=mi350x method=grpo model=qwen3_4b",
-        "hardware=mi210 precision=fp8 model=qwen3_32b",
-        "experiment=mi350x_qwen3_8b_fp8",
-        "hardware=mi300x adapter=qlora precision=nf4 model=qwen2_5_7b",
-        "hardware=mi300x precision=bf16 topology=fsdp topology.fsdp.cpu_offload=true",
-        "hardware=mi300x precision=bf16 topology=zero3 topology.zero.offload_parameters=true",
-    ],
-)
+@pytest.mark.parametrize("overrides", [
+    "hardware=mi350x method=grpo model=qwen3_4b",
+    "hardware=mi210 precision=fp8 model=qwen3_32b",
+    "experiment=mi350x_qwen3_8b_fp8",
+    "hardware=mi300x adapter=qlora precision=nf4 model=qwen2_5_7b",
+    "hardware=mi300x precision=bf16 topology=fsdp topology.fsdp.cpu_offload=true",
+    "hardware=mi300x precision=bf16 topology=zero3 topology.zero.offload_parameters=true",
+])  # fmt: skip
 def test_any_composition_fits_a_cpu(overrides, monkeypatch):
     # with torchao and bitsandbytes it would keep fp8 and nf4
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
@@ -51,17 +47,14 @@ def test_any_composition_fits_a_cpu(overrides, monkeypatch):
     assert any("precision=fp8 on mi210" in line for line in refused) == ("mi210" in overrides)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "has_vllm", "shape", "left_out"),
-    [
-        ("topology=single", False, ("single", "none", 1, 0), None),
-        ("topology=ddp", False, ("ddp", "ddp", 2, 0), "topology.num_gpus=8: two processes"),
-        ("topology=zero3 topology.num_gpus=2", False, ("zero3", "zero3", 2, 0), None),
-        ("method=grpo topology=split", False, ("single", "none", 1, 0), "topology=split: "),
-        ("method=grpo topology.servers=2", True, ("split", "ddp", 2, 1), "topology.servers=2"),
-        ("method=grpo topology=colocate", True, ("single", "none", 1, 0), "topology=colocate: "),
-    ],
-)
+@pytest.mark.parametrize(("overrides", "has_vllm", "shape", "left_out"), [
+    ("topology=single", False, ("single", "none", 1, 0), None),
+    ("topology=ddp", False, ("ddp", "ddp", 2, 0), "topology.num_gpus=8: two processes"),
+    ("topology=zero3 topology.num_gpus=2", False, ("zero3", "zero3", 2, 0), None),
+    ("method=grpo topology=split", False, ("single", "none", 1, 0), "topology=split: "),
+    ("method=grpo topology.servers=2", True, ("split", "ddp", 2, 1), "topology.servers=2"),
+    ("method=grpo topology=colocate", True, ("single", "none", 1, 0), "topology=colocate: "),
+])  # fmt: skip
 def test_topology_stays(monkeypatch, overrides, has_vllm, shape, left_out):
     spec = importlib.machinery.ModuleSpec("vllm", None) if has_vllm else None
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
@@ -95,16 +88,6 @@ def test_values_of_the_command_line_stay():
     assert any("smoke: in place of method.args.fail_below=0.9" in line for line in warnings)
 
 
-def test_arguments_of_a_part_of_raft_stay():
-    overrides = [*QWEN.split(), "method=raft", "method.args.cycles=1"]
-    overrides += ["method.args.train.logging_steps=3", "method.args.sample.samples_per_prompt=5"]
-    request = Request(overrides)
-    plans = pipeline.make_plans(composed(*overrides), request, host_with(0), Path("/runs/r/1"))
-    assert list(plans)[-1] == "cycle1_evaluate"
-    assert plans["cycle1_train"].trainer_args["logging_steps"] == 3
-    assert plans["cycle1_sample"].trainer_args["samples_per_prompt"] == 5
-
-
 def test_an_effective_batch_that_the_ranks_do_not_divide_is_dropped():
     typed = [*QWEN.split(), "topology=single", "effective_batch=6"]
     of_a_file = "method.args.per_device_train_batch_size=1"
@@ -113,28 +96,22 @@ def test_an_effective_batch_that_the_ranks_do_not_divide_is_dropped():
     assert any("in place of effective_batch=6: 4, 1 rank(s) x 4 x 1" in w for w in warnings)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "length"),
-    [
-        ("method=sft model=qwen3_8b method.args.max_length=256", 256),
-        ("experiment=mi50_phase1", 4 * 400),
-        ("method=sft model=qwen3_8b", 2048),
-        ("method=dpo model=smollm2_135m model.max_positions=1500", 1500),
-    ],
-)
+@pytest.mark.parametrize(("overrides", "length"), [
+    ("method=sft model=qwen3_8b method.args.max_length=256", 256),
+    ("experiment=mi50_phase1", 4 * 400),
+    ("method=sft model=qwen3_8b", 2048),
+    ("method=dpo model=smollm2_135m model.max_positions=1500", 1500),
+])  # fmt: skip
 def test_prompts_of_more_tokens_have_room(overrides, length):
     config, _ = prepared("smoke=true hardware=mi300x topology=single", overrides)
     assert config.method.args["max_length"] == length
 
 
-@pytest.mark.parametrize(
-    ("overrides", "precision"),
-    [
-        ("hardware=mi50 experiment=mi50_phase2", "fp16"),
-        ("hardware=mi300x precision=fp16 topology=zero2", "fp32"),
-        ("hardware=mi300x precision=fp16 method=grpo topology=split", "fp32"),
-    ],
-)
+@pytest.mark.parametrize(("overrides", "precision"), [
+    ("hardware=mi50 experiment=mi50_phase2", "fp16"),
+    ("hardware=mi300x precision=fp16 topology=zero2", "fp32"),
+    ("hardware=mi300x precision=fp16 method=grpo topology=split", "fp32"),
+])  # fmt: skip
 def test_fp16_stays_if_a_cpu_computes_in_it(overrides, precision):
     config, warnings = prepared("smoke=true", overrides)
     assert (config.precision.compute, config.precision.loss_scaling) == (

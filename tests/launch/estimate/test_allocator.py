@@ -41,46 +41,28 @@ def test_planned_scattered_memory_is_enough():
         Allocator(1.2e9 * planned.allocated_gb).replay(events)
 
 
-def test_nothing_is_scattered_if_every_layer_is_kept():
-    assert plan_of(4, "method.args.gradient_checkpointing=false").memory[0].scattered_gb == 0
-
-
-@pytest.mark.parametrize(
-    ("rows", "overrides", "warns"),
-    [
-        (32, [], False),
-        (64, [], True),
-        (64, ["user_env.PYTORCH_ALLOC_CONF=max_split_size_mb:512"], True),
-        (64, [EXPANDABLE], False),
-        (80, [EXPANDABLE, "hardware=mi300x"], True),
-        (64, ["hardware=cpu"], False),
-    ],
-)
+@pytest.mark.parametrize(("rows", "overrides", "warns"), [
+    (32, [], False),
+    (64, [], True),
+    (64, ["user_env.PYTORCH_ALLOC_CONF=max_split_size_mb:512"], True),
+    (64, [EXPANDABLE], False),
+    (80, [EXPANDABLE, "hardware=mi300x"], True),
+    (64, ["hardware=cpu"], False),
+])  # fmt: skip
 def test_plan_warns_if_free_pieces_may_not_leave_enough(rows, overrides, warns):
     plan = plan_of(rows, *overrides)
     assert any("in pieces" in warning for warning in plan.warnings) == warns
 
 
-@pytest.mark.parametrize(
-    ("total", "scattered", "overrides", "remedy"),
-    [
-        (80.0, 30.0, SFT, f"Use: {PAGES}, or a smaller"),
-        (96.0, 30.0, SFT, f"Use: {PAGES}, and a smaller"),
-        (96.0, 0.0, SFT, "Use: a smaller"),
-        (80.0, 30.0, "method=grpo topology=colocate model=qwen3_4b", "Use: a smaller"),
-        (80.0, 30.0, f"{SFT} hardware=mi300x", "Use: a smaller"),
-    ],
-)
+@pytest.mark.parametrize(("total", "scattered", "overrides", "remedy"), [
+    (80.0, 30.0, SFT, f"Use: {PAGES}, or a smaller"),
+    (96.0, 30.0, SFT, f"Use: {PAGES}, and a smaller"),
+    (96.0, 0.0, SFT, "Use: a smaller"),
+    (80.0, 30.0, "method=grpo topology=colocate model=qwen3_4b", "Use: a smaller"),
+    (80.0, 30.0, f"{SFT} hardware=mi300x", "Use: a smaller"),
+])  # fmt: skip
 def test_expandable_segments_are_offered_if_they_help(total, scattered, overrides, remedy):
     entry = Memory("trainers", 0, {"weights": total}, 100.0, scattered_gb=scattered)
     config, _ = prepare(composed("hardware=h200", *overrides.split()))
     (warning,) = margin.warnings(config, [entry])
     assert remedy in warning
-
-
-def test_tightest_is_what_may_not_fit():
-    full = Memory("a", 0, {"weights": 90.0}, 100.0)
-    in_pieces = Memory("b", 1, {"weights": 80.0}, 100.0, scattered_gb=30.0)
-    too_large = Memory("c", 2, {"weights": 101.0}, 100.0)
-    assert margin.tightest([full, in_pieces]) is in_pieces
-    assert margin.tightest([full, too_large, in_pieces]) is too_large

@@ -26,13 +26,6 @@ def test_the_accumulation_follows():
     assert not [line for line in warnings if "effective_batch" in line]
 
 
-def test_an_accumulation_that_is_replaced_is_said():
-    _, warnings = prepare(
-        composed(*EIGHT, "effective_batch=64", "method.args.gradient_accumulation_steps=4")
-    )
-    assert "effective_batch=64: gradient_accumulation_steps=2, in place of 4." in warnings
-
-
 def test_batch_and_accumulation_of_one_command_line_contradict(launch):
     overrides = [*EIGHT, "effective_batch=64", "mode=plan"]
     two, four = (f"method.args.gradient_accumulation_steps={n}" for n in (2, 4))
@@ -79,15 +72,12 @@ def test_what_does_not_divide(overrides, said):
     assert said in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "remedies"),
-    [
-        (["effective_batch=96"], 2),
-        (["effective_batch=288"], 3),
-        (["effective_batch=96", "method.args.steps_per_generation=4"], 4),
-        (["effective_batch=96", "method.args.generation_batch_size=144"], 3),
-    ],
-)
+@pytest.mark.parametrize(("overrides", "remedies"), [
+    (["effective_batch=96"], 2),
+    (["effective_batch=288"], 3),
+    (["effective_batch=96", "method.args.steps_per_generation=4"], 4),
+    (["effective_batch=96", "method.args.generation_batch_size=144"], 3),
+])  # fmt: skip
 def test_every_remedy_of_a_group_that_an_effective_batch_cuts_is_taken(overrides, remedies):
     asked = [
         "hardware=mi300x",
@@ -111,24 +101,18 @@ def test_every_remedy_of_a_group_that_an_effective_batch_cuts_is_taken(overrides
         prepare(composed(*asked, *remedy))
 
 
-@pytest.mark.parametrize(
-    ("overrides", "tokens"),
-    [
-        (["topology=split"], 512 + 256),
-        (["topology=split", "topology.server_max_length=600"], 600),
-        (["topology=colocate", "method.args.vllm_max_model_length=640"], 640),
-        (["topology=single"], 512 + 256),
-    ],
-)
+@pytest.mark.parametrize(("overrides", "tokens"), [
+    (["topology=split"], 512 + 256),
+    (["topology=split", "topology.server_max_length=600"], 600),
+    (["topology=colocate", "method.args.vllm_max_model_length=640"], 640),
+    (["topology=single"], 512 + 256),
+])  # fmt: skip
 def test_what_generates_bounds_a_row(overrides, tokens):
     """A 76M model with 64 tokens at most was planned with 264.
 
     That was 160 GB where 15 were measured, and a run that fits was rejected.
     """
-    given = [
-        "hardware=mi300x",
-        "model=qwen3_4b",
-        "method=grpo",
-        "method.args.max_completion_length=512",
-    ]
+    given = (
+        "hardware=mi300x model=qwen3_4b method=grpo method.args.max_completion_length=512".split()
+    )
     assert batch.batch(composed(*given, *overrides)).sequence == tokens

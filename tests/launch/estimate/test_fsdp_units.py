@@ -27,14 +27,9 @@ from tests.conftest import composed
 
 RANKS = 2
 SHAPE = {
-    "num_layers": 4,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_heads": 4,
-    "num_kv_heads": 2,
-    "head_dim": 16,
-    "vocab_size": 640,
-}
+    "num_layers": 4, "hidden_size": 64, "intermediate_size": 96, "num_heads": 4, "num_kv_heads": 2,
+    "head_dim": 16, "vocab_size": 640,
+}  # fmt: skip
 SHAPE_NAMES = {key: name for key, name in model_path.SHAPE.items() if key != "architecture"}
 
 
@@ -115,11 +110,7 @@ def test_embedding_and_head_are_counted_where_they_are_gathered(tied, reshards):
     ]
     config = copy.deepcopy(
         composed(
-            "hardware=h200",
-            "model=qwen3_0_6b",
-            "method=sft",
-            "precision=bf16",
-            "topology=fsdp",
+            *"hardware=h200 model=qwen3_0_6b method=sft precision=bf16 topology=fsdp".split(),
             *overrides,
         )
     )

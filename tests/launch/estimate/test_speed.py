@@ -13,7 +13,6 @@ from tests.gpu import predictions, published
 
 ROWS = [json.loads(line) for line in predictions.MEASURED.read_text().splitlines()]
 SMALL = "hardware=h200 model=qwen3_0_6b method=sft topology=single precision=bf16"
-GRPO = "hardware=h200 model=qwen3_0_6b method=grpo"
 
 
 def config_of(*overrides: str) -> Config:
@@ -49,13 +48,10 @@ def test_documents_have_the_reports(name):
     assert getattr(published, f"{name}_report")() in page
 
 
-@pytest.mark.parametrize(
-    "offload",
-    [
-        "topology=fsdp topology.fsdp.cpu_offload=true",
-        "topology=zero2 topology.zero.offload_optimizer=true",
-    ],
-)
+@pytest.mark.parametrize("offload", [
+    "topology=fsdp topology.fsdp.cpu_offload=true",
+    "topology=zero2 topology.zero.offload_optimizer=true",
+])  # fmt: skip
 def test_no_speed_is_predicted_for_a_step_that_offloads(offload):
     base = "hardware=mi300x model=qwen3_4b method=sft price_per_gpu_hour=2"
     assert speed.speed(config_of(base, offload.split()[0])).cost is not None
@@ -78,17 +74,14 @@ def test_hours_and_cost_of_a_run():
 GRPO_EPOCH = "method=grpo method.args.max_steps=-1 method.args.num_train_epochs=1 data.num_train=16"
 
 
-@pytest.mark.parametrize(
-    ("overrides", "steps"),
-    [
-        ("method.args.max_steps=7", 7),
-        ("data.limit=10 method.args.num_train_epochs=1", 3),
-        ("data.limit=10 data.num_train=4 method.args.num_train_epochs=1", 1),
-        ("data=jsonl data.path=/x.jsonl", None),
-        ("method.args.packing=true", None),
-        (f"{GRPO_EPOCH} method.args.num_iterations=2", 32),
-    ],
-)
+@pytest.mark.parametrize(("overrides", "steps"), [
+    ("method.args.max_steps=7", 7),
+    ("data.limit=10 method.args.num_train_epochs=1", 3),
+    ("data.limit=10 data.num_train=4 method.args.num_train_epochs=1", 1),
+    ("data=jsonl data.path=/x.jsonl", None),
+    ("method.args.packing=true", None),
+    (f"{GRPO_EPOCH} method.args.num_iterations=2", 32),
+])  # fmt: skip
 def test_steps_of_a_run(overrides, steps):
     config = config_of(SMALL, overrides)
     assert speed.num_steps(config, speed.batch(config)) == steps
@@ -111,30 +104,16 @@ def test_fewer_gpus_of_a_board_use_fewer_xgmi_links():
     assert two == pytest.approx(eight * (1 / 2) / (7 / 8) * 7, rel=0.01)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "forwards"),
-    [
-        ("method=sft", 0),
-        ("method=dpo adapter=lora", 1),  # with the adapter off
-        ("method=dpo method.args.precompute_ref_log_probs=true", 0),
-        ("method=grpo method.args.beta=0.1", 1),
-        # the training pass gives the probabilities of what vLLM sampled
-        ("method=grpo topology=colocate", 0),
-        ("method=grpo topology=colocate method.args.steps_per_generation=3", 1),
-        ("method=grpo method.args.num_iterations=2", 0.5),
-    ],
-)
+@pytest.mark.parametrize(("overrides", "forwards"), [
+    ("method=sft", 0),
+    ("method=dpo adapter=lora", 1),  # with the adapter off
+    ("method=dpo method.args.precompute_ref_log_probs=true", 0),
+    ("method=grpo method.args.beta=0.1", 1),
+    # the training pass gives the probabilities of what vLLM sampled
+    ("method=grpo topology=colocate", 0),
+    ("method=grpo topology=colocate method.args.steps_per_generation=3", 1),
+    ("method=grpo method.args.num_iterations=2", 0.5),
+])  # fmt: skip
 def test_forwards_without_gradients(overrides, forwards):
     config = config_of("hardware=h200 model=qwen3_0_6b topology=single", overrides)
     assert speed.extra_forwards(config) == forwards
-
-
-def test_one_generation_serves_several_steps():
-    colocate = f"{GRPO} topology=colocate"
-    one = parts_of(colocate)["generation"]
-    # Four times as many at once: less work for each, since the first milliseconds of a token are
-    # for all of them.
-    four = parts_of(colocate, "method.args.steps_per_generation=4")["generation"]
-    assert 0 < one / 4 < four < one
-    twice = parts_of(colocate, "method.args.num_iterations=2")["generation"]
-    assert twice == pytest.approx(one / 2)

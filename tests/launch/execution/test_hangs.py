@@ -10,7 +10,6 @@ import pytest
 
 from launch.execution import contained, execute, supervise
 from launch.execution.local import LocalProcess
-from launch.execution.progress import Progress
 from tests.helpers.supervised import DONE, FOREVER, QUICK, SERVER, eventually, executed, plan_of
 
 pytestmark = pytest.mark.usefixtures("quick_supervision", "first_line_awaited")
@@ -72,31 +71,6 @@ if not (run / "before").exists():
     (stacks,) = (tmp_path / "stacks").iterdir()
     assert "stuck_here" in stacks.read_text()
     assert f"stacks of trainers are in {tmp_path / 'stacks'}" in capfd.readouterr().err
-
-
-def test_stacks_of_each_group_are_named_without_groups_that_ended(tmp_path):
-    """Containers print stacks into the log; a failing engine hides no other's stacks."""
-
-    class Prints(LocalProcess):
-        def dump_stacks(self, folder):
-            return None
-
-    class Gone(LocalProcess):
-        def dump_stacks(self, folder):
-            raise OSError("the engine is gone")
-
-    kinds = {"prepare": Gone, "server": Gone, "trainers": Prints}
-    scripts = {"prepare": DONE, "server": UP + SERVER, "trainers": UP + FOREVER}
-    plan = plan_of(tmp_path, scripts, *SOON)
-    with Progress(plan) as progress:
-        outcome, _ = supervise.supervise(
-            plan, lambda process, log: up(kinds[process.name](process, log)), progress, []
-        )
-    assert outcome.why.endswith(
-        "; stacks of server cannot be taken: the engine is gone; stacks of trainers are in "
-        f"{tmp_path / 'logs/trainers.log'}"
-    ), outcome.why
-    assert "prepare" not in outcome.why
 
 
 def test_ranks_in_a_container_are_signalled_though_another_process_vanishes(tmp_path):

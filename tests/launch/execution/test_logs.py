@@ -54,27 +54,13 @@ STOP = "torch.distributed.elastic.multiprocessing.api.SignalException: Process 1
 TRACEBACK = ["Traceback (most recent call last):", '  File "run.py", line 1', "    raise"]
 
 
-@pytest.mark.parametrize(
-    ("lines", "shown"),
-    [
-        (["saved", *TRACEBACK, STOP, "after"], ["saved", "after"]),
-        ([STOP], []),
-        ([*TRACEBACK, "ValueError: x"], [*TRACEBACK, "ValueError: x"]),
-    ],
-)
+@pytest.mark.parametrize(("lines", "shown"), [
+    (["saved", *TRACEBACK, STOP, "after"], ["saved", "after"]),
+    ([STOP], []),
+    ([*TRACEBACK, "ValueError: x"], [*TRACEBACK, "ValueError: x"]),
+])  # fmt: skip
 def test_the_traceback_of_a_stopped_torchrun_is_left_out(lines, shown):
     assert logs.without_stop(lines) == shown
-
-
-def test_a_burst_shows_its_end_and_how_much_was_left_out(tmp_path):
-    log = tmp_path / "a.log"
-    follower = Follower(log)
-    append(log, (b"x" * 999_999 + b"\n") * 20 + b"the end\n")
-    lines = follower.lines()
-    assert lines[0] == f"(19.0 MB left out; {log} has them)"
-    assert lines[-1] == "the end"
-    assert sum(map(len, lines)) < 2 * logs.MOST_BYTES
-    assert follower.lines() == []
 
 
 def test_a_line_without_an_end_is_bounded_and_a_moving_one_shows_its_last_state(tmp_path):
@@ -123,15 +109,12 @@ def test_last_words_are_those_before_torchrun_reports(tmp_path):
     assert last_words(log) == LastWords(["rank 1 says"], rank=1, exit_code=-9)
 
 
-@pytest.mark.parametrize(
-    ("codes", "stops", "first"),
-    [
-        ({0: 1, 1: -9}, "", (1, -9)),  # torchrun saw 0, which lost 1, before 1
-        ({0: 1, 1: -9}, STOPS, (0, 1)),  # torchrun's own SIGKILL, for a rank that does not end
-        ({0: 1, 1: -6}, "", (0, 1)),
-        ({0: 1, 1: 1}, "", (0, 1)),
-    ],
-)
+@pytest.mark.parametrize(("codes", "stops", "first"), [
+    ({0: 1, 1: -9}, "", (1, -9)),  # torchrun saw 0, which lost 1, before 1
+    ({0: 1, 1: -9}, STOPS, (0, 1)),  # torchrun's own SIGKILL, for a rank that does not end
+    ({0: 1, 1: -6}, "", (0, 1)),
+    ({0: 1, 1: 1}, "", (0, 1)),
+])  # fmt: skip
 def test_a_rank_that_was_killed_failed_first(tmp_path, codes, stops, first):
     log = tmp_path / "a.log"
     summary = [

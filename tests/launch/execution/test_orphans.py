@@ -102,15 +102,6 @@ def test_processes_that_a_guard_ends_may_save_first(start, tmp_path, capfd):
         assert (left.wait(10), guard.wait(10)) == (0, 0)
 
 
-def test_a_guard_that_never_ends_is_not_waited_for(start, monkeypatch):
-    """A process that its launcher forked may hold the pipe whose end the guard waits for."""
-    monkeypatch.setattr(orphans, "DIES_WITHIN_S", 0.1)
-    left = start(SLEEPS, **of(launcher := gone_launcher()))
-    with guard_of(launcher, "0.2") as guard:
-        assert left.pid in orphans.remove()
-        guard.kill()
-
-
 @contextlib.contextmanager
 def guard_of(launcher: str, stop_timeout_s: str) -> Iterator[subprocess.Popen]:
     argv = [sys.executable, "-SEP", orphans.__file__, launcher, stop_timeout_s]
@@ -156,16 +147,6 @@ def test_a_process_that_changes_its_title_is_still_found(start):
     assert orphans.marked(orphans.mark("server")) == [child.pid]
     assert orphans.kill(orphans.mark("server")) == []
     assert child.wait(10) == -signal.SIGKILL
-
-
-def test_a_process_that_forks_all_the_time_is_killed(start):
-    forks = (
-        "import os, time\nprint('up', flush=True)\nwhile True:\n    if os.fork():\n        "
-        "time.sleep(0.005)\n        os._exit(0)"
-    )
-    start(forks, **orphans.mark("forks"))
-    assert orphans.kill(orphans.mark("forks")) == []
-    assert orphans.marked(orphans.mark("forks")) == []
 
 
 def test_the_guard_ignores_sigterm_and_ends_with_its_launcher(start):

@@ -16,26 +16,17 @@ from tests.conftest import ROOT
 from tests.helpers.supervised import DONE, plan_of
 
 ROW = {
-    "step": 40,
-    "num_steps": 400,
-    "loss": 0.91234,
-    "tokens_per_second": 12345.6,
-    "time_s": 80.0,
+    "step": 40, "num_steps": 400, "loss": 0.91234, "tokens_per_second": 12345.6, "time_s": 80.0,
     "memory_peak_gb": 41.26,
-}
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("row", "line"),
-    [
-        (ROW, "step 40/400, loss 0.912, 12,346 tokens/s, 12 min 00 s left, peak 41.3 GB"),
-        (
-            {"step": 1, "num_steps": 2, "time_s": 59.7, "reward": 0.5},
-            "step 1/2, reward 0.5, 1 min 00 s left",
-        ),
-        ({"step": 7, "num_steps": None, "tokens_per_second": None}, "step 7"),
-    ],
-)
+@pytest.mark.parametrize(("row", "line"), [
+    (ROW, "step 40/400, loss 0.912, 12,346 tokens/s, 12 min 00 s left, peak 41.3 GB"),
+    ({"step": 1, "num_steps": 2, "time_s": 59.7, "reward": 0.5},
+     "step 1/2, reward 0.5, 1 min 00 s left"),
+    ({"step": 7, "num_steps": None, "tokens_per_second": None}, "step 7"),
+])  # fmt: skip
 def test_description_of_a_row(row, line):
     assert describe(row) == line
 

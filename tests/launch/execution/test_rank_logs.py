@@ -51,12 +51,6 @@ def test_every_line_of_a_rank_that_is_killed_is_in_its_file(tmp_path):
     assert any("most recent call first" in line for line in lines), "faulthandler"
 
 
-def test_an_import_error_of_a_recipe_is_in_its_log(tmp_path):
-    done = rank(tmp_path, "-m", "recipes.nothing", RANK="1", WORLD_SIZE="2")
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", "")
-    assert "No module named recipes.nothing" in (tmp_path / "logs/rank1.log").read_text()
-
-
 @pytest.mark.parametrize(
     ("option", "environ"),
     [("--config", {"RANK": "0", "WORLD_SIZE": "1"}), ("--other", {"RANK": "0", "WORLD_SIZE": "2"})],
@@ -199,16 +193,6 @@ def test_a_users_mistake_shows_its_message_only(tmp_path):
     assert "warning" not in description
 
 
-def test_the_failed_ranks_own_log_is_explained(tmp_path):
-    plan = two_ranks(tmp_path, DONE)
-    (tmp_path / "logs/rank0.log").write_text("Connection closed by peer\n")
-    (tmp_path / "logs/rank1.log").write_text("HSA_STATUS_ERROR_MEMORY_FAULT\n" + "noise\n" * 50)
-    (tmp_path / "logs/trainers.log").write_text(REPORT.replace("-9", "-6"))
-    description = supervise.describe(plan, FAILED)
-    assert "trainers, rank 1 failed: killed by signal 6 (SIGABRT)\n" in description
-    assert "This usually means: a kernel touched memory" in description
-
-
 def test_ranks_of_another_node_have_the_runs_numbers(tmp_path):
     """Torchrun's report has the number on the node."""
     plan = planned(*TWO, "topology=fsdp", run_dir=tmp_path)
@@ -223,18 +207,3 @@ def test_ranks_of_another_node_have_the_runs_numbers(tmp_path):
     description = supervise.describe(plan, outcome)
     assert description.startswith("\ntrainers-1, rank 9 failed: killed by signal 9 (SIGKILL)\n")
     assert f"{log}:\n  | this time\n" in description
-
-
-@pytest.mark.parametrize(
-    ("overrides", "counts"),
-    [
-        (["topology=ddp", "topology.num_gpus=1"], {"trainers": 0}),
-        (
-            ["topology=split", "topology.server_tensor_parallel=2", "method=grpo"],
-            {"server": 0, "trainers": 6},
-        ),
-    ],
-)
-def test_several_ranks_have_logs_of_their_own(overrides, counts):
-    plan = planned("hardware=mi300x", "model=qwen3_4b", "runtime=local", *overrides)
-    assert {p.name: len(logs.of_ranks(plan, p)) for p in plan.processes} == counts

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from containers.sandbox import server
 from launch.core.errors import HostError
 from launch.execution import execute, sandboxed
 from launch.plan.container import sdk_arguments
@@ -17,14 +16,10 @@ from launch.plan.views import as_json
 from tests.conftest import composed, host_with
 
 RUN = Path("/runs/code/1")
-CODE = [
-    "hardware=mi300x",
-    "method=grpo",
-    "model=qwen3_4b",
-    "data=code",
-    "~method.rewards.reasoning_gym",
-    "+method.rewards.code_tests=1.0",
-]
+CODE = (
+    "hardware=mi300x method=grpo model=qwen3_4b data=code ~method.rewards.reasoning_gym "
+    "+method.rewards.code_tests=1.0"
+).split()
 
 
 def plan(*overrides: str):
@@ -74,12 +69,6 @@ def test_without_an_engine_nothing_starts(monkeypatch, tmp_path):
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
     with pytest.raises(HostError, match=r"code_tests"):
         execute.check_sandbox(plan("runtime=local"), host_with(8))
-
-
-def test_an_answer_that_no_float_holds_is_wrong_and_does_not_end_the_server(monkeypatch):
-    monkeypatch.setattr(server, "run", lambda *arguments: b'{"value": 1' + b"0" * 400 + b"}")
-    with pytest.raises(server.Wrong):
-        server.passes({"call": "f(1)", "expected": 1.5}, "", None, 0.0, server.Limits(1.0, 1, 1, 1))
 
 
 class FakeContainer:

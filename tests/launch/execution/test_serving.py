@@ -10,15 +10,12 @@ import pytest
 from launch.execution import serving
 
 
-@pytest.mark.parametrize(
-    ("answer", "text"),
-    [
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok", "ok"),
-        (b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", None),
-        (b"SSH-2.0-OpenSSH_9.2\r\n", None),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nshort", None),
-    ],
-)
+@pytest.mark.parametrize(("answer", "text"), [
+    (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok", "ok"),
+    (b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", None),
+    (b"SSH-2.0-OpenSSH_9.2\r\n", None),
+    (b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nshort", None),
+])  # fmt: skip
 def test_an_answer_or_an_os_error_though_the_shell_has_a_proxy(monkeypatch, answer, text):
     for name in ("http_proxy", "HTTP_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")

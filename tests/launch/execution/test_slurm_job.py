@@ -19,17 +19,14 @@ from launch.schema.enums import Vendor
 from tests.helpers.slurm_examples import JOB, TWO, planned
 
 
-@pytest.mark.parametrize(
-    ("vendor", "assigned", "mask"),
-    [
-        (Vendor.amd, {"ROCR": "2,3", "CUDA": "0"}, {"HIP": "2,3"}),
-        (Vendor.amd, {"HIP": "5", "ROCR": "0,1"}, {"HIP": "0,1"}),  # HIP comes from a shell
-        (Vendor.amd, {"HIP": "5"}, {}),
-        (Vendor.amd, {"CUDA": "NoDevFiles"}, {}),
-        (Vendor.nvidia, {"CUDA": "1", "ROCR": "1"}, {"CUDA": "1"}),
-        (Vendor.none, {"CUDA": "0"}, {}),
-    ],
-)
+@pytest.mark.parametrize(("vendor", "assigned", "mask"), [
+    (Vendor.amd, {"ROCR": "2,3", "CUDA": "0"}, {"HIP": "2,3"}),
+    (Vendor.amd, {"HIP": "5", "ROCR": "0,1"}, {"HIP": "0,1"}),  # HIP comes from a shell
+    (Vendor.amd, {"HIP": "5"}, {}),
+    (Vendor.amd, {"CUDA": "NoDevFiles"}, {}),
+    (Vendor.nvidia, {"CUDA": "1", "ROCR": "1"}, {"CUDA": "1"}),
+    (Vendor.none, {"CUDA": "0"}, {}),
+])  # fmt: skip
 def test_slurms_mask_becomes_the_one_that_the_launcher_reads(monkeypatch, vendor, assigned, mask):
     for name in ("HIP_VISIBLE_DEVICES", *MASKS):
         monkeypatch.delenv(name, raising=False)
@@ -41,16 +38,13 @@ def test_slurms_mask_becomes_the_one_that_the_launcher_reads(monkeypatch, vendor
     monkeypatch.undo()
 
 
-@pytest.mark.parametrize(
-    ("squeue", "saved_more", "requeued"),
-    [
-        ("echo RUNNING", True, True),
-        ("echo RUNNING", False, False),  # it would be interrupted like this for ever
-        ("echo CANCELLED", True, False),
-        ("", True, False),
-        ("echo 'Socket timed out' >&2; exit 1", True, True),
-    ],
-)
+@pytest.mark.parametrize(("squeue", "saved_more", "requeued"), [
+    ("echo RUNNING", True, True),
+    ("echo RUNNING", False, False),  # it would be interrupted like this for ever
+    ("echo CANCELLED", True, False),
+    ("", True, False),
+    ("echo 'Socket timed out' >&2; exit 1", True, True),
+])  # fmt: skip
 def test_an_interrupted_job_is_requeued(tools, squeue, saved_more, requeued):
     tools.add("squeue", squeue)
     tools.add("scontrol", "")
@@ -62,16 +56,6 @@ def test_an_interrupted_job_is_requeued(tools, squeue, saved_more, requeued):
             slurm_job.requeue("12", saved_more)
 
 
-def test_nodes_that_left_no_sign_are_named(tools, tmp_path, monkeypatch, capsys):
-    tools.add("scontrol", "printf 'n1\\nn2\\nn3\\n'")
-    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-3]")
-    for name in ("n1", "n3"):
-        monkeypatch.setenv("SLURMD_NODENAME", name)
-        slurm_job.sign(tmp_path)
-    slurm_job.say_missing(tmp_path)
-    assert ": n2." in capsys.readouterr().err
-
-
 def test_a_job_without_its_run_directory_exits_with_2(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("SLURM_CLUSTERS", "far,near")  # squeue and scontrol would ask there
     before = signal.getsignal(signal.SIGTERM)
@@ -81,13 +65,6 @@ def test_a_job_without_its_run_directory_exits_with_2(tmp_path, capsys, monkeypa
         signal.signal(signal.SIGTERM, before)
     assert str(tmp_path / "config.yaml") in capsys.readouterr().err
     assert "SLURM_CLUSTERS" not in os.environ
-
-
-def test_newest_step(tmp_path):
-    assert slurm_job.newest_step(tmp_path) == 0
-    for name in ("checkpoint-8", "checkpoint-12", ".staging"):
-        (tmp_path / "checkpoints" / name).mkdir(parents=True)
-    assert slurm_job.newest_step(tmp_path) == 12
 
 
 def test_a_signal_to_srun_asks_another_node_for_its_stacks(tmp_path, tools):

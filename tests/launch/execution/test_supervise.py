@@ -13,9 +13,7 @@ import time
 import pytest
 
 from launch.core.errors import HostError
-from launch.execution import orphans, supervise
-from launch.execution.local import LocalProcess
-from launch.execution.progress import Progress
+from launch.execution import supervise
 from launch.machine import placement
 from tests.conftest import ROOT
 from tests.helpers.supervised import (
@@ -100,20 +98,6 @@ def test_a_server_on_the_gpu_of_its_ranks_loads_before_them(tmp_path, monkeypatc
     assert (tmp_path / "order").read_text().splitlines() == ["server listens", "ranks load"]
 
 
-def test_a_server_that_ends_after_the_trainers_did_not_fail(tmp_path):
-    """It loses the communicator that it shares with them."""
-    server = "while not (run / 'result.json').exists(): time.sleep(0.01)\nsys.exit(1)"
-    plan = plan_of(tmp_path, {"server": server, "trainers": DONE}, QUICK)
-    groups = [
-        supervise.Group(p, LocalProcess(p, tmp_path / "logs" / p.name), {}) for p in plan.processes
-    ]
-    attempt = supervise.Attempt(plan, Progress(plan), [], groups)
-    assert eventually(lambda: all(g.started.poll() is not None for g in groups))
-    assert attempt._first_failure() is None
-    for group in groups:
-        group.started.remove()
-
-
 def test_a_result_of_an_earlier_attempt_does_not_count(tmp_path):
     (tmp_path / "result.json").write_text(json.dumps({"status": "done"}))
     (tmp_path / "failures").mkdir()
@@ -146,13 +130,10 @@ def test_a_failing_rank_ends_the_server_and_its_error_is_explained(tmp_path, cap
     assert "This usually means: the GPU's memory is full." in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("end", "why"),
-    [
-        ("os._exit(0)", "server failed: it ended by itself"),
-        ("os.kill(os.getpid(), signal.SIGKILL)", "server failed: killed by signal 9 (SIGKILL)"),
-    ],
-)
+@pytest.mark.parametrize(("end", "why"), [
+    ("os._exit(0)", "server failed: it ended by itself"),
+    ("os.kill(os.getpid(), signal.SIGKILL)", "server failed: killed by signal 9 (SIGKILL)"),
+])  # fmt: skip
 def test_trainers_save_when_their_server_ends_and_the_run_fails(tmp_path, capsys, end, why):
     code, record = executed(
         plan_of(tmp_path, {"server": dies_once_trained(end), "trainers": SAVES}, QUICK)
@@ -195,21 +176,6 @@ def test_restarts_are_used_up_unless_the_user_made_a_mistake(tmp_path, exit_code
     assert (record["exit_code"], record["restarts"]) == (code, restarts)
 
 
-def test_failures_are_sorted_by_time_without_those_cut_off(tmp_path):
-    texts = {
-        0: '{"rank": 0, "ti',
-        1: "[]",
-        2: '{"rank": 2}',
-        5: '{"rank": 5, "time": 2.0, "error": "e", "exit_code": 1}',
-        6: '{"rank": 6, "time": 1.0, "error": "e", "exit_code": 1}',
-    }
-    (tmp_path / "failures").mkdir()
-    for rank, text in texts.items():
-        (tmp_path / f"failures/rank{rank}.json").write_text(text)
-    assert [failure["rank"] for failure in supervise.failures(tmp_path)] == [6, 5]
-    assert supervise.worth_another(tmp_path)
-
-
 # ---- Asked to stop
 
 
@@ -239,18 +205,6 @@ def test_a_rank_that_ignores_sigterm_is_killed_when_the_time_is_over(tmp_path):
     deaf = f"{DEAF}os.kill(os.getppid(), signal.SIGTERM)\n{FOREVER}"
     code, _ = executed(plan_of(tmp_path, {"trainers": deaf}, "runtime.stop_timeout_s=1"))
     assert code == 75
-
-
-def test_a_server_that_does_not_end_does_not_get_the_time_of_a_save(tmp_path, monkeypatch):
-    """A vLLM that is told to end while it loads waits ten minutes for its dead engine."""
-    monkeypatch.setattr(supervise, "SERVER_GRACE_S", 0.1)
-    server = f"{DEAF}{once('trains')}os.kill(os.getppid(), signal.SIGTERM)\n{FOREVER}"
-    plan = plan_of(tmp_path, {"server": server, "trainers": SAVES}, PATIENT)
-    began = time.monotonic()
-    code, record = executed(plan)
-    assert (code, record["status"]) == (75, "interrupted")
-    assert time.monotonic() - began < 60
-    assert (tmp_path / "saved").exists()
 
 
 def test_trainers_whose_server_has_failed_end_soon_unless_they_save(tmp_path, monkeypatch):
@@ -309,32 +263,6 @@ def test_ranks_that_torchrun_leaves_finish_their_save(tmp_path):
 
 
 SUPERVISED = [sys.executable, str(ROOT / "tests/helpers/supervised.py")]
-
-
-def test_a_launcher_that_is_killed_leaves_nothing_and_its_ranks_save(tmp_path):
-    server = SERVER.replace(
-        "note(",
-        "signal.signal(signal.SIGTERM, lambda *_: (note('server ends'), os._exit(0)))\nnote(",
-    )
-    torchrun = CHILD.format(RANK) + "child.wait(); forever()"  # it does not pass on SIGTERM
-    scripts = [f"server={server}", f"trainers={torchrun}"]
-    child = subprocess.Popen(
-        [*SUPERVISED, str(tmp_path), *scripts, "runtime.stop_timeout_s=2"],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        assert eventually(lambda: (tmp_path / "trains").exists())
-        mark = {orphans.LAUNCHER: f"{orphans._namespace()}:{orphans.identity(child.pid)}"}
-        assert len(orphans.marked(mark)) == 3
-        rank = int((tmp_path / "rank").read_text())
-    finally:
-        child.kill()
-        child.wait()
-    os.kill(rank, signal.SIGTERM)
-    assert eventually(lambda: orphans.marked(mark) == [])
-    assert (tmp_path / "saved").exists()
-    assert (tmp_path / "order").read_text().splitlines() == ["server listens", "server ends"]
 
 
 @pytest.mark.usefixtures("hangups")

@@ -32,16 +32,13 @@ def write_adapter(folder, settings=None):
     return weights
 
 
-@pytest.mark.parametrize(
-    ("settings", "override", "message"),
-    [
-        ({}, "adapter.alpha=9", r"adapter.alpha=9: .* has 8. Use: adapter.alpha=8"),
-        ({"alpha_pattern": {"q_proj": 64}}, "seed=1", "has alpha_pattern="),
-        ({"bias": "all"}, "seed=1", "has bias=all"),
-        ({}, "adapter.target_modules=[k_proj]", r"target_modules=\[k_proj\]: .* its own layers"),
-        ({"use_dora": True}, "seed=1", "Use: adapter.dora=true"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "override", "message"), [
+    ({}, "adapter.alpha=9", r"adapter.alpha=9: .* has 8. Use: adapter.alpha=8"),
+    ({"alpha_pattern": {"q_proj": 64}}, "seed=1", "has alpha_pattern="),
+    ({"bias": "all"}, "seed=1", "has bias=all"),
+    ({}, "adapter.target_modules=[k_proj]", r"target_modules=\[k_proj\]: .* its own layers"),
+    ({"use_dora": True}, "seed=1", "Use: adapter.dora=true"),
+])  # fmt: skip
 def test_adapters_with_other_settings_are_rejected(tmp_path, settings, override, message):
     write_adapter(tmp_path, settings)
     config = copy.deepcopy(composed(*LORA, override))
@@ -69,11 +66,7 @@ def test_adapters_that_do_not_fit_are_rejected(tmp_path):
 
 @pytest.mark.parametrize(
     ("listed", "on"),
-    [
-        (["self_attn.q_proj"], ["q_proj"]),
-        ("q_proj|k_proj", LINEARS),
-        (None, LINEARS),
-    ],
+    [(["self_attn.q_proj"], ["q_proj"]), ("q_proj|k_proj", LINEARS), (None, LINEARS)],
 )
 def test_the_planner_counts_the_layers_of_the_adapter_that_is_trained_on(listed, on, tmp_path):
     """Count all seven for a regular expression, and for files that do not exist yet."""

@@ -23,27 +23,15 @@ def refused(path, key="data.path"):
     return str(raised.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "what", "command"),
-    [
-        (
-            "a.jsonl",
-            b'"prompt";"completion"\na;b\n',
-            "CSV by its first line",
-            'sep=";")["train"].to_json(',
-        ),
-        ("a.parquet", b"PAR1\x15\x04", "Parquet", 'datasets.load_dataset("parquet"'),
-        (
-            "a.json",
-            json.dumps(ROWS, indent=1).encode(),
-            "a JSON list",
-            'datasets.load_dataset("json"',
-        ),
-        # mtime: every worker must collect the same bytes
-        ("a.jsonl.gz", gzip.compress(LINES, mtime=0), "compressed", 'load_dataset("json"'),
-        ("a.jsonl", LINES.decode().encode("utf-16"), "not UTF-8", "iconv -f UTF-16 -t UTF-8 "),
-    ],
-)
+@pytest.mark.parametrize(("name", "content", "what", "command"), [
+    ("a.jsonl", b'"prompt";"completion"\na;b\n', "CSV by its first line",
+     'sep=";")["train"].to_json('),
+    ("a.parquet", b"PAR1\x15\x04", "Parquet", 'datasets.load_dataset("parquet"'),
+    ("a.json", json.dumps(ROWS, indent=1).encode(), "a JSON list", 'datasets.load_dataset("json"'),
+    # mtime: every worker must collect the same bytes
+    ("a.jsonl.gz", gzip.compress(LINES, mtime=0), "compressed", 'load_dataset("json"'),
+    ("a.jsonl", LINES.decode().encode("utf-16"), "not UTF-8", "iconv -f UTF-16 -t UTF-8 "),
+])  # fmt: skip
 def test_other_file_formats_are_named(tmp_path, name, content, what, command):
     path = tmp_path / name
     path.write_bytes(content)
@@ -75,16 +63,11 @@ def test_bytes_that_are_not_utf_8_name_their_line(tmp_path):
         list(data_files.lines(str(path), "sft"))
 
 
-@pytest.mark.parametrize(
-    ("row", "command"),
-    [
-        ({"conversations": TURNS}, "rename conversations to messages, in its turns from to role"),
-        (
-            {"instruction": "a", "input": "", "output": "b"},
-            "join instruction and input as prompt, and rename output to completion",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("row", "command"), [
+    ({"conversations": TURNS}, "rename conversations to messages, in its turns from to role"),
+    ({"instruction": "a", "input": "", "output": "b"},
+     "join instruction and input as prompt, and rename output to completion"),
+])  # fmt: skip
 def test_fields_of_other_programs_are_named_with_the_renaming(tmp_path, row, command):
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps(row) + "\n")

@@ -31,26 +31,23 @@ def given(**args: object) -> list[str]:
     return [f"topology.server_args.{name}={value}" for name, value in args.items()]
 
 
-@pytest.mark.parametrize(
-    ("args", "names"),
-    [
-        ({"max_num_seq": 512}, ["max_num_seq=512", "max_num_seqs", lock()["vllm"]]),
-        ({"max_num_seqs": "many"}, ["'many'", "int"]),
-        ({"max_num_seqs": 512.0}, ["512.0", "topology.server_args.max_num_seqs=512"]),
-        ({"enforce_eager": "yes"}, ["topology.server_args.enforce_eager=true"]),
-        ({"kv_cache_dtype": "fp9"}, ["fp9", "fp8_e4m3"]),
-        ({"attention_backend": "ROCM_AITER"}, ["ROCM_AITER_FA"]),
-        ({"compilation_config": 3}, ["3", "dict"]),
-        ({"num_scheduler_steps": 8}, ["is gone", "async_scheduling"]),
-        ({"VLLM_ROCM_USE_AITER": 1}, ["user_env.VLLM_ROCM_USE_AITER"]),
-        ({"port": 8000}, ["port=8000", "free one"]),
-        ({"model": "x"}, ["model="]),
-        ({"tensor_parallel_size": 2}, ["topology.server_tensor_parallel="]),
-        ({"data_parallel_size": 2}, ["topology.servers="]),
-        ({"max_model_len": 1024}, ["topology.server_max_length="]),
-        ({"gpu_memory_utilization": 0.5}, ["topology.server_memory_share="]),
-    ],
-)
+@pytest.mark.parametrize(("args", "names"), [
+    ({"max_num_seq": 512}, ["max_num_seq=512", "max_num_seqs", lock()["vllm"]]),
+    ({"max_num_seqs": "many"}, ["'many'", "int"]),
+    ({"max_num_seqs": 512.0}, ["512.0", "topology.server_args.max_num_seqs=512"]),
+    ({"enforce_eager": "yes"}, ["topology.server_args.enforce_eager=true"]),
+    ({"kv_cache_dtype": "fp9"}, ["fp9", "fp8_e4m3"]),
+    ({"attention_backend": "ROCM_AITER"}, ["ROCM_AITER_FA"]),
+    ({"compilation_config": 3}, ["3", "dict"]),
+    ({"num_scheduler_steps": 8}, ["is gone", "async_scheduling"]),
+    ({"VLLM_ROCM_USE_AITER": 1}, ["user_env.VLLM_ROCM_USE_AITER"]),
+    ({"port": 8000}, ["port=8000", "free one"]),
+    ({"model": "x"}, ["model="]),
+    ({"tensor_parallel_size": 2}, ["topology.server_tensor_parallel="]),
+    ({"data_parallel_size": 2}, ["topology.servers="]),
+    ({"max_model_len": 1024}, ["topology.server_max_length="]),
+    ({"gpu_memory_utilization": 0.5}, ["topology.server_memory_share="]),
+])  # fmt: skip
 def test_what_vllm_lacks_or_another_key_decides_is_rejected_with_one_message(args, names):
     with pytest.raises(UserError) as refused:
         check(composed(*SPLIT, *given(**args)))
@@ -77,22 +74,17 @@ def test_the_server_is_started_with_them(tmp_path):
         *[
             "--compilation-config",
             '{"cudagraph_capture_sizes": [96]}',
-            "--cudagraph-capture-sizes",
-            "1",
-            "96",
+            *"--cudagraph-capture-sizes 1 96".split(),
         ],
     ]
 
 
-@pytest.mark.parametrize(
-    ("overrides", "flag"),
-    [
-        ([], "--skip-tokenizer-init"),
-        (["method.args.generation_kwargs={stop: [END]}"], None),  # vLLM would ignore it
-        (["method.args.vllm_structured_outputs_regex=a+"], None),
-        (given(skip_tokenizer_init="false"), "--no-skip-tokenizer-init"),
-    ],
-)
+@pytest.mark.parametrize(("overrides", "flag"), [
+    ([], "--skip-tokenizer-init"),
+    (["method.args.generation_kwargs={stop: [END]}"], None),  # vLLM would ignore it
+    (["method.args.vllm_structured_outputs_regex=a+"], None),
+    (given(skip_tokenizer_init="false"), "--no-skip-tokenizer-init"),
+])  # fmt: skip
 def test_a_server_has_a_tokenizer_where_text_is_asked_for(tmp_path, overrides, flag):
     argv = planned(*SPLIT, *overrides, tmp_path=tmp_path).processes[0].argv
     assert (

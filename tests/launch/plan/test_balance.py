@@ -51,14 +51,6 @@ def test_the_fastest_split_is_found_with_its_gain():
     )  # without effective_batch a step is of as many as there are ranks for
 
 
-def test_an_effective_batch_stays_and_leaves_out_what_does_not_divide():
-    config = chosen("effective_batch=96", "topology.servers=2")
-    found = balance(config, HOST)
-    assert found.sequences == 96
-    assert found.servers in (2, 4, 5, 6, 7)  # 7 and 5 ranks do not share 96 in whole micro-batches
-    assert found.gain > 1
-
-
 def test_what_does_not_fit_is_not_offered(monkeypatch):
     config = chosen()
     fastest = balance(config, HOST).servers
@@ -78,14 +70,11 @@ def test_auto_takes_the_fastest_and_a_record_has_its_number():
     assert prepare(config)[0].topology.servers == config.topology.servers
 
 
-@pytest.mark.parametrize(
-    ("overrides", "named"),
-    [
-        (["topology.servers=many"], "whole number or auto"),
-        (["topology.servers=1.5"], "whole number or auto"),
-        (["topology=ddp", "topology.servers=auto"], "topology=split"),
-    ],
-)
+@pytest.mark.parametrize(("overrides", "named"), [
+    (["topology.servers=many"], "whole number or auto"),
+    (["topology.servers=1.5"], "whole number or auto"),
+    (["topology=ddp", "topology.servers=auto"], "topology=split"),
+])  # fmt: skip
 def test_what_is_no_number_of_servers_is_rejected(overrides, named):
     with pytest.raises(UserError, match=named) as refused:
         with_servers(composed(*SPLIT, *overrides))

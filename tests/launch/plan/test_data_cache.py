@@ -33,9 +33,7 @@ def test_the_learning_rate_follows_the_batch_and_the_plan_says_so(launch, how, r
         "hardware=cpu",
         "model=qwen3_0_6b",
         f"method.lr_scaling={how}",
-        "method.lr_reference_batch=1",
-        "mode=plan",
-        "format=json",
+        *"method.lr_reference_batch=1 mode=plan format=json".split(),
     ]
     plan = json.loads(launch(*given).out)
     assert plan["trainer_args"]["learning_rate"] == pytest.approx(

@@ -9,14 +9,10 @@ from launch.schema.plan import Setting
 from tests.conftest import composed, host_with
 
 AMD = {
-    "HSA_TOOLS_LIB": "/opt/rocm/lib/librocm-debug-agent.so.2",
-    "HSA_TOOLS_REPORT_LOAD_FAILURE": "1",
-    "HSA_ENABLE_DEBUG": "1",
-    "AMD_SERIALIZE_KERNEL": "3",
-    "AMD_SERIALIZE_COPY": "3",
-    "PYTORCH_NO_HIP_MEMORY_CACHING": "1",
-    "HSA_DISABLE_FRAGMENT_ALLOCATOR": "1",
-}
+    "HSA_TOOLS_LIB": "/opt/rocm/lib/librocm-debug-agent.so.2", "HSA_TOOLS_REPORT_LOAD_FAILURE": "1",
+    "HSA_ENABLE_DEBUG": "1", "AMD_SERIALIZE_KERNEL": "3", "AMD_SERIALIZE_COPY": "3",
+    "PYTORCH_NO_HIP_MEMORY_CACHING": "1", "HSA_DISABLE_FRAGMENT_ALLOCATOR": "1",
+}  # fmt: skip
 NVIDIA = {"CUDA_LAUNCH_BLOCKING": "1", "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
 
 
@@ -37,21 +33,3 @@ def test_what_a_vendor_needs(tmp_path, hardware, ours, others):
     assert {name: found[name].value for name in ours} == ours
     assert not set(others) & set(found)
     assert all(found[name].reason.startswith("debug=memory_fault: ") for name in ours)
-
-
-def test_a_users_own_value_wins(tmp_path):
-    found = settings(
-        tmp_path,
-        *(
-            "hardware=mi300x",
-            "topology=single",
-            "debug=memory_fault",
-            "user_env.HSA_TOOLS_LIB=/my/agent.so",
-        ),
-        AMD_SERIALIZE_COPY="1",
-    )
-    assert (found["HSA_TOOLS_LIB"].value, found["HSA_TOOLS_LIB"].origin) == (
-        "/my/agent.so",
-        "yours",
-    )
-    assert (found["AMD_SERIALIZE_COPY"].value, found["AMD_SERIALIZE_COPY"].origin) == ("1", "yours")

@@ -32,9 +32,7 @@ REFUSED = {
 
 def composition(topology: str, gpus: int):
     given = [
-        "hardware=mi300x",
-        "method=grpo",
-        "model=qwen3_4b",
+        *"hardware=mi300x method=grpo model=qwen3_4b".split(),
         f"topology={topology}",
         f"topology.num_gpus={gpus}",
         "name=golden",
@@ -66,10 +64,7 @@ def test_gradients_that_fsdp_offloads_have_a_backend_on_the_host(hardware, backe
     config, _ = prepare(
         composed(
             f"hardware={hardware}",
-            "method=sft",
-            "topology=fsdp",
-            "topology.num_gpus=2",
-            "topology.fsdp.cpu_offload=true",
+            *"method=sft topology=fsdp topology.num_gpus=2 topology.fsdp.cpu_offload=true".split(),
         )
     )
     assert complete(config, Path("/runs/golden/1"), (8000, 8001)).get("ddp_backend") == backend

@@ -110,23 +110,6 @@ def test_record_holds_what_reproduction_needs(tmp_path):
     assert kept["composition"]["model"]["name"] == "tiny"
 
 
-@pytest.mark.parametrize("name", ["composition", "sha256"])
-def test_a_record_that_lost_a_field_is_refused(tmp_path, name):
-    kept = made(tmp_path)
-    del kept[name]
-    json_files.write_json(tmp_path / "record.json", kept)
-    with pytest.raises(UserError, match=f"{name}: missing"):
-        load_record(tmp_path / "record.json")
-
-
-@pytest.mark.parametrize("name", ["composition", "data"])
-def test_a_record_that_was_changed_is_refused(tmp_path, name):
-    kept = {**made(tmp_path), name: "changed"}
-    json_files.write_json(tmp_path / "record.json", kept)
-    with pytest.raises(UserError, match="changed after it was written"):
-        load_record(tmp_path / "record.json")
-
-
 def test_secrets_stand_by_name_only(tmp_path):
     kept = made(
         tmp_path,
@@ -163,17 +146,11 @@ def test_metrics_are_compared_to_the_last_digit():
     assert compare_metrics(then, [{"step": 1}]) == ["step 1, loss: 0.1 -> None"]
 
 
-@pytest.mark.parametrize(
-    ("given", "same"),
-    [
-        (
-            ["runtime.max_restarts=3", "runtime.hang_timeout_s=60", "runtime.stop_timeout_s=30"],
-            True,
-        ),
-        (["runtime=slurm", "runtime.slurm.nodes=2", "topology=ddp"], False),
-        (["seed=1"], False),
-    ],
-)
+@pytest.mark.parametrize(("given", "same"), [
+    (["runtime.max_restarts=3", "runtime.hang_timeout_s=60", "runtime.stop_timeout_s=30"], True),
+    (["runtime=slurm", "runtime.slurm.nodes=2", "topology=ddp"], False),
+    (["seed=1"], False),
+])  # fmt: skip
 def test_which_settings_make_another_run(given, same):
     assert (
         composition_hash(composed("hardware=cpu", *given))
@@ -196,15 +173,12 @@ def test_a_folder_of_runs_given_for_a_run(launch, tmp_path):
         load_record(tmp_path / "runs/quick/record.json")
 
 
-@pytest.mark.parametrize(
-    ("changed", "said"),
-    [
-        ({"data": [1]}, "sha256: the content was changed after it was written"),
-        ({"composition": "seed=1"}, "sha256: the content was changed after it was written"),
-        ({"composition_hash": None}, "sha256: the content was changed after it was written"),
-        ({"model": ...}, "model: missing"),
-    ],
-)
+@pytest.mark.parametrize(("changed", "said"), [
+    ({"data": [1]}, "sha256: the content was changed after it was written"),
+    ({"composition": "seed=1"}, "sha256: the content was changed after it was written"),
+    ({"composition_hash": None}, "sha256: the content was changed after it was written"),
+    ({"model": ...}, "model: missing"),
+])  # fmt: skip
 def test_a_run_whose_record_was_changed_by_hand_does_not_go_on(tmp_path, changed, said):
     folder = a_run(tmp_path, "1", "failed")
     kept = {**json_files.read_json(folder / "record.json"), **changed}

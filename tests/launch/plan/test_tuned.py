@@ -9,7 +9,7 @@ import pytest
 from launch.core.errors import UserError
 from launch.plan import tuned
 from launch.plan.check_files import check_files
-from launch.plan.planning import make_plan, prepare, rank_config
+from launch.plan.planning import make_plan, prepare
 from tests.conftest import composed, host_with
 
 BATCH = ("hardware=mi350x", "model=qwen3_4b", "method=tune/batch", "topology=single")
@@ -19,23 +19,6 @@ RUN = Path("/runs/tune/1")
 def plan(*overrides, host=None):
     config, warnings = prepare(composed(*overrides))
     return make_plan(config, host or host_with(8), RUN, warnings)
-
-
-def test_arguments_that_are_none_of_the_tunings_are_the_recipes():
-    found = plan(*BATCH, "method.args.max_length=4096", "method.args.steps=3")
-    assert found.trainer_args["steps"] == 3
-    assert "max_length" not in found.trainer_args
-    assert found.tuned["trainer_args"]["max_length"] == 4096
-    assert found.tuned["trainer_args"]["bf16"] is True
-    assert found.tuned["method"].program == "recipes.sft"
-
-
-def test_an_experiment_can_be_tuned():
-    found = plan("experiment=mi300x_sft_qwen3_4b", "method=tune/batch")
-    assert found.tuned["trainer_args"]["packing_strategy"] == "wrapped"
-    assert (
-        rank_config(found)["tuned"]["experiment"]["values"]["method"]["args"]["max_length"] == 4096
-    )
 
 
 def test_every_candidate_is_planned_and_the_recipe_as_it_stands_is_one():
@@ -107,13 +90,6 @@ def test_an_experiment_holds_what_differs_from_its_groups_only():
     assert found["values"]["method"] == {
         "args": {"gradient_accumulation_steps": 4, "max_length": 2048}
     }
-
-
-def test_a_smoke_runs_experiment_is_of_the_real_size():
-    overrides = [*BATCH, "smoke=true", "model.init=random"]
-    found = tuned.experiment(prepare(composed(*overrides))[0], overrides)
-    assert found["values"] == {"model": {"init": "random"}}
-    assert found["groups"]["precision"] == "bf16"
 
 
 @pytest.mark.parametrize("hardware", ["cpu", "mi350x"])

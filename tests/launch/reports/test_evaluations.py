@@ -31,9 +31,7 @@ def test_reports_compare_evaluations_of_the_same_problems_only(tmp_path):
     )
     assert [cell.text for cell in table.rows[0]] == [
         "A to B",
-        "14.3%",
-        "100.0%",
-        "+85.7",
+        *"14.3% 100.0% +85.7".split(),
         "+23.1 to +100.0",
         "6 / 0 of 7",
         "0.031",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import shutil
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from launch import report
 from launch.core import json_files
 from launch.plan import rundir
-from launch.reports import many, one, series, tables
+from launch.reports import tables
 from launch.reports.data import read, read_metrics
 from launch.study.optuna_study import Search, importances
 from launch.study.trials import Trial
@@ -27,11 +26,6 @@ from tests.helpers.report_examples import (
     steps,
 )
 from tests.helpers.report_reader import made
-
-BATCH_COLUMNS = [
-    {"key": "batch", "title": "batch"},
-    {"key": "tokens_per_second", "title": "tokens/s", "digits": 0},
-]
 
 
 def test_a_run_that_is_done(tmp_path, capsys):
@@ -136,54 +130,6 @@ def test_a_benchmark_beside_what_was_published(tmp_path):
         assert wanted in text, wanted
 
 
-@pytest.mark.parametrize(
-    ("method", "kind"),
-    [("bench/batch_size", {"benchmark": "batch_size"}), ("tune/batch", {"tuning": "batch"})],
-)
-def test_rows_are_no_series(tmp_path, method, kind):
-    """Rows of a benchmark or a tuning have the keys of a training's lines."""
-    rows = [
-        {"batch": 2**n, "loss": 5.0, "tokens_per_second": 1000.0 * n, "memory_peak_gb": 1.0}
-        for n in (1, 3, 2)
-    ]
-    figures = {"rows": rows, "columns": BATCH_COLUMNS, "figure": "tokens_per_second"}
-    folder = a_run(tmp_path / "b", f"method={method}", **kind, **figures)
-    log(folder, *({"step": n, "num_steps": 3, "time_s": n, **row} for n, row in enumerate(rows)))
-    text = made(folder).text
-    assert "tokens/s 3,000 the best row" in text
-    assert "memory, most" not in text
-    assert series.others(read(folder)) == []
-    training = log(a_run(tmp_path / "t"), *steps(4))
-    runs = [read(folder, "A"), read(training, "B")]
-    assert {curve.label for chart in series.together(runs) for curve in chart.curves} == {"B"}
-    table = many.results(runs)
-    shown = [cell.text != "–" for cell in table.rows[0]]
-    assert [*itertools.compress(table.columns, shown)] == ["run", "status", "time"]
-    (folder / "result.json").unlink()  # before it ended
-    assert series.main(read(folder)) == series.others(read(folder)) == []
-    assert "8 5 3,000" in made(folder).text
-
-
-def test_a_tuning(tmp_path):
-    rows = [{"batch": 4, "tokens_per_second": 11000}, {"batch": 64, "error": "out of memory"}]
-    result = {
-        "tuning": "batch",
-        "before": {"tokens_per_second": 11000},
-        "after": {"tokens_per_second": 13500},
-        "gain": 1.227,
-        "overrides": ["method.args.per_device_train_batch_size=8"],
-        "experiment": "conf/experiment/tuned.yaml",
-    }
-    text = made(a_run(tmp_path / "t", rows=rows, columns=BATCH_COLUMNS, **result)).text
-    for words in (
-        "tokens_per_second 11,000 13,500 1.23×",
-        "apply it method.args.per_device_train_batch_size=8",
-        "conf/experiment/tuned.yaml",
-        "64 – out of memory",
-    ):
-        assert words in text, words
-
-
 TRAINERS = ("training", "generation", "weight sync", "rewards", "waiting")
 
 
@@ -200,30 +146,6 @@ def test_a_step_of_grpo_and_its_server(tmp_path):
     server_parts = {("generation server", name): value for name, value in server.items()}
     assert parts_of_a_step(folder) == trainers | server_parts
     assert "0.8 s of generation pass" in made(folder).text
-
-
-def test_a_step_without_some_of_its_seconds(tmp_path):
-    """Without overlap the server has no parts; without the training's seconds nothing has."""
-    for missing, processes in (("server_s", {"trainers"}), ("train_s", set())):
-        step = {name: seconds for name, seconds in GRPO_STEP.items() if name != missing}
-        folder = log(a_run(tmp_path / missing, "method=grpo"), *steps(8, **step))
-        assert {process for process, _ in parts_of_a_step(folder)} == processes
-
-
-@pytest.mark.parametrize("steps_a_line", [1, 3])
-def test_steps_of_unequal_length_are_shown_by_their_means(tmp_path, steps_a_line):
-    """A median would show only the long or only the short steps. The warm-up is left out."""
-    seconds = {"generation_s": 3.0, "wait_s": 0.5, "sync_s": 1.0, "reward_s": 0.5}
-    long = {**seconds, "step_s": 7.0, "train_s": 2.0}
-    short = {**dict.fromkeys(seconds, 0.0), "step_s": 2.0, "train_s": 2.0}
-    rows = [
-        {**row, "step": steps_a_line * row["step"], **(short if n % 2 else long)}
-        for n, row in enumerate(steps(23))
-    ]
-    rows[:3] = [{**row, "train_s": 100.0, "step_s": 105.0} for row in rows[:3]]
-    parts = parts_of_a_step(log(a_run(tmp_path / "g", "method=grpo"), *rows))
-    values = ["2 44.4%", "1.5 33.3%", "0.5 11.1%", "0.25 5.6%", "0.25 5.6%"]
-    assert list(parts.values()) == values
 
 
 def test_telemetry_profile_targets_and_energy(tmp_path):
@@ -305,27 +227,6 @@ def test_benchmarks_side_by_side(tmp_path):
     assert "8192 8192 8192 fp8 fp8: this GPU has none" in text
 
 
-def test_sizes_tell_rows_of_a_benchmark_apart(tmp_path):
-    """A size may have digits like a measurement; rows without a difference keep their order."""
-    columns = [{"key": "op"}, {"key": "bytes", "digits": 0}, {"key": "us", "digits": 1}]
-    for n in (1, 2):
-        rows = [
-            {"op": "all_reduce", "bytes": 2**size, "us": float(size * n)} for size in (10, 20, 20)
-        ]
-        a_run(tmp_path / str(n), rows=rows, columns=columns, benchmark="collectives", figure="us")
-    [found] = many.benchmarks([read(tmp_path / "1", "A"), read(tmp_path / "2", "B")])
-    assert [[cell.text for cell in row] for row in found.rows] == [
-        ["all_reduce", "1024", "10", "20", "2.000"],
-        *[["all_reduce", "1048576", "20", "40", "2.000"]] * 2,
-    ]
-
-
-def test_a_benchmark_without_a_model_names_none(tmp_path):
-    run = read(a_run(tmp_path / "a", "method=bench/gemm", "smoke=true"))
-    assert one.about(run).startswith("bench/gemm, fp32")
-    assert not {"model", "data", "adapter"} & set(one.what_ran(run)[0].rows)
-
-
 def test_a_pipeline(tmp_path):
     folder = a_pipeline(tmp_path / "p", ("base", "evaluate"), ("sft", "sft"), ("after", "evaluate"))
     text = made(folder).text
@@ -363,36 +264,6 @@ def test_a_grid(tmp_path):
     assert HOSTILE in text
 
 
-def test_a_grid_of_unlike_figures_has_no_best(tmp_path):
-    figures = {"bench/mlp_loop": ("most_samples_per_second", 90.0)}
-    figures |= {"bench/matmul": ("most_tflops", 400.0)}
-    trials = [
-        {"varied": [f"method={name}"], "metric": metric, "value": value}
-        for name, (metric, value) in figures.items()
-    ]
-    folder = a_sweep(tmp_path, trials)
-    text = made(folder).text
-    assert "so none is the best" in text
-    assert "trial method figure status" in text
-    assert "90 most_samples_per_second" in text
-    assert "400 most_tflops" in text
-    for wrong in ("best most", "(best)", "of each trial", "decides", "only parameter that varies"):
-        assert wrong not in text, wrong
-
-
-@pytest.mark.parametrize(
-    ("trials", "why"),
-    [
-        (GRID[:1], "no parameter has two values"),
-        (GRID[:2], "seed is the only parameter that varies"),
-        ([{**trial, "value": 1.0} for trial in GRID], "loss is the same in all trials"),
-        ([{**GRID[0], "status": "running", "value": None}], "No trial has a figure yet"),
-    ],
-)
-def test_importance_that_cannot_be_said(tmp_path, trials, why):
-    assert why in made(a_sweep(tmp_path, trials)).text
-
-
 def test_importance_of_a_search_is_optunas(tmp_path):
     config = composed("hardware=cpu", "sweep=batch").sweep
     folder = a_sweep(tmp_path, [], metric="loss")
@@ -413,59 +284,3 @@ def test_importance_of_a_search_is_optunas(tmp_path):
     assert "PED-ANOVA (Optuna) over 12 trials" in made(folder).text
     change(folder / "sweep.json", trials=rows[:5])
     assert "5 trials are done, and a search needs 10" in made(folder).text
-
-
-def test_levels_and_pass_at_k_of_rafts_cycles(tmp_path):
-    folder = a_pipeline(
-        tmp_path / "p",
-        ("cycle1_sample", "sample"),
-        ("cycle1_train", "sft"),
-        ("cycle2_sample", "sample"),
-    )
-    first, second = {"pass_rate": 0.5, "num_prompts": 6}, {"pass_rate": 0.25, "num_prompts": 2}
-    samples = {"1_cycle1_sample": {"1": first}, "3_cycle2_sample": {"1": first, "2": second}}
-    for name, groups in samples.items():
-        change(folder / name / "result.json", by_level=groups, pass_at_k={"1": 0.4, "2": 0.6})
-    charts = {c.title: c for c in series.phases([read(folder / name, name) for name in samples])}
-    shares = "Share of each level in a cycle's prompts"
-    drawn = {
-        title: {curve.label: curve.points for curve in chart.curves}
-        for title, chart in charts.items()
-    }
-    assert drawn[shares] == {
-        "level 1": ([1.0, 2.0], [100.0, 75.0]),
-        "level 2": ([2.0], [25.0]),
-    }
-    assert drawn["Pass rate of each level"] == {
-        "level 1": ([1.0, 2.0], [50.0, 50.0]),
-        "level 2": ([2.0], [25.0]),
-    }
-    assert drawn["pass@k of each cycle's samples"] == {
-        name: ([1.0, 2.0], [40.0, 60.0]) for name in ("1_cycle1_sample", "3_cycle2_sample")
-    }
-    assert shares in made(folder).text
-
-
-def test_a_sweep_of_a_benchmark_shows_its_rows(tmp_path):
-    given = [
-        {"varied": [f"seed={n}"], "value": 1011.0 + n, "metric": "most_tflops"} for n in (0, 1)
-    ]
-    folder = a_sweep(tmp_path, given)
-    for n in (0, 1):
-        shutil.rmtree(tmp_path / f"runs/x/{n}")
-        a_benchmark(tmp_path / f"runs/x/{n}", tflops=1011.0 + n)
-    text = made(folder).text
-    for words in (
-        "best most_tflops 1,012 trial 1",
-        "higher is better",
-        "gemm: tflops",
-        "16384 8192 1280",
-        "0: seed=0 over 1: seed=1",
-    ):
-        assert words in text, words
-    assert "No trial has logged a curve" not in text
-    assert "best of 2 trials" not in text
-    trials = json_files.read_json(folder / "sweep.json")["trials"]
-    waiting = {"number": 2, "varied": ["seed=3"], "status": "waiting", "run_dir": "x" * 300}
-    change(folder / "sweep.json", trials=trials + 7 * [waiting])
-    assert "The 2 best of 9 trials." in made(folder).text

@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 
 import pytest
 
 from launch import report
 from launch.core import json_files
 from launch.reports import page
-from launch.reports.data import read, status_of
-from tests.helpers.report_examples import (
-    HOSTILE,
-    a_benchmark,
-    a_run,
-    a_sweep,
-    change,
-    log,
-    steps,
-)
+from tests.helpers.report_examples import HOSTILE, a_benchmark, a_run, a_sweep, change, log, steps
 from tests.helpers.report_reader import Outline, made
 
 
@@ -93,26 +83,23 @@ def test_many_lines(tmp_path):
     )  # the one spike is among them
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "Give one sweep, or one or more runs"),
-        (["runz"], "Did you mean runs?"),
-        (["runs/x/1/config.yaml"], "runs/x/1/config.yaml is not the directory of a run"),
-        (["runs"], "runs is not the directory of a run"),
-        (["runs/x"], "/runs/x/1."),
-        (["runs/x/1", "outptu=a.html"], "Did you mean output?"),
-        (["runs/x/1", "output=a.html", "output=b.html"], "output=a.html, b.html: one file"),
-        (["runs/x/1", "output=a.pdf"], "output=a.pdf: one file is expected"),
-        (["x" * 5000], "is not the directory of a run"),
-        (["runs/x/1", "output=" + "x" * 300 + ".html"], "File name too long"),
-        (["runs/x/1", "output=d.html"], "d.html cannot be written"),
-        (["runs/x/1", "output=file/a.html"], "output=FILE.html"),
-        (["--open", "runs/x/1"], "--open"),
-        (["runs/sweeps/s", "runs/x/1"], "sweep"),
-        (["bad"], "bad/sweep.json"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "message"), [
+    ([], "Give one sweep, or one or more runs"),
+    (["runz"], "Did you mean runs?"),
+    (["runs/x/1/config.yaml"], "runs/x/1/config.yaml is not the directory of a run"),
+    (["runs"], "runs is not the directory of a run"),
+    (["runs/x"], "/runs/x/1."),
+    (["runs/x/1", "outptu=a.html"], "Did you mean output?"),
+    (["runs/x/1", "output=a.html", "output=b.html"], "output=a.html, b.html: one file"),
+    (["runs/x/1", "output=a.pdf"], "output=a.pdf: one file is expected"),
+    (["x" * 5000], "is not the directory of a run"),
+    (["runs/x/1", "output=" + "x" * 300 + ".html"], "File name too long"),
+    (["runs/x/1", "output=d.html"], "d.html cannot be written"),
+    (["runs/x/1", "output=file/a.html"], "output=FILE.html"),
+    (["--open", "runs/x/1"], "--open"),
+    (["runs/sweeps/s", "runs/x/1"], "sweep"),
+    (["bad"], "bad/sweep.json"),
+])  # fmt: skip
 def test_bad_input_is_one_message(tmp_path, monkeypatch, capsys, arguments, message):
     monkeypatch.chdir(tmp_path)
     log(a_run(tmp_path / "runs/x/1"), *steps(1))
@@ -139,18 +126,3 @@ def test_a_page_among_its_runs_is_replaced(tmp_path, output):
     (tmp_path / "x/other.html").write_text("")  # of another program
     assert report.main([str(tmp_path / "x/1"), str(tmp_path / "x/other.html")]) == 2
     assert report.main([str(tmp_path / "x" / output)]) == 2
-
-
-def test_a_record_nested_too_deep_is_named(tmp_path):
-    (tmp_path / "record.json").write_text("[" * 100_000)
-    (tmp_path / "config.yaml").write_text("a: " + "[" * 3000)
-    (tmp_path / "metrics.jsonl").mkdir()
-    notes = " ".join(read(tmp_path).notes)
-    assert "record.json: cannot be read" in notes
-    assert "config.yaml: cannot be read" in notes
-
-
-def test_a_run_that_ends_while_it_is_read_is_not_lost():
-    assert status_of(Path("x"), {"status": "running"}, held=True) == "running"
-    assert status_of(Path("x"), {"status": "running"}, held=False) == "lost"
-    assert status_of(Path("x"), {"status": "done"}, held=True) == "done"

@@ -330,28 +330,19 @@ def test_refusals_are_shown_together():
     assert refusal(config).count("Use: ") == len(refusals(config)) >= 3
 
 
-def test_rows_of_ones_own_in_an_experiment_that_generates_them():
-    full = ["experiment=mi350x_qwen3_8b_full", "data=jsonl", "data.path=train.jsonl"]
-    assert "unread" in [rule.name for rule in refusals(composed(*full))]
-    assert "unread" not in [rule.name for rule in refusals(composed(*full, "data.num_train=null"))]
-
-
-@pytest.mark.parametrize(
-    ("overrides", "words"),
-    [
-        ("model.num_parameters=7", "model.num_parameters=7"),
-        ("model.num_layers=35 model.path=/m", "model.num_parameters=3921537280"),
-        ("model.num_parameters=3990000000", None),  # as rounded as a published count may be
-        ("model.num_layers=12 model.init=random", None),
-        ("model.hub_id=me/tuned", "is a commit of Qwen/Qwen3-4B. Use: model=<of the same shape>"),
-        (f"model.hub_id=me/tuned model.revision={'a' * 40}", None),
-        (f"model.hub_id=Qwen/Qwen3-8B model.revision={'a' * 40}", "Use: model=qwen3_8b"),
-        ("model.hub_id=me/tuned model.path=/m", None),  # the path wins
-        ("model.revision=null method=evaluate", "model.hub_id=Qwen/Qwen3-4B without"),
-        ("model.name=mine model.num_layers=12", "model=mine"),
-        ("model.name=mine model.hub_id=me/mine", None),  # conf/ does not know its revision
-    ],
-)
+@pytest.mark.parametrize(("overrides", "words"), [
+    ("model.num_parameters=7", "model.num_parameters=7"),
+    ("model.num_layers=35 model.path=/m", "model.num_parameters=3921537280"),
+    ("model.num_parameters=3990000000", None),  # as rounded as a published count may be
+    ("model.num_layers=12 model.init=random", None),
+    ("model.hub_id=me/tuned", "is a commit of Qwen/Qwen3-4B. Use: model=<of the same shape>"),
+    (f"model.hub_id=me/tuned model.revision={'a' * 40}", None),
+    (f"model.hub_id=Qwen/Qwen3-8B model.revision={'a' * 40}", "Use: model=qwen3_8b"),
+    ("model.hub_id=me/tuned model.path=/m", None),  # the path wins
+    ("model.revision=null method=evaluate", "model.hub_id=Qwen/Qwen3-4B without"),
+    ("model.name=mine model.num_layers=12", "model=mine"),
+    ("model.name=mine model.hub_id=me/mine", None),  # conf/ does not know its revision
+])  # fmt: skip
 def test_the_model_that_is_loaded_is_the_one_that_is_planned(overrides, words):
     config = config_of(f"QWEN {overrides}")
     messages = [*map(str, refusals(config))]
@@ -359,20 +350,12 @@ def test_the_model_that_is_loaded_is_the_one_that_is_planned(overrides, words):
     assert words is None or words in messages[0]
 
 
-@pytest.mark.parametrize(
-    ("overrides", "remedies"),
-    [
-        (
-            "method=grpo topology=single data=code",
-            ["data=reasoning", "~method.rewards.reasoning_gym +method.rewards.code_tests=1.0"],
-        ),
-        ("CODE +method.rewards.accuracy=1.0", ["~method.rewards.accuracy"]),
-        (
-            "CODE +method.rewards.regex=1.0",
-            [r"method.reward_pattern='\d+'", "~method.rewards.regex"],
-        ),
-    ],
-)
+@pytest.mark.parametrize(("overrides", "remedies"), [
+    ("method=grpo topology=single data=code",
+     ["data=reasoning", "~method.rewards.reasoning_gym +method.rewards.code_tests=1.0"]),
+    ("CODE +method.rewards.accuracy=1.0", ["~method.rewards.accuracy"]),
+    ("CODE +method.rewards.regex=1.0", [r"method.reward_pattern='\d+'", "~method.rewards.regex"]),
+])  # fmt: skip
 def test_remedies_for_a_reward_that_the_rows_lack_work(overrides, remedies):
     config = config_of(f"QWEN {overrides}")
     message = refusal(config).replace(" '~", " ~").replace("' +", " +")
@@ -381,18 +364,13 @@ def test_remedies_for_a_reward_that_the_rows_lack_work(overrides, remedies):
         check(config_of(f"QWEN {overrides} {remedy}"))
 
 
-@pytest.mark.parametrize(
-    ("overrides", "remedy"),
-    [
-        ("servers=8", "topology.servers=7"),
-        ("server_tensor_parallel=8", "topology.server_tensor_parallel=4"),  # 7 GPUs, 32 heads
-        ("servers=3 topology.num_gpus=2", "topology.servers=1 or topology.num_gpus=4"),
-        (
-            "servers=16 topology.server_tensor_parallel=16",
-            "topology.servers=1 topology.server_tensor_parallel=1",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("overrides", "remedy"), [
+    ("servers=8", "topology.servers=7"),
+    ("server_tensor_parallel=8", "topology.server_tensor_parallel=4"),  # 7 GPUs, 32 heads
+    ("servers=3 topology.num_gpus=2", "topology.servers=1 or topology.num_gpus=4"),
+    ("servers=16 topology.server_tensor_parallel=16",
+     "topology.servers=1 topology.server_tensor_parallel=1"),
+])  # fmt: skip
 def test_remedies_for_servers_that_take_every_gpu_work(overrides, remedy):
     split = f"GRPO topology=split topology.{overrides}"
     [rule] = refusals(config_of(split))

@@ -24,20 +24,17 @@ from launch.study import pipeline
 BEST = "method.selection.metric=accuracy"
 
 
-@pytest.mark.parametrize(
-    ("accuracies", "patience", "min_delta", "cycle", "last"),
-    [
-        ([0.5, 0.6, 0.8, 0.7], None, 0.0, 2, 3),
-        ([0.5, 0.8, 0.8, 0.7], None, 0.0, 1, 3),  # of equal ones the first
-        ([0.9, 0.6, 0.7, 0.5], None, 0.0, 2, 3),  # a cycle, and not what it started from
-        ([0.5, 0.6, 0.6], 1, 0.0, 1, 2),
-        ([0.5, 0.4], 1, 0.0, 1, 1),  # no better than the start
-        ([0.5, 0.6, 0.55, 0.65], 2, 0.0, 3, 3),  # one miss is not two
-        ([0.5, 0.6, 0.62], 1, 0.05, 2, 2),  # better by too little, and yet the best
-        ([0.5, 0.6], 2, 0.0, 3, 3),  # not known yet: the last of all
-        ([], 1, 0.0, 3, 3),
-    ],
-)
+@pytest.mark.parametrize(("accuracies", "patience", "min_delta", "cycle", "last"), [
+    ([0.5, 0.6, 0.8, 0.7], None, 0.0, 2, 3),
+    ([0.5, 0.8, 0.8, 0.7], None, 0.0, 1, 3),  # of equal ones the first
+    ([0.9, 0.6, 0.7, 0.5], None, 0.0, 2, 3),  # a cycle, and not what it started from
+    ([0.5, 0.6, 0.6], 1, 0.0, 1, 2),
+    ([0.5, 0.4], 1, 0.0, 1, 1),  # no better than the start
+    ([0.5, 0.6, 0.55, 0.65], 2, 0.0, 3, 3),  # one miss is not two
+    ([0.5, 0.6, 0.62], 1, 0.05, 2, 2),  # better by too little, and yet the best
+    ([0.5, 0.6], 2, 0.0, 3, 3),  # not known yet: the last of all
+    ([], 1, 0.0, 3, 3),
+])  # fmt: skip
 def test_the_rule(accuracies, patience, min_delta, cycle, last):
     choice = choose("", Selection("accuracy", patience, min_delta), accuracies, 3)
     assert (choice.cycle, choice.last, choice.is_made) == (cycle, last, len(accuracies) > last)
@@ -150,10 +147,7 @@ def test_cycles_stop_when_accuracy_no_longer_improves(tmp_path, accuracies, caps
     assert re.search(r"cycle 1 of 2 .* 70\.0%; stopped early: 1 ", capsys.readouterr().out)
 
 
-@pytest.mark.parametrize(
-    ("how", "at"),
-    [("signal", "raft_cycle2_evaluate"), ("dies", "dpo")],
-)
+@pytest.mark.parametrize(("how", "at"), [("signal", "raft_cycle2_evaluate"), ("dies", "dpo")])
 def test_a_run_that_was_stopped_goes_on_to_the_same_choice(tmp_path, accuracies, how, at):
     accuracies |= after("raft_", 0.5, 0.7, 0.6) | {f"{how} {at}": True}
     given = phased("method.selection.patience=1")

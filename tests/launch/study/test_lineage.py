@@ -78,16 +78,6 @@ def test_a_training_that_was_not_evaluated_is_passed_over_and_other_problems_are
     )
 
 
-def test_phases_that_say_they_took_from_one_another_end():
-    pair = [
-        phase("1_a", "2_b"),
-        phase("2_b", "1_a"),
-        phase("3_ea", "1_a", accuracy=0.1),
-        phase("4_eb", "2_b", accuracy=0.2),
-    ]
-    assert [[p.name for p in line] for line in lines(pair)] == [["3_ea", "4_eb"]]
-
-
 def test_the_cycles_of_raft_are_one_curve():
     alone = [
         phase("1_cycle0_evaluate", accuracy=0.1),

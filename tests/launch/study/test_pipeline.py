@@ -15,13 +15,11 @@ from launch.config.compose import compose
 from launch.config.request import Request
 from launch.core import json_files
 from launch.core.errors import EXIT_DONE, EXIT_INTERRUPTED, HostError, UserError
-from launch.execution import execute
 from launch.plan import sealed
 from launch.plan.views import as_json, shared_warnings
-from launch.study import phase_curves, pipeline
+from launch.study import pipeline
 from tests.conftest import composed, host_with
 from tests.helpers.report_examples import a_run
-from tests.helpers.supervised import FOREVER, plan_of
 
 TWO = ["hardware=cpu", "model=tiny", "phases=[{name: a}, {name: b, model_from: a}]"]
 
@@ -47,10 +45,7 @@ ODD = {
         "that do: none",
     ],
     "{name: a}, {name: e, model_from: a, overrides: ['method=evaluate']},"
-    " {name: b, model_from: e}": [
-        "model_from=e of b: that phase leaves none",
-        "that do: a.",
-    ],
+    " {name: b, model_from: e}": ["model_from=e of b: that phase leaves none", "that do: a."],
     "{name: a, overrides: ['save_model=false']}, {name: b, model_from: a}": [
         "model_from=a of b: that phase leaves none"
     ],
@@ -113,16 +108,6 @@ def test_keys_that_all_phases_share(override):
     ) as refused:
         pipeline.make_plans(composed(*given), Request(given), host_with(0), Path("/runs/p/1"))
     assert f"override {override} of a" in str(refused.value)
-
-
-def test_a_key_of_the_hardware_may_be_a_phases_own():
-    found = plans(
-        "hardware=mi300x",
-        "model=qwen3_4b",
-        "phases=[{name: a, overrides: ['hardware.dataloader.num_workers=3']}, {name: b}]",
-    )
-    workers = [plan.trainer_args["dataloader_num_workers"] for plan in found.values()]
-    assert workers[0] == 3 != workers[1]
 
 
 TOPOLOGIES = (
@@ -262,17 +247,6 @@ def test_a_phase_whose_record_was_edited_is_not_resumed(tmp_path, capsys, phases
         pipeline.run(compose(named), Request(named))
 
 
-def test_phases_of_other_names_are_not_gone_on_with(tmp_path):
-    found = pipeline.make_plans(composed(*TWO), Request(TWO), host_with(0), tmp_path)
-    json_files.write_json(tmp_path / "record.json", {"phases": {"a": "1_a", "c": "2_c"}})
-    assert pipeline.changed_phases(tmp_path, found) == [
-        "phases.b: None -> 2_b",
-        "phases.c: 2_c -> None",
-    ]
-    json_files.write_json(tmp_path / "record.json", {"phases": {"a": "1_a", "b": "2_b"}})
-    assert pipeline.changed_phases(tmp_path, found) == []
-
-
 def test_a_phase_that_the_engine_refuses_leaves_a_pipeline_that_failed(
     tmp_path, monkeypatch, capsys, phases_that_end
 ):
@@ -290,11 +264,6 @@ def test_a_phase_that_the_engine_refuses_leaves_a_pipeline_that_failed(
         "exit_code": HostError.exit_code,
         "phases": {},
     }
-
-
-def test_a_signal_that_came_before_a_run_stops_it(tmp_path, quick_supervision):
-    plan = plan_of(tmp_path, {"trainers": FOREVER}, "runtime.stop_timeout_s=5")
-    assert execute.execute(plan, host_with(0), None, stopping=[signal.SIGTERM]) == EXIT_INTERRUPTED
 
 
 def pipeline_record(folder, status, exit_code):
@@ -357,23 +326,3 @@ def test_a_warning_of_several_phases_is_said_once_with_their_names(launch):
     assert "! a, b: expandable_segments hangs" in shown.out
     printed = json.loads(launch(*given, "mode=plan", "format=json").out)
     assert [line for line in printed["warnings"] if "expandable_segments hangs" in line] == said
-
-
-def test_the_summary_says_what_each_lineage_gained(tmp_path):
-    given = ["experiment=tiny_learning"]
-    found = pipeline.make_plans(
-        composed(*given), Request(given), host_with(0), tmp_path / "p" / "1"
-    )
-    accuracy = {"raft_cycle0_evaluate": 0.5, "raft_cycle1_evaluate": 0.65}
-    accuracy |= {"raft_cycle2_evaluate": 0.7, "grpo_evaluated": 0.6, "dpo_evaluated": 0.45}
-    for name, value in accuracy.items():
-        result = {"status": "done", "accuracy": value, "data_sha256": "x"}
-        json_files.write_json(found[name].run_dir / "result.json", result)
-    said = phase_curves.show_all(tmp_path / "p" / "1", list(found.values())).splitlines()
-    folder = {name: plan.run_dir.name for name, plan in found.items()}
-    on_sft = folder["raft_cycle0_evaluate"]
-    assert f"{folder['grpo_evaluated']}: held-out accuracy 60.0%, +10.0 points on {on_sft}" in said
-    assert f"{folder['dpo_evaluated']}: held-out accuracy 45.0%, -5.0 points on {on_sft}" in said
-    assert f"{on_sft}: held-out accuracy 50.0%" in said
-    assert f"{on_sft} to {folder['raft_cycle2_evaluate']}: +20.0 points" in said
-    assert "raft by cycle: 0 50.0%, 1 65.0%, 2 70.0%" in said

@@ -14,33 +14,27 @@ EIGHT = list(range(8))
 ONE_GPU = ["hardware=mi300x", "model=qwen3_4b", "topology=single"]
 
 
-@pytest.mark.parametrize(
-    ("gpus", "size", "sets"),
-    [
-        (EIGHT, 1, [[n] for n in EIGHT]),
-        (EIGHT, 3, [[0, 1, 2], [3, 4, 5]]),
-        (EIGHT, 8, [EIGHT]),
-        ([2, 3, 6, 7], 2, [[2, 3], [6, 7]]),  # the user's own mask
-        ([5], 2, [[]]),
-        ([], 0, [[]]),
-    ],
-)
+@pytest.mark.parametrize(("gpus", "size", "sets"), [
+    (EIGHT, 1, [[n] for n in EIGHT]),
+    (EIGHT, 3, [[0, 1, 2], [3, 4, 5]]),
+    (EIGHT, 8, [EIGHT]),
+    ([2, 3, 6, 7], 2, [[2, 3], [6, 7]]),  # the user's own mask
+    ([5], 2, [[]]),
+    ([], 0, [[]]),
+])  # fmt: skip
 def test_trials_that_run_together_share_no_gpu(gpus, size, sets):
     assert blocks(gpus, size) == sets
 
 
-@pytest.mark.parametrize(
-    ("gpus", "wanted", "parallel", "count"),
-    [
-        (EIGHT, 1, None, 8),
-        (EIGHT, 3, None, 2),
-        (EIGHT, 1, 3, 3),
-        (EIGHT, 8, 3, 1),
-        ([], 0, None, 1),
-        ([], 0, 4, 4),
-        ([0], 2, None, 1),
-    ],
-)
+@pytest.mark.parametrize(("gpus", "wanted", "parallel", "count"), [
+    (EIGHT, 1, None, 8),
+    (EIGHT, 3, None, 2),
+    (EIGHT, 1, 3, 3),
+    (EIGHT, 8, 3, 1),
+    ([], 0, None, 1),
+    ([], 0, 4, 4),
+    ([0], 2, None, 1),
+])  # fmt: skip
 def test_at_once(gpus, wanted, parallel, count):
     assert at_once(gpus, wanted, parallel) == count
 

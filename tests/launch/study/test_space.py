@@ -29,15 +29,12 @@ def test_a_grid_is_every_combination():
     ]
 
 
-@pytest.mark.parametrize(
-    ("override", "values"),
-    [
-        ("seed=range(0,3)", ["0", "1", "2"]),
-        ("data.path='a b.jsonl',c.jsonl", ["'a b.jsonl'", "c.jsonl"]),
-        ("adapter=glob(*)", groups()["adapter"]),
-        ("method.args.loss_type=[ipo],[sigmoid]", ["[ipo]", "[sigmoid]"]),
-    ],
-)
+@pytest.mark.parametrize(("override", "values"), [
+    ("seed=range(0,3)", ["0", "1", "2"]),
+    ("data.path='a b.jsonl',c.jsonl", ["'a b.jsonl'", "c.jsonl"]),
+    ("adapter=glob(*)", groups()["adapter"]),
+    ("method.args.loss_type=[ipo],[sigmoid]", ["[ipo]", "[sigmoid]"]),
+])  # fmt: skip
 def test_lists_of_the_command_line(override, values):
     key = override.partition("=")[0]
     assert sweep_space.split([override]) == ([], [[f"{key}={value}"] for value in values])
@@ -47,22 +44,19 @@ def test_a_command_without_lists_is_one_trial():
     assert sweep_space.split(["seed=3"]) == (["seed=3"], [[]])
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (0.1, "0.1"),
-        (1e-05, "1e-05"),
-        (8, "8"),
-        (True, "true"),
-        (None, "null"),
-        ("lora", "lora"),
-        ("true", "'true'"),
-        ("1e5", "'1e5'"),
-        ("it's, so", "'it\\'s, so'"),
-        (["ipo", 2], "[ipo,2]"),
-        ({"a": [1]}, "{a:[1]}"),
-    ],
-)
+@pytest.mark.parametrize(("value", "text"), [
+    (0.1, "0.1"),
+    (1e-05, "1e-05"),
+    (8, "8"),
+    (True, "true"),
+    (None, "null"),
+    ("lora", "lora"),
+    ("true", "'true'"),
+    ("1e5", "'1e5'"),
+    ("it's, so", "'it\\'s, so'"),
+    (["ipo", 2], "[ipo,2]"),
+    ({"a": [1]}, "{a:[1]}"),
+])  # fmt: skip
 def test_a_value_reaches_the_override_as_it_was(value, text):
     """Hydra reads back what we write."""
     assert sweep_space.point(space(x=Parameter(key="k", values=[value])), {"x": text}) == [
@@ -81,33 +75,20 @@ def test_a_space_of_lists_is_tried_whole_where_the_trials_are_enough():
     assert sweep_space.combinations(space(rank=RANK, rate=RATE, num_trials=99)) is None
 
 
-def test_ranges_reach_optuna_as_they_are():
-    whole = Parameter(key="method.args.warmup_steps", low=0.5, high=50, integer=True)
-    rate, warmup, rank = map(sweep_space.distribution, (RATE, whole, RANK))
-    assert (rate.low, rate.high, rate.log) == (1e-6, 1e-3, True)
-    assert (warmup.low, warmup.high) == (1, 50)
-    assert rank.choices == ("8", "16")
-
-
-@pytest.mark.parametrize(
-    ("sweep", "said"),
-    [
-        (space(), "needs sweep.space"),
-        (space(metric=None, rate=RATE), "and sweep.metric"),
-        (space(x=Parameter(key="seed", values=[])), "sweep.space.x: "),
-        (space(x=Parameter(key="seed")), "sweep.space.x: needs values"),
-        (space(x=Parameter(key="seed", low=1.0)), "sweep.space.x: needs values"),
-        (space(x=Parameter(key="seed", values=[1], low=1.0)), "sweep.space.x: needs values"),
-        (space(x=Parameter(key="seed", low=2.0, high=1.0)), "sweep.space.x: `low <= high`"),
-        (space(x=Parameter(key="seed", low=0.0, high=2.0, log=True)), "sweep.space.x: `low > 0`"),
-        (space(x=Parameter(key="adapter.rnak", values=[1])), "Did you mean adapter.rank"),
-        (
-            space(x=Parameter(key="adapter", values=["lora", "lorra"])),
-            "adapter=lorra: no such adapter. Did you mean lora",
-        ),
-        (space(a=RANK, b=RANK), "adapter.rank is varied twice"),
-    ],
-)
+@pytest.mark.parametrize(("sweep", "said"), [
+    (space(), "needs sweep.space"),
+    (space(metric=None, rate=RATE), "and sweep.metric"),
+    (space(x=Parameter(key="seed", values=[])), "sweep.space.x: "),
+    (space(x=Parameter(key="seed")), "sweep.space.x: needs values"),
+    (space(x=Parameter(key="seed", low=1.0)), "sweep.space.x: needs values"),
+    (space(x=Parameter(key="seed", values=[1], low=1.0)), "sweep.space.x: needs values"),
+    (space(x=Parameter(key="seed", low=2.0, high=1.0)), "sweep.space.x: `low <= high`"),
+    (space(x=Parameter(key="seed", low=0.0, high=2.0, log=True)), "sweep.space.x: `low > 0`"),
+    (space(x=Parameter(key="adapter.rnak", values=[1])), "Did you mean adapter.rank"),
+    (space(x=Parameter(key="adapter", values=["lora", "lorra"])),
+     "adapter=lorra: no such adapter. Did you mean lora"),
+    (space(a=RANK, b=RANK), "adapter.rank is varied twice"),
+])  # fmt: skip
 def test_a_space_that_cannot_be_searched(sweep, said):
     with pytest.raises(UserError) as raised:
         sweep_space.check(sweep)

@@ -13,7 +13,7 @@ from launch.config.compose import CONF
 from launch.config.request import Request
 from launch.core import json_files
 from launch.core.errors import UserError
-from launch.study import sweep_plan, sweep_report
+from launch.study import sweep_report
 from launch.study.trials import Trial, check_metric, check_metric_early, done_run, figures, prepared
 from tests.conftest import composed, host_with, leave_record
 from tests.docs.test_commands import FILES
@@ -93,25 +93,6 @@ def test_trials_that_cannot_run_are_named(launch, planned):
     assert "[1] seed: Value 'x'" in refused.err
 
 
-def test_a_long_grid_is_planned_as_far_as_it_says(launch, monkeypatch):
-    monkeypatch.setattr(sweep_plan, "CHECKED", 4)
-    out = launch("-m", *ONE_GPU, "seed=range(6)", "mode=plan").out
-    assert "first 4 of 6 trials" in out
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        (["runtime=slurm", "sweep.parallel=2"], "2 trials, 2 at once, in"),
-        (["hydra/launcher=submitit_slurm"], "handed to hydra/launcher=submitit_slurm, in"),
-        (["topology=single,ddp"], "4 trials, each on 1 or 8 GPU(s), in"),
-    ],
-)
-def test_where_trials_run_is_said(launch, given, said):
-    grid = ["hardware=mi300x", "model=qwen3_4b", "seed=0,1", *given]
-    assert said in launch("-m", *grid, "mode=plan").out
-
-
 def test_the_same_sweep_has_the_same_directory_and_another_has_another(planned):
     def directory(*overrides: str) -> str:
         return planned("sweep=grpo", *ONE_GPU, *overrides)["directory"]
@@ -120,11 +101,6 @@ def test_the_same_sweep_has_the_same_directory_and_another_has_another(planned):
     others = map(directory, ("seed=1", "sweep.metric=kl", "sweep.space.kl.values=[0.0]"))
     assert directory() == same
     assert len({same, *others}) == 4
-
-
-def test_the_command_lines_own_value_wins_over_the_sweeps(planned):
-    plan = planned("sweep=grpo", *ONE_GPU, "method.args.per_device_train_batch_size=32")
-    assert plan["first"]["trainer_args"]["per_device_train_batch_size"] == 32
 
 
 REFUSED = {

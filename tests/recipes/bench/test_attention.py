@@ -114,14 +114,3 @@ def test_rows_are_packed_one_after_the_other(monkeypatch):
     monkeypatch.setattr(attention, "varlen_function", kernel)
     inputs = attention.random_inputs(3, 8, "4 2 16", torch.float32, CPU)
     assert torch.allclose(attention.varlen(inputs)(*inputs), attention.eager(*inputs), atol=1e-6)
-
-
-def test_the_reason_is_one_line_with_torchs_own_warning():
-    warnings = [
-        "Flash attention kernel not used because: (Triggered internally at sdp_utils.cpp:2.)",
-        "Only gpu architectures from sm80. (Triggered internally at sdp_utils.cpp:3.)",
-    ]
-    error = RuntimeError("No available kernel. Aborting execution.\nmore")
-    expected = "No available kernel. (Only gpu architectures from sm80.)"
-    assert attention.reason(error, warnings) == expected
-    assert attention.reason(ValueError(""), []) == "ValueError"

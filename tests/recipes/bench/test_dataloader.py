@@ -4,10 +4,9 @@ import os
 
 import datasets
 import pytest
-import torch
 
 from recipes.bench import dataloader
-from recipes.bench.dataloader import NUM_WORKERS, DataloaderConfig
+from recipes.bench.dataloader import NUM_WORKERS
 from recipes.rank.program import Failed
 from tests.helpers.bench_config import bench_config
 
@@ -31,20 +30,6 @@ def test_hardware_limits_the_series_unless_the_arguments_name_it(
     table, cases = series
     assert [(case["num_workers"], case["pin_memory"]) for case in cases] == expected
     assert sum("conf/hardware" in note for note in table.notes) == num_notes
-
-
-def test_every_case_is_measured_with_rows_like_those_of_sft(tmp_path):
-    rows = dataloader.tokenized(DataloaderConfig(output_dir="x", **SMALL))
-    labels, tokens = torch.tensor(rows["labels"][:]), torch.tensor(rows["input_ids"][:])
-    assert (labels[:, :4] == -100).all()
-    assert (labels[:, 4:] == tokens[:, 4:]).all()
-    result = dataloader.dataloader(bench_config(tmp_path, num_workers=[0, 1], **SMALL))
-    cases = [(row["num_workers"], row["pin_memory"], row["with_step"]) for row in result["rows"]]
-    assert cases == [(0, False, False), (0, False, True), (1, False, False), (1, False, True)]
-    for row in result["rows"]:
-        assert row["error"] is None
-        assert row["samples_per_second"] == pytest.approx(4 / row["batch_ms"] * 1e3)
-        assert 0 < row["wait_ms"] < row["batch_ms"]
 
 
 class Deadly(datasets.Dataset):

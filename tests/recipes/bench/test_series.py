@@ -100,13 +100,6 @@ def test_skipped_cases_are_rows_and_a_series_without_any_figure_fails(config):
     assert column(failure.value.result, "error")[1] == "not measured: 1 before it"
 
 
-def test_infinite_figures_are_left_out_and_noted(config):
-    work = {"tflops": 1.0, "loss": float("nan")}
-    result = measure(config, args(), TABLE, CASES, lambda case: work)
-    assert [row["loss"] for row in lines(config)] == [None, None]
-    assert "8192 8192 8192: loss came out as inf or nan." in result["notes"]
-
-
 @pytest.mark.parametrize(
     "line", [b"\0" * 10, b"5", json.dumps(CASES[0]).encode(), json.dumps(CASES[1]).encode()]
 )
@@ -190,18 +183,6 @@ def test_a_series_in_vain_is_rejected_before_anything_is_measured(config, cases,
     table = dataclasses.replace(TABLE, notes=["all left out"])
     with pytest.raises(UserError, match=word):
         measure(config, args(fail_below=0.9), table, cases, lambda case: pytest.fail("measured"))
-
-
-def test_columns_that_come_with_the_figures_or_all_rows_are_compared_too(config):
-    def complete(rows):
-        rows[0]["tflops"] = 1104.0
-        return {"best": 0}
-
-    # A key that published rows match may be measured.
-    bare = {key: value for key, value in CASES[0].items() if key != "dtype"}
-    work = lambda case: {"dtype": "bf16"}  # noqa: E731
-    result = measure(config, args(fail_below=0.9), TABLE, [bare], work, complete)
-    assert (result["best"], result["rows"][0]["ratio"], result["below"]) == (0, 1.0, [])
 
 
 def test_figures_of_a_smoke_run_are_compared_with_nothing(config):

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from launch.core.errors import UserError
 from recipes.bench import finetune, matmul, mlp_loop, ranks, scaling
 from recipes.bench.mlp_loop import Mlp, MlpLoopConfig
 from recipes.bench.scaling import ScalingConfig
@@ -76,15 +73,6 @@ def test_ranks_agree_on_the_slowest(alone, monkeypatch):
     assert slowest == {"ms": 3.0, "memory_gb": 4.0}
 
 
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError("64 GiB"), UserError("no fp8"), OSError])
-def test_an_error_of_one_rank_is_raised(alone, error):
-    def work():
-        raise error
-
-    with pytest.raises(error if isinstance(error, type) else type(error)):
-        ranks.slowest(alone, work)
-
-
 class Tiny(nn.Module):
     """Have the two parts of a language model of transformers that the loss uses."""
 
@@ -120,10 +108,3 @@ def test_the_loss_by_sequence_is_the_loss():
 ])  # fmt: skip
 def test_layers_that_compute_in_fp8(name, module, takes):
     assert low_precision.takes_float8(module, name) is takes
-
-
-def test_fp8_fails_without_torchao(monkeypatch):
-    # None is how Python marks a module that cannot be imported.
-    monkeypatch.setitem(sys.modules, "torchao.float8", None)
-    with pytest.raises(UserError, match="pip install torchao"):
-        low_precision.to_float8(nn.Linear(16, 16))

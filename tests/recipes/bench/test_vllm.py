@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import re
-import sys
 
 import pytest
 from omegaconf import OmegaConf
@@ -20,28 +18,19 @@ from recipes.bench.vllm_engine import (
     shares,
     whole_tokenizer,
 )
-from tests.conftest import ROOT, composed
+from tests.conftest import composed
 
 # What we read of vLLM 0.31's output (build for the CPU), for four requests of 16 tokens in, 8 out.
 OFFLINE = {
-    "elapsed_time": 8.3427210880036,
-    "num_requests": 4,
-    "total_num_tokens": 96,
-    "requests_per_second": 0.4794598737996638,
-    "tokens_per_second": 11.507036971191932,
-}
+    "elapsed_time": 8.3427210880036, "num_requests": 4, "total_num_tokens": 96,
+    "requests_per_second": 0.4794598737996638, "tokens_per_second": 11.507036971191932,
+}  # fmt: skip
 SERVED = {
-    "completed": 4,
-    "failed": 0,
-    "total_input_tokens": 64,
-    "total_output_tokens": 32,
-    "output_throughput": 233.71365823790438,
-    "total_token_throughput": 701.1409747137131,
-    "median_ttft_ms": 32.159842499822844,
-    "p99_ttft_ms": 44.75940401527623,
-    "median_itl_ms": 8.298159998957999,
-    "p99_itl_ms": 16.398891800490674,
-}
+    "completed": 4, "failed": 0, "total_input_tokens": 64, "total_output_tokens": 32,
+    "output_throughput": 233.71365823790438, "total_token_throughput": 701.1409747137131,
+    "median_ttft_ms": 32.159842499822844, "p99_ttft_ms": 44.75940401527623,
+    "median_itl_ms": 8.298159998957999, "p99_itl_ms": 16.398891800490674,
+}  # fmt: skip
 LATENCY = {"avg_latency": 0.5, "latencies": [0.5], "percentiles": {"50": 0.5}}
 ROW = {"kind": "served", "input": 16, "output": 8, "concurrency": 2}
 ROW |= {"setting": "vLLM's own", "num_gpus": 1, "engines": 1}
@@ -168,14 +157,6 @@ def test_environment_of_an_engine(monkeypatch):
     assert env["NO_PROXY"] == "example.org,127.0.0.1"
 
 
-def test_a_missing_vllm_is_reported(monkeypatch):
-    monkeypatch.setenv("PATH", "")
-    monkeypatch.setitem(sys.modules, "vllm", None)
-    for runtime in ("local", "docker"):
-        with pytest.raises(UserError, match="make vllm"):
-            programs.program(OmegaConf.create({"runtime": {"name": runtime}}))
-
-
 def test_random_weights_are_a_configuration_and_a_tokenizer(tmp_path):
     overrides = ("model.init=random", "model.vocab_size=512")
     random = OmegaConf.merge(config(*overrides), {"run_dir": str(tmp_path)})
@@ -189,12 +170,3 @@ def test_random_weights_are_a_configuration_and_a_tokenizer(tmp_path):
     assert model_source(random) == (source, options), "a run that is resumed has it"
     assert model_source(config()) == ("Qwen/Qwen3-4B", {"revision": random.model.revision})
     assert model_source(config(f"model.path={tmp_path}")) == (str(tmp_path), {})
-
-
-def test_the_page_names_only_arguments_that_are_gone():
-    page = (ROOT / "docs/methods/bench_vllm.md").read_text()
-    table = page.partition("| then | now |")[2]
-    rows = [line.split("|")[1] for line in table.splitlines()[2:] if line.startswith("|")]
-    names = re.findall(r"`(?:--([\w-]+)|(VLLM_\w+))`", " ".join(rows))
-    assert len(names) >= 8
-    assert {(a or b).replace("-", "_") for a, b in names} <= set(programs.REMOVED)

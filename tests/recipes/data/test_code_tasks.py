@@ -2,10 +2,8 @@
 
 import json
 
-import pytest
 from omegaconf import OmegaConf
 
-from launch.core.errors import UserError
 from launch.core.json_files import plain
 from launch.schema import Data
 from recipes.data import code_tasks
@@ -51,19 +49,7 @@ def test_sets_do_not_meet_and_follow_from_the_seed():
     assert code_tasks.generate(data(seed=1))[1] != heldout
 
 
-def test_levels_are_steps():
-    train, _ = code_tasks.generate(
-        data([{"name": "numbers", "level": 0}, {"name": "numbers", "level": 3}], num_heldout=0)
-    )
-    assert {(p["level"], p["answer"].count("    x = ")) for p in train} == {(0, 1), (3, 4)}
-
-
 def test_rows_have_what_each_method_reads():
     assert load(data(), "sft").rows.column_names == ["prompt", "completion"]
     assert load(data(), "grpo").rows.column_names == ["prompt", "answer", "task", "level", "tests"]
     assert {"prompt", "answer", "tests"} <= load_heldout(data())[0].keys()
-
-
-def test_too_few_different_questions_are_refused():
-    with pytest.raises(UserError, match="too few different questions"):
-        code_tasks.generate(data([{"name": "numbers", "level": 0}], num_heldout=500))

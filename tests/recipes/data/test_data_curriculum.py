@@ -78,16 +78,13 @@ def test_adaptive_shares_are_in_proportion_to_what_can_be_learned():
     }
 
 
-@pytest.mark.parametrize(
-    ("curriculum", "num_cycles", "actual"),
-    [
-        ("progressive", 3, [[1, 0, 0], [0, 1, 0], [0, 0, 1]]),
-        ("progressive", 2, [[2 / 3, 1 / 3, 0], [0, 1 / 3, 2 / 3]]),  # no level is left out
-        ("progressive", 1, [[1 / 3, 1 / 3, 1 / 3]]),
-        ("mixed", 3, [[1, 0, 0], [0.3, 0.7, 0], [0.15, 0.15, 0.7]]),
-        ("adaptive", 2, [[0.05 / 0.35, 0.25 / 0.35, 0.05 / 0.35]] * 2),
-    ],
-)
+@pytest.mark.parametrize(("curriculum", "num_cycles", "actual"), [
+    ("progressive", 3, [[1, 0, 0], [0, 1, 0], [0, 0, 1]]),
+    ("progressive", 2, [[2 / 3, 1 / 3, 0], [0, 1 / 3, 2 / 3]]),  # no level is left out
+    ("progressive", 1, [[1 / 3, 1 / 3, 1 / 3]]),
+    ("mixed", 3, [[1, 0, 0], [0.3, 0.7, 0], [0.15, 0.15, 0.7]]),
+    ("adaptive", 2, [[0.05 / 0.35, 0.25 / 0.35, 0.05 / 0.35]] * 2),
+])  # fmt: skip
 def test_a_cycle_of_samples_has_the_shares_of_its_part_of_the_run(curriculum, num_cycles, actual):
     data, rates = configured(curriculum), {0: 1.0, 1: 0.5, 2: 0.0}
     for cycle, expected in enumerate(actual, start=1):

@@ -16,8 +16,6 @@ from recipes.data.data import Loaded, rows_sha256
 from recipes.data.data_prepare import (
     cache_key,
     cached,
-    check_template,
-    describe,
     heldout_prompts,
     load_once,
     prepare_prompts,
@@ -133,11 +131,7 @@ def test_prompts_are_filtered_by_tokens_and_described(tmp_path, tokenizer):
         statistics_file["rows"],
         sum(n for *_, n in statistics_file["histogram"]),
         statistics_file["length"]["shortest"],
-    ) == (
-        len(prompts),
-        len(prompts),
-        min(lengths),
-    )
+    ) == (len(prompts), len(prompts), min(lengths))
 
 
 def test_a_prompt_that_is_too_long_is_quoted(tmp_path, tokenizer):
@@ -147,36 +141,6 @@ def test_a_prompt_that_is_too_long_is_quoted(tmp_path, tokenizer):
     for make, given in ((prepare_prompts, Loaded(rows)), (heldout_prompts, rows)):
         with pytest.raises(UserError, match=r"1 of 3 rows, .* question 'much longer"):
             make(config, given, tokenizer)
-
-
-def test_truncated_and_blank_rows_cause_warnings(tmp_path, tokenizer, capsys):
-    config = configured(tmp_path, "sft")
-    lengths = {"tokens": np.array([6, 6, 20]), "prompt": np.array([2, 6, 2]), "filtered": {}}
-    describe(config, Loaded(ROWS, {"blank": {"completion": 2, "messages": 1}}), lengths, None)
-    assert capsys.readouterr().out.splitlines() == [
-        "warning: 1 of 3 rows are longer than method.args.max_length=12, and are cut to it. Use: "
-        "method.args.max_length=20, or data.filter.max_tokens=12, which leaves them out.",
-        "warning: 2 of 3 rows have nothing in completion. Remove them, unless the model should "
-        "learn that.",
-        "warning: 1 of 3 rows have an empty last turn in messages. Remove them, unless the model "
-        "should learn that.",
-    ]
-    config.trainer_args.update({"packing": True, "packing_strategy": "wrapped"})
-    describe(config, Loaded(ROWS), lengths, None)
-    assert capsys.readouterr().out == ""
-
-
-def test_a_chat_template_that_is_missing_or_wrong_is_refused(tmp_path, tokenizer):
-    bare = train_tokenizer(["1"], 300)
-    bare.chat_template = None
-    with pytest.raises(UserError, match="data.chat_template="):
-        check_template(bare, ROWS)
-    with pytest.raises(UserError, match="data.chat_template="):
-        heldout_prompts(configured(tmp_path), ROWS, bare)
-    check_template(bare, Dataset.from_list([{"prompt": "plain"}]))
-    bare.chat_template = "{{ raise_exception('no user here') }}"
-    with pytest.raises(UserError, match="no user here"):
-        check_template(bare, ROWS)
 
 
 def test_statistics_by_hand(tmp_path):

@@ -164,12 +164,6 @@ def test_a_mix_has_exact_shares_and_is_reproducible(tmp_path):
     assert data_select.quotas(10, [1 / 3, 1 / 3, 1 / 3]) == [4, 3, 3]
 
 
-def test_later_fields_are_columns_too(tmp_path):
-    settings = mix(tmp_path, [[{"prompt": "a"}], [{"prompt": "b", "answer": "1"}]], [0.5, 0.5])
-    loaded = data.load(settings, "grpo").rows
-    assert {row["prompt"]: row["answer"] for row in loaded} == {"a": None, "b": "1"}
-
-
 @pytest.mark.parametrize("streaming", [False, True])
 def test_formats_are_not_mixed(tmp_path, streaming):
     messages = {
@@ -240,19 +234,6 @@ def test_pairs_leave_truncated_samples_out_except_in_smoke_runs():
     assert (sides, skipped) == ([("x", "z")], {})  # the third text has no partner
 
 
-def test_pairs_of_text_prompts_and_of_prompts_with_different_roles():
-    messages = {"prompt": "1+1=", "completion": [{"role": "assistant", "content": "2"}], "score": 1}
-    text = {"prompt": "1+1=", "completion": "3", "score": 0}
-    assert data_select.pairs_of_samples([messages, text], 1)[0] == [
-        {"prompt": "1+1=", "chosen": "2", "rejected": "3"}
-    ]
-    roles = [
-        {"prompt": [{"role": role, "content": "1+1="}], "completion": role, "score": score}
-        for score, role in enumerate(("user", "system"))
-    ]
-    assert data_select.pairs_of_samples(roles, 1) == ([], {"one answer": 2})  # two prompts
-
-
 def test_equal_sides_are_rejected(tmp_path):
     def side(content, **more):
         return [{"role": "assistant", "content": content, **more}]
@@ -286,18 +267,6 @@ def test_a_stream_is_lazy_endless_and_reproducible(tmp_path):
     settings.path = jsonl(tmp_path / "b.jsonl", rows(3))
     with pytest.raises(UserError, match="no rows"):
         next(iter(data.load(settings, "sft").rows))
-
-
-def test_blank_fields_are_counted(tmp_path):
-    blank = [{"prompt": "a", "completion": text} for text in ("b", "", " \n")]
-    path = jsonl(tmp_path / "a.jsonl", blank)
-    assert data.load(configured(path=path), "sft").counts["blank"] == {"completion": 2}
-    assert "blank" not in data.load(configured(path=path), "grpo").counts
-    call = {"role": "assistant", "content": "", "tool_calls": [{"name": "f"}]}
-    answers = [call, {"role": "assistant", "content": " "}, {"role": "assistant", "content": "b"}]
-    chats = [{"messages": [{"role": "user", "content": "a"}, last]} for last in answers]
-    settings = configured(path=jsonl(tmp_path / "b.jsonl", chats))
-    assert data.load(settings, "sft").counts["blank"] == {"messages": 1}
 
 
 def test_heldout_questions_in_the_training_file_cause_a_warning(tmp_path, capsys):

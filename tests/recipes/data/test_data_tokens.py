@@ -15,7 +15,7 @@ from launch.schema import Data
 from recipes import dpo, sft
 from recipes.data import data_tokens
 from recipes.data.data import Loaded
-from recipes.data.data_tokens import Progress, lengths, mapped
+from recipes.data.data_tokens import Progress, mapped
 from recipes.models.model import train_tokenizer
 from recipes.preview import one_layer
 
@@ -108,26 +108,21 @@ def prepared(tmp_path, method, tokenizer, rows, **settings):
     return ours(config=config, loaded=Loaded(table), **shared).train_dataset, own
 
 
-@pytest.mark.parametrize(
-    ("rows", "settings"),
-    [
-        (TEXT, {}),
-        (PROMPTS, {}),
-        (PROMPTS, {"completion_only_loss": False}),
-        (PROMPTS, {"max_length": 6}),
-        (PROMPTS, {"max_length": 6, "truncation_mode": "keep_end"}),
-        (PROMPTS, {"max_length": 8, "packing": True, "packing_strategy": "wrapped"}),
-        (PROMPTS, {"max_length": 16, "packing": True}),
-        (MESSAGES, {"assistant_only_loss": True}),
-        ([row | (EXTRAS[n] if n % 2 else {"tools": None}) for n, row in enumerate(MESSAGES)], {}),
-        (
-            [row | extra for row, extra in zip(MESSAGES, EXTRAS, strict=True)],
-            {"assistant_only_loss": True, "dataset_num_proc": 2},
-        ),
-        (TURNS, {"assistant_only_loss": True}),
-        ([row | extra for row, extra in zip(TURNS, EXTRAS, strict=True)], {}),
-    ],
-)
+@pytest.mark.parametrize(("rows", "settings"), [
+    (TEXT, {}),
+    (PROMPTS, {}),
+    (PROMPTS, {"completion_only_loss": False}),
+    (PROMPTS, {"max_length": 6}),
+    (PROMPTS, {"max_length": 6, "truncation_mode": "keep_end"}),
+    (PROMPTS, {"max_length": 8, "packing": True, "packing_strategy": "wrapped"}),
+    (PROMPTS, {"max_length": 16, "packing": True}),
+    (MESSAGES, {"assistant_only_loss": True}),
+    ([row | (EXTRAS[n] if n % 2 else {"tools": None}) for n, row in enumerate(MESSAGES)], {}),
+    ([row | extra for row, extra in zip(MESSAGES, EXTRAS, strict=True)],
+     {"assistant_only_loss": True, "dataset_num_proc": 2}),
+    (TURNS, {"assistant_only_loss": True}),
+    ([row | extra for row, extra in zip(TURNS, EXTRAS, strict=True)], {}),
+])  # fmt: skip
 def test_tokens_and_labels_of_sft_are_trls(tmp_path, tokenizer, rows, settings):
     ours, theirs = prepared(tmp_path, "sft", tokenizer, rows, **settings)
     columns = [
@@ -163,34 +158,6 @@ def test_templates_must_mark_answers(tmp_path, tokenizer):
         data_tokens.Tokens(tokenizer, None, "text", False, True)(
             {"messages": [row["messages"] for row in rows]}
         )
-
-
-def test_progress_beats_with_each_batch_and_speaks_now_and_then(tmp_path, monkeypatch, capsys):
-    now = [0.0]
-    monkeypatch.setattr(data_tokens.time, "monotonic", lambda: now[0])
-    progress = Progress("reading", tmp_path / "heartbeat", said=now[0])
-    for now[0], done in ((1.0, 1), (11.0, 2000), (12.0, 3000)):
-        progress(done)
-        assert (tmp_path / "heartbeat").is_file()
-        (tmp_path / "heartbeat").unlink()
-    assert capsys.readouterr().out == "reading: 2,000 rows\n"
-
-
-def test_lengths_are_those_of_each_row(tmp_path):
-    rows = [
-        {"labels": [-100, -100, 3]},
-        {"labels": [1]},
-        {"labels": [-100, -100]},
-        {"labels": [-100, 5, -100, 6]},
-    ]
-    tokens, prompt = lengths(Dataset.from_list(rows))
-    assert (tokens.tolist(), prompt.tolist()) == ([3, 1, 2, 4], [2, 0, 2, 1])
-    pairs = [
-        {"prompt_ids": [1, 2], "chosen_ids": [3], "rejected_ids": [4, 5, 6]},
-        {"prompt_ids": [1], "chosen_ids": [3], "rejected_ids": []},
-    ]
-    tokens, prompt = lengths(Dataset.from_list(pairs))
-    assert (tokens.tolist(), prompt.tolist()) == ([5, 2], [2, 1])
 
 
 def test_rows_of_several_processes_keep_their_order(tmp_path):

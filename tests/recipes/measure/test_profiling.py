@@ -94,33 +94,6 @@ def test_a_plain_loop(tmp_path, capsys):
     assert "opens at ui.perfetto.dev" in out
 
 
-def test_each_rank_leaves_its_trace(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("RANK", "1")
-    train(config(tmp_path), 3)
-    assert [path.name for path in (tmp_path / "profile").iterdir()] == ["trace-rank1.json.gz"]
-    assert capsys.readouterr().out == ""
-
-
-def test_a_loop_that_ends_before_the_profiled_steps(tmp_path, capsys):
-    train(config(tmp_path), 6, taken=4)
-    assert not (tmp_path / "profile").exists()
-    assert "profile=torch: no trace after 4 of 5 steps" in capsys.readouterr().out
-
-
-def test_a_failure_is_not_hidden_by_the_profiler(tmp_path):
-    def fails() -> None:
-        with profiling.session(config(tmp_path), 6) as profile:
-            for _ in range(4):  # in the middle of those that are profiled
-                profile.step()
-            raise RuntimeError("out of memory")
-
-    with pytest.raises(RuntimeError, match="out of memory"):
-        fails()
-    assert not (tmp_path / "profile").exists()
-    train(config(tmp_path), 3)  # and the next profile is not in its way
-    assert (tmp_path / "profile/kernels.json").is_file()
-
-
 @pytest.mark.parametrize("profile", ["none", "rocprof"])
 def test_nothing_is_written_without_a_profile(tmp_path, profile):
     train(config(tmp_path, profile), 3)
@@ -145,13 +118,6 @@ def test_modules_in_fp32(tmp_path, capsys):
     out = capsys.readouterr().out
     assert f"fp32 under precision=bf16: {table['share']:.1%} of the time" in out
     assert "last (InFp32)" in out
-
-
-def test_no_module_in_fp32(tmp_path):
-    train(config(tmp_path, compute="bf16"), 4, model=nn.Sequential(nn.Linear(512, 512).bfloat16()))
-    table = read(tmp_path, "fp32_modules.json")
-    assert table["products_share"] == 0.0
-    assert not [row for row in table["modules"] if row["what"] == fp32_modules.PRODUCTS]
 
 
 def event(category: str, name: str, ts: float, dur: float, pid: int, tid: int, args: dict) -> dict:
@@ -269,15 +235,3 @@ def test_memory_of_the_first_steps(tmp_path, recorder, num_steps, recorded):
     assert recorder == ["on", "memory.pickle", "off"]
     table = read(tmp_path, "memory.json")
     assert (table["steps"], table["before_gb"], table["at_peak"][0]["gb"]) == (recorded, 1.0, 4.0)
-
-
-def test_memory_that_runs_out(tmp_path, recorder):
-    def fails() -> None:
-        with profiling.session(config(tmp_path, "memory"), 10) as profile:
-            profile.step()
-            raise torch.OutOfMemoryError("no room")
-
-    with pytest.raises(torch.OutOfMemoryError):
-        fails()
-    assert recorder == ["on", "memory.pickle", "off"]
-    assert read(tmp_path, "memory.json")["steps"] == 1

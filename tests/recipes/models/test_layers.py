@@ -7,7 +7,6 @@ import pytest
 import torch
 from functorch.compile import nop
 from omegaconf import OmegaConf
-from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import InternalTorchDynamoError
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -72,9 +71,7 @@ def is_compiled(trainer):
         (
             "sft",
             [
-                "model.architecture=qwen2",
-                "model.attention_bias=true",
-                "step.rows=grouped",
+                *"model.architecture=qwen2 model.attention_bias=true step.rows=grouped".split(),
                 *LORA,
                 *EVERY_LAYER,
                 *ONE_LAYER,
@@ -153,30 +150,6 @@ def test_uncompilable_layers_end_the_run_if_compile_was_requested(tmp_path, use)
     trainer.compile_layers(config)
     with pytest.raises(UserError, match="step.compile=false"):
         trainer.train()
-
-
-def without_equal_layers(config, trainer):
-    blocks = trainer.model.model.layers
-    trainer.model.model.layers = nn.ModuleList([blocks[0], nn.Identity()])
-
-
-def sharded_inside(config, trainer):
-    config.topology.strategy = "zero3"
-
-
-@pytest.mark.parametrize("unfit", [without_equal_layers, sharded_inside])
-def test_models_without_separable_layers(tmp_path, use, unfit):
-    use("eager")
-    config, trainer = compiled(tmp_path, "sft")
-    unfit(config, trainer)
-    with pytest.raises(UserError, match="step.compile=false"):
-        trainer.compile_layers(config)
-    config.chosen = [CHOSEN]
-    trainer.compile_layers(config)
-    assert trainer.compiled not in ("yes", None)
-    config.precision.compute = "fp8"  # too slow to continue with
-    with pytest.raises(UserError, match="precision=bf16"):
-        trainer.compile_layers(config)
 
 
 def one_more(graph, inputs):

@@ -1,7 +1,6 @@
 """Test each named reward, and the names that a reward may not have."""
 
 import json
-import time
 
 import pytest
 
@@ -15,18 +14,15 @@ def said(text):
     return [{"role": "assistant", "content": text}]
 
 
-@pytest.mark.parametrize(
-    ("text", "answer", "expected"),
-    [
-        ("46", "46", 1.0),
-        (r"$\frac{1}{2}$", "0.5", 1.0),
-        ("<think>47</think><answer>46</answer>", "46", 1.0),
-        ("46", 46, 1.0),
-        ("47", "46", 0.0),
-        ("", "46", 0.0),
-        ("None", None, None),  # of a row without an answer, in a table of others that have one
-    ],
-)
+@pytest.mark.parametrize(("text", "answer", "expected"), [
+    ("46", "46", 1.0),
+    (r"$\frac{1}{2}$", "0.5", 1.0),
+    ("<think>47</think><answer>46</answer>", "46", 1.0),
+    ("46", 46, 1.0),
+    ("47", "46", 0.0),
+    ("", "46", 0.0),
+    ("None", None, None),  # of a row without an answer, in a table of others that have one
+])  # fmt: skip
 def test_accuracy(text, answer, expected):
     assert rewards.accuracy(["p"], [said(text)], answer=[answer]) == [expected]
 
@@ -127,20 +123,6 @@ def test_accuracy_is_of_mathematics_only_where_the_right_answer_is(pair, expecte
     assert rewards.accuracy(["p"], [said(pair[1])], answer=[pair[0]]) == [expected]
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["1 234" + " 567" * 3000 + " é 5", " " * 3000 + "x", r"\boxed{" * 2000, "1-" * 3000 + "x"],
-)
-def test_accuracy_of_a_long_answer_takes_no_long_time(text):
-    began = time.process_time()
-    assert (
-        rewards.accuracy(["p"], [said("7")], answer=["8"])
-        == rewards.accuracy(["p"], [said(text)], answer=["8"])
-        == [0.0]
-    )
-    assert time.process_time() - began < 5
-
-
 def test_format():
     texts = [
         "<think>a</think>\n<answer>b</answer>",
@@ -170,13 +152,10 @@ def test_regex_matches_the_whole_answer():
     assert rewards.regex(["p"] * 3, texts, pattern=[r"\d+"] * 3) == [1.0, 0.0, 0.0]
 
 
-@pytest.mark.parametrize(
-    ("path", "message"),
-    [
-        ("nowhere.reward", "No module named 'nowhere'"),
-        ("recipes.rewards.rewards.lenght", "has no attribute 'lenght'"),
-    ],
-)
+@pytest.mark.parametrize(("path", "message"), [
+    ("nowhere.reward", "No module named 'nowhere'"),
+    ("recipes.rewards.rewards.lenght", "has no attribute 'lenght'"),
+])  # fmt: skip
 def test_a_dotted_path_that_leads_nowhere(path, message):
     with pytest.raises(UserError, match=message):
         rewards.imported(path)

@@ -19,7 +19,7 @@ from recipes.sample import SCORED, SELECTED, SampleConfig, finish, prompts
 from recipes.sampling.batches import Log, Store, one_batch, write_rows
 from recipes.sampling.generation import TOO_LONG, Sample
 from recipes.sampling.sample_keys import samples_key, verdicts_key
-from recipes.sampling.samples import by_level, choose_prompts, pass_curve, select
+from recipes.sampling.samples import choose_prompts, select
 
 ERRORS = ("rank", "errors")  # messages only
 
@@ -70,19 +70,6 @@ def test_each_rule(changes, chosen):
     drawn = [("a", 0.5, True), ("a ", 1.0, True), ("b", 1.0, False), ("c", 0.0, True)]
     pool = samples([*drawn, ("a", 0.5, True)])
     assert [n for _, n in places(select(pool, rules(**changes)))] == chosen
-
-
-def test_curve_and_levels():
-    drawn = samples(*[[("a", float(n < right), True) for n in range(6)] for right in (6, 3, 0)])
-    curve = pass_curve(drawn)
-    assert list(curve) == ["1", "2", "4", "6"]
-    assert curve["1"] == pytest.approx(0.5)
-    assert curve["6"] == pytest.approx(2 / 3)
-    actual = by_level(drawn, [{"level": 2}, {"level": 2}, {}])
-    assert actual == {
-        "0": {"pass_rate": 0.0, "num_prompts": 1},
-        "2": {"pass_rate": 0.75, "num_prompts": 2},
-    }
 
 
 def test_only_full_scores_pass(tmp_path):
@@ -236,14 +223,11 @@ def test_prompts_that_fill_the_context_score_zero(tmp_path):
     assert json.loads((tmp_path / "metrics.jsonl").read_text())["pass_rate"] == 0.5
 
 
-@pytest.mark.parametrize(
-    ("of_prompt", "num_tokens", "words"),
-    [
-        ([("a", 0.5, True), ("b", 0.0, False)], 1, ["0 reach threshold=1,", "best score is 0.5"]),
-        ([("a", 1.0, False)], 1, ["1 reach threshold=1, 1 are cut off"]),
-        ([("", 0.0, False)], 0, ["0 are cut off", "1 have a prompt that fills"]),
-    ],
-)
+@pytest.mark.parametrize(("of_prompt", "num_tokens", "words"), [
+    ([("a", 0.5, True), ("b", 0.0, False)], 1, ["0 reach threshold=1,", "best score is 0.5"]),
+    ([("a", 1.0, False)], 1, ["1 reach threshold=1, 1 are cut off"]),
+    ([("", 0.0, False)], 0, ["0 are cut off", "1 have a prompt that fills"]),
+])  # fmt: skip
 def test_nothing_selected_explains_the_limits(tmp_path, of_prompt, num_tokens, words):
     unusable = [s | {"num_tokens": num_tokens, "error": None} for s in samples(of_prompt)]
     with pytest.raises(UserError, match="is kept: ") as refused:
@@ -305,16 +289,6 @@ def test_verdicts_depend_on_all_code_of_rewards():
         modules += [module for module in imported if module not in seen and module != ERRORS]
     assert {f"{name}.py" for _, name in seen} <= set(key["code"])
     assert ("data", "cups") in seen
-
-
-def test_reuse_needs_a_directory():
-    with pytest.raises(UserError, match="reuse=/no/such/run: no such directory"):
-        SampleConfig("out", reuse="/no/such/run")
-
-
-def test_missing_batches_are_errors(tmp_path):
-    with pytest.raises(UserError, match="batch 2 is done.*run_root="):
-        Store(tmp_path / "abc").finished(2)
 
 
 def test_vllm_sees_only_the_gpu_of_its_rank():

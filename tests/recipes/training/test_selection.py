@@ -56,16 +56,6 @@ def test_models_are_measured_where_they_are_saved(method, metric):
     )
 
 
-def test_a_small_run_measures_all_answers_to_a_prompt_at_once():
-    answers = 3
-    options = [
-        "method=grpo",
-        "method.selection.metric=eval_reward",
-        f"method.args.num_generations_eval={answers}",
-    ]
-    assert arguments("smoke=true", *options)["per_device_eval_batch_size"] == answers
-
-
 def test_metrics_that_are_never_numbers_select_no_model():
     """Use the loss of a diverged training, of which transformers finds no best step."""
     config = OmegaConf.create(

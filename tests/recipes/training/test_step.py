@@ -70,9 +70,7 @@ def test_rows_joined_by_the_user_stay_documents(tmp_path):
     """Compare batches of one and of four rows packed by TRL (method.args.packing)."""
     overrides = [
         *rows_of(tmp_path),
-        "method.args.packing=true",
-        "method.args.max_length=64",
-        "method.args.max_steps=1",
+        *"method.args.packing=true method.args.max_length=64 method.args.max_steps=1".split(),
     ]
     actual = []
     for name, batch in {"one": (1, 4), "four": (4, 1)}.items():

@@ -2,8 +2,7 @@
 
 import pytest
 
-from recipes.training import step_shares
-from tests.helpers.engines import GATHERS, GENERATES, JUDGES, SENDS, STEPS, WAITS, Clock, run_grpo
+from tests.helpers.engines import GATHERS, GENERATES, JUDGES, SENDS, STEPS, WAITS, run_grpo
 
 SUMMED = ("generation_s", "wait_s", "sync_s", "reward_s", "train_s")
 SPLIT = ["topology=split", "hardware.vllm=true", "hardware.gpus_per_node=2", "topology.num_gpus=2"]
@@ -44,10 +43,7 @@ def test_every_step_generates(run):
     parts = ASKED["transformers"][1]
     logged = run()
     assert [line["step"] for line in logged] == [1, 2]
-    assert [line["time_s"] for line in logged] == [
-        sum(parts) + STEPS,
-        2 * (sum(parts) + STEPS),
-    ]
+    assert [line["time_s"] for line in logged] == [sum(parts) + STEPS, 2 * (sum(parts) + STEPS)]
     assert [shares(line) for line in logged] == [[*parts, STEPS]] * 2
 
 
@@ -60,10 +56,7 @@ def test_a_generation_serves_two_steps(run, kind, twice):
     assert [line["time_s"] for line in logged] == [
         n * sum(parts) + m * STEPS for n, m in ((1, 1), (1, 2), (2, 3), (2, 4))
     ]
-    assert [shares(line) for line in logged] == [
-        [*parts, STEPS],
-        [0, 0, 0, 0, STEPS],
-    ] * 2
+    assert [shares(line) for line in logged] == [[*parts, STEPS], [0, 0, 0, 0, STEPS]] * 2
     assert not any("server_s" in line for line in logged)
 
 
@@ -79,13 +72,6 @@ def test_a_step_generates_twice(run, kind):
     assert [shares(line) for line in logged] == [
         [2 * generation, 2 * wait, sent, 2 * reward, STEPS]
     ] * 2
-
-
-def test_a_line_of_several_steps_has_their_means(run):
-    overrides, parts = ASKED["server"]
-    logged = run(*overrides, *TWICE, "method.args.max_steps=4", "method.args.logging_steps=4")
-    assert [line["step"] for line in logged] == [4]
-    assert shares(logged[0]) == [*(seconds / 2 for seconds in parts), STEPS]
 
 
 @pytest.mark.parametrize("kind", ["transformers", "server"])
@@ -125,23 +111,3 @@ def test_with_overlap_completions_are_waited_for(run, cycle):
     assert [line["server_s"] for line in logged[::cycle]] == [GENERATES] * len(expected)
     for line in logged[1::2] if cycle == 2 else []:
         assert [*shares(line), line["server_s"]] == [0, 0, 0, 0, STEPS, 0]
-
-
-def test_a_block_is_charged_without_what_is_inside(monkeypatch):
-    clock = Clock()
-    monkeypatch.setattr(step_shares, "time", clock)
-    watch = step_shares.Stopwatch()
-    with watch("wait"):
-        clock.spend(1)
-        with watch("generation"):
-            clock.spend(2)
-            with watch("sync"):
-                clock.spend(4)
-            with watch("wait"):
-                clock.spend(8)
-        clock.spend(16)
-    clock.spend(32)
-    with watch("reward"):
-        clock.spend(64)
-    assert watch.take() == {"generation": 2, "wait": 25, "sync": 4, "reward": 64}
-    assert not any(watch.take().values())

@@ -11,7 +11,6 @@ from recipes.tune import layer_kernels
 from recipes.tune.amdgpu import (
     ARCHITECTURES,
     Resources,
-    count_instructions,
     occupancy,
     read_resources,
     sgpr_waves,
@@ -143,57 +142,3 @@ def test_metadata_is_read() -> None:
     for isa in ("s_endpgm", assembly("\namdhsa.kernels: []\n")):
         with pytest.raises(ValueError, match="expected 1"):
             read_resources(isa)
-
-
-INSTRUCTIONS = """
-    s_load_dwordx4 s[0:3], s[4:5], 0x0             ; scalar: not a lane's
-    scratch_load_dwordx4 v[0:3], off, s0           ; a spill
-    buffer_load_dword v0, off, s[0:3], 0 offset:4  ; 4-byte Folded Reload
-    buffer_store_dword v0, off, s[0:3], 0 offset:4 ; 4-byte Folded Spill
-    global_load_dwordx4 v[0:3], v[4:5], off
-    buffer_load_dwordx4 v[0:3], v4, s[0:3], 0 offen ; global_load_dwordx4 in a remark
-    buffer_load_dword v0, v4, s[0:3], 0 offen lds
-    global_load_lds_dwordx4 v[0:1], off
-    flat_load_ushort v0, v[4:5]
-    global_load_short_d16_hi v0, v[4:5], off
-    buffer_load_ubyte v0, v4, s[0:3], 0 offen
-    buffer_load_format_x v0, v4, s[0:3], 0 offen
-    global_store_dwordx2 v[0:1], v[4:5], off
-    buffer_load_b128 v[0:3], v4, s[0:3], 0 offen   ; from here to the store: gfx11 and later
-    global_load_d16_b16 v0, v[4:5], off
-    global_load_d16_hi_u8 v0, v[4:5], off
-    global_store_b64 v[0:1], v[4:5], off
-    ds_read_b128 v[0:3], v4
-    ds_read2_b64 v[0:3], v4 offset1:1
-    ds_read2st64_b32 v[0:1], v4 offset1:1
-    ds_read_u16_d16 v0, v4
-    ds_read_b64_tr_b16 v[0:1], v4
-    ds_write_b128 v4, v[0:3]
-    ds_write2_b32 v4, v0, v1 offset1:1
-    ds_bpermute_b32 v0, v1, v2                     ; between lanes, not memory
-    ds_swizzle_b32 v0, v1 offset:swizzle(SWAP,16)
-    ds_load_b128 v[0:3], v4                        ; from here to the store: gfx11 and later
-    ds_load_2addr_b32 v[0:1], v4 offset1:1
-    ds_load_2addr_stride64_b64 v[0:3], v4 offset1:1
-    ds_store_b16 v4, v0
-    v_mfma_f32_32x32x8_bf16 a[0:15], v[0:1], v[2:3], a[0:15]
-    v_mfma_f32_32x32x8_bf16 a[0:15], v[0:1], v[2:3], a[0:15]
-    v_smfmac_f32_16x16x32_bf16 v[0:3], v[4:5], v[6:9], v10
-    v_wmma_f32_16x16x16_bf16 v[0:7], v[8:15], v[16:23], v[0:7]
-    v_swmmac_f32_16x16x32_bf16 v[0:7], v[8:11], v[12:19], v20
-    v_fma_f32 v0, v1, v2, v3
-"""
-
-
-def test_instructions_are_counted_by_width() -> None:
-    counts = count_instructions(assembly(METADATA, INSTRUCTIONS))
-    assert counts.global_loads == {"b128": 4, "b32": 1, "b16": 3, "b8": 2, "format_x": 1}
-    assert counts.global_stores == {"b64": 2}
-    assert counts.lds_loads == {"b128": 2, "2xb64": 2, "2xb32": 2, "b16": 1, "b64": 1}
-    assert counts.lds_stores == {"b128": 1, "2xb32": 1, "b16": 1}
-    assert counts.matrix == {
-        "v_mfma_f32_32x32x8_bf16": 2,
-        "v_smfmac_f32_16x16x32_bf16": 1,
-        "v_wmma_f32_16x16x16_bf16": 1,
-        "v_swmmac_f32_16x16x32_bf16": 1,
-    }

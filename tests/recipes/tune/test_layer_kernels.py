@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-import yaml
 
 from recipes.tune import layer_kernels
 from recipes.tune.amdgpu import ARCHITECTURES
@@ -38,20 +37,6 @@ def test_gradients_are_those_of_the_engine() -> None:
     torch.testing.assert_close(layer_kernels.gradients(outputs, inputs[:2], [seeds[0], None]), one)
 
 
-@pytest.mark.parametrize(("arch", "version", "multiprocessors", "lanes", "registers"), [
-    ("gfx942", (9, 4), 228, 64, 4 * 512 * 64),  # mi300a
-    ("gfx90a", (9, 0), 104, 64, 4 * 512 * 64),
-    ("gfx1100", (11, 0), 48, 32, 4 * 1536 * 32),
-])  # fmt: skip
-def test_properties_are_those_of_the_hardware_file(
-    arch: str, version: tuple[int, int], multiprocessors: int, lanes: int, registers: int
-) -> None:
-    device = layer_kernels.device_properties(arch)
-    assert (device.major, device.minor, device.gcnArchName) == (*version, arch)
-    assert (device.multi_processor_count, device.warp_size) == (multiprocessors, lanes)
-    assert device.regs_per_multiprocessor == registers
-
-
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_a_layer_is_compiled_with_the_attention_of_its_hardware_file(arch: str) -> None:
     padded, *packed = layer_kernels.attentions_of(arch)
@@ -60,11 +45,3 @@ def test_a_layer_is_compiled_with_the_attention_of_its_hardware_file(arch: str) 
         packed
         == {"varlen": ["varlen"], None: []}[layer_kernels.hardware_of(arch)["packed_attention"]]
     )
-
-
-def test_one_layer_of_a_model_has_its_shape() -> None:
-    file = layer_kernels.HARDWARE.parent / "model/qwen3_8b.yaml"
-    shape, config = yaml.safe_load(file.read_text()), layer_kernels.config_of(file)
-    assert (config.num_hidden_layers, config.model_type) == (1, "qwen3")
-    for key in ("hidden_size", "head_dim", "rms_norm_eps"):
-        assert getattr(config, key) == float(shape[key])

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
-import shlex
 import signal
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -80,40 +78,7 @@ def test_without_triton_the_target_that_installs_it_is_named(
     assert captured.out == ""
 
 
-FOLDER = Path(__file__).parents[3]
-SHOWN = [
-    line.split("python -m recipes.tune.occupancy ")[1].split("   ")[0].strip()
-    for file in ("docs/kernels.md", "README.md", "recipes/tune/occupancy.py")
-    for line in (FOLDER / file).read_text().splitlines()
-    if line.startswith("    python -m recipes.tune.occupancy ")
-]
-
-
-def test_commands_of_the_pages_are_understood() -> None:
-    assert len(SHOWN) >= 7
-    for text in SHOWN:
-        assert occupancy.parse(shlex.split(text)).kernels
-
-
 # ---- Configurations
-
-
-@dataclass(frozen=True)
-class Launch:
-    """Stand in for recipes.tune.kernels.Launch, which needs Triton."""
-
-    options: dict[str, int]
-    name: str = "scale"
-
-
-def test_a_sweep_is_every_combination() -> None:
-    launch = Launch({"num_warps": 16, "num_stages": 4})
-    launches = occupancy.configurations(launch, {"num_warps": [4, 8], "waves_per_eu": [0, 2]})
-    assert [each.options for each in launches] == [
-        {"num_warps": warps, "num_stages": 4, "waves_per_eu": waves}
-        for warps, waves in ((4, 0), (4, 2), (8, 0), (8, 2))
-    ]
-    assert occupancy.configurations(launch, {}) == [launch]
 
 
 # ---- Compiling in other processes: workers get the compiler's stand-in by fork
@@ -162,11 +127,6 @@ def test_closing_the_results_leaves_no_process(monkeypatch: pytest.MonkeyPatch) 
     assert multiprocessing.active_children() == []
 
 
-def test_too_many_threads_are_rejected_before_compiling() -> None:
-    compiled = compiler.compile_one(SimpleNamespace(options={"num_warps": 32}), "gfx942")
-    assert compiled.error == "num_warps=32 makes a workgroup of 2048 threads, and 1024 are the most"
-
-
 # ---- What is made of it
 
 
@@ -191,16 +151,6 @@ def a_row(
     return replace(
         row, code=Code(resources, occupancy.occupancy(ARCHITECTURES[arch], resources), counts)
     )
-
-
-def test_the_best_comes_first() -> None:
-    spilling = a_row(vgprs=24, spills=1)  # 8 waves, and spills
-    failed = a_row(error="no")
-    two, four, eight, eight_smaller = (a_row(vgprs=vgprs) for vgprs in (256, 128, 64, 32))
-    narrow = a_row(vgprs=24, loads={"b32": 4})
-    rows = [narrow, failed, spilling, two, eight, four, eight_smaller]
-    best_first = [eight_smaller, eight, narrow, four, two, spilling, failed]
-    assert sorted(rows, key=lambda row: row.rank) == best_first
 
 
 ISA = """
@@ -265,21 +215,3 @@ def test_the_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert "failed: k gfx942 num_warps=16: too [large]\n" in out
     assert f"{tmp_path}/" in out
     assert "scratch B" in shown(capsys, a_row(spills=28))
-
-
-def test_json_holds_every_number(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rows = [a_row(vgprs=202, workgroups=512), a_row(error="no")]
-    monkeypatch.setattr(occupancy, "measure", lambda request: rows)
-    monkeypatch.setattr(occupancy, "versions", lambda request: {"triton": "3.7.1"})
-    # The kernel on this architecture has a configuration that compiles.
-    assert occupancy.main([LIGER, "format=json"]) == 0
-    content = json.loads(capsys.readouterr().out)
-    assert (content["schema"], content["versions"]) == (1, {"triton": "3.7.1"})
-    good, bad = content["rows"]
-    assert good["code"]["resources"]["vgprs"] == 202
-    assert good["code"]["occupancy"]["waves"] == 2
-    assert good["code"]["instructions"]["lds_stores"] == {"2xb64": 6}
-    assert good["small_grid"] is True
-    assert (bad["error"], bad["code"]) == ("no", None)

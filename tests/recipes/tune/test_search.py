@@ -78,18 +78,6 @@ def test_a_trial_that_is_behind_is_pruned_and_one_that_fails_is_a_row(tmp_path):
     assert reported.count(6) == 1
 
 
-def test_nothing_is_searched_where_the_recipe_as_it_stands_fails(tmp_path):
-    seen = []
-
-    def measure(number, point, report):
-        seen.append(number)
-        raise UserError("no engine")
-
-    for _ in range(2):  # the same command again has nothing else to say
-        assert [row["error"] for row in run(tmp_path, settings(), measure)] == ["no engine"]
-    assert seen == [0]
-
-
 def test_an_interrupted_trial_is_not_a_failed_setting(tmp_path, monkeypatch):
     """Try a trial again whose process may have been told to stop with the search."""
     seen = []

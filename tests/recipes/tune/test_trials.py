@@ -6,7 +6,6 @@ Recipes here are stand-ins; tests/e2e runs real ones.
 from __future__ import annotations
 
 import json
-import shlex
 from pathlib import Path
 
 import pytest
@@ -15,10 +14,9 @@ from omegaconf import OmegaConf
 
 from launch.config.compose import compose
 from launch.core.errors import UserError
-from launch.plan.planning import prepare
 from recipes.bench.series import Column, Table
 from recipes.rank.program import Failed
-from recipes.tune import batch, inductor, miopen, trial, tunableop
+from recipes.tune import batch, inductor, tunableop
 from recipes.tune.trial import Setting
 from recipes.tune.tuning import (
     STEP,
@@ -27,9 +25,7 @@ from recipes.tune.tuning import (
     full_rows,
     measure_trials,
     training,
-    write_experiment,
 )
-from recipes.tune.vllm import write_engine
 from tests.conftest import ROOT
 
 
@@ -88,12 +84,6 @@ def test_a_trial_gets_its_setting_and_is_measured(tmp_path):
 def test_a_failed_trial_has_its_reason(tmp_path, args, message):
     with pytest.raises(UserError, match=message):
         training(tuned_config(tmp_path, **args), training_args(rows="data"), "one", Setting())
-
-
-def test_a_trial_is_stopped_by_its_rows(tmp_path):
-    config = tuned_config(tmp_path, max_steps=10_000, sleep_s=0.01)
-    rows = trial.run(config, "one", Setting(), on_rows=lambda rows: len(rows) >= 2)
-    assert 2 <= len(rows) < 10_000
 
 
 def test_overrides_compose_to_the_same_values():
@@ -158,35 +148,6 @@ def test_a_failed_recipe_is_retried_and_what_depends_on_it_is_not_measured(tmp_p
         finish(config, TABLE, rows, rows[0], [Setting(), Setting()])
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ["method=grpo", "topology=split"],
-        ["method=sample", "method.args.engine=vllm"],
-        ["method=evaluate", "method.args.engine=vllm", "topology=single"],
-        ["method=raft", "method.args.sample.engine=vllm"],
-    ],
-)
-def test_the_engine_experiment_applies_to_generation(tmp_path, overrides):
-    engine = {"max_num_seqs": 512, "kv_cache_dtype": "fp8", "gpu_memory_utilization": 0.8}
-    engine |= {"block_size": None, "VLLM_ROCM_USE_AITER": 1, "max_model_len": 64, "instances": 2}
-    path, command = write_engine(tuned_config(tmp_path), engine)
-    assert command in path.read_text()
-    words = [f"hydra.searchpath=[file://{tmp_path}/conf]", f"experiment={path.stem}"]
-    words += ["hardware=mi350x", "model=qwen3_4b", *overrides]
-    config, _ = prepare(compose(words))
-    assert config.topology.server_args == {"max_num_seqs": 512, "kv_cache_dtype": "fp8"}
-    assert config.topology.server_memory_share == 0.8
-    assert config.user_env == {"VLLM_ROCM_USE_AITER": "1"}
-
-
-def test_the_command_can_be_pasted_wherever_the_run_lies(tmp_path):
-    folder = tmp_path / """it's a,b=c[1] q"q %41?#x $HOME"""
-    setting, figures = Setting({"max_steps": 3}), row(1, 1.0)
-    _, command = write_experiment(tuned_config(folder), TABLE, setting, figures, figures)
-    assert compose(shlex.split(command)[2:]).method.args["max_steps"] == 3
-
-
 @pytest.mark.parametrize(("batch_size", "accumulated", "counts", "remedy"), [
     (32, 1, "128 sequences a step, before 16", "a sweep of learning rates"),
     (1, 2, "8 sequences a step, before 16", "effective_batch=16"),
@@ -220,13 +181,6 @@ def test_full_rows(tmp_path, recipe):
     assert Path(data["path"]).read_text() == text
 
 
-def test_rows_that_cannot_be_full(tmp_path):
-    config, none = tuned_config(tmp_path), tuned_config(tmp_path, max_length=None)
-    for run, recipe in ((none, "sft"), (config, "grpo")):
-        with pytest.raises(UserError, match="rows=data"):
-            full_rows(run, training_args(recipe=recipe), Setting(), 1)
-
-
 # ---- batch
 
 
@@ -241,14 +195,6 @@ def test_the_first_batch_that_should_not_fit_is_tried():
     candidates, (note,) = batch.to_measure([small, fails, larger, without])
     assert candidates == [small, fails, without]
     assert "batches of 4 with checkpointing" in note
-
-
-def test_the_margin_of_the_plan_is_noted():
-    candidates = [planned(1, True, True), planned(2, True, False)]
-    (note,) = batch.margin([row(1, 1.0), row(2, 2.0, memory_gb=79.0)], candidates)
-    assert "than the 80 GB there are: fitted, with 79.0 GB" in note
-    (note,) = batch.margin([row(1, 1.0), row(2, None, "out of memory")], candidates)
-    assert note.endswith("did not fit.")
 
 
 def test_the_nearest_batch_that_runs_stands_for_the_recipes_own(tmp_path, monkeypatch):
@@ -318,9 +264,3 @@ def test_tuned_products_are_kept_by_version_and_added_to(tmp_path):
         file.write_text(content)
         with pytest.raises(UserError, match=message):
             tunableop.keep(file, tmp_path)
-
-
-def test_calls_of_miopen_in_a_log(tmp_path):
-    call = "MIOpen(HIP): Command [LogCmdConvolution] ./bin/MIOpenDriver convbfp16 -n 1 -c 1024 -t 1"
-    (tmp_path / "log").write_text(f"step 1\n{call}\n{call}\n{call.replace('1024', '512')}\n")
-    assert len(miopen.calls(tmp_path / "log")) == 2
