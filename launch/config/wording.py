@@ -146,7 +146,13 @@ def remedy(key: str) -> str:
         keys = f"; keys of an entry: {', '.join(names)}" if names else ""
         return f"{list_key}={EXAMPLES.get(list_key, '[...]')}{keys}"
     if dataclasses.is_dataclass(bare):
-        return f"{key}.<key>=<value>; keys: {', '.join(fields(typing.cast(type, bare)))}"
+        above, _, name = key.rpartition(".")
+        # only a whole entry can be added to a free mapping
+        is_entry = typing.get_origin(type_of(above)) is dict
+        override = (
+            f"'+{above}={{{name}: {{<key>: <value>}}}}'" if is_entry else f"{key}.<key>=<value>"
+        )
+        return f"{override}; keys: {', '.join(fields(typing.cast(type, bare)))}"
     words = TYPES.get(bare)
     if isinstance(bare, type) and issubclass(bare, Enum):
         words = ", ".join(bare.__members__)

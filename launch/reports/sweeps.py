@@ -39,9 +39,9 @@ Trial = dict[str, Any]
 def page(folder: Path) -> Page:
     """Return the page of a sweep. Raises UserError for a sweep.json that cannot be read."""
     content = json_files.read_json(folder / "sweep.json")
-    if content is None or not isinstance(content.get("trials"), list):
+    trials: Any = (content or {}).get("trials")
+    if content is None or not isinstance(trials, list) or not all(map(_is_trial, trials)):
         raise UserError(f"{folder / 'sweep.json'} is damaged. The same sweep command restores it.")
-    trials: list[Trial] = content["trials"]
     # None if the trials of a grid report different metrics, which cannot be compared.
     metric = metric_of(content)
     is_minimized = (
@@ -94,6 +94,11 @@ def page(folder: Path) -> Page:
         }
     )
     return Page(str(content.get("name") or folder.name), "sweep", status, sections)
+
+
+def _is_trial(entry: Any) -> bool:
+    types = {"number": int, "status": str, "varied": list}
+    return isinstance(entry, dict) and all(isinstance(entry.get(k), t) for k, t in types.items())
 
 
 def curves(runs: list[Run], ranked: list[Trial], total: int, which: str) -> list[Block]:

@@ -124,10 +124,12 @@ def slurm_faults(c: Config) -> Iterator[Refusal]:
                 "other options, such as runtime.slurm.options=['--exclusive','--constraint=ib']"
             )
             yield Refusal("slurm_options", f"runtime.slurm.options: {option!r} {why}", remedy)
-    if 0 < slurm_seconds(slurm.time or "0") <= slurm.early_signal_s:
+    if 0 < (seconds := slurm_seconds(slurm.time or "0")) <= slurm.early_signal_s:
         message = f"runtime.slurm.time={slurm.time}: Slurm would stop the job "
         message += f"{slurm.early_signal_s} s before, as it starts"
-        remedy = "a longer time, or runtime.slurm.early_signal_s=60 runtime.stop_timeout_s=30"
+        remedy = "a longer time"
+        if seconds > 60:
+            remedy += ", or runtime.slurm.early_signal_s=60 runtime.stop_timeout_s=30"
         yield Refusal("slurm_time_early", message, remedy)
     yield from outside(
         "slurm_early_signal",

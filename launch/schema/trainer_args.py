@@ -156,6 +156,8 @@ def check(config: Config) -> None:
             )
             whose = cls if cls.startswith("recipes.") else f"{cls} of TRL {lock()['trl']}"
             raise UserError(f"method.args.{name}={given}: {whose} has no such argument.{why}")
+        if name == "num_generations" and given is None:  # TRL's type allows it
+            raise UserError(f"method.args.{name}=null: no group size. Use: method.args.{name}=8.")
         check_value(f"method.args.{name}", given, arguments[name], cls)
 
 

@@ -184,6 +184,11 @@ def _check(config: Config) -> None:
     pipeline.refuse_keys_of_one_run(config, "-m starts many. Leave it out.", **resume)
     for name, count in (("parallel", sweep.parallel), ("num_trials", sweep.num_trials)):
         check_value(f"sweep.{name}", count, Range(least=1))
+    if sweep.space and sweep.name == "none":
+        raise UserError(
+            "sweep.space takes no effect on a grid. "
+            "Use: sweep.name=<a name> sweep.metric=<a figure of the runs> for a search of it."
+        )
     goal = sweep_report.goal_of(sweep.metric)
     if goal is not None and goal != sweep.direction:
         raise UserError(

@@ -25,6 +25,7 @@ seed=abc | seed: Value 'abc' | Use: seed=<a whole number>.
 mode=plna | 'plna' | run, plan | Did you mean plan
 method.args.max_prompt_length=5 method=grpo | max_prompt_length=5 | trl.GRPOConfig | Removed from TRL | max_completion_length
 method.args.lerning_rate=1e-4 | lerning_rate | trl.SFTConfig | Did you mean learning_rate
+method=grpo method.args.num_generations=null | method.args.num_generations=null: no group size
 method.args.learning_rate=fast | learning_rate='fast' | takes float
 method=raft method.args.train.max_steps=0 mode=plan | method.args.max_steps=0 | at least 1, or -1
 tracking.name=wandd mode=plan | tracking.name=wandd | Did you mean wandb | tensorboard
@@ -75,7 +76,7 @@ model.path=Qwen/Qwen3-4B mode=plan | no such directory. One of the hub: model=<a
 model.path= | model.path=: an empty path | null
 'seed=${no_such}' | seed: Interpolation key 'no_such' not found
 'data.tasks=[{nam: x}]' | data.tasks: Key 'nam' not in 'Task'. Did you mean name? | Keys of an entry: name, level
-+targets.x=3 | targets.x:  | Use: targets.x.<key>=<value>; keys: value, source.
++targets.x=3 | targets.x:  | Use: '+targets={x: {<key>: <value>}}'; keys: value, source.
 'smoke_keeps=[modl.num_layers]' | smoke_keeps=modl.num_layers: no key 'modl' | Did you mean model
 experiment=quickstart smoke=true hydra.job.chdir=true mode=plan | hydra.job.chdir=true: Hydra only composes here
 -m seed=0,1 hydra.run.dir=x mode=plan | hydra.run.dir=x: Hydra only composes here

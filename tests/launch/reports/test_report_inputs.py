@@ -99,6 +99,7 @@ def test_many_lines(tmp_path):
     (["--open", "runs/x/1"], "--open"),
     (["runs/sweeps/s", "runs/x/1"], "sweep"),
     (["bad"], "bad/sweep.json"),
+    (["cut"], "cut/sweep.json is damaged"),
 ])  # fmt: skip
 def test_bad_input_is_one_message(tmp_path, monkeypatch, capsys, arguments, message):
     monkeypatch.chdir(tmp_path)
@@ -108,6 +109,7 @@ def test_bad_input_is_one_message(tmp_path, monkeypatch, capsys, arguments, mess
     (tmp_path / "d.html").mkdir()
     (tmp_path / "file").write_text("")
     json_files.write_text(tmp_path / "bad/sweep.json", "[]")
+    json_files.write_text(tmp_path / "cut/sweep.json", '{"trials": [{"number": 0}]}')
     assert report.main(arguments) == 2
     said = capsys.readouterr()
     assert message in said.err

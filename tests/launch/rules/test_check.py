@@ -77,6 +77,7 @@ strategy_of_topology | AMD topology=ddp topology.strategy=fsdp | topology.strate
 profile_of_who_waits | AMD method=tune/batch profile=torch | the experiment that a tuning writes
 profile_of_who_waits | AMD method=bench/vllm profile=torch | profile=none
 profile_hardware | profile=memory | profile=torch
+profile_hardware | hardware=h200 profile=rocprof | profile=torch
 rocprof_compute_alone | AMD topology=ddp profile=rocprof rocprof=compute
  method.args.save_strategy=no | topology=single
 selection_metric | method.selection.metric=eval_los | eval_mean_token
@@ -145,7 +146,8 @@ slurm_nodes | NODES method=grpo topology=split | topology=ddp or topology=fsdp
 slurm_nodes_docker | NODES topology=ddp runtime.slurm.inner=docker | runtime.slurm.python=
 slurm_interface | NODES topology=ddp runtime.slurm.interface=null | srun ip -br address
 slurm_options | runtime=slurm "runtime.slurm.options=['--nodes=3']" | --exclusive
-slurm_time_early | runtime=slurm runtime.slurm.time=5 | a longer time
+slurm_time_early | runtime=slurm runtime.slurm.time=5 | runtime.slurm.early_signal_s=60
+slurm_time_early | runtime=slurm runtime.slurm.time=1 | a longer time.
 slurm_early_signal | runtime=slurm runtime.stop_timeout_s=900 | at least 901
 """
 # overrides | the key that nothing reads

@@ -117,6 +117,7 @@ REFUSED = {
     "-m seed=0,1 resume=there": "resume=there: ",
     "-m seed=0,1 hydra/sweeper=optuna": "hydra/sweeper=optuna: ",
     "-m seed=0,1 sweep.metric=accuracy": "Use: sweep.direction=maximize",
+    "-m +sweep.space={a:{key:seed,values:[0,1]}}": "Use: sweep.name=<a name>",
     "-m seed=0,1 data.preview=1": "data.preview: ",
     "-m seed=0,1 format=text,json": "format=text, ...: several values",
     "-m seed=interval(0,1)": "seed=interval(0,1): ",
