@@ -36,6 +36,8 @@ class Range:
         if self.least == self.most:
             return f"{self.least:g}"
         lower = f"above {self.above:g}" if self.above > -math.inf else f"at least {self.least:g}"
+        if max(self.least, self.above) == -math.inf:
+            return f"below {self.below:.10g}" if self.below < HUGE else f"at most {self.most:.10g}"
         if self.below < HUGE:
             return f"{lower} and below {self.below:.10g}"
         return f"{lower} and at most {self.most:.10g}" if self.most < math.inf else lower

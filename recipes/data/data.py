@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from launch.core.errors import UserError
 from recipes.data import code_tasks
 from recipes.data import data_select as select
-from recipes.data.data_check import check_row, read_of
+from recipes.data.data_check import check_format, check_row, read_of
 from recipes.data.data_files import lines, num_known_questions
 from recipes.data.data_select import Row, spelled
 from recipes.rank.program import is_main_rank, say
@@ -72,6 +72,7 @@ def load(
 
     `progress` gets the number of rows read so far. Raises UserError.
     """
+    check_format(method)
     if data.streaming:
         return Loaded(_stream(data, method))
     try:
@@ -89,9 +90,11 @@ def _load(data: DictConfig, method: str, piece: int, progress: Callable[[int], N
     extra = ("task", "level") if data.curriculum != "none" else ()
     counts: dict[str, Any] = {"rows": 0}
     shares: dict[str, Counter[str]] = {"task": Counter(), "level": Counter()}
-    blank, forms, tables = Counter[str](), set(), []
+    blank, forms, tables = Counter[str](), set[str](), []
     chosen = _chosen(data, method, counts, progress)
     while rows := list(itertools.islice(chosen, piece)):
+        if not forms:  # generated rows have the fields of their kind, whatever the method reads
+            check_row(rows[0], f"data={data.name}", method)
         for row in rows:
             forms.add(_form(row, method))
             texts = [name for name in read_of(row, method) if name in select.TEXT_FIELDS]
@@ -331,7 +334,7 @@ def _form(row: Row, method: str) -> str:
     """Return which fields of a row its trainer reads, and whether they are text or messages."""
     names = []
     for name in read_of(row, method):
-        if isinstance(row[name], dict):
+        if not isinstance(row[name], (str, list)):
             names.append(name)
         elif name != "tools":  # optional in each row
             names.append(f"{name} ({'text' if isinstance(row[name], str) else 'messages'})")

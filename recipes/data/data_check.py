@@ -36,7 +36,8 @@ EXPECTED = {
     "tools": "a list of tools, each an object, or its JSON",
     "chat_template_kwargs": "an object {name: value}",
 }
-TYPES = {"text": str, "answer": (str, int, float), "chat_template_kwargs": dict}
+# Exact types, so that true is not a number
+TYPES = {"text": [str], "answer": [str, int, float], "chat_template_kwargs": [dict]}
 # The roles in TRL's datasets, and developer, which templates such as gpt-oss's accept.
 ROLES = ("system", "developer", "user", "assistant", "tool")
 RENAMED = {
@@ -51,6 +52,15 @@ ANSWERS = {
     "samples": ("completion",),
 }
 QUOTED = 60  # characters of a value, in an error
+
+
+def check_format(method: str | None) -> None:
+    """Raise UserError if a method's `rows` names no format."""
+    if method not in FORMATS:
+        raise UserError(
+            f"method.rows={method}: no such row format. Use one of {', '.join(FORMATS)}, or add it "
+            "to FORMATS and READ in recipes/data/data_check.py."
+        )
 
 
 def check_row(row: Row, where: str, method: str) -> None:
@@ -163,7 +173,7 @@ def _fault(name: str, value: Any) -> str | None:
     if name == "tools":
         right = isinstance(value, list) and all(isinstance(tool, dict) for tool in value)
     elif name in TYPES:
-        right = isinstance(value, TYPES[name]) and not isinstance(value, bool)
+        right = type(value) in TYPES[name]
     elif isinstance(value, str):
         right = name != "messages"
     else:

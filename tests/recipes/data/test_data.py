@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from launch.core.errors import UserError
 from launch.core.json_files import plain
 from launch.schema import Data
-from recipes.data import data, tasks
+from recipes.data import data, data_check, tasks
 from recipes.data.data_check import row_fault
 
 CONF = Path(__file__).parents[3] / "conf/data"
@@ -219,6 +219,28 @@ def test_rows_that_a_method_cannot_read(monkeypatch, method, row, field):
     monkeypatch.setattr(data.datasets, "load_dataset", lambda *args, **kwargs: table)
     with pytest.raises(UserError, match=f"me/rows, split train, row 0: .*{field}"):
         list(data._hub(configured("hub", hub_id="me/rows", revision="0"), "train", method))
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ("kto", "method.rows=kto: no such row format"),
+        ("rated", "data=reasoning: .* needs .*rating"),
+    ],
+)
+def test_a_method_whose_format_the_rows_lack(monkeypatch, rows, message):
+    monkeypatch.setitem(data_check.FORMATS, "rated", [{"prompt", "rating"}])
+    monkeypatch.setitem(data_check.READ, "rated", ("prompt", "rating"))
+    with pytest.raises(UserError, match=message):
+        data.load(configured(num_train=4), rows)
+
+
+def test_a_format_may_have_a_field_of_true_or_false(monkeypatch):
+    monkeypatch.setitem(data_check.FORMATS, "rated", [{"prompt", "rating"}])
+    monkeypatch.setitem(data_check.READ, "rated", ("prompt", "rating"))
+    monkeypatch.setitem(data_check.TYPES, "rating", [bool])
+    assert row_fault({"prompt": "a", "rating": True}, "rated") is None
+    assert row_fault({"prompt": "a", "rating": 1}, "rated").startswith("rating is 1")
 
 
 def test_null_fields_of_another_format_are_left_out():
