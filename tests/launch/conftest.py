@@ -8,7 +8,7 @@ import os
 import pytest
 
 from launch.core import json_files
-from launch.core.errors import EXIT_DONE
+from launch.core.errors import EXIT_DONE, EXIT_FAILED
 from launch.execution import record
 from launch.plan import rundir
 from launch.study import pipeline
@@ -42,28 +42,34 @@ def phases_that_end(monkeypatch):
     """Let phases end as they begin, with the files that real ones leave.
 
     Returns the phases that were started, and `asked`: signals that arrive while one ends, and under
-    `accuracy of <phase>` what an evaluation finds.
+    `accuracy of <phase>` what an evaluation finds. Once only, under `signal`, `dies` and `removes
+    <phase>`: it is signalled, it fails before it begins, it deletes the file that is the value.
     """
     started, asked = [], {}
 
     def execute(plan, host, image, parent, stopping):
+        name = plan.run_dir.name.partition("_")[2]
+        if asked.pop(f"dies {name}", False):
+            return EXIT_FAILED
         started.append(plan.run_dir.name)
         rundir.make(plan.run_dir)
         left = {
             "trainer": ["model/model.safetensors"],
             "evaluator": ["selected.jsonl", "scored.jsonl"],
         }
-        for name in left.get(plan.config.method.kind, []):
-            json_files.write_text(plan.run_dir / name, f"of {plan.run_dir}")
+        for file in left.get(plan.config.method.kind, []):
+            json_files.write_text(plan.run_dir / file, f"of {plan.run_dir}")
         kept = record.begin(plan, host, image, parent)
         json_files.write_json(
             plan.run_dir / "record.json", record.finish(kept, plan.run_dir, "done", 0, [], {})
         )
-        accuracy = asked.get(f"accuracy of {plan.run_dir.name.partition('_')[2]}")
+        accuracy = asked.get(f"accuracy of {name}")
         found = {} if accuracy is None else {"accuracy": accuracy}
         json_files.write_json(plan.run_dir / "result.json", {"status": "done", **found})
-        if plan.run_dir.name in asked:
-            os.kill(os.getpid(), asked[plan.run_dir.name])
+        if file := asked.pop(f"removes {name}", None):
+            file.unlink()
+        if number := asked.pop(f"signal {name}", asked.get(plan.run_dir.name)):
+            os.kill(os.getpid(), number)
         return EXIT_DONE
 
     # Runs of one test compose the same phases again, which takes most of their time.

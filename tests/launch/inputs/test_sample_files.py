@@ -6,6 +6,7 @@ Which files are read, and that the launcher's list is what ranks read.
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -136,3 +137,18 @@ def test_a_container_is_given_what_links_lead_to(tmp_path):
     assert found[str(tmp_path / "runs/2")]
     assert found[kept]
     assert str(Path(kept).parent) not in found  # that may be somebody's home
+
+
+def test_a_folder_that_cannot_be_read_is_not_passed_over(tmp_path, monkeypatch):
+    scored(tmp_path / "a", "first")
+    scored(tmp_path / "b", "second")
+    scandir = os.scandir
+
+    def refused(folder):  # whoever runs the tests as root may read every folder
+        if Path(folder).name == "b":
+            raise PermissionError(13, "Permission denied", str(folder))
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", refused)
+    with pytest.raises(UserError, match=r"/b cannot be read \(Permission denied\)\. Use: "):
+        sample_files.files(str(tmp_path))

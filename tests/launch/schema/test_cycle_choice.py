@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,8 +13,7 @@ from launch.config.compose import compose
 from launch.config.request import Request
 from launch.core import json_files
 from launch.core.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, UserError
-from launch.execution import record
-from launch.plan import rundir, sealed
+from launch.plan import sealed
 from launch.schema.cycle_choice import choose
 from launch.schema.data import Selection
 from launch.study import pipeline
@@ -43,36 +40,8 @@ def test_the_rule(accuracies, patience, min_delta, cycle, last):
 
 
 @pytest.fixture
-def accuracies(monkeypatch):
-    """Return a dict that sets the accuracy of evaluations by their names.
-
-    Keys "dies NAME", "signal NAME" and "removes NAME": the phase fails, is signalled, or deletes
-    the file that is the value.
-    """
-    known: dict[str, Any] = {}
-
-    def execute(plan, host, image, parent, stopping):
-        name = plan.run_dir.name.partition("_")[2]
-        if known.pop(f"dies {name}", None):
-            return EXIT_FAILED
-        rundir.make(plan.run_dir)
-        kept = record.begin(plan, host, image, parent)
-        json_files.write_json(
-            plan.run_dir / "result.json",
-            {"status": "done", "accuracy": known[name]} if name in known else {},
-        )
-        json_files.write_json(
-            plan.run_dir / "record.json", record.finish(kept, plan.run_dir, "done", 0, [], {})
-        )
-        if f"removes {name}" in known:
-            known.pop(f"removes {name}").unlink()
-        if known.pop(f"signal {name}", None):
-            os.kill(os.getpid(), signal.SIGTERM)
-        return EXIT_DONE
-
-    monkeypatch.setattr(pipeline, "execute", execute)
-    monkeypatch.setattr(pipeline, "check_host", lambda plan, host: None)
-    return known
+def asked(phases_that_end):
+    return phases_that_end[1]
 
 
 WHOLE = ["hardware=cpu", "model=tiny", "method=raft", "method.args.cycles=3", BEST, "name=r"]
@@ -105,15 +74,18 @@ def taken(run_dir: Path, phase: str) -> dict:
 
 
 def after(prefix: str, *accuracies: float) -> dict[str, float]:
-    return {f"{prefix}cycle{cycle}_evaluate": value for cycle, value in enumerate(accuracies)}
+    return {
+        f"accuracy of {prefix}cycle{cycle}_evaluate": value
+        for cycle, value in enumerate(accuracies)
+    }
 
 
 def phased(patience: str = "seed=0") -> list[str]:
     return ["hardware=cpu", "model=tiny", "name=r", PHASES.replace("PATIENCE", f"'{patience}'")]
 
 
-def test_later_phases_take_the_best_cycle(tmp_path, accuracies, capsys):
-    accuracies |= after("raft_", 0.5, 0.7, 0.9, 0.8)
+def test_later_phases_take_the_best_cycle(tmp_path, asked, capsys):
+    asked |= after("raft_", 0.5, 0.7, 0.9, 0.8)
     code, run_dir = run(tmp_path, phased())
     assert code == EXIT_DONE
     dpo, export = taken(run_dir, "dpo"), taken(run_dir, "export")
@@ -135,8 +107,8 @@ def test_later_phases_take_the_best_cycle(tmp_path, accuracies, capsys):
     assert re.search(r"raft: cycle 2 of 3 .* accuracy 90\.0%\n", capsys.readouterr().out)
 
 
-def test_cycles_stop_when_accuracy_no_longer_improves(tmp_path, accuracies, capsys):
-    accuracies |= after("raft_", 0.5, 0.7, 0.6)
+def test_cycles_stop_when_accuracy_no_longer_improves(tmp_path, asked, capsys):
+    asked |= after("raft_", 0.5, 0.7, 0.6)
     code, run_dir = run(tmp_path, phased("method.selection.patience=1"))
     assert code == EXIT_DONE
     assert not list(run_dir.glob("*_raft_cycle3_*"))
@@ -148,8 +120,8 @@ def test_cycles_stop_when_accuracy_no_longer_improves(tmp_path, accuracies, caps
 
 
 @pytest.mark.parametrize(("how", "at"), [("signal", "raft_cycle2_evaluate"), ("dies", "dpo")])
-def test_a_run_that_was_stopped_goes_on_to_the_same_choice(tmp_path, accuracies, how, at):
-    accuracies |= after("raft_", 0.5, 0.7, 0.6) | {f"{how} {at}": True}
+def test_a_run_that_was_stopped_goes_on_to_the_same_choice(tmp_path, asked, how, at):
+    asked |= after("raft_", 0.5, 0.7, 0.6) | {f"{how} {at}": signal.SIGTERM}
     given = phased("method.selection.patience=1")
     assert run(tmp_path, given)[0] == (EXIT_FAILED if how == "dies" else EXIT_INTERRUPTED)
     code, run_dir = run(tmp_path, given)
@@ -160,9 +132,9 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_choice(tmp_path, accuracies,
     assert kept(run_dir)["chosen"]["raft"]["stopped_early"] is True
 
 
-def test_a_kill_between_an_evaluation_and_the_choice(tmp_path, accuracies):
+def test_a_kill_between_an_evaluation_and_the_choice(tmp_path, asked):
     """Resume if the evaluation is done but the pipeline's record does not have it yet."""
-    accuracies |= after("raft_", 0.5, 0.7, 0.6) | {"dies dpo": True}
+    asked |= after("raft_", 0.5, 0.7, 0.6) | {"dies dpo": True}
     given = phased("method.selection.patience=1")
     _, run_dir = run(tmp_path, given)
     before = {key: value for key, value in kept(run_dir).items() if key not in ("chosen", "sha256")}
@@ -176,10 +148,10 @@ def test_a_kill_between_an_evaluation_and_the_choice(tmp_path, accuracies):
     assert taken(run_dir, "dpo")["model"] == "4_raft_cycle1_train"
 
 
-def test_what_is_no_longer_there_when_a_choice_is_made_fails_the_pipeline(tmp_path, accuracies):
+def test_what_is_no_longer_there_when_a_choice_is_made_fails_the_pipeline(tmp_path, asked):
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "1 + 1 =", "completion": "2", "answer": "2"}\n' * 8)
-    accuracies |= {**after("", 0.5, 0.6), "removes cycle0_evaluate": rows}
+    asked |= {**after("", 0.5, 0.6), "removes cycle0_evaluate": rows}
     reward = ["~method.rewards.reasoning_gym", "+method.rewards.accuracy=1.0"]
     given = [*WHOLE, *reward, "data=jsonl", f"data.path={rows}", f"data.heldout_path={rows}"]
     with pytest.raises(UserError, match="rows.jsonl: no such file"):

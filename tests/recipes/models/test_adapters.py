@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -187,3 +188,17 @@ def test_the_planner_counts_what_peft_trains(layers):
     )
     trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
     assert trained == adapted.trainable_parameters(config.model, config.adapter)
+
+
+def test_merged_weights_are_sent_only_for_adapters():
+    from recipes.sampling.serving import send_merged
+
+    engine = SimpleNamespace(
+        model=with_adapter(base()),
+        _dist=SimpleNamespace(gather_params=lambda _: contextlib.nullcontext()),
+    )
+    send_merged(SimpleNamespace(vllm_generation=engine))
+    assert {name for name, _ in engine._iter_named_params()} == set(dict(base().named_parameters()))
+    plain = SimpleNamespace(model=base())
+    send_merged(SimpleNamespace(vllm_generation=plain))
+    assert not hasattr(plain, "_iter_named_params")

@@ -8,8 +8,11 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 from trl import GRPOTrainer
 
+from launch.core.errors import UserError
+from recipes.measure.metrics import Metrics
 from recipes.models import attention, head, layers
 from recipes.models.model import build_model
+from recipes.training import training
 from tests.helpers.trainers import assert_same, built, configured, rows_of, trained
 from tests.recipes.models.test_head import model as small
 from tests.recipes.models.test_layers import EVERY_LAYER, LORA, compiled, dynamo, is_compiled, use  # noqa: F401
@@ -311,3 +314,11 @@ def test_only_attention_to_everything_before_fits():
     assert attention.fits(small())
     assert not attention.fits(windowed)
     assert head.fits(windowed)
+
+
+def test_too_few_rows_for_a_batch_are_rejected(tmp_path):
+    config, trainer = built(
+        tmp_path, "grpo", *rows_of(tmp_path, ROWS), "method.args.per_device_train_batch_size=256"
+    )
+    with pytest.raises(UserError, match="no step was taken: the data has 16 rows"):
+        training.train(config, trainer, Metrics(config))
