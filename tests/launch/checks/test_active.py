@@ -168,7 +168,7 @@ def test_processes(hardware, dtype, tmp_path):
         (135.0, False, None),
         (120.0, False, "it is in use: 21.0 of 141 GB are taken"),
         (120.0, True, None),
-        (3.0, True, "memory is short: 3.0 of 141 GB are free, and 4 are needed"),
+        (3.0, True, "memory is short: 3.0 of 141 GB are free, but 4 GB are needed"),
     ],
 )
 def test_a_gpu_in_use_is_left_alone(free_gb, force, reason):

@@ -35,7 +35,7 @@ def test_provenance_ends_where_another_version_wrote_the_record(tmp_path, capsys
     assert (found["packages"], found["data_files"], found["code"]) == ({}, {}, {})
     said = capsys.readouterr().err
     assert f"{tmp_path}/odd/record.json has no composition of this version" in said
-    assert "not on the model card" in said
+    assert "the model card omits" in said
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_provenance_says_where_a_record_has_no_composition(record, tmp_path, cap
     said = capsys.readouterr().err
     assert said.startswith(f"warning: {run}/record.json has no composition of this version (")
     assert (
-        "that run and those before it are not on the model card, and the weights are not compared"
+        "that run and those before it are the model card omits, and the weights are not compared"
         in said
     )
 

@@ -56,8 +56,8 @@ EVALUATIONS = [
     ({"model": "/another"}, "its record.json names no model"),
     ({"model": {"name": "another"}}, "its record.json names no model"),
     ({"model": {"path": 3, "hub_id": None}}, "its record.json names no model"),
-    (["seed=0"], "no evaluation that is done"),
-    (None, "no evaluation that is done"),
+    (["seed=0"], "not a finished evaluation"),
+    (None, "not a finished evaluation"),
 ]
 
 

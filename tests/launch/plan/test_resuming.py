@@ -64,8 +64,8 @@ def resumed(folder: Path, *overrides: str) -> list[str]:
             [*EIGHT, "topology=ddp", "effective_batch=128"],
             "of 16 rank(s) before",
         ),
-        ([*GRPO, "topology=ddp"], [*GRPO, "topology=ddp", "topology.num_gpus=4"], "completions are drawn anew"),
-        ([*EIGHT[:3], "method=evaluate"], [*EIGHT[:3], "method=evaluate", "topology=single"], "batches that are done stay"),
+        ([*GRPO, "topology=ddp"], [*GRPO, "topology=ddp", "topology.num_gpus=4"], "completions are sampled again"),
+        ([*EIGHT[:3], "method=evaluate"], [*EIGHT[:3], "method=evaluate", "topology=single"], "finished batches stay"),
         (DDP, DDP, None),
     ],
 )  # fmt: skip

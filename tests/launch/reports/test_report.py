@@ -155,7 +155,7 @@ def test_rows_are_no_series(tmp_path, method, kind):
     assert series.others(read(folder)) == []
     training = log(a_run(tmp_path / "t"), *steps(4))
     runs = [read(folder, "A"), read(training, "B")]
-    assert {curve.label for chart in series.together(runs) for curve in chart.curves} == {"B"}
+    assert {curve.label for chart in series.shared_charts(runs) for curve in chart.curves} == {"B"}
     table = many.results(runs)
     shown = [cell.text != "–" for cell in table.rows[0]]
     assert [*itertools.compress(table.columns, shown)] == ["run", "status", "time"]

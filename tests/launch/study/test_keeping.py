@@ -367,4 +367,4 @@ def test_a_kept_sampling_has_its_samples(tmp_path, phases_that_end):
     assert keeping.fault(sampled) == f"{sampled / 'selected.jsonl'} is gone"
     stopped = json_files.read_json(sampled / "record.json")
     json_files.write_json(sampled / "record.json", sealed.seal({**stopped, "status": "hung"}))
-    assert keeping.fault(sampled) == f"it is not done in {sampled}"
+    assert keeping.fault(sampled) == f"it is not finished in {sampled}"

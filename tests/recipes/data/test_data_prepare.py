@@ -154,8 +154,8 @@ def test_truncated_and_blank_rows_cause_warnings(tmp_path, tokenizer, capsys):
     lengths = {"tokens": np.array([6, 6, 20]), "prompt": np.array([2, 6, 2]), "filtered": {}}
     describe(config, Loaded(ROWS, {"blank": {"completion": 2, "messages": 1}}), lengths, None)
     assert capsys.readouterr().out.splitlines() == [
-        "warning: 1 of 3 rows are longer than method.args.max_length=12, and are cut to it. Use: "
-        "method.args.max_length=20, or data.filter.max_tokens=12, which leaves them out.",
+        "warning: 1 of 3 rows are longer than method.args.max_length=12, so they are cut to it. "
+        "Use: method.args.max_length=20, or data.filter.max_tokens=12, which leaves them out.",
         "warning: 2 of 3 rows have nothing in completion. Remove them, unless the model should "
         "learn that.",
         "warning: 1 of 3 rows have an empty last turn in messages. Remove them, unless the model "
@@ -200,5 +200,5 @@ def test_truncated_rows_lose_their_end_token():
     }
     for finished in (True, None):
         assert without_end({**row, "finished": finished}, {9}) == row
-    with pytest.raises(UserError, match="no special token, so its end cannot be left out"):
+    with pytest.raises(UserError, match="out a special token, so the end cannot be left out"):
         without_end({**row, "finished": False, "labels": [-100] * 6}, {9})
