@@ -127,7 +127,7 @@ def _jsonl(key: str, path: Path, method: str, all_lines: bool) -> None:
     place = ""
     for place, row in itertools.islice(json_lines(path), None if all_lines else PLAN_LINES):
         if not isinstance(row, dict):
-            raise UserError(f"{place}: {type(row).__name__}, and every line is one JSON object.")
+            raise UserError(f"{place}: {type(row).__name__}, but every line must be a JSON object.")
         if not any(all(column in row for column in columns) for columns in alternatives):
             fields = " or ".join("+".join(columns) for columns in alternatives)
             needs = f"{key} of method={method} needs {fields}."

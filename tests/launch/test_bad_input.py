@@ -71,7 +71,7 @@ runtime.slurm.options=--exclusive | runtime.slurm.options:  | Use: runtime.slurm
 hardware=mi300x,mi350x | hardware=mi300x,mi350x:  | -m for a sweep over them.
 method.args.learning_rate=1,5e-5 | method.args.learning_rate=1,5e-5:  | -m for a sweep over them, or method.args.learning_rate=[...]
 hardware=mi50 method=tune/vllm mode=plan | method=tune/vllm has bench/vllm for its trials: method=bench/vllm: no rel
-model.path=Qwen/Qwen3-4B mode=plan | no such directory. One of the hub: model=<a model of the same | model.hub_id=Qwen/Qwen3-4B
+model.path=Qwen/Qwen3-4B mode=plan | no such directory. For a model of the hub: model=<a model of the same | model.hub_id=Qwen/Qwen3-4B
 model.path= | model.path=: an empty path | null
 'seed=${no_such}' | seed: Interpolation key 'no_such' not found
 'data.tasks=[{nam: x}]' | data.tasks: Key 'nam' not in 'Task'. Did you mean name? | Keys of an entry: name, level
