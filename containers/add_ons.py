@@ -27,7 +27,7 @@ from launch.core.errors import HostError, UserError
 
 class AddOn(NamedTuple):
     builds: tuple[str, ...] = (*BUILDS, "macos")  # of torch, with which it works
-    machine: str = ""  # the only one that its lock has files for
+    machine: str = ""  # its lock has files for this one only
 
 
 # Target of make, and name of the lock. Setup omits quantization, because every rank would import

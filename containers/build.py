@@ -41,7 +41,7 @@ CHUNK = 1 << 20
 USAGE = """\
 python containers/build.py image=<name> [key=value ...]
 
-  base=<reference>             another base than the lock's: a mirror, an image of your own
+  base=<reference>             another base than the lock's: a mirror, your own image
   check=true                   build nothing; compare the local image with the lock
   push=<registry/repository>   push it, and write its digest into the lock
   no_cache=true                rebuild every layer; fetched files are reused
@@ -157,7 +157,7 @@ def outdated(client: docker.DockerClient, request: Request, existing: Any) -> st
     name, digest = labels.get(f"{OCI}.base.name"), labels.get(f"{OCI}.base.digest")
     if digest in digests or (not digests and name == request.base_reference):
         return ""
-    return f"it was built on {name} ({digest}), which is not {request.base_reference}"
+    return f"it was built on {name} ({digest}), not on {request.base_reference}"
 
 
 def have_base(client: docker.DockerClient, request: Request, phase: Phase) -> Any:
@@ -355,13 +355,13 @@ def check(client: docker.DockerClient, request: Request, progress: Progress) -> 
             progress.say(note)
         label = json.loads(existing.labels[f"{LABEL}.probe"])
         keys = sorted(k for k in label.keys() | probed.keys() if label.get(k) != probed.get(k))
-        reason = f"its labels and contents differ in {', '.join(keys)}" if keys else ""
+        reason = f"its labels differ from its contents in {', '.join(keys)}" if keys else ""
     if reason:
         raise BuildFailed(
             f"{image.local_reference}: {reason}. To rebuild it: python containers/build.py "
             f"image={image.name} no_cache=true"
         )
-    progress.say(f"{image.local_reference} is what the lock says")
+    progress.say(f"{image.local_reference} matches the lock")
 
 
 def run(request: Request, progress: Progress) -> None:

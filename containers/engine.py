@@ -48,7 +48,7 @@ def connect() -> docker.DockerClient:
         raise HostError(
             f"No docker engine answers at {where}. Install or start one (Debian: apt-get install "
             "docker.io; systemctl start docker), "
-            f"or name another by DOCKER_HOST. It said: {root(error)}"
+            f"or set DOCKER_HOST to another. It said: {root(error)}"
         ) from error
     return client
 
@@ -109,9 +109,9 @@ def have(client: docker.DockerClient, reference: str, show: Show) -> Any:
         raise HostError(
             f"The image {reference} is not here and cannot be pulled: "
             f"{error.explanation or error}\n"
-            "Log in where its registry asks for it (docker login), or name it as a mirror has it "
-            "(containers/build.py: base=<reference>). "
-            "A proxy must be known to the engine, which is who pulls: "
+            "Log in if its registry requires it (docker login), or use a mirror "
+            "(containers/build.py base=<reference>). "
+            "The engine pulls images, so configure a proxy there: "
             "https://docs.docker.com/engine/daemon/proxy"
         ) from error
     return client.images.get(reference)
@@ -179,7 +179,7 @@ def whole_lines(chunks: Iterator[bytes]) -> Iterator[str]:
 
 
 def remove_build(client: docker.DockerClient, build: str) -> None:
-    """Remove what the builder left of one build.
+    """Remove the leftovers of one build.
 
     That is the stage that the Dockerfile discards, or the step of a failure or an interruption.
     """
@@ -198,7 +198,7 @@ def remove_build(client: docker.DockerClient, build: str) -> None:
 
 
 def remove_forgotten(client: docker.DockerClient) -> None:
-    """Remove what killed builds left, and images that lost their names while in use.
+    """Remove leftovers of killed builds, and images that lost their names while in use.
 
     Only old ones are removed, so that a running build loses nothing.
     """

@@ -1,6 +1,6 @@
 """Turn mounted secrets into variables of this process, then become the command.
 
-So no secret stands in the image, nor in the environment that the engine shows of a container.
+So secrets are neither in the image nor in the container environment that the engine shows.
 Standard library only.
 
     python3 containers/enter.py python3 -m torch.distributed.run ...

@@ -204,8 +204,8 @@ def torch_step(python: Path, build: str, version: str) -> Step:
 def plan(python: Path, build: str, version: str) -> tuple[Step, ...]:
     torch = torch_step(python, build, version)
     stack = Step("training stack", install_lock(python, LOCKS / "requirements.lock"))
-    # torch comes first, because it may be unavailable. The ROCm build comes last, because it brings
-    # what the lock has not installed.
+    # torch comes first, because it may be unavailable. The ROCm build comes last, because it
+    # installs packages that the lock lacks.
     return (
         Step("uv", install_lock(python, LOCKS / "uv.lock")[1:], optional=True),
         Step("build tools", install_lock(python, LOCKS / "tools.lock")),
@@ -347,7 +347,8 @@ def setup(venv: Path, requested: str | None, python_named: bool) -> bool:
     (venv / STAMP).write_text(json.dumps(content) + "\n")
     for file in added:
         print(
-            f"note: {file.stem} is gone with the old environment. To add it again: make {file.stem}"
+            f"note: {file.stem} was removed with the old environment. To add it again: make "
+            f"{file.stem}"
         )
     return True
 

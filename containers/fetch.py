@@ -263,8 +263,8 @@ def download(
         raise failed(
             code,
             lines,
-            "What would work: a network that reaches an index that has it; the file in a folder, "
-            "named by PIP_FIND_LINKS=<folder>",
+            "Use a network that reaches an index with it, or set PIP_FIND_LINKS=<folder> to a "
+            "folder with the file",
         )
 
 

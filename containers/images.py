@@ -112,7 +112,7 @@ def load(lock: Path = LOCK) -> dict[str, Image]:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise LockError(f"{lock} cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict) or not isinstance(content.get("images"), dict):
-        raise LockError(f"{lock}: one mapping `images` is expected, from a name to its entry.")
+        raise LockError(f"{lock}: expected one mapping `images` from names to entries.")
     return {name: entry(name, fields, lock) for name, fields in content["images"].items()}
 
 

@@ -1,4 +1,4 @@
-"""Install locked packages into an environment on top of a base image's own, which is unchanged.
+"""Install locked packages in an environment on top of a base image's, which stays unchanged.
 
 containers/build.py runs it in the base. Standard library only, Python 3.10 or newer.
 
@@ -45,7 +45,7 @@ PYCOSAT = """def _missing(*args, **kwargs):
 
 solve = itersolve = _missing
 """
-NOT_IN_IMAGE = "pycosat is not in this image; of reasoning-gym's tasks only zebra_puzzles needs it"
+NOT_IN_IMAGE = "pycosat is not in this image; only reasoning-gym's task zebra_puzzles needs it"
 
 
 class Refused(Exception):
@@ -292,7 +292,7 @@ def failure(lock: str, output: str, code: int) -> Refused:
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     wrong = next((i for i, line in enumerate(lines) if "DO NOT MATCH THE HASHES" in line), None)
     if wrong is not None:
-        reason = "a file has another hash than the lock states, and is not used"
+        reason = "a file's hash differs from the lock's, so it is not used"
         return Refused("\n".join([f"{lock}: {reason}:", *lines[wrong + 1 :]]), 4)
     errors = [line for line in lines if line.startswith("ERROR:")] or lines[-3:]
     return Refused("\n".join([f"{lock}: pip failed:", *errors]), code)
@@ -315,8 +315,8 @@ def inspect() -> None:
 def refuse_overlay() -> None:
     if OVERLAY.exists():
         raise Refused(
-            f"the base has a {OVERLAY} already, so this program built it. Name the base that it "
-            "was built from"
+            f"the base already has {OVERLAY}, so this program built it. Use the base that it was "
+            "built from"
         )
 
 
@@ -401,7 +401,7 @@ def check() -> None:
     stand_ins = ["pycosat"] if (site / "pycosat.py").is_file() else []
     problems = shadowed(ours, everything) or unmet(ours, everything, stand_ins)
     if problems:
-        remedy = "Lock what is missing, in the version that is needed, or choose another base."
+        remedy = "Lock what is missing, in the required version, or choose another base."
         raise Refused("\n".join([*problems, remedy]))
     print(
         f"{len(ours)} packages in the overlay, {len(everything)} in all: the overlay's "

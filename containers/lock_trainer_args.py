@@ -32,8 +32,8 @@ OURS = ("recipes.bench.", "recipes.tune.")  # configuration classes whose intege
 # Arguments whose `choices` are incomplete: torch takes a backend per device, such as
 # cuda:nccl,cpu:gloo.
 NOT_ALL = ("ddp_backend",)
-# Arguments whose words TRL does not list: read from comparisons in the modules of trainer and
-# configuration.
+# Arguments whose accepted words TRL does not list: read from comparisons in the modules of trainer
+# and configuration.
 COMPARED = {
     "trl.DPOConfig": ("loss_type", "f_divergence_type"),
     "trl.GRPOConfig": ("loss_type", "importance_sampling_level", "scale_rewards"),
@@ -53,7 +53,7 @@ def type_names(annotation: object) -> list[str]:
         return ["list"]
     if isinstance(annotation, type) and issubclass(annotation, Enum):
         return ["int" if issubclass(annotation, int) else "str"]
-    if dataclasses.is_dataclass(annotation):  # one of vLLM's, given as a mapping
+    if dataclasses.is_dataclass(annotation):  # one of vLLM's, set by a mapping
         return ["dict"]
     return ["any"]
 
@@ -125,7 +125,7 @@ def members(annotation: object) -> list[Enum]:
 
 
 def compared(cls: type, argument: str) -> list[str]:
-    """Return the words with which the sources compare a variable or attribute of this name."""
+    """Return the words that the sources compare with a variable or attribute of this name."""
     words = set()
     for module in (cls.__module__, cls.__module__.replace("_config", "_trainer")):
         spec = importlib.util.find_spec(module)

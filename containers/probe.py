@@ -1,4 +1,4 @@
-"""Print what an image really holds, as a line of JSON. Needs nothing but Python.
+"""Print the actual contents of an image, as a line of JSON. Needs nothing but Python.
 
 docker run --rm --network none IMAGE python /opt/recipes/probe.py
 """

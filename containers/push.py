@@ -32,7 +32,7 @@ def push(client: docker.DockerClient, image: Image, place: str, show: engine.Sho
             client.images.remove(f"{repository}:{image.tag}")
         raise HostError(
             f"{repository}:{image.tag} cannot be pushed: {error.explanation or error}\n"
-            "Where the registry asks for a login: docker login <registry>. The engine must know of "
+            "If the registry requires a login: docker login <registry>. The engine must know of "
             "one without TLS (insecure-registries)."
         ) from error
     return f"{repository}:{image.tag}@{digest}"

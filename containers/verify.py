@@ -41,7 +41,8 @@ def release(version: str) -> tuple[int, ...]:
 def matches(field: str, stated: str, actual: str) -> bool:
     """Return whether a version belongs to the release that the lock states.
 
-    2.13 includes every 2.13.x. 2.13.0 does not include 2.13.1, nor 2.13.0+cpu 2.13.0+rocm7.2.
+    2.13 includes every 2.13.x. For example, 2.13.0 does not include 2.13.1, and 2.13.0+cpu does not
+    include 2.13.0+rocm7.2.
     """
     if field == "rocm":  # code compiled for one patch release runs on another
         return release(stated)[:2] == release(actual)[:2]
@@ -81,6 +82,6 @@ def check_entry(image: Image, probed: Mapping[str, Any], base_replaced: bool) ->
         fields = "\n".join(f"  {line}" for line in wrong)
         raise BuildFailed(
             f"containers/images.lock.yaml is wrong about {image.name}:\n{fields}\nCorrect the "
-            "lock, or choose a base that is what it says."
+            "lock, or choose a base that matches it."
         )
     return notes

@@ -4,7 +4,7 @@ Programs: run.py, doctor.py, report.py, reproduce.py. Rooms, in the order of a r
 only from those above it (import-linter checks that):
 
 core       errors and exit codes, near names, JSON files
-schema     the typed configuration that conf/ fills, and the types that travel between rooms
+schema     the typed configuration that conf/ fills, and the types that modules exchange
 machine    this host's GPUs, the masks that choose among them, and which process gets which
 inputs     the model, data and adapter files that a run needs
 estimate   memory and time of a run, from shapes alone

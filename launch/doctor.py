@@ -1,12 +1,12 @@
-"""Tell what of this machine would make a run fail, hang or crawl, and how to fix it.
+"""Find what would make a run on this machine fail, hang or crawl, and how to fix it.
 
     python launch/doctor.py [sysroot=DIR] [hardware=GROUP|auto] [format=text|json]
                             [active=false|true|force]
 
-  sysroot=DIR       a tree that stands for `/`: copies of another machine's sys/, proc/, dev/, etc/
-  hardware=GROUP    check against this group of conf/hardware; auto takes that of the GPUs here
-  format=text|json  json prints one object: gpus, one object a device, and checks
-  active=true       also load the GPUs for 10 to 20 s: are products, copies and sums right, and as
+  sysroot=DIR       a tree to read in place of `/`: copies of another machine's sys/, proc/, dev/,
+  etc/ hardware=GROUP    check against this group of conf/hardware; auto takes that of the GPUs here
+  format=text|json  json prints one object: gpus, one object a device, and checks active=true
+  also load the GPUs for 10 to 20 s: are products, copies and sums right, and as
                     fast as those of a healthy GPU? GPUs in use are left alone, since it slows down
                     their users; active=force tests them too
 

@@ -56,7 +56,7 @@ def parse(arguments: list[str]) -> Request:
             raise UserError(f"{argument}: no such directory or key.{hint} Use output=FILE.html.")
     output = Path(outputs[0]).expanduser().absolute() if outputs else Path("report.html")
     if len(outputs) > 1 or output.suffix.lower() not in (".html", ".htm"):
-        raise UserError(f"output={', '.join(outputs)}: one file is expected that ends with .html.")
+        raise UserError(f"output={', '.join(outputs)}: expected one file that ends with .html.")
     page_names = {"report.html", output.name}
     folders = [path for path in paths if path.name not in page_names or not os.path.isfile(path)]
     kinds = {folder: kind_of(folder) for folder in folders}

@@ -52,8 +52,8 @@ def reproduce(run_dir: Path) -> int:
             codes.append(code)
             if code == EXIT_INTERRUPTED:
                 print(
-                    f"interrupted: {folder.name} was not compared, nor what comes after it; "
-                    "the same command starts over"
+                    f"interrupted: {folder.name} and later phases were not compared. The same "
+                    "command starts over"
                 )
                 break
     return max(codes)
@@ -80,7 +80,7 @@ def load_record(path: Path) -> dict[str, Any]:
             "for example runs/<name>/<timestamp>-<id>."
         )
     if faults := sealed.faults(recorded):
-        raise UserError(f"{path}: rejected, since it cannot be trusted. {'; '.join(faults)}.")
+        raise UserError(f"{path}: rejected because it cannot be trusted. {'; '.join(faults)}.")
     return recorded
 
 
@@ -93,7 +93,7 @@ def reproduce_one(run_dir: Path, recorded: dict[str, Any], stopping: list[int]) 
     for before in recorded.get("earlier", []):
         print(
             f"a part of it ran on other ranks ({' '.join(before['overrides'])}): sums rounded "
-            "otherwise, and last digits will differ"
+            "differently, so last digits will differ"
         )
     host = detect.host(sys.executable)
     again_dir = run_dir.parent / f"{run_dir.name}{rundir.AGAIN}{rundir.fresh_name()}"

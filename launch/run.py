@@ -46,7 +46,7 @@ from launch.study import pipeline, sweep
 
 def run(overrides: list[str]) -> int:
     """Run one command from its overrides to its exit code."""
-    request, found = Request(overrides), None
+    request, search_result = Request(overrides), None
     config = compose(request)
     hydra_options.refuse(request)
     sweep.refuse(config, request)
@@ -55,7 +55,7 @@ def run(overrides: list[str]) -> int:
         return pipeline.run(config, request)
     host = detect.host(sys.executable)
     if config.find != Find.none:
-        request, found = fit.search(config, request, host)
+        request, search_result = fit.search(config, request, host)
         config = compose(request)
     config, warnings = prepare(config, request.keys)
     check_files(config, all_lines=config.mode == Mode.run)
@@ -66,7 +66,7 @@ def run(overrides: list[str]) -> int:
     warnings += [*rundir.left(config, run_dir), *rundir.moved(config, run_dir)]
     plan = make_plan(with_choices(config, host, run_dir), host, run_dir, warnings, request)
     if config.mode == Mode.plan:
-        return show_plan(plan, host, found, fit.advice(plan, host))
+        return show_plan(plan, host, search_result, fit.advice(plan, host))
     fit.admit(plan, host)
     if config.runtime.name == "slurm":
         show.show_start(plan.config, plan, None, resumed)
@@ -79,20 +79,20 @@ def run(overrides: list[str]) -> int:
 
 
 def show_plan(
-    plan: Plan, host: detect.Host, found: dict[str, Any] | None, advice: str | None
+    plan: Plan, host: detect.Host, search_result: dict[str, Any] | None, advice: str | None
 ) -> int:
-    """Show what would run and what find= has found or, if the run does not fit, what would."""
+    """Show the plan and the result of find= or, if the run does not fit, remedies."""
     config, on_slurm = plan.config, plan.config.runtime.name == "slurm"
     warnings = [*plan.warnings, *([advice] if advice else [])]
     plan = dataclasses.replace(plan, warnings=warnings, faster=faster(config, host))
 
     def content() -> dict[str, Any]:
         planned = as_json(plan) | ({"script": slurm.script(plan, host)} if on_slurm else {})
-        return {**planned, **({"found": found} if found else {})}
+        return {**planned, **({"found": search_result} if search_result else {})}
 
     show.show(config, content, plan)
-    if found:
-        show.say(config, "\n".join(found["said"]))
+    if search_result:
+        show.say(config, "\n".join(search_result["said"]))
     if on_slurm:
         show.say(config, f"\n{slurm.SCRIPT}:\n{slurm.script(plan, host)}")
     return EXIT_DONE
@@ -100,13 +100,13 @@ def show_plan(
 
 def main(arguments: list[str]) -> int:
     """Run a command line and return the exit code. Each error is printed as one message."""
-    if help.wanted(arguments):
+    if help.is_requested(arguments):
         print(help.text())
         return EXIT_DONE
     try:
-        if sweep.wanted(arguments):
+        if sweep.is_requested(arguments):
             return sweep.run(arguments)
-        if hydra_options.wanted(arguments):
+        if hydra_options.is_requested(arguments):
             return hydra_options.run(arguments, run)
         return run(arguments)
     except (UserError, HostError) as error:

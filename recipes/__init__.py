@@ -8,6 +8,6 @@ import sys
 
 from recipes.rank.rank_log import redirect
 
-# `python -m recipes.<method>` runs this first, so the rank's log also has what libraries print
-# during import.
+# `python -m recipes.<method>` runs this first, so the rank's log also has the output of library
+# imports.
 redirect(sys.argv, os.environ)

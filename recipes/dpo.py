@@ -5,9 +5,9 @@ Started by the launcher, one process a GPU:
     1 GPU:   python launch/run.py hardware=mi350x topology=single method=dpo model=qwen3_4b
     8 GPUs:  python launch/run.py hardware=mi350x topology=fsdp method=dpo model=qwen3_8b
 
-Follows the paper (arXiv:2305.18290), with the model as training starts for a frozen reference, not
-the one that made the pairs. For generated problems the rejected answer is the right one to another
-problem of the same task.
+Follows the paper (arXiv:2305.18290), with the model at the start of training as frozen reference,
+not the one that made the pairs. For generated problems the rejected answer is the right one to
+another problem of the same task.
 """
 
 from __future__ import annotations

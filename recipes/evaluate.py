@@ -11,8 +11,8 @@ Started by the launcher, one process a GPU:
 
 A sample of a generated problem is right if the task's own scorer gives 1; one of another row if its
 answer is column `answer` (reward accuracy). With method.rewards it is right if their weighted mean
-is 1. Batches are sampled and scored as by method=sample (recipes/sampling/batches.py): neither the
-number of ranks nor an interruption changes a figure.
+is 1. Batches are sampled and scored as by method=sample (recipes/sampling/batches.py): figures do
+not depend on the number of ranks or on interruptions.
 """
 
 from __future__ import annotations

@@ -9,9 +9,9 @@ Started by the launcher, one process without a GPU:
              python launch/run.py method=export model=qwen3_4b adapter=lora \\
                  adapter.path=<run>/adapter
 
-Weights pass one at a time, so memory holds a file of them; only an adapter's base is in memory as a
-whole. The run directory's model/ appears once everything is on disk. Nothing is uploaded unless
-method.args.push_to says where.
+Weights are converted one at a time, so memory holds one file; only an adapter's base is in memory
+as a whole. The run directory's model/ appears once everything is on disk. Nothing is uploaded
+without method.args.push_to.
 """
 
 from __future__ import annotations
@@ -152,10 +152,10 @@ def check_whole(source: Path, runs: list[dict[str, Any]], beat: Path) -> None:
         and "weights_sha256" in runs[0]["result"]
         and weights_sha256(source, beat) != runs[0]["result"]["weights_sha256"]
     ):
-        fault = f"its weights are not those that the run {runs[0]['run']} left"
+        fault = f"its weights differ from those that run {runs[0]['run']} saved"
     if fault:
         raise UserError(
-            f"model.path={source} is not whole, or was changed: {fault}. "
+            f"model.path={source} is incomplete or was changed: {fault}. "
             "Use another checkpoint, or run the training again."
         )
 

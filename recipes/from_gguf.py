@@ -36,17 +36,17 @@ REMEDY = (
 def convert(file: Path, target: Path) -> int:
     """Write `target`, complete or not at all, and return its number of parameters.
 
-    Raises UserError for a target that cannot be made, and for a file that transformers cannot read,
-    that lacks weights, or whose weights are not finite.
+    Raises UserError for a target that cannot be created, and for a file that transformers cannot
+    read, that lacks weights, or whose weights are not finite.
     """
     if target.exists() or target.is_symlink():
-        raise UserError(f"{target}: exists already. Remove it, or give another directory.")
+        raise UserError(f"{target}: already exists. Remove it, or give another directory.")
     staged = target.with_name(f".{target.name}.staging")
     shutil.rmtree(staged, ignore_errors=True)
     try:
         staged.mkdir(parents=True)  # fail before the file is read
     except OSError as error:
-        raise UserError(f"{target}: cannot be made: {error}. Give another directory.") from error
+        raise UserError(f"{target}: cannot be created: {error}. Give another directory.") from error
     try:
         number = write(file, staged)
         move_directory(staged, target)
@@ -80,7 +80,7 @@ def write(file: Path, target: Path) -> int:
     tokenizer = AutoTokenizer.from_pretrained(**source)
     if missing := sorted(info["missing_keys"]):  # transformers has initialized them at random
         raise UserError(
-            f"{file}: it lacks {len(missing)} of the model's weights, such as {missing[0]}. "
+            f"{file}: {len(missing)} of the model's weights are missing, such as {missing[0]}. "
             f"{REMEDY}"
         )
     for name, weight in loaded.state_dict().items():

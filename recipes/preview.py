@@ -1,4 +1,4 @@
-"""Show what the model will see: the first rows, token by token, with what counts in the loss.
+"""Show what the model will see: the first rows, token by token, and the loss mask.
 
 Started by the launcher on the CPU, for method=sft, dpo and grpo; it leaves no run:
 
@@ -6,8 +6,8 @@ Started by the launcher on the CPU, for method=sft, dpo and grpo; it leaves no r
     python launch/run.py data=jsonl data.path=tests/data/sft.jsonl data.preview=2
 
 Rows go through the run's own trainer and collator, around a model of one small layer: tokens, mask,
-cuts and packing are those of the run, and no weights are read. All rows are prepared, so that the
-run finds them prepared.
+cuts and packing equal the run's, and no weights are read. All rows are prepared, so that the run
+finds them prepared.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _prompts(
                 prompt, add_generation_prompt=True, tokenize=False
             )
         ids = tokenizer(prompt, add_special_tokens=plain)["input_ids"]
-        title = f"row {number}: the prompt; what is generated after it counts"
+        title = f"row {number}: the prompt; what is generated after it is scored"
         yield title, ids, [False] * len(ids), row
 
 

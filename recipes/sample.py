@@ -79,7 +79,7 @@ class SampleConfig:
         if self.reuse is not None and not Path(self.reuse).is_dir():
             raise UserError(
                 f"method.args.reuse={self.reuse}: no such directory. "
-                "Give a run of method=sample or method=raft."
+                "Use a run of method=sample or method=raft."
             )
 
 
@@ -145,7 +145,7 @@ def finish(
         f"in {run_dir / SELECTED}"
     )
     if too_long:
-        say(f"{too_long} samples count as wrong: their prompt fills the model's context")
+        say(f"{too_long} samples count as wrong: their prompts fill the model's context")
     if errors:
         say(f"{errors} samples count as wrong: they could not be judged")
     shown = training_rows[:NUM_SAMPLES_SHOWN]

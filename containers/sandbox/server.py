@@ -4,7 +4,7 @@
 
 Each line of stdin is a job, {"language", "code", "tests"}; each line of stdout is its verdict,
 {"passed", "total", "error"}. A test is {"call", "expected"} or {"check"} (Python), or {"stdin",
-"stdout"}; what it expects never leaves this process. `error` is set if code was stopped (time,
+"stdout"}; the expected value never leaves this process. `error` is set if code was stopped (time,
 memory, processes, output, a signal), but not if its answer is wrong.
 
 The code cannot signal this process, because the kernel protects process 1. It cannot trace it or
@@ -71,7 +71,7 @@ answer.flush()
 class Limits:
     time_s: float  # of one job: all tests and the compiler
     memory_bytes: int  # address space of one process; the container limits all of them together
-    output_bytes: int  # what a program may write to stdout, or to one file
+    output_bytes: int  # limit of a program's stdout and of each file
     disk_bytes: int  # the largest file that a compiler may write
 
 
@@ -258,9 +258,9 @@ def why_cut(
 ) -> str | None:
     events = {name: count - before[name] for name, count in counted().items()}
     if events["processes"]:
-        return "it started more processes than it may"
+        return "it started more processes than allowed"
     if events["memory"] or (code not in (0, None) and b"MemoryError" in stderr[-200:]):
-        return "it took more memory than it may"
+        return "it used more memory than allowed"
     if full or code == -signal.SIGXFSZ:
         return f"it wrote more than {limits.output_bytes} bytes"
     if code is None:

@@ -11,7 +11,7 @@ from launch.schema.enums import Vendor
 GUIDE = "AMD's installation guide, `Configuring permissions for GPU access`"
 KFD = "/dev/kfd"
 TOPOLOGY = "sys/class/kfd/kfd/topology"
-NOT_COPIED = "copy it too, or run the doctor on the machine itself"
+NOT_COPIED = "copy it as well, or run the doctor on that machine"
 
 
 def hardware_group(facts: Facts) -> Finding | None:
@@ -42,8 +42,8 @@ def hardware_group(facts: Facts) -> Finding | None:
         )
     ):
         return expected.fail(
-            f"{read}, and {requested}: its code is for {hardware.gfx}",
-            "hardware=auto, or the group of the GPU that is here",
+            f"{read}, and {requested}: it has code for {hardware.gfx} only",
+            "hardware=auto, or the group of this machine's GPU",
         )
     if fault and hardware is not None and all(facts.group in gpu.may_be for gpu in gpus):
         return expected.passed(f"{read}; {requested}")
@@ -86,10 +86,7 @@ def gpus_found(facts: Facts) -> Finding | None:
     if len(hidden) <= sum(gpu.pci_address is None for gpu in facts.host.withheld):
         return expected.passed(f"{len(cards)} on the bus, all of them shown")
     read = f"{', '.join(hidden)} on the bus, not in /sys/class/kfd"
-    cure = (
-        f"sudo dmesg | grep {hidden[0]}; a GPU too old for ROCm can stay as it is, one that "
-        "should be there needs a reboot"
-    )
+    cure = f"sudo dmesg | grep {hidden[0]}; a GPU too old for ROCm needs nothing; otherwise reboot"
     return expected.fail_or_warn(not facts.gpus, read, cure)
 
 
@@ -111,7 +108,7 @@ def kfd_node(facts: Facts) -> Finding | None:
 
 
 def render_nodes(facts: Facts) -> Finding | None:
-    """Look for the render node of each GPU. A container may have been given only some of them."""
+    """Look for the render node of each GPU. A container may have only some of them."""
     gpus = facts.gpus if facts.only is not None else (*facts.gpus, *facts.host.withheld)
     minors = [gpu.render_minor for gpu in gpus if gpu.gfx.startswith("gfx")]
     nodes = list(dict.fromkeys(f"/dev/dri/renderD{n}" for n in minors if n is not None))
@@ -132,13 +129,13 @@ def render_nodes(facts: Facts) -> Finding | None:
         return expected.passed(
             f"{opened} open for uid {uid}, {len(missing)} not given to this container"
         )
-    read = f"{_some(missing)} missing: {len(missing)} of {len(nodes)} GPUs do not count here"
-    cure = "give them to the container: " + " ".join(f"--device {node}" for node in missing[:8])
+    read = f"{_some(missing)} missing: {len(missing)} of {len(nodes)} GPUs are not usable here"
+    cure = "pass them to the container: " + " ".join(f"--device {node}" for node in missing[:8])
     return expected.fail_or_warn(all_missing, read, cure)
 
 
 def _left_out(facts: Facts) -> str | None:
-    """Return what a copied machine is missing to show who may open which device."""
+    """Return the files that a copied tree lacks to show device permissions."""
     paths = ("dev", "proc/self/status")
     return next((path for path in paths if status_of(facts.root / path) is None), None)
 
@@ -150,7 +147,7 @@ def _some(nodes: list[str]) -> str:
 def _join_groups(facts: Facts, nodes: list[str]) -> str:
     """Name groups by number if this machine (a container) has no name for the host's group."""
     gids = sorted({gid for node in nodes if (gid := facts.host.device_nodes[node]) is not None})
-    if 0 in gids:  # root's group: udev has not given the node to render yet
+    if 0 in gids:  # root's group: udev has not yet changed the node's group to render
         return (
             f"on the host: sudo chgrp render {' '.join(nodes)}; sudo usermod -aG render,video "
             "$USER, then log in again"

@@ -54,16 +54,14 @@ def _leave_out(facts: Facts, ranks: Container[int]) -> str:
     """Return the remedy for bad GPUs: train without them, if others are good."""
     others = [str(gpu) for rank, gpu in enumerate(_outcome(facts).gpus) if rank not in ranks]
     if facts.hardware is None or not others:
-        return (
-            "look at temperature, power_cap and ras; run it again with nothing else on the machine"
-        )
+        return "look at temperature, power_cap and ras, then repeat on an idle machine"
     mask = f"{MASK[facts.hardware.vendor]}={','.join(others)}"
     return f"look at its temperature, power_cap and ras; to train without it: export {mask}"
 
 
 def ran(facts: Facts) -> Finding:
     outcome = _outcome(facts)
-    expected = Expected("every process does every test", f"{PROGRAM}, one process a GPU")
+    expected = Expected("every process completes every test", f"{PROGRAM}, one process a GPU")
     if outcome.not_run:
         return expected.unknown(*outcome.not_run)
     if outcome.failed:
@@ -86,9 +84,7 @@ def ran(facts: Facts) -> Finding:
 def torch_gpus(facts: Facts) -> Finding:
     outcome = _outcome(facts)
     count, version = len(outcome.gpus), outcome.measured[0].torch
-    expected = Expected(
-        f"torch sees {count} GPU(s)", "the kernel's list, without the GPUs that a mask hides"
-    )
+    expected = Expected(f"torch sees {count} GPU(s)", "the kernel's list without masked GPUs")
     seen = sorted({result.num_gpus for result in outcome.measured})
     read = f"torch {version} sees {' or '.join(map(str, seen))}"
     remedy = (
@@ -231,9 +227,7 @@ def fp32_output(facts: Facts) -> Finding | None:
     if refused := next((result for result in measured if result.fp32_output_refused), None):
         numbers = refused.torch.split("+")[0].split(".")[:2]
         if tuple(int(part) for part in numbers if part.isdigit()) < OUT_DTYPE_SINCE:
-            return expected.passed(
-                f"torch {refused.torch} has none, and TRL then multiplies in fp32"
-            )
+            return expected.passed(f"torch {refused.torch} lacks them, so TRL multiplies in fp32")
         return expected.fail(
             f"torch {refused.torch}: {refused.fp32_output_refused}",
             (
@@ -243,7 +237,7 @@ def fp32_output(facts: Facts) -> Finding | None:
         )
     errors = {result.rank: result.fp32_output_error for result in measured}
     rates = [result.fp32_output_tflops for result in measured if result.fp32_output_tflops]
-    cure = "a newer torch, or, if it is one GPU only: "
+    cure = "a newer torch. If only one GPU is affected: "
     return _judged(facts, expected, errors, FP32_ERROR, f"{_span(rates)} TFLOPS", cure)
 
 
@@ -281,8 +275,8 @@ def all_reduce(facts: Facts) -> Finding | None:
     bad = {r.rank: f"{r.all_reduce_wrong} wrong" for r in measured if r.all_reduce_wrong}
     if bad:
         remedy = (
-            "look at kernel_log, xgmi, iommu and acs; NCCL_P2P_DISABLE=1 shows whether it is "
-            "the copies between GPUs"
+            "look at kernel_log, xgmi, iommu and acs; NCCL_P2P_DISABLE=1 shows whether copies "
+            "between GPUs are at fault"
         )
         return expected.fail(_named(facts, bad), remedy)
     return expected.passed(f"right among {len(measured)}")

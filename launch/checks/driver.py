@@ -10,8 +10,8 @@ from launch.checks.finding import Expected, Finding
 from launch.machine.sysfs import is_folder
 
 # fmt: off
-# Month of each ROCm release, as (year, month), from AMD's release notes. The month of 7.14 is that
-# of the first images with it.
+# Month of each ROCm release, as (year, month), from AMD's release notes. For 7.14, it is the month
+# of its first images.
 RELEASED = {
     "6.1": (2024, 4), "6.2": (2024, 8), "6.3": (2024, 12), "6.4": (2025, 4),
     "7.0": (2025, 9), "7.1": (2025, 10), "7.2": (2026, 1), "7.14": (2026, 7),
@@ -52,14 +52,14 @@ def amdgpu_driver(facts: Facts) -> Finding | None:
         return expected.unknown("this tree holds no sys/module", "cat /sys/module/amdgpu/version")
     any_gpu = facts.amd_gpus or facts.host.withheld
     if not is_folder(facts.root / "sys/module/amdgpu") and not any_gpu:
-        cure = "sudo modprobe amdgpu; where that fails: sudo dmesg | grep -i amdgpu"
+        cure = "sudo modprobe amdgpu; if that fails: sudo dmesg | grep -i amdgpu"
         return expected.fail("amdgpu is not loaded", cure)
     if number is None:
         kernel = facts.file("proc/sys/kernel/osrelease") or "unknown"
         return expected.unknown(
             f"the kernel's own driver (Linux {kernel}), for which AMD states no range",
             (
-                "nothing while runs start; else AMD's packaged driver: sudo apt-get install "
+                "nothing if runs start; otherwise AMD's packaged driver: sudo apt-get install "
                 "amdgpu-dkms"
             ),
         )
@@ -75,7 +75,7 @@ def amdgpu_driver(facts: Facts) -> Finding | None:
         cure = (
             "sudo apt-get install amdgpu-dkms from AMD's repository of a newer release, then reboot"
         )
-    read = f"amdgpu {number} (of ROCm {came_with}), {apart} months from ROCm {rocm}"
+    read = f"amdgpu {number} (ROCm {came_with}), {apart} months apart from ROCm {rocm}"
     return expected.pass_or_warn(apart <= MONTHS_APART, read, cure)
 
 
@@ -141,7 +141,7 @@ def gpu_firmware(facts: Facts) -> Finding | None:
     numbers = sorted({gpu.firmware for gpu in facts.amd_gpus if gpu.firmware is not None})
     read = f"MEC firmware {', '.join(map(str, numbers))}" if numbers else None
     cure = (
-        "keep HSA_NO_SCRATCH_RECLAIM=1, which plans for this GPU set; newer firmware comes "
+        "keep HSA_NO_SCRATCH_RECLAIM=1, which is set for this GPU; newer firmware comes "
         "with amdgpu-dkms-firmware"
     )
     return expected.judge(read, bool(numbers) and numbers[0] >= oldest, cure, "amd-smi firmware")

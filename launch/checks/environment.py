@@ -27,10 +27,10 @@ def integrated_gpu(facts: Facts) -> Finding | None:
         return None
     expected = Expected(
         "none among the GPUs that a run sees",
-        "Radeon owners: `invalid image` or a segfault with an iGPU beside the card",
+        "Radeon owners: `invalid image` or a segfault with an iGPU next to the card",
     )
     if not small:
-        return expected.passed("none beside the card")
+        return expected.passed("none next to the card")
     gpu = gpus[small[0]]
     named = f"{gpu.gfx}, {gpu.compute_units} CUs"
     used = facts.only is None or facts.only & set(small)  # a run sets the mask itself
@@ -63,7 +63,7 @@ def gfx_override(facts: Facts) -> Finding | None:
         read = f"{value}, and {', '.join(native)} has kernels of its own"
         return expected.fail(read, f"unset {name}")
     cure = f"unset {name}, unless no image has code for your GPU"
-    return expected.warn(f"{value}: holds for every GPU of a process", cure)
+    return expected.warn(f"{value}: applies to every GPU of a process", cure)
 
 
 def visibility_masks(facts: Facts) -> Finding | None:
@@ -83,7 +83,7 @@ def visibility_masks(facts: Facts) -> Finding | None:
         return expected.fail(read, f"unset {masks.ROCR}; {choose}")
     variables = masks.in_force(names, environ)
     if len(set(variables.values())) > 1:
-        cure = f"unset {list(variables)[1]}: which of the two is meant, nobody can tell"
+        cure = f"unset {list(variables)[1]}: the two contradict each other"
         return expected.fail(read, cure)
     mask = next(iter(variables.values()), "")
     indices = [part.strip() for part in mask.split(",")] if mask else []
@@ -110,7 +110,7 @@ def allocator(facts: Facts) -> Finding | None:
     if expandable := [name for name, value in variables.items() if is_expandable(value)]:
         return expected.warn(read, f"unset {' '.join(expandable)}")
     others = " ".join(list(variables)[1:])
-    cure = f"unset {others}: which of several wins differs between torch and vLLM"
+    cure = f"unset {others}: torch and vLLM give different ones priority"
     return expected.pass_or_warn(len(variables) < 2, read, cure)
 
 

@@ -1,4 +1,4 @@
-"""Give checks what they read: files below a root that stands for `/`, and facts of the host."""
+"""Give checks what they read: files below a root in place of `/`, and facts of the host."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def memlock(facts: Facts) -> Finding | None:
 def open_files(facts: Facts) -> Finding:
     expected = Expected(
         f"{OPEN_FILES} or more",
-        "vLLM raises its soft limit to that; a soft limit is each program's own affair",
+        "vLLM raises its soft limit to that; each program sets its own soft limit",
     )
     limit = _limit(facts, "Max open files")
     cure = (
@@ -99,9 +99,7 @@ def shm(facts: Facts) -> Finding:
 
 def run_root_disk(facts: Facts) -> Finding:
     source = "a checkpoint of a 4B model with its optimizer, 12 bytes a parameter"
-    cure = (
-        "run_root=<a folder on a larger disk>, or remove runs that are done with: du -sh runs/*/*"
-    )
+    cure = "run_root=<a folder on a larger disk>, or remove old runs: du -sh runs/*/*"
     return _disk(facts, facts.run_root, RUN_GB, source, cure, least_gb=RUN_LEAST_GB)
 
 
@@ -134,7 +132,7 @@ def _disk(
 def clock(facts: Facts) -> Finding:
     expected = Expected(
         "synchronized",
-        "adjtimex(2); ranks of several nodes, TLS and the order of logs need one time",
+        "adjtimex(2); ranks on several nodes, TLS and ordered logs need the same time",
     )
     synchronized = facts.probe.clock_synchronized()
     words = {True: "synchronized", False: "not synchronized"}

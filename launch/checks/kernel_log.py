@@ -77,7 +77,7 @@ def kernel_log(facts: Facts) -> Finding:
         return expected.warn(read, cure)
     if suspect := _matches(lines, SUSPECT):
         name, line = suspect[-1]
-        cure = "look at the process that it names; a fault of a run of ours: debug=memory_fault"
+        cure = "look at the process that it names; if it is a run of ours, use debug=memory_fault"
         return expected.warn(f"{len(suspect)} line(s); the last ({name}): {line[:SHOWN]}", cure)
     return expected.passed(f"{len(lines)} lines, none of them")
 
@@ -108,7 +108,7 @@ def last_hour(facts: Facts) -> list[str] | None:
 
 
 def _output(command: list[str]) -> str:
-    """Return a command's output; empty for a user who may not read the log."""
+    """Return a command's output; empty if the user may not read the log."""
     try:
         return subprocess.run(
             command, capture_output=True, text=True, timeout=5, check=False, errors="replace"

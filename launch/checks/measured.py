@@ -38,7 +38,7 @@ class Measured:
 class Outcome:
     """Outcome of the active tests.
 
-    `failed` is what went wrong and how to see more. `not_run` is why nothing was started, and the
+    `failed` holds the error and how to see more. `not_run` is why nothing was started, and the
     fix.
     """
 

@@ -72,7 +72,7 @@ def _obstacle(facts: Facts, force: bool) -> tuple[str, str] | None:
         return "no GPU was found", cure
     findings = filter(None, (state.memory_occupied(facts), state.foreign_processes(facts)))
     others = [f.read for f in findings if f.status in (Status.warn, Status.fail)]
-    cure = f"wait for them, or test beside them: {AGAIN}"
+    cure = f"wait for them, or test anyway: {AGAIN}"
     return (f"the GPUs are in use: {'; '.join(others)}", cure) if others and not force else None
 
 
@@ -136,7 +136,7 @@ def _watched(process: Process, folder: Path) -> Outcome:
         names = (*placement.MASK.values(), "GLOO_SOCKET_IFNAME")
         mask = [f"{s.name}={s.value}" for s in process.settings if s.name in names]
         command = shlex.join([*mask, f"PYTHONPATH={environment.ROOT}", *argv])
-        failed = (fault, f"run it by hand for all that it says: {command}")
+        failed = (fault, f"for its full output, run it by hand: {command}")
     seconds = time.monotonic() - began
     return Outcome(tuple(process.gpus), tuple(measured.values()), seconds, failed)
 
@@ -157,7 +157,7 @@ def _fault(
         shown = (line.strip()[:200] for line in words.lines[-SHOWN_LINES:])
         where += f". Last lines: {' | '.join(shown)}"
     if code is None:
-        return f"no end within {TIMEOUT_S:g} s, so it was killed: {where}"
+        return f"killed after {TIMEOUT_S:g} s: {where}"
     if words.rank is None or words.exit_code is None:
         return where
     number = words.exit_code

@@ -46,7 +46,7 @@ def show(
     kinds = Counter(map(detect.describe, host.gpus))
     withheld = Counter(map(detect.describe, host.withheld))
     lines = [f"{count} x {kind}" for kind, count in kinds.items()] or ["no GPU that may be used"]
-    lines += [f"{count} x {kind}: not given to this container" for kind, count in withheld.items()]
+    lines += [f"{count} x {kind}: not passed to this container" for kind, count in withheld.items()]
     group = f"checked against hardware={hardware.name}" if hardware else ""
     lines.append(group or "no group of conf/hardware fits: hardware=GROUP names one")
     console.print(Text("\n".join(lines)))
@@ -77,8 +77,7 @@ def show(
     if not host.gpus and not host.withheld:
         omitted = sum(check not in findings for check in CHECKS)
         console.print(
-            f"No GPU was found: {omitted} checks of GPUs, their links and their driver are left "
-            "out."
+            f"No GPU was found: {omitted} checks of GPUs, their links and their driver are skipped."
         )
     counts = Counter(finding.status for finding in findings.values())
     words = [Text(f"{counts[s]} {s.value}", STYLE[s]) for s in STYLE if counts[s]]

@@ -16,7 +16,7 @@ from launch.schema.enums import Link as LinkKind
 
 BRIDGE = "0x0604"  # PCI class
 PUBLIC = 64  # bytes of configuration that anybody may read
-HEADER = 256  # bytes before the extended capabilities; a bridge of plain PCI has no more
+HEADER = 256  # bytes before the extended capabilities; a plain PCI bridge has no more
 # Number of the extended capability. Its control register is at offset 6; the low five bits redirect
 # peer traffic.
 ACS = 0x000D
@@ -72,7 +72,8 @@ def acs(facts: Facts) -> Finding | None:
     if on := [name for name, bits in control.items() if bits]:
         return expected.warn(
             f"on at {len(on)} of {len(bridges)} bridges: {', '.join(on[:4])}",
-            f"sudo setpci -s {on[0]} ECAP_ACS+0x6.w=0000, and so on for each; or off in the BIOS",
+            f"sudo setpci -s {on[0]} ECAP_ACS+0x6.w=0000, likewise for each; or disable ACS in "
+            "BIOS",
         )
     if None in control.values():
         return expected.unknown(
@@ -100,7 +101,7 @@ def _acs_control(config: Path) -> int | None:
 
 
 def pcie(facts: Facts) -> Finding | None:
-    """Compare every link from a GPU up to the root port with what both its ends can do.
+    """Compare every link from a GPU to the root port with the capability of both ends.
 
     Many cards have their own switch. There the GPU's link never leaves the board, and the slot's
     link is further up.
@@ -131,14 +132,14 @@ def pcie(facts: Facts) -> Finding | None:
             if speed < fastest:
                 kind = "resting" if rests else "slow"
                 faults[kind].append(f"{address} {speed:g} of {fastest:g} GT/s")
-    seat = "seat the card and its riser anew"
+    seat = "reseat the card and its riser"
     if narrow := faults["narrow"]:
         cure = f"switch off, {seat}, in a slot of full width; sudo lspci -vv"
         return expected.fail(some(narrow), cure)
     if slow := faults["slow"]:
         return expected.warn(some(slow), f"PCIe speed in the BIOS: auto; {seat}; sudo lspci -vv")
     if resting := faults["resting"]:
-        cure = "look again during a run: cards slow their link down when idle"
+        cure = "check again during a run, because idle cards slow their link"
         return expected.unknown(f"{some(resting)}, idle", cure)
     if unknown := faults["unknown"]:
         read = f"not stated for {len(unknown)} of {len(gpus)} GPUs"
@@ -172,7 +173,7 @@ def xgmi(facts: Facts) -> Finding | None:
     if len(facts.amd_gpus) < 2 or hardware is None or hardware.link != LinkKind.xgmi:
         return None
     expected = Expected(
-        "every GPU of a hive linked with every other",
+        "all GPUs of a hive are linked to each other",
         "kernel topology: io_links of type 11; conf/hardware: link",
     )
     hives: dict[str, list[Gpu]] = defaultdict(list)
@@ -182,7 +183,7 @@ def xgmi(facts: Facts) -> Finding | None:
     if not hives:
         return expected.warn(
             "no GPU is in a hive: all traffic goes over PCIe",
-            "seat the bridge; without one the machine can do no more",
+            "seat the bridge; without a bridge, PCIe is the limit",
         )
     if not any(gpu.links for gpu in facts.amd_gpus):
         return expected.unknown("the topology states no links", "amd-smi topology")
@@ -219,8 +220,8 @@ def xgmi(facts: Facts) -> Finding | None:
     if odd and None not in members:
         cure = (
             "sudo dmesg | grep -i amdgpu for one that is lost, power the machine off and on; "
-            "a virtual machine that was given no more can stay as it is"
+            "in a virtual machine with fewer GPUs, do nothing"
         )
-        return expected.warn(f"a hive of {odd[0]} GPUs, and one of {facts.group} has {whole}", cure)
+        return expected.warn(f"a hive of {odd[0]} GPUs, but {facts.group} has {whole}", cure)
     sizes = " + ".join(str(len(hive)) for hive in hives.values())
     return expected.passed(f"{len(hives)} hive(s) of {sizes} GPUs, complete")

@@ -48,10 +48,7 @@ def check(plan: Plan, host: Host) -> None:
         elif finding.status in (Status.fail, Status.warn):
             print(f"warning: {line}", file=sys.stderr)
     if errors:
-        last = (
-            "preflight=warn starts the run all the same; python launch/doctor.py shows "
-            "everything that this machine was checked for."
-        )
+        last = "preflight=warn starts the run anyway. python launch/doctor.py shows all checks."
         raise HostError("\n".join([*errors, last]))
 
 
@@ -66,13 +63,13 @@ def check_host_memory(plan: Plan, host: Host) -> None:
     if memory is None or largest is None or largest.total_gb <= memory / 1e9:
         return
     shortage = (
-        f"{largest.process}: {largest.total_gb:.0f} GB of memory needed, and this machine has "
+        f"{largest.process}: {largest.total_gb:.0f} GB of memory needed, but this machine has "
         f"{memory / 1e9:.0f} GB"
     )
     if plan.config.preflight == Preflight.refuse:
         raise HostError(
-            f"{shortage}. Use: smoke=true, which makes it small; a smaller model; or "
-            "preflight=warn, which starts it all the same."
+            f"{shortage}. Use: smoke=true, which shrinks the run; a smaller model; or "
+            "preflight=warn, which starts it anyway."
         )
     print(f"warning: {shortage}", file=sys.stderr)
 

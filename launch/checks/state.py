@@ -76,7 +76,7 @@ def memory_size(facts: Facts) -> Finding | None:
         return expected.unknown("the driver states no size", "amd-smi static --vram, or nvidia-smi")
     least = min(known, key=lambda gpu: gpu.memory_gb or 0)
     gib = f"{(least.memory_gb or 0) / GIB:.0f}"
-    cure = f"nothing: plans of runs here count with it. Elsewhere: hardware.memory_gb={gib}"
+    cure = f"nothing, because plans on this machine use it. Elsewhere: hardware.memory_gb={gib}"
     return expected.pass_or_warn(not detect.is_smaller(least, hardware), f"{gib} GiB each", cure)
 
 
@@ -88,7 +88,7 @@ def _memory(facts: Facts) -> dict[str, tuple[int, int]]:
         if not gpu.gfx.startswith("gfx"):
             others.append(address)
             continue
-        # For an integrated GPU, count the share of the system's memory that it may use.
+        # For an integrated GPU, count the system memory that it may use.
         pool = "gtt" if gpu.gfx in GTT else "vram"
         used, total = (
             number(facts.device(gpu) / f"mem_info_{pool}_{which}") for which in ("used", "total")
@@ -125,12 +125,12 @@ def memory_occupied(facts: Facts) -> Finding | None:
     if not facts.gpus:
         return None
     expected = Expected(
-        f"less than {OCCUPIED:.0%} used", "launch/checks/state.py: plans count on free GPUs"
+        f"less than {OCCUPIED:.0%} used", "launch/checks/state.py: plans assume free GPUs"
     )
     memory = _memory(facts)
     if not memory:
         return expected.unknown(
-            "the driver does not say", "amd-smi metric --mem-usage, or nvidia-smi"
+            "the driver does not report it", "amd-smi metric --mem-usage, or nvidia-smi"
         )
     shares = {address: used / total for address, (used, total) in memory.items()}
     busy = [address for address, (used, total) in memory.items() if used >= OCCUPIED * total]
@@ -173,7 +173,7 @@ def foreign_processes(facts: Facts) -> Finding | None:
     for pid in holders:
         status = facts.file(f"proc/{pid}/status") or ""
         if status.partition("\nUid:\t")[2].split("\t")[0] == str(facts.host.uid):
-            cure += f"; if it is yours and forgotten: kill {pid}"
+            cure += f"; if it is a forgotten process of yours: kill {pid}"
             break
     return expected.warn(_names(facts, holders), cure)
 
@@ -209,7 +209,7 @@ def ras(facts: Facts) -> Finding | None:
         others = facts.mask_without(hit)
         leave_out = f"leave this GPU out: export {others}; then " if others else ""
         return expected.fail(
-            f"uncorrectable: {some(where)}", f"{leave_out}reboot; if it counts again, replace it"
+            f"uncorrectable: {some(where)}", f"{leave_out}reboot; if errors return, replace it"
         )
     cure = "watch it: amd-smi metric --ecc. Rising counts come before a failure"
     return expected.warn(f"corrected: {some(where)}", cure)
@@ -244,7 +244,7 @@ def temperature(facts: Facts) -> Finding | None:
     if not hot:
         return expected.passed(f"at most {max(temperatures):.0f} C")
     cure = (
-        "it slows down to save itself: look at fans, dust and inlet air; power can be capped: "
+        "the GPU throttles. Check fans, dust and inlet air; power can be capped: "
         "sudo amd-smi set --power-cap <W>"
     )
     return expected.fail_or_warn(worst <= 0, some(hot), cure)
@@ -283,7 +283,7 @@ def gtt_size(facts: Facts) -> Finding | None:
     )
     pages = most // PAGE
     cure = boot_with(f"ttm.pages_limit={pages} ttm.page_pool_size={pages}")
-    cure += f". Kernels that do not know ttm.pages_limit: amdgpu.gttsize={pages * PAGE >> 20}"
+    cure += f". For kernels without ttm.pages_limit: amdgpu.gttsize={pages * PAGE >> 20}"
     return _integrated(facts, expected, "gtt", 0, lambda size: size >= ENOUGH * most, cure)
 
 

@@ -59,7 +59,8 @@ def choose(config: Config, host: Host) -> Config:
 def _in_turn(config: Config) -> Config:
     """Return a copy whose generation and training take turns.
 
-    When they overlap, one hides the other, and the prediction of which is too rough to slow either.
+    When they overlap, one hides the other. Predictions are too rough to tell which, so neither is
+    slowed.
     """
     return with_value(config, "topology.overlap", False)
 

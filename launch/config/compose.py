@@ -33,7 +33,7 @@ from launch.core.errors import UserError
 from launch.schema import Config
 
 CHOOSABLE = ("method.args.", "hardware.dataloader.", "step.")  # what speed=auto may choose
-# Files that hold defaults. A value in any other file is somebody's choice.
+# Files that hold defaults. A value in any other file counts as chosen.
 DEFAULTS = ("config", "schema", "method/", "hardware/base/common")
 # What smoke=true makes smaller.
 SIZED = ("method.args.", "model.", "data.", "adapter.", "effective_batch")
@@ -62,8 +62,8 @@ def compose(overrides: Sequence[str], typed: Request | None = None) -> Config:
         group = key.partition(".")[0]
         if not config.method.reads(group):
             raise UserError(
-                f"{key} with method={config.method.name}: it reads nothing of {group}, so the key "
-                "takes no effect. Leave it out."
+                f"{key} with method={config.method.name}: this method does not read {group}, so "
+                "the key takes no effect. Leave it out."
             )
     for name in ("speed_keeps", "smoke_keeps"):
         for key in getattr(config, name):
@@ -86,7 +86,7 @@ def _resolved(request: Request) -> Config:
             composed = _compose(request)
     missing = sorted(OmegaConf.missing_keys(composed))
     if missing:
-        raise UserError(f"{', '.join(missing)}: no value. Give one, for example {missing[0]}=...")
+        raise UserError(f"{', '.join(missing)}: no value. Set one, for example {missing[0]}=...")
     config = typing.cast(Config, OmegaConf.to_object(composed))
     config.speed_keeps = sorted({*config.speed_keeps, *_given_in_files(request, config)})
     return config

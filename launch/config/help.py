@@ -74,7 +74,7 @@ exit codes: 0 done; 2 the configuration is wrong; 3 this host cannot run it; 4 a
 5 hung and was stopped; 75 interrupted, run it again to resume"""
 
 
-def wanted(arguments: list[str]) -> bool:
+def is_requested(arguments: list[str]) -> bool:
     return any(argument in ("--help", "-h", "help") for argument in arguments)
 
 

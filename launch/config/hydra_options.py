@@ -22,7 +22,7 @@ from launch.config.wording import CONF, translate
 from launch.core.errors import EXIT_DONE, UserError
 
 
-def wanted(arguments: list[str]) -> bool:
+def is_requested(arguments: list[str]) -> bool:
     return any(argument.startswith("-") for argument in arguments)
 
 

@@ -47,8 +47,8 @@ def identity(composition: dict[str, Any]) -> dict[str, Any]:
     """Return the keys and values that make two runs the same run.
 
     Of the runtime, only its name and number of nodes count. A tracker's package counts the same
-    whether given or implied, because earlier records name it. The number of RAFT's cycles matters
-    to a sampling only if a curriculum divides the data among them.
+    whether set or implied, because earlier records name it. The number of RAFT's cycles matters to
+    a sampling only if a curriculum divides the data among them.
     """
     runtime, tracking = composition.get("runtime", {}), composition.get("tracking", {})
     package = tracking.get("package") or package_of(tracking.get("name", "none"))
@@ -74,7 +74,7 @@ def _before_choices(composition: dict[str, Any]) -> dict[str, Any]:
 
 
 def _undone(node: dict[str, Any], path: list[str], before: Any) -> dict[str, Any]:
-    """Return a copy with the earlier value `before`; remove an argument that was not given."""
+    """Return a copy with the earlier value `before`; remove an argument that is not set."""
     name, *rest = path
     if rest:
         return {**node, name: _undone(node[name], rest, before)}

@@ -14,8 +14,8 @@ from launch.schema.trainer_args import value
 def scaled(config: Config, trainer_args: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Return the trainer's arguments after `method.lr_scaling`, and a line about the change.
 
-    The batch is the sequences of one optimizer step on all ranks. The composition keeps the rate as
-    given, so a run that is repeated from its record is not scaled twice.
+    The batch is the sequences of one optimizer step on all ranks. The composition keeps the
+    unscaled rate, so a run repeated from its record is not scaled twice.
     """
     method = config.method
     if method.lr_scaling == LrScaling.none or method.lr_reference_batch is None:
@@ -25,7 +25,7 @@ def scaled(config: Config, trainer_args: dict[str, Any]) -> tuple[dict[str, Any]
     factor = ratio if method.lr_scaling == LrScaling.linear else math.sqrt(ratio)
     line = (
         f"method.lr_scaling={method.lr_scaling.value}: learning_rate={rate * factor:.4g}, "
-        f"{rate:g} x {factor:.4g} for {size} sequences a "
-        f"step in place of {method.lr_reference_batch}."
+        f"{rate:g} x {factor:.4g} for {size} sequences per step instead of "
+        f"{method.lr_reference_batch}."
     )
     return {**trainer_args, "learning_rate": rate * factor}, [line]

@@ -81,7 +81,7 @@ class Request(tuple[str, ...]):
             print(f"! {line}", file=sys.stderr)
 
     def checked(self) -> Request:
-        """Return overrides that Hydra accepts. Free keys get `++`, so that nobody must type a plus.
+        """Return overrides that Hydra accepts. Free keys get `++`, so users need not type it.
 
         Raises UserError for an unknown key or option.
         """
@@ -134,7 +134,7 @@ def _check(override: Override, elsewhere: bool) -> bool:
             raise unknown_option(key, line.partition("=")[2])
         return False
     if value == {} and (fields(type_of(key)) or typing.get_origin(type_of(key)) is dict):
-        message = "merged with what is there, it would change nothing"
+        message = "merging it with the present value changes nothing"
         raise UserError(f"{line}: {message}. Use: {remedy(key)}.")
     return check_key(key, line)
 

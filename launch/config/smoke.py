@@ -36,7 +36,7 @@ SIZES = {
 TOKENS_FOR_ONE = 4
 # Of a sequence: DPO's batch of this length takes 2.2 GB, and memory grows with the square.
 MOST_TOKENS = 2048
-# Arguments of vLLM's engine that mean the same on a CPU, unlike those of kernels and dtypes.
+# Arguments of vLLM's engine that also work on a CPU, unlike those for kernels and dtypes.
 ENGINE = ("max_num_seqs", "enable_prefix_caching", "async_scheduling", "skip_tokenizer_init")
 LOW_PRECISION = {"fp8": "torchao", "nf4": "bitsandbytes"}  # the packages that compute in them
 DATA_SIZES = ("data.num_train", "data.num_heldout", "data.limit")
@@ -44,7 +44,7 @@ DATA_SIZES = ("data.num_train", "data.num_heldout", "data.limit")
 NOT_ON_A_CPU = {
     "torch_compile": (False, "compiling takes minutes of a CPU"),
     "use_liger_kernel": (False, "Liger's kernels are for a GPU"),
-    "fail_below": (None, "a CPU's figures are compared with nothing"),
+    "fail_below": (None, "figures of a CPU are not compared"),
     "optim": ("adamw_torch", "the optimizer that runs everywhere"),
 }
 MODEL_SIZES = {
@@ -79,10 +79,10 @@ def scale_down(config: Config) -> tuple[Config, list[str]]:
     left_out += _shrink_topology(small)
     left_out += _shrink_effective_batch(small)
     if small.debug != Debug.none:
-        left_out.append(f"debug={small.debug.name}: its variables are for a GPU")
+        left_out.append(f"debug={small.debug.name}: its variables only affect a GPU")
         small.debug = Debug.none
     if small.profile in (Profile.memory, Profile.rocprof):
-        left_out.append(f"profile={small.profile.name}: it watches a GPU; profile=torch here")
+        left_out.append(f"profile={small.profile.name}: it needs a GPU; smoke uses profile=torch")
         small.profile, small.rocprof = Profile.torch, Rocprof.v3
     if small.step.checkpointed_layers is not None:
         small.step.checkpointed_layers = min(small.step.checkpointed_layers, small.model.num_layers)
@@ -191,7 +191,9 @@ def _shrink_topology(config: Config) -> list[str]:
     """Reduce several processes to two, and servers to one, on vLLM's build for the CPU."""
     topology, left_out = config.topology, []
     if topology.numa_binding:
-        left_out.append(f"topology.numa_binding={topology.numa_binding.value}: ranks on every core")
+        left_out.append(
+            f"topology.numa_binding={topology.numa_binding.value}: ranks may use every core"
+        )
         topology.numa_binding = None
     dropped = {name: value for name, value in topology.server_args.items() if name not in ENGINE}
     if dropped:

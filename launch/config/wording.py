@@ -32,7 +32,7 @@ ENTRIES = {
     for key, kind in {"phases": Phase, "data.tasks": Task, "data.sources": Source}.items()
 }
 HUB = (
-    " One of the hub: model=<a model of the same architecture and shape> model.hub_id={} "
+    " For a model of the hub: model=<a model of the same architecture and shape> model.hub_id={} "
     "model.revision=<its commit>."
 )
 
@@ -76,7 +76,7 @@ def type_of(key: str) -> Any:
 
 
 def check_key(key: str, override: str) -> bool:
-    """Return whether a key is free, so that its value is checked where it is used.
+    """Return whether a key is free: its value is only checked where it is used.
 
     Raises UserError if the schema does not have the key.
     """
@@ -134,7 +134,7 @@ def is_field(key: str) -> bool:
 
 
 def remedy(key: str) -> str:
-    """Return what to write for a key of the schema, as an override; '' below a free key."""
+    """Return the override for a key of the schema; '' below a free key."""
     node, list_key = type_of(key), re.sub(r"\[\w+\]$", "", key)
     bare = _bare(node)
     if key in groups():

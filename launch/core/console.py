@@ -1,4 +1,4 @@
-"""Keep programs running when nobody reads their standard streams any more."""
+"""Keep programs running after the readers of their standard streams have gone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GONE = (errno.EPIPE, errno.EIO)  # of a closed pipe, of a closed terminal
 
 
 class Unwatched:
-    """A stream that discards its text once nobody reads it; `optional` also if its disk is full."""
+    """A stream that discards text once its reader has gone; `optional` also if its disk is full."""
 
     def __init__(self, stream: TextIO, optional: bool) -> None:
         self.stream, self.optional = stream, optional

@@ -85,7 +85,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a metrics.jsonl, without a last one that is still being written."""
+    """Return the lines of a metrics.jsonl, without a last line that is still being written."""
     if not path.is_file():
         return []
     rows = []

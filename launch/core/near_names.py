@@ -86,7 +86,7 @@ def renaming(fields: Collection[str]) -> str | None:
 
 
 def argument_meant(name: str, arguments: Collection[str]) -> str:
-    """Return a hint at the argument or key that `name` stands for; '' if none is near."""
+    """Return a hint at the argument or key that the user may mean by `name`; '' if none is near."""
     if ARGUMENTS.get(name) in arguments:
         return f" Did you mean {ARGUMENTS[name]}?"
     return f" Use: {KEYS[name]}." if name in KEYS else near(name, arguments)
@@ -98,7 +98,7 @@ def word_meant(argument: str, word: str, words: Collection[str]) -> str:
 
 
 def value_meant(key: str, value: Any, entry: dict[str, Any]) -> str:
-    """Return a hint at the value of the right type that `value` stands for; '' if there is none."""
+    """Return a hint at a value of the right type that `value` may mean, or ''."""
     converted = _converted(key.rpartition(".")[2], value, entry)
     return "" if converted is None else f" Use: {key}={_shown(converted)}."
 

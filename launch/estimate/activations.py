@@ -44,7 +44,7 @@ class Numerics(Enum):
 
     @property
     def hidden_bytes(self) -> int:
-        """Bytes per element that one layer hands to the next."""
+        """Bytes per element of the hidden state between layers."""
         return 2 if self is Numerics.cast else 4
 
     @property

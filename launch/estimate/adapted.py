@@ -74,7 +74,7 @@ class Adapted:
         """Return bytes per token that adapted layers keep.
 
         Each keeps its input (as A reads it, and after dropout), A's output and, with DoRA, the
-        base's and B's outputs, which are the factors of the magnitude's gradient.
+        base's and B's outputs, from which the magnitude's gradient is computed.
         """
         # dropout's mask takes a byte per element
         element = self.out + (1 if self.dropout else 0)
@@ -109,7 +109,7 @@ class Adapted:
         )
 
     def computing(self, name: str, tokens: int) -> float:
-        """Return bytes that an adapted layer needs while it computes, besides what it saves."""
+        """Return bytes that an adapted layer needs while it computes, beyond what it saves."""
         inputs, outputs = self.sizes[name]
         # its input in fp32, and dropout's output
         read = inputs * (self.width * (1 + self.dropout) if self.copies else 0)
@@ -117,7 +117,7 @@ class Adapted:
             # the outputs of the base and of B, and B's scaled
             return tokens * (read + 3 * self.out * outputs)
         matrix = self.width * inputs * outputs
-        # the unit matrix from which B A is made, which the graph keeps
+        # the identity matrix from which B A is computed; the graph keeps it
         eye = (2 if self.copies else self.width) * inputs * inputs
         whole = matrix * self.recast
         made = self.width * inputs * inputs * self.copies + eye + self.out * inputs * outputs

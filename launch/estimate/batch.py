@@ -43,8 +43,8 @@ def batch(config: Config) -> Batch:
     names = known(config)
 
     def number(name: str, otherwise: int) -> int:
-        given: Any = value(config, name) if name in names else None
-        return int(given) if given else otherwise
+        setting: Any = value(config, name) if name in names else None
+        return int(setting) if setting else otherwise
 
     completion = number("max_completion_length", 0)
     # Prompts have no limit here. TRL's default stands for rows that are not cut.
@@ -65,53 +65,53 @@ def batch(config: Config) -> Batch:
 
 
 def evaluation_batch(config: Config) -> Batch:
-    """Return the batch of held-out rows: training's, unless per_device_eval_batch_size is given."""
-    given = config.method.args.get("per_device_eval_batch_size")
-    return replace(batch(config), per_device=int(given)) if given else batch(config)
+    """Return the batch of held-out rows: training's, unless per_device_eval_batch_size is set."""
+    setting = config.method.args.get("per_device_eval_batch_size")
+    return replace(batch(config), per_device=int(setting)) if setting else batch(config)
 
 
 def apply_effective_batch(config: Config, on_command_line: Sequence[str] = ()) -> list[str]:
     """Set the accumulation so that a step takes `effective_batch` sequences.
 
-    Return a line if that replaces another accumulation. Raise UserError with what would divide if
-    it does not divide, and if the command line gives both and they contradict.
+    Return a line if that replaces another accumulation. Raise UserError if it does not divide
+    (naming sizes that do), or if the command line sets both and they contradict.
     """
-    wanted = config.effective_batch
-    if wanted is None:
+    target = config.effective_batch
+    if target is None:
         return []
     if "gradient_accumulation_steps" not in known(config):
         raise UserError(
-            f"effective_batch={wanted} with method={config.method.name}: it takes no optimizer "
+            f"effective_batch={target} with method={config.method.name}: it takes no optimizer "
             "steps. Leave it out."
         )
     size = batch(config)
     at_once = size.ranks * size.per_device
-    if wanted % at_once:
+    if target % at_once:
         group = int(value(config, "num_generations")) if "num_generations" in known(config) else 1
         fitting = [
-            b for b in range(1, 65) if wanted % (size.ranks * b) == 0 and wanted % group == 0
+            b for b in range(1, 65) if target % (size.ranks * b) == 0 and target % group == 0
         ]
         near = sorted(sorted(fitting, key=lambda b: abs(b - size.per_device))[:3])
         smaller = [f"method.args.per_device_train_batch_size={b}" for b in near]
         unit = math.lcm(at_once, group)
         raise UserError(
-            f"effective_batch={wanted} on {size.ranks} rank(s) x {size.per_device} sequences: "
-            f"it is no multiple of {at_once}. "
+            f"effective_batch={target} on {size.ranks} rank(s) x {size.per_device} sequences: "
+            f"it is not a multiple of {at_once}. "
             "Use: "
-            f"{' or '.join([*smaller, f'effective_batch={max(1, round(wanted / unit)) * unit}'])}."
+            f"{' or '.join([*smaller, f'effective_batch={max(1, round(target / unit)) * unit}'])}."
         )
-    before, after = size.accumulation, wanted // at_once
+    before, after = size.accumulation, target // at_once
     if before != after and {"effective_batch", ACCUMULATION} <= set(on_command_line):
         raise UserError(
-            f"effective_batch={wanted} with {ACCUMULATION}={before}: on {size.ranks} rank(s) x "
+            f"effective_batch={target} with {ACCUMULATION}={before}: on {size.ranks} rank(s) x "
             f"{size.per_device} sequences it is "
-            f"{at_once * before} of them to a step. Use: effective_batch={wanted} alone, which "
+            f"{at_once * before} of them to a step. Use: effective_batch={target} alone, which "
             f"accumulates {after}; or "
             f"effective_batch={at_once * before}."
         )
     config.method.args["gradient_accumulation_steps"] = after
     return (
-        [f"effective_batch={wanted}: gradient_accumulation_steps={after}, in place of {before}."]
+        [f"effective_batch={target}: gradient_accumulation_steps={after}, in place of {before}."]
         if before not in (1, after)
         else []
     )
@@ -160,14 +160,14 @@ def fitting_batches(config: Config) -> list[tuple[int, int]]:
     num_generations divides the sequences of all ranks in a generation. The sequences of one
     micro-step divide effective_batch.
     """
-    size, wanted = batch(config), int(value(config, "num_generations"))
+    size, num_generations = batch(config), int(value(config, "num_generations"))
     steps = int(value(config, "steps_per_generation") or size.accumulation)
-    most, pairs = max(16, wanted), []
+    most, pairs = max(16, num_generations), []
     for per_device in range(1, min(most, MOST_TRIED) + 1):
         if config.effective_batch and config.effective_batch % (per_device * size.ranks):
             continue
         # the micro-steps that divide are multiples of this unit
-        unit = wanted // math.gcd(per_device * size.ranks, wanted)
+        unit = num_generations // math.gcd(per_device * size.ranks, num_generations)
         at = min(size.per_device * steps // per_device, most) // unit
         pairs += [(per_device, n * unit) for n in range(max(1, at - 2), at + 4) if n * unit <= most]
     near = sorted(
@@ -181,15 +181,11 @@ def order_by_batch(config: Config) -> str | None:
     """Return why the order of rows depends on how a step is divided; None if it does not."""
     if config.data.curriculum == Curriculum.adaptive and config.method.generates:
         return (
-            "data.curriculum=adaptive chooses rows by pass rates, which are known later the "
-            "larger the accumulation"
+            "data.curriculum=adaptive chooses rows by pass rates, which larger accumulation delays"
         )
     strategy = argument(config, "train_sampling_strategy")
     if strategy not in (None, "random", "sequential"):
-        return (
-            f"method.args.train_sampling_strategy={strategy} orders rows by what a rank takes "
-            "in a step"
-        )
+        return f"method.args.train_sampling_strategy={strategy} orders rows by the batch of a rank"
     if argument(config, "dataloader_drop_last"):
         return (
             "method.args.dataloader_drop_last=true leaves out an epoch's last rows by the "

@@ -1,4 +1,4 @@
-"""Tell how close a plan is to its memory limit, and what the planner does not count.
+"""Describe how close a plan is to its memory limit, and what the planner does not count.
 
 A run that fits by less than the planner's own error may not fit.
 """
@@ -63,7 +63,7 @@ def _in_pieces(entry: Memory) -> bool:
 
 
 def tightness(entry: Memory) -> tuple[bool, bool, bool, float]:
-    """Return a sort key. The greatest is what exceeds its memory most or, if all fit, the fullest.
+    """Return a sort key. The greatest exceeds its memory most or, if all fit, has least room.
 
     Servers, which fill their share, come last.
     """
@@ -115,7 +115,7 @@ def _pages(config: Config, entry: Memory) -> str:
 
 
 def uncounted(config: Config) -> list[str]:
-    """Return a line for each given argument that the planner does not count."""
+    """Return a line for each argument in use that the planner does not count."""
     if config.method.measures_machine:  # nothing is planned for these methods
         return []
     names = ("packing", "padding_free", "activation_offloading", "auto_find_batch_size")

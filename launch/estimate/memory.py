@@ -62,8 +62,8 @@ def memory(
         else:
             moment, parts = _rank_parts(config, most)
             scattered = _scattered_bytes(config) / 1e9
-        # A server is limited to its share. Weights larger than it do not fit, however much memory
-        # is free outside it.
+        # A server is limited to its share. Weights larger than this share do not fit, even if
+        # memory outside it is free.
         if serves and not topology.server_cache_gb:
             most *= topology.server_memory_share
         if placement.shares_gpu(config):

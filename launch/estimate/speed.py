@@ -73,7 +73,7 @@ def speed(config: Config) -> Speed:
     compute = config.precision.compute
     peak = config.hardware.peak_tflops.get(compute)
     if peak is None:
-        return Speed(None, None, f"no peak of {config.hardware.name} in {compute} is known")
+        return Speed(None, None, f"the {compute} peak of {config.hardware.name} is unknown")
     if not config.method.trains:
         return Speed(None, None, f"no estimate for {config.method.name} yet")
     fsdp, zero = config.topology.fsdp, config.topology.zero

@@ -32,9 +32,7 @@ for status in pathlib.Path("/proc").glob("[0-9]*/status"):
         if caught and int(caught[0], 16) >> (signal.SIGUSR1 - 1) & 1:
             os.kill(int(status.parent.name), signal.SIGUSR1)
 """
-LOST = (
-    "the engine stopped answering while this container ran; `docker ps -a` shows what is left of it"
-)
+LOST = "the engine stopped answering while this container ran; `docker ps -a` may still list it"
 
 
 class ContainedProcess:
@@ -98,7 +96,7 @@ class ContainedProcess:
         if self.spec.memory_gb:
             limit = f"its limit of {self.spec.memory_gb:g} GB (runtime.memory_gb)"
         return (
-            f"killed for memory: it outgrew {limit}. Use a smaller "
+            f"killed for memory: it exceeded {limit}. Use a smaller "
             "per_device_train_batch_size or max_length, "
             "fewer dataloader workers, or a larger limit."
         )
@@ -143,7 +141,7 @@ class ContainedProcess:
             self.container.reload()
             self.state = dict(self.container.attrs["State"])
         except NotFound:
-            self.state = {"Error": "somebody removed the container while it ran"}
+            self.state = {"Error": "the container was removed while it ran"}
         except (DockerException, requests.RequestException):
             self.state = {"Error": LOST}
         except OSError as error:

@@ -1,4 +1,4 @@
-"""Ask the docker engine for what a run needs before and around its containers. Raises HostErrors.
+"""Query and prepare the docker engine before and around a run's containers. Raises HostErrors.
 
 Imported only under runtime=docker. containers/engine.py, which also builds images, connects to the
 engine and pulls.
@@ -139,7 +139,10 @@ def remove_orphans(client: docker.DockerClient, host: Host) -> list[str]:
     ):
         if not is_ours(container, host) or rundir.is_locked(Path(container.labels[f"{LABEL}.run"])):
             continue
-        print(f"{container.name}: its launcher is gone; it is stopped and removed", file=sys.stderr)
+        print(
+            f"{container.name}: its launcher has ended, so the container is removed",
+            file=sys.stderr,
+        )
         try:
             remove(container)
             removed.append(container.name)

@@ -58,8 +58,8 @@ def check_host(plan: Plan, host: Host) -> dict[str, Any] | None:
     check_plan(plan)
     if config.runtime.slurm.nodes > 1 and "SLURM_JOB_ID" not in host.environ:
         raise HostError(
-            f"runtime.slurm.nodes={config.runtime.slurm.nodes}: such a run starts in a Slurm job. "
-            "Submit one with launch/run.py runtime=slurm."
+            f"runtime.slurm.nodes={config.runtime.slurm.nodes}: this run needs a Slurm job. "
+            "Submit it with launch/run.py runtime=slurm."
         )
     # Imported here because mode=plan would take a twentieth longer.
     from launch.checks import preflight
@@ -92,7 +92,7 @@ def check_gpus(plan: Plan, host: Host) -> None:
         return
     fault = f"GPU {missing[0]} requested, but this machine has GPUs 0-{count - 1}. Fix your mask."
     if count < len(gpus):
-        others = f" ({len(host.withheld)} more were not given to this container)"
+        others = f" ({len(host.withheld)} more were not passed to this container)"
         fault = (
             f"hardware={plan.config.hardware.name}: {len(gpus)} {vendor.name} GPU(s) needed, "
             f"{count} found here{others if host.withheld else ''}. mode=plan shows what would "
@@ -121,7 +121,7 @@ def check_plan(plan: Plan) -> None:
     if shortage and plan.config.preflight == Preflight.refuse:
         raise HostError(
             f"{shortage} The same command with mode=plan names changes that make it fit; "
-            "preflight=warn starts it all the same."
+            "preflight=warn starts it anyway."
         )
     if shortage:
         print(f"warning: {shortage}", file=sys.stderr)
@@ -239,7 +239,7 @@ def exit_code(plan: Plan, outcome: Outcome, result: dict[str, Any]) -> int:
     if outcome.status == "done":
         if is_done:
             return EXIT_DONE
-        outcome.why = "it ended and left no result"
+        outcome.why = "it ended without a result"
     if outcome.status == "hung":
         return EXIT_HUNG
     return EXIT_FAILED if worth_another(plan.run_dir) else EXIT_USER

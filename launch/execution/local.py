@@ -69,9 +69,8 @@ class LocalProcess:
         if survivors:
             with self.log.open("a") as file:
                 file.write(
-                    f"process {', '.join(map(str, sorted(survivors)))} does not die of SIGKILL: it "
-                    "waits in the kernel, "
-                    "most often for a GPU that hangs (`dmesg`). Restart this machine.\n"
+                    f"process {', '.join(map(str, sorted(survivors)))} survived SIGKILL. It waits "
+                    "in the kernel, usually for a hung GPU (see `dmesg`). Restart this machine.\n"
                 )
 
     def why(self) -> str | None:

@@ -18,7 +18,7 @@ MOST_DISTINCT = 10_000  # different lines that count as progress, so that an end
 NOT_TEXT = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0a-\x1f\x7f-\x9f]"
 )
-# The parts in which repeated lines differ: dates, times of day, durations, iterations per second.
+# Parts that differ between repeated lines: dates, times of day, durations, iterations per second.
 TIMES = re.compile(
     rb"\b\d{2,4}-\d\d(?:-\d\d)?\b|\d+(?::\d\d)+(?:[.,]\d+)?|\d+(?:\.\d+)?(?= "
     rb"?(?:ms|s|sec|seconds?|min|minutes?|it/s)\b)"
@@ -30,8 +30,8 @@ REPORT = re.compile(
 )
 FIRST_FAILED = re.compile(r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<rank>\d+)")
 # If one rank was killed and another fails because of that, torchrun may see the second first. A
-# rank that torchrun told to end died of that, and SIGABRT (6) is how RCCL ends a rank that has lost
-# another.
+# rank that torchrun stopped died of that signal. RCCL ends a rank that has lost another by SIGABRT
+# (6).
 KILLED = re.compile(
     r"\(local_rank: (?P<rank>\d+)\)\s+exitcode\s*: (?P<code>-(?!6 )\d+) \(pid: (?P<pid>\d+)\)"
 )

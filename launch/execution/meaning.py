@@ -1,4 +1,4 @@
-"""Tell what the last lines of a failed process usually mean, and what helps (meanings.yaml)."""
+"""Explain the last lines of a failed process, and what helps (meanings.yaml)."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Find and end processes of runs whose launcher is gone, by a mark in their environment.
 
-A guard next to the launcher ends them when it dies, however it dies. No signal to a group or
-session reaches all of them, because torchrun gives each rank its own session. The next run to start
-waits for what a guard is ending, since that may be saving. It then kills what is left of guards
-that were killed too.
+A guard next to the launcher ends them whenever the launcher dies. No signal to a group or
+session reaches all of them, because torchrun gives each rank its own session. The next run waits
+until guards have ended such processes, since they may be saving. It then kills what is left of
+guards that were killed too.
 
 The guard runs this file with the standard library alone, so it reads /proc without psutil.
 """
@@ -92,7 +92,7 @@ def kill(mark: dict[str, str]) -> list[int]:
 
 
 def remove() -> list[int]:
-    """Kill what dead launchers have left, after waiting for their guards.
+    """Kill leftovers of dead launchers, after waiting for their guards.
 
     Return the pids of the killed processes.
     """
@@ -124,7 +124,7 @@ def _left() -> list[_Marked]:
 def _kill(processes: list[_Marked]) -> None:
     """Kill whole process groups, parents first.
 
-    One by one, processes could fork faster than they are found.
+    If killed one by one, processes could fork faster than they are found.
     """
     for process in reversed(processes):
         with contextlib.suppress(ProcessLookupError):
@@ -136,7 +136,7 @@ def _kill(processes: list[_Marked]) -> None:
 
 @contextlib.contextmanager
 def guarded(stop_timeout_s: float) -> Iterator[None]:
-    """Run a guard that waits for this process to die and then ends what carries its mark."""
+    """Run a guard that waits for this process to die and then ends the processes with its mark."""
     # Without site-packages, the guard starts before the first rank.
     argv = [sys.executable, "-SEP", str(Path(__file__).resolve()), launcher(), str(stop_timeout_s)]
     guard = subprocess.Popen(
@@ -204,7 +204,8 @@ def _stat(pid: int) -> list[str] | None:
 def _all_marked() -> Iterator[_Marked]:
     """Yield this user's living processes that carry a mark.
 
-    The youngest come first, because one that forks and ends would be gone once the others are read.
+    The youngest come first, because a process that forks and ends would be gone after the others
+    are read.
     """
     for folder in sorted(PROC.glob("[0-9]*"), key=lambda entry: -int(entry.name)):
         stat = _stat(int(folder.name))

@@ -15,7 +15,7 @@ from launch.schema.plan import Plan
 
 
 class Progress:
-    """A context manager; `update()` shows what was written since the last call."""
+    """A context manager; `update()` shows lines written since the last call."""
 
     def __init__(self, plan: Plan) -> None:
         self.console = Console(stderr=True)

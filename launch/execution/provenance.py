@@ -1,7 +1,7 @@
 """Describe the runs behind a model, and an evaluation of it, for the card of method=export.
 
-This is read when the run starts and handed to its rank in config.yaml, because a container does not
-get the directories of other runs.
+This is read when the run starts and passed to its rank in config.yaml, because directories of other
+runs are not mounted into a container.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def runs_behind(path: str | None) -> list[dict[str, Any]]:
         try:
             composition = plain(recorded_config(record["composition"]))
         except (LookupError, AttributeError, OmegaConfBaseException) as error:
-            lost = "that run and those before it are not on the model card"
+            lost = "the model card omits that run and those before it"
             lost += "" if runs else ", and the weights are not compared with what it left"
             print(
                 f"warning: {run / 'record.json'} has no composition of this version "

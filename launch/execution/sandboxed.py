@@ -37,7 +37,7 @@ SOCKET = "sandbox.sock"  # recipes/rewards/verify_code.py connects
 READY_WITHIN_S = 60.0
 # Beyond a job's time limit, to start and end its processes on a busy machine.
 GRACE_S = 10.0
-WENT = "the sandbox ended while it ran this"
+WENT = "the sandbox ended during this job"
 
 
 def image_id(client: docker.DockerClient) -> str:
@@ -207,7 +207,7 @@ class SandboxProcess:
         return self.broken
 
     def ask(self, port: int, path: str) -> str:
-        return ""  # it has no port, so nobody asks
+        return ""  # it has no port, so no requests come
 
     def dump_stacks(self, folder: Path) -> None:
         """Do nothing: a job has a time limit, so it ends."""

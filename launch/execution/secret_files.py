@@ -35,7 +35,7 @@ def written(names: list[str], host: Host, run_dir: Path) -> Iterator[None]:
             folder.parent.mkdir(mode=0o700)
         if not _is_mine(folder.parent, host):
             raise HostError(
-                f"{folder.parent} is not a directory that only you can open, and secrets would be "
+                f"{folder.parent} must be a directory that only you can open, because secrets are "
                 "written there. Remove it, or set XDG_RUNTIME_DIR to a directory of yours."
             )
         shutil.rmtree(folder, ignore_errors=True)  # left by an earlier attempt

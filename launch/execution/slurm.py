@@ -50,7 +50,7 @@ HEAD = """\
 #!/usr/bin/env bash
 # {name}, written by `python launch/run.py runtime=slurm`. Every node must see the run directory,
 # the repository and Python. The job takes its environment from the shell that submits it: tokens
-# come from there, and stand in no file.
+# come from there and are not written to files.
 """
 
 
@@ -117,7 +117,7 @@ def submit(plan: Plan, host: Host) -> int:
         # Two jobs of one run would wait for each other's lock, and fail.
         if not plan.config.runtime.slurm.wait:
             raise UserError(
-                f"{words} Use runtime.slurm.wait=true to follow it, resume=never for another "
+                f"{words} Use runtime.slurm.wait=true to follow it, resume=never to start another "
                 f"run, or `scancel {_words(job)}` first."
             )
         show.say(plan.config, f"{words} Following it.")
@@ -135,7 +135,7 @@ def submit(plan: Plan, host: Host) -> int:
     if overruled:
         show.say(
             plan.config,
-            f"{', '.join(overruled)}: not passed to sbatch, since the composition decides. "
+            f"{', '.join(overruled)}: not passed to sbatch, because the composition sets them. "
             "Use runtime.slurm.options.",
         )
     # A mask in this shell names this machine's GPUs. In the job, Slurm sets the mask.

@@ -158,7 +158,7 @@ def say_missing(run_dir: Path) -> None:
         print(
             f"missing at the rendezvous: {', '.join(missing)}. Nothing of this run started "
             f"there, or it does not see {run_dir}. "
-            f"`scontrol show node {missing[0]}` says how it is; --exclude={missing[0]} in "
+            f"`scontrol show node {missing[0]}` shows its state; --exclude={missing[0]} in "
             "runtime.slurm.options leaves it out.",
             file=sys.stderr,
         )

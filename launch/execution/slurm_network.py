@@ -37,7 +37,7 @@ def address(interface: str | None) -> str:
 
 
 def free_port(host: str) -> int:
-    """Return a TCP port that nobody listens on now."""
+    """Return a free TCP port."""
     with socket.socket() as sock:
         sock.bind((host, 0))
         return int(sock.getsockname()[1])

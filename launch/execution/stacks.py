@@ -52,7 +52,7 @@ def stacks_of(pid: int) -> str:
                 return done.stdout
             reason = done.stderr.strip() or f"py-spy ended with {done.returncode}"
         except subprocess.TimeoutExpired:
-            reason = f"py-spy had no answer in {WITHIN_S:g} s"
+            reason = f"py-spy did not answer within {WITHIN_S:g} s"
     # SIGUSR1 would end a process without a handler for it.
     caught = re.search(r"^SigCgt:\s*(\w+)", text(f"/proc/{pid}/status") or "", re.MULTILINE)
     if not caught or not int(caught[1], 16) >> (signal.SIGUSR1 - 1) & 1:

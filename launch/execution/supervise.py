@@ -28,10 +28,10 @@ from launch.schema.plan import Plan, Process
 POLL_S = 0.2
 # Asking a server in a container starts a program there.
 ASK_EVERY_S = 1.0
-# Share of hang_timeout_s without a step after which to ask the server what it is doing.
+# Share of hang_timeout_s without a step after which the server is asked for its progress.
 ASK_AFTER = 0.1
 # From SIGTERM to SIGKILL. A hung process saves nothing, or it would not have hung. A server saves
-# nothing either. vLLM that is told to end while it loads waits for an engine that is gone.
+# nothing either. If vLLM is stopped while it loads, it waits for an engine that has ended.
 HUNG_GRACE_S = 15.0
 SERVER_GRACE_S = 30.0
 # The same for trainers whose server has failed, from their last step, micro-batch or saved byte.
@@ -59,7 +59,7 @@ class Started(Protocol):
         """Kill what is left of the group."""
 
     def why(self) -> str | None:
-        """Return what the operating system or engine did to the group; its log cannot show it."""
+        """Return how the operating system or engine ended the group; its log cannot show it."""
 
     def ask(self, port: int, path: str) -> str:
         """Return the answer of the group's server. Raises OSError."""
@@ -109,7 +109,7 @@ class Group:
         return self.started.ask(self.process.port, path)
 
     def may_be_asked(self) -> bool:
-        """Return whether the group is a server that was not asked just now."""
+        """Return whether the group is a server that was not asked recently."""
         now = time.monotonic()
         if self.process.port is None or now - self.asked_at < ASK_EVERY_S:
             return False
@@ -169,8 +169,8 @@ class Attempt:
     def _until(self, reached: Callable[[], bool]) -> Outcome | None:
         while True:
             self._look()
-            # Check this before failures: a scheduler signals every process, so ranks end because
-            # they were told to.
+            # Check this before failures: a scheduler signals every process, so ranks end on
+            # request.
             if self.stopping:
                 last, name = self.groups[-1], signal.Signals(self.stopping[0]).name
                 self.progress.note(
@@ -195,7 +195,7 @@ class Attempt:
         if group.process.kind == "prepare":
             if group.started.poll() != 0:
                 return False
-            forget(self.plan.run_dir)  # its result would pass for that of the ranks
+            forget(self.plan.run_dir)  # its result would be taken for that of the ranks
         return not placement.shares_gpu(self.plan.config) or self._serves(group)
 
     def _serves(self, group: Group) -> bool:
@@ -238,7 +238,7 @@ class Attempt:
                 continue
             result = json_files.read_json(self.plan.run_dir / "result.json") or {}
             if not group.is_server and result.get("status") == "interrupted":
-                return self._ended(group, "interrupted")  # somebody else told the ranks to stop
+                return self._ended(group, "interrupted")  # something else stopped the ranks
             if group.is_server:
                 self.unserved = Watchdog(UNSERVED_GRACE_S, time.monotonic())
             why = group.started.why() or ("it ended by itself" if code == 0 else None)

@@ -50,9 +50,9 @@ def _wrong_settings(config: Config, path: Path, settings: dict[str, Any]) -> Ite
     unsupported += ["bias"] if settings.get("bias", "none") != "none" else []
     for name in unsupported:
         yield (
-            f"adapter.path={path}: its {CONFIG} has {name}={settings[name]}, and only LoRA of one "
-            "rank and scale on linear layers is merged here. Merge it with PEFT, and give the "
-            "result as model.path."
+            f"adapter.path={path}: its {CONFIG} has {name}={settings[name]}, but only LoRA with "
+            "one rank and scale on linear layers can be merged here. Merge it with PEFT and set "
+            "model.path to the result."
         )
     layers, own = adapter.target_modules, settings.get("target_modules")
     is_same = isinstance(own, list) and set(layers) == set(own)

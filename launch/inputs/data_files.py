@@ -16,7 +16,7 @@ from launch.schema import Config
 NAMED = 8  # files of a directory that an error lists
 LINES_READ = 10_000  # lines searched for bytes that are not text; more would slow a plan
 HEAD = 65536  # bytes of the file that decide its format
-# First bytes of a file -> what it is, and what datasets.load_dataset reads it as.
+# First bytes of a file -> its kind, and the name of the builder in datasets.load_dataset.
 FORMATS = {
     **dict.fromkeys(
         (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ", b"BZh", b"PK\x03\x04"),
@@ -47,7 +47,7 @@ def check_is_file(key: str, path: Path) -> None:
         listed = ", ".join([*names[:NAMED], *(["..."] if len(names) > NAMED else [])])
         fault = f"no such file.{near_files(path)}"
         if path.is_dir():
-            fault = "a directory, and one file is needed." + (f" It has {listed}." if names else "")
+            fault = "a directory, but one file is needed." + (f" It has {listed}." if names else "")
         raise UserError(f"{key}={path}: {fault}")
     if key in ("data.path", "data.heldout_path") or key.startswith("data.sources["):
         _check_rows(path)
@@ -62,7 +62,7 @@ def _check_rows(path: Path) -> None:
         head = b""  # text_lines reports it
     if other := _other_format(head, path):
         raise UserError(
-            f"{path}:1: {other[0]}, and a JSONL file has one JSON object a line. Use: {other[1]}"
+            f"{path}:1: {other[0]}, but a JSONL file has one JSON object per line. Use: {other[1]}"
         )
     for _ in itertools.islice(text_lines(path), LINES_READ):
         pass
@@ -73,7 +73,7 @@ def _check_rows(path: Path) -> None:
     names = row.keys() if isinstance(row, dict) else set()
     if names.isdisjoint(KNOWN) and (remedy := renaming(names)):
         raise UserError(
-            f"{path}:1: has {', '.join(names)}, and rows have other fields here. Use: {remedy}."
+            f"{path}:1: has {', '.join(names)}, but rows need other fields here. Use: {remedy}."
         )
 
 

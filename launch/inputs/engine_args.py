@@ -40,11 +40,11 @@ OF_COLOCATE = {
 }
 # Values that the launcher sets because no other works.
 FIXED = {
-    "host": "the server listens on the loopback: its weight transfer takes anyone who reaches it",
-    "port": "the server takes a free one",
+    "host": "the server listens on the loopback, because its weight transfer has no authentication",
+    "port": "the server picks a free one",
     "weight_transfer_config": "it follows from the GPUs: NCCL between two, gloo on one",
     "logprobs_mode": "training needs the probabilities of the distribution that was sampled",
-    "max_logprobs": "training needs those of sampled tokens, whatever their rank",
+    "max_logprobs": "training needs those of all sampled tokens",
     "generation_config": "how tokens are drawn is decided by method.args",
     "distributed_executor_backend": "the launcher starts the processes",
 }
@@ -67,7 +67,7 @@ def check(config: Config) -> None:
 
 
 def _why_unknown(name: str, engine: set[str]) -> str:
-    """Return what replaced an argument of older versions, or which argument has a similar name."""
+    """Return the replacement of an older version's argument, or one with a similar name."""
     bench = lock()["arguments"]["recipes.bench.vllm_engine.EngineConfig"]
     refused: dict[str, str] = bench["base"]["refused"]
     if refused.get(name, "").startswith("is gone"):

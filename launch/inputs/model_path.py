@@ -47,18 +47,18 @@ def check(path: Path) -> None:
         raise UserError(
             f"model.path={path}: no tokenizer; a model directory holds config.json, *.safetensors "
             "and tokenizer.json (or "
-            f"{', '.join(TOKENIZERS[1:-1])}). Copy it from where the weights are from: "
+            f"{', '.join(TOKENIZERS[1:-1])}). Copy it from the source of the weights: "
             "AutoTokenizer's save_pretrained writes it."
         )
     for file in _weights(path):
         if not file.is_file():
             source = INDEX if (path / INDEX).is_file() else "a link"
-            fault = f"no such file, and {source} names it. Copy or download it."
+            fault = f"missing, although {source} names it. Copy or download it."
         else:
             size, whole = file.stat().st_size, _whole_size(file)
             if size == whole:
                 continue
-            reason = "it does not begin as a safetensors file"
+            reason = "it does not start like a safetensors file"
             reason = f"its header says {whole:,}" if whole else reason
             fault = f"damaged: {size:,} bytes, and {reason}. Copy or download it again."
         raise UserError(f"{file}: {fault}")
@@ -109,9 +109,8 @@ def warnings(config: Config) -> list[str]:
     goes_by = ", ".join(str(getattr(config.model, key)) for key in other)
     remedy = " or ".join(like) or "the model= next to it, with its own model.num_layers and so on"
     return [
-        f"model.path={config.model.path}: {has} by its config.json, and the plan and the defaults "
-        "of method.args go by "
-        f"model={config.model.name}: {goes_by}. Use: {remedy}."
+        f"model.path={config.model.path}: {has} by its config.json, but the plan and the defaults "
+        f"of method.args use model={config.model.name}: {goes_by}. Use: {remedy}."
     ]
 
 

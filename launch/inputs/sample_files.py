@@ -26,7 +26,7 @@ def files(path: str) -> list[str]:
     def refuse(error: OSError) -> NoReturn:
         raise UserError(
             f"data.path={path}: {error.filename} cannot be read ({error.strerror}). Use: a "
-            "directory that is all yours to read."
+            "directory that you can read completely."
         )
 
     rows: list[Path] = []
@@ -41,7 +41,7 @@ def files(path: str) -> list[str]:
         rows += [file for file in here if file.suffix == ".jsonl"]
         for file in here:
             # A missing kept phase or sample file loses rows. Other broken links, such as a log of
-            # W&B's, lose none.
+            # W&B's, do not.
             if file.suffix in ("", ".jsonl") and file.is_symlink() and not file.exists():
                 raise UserError(
                     f"data.path={path}: {file} leads to {os.readlink(file)}, which is missing. "

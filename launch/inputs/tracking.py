@@ -44,7 +44,7 @@ def check_key(config: Config, environ: Mapping[str, str]) -> None:
     if not environ.get(KEY):
         fault = f": {KEY} is not set in your shell. Use: export {KEY}=<your account's>"
     elif in_container and KEY not in config.runtime.secrets:
-        fault = f" in a container that is not given {KEY}. Use: {KEY} among runtime.secrets"
+        fault = f" in a container without {KEY}. Use: {KEY} among runtime.secrets"
     else:
         return
     offline = f"user_env.{MODE}=offline, or tracking=tensorboard"

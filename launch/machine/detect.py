@@ -1,6 +1,6 @@
 """Detect this host: GPUs from sysfs (no ROCm tools, no torch), cores, the user's environment.
 
-`sysroot` stands for `/`, so that trees copied from other machines can be read.
+`sysroot` replaces `/`, so that trees copied from other machines can be read.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Host:
     python: str
     num_cores: int
     gpus: tuple[Gpu, ...] = ()  # those that the caller may use, in torch's order
-    withheld: tuple[Gpu, ...] = ()  # those whose device nodes this container did not get
+    withheld: tuple[Gpu, ...] = ()  # GPUs whose device nodes this container lacks
     environ: dict[str, str] = field(default_factory=dict)
     cwd: str = "."
     home: str = "/root"
@@ -54,7 +54,7 @@ class Host:
         return tuple(gpu for gpu in self.gpus if gpu.gfx.startswith("gfx") == is_amd)
 
     def free_port(self, wanted: int) -> int:
-        """Return the first port from `wanted` on that nobody listens on."""
+        """Return the first free port at or above `wanted`."""
         return next(port for port in range(wanted, 65536) if port not in self.listening)
 
 
@@ -89,7 +89,7 @@ def undecided(gpus: tuple[Gpu, ...], counted: tuple[Gpu, ...] = ()) -> tuple[str
             options.append(f"hardware={group} with {mask}={','.join(indices)}")
         if options:
             return kinds_text, f"name the group and show only its GPUs: {', or '.join(options)}"
-        return kinds_text, "no group of conf/hardware describes any: name one that is near"
+        return kinds_text, "no group of conf/hardware describes any: name a similar one"
     if not chosen or chosen[0].group is not None:
         return None
     if chosen[0].may_be:
@@ -97,7 +97,7 @@ def undecided(gpus: tuple[Gpu, ...], counted: tuple[Gpu, ...] = ()) -> tuple[str
         return kinds_text, f"several groups fit it equally: name one, hardware={names}"
     if chosen[0].partition_of:
         return kinds_text, partition_remedy(chosen)
-    return kinds_text, "no group of conf/hardware describes it: name one that is near"
+    return kinds_text, "no group of conf/hardware describes it: name a similar one"
 
 
 def _chosen(gpus: tuple[Gpu, ...]) -> list[Gpu]:
@@ -105,7 +105,7 @@ def _chosen(gpus: tuple[Gpu, ...]) -> list[Gpu]:
 
 
 def is_smaller(gpu: Gpu, hardware: Hardware) -> bool:
-    """Return whether a GPU has less memory than its group states, such as a GTT left at half."""
+    """Return whether a GPU has less memory than its group states (such as a small GTT)."""
     if gpu.memory_gb is None or hardware.name not in (gpu.group, gpu.partition_of):
         return False
     share = FITS_SHARED if hardware.unified_memory else FITS
@@ -124,9 +124,9 @@ def partition_remedy(gpus: list[Gpu]) -> str:
     gpu = gpus[0]
     memory = "<GiB of one partition>" if gpu.memory_gb is None else f"{gpu.memory_gb / GIB:.0f}"
     return (
-        f"hardware={gpu.partition_of} is a whole GPU, not a partition. Make them whole (nothing "
-        "may run on them): sudo amd-smi set --gpu all --compute-partition SPX. Or keep them and "
-        "say what one has: "
+        f"hardware={gpu.partition_of} is a whole GPU, not a partition. Merge its partitions while "
+        "nothing runs on them: sudo amd-smi set --gpu all --compute-partition SPX. Or keep them "
+        "and describe one partition: "
         f"hardware={gpu.partition_of} hardware.memory_gb={memory} "
         f"hardware.compute_units={gpu.compute_units} hardware.gpus_per_node={len(gpus)} "
         f"hardware.host.compute_partition={gpu.compute_partition} (speed is then overestimated)"
@@ -137,15 +137,15 @@ def found_line(gpus: tuple[Gpu, ...], group: str) -> str:
     """Return a line with what hardware=auto found and the group that follows."""
     if not gpus:
         return (
-            "hardware=auto: no GPU in /sys/class/kfd nor in /proc/driver/nvidia (or none that "
-            f"your mask leaves): hardware={group}"
+            "hardware=auto: no GPU in /sys/class/kfd nor in /proc/driver/nvidia (or your mask "
+            f"hides all of them): hardware={group}"
         )
     usable = _chosen(gpus)
     kinds = ", ".join(
         f"{count} x {kind}" for kind, count in Counter(describe(gpu) for gpu in usable).items()
     )
     withheld = len(gpus) - len(usable)
-    others = f", and {withheld} that were not given to this container" if withheld else ""
+    others = f", and {withheld} that were not passed to this container" if withheld else ""
     return f"hardware=auto: {kinds}{others}: hardware={group}"
 
 

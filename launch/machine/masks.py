@@ -1,7 +1,7 @@
-"""Read masks: variables that choose a process's GPUs, by index among those of one vendor.
+"""Read masks: environment variables that list a process's GPUs by index, counted per vendor.
 
-Source: HIP's list of environment variables. HIP reads all three of AMD, and CUDA_VISIBLE_DEVICES
-for programs written for CUDA.
+Source: HIP's list of environment variables. HIP reads AMD's three variables, and also
+CUDA_VISIBLE_DEVICES for programs written for CUDA.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ALL = (*AMD, ROCR)
 
 
 def in_force(names: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, str]:
-    """Return those of `names` that are set. HIP ignores an empty one if another is set."""
+    """Return which of `names` are set. HIP ignores an empty one if another is set."""
     masks = {name: environ[name] for name in names if name in environ}
     return {name: value for name, value in masks.items() if value} or masks
 

@@ -105,7 +105,7 @@ def chosen_gpus(config: Config, host: Host, wanted: int) -> list[int]:
     is_amd = config.hardware.gfx.startswith("gfx")
     if is_amd and masks.ROCR in host.environ:
         raise HostError(
-            "ROCR_VISIBLE_DEVICES is set: together with HIP_VISIBLE_DEVICES ROCm miscounts GPUs "
+            "ROCR_VISIBLE_DEVICES is set: with HIP_VISIBLE_DEVICES too, ROCm miscounts GPUs "
             "(pytorch/pytorch#140398) and RCCL's weight transfer fails. "
             "Unset it and choose GPUs by HIP_VISIBLE_DEVICES."
         )

@@ -57,7 +57,7 @@ def products(folder: Path = HARDWARE) -> tuple[Product, ...]:
         except (KeyError, TypeError) as error:
             fields = ", ".join(field.name for field in dataclasses.fields(Detect))
             raise UserError(
-                f"{file}: hardware=auto knows a GPU by product, gfx, compute_units, name and "
+                f"{file}: hardware=auto identifies a GPU by product, gfx, compute_units, name and "
                 f"detect ({fields}). {error!r}"
             ) from error
     return (*described, *OTHERS)

@@ -23,7 +23,7 @@ from launch.schema.plan import Balance
 
 KEY, AUTO = "topology.servers", "auto"
 GAIN = 1.02  # least gain that changes the split; the planner's error is larger
-# No particular host: the number of servers must not depend on where it is planned.
+# No particular host: the number of servers must not depend on the planning machine.
 ELSEWHERE = Host("python3", num_cores=1)
 
 
@@ -44,30 +44,30 @@ def balance(config: Config, host: Host) -> Balance | None:
 
 
 def with_servers(config: Config) -> Config:
-    """Return a copy in which the fastest number replaces topology.servers=auto. Raises UserError.
+    """Return a copy with the fastest number in place of topology.servers=auto. Raises UserError.
 
     If no speed is predicted, or no number fits, it is the smallest that the rules allow.
     """
-    given = config.topology.servers
-    if isinstance(given, int) and not isinstance(given, bool):
+    servers = config.topology.servers
+    if isinstance(servers, int) and not isinstance(servers, bool):
         return config
-    if given != AUTO:
-        raise UserError(f"{KEY}={given}: it takes a whole number or {AUTO}.")
+    if servers != AUTO:
+        raise UserError(f"{KEY}={servers}: it takes a whole number or {AUTO}.")
     if config.topology.name != "split":
         raise UserError(
             f"{KEY}={AUTO} under topology={config.topology.name}: it has no server. Use: "
             f"topology=split, or no {KEY}."
         )
-    one = with_value(config, KEY, 1)
-    check_given(one)
+    minimal = with_value(config, KEY, 1)
+    check_given(minimal)
     if not config.method.trains:
-        return one
+        return minimal
     # The choices for a trainer hardly depend on the number of trainers, so they are made once.
-    possible = next((plain for plain in _splits(one) if not refusals(plain)), None)
+    possible = next((plain for plain in _splits(minimal) if not refusals(plain)), None)
     best = None
     if possible and speed(possible).step_s:
         best = _fastest(choose(possible, ELSEWHERE), ELSEWHERE)
-    return with_value(config, KEY, (best or possible or one).topology.servers)
+    return with_value(config, KEY, (best or possible or minimal).topology.servers)
 
 
 def _fastest(config: Config, host: Host) -> Config | None:

@@ -127,12 +127,12 @@ def _jsonl(key: str, path: Path, method: str, all_lines: bool) -> None:
     place = ""
     for place, row in itertools.islice(json_lines(path), None if all_lines else PLAN_LINES):
         if not isinstance(row, dict):
-            raise UserError(f"{place}: {type(row).__name__}, and every line is one JSON object.")
+            raise UserError(f"{place}: {type(row).__name__}, but every line must be a JSON object.")
         if not any(all(column in row for column in columns) for columns in alternatives):
-            wanted = " or ".join("+".join(columns) for columns in alternatives)
-            needs = f"{key} of method={method} needs {wanted}."
+            fields = " or ".join("+".join(columns) for columns in alternatives)
+            needs = f"{key} of method={method} needs {fields}."
             if method == "tokenizer":
-                needs = f"random weights make their tokenizer of {key}, which then needs {wanted}. "
+                needs = f"random weights make their tokenizer of {key}, which then needs {fields}. "
                 needs += "Use: model.path=<a trained model>."
             raise UserError(f"{place}: has {', '.join(row) or 'no field'}; {needs}")
     if not place:
@@ -175,8 +175,8 @@ def _packages(config: Config) -> None:
         key = "method.args.use_liger_kernel"
         _package(config, f"{key}=true", "liger-kernel", f"{key}=false", "liger.in")
     if not config.smoke:  # a CPU computes in fp32
-        for given, precision, instead in _low_precisions(config):
-            _package(config, given, LOW_PRECISION[precision], instead, "quantization.in")
+        for override, precision, instead in _low_precisions(config):
+            _package(config, override, LOW_PRECISION[precision], instead, "quantization.in")
 
 
 def _low_precisions(config: Config) -> Iterator[tuple[str, str, str]]:
@@ -201,7 +201,7 @@ def _package(config: Config, given: str, package: str, instead: str, source: str
             holding = f"{package} in containers/cpu/{source} and among the image's locks, "
             holding += "then make lock and the image anew"
             raise UserError(
-                f"{given}: the image {image.name} holds no {package}. Use: {instead}, "
+                f"{given}: the image {image.name} lacks {package}. Use: {instead}, "
                 f"{runtime_as(config, 'local')}, or {holding}."
             )
         return

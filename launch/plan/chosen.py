@@ -1,4 +1,4 @@
-"""Choose the settings that nobody set, by the record of a resumed run or by the planner."""
+"""Choose settings that the user left open, from the record of a resumed run or by the planner."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from launch.schema import Config
 
 
 def with_choices(config: Config, host: Host, run_dir: Path) -> Config:
-    """Return a prepared `config` with every choice made. A resumed run takes those of its record.
+    """Return a prepared `config` with every choice made. A resumed run uses its record's.
 
     On other ranks than before (launch/plan/resuming.py) the batch is divided again, into the same
     sequences per step.

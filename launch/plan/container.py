@@ -143,7 +143,7 @@ def devices(config: Config, host: Host, gpus: list[int], others: list[int]) -> d
             gpus = placement.chosen_gpus(config, host, 1)
         nodes = {"/dev/kfd": "ROCm's compute interface"}
         nodes |= {render_node(host, gpu): f"GPU {gpu}" for gpu in gpus}
-        ipc = "weights are sent there by HIP IPC"
+        ipc = "the trainer sends weights by HIP IPC"
         nodes |= {render_node(host, gpu): f"GPU {gpu}: {ipc}" for gpu in others}
         if config.smoke:
             nodes = {node: why for node, why in nodes.items() if node in host.device_nodes}
@@ -195,8 +195,8 @@ def _check_mount(mount: Mount, host: Host) -> None:
     ):
         raise UserError(
             f"{mount.source} ({mount.reason}) cannot be mounted into a container: it would hide "
-            "what is there. "
-            "Use: a place of your own, at least two levels deep, outside /proc, /sys, /dev and "
+            "files of the image. "
+            "Use: another directory, at least two levels deep, outside /proc, /sys, /dev and "
             "/opt/recipes."
         )
     if mount.reason == "PYTHONPATH" and Path(mount.source) == Path(host.home):
@@ -220,11 +220,11 @@ def _inputs(config: Config, host: Host) -> list[tuple[str, str]]:
     if data.kind == "samples" and data.path:
         files = sample_files.files(data.path)
         linked = [file for file in files if not Path(file).is_relative_to(data.path)]
-        inputs += [(file, "samples that a link leads to") for file in linked]
+        inputs += [(file, "targets of links to samples") for file in linked]
     if pipeline := argument(config, "reuse"):  # and the phases that it keeps from another run
         links = filter(Path.is_symlink, Path(pipeline).glob("*"))
-        kept = sorted(str(followed(link)) for link in links)
-        inputs += [(path, "method.args.reuse") for path in (pipeline, *kept)]
+        targets = sorted(str(followed(link)) for link in links)
+        inputs += [(path, "method.args.reuse") for path in (pipeline, *targets)]
     inputs += [(argument(config, "lm_eval_include"), "method.args.lm_eval_include")]
     if method.exports and (converter := argument(config, "gguf_converter")):
         inputs += [(str(Path(converter).parent), "llama.cpp's converter, and what it imports")]
@@ -233,7 +233,7 @@ def _inputs(config: Config, host: Host) -> list[tuple[str, str]]:
         folder = Path(model.path).resolve()
         targets = {file.resolve().parent for file in folder.iterdir() if file.is_symlink()}
         outside = sorted(str(target) for target in targets if not target.is_relative_to(folder))
-        inputs += [(path, "what the model's files are links to") for path in outside]
+        inputs += [(path, "targets of links in the model directory") for path in outside]
     if tuned := config.user_env.get("PYTORCH_TUNABLEOP_FILENAME"):
         inputs += [(str(Path(tuned).parent), "tuned matrix products")]
     inputs += [(folder, "PYTHONPATH") for folder in environment.own_python_path(config, host)]

@@ -96,26 +96,26 @@ def _code() -> list[str]:
     return [*digests, str(trainer_args.lock()["trl"])]
 
 
-def said(config: Config, found: dict[str, Any] | None) -> str:
+def describe_rows(config: Config, preparation: dict[str, Any] | None) -> str:
     """Describe the rows for a plan: lengths, how many are cut, and how full batches are."""
-    if found is None:
-        preview = "the same command with data.preview=5 in place of mode=plan"
+    if preparation is None:
+        preview = "the same command with data.preview=5 instead of mode=plan"
         return f"not prepared yet; {preview} shows lengths, cuts and packing"
-    length = found["length"]
+    length = preparation["length"]
     lines = [
-        f"{found['rows']} rows, lengths {length['shortest']} to {length['longest']} tokens, mean "
-        f"{length['mean']:.1f}"
+        f"{preparation['rows']} rows, lengths {length['shortest']} to {length['longest']} tokens, "
+        f"mean {length['mean']:.1f}"
     ]
-    most = max(number for _, _, number in found["histogram"])
+    most = max(number for _, _, number in preparation["histogram"])
     lines += [
         f"{low:6}-{high:<6} {'█' * round(24 * number / most):24} {number}"
-        for low, high, number in found["histogram"]
+        for low, high, number in preparation["histogram"]
     ]
-    if found["max_length"]:
-        lines.append(f"{found['truncated']} cut to {found['max_length']} tokens")
-    if found["efficiency"] is not None:
+    if preparation["max_length"]:
+        lines.append(f"{preparation['truncated']} cut to {preparation['max_length']} tokens")
+    if preparation["efficiency"] is not None:
         lines.append(
-            f"{found['efficiency']:.1%} of a batch's places hold a token, "
-            f"{'packed' if found['packing'] else 'not packed'}"
+            f"{preparation['efficiency']:.1%} of a batch's places hold a token, "
+            f"{'packed' if preparation['packing'] else 'not packed'}"
         )
     return "\n".join(lines)

@@ -21,14 +21,14 @@ from launch.schema.variables import CPU_CACHE_GIB, INSIDE, SECRET
 
 ROOT = Path(__file__).parents[2]
 ADDED_TO = ("PYTHONPATH",)  # the user's own value stays, after ours
-# The shell's variables that a container also gets: those of the stack, which change numbers or
-# speed.
+# The shell's variables that a container also gets: variables of the software stack, which change
+# numbers or speed.
 PASSED = re.compile(r"^(HIP_|HSA_|NCCL_|RCCL_|MIOPEN_|PYTORCH_|VLLM_|HF_|GPU_MAX_)")
 # Variables that make a fault name its kernel, and make the run slow. Sources: AMD's workload guide
 # (debug agent), HIP's and PyTorch's lists.
-UNCACHED = "every tensor is its own allocation, with an end that can be overrun"
+UNCACHED = "every tensor is its own allocation, so an overrun faults"
 DEBUG_NVIDIA = (
-    ("CUDA_LAUNCH_BLOCKING", "1", "a fault is reported where its kernel was launched"),
+    ("CUDA_LAUNCH_BLOCKING", "1", "launches are synchronous, so a fault names its kernel"),
     ("PYTORCH_NO_CUDA_MEMORY_CACHING", "1", UNCACHED),
 )
 AGENT = "/opt/rocm/lib/librocm-debug-agent.so.2"
@@ -36,7 +36,7 @@ DEBUG_AMD = (
     ("HSA_TOOLS_LIB", AGENT, "the debug agent prints the faulting wave"),
     ("HSA_TOOLS_REPORT_LOAD_FAILURE", "1", "reports a missing debug agent"),
     ("HSA_ENABLE_DEBUG", "1", "the agent needs it"),
-    ("AMD_SERIALIZE_KERNEL", "3", "waits around every kernel: the last one faulted"),
+    ("AMD_SERIALIZE_KERNEL", "3", "waits around every kernel, so the last one is at fault"),
     ("AMD_SERIALIZE_COPY", "3", "the same for copies"),
     ("PYTORCH_NO_HIP_MEMORY_CACHING", "1", UNCACHED),
     ("HSA_DISABLE_FRAGMENT_ALLOCATOR", "1", "ROCr merges no allocations: exact addresses"),
@@ -113,7 +113,7 @@ def _launcher(
         why = f"{host.num_cores} cores over {ranks} rank(s); torchrun would set 1"
         add("OMP_NUM_THREADS", max(1, host.num_cores // ranks), why)
     if kind == "trainer":
-        why = "seconds to save after SIGTERM, as long as the launcher waits; torchrun's 30 are few"
+        why = "seconds to save after SIGTERM, as long as the launcher waits; torchrun gives only 30"
         add("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", config.runtime.stop_timeout_s, why)
     if not gpus:
         # A step of the tiny model on two busy cores took 2.28 s with spinning threads, 0.035 s with
@@ -124,18 +124,18 @@ def _launcher(
         mask = ",".join(map(str, gpus))
         add(MASK[vendor], mask, "the GPUs of this process; the only mask that is set")
     elif kind == "exporter" and vendor in MASK:
-        add(MASK[vendor], -1, "an export computes on no GPU, and leaves them to others")
-    # Between nodes nothing is guessed. `=` means exactly this interface, not all whose name begins
-    # like it (NCCL's environment variables).
+        add(MASK[vendor], -1, "an export needs no GPU and leaves them free")
+    # Between nodes nothing is guessed. `=` means exactly this interface, not every interface with
+    # this prefix (NCCL's environment variables).
     slurm = config.runtime.slurm
-    for name, given, why in (
+    for name, setting, why in (
         ("NCCL_SOCKET_IFNAME", slurm.interface and f"={slurm.interface}", "interface"),
         ("GLOO_SOCKET_IFNAME", slurm.interface, "interface"),
         ("NCCL_IB_HCA", slurm.hca, "hca"),
         ("NCCL_IB_GID_INDEX", slurm.gid_index, "gid_index: the RoCE v2 address of the port"),
     ):
-        if given is not None:
-            add(name, given, f"runtime.slurm.{why}")
+        if setting is not None:
+            add(name, setting, f"runtime.slurm.{why}")
     if kind == "trainer" and config.tracking.name == "tensorboard":
         # transformers 5 reads the directory only from here.
         why = "event files stay in the run directory"
@@ -154,7 +154,7 @@ def _vllm(config: Config, kind: str) -> list[Setting]:
         why = "outputs between other requests, so that a slow host's weight transfer waits for few"
         rows.append(("VLLM_V1_OUTPUT_PROC_CHUNK_SIZE", 16, why))
     if generates(config, kind):
-        rows.append(("VLLM_NO_USAGE_STATS", 1, "vLLM otherwise reports what it runs to its makers"))
+        rows.append(("VLLM_NO_USAGE_STATS", 1, "vLLM otherwise sends usage statistics"))
         if vendor == Vendor.none:
             why = "the trainers need the same few cores"
             rows.append(("VLLM_CPU_OMP_THREADS_BIND", "nobind", why))
@@ -190,8 +190,10 @@ def _container(config: Config, host: Host) -> list[Setting]:
     """Return what a process without a home and user name needs, and the shell's PASSED values."""
     home = paths.home(config, host)
     no_name = "the caller's uid has no name in the image; torch asks for one"
-    pycache = "the image holds no bytecode and is read-only: compiling takes 10 s of every start"
-    inductor = "compiled kernels stay for the next run; the default, /tmp, goes with the container"
+    pycache = "the image is read-only without bytecode, so every start would compile for 10 s"
+    inductor = (
+        "keeps compiled kernels for the next run; the default, /tmp, is lost with the container"
+    )
     rows = (
         ("HOME", home, "the caller's uid has no home directory in the image"),
         ("USER", "recipes", no_name),

@@ -29,7 +29,7 @@ def check_export(config: Config) -> None:
     if target is not None and not os.environ.get(TOKEN):
         raise UserError(
             f"method.args.push_to={target}: {TOKEN} is not set in your shell. Use: export "
-            f"{TOKEN}=<one that may write>."
+            f"{TOKEN}=<token with write access>."
         )
 
 
@@ -43,7 +43,7 @@ def _check_evaluation(config: Config, run: Path) -> None:
     measures = "accuracy" in result or "lm_eval" in result
     if result.get("status") != "done" or not measures or not isinstance(model, dict):
         raise UserError(
-            f"method.args.results_from={run}: no evaluation that is done. Use: a run of "
+            f"method.args.results_from={run}: not a finished evaluation. Use: a run of "
             "method=evaluate."
         )
     adapter = config.adapter.path  # the adapter's run saved the merged model, which was measured

@@ -34,9 +34,9 @@ def prepare(config: Config, keys: Sequence[str] = ()) -> tuple[Config, list[str]
 
     Raises UserError.
 
-    `keys` are those of the command line, which may not contradict one another as those of files
-    may. Under smoke=true the rules look at the small composition, so that no hardware rule rejects
-    it. Whatever they would reject otherwise becomes a warning.
+    `keys` are those of the command line. Unlike keys of files, they may not contradict each other.
+    Under smoke=true the rules look at the small composition, so that no hardware rule rejects it.
+    What they would reject without smoke=true becomes a warning.
     """
     config = balance.with_servers(config)
     check.check_given(config)
@@ -52,9 +52,9 @@ def prepare(config: Config, keys: Sequence[str] = ()) -> tuple[Config, list[str]
     warnings = [f"smoke: in place of {line}." for line in left_out]
     sizes = smoke.smaller(config, small)
     if sizes:
-        warnings.append(f"smoke: {', '.join(sizes)}. What the command line gives stays.")
+        warnings.append(f"smoke: {', '.join(sizes)}. Overrides on the command line stay.")
     reasons = [refusal.sentence for refusal in check.refusals(config)]
-    return small, [*warnings, *(f"without smoke=true this is refused: {r}" for r in reasons)]
+    return small, [*warnings, *(f"without smoke=true this is rejected: {r}" for r in reasons)]
 
 
 def make_plan(
@@ -70,7 +70,7 @@ def make_plan(
     key = environment.leaked(plain(config), {secret for secret in secrets if len(secret) >= 8})
     if key:
         raise UserError(
-            f"{key}: holds a secret of your shell, and a composition ends in records. The "
+            f"{key}: holds a secret of your shell, and run records contain the composition. The "
             "processes inherit the variable."
         )
     ports = process_groups.ports(host, run_dir)

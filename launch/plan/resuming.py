@@ -47,12 +47,12 @@ def another(differences: list[str]) -> list[str]:
     return [line for line in differences if not PLACES.fullmatch(line.partition(": ")[0])]
 
 
-def check(given: str, old: Config, new: Config) -> None:
-    """Raise UserError if `old`, recorded in `given`, cannot resume as `new`."""
+def check(resume: str, old: Config, new: Config) -> None:
+    """Raise UserError if `old`, recorded in `resume`, cannot resume as `new`."""
     refused = _refused(old, new)
     if refused:
         raise UserError(
-            f"resume={given}: {refused[0]}. Use: {refused[1]}; resume=never starts afresh."
+            f"resume={resume}: {refused[0]}. Use: {refused[1]}; resume=never starts afresh."
         )
 
 
@@ -61,12 +61,14 @@ def note(old: Config, new: Config) -> list[str]:
     then, now = _ranks(old), _ranks(new)
     if then == now:
         return []
-    said = f"resume: {then} before, {now} now"
+    header = f"resume: {then} before, {now} now"
     if not new.method.trains:
-        return [f"{said}; batches that are done stay, and which rank does another changes nothing."]
-    drawn = ", and completions are drawn anew" if new.method.generates else ""
+        return [
+            f"{header}; finished batches stay. Results do not depend on which rank does the rest."
+        ]
+    drawn = ", and completions are sampled again" if new.method.generates else ""
     return [
-        f"{said}: the same sequences a step, in the same order; sums round otherwise{drawn}, so no "
+        f"{header}: the same sequences per step and order; sums round differently{drawn}, so no "
         "figure is equal to the last digit."
     ]
 
@@ -105,9 +107,8 @@ def _refused(old: Config, new: Config) -> tuple[str, str] | None:
     if then.startswith("zero") and ranks[0] != ranks[1]:
         return (
             f"{ranks[0]} rank(s) before, {ranks[1]} now: each rank's file holds its part of the "
-            "optimizer's state, and DeepSpeed loads "
-            "them for as many ranks only",
-            f"{_again(old)}; topology=ddp or fsdp for runs that are to move",
+            "optimizer's state, and DeepSpeed loads them for that number of ranks only",
+            f"{_again(old)}; topology=ddp or fsdp for runs that must move",
         )
     return _other_steps(old, new)
 

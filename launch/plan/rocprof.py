@@ -19,7 +19,7 @@ from pathlib import Path
 from launch.schema import Config
 from launch.schema.enums import Profile, Rocprof
 
-RANK = "rank%env{RANK}%"  # torchrun sets RANK; %rank% would be that of Slurm or MPI
+RANK = "rank%env{RANK}%"  # torchrun sets RANK; %rank% would be the rank of Slurm or MPI
 
 
 def wrapped(config: Config, run_dir: Path, python: str, rank: list[str]) -> list[str]:

@@ -50,26 +50,26 @@ def fresh_name() -> str:
     return f"{datetime.datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
 
 
-def newest_unfinished(home: Path, wanted: str, with_running: bool = False) -> Path | None:
-    """Return the newest unfinished run with composition hash `wanted` that can resume, or None.
+def newest_unfinished(home: Path, hash_: str, with_running: bool = False) -> Path | None:
+    """Return the newest unfinished run with composition hash `hash_` that can resume, or None.
 
     Skip runs with a running launcher, unless `with_running`.
     """
-    for folder, record in of_composition(home, wanted):
+    for folder, record in of_composition(home, hash_):
         is_free = with_running or not is_locked(folder)
         if record.get("status") != "done" and is_free and not _bars(record):
             return folder
     return None
 
 
-def of_composition(home: Path, wanted: str) -> Iterator[tuple[Path, dict[str, Any]]]:
+def of_composition(home: Path, hash_: str) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Yield (folder, record) of the runs with this composition hash, newest first.
 
     Runs that reproduce another run are left out.
     """
     for folder in sorted(home.glob("*/"), reverse=True):
         record = read_json(folder / "record.json") or {}
-        if record.get("composition_hash") == wanted and AGAIN not in folder.name:
+        if record.get("composition_hash") == hash_ and AGAIN not in folder.name:
             yield folder, record
 
 
@@ -149,7 +149,7 @@ def _named(config: Config) -> Path:
     elif record.get("status") == "done":
         fault = "that run is done. resume=never runs the composition again."
     elif is_locked(folder):
-        fault = "that run is running now. Wait until it has ended, or stop it; then try again."
+        fault = "that run is still running. Stop it or wait until it ends, then try again."
     elif bars := _bars(record):
         fault = f"{bars[0]}. resume=never starts afresh."
     else:
@@ -189,7 +189,7 @@ def make(folder: Path) -> None:
         (folder / "logs").mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(
-            f"{folder}: cannot be made ({error.strerror}). Choose another place with "
+            f"{folder}: cannot be created ({error.strerror}). Choose another place with "
             "run_root=<directory>."
         ) from error
 
@@ -208,8 +208,8 @@ def locked(folder: Path) -> Iterator[None]:
             except OSError as error:
                 if attempt == LOCK_ATTEMPTS - 1:
                     raise UserError(
-                        f"{folder}: another launcher runs this run now. Wait until it has ended, "
-                        "or stop it; then try again."
+                        f"{folder}: another launcher is executing this run. Stop it or wait until "
+                        "it ends, then try again."
                     ) from error
                 time.sleep(0.02)  # is_locked takes the lock briefly too
         yield

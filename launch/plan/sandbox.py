@@ -1,8 +1,8 @@
 """Plan the sandbox: containers that test the code a model writes (run by sandboxed.py).
 
 Ranks send jobs to the launcher through a Unix socket in the run directory. The launcher passes them
-to a container's stdin. So a container needs no mount and cannot reach what ranks read, and no rank
-ever talks to the engine.
+to a container's stdin. So a container needs no mount and cannot reach the files of ranks, and ranks
+never talk to the engine.
 """
 
 from __future__ import annotations

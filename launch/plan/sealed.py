@@ -39,5 +39,5 @@ def faults(record: dict[str, Any]) -> list[str]:
 
 def doubt(record: dict[str, Any]) -> str | None:
     """Return the first fault as a sentence."""
-    found = faults(record)
-    return f"its record.json cannot be trusted ({found[0]})" if found else None
+    reasons = faults(record)
+    return f"its record.json cannot be trusted ({reasons[0]})" if reasons else None

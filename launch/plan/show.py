@@ -159,7 +159,7 @@ def _facts(plan: Plan) -> Table:
     if has_batches:
         rows["data"] = _data(config)
     if plan.data_cache:
-        rows["its rows"] = data_cache.said(config, plan.data)
+        rows["its rows"] = data_cache.describe_rows(config, plan.data)
     place = f"slurm ({runtime.on_node} on the node)" if runtime.name == "slurm" else runtime.name
     topology, servers = config.topology, ""
     if placement.shares_gpu(config):

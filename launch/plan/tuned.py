@@ -44,8 +44,8 @@ def recipe(config: Config) -> Config | None:
     if name is None:
         return None
     method, own = _standard(config, name).method, trainer_args.own(config)
-    given = {key: value for key, value in config.method.args.items() if key not in own}
-    args = {**method.args, **(method.smoke if config.smoke else {}), **given}
+    user_args = {key: value for key, value in config.method.args.items() if key not in own}
+    args = {**method.args, **(method.smoke if config.smoke else {}), **user_args}
     if config.smoke:
         args.pop("num_train_epochs", None)  # a trial is limited by its steps
     rewards = config.method.rewards or method.rewards
@@ -56,7 +56,7 @@ def recipe(config: Config) -> Config | None:
 
 
 def check_recipe(config: Config) -> None:
-    """Raise UserError if the recipe would be rejected by itself."""
+    """Raise UserError if the recipe alone would be rejected."""
     tuned = recipe(config)
     if tuned is None:
         return
@@ -111,16 +111,18 @@ def planned(config: Config, tuned: Config, host: Host) -> list[dict[str, Any]]:
         except UserError:  # the recipe cannot take this batch
             continue
         most = max(memory.memory(candidate, groups, smaller), key=margin.tightness)
-        kept = {key: args[key] for key in (BATCH, CHECKPOINTING, ACCUMULATION) if key in args}
+        recipe_args = {
+            key: args[key] for key in (BATCH, CHECKPOINTING, ACCUMULATION) if key in args
+        }
         sizes = {"planned_gb": most.allocated_gb, "capacity_gb": most.capacity_gb}
-        candidates.append({"args": kept, **sizes, "fits": most.fits})
+        candidates.append({"args": recipe_args, **sizes, "fits": most.fits})
     return candidates
 
 
 def experiment(config: Config, command: Sequence[str]) -> dict[str, Any]:
     """Return the groups and values that restore the recipe as it was before the tuning.
 
-    Under smoke=true it is composed again from the command, because what ran was scaled down.
+    Under smoke=true it is composed again from the command, because the run was scaled down.
     """
     if config.smoke:
         config = dataclasses.replace(compose(command), smoke=False)

@@ -93,14 +93,14 @@ def pipeline_json(name: str, run_dir: Path, phases: dict[str, Plan]) -> dict[str
 
     It has the plans of its phases, and their processes and warnings together.
 
-    `kept` are the phases `outside`; their processes do not run.
+    Its `kept` are the phases `outside`; their processes do not run.
     """
     plans = {phase: as_json(plan) for phase, plan in phases.items()}
-    kept = {phase: str(folder) for phase, folder in outside(run_dir, phases).items()}
+    reused_dirs = {phase: str(folder) for phase, folder in outside(run_dir, phases).items()}
     run = {
         phase: plan
         for phase, plan in plans.items()
-        if phase not in kept and not phases[phase].is_left_out
+        if phase not in reused_dirs and not phases[phase].is_left_out
     }
     first = next(iter(plans.values()))
     shared = {key: first[key] for key in ("schema", "hardware", "image", "runtime")}
@@ -115,6 +115,6 @@ def pipeline_json(name: str, run_dir: Path, phases: dict[str, Plan]) -> dict[str
         "memory": [{**entry, "phase": phase} for phase, p in run.items() for entry in p["memory"]],
         "speed": {"tokens_per_second": None, "step_s": None, "basis": "see each phase"},
         "warnings": shared_warnings(phases),
-        "kept": kept,
+        "kept": reused_dirs,
         "phases": plans,
     }

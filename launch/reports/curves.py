@@ -59,7 +59,7 @@ class Charts(Block):
 
     @property
     def plots(self) -> list[dict[str, Any]]:
-        """Return what the template draws of each chart; positions are in units of the SVG."""
+        """Return the template's values for each chart; positions are in units of the SVG."""
         return list(map(_plot, self.charts))
 
 

@@ -31,7 +31,7 @@ from launch.reports.parts import (
 )
 from launch.study import lineage
 
-# Keys that tell where a run is and not what it is: paths of a phase, output.
+# Keys that say where a run is, not what it computes: paths of a phase, output.
 NOT_COMPARED = {"name", "run_root", "mode", "format", "verbose", "resume", "chosen", "speed_keeps"}
 RECORDED = ("code", "image", "packages", "host")
 MOST_DETAILS = 8  # runs with their own sections on the page of several
@@ -105,7 +105,7 @@ def compare(runs: Sequence[Run], names: Sequence[str]) -> Page:
     sections = filled(
         {
             "Differences": lambda: differences(runs),
-            "Curves": lambda: [Charts(series.together(runs))],
+            "Curves": lambda: [Charts(series.shared_charts(runs))],
             "Results": lambda: [results(runs), *benchmarks(runs)],
             "Evaluation": lambda: evaluations.compared(evaluations.with_first(runs)),
             "Warnings": lambda: _warnings(runs),

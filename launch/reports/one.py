@@ -1,4 +1,4 @@
-"""Build the page of one run: how it ended, what it was, what it reached, its speed and memory."""
+"""Build the page of one run: how it ended, its configuration, results, speed and memory."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def last_words(run: Run) -> list[Block]:
     folder, blocks = run.folder / "logs", list[Block]()
     first = next(iter(failures(run.folder)), None)
     own = folder / f"rank{first['rank']}.log" if first else folder
-    # The log of a process group repeats what its ranks write.
+    # The log of a process group repeats the output of its ranks.
     every = sorted(folder.glob("*.log"))
     groups = [file for file in every if not file.stem.startswith("rank")]
     files = [own] if own.is_file() and own.stat().st_size else groups or every

@@ -29,8 +29,8 @@ def compare(before: Sequence[tuple[int, int]], after: Sequence[tuple[int, int]])
 
     The interval is Bonett and Price's adjusted Wald interval (Journal of Educational and Behavioral
     Statistics 37, 2012, 479-488). It adds one problem that only `after` solves and one that only
-    `before` solves, so problems that all change alike leave a width. If a problem has several
-    samples, differences of shares stand in for -1, 0 and 1.
+    `before` solves, so the interval has a width even if all problems change in the same way. If a
+    problem has several samples, differences of shares stand in for -1, 0 and 1.
     """
     # Integers in units of 1/unit, so that equal sums compare equal.
     unit = math.lcm(*(total for _, total in [*before, *after]))

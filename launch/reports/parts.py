@@ -96,7 +96,7 @@ class Folded(Block):
 
 @dataclass(frozen=True)
 class Section(Block):
-    """Blocks under a heading; `status` is that of a run that has a section of its own."""
+    """Blocks under a heading; `status` is the status of a run with its own section."""
 
     title: str
     blocks: Sequence[Block]

@@ -29,7 +29,7 @@ MAIN = {
     "mfu": ("MFU", "%", True),
     "memory_peak_gb": ("Memory, most so far", "GB", True),
 }
-HELD_OUT = "eval_"  # prefix of held-out figures, drawn next to those of training
+HELD_OUT = "eval_"  # prefix of held-out figures, drawn next to training figures
 LEVEL_SHARE = "level_share/"  # prefix of a curriculum's keys, one for each level
 # launch/study/cycles.py names the sampling phases of RAFT like this.
 SAMPLED = re.compile(r"\d+_(?:(.+)_)?cycle(\d+)_sample")
@@ -89,7 +89,7 @@ def main(run: Run) -> list[Chart]:
     return charts
 
 
-def together(runs: Sequence[Run]) -> list[Chart]:
+def shared_charts(runs: Sequence[Run]) -> list[Chart]:
     """Return the charts of MAIN with a curve for each run that has the key."""
     if len(runs) == 1:
         return main(runs[0])

@@ -104,7 +104,7 @@ def _is_trial(entry: Any) -> bool:
 def curves(runs: list[Run], ranked: list[Trial], total: int, which: str) -> list[Block]:
     """Draw each trial's value, and the curves of the trials that are `which`: best or first."""
     points = sorted((float(t["number"]), float(t["value"])) for t in ranked)
-    charts = series.together(runs)
+    charts = series.shared_charts(runs)
     if len(points) > 1:
         title = f"{ranked[0]['metric']} of each trial"
         charts.insert(0, Chart(title, [curve(title, points, dots=True)], x_title="trial"))
@@ -163,7 +163,9 @@ def importance(folder: Path, trials: list[Trial], metric: str | None) -> Block:
     if not varying:
         return Note("Unknown: no parameter has two values among the trials that are done.")
     if len(varying) == 1:
-        return Note(f"{varying[0]} is the only parameter that varies: all but chance is due to it.")
+        return Note(
+            f"{varying[0]} is the only parameter that varies, so it decides all but chance."
+        )
     if len({t["value"] for t in done}) == 1:
         return Note(f"Unknown: {metric} is the same in all trials.")
     if is_search and len(done) < fewest:

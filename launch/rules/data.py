@@ -21,7 +21,7 @@ HELD_OUT_ROWS = {
 
 
 def first_metric(config: Config) -> str:
-    metric = next(iter(config.method.held_out_metrics), "<a figure that its trainer logs>")
+    metric = next(iter(config.method.held_out_metrics), "<a figure that the trainer logs>")
     return f"method.selection.metric={metric}"
 
 
@@ -38,7 +38,7 @@ def has_heldout(config: Config) -> bool:
 
 
 def source_faults(c: Config) -> Iterator[Refusal]:
-    """Yield what the rows of this kind of data lack, or what is wrong with a mixture."""
+    """Yield what is missing in this kind of data, or wrong in a mixture."""
     data = c.data
     has_weights = c.model.path or c.model.init == Init.pretrained
     # an evaluation with a tokenizer reads held-out rows only
@@ -88,13 +88,13 @@ def task_faults(c: Config) -> Iterator[Refusal]:
             hint = near(str(task.name), tasks)
             example = "lists" if c.data.kind == "code" else "chain_sum"
             message = f"{key}.name={task.name}: data={c.data.name} has no such task.{hint}"
-            yield Refusal("task", message, f"name: {example}, or another of its {len(tasks)} tasks")
+            yield Refusal("task", message, f"name: {example}, or another of the {len(tasks)} tasks")
             continue
         highest, fields = known["highest"], known["fields"]  # null for a task without a curriculum
         fault = f"{key}.level={task.level} ({task.name}): "
         if highest is not None and not 0 <= task.level <= highest:
             yield Refusal("task", f"{fault}it has levels 0 to {highest}", f"level: 0{any_config}")
-        # data=cups gives the name of a level to what its config makes harder
+        # In data=cups, a key of config has the name of a level.
         if highest is None and task.level and not (task.level > 0 and task.config):
             fault += "it has no curriculum, and without config all levels are one"
             yield Refusal("task", fault, f"level: 0{any_config}")

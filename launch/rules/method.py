@@ -40,7 +40,7 @@ def method_faults(c: Config) -> Iterator[Refusal]:
             yield Refusal("bench_lists", message, remedy)
     for name in argument(c, "sample") or {} if c.method.has_cycles else ():
         if name in OF_CYCLES:
-            message = f"method.args.sample.{name}: RAFT counts its cycles itself"
+            message = f"method.args.sample.{name}: RAFT sets this in each cycle"
             remedy = "method.args.cycles=N, or method=sample by itself"
             yield Refusal("raft_decides", message, remedy)
 

@@ -49,12 +49,12 @@ def _shape_faults(c: Config) -> Iterator[Refusal]:
         path = "model.path=null " if model.path else ""
         remedies.append(f"model.init=random {path}{number} for random weights of this shape")
     if model.path:
-        remedies.append(f"{number} where the model of that directory has it")
+        remedies.append(f"{number} if the model of that directory has it")
     yield Refusal(
         "model_shape",
         f"{overrides or f'model={model.name}'}: the shape counts {count} parameters, "
         f"model.num_parameters is {model.num_parameters}, and {model.path or model.hub_id} is "
-        "loaded as it is",
+        "loaded with its own shape",
         "; or ".join(remedies),
     )
 
@@ -84,6 +84,8 @@ def _hub_faults(c: Config) -> Iterator[Refusal]:
     # Answers are kept by the revision.
     is_kept = argument(c, "engine") is not None or c.method.has_cycles
     if is_kept and not COMMIT.fullmatch(model.revision):
-        message = f"model.revision={model.revision} may move, and answers are kept by it"
+        message = (
+            f"model.revision={model.revision} may move, but cached answers are identified by it"
+        )
         remedy = "model.revision=<a commit, 40 hexadecimal digits>, or model.path=<directory>"
         yield Refusal("evaluated_revision", message, remedy)

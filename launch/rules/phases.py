@@ -12,17 +12,17 @@ from launch.schema.checked import NAME
 
 # Keys that all phases share, and why a phase cannot have its own.
 SHARED = {
-    "experiment": "an experiment is of the whole pipeline",
+    "experiment": "an experiment describes the whole pipeline",
     "mode": "a pipeline is planned or run as a whole",
     "resume": "a pipeline resumes as a whole, at the phase that it stopped in",
     "phases": "a phase has no phases",
     "name": "it names the pipeline's directory, and each phase's follows from it",
     "run_root": "every phase's directory lies in the pipeline's",
-    "smoke": "phases hand models on, and a small one is no start for a large one",
+    "smoke": "a phase passes its model on, so all phases must have the same size",
     "format": "a pipeline prints one plan",
     "verbose": "a pipeline prints one plan",
-    "find": "it searches for one run",
-    "sweep": "a sweep is of whole pipelines (-m)",
+    "find": "the search is for one run",
+    "sweep": "a sweep varies whole pipelines (-m)",
     "hardware": "all phases run on this machine",
     "hydra": "it configures the program",
 }
@@ -72,16 +72,16 @@ def _override_fault(phase: Phase, override: object) -> str | None:
             "phases."
         )
     if phase.model_from is not None and OF_MODEL.fullmatch(key):
-        return f"model_from={phase.model_from} decides it. Leave out one of the two."
+        return f"model_from={phase.model_from} sets it too. Leave out one of the two."
     if phase.data_from is not None and OF_DATA.fullmatch(key):
-        return f"data_from={phase.data_from} decides it. Leave out one of the two."
+        return f"data_from={phase.data_from} sets it too. Leave out one of the two."
     return None
 
 
 def check_sources(
     phase: Phase, method: Method, models: Mapping[str, str], samples: Mapping[str, str]
 ) -> None:
-    """Raise UserError if no earlier phase leaves what a phase takes, or its method ignores it.
+    """Raise UserError if no earlier phase produces a phase's input, or its method ignores it.
 
     `models` and `samples` hold the earlier phases that leave one.
     """
@@ -94,7 +94,7 @@ def check_sources(
         why = "" if is_read else f"method={method.name} does not read it. {remedy}"
         if source not in left:
             before = ", ".join(left) or "none"
-            why = f"that phase leaves none. Phases before that do: {before}"
+            why = f"that phase has none. Earlier phases that have one: {before}"
         if why:
             raise UserError(f"phases: {key}={source} of {phase.name}: {why}.")
 

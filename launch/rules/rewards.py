@@ -29,7 +29,7 @@ def reward_faults(c: Config) -> Iterator[Refusal]:
             remedy = "or the dotted path of your function (package.module.function)"
             yield Refusal("reward_unknown", message, f"{', '.join(names)}, {remedy}")
     if not c.method.trains and any(weight < 0 for weight in rewards.values()):
-        message = f"{given}: no sample could have the full score of 1"
+        message = f"{given}: no sample could reach the full score of 1"
         yield Refusal("reward_negative", message, "weights of 0 or more, or method=grpo")
     repeated = [name for i, name in enumerate(chain) if name not in rewards or name in chain[:i]]
     if repeated:

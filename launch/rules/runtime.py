@@ -42,7 +42,7 @@ OWNED = {
         "the launcher, which keeps a run's files together",
     ),
     **dict.fromkeys(
-        ("--array", "--parsable", "--test-only", "--wrap"), "nothing: a job is one run"
+        ("--array", "--parsable", "--test-only", "--wrap"), "the launcher, because a job is one run"
     ),
 }
 LONG_OPTION = re.compile(r"--[a-z][a-z0-9-]*(?:=.*)?")
@@ -95,7 +95,7 @@ def secret_faults(c: Config) -> Iterator[Refusal]:
     own = {"PATH", "LD_LIBRARY_PATH", "PYTHONPATH", *INSIDE, *MASK.values(), *c.user_env}
     for name in c.runtime.secrets:
         if not name.isidentifier() or name in own:
-            message = f"runtime.secrets: {name!r} is set already, or not a name"
+            message = f"runtime.secrets: {name!r} is already set or not a valid name"
             remedy = "names only, for example runtime.secrets=[HF_TOKEN,MY_KEY], and the values in "
             yield Refusal("secret_names", message, f"{remedy}your shell")
 

@@ -15,7 +15,7 @@ from launch.schema.shapes import LINEARS
 from launch.schema.trainer_args import argument, value
 
 WHY_NOT = {
-    "bf16": "{} has no bf16 in hardware; emulated it is slower than fp32",
+    "bf16": "{} has no bf16 in hardware, and emulated bf16 is slower than fp32",
     "nf4": "no bitsandbytes kernels serve {}",
     "fp8": "{} has no fp8 matrix units",
 }
@@ -44,7 +44,7 @@ def precision_faults(c: Config) -> Iterator[Refusal]:
 
 
 def _why_eager(config: Config) -> str | None:
-    """Return what keeps fp8 from being compiled; None if layers or the model will be."""
+    """Return why fp8 is not compiled; None if layers or the model will be."""
     if argument(config, "torch_compile") or config.smoke:
         return None
     if config.step.compile is False:

@@ -21,7 +21,7 @@ from launch.schema import Config
 from launch.schema.trainer_args import argument, known
 
 DEFAULTS = Config()
-# Keys that only decide what another key's name means, so that messages show that key.
+# Keys that only qualify another key, so messages show the other key.
 SHOWN = {
     "data.kind": "data.name",
     "method.rows": "method.name",

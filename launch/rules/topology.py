@@ -56,7 +56,7 @@ def topology_faults(c: Config) -> Iterator[Refusal]:
     if not c.hardware.vllm and (user := _user_of_vllm(c)):
         remedy = "topology=single or ddp, where transformers generates"
         if c.method.starts_vllm:
-            remedy = "another hardware=; or smoke=true, which runs its code with vLLM on the CPU"
+            remedy = "another hardware=, or smoke=true, which runs its code with vLLM on the CPU"
         elif name not in ("split", "colocate"):
             remedy = "method.args.engine=transformers"
         yield Refusal("vllm", f"{user}: no released vLLM serves {c.hardware.gfx}", remedy)
@@ -97,7 +97,9 @@ def server_faults(c: Config) -> Iterator[Refusal]:
         return
     gpus, taken = placement.num_gpus(c), placement.num_server_gpus(c)
     if taken >= max(2, gpus):  # one server and one trainer share a GPU
-        message = f"topology=split: servers take {taken} of {gpus} GPU(s), none is left to train on"
+        message = (
+            f"topology=split: servers take {taken} of {gpus} GPU(s), so none is left for training"
+        )
         yield Refusal("split_needs_a_trainer", message, _smaller_servers(c))
     yield from outside(
         "split_needs_a_server",
@@ -119,7 +121,7 @@ def server_faults(c: Config) -> Iterator[Refusal]:
             "topology.max_staleness",
             topology.max_staleness,
             Range(least=least_staleness(c)),
-            "completions are older than this",
+            "completions are always older than this",
             "topology.overlap=false",
         )
 

@@ -24,8 +24,8 @@ def rule_warnings(c: Config) -> list[str]:
 def _of_run(c: Config) -> Iterator[str]:
     if c.data.preview and c.mode == Mode.plan:
         yield (
-            f"data.preview={c.data.preview} shows rows where mode=plan is left out; this is the "
-            "plan of that command without it."
+            f"data.preview={c.data.preview} prints rows only without mode=plan. This plan ignores "
+            "it."
         )
     names = [option.partition("=")[0] for option in c.runtime.slurm.options]
     has_cores = any(cores.startswith(name) for name in names for cores in CORES)
@@ -59,8 +59,8 @@ def _of_evaluation(c: Config) -> Iterator[str]:
     ranks, unread = placement.num_trainers(c), [n for n in LENGTHS if getattr(c.data.filter, n)]
     if unread:
         yield (
-            f"data.filter.{', '.join(unread)}: lengths in tokens, which differ by model, leave no "
-            "held-out problem out."
+            f"data.filter.{', '.join(unread)}: lengths in tokens, which differ by model, do not "
+            "remove held-out problems."
         )
     if ranks == 1 and c.hardware.gpus_per_node > 1:
         yield (
@@ -69,8 +69,8 @@ def _of_evaluation(c: Config) -> Iterator[str]:
         )
     if ranks > 1 and argument(c, "lm_eval_tasks"):
         yield (
-            f"method.args.lm_eval_tasks: the first of {ranks} ranks asks them alone, the others "
-            "have ended by then."
+            f"method.args.lm_eval_tasks: the first of {ranks} ranks runs these tasks alone; the "
+            "others have ended by then."
         )
     problems = c.data.num_heldout and min(c.data.num_heldout, c.data.limit or c.data.num_heldout)
     size = int(argument(c, "batch_size"))
@@ -87,7 +87,7 @@ def _of_hardware(c: Config) -> Iterator[str]:
     if c.precision.weights == "nf4" and hardware.name == "strix_halo":
         yield (
             "precision=nf4 on strix_halo is twice as slow as bf16 (measured in the Strix Halo "
-            "report): memory is not what it lacks."
+            "report): this machine has enough memory without it."
         )
     # MI300A come in fours, all others in eights, each linked to every other
     board = 4 if hardware.unified_memory else 8
@@ -110,8 +110,8 @@ def _of_hardware(c: Config) -> Iterator[str]:
         )
     if makes_fp32(c) and c.method.trains and c.adapter.rank is None:
         yield (
-            f"precision.weights={c.precision.weights} under FSDP: accelerate holds weights that "
-            "train in fp32 all the same."
+            f"precision.weights={c.precision.weights} under FSDP: accelerate keeps trainable "
+            "weights in fp32 anyway."
         )
     if "HSA_OVERRIDE_GFX_VERSION" in c.user_env and hardware.gfx != "gfx906":
         yield (

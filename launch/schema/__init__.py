@@ -335,7 +335,7 @@ class Config:
     format: Format = Format.text
     verbose: bool = False  # the text plan shows full command lines and environments
     smoke: bool = False
-    # keys that smoke=true leaves alone, in addition to those of the command line
+    # keys that smoke=true does not change, in addition to those of the command line
     smoke_keeps: list[str] = field(default_factory=list)
     preflight: Preflight = Preflight.refuse
     resume: str = "auto"  # auto, never, or a run directory

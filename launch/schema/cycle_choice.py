@@ -97,7 +97,7 @@ class OfCycle:
             return []
         warning = (
             f"method.selection.metric={choice.selection.metric}: the best of all cycles' models is "
-            "the result, which later phases use; this plan shows the last one in its place."
+            "the result, which later phases use; this plan shows the last one instead."
         )
         if patience := choice.selection.patience:
             warning += f" Cycles end after {patience} in a row that are no better."

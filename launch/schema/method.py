@@ -48,7 +48,7 @@ class Properties:
     held_out_metrics: dict[str, bool] = field(default_factory=dict)  # -> whether larger is better
     uses_rewards: Use = Use.none
     leaves_samples: bool = False  # for a later phase that trains on them
-    starts_vllm: bool = False  # inside the rank's process group, whatever method.args.engine says
+    starts_vllm: bool = False  # inside the rank's process group, for any method.args.engine
 
 
 @dataclass

@@ -153,7 +153,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Speed:
-    """Predicted speed; None if it cannot be predicted. `basis` names what the figures rest on."""
+    """Predicted speed; None if it cannot be predicted. `basis` names the source of the figures."""
 
     tokens_per_second: float | None
     step_s: float | None
@@ -180,7 +180,7 @@ class Balance:
 
 @dataclass(frozen=True)
 class Offer:
-    """Overrides that make a run faster, and what they cost."""
+    """Overrides that make a run faster, and their cost."""
 
     overrides: list[str]  # to add to the command
     gain: float  # predicted tokens per second relative to the run; 1.2 means a fifth more

@@ -28,7 +28,7 @@ OWNED = {
     "use_cpu": "hardware=cpu",
     "report_to": "tracking=",
     "project": "tracking.project=",
-    "disable_tqdm": "nothing: the launcher shows progress",
+    "disable_tqdm": "nothing, because the launcher shows progress",
     "dataloader_num_workers": "hardware.dataloader.num_workers=",
     "dataloader_pin_memory": "hardware.dataloader.pin_memory=",
     "fsdp": "topology=fsdp",
@@ -146,7 +146,7 @@ def check(config: Config) -> None:
     for name, given in config.method.args.items():
         if name in OWNED and name in arguments:
             raise UserError(
-                f"method.args.{name}={given}: decided elsewhere; set {OWNED[name]} instead."
+                f"method.args.{name}={given}: not settable here. Instead: {OWNED[name]}."
             )
         if name not in arguments:
             why = (
@@ -174,8 +174,7 @@ def check_value(key: str, given: Any, allowed: dict[str, Any], taker: str) -> No
     for value in values:
         if isinstance(given, list) and items and not _is_of(value, items):
             raise UserError(
-                f"{key}={given}: {JSON_TYPES[type(value)]} in it, and it is a list of "
-                f"{' or '.join(items)}."
+                f"{key}={given}: {JSON_TYPES[type(value)]} in a list of {' or '.join(items)}."
             )
         if type(value) is int and value < allowed.get("least", value):
             raise UserError(f"{key}={given}: at least {allowed['least']}.")

@@ -93,12 +93,12 @@ def admit(plan: Plan, host: Host) -> None:
         return
     reason = advice(plan, host)
     if reason:
-        raise HostError(f"{reason}\npreflight=warn starts it all the same.")
+        raise HostError(f"{reason}\npreflight=warn starts it anyway.")
 
 
 def changes(plan: Plan, host: Host) -> list[Change]:
     """Return at most WANTED changes: single remedies in the order of their table, then pairs."""
-    # The search takes seconds, so tell the user what they are waiting for.
+    # The search takes seconds, so announce it.
     print("It does not fit: looking for changes that make it fit.", file=sys.stderr)
     config, command = plan.config, Request(plan.overrides)
     batches = _smaller_batches(config)
@@ -287,8 +287,8 @@ def search(config: Config, command: Request, host: Host) -> tuple[Request, dict[
         raise UserError(f"{find} with smoke=true: everything fits. Leave one of them out.")
     if config.effective_batch and ACCUMULATION in command.keys:
         raise UserError(
-            f"{find} with effective_batch={config.effective_batch} and {ACCUMULATION}: each "
-            "follows from the other and from the batch that the search varies. Use: one of them."
+            f"{find} with effective_batch={config.effective_batch} and {ACCUMULATION}: they "
+            "determine each other and the batch size, which the search varies. Use: one of them."
         )
     config = balance.with_servers(config)
     check_given(config)  # before a search enumerates its numbers
@@ -359,8 +359,8 @@ def _smallest_hardware(config: Config, command: Request, host: Host) -> tuple[st
         group, *names = override.lstrip("+~").partition("=")[0].split(".")
         if group == "hardware" and names and names[0] not in OF_ANY_DEVICE:
             raise UserError(
-                f"{override.lstrip('+~')} with {find}: every group would get that value, so no "
-                "answer would be right. Leave it out."
+                f"{override.lstrip('+~')} with {find}: every group would get that value, so the "
+                "search would be meaningless. Leave it out."
             )
     others = command.without("hardware")
     anywhere = dataclasses.replace(host, environ={}, gpus=())
@@ -381,7 +381,9 @@ def _smallest_hardware(config: Config, command: Request, host: Host) -> tuple[st
     ]
     lines += rejected
     if not rows or not rows[0][0].fits:
-        raise HostError(f"{find}: it fits no group of conf/hardware.\n" + "\n".join(lines))
+        raise HostError(
+            f"{find}: it does not fit on any group of conf/hardware.\n" + "\n".join(lines)
+        )
     smallest, name = rows[0]
     if margin.close(smallest):
         roomy = next((other for m, other in rows if m.fits and not margin.close(m)), None)

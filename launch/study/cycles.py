@@ -34,7 +34,7 @@ class CyclePhase(Phase):
     part: str = "sample"  # a key of METHODS
     cycle: int = 0  # 0 means before the first cycle
     chosen: OfCycle | None = None  # if method.selection is set
-    # Group options that the part decides, whatever the command line says.
+    # Group options that the part sets, overriding the command line.
     groups: list[str] = field(default_factory=list)
     args: dict[str, Any] = field(default_factory=dict)  # override the method's arguments
     verifier: dict[str, Any] = field(default_factory=dict)  # method keys that judge completions
@@ -104,7 +104,7 @@ def _choose(
 
 
 def of_raft(
-    config: Config, prefix: str, model_from: str | None, given: Sequence[str]
+    config: Config, prefix: str, model_from: str | None, overrides: Sequence[str]
 ) -> list[CyclePhase]:
     """Return the phases of a composition of method=raft, after smoke=true was applied.
 
@@ -121,7 +121,7 @@ def of_raft(
         name = phase_name(prefix, cycle, part)
         if part == "start":
             name = f"{prefix}_start" if prefix else "start"
-        phase = CyclePhase(name, without_method(given), part=part, cycle=cycle, **fields)
+        phase = CyclePhase(name, without_method(overrides), part=part, cycle=cycle, **fields)
         phase.args, phase.smoke_keeps = dict(args[part]), of_part(part, config.smoke_keeps)
         phase.groups = [f"method={METHODS[part]}"]
         if part in ("sample", "evaluate"):
@@ -192,7 +192,7 @@ def apply(config: Config, phase: CyclePhase) -> None:
 def samples_of(folder: Path, config: Config) -> Data:
     """Return the data of a training on the samples in `folder`: the selected ones, or DPO's pairs.
 
-    Chat template, cache and the making of pairs are those of the composition's own data.
+    Chat template, cache and pairing come from the composition's own data.
     """
     data = config.data
     if config.method.rows != "dpo":
@@ -205,9 +205,9 @@ def samples_of(folder: Path, config: Config) -> Data:
     return result
 
 
-def without_method(given: Sequence[str]) -> list[str]:
+def without_method(overrides: Sequence[str]) -> list[str]:
     """Return the overrides of other groups than the method, whose arguments RAFT passes on."""
-    return [o for o in given if not o.lstrip("+~").startswith(("method=", "method."))]
+    return [o for o in overrides if not o.lstrip("+~").startswith(("method=", "method."))]
 
 
 def of_part(part: str, keys: Iterable[str]) -> list[str]:

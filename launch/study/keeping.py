@@ -27,7 +27,7 @@ MOST_NAMED = 3  # differences that a line names; the others are counted
 
 
 @dataclass(frozen=True)
-class Kept:
+class Reuse:
     """The phases to keep of the pipeline in `source`.
 
     `folders` maps a phase to its directory, which is in another run if `source` kept it too.
@@ -41,27 +41,27 @@ class Kept:
 
 def find(
     config: Config, home: Path, plans: dict[str, Plan], planned: Callable[..., dict[str, Plan]]
-) -> Kept | None:
+) -> Reuse | None:
     """Return the phases to keep of the pipeline in `home` that shares most; of equals, the newest.
 
     `plans` keep nothing; `planned(kept)` makes plans that do. Return None if there is no earlier
     pipeline. Also return None if all of this one is done, since like any run it then runs again.
     """
-    best: Kept | None = None
+    best: Reuse | None = None
     fault_once = functools.cache(fault)  # several runs may keep the same phase
     for source in sorted(home.glob("*/"), reverse=True):
         record = json_files.read_json(source / "record.json") or {}
         if "phases" not in record or sealed.faults(record):
             continue
-        kept, before = _leading(source, record["phases"], plans, fault_once), None
+        reuse, before = _leading(source, record["phases"], plans, fault_once), None
         # Kept evaluations choose the cycle of a RAFT, and so the models of later phases.
-        while kept.folders != before and any(plan.chosen for plan in plans.values()):
-            before = kept.folders
-            kept = _leading(source, record["phases"], planned(before), fault_once)
-        if not kept.ended_by and record["composition_hash"] == composition_hash(config):
+        while reuse.folders != before and any(plan.chosen for plan in plans.values()):
+            before = reuse.folders
+            reuse = _leading(source, record["phases"], planned(before), fault_once)
+        if not reuse.ended_by and record["composition_hash"] == composition_hash(config):
             return None
-        if best is None or len(kept.folders) > len(best.folders):
-            best = kept
+        if best is None or len(reuse.folders) > len(best.folders):
+            best = reuse
     return best
 
 
@@ -70,7 +70,7 @@ def _leading(
     phases: dict[str, str],
     plans: dict[str, Plan],
     fault_once: Callable[[Path], str | None],
-) -> Kept:
+) -> Reuse:
     """Return the recorded phases of `source` that can stand in for the first of `plans`."""
     folders: dict[str, Path] = {}
     moved: dict[str, str] = {}  # kept directory -> its directory in `plans`
@@ -91,9 +91,9 @@ def _leading(
             old = _moved(identity(record["composition"]), moved)
             changes = rundir.differences(old, identity_of(plan.config), name)
         if changes:
-            return Kept(source, folders, changes)
+            return Reuse(source, folders, changes)
         folders[name], moved[str(folder)] = folder, str(plan.run_dir)
-    return Kept(source, folders, [])
+    return Reuse(source, folders, [])
 
 
 def _moved(content: Any, places: dict[str, str]) -> Any:
@@ -116,7 +116,7 @@ def fault(folder: Path) -> str | None:
     if faults := sealed.faults(record):
         return f"{folder / 'record.json'} cannot be trusted ({faults[0]})"
     if record["status"] != "done":
-        return f"it is not done in {folder}"
+        return f"it is not finished in {folder}"
     is_sampling = record["composition"]["method"]["name"] == "sample"
     samples = (cycles.SELECTED, sample_files.SCORED) if is_sampling else ()
     for name in ("result.json", *samples, *record["outputs"]):
@@ -126,15 +126,15 @@ def fault(folder: Path) -> str | None:
     return f"{changed[0]} has changed" if changed else None
 
 
-def summary(kept: Kept) -> str:
+def summary(reuse: Reuse) -> str:
     """Return a line that names the kept phases and their run, and says why no more are kept."""
-    names = ", ".join(folder.name for folder in kept.folders.values())
-    more = len(kept.ended_by) - MOST_NAMED
-    why = "; ".join(kept.ended_by[:MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")
+    names = ", ".join(folder.name for folder in reuse.folders.values())
+    more = len(reuse.ended_by) - MOST_NAMED
+    why = "; ".join(reuse.ended_by[:MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")
     if not names:
-        return f"Keeps nothing of {kept.source}: {why}."
+        return f"Keeps nothing of {reuse.source}: {why}."
     rest = f"runs what comes after: {why}" if why else "nothing is left to run"
-    return f"Keeps {names} of {kept.source}; {rest}. resume=never keeps nothing."
+    return f"Keeps {names} of {reuse.source}; {rest}. resume=never keeps nothing."
 
 
 def link(run_dir: Path, plans: dict[str, Plan]) -> None:

@@ -1,4 +1,4 @@
-"""Trace which phase of a pipeline took whose model, and what each evaluation gained.
+"""Trace which model each phase of a pipeline started from, and the gain of each evaluation.
 
 These are pure functions. A pipeline is a tree: GRPO, RAFT and DPO may each start from the same SFT,
 and the gain of one says nothing about another.
@@ -24,7 +24,7 @@ class Phase:
     model: str | None
     num_steps: int = 0  # steps that it trained
     accuracy: float | None = None  # held-out accuracy; None if the phase is not an evaluation
-    problems: str | None = None  # hash of the problems that it was asked
+    problems: str | None = None  # hash of its problems
 
     @property
     def name(self) -> str:
@@ -52,12 +52,12 @@ def ended(
 
 
 def points(phase: Phase, before: Phase) -> float:
-    """Return what the accuracy of an evaluation gained on an earlier one, in points."""
+    """Return the gain in accuracy over an earlier evaluation, in points."""
     return 100 * ((phase.accuracy or 0.0) - (before.accuracy or 0.0))
 
 
 def parents(phases: Sequence[Phase]) -> dict[str, Phase | None]:
-    """Map each phase to the earlier one whose model it took; None if from outside the pipeline."""
+    """Map each phase to the earlier one that produced its model; None if there is none."""
     earlier: dict[tuple[str, str], Phase] = {}
     result = {}
     for phase in phases:
@@ -70,7 +70,7 @@ def parents(phases: Sequence[Phase]) -> dict[str, Phase | None]:
 
 
 def ancestors(phases: Sequence[Phase], phase: Phase) -> list[Phase]:
-    """Return the phases whose training is in the model that `phase` took, newest first."""
+    """Return the phases that trained the model `phase` started from, newest first."""
     parent = parents(phases)
     line, at = [], parent[phase.name]
     while at is not None:

@@ -57,7 +57,8 @@ class Search:
         journal = folder / JOURNAL
         if keep:
             # A kill in the middle of a write leaves a cut last line and Optuna's lock, for which
-            # Optuna would wait 30 s. The caller holds the sweep's own lock, so nobody else writes.
+            # Optuna would wait 30 s. The caller holds the sweep's own lock, so there are no other
+            # writers.
             journal.with_name(f"{JOURNAL}.lock").unlink(missing_ok=True)
             with journal.open("ab+") as file:
                 file.seek(0)

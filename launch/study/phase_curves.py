@@ -30,7 +30,7 @@ def phases_of(plans: list[Plan]) -> list[lineage.Phase]:
 
 
 def gather(plans: list[Plan], phases: list[lineage.Phase]) -> dict[str, Points]:
-    """Return the curves of each training. Steps continue from those already in its model."""
+    """Return the curves of each training. Steps include earlier training of its model."""
     curves: dict[str, Points] = {}
     for plan, phase in zip(plans, phases, strict=True):
         rows = json_files.read_metrics(plan.run_dir / "metrics.jsonl")
@@ -69,9 +69,9 @@ def sampled(plans: list[Plan]) -> list[str]:
     for plan in plans:
         result = _result(plan)
         if plan.config.method.leaves_samples and isinstance(result.get("pass_at_k"), dict):
-            kept = f"{result['num_selected']:,} of {result['num_samples']:,} samples kept"
+            selection = f"{result['num_selected']:,} of {result['num_samples']:,} samples kept"
             curve = "  ".join(f"pass@{k} {value:.1%}" for k, value in result["pass_at_k"].items())
-            lines.append(f"{plan.run_dir.name}: {kept}; {curve}")
+            lines.append(f"{plan.run_dir.name}: {selection}; {curve}")
     return lines
 
 

@@ -59,10 +59,10 @@ def run(config: Config, request: Request) -> int:
         pipeline.run_dir = run_dir
         plans = pipeline.plans()
     if config.resume == "auto" and not resumed:
-        kept = keeping.find(config, run_dir.parent, plans, pipeline.plans)
-        if kept:
-            show.say(config, keeping.summary(kept))
-            plans = pipeline.plans(kept.folders) if kept.folders else plans
+        reuse = keeping.find(config, run_dir.parent, plans, pipeline.plans)
+        if reuse:
+            show.say(config, keeping.summary(reuse))
+            plans = pipeline.plans(reuse.folders) if reuse.folders else plans
     warnings = [*left, *shared_warnings(plans)]
     if config.mode == Mode.plan:
         here = plans.keys() - outside(run_dir, plans).keys()
@@ -98,9 +98,13 @@ def changed_phases(run_dir: Path, plans: dict[str, Plan]) -> list[str]:
     # Since the record was written, more cycles may have been left out.
     if not _folders(plans).items() <= then.items() <= now.items():
         return rundir.differences(then, now, "phases")
-    changes, kept = [], outside(run_dir, plans)
+    changes, reused_dirs = [], outside(run_dir, plans)
     for name, plan in plans.items():
-        if why := keeping.fault(plan.run_dir) if name in kept else rundir.untrusted(plan.run_dir):
+        if (
+            why := keeping.fault(plan.run_dir)
+            if name in reused_dirs
+            else rundir.untrusted(plan.run_dir)
+        ):
             changes.append(f"{name}: {why}")
         elif begun := json_files.read_json(plan.run_dir / "record.json"):
             old, new = identity(begun["composition"]), identity_of(plan.config)
@@ -170,27 +174,27 @@ class Pipeline:
 
         The caller may change the result. Raises UserError.
         """
-        given, groups = self.others, []
+        typed, groups = self.others, []
         if isinstance(phase, CyclePhase):  # it already has RAFT's method and arguments
-            given, groups = Request(cycles.without_method(self.others)), phase.groups
-        overrides = (*self.experiment, *phase.overrides, *given, *groups)
+            typed, groups = Request(cycles.without_method(self.others)), phase.groups
+        overrides = (*self.experiment, *phase.overrides, *typed, *groups)
         if overrides not in self.composed:
-            config = compose([*overrides, "phases=[]"], typed=given)
+            config = compose([*overrides, "phases=[]"], typed=typed)
             why = "a pipeline has several. Leave it out, or start each phase by itself."
             slurm = {"runtime=slurm": config.runtime.name == "slurm"}
             refuse_keys_of_one_run(config, f"{why} In a Slurm job, use runtime=local.", **slurm)
             self.composed[overrides] = config
         return copy.deepcopy(self.composed[overrides])
 
-    def plans(self, kept: Mapping[str, Path] | None = None) -> dict[str, Plan]:
+    def plans(self, reused_dirs: Mapping[str, Path] | None = None) -> dict[str, Plan]:
         """Return the plan of every phase by name, in order. Raises UserError, HostError.
 
-        `kept` maps phases to their directories in an earlier run, in addition to those that
+        `reused_dirs` maps phases to their directories in an earlier run, in addition to those that
         `run_dir` links to.
         """
 
         def of_phase(phase: Phase) -> Config:
-            """Return a phase's composition, checked and scaled if it stands for a RAFT's phases."""
+            """Return a phase's composition. A RAFT, which has phases, is checked and scaled."""
             with _named(phase.name):
                 composed = self.compose(phase) if self.config.phases else self.config
                 if not composed.method.has_cycles:
@@ -201,7 +205,7 @@ class Pipeline:
         folders = {
             phase.name: followed(self.run_dir / f"{number}_{phase.name}")
             for number, phase in enumerate(cycles.expand(phases, of_phase, {}), start=1)
-        } | dict(kept or {})
+        } | dict(reused_dirs or {})
         accuracies: dict[str, float] = {}
         for name, folder in folders.items():
             result = json_files.read_json(folder / "result.json") if _is_done(folder) else None
@@ -215,7 +219,7 @@ class Pipeline:
 
     def _plan(self, phase: Phase, folders: dict[str, Path]) -> Plan:
         cycle = phase if isinstance(phase, CyclePhase) else None
-        folder, composed, given = folders[phase.name], self.compose(phase), self.others.keys
+        folder, composed, keys = folders[phase.name], self.compose(phase), self.others.keys
         composed.name = f"{folder.parent.parent.name}-{phase.name}"
         path = composed.model.path
         source = str(folders[phase.model_from] / "model") if phase.model_from else path
@@ -229,8 +233,8 @@ class Pipeline:
             cycles.apply(composed, cycle)
             if cycle.pass_rates_from and composed.data.curriculum == Curriculum.adaptive:
                 composed.data.pass_rates = str(folders[cycle.pass_rates_from] / "result.json")
-            given = [*given, *cycles.of_part(cycle.part, given)]
-        prepared, warnings = prepare(composed, given)
+            keys = [*keys, *cycles.of_part(cycle.part, keys)]
+        prepared, warnings = prepare(composed, keys)
         if cycle and cycle.chosen and cycle.part == "train":
             warnings = [*warnings, *cycle.chosen.warnings()]
         # smoke=true has just scaled this phase's model; the earlier phase's is as small.

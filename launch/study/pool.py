@@ -33,16 +33,18 @@ def at_once(gpus: list[int], size: int, parallel: int | None) -> int:
     return min(len(blocks(gpus, size)), parallel or len(gpus)) if size else parallel or 1
 
 
-def environment_of(trial: Prepared, gpus: list[int], together: int, host: Host) -> dict[str, str]:
+def environment_of(
+    trial: Prepared, gpus: list[int], num_parallel: int, host: Host
+) -> dict[str, str]:
     """Return a trial's variables on top of the user's environment: its GPUs, its share of cores."""
     config = trial.plans[0].config
     if config.runtime.name == "slurm":  # it runs on another machine, with other GPUs and cores
         return {}
     mask = MASK.get(config.hardware.vendor)
     env = {mask: ",".join(map(str, gpus))} if mask and gpus else {}
-    if together > 1 and "OMP_NUM_THREADS" not in host.environ:
+    if num_parallel > 1 and "OMP_NUM_THREADS" not in host.environ:
         ranks = max(process.num_ranks for plan in trial.plans for process in plan.processes)
-        env["OMP_NUM_THREADS"] = str(max(1, host.num_cores // together // ranks))
+        env["OMP_NUM_THREADS"] = str(max(1, host.num_cores // num_parallel // ranks))
     return env
 
 

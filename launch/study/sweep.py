@@ -71,7 +71,7 @@ class Command:
         return islice(trials, TRIED if self.is_search else most)
 
 
-def wanted(arguments: list[str]) -> bool:
+def is_requested(arguments: list[str]) -> bool:
     return any(argument in ("-m", "--multirun") for argument in arguments)
 
 
@@ -118,7 +118,7 @@ def read(request: Request) -> Command:
     hydra_options.refuse(Request([*fixed, *grid[0]]))
     for override in grid[0]:
         if (key := _key(override)) in OF_THE_SWEEP or key.startswith("sweep."):
-            raise UserError(f"{override}, ...: several values of {key}, which is one per sweep.")
+            raise UserError(f"{override}, ...: several values of {key}, but a sweep has one.")
     _check_names(fixed, grid)
     config = _compose_any(fixed, grid)
     _check(config)
@@ -193,7 +193,7 @@ def _check(config: Config) -> None:
     if goal is not None and goal != sweep.direction:
         raise UserError(
             f"sweep.direction={sweep.direction.value} with sweep.metric={sweep.metric}: the worst "
-            f"trial would be called the best. Use: sweep.direction={goal.value}."
+            f"trial would be selected. Use: sweep.direction={goal.value}."
         )
 
 

@@ -81,15 +81,15 @@ def show(
     """Show the space, the number of trials, how they are packed, the first plan, and failures."""
     sweep, first, total = config.sweep, planned.first, content["num_trials"]
     gpus, size = first.gpus_here(host, planned=True), first.num_gpus
-    together = min(at_once(gpus, size, sweep.parallel), max(1, total))
-    sets = blocks(gpus, size)[:together] if size else []
+    num_parallel = min(at_once(gpus, size, sweep.parallel), max(1, total))
+    sets = blocks(gpus, size)[:num_parallel] if size else []
     if config.format == Format.json:
         run_dir = first.plans[-1].run_dir  # the first phases may lie in an earlier run
         plans = {plan.run_dir.name.partition("_")[2]: plan for plan in first.plans}
         added = {
             "schema": SCHEMA,
             "space": plain(sweep.space),
-            "at_once": together,
+            "at_once": num_parallel,
             "gpu_sets": [] if launcher else sets,
             "refused": planned.refused,
             "lacking": planned.lacking,
@@ -103,7 +103,7 @@ def show(
         fields = [f"{key} {v}" for key, v in plain(parameter).items() if v is not None]
         say(config, f"{name}: {', '.join(fields)}")
     goal = f", to {sweep.direction.value} {sweep.metric}" if sweep.metric else ""
-    where = f", {together} at once"
+    where = f", {num_parallel} at once"
     if launcher:
         where = f", a job for each, all handed to {launcher}"
     elif len(planned.sizes) > 1:

@@ -120,7 +120,7 @@ class Loop:
             if any(r.ready.composition_hash == ready.composition_hash for r in self.running):
                 return True
             if run_dir := running_run(ready):
-                line = f"[{trial.number}] waits: another launcher still runs {run_dir}"
+                line = f"[{trial.number}] waits: another launcher is still executing {run_dir}"
                 if line != self.last_line:
                     self.say(line)
                     self.last_line = line
@@ -130,8 +130,8 @@ class Loop:
                 if gpus is None:
                     return True
                 log = self.folder / "logs" / f"trial{trial.number:04d}.log"
-                together = min(self._at_once(ready), self.source.total)
-                env = pool.environment_of(ready, gpus, together, self.host)
+                num_parallel = min(self._at_once(ready), self.source.total)
+                env = pool.environment_of(ready, gpus, num_parallel, self.host)
                 process = pool.start([*self.shared, *trial.varied], env, log)
                 self.running.append(Running(trial, ready, gpus, process, log))
                 trial.status, trial.ran = "running", True

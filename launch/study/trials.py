@@ -47,7 +47,7 @@ class Trial:
     exit_code: int | None = None
     why: str | None = None  # why it failed
     run_dir: str | None = None
-    ran: bool = False  # run by this command rather than found done
+    ran: bool = False  # run by this command rather than already done
 
 
 @dataclass(frozen=True)
@@ -72,10 +72,10 @@ class Prepared:
         mask = MASK.get(config.hardware.vendor)
         if mask is None:
             return []
-        wanted = config.hardware.gpus_per_node if planned else len(host.gpus)
+        num_gpus = config.hardware.gpus_per_node if planned else len(host.gpus)
         if visible := host.environ.get(mask):
-            wanted = len(visible.split(","))
-        return placement.visible_gpus(config, host, wanted)
+            num_gpus = len(visible.split(","))
+        return placement.visible_gpus(config, host, num_gpus)
 
     def runs(self) -> Iterator[tuple[Path, dict[str, Any]]]:
         """Yield the runs of this composition with their records, newest first."""

@@ -293,7 +293,7 @@ def varlen_function(ends: Tensor, tokens: int) -> Attention:
 
 
 def default(_inputs: list[Tensor]) -> Attention:
-    """Return scaled_dot_product_attention, for which torch chooses the kernel."""
+    """Return scaled_dot_product_attention; torch chooses its kernel."""
     return functools.partial(F.scaled_dot_product_attention, is_causal=True, enable_gqa=True)
 
 

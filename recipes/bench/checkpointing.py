@@ -1,4 +1,4 @@
-"""Measure what gradient checkpointing costs and saves: off, on, and on except matrix products.
+"""Measure the cost and savings of gradient checkpointing: off, on, and on except matrix products.
 
 `off` keeps every activation for the backward pass. `on` keeps the input of each layer and
 recomputes the rest (use_reentrant=False, as transformers does). `selective` also keeps the results
@@ -48,7 +48,7 @@ def checkpointing(config: DictConfig) -> dict[str, Any]:
     args = CheckpointingConfig(**config.trainer_args)
     steps = build_steps(config, args, device_of(args))
     tokens = random_tokens(config, args, args.batch_size, steps.device)
-    note = "MFU counts what the model needs, not what is computed again. slowdown: times off."
+    note = "MFU counts what the model needs, not recomputation. slowdown: the time relative to off."
     table = Table("checkpointing", COLUMNS, "slowdown", higher_is_better=False, notes=[note])
     same = {"model": config.model.name, "sequence": args.sequence, "batch_size": args.batch_size}
     cases = [{**same, "mode": mode, "checkpointing": mode != "off"} for mode in args.modes]

@@ -154,7 +154,7 @@ def distinct_settings(settings: Sequence[Setting], notes: list[str]) -> dict[str
             f"{key} unset" if value is None else f"{key}={value}" for key, value in setting.items()
         )
         if all(os.environ.get(key) == value for key, value in setting.items()):
-            notes.append(f"{name}: the same as this run's environment, so not measured twice.")
+            notes.append(f"{name}: equals this run's environment, so it is not measured twice.")
         else:
             by_name[name] = setting
     return by_name
@@ -165,8 +165,8 @@ def notes(args: CollectivesConfig, config: DictConfig, ranks: Sequence[int]) -> 
     if ranks and limit_gb_s(config, ranks[-1]) is not None:
         lines.append(
             f"Limit: {config.hardware.link_gb_s:g} GB/s, all links of one device in one direction "
-            "(conf/hardware), for every operation. A switch that adds (NVLink SHARP) lets an "
-            "all-reduce pass it. Without a switch, fewer ranks have fewer links."
+            "(conf/hardware), for every operation. A switch that sums (NVLink SHARP) can make an "
+            "all-reduce exceed it. Without a switch, fewer ranks have fewer links."
         )
     unavailable = [str(n) for n in args.ranks if n not in ranks]
     if unavailable:

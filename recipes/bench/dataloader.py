@@ -36,7 +36,7 @@ class DataloaderConfig(SeriesConfig):
     """Hold the arguments. `num_workers`, `pin_memory` null: all values that the hardware allows.
 
     `steps`: measure with a step of `step_ms` (true), without (false), or both. `sequence`: tokens
-    of a row. `batches` are timed, after `warmup` others, the first of which waits for the workers.
+    of a row. `batches` are timed after `warmup` others; the first one waits for the workers.
     """
 
     num_workers: list[int] | None = None
@@ -65,7 +65,8 @@ def dataloader(config: DictConfig) -> dict[str, Any]:
         args.pin_memory is None and not limits.pin_memory
     ):
         notes.append(
-            f"Only what conf/hardware/{name}.yaml allows, for the reason there. To measure more: "
+            f"Limited to what conf/hardware/{name}.yaml allows (the reason is there). To measure "
+            "more: "
             "method.args.num_workers=[0,1,2,4,8] method.args.pin_memory=[false,true]."
         )
     table = Table("dataloader", COLUMNS, figure="samples_per_second", notes=notes)

@@ -6,7 +6,7 @@ are bf16. Several GPUs use FSDP2, which also reduces gradients in bf16. Speed do
 weights, so they are random. The head and its loss are computed one sequence at a time and
 recomputed in backward, because 14 x 8192 rows of logits would take 35 GB in bf16. fp8 is torchao's
 dynamic scaling of whole tensors, in all linear layers but the head. The report does not state
-whether 14 is per GPU, whether rows are full, LoRA's rank (here that of conf/adapter/lora.yaml), the
+whether 14 is per GPU, whether rows are full, LoRA's rank (here from conf/adapter/lora.yaml), the
 scaling of fp8, or the dtype in which gradients are reduced.
 """
 
@@ -65,8 +65,8 @@ def finetune(config: DictConfig) -> dict[str, Any]:
     args = FinetuneConfig(**config.trainer_args)
     device = device_of(args)
     note = (
-        "Here: full rows of random tokens; weights, gradients and moments in bf16; the loss a "
-        "sequence at a time; fused AdamW."
+        "Here: full rows of random tokens; weights, gradients and moments in bf16; the loss "
+        "computed one sequence at a time; fused AdamW."
     )
     table = Table("finetune", COLUMNS, figure="tokens_per_second_per_gpu", notes=[note])
     # Distinguishes published rows of the same shape. "plain": a loop without a trainer.

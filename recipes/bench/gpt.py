@@ -176,12 +176,12 @@ def notes(config: DictConfig, attention: str = "sdpa", dropout: float = 0.0) -> 
     ]
     if attention == "sdpa":
         lines.append(
-            "The MI350X report's memory is that of attention that keeps its scores, with dropout: "
+            "The MI350X report's memory is for attention that stores its scores, with dropout: "
             "attention=eager, dropout=0.1."
         )
     if config.precision.weights == "fp32" and config.precision.compute != "fp32":
         lines.append(
-            "The MI350X report's 119.7 GB for 10.1B parameters are those of 16-bit weights: "
+            "The MI350X report's 119.7 GB for 10.1B parameters are for 16-bit weights: "
             "precision.weights=bf16."
         )
     return lines

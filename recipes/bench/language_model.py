@@ -75,7 +75,7 @@ def build_steps(config: DictConfig, args: TrainingConfig, device: torch.device) 
         return Steps(model, compute_dtype(config), device, args)
     except torch.OutOfMemoryError as error:
         raise UserError(
-            f"model={config.model.name}: its weights alone are out of memory ({error}). "
+            f"model={config.model.name}: its weights alone do not fit in memory ({error}). "
             "Use precision.weights=bf16, adapter=lora or a smaller model."
         ) from error
 

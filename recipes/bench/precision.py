@@ -51,8 +51,8 @@ def precision(config: DictConfig) -> dict[str, Any]:
     table = Table("precision", COLUMNS, "slowdown", False, ["slowdown: times bf16."])
     if "nf4" in args.precisions:
         table.notes.append(
-            f"nf4 trains LoRA of rank {LORA_RANK} on frozen weights: its loss is that of another "
-            "training."
+            f"nf4 trains LoRA of rank {LORA_RANK} on frozen weights, so its loss cannot be "
+            "compared."
         )
     same = {"model": config.model.name, "sequence": args.sequence, "batch_size": args.batch_size}
     cases = [{**same, "precision": name} for name in args.precisions]

@@ -53,7 +53,7 @@ class Process:
         return why(self.log, self.popen.returncode) if self.popen.poll() else None
 
     def end(self) -> None:
-        """End the program and what it has left, which would hold GPU memory."""
+        """End the program and its leftovers, which would hold GPU memory."""
         if not self.ended():
             os.killpg(self.popen.pid, signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -110,7 +110,9 @@ def wait(
                 raise UserError(f"hung: no progress for {patience_s:.0f} s")
             if now - start > timeout_s:
                 log = processes[0].log.name
-                raise UserError(f"no end after {timeout_s:g} s (method.args.timeout_s); logs/{log}")
+                raise UserError(
+                    f"still running after {timeout_s:g} s (method.args.timeout_s); logs/{log}"
+                )
             time.sleep(POLL_S)
     except BaseException:
         for process in processes:

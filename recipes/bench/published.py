@@ -1,9 +1,9 @@
 """Find published figures in reference/<benchmark>.yaml, and compare ours with them.
 
 A row of ours matches a published one if every key of the published row's `match` has the same
-value in ours. If several match, a measurement wins over a minimum that somebody accepts, then the
-row with more keys wins. Each file begins with a description of its contents; its `keys` are those
-of the benchmark's rows that published rows may match, with their types.
+value in ours. If several match, a measurement is preferred to a published minimum, and then the row
+with more keys. Each file begins with a description of its contents; its `keys` are the columns that
+published rows may match, with their types.
 """
 
 from __future__ import annotations
@@ -133,7 +133,8 @@ def require(
         for case in cases
     ):
         raise UserError(
-            f"method.args.fail_below={fail_below:g}: nothing could fall below it. "
+            f"method.args.fail_below={fail_below:g}: no row has a published figure to compare "
+            "with. "
             f"{_unmatched(benchmark, hardware, figure)} Leave fail_below out, or add your own "
             f"figures to recipes/bench/reference/{benchmark}.yaml."
         )
@@ -185,5 +186,5 @@ def _unmatched(benchmark: str, hardware: str, figure: str) -> str:
         return f"No {figure} of {benchmark} was published for {hardware}."
     more = f" and {len(labels) - 6} more" if len(labels) > 6 else ""
     return (
-        f"Nothing here was published for {hardware}. Published rows: {', '.join(labels[:6])}{more}."
+        f"No published row matches for {hardware}. Published rows: {', '.join(labels[:6])}{more}."
     )

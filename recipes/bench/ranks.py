@@ -58,7 +58,7 @@ def slowest(
 ) -> dict[str, Any]:
     """Return, on every rank, the largest value of each key that the ranks with `work` measured.
 
-    So time is that of the slowest rank, and memory that of the fullest. Raise OutOfMemoryError or
+    So time is the slowest rank's, and memory is the fullest rank's. Raise OutOfMemoryError or
     UserError on all ranks if one of them did. If other ranks are stuck, all restart instead.
     """
     with _watched() as report:
@@ -143,6 +143,6 @@ def restart(error: str) -> None:
     """Restart the program in this process, which ends its threads and frees its GPU memory."""
     os.environ[ROW_ERROR] = error
     os.environ[STARTS] = str(int(os.environ.get(STARTS, "0")) + 1)
-    reason = f"one rank alone has failed ({error or 'out of memory'})"
+    reason = f"only one rank failed ({error or 'out of memory'})"
     print(f"{reason}: all restart at the next row", file=sys.stderr, flush=True)
     os.execv(sys.executable, sys.orig_argv)

@@ -1,9 +1,9 @@
 """Train on 1, 2, 4 and 8 GPUs with DDP and FSDP2: the MI350X report's fourth benchmark.
 
-Models and step are those of bench/transformer; every GPU has the same number of sequences. One run
+Models and step are from bench/transformer; every GPU has the same number of sequences. One run
 measures every number n of GPUs up to its own: the first n ranks train, and the others wait without
 touching their GPUs. On one GPU there is nothing to average or shard, so that row is the plain loop,
-and efficiency is relative to it. Time is that of the slowest rank, memory that of the fullest.
+and efficiency is relative to it. Time is the slowest rank's, memory the fullest rank's.
 Gradients are reduced in the dtype of the weights under both strategies.
 """
 
@@ -85,8 +85,8 @@ def compare(rows: list[Row]) -> None:
     """Add the efficiency relative to one GPU."""
     alone = {row["model"]: row.get("tokens_per_second") for row in rows if row["num_gpus"] == 1}
     for row in rows:
-        speed, one = row.get("tokens_per_second"), alone.get(row["model"])
-        row["efficiency"] = speed / row["num_gpus"] / one if speed and one else None
+        speed, base_speed = row.get("tokens_per_second"), alone.get(row["model"])
+        row["efficiency"] = speed / row["num_gpus"] / base_speed if speed and base_speed else None
 
 
 def cases(args: ScalingConfig, world: int) -> list[Row]:

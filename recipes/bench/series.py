@@ -174,7 +174,7 @@ def measure_rows(
 ) -> list[Row]:
     """Return a row for each case; measure those that have no row yet or failed.
 
-    `work` returns a case's figures; its errors become rows as `attempt` says. `skip` returns why a
+    `work` returns a case's figures; its errors become rows (see `attempt`). `skip` returns why a
     case is not measured, given the rows so far, or None. Every case starts with the same seed.
     """
     cases = list(cases)
@@ -221,7 +221,7 @@ def measure_rows(
 def attempt(case: Row, work: Callable[[Row], Row]) -> Row:
     """Return a case's figures and `error`.
 
-    UserError, missing memory, and on one rank what torch or the system rejects become the `error`.
+    UserError, out of memory and, on one rank, errors of torch or the system become the `error`.
     JSON has neither inf nor nan: such figures become None and are named in `not_finite`.
     """
     try:
@@ -301,8 +301,8 @@ def show(table: Table, rows: Sequence[Row], hardware: str, lines: Sequence[str])
 def earlier_rows(path: Path, cases: Sequence[Row]) -> list[Row]:
     """Return the rows that an interrupted run wrote for the first cases.
 
-    A line that a crash has truncated, or that belongs to another case, is dropped from the file
-    with all after it, and these cases are measured again.
+    If a line was truncated by a crash or belongs to another case, it and all later lines are
+    removed, and their cases are measured again.
     """
     rows: list[Row] = []
     lines = read_metrics(path)

@@ -119,7 +119,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def fresh() -> None:
-    """Free what an earlier case left, including compiled code, and reset the peak memory."""
+    """Free leftovers of earlier cases, including compiled code, and reset the peak memory."""
     if dynamo := sys.modules.get("torch._dynamo"):
         dynamo.reset()  # it also stops compiling a function after eight shapes
     if torch.cuda.is_initialized():

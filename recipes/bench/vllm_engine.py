@@ -72,7 +72,7 @@ class EngineConfig(SeriesConfig):
     def __post_init__(self) -> None:
         names = [vllm.name_of(setting) for setting in self.settings]
         if len({*names}) < len(names):
-            raise UserError(f"method.args.settings: two have one label, of {', '.join(names)}.")
+            raise UserError(f"method.args.settings: two have one label among {', '.join(names)}.")
 
 
 COLUMNS = columns(
@@ -116,7 +116,7 @@ def cases(args: EngineConfig, config: DictConfig, notes: list[str]) -> list[Row]
         needed = gpus_of(engine)
         if local % needed:
             notes.append(
-                f"Left out: {name}: an engine of {needed} GPUs, and this run has {local} on a node."
+                f"Left out: {name}: an engine of {needed} GPUs, but this run has {local} on a node."
             )
             continue
         same = {
@@ -136,9 +136,9 @@ def cases(args: EngineConfig, config: DictConfig, notes: list[str]) -> list[Row]
         ]
     if any(row["engines"] > 1 for row in rows):
         notes.append(
-            "Several engines: rates are summed, medians averaged, of p99 the worst is shown. "
-            "Served, all begin together; offline each begins when it has loaded, and what does not "
-            "overlap counts as if it did."
+            "Several engines: rates are summed, medians averaged, and the worst p99 is shown. "
+            "Servers begin together. Offline engines begin when loaded, and are counted as if "
+            "they overlapped."
         )
     return rows
 

@@ -1,4 +1,4 @@
-"""Start vLLM's own programs: their command lines, their environment, and what they measured.
+"""Start vLLM's own programs: their command lines, environment and results.
 
 vllm_arguments.yaml has the arguments that are rejected, and their replacements.
 """
@@ -26,9 +26,7 @@ from recipes.rank.program import TORCHRUN
 _TABLE = yaml.safe_load(Path(__file__).with_name("vllm_arguments.yaml").read_text())
 REMOVED: dict[str, str] = _TABLE["removed"]
 REFUSED = {name: f"is gone from vLLM. Instead: {what}." for name, what in REMOVED.items()}
-REFUSED |= {
-    name: f"is decided elsewhere; set {what} instead." for name, what in _TABLE["owned"].items()
-}
+REFUSED |= {name: f"is set elsewhere. Use {what}." for name, what in _TABLE["owned"].items()}
 OURS = ("label", "instances")  # keys of a setting that vLLM does not see
 WIDTHS = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 MASKS = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
@@ -130,7 +128,7 @@ def figures(case: Mapping[str, Any], path: Path) -> dict[str, float]:
     """Return the figures of a case from the file that `vllm bench` wrote.
 
     Raise UserError if there is none, if requests failed, or if their lengths differ from the case's
-    by more than re-tokenizing the prompts explains.
+    by more than re-tokenization can cause.
     """
     content = read_json(path)
     if content is None:
@@ -156,6 +154,6 @@ def figures(case: Mapping[str, Any], path: Path) -> dict[str, float]:
     if failed or not answered or abs(tokens / answered / expected - 1) > LENGTHS_DIFFER:
         raise UserError(
             f"vLLM failed {failed} requests, and answered {answered} with {tokens} tokens in and "
-            f"out, {expected} of each request"
+            f"out; {expected} of each requested"
         )
     return figures

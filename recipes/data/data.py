@@ -223,7 +223,8 @@ def load_heldout(data: DictConfig, method: str = "evaluate") -> list[Row]:
     if files and is_main_rank() and (known := num_known_questions(chosen, data.path)):
         say(
             f"warning: {known} of {len(chosen)} rows of data.heldout_path={data.heldout_path} have "
-            f"questions of data.path={data.path}, so their figures may measure memory. Remove them "
+            f"questions of data.path={data.path}, so their figures may measure memorization. "
+            "Remove them "
             "from one of the files, or use data.heldout_fraction instead."
         )
     return chosen[: data.limit] if data.limit and method == "evaluate" else chosen

@@ -38,7 +38,7 @@ EXPECTED = {
 }
 # Exact types, so that true is not a number
 TYPES = {"text": [str], "answer": [str, int, float], "chat_template_kwargs": [dict]}
-# The roles in TRL's datasets, and developer, which templates such as gpt-oss's accept.
+# The roles in TRL's datasets, plus developer for templates such as gpt-oss's.
 ROLES = ("system", "developer", "user", "assistant", "tool")
 RENAMED = {
     "human": "user",
@@ -84,8 +84,8 @@ def row_fault(row: Row, method: str) -> str | None:
     if len(complete) > 1:
         fields = ", and ".join(" and ".join(sorted(form)) for form in complete)
         return (
-            f"has {fields}, and {method} would read one of them. Remove the fields that are not "
-            "to be learned."
+            f"has {fields}, but {method} would read only one of them. Remove the fields that "
+            "should not be learned."
         )
     other_forms = len(forms) > 1 and bool(complete)
     rewards = REWARDS_READ.get(method, ())
@@ -95,7 +95,7 @@ def row_fault(row: Row, method: str) -> str | None:
             continue
         if fault := _fault(name, row[name]):
             expected = EXPECTED.get(name, f"text or {MESSAGES}")
-            return f"{name} is {fault}, and it must be {expected}."
+            return f"{name} is {fault}, but must be {expected}."
         if isinstance(row[name], list) and name not in TEMPLATE_FIELDS:
             roles = [message["role"] for message in row[name]]
             if fault := _role_fault(name, roles, method):
@@ -108,7 +108,7 @@ def row_fault(row: Row, method: str) -> str | None:
     score = row["score"] if method == "samples" else 0
     if isinstance(score, bool) or not isinstance(score, (int, float)) or not math.isfinite(score):
         return (
-            f"score is {score!r}, and samples are compared by it. Give a number, as method=sample "
+            f"score is {score!r}, but samples are compared by it. Give a number, as method=sample "
             "does."
         )
     return None
@@ -148,19 +148,19 @@ def _role_fault(name: str, roles: list[str], method: str) -> str | None:
         known = RENAMED.get(role.lower(), "the one that it is")
         remedy = near(role, ROLES) or f" Rename it to {known}."
         return (
-            f"has the role {_quoted(role)} at place {number + 1}, and roles are "
+            f"has the role {_quoted(role)} at place {number + 1}, but roles are "
             f"{', '.join(ROLES)}.{remedy}"
         )
     if name in ANSWERS.get(method, ()) and roles[-1] != "assistant":
         return (
-            f"ends with a turn of {roles[-1]}, and its last turn must be the "
-            f"assistant's: that is the answer that {method} learns from. Remove the row, or what "
+            f"ends with a turn of {roles[-1]}, but the last turn must be the assistant's answer, "
+            f"from which {method} learns. Remove the row, or what "
             "follows its last answer."
         )
     if name == "prompt" and method in ("sft", "dpo") and roles[-1] in ("system", "developer"):
         return (
-            f"ends with a turn of {roles[-1]}, and {method} needs one that ends with a turn of "
-            "user or tool."
+            f"ends with a turn of {roles[-1]}, but {method} needs a prompt that ends with a turn "
+            "of user or tool."
         )
     return None
 

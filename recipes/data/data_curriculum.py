@@ -161,8 +161,8 @@ class Schedule:
             for _ in range(self.batch_size):
                 for level, share in batch_shares.items():
                     owed[level] += share
-                # Each place gets the level that is owed most, so later ones make up for rounding,
-                # but none goes to a level without a share.
+                # Each place gets the level that is furthest below its share. So later places
+                # correct rounding, and a level without a share gets none.
                 level = max(present, key=owed.__getitem__)
                 owed[level] -= 1.0
                 if not waiting[level]:
@@ -173,7 +173,7 @@ class Schedule:
 
 
 class ScheduleSampler(Sampler[int]):
-    """Yield a schedule's rows in sequence: each row `each` times, each batch `whole` times."""
+    """Yield a schedule's rows in order, each row `each` times and each batch `whole` times."""
 
     def __init__(self, schedule: Schedule, repeats: int = 1, cycles: int = 1) -> None:
         self.schedule, self.each, self.whole = schedule, repeats, cycles
@@ -188,7 +188,7 @@ class ScheduleSampler(Sampler[int]):
 
 
 class ScheduleState(TrainerCallback, ExportableState):
-    """Save what an adaptive schedule has observed in the trainer's state and checkpoints."""
+    """Save an adaptive schedule's observations in the trainer's state and checkpoints."""
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
@@ -238,7 +238,7 @@ class Curriculum:
             self._per_step = args.gradient_accumulation_steps
             size = args.generation_batch_size // self.num_generations
         num_batches = math.ceil(args.max_steps * self._per_step / self._whole)
-        # The loader is one draw ahead to detect its end, its workers are further ahead, and a step
+        # The loader is one draw ahead to detect its end. Its workers are further ahead. A step
         # takes all of its draws at once.
         early = args.dataloader_num_workers * (args.dataloader_prefetch_factor or 2)
         lag = math.ceil((self._per_step + 1 + early) / self._whole) + 1 + ahead

@@ -75,7 +75,7 @@ def _once(pairs: list[tuple[str, Any]]) -> Row:
     row = dict(pairs)
     if len(row) < len(pairs):
         twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-        raise ValueError(f'the key "{twice}" stands there twice')
+        raise ValueError(f'the key "{twice}" appears twice')
     return row
 
 

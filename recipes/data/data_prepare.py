@@ -321,7 +321,7 @@ def room_for_prompt(config: DictConfig) -> tuple[int, str]:
     length = args.get("max_length", 1024)  # TRL's default
     if length is None or args.get("packing") or args.get("truncation_mode") == "keep_end":
         return context, f"model={config.model.name} has {context} positions"
-    return length, f"method.args.max_length={length} would cut all of the answer off"
+    return length, f"method.args.max_length={length} would cut off the whole answer"
 
 
 def describe(
@@ -347,7 +347,7 @@ def _warn(content: dict[str, Any], args: DictConfig) -> None:
     if content["truncated"] and not uncut:
         say(
             f"warning: {content['truncated']} of {rows} rows are longer than "
-            f"method.args.max_length={most}, and are cut to it. Use: "
+            f"method.args.max_length={most}, so they are cut to it. Use: "
             f"method.args.max_length={content['length']['longest']}, or "
             f"data.filter.max_tokens={most}, which leaves them out."
         )

@@ -30,7 +30,7 @@ def require(
     rows: Collection[Any],
     source: str,
     left_out: Mapping[str, Any] | None = None,
-    remedy: str = "Loosen data.filter, or use more rows.",
+    remedy: str = "Relax data.filter, or use more rows.",
 ) -> None:
     """Raise UserError if no row of `source` is left, with counts of rows that were left out."""
     if not rows:
@@ -105,7 +105,7 @@ def question(row: Row) -> str:
 
 
 def beginning(row: Row) -> str:
-    """Return words that name a row by what its question begins with, to search for it."""
+    """Return a name for a row, with the start of its question, to search for it."""
     return f"question {question(row)[:BEGINNING]!r}"
 
 
@@ -252,7 +252,7 @@ def pairs_of_samples(
     For each prompt, the best sample is paired with the worst, the second best with the second
     worst, up to `most` pairs. The sides differ in score and, apart from outer spaces, in text.
     Truncated samples (`finished` is False) are left out, since they would teach wrong endings. With
-    `of_any` (smoke=true) only texts must differ. The counts are those of prompts without a pair, by
+    `of_any` (smoke=true) only texts must differ. The counts are of prompts without a pair, by
     reason.
     """
     by_prompt: dict[str, list[Row]] = defaultdict(list)

@@ -49,12 +49,12 @@ class Progress:
 
     what: str
     heartbeat: Path
-    said: float = field(default_factory=time.monotonic)
+    reported_at: float = field(default_factory=time.monotonic)
 
     def __call__(self, done: int) -> None:
         self.heartbeat.touch()
-        if time.monotonic() - self.said > SAID_EVERY_S:
-            self.said = time.monotonic()
+        if time.monotonic() - self.reported_at > SAID_EVERY_S:
+            self.reported_at = time.monotonic()
             say(f"{self.what}: {done:,} rows")
 
 
@@ -269,9 +269,9 @@ def _prompt_length(tokenizer: PreTrainedTokenizerBase, prompt: list[int], whole:
     if length < len(prompt):
         logger.warning_once(
             "The tokens of a prompt are not the first of prompt and completion: "
-            f"{tokenizer.decode(prompt[length:])!r} is trained on with the completion. Let a "
-            "prompt end where a token does, or use a chat template that writes it alike with and "
-            "without an answer."
+            f"{tokenizer.decode(prompt[length:])!r} is trained on as part of the completion. End "
+            "the prompt at a token boundary, or use a chat template that renders it identically "
+            "with and without an answer."
         )
     return length
 
@@ -291,8 +291,9 @@ def without_end(row: Row, special: Collection[int]) -> Row:
     )
     if end is None:
         raise UserError(
-            "a row with finished=false: the chat template ends an answer with no special token, so "
-            "its end cannot be left out. Use: method.args.finished_only=true for the samples, or "
+            "a row with finished=false: the chat template ends answers without a special token, "
+            "so the end cannot be left out. Use: method.args.finished_only=true for the samples, "
+            "or "
             "rows without it."
         )
     return {"input_ids": ids[:end], "labels": labels[:end]}

@@ -28,5 +28,5 @@ def parse(table: bytes) -> list[int]:
         dies = [mhz for mhz in clocks if mhz not in ABSENT]
     if not dies:
         name = "gpu_metrics v{}.{}".format(*version)
-        raise ValueError(f"{name} of {len(table)} bytes states no clock of each die")
+        raise ValueError(f"{name} of {len(table)} bytes does not contain the clocks of dies")
     return dies

@@ -1,4 +1,4 @@
-"""Find modules that compute in fp32 although the run computes in 16 bits, and what that costs.
+"""Find modules that compute in fp32 in a run with 16-bit computation, and their cost.
 
 A matrix product in fp32 takes 8 to 16 times as long as in bf16 on GPUs with matrix units; a norm in
 fp32 is intended and cheap. So the costs of matrix products are reported separately.
@@ -62,7 +62,7 @@ def summary(events: Iterable[Event], time_s: float) -> dict[str, Any]:
     whole = [event for event in events if event.get("ph") == "X"]
     operators = _operators(whole)
     kernels = [event for event in whole if event.get("cat") in DEVICE]
-    # Microseconds by operator: those of its kernels, or its own without a GPU.
+    # Microseconds by operator: that of its kernels, or its own without a GPU.
     cost: dict[Any, float] = defaultdict(float)
     for kernel in kernels:
         cost[kernel.get("args", {}).get("External id")] += float(kernel["dur"])
@@ -80,7 +80,7 @@ def summary(events: Iterable[Event], time_s: float) -> dict[str, Any]:
         if not module and operator["backward"]:
             module = forward.get(operator["sequence"])
         spends = operator["fp32"] and not operator["wrapper"] and cost.get(operator["id"])
-        # Operators outside modules belong to the optimizer, whose weights are fp32 on purpose.
+        # Operators outside modules belong to the optimizer, whose fp32 weights are intended.
         if not module or not spends:
             continue
         what = PRODUCTS if _is_product(operator) else REST

@@ -41,7 +41,8 @@ def load(names: list[str], include: str | None) -> Any:
         except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
             reason = str(error).strip().splitlines()[0]
             raise UserError(
-                f"method.args.lm_eval_tasks: the data of {name} is neither here nor on the hub: "
+                f"method.args.lm_eval_tasks: the data of {name} is neither on this machine nor on "
+                "the hub: "
                 f"{reason}"
             ) from error
     return manager

@@ -119,7 +119,7 @@ def unusable(free_gb: float, total_gb: float, force: bool) -> str | None:
     if free_gb < NEEDED_GB:
         return (
             f"memory is short: {free_gb:.1f} of {total_gb:.0f} GB are free, "
-            f"and {NEEDED_GB:g} are needed"
+            f"but {NEEDED_GB:g} GB are needed"
         )
     if total_gb - free_gb > MOST_USED * total_gb and not force:
         return f"it is in use: {total_gb - free_gb:.1f} of {total_gb:.0f} GB are taken"
@@ -277,7 +277,7 @@ def run(rank: Rank) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        description="Measure this process's GPU; launch/doctor.py active=true starts one a GPU."
+        description="Measure this process's GPU; launch/doctor.py active=true starts one per GPU."
     )
     parser.add_argument(
         "--folder", type=Path, required=True, help="where rank<RANK>.json is written"

@@ -1,4 +1,4 @@
-"""Tabulate what fills a GPU's memory at its peak, by the Python line that allocated it."""
+"""Tabulate GPU memory at its peak by the Python line that allocated it."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def text(table: dict[str, Any]) -> str:
         f"fragmentation {table['fragmentation']:.1%}"
     ]
     if table["history_is_cut"]:
-        lines.append("the history was full: earlier allocations count as from before")
+        lines.append("the history was full: earlier allocations count as made before recording")
     lines.append(f"{'GB':>9} {'blocks':>7}  allocated by (alive at the peak)")
     lines += [f"{row['gb']:>9.3f} {row['blocks']:>7}  {row['line']}" for row in table["at_peak"]]
     return "\n".join(lines)

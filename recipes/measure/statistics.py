@@ -92,14 +92,18 @@ def _chance_to_win(count: int, others: tuple[int, ...], k: int) -> float:
         if 2 * votes > k:  # no other answer can have as many votes
             won += math.comb(count, votes) * math.comb(total - count, k - votes)
             continue
-        ways = {(0, 0): 1}  # (answers with as many votes, votes given) -> subsets
+        ways = {(0, 0): 1}  # (answers with as many votes, votes cast) -> subsets
         for other in others:
             grown: Counter[tuple[int, int]] = Counter()
-            for (ties, given), number in ways.items():
-                for more in range(min(other, votes, k - votes - given) + 1):
-                    grown[ties + (more == votes), given + more] += number * math.comb(other, more)
+            for (ties, votes_cast), number in ways.items():
+                for more in range(min(other, votes, k - votes - votes_cast) + 1):
+                    grown[ties + (more == votes), votes_cast + more] += number * math.comb(
+                        other, more
+                    )
             ways = dict(grown)
         won += math.comb(count, votes) * sum(
-            number / (ties + 1) for (ties, given), number in ways.items() if given == k - votes
+            number / (ties + 1)
+            for (ties, votes_cast), number in ways.items()
+            if votes_cast == k - votes
         )
     return won / math.comb(total, k)

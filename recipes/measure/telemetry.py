@@ -107,7 +107,7 @@ class Telemetry:
     def begin(self, now_s: float | None = None) -> None:
         """Discard earlier samples, so that setup does not count as training.
 
-        Energy counts from `now_s` if given, else from the first sample.
+        Energy counts from `now_s` if set, otherwise from the first sample.
         """
         with self.lock:
             self.sums.clear()
@@ -152,7 +152,7 @@ class Telemetry:
         return means
 
     def sample(self, now_s: float) -> None:
-        """Read the counters once, at `now_s` of a monotonic clock."""
+        """Read the counters once; `now_s` is the time by a monotonic clock."""
         assert self.read is not None
         readings = self.read()
         counter = readings.pop("energy_j", None)
@@ -203,8 +203,8 @@ def fragmentation(stats: dict[str, Any]) -> float:
 def energy(mine_j: float | None, num_tokens: float) -> dict[str, float]:
     """Return the energy of all ranks' GPUs, in total and per million tokens. Every rank must call.
 
-    Return {} without tokens (known to the main rank), or if one GPU has no counter, because the sum
-    would be too small but look plausible.
+    Return {} without tokens (known to the main rank), or if one GPU has no counter, because an
+    incomplete sum would look plausible.
     """
     joules = [mine_j]
     if dist.is_initialized():

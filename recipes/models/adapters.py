@@ -90,7 +90,7 @@ def load_adapter(model: PreTrainedModel, config: DictConfig, base: str) -> PeftM
     adapter = LoraConfig.from_pretrained(str(path))
     adapter.lora_dropout = config.adapter.dropout  # a setting of training, not of the adapter
     if not (path / BASE).is_file():
-        say(f"adapter.path={path} has no {BASE}: only the shapes show whether it fits its base")
+        say(f"adapter.path={path} has no {BASE}: so only shapes can be compared with the base")
     elif json.loads((path / BASE).read_text())["fingerprint"] != base:
         name = model_config.path or model_config.name
         raise UserError(
@@ -170,8 +170,8 @@ def merge(model: PeftModel, state: Tensors | None) -> tuple[PreTrainedModel, flo
     other = next((name for name in state if ".lora_embedding_" in name), None)
     if other:
         raise UserError(
-            f"adapter.target_modules={model.peft_config['default'].target_modules}: {other} is not "
-            "of a linear layer. Use: all-linear."
+            f"adapter.target_modules={model.peft_config['default'].target_modules}: {other} is "
+            "not a linear layer. Use: all-linear."
         )
     merged, lost, learnt = {}, 0.0, 0.0
     for name, base, exact in _merged(model, state, lambda _: contextlib.nullcontext()):

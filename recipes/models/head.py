@@ -26,7 +26,7 @@ TOKENS = 4096  # per tile: its logits are 1.2 GB in 16 bits for a vocabulary of 
 FP16_SCALE = 1024.0  # probabilities of a large vocabulary lie below fp16's normal range
 # Limit in bytes on the logits' gradients in StoredHead. 4 pairs of 1,024 tokens take 2.5e9.
 KEPT = 3_000_000_000
-# Configuration keys of models whose head is more than a matrix product. They use TRL's head.
+# Configuration keys of models whose head does more than a matrix product. They use TRL's head.
 SCALED = (
     *("final_logit_softcapping", "logit_scale", "logits_scaling"),
     *("output_multiplier", "lm_head_multiplier"),
@@ -211,7 +211,7 @@ def fits(model: PreTrainedModel) -> bool:
 
 @dataclass
 class Sums(ModelOutput):
-    """The outputs of NllHead: `loss` () and `counted` (2,), which are entropy and correct.
+    """The outputs of NllHead: a scalar `loss`, and `counted` (2,) with entropy and correct.
 
     This is a subclass because a bare ModelOutput loses its attributes under torch.compile.
     """

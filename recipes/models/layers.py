@@ -54,9 +54,9 @@ def compile_each(
 ) -> None:
     """Compile each layer's forward in place, as one graph; with `dynamic`, for any rows and tokens.
 
-    Equal layers share their kernels. Forwards with a cache of keys and values, as in generation,
-    stay eager, and so do those that cannot be compiled, after a call of `failed(reason)`. The
-    fallback is inside the hooks of FSDP and DDP, which an exception would leave half-done.
+    Equal layers share their kernels. Forward passes with a KV cache, as in generation, stay eager.
+    If compiling fails, `failed(reason)` is called and the layers stay eager. The fallback is inside
+    the hooks of FSDP and DDP, which an exception would leave half-done.
     """
     # A layer is smaller than DDP's buckets, so splitting it would only break its graph.
     torch._dynamo.config.optimize_ddp = False

@@ -123,7 +123,7 @@ def _quantized(config: DictConfig) -> tuple[PreTrainedModel, str]:
     """Return the model with its linear layers in nf4, and its fingerprint.
 
     Only files can be loaded in 4 bits, so the main rank draws random weights and writes them for
-    all, since transformers writes nothing on other ranks. Every rank must call this.
+    all ranks. On other ranks transformers writes nothing. Every rank must call this.
     """
     kwargs = {"quantization_config": nf4(compute_dtype(config)), "device_map": {"": device()}}
     if model_directory(config) is not None or config.model.init != "random":
@@ -217,7 +217,7 @@ def adapter_config(config: DictConfig) -> LoraConfig | None:
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
     """Return a byte-level BPE tokenizer trained on `texts`; equal texts give equal tokenizers.
 
-    Digits stay single tokens, so that a number is always spelt the same way. Merges may cross
+    Digits stay single tokens, so that a number always has the same tokens. Merges may cross
     spaces, so that a phrase that all problems share becomes one token.
     """
     tokenizer = Tokenizer(models.BPE())

@@ -54,9 +54,9 @@ def card(
         parameters = f"{first['num_parameters']:,} parameters with random weights"
         origin = f"a {first['architecture']} of {parameters}"
     methods = f" by {', then '.join(run['method'] for run in runs)}." if runs else "."
-    unstated = "Not stated, neither by the model that this was made from nor at export."
+    unstated = "Not stated by the source model or at export."
     if base:  # the runs do not copy the base model's card
-        unstated = f"Not stated at export. It was made from `{base}`: see the licence there."
+        unstated = f"Not stated at export. See the licence of the source model `{base}`."
     results, note = provenance["results"], ""
     if results:
         results = {**results, "data": _data(results["data"], {})}

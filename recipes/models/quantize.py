@@ -76,8 +76,9 @@ class Converter:
         rounded = weight.to(dtype)
         if not torch.isfinite(rounded).all():
             raise UserError(
-                f"{name} is not finite in {str(dtype).removeprefix('torch.')}: the model is broken "
-                "or has larger numbers. Use an earlier checkpoint, or method.args.weights=bf16."
+                f"{name} is not finite in {str(dtype).removeprefix('torch.')}: the model is "
+                "damaged or its numbers exceed this format. Use an earlier checkpoint, or "
+                "method.args.weights=bf16."
             )
         bits = EIGHT_BITS.get(self.weights or "")
         if bits and LAYERS in name and weight.ndim > 1:

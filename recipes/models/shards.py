@@ -1,4 +1,4 @@
-"""Read and write safetensors a tensor at a time, so that no more than one file is in memory."""
+"""Read and write safetensors one tensor at a time, so that memory holds at most one file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from launch.core.errors import UserError
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-SHARD_BYTES = 5_000_000_000  # per file; limits memory use and what a failed download repeats
+SHARD_BYTES = 5_000_000_000  # per file; limits memory use and the size of a repeated download
 
 
 def stored(directory: Path) -> Iterator[tuple[str, torch.Tensor]]:
@@ -34,7 +34,7 @@ def stored(directory: Path) -> Iterator[tuple[str, torch.Tensor]]:
                 for name in file.keys():  # noqa: SIM118 (no iterator)
                     yield name, file.get_tensor(name)
     except (FileNotFoundError, SafetensorError) as error:
-        raise UserError(f"{path} cannot be read, so the model is not whole: {error}") from error
+        raise UserError(f"{path} cannot be read, so the model is incomplete: {error}") from error
 
 
 class Shards:

@@ -1,1 +1,1 @@
-"""Provide what every rank needs, whatever it computes."""
+"""Provide what every rank needs, independent of the method."""

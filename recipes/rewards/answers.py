@@ -59,7 +59,7 @@ def equal(right: str, answer: str) -> bool:
         number = _number(stated, announced)
         if number is None or not _verified(expression, number):
             return False
-        # A quotient should have been computed, such as 10/2 for 5.
+        # Reject quotients that were not computed, such as 10/2 for 5.
         if "/" in number and "/" not in right and "." not in right:
             return False
     return _verified(expression, _expression(stated) or answer)
@@ -96,13 +96,13 @@ def _number(stated: str, announced: bool) -> str | None:
     return numbers[at].group().replace("−", "-").replace(" ", "").removeprefix("+")
 
 
-def _beside(text: str, one: re.Match[str], other: re.Match[str]) -> bool:
+def _beside(text: str, first: re.Match[str], second: re.Match[str]) -> bool:
     """Return whether it is unclear which of two adjacent numbers is the result.
 
     This includes `x = 2 or x = 3`.
     """
-    between = text[one.end() : other.start()]
-    names = ASSIGNED.search(text, 0, one.start()), ASSIGNED.search(between)
+    between = text[first.end() : second.start()]
+    names = ASSIGNED.search(text, 0, first.start()), ASSIGNED.search(between)
     if names[0] and names[1] and names[0][1] == names[1][1]:
         between = between[: names[1].start()]
     return not RESULT.search(between) and JOINED.fullmatch(between) is not None

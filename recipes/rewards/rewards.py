@@ -120,8 +120,8 @@ def judge(
         # Thresholds and figures assume scores from 0 to 1. NaN is outside too.
         if score is not None and not -ROUNDING <= score <= 1 + ROUNDING:
             raise ValueError(
-                f"a score outside 0 to 1: {score:g}. To make a reward count for more, or against, "
-                "change its weight in method.rewards"
+                f"a score outside 0 to 1: {score:g}. To strengthen or negate a reward, change its "
+                "weight in method.rewards"
             )
     return [None if score is None else min(max(score, 0.0), 1.0) for score in scores]
 

@@ -158,7 +158,7 @@ def check_columns(config: DictConfig, columns: list[str], rows: str = "the rows"
     pattern = config.method.reward_pattern
     if pattern is not None and "pattern" in columns:
         raise UserError(
-            f"method.reward_pattern is given, but {rows} have a column 'pattern' too. "
+            f"method.reward_pattern is set, but {rows} also have a column 'pattern'. "
             "Use: method.reward_pattern=null, or data without that column."
         )
     for name in config.method.rewards:
@@ -214,8 +214,8 @@ class _Own:
             return self.isolated.ask(self.path, prompts, completions, rows)
         except TypeError as error:
             raise UserError(
-                f"method.rewards.{self.path}: columns {', '.join(rows)} go to its process as JSON, "
-                f"which one cannot be ({error}). {IN_RANK}"
+                f"method.rewards.{self.path}: columns {', '.join(rows)} go to its process as "
+                f"JSON, but one cannot ({error}). {IN_RANK}"
             ) from error
 
     def __call__(

@@ -83,8 +83,8 @@ def parse_tests(column: Any) -> list[dict[str, Any]]:
     if not tests or None in tests:
         forms = ", ".join("{" + ", ".join(sorted(form)) + "}" for form in FORMS)
         raise UserError(
-            f"column 'tests' holds {str(column)[:80]!r}. Give a list, or its JSON, of one or more "
-            f"of {forms} (all texts but expected), or statements of Python."
+            f"column 'tests' holds {str(column)[:80]!r}. Use a list (or its JSON) of one or more "
+            f"{forms} (all strings except expected), or Python statements."
         )
     return tests
 

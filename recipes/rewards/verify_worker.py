@@ -2,8 +2,8 @@
 
 Arguments: CPU seconds for one score, bytes of memory in addition to the imports, names of rewards.
 Once ready, the process may not open sockets, start processes or write files: an audit hook (PEP
-578) rejects that, together with the scorer's result. This guards against what a completion may make
-a scorer do; code that a model wrote runs only in the sandbox.
+578) rejects that, together with the scorer's result. This guards against scorers that a completion
+manipulates; code that a model wrote runs only in the sandbox.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Guard:
 def main() -> None:
     time_s, memory, *names = sys.argv[1:]
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # keep what libraries print out of the replies
+    os.dup2(2, 1)  # keep library output out of the replies
     try:
         # Imports write to HOME; for example matplotlib, for reasoning-gym, writes a list of fonts.
         with tempfile.TemporaryDirectory() as home:
@@ -102,7 +102,7 @@ def answer_to(question: dict[str, Any], guard: Guard) -> dict[str, Any]:
     try:
         scores = rewards.judge(**question)
     except MemoryError:
-        return {"scores": None, "error": "more memory than a scorer may take"}
+        return {"scores": None, "error": "more memory than a scorer may use"}
     except UserError as error:
         return {"refused": str(error)}
     except Exception as error:  # any exception counts as a failure on these completions

@@ -73,7 +73,7 @@ def sample_all(
             profile.step()
             done += 1
     if not ranks.on_all(done == len(own_batches)):
-        say(f"interrupted after {done} of {len(own_batches)} batches; the same command continues")
+        say(f"interrupted after {done} of {len(own_batches)} batches; the same command resumes")
         raise Interrupted(batches=done)
     if not is_main_rank():
         return [], generator
@@ -282,7 +282,8 @@ class Store:
         rows = self.get(batch)
         if rows is None:
             raise UserError(
-                f"batch {batch} is done, but not in {self.folder}: all ranks need one file system. "
+                f"batch {batch} is done, but missing in {self.folder}. All ranks need a shared "
+                "file system. "
                 "Use: run_root=<shared directory>."
             )
         return rows

@@ -88,7 +88,8 @@ class GenerationAhead:
         self._batches: deque[Any] = deque()
         # The number of finished micro-batches in this step; an epoch's last step may have fewer.
         self._in_step = 0
-        # Gathering sharded weights is a collective, which may not run beside the step's own.
+        # Gathering sharded weights is a collective, which must not run concurrently with the
+        # step's.
         self._sends_beside = config.topology.strategy in ("none", "ddp")
         self._sender = Threads(1)
         super().__init__(*args, config=config, **kwargs)
@@ -124,7 +125,7 @@ class GenerationAhead:
         return next(islice(self._batches, cycles * self._cycle(), None), None)
 
     def _send_weights(self) -> None:
-        """Send the weights after an optimizer step, while this step goes on if they are whole."""
+        """Send the weights after an optimizer step, while this step continues if they are whole."""
         step = self.state.global_step
         if step == self._last_loaded_step:
             return
@@ -160,7 +161,7 @@ class GenerationAhead:
             self._is_sending = False
 
     def _loaded_step(self) -> int:
-        """Return the step whose weights the server has, once it has the last that were sent."""
+        """Wait for the last transfer and return the step whose weights the server has."""
         return self._loaded.result()[0] if self._loaded else self._last_loaded_step
 
     def _ask(

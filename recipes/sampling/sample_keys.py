@@ -1,8 +1,7 @@
 """Collect what determines samples and verdicts, for the hashes of batches.
 
-The samples' key contains everything that could change a sample; the verdicts' key adds what could
-change a verdict. So a new verifier needs no new samples, and batches of other work are never
-reused.
+The samples' key contains everything that could change a sample; the verdicts' key adds the inputs
+of scoring. So a new verifier needs no new samples, and batches of other work are never reused.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ def samples_key(config: DictConfig, args: Any, rows: list[Row], model: Any) -> d
 def verdicts_key(config: DictConfig, samples: dict[str, Any]) -> dict[str, Any]:
     """Return the samples' key, the rewards with their arguments, and the code behind them.
 
-    `sandbox_image` is the id of the image that the launcher found for code_tests.
+    `sandbox_image` is the id of the image for code_tests.
     """
     files = [
         *(RECIPES / "rewards").glob("*.py"),
@@ -77,7 +76,7 @@ def verdicts_key(config: DictConfig, samples: dict[str, Any]) -> dict[str, Any]:
 
 
 def model_identity(config: DictConfig) -> Any:
-    """Return a directory's file hashes, a hub commit, or what determines random weights."""
+    """Return a directory's file hashes, a hub commit, or the inputs of random weights."""
     directory, model = model_directory(config), config.model
     if model.init == "random" and model.path is None:  # even if they were written for vLLM
         return {

@@ -1,7 +1,7 @@
 """Compute the sampling ratio of vLLM's completions in the pass that trains on them.
 
-TRL corrects for the difference between vLLM and the trainer by the ratio of their probabilities,
-and runs a pass without gradient for the trainer's, which is a quarter of a step's computation. If a
+TRL corrects for the difference between vLLM and the trainer by the ratio of their probabilities.
+For the trainer's it runs a pass without gradient, a quarter of a step's computation. If a
 generation is used for one optimizer step, the training pass gives the same log-probabilities (with
 dropout, those of its own draws).
 """

@@ -50,7 +50,7 @@ def connect(config: DictConfig, trainer: GRPOTrainer) -> None:
         longest, servers = config.topology.server_max_length, config.topology.servers
         trainer.add_callback(CheckWeightsArrive(trainer, longest, servers))
     elif not (trainer.args.generation_kwargs or trainer.args.vllm_structured_outputs_regex):
-        # Text, of which only `stop` and the like need any, took half of an engine's time.
+        # Detokenization, which only `stop` and similar options need, took half of an engine's time.
         trainer.vllm_generation.generation_kwargs = {"detokenize": False}
 
 
@@ -90,7 +90,7 @@ def give_up_where_refused(config: DictConfig) -> None:
         except Exception as error:
             endpoint = url.rpartition("/")[2]
             if endpoint in ("pause", "init_weight_transfer_engine", "update_weights"):
-                reason = f"the generation server refuses a weight transfer ({endpoint}): {error}"
+                reason = f"the generation server rejects a weight transfer ({endpoint}): {error}"
                 give_up(config, f"{reason}. logs/server.log has its reason")
             raise
 
@@ -133,7 +133,7 @@ def send_merged(trainer: GRPOTrainer) -> None:
         generation._iter_named_params = lambda: merged_params(
             generation.model, generation._dist.gather_params
         )
-        say("weights for generation: base and adapter merged, each time (no adapter alone)")
+        say("weights for generation: base and adapter are merged before each transfer")
 
 
 def name_ends(trainer: GRPOTrainer) -> None:
@@ -190,18 +190,18 @@ def check_weights_arrive(
         if not (change > 0 and error <= FOLLOWED * change):
             server_name = f"replica {replica} of " * (replicas > 1) + "the generation server"
             raise RuntimeError(
-                f"weights do not reach {server_name}: a change that moves log-probabilities by "
-                f"{change:.3g} on the trainer leaves the server {error:.3g} away from it. vLLM and "
-                "TRL may not fit together, or the server computes in another precision."
+                f"weights do not reach {server_name}: a change moves log-probabilities by "
+                f"{change:.3g} on the trainer, but the server ends {error:.3g} away. vLLM "
+                "and TRL may be incompatible, or the server computes in another precision."
             )
     to = "the server" if replicas == 1 else f"all {replicas} replicas of the server"
     moved_by, distance = f"{moved.min():.3g}", f"{apart.max():.2g}"
     say(f"weights reach {to}: log-probabilities moved by {moved_by} and are {distance} apart")
 
 
-def _distance(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+def _distance(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
     """Return the mean absolute difference over the tokens, of shape (replicas,)."""
-    return (one - other).abs().mean(dim=1)
+    return (first - second).abs().mean(dim=1)
 
 
 def _last_norm(trainer: GRPOTrainer) -> torch.nn.Parameter:

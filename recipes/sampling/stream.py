@@ -9,9 +9,9 @@ log-probability at which it was sampled, so TRL's importance-sampling correction
 Prompts share keys and values only with prompts sent under the same weights (vLLM's `cache_salt`).
 
 Staleness is the number of optimizer steps from the weights under which a group was sent to the
-first step that trains on it. No group exceeds `topology.max_staleness`: a step waits if it would
-otherwise leave more groups than later steps can use in time. So no completion is dropped for its
-age, which would teach the model to be brief.
+first step that trains on it. No group exceeds `topology.max_staleness`: a step waits if later steps
+could not use the remaining groups in time. So no completion is dropped for its age, which would
+teach the model to be brief.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Stream:
             ):
                 break
             unfinished = [group.answer for group in left if not group.answer.done()]
-            assert unfinished, f"steps of {count} cannot take all groups in flight in time"
+            assert unfinished, f"steps of {count} cannot consume all groups in flight in time"
             wait(unfinished, return_when=FIRST_COMPLETED)
         for group in whole:
             group.answer.result()
@@ -82,7 +82,7 @@ def check_rows(rows: Iterable[dict[str, Any]]) -> None:
             json.dumps(value)
         except TypeError as error:
             raise UserError(
-                f"topology.overlap=stream: a checkpoint keeps rows in flight as JSON, which column "
+                "topology.overlap=stream: a checkpoint keeps rows in flight as JSON, but column "
                 f"{column!r} cannot be ({error}). Use topology.overlap=true, or data without that "
                 "column."
             ) from error
@@ -95,7 +95,7 @@ class StreamState(TrainerCallback, ExportableState):
         self.trainer = trainer
 
     def state(self) -> dict[str, Any]:
-        # As text, since the state file sorts keys, whose order a chat template may depend on.
+        # As text, because the state file sorts keys, and a chat template may depend on their order.
         return {
             "args": {},
             "attributes": {"rows": json.dumps([group.row for group in self.trainer.stream.groups])},
@@ -166,7 +166,7 @@ class StreamedGeneration(GenerationAhead):
         """Send rows until `ahead` generations of `count` groups are in flight besides this one."""
         if self.unfinished:
             if self.accelerator.is_main_process:
-                say(f"sending {len(self.unfinished)} prompts again that were in flight")
+                say(f"resending {len(self.unfinished)} prompts that were in flight")
                 self.stream.send(self.unfinished, self.state.global_step)
             self._sent, self.unfinished = len(self.unfinished) // count, []
         while self._sent <= self.ahead and (rows := self._upcoming(self._sent)) is not None:

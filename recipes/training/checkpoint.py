@@ -102,10 +102,10 @@ def newest(directory: Path, heartbeat: Path | None = None) -> Path | None:
     for path in reversed(_checkpoints(directory)):
         fault, best = find_fault(path, heartbeat), best_of(path)
         if fault is None and best not in (None, path) and (fault := find_fault(best, heartbeat)):
-            fault = f"in the best before it, {best.name}, {fault}"
+            fault = f"in the best earlier checkpoint, {best.name}, {fault}"
         if fault is None:
             return path
-        say(f"checkpoint {path} is not whole: {fault}; looking for an older one")
+        say(f"checkpoint {path} is incomplete: {fault}; looking for an older one")
     return None
 
 
@@ -141,7 +141,7 @@ def step_of(checkpoint: Path) -> int:
 
 
 def rotate(directory: Path, limit: int | None) -> None:
-    """Keep the newest `limit` checkpoints and the best ones that they name."""
+    """Keep the newest `limit` checkpoints and those that they record as best."""
     if limit:
         checkpoints = _checkpoints(directory)
         best = {best_of(path) for path in checkpoints[-limit:]}

@@ -48,7 +48,7 @@ class PackedCompletions:
             and not self.aux_loss_enabled
             and all(head.fits(model) and attention.fits(model) for model in models)
         )
-        # TRL's tiles are as wide as a large vocabulary, of which a small one fills a strip.
+        # TRL's tiles are as wide as a large vocabulary, and a small one fills only a strip of them.
         width = self.accelerator.unwrap_model(self.model).config.get_text_config().vocab_size
         trl_utils._CHUNKED_LOGPROB_CHUNK_SIZE = min(trl_utils._CHUNKED_LOGPROB_CHUNK_SIZE, width)
         self._rows = OmegaConf.select(config, "step.rows")

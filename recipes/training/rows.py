@@ -131,7 +131,7 @@ def arrange(loader: DataLoader, dataset: Dataset, size: int, number: int, balanc
 
 
 def lengths(dataset: Dataset) -> np.ndarray:
-    """Return the number of tokens of each row, (rows,); for a pair, that of its longer side."""
+    """Return the number of tokens of each row, (rows,); for a pair, its longer side's."""
     if "input_ids" in dataset.column_names:  # without labels if TRL has packed them
         tables = dataset.select_columns("input_ids").with_format("arrow").iter(10_000)
         return np.concatenate([pc.list_value_length(t["input_ids"]).to_numpy() for t in tables])

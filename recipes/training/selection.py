@@ -1,7 +1,7 @@
 """Keep the best model by held-out rows instead of the last one: method.selection.
 
-transformers measures (`metric_for_best_model`, at every save) and counts. This adds the rows, a
-count of patience that survives a resume, and loading the best checkpoint by its step, since
+transformers measures (`metric_for_best_model`, at every save) and counts. This adds the rows and a
+count of patience that survives a resume. It also loads the best checkpoint by its step, since
 transformers records only its path in the staging directory.
 """
 
@@ -74,7 +74,7 @@ def load_best(config: DictConfig, trainer: Trainer) -> dict[str, Any]:
         return {}
     if not state.best_global_step:
         raise UserError(
-            f"method.selection.metric={metric}: not a number at any save, so no model is the best. "
+            f"method.selection.metric={metric}: NaN at every save, so there is no best model. "
             "Lower method.args.learning_rate, or save more often by method.args.save_steps."
         )
     early = state.global_step < state.max_steps

@@ -67,7 +67,8 @@ class TimedStep:
     def timed(self, kind: str) -> AbstractContextManager[None]:
         """Return a context that adds its time to `kind`.
 
-        It adds nothing in evaluation, which is eval_s, nor in a thread, whose time is no step's.
+        It adds nothing in evaluation, which is eval_s, or in a thread, whose time belongs to no
+        step.
         """
         counts = self.model.training and threading.current_thread() is threading.main_thread()
         return self.stopwatch(kind) if counts else contextlib.nullcontext()

@@ -1,4 +1,4 @@
-"""Do what all methods need around `trainer.train()`: resume, stop, profile, save the model."""
+"""Run what all methods need around `trainer.train()`: resume, stop, profile, save."""
 
 from __future__ import annotations
 
@@ -122,12 +122,12 @@ def train(config: DictConfig, trainer: Trainer, metrics: Metrics, cycle: int = 1
     if trainer.compiled is not None:
         result["compiled"] = trainer.compiled
     if stop.stopped and steps < trainer.state.max_steps:
-        say(f"interrupted after step {steps}; the same command continues from {output_dir}")
+        say(f"interrupted after step {steps}; the same command resumes from {output_dir}")
         raise Interrupted(**result)
     if steps == 0:  # the trainer ends silently if it cannot fill a batch
         raise UserError(
             f"no step was taken: the data has {len(trainer.train_dataset)} rows, fewer than one "
-            "batch. Lower method.args.per_device_train_batch_size, or give more data."
+            "batch. Lower method.args.per_device_train_batch_size, or use more data."
         )
     if "trial" not in config:
         result |= selection.load_best(config, trainer)

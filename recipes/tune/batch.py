@@ -62,8 +62,8 @@ def batch(config: DictConfig) -> dict[str, Any]:
     )
     if (before["batch"], before["checkpointing"]) != (own[SIZE], own[CHECKPOINTING]):
         notes.append(
-            f"the recipe as it stands, batch {own[SIZE]} {_kind(own[CHECKPOINTING])}, does not run "
-            f"here; before is batch {before['batch']} {_kind(before['checkpointing'])}."
+            f"the recipe as it stands, batch {own[SIZE]} {_kind(own[CHECKPOINTING])}, does not "
+            f"run here, so `before` is batch {before['batch']} {_kind(before['checkpointing'])}."
         )
     notes += margin(rows, candidates)
     return finish(config, table, rows, before, settings, notes)
@@ -97,8 +97,8 @@ def margin(rows: list[Row], candidates: list[dict[str, Any]]) -> list[str]:
         elif not outcome:
             outcome = f"fitted, with {row['memory_gb']:.1f} GB at its peak"
         notes.append(
-            f"batch {row['batch']}, planned to need more than the "
-            f"{candidate['capacity_gb']:.0f} GB there are: {outcome}."
+            f"batch {row['batch']}, planned to exceed the memory of "
+            f"{candidate['capacity_gb']:.0f} GB: {outcome}."
         )
     return notes
 

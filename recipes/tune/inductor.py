@@ -104,7 +104,7 @@ def candidates(
     # transformers compiles if a mode or a back end is set.
     if unset or own.get("torch_compile"):
         settings = {AS_IT_STANDS: Setting(), **settings}
-    notes = ["freezing is for inference: inductor does it without gradients only."]
+    notes = ["freezing is for inference: Inductor freezes only without gradients."]
     if omitted:
         notes.append(f"left out, because this hardware lacks them: {', '.join(omitted)}.")
     return settings, notes

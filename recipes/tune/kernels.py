@@ -70,7 +70,7 @@ class Launch:
 
     @property
     def blocks(self) -> dict[str, int]:
-        """Return Inductor's block sizes, the constants in which its configurations differ."""
+        """Return Inductor's block sizes, the constants that vary between its configurations."""
         return {name: value for name, value in self.constants.items() if name.endswith("BLOCK")}
 
 
@@ -185,8 +185,8 @@ OPERATIONS: dict[str, Callable[[Shapes], None]] = {
     "trl:lm_head": run_lm_head,
 }
 
-# The grid of these kernels is the number of compute units, which is unknown here, and so is the
-# number of rows per program.
+# These kernels' grid is the number of compute units. It is unknown here, as is the number of rows
+# per program.
 PER_COMPUTE_UNIT = ("_rms_norm_backward_kernel", "_block_rms_norm_backward_kernel")
 
 
@@ -350,8 +350,8 @@ def _described(parameter: KernelParam, text: str) -> tuple[str, list[list[Any]],
         return "constexpr", [], json.loads({"none": "null"}.get(text.lower(), text.lower()))
     example = "128" if parameter.is_constexpr else "*bf16"
     raise UserError(
-        f"args: {parameter.name}={text or '?'} is neither a type ({', '.join(TYPES)}; with * "
-        "before it for a pointer, :16 behind it for a multiple of 16) nor a constant (a number, "
+        f"args: {parameter.name}={text or '?'} is neither a type ({', '.join(TYPES)}; prefix * "
+        "for a pointer, suffix :16 for a multiple of 16) nor a constant (a number, "
         f"true, false, none, tl.float32). Write args={parameter.name}={example}."
         f"{near_or_all(text.lstrip('*'), TYPES)}"
     )

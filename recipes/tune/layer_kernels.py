@@ -77,7 +77,7 @@ def generate(layers: Sequence[Layer], arch: str) -> list[Generated]:
     return [kernel for layer in layers for kernel in kernels_of(layer)]
 
 
-# ---- What stands in for the GPU
+# ---- Stand-ins for the GPU
 
 
 def stand_in_for_gpu(arch: str) -> None:
@@ -123,7 +123,7 @@ def hardware_of(arch: str) -> dict[str, Any]:
 
 
 def read_hardware(file: Path) -> dict[str, Any]:
-    """Return a file of conf/hardware over its bases. Nested values are not merged, nor read."""
+    """Return a file of conf/hardware over its bases. Nested values are neither merged nor read."""
     own, gpu = yaml.safe_load(file.read_text()), dict[str, Any]()
     for base in own.pop("defaults", []):
         if base != "_self_":
@@ -162,7 +162,7 @@ def pretend_device(properties: SimpleNamespace) -> None:
     for name in ("device_count", "current_device", "get_device_properties"):
         setattr(CudaInterface, name, staticmethod(getattr(torch.cuda, name)))
     FakeTensorMode.avoid_device_init = property(lambda self: True)
-    global folding  # operators exist only as long as their library
+    global folding  # operators only exist while their library does
     # Inductor computes the constants that it folds, so these operators must work
     folding = torch.library.Library("aten", "IMPL", "CUDA")
     folding.impl("full", lambda *args, dtype=None, **_: torch.full(*args, dtype=dtype))

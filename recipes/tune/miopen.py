@@ -56,7 +56,7 @@ def miopen(config: DictConfig) -> dict[str, Any]:
     rows = measure_trials(config, args, table, [{"run": BEFORE}], work)
     if not rows[0]["error"] and not rows[0]["calls"]:
         note = (
-            f"{args.recipe} of {config.model.name} calls nothing of MIOpen: it has no "
+            f"{args.recipe} of {config.model.name} does not call MIOpen because it has no "
             "convolutions. There is nothing to tune."
         )
         if torch.version.hip is None:

@@ -97,7 +97,7 @@ KERNELS = """
 """.split()
 # The kernels of liger:all and trl:all. method.args.use_liger_kernel=true puts Liger's into our
 # models (liger_kernel.transformers.apply_liger_kernel_to_qwen3, _qwen2 and _llama), except the
-# loss, which TRL 1.16 replaces by its own head (liger_kernel_config in SFT, DPO and GRPO trainers).
+# loss, for which TRL 1.16 uses its own head (liger_kernel_config in SFT, DPO and GRPO trainers).
 RECIPE_KERNELS = ("liger:rms_norm", "liger:rope", "liger:swiglu", "trl:lm_head")
 
 
@@ -232,7 +232,7 @@ def layer_launches(request: Request, attentions: list[str]) -> list[tuple[Launch
 
     if torch.version.cuda or torch.version.hip:
         raise HostError(
-            "kernel=inductor:... needs torch's CPU build, which can take itself for another. Use: "
+            "kernel=inductor:... needs torch's CPU build, which can imitate another GPU. Use: "
             "make setup TORCH=cpu, make kernels."
         )
     by_arch = {}
@@ -276,7 +276,7 @@ def row(launch: Launch, arch: str, compiled: Compiled) -> Row:
     fit = occupancy(ARCHITECTURES[arch], needs)
     if not fit.workgroups:
         limits = " and ".join(fit.limits)
-        return replace(start, error=f"cannot start: one workgroup needs more {limits} than exists")
+        return replace(start, error=f"cannot start: a workgroup needs more {limits} than there is")
     return replace(start, code=Code(needs, fit, count_instructions(compiled.isa)))
 
 

@@ -32,7 +32,7 @@ from recipes.tune.trial import Setting, run
 from recipes.tune.tuning import TuneConfig
 
 JOURNAL = "journal.log"
-PRUNED = "pruned: behind the median of the trials before"
+PRUNED = "pruned: behind the median of earlier trials"
 BEFORE_PRUNING = 4  # finished trials before pruning; a median of fewer means little
 MAX_REPEATS = 20  # after so many known proposals in a row, the search ends
 FINISHED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
@@ -174,7 +174,8 @@ def measure_bench(
 ) -> Row:
     """Run a benchmark as a trial, and return the geometric mean of its rows' figures.
 
-    `names`: what a row's name is, and the name of a row. Raise UserError if a row failed, Pruned.
+    `names`: the kind of a row's name, and the name of a row. Raise UserError if a row failed,
+    Pruned.
     """
     known, pruned = 0, False
 

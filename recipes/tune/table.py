@@ -15,8 +15,8 @@ from recipes.tune.amdgpu import ENOUGH_WORKGROUPS, Instructions, Occupancy, Reso
 
 WIDE = 230  # columns if the output is not a terminal, so that no line wraps
 LEGEND = f"""\
-occupancy: waves that one SIMD holds / has places for; by ...: what one resource alone would allow.
-waves: of one workgroup. VGPR: on gfx90a, gfx942 and gfx950 with the AGPRs in it.
+occupancy: waves that one SIMD holds / has places for; by ...: the limit of that resource alone.
+waves: of one workgroup. VGPR: on gfx90a, gfx942 and gfx950 including AGPRs.
 b128: accesses of 16 bytes a lane (dwordx4) / all, in the text.
 spills: registers that went to memory. More warps, smaller blocks, fewer stages or a lower
 waves_per_eu avoid them.
@@ -75,7 +75,7 @@ def show(rows: list[Row], versions: dict[str, str], saved: Path | None) -> None:
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     cells = [_cells(row) for row in rows]
     keys = dict.fromkeys(key for row in cells for key in row)
-    # Columns in which no row has anything are left out.
+    # Empty columns are left out.
     headings = [key for key in keys if any(row.get(key) not in (None, "", 0) for row in cells)]
     for heading in headings:
         table.add_column(heading, overflow="fold")

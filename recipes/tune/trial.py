@@ -147,7 +147,7 @@ def speed(rows: list[Row], warmup: int) -> Row:
 
 
 def num_ranks() -> int:
-    """Return the number of ranks of a trial, which is that of this program."""
+    """Return the number of ranks of a trial, the same as this program's."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 

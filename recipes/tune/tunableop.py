@@ -1,4 +1,4 @@
-"""Tune the matrix products of a recipe with PyTorch's TunableOp, and measure what it gains.
+"""Tune the matrix products of a recipe with PyTorch's TunableOp, and measure the gain.
 
 It collects the products of the recipe's steps, times every kernel of rocBLAS and hipBLASLt for each
 product, and writes the fastest into a CSV file. It is for ROCm only; elsewhere there is only one
@@ -70,7 +70,7 @@ def tunableop(config: DictConfig) -> dict[str, Any]:
     runs = [{"run": run} for run in (WITHOUT, COLLECT, WITH)]
     rows = measure_trials(config, args, table, runs, work)
     file = json.loads(result.read_text())["file"]
-    note = f"Tuned products are in {file}, with the GPU's number before the point."
+    note = f"Tuned products are in {file}, with the GPU's number before the dot."
     after = {**rows[2], "products": rows[1]["products"], "tuning_s": rows[1]["tuning_s"]}
     return finish(
         config, table, [rows[0], after], rows[0], [Setting(), setting_with(result)], [note]

@@ -1,4 +1,4 @@
-"""Do what every tuning does around its trials, and write an experiment file with the result.
+"""Run the steps around the trials of any tuning, and write an experiment file with the result.
 
     python launch/run.py 'hydra.searchpath=[file://<run>/conf]' experiment=<name>
 
@@ -141,7 +141,7 @@ def finish(
     lines = [*content["notes"]]
     spread = max(before.get("spread", 0.0), best.get("spread", 0.0))
     if 1 < gain < 1 + spread:
-        lines.append(f"steps of one run lie {spread:.3f} apart: a smaller gain may be none")
+        lines.append(f"steps of one run vary by {spread:.3f}, so a smaller gain may be noise")
     lines += [
         f"before: {before[figure]:,.4g} {figure}; after: {best[figure]:,.4g}, {gain:.3f} times",
         f"overrides: {shlex.join(overrides) or 'none: the recipe as it stands is the fastest'}",
@@ -170,7 +170,7 @@ def other_steps(config: DictConfig, setting: Setting) -> list[str]:
     if before == after:
         return []
     at_once = num_ranks() * (tuned.get(STEP[0]) or 1)
-    remedy = "a sweep of learning rates says whether it has to follow."
+    remedy = "a sweep of learning rates shows whether to change it."
     if before % at_once == 0:
         remedy = f"effective_batch={before} keeps them."
     return [f"{after} sequences a step, before {before}, at the same learning rate; {remedy}"]

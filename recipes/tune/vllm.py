@@ -85,7 +85,7 @@ def write_engine(config: DictConfig, engine: Mapping[str, Any]) -> tuple[Path, s
     header = [
         "Result of method=tune/vllm for GRPO's server, and for sampling and evaluation with "
         f"engine=vllm: {groups.model}.",
-        f"Needs:     {config.hardware.product}, and a vLLM of the version that was tuned.",
+        f"Needs:     {config.hardware.product}, and the version of vLLM that was tuned.",
     ]
     evaluate = shlex.join([*start, "method=evaluate", "method.args.engine=vllm"])
     content = {"topology": topology, "user_env": vllm_programs.env_of(values)}

@@ -166,7 +166,7 @@ def test_check_builds_nothing_and_says_how_things_are(have_tiny, tiny, fake_rocm
     good = tiny("check=true")
     assert (good.returncode, good.stdout.splitlines()[-1]) == (
         0,
-        f"{tiny.reference} is what the lock says",
+        f"{tiny.reference} matches the lock",
     )
     lying = tiny("check=true", trl="1.16.0")
     assert lying.returncode == 4

@@ -45,7 +45,11 @@ HOSTILE = {
         0.5,
         "it took longer than 2 s",
     ),
-    "fork bomb": ("import os\nwhile True: os.fork()", 0.0, "it started more processes than it may"),
+    "fork bomb": (
+        "import os\nwhile True: os.fork()",
+        0.0,
+        "it started more processes than allowed",
+    ),
     "flood": (
         "import sys\nwhile True: sys.stdout.write('x' * 1000)",
         0.0,
@@ -54,7 +58,7 @@ HOSTILE = {
     "memory": (
         "b = [bytearray(10**7) for _ in range(10**6)]",
         0.0,
-        "it took more memory than it may",
+        "it used more memory than allowed",
     ),
     "crash": ("import ctypes\nctypes.string_at(0)", 0.0, "killed by SIGSEGV"),
     "kills all that it may": (

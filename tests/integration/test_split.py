@@ -46,7 +46,7 @@ TIMED = set(
 KILLED = "failed: killed by signal 9 (SIGKILL)\nLast lines of"
 MEANS = (
     "This usually means: the host's memory is full "
-    "(`dmesg | grep -i oom` shows what the kernel killed), or somebody killed the process."
+    "(`dmesg | grep -i oom` shows what the kernel killed), or someone killed the process."
 )
 ROUNDING = 1e-4  # of log-probabilities in fp32, computed here and by vLLM
 ENDS_WITHIN_S = 900  # of a run on two cores that do something else too

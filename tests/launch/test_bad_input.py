@@ -42,9 +42,9 @@ method=grpo '++method.rewards={broken.reward: 1}' | broken.py: no Python
 'user_env.AUTH=${oc.env:MY_SECRET}' mode=plan | user_env.AUTH | holds a secret of your shell
 model.path=nowhere mode=plan | model.path=/ | /nowhere: no such directory.
 model.path=broken.py mode=plan | broken.py: a file, not a directory | python -m recipes.from_gguf
-method=export model=qwen3_4b 'method.args.formats=[gguf]' method.args.gguf_converter=. mode=plan | method.args.gguf_converter=/ | : a directory, and one file is needed
+method=export model=qwen3_4b 'method.args.formats=[gguf]' method.args.gguf_converter=. mode=plan | method.args.gguf_converter=/ | : a directory, but one file is needed
 tracking=mlflow | tracking=mlflow | not installed | tracking=tensorboard
-run_root=/proc/x | /proc/x | cannot be made | run_root=
+run_root=/proc/x | /proc/x | cannot be created | run_root=
 resume=nowhere | resume=nowhere | no record.json | auto, never, or a run directory
 a= | a=: no key 'a'
 =b | =b: no key ''
@@ -58,7 +58,7 @@ method=grpo '~method.rewards.reasoning_gm' | ~method.rewards.reasoning_gm:
 method=export '~method.args.push_to' | ~method.args.push_to:  | null
 method=grpo '~method.rewards.reasoning_gym=3' | method.rewards.reasoning_gym' is 1.0
 'name='"'"'a' | name='a:  | key=value
-'method.args={}' | method.args={}: merged with what is there, it would change nothing | '~method.args.<name>'
+'method.args={}' | method.args={}: merging it with the present value changes nothing | '~method.args.<name>'
 'phases={}' | phases: a list and a mapping do not merge. Use: phases=[{name: sft, overrides: ['method=sft']}]; keys of an
 method=tune/vllm 'method.args.space.block_size={a: 1}' | method.args.space.block_size: a list and a mapping do not merge.
 method=grpo method.rewards=accuracy | method.rewards: Cannot assign str | Use: method.rewards.<name>=<value>
@@ -72,7 +72,7 @@ runtime.slurm.options=--exclusive | runtime.slurm.options:  | Use: runtime.slurm
 hardware=mi300x,mi350x | hardware=mi300x,mi350x:  | -m for a sweep over them.
 method.args.learning_rate=1,5e-5 | method.args.learning_rate=1,5e-5:  | -m for a sweep over them, or method.args.learning_rate=[...]
 hardware=mi50 method=tune/vllm mode=plan | method=tune/vllm has bench/vllm for its trials: method=bench/vllm: no rel
-model.path=Qwen/Qwen3-4B mode=plan | no such directory. One of the hub: model=<a model of the same | model.hub_id=Qwen/Qwen3-4B
+model.path=Qwen/Qwen3-4B mode=plan | no such directory. For a model of the hub: model=<a model of the same | model.hub_id=Qwen/Qwen3-4B
 model.path= | model.path=: an empty path | null
 'seed=${no_such}' | seed: Interpolation key 'no_such' not found
 'data.tasks=[{nam: x}]' | data.tasks: Key 'nam' not in 'Task'. Did you mean name? | Keys of an entry: name, level
@@ -106,7 +106,7 @@ def test_a_directory_in_place_of_a_data_file_is_called_one(launch, tmp_path):
     for number in range(2):
         (tmp_path / f"d/{number}.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
     parts = "[{path: d/0.jsonl, weight: 0.5}, {path: d, weight: 0.5}]"
-    fault = f"{tmp_path}/d: a directory, and one file is needed. It has 0.jsonl, 1.jsonl.\n"
+    fault = f"{tmp_path}/d: a directory, but one file is needed. It has 0.jsonl, 1.jsonl.\n"
     for chosen, key in (
         (["data=jsonl", "data.path=d"], "data.path"),
         (["data=jsonl", "data.path=d/0.jsonl", "data.heldout_path=d"], "data.heldout_path"),
@@ -163,9 +163,9 @@ def test_an_evaluation_that_makes_its_tokenizer_of_rows_says_so(launch, tmp_path
     ("config.json model.safetensors tokenizer_config.json", "no tokenizer; a model directory"),
     ("config.json tokenizer.json whole.safetensors cut.safetensors",
      "90 bytes, and its header says 98."),
-    ("config.json tokenizer.json page.safetensors", "it does not begin as a safetensors file"),
+    ("config.json tokenizer.json page.safetensors", "it does not start like a safetensors file"),
     ("config.json tokenizer.json whole.safetensors model.safetensors.index.json",
-     "cut-2.safetensors: no such file"),
+     "cut-2.safetensors: missing"),
 ])  # fmt: skip
 def test_model_directory(launch, tmp_path, files, said):
     model = tmp_path / "model"

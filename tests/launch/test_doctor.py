@@ -116,7 +116,7 @@ def test_a_machine_without_a_gpu(capsys, tmp_path):
     assert code == 0
     assert (
         f"No GPU was found: {len(table.CHECKS) - 5} checks of GPUs, their links and their "
-        "driver are left out." in out
+        "driver are skipped." in out
     )
     assert (
         run(capsys, f"sysroot={tmp_path}", "hardware=mi300x")[0] == 3
@@ -227,7 +227,7 @@ def test_a_run_says_which_gpus_its_container_was_not_given(tmp_path):
     machine.remove("dev/dri/renderD130")
     with pytest.raises(
         HostError,
-        match=r"8 amd GPU\(s\) needed, 7 found here \(1 more were not given to this container\)",
+        match=r"8 amd GPU\(s\) needed, 7 found here \(1 more were not passed to this container\)",
     ):
         execute.check_host(*plan_on(machine, "hardware=mi300x"))
 
@@ -264,7 +264,7 @@ def test_a_card_that_is_smaller_than_its_file(tmp_path, capsys):
 def test_a_run_all_the_same(tmp_path, capsys):
     machine = sysroots.mi300x(tmp_path)
     machine.write(f"{machine.device(5)}/mem_info_vram_used", 150 << 30)
-    with pytest.raises(HostError, match="preflight=warn starts the run all the same"):
+    with pytest.raises(HostError, match="preflight=warn starts the run anyway"):
         preflight.check(*plan_on(machine, "hardware=mi300x"))
     preflight.check(*plan_on(machine, "hardware=mi300x", "preflight=warn"))
     assert capsys.readouterr().err.startswith(
@@ -315,11 +315,11 @@ def test_what_is_larger_than_a_machine_without_a_gpu(tmp_path, capsys):
     asked = ["hardware=cpu", "model=qwen3_4b"]
     with pytest.raises(
         HostError,
-        match=r"trainers: \d\d GB of memory needed, and this machine has 35 GB. Use: smoke=true",
+        match=r"trainers: \d\d GB of memory needed, but this machine has 35 GB. Use: smoke=true",
     ):
         preflight.check(make_plan(composed(*asked), machine, tmp_path), machine)
     preflight.check(make_plan(composed(*asked, "preflight=warn"), machine, tmp_path), machine)
-    assert "and this machine has 35 GB" in capsys.readouterr().err
+    assert "but this machine has 35 GB" in capsys.readouterr().err
     preflight.check(make_plan(composed("hardware=cpu"), machine, tmp_path), machine)
     (tmp_path / "proc/meminfo").unlink()
     preflight.check(make_plan(composed(*asked), machine, tmp_path), machine)  # unknown

@@ -225,14 +225,14 @@ def test_a_model_that_is_not_whole_is_refused(exported, source, tmp_path):
     weights = folder / "model.safetensors"
     content = weights.read_bytes()
     weights.rename(folder / "model-00001-of-00002.safetensors")
-    assert f"{INDEX} cannot be read, so the model is not whole" in refused(exported, folder)
+    assert f"{INDEX} cannot be read, so the model is incomplete" in refused(exported, folder)
     (folder / INDEX).write_text(
         json.dumps({"weight_map": {"a": "model-00002-of-00002.safetensors"}})
     )
     assert "model-00002-of-00002.safetensors cannot be read" in refused(exported, folder)
     (folder / INDEX).unlink()
     weights.write_bytes(content[:-8])
-    assert "cannot be read, so the model is not whole" in refused(exported, folder)
+    assert "cannot be read, so the model is incomplete" in refused(exported, folder)
 
 
 def test_a_model_that_differs_from_what_its_run_left_is_refused(exported, tmp_path):

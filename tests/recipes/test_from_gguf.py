@@ -207,9 +207,9 @@ def test_arguments_that_cannot_be_used_are_refused(tmp_path, capsys, monkeypatch
     for argument in (file, tmp_path / "none.gguf"):
         assert f"{argument}: " in refused(capsys, argument, tmp_path / "made")
         assert not (tmp_path / "made").exists()
-    assert "exists already" in refused(capsys, file, tmp_path)
+    assert "already exists" in refused(capsys, file, tmp_path)
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
-    assert "exists already" in refused(capsys, file, tmp_path / "link")
-    assert "cannot be made" in refused(capsys, file, file / "made")
+    assert "already exists" in refused(capsys, file, tmp_path / "link")
+    assert "cannot be created" in refused(capsys, file, file / "made")
     monkeypatch.setitem(sys.modules, "gguf", None)
     assert "make gguf" in refused(capsys, file, tmp_path / "made")

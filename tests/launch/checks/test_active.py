@@ -140,7 +140,7 @@ def test_a_torch_for_cpus_next_to_gpus():
     (135.0, False, None),
     (120.0, False, "it is in use: 21.0 of 141 GB are taken"),
     (120.0, True, None),
-    (3.0, True, "memory is short: 3.0 of 141 GB are free, and 4 are needed"),
+    (3.0, True, "memory is short: 3.0 of 141 GB are free, but 4 GB are needed"),
 ])  # fmt: skip
 def test_a_gpu_in_use_is_left_alone(free_gb, force, reason):
     assert health.unusable(free_gb, 141.0, force) == reason

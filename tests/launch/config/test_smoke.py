@@ -43,7 +43,9 @@ def test_any_composition_fits_a_cpu(overrides, monkeypatch):
     assert (config.precision.name, config.hardware.vendor.name) == ("fp32", "none")
     assert config.method.args["max_steps"] == 2
     assert any(line.startswith("smoke: in place of precision") for line in warnings)
-    refused = [line for line in warnings if line.startswith("without smoke=true this is refused: ")]
+    refused = [
+        line for line in warnings if line.startswith("without smoke=true this is rejected: ")
+    ]
     assert any("precision=fp8 on mi210" in line for line in refused) == ("mi210" in overrides)
 
 

@@ -48,7 +48,7 @@ def test_batch_and_accumulation_of_one_command_line_contradict(launch):
     [
         (
             ["effective_batch=100"],
-            "8 rank(s) x 4 sequences: it is no multiple of 32. Use: effective_batch=96.",
+            "8 rank(s) x 4 sequences: it is not a multiple of 32. Use: effective_batch=96.",
         ),
         (
             ["effective_batch=24"],

@@ -33,7 +33,7 @@ def test_provenance_ends_where_another_version_wrote_the_record(tmp_path, capsys
     assert (found["packages"], found["data_files"], found["code"]) == ({}, {}, {})
     said = capsys.readouterr().err
     assert f"{tmp_path}/odd/record.json has no composition of this version" in said
-    assert "not on the model card" in said
+    assert "the model card omits" in said
 
 
 def test_provenance_goes_back_to_the_first_model(tmp_path):

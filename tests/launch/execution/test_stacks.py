@@ -59,7 +59,7 @@ def test_py_spy_shows_where_a_rank_waits(start, tmp_path):
 @pytest.mark.parametrize(("script", "reason"), [
     (None, "py-spy is not installed"),
     ("echo no leave >&2; exit 1", "no leave"),
-    ("exec sleep 30", "py-spy had no answer"),
+    ("exec sleep 30", "py-spy did not answer"),
 ])  # fmt: skip
 def test_without_py_spys_stacks_the_process_prints_them_into_its_log(
     start, tmp_path, monkeypatch, script, reason

@@ -72,7 +72,7 @@ def test_fields_of_other_programs_are_named_with_the_renaming(tmp_path, row, com
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps(row) + "\n")
     assert (
-        f"{path}:1: has {', '.join(row)}, and rows have other fields here. Use: {command}"
+        f"{path}:1: has {', '.join(row)}, but rows need other fields here. Use: {command}"
         in refused(path)
     )
     with pytest.raises(

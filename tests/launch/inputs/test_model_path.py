@@ -20,7 +20,7 @@ def warned(tmp_path, content, *overrides):
 def test_a_directory_of_another_model_is_named_with_its_group_or_asks_for_its_numbers(tmp_path):
     [line] = warned(tmp_path, json.dumps(QWEN3_0_6B))
     assert "num_layers 28, hidden_size 1024" in line
-    assert "go by model=tiny: 4, 128" in line
+    assert "use model=tiny: 4, 128" in line
     assert line.endswith("Use: model=qwen3_0_6b.")
     shallow = json.dumps({**QWEN3_0_6B, "num_hidden_layers": 14})
     [line] = warned(tmp_path, shallow, "model=qwen3_0_6b")

@@ -53,8 +53,8 @@ def test_a_container_is_given_the_converter():
 EVALUATIONS = [
     ({"model": {"path": "/another", "hub_id": None}}, "an evaluation of /another, not of"),
     ({"model": {"name": "another"}}, "an evaluation of random weights, not of"),
-    ({"seed": 0}, "no evaluation that is done"),
-    (None, "no evaluation that is done"),
+    ({"seed": 0}, "not a finished evaluation"),
+    (None, "not a finished evaluation"),
 ]
 
 

@@ -57,15 +57,15 @@ def resumed(folder: Path, *overrides: str) -> list[str]:
     ("before", "now", "said"),
     [
         (DDP, [*EIGHT, "topology=ddp", "topology.num_gpus=4", "effective_batch=64"], "ddp of 8 rank(s) before, topology=ddp of 4 rank(s)"),
-        (DDP, [*EIGHT, "topology=single", "effective_batch=64"], "topology=single of 1 rank(s) now: the same sequences a step"),
+        (DDP, [*EIGHT, "topology=single", "effective_batch=64"], "topology=single of 1 rank(s) now: the same sequences per step"),
         ([*EIGHT, "topology=fsdp"], [*EIGHT, "topology=fsdp", *HALF], "sums round"),
         (
             [*DDP, "runtime.slurm.nodes=2", "runtime=slurm", "runtime.slurm.interface=ib0"][1:] + ["hardware=mi300x"],
             [*EIGHT, "topology=ddp", "effective_batch=128"],
             "of 16 rank(s) before",
         ),
-        ([*GRPO, "topology=ddp"], [*GRPO, "topology=ddp", "topology.num_gpus=4"], "completions are drawn anew"),
-        ([*EIGHT[:3], "method=evaluate"], [*EIGHT[:3], "method=evaluate", "topology=single"], "batches that are done stay"),
+        ([*GRPO, "topology=ddp"], [*GRPO, "topology=ddp", "topology.num_gpus=4"], "completions are sampled again"),
+        ([*EIGHT[:3], "method=evaluate"], [*EIGHT[:3], "method=evaluate", "topology=single"], "finished batches stay"),
         (DDP, DDP, None),
     ],
 )  # fmt: skip

@@ -77,7 +77,7 @@ def test_a_run_that_is_running_is_left_alone(tmp_path):
         assert choose(tmp_path)[1] is False
         with pytest.raises(UserError, match="another launcher"), rundir.locked(folder):
             pass
-        with pytest.raises(UserError, match="running now"):
+        with pytest.raises(UserError, match="still running"):
             choose(tmp_path, f"resume={folder}")
     assert choose(tmp_path) == (folder, True)  # its launcher is gone
 

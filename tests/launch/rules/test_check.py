@@ -74,8 +74,8 @@ staleness_of_stream | GRPO topology.overlap=stream topology.max_staleness=0 | to
 two_checkpointings | QWEN topology=fsdp topology.fsdp.activation_checkpointing=true
  | gradient_checkpointing=false
 strategy_of_topology | AMD topology=ddp topology.strategy=fsdp | topology.strategy=ddp
-profile_of_who_waits | AMD method=tune/batch profile=torch | the experiment that a tuning writes
-profile_of_who_waits | AMD method=bench/vllm profile=torch | profile=none
+profile_of_waiting_method | AMD method=tune/batch profile=torch | profile the experiment
+profile_of_waiting_method | AMD method=bench/vllm profile=torch | profile=none
 profile_hardware | profile=memory | profile=torch
 profile_hardware | hardware=h200 profile=rocprof | profile=torch
 rocprof_compute_alone | AMD topology=ddp profile=rocprof rocprof=compute
@@ -406,7 +406,7 @@ def test_only_generation_batches_that_trl_rejects_are_rejected(size, per_device,
 
 # overrides | words of the warning, or none
 WARNINGS = """
-data.preview=5 mode=plan | shows rows where mode=plan is left out
+data.preview=5 mode=plan | prints rows only without mode=plan
 hardware=strix_halo adapter=qlora precision=nf4 model=qwen3_8b | twice as slow
 AMD topology=ddp topology.num_gpus=4 | collectives of 4 GPUs
 GRPO topology.servers=2 | collectives of 6 GPUs
@@ -418,7 +418,7 @@ AMD topology=ddp user_env.PYTORCH_ALLOC_CONF='expandable_segments:True' | expand
 hardware=h200 method=grpo topology=colocate user_env.PYTORCH_ALLOC_CONF='expandable_segments:True'
  | expandable_segments with vLLM
 hardware=strix_halo user_env.HSA_OVERRIDE_GFX_VERSION=11.0.0 | supported natively
-AMD topology=fsdp precision=bf16 precision.weights=bf16 | accelerate holds weights
+AMD topology=fsdp precision=bf16 precision.weights=bf16 | accelerate keeps trainable
 AMD runtime=slurm | asks for no cores
 runtime=slurm runtime.slurm.options=[--exclusive] | none
 runtime=slurm "runtime.slurm.options=['--cpus-per-task=16']" | none

@@ -58,13 +58,13 @@ ODD = {
     '{name: a, overrides: ["seed=\'x"]}': ["phase a: seed='x: "],
     "{name: a, overrides: ['runtime=slurm']}": ["phase a: runtime=slurm: is for one run"],
     "{name: a}, {name: b, model_from: a, overrides: ['model.path=/x']}": [
-        "override model.path=/x of b: model_from=a decides it"
+        "override model.path=/x of b: model_from=a sets it too"
     ],
     "{name: a}, {name: b, model_from: a, overrides: ['model=qwen3_4b']}": [
-        "override model=qwen3_4b of b: model_from=a decides it"
+        "override model=qwen3_4b of b: model_from=a sets it too"
     ],
     "{name: a, overrides: ['method=sample']},"
-    " {name: b, data_from: a, overrides: ['data.path=/x']}": ["data_from=a decides it"],
+    " {name: b, data_from: a, overrides: ['data.path=/x']}": ["data_from=a sets it too"],
     "{name: a, overrides: ['method=sample']},"
     " {name: b, data_from: a, overrides: ['method=raft']}": [
         "data_from=a of b: method=raft does not read it",

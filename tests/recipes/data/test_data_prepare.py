@@ -164,5 +164,5 @@ def test_truncated_rows_lose_their_end_token():
     }
     for finished in (True, None):
         assert without_end({**row, "finished": finished}, {9}) == row
-    with pytest.raises(UserError, match="no special token, so its end cannot be left out"):
+    with pytest.raises(UserError, match="out a special token, so the end cannot be left out"):
         without_end({**row, "finished": False, "labels": [-100] * 6}, {9})

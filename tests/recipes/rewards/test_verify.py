@@ -193,9 +193,9 @@ def test_forbidden_actions_fail_only_their_sample(tmp_path):
         "write": f"a scorer may not: open {str(target)!r}",
         "remove": "a scorer may not: os.remove",
         "read": None,
-        "memory": "more memory than a scorer may take",
-        "nothing": "ValueError: a score outside 0 to 1: nan. To make a reward count for more, or "
-        "against, change its weight in method.rewards",
+        "memory": "more memory than a scorer may use",
+        "nothing": "ValueError: a score outside 0 to 1: nan. To strengthen or negate a "
+        "reward, change its weight in method.rewards",
         "length": None,
     }
     assert [name for name, answer in actual.items() if answer["scores"]] == ["read", "length"]

@@ -127,7 +127,7 @@ def test_before_after_and_an_experiment_that_composes(tmp_path, capsys):
     assert (config.name, config.user_env) == (name, {"A_B": "1"})
     out = capsys.readouterr().out
     assert "16: out of memory: all of it\n" in out
-    assert "steps of one run lie 0.200 apart" in out
+    assert "steps of one run vary by 0.200 apart" in out
     assert "From a smoke run" in Path(result["experiment"]).read_text()
 
 
