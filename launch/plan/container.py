@@ -223,8 +223,8 @@ def _inputs(config: Config, host: Host) -> list[tuple[str, str]]:
         inputs += [(file, "targets of links to samples") for file in linked]
     if pipeline := argument(config, "reuse"):  # and the phases that it keeps from another run
         links = filter(Path.is_symlink, Path(pipeline).glob("*"))
-        targets = sorted(str(followed(link)) for link in links)
-        inputs += [(path, "method.args.reuse") for path in (pipeline, *targets)]
+        phases = sorted(str(followed(link)) for link in links)
+        inputs += [(path, "method.args.reuse") for path in (pipeline, *phases)]
     inputs += [(argument(config, "lm_eval_include"), "method.args.lm_eval_include")]
     if method.exports and (converter := argument(config, "gguf_converter")):
         inputs += [(str(Path(converter).parent), "llama.cpp's converter, and what it imports")]

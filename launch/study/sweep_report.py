@@ -112,7 +112,7 @@ def show_end(config: Config, content: dict[str, Any], exit_code: int) -> None:
         if status in statuses
     ]
     before = sum(row["status"] == "done" and not row["ran"] for row in trials)
-    not_again = f"; {before} of them finished earlier and not run again" if before else ""
+    not_again = f"; {before} of them finished earlier and are not run again" if before else ""
     summary = ", ".join(counts) or "no trial has begun"
     say(config, f"{summary}, of {content['num_trials']}{not_again}")
     if winner := content["best"]:

@@ -359,5 +359,5 @@ def test_a_grid_of_a_sweep_is_jobs_of_the_cluster_and_is_not_run_again(cluster, 
     assert any("#SBATCH --array=0-1" in script.read_text() for script in scripts), scripts
     again = command(*grid, cwd=tmp_path)  # also by our own loop
     assert again.returncode == 2
-    assert "2 of them finished earlier and not run again" in again.stdout
+    assert "2 of them finished earlier and are not run again" in again.stdout
     assert {file: file.stat().st_mtime_ns for file in records} == records
