@@ -64,7 +64,7 @@ def test_candidates_keep_the_effective_batch():
             "activation_checkpointing",
         ),
         (["effective_batch=6"], "it is not a multiple of 32"),
-        (["method.args.batches=[a]"], "str in it, and it is a list of int"),
+        (["method.args.batches=[a]"], "str in a list of int"),
         (["method.args.batches=[0]", "effective_batch=32"], "at least 1"),
         (["method.args.checkpointing=[]"], "nothing would be measured"),
     ],

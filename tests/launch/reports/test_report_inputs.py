@@ -90,7 +90,7 @@ def test_many_lines(tmp_path):
     (["runs"], "runs is not the directory of a run"),
     (["runs/x"], "/runs/x/1."),
     (["runs/x/1", "outptu=a.html"], "Did you mean output?"),
-    (["runs/x/1", "output=a.html", "output=b.html"], "output=a.html, b.html: one file"),
+    (["runs/x/1", "output=a.html", "output=b.html"], "output=a.html, b.html: expected one file"),
     (["runs/x/1", "output=a.pdf"], "output=a.pdf: expected one file"),
     (["x" * 5000], "is not the directory of a run"),
     (["runs/x/1", "output=" + "x" * 300 + ".html"], "File name too long"),

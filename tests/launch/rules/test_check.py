@@ -232,7 +232,7 @@ seed=4294967296 | seed=4294967296: out of range
 'data.tasks=[{name: gcd, worked: -0.1}]' | data.tasks[0].worked=-0.1: out of range
 precision.compute=bf61 | precision.compute=bf61: it takes fp32, fp16, bf16, fp8. Did you mean bf16
 price_per_gpu_hour=1e308 | Use: at least 0 and at most 1000000000.
-method.args.eval_strategy=stepps | decided elsewhere; set method.selection.metric=eval_loss instead
+method.args.eval_strategy=stepps | not settable here. Instead: method.selection.metric=eval_loss
 method.args.adam_beta1=1 | adam_beta1=1: out of range. Use: at least 0 and below 1.
 method=dpo method.args.beta=0 | method.args.beta=0: out of range. Use: above 0.
 method=grpo method.args.beta=-0.1 | method.args.beta=-0.1: out of range. Use: at least 0.
