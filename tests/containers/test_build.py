@@ -146,7 +146,7 @@ def test_an_image_is_up_to_date_when_its_base_is_the_one_asked_for(
     )
     assert (reason == "") == up_to_date
     if reason:
-        assert reason.startswith(f"it was built on {built[0]} ({built[1]}), which is not ")
+        assert reason.startswith(f"it was built on {built[0]} ({built[1]}), not on ")
 
 
 @pytest.mark.parametrize(("image", "base", "here", "digest"), [

@@ -184,7 +184,7 @@ def test_check(overlay, tmp_path, monkeypatch, capsys, needs, hidden, code, show
 def test_a_base_of_ours_is_refused(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(install, "OVERLAY", tmp_path)
     assert install.main(["inspect"]) == 4
-    assert capsys.readouterr().out.startswith(f"error: the base has a {tmp_path} already")
+    assert capsys.readouterr().out.startswith(f"error: the base already has {tmp_path}")
 
 
 MISMATCH = """Collecting a==1

@@ -106,7 +106,7 @@ def test_gpus_in_use_are_left_alone(tmp_path):
     outcome = measuring.run(machine.facts(), force=False)
     assert outcome.not_run == (
         "the GPUs are in use: 0000:05:00.0 161.1 GB (78%)",
-        "wait for them, or test beside them: python launch/doctor.py active=force",
+        "wait for them, or test anyway: python launch/doctor.py active=force",
     )
 
 

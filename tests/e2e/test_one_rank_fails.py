@@ -28,7 +28,7 @@ def test_a_row_that_fails_on_one_rank_ends_on_all(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     for rank in (0, 1):
         assert (
-            "one rank alone has failed (out of memory)"
+            "only one rank failed (out of memory)"
             in (tmp_path / f"logs/rank{rank}.log").read_text()
         )
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]

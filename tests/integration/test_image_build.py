@@ -192,7 +192,7 @@ def test_check_finds_what_somebody_changed_in_an_image(have_tiny, tiny, engine, 
     )
     done = tiny("check=true")
     assert done.returncode == 4
-    assert f"{tiny.reference}: its labels and contents differ in packages" in done.stderr
+    assert f"{tiny.reference}: its labels differ from its contents in packages" in done.stderr
     assert "no_cache=true" in done.stderr
 
 
@@ -299,7 +299,7 @@ def test_a_corrupted_hash_fails_before_there_is_an_image(tiny, engine, tmp_path)
     done = tiny(locks=[str(lock)])
     assert done.returncode == 4
     assert (
-        "0-wrong.lock: a file has another hash than the lock states, and is not used:\nsetuptools=="
+        "0-wrong.lock: a file's hash differs from the lock's, so it is not used:\nsetuptools=="
         in done.stderr
     )
     assert "Expected sha256 " + "0" * 64 in done.stderr

@@ -220,7 +220,7 @@ def test_a_model_that_is_not_whole_is_refused(exported, source, tmp_path):
     checkpoint.write_json(
         folder / checkpoint.MANIFEST, {"files": {"model.safetensors": {"bytes": 1, "sha256": "0"}}}
     )
-    assert "is not whole, or was changed: model.safetensors has" in refused(exported, folder)
+    assert "is incomplete or was changed: model.safetensors has" in refused(exported, folder)
     (folder / checkpoint.MANIFEST).unlink()
     weights = folder / "model.safetensors"
     content = weights.read_bytes()

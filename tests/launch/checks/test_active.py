@@ -81,7 +81,7 @@ OLD_TORCH = {"fp32_output_refused": "no", "torch": "2.7.1+rocm6.3"}
         ("h200", "gemm", {"gemm_error": 0.3}, Status.fail, "GPU 1: 0.3 standard deviations off"),
         ("h200", "gemm_fp32_output", {"fp32_output_error": 0.008}, Status.fail, "GPU 1: 0.008"),
         ("h200", "gemm_fp32_output", {"fp32_output_refused": "no"}, Status.fail, "torch 2.11.0"),
-        ("h200", "gemm_fp32_output", OLD_TORCH, Status.passed, "torch 2.7.1+rocm6.3 has none"),
+        ("h200", "gemm_fp32_output", OLD_TORCH, Status.passed, "torch 2.7.1+rocm6.3 lacks"),
         ("mi300x", "xcd_clocks", {"clocks_mhz": [2100, 1800]}, Status.warn, "GPU 1: 2100 1800 MHz"),
         ("mi300x", "xcd_clocks", {"clocks_mhz": [2100, 132]}, Status.fail, "GPU 1: 2100 132 MHz"),
         ("h200", "all_reduce", {"all_reduce_wrong": 7}, Status.fail, "GPU 1: 7 wrong"),

@@ -34,7 +34,7 @@ from tests.conftest import composed
     ("grpo", "loss_type=[dapo,grpo]", "takes str."),
     ("bench/gemm", "paddings=8", "Use: method.args.paddings=[8]."),
     ("bench/gemm", "paddings=[-4]", "paddings=[-4]: at least 0."),
-    ("bench/gemm", "paddings=[4.0]", "float in it, and it is a list of int."),
+    ("bench/gemm", "paddings=[4.0]", "float in a list of int."),
     ("bench/dataloader", "warmup=0", "warmup=0: at least 1."),
     ("tune/batch", "rows=all", "It takes full, data."),
 ])  # fmt: skip

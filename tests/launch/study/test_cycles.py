@@ -186,7 +186,7 @@ def test_a_phase_trains_on_samples_that_one_before_it_leaves():
         "1_a/scored.jsonl",
         2,
     )
-    with pytest.raises(UserError, match="data_from=a of b: that phase leaves none"):
+    with pytest.raises(UserError, match="data_from=a of b: that phase has none"):
         of_phases("sft")
 
 
@@ -198,7 +198,7 @@ def test_a_phase_trains_on_samples_that_one_before_it_leaves():
     (["data=jsonl", "data.path=none.jsonl"],
      ["method.rewards.reasoning_gym with data=jsonl", "+method.rewards.accuracy=1.0"]),
     (["data.filter.max_tokens=9"], ["data.filter.max_tokens takes no effect"]),
-    (["runtime=slurm"], ["runtime=slurm: is for one run"]),
+    (["runtime=slurm"], ["runtime=slurm is for one run"]),
 ])  # fmt: skip
 def test_refused(launch, overrides, words):
     done = launch(*REAL, *overrides, "mode=plan")

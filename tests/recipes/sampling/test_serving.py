@@ -220,7 +220,7 @@ def test_a_rejected_transfer_ends_the_waiting_rank(tmp_path):
     # Any other request fails as it does.
     assert "reset_prefix_cache Request failed: 400, no such parameter" in log
     reason = (
-        "the generation server refuses a weight transfer (update_weights): "
+        "the generation server rejects a weight transfer (update_weights): "
         "Request failed: 400, no such parameter."
     )
     assert f"error: {reason}" in log
