@@ -241,7 +241,9 @@ def test_a_model_that_differs_from_what_its_run_left_is_refused(exported, tmp_pa
     composition = plain(composed("hardware=cpu"))
     (run / "record.json").write_text(json.dumps({"composition": composition}))
     (run / "result.json").write_text(json.dumps({"weights_sha256": "0" * 64}))
-    assert "its weights are not those that the run trained left" in refused(exported, run / "model")
+    assert "its weights differ from those that run trained saved" in refused(
+        exported, run / "model"
+    )
 
 
 @pytest.mark.parametrize(("weights", "name", "tensor", "words"), [

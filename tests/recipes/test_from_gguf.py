@@ -186,7 +186,7 @@ def test_a_file_that_lacks_weights_is_refused(tmp_path, capsys):
     assert from_gguf.main([str(file), str(tmp_path / "made")]) == 2
     said = capsys.readouterr().err
     assert (
-        f"error: {file}: it lacks 1 of the model's weights, such as "
+        f"error: {file}: 1 of the model's weights are missing, such as "
         "model.layers.1.mlp.up_proj.weight." in said
     )
     assert "llama-gguf-split --merge" in said

@@ -51,7 +51,7 @@ SLEEP = "time.sleep(600)"
 @pytest.mark.parametrize(("then", "limits", "stopped", "error", "message"), [
     ("", {}, False, None, ""),
     ("sys.exit(3)", {}, False, UserError, "exit code 3"),
-    (SLEEP, {"timeout_s": 0.5}, False, UserError, r"no end after 0\.5 s"),
+    (SLEEP, {"timeout_s": 0.5}, False, UserError, r"still running after 0\.5 s"),
     (SLEEP, {"patience_s": 0.5}, False, UserError, "hung"),
     (SLEEP, {}, True, Interrupted, "interrupted"),
 ])  # fmt: skip

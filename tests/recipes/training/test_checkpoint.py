@@ -48,11 +48,8 @@ def test_checkpoints_with_a_damaged_best_are_skipped(tmp_path, capsys):
     truncate(tmp_path / "checkpoint-4")
     assert checkpoint.newest(tmp_path).name == "checkpoint-2"
     log = capsys.readouterr().out
-    assert (
-        "checkpoint-6 is not whole: in the best before it, checkpoint-4, model.safetensors has 3 "
-        in log
-    )
-    assert "checkpoint-4 is not whole: model.safetensors has" in log
+    assert "checkpoint-6 is incomplete: in the best earlier checkpoint, checkpoint-4, " in log
+    assert "checkpoint-4 is incomplete: model.safetensors has" in log
 
 
 def truncate(path):

@@ -188,7 +188,7 @@ def test_a_row_of_a_compiled_kernel_and_of_one_that_cannot_start() -> None:
     assert (row.small_grid, row.seconds) == (True, 0.2)
     assert row.options == {"XBLOCK": 64, "num_warps": 4}
     large = occupancy.row(LAUNCH, "gfx942", Compiled(ISA, "", 65537))
-    assert "one workgroup needs more LDS" in large.error
+    assert "a workgroup needs more LDS" in large.error
     assert large.code is None
     assert occupancy.row(LAUNCH, "gfx950", Compiled(ISA, "", 65537)).error is None
 

@@ -127,7 +127,7 @@ def test_before_after_and_an_experiment_that_composes(tmp_path, capsys):
     assert (config.name, config.user_env) == (name, {"A_B": "1"})
     out = capsys.readouterr().out
     assert "16: out of memory: all of it\n" in out
-    assert "steps of one run vary by 0.200 apart" in out
+    assert "steps of one run vary by 0.200" in out
     assert "From a smoke run" in Path(result["experiment"]).read_text()
 
 
@@ -213,7 +213,7 @@ def test_the_nearest_batch_that_runs_stands_for_the_recipes_own(tmp_path, monkey
     errors = [row["error"] for row in result["rows"]]
     assert errors == [None, None, "out of memory", "not measured: 4 was out of memory"] + [None] * 4
     assert any(
-        "batch 4 with checkpointing, does not run here; before is batch 2 with" in note
+        "batch 4 with checkpointing, does not run here, so `before` is batch 2 with" in note
         for note in result["notes"]
     )
 
