@@ -132,7 +132,8 @@ def state(config: Config) -> dict[str, float]:
         parts["reference"] = base / shared if is_fsdp else parts["weights"]
     sends_beside = config.topology.overlap and config.topology.strategy in ("none", "ddp")
     if sends_beside and config.hardware.vendor != Vendor.none:
-        # vLLM packs tensors into two buffers until each exceeds 1 GiB, while the step continues
+        # While the step continues (recipes/sampling/overlap.py), vLLM packs tensors into two
+        # buffers until each exceeds 1 GiB.
         largest = config.model.vocab_size * config.model.hidden_size * base / n.base
         parts["weights being sent"] = min(base, 2.0 * 2**30 + largest)
     if config.topology.fsdp.cpu_offload or zero.offload_parameters:

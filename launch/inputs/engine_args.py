@@ -7,8 +7,6 @@ They are checked against the list of the locked vLLM (containers/lock_trainer_ar
 
 from __future__ import annotations
 
-import json
-
 from launch.core.errors import UserError
 from launch.core.near_names import argument_meant
 from launch.schema import Config, shapes
@@ -74,20 +72,6 @@ def _why_unknown(name: str, engine: set[str]) -> str:
         return f"{name} {refused[name]}"
     meant = f" Use: user_env.{name}=<value>." if name.isupper() else argument_meant(name, engine)
     return f"the engine of vLLM {lock()['vllm']} has no such argument.{meant}"
-
-
-def argv(config: Config) -> list[str]:
-    """Return the arguments for vLLM's command line: --flag or --no-flag, and mappings as JSON."""
-    argv: list[str] = []
-    for name, value in config.topology.server_args.items():
-        option = name.replace("_", "-")
-        if isinstance(value, bool):
-            argv.append(f"--{option}" if value else f"--no-{option}")
-        elif isinstance(value, list):
-            argv += [f"--{option}", *map(str, value)]
-        elif value is not None:
-            argv += [f"--{option}", json.dumps(value) if isinstance(value, dict) else str(value)]
-    return argv
 
 
 def weights_gb(config: Config, width: float) -> float:

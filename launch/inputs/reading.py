@@ -65,7 +65,7 @@ def json_lines(path: Path) -> Iterator[tuple[str, object]]:
             at = f" at column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
             raise UserError(
                 f"{path}:{number}: no JSON ({getattr(error, 'msg', error)}{at})."
-            ) from (error)
+            ) from error
 
 
 def as_jsonl(path: Path) -> Path:

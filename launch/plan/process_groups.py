@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from launch.inputs import engine_args, paths
+from launch.core.options import options
+from launch.inputs import paths
 from launch.machine import placement
 from launch.machine.detect import Host
 from launch.machine.placement import is_tokens_only, made_here
@@ -113,4 +114,4 @@ def server_argv(config: Config, host: Host, port: int, run_dir: Path) -> list[st
     argv += ["--disable-uvicorn-access-log", *(["--enforce-eager"] if on_cpu else [])]
     if is_tokens_only(config):
         argv.append("--skip-tokenizer-init")
-    return [*argv, *engine_args.argv(config)]
+    return [*argv, *options(config.topology.server_args)]

@@ -21,9 +21,23 @@ from launch.rules.values import check_values
 from launch.schema import Config, trainer_args
 
 RULES = (
-    *(precision_faults, conflicts, step_faults, adapter_faults, method_faults, topology_faults),
-    *(server_faults, heldout_faults, reward_faults, secret_faults, model_faults, source_faults),
-    *(task_faults, image_faults, profile_faults, slurm_faults, unread),
+    precision_faults,
+    conflicts,
+    step_faults,
+    adapter_faults,
+    method_faults,
+    topology_faults,
+    server_faults,
+    heldout_faults,
+    reward_faults,
+    secret_faults,
+    model_faults,
+    source_faults,
+    task_faults,
+    image_faults,
+    profile_faults,
+    slurm_faults,
+    unread,
 )
 
 

@@ -73,9 +73,10 @@ def precision(config: DictConfig) -> dict[str, Any]:
     def work(case: Row) -> Row:
         name, batches, losses = case["precision"], iter(tokens), []
         model = copy.deepcopy(start)
-        model = (
-            to_float8(model) if name == "fp8" else nf4(model, device) if name == "nf4" else model
-        )
+        if name == "fp8":
+            model = to_float8(model)
+        elif name == "nf4":
+            model = nf4(model, device)
         steps = Steps(model, COMPUTE[name], device, args)
         ms = steps_ms(lambda: losses.append(steps(next(batches))), device, args.warmup, args.steps)
         return {
@@ -120,8 +121,6 @@ def nf4(model: nn.Module, device: torch.device) -> nn.Module:
     )
     return get_peft_model(model.to(device), lora)  # .to() quantizes
 
-
-LOW = {"fp8": lambda model, device: to_float8(model), "nf4": nf4}
 
 if __name__ == "__main__":
     main(precision)

@@ -21,6 +21,7 @@ from omegaconf import DictConfig
 
 from launch.core.errors import UserError
 from launch.core.json_files import read_json
+from launch.core.options import options
 from recipes.rank.program import TORCHRUN
 
 _TABLE = yaml.safe_load(Path(__file__).with_name("vllm_arguments.yaml").read_text())
@@ -54,23 +55,8 @@ def name_of(setting: Mapping[str, Any]) -> str:
 
 
 def argv_of(setting: Mapping[str, Any]) -> list[str]:
-    """Return options as vLLM's parser expects them; null is left out.
-
-    true and false become --flag and --no-flag, mappings JSON. launch/inputs/engine_args.py does the
-    same for a run's engine.
-    """
-    argv: list[str] = []
-    for name, value in setting.items():
-        option = name.replace("_", "-")
-        if name in OURS or name.isupper() or value is None:
-            continue
-        if isinstance(value, bool):
-            argv.append(f"--{option}" if value else f"--no-{option}")
-        elif isinstance(value, (list, tuple)):
-            argv += [f"--{option}", *map(str, value)]
-        else:
-            argv += [f"--{option}", json.dumps(value) if isinstance(value, dict) else str(value)]
-    return argv
+    """Return a setting's options, without our own keys and environment variables."""
+    return options({k: v for k, v in setting.items() if k not in OURS and not k.isupper()})
 
 
 def env_of(setting: Mapping[str, Any]) -> dict[str, str]:

@@ -86,16 +86,15 @@ def load_adapter(model: PreTrainedModel, config: DictConfig, base: str) -> PeftM
     Raises UserError if the adapter was trained on a base whose fingerprint is not `base`, or on
     other layers.
     """
-    path, model_config = Path(config.adapter.path), config.model
+    path, base_name = Path(config.adapter.path), config.model.path or config.model.name
     adapter = LoraConfig.from_pretrained(str(path))
     adapter.lora_dropout = config.adapter.dropout  # a setting of training, not of the adapter
     if not (path / BASE).is_file():
-        say(f"adapter.path={path} has no {BASE}: so only shapes can be compared with the base")
+        say(f"adapter.path={path} has no {BASE}, so only layers and shapes can be compared")
     elif json.loads((path / BASE).read_text())["fingerprint"] != base:
-        name = model_config.path or model_config.name
         raise UserError(
-            f"adapter.path={path} was trained on another base than model={name}. Use the base that "
-            "it was trained on."
+            f"adapter.path={path} was trained on another base than model={base_name}. Use the base "
+            "that it was trained on."
         )
     # As TRL does for new adapters under ZeRO-3, which gathers weights of one dtype together.
     autocast = config.topology.strategy != "zero3"
@@ -109,7 +108,7 @@ def load_adapter(model: PreTrainedModel, config: DictConfig, base: str) -> PeftM
         )
     if other:
         raise UserError(
-            f"adapter.path={path} was trained on other layers than model={model_config.name} has: "
+            f"adapter.path={path} was trained on other layers than model={base_name} has: "
             f"{min(other)}. Use the base that it was trained on."
         )
     return adapted

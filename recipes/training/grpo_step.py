@@ -49,7 +49,7 @@ class PackedCompletions:
             and all(head.fits(model) and attention.fits(model) for model in models)
         )
         # TRL's tiles are as wide as a large vocabulary, and a small one fills only a strip of them.
-        width = self.accelerator.unwrap_model(self.model).config.get_text_config().vocab_size
+        width = models[0].config.get_text_config().vocab_size
         trl_utils._CHUNKED_LOGPROB_CHUNK_SIZE = min(trl_utils._CHUNKED_LOGPROB_CHUNK_SIZE, width)
         self._rows = OmegaConf.select(config, "step.rows")
         if self._rows == "packed" and not plain:

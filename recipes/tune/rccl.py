@@ -17,8 +17,9 @@ from recipes.bench.series import Row, Table, columns
 from recipes.rank.device import DTYPES
 from recipes.rank.names import named
 from recipes.rank.program import is_main_rank, main
+from recipes.rank.ranks import num_ranks
 from recipes.tune.search import Point, Report, SearchConfig, measure_bench, search, set_only
-from recipes.tune.trial import Setting, num_ranks
+from recipes.tune.trial import Setting
 from recipes.tune.tuning import finish
 
 

@@ -25,6 +25,7 @@ from recipes.bench.processes import Process, wait
 from recipes.bench.ranks import free_port
 from recipes.bench.series import Row
 from recipes.rank.program import TORCHRUN
+from recipes.rank.ranks import num_ranks
 from recipes.training.checkpoint import HEARTBEAT
 
 METRICS = "metrics.jsonl"
@@ -144,11 +145,6 @@ def speed(rows: list[Row], warmup: int) -> Row:
         "spread": (max(times) - min(times)) / step_s,
         "memory_gb": max(row["memory_peak_gb"] for row in rows),
     }
-
-
-def num_ranks() -> int:
-    """Return the number of ranks of a trial, the same as this program's."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def _flat(args: Mapping[str, Any], at: str = "") -> Iterator[tuple[str, Any]]:

@@ -24,7 +24,8 @@ from launch.core.errors import UserError
 from recipes.bench.series import Row, Table, measure_rows, show
 from recipes.rank.names import named
 from recipes.rank.program import Failed
-from recipes.tune.trial import Setting, num_ranks, run, speed, word
+from recipes.rank.ranks import num_ranks
+from recipes.tune.trial import Setting, run, speed, word
 
 CHARACTERS = 4  # digits per token; no tokenizer in use joins more than three into a token
 # Their product is the number of rows that a rank reads for an optimizer step.

@@ -1,0 +1,21 @@
+"""Write arguments as the options of vLLM's programs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+
+def options(arguments: Mapping[str, Any]) -> list[str]:
+    """Return --flag or --no-flag for true and false, and mappings as JSON; null is left out."""
+    argv: list[str] = []
+    for name, value in arguments.items():
+        option = name.replace("_", "-")
+        if isinstance(value, bool):
+            argv.append(f"--{option}" if value else f"--no-{option}")
+        elif isinstance(value, (list, tuple)):
+            argv += [f"--{option}", *map(str, value)]
+        elif value is not None:
+            argv += [f"--{option}", json.dumps(value) if isinstance(value, dict) else str(value)]
+    return argv
