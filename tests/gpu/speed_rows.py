@@ -211,7 +211,6 @@ ROWS: dict[str, Row] = {
     ),
     "two_gpus": two_gpus("plain command, 8 x 4,096 tokens each", PACKED_4B, ["fsdp"], rows=8),
     "two_gpus_bf16": two_gpus("best bf16, 8 x 4,096 tokens each", BARE_4B, ["ddp", "fsdp"], rows=8),
-    "two_gpus_short": two_gpus("best bf16, 2 x 4,096 tokens each", BARE_4B, ["ddp", "fsdp"]),
     "grpo_1_7b": grpo("1.7B", "qwen3_1_7b", sync=1.5, fastest=3.0),
     "grpo_4b": grpo("4B", "qwen3_4b", sync=None, fastest=2.5, timed=6),
     "grpo_forced": grpo("1.7B", "qwen3_1_7b", sync=None, fastest=4.0, timed=5, forced=True),
