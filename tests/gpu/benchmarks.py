@@ -32,7 +32,6 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from recipes.bench import published
 from tests.gpu.jobs import Job, rows_of, run
 
-HARNESS = "tests/gpu/harness.py"
 # Name, GPUs, seconds on an H200, overrides; in order of worth. Measured on 2026-11-25: transformer,
 # precision to tune_batch, and on H100s scaling_2 and collectives_2. tune_inductor was stopped, so
 # its seconds follow from its rows, tune_vllm's from two trials of another space, the others from
@@ -41,7 +40,6 @@ TABLE = """
 matmul 1 45 method=bench/matmul method.args.dtypes=[fp16,bf16]
 mlp_loop 1 40 method=bench/mlp_loop
 gemm 1 150 method=bench/gemm method.args.dtypes=[bf16,fp8] method.args.ops=[matmul,linear]
-harness 1 230 tests/gpu/harness.py
 transformer 1 70 method=bench/transformer precision.weights=bf16
 attention 1 300 method=bench/attention
 precision 1 110 method=bench/precision model=qwen3_0_6b
@@ -105,8 +103,6 @@ NO_FIGURES = ("step", "num_steps", "time_s", "error")  # of a line of metrics.js
 
 def job(name: str) -> Job:
     gpus, seconds, words = BENCHMARKS[name]
-    if words == HARNESS:
-        return Job(name, gpus, [], "none", seconds, HARNESS)
     overrides = [*words.split(), f"topology.num_gpus={gpus}"]
     overrides += ["topology=single"] if gpus == 1 else []
     overrides += ["model.init=random"] if " model=" in words else []
@@ -114,10 +110,7 @@ def job(name: str) -> Job:
 
 
 def command(name: str, hardware: str) -> str:
-    program, overrides = job(name).program, job(name).overrides
-    if program:
-        return shlex.join(["python", program])
-    return shlex.join(["python", "launch/run.py", f"hardware={hardware}", *overrides])
+    return shlex.join(["python", "launch/run.py", f"hardware={hardware}", *job(name).overrides])
 
 
 def todo(gpus: int, only: list[str] | None, folder: Path) -> list[Job]:
@@ -175,21 +168,13 @@ def report(hardware: str, folders: list[Path]) -> str:
     ]
     made = "Made by `python tests/gpu/benchmarks.py report`; commands are beside each table."
     about = [file.read_text() for folder in folders if (file := folder / "about.md").is_file()]
-    told = any(HARNESS in text for text in about)
-    missing = [
-        name
-        for name, (_, _, words) in BENCHMARKS.items()
-        if name not in results and not (told and words == HARNESS)
-    ]
+    missing = [name for name in BENCHMARKS if name not in results]
     lines = [f"# Benchmarks on {hardware.upper()}", "", made, "", *about]
     lines += [f"Not measured: {', '.join(missing)}.  "] if missing else []
     lines += [f"Stopped before their end: {', '.join(partial)}.  "] if partial else []
     for name, result in results.items():
         lines += ["", f"## {name}", "", f"    {command(name, hardware)}", ""]
-        if "rows" in result:
-            lines += section(result, hardware)
-        else:
-            lines += ["", *(f"    {line}" for line in result["output"].splitlines()), ""]
+        lines += section(result, hardware)
     return "\n".join(lines)
 
 
@@ -200,7 +185,7 @@ def best(name: str, folders: list[Path]) -> dict[str, Any] | None:
     for run_dir in run_dirs:
         file, metrics = run_dir / "result.json", run_dir / "metrics.jsonl"
         result: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
-        if result.get("output") or (result.get("rows") and "columns" in result):
+        if result.get("rows") and "columns" in result:
             return result
         lines = metrics.read_text().split("\n")[:-1] if metrics.is_file() else []
         rows = [json.loads(line) for line in lines]
