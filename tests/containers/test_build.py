@@ -163,7 +163,7 @@ def test_the_digest_of_a_base(image, base, here, digest):
     (["noise", "error: a pin", "clashes"], "", BuildFailed, "failed:\na pin\nclashes\nAll"),
     (["Step 1/2", "  "], "no such file", BuildFailed, "Step 1/2\nno such file"),
     (["Step 1/2"], "write /x: no space left on device", HostError, "Make room where"),
-    (["error: a file has another hash"], "", BuildFailed, "kept in /wheels: delete that folder"),
+    (["error: a file's hash differs"], "", BuildFailed, "kept in /wheels: delete that folder"),
 ])  # fmt: skip
 def test_a_failed_build_has_a_reason_and_a_log(lines, explanation, kind, message):
     failure = build.build_failure(IMAGE, lines, explanation, Path("/wheels"))

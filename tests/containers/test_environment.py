@@ -1,14 +1,12 @@
 """Test containers/environment.py: the build of torch, the commands, and when nothing is done."""
 
-import ast
 import json
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-from containers import environment, oldest_python
+from containers import environment
 from containers.environment import LOCKS, Facts
 from launch.core.errors import HostError, UserError
 
@@ -53,47 +51,6 @@ def test_amd_gpu_is_a_kfd_node_with_simds(tmp_path: Path) -> None:
             f"cpu_cores_count 8\nsimd_count {simds}\nsimd_per_cu 4\n"
         )
         assert environment.amd_gpu(kfd, nodes) == (simds > 0)
-
-
-# ---- Which Python
-
-
-@pytest.fixture
-def old_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "version_info", (3, 10, 13, "final", 0))
-    monkeypatch.setattr(sys, "argv", ["environment.py", "--torch", "cpu"])
-    monkeypatch.delenv("PYTHON", raising=False)
-
-
-def test_old_python_hands_over_to_a_newer_one_or_ends_with_the_remedy(
-    old_python: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    commands: list[list[str]] = []
-
-    def execv(path: str, argv: list[str]) -> None:
-        commands.append([path, *argv])
-        raise SystemExit  # the real one does not return
-
-    newer = "/usr/bin/python3.12"
-    which = {"python3.12": newer}.get
-    monkeypatch.setattr(oldest_python.shutil, "which", which)
-    monkeypatch.setattr(oldest_python.os, "execv", execv)
-    with pytest.raises(SystemExit):
-        oldest_python.check()
-    assert commands == [[newer, newer, *sys.argv]]
-    monkeypatch.setenv("PYTHON", "python3.9")  # named by the user: not replaced
-    with pytest.raises(SystemExit) as ended:
-        oldest_python.check()
-    assert ended.value.code == 2
-    assert "make setup PYTHON=" in capsys.readouterr().err
-    monkeypatch.setattr(sys, "version_info", (3, 11, 0, "final", 0))
-    oldest_python.check()
-    assert len(commands) == 1
-
-
-@pytest.mark.parametrize("module", [environment, oldest_python])
-def test_an_old_python_can_read_the_file(module: ModuleType) -> None:
-    assert ast.parse(Path(str(module.__file__)).read_text(), feature_version=(3, 7)).body
 
 
 # ---- Which commands

@@ -15,7 +15,8 @@ import yaml
 from packaging.specifiers import SpecifierSet
 
 from containers import images
-from containers.images import Image, LockError
+from containers.images import Image
+from launch.core.errors import UserError
 from launch.schema.trainer_args import lock as trainer_args
 from tests.conftest import composed
 
@@ -190,16 +191,16 @@ def test_a_valid_entry_is_read_as_it_stands(folder):
     ({"flavour": "x"}, "flavour"),
 ])  # fmt: skip
 def test_a_wrong_field_is_named(folder, change, key):
-    with pytest.raises(LockError, match=rf"images\.mine\.{key}\b"):
+    with pytest.raises(UserError, match=rf"images\.mine\.{key}\b"):
         images.entry("mine", {**VALID, **change})
 
 
 def test_missing_files_and_fields_are_named(folder):
     locks = ["one.lock", "three.lock", "four.lock"]
-    with pytest.raises(LockError, match=r"containers/three\.lock, containers/four\.lock"):
+    with pytest.raises(UserError, match=r"containers/three\.lock, containers/four\.lock"):
         images.entry("mine", {**VALID, "locks": locks})
     fields = {key: value for key, value in VALID.items() if key not in ("source", "base")}
-    with pytest.raises(LockError, match=r"images\.mine\.base: .*\n.*images\.mine\.source: "):
+    with pytest.raises(UserError, match=r"images\.mine\.base: .*\n.*images\.mine\.source: "):
         images.entry("mine", fields)
 
 

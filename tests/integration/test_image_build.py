@@ -241,35 +241,6 @@ def step_of_a_build(engine) -> list:
     ]
 
 
-def test_what_killed_builds_have_left_is_removed_when_it_is_old(engine, base, monkeypatch):
-    # Labels of this test's own: another build on this machine is none of its business.
-    monkeypatch.setattr(engines, "BUILD", "rocm-recipes-test.build")
-    monkeypatch.setattr(engines, "ROLE", "rocm-recipes-test.role")
-    unfinished = made(engine, base, "1234")
-    complete = made(engine, base, engines.COMPLETE)
-    named = made(engine, base, engines.COMPLETE, tag="rocm-recipes-test/complete")
-    ended = engine.containers.create(base, ["true"], labels={engines.ROLE: "build"})
-    other = engine.containers.create(base, ["true"], labels={engines.ROLE: "something else"})
-    try:
-        engines.remove_forgotten(engine)
-        assert {engines.find(engine, image).id for image in (unfinished, complete, named)} == {
-            unfinished,
-            complete,
-            named,
-        }
-        ended.reload()
-        monkeypatch.setattr(engines, "FORGOTTEN_S", -60)  # what is made now is old enough
-        engines.remove_forgotten(engine)
-        assert (engines.find(engine, unfinished), engines.find(engine, complete)) == (None, None)
-        assert engines.find(engine, named) is not None
-        with pytest.raises(docker.errors.NotFound):
-            ended.reload()
-        other.reload()
-    finally:
-        other.remove()
-        engine.images.remove("rocm-recipes-test/complete")
-
-
 def test_an_image_in_use_keeps_its_place_when_it_loses_its_name(engine, base):
     image = made(engine, base, "1234")
     container = engine.containers.create(image, ["true"])
