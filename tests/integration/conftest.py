@@ -15,7 +15,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import textwrap
 import time
 import urllib.request
@@ -348,16 +347,6 @@ def fake_rocm(engine, base, registry, tmp_path_factory) -> Iterator[str]:
     )
     yield pushed(engine, image.id, f"{registry}/{FAKE_ROCM}")
     engine.images.remove(FAKE_ROCM)
-
-
-# ---- A user who is not root
-
-
-@pytest.fixture
-def home() -> Iterator[Path]:
-    """Return a user's home outside tmp_path, since pytest closes its folders to other users."""
-    with tempfile.TemporaryDirectory(prefix="home-") as folder:
-        yield Path(folder)
 
 
 # ---- What an engine sends, as a file

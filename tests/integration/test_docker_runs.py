@@ -23,8 +23,10 @@ from pathlib import Path
 import docker
 import pytest
 
+from containers import images
 from containers.images import LABEL
 from launch.core import json_files
+from tests.integration.conftest import lock_of
 from tests.integration.users import PATIENCE_S, UID, Caller, gpu_gids, until
 
 pytestmark = pytest.mark.integration
@@ -64,6 +66,16 @@ def caller(engine, cpu_image, cache) -> Iterator[Caller]:
 
 def owners(folder: Path) -> set[int]:
     return {path.lstat().st_uid for path in [folder, *folder.rglob("*")]}
+
+
+@pytest.mark.usefixtures("nothing_is_left")
+def test_an_image_is_built_and_its_files_are_the_callers(caller, base, remove):
+    lock = lock_of(caller.home, base)
+    remove.append(images.load.__wrapped__(lock)["tiny"].local_reference)
+    done = caller.run("image=tiny", f"lock={lock}", program="containers/build.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert list(caller.cache.rglob("*.whl"))
+    assert owners(caller.cache) == {caller.uid}
 
 
 def test_two_processes_train_inside(caller):

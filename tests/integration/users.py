@@ -33,33 +33,6 @@ def python_of(identity: dict, root: Path = ROOT) -> str:
     return next(python for python in pythons if can(identity, "-x", Path(python)))
 
 
-def as_somebody(
-    home: Path, *arguments: str, groups: list[int], **environ: str
-) -> subprocess.CompletedProcess:
-    """Run build.py as a user who is not root."""
-    identity = {}
-    if os.getuid() == 0:
-        identity = {"user": UID, "group": UID, "extra_groups": groups}
-        for path in (home, *home.iterdir()):
-            os.chown(path, UID, UID)
-    env = {k: v for k, v in os.environ.items() if k != "XDG_CACHE_HOME"}
-    env |= {
-        "HOME": str(home),
-        "COLUMNS": "200",
-        "PYTHONPATH": next(path for path in sys.path if path.endswith("site-packages")),
-        "PYTHONDONTWRITEBYTECODE": "1",
-        **environ,
-    }
-    return subprocess.run(
-        [python_of(identity), str(ROOT / "containers/build.py"), *arguments],
-        env=env,
-        cwd=home,
-        capture_output=True,
-        text=True,
-        **identity,
-    )
-
-
 class Caller:
     """Be a user who may use the docker socket and is not root."""
 
@@ -99,12 +72,14 @@ class Caller:
             self.root.rmdir()
         shutil.rmtree(self.home, ignore_errors=True)
 
-    def argv(self, *overrides: str) -> list[str]:
-        return [self.python, str(self.root / "launch/run.py"), *overrides]
+    def argv(self, *overrides: str, program: str = "launch/run.py") -> list[str]:
+        return [self.python, str(self.root / program), *overrides]
 
-    def run(self, *overrides: str, **env: str) -> subprocess.CompletedProcess:
+    def run(
+        self, *overrides: str, program: str = "launch/run.py", **env: str
+    ) -> subprocess.CompletedProcess:
         return subprocess.run(
-            self.argv(*overrides),
+            self.argv(*overrides, program=program),
             cwd=self.home,
             env={**self.env, **env},
             capture_output=True,
