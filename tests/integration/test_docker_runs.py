@@ -26,8 +26,8 @@ import pytest
 from containers import images
 from containers.images import LABEL
 from launch.core import json_files
-from tests.integration.conftest import lock_of
-from tests.integration.users import PATIENCE_S, UID, Caller, gpu_gids, until
+from tests.integration.conftest import PATIENCE_S, lock_of, wait_until
+from tests.integration.users import UID, Caller, gpu_gids
 
 pytestmark = pytest.mark.integration
 SMOKE = ["runtime=docker", "container=cpu", "smoke=true"]
@@ -131,7 +131,7 @@ def stop(
     caller: Caller, launcher: subprocess.Popen, run: Path, number: int, after_step: int
 ) -> int:
     """Signal the launcher after a step; return the step of the checkpoint that it saves."""
-    until(functools.partial(is_past, run, after_step), launcher)
+    wait_until(functools.partial(is_past, run, after_step), launcher)
     launcher.send_signal(number)
     output = launcher.communicate(timeout=PATIENCE_S)[0]
     assert launcher.returncode == 75, output
@@ -263,7 +263,7 @@ def test_a_killed_launcher_leaves_nothing_after_the_next_start(caller, engine, c
     try:
         for is_time in (bool, trains):  # as its container is made, and in training
             with caller.starting(*LONG, "resume=never", **SENTINELS) as launcher:
-                until(
+                wait_until(
                     lambda: is_time([c for c in caller.containers() if c.id not in known]),  # noqa: B023
                     launcher,
                 )

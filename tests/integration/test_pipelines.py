@@ -5,15 +5,13 @@ It takes many launches, so it is here and not in `make test`.
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from launch.core import json_files
-from tests.conftest import ROOT, command
+from tests.conftest import command
+from tests.integration.conftest import started, wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -38,16 +36,11 @@ def runs(root: Path) -> list[Path]:
 
 def killed_in(phase: str, root: Path, *arguments: str) -> None:
     """Kill the launcher once `phase` has begun; its processes end by themselves."""
-    known = {path.parent for path in root.glob(f"runs/p/*/{phase}/record.json")}
-    with subprocess.Popen(
-        [sys.executable, str(ROOT / "launch/run.py"), *arguments],
-        cwd=root,
-        stdout=subprocess.DEVNULL,
-    ) as launcher:
-        while not {path.parent for path in root.glob(f"runs/p/*/{phase}/record.json")} - known:
-            assert launcher.poll() is None, "it ended before"
-            time.sleep(0.02)
-        launcher.kill()
+    known = {*root.glob(f"runs/p/*/{phase}/record.json")}
+    launcher = started(*arguments, cwd=root)
+    wait_until(lambda: {*root.glob(f"runs/p/*/{phase}/record.json")} - known, launcher)
+    launcher.kill()
+    launcher.wait()
 
 
 def test_a_changed_phase_runs_on_the_finished_one_and_resumes_after_a_kill(tmp_path):

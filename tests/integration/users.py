@@ -6,19 +6,17 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import docker
-import pytest
 
 from containers.images import LABEL
 from tests.conftest import ROOT
+from tests.integration.conftest import PATIENCE_S, wait_until
 
 UID = 12345  # unused: a user without a name, a home or a password
-PATIENCE_S = 480  # after which a test gives up on an event that never comes
 
 
 def can(identity: dict, test: str, path: Path) -> bool:
@@ -129,7 +127,7 @@ class Caller:
 
     def container(self, process: subprocess.Popen) -> docker.models.containers.Container:
         """Return the container of a launcher in the background once it runs."""
-        return until(
+        return wait_until(
             lambda: next((c for c in self.containers() if c.status == "running"), None), process
         )
 
@@ -138,24 +136,6 @@ class Caller:
             (p.parent for p in self.home.glob("runs/*/*/record.json")),
             key=lambda p: p.stat().st_mtime_ns,
         )
-
-
-def until(there, process: subprocess.Popen):
-    """Return what `there` returns once it returns something.
-
-    Fails with the launcher's output if that ends, or after PATIENCE_S.
-    """
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
-        if answer := there():
-            return answer
-        if process.poll() is not None:
-            pytest.fail(
-                f"the launcher ended first, with {process.returncode}:\n{process.stdout.read()}"
-            )
-        time.sleep(0.05)
-    process.kill()
-    return pytest.fail(f"nothing came:\n{process.communicate()[0]}")
 
 
 def gpu_gids() -> set[int]:
