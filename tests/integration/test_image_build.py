@@ -14,7 +14,6 @@ import signal
 import subprocess
 import tarfile
 import time
-from collections.abc import Iterator
 
 import docker
 import pytest
@@ -51,35 +50,6 @@ def tree(engine, image: str) -> dict[str, dict]:
     finally:
         container.remove()
     return entries
-
-
-@pytest.fixture(scope="module")
-def kept(engine, base, tmp_path_factory) -> Iterator[str]:
-    """Yield the image of `tiny()`, built once, under a name that the tests leave alone."""
-    lock = lock_of(tmp_path_factory.mktemp("kept"), base)
-    reference, name = (
-        images.load.__wrapped__(lock)["tiny"].local_reference,
-        "rocm-recipes-test/kept:1",
-    )
-    done = build("image=tiny", f"lock={lock}")
-    assert done.returncode == 0, done.stdout + done.stderr
-    engine.images.get(reference).tag(name)
-    engine.images.remove(reference)
-    yield name
-    engine.images.remove(name)
-
-
-@pytest.fixture
-def have_tiny(engine, kept, base, tmp_path, remove):
-    """Return `have_tiny()`, like a `tiny()` that builds: its image exists until the test ends."""
-
-    def call() -> None:
-        reference = images.load.__wrapped__(lock_of(tmp_path, base))["tiny"].local_reference
-        repository, _, tag = reference.rpartition(":")
-        assert engine.images.get(kept).tag(repository, tag)
-        remove.append(reference)
-
-    return call
 
 
 # ---- The cpu image
@@ -152,11 +122,11 @@ def test_a_pushed_image_is_written_into_the_lock_and_comes_back_by_its_digest(
     assert engines.have(engine, reference, print).id == pushed_id
 
 
-def test_check_builds_nothing_and_says_how_things_are(have_tiny, tiny, fake_rocm, engine):
+def test_check_builds_nothing_and_says_how_things_are(tiny, fake_rocm, engine):
     absent = tiny("check=true")
     assert absent.returncode == 3
     assert "python containers/build.py image=tiny" in absent.stderr
-    have_tiny()
+    assert tiny().returncode == 0
     before = {image.id for image in engine.images.list(all=True)}
     good = tiny("check=true")
     assert (good.returncode, good.stdout.splitlines()[-1]) == (
@@ -172,13 +142,9 @@ def test_check_builds_nothing_and_says_how_things_are(have_tiny, tiny, fake_rocm
     assert {image.id for image in engine.images.list(all=True)} == before
     assert other.returncode == 3  # without a digest the tag is another
     assert tiny("check=true").returncode == 0
-
-
-def test_check_finds_what_somebody_changed_in_an_image(have_tiny, tiny, engine, kept):
-    have_tiny()
-    assert tiny("check=true").returncode == 0
+    # What somebody changes in the image is found.
     dockerfile = (
-        f"FROM {kept}\n"
+        f"FROM {tiny.reference}\n"
         "RUN mkdir more-1.0.dist-info && echo 'Name: more' > more-1.0.dist-info/METADATA\n"
         "ENV PYTHONPATH=/\n"
     )
