@@ -94,14 +94,6 @@ def test_uv_gets_pips_settings_and_pip_takes_over_where_uv_fails_or_is_not_there
     assert "\n/wheels\n" in progress.log.read_text()
 
 
-def test_cpu_build_comes_from_pips_own_configuration_then_from_pytorchs_index() -> None:
-    attempts = environment.torch_step(PYTHON, "cpu", "3.11.7").attempts
-    uv, uv_index, pip, pip_index = attempts
-    assert (uv, pip) == environment.install_lock(PYTHON, LOCKS / "torch.lock")
-    assert uv_index == (*uv, "--index", environment.CPU_INDEX)
-    assert pip_index == (*pip, "--retries", "1", "--extra-index-url", environment.CPU_INDEX)
-
-
 @pytest.mark.parametrize("build", ["cpu", "cuda", "macos", "rocm"])
 def test_every_step_but_rocms_torch_requires_hashes(build: str) -> None:
     steps = environment.plan(PYTHON, build, "3.11.7")
@@ -193,9 +185,6 @@ def test_interrupted_setup_is_made_afresh(setup: Setup, monkeypatch: pytest.Monk
     assert setup()
     assert setup.cleared == [False, True]
     assert not (setup.venv / "lib").exists()
-
-
-# ---- Steps that fail
 
 
 def test_exit_codes_of_an_unknown_build_and_an_interruption(
