@@ -1,9 +1,7 @@
 """Run every benchmark and tuning on this machine's GPUs, and write docs/results/<hardware>.md.
 
-    python tests/gpu/benchmarks.py plan hardware=h200 --gpus 2 --seconds 540
-                            in which calls, by estimates; measures nothing
     python tests/gpu/benchmarks.py measure hardware=h200 --gpus 2 --seconds 540
-                            the first of these calls
+                            a second call continues
     python tests/gpu/benchmarks.py report hardware=h200 --folder docs/results/h200 \
                             --folder benchmarks > docs/results/h200.md
                             from what is there; says what is missing
@@ -125,36 +123,6 @@ def todo(gpus: int, only: list[str] | None, folder: Path) -> list[Job]:
     return sorted(pending, key=lambda j: -j.gpus)
 
 
-def calls(jobs: list[Job], gpus: int, seconds: float) -> list[list[tuple[float, Job]]]:
-    """Return (start, job) of each call, by the estimates, as tests/gpu/jobs.py would start them."""
-    pending, planned = list(jobs), []
-    while pending:
-        free, call = [0.0] * gpus, []
-        for job in list(pending):
-            free.sort()
-            start = free[job.gpus - 1]
-            if start + job.seconds < seconds or not call:
-                call.append((start, job))
-                free[: job.gpus] = [start + job.seconds] * job.gpus
-                pending.remove(job)
-        planned.append(call)
-    return planned
-
-
-def plan(hardware: str, gpus: int, only: list[str] | None, folder: Path, seconds: float) -> str:
-    lines = [f"{hardware}: {gpus} GPU(s), {seconds:.0f} s a call; estimates, not measured"]
-    for number, call in enumerate(calls(todo(gpus, only, folder), gpus, seconds), 1):
-        end = max(start + job.seconds for start, job in call)
-        lines.append(f"call {number}: about {end:.0f} s")
-        lines += [
-            f"  from {start:3.0f} s  {job.seconds:3.0f} s  {job.gpus} GPU(s)  {job.name:18} "
-            f"{command(job.name, hardware)}"
-            for start, job in call
-        ]
-    finished = [name for name in BENCHMARKS if rows_of(job(name), folder) is not None]
-    return "\n".join([*lines, *([f"finished: {', '.join(finished)}"] if finished else [])])
-
-
 def report(hardware: str, folders: list[Path]) -> str:
     """Return a section for each benchmark that has rows, after the names of those without.
 
@@ -259,7 +227,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=["plan", "measure", "report"])
+    parser.add_argument("what", choices=["measure", "report"])
     parser.add_argument("hardware", help="hardware=h200")
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--only", type=lambda given: given.split(","))
@@ -271,8 +239,6 @@ def main() -> None:
     hardware, folders = given.hardware.partition("=")[2], given.folder or [Path("benchmarks")]
     if given.what == "report":
         print(report(hardware, folders))
-    elif given.what == "plan":
-        print(plan(hardware, given.gpus, given.only, folders[0], given.seconds))
     else:
         jobs = todo(given.gpus, given.only, folders[0])
         until = time.monotonic() + given.seconds
