@@ -1,8 +1,11 @@
 """Test containers/environment.py: the build of torch, the commands, and when nothing is done."""
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,6 +54,24 @@ def test_amd_gpu_is_a_kfd_node_with_simds(tmp_path: Path) -> None:
             f"cpu_cores_count 8\nsimd_count {simds}\nsimd_per_cu 4\n"
         )
         assert environment.amd_gpu(kfd, nodes) == (simds > 0)
+
+
+# ---- Which Python
+
+
+def test_make_takes_the_first_python_that_is_new_enough(tmp_path: Path) -> None:
+    old, new = tmp_path / "python3", tmp_path / "python3.11"
+    old.write_text("#!/bin/sh\nexit 1\n")
+    old.chmod(0o755)
+    new.symlink_to(sys.executable)
+    # Not what `make test` itself was called with.
+    env = {name: os.environ[name] for name in os.environ if name[:4] not in ("MAKE", "PYTH")}
+    env["PATH"] = f"{tmp_path}:{os.environ['PATH']}"
+    make: dict[str, Any] = {"env": env, "cwd": environment.ROOT, "text": True}
+    dry = subprocess.run(["make", "-n", "setup"], stdout=subprocess.PIPE, **make)
+    assert f'"{new}" containers/environment.py' in dry.stdout
+    named = subprocess.run(["make", "setup", f"PYTHON={old}"], stderr=subprocess.PIPE, **make)
+    assert (named.returncode, "no Python 3.11 or newer" in named.stderr) == (2, True)
 
 
 # ---- Which commands
