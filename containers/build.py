@@ -39,10 +39,7 @@ from launch.core.errors import HostError, UserError
 
 CHUNK = 1 << 20
 # Options of every build. Without the last, the host's proxy and its password would be in the image.
-BUILDER: dict[str, Any] = {
-    **dict.fromkeys(("rm", "forcerm", "decode"), True),
-    "use_config_proxy": False,
-}
+BUILDER: dict[str, Any] = {"rm": True, "forcerm": True, "decode": True, "use_config_proxy": False}
 USAGE = """\
 python containers/build.py image=<name> [key=value ...]
 
