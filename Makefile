@@ -2,9 +2,9 @@
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 
-# Which Python makes the environment: PYTHON, else python3, else a newer one by name.
-# containers/environment.py goes on from there, and says so if it is too old.
-BOOTSTRAP := $(if $(PYTHON),$(PYTHON),$(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do command -v $$p && break; done))
+# Which Python makes the environment: PYTHON, else the first of these that is 3.11 or newer.
+NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
+BOOTSTRAP := $(shell for p in $(or $(PYTHON),python3 python3.11 python3.12 python3.13 python3.14); do "$$p" -c '$(NEW_ENOUGH)' 2>/dev/null && command -v "$$p" && break; done)
 VENV_PYTHON := .venv/bin/python
 # What test-integration runs.
 TESTS := tests/integration
@@ -25,7 +25,7 @@ help: ## this list
 
 setup: ## make .venv from the hashed locks; does nothing where it is up to date
 	@if [ -z "$(BOOTSTRAP)" ]; then \
-		echo 'error: no Python found. Install 3.11 or newer (Debian, Ubuntu: apt-get install python3 python3-venv)' >&2; exit 2; fi
+		echo 'error: no Python 3.11 or newer found. Name one (make setup PYTHON=python3.11) or install one (Debian 12, Ubuntu 24.04: apt-get install python3 python3-venv)' >&2; exit 2; fi
 	@"$(BOOTSTRAP)" containers/environment.py
 
 quickstart: setup ## train a small model from nothing: SFT, then GRPO, on this machine's CPU

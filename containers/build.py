@@ -32,12 +32,14 @@ import requests
 
 from containers import engine, fetch, images, push, verify
 from containers.fetch import LAST_LINES, BuildFailed
-from containers.images import FOLDER, LABEL, OCI, UNBUILT, Image, LockError
+from containers.images import FOLDER, LABEL, OCI, Image
 from containers.progress import Phase, Progress
 from launch.core import errors, key_values
 from launch.core.errors import HostError, UserError
 
 CHUNK = 1 << 20
+# Options of every build. Without the last, the host's proxy and its password would be in the image.
+BUILDER: dict[str, Any] = {"rm": True, "forcerm": True, "decode": True, "use_config_proxy": False}
 USAGE = """\
 python containers/build.py image=<name> [key=value ...]
 
@@ -47,8 +49,7 @@ python containers/build.py image=<name> [key=value ...]
   no_cache=true                rebuild every layer; fetched files are reused
   lock=<file>                  another images.lock.yaml
 
-Images of containers/images.lock.yaml, and their bases:
-"""
+Images of containers/images.lock.yaml, and their bases:"""
 
 
 @dataclass(frozen=True)
@@ -91,31 +92,17 @@ def parse(arguments: list[str]) -> Request:
     return Request(known[name], lock, values["base"], values["push"], check, no_cache)
 
 
-def usage() -> str:
-    known = images.load()
-    width = max(len(name) for name in known)
-    rows = [
-        f"  {name:<{width}}  {image.base}, "
-        f"{'pinned by digest' if image.verified else 'unverified'}, "
-        f"{'not pushed' if image.pushed == UNBUILT else 'pushed'}\n"
-        for name, image in known.items()
-    ]
-    return USAGE + "".join(rows)
-
-
 # ---- The build
 
 
 def git_revision() -> str:
     """Return the commit of this file, or `unknown` outside a clone."""
-    git = ["git", "-C", str(FOLDER)]
-    options: dict[str, Any] = {"capture_output": True, "text": True, "check": True}
+    describe = "describe --always --exclude=* --abbrev=40 --dirty".split()
+    argv = ["git", "-C", str(FOLDER), *describe]
     try:
-        commit = subprocess.run([*git, "rev-parse", "HEAD"], **options).stdout.strip()
-        changed = subprocess.run([*git, "status", "--porcelain"], **options).stdout
+        return subprocess.run(argv, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return images.UNKNOWN
-    return commit + ("-dirty" if changed else "")
 
 
 def base_digest(request: Request, base: Any) -> str:
@@ -223,10 +210,7 @@ def run_build(
             labels={engine.BUILD: build},
             network_mode="none",
             nocache=request.no_cache,
-            rm=True,
-            forcerm=True,
-            decode=True,
-            use_config_proxy=False,
+            **BUILDER,
         )
         try:
             for event in engine.failing(stream):
@@ -263,7 +247,7 @@ def build_failure(
             f"{message}\nMake room where the engine keeps its images (docker system df; docker "
             "image prune)."
         )
-    if "another hash" in message:
+    if "hash differs" in message:
         message += f"\nFetched files are kept in {wheels}: delete that folder to fetch them again."
     return BuildFailed(message)
 
@@ -274,7 +258,6 @@ def make(client: docker.DockerClient, request: Request, progress: Progress) -> N
     Raises HostError, BuildFailed.
     """
     image, build = request.image, uuid.uuid4().hex
-    engine.remove_forgotten(client)
     with progress.phase("pull") as phase:
         base = have_base(client, request, phase)
     wheels = None
@@ -293,15 +276,13 @@ def make(client: docker.DockerClient, request: Request, progress: Progress) -> N
             phase.result = f"{client.images.get(image_id).attrs['Size'] / 1e9:.2f} GB with its base"
         with progress.phase("probe") as phase:
             probed = verify.probe(client, image_id)
-            notes = verify.check_entry(image, probed, base_replaced=bool(request.base))
+            compare(request, probed, progress)
             phase.result = verify.summary(probed)
         # Name it only now: its labels hold what the probe reports, which the build cannot know.
         replaced = engine.find(client, image.local_reference)
         name(client, image_id, image.local_reference, labels_of(request, base, probed))
     finally:
         engine.remove_build(client, build)
-    for note in notes:
-        progress.say(note)
     if replaced is not None:
         engine.remove_unnamed(client, replaced.id)
 
@@ -318,19 +299,17 @@ def name(
         for key, value in labels.items()
     ]
     dockerfile = io.BytesIO(f"FROM {image_id}\nLABEL {' '.join(pairs)}\n".encode())
-    stream = client.api.build(
-        fileobj=dockerfile,
-        tag=reference,
-        rm=True,
-        forcerm=True,
-        decode=True,
-        use_config_proxy=False,
-    )
+    stream = client.api.build(fileobj=dockerfile, tag=reference, **BUILDER)
     for _ in engine.failing(stream):
         pass
 
 
 # ---- The command
+
+
+def compare(request: Request, probed: Mapping[str, Any], progress: Progress) -> None:
+    for note in verify.check_entry(request.image, probed, base_replaced=bool(request.base)):
+        progress.say(note)
 
 
 def check(client: docker.DockerClient, request: Request, progress: Progress) -> None:
@@ -351,8 +330,7 @@ def check(client: docker.DockerClient, request: Request, progress: Progress) -> 
         with progress.phase("probe") as phase:
             probed = verify.probe(client, existing.id)
             phase.result = verify.summary(probed)
-        for note in verify.check_entry(image, probed, base_replaced=bool(request.base)):
-            progress.say(note)
+        compare(request, probed, progress)
         label = json.loads(existing.labels[f"{LABEL}.probe"])
         keys = sorted(k for k in label.keys() | probed.keys() if label.get(k) != probed.get(k))
         reason = f"its labels differ from its contents in {', '.join(keys)}" if keys else ""
@@ -372,10 +350,7 @@ def run(request: Request, progress: Progress) -> None:
     existing = None if request.no_cache else engine.find(client, image.local_reference)
     reason = outdated(client, request, existing) if existing is not None else "it is not here"
     if existing is not None and not reason:
-        for note in verify.check_entry(
-            image, json.loads(existing.labels[f"{LABEL}.probe"]), base_replaced=bool(request.base)
-        ):
-            progress.say(note)
+        compare(request, json.loads(existing.labels[f"{LABEL}.probe"]), progress)
         progress.say(f"{image.local_reference} is up to date")
     else:
         if existing is not None:
@@ -396,14 +371,13 @@ def run(request: Request, progress: Progress) -> None:
 def main(arguments: list[str]) -> int:
     try:
         if not arguments or {"--help", "-h", "help"} & set(arguments):
-            print(usage(), end="")
+            rows = [f"  {name:<16} {image.base}" for name, image in images.load().items()]
+            print(USAGE, *rows, sep="\n")
         else:
             run(parse(arguments), Progress())
         return errors.EXIT_DONE
     except KeyboardInterrupt:
         message, code = "\ninterrupted: run it again", errors.EXIT_INTERRUPTED
-    except LockError as error:
-        message, code = str(error), errors.EXIT_USER
     except (UserError, HostError, BuildFailed) as error:
         message, code = str(error), error.exit_code
     except docker.errors.DockerException as error:
@@ -418,10 +392,6 @@ def main(arguments: list[str]) -> int:
     return code
 
 
-def terminated(*_: object) -> None:
-    raise KeyboardInterrupt
-
-
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, terminated)  # clean up an unfinished build, as for Ctrl-C
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # clean up, as for Ctrl-C
     sys.exit(main(sys.argv[1:]))

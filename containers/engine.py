@@ -24,7 +24,6 @@ ROLE = f"{LABEL}.role"  # on every container that a build starts
 # on the one that stays.
 BUILD, COMPLETE = f"{LABEL}.build", "complete"
 PYTHON = "python3"  # its name in every base
-FORGOTTEN_S = 3600  # a container that ended this long ago belongs to no build any more
 TRIES = 100
 NOT_FOUND, CONFLICT = 404, 409
 Show = Callable[[str], None]
@@ -195,23 +194,6 @@ def remove_build(client: docker.DockerClient, build: str) -> None:
         if not containers and not unnamed:
             return
         time.sleep(0.1)
-
-
-def remove_forgotten(client: docker.DockerClient) -> None:
-    """Remove leftovers of killed builds, and images that lost their names while in use.
-
-    Only old ones are removed, so that a running build loses nothing.
-    """
-    before = time.time() - FORGOTTEN_S
-    for container in client.api.containers(
-        all=True, filters={"label": f"{ROLE}=build", "status": ["exited", "created"]}
-    ):
-        if container["Created"] < before:
-            with tolerated(NOT_FOUND, CONFLICT):
-                client.api.remove_container(container["Id"], v=True)
-    for image in client.api.images(filters={"dangling": True, "label": BUILD}):
-        if image["Created"] < before:
-            remove_unnamed(client, image["Id"])
 
 
 def remove_unnamed(client: docker.DockerClient, image: str) -> None:

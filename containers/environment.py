@@ -1,13 +1,11 @@
 """`make setup`: make .venv from hashed locks, with the build of torch that this machine needs.
 
-Needs nothing but Python's standard library. A Python that is too old must be able to parse this
-file, to say so.
+Needs nothing but Python's standard library.
 
     python containers/environment.py [--torch cpu|rocm|cuda]
 
-Exit codes: 0 done (or nothing to do), 2 the request is wrong (a Python too old, an unknown build of
-torch), 3 the host cannot do it (no venv module, a package that cannot be had), 75 interrupted (run
-it again: downloads are kept).
+Exit codes: 0 done (or nothing to do), 2 an unknown build of torch, 3 the host cannot do it (no venv
+module, a package that cannot be had), 75 interrupted (run it again: downloads are kept).
 """
 
 import argparse
@@ -28,9 +26,6 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import containers.oldest_python  # noqa: F401
-
-# isort: split
 from containers.install import CPU_INDEX, HASHED, PYCOSAT
 from launch.core.errors import EXIT_DONE, EXIT_INTERRUPTED, HostError, UserError
 
@@ -162,10 +157,6 @@ def with_uv(python: Path, *options: str) -> tuple[str, ...]:
     return (*uv, "--python", str(python), *bytecode, *options)
 
 
-def is_uv(argv: tuple[str, ...]) -> bool:
-    return Path(argv[0]).name == "uv"
-
-
 def install_lock(python: Path, lock: Path) -> tuple[tuple[str, ...], ...]:
     """Return the commands that install exactly the files whose hashes the lock states.
 
@@ -283,7 +274,7 @@ class Progress:
 
     def run(self, argv: tuple[str, ...]) -> int:
         """Run a command and return its exit status."""
-        env = self.uv_env if is_uv(argv) else None
+        env = self.uv_env if Path(argv[0]).name == "uv" else None
         with self.log.open("a") as log:
             print("$", *argv, file=log, flush=True)
             try:

@@ -26,7 +26,7 @@ import docker
 
 from containers import engine
 from containers.environment import pip_options
-from containers.images import FOLDER, Image
+from containers.images import FOLDER, SHARED, Image
 from launch.core.errors import HostError
 
 LAST_LINES = 15
@@ -70,13 +70,8 @@ def files_of(image: Image) -> dict[str, Path]:
         f"locks/{name}": FOLDER / file
         for name, file in zip(lock_names(image), image.locks, strict=True)
     }
-    programs = {Path(name).name: FOLDER / name for name in image.programs}
-    return {
-        "install.py": FOLDER / "install.py",
-        "probe.py": FOLDER / "probe.py",
-        **programs,
-        **locks,
-    }
+    programs = {Path(name).name: FOLDER / name for name in (*SHARED, *image.programs)}
+    return {**programs, **locks}
 
 
 def lock_hash(image: Image) -> str:
@@ -210,10 +205,8 @@ def inspect(client: docker.DockerClient, base: str) -> dict[str, Any]:
 def folder_for(image: Image, facts: Mapping[str, Any]) -> Path:
     """Return the cache folder for the files of an image's locks and a base with this Python."""
     python = ".".join(str(facts["python"]).split(".")[:2])
-    key = hashlib.sha256(f"{lock_hash(image)} {python} {facts['machine']}".encode()).hexdigest()[
-        :16
-    ]
-    return cache() / "wheels" / key
+    key = hashlib.sha256(f"{lock_hash(image)} {python} {facts['machine']}".encode()).hexdigest()
+    return cache() / "wheels" / key[:16]
 
 
 def wheels(

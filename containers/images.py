@@ -15,6 +15,8 @@ import yaml
 from pydantic import ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass
 
+from launch.core.errors import UserError
+
 FOLDER = Path(__file__).parent
 LOCK = FOLDER / "images.lock.yaml"
 REPOSITORY = "rocm-recipes"  # local images are rocm-recipes/<name>:<tag>
@@ -28,10 +30,6 @@ VERSIONS = ("python", "torch", "rocm", "vllm", "trl")
 SHARED = ("install.py", "probe.py")
 Text = Annotated[str, Field(min_length=1)]
 Texts = Annotated[tuple[str, ...], Field(strict=False)]  # YAML has lists
-
-
-class LockError(Exception):
-    """The lock file is inconsistent or incomplete: a maintainer's mistake, exit code 2."""
 
 
 @dataclass(frozen=True, config=ConfigDict(strict=True, extra="forbid"))
@@ -106,18 +104,18 @@ class Image:
 
 @functools.cache
 def load(lock: Path = LOCK) -> dict[str, Image]:
-    """Return every entry of the lock by name. Raises LockError."""
+    """Return every entry of the lock by name. Raises UserError."""
     try:
         content = yaml.safe_load(lock.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise LockError(f"{lock} cannot be read: {' '.join(str(error).split())}") from error
+        raise UserError(f"{lock} cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict) or not isinstance(content.get("images"), dict):
-        raise LockError(f"{lock}: expected one mapping `images` from names to entries.")
+        raise UserError(f"{lock}: expected one mapping `images` from names to entries.")
     return {name: entry(name, fields, lock) for name, fields in content["images"].items()}
 
 
 def entry(name: str, fields: Any, lock: Path = LOCK) -> Image:
-    """Return the image of a valid entry. Raises LockError with the name of the wrong field."""
+    """Return the image of a valid entry. Raises UserError with the name of the wrong field."""
     try:
         image = Image(**{"name": name, **dict(fields or {})})
     except ValidationError as error:
@@ -125,9 +123,9 @@ def entry(name: str, fields: Any, lock: Path = LOCK) -> Image:
             f"{lock}: {'.'.join(map(str, ('images', name, *problem['loc'])))}: {problem['msg']}"
             for problem in error.errors()
         ]
-        raise LockError("\n".join(problems)) from error
+        raise UserError("\n".join(problems)) from error
     missing = [file for file in image.inputs if not (FOLDER / file).is_file()]
     if missing:
         files = ", ".join(f"containers/{file}" for file in missing)
-        raise LockError(f"{lock}: images.{name}: no such file: {files}.")
+        raise UserError(f"{lock}: images.{name}: no such file: {files}.")
     return image

@@ -21,6 +21,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -65,9 +66,6 @@ class Pin(NamedTuple):
     marker: str
     text: str  # as pip reads it, hashes included
 
-    def __str__(self) -> str:
-        return f"{self.name}=={self.version} ({self.lock})"
-
 
 # ---- Compare locks with the image
 
@@ -101,8 +99,8 @@ def read_lock(file: Path, name: str) -> list[Pin]:
 
 def applicable(pins: Iterable[Pin]) -> list[Pin]:
     """Return the pins whose marker suits this Python and machine."""
-    packaging = vendored("markers")
-    return [pin for pin in pins if not pin.marker or packaging.Marker(pin.marker).evaluate()]
+    marker = vendored("markers").Marker
+    return [pin for pin in pins if not pin.marker or marker(pin.marker).evaluate()]
 
 
 def vendored(module: str) -> Any:
@@ -140,10 +138,9 @@ def satisfies(version: str, specifier: Any) -> bool:
 
 def is_version(text: str) -> bool:
     """Return whether pip can parse this version. A local build may have any text as its version."""
-    module = vendored("version")
     try:
-        module.Version(text)
-    except module.InvalidVersion:
+        vendored("version").Version(text)
+    except ValueError:
         return False
     return True
 
@@ -158,7 +155,7 @@ def refuse_conflicts(pins: Iterable[Pin], base: Mapping[str, str]) -> list[Pin]:
         if pin.name not in base:
             missing.append(pin)
         elif satisfies(base[pin.name], vendored("specifiers").SpecifierSet(f"=={pin.version}")):
-            print(f"kept: the base's {pin.name} {base[pin.name]}, which {pin} asks for")
+            print(f"kept: the base's {pin.name} {base[pin.name]}, as {pin.lock} asks for")
         else:
             conflicts.append(
                 f"{pin.lock} pins {pin.name}=={pin.version}, and the image holds {pin.name} "
@@ -179,65 +176,41 @@ def unmet(
     everything: Mapping[str, importlib.metadata.Distribution],
     stand_ins: Iterable[str] = (),
 ) -> list[str]:
-    """Return a line for each unmet requirement of our packages and of the extras they request.
+    """Return a line for each unmet requirement of our packages.
 
-    Requirements of the base's own packages, and missing packages in `stand_ins`, are not reported.
+    Extras are ignored, since the locks were resolved with them. So are requirements of the base's
+    own packages, and missing packages in `stand_ins`.
     """
     requirements = vendored("requirements")
     problems = []
-    queue = [(name, "") for name in ours]
-    for name, extra in queue:  # the loop appends to it
+    for name in ours:
         dist = everything[name]
         for text in dist.requires or []:
             need = requirements.Requirement(text)
-            plain = not need.marker or need.marker.evaluate({"extra": ""})
-            applies = not plain and need.marker.evaluate({"extra": extra}) if extra else plain
-            if not applies:
+            if need.marker and not need.marker.evaluate({"extra": ""}):
                 continue
             package = canonical(need.name)
             names = (package, *ALSO_CALLED.get(package, ()))
             package = next((name for name in names if name in everything), package)
-            if package not in everything and package in stand_ins:
-                continue
-            version = everything[package].version if package in everything else None
-            if version is None:
+            if package in everything:
+                version = everything[package].version
+                if not satisfies(version, need.specifier):
+                    holds = f"the image holds {package} {version}"
+                    problems.append(f"{name} {dist.version} needs {need}, and {holds}")
+            elif package not in stand_ins:
                 problems.append(f"{name} {dist.version} needs {need}, which is not in the image")
-            elif not satisfies(version, need.specifier):
-                holds = f"the image holds {package} {version}"
-                problems.append(f"{name} {dist.version} needs {need}, and {holds}")
-            else:
-                queue += [(package, e) for e in sorted(need.extras) if (package, e) not in queue]
     return problems
 
 
-def shadowed(
-    ours: Mapping[str, str], everything: Mapping[str, importlib.metadata.Distribution]
-) -> list[str]:
-    """Return a line for each of our packages that one of the base, earlier on the path, hides."""
-    return [
-        f"{name} {version} is hidden by {everything[name].version} of the base: PYTHONPATH is "
-        f"{os.environ.get('PYTHONPATH', 'not set')}"
-        for name, version in sorted(ours.items())
-        if everything[name].version != version
-    ]
-
-
 # ---- Environments and pip
-
-
-class Environment(NamedTuple):
-    """An environment that pip installs into."""
-
-    folder: Path
-    pip: tuple[str, ...]
 
 
 def site_of(environment: Path) -> Path:
     return environment / "lib" / "python{}.{}".format(*sys.version_info) / "site-packages"
 
 
-def make_environment(folder: Path) -> Environment:
-    """Make an environment that uses its own pip, or the base's pip if there is no ensurepip.
+def make_environment(folder: Path) -> tuple[str, ...]:
+    """Make an environment; return its pip, or the base's pip if there is no ensurepip.
 
     Raises Refused if the base has neither.
     """
@@ -250,7 +223,7 @@ def make_environment(folder: Path) -> Environment:
     python = str(folder / "bin" / "python")
     pip = (sys.executable, "-m", "pip", "--python", python) if base_pip else (python, "-m", "pip")
     sys.path.append(str(site_of(folder)))  # for vendored()
-    return Environment(folder, pip)
+    return pip
 
 
 def run(argv: list[str], settings: Mapping[str, str] | None = None) -> tuple[int, str]:
@@ -272,19 +245,18 @@ def run(argv: list[str], settings: Mapping[str, str] | None = None) -> tuple[int
     return process.returncode, "".join(lines)
 
 
-def pip(
-    environment: Environment,
+def run_pip(
+    pip: tuple[str, ...],
     command: list[str],
     pins: list[Pin],
     settings: Mapping[str, str] | None = None,
 ) -> tuple[int, str]:
     """Run a pip command for exactly these pins, with hashes and without other dependencies."""
-    requirements = environment.folder / "requirements.txt"
-    requirements.write_text("".join(f"{pin.text}\n" for pin in pins), encoding="utf-8")
-    options = ["--use-pep517", "--progress-bar=off", *HASHED, str(requirements)]
-    result = run([*environment.pip, *command, *options], settings)
-    requirements.unlink()
-    return result
+    with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8") as requirements:
+        requirements.writelines(f"{pin.text}\n" for pin in pins)
+        requirements.flush()
+        options = ["--use-pep517", "--progress-bar=off", *HASHED, requirements.name]
+        return run([*pip, *command, *options], settings)
 
 
 def failure(lock: str, output: str, code: int) -> Refused:
@@ -302,29 +274,24 @@ def failure(lock: str, output: str, code: int) -> Refused:
 
 
 def lock_files() -> list[tuple[str, Path]]:
-    names = (HERE / "locks.txt").read_text(encoding="utf-8").split()
-    return [(name, HERE / "locks" / name) for name in names]
+    return [(name, HERE / "locks" / name) for name in (HERE / "locks.txt").read_text().split()]
 
 
 def inspect() -> None:
-    refuse_overlay()
-    python, machine = platform.python_version(), platform.machine()
-    print(json.dumps({"python": python, "machine": machine, "held": guarded(versions(sys.path))}))
-
-
-def refuse_overlay() -> None:
     if OVERLAY.exists():
         raise Refused(
             f"the base already has {OVERLAY}, so this program built it. Use the base that it was "
             "built from"
         )
+    python, machine = platform.python_version(), platform.machine()
+    print(json.dumps({"python": python, "machine": machine, "held": guarded(versions(sys.path))}))
 
 
 def download(folder: Path) -> None:
     """Fetch every file that the locks name for this Python and machine. Raises Refused."""
     settings = json.loads((HERE / "settings.json").read_text(encoding="utf-8"))
     base = guarded(versions(sys.path))
-    environment = make_environment(Path(os.environ["HOME"]) / "fetch")
+    pip = make_environment(Path(os.environ["HOME"]) / "fetch")
     pins_by_lock = {
         name: refuse_conflicts(applicable(read_lock(file, name)), base)
         for name, file in lock_files()
@@ -332,33 +299,32 @@ def download(folder: Path) -> None:
     for name, pins in pins_by_lock.items():
         print(f"{name}: {len(pins)} files", flush=True)
         command = ["download", "--dest", str(folder)]
-        status, output = pip(environment, command, pins, settings) if pins else (0, "")
+        status, output = run_pip(pip, command, pins, settings) if pins else (0, "")
         if status and any(pin.name == "torch" for pin in pins):
             # Try pip's configured index first: without internet access, the wheels are there.
             print(f"{name}: retrying with {CPU_INDEX}", flush=True)
             command += ["--retries=1", f"--extra-index-url={CPU_INDEX}"]
-            status, output = pip(environment, command, pins, settings)
+            status, output = run_pip(pip, command, pins, settings)
         if status:
             raise failure(name, output, 3)
         # pip builds the metadata of later source distributions, which takes setuptools.
         builders = [pin for pin in pins if pin.name == "setuptools"]
         if builders:
-            install_pins(environment, name, builders, folder)
+            install_pins(pip, name, builders, folder)
 
 
 def install_pins(
-    environment: Environment, lock: str, pins: list[Pin], wheels: Path, *options: str
+    pip: tuple[str, ...], lock: str, pins: list[Pin], wheels: Path, *options: str
 ) -> None:
     # Bytecode contains the time of its source, so two builds would differ.
     command = ["install", "--no-index", "--find-links", str(wheels), "--no-compile", *options]
-    status, output = pip(environment, command, pins)
+    status, output = run_pip(pip, command, pins)
     if status:
         raise failure(lock, output, 4)
 
 
 def install() -> None:
     """Make the overlay and check it. Raises Refused."""
-    refuse_overlay()
     os.umask(0o022)
     base = guarded(versions(sys.path))
     below = [
@@ -366,14 +332,14 @@ def install() -> None:
         for path in sys.path
         if Path(path).name in ("site-packages", "dist-packages") and Path(path).is_dir()
     ]
-    environment = make_environment(OVERLAY)
+    pip = make_environment(OVERLAY)
     constraints = OVERLAY / "constraints.txt"
     write_constraints(constraints, base)
     for name, file in lock_files():
         pins = refuse_conflicts(applicable(read_lock(file, name)), base)
         if pins:
-            install_pins(environment, name, pins, HERE / "wheels", "--constraint", str(constraints))
-    site = site_of(environment.folder)
+            install_pins(pip, name, pins, HERE / "wheels", "--constraint", str(constraints))
+    site = site_of(OVERLAY)
     # Do this last, so that pip neither takes the base's packages for ours nor removes them.
     lines = [f"import site; site.addsitedir({path!r})\n" for path in below]
     (site / "base.pth").write_text("".join(lines), encoding="utf-8")
@@ -385,7 +351,7 @@ def install() -> None:
         raise Refused(output.strip().removeprefix("error: "), status)
     write_constraints(constraints, {**base, **guarded(ours)})
     shutil.copy(HERE / "probe.py", OVERLAY / "probe.py")
-    for cache in sorted(OVERLAY.rglob("__pycache__")):
+    for cache in [*OVERLAY.rglob("__pycache__")]:
         shutil.rmtree(cache)  # venv installs pip with bytecode
 
 
@@ -399,14 +365,18 @@ def check() -> None:
     site = site_of(Path(sys.prefix))
     ours, everything = versions([str(site)]), distributions(sys.path)
     stand_ins = ["pycosat"] if (site / "pycosat.py").is_file() else []
-    problems = shadowed(ours, everything) or unmet(ours, everything, stand_ins)
+    # A base's package that is earlier on the path would be imported in place of ours.
+    hidden = [
+        f"{name} {version} is hidden by {everything[name].version} of the base: PYTHONPATH is "
+        f"{os.environ.get('PYTHONPATH', 'not set')}"
+        for name, version in sorted(ours.items())
+        if everything[name].version != version
+    ]
+    problems = hidden or unmet(ours, everything, stand_ins)
     if problems:
         remedy = "Lock what is missing, in the required version, or choose another base."
         raise Refused("\n".join([*problems, remedy]))
-    print(
-        f"{len(ours)} packages in the overlay, {len(everything)} in all: the overlay's "
-        "requirements are met"
-    )
+    print(f"{len(ours)} packages in the overlay, {len(everything)} in all: all that they need")
 
 
 def main(arguments: list[str]) -> int:

@@ -18,7 +18,6 @@ from launch.core.errors import HostError
 def push(client: docker.DockerClient, image: Image, place: str, show: engine.Show) -> str:
     """Push the image and return <place>/<name>:<tag>@sha256:... as the registry stored it."""
     repository = f"{place}/{image.name}"
-    named_before = engine.find(client, f"{repository}:{image.tag}") is not None
     try:
         client.api.tag(image.local_reference, repository, image.tag)
         digest = ""
@@ -28,8 +27,6 @@ def push(client: docker.DockerClient, image: Image, place: str, show: engine.Sho
             words = (event.get(key) for key in ("id", "status", "progress"))
             show(" ".join(str(word) for word in words if word))
     except docker.errors.APIError as error:
-        if not named_before and engine.find(client, f"{repository}:{image.tag}") is not None:
-            client.images.remove(f"{repository}:{image.tag}")
         raise HostError(
             f"{repository}:{image.tag} cannot be pushed: {error.explanation or error}\n"
             "If the registry requires a login: docker login <registry>. The engine must know of "

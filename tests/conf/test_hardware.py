@@ -132,17 +132,8 @@ def test_nothing_forbidden_is_set(hardware, name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_image_and_rocm_fit_the_target(hardware, name):
+def test_rocm_fits_the_target(hardware, name):
     found = hardware[name]
-    images = {
-        "gfx906": "rocm_gfx906",
-        "gfx908": "rocm_gfx908",
-        "gfx1100": "rocm_rdna",
-        "gfx1201": "rocm_rdna",
-        "gfx1151": "rocm_strix_halo",
-    }
-    expected = {"cpu": "cpu", "sm_90": "none"} | images
-    assert found.container == expected.get(found.gfx, "rocm")
     assert (found.rocm is not None) == (found.vendor.name == "amd")
     if found.rocm is not None and found.rocm.max is not None:
         assert _version(found.rocm.min) <= _version(found.rocm.max)

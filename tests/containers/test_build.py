@@ -70,6 +70,13 @@ def test_each_failure_is_a_message_and_an_exit_code(raised, code, message, monke
     assert capsys.readouterr().err.strip().endswith(message)
 
 
+def test_no_engine(monkeypatch, tmp_path, capsys):
+    where = f"unix://{tmp_path}/absent.sock"
+    monkeypatch.setenv("DOCKER_HOST", where)
+    assert build.main(["image=cpu"]) == 3
+    assert f"No docker engine answers at {where}. Install or start one" in capsys.readouterr().err
+
+
 # ---- What is sent to the engine
 
 
@@ -163,13 +170,10 @@ def test_the_digest_of_a_base(image, base, here, digest):
     (["noise", "error: a pin", "clashes"], "", BuildFailed, "failed:\na pin\nclashes\nAll"),
     (["Step 1/2", "  "], "no such file", BuildFailed, "Step 1/2\nno such file"),
     (["Step 1/2"], "write /x: no space left on device", HostError, "Make room where"),
-    (["error: a file has another hash"], "", BuildFailed, "kept in /wheels: delete that folder"),
+    (["error: a file's hash differs"], "", BuildFailed, "kept in /wheels: delete that folder"),
 ])  # fmt: skip
 def test_a_failed_build_has_a_reason_and_a_log(lines, explanation, kind, message):
     failure = build.build_failure(IMAGE, lines, explanation, Path("/wheels"))
     assert type(failure) is kind
     assert message in str(failure)
     assert str(build.log_file(IMAGE)) in str(failure)
-
-
-# ---- What a person sees

@@ -1,14 +1,15 @@
 """Test containers/environment.py: the build of torch, the commands, and when nothing is done."""
 
-import ast
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import pytest
 
-from containers import environment, oldest_python
+from containers import environment
 from containers.environment import LOCKS, Facts
 from launch.core.errors import HostError, UserError
 
@@ -58,42 +59,19 @@ def test_amd_gpu_is_a_kfd_node_with_simds(tmp_path: Path) -> None:
 # ---- Which Python
 
 
-@pytest.fixture
-def old_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "version_info", (3, 10, 13, "final", 0))
-    monkeypatch.setattr(sys, "argv", ["environment.py", "--torch", "cpu"])
-    monkeypatch.delenv("PYTHON", raising=False)
-
-
-def test_old_python_hands_over_to_a_newer_one_or_ends_with_the_remedy(
-    old_python: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    commands: list[list[str]] = []
-
-    def execv(path: str, argv: list[str]) -> None:
-        commands.append([path, *argv])
-        raise SystemExit  # the real one does not return
-
-    newer = "/usr/bin/python3.12"
-    which = {"python3.12": newer}.get
-    monkeypatch.setattr(oldest_python.shutil, "which", which)
-    monkeypatch.setattr(oldest_python.os, "execv", execv)
-    with pytest.raises(SystemExit):
-        oldest_python.check()
-    assert commands == [[newer, newer, *sys.argv]]
-    monkeypatch.setenv("PYTHON", "python3.9")  # named by the user: not replaced
-    with pytest.raises(SystemExit) as ended:
-        oldest_python.check()
-    assert ended.value.code == 2
-    assert "make setup PYTHON=" in capsys.readouterr().err
-    monkeypatch.setattr(sys, "version_info", (3, 11, 0, "final", 0))
-    oldest_python.check()
-    assert len(commands) == 1
-
-
-@pytest.mark.parametrize("module", [environment, oldest_python])
-def test_an_old_python_can_read_the_file(module: ModuleType) -> None:
-    assert ast.parse(Path(str(module.__file__)).read_text(), feature_version=(3, 7)).body
+def test_make_takes_the_first_python_that_is_new_enough(tmp_path: Path) -> None:
+    old, new = tmp_path / "python3", tmp_path / "python3.11"
+    old.write_text("#!/bin/sh\nexit 1\n")
+    old.chmod(0o755)
+    new.symlink_to(sys.executable)
+    # Not what `make test` itself was called with.
+    env = {name: os.environ[name] for name in os.environ if name[:4] not in ("MAKE", "PYTH")}
+    env["PATH"] = f"{tmp_path}:{os.environ['PATH']}"
+    make: dict[str, Any] = {"env": env, "cwd": environment.ROOT, "text": True}
+    dry = subprocess.run(["make", "-n", "setup"], stdout=subprocess.PIPE, **make)
+    assert f'"{new}" containers/environment.py' in dry.stdout
+    named = subprocess.run(["make", "setup", f"PYTHON={old}"], stderr=subprocess.PIPE, **make)
+    assert (named.returncode, "no Python 3.11 or newer" in named.stderr) == (2, True)
 
 
 # ---- Which commands
@@ -135,14 +113,6 @@ def test_uv_gets_pips_settings_and_pip_takes_over_where_uv_fails_or_is_not_there
         assert progress.install(environment.Step("a step", (argv, works)))
         assert progress.log.read_text().endswith("by pip\n")
     assert "\n/wheels\n" in progress.log.read_text()
-
-
-def test_cpu_build_comes_from_pips_own_configuration_then_from_pytorchs_index() -> None:
-    attempts = environment.torch_step(PYTHON, "cpu", "3.11.7").attempts
-    uv, uv_index, pip, pip_index = attempts
-    assert (uv, pip) == environment.install_lock(PYTHON, LOCKS / "torch.lock")
-    assert uv_index == (*uv, "--index", environment.CPU_INDEX)
-    assert pip_index == (*pip, "--retries", "1", "--extra-index-url", environment.CPU_INDEX)
 
 
 @pytest.mark.parametrize("build", ["cpu", "cuda", "macos", "rocm"])
@@ -236,9 +206,6 @@ def test_interrupted_setup_is_made_afresh(setup: Setup, monkeypatch: pytest.Monk
     assert setup()
     assert setup.cleared == [False, True]
     assert not (setup.venv / "lib").exists()
-
-
-# ---- Steps that fail
 
 
 def test_exit_codes_of_an_unknown_build_and_an_interruption(

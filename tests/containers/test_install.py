@@ -48,7 +48,6 @@ def test_a_pin_is_name_version_marker_and_hashes(tmp_path):
         "python_version < '3.12' and sys_platform == 'linux'",
     )
     assert pin.text.count(HASH) == 2
-    assert str(pin) == "foo-bar-baz==1.0+cpu (a.lock)"
 
 
 @pytest.mark.parametrize(
@@ -87,10 +86,7 @@ def test_a_pin_of_what_the_base_holds_is_kept_or_refused(capsys):
     held = {"torch": "2.13.0+rocm7.2", "vllm": "0.31.0", "triton": "3.7-by-hand"}
     others = [pin_of("numpy", "2.4")]
     assert install.refuse_conflicts([pin_of("torch", "2.13.0"), *others], held) == others
-    assert (
-        "kept: the base's torch 2.13.0+rocm7.2, which torch==2.13.0 (a.lock) asks for"
-        in capsys.readouterr().out
-    )
+    assert "kept: the base's torch 2.13.0+rocm7.2, as a.lock asks" in capsys.readouterr().out
     pins = [pin_of("torch", "2.14.0"), pin_of("vllm", "0.30.0"), pin_of("triton", "3.7")]
     with pytest.raises(install.Refused) as refusal:
         install.refuse_conflicts(pins, held)
@@ -123,25 +119,6 @@ def test_unmet_requirements_are_named():
     assert install.unmet(["ours"], everything, ["stood-in"]) == [
         "ours 1.0 needs there>=2, and the image holds there 1.5",
         "ours 1.0 needs missing, which is not in the image",
-    ]
-
-
-def test_the_extras_that_are_asked_for_count_and_no_others():
-    everything = {
-        "ours": dist("1.0", "server[Fast,all]>=1"),
-        "server": dist(
-            "1.0",
-            "lost",
-            "quick ; extra == 'Fast'",
-            "slow ; extra == 'slow'",
-            "server[more] ; extra == 'all'",
-            "more ; extra == 'more'",
-        ),
-    }
-    # Newer versions of pip write an extra's name in lower case.
-    assert [problem.lower() for problem in install.unmet(["ours"], everything)] == [
-        'server 1.0 needs quick; extra == "fast", which is not in the image',
-        'server 1.0 needs more; extra == "more", which is not in the image',
     ]
 
 

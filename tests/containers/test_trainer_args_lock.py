@@ -5,30 +5,19 @@ The launcher checks arguments without importing them.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import json
 from pathlib import Path
 
 import pytest
 
+from containers import lock_trainer_args
 from launch.schema.trainer_args import LOCK, OWNED, REPLACED, lock
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
-def fresh():
-    spec = importlib.util.spec_from_file_location(
-        "lock_trainer_args", ROOT / "containers/lock_trainer_args.py"
-    )
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.lock()
-
-
-def test_the_lock_is_up_to_date(fresh):
-    assert json.loads(LOCK.read_text()) == fresh, "run `make lock`"
+def test_the_lock_is_up_to_date():
+    assert json.loads(LOCK.read_text()) == lock_trainer_args.lock(), "run `make lock`"
 
 
 def test_the_engines_arguments_are_of_the_vllm_that_is_pinned():
@@ -60,9 +49,8 @@ def test_words_are_those_the_trainer_takes(name):
     arguments = lock()["arguments"][f"trl.{name}"]
     for argument, entry in arguments.items():
         if "names" in entry and entry["default"] is not None:
-            defaults = (
-                entry["default"] if isinstance(entry["default"], list) else [entry["default"]]
-            )
+            default = entry["default"]
+            defaults = default if isinstance(default, list) else [default]
             assert set(defaults) <= set(entry["names"]), argument
     documented = {
         "SFTConfig": {"nll", "dft"},

@@ -1,9 +1,7 @@
 """Run every benchmark and tuning on this machine's GPUs, and write docs/results/<hardware>.md.
 
-    python tests/gpu/benchmarks.py plan hardware=h200 --gpus 2 --seconds 540
-                            in which calls, by estimates; measures nothing
     python tests/gpu/benchmarks.py measure hardware=h200 --gpus 2 --seconds 540
-                            the first of these calls
+                            a second call continues
     python tests/gpu/benchmarks.py report hardware=h200 --folder docs/results/h200 \
                             --folder benchmarks > docs/results/h200.md
                             from what is there; says what is missing
@@ -32,7 +30,6 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from recipes.bench import published
 from tests.gpu.jobs import Job, rows_of, run
 
-HARNESS = "tests/gpu/harness.py"
 # Name, GPUs, seconds on an H200, overrides; in order of worth. Measured on 2026-11-25: transformer,
 # precision to tune_batch, and on H100s scaling_2 and collectives_2. tune_inductor was stopped, so
 # its seconds follow from its rows, tune_vllm's from two trials of another space, the others from
@@ -41,7 +38,6 @@ TABLE = """
 matmul 1 45 method=bench/matmul method.args.dtypes=[fp16,bf16]
 mlp_loop 1 40 method=bench/mlp_loop
 gemm 1 150 method=bench/gemm method.args.dtypes=[bf16,fp8] method.args.ops=[matmul,linear]
-harness 1 230 tests/gpu/harness.py
 transformer 1 70 method=bench/transformer precision.weights=bf16
 attention 1 300 method=bench/attention
 precision 1 110 method=bench/precision model=qwen3_0_6b
@@ -105,8 +101,6 @@ NO_FIGURES = ("step", "num_steps", "time_s", "error")  # of a line of metrics.js
 
 def job(name: str) -> Job:
     gpus, seconds, words = BENCHMARKS[name]
-    if words == HARNESS:
-        return Job(name, gpus, [], "none", seconds, HARNESS)
     overrides = [*words.split(), f"topology.num_gpus={gpus}"]
     overrides += ["topology=single"] if gpus == 1 else []
     overrides += ["model.init=random"] if " model=" in words else []
@@ -114,10 +108,7 @@ def job(name: str) -> Job:
 
 
 def command(name: str, hardware: str) -> str:
-    program, overrides = job(name).program, job(name).overrides
-    if program:
-        return shlex.join(["python", program])
-    return shlex.join(["python", "launch/run.py", f"hardware={hardware}", *overrides])
+    return shlex.join(["python", "launch/run.py", f"hardware={hardware}", *job(name).overrides])
 
 
 def todo(gpus: int, only: list[str] | None, folder: Path) -> list[Job]:
@@ -130,36 +121,6 @@ def todo(gpus: int, only: list[str] | None, folder: Path) -> list[Job]:
     ]
     pending = (j for j in jobs if j.gpus <= gpus and rows_of(j, folder) is None)
     return sorted(pending, key=lambda j: -j.gpus)
-
-
-def calls(jobs: list[Job], gpus: int, seconds: float) -> list[list[tuple[float, Job]]]:
-    """Return (start, job) of each call, by the estimates, as tests/gpu/jobs.py would start them."""
-    pending, planned = list(jobs), []
-    while pending:
-        free, call = [0.0] * gpus, []
-        for job in list(pending):
-            free.sort()
-            start = free[job.gpus - 1]
-            if start + job.seconds < seconds or not call:
-                call.append((start, job))
-                free[: job.gpus] = [start + job.seconds] * job.gpus
-                pending.remove(job)
-        planned.append(call)
-    return planned
-
-
-def plan(hardware: str, gpus: int, only: list[str] | None, folder: Path, seconds: float) -> str:
-    lines = [f"{hardware}: {gpus} GPU(s), {seconds:.0f} s a call; estimates, not measured"]
-    for number, call in enumerate(calls(todo(gpus, only, folder), gpus, seconds), 1):
-        end = max(start + job.seconds for start, job in call)
-        lines.append(f"call {number}: about {end:.0f} s")
-        lines += [
-            f"  from {start:3.0f} s  {job.seconds:3.0f} s  {job.gpus} GPU(s)  {job.name:18} "
-            f"{command(job.name, hardware)}"
-            for start, job in call
-        ]
-    finished = [name for name in BENCHMARKS if rows_of(job(name), folder) is not None]
-    return "\n".join([*lines, *([f"finished: {', '.join(finished)}"] if finished else [])])
 
 
 def report(hardware: str, folders: list[Path]) -> str:
@@ -175,21 +136,13 @@ def report(hardware: str, folders: list[Path]) -> str:
     ]
     made = "Made by `python tests/gpu/benchmarks.py report`; commands are beside each table."
     about = [file.read_text() for folder in folders if (file := folder / "about.md").is_file()]
-    told = any(HARNESS in text for text in about)
-    missing = [
-        name
-        for name, (_, _, words) in BENCHMARKS.items()
-        if name not in results and not (told and words == HARNESS)
-    ]
+    missing = [name for name in BENCHMARKS if name not in results]
     lines = [f"# Benchmarks on {hardware.upper()}", "", made, "", *about]
     lines += [f"Not measured: {', '.join(missing)}.  "] if missing else []
     lines += [f"Stopped before their end: {', '.join(partial)}.  "] if partial else []
     for name, result in results.items():
         lines += ["", f"## {name}", "", f"    {command(name, hardware)}", ""]
-        if "rows" in result:
-            lines += section(result, hardware)
-        else:
-            lines += ["", *(f"    {line}" for line in result["output"].splitlines()), ""]
+        lines += section(result, hardware)
     return "\n".join(lines)
 
 
@@ -200,7 +153,7 @@ def best(name: str, folders: list[Path]) -> dict[str, Any] | None:
     for run_dir in run_dirs:
         file, metrics = run_dir / "result.json", run_dir / "metrics.jsonl"
         result: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
-        if result.get("output") or (result.get("rows") and "columns" in result):
+        if result.get("rows") and "columns" in result:
             return result
         lines = metrics.read_text().split("\n")[:-1] if metrics.is_file() else []
         rows = [json.loads(line) for line in lines]
@@ -274,7 +227,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=["plan", "measure", "report"])
+    parser.add_argument("what", choices=["measure", "report"])
     parser.add_argument("hardware", help="hardware=h200")
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--only", type=lambda given: given.split(","))
@@ -286,8 +239,6 @@ def main() -> None:
     hardware, folders = given.hardware.partition("=")[2], given.folder or [Path("benchmarks")]
     if given.what == "report":
         print(report(hardware, folders))
-    elif given.what == "plan":
-        print(plan(hardware, given.gpus, given.only, folders[0], given.seconds))
     else:
         jobs = todo(given.gpus, given.only, folders[0])
         until = time.monotonic() + given.seconds

@@ -1,13 +1,5 @@
-r"""Measure on this machine's GPUs what RAFT, GRPO and DPO each add to the same SFT, over seeds.
+"""Measure on this machine's GPUs what RAFT, GRPO and DPO each add to the same SFT, over seeds.
 
-    python tests/gpu/learning.py plan hardware=h200 --gpus 2
-                            estimates; measures nothing
-    python tests/gpu/learning.py calibrate hardware=h200 --gpus 2 --steps 300,400
-                            how far SFT gets in so many steps
-    python tests/gpu/learning.py calibrate hardware=h200 --gpus 2 --seeds 1 --phase grpo \
-        --tries method.args.temperature=1.0 \
-        "method.args.learning_rate=4e-5 method.args.max_steps=100"
-                            what settings of a phase make of the SFT that `measure` starts from
     python tests/gpu/learning.py measure hardware=h200 --gpus 2 --seconds 540
                             a second call continues
     python tests/gpu/learning.py report
@@ -41,11 +33,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from launch.config.compose import compose
-from launch.config.request import Request
 from launch.core import json_files
 from launch.core.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USER, UserError
-from launch.machine import detect
-from launch.study import pipeline
 from tests.gpu.jobs import MASK, ROOT, gpus_here
 from tests.gpu.learning_report import GRPO, METHODS, MODES, report
 
@@ -56,8 +45,6 @@ EXPERIMENTS = {
 }
 ROWS = ROOT / "docs/results/learning.jsonl"
 PAGE = ROOT / "docs/results/learning.md"
-# Start of a phase (imports, weights) without and with vLLM, guessed from runs on H200s.
-START_S, VLLM_START_S = 30, 75
 GAP = "sampling/sampling_logp_difference"
 # The longest first -> the methods whose rows it gives.
 BRANCHES = {
@@ -80,19 +67,14 @@ class Pipeline:
 
 def common(given: argparse.Namespace, start: str, model: Path | None = None) -> list[str]:
     """Return the overrides of all pipelines of a start, which train `model` if there is one."""
-    found = [
-        given.hardware,
-        f"experiment={EXPERIMENTS[start]}",
-        f"run_root={given.folder.absolute() / 'runs'}",
-    ]
+    overrides = [given.hardware, f"experiment={EXPERIMENTS[start]}"]
+    overrides.append(f"run_root={given.folder.absolute() / 'runs'}")
     # preflight=warn: other pipelines hold memory of the same GPU.
-    found += ["tracking=none", "preflight=warn", "runtime.stop_timeout_s=40"]
+    overrides += ["tracking=none", "preflight=warn", "runtime.stop_timeout_s=40"]
     model = model or (given.smollm2 if start == "smollm2_135m" else None)
-    return (
-        [*found, "smoke=true"]
-        if given.smoke
-        else [*found, *([f"model.path={model.absolute()}"] if model else [])]
-    )
+    if given.smoke:
+        return [*overrides, "smoke=true"]
+    return [*overrides, f"model.path={model.absolute()}"] if model else overrides
 
 
 def experiment(given: argparse.Namespace, start: str) -> list[dict[str, Any]]:
@@ -121,23 +103,14 @@ def in_mode(phase: dict[str, Any], mode: str) -> dict[str, Any]:
 
 def sfts(given: argparse.Namespace) -> list[Pipeline]:
     """Return the SFT of every seed and start, ordered by seed."""
-    found = []
+    pipelines = []
     for seed in given.seeds:
         for start in starts(given):
             name = f"learning-{start}-{seed}"
-            phases = phases_given(
-                phase for phase in experiment(given, start) if phase["name"] == "sft"
-            )
-            found.append(
-                Pipeline(
-                    name,
-                    1,
-                    [*common(given, start), f"seed={seed}", f"name={name}", phases],
-                    start,
-                    seed,
-                )
-            )
-    return found
+            phases = phases_given(p for p in experiment(given, start) if p["name"] == "sft")
+            overrides = [*common(given, start), f"seed={seed}", f"name={name}", phases]
+            pipelines.append(Pipeline(name, 1, overrides, start, seed))
+    return pipelines
 
 
 def branches(given: argparse.Namespace, sft: Pipeline) -> list[Pipeline]:
@@ -156,71 +129,6 @@ def branches(given: argparse.Namespace, sft: Pipeline) -> list[Pipeline]:
         overrides = [*settings, f"name={name}", phases_given(phases)]
         made.append(Pipeline(name, min(2, given.gpus), overrides, sft.start, sft.seed))
     return made
-
-
-def calibrations(given: argparse.Namespace) -> list[Pipeline]:
-    """Return the SFT of each start in so many steps, with its evaluation."""
-    return [
-        Pipeline(
-            name,
-            1,
-            [
-                *common(given, start),
-                f"name={name}",
-                tried(given, start, "sft", [f"method.args.max_steps={steps}"]),
-            ],
-            start,
-        )
-        for start in starts(given)
-        for steps in given.steps
-        for name in [f"calibrate-{start}-{steps}"]
-    ]
-
-
-def tries(given: argparse.Namespace) -> list[Pipeline]:
-    """Return a pipeline for each of `--tries`: `--phase` on one GPU, with its evaluation.
-
-    Each starts from the SFT of every seed, if that has a model.
-    """
-    found = []
-    for sft in sfts(given):
-        model = model_of(sft, given.folder)
-        for number, words in enumerate(given.tries if model else [], 1):
-            name = f"{sft.name}-{given.phase}-{number}"
-            phases = tried(given, sft.start, given.phase, ["topology=single", *words.split()])
-            overrides = [
-                *common(given, sft.start, model),
-                f"seed={sft.seed}",
-                f"name={name}",
-                phases,
-            ]
-            found.append(Pipeline(name, 1, overrides, sft.start, sft.seed))
-    return found
-
-
-def tried(given: argparse.Namespace, start: str, phase: str, changes: list[str]) -> str:
-    """Return a phase of the experiment with changes, and its evaluation."""
-    own = {one["name"]: one["overrides"] for one in experiment(given, start)}
-    keys = {change.partition("=")[0] for change in changes}
-    kept = [
-        o
-        for o in own[phase]
-        if o.partition("=")[0] not in keys
-        and not (o.startswith("topology.") and "topology" in keys)
-    ]
-    evaluated = {"name": "evaluated", "model_from": phase, "overrides": own["grpo_evaluated"]}
-    return phases_given([{"name": phase, "overrides": [*kept, *changes]}, evaluated])
-
-
-def chosen(names: Iterable[str], given: argparse.Namespace) -> set[str]:
-    """Return the names that `--only` takes; exit if there are none."""
-    there = list(names)
-    kept = {name for name in there if not given.only or any(word in name for word in given.only)}
-    if not kept:
-        raise SystemExit(
-            f"--only {','.join(given.only)}: no such name. There are: {', '.join(there)}."
-        )
-    return kept
 
 
 def phases_given(phases: Iterable[dict[str, Any]]) -> str:
@@ -311,46 +219,29 @@ def run(
 def start(one: Pipeline, mask: list[int], folder: Path) -> subprocess.Popen[bytes]:
     env = {**os.environ, **({MASK: ",".join(map(str, mask))} if mask else {})}
     with (folder / f"{one.name}.log").open("ab") as log:
-        return subprocess.Popen(
-            [sys.executable, str(ROOT / "launch/run.py"), *one.overrides],
-            env=env,
-            stdout=log,
-            stderr=log,
-        )
+        argv = [sys.executable, str(ROOT / "launch/run.py"), *one.overrides]
+        return subprocess.Popen(argv, env=env, stdout=log, stderr=log)
 
 
-def newest(one: Pipeline, folder: Path) -> tuple[Path, dict[str, Path]] | None:
-    """Return the directory of a pipeline's newest run, and those of its phases in order."""
-    found = sorted((folder / "runs" / one.name).glob("*/record.json"))
-    record = json_files.read_json(found[-1]) if found else None
-    return (
-        (
-            found[-1].parent,
-            {name: found[-1].parent / path for name, path in record["phases"].items()},
-        )
-        if record
-        else None
-    )
+def newest(one: Pipeline, folder: Path) -> dict[str, Path]:
+    """Return the directories of the phases of a pipeline's newest run, in order."""
+    run_dirs = sorted((folder / "runs" / one.name).glob("*/record.json"))
+    record = json_files.read_json(run_dirs[-1]) if run_dirs else None
+    phases = record["phases"] if record else {}
+    return {name: run_dirs[-1].parent / path for name, path in phases.items()}
 
 
 def model_of(sft: Pipeline, folder: Path) -> Path | None:
     """Return the model that an SFT has written, or None if it is not done."""
-    found = newest(sft, folder)
-    done = (
-        found
-        and (json_files.read_json(found[1]["sft"] / "result.json") or {}).get("status") == "done"
-    )
-    return found[1]["sft"] / "model" if found and done else None
+    phase = newest(sft, folder).get("sft")
+    result = json_files.read_json(phase / "result.json") if phase else None
+    return phase / "model" if phase and result and result.get("status") == "done" else None
 
 
 def row_of(one: Pipeline, method: str, folder: Path, hardware: str) -> dict[str, Any] | None:
     """Return the results of a method's last evaluation, or None if it is not done."""
-    found = newest(one, folder)
-    phases = (
-        {}
-        if found is None
-        else {name: path for name, path in found[1].items() if name.startswith(METHODS[method])}
-    )
+    own = newest(one, folder).items()
+    phases = {name: path for name, path in own if name.startswith(METHODS[method])}
     evaluations = [path for name, path in phases.items() if "evaluate" in name]
     results = [json_files.read_json(path / "result.json") or {} for path in evaluations]
     if not results or any(result.get("status") != "done" for result in results):
@@ -359,10 +250,8 @@ def row_of(one: Pipeline, method: str, folder: Path, hardware: str) -> dict[str,
     last = results[-1]
     row = {"hardware": hardware, "start": one.start, "seed": one.seed, "method": method}
     row |= {key: last[key] for key in ("accuracy", "interval")}
-    row |= {
-        "right": "".join(map(str, last["right_per_problem"])),
-        "by_level": {k: v["accuracy"] for k, v in last["by_level"].items()},
-    }
+    row["right"] = "".join(map(str, last["right_per_problem"]))
+    row["by_level"] = {level: found["accuracy"] for level, found in last["by_level"].items()}
     row["data_sha256"] = last["data_sha256"]
     row["smoke"] = record["composition"]["smoke"]
     row["commit"] = record["code"].get("commit")
@@ -425,116 +314,33 @@ def measure(given: argparse.Namespace) -> None:
                     file.write(json.dumps(row) + "\n")
                 print(f"{one.name}: {method} {row['accuracy']:.1%}", flush=True)
 
-    def lacks(sft: Pipeline, method: str) -> bool:
-        return any((name, sft.start, sft.seed, own) not in known for own in BRANCHES[method])
-
     firsts = sfts(given)
-    wanted = chosen((f"{sft.name}-{method}" for sft in firsts for method in BRANCHES), given)
     for sft in firsts:
         for one in branches(given, sft):
             harvest(one)  # what an earlier call left, should --rows be another file
-    wanted = {
-        f"{sft.name}-{method}" for sft in firsts for method in BRANCHES if lacks(sft, method)
-    } & wanted
-    firsts = [sft for sft in firsts if any(f"{sft.name}-{method}" in wanted for method in BRANCHES)]
-    run(
-        [sft for sft in firsts if model_of(sft, given.folder) is None],
-        slots(given, 1),
-        given,
-        lambda one: None,
-        until,
-    )
-    todo = [one for sft in firsts for one in branches(given, sft) if one.name in wanted]
+    names = [f"{sft.name}-{method}" for sft in firsts for method in BRANCHES]
+    if not any(word in one for one in names for word in given.only):
+        raise SystemExit(
+            f"--only {','.join(given.only)}: no such name. There are: {', '.join(names)}."
+        )
+    missing = {
+        f"{sft.name}-{method}"
+        for sft in firsts
+        for method, rows in BRANCHES.items()
+        if any((name, sft.start, sft.seed, row) not in known for row in rows)
+        and any(word in f"{sft.name}-{method}" for word in given.only)
+    }
+    firsts = [sft for sft in firsts if any(one.startswith(f"{sft.name}-") for one in missing)]
+    untrained = [sft for sft in firsts if model_of(sft, given.folder) is None]
+    run(untrained, slots(given, 1), given, lambda one: None, until)
+    todo = [one for sft in firsts for one in branches(given, sft) if one.name in missing]
     todo.sort(key=lambda one: list(BRANCHES).index(one.name.rpartition("-")[2]))
     run(todo, slots(given, min(2, given.gpus)), given, harvest, until)
 
 
-def calibrate(given: argparse.Namespace) -> None:
-    until = time.monotonic() + given.seconds
-    if given.phase:
-        numbers = range(1, len(given.tries) + 1)
-        names = chosen(
-            (f"{sft.name}-{given.phase}-{number}" for sft in sfts(given) for number in numbers),
-            given,
-        )
-        firsts = [
-            sft
-            for sft in sfts(given)
-            if any(f"{sft.name}-{given.phase}-{number}" in names for number in numbers)
-        ]
-        run(
-            [sft for sft in firsts if model_of(sft, given.folder) is None],
-            slots(given, 1),
-            given,
-            lambda one: None,
-            until,
-        )
-    todo = tries(given) if given.phase else calibrations(given)
-    names = chosen((one.name for one in todo), given) if todo else set()
-    todo = [one for one in todo if one.name in names]
-    run(todo, slots(given, 1), given, lambda one: None, until)
-    for number, words in enumerate(given.tries or [], 1):
-        print(f"-{given.phase}-{number}: {words}")
-    for one in todo:
-        found = newest(one, given.folder)
-        result = (
-            (json_files.read_json(found[1]["evaluated"] / "result.json") or {}) if found else {}
-        )
-        print(
-            f"{one.name}: {result['accuracy']:.1%}"
-            if "accuracy" in result
-            else f"{one.name}: no result"
-        )
-
-
-def plan(given: argparse.Namespace) -> str:
-    lines = [
-        f"{given.hardware}: estimates, not measured; {START_S} s are reckoned for the start "
-        f"of a phase, {VLLM_START_S} with vLLM, and"
-    ]
-    lines += [
-        "nothing for evaluations and for trainings on samples, whose rows are not known before: "
-        "these are short."
-    ]
-    host = detect.Host(python=sys.executable, num_cores=16)
-    for start in starts(given):
-        overrides, seconds = (
-            [*common(given, start), phases_given(experiment(given, start))],
-            {"": 0.0, **dict.fromkeys(BRANCHES, 0.0)},
-        )
-        for name, made in pipeline.make_plans(
-            compose(overrides), Request(overrides), host, Path("/runs/learning/1")
-        ).items():
-            starting = (
-                VLLM_START_S
-                if made.config.topology.servers or made.trainer_args.get("engine") == "vllm"
-                else START_S
-            )
-            working = 3600 * (made.speed.run_hours or 0)
-            seconds[next((method for method in BRANCHES if name.startswith(method)), "")] += (
-                starting + working
-            )
-            speed = (
-                f"{made.speed.tokens_per_second:,.0f} tokens/s"
-                if made.speed.tokens_per_second
-                else ""
-            )
-            lines.append(f"  {start:16} {name:22} {starting:3} s + {working:4.0f} s  {speed}")
-        longest = max(seconds[method] for method in BRANCHES)
-        parts = ", ".join(f"{method or 'sft'} {value:.0f} s" for method, value in seconds.items())
-        beside = f", else {seconds[''] + longest:.0f} s" if given.gpus > 1 else ""
-        lines.append(
-            f"{start}, one seed: {parts}; one after another {sum(seconds.values()):.0f} s{beside}"
-        )
-    return "\n".join(lines)
-
-
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    return (
-        [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        if path.is_file()
-        else []
-    )
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    return [json.loads(line) for line in lines]
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -542,27 +348,18 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=["plan", "calibrate", "measure", "report"])
+    parser.add_argument("what", choices=["measure", "report"])
     parser.add_argument(
         "hardware", nargs="?", default="hardware=h200", help="hardware=<a group of conf/hardware>"
     )
     parser.add_argument("--gpus", type=int, default=2)
     parser.add_argument("--share", type=int, default=9, help="pipelines on the same GPUs")
     parser.add_argument("--seeds", type=numbers, default=[0, 1, 2])
-    parser.add_argument("--steps", type=numbers, default=[300, 600, 1200])
     parser.add_argument(
-        "--phase",
-        choices=["raft", "grpo"],
-        help="of calibrate: what goes on from the SFT of each of --seeds",
-    )
-    parser.add_argument(
-        "--tries",
-        nargs="+",
-        metavar="OVERRIDES",
-        help="of --phase: each a pipeline; several overrides in quotes",
-    )
-    parser.add_argument(
-        "--only", type=lambda text: text.split(","), help="words, one of which a name holds"
+        "--only",
+        type=lambda text: text.split(","),
+        default=[""],
+        help="words, one of which a name holds",
     )
     parser.add_argument(
         "--smollm2", type=Path, help="directory of its weights: recipes/from_gguf.py"
@@ -574,22 +371,11 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--rows", type=Path)
     parser.add_argument("--smoke", action="store_true", help="its rows stay in --folder")
     given = parser.parse_args(argv)
-    if given.phase and given.what != "calibrate":
-        parser.error(f"--phase {given.phase} is of calibrate, not of {given.what}.")
-    if bool(given.phase) != bool(given.tries) or not all(
-        "=" in word for words in given.tries or [] for word in words.split()
-    ):
-        parser.error(
-            "--phase and --tries go together: --phase grpo --tries method.args.temperature=1.0 "
-            "method.args.temperature=1.5"
-        )
     if given.smollm2 and not (given.smollm2 / "config.json").is_file():
         parser.error(
             f"--smollm2 {given.smollm2}: no model there. recipes/from_gguf.py makes one: "
             "docs/learning.md."
         )
-    if given.gpus < 1:
-        parser.error(f"--gpus {given.gpus}: the phases need one GPU or more.")
     given.rows = given.rows or (given.folder / "learning.jsonl" if given.smoke else ROWS)
     return given
 
@@ -597,23 +383,14 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> None:
     given = parse(argv)
     try:
-        carry_out(given)
+        if given.what == "measure":
+            measure(given)
+            return
     except UserError as error:
         raise SystemExit(str(error)) from error
-
-
-def carry_out(given: argparse.Namespace) -> None:
-    """Do what the command line says; raise UserError for a rejected composition."""
-    if given.what == "plan":
-        print(plan(given))
-    elif given.what == "calibrate":
-        calibrate(given)
-    elif given.what == "measure":
-        measure(given)
-    else:
-        page = PAGE if given.rows == ROWS else given.rows.with_suffix(".md")
-        page.write_text(report(read_rows(given.rows), page.parent), encoding="utf-8")
-        print(f"{page}, from {given.rows}")
+    page = PAGE if given.rows == ROWS else given.rows.with_suffix(".md")
+    page.write_text(report(read_rows(given.rows), page.parent), encoding="utf-8")
+    print(f"{page}, from {given.rows}")
 
 
 if __name__ == "__main__":

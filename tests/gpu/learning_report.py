@@ -293,23 +293,27 @@ def plot_modes(rows: Sequence[Row], path: Path) -> bool:
     rows = [row for row in rows if "time_s" in row]
     if not any(row["method"] in MODES for row in rows):
         return False
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
+    figure, (axes,) = canvas(7, 1)
     for number, method in enumerate(GRPO):
         for first, row in enumerate(row for row in rows if row["method"] == method):
             minutes = [second / 60 for second in row["time_s"]]
             label = None if first else TITLES[method]
             axes.plot(minutes, smoothed(row), color=f"C{number}", linewidth=1, label=label)
     axes.set(xlabel="minutes", title="reward of the samples", ylim=(0, 1.02))
-    axes.grid(alpha=0.3)
     axes.legend(loc="lower right", frameon=False)
     figure.savefig(path, dpi=110)
-    pyplot.close(figure)
     return True
+
+
+def canvas(width: float, columns: int) -> tuple[Any, list[Any]]:
+    """Return a figure and its axes, side by side."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, 4), layout="constrained")
+    axes = figure.subplots(1, columns, squeeze=False)[0]
+    for one in axes:
+        one.grid(alpha=0.3)
+    return figure, list(axes)
 
 
 def shown(ends: Sequence[float]) -> str:
@@ -326,12 +330,7 @@ def plot(rows: Sequence[Row], path: Path) -> bool:
     raft = [row for row in rows if "cycles" in row]
     if not grpo and not raft:
         return False
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    figure, (left, right) = canvas(10, 2)
     for row in grpo:
         left.plot(*zip(*row["rewards"], strict=True), linewidth=1, label=f"seed {row['seed']}")
     for row in raft:
@@ -341,11 +340,8 @@ def plot(rows: Sequence[Row], path: Path) -> bool:
     left.set(xlabel="step", title="GRPO: reward of the samples", ylim=(0, 1.02))
     right.set(xlabel="cycle", title="RAFT: held-out accuracy", ylim=(0, 1.02))
     right.xaxis.get_major_locator().set_params(integer=True)
-    for axes in (left, right):
-        axes.grid(alpha=0.3)
     for axes, drawn in ((left, grpo), (right, raft)):
         if drawn:
             axes.legend(loc="lower right", frameon=False)
     figure.savefig(path, dpi=110)
-    pyplot.close(figure)
     return True

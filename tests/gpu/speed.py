@@ -36,7 +36,6 @@ from tests.gpu.forced_lengths import install
 from tests.gpu.jobs import MASK, ROOT, Job
 from tests.gpu.speed_report import page, table
 from tests.gpu.speed_rows import FRESH, ROWS, Row, chat_lengths
-from tests.gpu.topologies import SHARES
 
 WARM_UP = 5
 STEPS = WARM_UP + 15  # of the row of chat-like lengths, whose rows last so long
@@ -52,6 +51,8 @@ PEERS = [sys.executable, str(ROOT / "tests/gpu/peers.py")]
 # When stopped, it has nothing to save.
 COMMON = [f"method.args.max_steps={LONG}", "runtime=local", "runtime.stop_timeout_s=1"]
 KERNEL_CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+# Of metrics.jsonl; all but the last sum to a step.
+SHARES = ("generation_s", "wait_s", "sync_s", "reward_s", "train_s", "server_s", "transfer_s")
 Result = dict[str, Any]
 
 

@@ -15,12 +15,12 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import textwrap
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from urllib.error import URLError
 
 import docker
@@ -41,7 +41,7 @@ TRUTH = {"torch": "2.13", "rocm": "7.2.0", "vllm": "0.31.0", "gfx": ["gfx90a", "
 # python3-venv: Debian keeps ensurepip there. ca-certificates: Python has no list of its own.
 PACKAGES = "python3,python3-venv,ca-certificates"
 SOURCES = ("sources.list", "sources.list.d/debian.sources", "sources.list.d/ubuntu.sources")
-STARTS_WITHIN_S = 20
+PATIENCE_S = 480  # for what takes a minute on two busy cores
 # Files whose tests share the docker engine. They count its images and containers, so one process
 # runs them all.
 WITH_ENGINE = {
@@ -61,6 +61,26 @@ def lacking(what: str) -> None:
     if os.environ.get("CI") == "true":
         pytest.fail(what)
     pytest.skip(what)
+
+
+def started(*arguments: str, cwd: Path) -> subprocess.Popen:
+    """Start a launcher in the background; its output goes to the file `output` of `cwd`."""
+    argv = [sys.executable, str(ROOT / "launch/run.py"), *arguments]
+    env = {**os.environ, "COLUMNS": "200"}
+    with (cwd / "output").open("w") as log:
+        return subprocess.Popen(
+            argv, cwd=cwd, env=env, stdout=log, stderr=log, start_new_session=True
+        )
+
+
+def wait_until(reached: Callable[[], Any], launcher: subprocess.Popen | None = None) -> Any:
+    """Return what `reached` returns once that is true; fail if `launcher` ends first."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not (value := reached()):
+        assert launcher is None or launcher.poll() is None, "the launcher ended first"
+        assert time.monotonic() < deadline, f"waited {PATIENCE_S} s"
+        time.sleep(0.05)
+    return value
 
 
 class OneProcessForTheEngine(LoadFileScheduling):
@@ -124,7 +144,7 @@ def registry(
     with (folder / "log").open("w") as log:
         process = subprocess.Popen([program, "serve", str(config)], stdout=log, stderr=log)
     try:
-        wait_for(address, process)
+        wait_until(lambda: answers(address), process)
         yield address
     finally:
         for image in engine.images.list():
@@ -139,16 +159,12 @@ def registry(
     return None
 
 
-def wait_for(address: str, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + STARTS_WITHIN_S
-    while True:
-        try:
-            urllib.request.urlopen(f"http://{address}/v2/", timeout=STARTS_WITHIN_S).close()
-            return
-        except URLError:
-            assert process.poll() is None, "the registry ended"
-            assert time.monotonic() < deadline, "the registry does not answer"
-            time.sleep(0.05)
+def answers(address: str) -> bool:
+    try:
+        urllib.request.urlopen(f"http://{address}/v2/", timeout=20).close()
+    except URLError:
+        return False
+    return True
 
 
 def pushed(engine: docker.DockerClient, image: str, repository: str) -> str:
@@ -348,16 +364,6 @@ def fake_rocm(engine, base, registry, tmp_path_factory) -> Iterator[str]:
     )
     yield pushed(engine, image.id, f"{registry}/{FAKE_ROCM}")
     engine.images.remove(FAKE_ROCM)
-
-
-# ---- A user who is not root
-
-
-@pytest.fixture
-def home() -> Iterator[Path]:
-    """Return a user's home outside tmp_path, since pytest closes its folders to other users."""
-    with tempfile.TemporaryDirectory(prefix="home-") as folder:
-        yield Path(folder)
 
 
 # ---- What an engine sends, as a file

@@ -23,9 +23,11 @@ from pathlib import Path
 import docker
 import pytest
 
+from containers import images
 from containers.images import LABEL
 from launch.core import json_files
-from tests.integration.users import PATIENCE_S, UID, Caller, gpu_gids, until
+from tests.integration.conftest import PATIENCE_S, lock_of, wait_until
+from tests.integration.users import UID, Caller, gpu_gids
 
 pytestmark = pytest.mark.integration
 SMOKE = ["runtime=docker", "container=cpu", "smoke=true"]
@@ -64,6 +66,16 @@ def caller(engine, cpu_image, cache) -> Iterator[Caller]:
 
 def owners(folder: Path) -> set[int]:
     return {path.lstat().st_uid for path in [folder, *folder.rglob("*")]}
+
+
+@pytest.mark.usefixtures("nothing_is_left")
+def test_an_image_is_built_and_its_files_are_the_callers(caller, base, remove):
+    lock = lock_of(caller.home, base)
+    remove.append(images.load.__wrapped__(lock)["tiny"].local_reference)
+    done = caller.run("image=tiny", f"lock={lock}", program="containers/build.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert list(caller.cache.rglob("*.whl"))
+    assert owners(caller.cache) == {caller.uid}
 
 
 def test_two_processes_train_inside(caller):
@@ -119,7 +131,7 @@ def stop(
     caller: Caller, launcher: subprocess.Popen, run: Path, number: int, after_step: int
 ) -> int:
     """Signal the launcher after a step; return the step of the checkpoint that it saves."""
-    until(functools.partial(is_past, run, after_step), launcher)
+    wait_until(functools.partial(is_past, run, after_step), launcher)
     launcher.send_signal(number)
     output = launcher.communicate(timeout=PATIENCE_S)[0]
     assert launcher.returncode == 75, output
@@ -251,7 +263,7 @@ def test_a_killed_launcher_leaves_nothing_after_the_next_start(caller, engine, c
     try:
         for is_time in (bool, trains):  # as its container is made, and in training
             with caller.starting(*LONG, "resume=never", **SENTINELS) as launcher:
-                until(
+                wait_until(
                     lambda: is_time([c for c in caller.containers() if c.id not in known]),  # noqa: B023
                     launcher,
                 )

@@ -1,20 +1,20 @@
-"""Test the page of launch/report.py in a real browser, opened from its file.
+"""Test the pages of launch/report.py in a real browser.
 
-It fetches nothing, logs nothing, and is readable on a phone and in the dark.
+They fetch nothing, log nothing, and are readable on a phone and in the dark.
 """
 
 from __future__ import annotations
 
+import json
+import shutil
 import subprocess
-import sys
-from collections.abc import Iterator
+from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from launch import report
-from launch.plan import rundir
-from tests.conftest import ROOT
 from tests.helpers.report_examples import (
     GRPO_STEP,
     HOSTILE,
@@ -26,15 +26,30 @@ from tests.helpers.report_examples import (
     log,
     steps,
 )
-from tests.integration.browser import Browser, program, started
 from tests.integration.conftest import lacking
 
 pytestmark = pytest.mark.integration
 
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "google-chrome"))), "")
+FLAGS = """
+    --headless --no-sandbox --disable-gpu --disable-dev-shm-usage --no-first-run --hide-scrollbars
+    --enable-logging=stderr --virtual-time-budget=5000 --dump-dom
+""".split()
+DARK = "--blink-settings=preferredColorScheme=0"
 PHONE, DESKTOP = 390, 1280  # CSS pixels
+# Shows a page in a frame of a given width, and leaves the value of an expression of `page` and
+# `view` (the frame's document and window) for look() to read.
+FRAME = """<!doctype html><iframe style="width:{width}px;height:900px;border:0"></iframe><script>
+const frame = document.querySelector("iframe");
+frame.onload = () => {{
+  const page = frame.contentDocument, view = frame.contentWindow;
+  document.body.dataset.value = JSON.stringify({expression});
+}};
+frame.srcdoc = {html};
+</script>"""
 # Elements that reach out of the page, but for those that scroll by themselves.
-TOO_WIDE = """[...document.querySelectorAll("body *")].filter((e) =>
-  e.getBoundingClientRect().right > innerWidth + 1
+TOO_WIDE = """[...page.querySelectorAll("body *")].filter((e) =>
+  e.getBoundingClientRect().right > view.innerWidth + 1
   && !e.closest(".wide, pre, .skip")).map((e) => e.outerHTML.slice(0, 80))"""
 # [text, its colour, what it stands on] of texts with less than 4.5:1.
 TOO_FAINT = """(() => {
@@ -43,28 +58,70 @@ TOO_FAINT = """(() => {
     .map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4))
     .reduce((sum, v, n) => sum + v * [0.2126, 0.7152, 0.0722][n], 0);
   const paper = (e) => { for (; e; e = e.parentElement) {
-    const c = numbers(getComputedStyle(e).backgroundColor);
+    const c = numbers(view.getComputedStyle(e).backgroundColor);
     if (c.length === 3 || c[3] > 0) return c; } return [255, 255, 255]; };
-  const found = [];
-  for (const e of document.querySelectorAll("body *")) {
+  const faint = [];
+  for (const e of page.querySelectorAll("body *")) {
     const own = [...e.childNodes].some((n) => n.nodeType === 3 && n.data.trim());
     if (!own || !e.checkVisibility() || e.closest("script")) continue;
-    const style = getComputedStyle(e), under = paper(e);
-    const ink = numbers(e instanceof SVGElement ? style.fill : style.color);
+    const style = view.getComputedStyle(e), under = paper(e);
+    const ink = numbers(e instanceof view.SVGElement ? style.fill : style.color);
     const [high, low] = [light(ink), light(under)].sort((a, b) => b - a);
-    if ((high + 0.05) / (low + 0.05) < 4.5) found.push([e.textContent.slice(0, 40), ink, under]);
+    if ((high + 0.05) / (low + 0.05) < 4.5) faint.push([e.textContent.slice(0, 40), ink, under]);
   }
-  return found;
+  return faint;
+})()"""
+LOOKS = f"""(page.querySelectorAll("details").forEach((d) => d.open = true), {{
+  loads: view.performance.getEntriesByType("resource").map((entry) => entry.name),
+  width: page.documentElement.scrollWidth, wide: {TOO_WIDE}, faint: {TOO_FAINT},
+  paper: view.getComputedStyle(page.body).backgroundColor,
+  images: page.images.length + page.querySelectorAll("main script").length}})"""
+KEYBOARD = """(() => {
+  const skip = page.querySelector("a, button, [tabindex]");
+  skip.focus();
+  const main = page.querySelector(skip.hash);
+  return {first: skip.className, left: skip.getBoundingClientRect().left >= 0,
+    outline: view.getComputedStyle(skip).outlineStyle, main: [main.tagName, main.tabIndex],
+    sections: [...page.querySelectorAll("nav a")].every((a) => page.querySelector(a.hash)),
+    scrolls: [...page.querySelectorAll(".wide, pre")].every((e) => e.tabIndex === 0)};
+})()"""
+POINTER = """(() => {
+  const svg = page.querySelector(".chart > svg"), {x, y, width} = svg.getBoundingClientRect();
+  const readout = page.querySelector(".chart .readout"), seen = [readout.hidden];
+  const at = {clientX: x + 0.999 * width, clientY: y + 40, bubbles: true};
+  svg.dispatchEvent(new view.PointerEvent("pointermove", at));
+  seen.push(readout.textContent);
+  svg.dispatchEvent(new view.PointerEvent("pointerleave"));
+  return [...seen, readout.hidden];
 })()"""
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    chromium = program()
-    if chromium is None:
-        return lacking("no Chromium: apt-get install chromium")
-    with started(chromium) as tab:
-        yield tab
+class Value(HTMLParser):
+    """Find the value that FRAME leaves."""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag == "body":
+            self.value = json.loads(dict(attrs)["data-value"])
+
+
+@pytest.fixture
+def look(tmp_path):
+    """Return `look(file, expression, width)`, a value of the page; the console must stay empty."""
+    if not CHROMIUM:
+        lacking("no Chromium: apt-get install chromium")
+
+    def value(file: Path, expression: str, width: int, *flags: str) -> Any:
+        html = json.dumps(file.read_text()).replace("</", "<\\/")
+        frame = tmp_path / "frame.html"
+        frame.write_text(FRAME.format(width=width, expression=expression, html=html))
+        argv = [CHROMIUM, *FLAGS, *flags, f"--user-data-dir={tmp_path / 'profile'}"]
+        done = subprocess.run([*argv, frame.as_uri()], capture_output=True, text=True, timeout=60)
+        assert [line for line in done.stderr.splitlines() if "CONSOLE" in line] == []
+        parser = Value()
+        parser.feed(done.stdout)
+        return parser.value
+
+    return value
 
 
 @pytest.fixture(scope="module")
@@ -86,14 +143,13 @@ def pages(tmp_path_factory) -> dict[str, Path]:
         {"varied": [f"seed={n}", f"method.args.learning_rate={n % 2 + 1}e-3"], "value": float(n)}
         for n in range(6)
     ]
+    phases = ("base", "evaluate"), ("sft", "sft"), ("after", "evaluate")
     runs = {
         "grpo": [grpo],
         "crashed": [crashed],
         "bench": [a_benchmark(root / "bench")],
         "several": [root / "bench", log(a_run(root / "b", "seed=3"), *steps(5)), grpo],
-        "pipeline": [
-            a_pipeline(root / "p", ("base", "evaluate"), ("sft", "sft"), ("after", "evaluate"))
-        ],
+        "pipeline": [a_pipeline(root / "p", *phases)],
         "sweep": [a_sweep(root, grid)],
     }
     files = {name: root / f"{name}.html" for name in runs}
@@ -103,94 +159,20 @@ def pages(tmp_path_factory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("name", ["grpo", "crashed", "bench", "several", "pipeline", "sweep"])
-def test_opened_from_its_file(browser, pages, tmp_path, name):
-    for width, dark in ((PHONE, False), (DESKTOP, True)):
-        browser.open(pages[name], width, dark=dark)
-        browser.value("document.querySelectorAll('details').forEach((d) => d.open = true)")
-        assert browser.messages == []
-        assert browser.addresses == [pages[name].as_uri()]
-        assert browser.value("document.documentElement.scrollWidth") == width
-        assert browser.value(TOO_WIDE) == []
-        assert browser.value(TOO_FAINT) == []
-        paper = browser.value("getComputedStyle(document.body).backgroundColor")
-        assert (paper != "rgb(255, 255, 255)") is dark
-        count = "document.images.length + document.querySelectorAll('main script').length"
-        assert browser.value(count) == 0
-    browser.screenshot(tmp_path / "page.png")
-    assert (tmp_path / "page.png").stat().st_size > 20_000
+def test_a_page_is_readable_on_a_phone_and_in_the_dark_and_loads_nothing(look, pages, name):
+    for width, flags in ((PHONE, []), (DESKTOP, [DARK])):
+        seen = look(pages[name], LOOKS, width, *flags)
+        assert (seen.pop("paper") != "rgb(255, 255, 255)") is bool(flags)
+        assert seen == {"loads": [], "width": width, "wide": [], "faint": [], "images": 0}
 
 
-def test_keyboard(browser, pages):
-    """Use the page by keyboard alone.
-
-    Tab shows the link past the header and Enter follows it. The focus is seen, and a wide table
-    scrolls.
-    """
-    browser.open(pages["grpo"], PHONE)
-    browser.press("Tab", 9)
-    assert browser.value("document.activeElement.className") == "skip"
-    assert browser.value("document.activeElement.getBoundingClientRect().left") >= 0
-    assert browser.value("getComputedStyle(document.activeElement).outlineStyle") == "solid"
-    assert browser.value("document.activeElement.hash") == "#main"
-    assert browser.value("document.querySelector(document.activeElement.hash).tabIndex") == -1
-    assert browser.value(
-        "[...document.querySelectorAll('nav a')].every((a) => "
-        "document.getElementById(a.hash.slice(1)))"
-    )
-    assert browser.value(
-        "[...document.querySelectorAll('.wide, pre')].every((e) => e.tabIndex === 0)"
-    )
+def test_keyboard(look, pages):
+    """The first focus is the link past the header, and is seen; a wide table scrolls."""
+    skip = {"first": "skip", "left": True, "outline": "solid", "main": ["MAIN", -1]}
+    assert look(pages["grpo"], KEYBOARD, PHONE) == {**skip, "sections": True, "scrolls": True}
 
 
-def test_a_screen_reader_hears_every_part(browser, pages):
-    browser.open(pages["grpo"], DESKTOP)
-    nodes = browser.call("Accessibility.getFullAXTree")["nodes"]
-    by_role: dict[str, list[str]] = {}
-    for node in nodes:
-        if not node.get("ignored"):
-            by_role.setdefault(node["role"]["value"], []).append(
-                node.get("name", {}).get("value", "")
-            )
-    assert browser.value("document.documentElement.lang") == "en"
-    assert len(by_role["main"]) == 1
-    assert "Sections" in by_role["navigation"]
-    images = [name for role in ("image", "img") for name in by_role.get(role, [])]
-    assert any(
-        name.startswith("Loss over step: 8 → 0.0133") or "Loss over step: mean of" in name
-        for name in images
-    ), images
-    assert all(images)
-    assert "predicted" in by_role["columnheader"]
-    assert {"seconds a step", "generation server"} <= set(by_role["rowheader"])
-    assert all(by_role["table"])
-
-
-def test_values_under_the_pointer(browser, pages):
-    browser.open(pages["several"], DESKTOP)
-    browser.value("document.querySelector('.chart > svg').scrollIntoView({block: 'center'})")
-    x, y, width = browser.value(
-        "(({x, y, width}) => [x, y, width])"
-        "(document.querySelector('.chart > svg').getBoundingClientRect())"
-    )
-    assert browser.value("document.querySelector('.chart .readout').hidden")
-    browser.point_at(x + 0.999 * width, y + 40)
-    text = browser.value("document.querySelector('.chart .readout').textContent")
-    assert text.startswith("step 600: B 1.6; C 0.01333"), text
-    browser.point_at(2, 2)
-    assert browser.value("document.querySelector('.chart .readout').hidden")
-    assert browser.messages == []
-
-
-def test_a_page_of_a_run_that_still_trains(browser, tmp_path):
-    folder = log(a_run(tmp_path / "r", exit_code=None), *steps(3))
-    with rundir.locked(folder):
-        made = subprocess.run(
-            [sys.executable, str(ROOT / "launch/report.py"), str(folder)],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-        )
-    assert made.returncode == 0, made.stderr
-    browser.open(folder / "report.html", PHONE)
-    assert "Still running" in browser.value("document.body.innerText")
-    assert browser.messages == []
+def test_values_under_the_pointer(look, pages):
+    before, text, after = look(pages["several"], POINTER, DESKTOP)
+    assert text.startswith("step 600: B 1.6; C 0.01333")
+    assert before is after is True

@@ -11,9 +11,7 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -26,8 +24,8 @@ from launch.machine import detect
 from launch.plan.planning import make_plan, prepare
 from launch.schema.plan import Mount
 from recipes.rewards.verify_code import CodeTests
-from tests.conftest import ROOT, command, composed
-from tests.integration.conftest import build, inside
+from tests.conftest import command, composed
+from tests.integration.conftest import build, inside, started, wait_until
 
 pytestmark = pytest.mark.integration
 CODE = """
@@ -36,57 +34,38 @@ hardware=cpu method=grpo data=code smoke=true ~method.rewards.reasoning_gym
 """.split()
 GOOD = "def f(x):\n    return x + 1"
 TESTS = [{"call": "f(1)", "expected": 2}, {"call": "f(2)", "expected": 3}]
-PATIENCE_S = 120
 # What code may try, what it scores, and the reason where it was cut off.
+FLOOD = "import sys\nwhile True: sys.stdout.write('x' * 1000)"
+KILLS = """import contextlib, os
+for pid in (1, os.getppid(), -1):
+    with contextlib.suppress(ProcessLookupError): os.kill(pid, 9)
+"""
+STARVES = "import resource as r\nr.prlimit(1, r.RLIMIT_NOFILE, (0, 0))"
+REACHES = "import socket\nsocket.create_connection(('1.1.1.1', 53))\n"
+LEAVES = """import os, time
+os.makedirs('/tmp/a/b')
+os.chmod('/tmp/a', 0)
+if not os.fork():
+    os.setsid()
+    time.sleep(99)
+"""
+SHARES = "import ctypes\nassert ctypes.CDLL(None).shmget(0, 10**7, 0o1600) == -1\n"
+ONE_HANG = "def f(x):\n    while x == 2: pass\n    return x + 1"
 HOSTILE = {
     "hang": ("def f(x):\n    while True: pass", 0.0, "it took longer than 2 s"),
-    "hang of one test": (
-        "def f(x):\n    while x == 2: pass\n    return x + 1",
-        0.5,
-        "it took longer than 2 s",
-    ),
-    "fork bomb": (
-        "import os\nwhile True: os.fork()",
-        0.0,
-        "it started more processes than allowed",
-    ),
-    "flood": (
-        "import sys\nwhile True: sys.stdout.write('x' * 1000)",
-        0.0,
-        "it wrote more than 8000 bytes",
-    ),
-    "memory": (
-        "b = [bytearray(10**7) for _ in range(10**6)]",
-        0.0,
-        "it used more memory than allowed",
-    ),
+    "hang of one test": (ONE_HANG, 0.5, "it took longer than 2 s"),
+    "fork": ("import os\nwhile True: os.fork()", 0.0, "it started more processes than allowed"),
+    "flood": (FLOOD, 0.0, "it wrote more than 8000 bytes"),
+    "memory": ("b = [bytearray(10**10)]", 0.0, "it used more memory than allowed"),
     "crash": ("import ctypes\nctypes.string_at(0)", 0.0, "killed by SIGSEGV"),
-    "kills all that it may": (
-        "import contextlib, os\nfor pid in (1, os.getppid(), -1):\n"
-        "    with contextlib.suppress(ProcessLookupError): os.kill(pid, 9)\n" + GOOD,
-        1.0,
-        None,
-    ),
-    "starves its parent": (
-        "import resource as r\nr.prlimit(1, r.RLIMIT_NOFILE, (0, 0))",
-        0.0,
-        sandboxed.WENT,
-    ),
+    "kills all that it may": (KILLS + GOOD, 1.0, None),
+    "starves its parent": (STARVES, 0.0, sandboxed.WENT),
     "ends early": ("import os\nos._exit(0)", 0.0, None),
     "looks into its parent": ("open('/proc/1/environ').read()\n" + GOOD, 0.0, None),
     "writes elsewhere": ("open('/opt/recipes/server.py', 'a')\n" + GOOD, 0.0, None),
-    "reaches out": ("import socket\nsocket.create_connection(('1.1.1.1', 53))\n" + GOOD, 0.0, None),
-    "leaves a process and closed folders": (
-        "import os, time\nos.makedirs('/tmp/a/b')\nos.chmod('/tmp/a', 0)\nif not os.fork():\n"
-        "    os.setsid()\n    time.sleep(99)\n" + GOOD,
-        1.0,
-        None,
-    ),
-    "leaves shared memory": (
-        "import ctypes\nassert ctypes.CDLL(None).shmget(0, 10**7, 0o1600) == -1\n" + GOOD,
-        1.0,
-        None,
-    ),
+    "reaches out": (REACHES + GOOD, 0.0, None),
+    "leaves a process and closed folders": (LEAVES + GOOD, 1.0, None),
+    "leaves shared memory": (SHARES + GOOD, 1.0, None),
     "is no Python": ("def f(x) return x", 0.0, None),
 }
 # Nothing of the host, of the launcher, of another job, and no way to become somebody else.
@@ -129,7 +108,7 @@ def sandbox_image(engine, base) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def started(
+def running(
     engine, run_dir: Path, *overrides: str, mounts: tuple[Mount, ...] = ()
 ) -> Iterator[sandboxed.SandboxProcess]:
     """Start it like the launcher; `mounts` stand for an image with more in it."""
@@ -166,7 +145,7 @@ def sandbox(
         f"method.sandbox.{key}"
         for key in ("workers=1", "time_s=2", "memory_gb=0.2", "output_kb=8", "processes=16")
     ]
-    with started(engine, folder / "run", *limits) as process:
+    with running(engine, folder / "run", *limits) as process:
         judge = CodeTests(folder / "run")
 
         def ask(blocks: list[str], tests: list, languages: list[str] | None) -> list:
@@ -234,7 +213,7 @@ def test_languages_are_compiled_where_the_image_has_the_compiler(engine, sandbox
         block("fn main() {}", "swift"),
     ]
     tests = [{"stdin": "2", "stdout": "4"}, {"stdin": "5", "stdout": "10"}]
-    with started(engine, tmp_path / "run", "method.sandbox.workers=1", mounts=mounts):
+    with running(engine, tmp_path / "run", "method.sandbox.workers=1", mounts=mounts):
         answers = CodeTests(tmp_path / "run")(
             [""] * len(blocks), blocks, {"tests": [tests] * len(blocks)}
         )
@@ -260,29 +239,13 @@ def test_a_run_whose_reward_tests_code(engine, sandbox_image, tmp_path):
 
 
 def test_it_goes_with_a_launcher_that_is_killed(engine, sandbox_image, tmp_path):
-    argv = [
-        sys.executable,
-        str(ROOT / "launch/run.py"),
-        *CODE,
-        "runtime=local",
-        "method.sandbox.workers=1",
-        "method.args.max_steps=9999",
-    ]
-    with subprocess.Popen(
-        argv, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
-    ) as process:
-        deadline = time.monotonic() + PATIENCE_S
-        while (
-            not (found := list(tmp_path.glob("runs/*/*/sandbox.sock")))
-            and time.monotonic() < deadline
-        ):
-            time.sleep(0.05)
-        run_dir = found[0].parent
-        assert len(containers(engine, run_dir)) == 1
-        os.killpg(process.pid, signal.SIGKILL)
-        while containers(engine, run_dir) and time.monotonic() < deadline:
-            time.sleep(0.05)
-    assert containers(engine, run_dir) == []
+    overrides = ["runtime=local", "method.sandbox.workers=1", "method.args.max_steps=9999"]
+    launcher = started(*CODE, *overrides, cwd=tmp_path)
+    socket = wait_until(lambda: next(tmp_path.glob("runs/*/*/sandbox.sock"), None), launcher)
+    assert len(containers(engine, socket.parent)) == 1
+    os.killpg(launcher.pid, signal.SIGKILL)
+    launcher.wait()
+    wait_until(lambda: containers(engine, socket.parent) == [])
 
 
 def test_the_image_has_python_alone(engine, sandbox_image, base):

@@ -24,11 +24,10 @@ from launch.core import json_files
 from launch.plan import sealed
 from launch.reproduce import compare_metrics
 from tests.conftest import command
-from tests.integration.conftest import lacking
+from tests.integration.conftest import PATIENCE_S, lacking, wait_until
 
 pytestmark = pytest.mark.integration
 NODES = ("n1", "n2")
-WITHIN_S = 480  # for what takes a minute on two busy cores
 CONFIG = """\
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
@@ -113,27 +112,15 @@ class Cluster:
             )
             return self.job(job)["JobState"] != "PENDING"
 
-        wait_until(
-            lambda: self.job(job)["JobState"] == "PENDING", f"job {job} to be back in the queue"
-        )
+        wait_until(lambda: self.job(job)["JobState"] == "PENDING")
         killed = int(time.time())
-        wait_until(lambda: time.time() >= killed + 1, "the next second")
-        wait_until(started, f"job {job} to start again")
+        wait_until(lambda: time.time() >= killed + 1)
+        wait_until(started)
 
     def ended(self, job: str) -> dict[str, str]:
         """Return what Slurm says of the job once it has left the queue for good."""
-        wait_until(
-            lambda: self.job(job)["JobState"] not in ("PENDING", "RUNNING", "COMPLETING"),
-            f"job {job} to end",
-        )
+        wait_until(lambda: self.job(job)["JobState"] not in ("PENDING", "RUNNING", "COMPLETING"))
         return self.job(job)
-
-
-def wait_until(reached, what: str) -> None:
-    deadline = time.monotonic() + WITHIN_S
-    while not reached():
-        assert time.monotonic() < deadline, f"waited {WITHIN_S} s for {what}"
-        time.sleep(0.1)
 
 
 def free_ports(count: int) -> list[int]:
@@ -181,14 +168,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
             f"--key-file={key}",
             *files,
         )
-        wait_until((folder / "munge.sock").exists, "munged")
+        wait_until((folder / "munge.sock").exists)
         daemons.start("slurmctld", "slurmctld", "-D")
         for node in NODES:
             (folder / f"spool-{node}").mkdir()
             daemons.start(node, "slurmd", "-D", "-N", node)
-        wait_until(
-            lambda: "idle" in sinfo() and "n[1-2]" in sinfo(), f"two idle nodes: {daemons.log()}"
-        )
+        wait_until(lambda: "idle" in sinfo() and "n[1-2]" in sinfo())
         yield daemons
     finally:
         daemons.stop()
@@ -218,8 +203,7 @@ def wait_for_step(run_dir: Path, step: int) -> None:
     wait_until(
         lambda: any(
             row["step"] >= step for row in json_files.read_metrics(run_dir / "metrics.jsonl")
-        ),
-        f"step {step}",
+        )
     )
 
 
@@ -284,13 +268,9 @@ def test_a_node_that_does_not_come_is_named(cluster, tmp_path):
     daemon.send_signal(signal.SIGSTOP)
     try:
         job, run_dir = submit(tmp_path, "runtime.slurm.rendezvous_timeout_s=5")
-        wait_until(
-            lambda: (
-                (json_files.read_json(run_dir / "record.json") or {}).get("exit_code") is not None
-            ),
-            "the run to end",
-        )
-        wait_until(lambda: "missing at the rendezvous" in slurm_log(run_dir), slurm_log(run_dir))
+        record = run_dir / "record.json"
+        wait_until(lambda: (json_files.read_json(record) or {}).get("exit_code") is not None)
+        wait_until(lambda: "missing at the rendezvous" in slurm_log(run_dir))
     finally:
         daemon.send_signal(signal.SIGCONT)
     assert "missing at the rendezvous: n2." in slurm_log(run_dir)
@@ -344,7 +324,7 @@ def test_a_grid_of_a_sweep_is_jobs_of_the_cluster_and_is_not_run_again(cluster, 
         "hydra.launcher.partition=main",
         "hydra.launcher.timeout_min=30",
     ]
-    done = command(*grid, *on_slurm, cwd=tmp_path, timeout=WITHIN_S)
+    done = command(*grid, *on_slurm, cwd=tmp_path, timeout=PATIENCE_S)
     assert done.returncode == 2, done.stdout + done.stderr + cluster.log()
     records = {file: file.stat().st_mtime_ns for file in tmp_path.glob("runs/sft*/*/record.json")}
     assert [json_files.read_json(file)["status"] for file in records] == ["done", "done"]

@@ -10,8 +10,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -20,7 +18,7 @@ from launch.core import json_files
 from launch.execution import orphans
 from tests.conftest import ROOT, command
 from tests.helpers.supervised import eventually
-from tests.integration.conftest import lacking
+from tests.integration.conftest import lacking, started, wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -138,9 +136,9 @@ def hangs(folder: Path) -> None:
     """
     (folder / "fault").write_text("hang 2")
     short = ["runtime.hang_timeout_s=10", "runtime.stop_timeout_s=2"]
-    launcher = started(folder, *SMALL, *TWO_RANKS, *short)
+    launcher = started(*SMALL, *TWO_RANKS, *short, cwd=folder)
     try:
-        assert eventually(lambda: launcher.poll() is not None or not beats(folder), ENDS_WITHIN_S)
+        wait_until(lambda: launcher.poll() is not None or not beats(folder))
         code, output = launcher.wait(ENDS_WITHIN_S), (folder / "output").read_text()
     finally:
         launcher.kill()
@@ -165,15 +163,6 @@ def beats(folder: Path) -> bool:
     for record in folder.glob("runs/*/*/record.json"):
         (record.parent / "heartbeat").touch()
     return (folder / "fault").exists()
-
-
-def started(folder: Path, *arguments: str) -> subprocess.Popen:
-    """Start a launcher in the background, whose output goes to the file `output`."""
-    argv = [sys.executable, str(ROOT / "launch/run.py"), *arguments]
-    with (folder / "output").open("w") as log:
-        return subprocess.Popen(
-            argv, cwd=folder, stdout=log, stderr=log, env={**os.environ, "COLUMNS": "200"}
-        )
 
 
 # ---- A server and its trainers

@@ -8,10 +8,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import optuna
@@ -19,7 +15,8 @@ import pytest
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
-from tests.conftest import ROOT, command
+from tests.conftest import command
+from tests.integration.conftest import started, wait_until
 
 pytestmark = pytest.mark.integration
 SMALL = """
@@ -31,28 +28,6 @@ RATES = "+sweep.space={rate: {key: method.args.learning_rate, values: [1e-3, fas
 SEARCH = ["-m", "sweep=sft_learning_rate", "~sweep.space.learning_rate", RATES, *SMALL]
 STEPS = 20
 SEARCH.append(f"method.args.max_steps={STEPS}")
-
-
-def start(cwd: Path, log: Path) -> subprocess.Popen:
-    with log.open("wb") as file:
-        return subprocess.Popen(
-            [sys.executable, str(ROOT / "launch/run.py"), *SEARCH],
-            cwd=cwd,
-            env={**os.environ, "COLUMNS": "200"},
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-
-
-def until(
-    reached: Callable[[], bool], process: subprocess.Popen, log: Path, timeout_s: float = 240
-) -> None:
-    end = time.monotonic() + timeout_s
-    while not reached():
-        assert process.poll() is None, log.read_text()
-        assert time.monotonic() < end, log.read_text()
-        time.sleep(0.05)
 
 
 def trials(root: Path) -> list[dict]:
@@ -82,18 +57,17 @@ def steps(root: Path, rate: float) -> int:
 
 
 def test_a_killed_search_resumes_and_repeats_no_trial(tmp_path):
-    log = tmp_path / "log"
-    process = start(tmp_path, log)
-    until(lambda: steps(tmp_path, 2e-3) > 2, process, log)
+    process = started(*SEARCH, cwd=tmp_path)
+    wait_until(lambda: steps(tmp_path, 2e-3) > 2, process)
     # Kill the sweep alone; the kernel signals its trial, which saves.
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     assert journal(tmp_path) == ["COMPLETE", "FAIL", "RUNNING"]
     done_at = (run_of(tmp_path, 1e-3) / "record.json").stat().st_mtime_ns
 
-    process = start(tmp_path, log)
-    assert process.wait(timeout=240) == 2, log.read_text()  # of the rejected trial
-    output = log.read_text()
+    process = started(*SEARCH, cwd=tmp_path)
+    code, output = process.wait(timeout=240), (tmp_path / "output").read_text()
+    assert code == 2, output  # of the rejected trial
     assert "Continues" in next(tmp_path.glob("runs/sweeps/*/logs/trial0002.log")).read_text()
     assert journal(tmp_path) == ["COMPLETE", "FAIL", "COMPLETE"]
     assert "learning_rate='fast'" in output

@@ -7,18 +7,13 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import shlex
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, command
-from tests.integration.conftest import lacking
+from tests.conftest import command
+from tests.integration.conftest import lacking, started, wait_until
 
 pytestmark = pytest.mark.integration
 SMALL = ["hardware=mi350x", "smoke=true", "run_root=runs"]
@@ -67,16 +62,10 @@ def test_tuning_ends_with_before_after_and_an_experiment(
 
 def stopped_in_the_second_trial(folder: Path, *overrides: str) -> None:
     """Stop the launcher there; no setting fails, and the same command measures that trial."""
-    argv = [sys.executable, str(ROOT / "launch/run.py"), *overrides]
-    with (
-        open(folder / "output", "w") as output,
-        subprocess.Popen(argv, cwd=folder, stdout=output, stderr=output) as launcher,
-    ):
-        while (
-            not any(file.read_text() for file in folder.glob("runs/*/*/metrics.jsonl"))
-            and launcher.poll() is None
-        ):
-            time.sleep(0.05)
-        # The processes of the second trial, of two, begin to import torch.
-        os.kill(launcher.pid, signal.SIGTERM)
-    assert launcher.returncode == 75, (folder / "output").read_text()
+    launcher = started(*overrides, cwd=folder)
+    # The processes of the second trial, of two, begin to import torch.
+    wait_until(
+        lambda: any(file.read_text() for file in folder.glob("runs/*/*/metrics.jsonl")), launcher
+    )
+    launcher.terminate()
+    assert launcher.wait() == 75, (folder / "output").read_text()

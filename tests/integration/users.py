@@ -6,19 +6,17 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import docker
-import pytest
 
 from containers.images import LABEL
 from tests.conftest import ROOT
+from tests.integration.conftest import PATIENCE_S, wait_until
 
 UID = 12345  # unused: a user without a name, a home or a password
-PATIENCE_S = 480  # after which a test gives up on an event that never comes
 
 
 def can(identity: dict, test: str, path: Path) -> bool:
@@ -31,33 +29,6 @@ def python_of(identity: dict, root: Path = ROOT) -> str:
     system = shutil.which(version, path="/usr/bin:/usr/local/bin")
     pythons = [str(root / ".venv/bin/python"), *filter(None, [system])]
     return next(python for python in pythons if can(identity, "-x", Path(python)))
-
-
-def as_somebody(
-    home: Path, *arguments: str, groups: list[int], **environ: str
-) -> subprocess.CompletedProcess:
-    """Run build.py as a user who is not root."""
-    identity = {}
-    if os.getuid() == 0:
-        identity = {"user": UID, "group": UID, "extra_groups": groups}
-        for path in (home, *home.iterdir()):
-            os.chown(path, UID, UID)
-    env = {k: v for k, v in os.environ.items() if k != "XDG_CACHE_HOME"}
-    env |= {
-        "HOME": str(home),
-        "COLUMNS": "200",
-        "PYTHONPATH": next(path for path in sys.path if path.endswith("site-packages")),
-        "PYTHONDONTWRITEBYTECODE": "1",
-        **environ,
-    }
-    return subprocess.run(
-        [python_of(identity), str(ROOT / "containers/build.py"), *arguments],
-        env=env,
-        cwd=home,
-        capture_output=True,
-        text=True,
-        **identity,
-    )
 
 
 class Caller:
@@ -99,12 +70,14 @@ class Caller:
             self.root.rmdir()
         shutil.rmtree(self.home, ignore_errors=True)
 
-    def argv(self, *overrides: str) -> list[str]:
-        return [self.python, str(self.root / "launch/run.py"), *overrides]
+    def argv(self, *overrides: str, program: str = "launch/run.py") -> list[str]:
+        return [self.python, str(self.root / program), *overrides]
 
-    def run(self, *overrides: str, **env: str) -> subprocess.CompletedProcess:
+    def run(
+        self, *overrides: str, program: str = "launch/run.py", **env: str
+    ) -> subprocess.CompletedProcess:
         return subprocess.run(
-            self.argv(*overrides),
+            self.argv(*overrides, program=program),
             cwd=self.home,
             env={**self.env, **env},
             capture_output=True,
@@ -154,7 +127,7 @@ class Caller:
 
     def container(self, process: subprocess.Popen) -> docker.models.containers.Container:
         """Return the container of a launcher in the background once it runs."""
-        return until(
+        return wait_until(
             lambda: next((c for c in self.containers() if c.status == "running"), None), process
         )
 
@@ -163,24 +136,6 @@ class Caller:
             (p.parent for p in self.home.glob("runs/*/*/record.json")),
             key=lambda p: p.stat().st_mtime_ns,
         )
-
-
-def until(there, process: subprocess.Popen):
-    """Return what `there` returns once it returns something.
-
-    Fails with the launcher's output if that ends, or after PATIENCE_S.
-    """
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
-        if answer := there():
-            return answer
-        if process.poll() is not None:
-            pytest.fail(
-                f"the launcher ended first, with {process.returncode}:\n{process.stdout.read()}"
-            )
-        time.sleep(0.05)
-    process.kill()
-    return pytest.fail(f"nothing came:\n{process.communicate()[0]}")
 
 
 def gpu_gids() -> set[int]:

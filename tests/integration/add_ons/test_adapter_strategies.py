@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
-from tests.conftest import ROOT
-from tests.e2e.test_resume import computed, configure
+from tests.e2e.test_resume import configure
 from tests.integration.conftest import lacking
+from tests.integration.ranks import run_ranks
+from tests.integration.test_strategies import losses
 
 pytestmark = pytest.mark.integration
 
@@ -34,7 +33,6 @@ LARGE = [
 ]
 BATCH = ["effective_batch=8", "method.args.per_device_train_batch_size=4", "adapter.rank=4"]
 SHARDED = ("fsdp", "zero3")  # the launcher rejects nf4 for them
-HAS_NF4 = importlib.util.find_spec("bitsandbytes") is not None
 PAIRS = [
     (strategy, kind)
     for strategy in STRATEGIES
@@ -49,35 +47,20 @@ def runs(tmp_path_factory) -> dict[str, Path]:
 
     A topology has two ranks, or one process that accumulates.
     """
-    if not HAS_NF4:
+    if importlib.util.find_spec("bitsandbytes") is None:
         lacking("no bitsandbytes (make quantization)")
-    found = {}
+    folders = {}
     for topology in ("single", *STRATEGIES):
-        folder = found[topology] = tmp_path_factory.mktemp(topology)
+        folder = folders[topology] = tmp_path_factory.mktemp(topology)
         ranks = 1 if topology == "single" else 2
-        shared = [
-            f"topology={topology}",
-            f"hardware.gpus_per_node={ranks}",
-            f"topology.num_gpus={ranks}",
-            *BATCH,
-            *LARGE,
-        ]
+        shared = f"topology={topology} hardware.gpus_per_node={ranks} topology.num_gpus={ranks}"
+        settings = [*shared.split(), *BATCH, *LARGE]
         kinds = [kind for kind in KINDS if kind != "qlora" or topology not in SHARDED]
-        paths = [str(configure(folder / kind, "sft", *shared, *KINDS[kind])) for kind in kinds]
-        paths.append(str(configure(folder / "resumed", "sft", *shared, *KINDS["dora"])))
-        start = (
-            []
-            if ranks == 1
-            else ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-        )
-        argv = [sys.executable, *start, "-m", "tests.integration.adapter_ranks", *paths]
-        done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=600)
-        assert done.returncode == 0, done.stdout + done.stderr
-    return found
-
-
-def losses(run: Path) -> list[float]:
-    return [row["loss"] for row in computed(run)]
+        for name, kind in (*((kind, kind) for kind in kinds), ("resumed", "dora")):
+            configure(folder / name, "sft", *settings, *KINDS[kind])
+        resumed = f"{folder}/dora:{folder}/resumed:2"
+        run_ranks("sft", *(folder / kind for kind in kinds), resumed, num_ranks=ranks)
+    return folders
 
 
 @pytest.mark.parametrize(("strategy", "kind"), PAIRS)

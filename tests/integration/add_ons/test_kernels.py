@@ -184,21 +184,6 @@ def test_every_kernel_of_a_compiled_layer_has_a_configuration_that_fits(arch: st
     assert all(gpu.get("compile", True) == (unfit == []) for gpu in gpus), unfit
 
 
-def best(rows: list[occupancy.Row]) -> occupancy.Row:
-    return min(rows, key=lambda row: row.rank)
-
-
-@pytest.mark.parametrize("arch", [arch for arch, layers in LAYERS_OF.items() if layers == LAYERS])
-def test_the_table_of_compiled_layers_in_the_docs(arch: str) -> None:
-    kernels = compiled_layers(arch)
-    rows = [row for found in kernels.values() for row in found]
-    waves = min(best(found).code.occupancy.waves for found in kernels.values())
-    limit = best(rows).code.occupancy.max_waves
-    spilling = sum(bool(row.code.resources.spills) for row in rows)
-    expected = f"| {arch} | {len(kernels)} | {len(rows)} | {spilling} | {waves:g} of {limit} |"
-    assert expected in (Path(__file__).parents[3] / "docs/kernels.md").read_text()
-
-
 @pytest.mark.parametrize("arch", LAYER_ARCHITECTURES)
 def test_kernels_are_generated_for_this_gpu_and_not_for_cuda(arch: str) -> None:
     ones, wave = generated()[arch], ARCHITECTURES[arch].wave_size

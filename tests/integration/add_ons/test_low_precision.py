@@ -76,7 +76,7 @@ def test_dpo_and_grpo_train_an_adapter_on_nf4(tmp_path, method):
     assert all(math.isfinite(row["loss"]) for row in computed(tmp_path))
 
 
-def test_raft_trains_an_adapter_on_nf4_and_goes_on_with_it_merged(tmp_path):
+def test_raft_trains_an_adapter_on_nf4_and_continues_with_it_merged(tmp_path):
     check_adapter_is_trained_and_merged(tmp_path, *QLORA)
 
 

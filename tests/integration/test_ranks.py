@@ -1,13 +1,12 @@
-"""Test the best model on two ranks, with gloo in place of RCCL.
+"""Test what two ranks compute, with gloo in place of RCCL.
 
-A run ends with what its best checkpoint holds, even if it was killed.
+A run ends with what its best checkpoint holds, even if it was killed. A reference of DPO that is
+measured beforehand gives the losses of one that stays in memory.
 """
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,9 +14,10 @@ import torch
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from tests.conftest import ROOT
 from tests.e2e.test_best_checkpoint import BEST, chosen
 from tests.e2e.test_resume import computed, configure
+from tests.integration.ranks import run_ranks
+from tests.integration.test_strategies import losses
 
 pytestmark = pytest.mark.integration
 
@@ -30,12 +30,17 @@ method.args.per_device_train_batch_size=4
 LORA = ["adapter=lora", "adapter.rank=4"]
 FULL = "topology.fsdp.state_dict_type=FULL_STATE_DICT"
 KINDS = {"fsdp": {"full": [FULL], "lora": LORA}, "zero3": {"whole": []}}
-TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+DPO = """
+model.num_layers=2 precision=fp32 data.num_train=16 hardware.gpus_per_node=2 topology.num_gpus=2
+effective_batch=4 method.args.per_device_train_batch_size=2 method.args.max_steps=3
+method.args.save_strategy=no method.args.learning_rate=1e-3 method.args.warmup_steps=0
+topology=fsdp
+""".split()
 
 
 @pytest.fixture(scope="module", params=KINDS)
 def runs(request, tmp_path_factory) -> dict[str, Path]:
-    """Return kind -> a directory with the runs of tests/integration/best_ranks.py on two ranks."""
+    """Return kind -> a directory with a whole run and one that resumes after its best step."""
     home, kinds = tmp_path_factory.mktemp(request.param), KINDS[request.param]
     for kind, overrides in kinds.items():
         (home / kind).mkdir()
@@ -43,11 +48,12 @@ def runs(request, tmp_path_factory) -> dict[str, Path]:
             topology = f"topology={request.param}"
             configure(home / kind / name, "sft", *BEST, *SETTINGS, topology, *overrides)
     folders = {kind: home / kind for kind in kinds}
-    program = ["-m", "tests.integration.best_ranks", str(SAVE_STEPS), *folders.values()]
-    done = subprocess.run(
-        [sys.executable, *TORCHRUN, *program], cwd=ROOT, capture_output=True, text=True, timeout=900
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    steps = [
+        step
+        for folder in folders.values()
+        for step in (folder / "whole", f"{folder}/whole:{folder}/killed:best+{SAVE_STEPS}")
+    ]
+    run_ranks("sft", *steps)
     return folders
 
 
@@ -86,3 +92,14 @@ def test_the_model_is_that_of_the_best_checkpoint_also_of_a_killed_run(runs, tmp
         assert all(weight.equal(best[name]) for name, weight in saved.items()), kind
         assert not all(weight.equal(last[name]) for name, weight in saved.items()), kind
         assert chosen(result(folder / "killed")) == chosen(chosen_by), kind
+
+
+def test_a_reference_measured_beforehand_gives_the_same_losses_under_fsdp(tmp_path):
+    """Use random weights, which TRL could not load again by a name."""
+    run_dirs = [tmp_path / beforehand for beforehand in ("false", "true")]
+    for run_dir in run_dirs:
+        configure(run_dir, "dpo", *DPO, f"method.args.precompute_ref_log_probs={run_dir.name}")
+    run_ranks("dpo", *run_dirs)
+    in_memory, beforehand = map(losses, run_dirs)
+    assert in_memory[-1] != pytest.approx(in_memory[0], abs=1e-3), "it trains"
+    assert beforehand == pytest.approx(in_memory, rel=0, abs=1e-5)

@@ -1,0 +1,72 @@
+"""Train several configurations in turn on each rank, so that a strategy's libraries load once.
+
+    python -m torch.distributed.run ... -m tests.integration.ranks <method> <run directory>...
+
+`from:to:last` trains `to` from the checkpoints of `from` up to step `last`, as a killed run would
+resume. `best+2` is two steps after the best one of `from`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from accelerate import PartialState
+from accelerate.state import AcceleratorState
+
+from recipes.rank import program
+from recipes.training import checkpoint
+from tests.conftest import ROOT
+
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+
+
+def run_ranks(method: str, *steps: object, num_ranks: int = 2) -> None:
+    """Run this program on so many ranks, and check that it ends well."""
+    start = TORCHRUN if num_ranks > 1 else []
+    argv = [sys.executable, *start, "-m", "tests.integration.ranks", method, *map(str, steps)]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def train(recipe: Callable, run_dir: Path) -> None:
+    code = program.run(recipe, ["--config", str(run_dir / "config.yaml")])
+    if code:
+        sys.stderr.flush()
+        os._exit(code)
+    PartialState().wait_for_everyone()  # the main rank has saved
+    AcceleratorState._reset_state()  # the precision of the run before
+
+
+def copy_checkpoints(whole: Path, killed: Path, last: str) -> None:
+    """Copy the checkpoints of `whole` up to step `last`."""
+    word, _, more = last.rpartition("+")
+    best = json.loads((whole / "result.json").read_text())["best_step"] if word else 0
+    if program.is_main_rank():
+        for saved in (whole / "checkpoints").iterdir():
+            if checkpoint.step_of(saved) <= best + int(more):
+                shutil.copytree(saved, killed / "checkpoints" / saved.name)
+    PartialState().wait_for_everyone()
+
+
+def main() -> None:
+    method, *steps = sys.argv[1:]
+    recipe = getattr(importlib.import_module(f"recipes.{method}"), method)
+    for step in steps:
+        *copied, last = step.split(":")
+        run_dir = Path(copied[1] if copied else step)
+        if copied:
+            copy_checkpoints(Path(copied[0]), run_dir, last)
+        train(recipe, run_dir)
+    sys.stdout.flush()
+    os._exit(0)  # as recipes/rank/program.py ends ranks of gloo
+
+
+if __name__ == "__main__":
+    main()
