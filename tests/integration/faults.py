@@ -1,8 +1,9 @@
 """Make the runs of test_split.py fail, by a GRPO reward and a plugin of vLLM as users have them.
 
-A test copies this file to where it starts the launcher. The file `fault` there says what happens at
-which step, for example `hang 2` (the last rank) or `first 3` (the first rank dies). The process
-that does it removes the file first, so that it happens once.
+A test copies this file to where it starts the launcher. Each line of the file `fault` there says
+what happens at which step, for example `hang 2` (the last rank) or `first 3` (the first rank dies).
+Lines are taken in turn. The process that meets its fault removes the line first, so that it happens
+once.
 """
 
 from __future__ import annotations
@@ -64,9 +65,15 @@ def register() -> None:
 
 
 def due(name: str, number: int) -> bool:
-    if not FAULT.is_file() or FAULT.read_text() != f"{name} {number}":
+    if not FAULT.is_file():
         return False
-    FAULT.unlink()
+    first, _, others = FAULT.read_text().partition("\n")
+    if first != f"{name} {number}":
+        return False
+    if others:
+        FAULT.write_text(others)
+    else:
+        FAULT.unlink()
     return True
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -171,9 +172,9 @@ SPLIT = """
 topology=split hardware.vllm=true topology.server_max_length=256 model.num_layers=2
 method.args.save_steps=2 hardware.gpus_per_node=3 topology.num_gpus=3
 """.split()
-# A server that is killed takes its restart.
+# Each kill takes a restart.
 STREAM = """
-topology.overlap=stream topology.max_staleness=4 runtime.max_restarts=1 method.args.max_steps=6
+topology.overlap=stream topology.max_staleness=4 runtime.max_restarts=3 method.args.max_steps=6
 method.args.max_completion_length=32
 """.split()
 # A trainer retries a lost server for a minute; nothing here takes longer than this to save.
@@ -193,33 +194,42 @@ def vllm() -> None:
         lacking("no vLLM (make vllm)")
 
 
-def test_a_server_that_dies_in_a_weight_transfer_is_restarted_and_its_stream_ends_whole(
-    vllm, tmp_path
-):
-    """Stream to two ranks, two generations ahead; the trainers restart with their server."""
+def test_a_stream_ends_whole_after_kills_in_its_first_a_middle_and_its_last_step(vllm, tmp_path):
+    """Kill a rank, the server within a weight transfer, and a rank again.
+
+    Two ranks train, two generations behind the server; all restart together.
+    """
     folder = prepared(tmp_path, plugin=True)
-    (folder / "fault").write_text("sync 6")  # three are the check's, then one a step
+    # Three transfers are the check's, then comes one a step.
+    (folder / "fault").write_text("first 1\nsync 6\nfirst 6")
     done = command(*SMALL, *SPLIT, *STREAM, cwd=folder, timeout=ENDS_WITHIN_S)
     output = done.stdout + done.stderr
     assert done.returncode == 0, output
     assert processes(folder) == []
-    first, restart, second = output.partition("restart 1 of 1, from the newest whole checkpoint")
-    assert restart, output
-    assert "\nserver failed: Worker proc VllmWorker-0 died unexpectedly (exit code: " in first
-    assert MEANS in first
-    assert "trainers failed" not in first
-    assert ARRIVE in second
+    assert not (folder / "fault").exists()
+    starts = re.split(r"restart \d of 3, from ", output)
+    assert len(starts) == 4, output
+    killed_rank, killed_server, killed_last, last = starts
+    for killed in (killed_rank, killed_last):
+        assert f"trainers, rank 0 {KILLED}" in killed, output
+        assert "server failed" not in killed
+    dies = "\nserver failed: Worker proc VllmWorker-0 died unexpectedly (exit code: "
+    assert dies in killed_server
+    assert "trainers failed" not in killed_server
+    assert all(MEANS in killed for killed in starts[:3])
+    assert all(ARRIVE in started for started in starts)
     run = only_run(folder)
-    assert f"resuming from {run / 'checkpoints/checkpoint-2'}\n" in second
+    assert f"resuming from {run / 'checkpoints/checkpoint-2'}\n" in killed_last
+    assert f"resuming from {run / 'checkpoints/checkpoint-4'}\n" in last
     record = json.loads((run / "record.json").read_text())
-    assert (record["status"], record["restarts"]) == ("done", 1)
+    assert (record["status"], record["restarts"]) == ("done", 3)
 
     rows = json_files.read_metrics(run / "metrics.jsonl")
     assert [row["step"] for row in rows] == list(range(1, 7))
     oldest = {row["step"]: row["staleness/max"] for row in rows}
     assert max(oldest.values()) <= 4
     # Right after a start the server has the trainers' own weights.
-    assert oldest[1] == oldest[3] == 0
+    assert oldest[1] == oldest[3] == oldest[5] == 0
     difference = {row["step"]: row["sampling/sampling_logp_difference/mean"] for row in rows}
     assert difference[1] < ROUNDING < max(difference.values()) < 0.05, difference
     assert max(abs(row["sampling/importance_sampling_ratio/mean"] - 1) for row in rows) < 0.5
