@@ -20,7 +20,7 @@ from launch.core import json_files
 from launch.core.errors import EXIT_USER
 from launch.execution import logs, watchdog
 from launch.execution.meaning import of as meaning_of
-from launch.execution.progress import Progress
+from launch.execution.progress_line import Progress
 from launch.execution.watchdog import Watchdog
 from launch.machine import placement
 from launch.schema.plan import Plan, Process

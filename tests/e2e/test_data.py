@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.execution import preview as launch_preview
+from launch.execution import row_preview
 from recipes import preview
 from recipes.rank import program
 from tests.e2e.test_resume import run
@@ -66,7 +66,7 @@ def preview_here(monkeypatch):
         code = program.run(preview.preview, argv[-2:])
         return types.SimpleNamespace(returncode=code)
 
-    monkeypatch.setattr(launch_preview, "subprocess", types.SimpleNamespace(run=start))
+    monkeypatch.setattr(row_preview, "subprocess", types.SimpleNamespace(run=start))
 
 
 TEMPLATE = (

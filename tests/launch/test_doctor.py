@@ -290,7 +290,7 @@ def test_memory_that_is_released_late(tmp_path):
 def test_a_container_has_its_own_shm_and_groups(tmp_path):
     machine = sysroots.mi300x(tmp_path)
     machine.space = Space(0.06, 0.06)
-    machine.remove("dev/kfd")  # the engine says so: launch/execution/engine.py
+    machine.remove("dev/kfd")  # the engine says so: launch/execution/docker_engine.py
     names = [set(table.before_run(machine.facts(), contained=c)) for c in (False, True)]
     assert names[0] - names[1] == {"kfd", "render_nodes", "shm"}
 

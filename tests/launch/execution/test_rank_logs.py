@@ -12,7 +12,7 @@ import pytest
 from launch.core import json_files
 from launch.execution import logs, supervise
 from launch.execution.local import LocalProcess
-from launch.execution.progress import Progress
+from launch.execution.progress_line import Progress
 from launch.execution.supervise import Outcome
 from tests.conftest import ROOT
 from tests.helpers.slurm_examples import TWO, planned

@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from launch.execution.progress import Progress, describe
+from launch.execution.progress_line import Progress, describe
 from tests.conftest import ROOT
 from tests.helpers.supervised import DONE, plan_of
 

@@ -18,7 +18,7 @@ import pytest
 
 from containers import images
 from launch.core.errors import HostError
-from launch.execution import engine, secret_files
+from launch.execution import docker_engine, secret_files
 from launch.inputs.paths import secret_dir
 from launch.plan import rundir
 from launch.plan.container import container_name
@@ -125,7 +125,7 @@ def test_without_an_engine_the_run_exits_with_3(fake, tmp_path, monkeypatch, lau
 def test_an_image_that_is_not_built(fake):
     fake({})
     with pytest.raises(HostError, match="container=cpu: .*build.py image=cpu"):
-        engine.check(plan_of(*CPU), host_with(0))
+        docker_engine.check(plan_of(*CPU), host_with(0))
 
 
 @pytest.mark.parametrize("answer", [
@@ -136,7 +136,7 @@ def test_an_image_that_cannot_be_pulled(fake, answer):
     asked = fake({("POST", "/images/create.*"): answer})
     custom = ["hardware=cpu", "container=custom", "container.reference=127.0.0.1:1/me/mine:1"]
     with pytest.raises(HostError, match=f"container=custom: .*{next(iter(answer[1].values()))}"):
-        engine.check(plan_of(*custom), host_with(0))
+        docker_engine.check(plan_of(*custom), host_with(0))
     assert any("fromImage=127.0.0.1%3A1%2Fme%2Fmine" in line and "tag=1" in line for line in asked)
 
 
@@ -148,7 +148,7 @@ def test_a_wrong_image(fake, name, changes, message):
     fake({("GET", "/images/.*/json"): (200, image_json(name, **changes))})
     plan = plan_of(*(CPU if name == "cpu" else ["hardware=mi300x", "topology=ddp"]))
     with pytest.raises(HostError, match=message):
-        engine.check(plan, host_with(8))
+        docker_engine.check(plan, host_with(8))
 
 
 @pytest.mark.parametrize("name_is_taken", [False, True])
@@ -160,7 +160,7 @@ def test_a_container_that_the_engine_rejects(fake, name_is_taken):
         routes[("GET", "/containers/.*/json")] = (200, theirs)
     asked = fake(routes)
     with pytest.raises(HostError, match="invalid mount config"):
-        engine.create(engine.connect(), spec, "sha256:1", host_with(0))
+        docker_engine.create(docker_engine.connect(), spec, "sha256:1", host_with(0))
     assert not [line for line in asked if line.startswith("DELETE")]
 
 
@@ -189,13 +189,13 @@ def test_only_our_orphans_are_removed(fake, tmp_path):
         ("DELETE", "/containers/.*"): (204, b""),
     }
     asked = fake(routes)
-    assert engine.remove_orphans(engine.connect(), host_with(0)) == [ours]
+    assert docker_engine.remove_orphans(docker_engine.connect(), host_with(0)) == [ours]
     deletions = [line for line in asked if line.startswith("DELETE")]
     assert deletions == [f"DELETE /containers/{ours}?v=False&link=False&force=True"]
     (query,) = [line for line in asked if "/containers/json" in line]
     assert "io.rocm-recipes.uid%3D1000" in query
     with rundir.locked(tmp_path):  # its launcher lives
-        assert engine.remove_orphans(engine.connect(), host_with(0)) == []
+        assert docker_engine.remove_orphans(docker_engine.connect(), host_with(0)) == []
 
 
 def secrets_host(folder: Path):
