@@ -30,7 +30,7 @@ from launch.rules.values import check_value
 from launch.schema import Config
 from launch.schema.checked import Range
 from launch.schema.enums import Mode
-from launch.study import hydra_sweep, pipeline, sweep_plan, sweep_report
+from launch.study import pipeline, sweep_plan, sweep_report
 from launch.study import space as sweep_space
 from launch.study.optuna_study import Grid, Search, Source
 from launch.study.trial_loop import Loop
@@ -44,15 +44,13 @@ TRIED = 5  # a search is rejected if its first suggestions, this many, are all r
 class Command:
     """A sweep's command line.
 
-    `shared` holds the overrides of every trial, `grid` those of each trial of a grid, and
-    `launcher` those of Hydra's launcher.
+    `shared` holds the overrides of every trial, `grid` those of each trial of a grid.
     """
 
     config: Config
     folder: Path
     shared: list[str]
     grid: list[list[str]]
-    launcher: list[str]
 
     @property
     def is_search(self) -> bool:
@@ -100,11 +98,8 @@ def run(arguments: list[str]) -> int:
     with rundir.locked(command.folder):
         source = command.source(keep=True)
         loop = Loop(config, command.folder, command.shared, source, host)
-        if command.launcher:
-            exit_code = hydra_sweep.run(loop, command.launcher)
-        else:
-            with signals() as stopping:
-                exit_code = loop.run(stopping)
+        with signals() as stopping:
+            exit_code = loop.run(stopping)
     sweep_report.show_end(config, loop.content(), exit_code)
     return exit_code
 
@@ -112,9 +107,6 @@ def run(arguments: list[str]) -> int:
 def read(request: Request) -> Command:
     """Return the sweep of a command. Raises UserError."""
     fixed, grid = sweep_space.split(request)
-    prefixes = ("hydra/launcher=", "hydra.launcher.", "+hydra.launcher.")
-    launcher = [o for o in fixed if o.startswith(prefixes)]
-    fixed = [o for o in fixed if o not in launcher]
     hydra_options.refuse(Request([*fixed, *grid[0]]))
     for override in grid[0]:
         if (key := _key(override)) in OF_THE_SWEEP or key.startswith("sweep."):
@@ -127,9 +119,8 @@ def read(request: Request) -> Command:
     if sweep.name == "none":
         identifying = sorted(o for o in typed if o.partition("=")[0] not in NOT_IDENTITY)
         name, inputs = name or "grid", [str(Path.cwd()), identifying, grid]
-        launcher = [o for o in launcher if o != "hydra/launcher=basic"]
     else:
-        _check_search(config, typed, [*grid[0], *launcher])
+        _check_search(config, typed, grid[0])
         # Trials with other fixed values belong to another search.
         config = compose([*sweep.overrides, *fixed])
         goal = [sweep.metric, sweep.direction.value, plain(sweep.space)]
@@ -139,7 +130,7 @@ def read(request: Request) -> Command:
     digest = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:8]
     fresh = f"-{rundir.fresh_name()}" if config.resume == "never" else ""
     folder = Path(config.run_root) / "sweeps" / f"{name}-{digest}{fresh}"
-    return Command(config, folder, typed, grid, launcher)
+    return Command(config, folder, typed, grid)
 
 
 def _key(override: str) -> str:
@@ -230,5 +221,5 @@ def _plan(command: Command, host: Host) -> int:
         return EXIT_DONE
     for number, reason in planned.refused.items():
         print(f"[{number}] {reason}", file=sys.stderr)
-    sweep_plan.show(config, content, planned, host, next(iter(command.launcher), None))
+    sweep_plan.show(config, content, planned, host)
     return EXIT_USER if planned.refused and not command.is_search else EXIT_DONE

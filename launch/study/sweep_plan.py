@@ -13,7 +13,7 @@ from launch.config.identity import has_phases
 from launch.config.request import Request
 from launch.core.errors import HostError, UserError
 from launch.core.json_files import plain
-from launch.execution.execute import check_host
+from launch.execution.execute import check_host, check_plan
 from launch.machine.detect import Host
 from launch.plan.show import say, short_path, show_plan
 from launch.plan.views import as_json, pipeline_json
@@ -52,7 +52,9 @@ def look(
         try:
             planned = prepared(Request([*shared, *trial.varied]), host)
             for plan in planned.plans if to_run else ():
-                check_host(plan, host)
+                # A job of Slurm runs on another machine, which checks itself.
+                on_slurm = plan.config.runtime.name == "slurm"
+                check_plan(plan) if on_slurm else check_host(plan, host)
             ready[trial.number] = planned
         except (UserError, HostError) as error:
             refused[trial.number] = error
@@ -75,9 +77,7 @@ def look(
     )
 
 
-def show(
-    config: Config, content: dict[str, Any], planned: Look, host: Host, launcher: str | None
-) -> None:
+def show(config: Config, content: dict[str, Any], planned: Look, host: Host) -> None:
     """Show the space, the number of trials, how they are packed, the first plan, and failures."""
     sweep, first, total = config.sweep, planned.first, content["num_trials"]
     gpus, size = first.gpus_here(host, planned=True), first.num_gpus
@@ -90,7 +90,7 @@ def show(
             "schema": SCHEMA,
             "space": plain(sweep.space),
             "at_once": num_parallel,
-            "gpu_sets": [] if launcher else sets,
+            "gpu_sets": sets,
             "refused": planned.refused,
             "lacking": planned.lacking,
             "first": pipeline_json(run_dir.parent.parent.name, run_dir.parent, plans)
@@ -104,9 +104,7 @@ def show(
         say(config, f"{name}: {', '.join(fields)}")
     goal = f", to {sweep.direction.value} {sweep.metric}" if sweep.metric else ""
     where = f", {num_parallel} at once"
-    if launcher:
-        where = f", a job for each, all handed to {launcher}"
-    elif len(planned.sizes) > 1:
+    if len(planned.sizes) > 1:
         where = f", each on {' or '.join(map(str, sorted(planned.sizes)))} GPU(s)"
     elif sets:
         where += f", each on {size} GPU(s): {'; '.join(','.join(map(str, s)) for s in sets)}"

@@ -13,7 +13,7 @@ from launch.config.compose import CONF
 from launch.config.request import Request
 from launch.core import json_files
 from launch.core.errors import UserError
-from launch.study import sweep_report
+from launch.study import sweep_plan, sweep_report
 from launch.study.trials import Trial, check_metric, check_metric_early, done_run, figures, prepared
 from tests.conftest import composed, host_with, leave_record
 from tests.docs.test_commands import FILES
@@ -109,7 +109,7 @@ REFUSED = {
     "-m sweep=grpo hardware=mi300x model=qwen3_4b method=sft": "method.args.num_generations=8: ",
     "-m sweep=grpo seed=0,1": "seed=0: is for a grid",
     "-m sweep=grpo method.args.beta=0.1": "'~sweep.space.kl'",
-    "-m sweep=grpo hydra/launcher=submitit_local": "hydra/launcher=submitit_local: is for a grid",
+    "-m seed=0,1 hydra/launcher=submitit_slurm": "runtime=slurm submits",
     "-m sweep=grpo sweep.space.k.values=[1]": "Did you mean kl?",
     "-m sweep=grpo sweep.space.kl.valeus=[1]": "Did you mean sweep.space.kl.values",
     "-m sweep=grpo sweep.space.kl.key=method.args.betta": "Did you mean beta",
@@ -138,6 +138,12 @@ def test_a_host_without_the_gpus_is_said_before_the_first_trial(launch, tmp_path
     assert done.code == 3
     assert "GPU(s) needed" in done.err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_jobs_of_a_cluster_need_no_gpu_here():
+    on_slurm = [*ONE_GPU, "runtime=slurm"]
+    planned = sweep_plan.look([Trial(0, [])], on_slurm, host_with(0), whole=False, to_run=True)
+    assert planned.first.num_gpus == 0
 
 
 def test_figures_are_those_of_the_end_and_of_the_last_step(tmp_path):
