@@ -56,16 +56,16 @@ class Command:
     def is_search(self) -> bool:
         return self.config.sweep.name != "none"
 
-    def source(self, keep: bool) -> Source:
-        """Return the source of trials, which records them in the sweep's folder only if `keep`."""
+    def source(self) -> Source:
+        """Return the source of trials; a search continues from those in sweep.json."""
         if not self.is_search:
             return Grid(self.grid)
-        before = (json_files.read_json(self.folder / "sweep.json") or {}).get("trials")
-        return Search(self.config.sweep, self.config.seed, self.folder, before, keep)
+        content = json_files.read_json(self.folder / "sweep.json") or {}
+        return Search(self.config.sweep, self.config.seed, content.get("trials", ()))
 
     def to_run(self, most: int | None = None) -> Iterator[Trial]:
         """Yield the trials to run next: at most `most` of a grid, TRIED of a search."""
-        trials = iter(self.source(keep=False).next, None)
+        trials = iter(self.source().next, None)
         return islice(trials, TRIED if self.is_search else most)
 
 
@@ -96,7 +96,7 @@ def run(arguments: list[str]) -> int:
     sweep_plan.look(command.to_run(), command.shared, host, whole=False, to_run=True)
     rundir.make(command.folder)
     with rundir.locked(command.folder):
-        source = command.source(keep=True)
+        source = command.source()
         loop = Loop(config, command.folder, command.shared, source, host)
         with signals() as stopping:
             exit_code = loop.run(stopping)
@@ -211,7 +211,7 @@ def _plan(command: Command, host: Host) -> int:
     planned = sweep_plan.look(
         command.to_run(sweep_plan.CHECKED), command.shared, host, whole=not command.is_search
     )
-    source = command.source(keep=False)
+    source = command.source()
     trials = [*source.known, *(source.waiting if isinstance(source, Grid) else [])]
     content = sweep_report.as_object(
         command.folder, config.sweep, command.shared, trials, source.total

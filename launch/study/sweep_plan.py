@@ -88,7 +88,6 @@ def show(config: Config, content: dict[str, Any], planned: Look, host: Host) -> 
         plans = {plan.run_dir.name.partition("_")[2]: plan for plan in first.plans}
         added = {
             "schema": SCHEMA,
-            "space": plain(sweep.space),
             "at_once": num_parallel,
             "gpu_sets": sets,
             "refused": planned.refused,

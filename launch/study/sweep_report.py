@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from launch.core.errors import EXIT_INTERRUPTED
+from launch.core.json_files import plain
 from launch.plan.show import say, short_path
 from launch.schema import Config, Direction, Sweep
 from launch.schema.enums import Format
@@ -70,6 +71,7 @@ def as_object(
         "overrides": shared,
         "metric": sweep.metric,
         "direction": sweep.direction.value,
+        "space": plain(sweep.space),
         "num_trials": total,
         "trials": [asdict(trial) for trial in sorted(trials, key=lambda t: t.number)],
         "best": winner

@@ -132,12 +132,12 @@ class Loop:
                 log = self.folder / "logs" / f"trial{trial.number:04d}.log"
                 num_parallel = min(self._at_once(ready), self.source.total)
                 env = pool.environment_of(ready, gpus, num_parallel, self.host)
+                trial.status, trial.ran = "running", True
+                self._write()  # before the start, so that a killed sweep knows what it began
                 process = pool.start([*self.shared, *trial.varied], env, log)
                 self.running.append(Running(trial, ready, gpus, process, log))
-                trial.status, trial.ran = "running", True
                 where = f" on GPU {','.join(map(str, gpus))}" if gpus else ""
                 self.say(f"[{trial.number}] starts{where}: {sweep_report.short(trial.varied)}")
-                self._write()
             self.waiting = None
         return False
 
@@ -197,8 +197,7 @@ class Loop:
 
     def settle(self, trial: Trial, status: str, exit_code: int, why: str | None = None) -> None:
         trial.status, trial.exit_code, trial.why = status, exit_code, why
-        self._write()  # write it before the journal, whose trials it explains
-        self.source.tell(trial)
+        self._write()
         value = "" if trial.value is None else f", {trial.metric} {trial.value:.6g}"
         before = "" if trial.ran or status != "done" else " before, not run again"
         reason = f": {why}" if why else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,7 @@ class Trial:
     why: str | None = None  # why it failed
     run_dir: str | None = None
     ran: bool = False  # run by this command rather than already done
+    params: dict[str, Any] = field(default_factory=dict)  # Optuna's values of a search's space
 
 
 @dataclass(frozen=True)
