@@ -34,7 +34,7 @@ from launch.reports.parts import (
     ratio,
     text,
 )
-from launch.study.pool import typed
+from launch.study.trials import typed
 
 VERDICTS = {
     "done": "Done.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,7 @@ from launch.plan.views import as_json, pipeline_json
 from launch.schema import Config
 from launch.schema.enums import Format
 from launch.search import fit
-from launch.study.pool import at_once, blocks
+from launch.study.trial_loop import at_once, blocks
 from launch.study.trials import Prepared, Trial, prepared
 
 SCHEMA = 2  # 1 had a row for every trial
@@ -102,16 +103,17 @@ def show(config: Config, content: dict[str, Any], planned: Look, host: Host) -> 
         fields = [f"{key} {v}" for key, v in plain(parameter).items() if v is not None]
         say(config, f"{name}: {', '.join(fields)}")
     goal = f", to {sweep.direction.value} {sweep.metric}" if sweep.metric else ""
-    where = f", {num_parallel} at once"
     if len(planned.sizes) > 1:
         where = f", each on {' or '.join(map(str, sorted(planned.sizes)))} GPU(s)"
-    elif sets:
-        where += f", each on {size} GPU(s): {'; '.join(','.join(map(str, s)) for s in sets)}"
+    else:
+        where = f", {num_parallel} at once"
+        names = "; ".join(",".join(map(str, gpus)) for gpus in sets)
+        where += f", each on {size} GPU(s): {names}" if sets else ""
     say(config, f"{total} trials{goal}{where}, in {short_path(content['directory'])}")
-    begun = [row["status"] for row in content["trials"] if row["status"] != "waiting"]
-    if begun:
-        counts = ", ".join(f"{begun.count(status)} {status}" for status in dict.fromkeys(begun))
-        say(config, f"Resumes: {counts}. Finished trials are not run again.")
+    counts = Counter(row["status"] for row in content["trials"] if row["status"] != "waiting")
+    if counts:
+        begun = ", ".join(f"{count} {status}" for status, count in counts.items())
+        say(config, f"Resumes: {begun}. Finished trials are not run again.")
     say(config, "The first to run:")
     console = Console(width=None if Console().is_terminal else 120)
     for plan in first.plans:

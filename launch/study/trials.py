@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -167,3 +168,8 @@ def check_metric_early(metric: str, run_dir: Path) -> bool:
     if lines and metric not in AT_THE_END and not metric.startswith(MEASURED_LATER):
         check_metric(metric, _numbers(lines[0]))
     return bool(lines)
+
+
+def typed(overrides: list[str]) -> str:
+    """Return the command of a run as a person would type it."""
+    return shlex.join(["python", "launch/run.py", *overrides])

@@ -6,7 +6,7 @@ import pytest
 
 from launch.config.request import Request
 from launch.core.errors import HostError
-from launch.study.pool import at_once, blocks, environment_of
+from launch.study.trial_loop import at_once, blocks, environment_of
 from launch.study.trials import prepared
 from tests.conftest import host_with
 
