@@ -87,18 +87,14 @@ def check_gpus(plan: Plan, host: Host) -> None:
         return
     # The preparation uses a GPU that later trains.
     count, gpus = len(host.gpus_of(vendor)), {gpu for p in plan.processes for gpu in p.gpus}
-    missing = sorted(gpu for gpu in gpus if gpu >= count)
-    if not missing:
+    if gpus <= set(range(count)):
         return
-    fault = f"GPU {missing[0]} requested, but this machine has GPUs 0-{count - 1}. Fix your mask."
-    if count < len(gpus):
-        others = f" ({len(host.withheld)} more were not passed to this container)"
-        fault = (
-            f"hardware={plan.config.hardware.name}: {len(gpus)} {vendor.name} GPU(s) needed, "
-            f"{count} found here{others if host.withheld else ''}. mode=plan shows what would "
-            "run; smoke=true runs it small, on the CPU."
-        )
-    raise HostError(fault)
+    withheld = f" ({len(host.withheld)} more were not passed to this container)"
+    raise HostError(
+        f"hardware={plan.config.hardware.name}: {len(gpus)} {vendor.name} GPU(s) needed, "
+        f"{count} found here{withheld if host.withheld else ''}. The run would use GPU "
+        f"{','.join(map(str, sorted(gpus)))}. Fix your mask; smoke=true runs on the CPU."
+    )
 
 
 def check_sandbox(plan: Plan, host: Host) -> None:
