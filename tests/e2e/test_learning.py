@@ -42,25 +42,11 @@ SCALED = {  # phase -> what it overrides on top of the experiment's own
     "dpo_samples": ["method.args.num_prompts=16", "method.args.batch_size=8", *ANYTHING],
     "dpo": ["data.pairs_of_any=true"],
 }
-PHASES = [
-    *(
-        "sft",
-        "raft_cycle0_evaluate",
-        "raft_cycle1_sample",
-        "raft_cycle1_train",
-        "raft_cycle1_evaluate",
-    ),
-    *(
-        "raft_cycle2_sample",
-        "raft_cycle2_train",
-        "raft_cycle2_evaluate",
-        "grpo",
-        "grpo_evaluated",
-        "dpo_samples",
-        "dpo",
-        "dpo_evaluated",
-    ),
-]
+PHASES = """
+sft raft_cycle0_evaluate raft_cycle1_sample raft_cycle1_train raft_cycle1_evaluate
+raft_cycle2_sample raft_cycle2_train raft_cycle2_evaluate grpo grpo_evaluated dpo_samples dpo
+dpo_evaluated
+""".split()
 SAMPLED = {
     "raft": ("raft_cycle1_sample", "raft_cycle2_sample"),
     "grpo": ("grpo",),

@@ -44,20 +44,13 @@ def torchrun(run_dir, script, *overrides):
     return dataclasses.replace(plan, processes=[process])
 
 
-@pytest.mark.parametrize(
-    ("end", "words"),
-    [
-        (
-            "os.kill(os.getpid(), signal.SIGKILL)",
-            "trainers, rank 1 failed: killed by signal 9 (SIGKILL)",
-        ),
-        (
-            "print('rank 1 says why', flush=True); write('failures/rank1.json', rank=1, "
-            "time=1.0, error='ValueError: no', exit_code=1); sys.exit(1)",
-            "trainers, rank 1 failed: ValueError: no",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("end", "words"), [
+    ("os.kill(os.getpid(), signal.SIGKILL)",
+     "trainers, rank 1 failed: killed by signal 9 (SIGKILL)"),
+    ("print('rank 1 says why', flush=True); write('failures/rank1.json', rank=1, "
+     "time=1.0, error='ValueError: no', exit_code=1); sys.exit(1)",
+     "trainers, rank 1 failed: ValueError: no"),
+])  # fmt: skip
 def test_one_rank_fails_while_another_waits(tmp_path, capsys, end, words):
     began = time.monotonic()
     plan = torchrun(tmp_path, f"{RANK_1}{end}\nprint('rank 0 waits', flush=True){RANK_0}forever()")

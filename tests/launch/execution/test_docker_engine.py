@@ -53,9 +53,6 @@ class Handler(BaseHTTPRequestHandler):
 
     do_GET = do_POST = do_DELETE = do_HEAD = answer
 
-    def address_string(self) -> str:
-        return "unix"
-
     def log_message(self, *_args) -> None:
         """Quiet."""
 
