@@ -135,18 +135,13 @@ def partition_remedy(gpus: list[Gpu]) -> str:
 
 def found_line(gpus: tuple[Gpu, ...], group: str) -> str:
     """Return a line with what hardware=auto found and the group that follows."""
-    if not gpus:
-        return (
-            "hardware=auto: no GPU in /sys/class/kfd nor in /proc/driver/nvidia (or your mask "
-            f"hides all of them): hardware={group}"
-        )
     usable = _chosen(gpus)
-    kinds = ", ".join(
-        f"{count} x {kind}" for kind, count in Counter(describe(gpu) for gpu in usable).items()
-    )
+    kinds = [f"{count} x {kind}" for kind, count in Counter(map(describe, usable)).items()]
+    if not kinds:
+        kinds = ["no GPU in /sys/class/kfd nor /proc/driver/nvidia (or your mask hides all)"]
     withheld = len(gpus) - len(usable)
     others = f", and {withheld} that were not passed to this container" if withheld else ""
-    return f"hardware=auto: {kinds}{others}: hardware={group}"
+    return f"hardware=auto: {', '.join(kinds)}{others}: hardware={group}"
 
 
 def gpus(sysroot: str = "/") -> tuple[Gpu, ...]:

@@ -173,8 +173,8 @@ def _check(config: Config) -> None:
     sweep = config.sweep
     resume = {f"resume={config.resume}": config.resume not in ("auto", "never")}
     pipeline.refuse_keys_of_one_run(config, "-m starts many. Leave it out.", **resume)
-    for name, count in (("parallel", sweep.parallel), ("num_trials", sweep.num_trials)):
-        check_value(f"sweep.{name}", count, Range(least=1))
+    check_value("sweep.parallel", sweep.parallel, Range(least=1))
+    check_value("sweep.num_trials", sweep.num_trials, Range(least=1))
     if sweep.space and sweep.name == "none":
         raise UserError(
             "sweep.space takes no effect on a grid. "
