@@ -113,14 +113,13 @@ def read(request: Request) -> Command:
             raise UserError(f"{override}, ...: several values of {key}, but a sweep has one.")
     _check_names(fixed, grid)
     config = _compose_any(fixed, grid)
-    _check(config)
     sweep, name, inputs = config.sweep, config.name, list[Any]()
     typed = [o for o in fixed if _key(o).partition(".")[0] not in ("mode", "format", "sweep")]
+    _check(config, typed, grid[0])
     if sweep.name == "none":
         identifying = sorted(o for o in typed if o.partition("=")[0] not in NOT_IDENTITY)
         name, inputs = name or "grid", [str(Path.cwd()), identifying, grid]
     else:
-        _check_search(config, typed, grid[0])
         # Trials with other fixed values belong to another search.
         config = compose([*sweep.overrides, *fixed])
         goal = [sweep.metric, sweep.direction.value, plain(sweep.space)]
@@ -168,41 +167,40 @@ def _compose_any(shared: list[str], grid: list[list[str]]) -> Config:
     raise refusals[0]
 
 
-def _check(config: Config) -> None:
-    """Raise UserError for settings of a single run and for inconsistent settings of a sweep."""
-    sweep = config.sweep
+def _check(config: Config, typed: list[str], varied: list[str]) -> None:
+    """Raise UserError for settings of a single run and for inconsistent settings of a sweep.
+
+    `typed` are the overrides that all trials share, `varied` those of a grid's first trial.
+    """
+    sweep, is_search = config.sweep, config.sweep.name != "none"
     resume = {f"resume={config.resume}": config.resume not in ("auto", "never")}
     pipeline.refuse_keys_of_one_run(config, "-m starts many. Leave it out.", **resume)
     check_value("sweep.parallel", sweep.parallel, Range(least=1))
     check_value("sweep.num_trials", sweep.num_trials, Range(least=1))
-    if sweep.space and sweep.name == "none":
-        raise UserError(
-            "sweep.space takes no effect on a grid. "
-            "Use: sweep.name=<a name> sweep.metric=<a figure of the runs> for a search of it."
-        )
-    goal = sweep_report.goal_of(sweep.metric)
+    goal, fault = sweep_report.goal_of(sweep.metric), None
+    by_key = {_key(override): override for override in typed}
+    held = [n for n, parameter in sweep.space.items() if parameter.key in by_key]
     if goal is not None and goal != sweep.direction:
-        raise UserError(
+        fault = (
             f"sweep.direction={sweep.direction.value} with sweep.metric={sweep.metric}: the worst "
             f"trial would be selected. Use: sweep.direction={goal.value}."
         )
-
-
-def _check_search(config: Config, typed: list[str], of_grid: list[str]) -> None:
-    sweep = config.sweep
-    if of_grid:
-        raise UserError(
-            f"{of_grid[0]}: is for a grid, and sweep={sweep.name} is a search. "
-            "Leave one of them out."
+    elif sweep.space and not is_search:
+        fault = (
+            "sweep.space takes no effect on a grid. "
+            "Use: sweep.name=<a name> sweep.metric=<a figure of the runs> for a search of it."
         )
-    sweep_space.check(sweep)
-    by_key = {_key(o): o for o in typed}
-    for name, parameter in sweep.space.items():
-        if parameter.key in by_key:
-            raise UserError(
-                f"{by_key[parameter.key]}: sweep={sweep.name} varies it. To hold it, add "
-                f"'~sweep.space.{name}'."
-            )
+    elif is_search and varied:
+        fault = f"{varied[0]}: is for a grid, and sweep={sweep.name} is a search. Leave out one."
+    elif is_search and held:
+        override = by_key[sweep.space[held[0]].key]
+        fault = (
+            f"{override}: sweep={sweep.name} varies it. To hold it, add '~sweep.space.{held[0]}'."
+        )
+    if fault:
+        raise UserError(fault)
+    if is_search:
+        sweep_space.check(sweep)
 
 
 def _plan(command: Command, host: Host) -> int:

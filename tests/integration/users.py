@@ -33,26 +33,36 @@ def python_of(identity: dict, root: Path = ROOT) -> str:
     return next(python for python in pythons if can(identity, "-x", Path(python)))
 
 
+def identity_of(*folders: Path, groups: list[int]) -> dict[str, object]:
+    """Return subprocess's arguments for a user who is not root, and give them the folders."""
+    if os.getuid() != 0:
+        return {}
+    for folder in folders:
+        os.chown(folder, UID, UID)
+    return {"user": UID, "group": UID, "extra_groups": groups}
+
+
+def environ_of(home: Path, root: Path = ROOT) -> dict[str, str]:
+    """Return the environment of a user whose repository is at `root`."""
+    own = ("XDG_CACHE_HOME", "XDG_RUNTIME_DIR", "HF_HOME")
+    site = next(path for path in sys.path if path.endswith("site-packages"))
+    return {
+        **{name: value for name, value in os.environ.items() if name not in own},
+        "HOME": str(home),
+        "COLUMNS": "200",
+        "PYTHONPATH": site.replace(str(ROOT), str(root)),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+
+
 def as_somebody(
     home: Path, *arguments: str, groups: list[int], **environ: str
 ) -> subprocess.CompletedProcess:
     """Run build.py as a user who is not root."""
-    identity = {}
-    if os.getuid() == 0:
-        identity = {"user": UID, "group": UID, "extra_groups": groups}
-        for path in (home, *home.iterdir()):
-            os.chown(path, UID, UID)
-    env = {k: v for k, v in os.environ.items() if k != "XDG_CACHE_HOME"}
-    env |= {
-        "HOME": str(home),
-        "COLUMNS": "200",
-        "PYTHONPATH": next(path for path in sys.path if path.endswith("site-packages")),
-        "PYTHONDONTWRITEBYTECODE": "1",
-        **environ,
-    }
+    identity = identity_of(home, *home.iterdir(), groups=groups)
     return subprocess.run(
         [python_of(identity), str(ROOT / "containers/build.py"), *arguments],
-        env=env,
+        env={**environ_of(home), **environ},
         cwd=home,
         capture_output=True,
         text=True,
@@ -66,25 +76,12 @@ class Caller:
     def __init__(self, home: Path, cache: Path, engine: docker.DockerClient) -> None:
         self.home, self.cache, self.engine = home, cache, engine
         self.uid = UID if os.getuid() == 0 else os.getuid()
-        self.identity: dict[str, object] = {}
-        if os.getuid() == 0:
-            groups = sorted({Path("/var/run/docker.sock").stat().st_gid, *gpu_gids()})
-            self.identity = {"user": UID, "group": UID, "extra_groups": groups}
-            for folder in (home, cache):
-                os.chown(folder, UID, UID)
+        groups = sorted({Path("/var/run/docker.sock").stat().st_gid, *gpu_gids()})
+        self.identity = identity_of(home, cache, groups=groups)
         readable = can(self.identity, "-r", ROOT / "README.md")
         self.root = ROOT if readable else self.bind_mounted()
         self.python = python_of(self.identity, self.root)
-        keep = {k: v for k, v in os.environ.items() if k not in ("XDG_RUNTIME_DIR", "HF_HOME")}
-        self.env = {
-            **keep,
-            "HOME": str(home),
-            "XDG_CACHE_HOME": str(cache),
-            "COLUMNS": "200",
-            "PYTHONDONTWRITEBYTECODE": "1",
-        }
-        site = next(path for path in sys.path if path.endswith("site-packages"))
-        self.env["PYTHONPATH"] = site.replace(str(ROOT), str(self.root))
+        self.env = {**environ_of(home, self.root), "XDG_CACHE_HOME": str(cache)}
 
     def bind_mounted(self) -> Path:
         """Mount the repository where the user can read it, even if its own folder is closed."""

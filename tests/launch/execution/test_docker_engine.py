@@ -34,16 +34,12 @@ class Handler(BaseHTTPRequestHandler):
 
     def answer(self) -> None:
         path = re.sub(r"^/v[\d.]+", "", self.path)
+        status, body = 404, {"message": f"no route {self.command} {path}"}
         for (method, pattern), answer in self.server.routes.items():
             if method == self.command and re.fullmatch(pattern, path):
                 status, body = answer
-                content = body if isinstance(body, bytes) else json.dumps(body).encode()
                 break
-        else:
-            status, content = (
-                404,
-                json.dumps({"message": f"no route {self.command} {path}"}).encode(),
-            )
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
         self.server.asked.append(f"{self.command} {path}")
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
@@ -71,10 +67,8 @@ def fake(tmp_path, monkeypatch):
             ("GET", "/version"): (200, {"ApiVersion": "1.41"}),
             ("GET", "/info"): (200, {"DockerRootDir": str(tmp_path)}),
             ("GET", "/containers/json.*"): (200, []),
+            ("GET", "/images/.*/json"): (404, {"message": "No such image"}),
             **routes,
-            ("GET", "/images/.*/json"): routes.get(
-                ("GET", "/images/.*/json"), (404, {"message": "No such image"})
-            ),
         }
         server.asked = []
         threading.Thread(
@@ -97,14 +91,9 @@ def plan_of(*overrides: str, host=None):
 
 def image_json(name: str, **changes):
     image = images.load()[name]
-    labels = {"image": name, "tag": image.tag, "gfx": ",".join(image.gfx)} | changes.pop(
-        "labels", {}
-    )
-    return {
-        "Id": "sha256:1",
-        "RepoDigests": [],
-        "Config": {"Labels": {f"io.rocm-recipes.{k}": v for k, v in labels.items()}},
-    } | changes
+    labels = {"image": name, "tag": image.tag, "gfx": ",".join(image.gfx), **changes}
+    labels = {f"io.rocm-recipes.{key}": value for key, value in labels.items()}
+    return {"Id": "sha256:1", "RepoDigests": [], "Config": {"Labels": labels}}
 
 
 def test_without_an_engine_the_run_exits_with_3(fake, tmp_path, monkeypatch, launch):
@@ -138,8 +127,8 @@ def test_an_image_that_cannot_be_pulled(fake, answer):
 
 
 @pytest.mark.parametrize(("name", "changes", "message"), [
-    ("cpu", {"labels": {"tag": "older"}}, "cpu:older"),
-    ("rocm", {"labels": {"gfx": "gfx90a"}}, "gfx942.*gfx90a"),
+    ("cpu", {"tag": "older"}, "cpu:older"),
+    ("rocm", {"gfx": "gfx90a"}, "gfx942.*gfx90a"),
 ], ids=["other inputs", "no code for the GPU"])  # fmt: skip
 def test_a_wrong_image(fake, name, changes, message):
     fake({("GET", "/images/.*/json"): (200, image_json(name, **changes))})
@@ -161,19 +150,11 @@ def test_a_container_that_the_engine_rejects(fake, name_is_taken):
     assert not [line for line in asked if line.startswith("DELETE")]
 
 
-def listed(name: str, run: Path, uid: int = 1000, status: str = "exited"):
-    labels = {
-        "io.rocm-recipes.run": str(run),
-        "io.rocm-recipes.uid": str(uid),
-        "io.rocm-recipes.process": "trainers",
-    }
-    return {
-        "Id": name,
-        "Name": f"/{name}",
-        "Config": {"Labels": labels},
-        "State": {"Status": status},
-        "Image": "sha256:1",
-    }
+def listed(name: str, run: Path):
+    labels = {"run": str(run), "uid": "1000", "process": "trainers"}
+    labels = {f"io.rocm-recipes.{key}": value for key, value in labels.items()}
+    config, state = {"Labels": labels}, {"Status": "exited"}
+    return {"Id": name, "Name": f"/{name}", "Config": config, "State": state, "Image": "sha256:1"}
 
 
 def test_only_our_orphans_are_removed(fake, tmp_path):

@@ -139,25 +139,14 @@ def test_last_words_are_those_of_this_attempt(tmp_path):
 LOST = "Worker proc VllmWorker-0 died unexpectedly (exit code: -9)"
 
 
-@pytest.mark.parametrize(
-    ("lines", "error"),
-    [
-        (
-            [
-                "ERROR 11-21 14:00:00 [core.py:1000] EngineCore failed to start.",
-                'ERROR 11-21 14:00:00 [core.py:1000]     raise ValueError("x")',
-                "ERROR 11-21 14:00:00 [core.py:1000] ValueError: Free memory is less than desired",
-            ],
-            "ValueError: Free memory is less than desired",
-        ),
-        (
-            [
-                f"ERROR 11-21 15:10:37 [executor.py:314] {LOST}, shutting down executor.",
-                "ERROR 11-21 15:10:37 [core.py:1673] RuntimeError: cancelled",
-            ],
-            LOST,
-        ),
-    ],
-)
+@pytest.mark.parametrize(("lines", "error"), [
+    (["ERROR 11-21 14:00:00 [core.py:1000] EngineCore failed to start.",
+      'ERROR 11-21 14:00:00 [core.py:1000]     raise ValueError("x")',
+      "ERROR 11-21 14:00:00 [core.py:1000] ValueError: Free memory is less than desired"],
+     "ValueError: Free memory is less than desired"),
+    ([f"ERROR 11-21 15:10:37 [executor.py:314] {LOST}, shutting down executor.",
+      "ERROR 11-21 15:10:37 [core.py:1673] RuntimeError: cancelled"],
+     LOST),
+])  # fmt: skip
 def test_the_error_that_ended_vllms_engine(lines, error):
     assert logs.root_cause([f"(EngineCore pid=123) {line}" for line in lines]) == error

@@ -40,10 +40,8 @@ SCRIPTS = {
     ).split(),
     "two_nodes": [
         *TWO,
-        "runtime.slurm.partition=gpu",
+        *"runtime.slurm.partition=gpu runtime.slurm.qos=high runtime.slurm.time=1-12".split(),
         'runtime.slurm.account="it\'s mine"',
-        "runtime.slurm.qos=high",
-        "runtime.slurm.time=1-12",
         "runtime.slurm.gres='gpu:mi300x'",
         "runtime.slurm.requeue=false",
         "runtime.slurm.early_signal_s=600",
@@ -66,16 +64,14 @@ def test_script(name, monkeypatch):
 
 def test_options_and_command_survive_the_shells_quoting():
     text = slurm.script(planned(*SCRIPTS["two_nodes"]), host_with(8))
-    options = [
-        shlex.split(line.removeprefix("#SBATCH "), comments=False)
-        for line in text.splitlines()
-        if line.startswith("#SBATCH")
-    ]
-    assert {len(words) for words in options} == {1}
-    assert ["--comment=a b; rm -rf $HOME #"] in options
-    assert ["--account=it's mine"] in options
-    # In sbatch, % begins a field.
-    assert ["--output=/shared/my runs/100%%/1/logs/slurm.log"] in options
+    lines = [line for line in text.splitlines() if line.startswith("#SBATCH ")]
+    options = [shlex.split(line.removeprefix("#SBATCH "), comments=False) for line in lines]
+    for option in (
+        "--comment=a b; rm -rf $HOME #",
+        "--account=it's mine",
+        "--output=/shared/my runs/100%%/1/logs/slurm.log",  # in sbatch, % begins a field
+    ):
+        assert [option] in options
     command = ["exec", "/opt/my env/bin/python", str(slurm.JOB_PROGRAM), "/shared/my runs/100%/1"]
     assert shlex.split(text.splitlines()[-1]) == command
 
