@@ -53,9 +53,9 @@ class Host:
         is_amd = vendor == Vendor.amd
         return tuple(gpu for gpu in self.gpus if gpu.gfx.startswith("gfx") == is_amd)
 
-    def free_port(self, wanted: int) -> int:
-        """Return the first free port at or above `wanted`."""
-        return next(port for port in range(wanted, 65536) if port not in self.listening)
+    def free_port(self, first: int) -> int:
+        """Return the first free port at or above `first`."""
+        return next(port for port in range(first, 65536) if port not in self.listening)
 
 
 def group_of(gpus: tuple[Gpu, ...], counted: tuple[Gpu, ...] = ()) -> str:

@@ -176,8 +176,8 @@ def apply(config: Config, phase: CyclePhase) -> None:
         topology.server_cache_gb, topology.server_args = None, {}
     if phase.part in ("sample", "evaluate"):  # these do not read settings of a training
         config.effective_batch, config.adapter = None, Adapter("none")
-        kept = ("name", "num_gpus", "strategy", "numa_binding", *SERVER_KEYS)
-        config.topology = Topology(**{key: getattr(topology, key) for key in kept})
+        read_keys = ("name", "num_gpus", "strategy", "numa_binding", *SERVER_KEYS)
+        config.topology = Topology(**{key: getattr(topology, key) for key in read_keys})
     elif phase.learning_rate_factor != 1.0:
         rate = float(value(config, "learning_rate"))
         method.args["learning_rate"] = rate * phase.learning_rate_factor

@@ -106,8 +106,8 @@ def show_end(config: Config, content: dict[str, Any], exit_code: int) -> None:
     say(config, f"{summary or 'no trial has begun'}, of {content['num_trials']}{again}")
     metric = metric_of(content)
     if winner := content["best"]:
-        of = f"best {sweep.metric} {winner['value']:.6g}, trial {winner['number']}"
-        say(config, f"{of}:\n  {winner['command']}")
+        best_line = f"best {sweep.metric} {winner['value']:.6g}, trial {winner['number']}"
+        say(config, f"{best_line}:\n  {winner['command']}")
     elif metric and sweep.metric is None and counts["done"] > 1:
         way = " sweep.direction=maximize" if goal_of(metric) == Direction.maximize else ""
         hint = f"To name the best, add sweep.metric={metric}{way}. No finished trial runs again."

@@ -61,11 +61,6 @@ def test_amd(tmp_path, version, units, memory_gb, more, group):
     assert len(detect.gpus(str(tmp_path))) == 3
 
 
-def mi300x_and_mi50(root):
-    kfd_node(root, 0, 206.0, **gpu(90402, 304))
-    kfd_node(root, 1, 34.0, **gpu(90006, 60))
-
-
 def unknown_kinds(root):
     kfd_node(root, 1, 0.5, **gpu(100306, 2))
     kfd_node(root, 2, 16.0, **gpu(100302, 40))
@@ -76,28 +71,13 @@ def card_and_nvidia(root):
     kfd_node(root, 1, 0.5, **gpu(100306, 2))
 
 
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        (
-            mi300x_and_mi50,
-            "1 x mi300x, 1 x mi50; .*hardware=mi300x with HIP_VISIBLE_DEVICES=0, or hardware=mi50 with HIP_VISIBLE_DEVICES=1",
-        ),
-        (
-            sysroots.rx7900xtx,
-            r"1 x rx7900xtx, 1 x unknown GPU \(gfx1036, .*hardware=rx7900xtx with HIP_VISIBLE_DEVICES=0\.",
-        ),
-        (unknown_kinds, "no group of conf/hardware describes any"),
-        (
-            card_and_nvidia,
-            r"1 x unknown GPU \(gfx1036, 2 CUs, 0 GB\), 2 x h200; .*: hardware=h200 with CUDA_VISIBLE_DEVICES=0,1",
-        ),
-        (
-            lambda root: kfd_node(root, 0, 24.0, **gpu(90402, 38)),
-            r"unknown GPU \(gfx942, 38 CUs, 24 GB\)",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("build", "message"), [
+    (sysroots.rx7900xtx, r"1 x rx7900xtx, 1 x unknown GPU \(gfx1036, .*"
+     r"hardware=rx7900xtx with HIP_VISIBLE_DEVICES=0\."),
+    (unknown_kinds, "no group of conf/hardware describes any"),
+    (card_and_nvidia, r"1 x unknown GPU \(gfx1036, 2 CUs, 0 GB\), 2 x h200; .*"
+     r": hardware=h200 with CUDA_VISIBLE_DEVICES=0,1"),
+])  # fmt: skip
 def test_auto_does_not_guess(tmp_path, build, message):
     build(tmp_path)
     with pytest.raises(HostError, match=message):
@@ -222,11 +202,8 @@ def test_real_mi210_server(tmp_path):
     assert [g.numa_node for g in found] == [0, 0, 0, 0, 1, 1, 1, 1]
     assert (found[0].pci_address, found[0].uuid) == ("0000:63:00.0", "GPU-1901ead3a2ecd4a6")
     assert len({g.hive for g in found}) == 2
-    assert [(link.node, link.gb_s) for link in found[0].links if link.kind == "xgmi"] == [
-        (3, 50.0),
-        (4, 50.0),
-        (5, 50.0),
-    ]
+    xgmi = [(link.node, link.gb_s) for link in found[0].links if link.kind == "xgmi"]
+    assert xgmi == [(3, 50.0), (4, 50.0), (5, 50.0)]
     assert found[0].links[0] == Link(0, "pcie", 32.0)
     assert found[0].memory_gb is None  # the copy holds no mem_banks
     assert group_of(tmp_path) == "mi210"

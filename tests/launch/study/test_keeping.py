@@ -18,8 +18,7 @@ from launch.core import json_files
 from launch.core.errors import EXIT_DONE, EXIT_INTERRUPTED, UserError
 from launch.plan import container
 from launch.reports.data import phases_of, read
-from launch.reports.series import as_phase
-from launch.study import keeping, lineage, pipeline
+from launch.study import keeping, pipeline
 from tests.conftest import composed, host_with
 
 SFT = "{name: sft}"
@@ -251,20 +250,13 @@ def test_the_cycle_that_is_chosen_follows_from_evaluations_that_are_kept(begin, 
     assert (started, sorted(links(second))) == (["13_e"], sorted(whole))
     asked_of = json_files.read_json(second / "13_e/record.json")["composition"]["model"]["path"]
     assert asked_of == str(first / "4_raft_cycle1_train/model")
-    assert (
-        json_files.read_json(second / "record.json")["chosen"]
-        == json_files.read_json(first / "record.json")["chosen"]
-    )
+    choices = [json_files.read_json(f / "record.json")["chosen"] for f in (first, second)]
+    assert choices[0] == choices[1]
     assert begin([SFT, stops, export])[0] == whole, "done and unchanged, it runs again as a whole"
     started, third, _ = begin([SFT, goes_on, export])
-    assert (
-        started
-        == "9_raft_cycle3_sample 10_raft_cycle3_train 11_raft_cycle3_evaluate 12_export".split()
-    )
-    assert (
-        "raft_cycle1_train"
-        in json_files.read_json(third / "12_export/record.json")["composition"]["model"]["path"]
-    )
+    assert [name.partition("_")[0] for name in started] == ["9", "10", "11", "12"]
+    exported = json_files.read_json(third / "12_export/record.json")["composition"]["model"]
+    assert "raft_cycle1_train" in exported["path"]
     started, fourth, _ = begin([SFT, stops.replace("patience=1", "patience=2"), export])
     assert (started, len(links(fourth))) == ([], 12)
 
@@ -274,12 +266,6 @@ def test_reports_follow_the_links_and_say_what_is_gone(begin, capsys):
     _, second, _ = begin([SFT, MORE % 1e-5, LAST % 1e-4])
     runs = [read(phase, phase.name) for phase in phases_of(second)]
     assert [run.folder for run in runs] == [first / "1_sft", second / "2_more", second / "3_last"]
-    parents = lineage.parents([as_phase(run) for run in runs])
-    assert {name: parent and parent.name for name, parent in parents.items()} == {
-        "1_sft": None,
-        "2_more": "1_sft",
-        "3_last": "2_more",
-    }
     assert report.main([str(second)]) == EXIT_DONE
     assert f", {first.name}." in (second / "report.html").read_text()
     assert report.main([str(first), str(second), f"output={first.parent}/both.html"]) == EXIT_DONE
@@ -299,9 +285,8 @@ def test_reproducing_runs_kept_phases_again_beside_their_links(begin, monkeypatc
         reproduce, "execute", lambda plan, *args, **kwargs: again.append(plan.run_dir) or EXIT_DONE
     )
     assert reproduce.main([str(second)]) == EXIT_DONE
-    assert [(folder.parent, folder.name.partition("-again-")[0]) for folder in again] == [
-        (second, name) for name in FOLDERS
-    ]
+    names = [(folder.parent, folder.name.partition("-again-")[0]) for folder in again]
+    assert names == [(second, name) for name in FOLDERS]
 
 
 def test_a_container_sees_what_is_kept(begin, tmp_path):
