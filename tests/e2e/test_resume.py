@@ -87,10 +87,8 @@ def whole(tmp_path_factory):
 
 def assert_equal(run_dir: Path, other: Path) -> None:
     assert computed(run_dir) == computed(other)
-    hashes = [
-        json.loads((d / "result.json").read_text())["weights_sha256"] for d in (run_dir, other)
-    ]
-    assert hashes[0] == hashes[1]
+    results = [json.loads((d / "result.json").read_text()) for d in (run_dir, other)]
+    assert results[0]["weights_sha256"] == results[1]["weights_sha256"]
 
 
 @contextlib.contextmanager

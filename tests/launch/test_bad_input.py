@@ -129,14 +129,14 @@ def test_held_out_rows_that_choose_a_model_need_what_is_trained_on(launch, tmp_p
 
 def test_an_evaluation_that_makes_its_tokenizer_of_rows_says_so(launch, tmp_path):
     (tmp_path / "test.jsonl").write_text('{"prompt": "a", "answer": "b"}\n')
-    given = ["hardware=cpu", "method=evaluate", "data=jsonl", "data.path=test.jsonl", "mode=plan"]
-    given.append("data.heldout_path=test.jsonl")
-    done = launch(*given)
+    evaluation = "hardware=cpu method=evaluate data=jsonl data.path=test.jsonl mode=plan"
+    overrides = [*evaluation.split(), "data.heldout_path=test.jsonl"]
+    done = launch(*overrides)
     assert done.code == 2
     assert "messages or text or prompt+completion" in done.err
     assert "Use: model.path=<a trained model>." in done.err
     (tmp_path / "train.jsonl").write_text('{"text": "a"}\n')
-    assert launch(*given, "data.path=train.jsonl").code == 0
+    assert launch(*overrides, "data.path=train.jsonl").code == 0
 
 
 @pytest.mark.parametrize(("files", "said"), [
