@@ -42,9 +42,12 @@ COMPARED = ("code", "packages", "locks", "image", "model", "data", "host")
 
 
 def reproduce(run_dir: Path) -> int:
-    phases = load_record(run_dir / "record.json").get("phases")
+    phases = load_record(run_dir).get("phases")
     folders = [run_dir / folder for folder in phases.values()] if phases is not None else [run_dir]
-    records = [load_done(folder) for folder in folders]  # load all before the first is run again
+    records = [load_record(folder) for folder in folders]  # all before the first is run again
+    for folder, recorded in zip(folders, records, strict=True):
+        if (status := recorded["status"]) != "done":
+            raise UserError(f"{folder}: its status is {status}; only a run that is done counts.")
     codes = [EXIT_DONE]
     with signals() as stopping:
         for folder, recorded in zip(folders, records, strict=True):
@@ -59,24 +62,14 @@ def reproduce(run_dir: Path) -> int:
     return max(codes)
 
 
-def load_done(run_dir: Path) -> dict[str, Any]:
-    """Return the record of a run that is done. Raises UserError."""
-    recorded = load_record(run_dir / "record.json")
-    if recorded["status"] != "done":
-        raise UserError(
-            f"{run_dir}: its status is {recorded['status']}; only a run that is done can be "
-            "compared."
-        )
-    return recorded
-
-
-def load_record(path: Path) -> dict[str, Any]:
-    """Return a record. Raises UserError if it is missing, incomplete or changed."""
+def load_record(run_dir: Path) -> dict[str, Any]:
+    """Return a run's record. Raises UserError if it is missing, incomplete or changed."""
+    path = run_dir / "record.json"
     recorded = json_files.read_json(path)
     if recorded is None:
         why = rundir.DAMAGED if os.path.exists(path) else "it has no record.json"
         raise UserError(
-            f"{path.parent}: {why}.{rundir.runs_in(path.parent)} Give the directory of a run, "
+            f"{run_dir}: {why}.{rundir.runs_in(run_dir)} Give the directory of a run, "
             "for example runs/<name>/<timestamp>-<id>."
         )
     if faults := sealed.faults(recorded):
@@ -99,7 +92,10 @@ def reproduce_one(run_dir: Path, recorded: dict[str, Any], stopping: list[int]) 
     again_dir = run_dir.parent / f"{run_dir.name}{rundir.AGAIN}{rundir.fresh_name()}"
     plan = make_plan(config, host, again_dir, warnings, Request(recorded["overrides"]))
     image = check_host(plan, host)
-    lines = differences(recorded, record.begin(plan, host, image, recorded["parent"]))
+    now = record.begin(plan, host, image, recorded["parent"])
+    is_same = recorded["composition_hash"] == now["composition_hash"]
+    parts = COMPARED if is_same else (*COMPARED, "composition")
+    lines = [x for part in parts for x in rundir.differences(recorded[part], now[part], part)]
     print(f"{len(lines)} difference(s) in {', '.join((*COMPARED, 'composition'))}")
     print("".join(f"  {line}\n" for line in lines), end="")
     exit_code = execute(plan, host, image, recorded["run_id"], stopping)
@@ -109,14 +105,6 @@ def reproduce_one(run_dir: Path, recorded: dict[str, Any], stopping: list[int]) 
         print(f"the run failed again with exit code {exit_code}: {again_dir}")
         return EXIT_FAILED
     return compare(run_dir, again_dir)
-
-
-def differences(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Return `key: then -> now` for each difference between two records in inputs and host."""
-    parts = [*COMPARED]
-    if then["composition_hash"] != now["composition_hash"]:
-        parts.append("composition")
-    return [line for part in parts for line in rundir.differences(then[part], now[part], part)]
 
 
 def compare_metrics(then: list[dict[str, Any]], now: list[dict[str, Any]]) -> list[str]:

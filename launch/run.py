@@ -29,7 +29,7 @@ from launch.core.errors import (
     UserError,
     os_error_text,
 )
-from launch.execution import preview, slurm
+from launch.execution import row_preview, slurm
 from launch.execution.execute import check_host, execute
 from launch.machine import detect
 from launch.plan import rundir, show
@@ -61,7 +61,7 @@ def run(overrides: list[str]) -> int:
     check_files(config, all_lines=config.mode == Mode.run)
     warnings = [*request.warnings, *warnings]
     if config.data.preview and config.mode == Mode.run:
-        return preview.run(choose(config, host), host, warnings, request)
+        return row_preview.run(choose(config, host), host, warnings, request)
     run_dir, resumed = rundir.choose(config)
     warnings += [*rundir.left(config, run_dir), *rundir.moved(config, run_dir)]
     plan = make_plan(with_choices(config, host, run_dir), host, run_dir, warnings, request)

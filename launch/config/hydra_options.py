@@ -33,7 +33,7 @@ def refuse(request: Request) -> None:
             raise UserError(
                 f"{override.input_line}: Hydra only composes here, so it takes no effect. Use: "
                 "run_root=<directory> and name=<name> for where runs lie; hydra.searchpath=[...] "
-                "for files of your own; -m for a sweep, which hydra/launcher belongs to."
+                "for files of your own; -m for a sweep, whose trials runtime=slurm submits as jobs."
             )
 
 

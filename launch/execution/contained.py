@@ -12,7 +12,7 @@ import requests
 from docker.errors import DockerException, NotFound
 
 from launch.core.errors import HostError
-from launch.execution import engine, serving
+from launch.execution import docker_engine, server_client
 from launch.machine.detect import Host
 from launch.schema.plan import ContainerSpec
 
@@ -50,15 +50,15 @@ class ContainedProcess:
         for mount in spec.mounts:  # the engine would create missing folders as root
             if not mount.read_only:
                 Path(mount.source).mkdir(parents=True, exist_ok=True)
-        self.container = engine.create(client, spec, image_id, host)
+        self.container = docker_engine.create(client, spec, image_id, host)
         try:
-            with engine.host_errors(f"container {spec.name}: "):
+            with docker_engine.host_errors(f"container {spec.name}: "):
                 # Attach before the start, so that no output is missed and the engine's log
                 # rotation does not matter.
                 self.output = self.container.attach(stdout=True, stderr=True, stream=True)
                 self.container.start()
         except HostError:
-            engine.remove(self.container)
+            docker_engine.remove(self.container)
             raise
         self.follower = threading.Thread(target=self.follow, daemon=True)
         self.follower.start()
@@ -85,7 +85,7 @@ class ContainedProcess:
             self.state.setdefault("Error", LOST)
         self.follower.join(timeout=30)
         try:
-            engine.remove(self.container)
+            docker_engine.remove(self.container)
         except (DockerException, requests.RequestException, HostError):
             self.state.setdefault("Error", LOST)  # the next start removes it by its label
 
@@ -104,9 +104,9 @@ class ContainedProcess:
     def ask(self, port: int, path: str) -> str:
         """Return a server's answer, asked from inside unless the host's network is shared."""
         if self.spec.network == "host":
-            return serving.get(port, path)
+            return server_client.get(port, path)
         url = f"http://127.0.0.1:{port}{path}"
-        return self.python(ASK, url, str(serving.ANSWERS_WITHIN_S))
+        return self.python(ASK, url, str(server_client.ANSWERS_WITHIN_S))
 
     def dump_stacks(self, folder: Path) -> None:
         """Make ranks write their stacks into their logs.

@@ -24,7 +24,7 @@ from launch.core.errors import (
 )
 from launch.execution import orphans, provenance, record, secret_files
 from launch.execution.local import LocalProcess
-from launch.execution.progress import Progress
+from launch.execution.progress_line import Progress
 from launch.execution.slurm_process import NodeProcess
 from launch.execution.supervise import (
     Outcome,
@@ -71,11 +71,11 @@ def check_host(plan: Plan, host: Host) -> dict[str, Any] | None:
         preflight.check(plan, host)
         return None
     # The import takes 0.25 s, and only containers need it.
-    from launch.execution import engine
+    from launch.execution import docker_engine
 
     secret_files.remove_orphans(host)
     check_sandbox(plan, host)
-    image = engine.check(plan, host)
+    image = docker_engine.check(plan, host)
     preflight.check(plan, host)
     return image
 
@@ -87,32 +87,28 @@ def check_gpus(plan: Plan, host: Host) -> None:
         return
     # The preparation uses a GPU that later trains.
     count, gpus = len(host.gpus_of(vendor)), {gpu for p in plan.processes for gpu in p.gpus}
-    missing = sorted(gpu for gpu in gpus if gpu >= count)
-    if not missing:
+    if gpus <= set(range(count)):
         return
-    fault = f"GPU {missing[0]} requested, but this machine has GPUs 0-{count - 1}. Fix your mask."
-    if count < len(gpus):
-        others = f" ({len(host.withheld)} more were not passed to this container)"
-        fault = (
-            f"hardware={plan.config.hardware.name}: {len(gpus)} {vendor.name} GPU(s) needed, "
-            f"{count} found here{others if host.withheld else ''}. mode=plan shows what would "
-            "run; smoke=true runs it small, on the CPU."
-        )
-    raise HostError(fault)
+    withheld = f" ({len(host.withheld)} more were not passed to this container)"
+    raise HostError(
+        f"hardware={plan.config.hardware.name}: {len(gpus)} {vendor.name} GPU(s) needed, "
+        f"{count} found here{withheld if host.withheld else ''}. The run would use GPU "
+        f"{','.join(map(str, sorted(gpus)))}. Fix your mask; smoke=true runs on the CPU."
+    )
 
 
 def check_sandbox(plan: Plan, host: Host) -> None:
     """Raise HostError if the plan tests code but the engine or the image for that is missing."""
     if not placement.needs_sandbox(plan.config):
         return
-    from launch.execution import engine, sandboxed
+    from launch.execution import docker_engine, sandboxed
 
-    client = engine.connect(
+    client = docker_engine.connect(
         "method.rewards.code_tests runs code in containers, under every runtime."
     )
     sandboxed.image_id(client)
-    with engine.host_errors():
-        engine.remove_orphans(client, host)
+    with docker_engine.host_errors():
+        docker_engine.remove_orphans(client, host)
 
 
 def check_plan(plan: Plan) -> None:
@@ -147,9 +143,9 @@ def execute(
     ):
         sandbox_image = None
         if placement.needs_sandbox(plan.config):
-            from launch.execution import engine, sandboxed
+            from launch.execution import docker_engine, sandboxed
 
-            sandbox_image = sandboxed.image_id(engine.connect())
+            sandbox_image = sandboxed.image_id(docker_engine.connect())
         write_inputs(plan, sandbox_image)
         run_record = record.begin(plan, host, image, parent, sandbox_image)
         json_files.write_json(run_dir / "record.json", run_record)
@@ -198,9 +194,9 @@ def starter(plan: Plan, host: Host, image: dict[str, Any] | None) -> Starter:
         )
     if not plan.containers:
         return LocalProcess
-    from launch.execution import contained, engine, sandboxed
+    from launch.execution import contained, docker_engine, sandboxed
 
-    client = engine.connect()
+    client = docker_engine.connect()
 
     def start(process: Process, log: Path) -> Started:
         if process.kind == "verifier":

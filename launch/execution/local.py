@@ -9,7 +9,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from launch.execution import logs, orphans, serving, stacks
+from launch.execution import logs, orphans, server_client, stacks
 from launch.machine import masks
 from launch.schema.plan import Process
 
@@ -78,7 +78,7 @@ class LocalProcess:
         return logs.killed_by(-code) if code is not None and code < 0 else None
 
     def ask(self, port: int, path: str) -> str:
-        return serving.get(port, path)
+        return server_client.get(port, path)
 
     def dump_stacks(self, folder: Path) -> Path | None:
         folder.mkdir(exist_ok=True)

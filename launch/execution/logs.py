@@ -115,6 +115,13 @@ class LastWords(NamedTuple):
     rank: int | None = None
     exit_code: int | None = None
 
+    @property
+    def why(self) -> str | None:
+        """Return how the rank ended, as far as torchrun knows."""
+        if self.exit_code is None or self.exit_code >= 0:
+            return None if self.exit_code is None else f"exit code {self.exit_code}"
+        return killed_by(-self.exit_code)
+
 
 def last_words(log: Path, since: int = 0, count: int = 200) -> LastWords:
     """Return the last lines of the attempt that began at byte `since` of the log."""

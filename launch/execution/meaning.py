@@ -16,8 +16,12 @@ def table() -> list[dict[str, Any]]:
     return list(yaml.safe_load(Path(__file__).with_name("meanings.yaml").read_text("utf-8")))
 
 
-def of(lines: Iterable[str]) -> str | None:
-    """Return what these lines mean; None if no pattern matches."""
-    text, flags = "\n".join(lines), re.IGNORECASE | re.MULTILINE
-    rows = (row for row in table() if re.search("|".join(row["patterns"]), text, flags))
-    return next((str(row["means"]) for row in rows), None)
+def of(*texts: Iterable[str]) -> str | None:
+    """Return what the first of these texts means that a pattern matches; None without a match."""
+    flags = re.IGNORECASE | re.MULTILINE
+    for lines in texts:
+        text = "\n".join(lines)
+        for row in table():
+            if re.search("|".join(row["patterns"]), text, flags):
+                return str(row["means"])
+    return None

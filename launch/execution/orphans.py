@@ -114,9 +114,9 @@ def _left() -> list[_Marked]:
     """Return processes of launchers that are known to be gone, so none of another namespace."""
     left, namespace = [], _namespace()
     for process in _all_marked():
-        of, _, launcher = process.launcher.partition(":")
+        namespace_of, _, launcher = process.launcher.partition(":")
         pid = launcher.partition(":")[0]
-        if of == namespace and not (pid.isdigit() and identity(int(pid)) == launcher):
+        if namespace_of == namespace and not (pid.isdigit() and identity(int(pid)) == launcher):
             left.append(process)
     return left
 

@@ -28,7 +28,7 @@ from containers import engine as images_engine
 from containers import images
 from containers.images import LABEL
 from launch.core.errors import HostError
-from launch.execution import engine
+from launch.execution import docker_engine
 from launch.machine.detect import Host
 from launch.plan.container import container_name
 from launch.schema.plan import ContainerSpec, Plan, Process
@@ -43,7 +43,7 @@ WENT = "the sandbox ended during this job"
 def image_id(client: docker.DockerClient) -> str:
     """Return the id of the image `sandbox`. Raises HostError."""
     reference = images.load()["sandbox"].reference
-    with engine.host_errors():
+    with docker_engine.host_errors():
         image = images_engine.find(client, reference)
     if image is None:
         raise HostError(
@@ -65,7 +65,7 @@ class Worker:
         log: Path,
         job_s: float,
     ) -> None:
-        self.create = functools.partial(engine.create, client, spec, image, host)
+        self.create = functools.partial(docker_engine.create, client, spec, image, host)
         self.name, self.log, self.job_s = spec.name, log, job_s
         self.closed = False
         self.start()
@@ -76,7 +76,7 @@ class Worker:
             self.end()
             return
         try:
-            with engine.host_errors(f"container {self.name}: "):
+            with docker_engine.host_errors(f"container {self.name}: "):
                 streams = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
                 self.stream = self.container.attach_socket(params=streams)
                 self.answers = self.lines()

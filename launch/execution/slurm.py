@@ -152,14 +152,11 @@ def submit(plan: Plan, host: Host) -> int:
     json_files.write_json(plan.run_dir / JOB, {"job": job})
     if plan.config.format == Format.json:
         print(json.dumps({"run_dir": str(plan.run_dir), "job": job, "script": str(file)}, indent=1))
-    words = _words(job)
     show.say(
         plan.config,
-        f"{plan.name}: job {job} is submitted. `squeue -j {words}` shows where it is, "
-        f"`scancel {words}` ends it.",
+        f"{plan.name}: job {job} is submitted; `scancel {_words(job)}` ends it.\n"
+        f"Everything is in {plan.run_dir}; its output is {LOG}",
     )
-    show.say(plan.config, f"It writes to {plan.run_dir / LOG}")
-    show.say(plan.config, f"Everything is in {plan.run_dir}")
     return follow(plan, job) if plan.config.runtime.slurm.wait else EXIT_DONE
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import fcntl
 import socket
-import struct
 from pathlib import Path
+
+import psutil
 
 from launch.core.errors import HostError, near
 from launch.machine.sysfs import text
 from launch.schema import Slurm
 
-SIOCGIFADDR = 0x8915  # linux/sockios.h: the IPv4 address of an interface
 NO_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
 
 
@@ -22,18 +21,15 @@ def address(interface: str | None) -> str:
     """
     if interface is None:
         return socket.gethostname()
-    request = struct.pack("256s", interface.encode()[:15])
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        try:
-            answer = fcntl.ioctl(sock.fileno(), SIOCGIFADDR, request)
-        except OSError as error:
-            names = [name for _, name in socket.if_nameindex()]
-            fault = "no IPv4 address" if interface in names else "no such interface"
-            raise HostError(
-                f"runtime.slurm.interface={interface}: {fault} on {socket.gethostname()}. "
-                f"There are {', '.join(names)} (`ip -br address`).{near(interface, names)}"
-            ) from error
-    return socket.inet_ntoa(answer[20:24])
+    addresses = psutil.net_if_addrs()
+    own = [a.address for a in addresses.get(interface, ()) if a.family == socket.AF_INET]
+    if not own:
+        fault = "no IPv4 address" if interface in addresses else "no such interface"
+        raise HostError(
+            f"runtime.slurm.interface={interface}: {fault} on {socket.gethostname()}. "
+            f"There are {', '.join(addresses)} (`ip -br address`).{near(interface, addresses)}"
+        )
+    return own[0]
 
 
 def free_port(host: str) -> int:
@@ -54,35 +50,29 @@ def check_adapters(slurm: Slurm, sysroot: str = "/") -> None:
         return
     folder = Path(sysroot) / "sys/class/infiniband"
     there = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    exact = slurm.hca.startswith("=")
     for entry in slurm.hca.removeprefix("=").split(","):
         name, _, port = entry.partition(":")
-        exact = slurm.hca.startswith("=")
         adapters = [a for a in there if a == name or (not exact and a.startswith(name))]
-        fault = None
         if not adapters:
-            fault = (
+            raise HostError(
                 f"runtime.slurm.hca={slurm.hca}: no adapter {name} on {socket.gethostname()}. "
                 f"There are {', '.join(there) or 'none'} (`ls /sys/class/infiniband`)."
             )
-        for adapter in adapters:
-            fault = fault or gid_fault(folder / adapter / "ports" / (port or "1"), slurm.gid_index)
-        if fault:
-            raise HostError(fault)
+        for adapter in adapters if slurm.gid_index is not None else ():
+            check_gid(folder / adapter / "ports" / (port or "1"), slurm.gid_index or 0)
 
 
-def gid_fault(port: Path, index: int | None) -> str | None:
-    """Return why this row of a port's table does not serve RoCE v2, and the rows that do."""
+def check_gid(port: Path, index: int) -> None:
+    """Raise HostError if this row of a port's table does not serve RoCE v2."""
     rows = sorted(int(f.name) for f in port.glob("gid_attrs/types/*") if f.name.isdecimal())
     kinds = {row: text(port / f"gid_attrs/types/{row}") for row in rows}
     gids = {row: text(port / f"gids/{row}") for row in rows}
     good = [row for row in rows if kinds[row] == "RoCE v2" and gids[row] not in (None, NO_GID)]
-    if index is None or index in good:
-        return None
-    kind = kinds.get(index)
-    content = "RoCE v2 without an address" if kind == "RoCE v2" else kind or "empty"
-    good_rows = ", ".join(f"{row} ({gids[row]})" for row in good)
-    return (
-        f"runtime.slurm.gid_index={index}: row {index} of {port.parents[1].name} on "
-        f"{socket.gethostname()} is {content}. "
-        f"Rows of RoCE v2: {good_rows or 'none: an InfiniBand port needs no gid_index'}."
-    )
+    if index not in good:
+        good_rows = ", ".join(f"{row} ({gids[row]})" for row in good)
+        raise HostError(
+            f"runtime.slurm.gid_index={index}: row {index} of {port.parents[1].name} on "
+            f"{socket.gethostname()} is {kinds.get(index) or 'empty'}, {gids.get(index)}. "
+            f"Rows of RoCE v2: {good_rows or 'none: an InfiniBand port needs no gid_index'}."
+        )

@@ -20,7 +20,7 @@ from launch.core import json_files
 from launch.core.errors import EXIT_USER
 from launch.execution import logs, watchdog
 from launch.execution.meaning import of as meaning_of
-from launch.execution.progress import Progress
+from launch.execution.progress_line import Progress
 from launch.execution.watchdog import Watchdog
 from launch.machine import placement
 from launch.schema.plan import Plan, Process
@@ -368,11 +368,11 @@ def describe(plan: Plan, outcome: Outcome) -> str:
         reported = None if words.rank is None else process.node * process.num_ranks + words.rank
         if words.exit_code is not None and words.exit_code < 0:
             # A killed rank could write nothing, and others failed because of it.
-            rank, why = reported, logs.killed_by(-words.exit_code)
+            rank, why = reported, words.why
         elif known:
             rank, why = known["rank"], str(known["error"])
         elif words.exit_code is not None:
-            rank, why = reported, f"exit code {words.exit_code}"
+            rank, why = reported, words.why
     name = process.name + (f", rank {rank}" if rank is not None and of_ranks else "")
     # Show the log of the rank, in a hang of the first. If the failed rank is unknown, the group's
     # comes first. If one is empty, show the other.
@@ -385,7 +385,7 @@ def describe(plan: Plan, outcome: Outcome) -> str:
     tail = lines[-SHOWN_LINES:]
     # Look further up only if no rank has written why it failed, because an old warning would match
     # too easily.
-    meaning = meaning_of([why or ""]) or meaning_of(tail) or (None if known else meaning_of(lines))
+    meaning = meaning_of([why or ""], tail, [] if known else lines)
     verb, reason = "hung" if hung else "failed", f": {why}" if why else ""
     quoted = "".join(f"  | {line}\n" for line in tail) or "  (nothing)\n"
     usually = f"This usually means: {meaning}\n" if meaning else ""

@@ -53,9 +53,9 @@ class Host:
         is_amd = vendor == Vendor.amd
         return tuple(gpu for gpu in self.gpus if gpu.gfx.startswith("gfx") == is_amd)
 
-    def free_port(self, wanted: int) -> int:
-        """Return the first free port at or above `wanted`."""
-        return next(port for port in range(wanted, 65536) if port not in self.listening)
+    def free_port(self, first: int) -> int:
+        """Return the first free port at or above `first`."""
+        return next(port for port in range(first, 65536) if port not in self.listening)
 
 
 def group_of(gpus: tuple[Gpu, ...], counted: tuple[Gpu, ...] = ()) -> str:
@@ -135,18 +135,13 @@ def partition_remedy(gpus: list[Gpu]) -> str:
 
 def found_line(gpus: tuple[Gpu, ...], group: str) -> str:
     """Return a line with what hardware=auto found and the group that follows."""
-    if not gpus:
-        return (
-            "hardware=auto: no GPU in /sys/class/kfd nor in /proc/driver/nvidia (or your mask "
-            f"hides all of them): hardware={group}"
-        )
     usable = _chosen(gpus)
-    kinds = ", ".join(
-        f"{count} x {kind}" for kind, count in Counter(describe(gpu) for gpu in usable).items()
-    )
+    kinds = [f"{count} x {kind}" for kind, count in Counter(map(describe, usable)).items()]
+    if not kinds:
+        kinds = ["no GPU in /sys/class/kfd nor /proc/driver/nvidia (or your mask hides all)"]
     withheld = len(gpus) - len(usable)
     others = f", and {withheld} that were not passed to this container" if withheld else ""
-    return f"hardware=auto: {kinds}{others}: hardware={group}"
+    return f"hardware=auto: {', '.join(kinds)}{others}: hardware={group}"
 
 
 def gpus(sysroot: str = "/") -> tuple[Gpu, ...]:

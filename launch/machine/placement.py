@@ -92,15 +92,15 @@ def process_groups(config: Config, host: Host) -> list[ProcessGroup]:
     return groups
 
 
-def visible_gpus(config: Config, host: Host, wanted: int) -> list[int]:
-    """Return GPU indices for this run: the first `wanted` of the user's mask or of the host.
+def visible_gpus(config: Config, host: Host, count: int) -> list[int]:
+    """Return GPU indices for this run: the first `count` of the user's mask or of the host.
 
     Raises HostError.
     """
-    return chosen_gpus(config, host, wanted) if config.hardware.vendor in MASK else []
+    return chosen_gpus(config, host, count) if config.hardware.vendor in MASK else []
 
 
-def chosen_gpus(config: Config, host: Host, wanted: int) -> list[int]:
+def chosen_gpus(config: Config, host: Host, count: int) -> list[int]:
     """Return the same indices even if smoke=true has replaced the GPU by the CPU."""
     is_amd = config.hardware.gfx.startswith("gfx")
     if is_amd and masks.ROCR in host.environ:
@@ -111,7 +111,7 @@ def chosen_gpus(config: Config, host: Host, wanted: int) -> list[int]:
         )
     variables = masks.in_force(masks.AMD if is_amd else masks.NVIDIA, host.environ)
     if not variables:
-        return list(range(wanted))
+        return list(range(count))
     (name, mask), *others = variables.items()
     visible = [int(part) for part in mask.split(",") if part.strip().isdigit()]
     fault = None
@@ -122,12 +122,12 @@ def chosen_gpus(config: Config, host: Host, wanted: int) -> list[int]:
         fault = f"indices are needed here, for example {name}=0,1."
     elif len(set(visible)) < len(visible):
         fault = "a GPU is named twice."
-    elif len(visible) < wanted:
-        fault = f"{len(visible)} GPUs, but this topology needs {wanted}. Widen the mask or set "
+    elif len(visible) < count:
+        fault = f"{len(visible)} GPUs, but this topology needs {count}. Widen the mask or set "
         fault += f"topology.num_gpus={len(visible)}."
     if fault:
         raise HostError(f"{name}={mask}: {fault}")
-    return visible[:wanted]
+    return visible[:count]
 
 
 def dtype(config: Config) -> str:

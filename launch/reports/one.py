@@ -34,7 +34,7 @@ from launch.reports.parts import (
     ratio,
     text,
 )
-from launch.study.pool import typed
+from launch.study.trials import typed
 
 VERDICTS = {
     "done": "Done.",
@@ -133,14 +133,11 @@ def last_words(run: Run) -> list[Block]:
     for file in files:
         words = logs.last_words(file, count=1000)
         lines = words.lines[-LAST_LINES:]
-        why = str(first["error"]) if first else logs.root_cause(words.lines)
-        if why is None and words.exit_code is not None:
-            code = words.exit_code
-            why = logs.killed_by(-code) if code < 0 else f"exit code {code}"
+        why = str(first["error"]) if first else logs.root_cause(words.lines) or words.why
         if lines:
             title = f"Last lines of logs/{file.name}" + (f" ({why})" if why else "")
             blocks.append(Pre(title, "\n".join(lines)))
-            if meaning := meaning_of([why or ""]) or meaning_of(lines):
+            if meaning := meaning_of([why or ""], lines):
                 blocks.append(Note(f"This usually means: {meaning}"))
     return blocks
 

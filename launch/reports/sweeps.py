@@ -82,7 +82,7 @@ def page(folder: Path) -> Page:
             "Importance of the parameters": lambda: [
                 Note("Unknown: the trials have different figures.")
                 if is_mixed
-                else importance(folder, trials, metric)
+                else importance(content, metric)
             ],
             "Benchmarks": lambda: benchmarks(runs, len(trials), which),
             "Curves": lambda: curves(runs, [] if is_mixed else ranked, len(trials), which),
@@ -150,16 +150,15 @@ def _table(trials: list[Trial], metric: str | None, best: Trial | None) -> Table
     return Table("Trials", columns, rows, ["best" if t is best else "" for t in trials])
 
 
-def importance(folder: Path, trials: list[Trial], metric: str | None) -> Block:
+def importance(content: dict[str, Any], metric: str | None) -> Block:
     """Return a table of each parameter's importance, or a note on why it is unknown.
 
     For a search it is Optuna's PED-ANOVA; for a grid, the variance between means.
     """
-    done = [t for t in trials if t["status"] == "done" and is_number(t.get("value"))]
+    done = [t for t in content["trials"] if t["status"] == "done" and is_number(t.get("value"))]
     keys = dict.fromkeys(key for trial in done for key in parameters(trial))
     varying = [key for key in keys if len({parameters(t).get(key) for t in done}) > 1]
-    journal = folder / optuna_study.JOURNAL
-    is_search, fewest = journal.is_file(), FEWEST_OF_A_SEARCH
+    is_search, fewest = all(t.get("params") for t in done), FEWEST_OF_A_SEARCH
     if not varying:
         return Note("Unknown: no parameter has two values among the trials that are done.")
     if len(varying) == 1:
@@ -171,7 +170,7 @@ def importance(folder: Path, trials: list[Trial], metric: str | None) -> Block:
     if is_search and len(done) < fewest:
         return Note(f"Unknown: {len(done)} trials are done, and a search needs {fewest}.")
     if is_search:
-        shares = optuna_study.importances(journal)
+        shares = optuna_study.importances(content)
         how = (
             f"PED-ANOVA (Optuna) over {len(done)} trials that are done: "
             "what distinguishes the best tenth from the others."

@@ -24,6 +24,7 @@ from launch.schema.trainer_args import own, value
 
 SELECTED = "selected.jsonl"  # recipes/sample.py writes it for trainings, next to SCORED
 VERIFIER = ("rewards", "reward_chain", "reward_pattern", "reward_confined", "sandbox")
+SERVER_KEYS = ("server_memory_share", "server_cache_gb", "server_args")
 METHODS = {"start": "sft", "sample": "sample", "train": "sft", "evaluate": "evaluate"}
 
 
@@ -175,15 +176,8 @@ def apply(config: Config, phase: CyclePhase) -> None:
         topology.server_cache_gb, topology.server_args = None, {}
     if phase.part in ("sample", "evaluate"):  # these do not read settings of a training
         config.effective_batch, config.adapter = None, Adapter("none")
-        config.topology = Topology(
-            topology.name,
-            topology.num_gpus,
-            topology.strategy,
-            server_memory_share=topology.server_memory_share,
-            server_cache_gb=topology.server_cache_gb,
-            server_args=topology.server_args,
-            numa_binding=topology.numa_binding,
-        )
+        read_keys = ("name", "num_gpus", "strategy", "numa_binding", *SERVER_KEYS)
+        config.topology = Topology(**{key: getattr(topology, key) for key in read_keys})
     elif phase.learning_rate_factor != 1.0:
         rate = float(value(config, "learning_rate"))
         method.args["learning_rate"] = rate * phase.learning_rate_factor

@@ -166,6 +166,8 @@ class Pipeline:
         self.others = request.without("experiment")
         self.experiment = [o for o in request if o not in self.others]
         self.composed: dict[tuple[str, ...], Config] = {}
+        self.data: dict[str, Any] = {}  # content of the input files when the pipeline began
+        self.ended: dict[str, Any] = {}  # results of phases that have ended, for format=json
         check_value("name", config.name, NAME)  # each phase, which is checked later, has its own
         check_phases(config.phases)
 
@@ -263,17 +265,16 @@ class Pipeline:
 
         `images` is what check_host returned for each phase.
         """
-        config, ended = self.config, dict[str, Any]()
-        data = input_data(self.run_dir, list(plans.values()))
-        exit_code = EXIT_DONE
-        self._write(plans, data, "running", None)
+        config, exit_code = self.config, EXIT_DONE
+        self.data = input_data(self.run_dir, list(plans.values()))
+        self._write(plans, "running")
         try:
             for phase in plans:  # choosing a cycle replaces the plans, but not their names
                 plan = plans[phase]
                 if plan.is_left_out:
                     continue
                 if _is_done(plan.run_dir):
-                    ended[phase] = show.end_json(plan, EXIT_DONE)
+                    self.ended[phase] = show.end_json(plan, EXIT_DONE)
                     show.say(config, f"{plan.name}: done already")
                     continue
                 if stopping:
@@ -286,39 +287,30 @@ class Pipeline:
                 show.say(config, f"\nphase {name} of {model}")
                 with _named(phase):
                     exit_code = execute(plan, self.host, images[phase], self.run_dir.name, stopping)
-                ended[phase] = show.end_json(plan, exit_code)
+                self.ended[phase] = show.end_json(plan, exit_code)
                 show.say_end(config, plan, exit_code)
                 if exit_code != EXIT_DONE:
                     break
                 if plan.chosen and plan.config.method.measures_model:
                     plans = self.plans()
-                    self._write(plans, data, "running", None)
+                    self._write(plans, "running")
         except (UserError, HostError) as error:  # planning again may find that a data file is gone
-            self._end(plans, data, "failed", error.exit_code, ended)
+            self._end(plans, error.exit_code)
             raise
-        self._end(plans, data, STATUS.get(exit_code, "failed"), exit_code, ended)
+        self._end(plans, exit_code)
         return exit_code
 
-    def _end(
-        self,
-        plans: dict[str, Plan],
-        data: dict[str, Any],
-        status: str,
-        exit_code: int,
-        ended: dict[str, Any],
-    ) -> None:
+    def _end(self, plans: dict[str, Plan], exit_code: int) -> None:
         """Write the last record, and show what was learned or the ended phases."""
-        self._write(plans, data, status, exit_code)
+        self._write(plans, STATUS.get(exit_code, "failed"), exit_code)
         if exit_code == EXIT_DONE:
             ran = [plan for plan in plans.values() if not plan.is_left_out]
             show.say(self.config, phase_curves.show_all(self.run_dir, ran))
         if self.config.format == Format.json:
-            content = {"run_dir": str(self.run_dir), "exit_code": exit_code, "phases": ended}
+            content = {"run_dir": str(self.run_dir), "exit_code": exit_code, "phases": self.ended}
             print(json.dumps(content, indent=1))
 
-    def _write(
-        self, plans: dict[str, Plan], data: dict[str, Any], status: str, exit_code: int | None
-    ) -> None:
+    def _write(self, plans: dict[str, Plan], status: str, exit_code: int | None = None) -> None:
         choices = [plan.chosen.choice for plan in plans.values() if plan.chosen]
         folders = _folders(plans)
         content = {
@@ -327,7 +319,7 @@ class Pipeline:
             "overrides": list(self.request),
             "composition": composition(self.config),
             "composition_hash": composition_hash(self.config),
-            "data": data,
+            "data": self.data,
             "phases": folders,
             # by the name of the phase of method=raft, `raft` if alone
             "chosen": {c.raft or "raft": c.record(folders) for c in choices if c.is_made},

@@ -30,7 +30,7 @@ from launch.rules.values import check_value
 from launch.schema import Config
 from launch.schema.checked import Range
 from launch.schema.enums import Mode
-from launch.study import hydra_sweep, pipeline, sweep_plan, sweep_report
+from launch.study import pipeline, sweep_plan, sweep_report
 from launch.study import space as sweep_space
 from launch.study.optuna_study import Grid, Search, Source
 from launch.study.trial_loop import Loop
@@ -44,30 +44,28 @@ TRIED = 5  # a search is rejected if its first suggestions, this many, are all r
 class Command:
     """A sweep's command line.
 
-    `shared` holds the overrides of every trial, `grid` those of each trial of a grid, and
-    `launcher` those of Hydra's launcher.
+    `shared` holds the overrides of every trial, `grid` those of each trial of a grid.
     """
 
     config: Config
     folder: Path
     shared: list[str]
     grid: list[list[str]]
-    launcher: list[str]
 
     @property
     def is_search(self) -> bool:
         return self.config.sweep.name != "none"
 
-    def source(self, keep: bool) -> Source:
-        """Return the source of trials, which records them in the sweep's folder only if `keep`."""
+    def source(self) -> Source:
+        """Return the source of trials; a search continues from those in sweep.json."""
         if not self.is_search:
             return Grid(self.grid)
-        before = (json_files.read_json(self.folder / "sweep.json") or {}).get("trials")
-        return Search(self.config.sweep, self.config.seed, self.folder, before, keep)
+        content = json_files.read_json(self.folder / "sweep.json") or {}
+        return Search(self.config.sweep, self.config.seed, content.get("trials", ()))
 
     def to_run(self, most: int | None = None) -> Iterator[Trial]:
         """Yield the trials to run next: at most `most` of a grid, TRIED of a search."""
-        trials = iter(self.source(keep=False).next, None)
+        trials = iter(self.source().next, None)
         return islice(trials, TRIED if self.is_search else most)
 
 
@@ -98,13 +96,10 @@ def run(arguments: list[str]) -> int:
     sweep_plan.look(command.to_run(), command.shared, host, whole=False, to_run=True)
     rundir.make(command.folder)
     with rundir.locked(command.folder):
-        source = command.source(keep=True)
+        source = command.source()
         loop = Loop(config, command.folder, command.shared, source, host)
-        if command.launcher:
-            exit_code = hydra_sweep.run(loop, command.launcher)
-        else:
-            with signals() as stopping:
-                exit_code = loop.run(stopping)
+        with signals() as stopping:
+            exit_code = loop.run(stopping)
     sweep_report.show_end(config, loop.content(), exit_code)
     return exit_code
 
@@ -112,24 +107,19 @@ def run(arguments: list[str]) -> int:
 def read(request: Request) -> Command:
     """Return the sweep of a command. Raises UserError."""
     fixed, grid = sweep_space.split(request)
-    prefixes = ("hydra/launcher=", "hydra.launcher.", "+hydra.launcher.")
-    launcher = [o for o in fixed if o.startswith(prefixes)]
-    fixed = [o for o in fixed if o not in launcher]
     hydra_options.refuse(Request([*fixed, *grid[0]]))
     for override in grid[0]:
         if (key := _key(override)) in OF_THE_SWEEP or key.startswith("sweep."):
             raise UserError(f"{override}, ...: several values of {key}, but a sweep has one.")
     _check_names(fixed, grid)
     config = _compose_any(fixed, grid)
-    _check(config)
     sweep, name, inputs = config.sweep, config.name, list[Any]()
     typed = [o for o in fixed if _key(o).partition(".")[0] not in ("mode", "format", "sweep")]
+    _check(config, typed, grid[0])
     if sweep.name == "none":
         identifying = sorted(o for o in typed if o.partition("=")[0] not in NOT_IDENTITY)
         name, inputs = name or "grid", [str(Path.cwd()), identifying, grid]
-        launcher = [o for o in launcher if o != "hydra/launcher=basic"]
     else:
-        _check_search(config, typed, [*grid[0], *launcher])
         # Trials with other fixed values belong to another search.
         config = compose([*sweep.overrides, *fixed])
         goal = [sweep.metric, sweep.direction.value, plain(sweep.space)]
@@ -139,7 +129,7 @@ def read(request: Request) -> Command:
     digest = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:8]
     fresh = f"-{rundir.fresh_name()}" if config.resume == "never" else ""
     folder = Path(config.run_root) / "sweeps" / f"{name}-{digest}{fresh}"
-    return Command(config, folder, typed, grid, launcher)
+    return Command(config, folder, typed, grid)
 
 
 def _key(override: str) -> str:
@@ -177,41 +167,40 @@ def _compose_any(shared: list[str], grid: list[list[str]]) -> Config:
     raise refusals[0]
 
 
-def _check(config: Config) -> None:
-    """Raise UserError for settings of a single run and for inconsistent settings of a sweep."""
-    sweep = config.sweep
+def _check(config: Config, typed: list[str], varied: list[str]) -> None:
+    """Raise UserError for settings of a single run and for inconsistent settings of a sweep.
+
+    `typed` are the overrides that all trials share, `varied` those of a grid's first trial.
+    """
+    sweep, is_search = config.sweep, config.sweep.name != "none"
     resume = {f"resume={config.resume}": config.resume not in ("auto", "never")}
     pipeline.refuse_keys_of_one_run(config, "-m starts many. Leave it out.", **resume)
-    for name, count in (("parallel", sweep.parallel), ("num_trials", sweep.num_trials)):
-        check_value(f"sweep.{name}", count, Range(least=1))
-    if sweep.space and sweep.name == "none":
-        raise UserError(
-            "sweep.space takes no effect on a grid. "
-            "Use: sweep.name=<a name> sweep.metric=<a figure of the runs> for a search of it."
-        )
-    goal = sweep_report.goal_of(sweep.metric)
+    check_value("sweep.parallel", sweep.parallel, Range(least=1))
+    check_value("sweep.num_trials", sweep.num_trials, Range(least=1))
+    goal, fault = sweep_report.goal_of(sweep.metric), None
+    by_key = {_key(override): override for override in typed}
+    held = [n for n, parameter in sweep.space.items() if parameter.key in by_key]
     if goal is not None and goal != sweep.direction:
-        raise UserError(
+        fault = (
             f"sweep.direction={sweep.direction.value} with sweep.metric={sweep.metric}: the worst "
             f"trial would be selected. Use: sweep.direction={goal.value}."
         )
-
-
-def _check_search(config: Config, typed: list[str], of_grid: list[str]) -> None:
-    sweep = config.sweep
-    if of_grid:
-        raise UserError(
-            f"{of_grid[0]}: is for a grid, and sweep={sweep.name} is a search. "
-            "Leave one of them out."
+    elif sweep.space and not is_search:
+        fault = (
+            "sweep.space takes no effect on a grid. "
+            "Use: sweep.name=<a name> sweep.metric=<a figure of the runs> for a search of it."
         )
-    sweep_space.check(sweep)
-    by_key = {_key(o): o for o in typed}
-    for name, parameter in sweep.space.items():
-        if parameter.key in by_key:
-            raise UserError(
-                f"{by_key[parameter.key]}: sweep={sweep.name} varies it. To hold it, add "
-                f"'~sweep.space.{name}'."
-            )
+    elif is_search and varied:
+        fault = f"{varied[0]}: is for a grid, and sweep={sweep.name} is a search. Leave out one."
+    elif is_search and held:
+        override = by_key[sweep.space[held[0]].key]
+        fault = (
+            f"{override}: sweep={sweep.name} varies it. To hold it, add '~sweep.space.{held[0]}'."
+        )
+    if fault:
+        raise UserError(fault)
+    if is_search:
+        sweep_space.check(sweep)
 
 
 def _plan(command: Command, host: Host) -> int:
@@ -220,7 +209,7 @@ def _plan(command: Command, host: Host) -> int:
     planned = sweep_plan.look(
         command.to_run(sweep_plan.CHECKED), command.shared, host, whole=not command.is_search
     )
-    source = command.source(keep=False)
+    source = command.source()
     trials = [*source.known, *(source.waiting if isinstance(source, Grid) else [])]
     content = sweep_report.as_object(
         command.folder, config.sweep, command.shared, trials, source.total
@@ -230,5 +219,5 @@ def _plan(command: Command, host: Host) -> int:
         return EXIT_DONE
     for number, reason in planned.refused.items():
         print(f"[{number}] {reason}", file=sys.stderr)
-    sweep_plan.show(config, content, planned, host, next(iter(command.launcher), None))
+    sweep_plan.show(config, content, planned, host)
     return EXIT_USER if planned.refused and not command.is_search else EXIT_DONE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -13,14 +14,14 @@ from launch.config.identity import has_phases
 from launch.config.request import Request
 from launch.core.errors import HostError, UserError
 from launch.core.json_files import plain
-from launch.execution.execute import check_host
+from launch.execution.execute import check_host, check_plan
 from launch.machine.detect import Host
 from launch.plan.show import say, short_path, show_plan
 from launch.plan.views import as_json, pipeline_json
 from launch.schema import Config
 from launch.schema.enums import Format
 from launch.search import fit
-from launch.study.pool import at_once, blocks
+from launch.study.trial_loop import at_once, blocks
 from launch.study.trials import Prepared, Trial, prepared
 
 SCHEMA = 2  # 1 had a row for every trial
@@ -52,7 +53,9 @@ def look(
         try:
             planned = prepared(Request([*shared, *trial.varied]), host)
             for plan in planned.plans if to_run else ():
-                check_host(plan, host)
+                # A job of Slurm runs on another machine, which checks itself.
+                on_slurm = plan.config.runtime.name == "slurm"
+                check_plan(plan) if on_slurm else check_host(plan, host)
             ready[trial.number] = planned
         except (UserError, HostError) as error:
             refused[trial.number] = error
@@ -75,9 +78,7 @@ def look(
     )
 
 
-def show(
-    config: Config, content: dict[str, Any], planned: Look, host: Host, launcher: str | None
-) -> None:
+def show(config: Config, content: dict[str, Any], planned: Look, host: Host) -> None:
     """Show the space, the number of trials, how they are packed, the first plan, and failures."""
     sweep, first, total = config.sweep, planned.first, content["num_trials"]
     gpus, size = first.gpus_here(host, planned=True), first.num_gpus
@@ -88,9 +89,8 @@ def show(
         plans = {plan.run_dir.name.partition("_")[2]: plan for plan in first.plans}
         added = {
             "schema": SCHEMA,
-            "space": plain(sweep.space),
             "at_once": num_parallel,
-            "gpu_sets": [] if launcher else sets,
+            "gpu_sets": sets,
             "refused": planned.refused,
             "lacking": planned.lacking,
             "first": pipeline_json(run_dir.parent.parent.name, run_dir.parent, plans)
@@ -103,18 +103,17 @@ def show(
         fields = [f"{key} {v}" for key, v in plain(parameter).items() if v is not None]
         say(config, f"{name}: {', '.join(fields)}")
     goal = f", to {sweep.direction.value} {sweep.metric}" if sweep.metric else ""
-    where = f", {num_parallel} at once"
-    if launcher:
-        where = f", a job for each, all handed to {launcher}"
-    elif len(planned.sizes) > 1:
+    if len(planned.sizes) > 1:
         where = f", each on {' or '.join(map(str, sorted(planned.sizes)))} GPU(s)"
-    elif sets:
-        where += f", each on {size} GPU(s): {'; '.join(','.join(map(str, s)) for s in sets)}"
+    else:
+        where = f", {num_parallel} at once"
+        names = "; ".join(",".join(map(str, gpus)) for gpus in sets)
+        where += f", each on {size} GPU(s): {names}" if sets else ""
     say(config, f"{total} trials{goal}{where}, in {short_path(content['directory'])}")
-    begun = [row["status"] for row in content["trials"] if row["status"] != "waiting"]
-    if begun:
-        counts = ", ".join(f"{begun.count(status)} {status}" for status in dict.fromkeys(begun))
-        say(config, f"Resumes: {counts}. Finished trials are not run again.")
+    counts = Counter(row["status"] for row in content["trials"] if row["status"] != "waiting")
+    if counts:
+        begun = ", ".join(f"{count} {status}" for status, count in counts.items())
+        say(config, f"Resumes: {begun}. Finished trials are not run again.")
     say(config, "The first to run:")
     console = Console(width=None if Console().is_terminal else 120)
     for plan in first.plans:

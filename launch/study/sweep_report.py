@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -13,11 +14,11 @@ from rich.table import Table
 from rich.text import Text
 
 from launch.core.errors import EXIT_INTERRUPTED
+from launch.core.json_files import plain
 from launch.plan.show import say, short_path
 from launch.schema import Config, Direction, Sweep
 from launch.schema.enums import Format
-from launch.study.pool import typed
-from launch.study.trials import OF_ROWS, Trial
+from launch.study.trials import OF_ROWS, Trial, typed
 
 SCHEMA = 1
 USUAL = ("gain", "accuracy", "reward", "loss")
@@ -70,6 +71,7 @@ def as_object(
         "overrides": shared,
         "metric": sweep.metric,
         "direction": sweep.direction.value,
+        "space": plain(sweep.space),
         "num_trials": total,
         "trials": [asdict(trial) for trial in sorted(trials, key=lambda t: t.number)],
         "best": winner
@@ -87,43 +89,29 @@ def show_end(config: Config, content: dict[str, Any], exit_code: int) -> None:
     if config.format == Format.json:
         print(json.dumps({**content, "exit_code": exit_code}, indent=1))
         return
-    sweep, trials, metric = config.sweep, content["trials"], metric_of(content)
-    mixed = metric is None and any(row["value"] is not None for row in trials)
-    header = metric or ("figure" if mixed else "")
-    table = Table("trial", "overrides", header, "status", title="Trials", title_justify="left")
+    sweep, trials = config.sweep, content["trials"]
+    table = Table("trial", "overrides", "figure", "status", title="Trials", title_justify="left")
     table.add_column("run directory", overflow="fold")  # so that it can be copied whole
     for row in trials:
-        value = "" if row["value"] is None else f"{row['value']:.6g}"
-        value += f" {row['metric']}" if mixed and row["metric"] else ""
-        is_failed = row["status"] == "failed"
-        has_code = is_failed and row["exit_code"] is not None
-        code = f", exit code {row['exit_code']}" if has_code else ""
-        why = f": {row['why']}"[:100] if row["why"] else ""  # as much as fits into a cell
-        status = Text(f"{row['status']}{code}{why}", style="red" if is_failed else "")
-        varied = Text(short(row["varied"]))
-        table.add_row(
-            str(row["number"]), varied, value, status, row["run_dir"] and short_path(row["run_dir"])
-        )
+        value = "" if row["value"] is None else f"{row['metric']} {row['value']:.6g}"
+        why = f", exit code {row['exit_code']}: {row['why']}"[:120] if row["why"] else ""
+        status = Text(row["status"] + why, style="red" if row["status"] == "failed" else "")
+        run_dir = row["run_dir"] and short_path(row["run_dir"])
+        table.add_row(str(row["number"]), Text(short(row["varied"])), value, status, run_dir)
     Console().print(table)
-    statuses = [row["status"] for row in trials]
-    counts = [
-        f"{statuses.count(status)} {status}"
-        for status in ("done", "failed", "interrupted")
-        if status in statuses
-    ]
+    counts = Counter(row["status"] for row in trials)
     before = sum(row["status"] == "done" and not row["ran"] for row in trials)
-    not_again = f"; {before} of them finished earlier and are not run again" if before else ""
-    summary = ", ".join(counts) or "no trial has begun"
-    say(config, f"{summary}, of {content['num_trials']}{not_again}")
+    again = f"; {before} of them finished earlier and are not run again" if before else ""
+    summary = ", ".join(f"{count} {status}" for status, count in counts.items())
+    say(config, f"{summary or 'no trial has begun'}, of {content['num_trials']}{again}")
+    metric = metric_of(content)
     if winner := content["best"]:
-        of = f"best {sweep.metric} {winner['value']:.6g}, trial {winner['number']}"
-        say(config, f"{of}:\n  {winner['command']}")
-    elif metric and sweep.metric is None and statuses.count("done") > 1:
+        best_line = f"best {sweep.metric} {winner['value']:.6g}, trial {winner['number']}"
+        say(config, f"{best_line}:\n  {winner['command']}")
+    elif metric and sweep.metric is None and counts["done"] > 1:
         way = " sweep.direction=maximize" if goal_of(metric) == Direction.maximize else ""
-        say(
-            config,
-            f"To name the best, add sweep.metric={metric}{way}. No finished trial runs again.",
-        )
+        hint = f"To name the best, add sweep.metric={metric}{way}. No finished trial runs again."
+        say(config, hint)
     if exit_code == EXIT_INTERRUPTED:
         say(config, "interrupted; the same command resumes")
     say(config, f"Everything is in {short_path(content['directory'])}")

@@ -1,9 +1,11 @@
-"""Run the trials of a sweep as processes on this machine."""
+"""Run the trials of a sweep as processes of this machine, each on GPUs of its own."""
 
 from __future__ import annotations
 
 import contextlib
+import shutil
 import subprocess
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +16,13 @@ from launch.config.request import Request
 from launch.core import json_files
 from launch.core.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, HostError, UserError
 from launch.execution.logs import last_words
+from launch.machine import masks
 from launch.machine.detect import Host
+from launch.machine.placement import MASK
 from launch.plan import show
+from launch.plan.environment import ROOT
 from launch.schema import Config
-from launch.study import pool, sweep_report
+from launch.study import sweep_report
 from launch.study.optuna_study import Source
 from launch.study.trials import (
     Prepared,
@@ -29,9 +34,11 @@ from launch.study.trials import (
     newest_run,
     prepared,
     running_run,
+    typed,
 )
 
 POLL_S = 0.2
+RUN = ROOT / "launch/run.py"
 
 
 @dataclass
@@ -89,22 +96,6 @@ class Loop:
     def say(self, line: str) -> None:
         show.say(self.config, line)
 
-    def take(self) -> tuple[Trial, Prepared] | None:
-        """Return the next trial that can run. Rejected trials are settled on the way."""
-        while trial := self.source.next():
-            try:
-                return trial, prepared(Request([*self.shared, *trial.varied]), self.host)
-            except (UserError, HostError) as error:
-                self.settle(trial, "failed", error.exit_code, str(error))
-        return None
-
-    def settled_before(self, trial: Trial, ready: Prepared) -> bool:
-        """Settle a trial whose run is already done; return whether it is done."""
-        run_dir = done_run(ready) if self.config.resume == "auto" else None
-        if run_dir:
-            self._settle_done(trial, run_dir)
-        return run_dir is not None
-
     def _start_trials(self, stopping: list[int]) -> bool:
         """Start trials until one has to wait; return whether one does."""
         while not stopping:
@@ -112,9 +103,14 @@ class Loop:
                 # A search learns from ended trials, so ask it only if there is room for another.
                 if self.running and self._room(self.running[-1].ready) is None:
                     return True
-                self.waiting = self.take()
-                if self.waiting is None:
+                if (next_trial := self.source.next()) is None:
                     return False
+                try:
+                    request = Request([*self.shared, *next_trial.varied])
+                    self.waiting = next_trial, prepared(request, self.host)
+                except (UserError, HostError) as error:
+                    self.settle(next_trial, "failed", error.exit_code, str(error))
+                    continue
             trial, ready = self.waiting
             # An equal trial runs, or the launcher of a killed sweep is still saving.
             if any(r.ready.composition_hash == ready.composition_hash for r in self.running):
@@ -125,19 +121,22 @@ class Loop:
                     self.say(line)
                     self.last_line = line
                 return True
-            if not self.settled_before(trial, ready):
+            finished_dir = done_run(ready) if self.config.resume == "auto" else None
+            if finished_dir:
+                self._settle_done(trial, finished_dir)
+            else:
                 gpus = self._room(ready)
                 if gpus is None:
                     return True
                 log = self.folder / "logs" / f"trial{trial.number:04d}.log"
                 num_parallel = min(self._at_once(ready), self.source.total)
-                env = pool.environment_of(ready, gpus, num_parallel, self.host)
-                process = pool.start([*self.shared, *trial.varied], env, log)
-                self.running.append(Running(trial, ready, gpus, process, log))
+                env = environment_of(ready, gpus, num_parallel, self.host)
                 trial.status, trial.ran = "running", True
+                self._write()  # before the start, so that a killed sweep knows what it began
+                process = start([*self.shared, *trial.varied], env, log)
+                self.running.append(Running(trial, ready, gpus, process, log))
                 where = f" on GPU {','.join(map(str, gpus))}" if gpus else ""
                 self.say(f"[{trial.number}] starts{where}: {sweep_report.short(trial.varied)}")
-                self._write()
             self.waiting = None
         return False
 
@@ -145,13 +144,13 @@ class Loop:
         """Return the GPUs for such a trial ([] on a CPU); None if it has to wait."""
         if len(self.running) >= self._at_once(ready):
             return None
-        blocks = pool.blocks(ready.gpus_here(self.host, planned=False), ready.num_gpus)
+        sets = blocks(ready.gpus_here(self.host, planned=False), ready.num_gpus)
         busy = {gpu for running in self.running for gpu in running.gpus}
-        return next((block for block in blocks if busy.isdisjoint(block)), None)
+        return next((gpus for gpus in sets if busy.isdisjoint(gpus)), None)
 
     def _at_once(self, ready: Prepared) -> int:
         gpus = ready.gpus_here(self.host, planned=False)
-        return pool.at_once(gpus, ready.num_gpus, self.sweep.parallel)
+        return at_once(gpus, ready.num_gpus, self.sweep.parallel)
 
     def _settle_ended(self) -> bool:
         """Settle trials that have ended; return whether any still runs."""
@@ -197,8 +196,7 @@ class Loop:
 
     def settle(self, trial: Trial, status: str, exit_code: int, why: str | None = None) -> None:
         trial.status, trial.exit_code, trial.why = status, exit_code, why
-        self._write()  # write it before the journal, whose trials it explains
-        self.source.tell(trial)
+        self._write()
         value = "" if trial.value is None else f", {trial.metric} {trial.value:.6g}"
         before = "" if trial.ran or status != "done" else " before, not run again"
         reason = f": {why}" if why else ""
@@ -221,3 +219,54 @@ class Loop:
 
     def _write(self) -> None:
         json_files.write_json(self.folder / "sweep.json", self.content())
+
+
+def blocks(gpus: list[int], size: int) -> list[list[int]]:
+    """Return the GPUs of the trials of `size` GPUs that may run together; one trial needs no GPU.
+
+    Blocks begin at multiples of `size`, so trials of one size leave no gaps and linked GPUs stay
+    together.
+    """
+    if not 0 < size <= len(gpus):  # a trial's own launcher rejects more GPUs than there are
+        return [[]]
+    return [gpus[at : at + size] for at in range(0, len(gpus) - size + 1, size)]
+
+
+def at_once(gpus: list[int], size: int, parallel: int | None) -> int:
+    """Return how many trials of `size` GPUs run together; without GPUs, one by default."""
+    return min(len(blocks(gpus, size)), parallel or len(gpus)) if size else parallel or 1
+
+
+def environment_of(
+    trial: Prepared, gpus: list[int], num_parallel: int, host: Host
+) -> dict[str, str]:
+    """Return a trial's variables on top of the user's environment: its GPUs, its share of cores."""
+    config = trial.plans[0].config
+    if config.runtime.name == "slurm":  # it runs on another machine, with other GPUs and cores
+        return {}
+    mask = MASK.get(config.hardware.vendor)
+    env = {mask: ",".join(map(str, gpus))} if mask and gpus else {}
+    if num_parallel > 1 and "OMP_NUM_THREADS" not in host.environ:
+        ranks = max(process.num_ranks for plan in trial.plans for process in plan.processes)
+        env["OMP_NUM_THREADS"] = str(max(1, host.num_cores // num_parallel // ranks))
+    return env
+
+
+def start(overrides: list[str], env: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
+    """Start `python launch/run.py` in its own session, so that Ctrl-C reaches only the sweep.
+
+    However the sweep dies, the kernel then sends SIGTERM to its trials, which save and end with 75.
+    """
+    tie = ["setpriv", "--pdeathsig", "TERM", "--"] if shutil.which("setpriv") else []
+    with log.open("ab") as file:
+        settings = [f"{name}={value}" for name, value in env.items()]
+        file.write(" ".join(["$", *settings, typed(overrides)]).encode() + b"\n")
+        file.flush()
+        return subprocess.Popen(
+            [*tie, sys.executable, str(RUN), *overrides],
+            env=masks.inherited(env),
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )

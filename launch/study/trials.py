@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,7 @@ class Trial:
     why: str | None = None  # why it failed
     run_dir: str | None = None
     ran: bool = False  # run by this command rather than already done
+    params: dict[str, Any] = field(default_factory=dict)  # Optuna's values of a search's space
 
 
 @dataclass(frozen=True)
@@ -166,3 +168,8 @@ def check_metric_early(metric: str, run_dir: Path) -> bool:
     if lines and metric not in AT_THE_END and not metric.startswith(MEASURED_LATER):
         check_metric(metric, _numbers(lines[0]))
     return bool(lines)
+
+
+def typed(overrides: list[str]) -> str:
+    """Return the command of a run as a person would type it."""
+    return shlex.join(["python", "launch/run.py", *overrides])

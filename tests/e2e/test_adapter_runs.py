@@ -5,13 +5,9 @@ Checkpoints hold the adapter alone, runs resume exactly, and a run can train ano
 
 from __future__ import annotations
 
-import os
-import signal
-
 from safetensors import safe_open
 
-from recipes.training import training
-from tests.e2e.test_resume import assert_equal, run
+from tests.e2e.test_resume import assert_equal, run, signal_in_step_2
 
 LORA = ["adapter=lora", "adapter.rank=4"]
 
@@ -22,33 +18,18 @@ def names(path):
 
 
 def test_a_checkpoint_holds_the_adapter_alone_and_resumes_exactly(tmp_path, monkeypatch):
-    assert resumes_exactly(tmp_path, monkeypatch, "adapter=dora", "adapter.rank=4") == (0, 75, 0)
-
-
-def resumes_exactly(tmp_path, monkeypatch, *overrides):
-    """Return the exit codes of a whole SFT, of one stopped in step 2, and of its resumption.
-
-    The resumed run ends like the whole one.
-    """
-    whole, _ = run(tmp_path / "whole", "sft", *overrides)
+    """Stop an SFT in step 2 and resume it; it ends like one that was not stopped."""
+    overrides = ("adapter=dora", "adapter.rank=4")
+    assert run(tmp_path / "whole", "sft", *overrides)[0] == 0
     held = tmp_path / "whole/checkpoints/checkpoint-4"
     assert {
         name for name in names(held / "adapter_model.safetensors") if "lora_" not in name
     } == set()
     assert not list(held.glob("model*.safetensors"))
-    log = training.Metrics.on_log
-
-    def signal_in_step_2(self, args, state, *rest, **kwargs):
-        log(self, args, state, *rest, **kwargs)
-        if state.global_step == 2:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    monkeypatch.setattr(training.Metrics, "on_log", signal_in_step_2)
-    stopped, _ = run(tmp_path / "cut", "sft", *overrides)
-    monkeypatch.undo()
-    resumed, _ = run(tmp_path / "cut", "sft", *overrides)
+    with signal_in_step_2(monkeypatch):
+        assert run(tmp_path / "cut", "sft", *overrides)[0] == 75
+    assert run(tmp_path / "cut", "sft", *overrides)[0] == 0
     assert_equal(tmp_path / "cut", tmp_path / "whole")
-    return whole, stopped, resumed
 
 
 def test_a_run_goes_on_from_the_adapter_of_another_on_its_base_only(tmp_path):

@@ -127,29 +127,21 @@ def test_grpo_killed_after_a_measurement_ends_the_same(tmp_path, monkeypatch):
         assert run(tmp_path / "killed", "grpo", *settings)[1]["error"] == "RuntimeError: killed"
     code, result = run(tmp_path / "killed", "grpo", *settings)
     assert code == 0
-    rows = [
-        [{**row, "eval_s": None} for row in computed(tmp_path / name)]
-        for name in ("killed", "whole")
-    ]
-    assert rows[0] == rows[1]
+    assert computed(tmp_path / "killed") == computed(tmp_path / "whole")
     whole = json.loads((tmp_path / "whole/result.json").read_text())
     keys = ("best_step", "best_eval_reward", "weights_sha256")
     assert [result[key] for key in keys] == [whole[key] for key in keys]
 
 
 def test_held_out_rows_that_the_reward_cannot_judge_are_refused_before_a_step(tmp_path):
-    data = []
-    for key, row in {
-        "path": {"prompt": "1+1=", "answer": "2"},
-        "heldout_path": {"prompt": "2+2="},
-    }.items():
-        (tmp_path / key).write_text(json.dumps(row) + "\n")
-        data.append(f"data.{key}={tmp_path / key}")
-    rewards = ["~method.rewards.reasoning_gym", "+method.rewards.accuracy=1.0"]
-    of_a_file = ["data=jsonl", "data.num_train=null", "data.num_heldout=0", *data]
-    code, result = run(
-        tmp_path / "run", "grpo", *of_a_file, *rewards, "method.selection.metric=eval_reward"
-    )
+    (tmp_path / "train").write_text('{"prompt": "1+1=", "answer": "2"}\n')
+    (tmp_path / "heldout").write_text('{"prompt": "2+2="}\n')
+    overrides = f"""
+        data=jsonl data.path={tmp_path}/train data.heldout_path={tmp_path}/heldout
+        data.num_train=null data.num_heldout=0 ~method.rewards.reasoning_gym
+        +method.rewards.accuracy=1.0 method.selection.metric=eval_reward
+    """
+    code, result = run(tmp_path / "run", "grpo", *overrides.split())
     assert code == 2
     assert result["error"].startswith("method.rewards.accuracy reads column 'answer'")
     assert "held-out rows" in result["error"]

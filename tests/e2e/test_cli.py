@@ -24,33 +24,21 @@ from tests.helpers.exports import run_export
 
 STEPS = 16
 # GRPO on the user's own prompts, by the user's own reward.
-OWN = [
-    "hardware=cpu",
-    "method=grpo",
-    "data=jsonl",
-    "data.path=train.jsonl",
-    "~method.rewards.reasoning_gym",
-    "++method.rewards={mine.brevity: 1.0}",
-    f"method.args.max_steps={STEPS}",
-    "method.args.max_completion_length=6",
-    "method.args.per_device_train_batch_size=8",
-    "method.args.logging_steps=1",
-    "method.args.save_steps=2",
-]
+OWN = f"""
+hardware=cpu method=grpo data=jsonl data.path=train.jsonl ~method.rewards.reasoning_gym
+++method.rewards={{mine.brevity:1.0}} method.args.max_steps={STEPS} method.args.logging_steps=1
+method.args.max_completion_length=6 method.args.per_device_train_batch_size=8
+method.args.save_steps=2
+""".split()
 REWARD = """
 def brevity(completions, **_):
     return [1.0 / (1 + len(c[0]["content"])) for c in completions]
 """
-FIGURES = {
-    "step",
-    "time_s",
-    "loss",
-    "tokens_per_second",
-    "tokens_per_second_per_gpu",
-    "tflops_per_gpu",
-    "mfu",
-    "memory_peak_gb",
-}
+FIGURES = set(
+    """
+step time_s loss tokens_per_second tokens_per_second_per_gpu tflops_per_gpu mfu memory_peak_gb
+""".split()
+)
 
 
 def newest(root: Path) -> Path:
@@ -105,16 +93,8 @@ def test_the_same_command_resumes_a_stopped_run(trained):
 
 def test_a_run_leaves_what_the_contract_says(trained):
     run, _ = trained
-    for name in (
-        "config.yaml",
-        "plan.json",
-        "record.json",
-        "metrics.jsonl",
-        "result.json",
-        "logs/trainers.log",
-        "model/config.json",
-    ):
-        assert (run / name).is_file(), name
+    files = "config.yaml plan.json record.json metrics.jsonl result.json logs/trainers.log"
+    assert [name for name in files.split() if not (run / name).is_file()] == []
     assert list((run / "model").glob("*.safetensors"))
     assert not list(run.rglob("*.bin"))
     rows = json_files.read_metrics(run / "metrics.jsonl")
@@ -123,11 +103,8 @@ def test_a_run_leaves_what_the_contract_says(trained):
     assert rows[-1]["reward"] > 0, "by the user's own reward"
     stored = json.loads((run / "record.json").read_text())
     assert sealed.faults(stored) == []
-    assert (stored["status"], stored["exit_code"], stored["result"]["status"]) == (
-        "done",
-        0,
-        "done",
-    )
+    ended = (stored["status"], stored["exit_code"], stored["result"]["status"])
+    assert ended == ("done", 0, "done")
     model = {f"model/{path.name}" for path in (run / "model").iterdir()}
     assert model <= set(stored["outputs"]), "the record has the hash of what the run leaves"
 
@@ -209,10 +186,7 @@ def test_smoke_of_an_eight_gpu_composition_with_an_adapter_and_a_curriculum(tmp_
     rows = json_files.read_metrics(run / "metrics.jsonl")
     assert [row["step"] for row in rows] == list(range(1, len(rows) + 1))
     half = len(rows) // 2
-    mixed = (pytest.approx(0.3), pytest.approx(0.7))
-    assert [(row["level_share/0"], row["level_share/1"]) for row in rows] == [
-        *[(1.0, 0.0)] * half,
-        *[mixed] * half,
-    ]
+    shares = [row["level_share/1"] for row in rows]
+    assert shares == pytest.approx([0.0] * half + [0.7] * half)
     assert json.loads((run / "data.json").read_text())["by_level"] == {"0": 20, "1": 20}
     assert (run / "model/config.json").is_file()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.execution import preview as launch_preview
+from launch.execution import row_preview
 from recipes import preview
 from recipes.rank import program
 from tests.e2e.test_resume import run
@@ -66,7 +66,7 @@ def preview_here(monkeypatch):
         code = program.run(preview.preview, argv[-2:])
         return types.SimpleNamespace(returncode=code)
 
-    monkeypatch.setattr(launch_preview, "subprocess", types.SimpleNamespace(run=start))
+    monkeypatch.setattr(row_preview, "subprocess", types.SimpleNamespace(run=start))
 
 
 TEMPLATE = (
@@ -79,30 +79,25 @@ TEMPLATE = (
 )
 
 
-@pytest.mark.parametrize("method", ["sft", "dpo"])
 @pytest.mark.usefixtures("preview_here")
-def test_a_model_sees_the_tools_it_is_to_call(launch, tmp_path, method):
+def test_a_model_sees_the_tools_it_is_to_call(launch, tmp_path):
     (tmp_path / "t.jinja").write_text(TEMPLATE)
+    rejected = [{"role": "assistant", "content": "no"}]
     rows = []
     for arguments in ({"a": 1}, {"b": 2}):
-        call = {
-            "role": "assistant",
-            "content": "",
-            "tool_calls": [{"name": "f", "arguments": arguments}],
-        }
-        prompt, refused = (
-            [{"role": "user", "content": "go"}],
-            [{"role": "assistant", "content": "no"}],
+        calls = [{"name": "f", "arguments": arguments}]
+        rows.append(
+            {
+                "prompt": [{"role": "user", "content": "go"}],
+                "chosen": [{"role": "assistant", "content": "", "tool_calls": calls}],
+                "rejected": rejected,
+                "tools": [{"name": "f"}],
+                "chat_template_kwargs": {"mark": "~"},
+            }
         )
-        columns = (
-            {"prompt": prompt, "completion": [call]}
-            if method == "sft"
-            else {"prompt": prompt, "chosen": [call], "rejected": refused}
-        )
-        rows.append(columns | {"tools": [{"name": "f"}], "chat_template_kwargs": {"mark": "~"}})
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    overrides = f"""
-        hardware=cpu method={method} data=jsonl data.path=a.jsonl data.chat_template=t.jinja
+    overrides = """
+        hardware=cpu method=dpo data=jsonl data.path=a.jsonl data.chat_template=t.jinja
     """.split()
     shown = launch(*overrides, "data.preview=2", "method.args.max_length=128")
     assert shown.code == 0, shown.err

@@ -37,32 +37,18 @@ def test_on_a_cpu(tmp_path):
     findings = checks(done.stdout)
     assert findings["active_tests"]["status"] == "pass", (findings["active_tests"], done.stderr)
     assert findings["active_tests"]["read"].startswith("2 processes on the CPU in ")
-    assert done.returncode == (
-        3 if any(check["status"] == "fail" for check in findings.values()) else 0
-    )
-    assert "Traceback" not in done.stderr
     assert done.stderr == "active tests: 2 processes on the CPU, at most 180 s\n"
     assert (findings["gemm"]["status"], findings["all_reduce"]["status"]) == ("pass", "pass")
     assert findings["all_reduce"]["read"] == "right among 2"
-    for name in ("gemm_rate", "copy_rate", "all_reduce_rate"):
-        assert (findings[name]["status"], findings[name]["threshold"]) == (
-            "unknown",
-            "none is known",
-        )
+    rates = [findings[name]["status"] for name in ("gemm_rate", "copy_rate", "all_reduce_rate")]
+    assert rates == ["unknown"] * 3
     assert not {"gemm_fp32_output", "xcd_clocks"} & set(findings), "of GPUs only"
     measured = json.loads(done.stdout)["measured"]
-    assert [one["rank"] for one in measured] == [0, 1]
-    for one in measured:
-        assert one["phase"] == "done"
-        assert one["all_reduce_wrong"] == 0
-        assert (
-            min(
-                one[name]
-                for name in ("gemm_tflops", "copy_gb_s", "multiply_gb_s", "all_reduce_gb_s")
-            )
-            > 0
-        )
-        assert one["gemm_error"] < 1e-4  # in fp32: 256 roundings of 6e-8 at most
+    assert [row["rank"] for row in measured] == [0, 1]
+    for row in measured:
+        assert (row["phase"], row["all_reduce_wrong"]) == ("done", 0)
+        assert min(row["gemm_tflops"], row["copy_gb_s"], row["all_reduce_gb_s"]) > 0
+        assert row["gemm_error"] < 1e-4  # in fp32: 256 roundings of 6e-8 at most
     assert list(tmp_path.iterdir()) == []
 
 

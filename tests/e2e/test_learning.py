@@ -42,25 +42,11 @@ SCALED = {  # phase -> what it overrides on top of the experiment's own
     "dpo_samples": ["method.args.num_prompts=16", "method.args.batch_size=8", *ANYTHING],
     "dpo": ["data.pairs_of_any=true"],
 }
-PHASES = [
-    *(
-        "sft",
-        "raft_cycle0_evaluate",
-        "raft_cycle1_sample",
-        "raft_cycle1_train",
-        "raft_cycle1_evaluate",
-    ),
-    *(
-        "raft_cycle2_sample",
-        "raft_cycle2_train",
-        "raft_cycle2_evaluate",
-        "grpo",
-        "grpo_evaluated",
-        "dpo_samples",
-        "dpo",
-        "dpo_evaluated",
-    ),
-]
+PHASES = """
+sft raft_cycle0_evaluate raft_cycle1_sample raft_cycle1_train raft_cycle1_evaluate
+raft_cycle2_sample raft_cycle2_train raft_cycle2_evaluate grpo grpo_evaluated dpo_samples dpo
+dpo_evaluated
+""".split()
 SAMPLED = {
     "raft": ("raft_cycle1_sample", "raft_cycle2_sample"),
     "grpo": ("grpo",),
@@ -127,22 +113,13 @@ def test_every_method_has_the_same_start_and_as_many_samples(tmp_path):
     plans = plans_of(tmp_path, {})
     assert list(plans) == PHASES
     assert budgets(plans) == dict.fromkeys(SAMPLED, 32_000)
-    assert {
-        source(plans, phase)
-        for phase in ("raft_cycle0_evaluate", "raft_cycle1_sample", "grpo", "dpo_samples", "dpo")
-    } == {"sft"}
-    evaluated = {
-        name: plan.config for name, plan in plans.items() if plan.config.method.name == "evaluate"
-    }
-    assert len({json.dumps([str(c.data), str(c.method.args)]) for c in evaluated.values()}) == 1, (
-        "evaluations that cannot be compared"
-    )
-    assert (
-        [source(plans, name) for name in evaluated]
-        == """
-        sft raft_cycle1_train raft_cycle2_train grpo dpo
-    """.split()
-    )
+    starts = ("raft_cycle0_evaluate", "raft_cycle1_sample", "grpo", "dpo_samples", "dpo")
+    assert {source(plans, phase) for phase in starts} == {"sft"}
+    evaluated = {n: p.config for n, p in plans.items() if p.config.method.name == "evaluate"}
+    settings = {json.dumps([str(c.data), str(c.method.args)]) for c in evaluated.values()}
+    assert len(settings) == 1, "evaluations that cannot be compared"
+    sources = "sft raft_cycle1_train raft_cycle2_train grpo dpo".split()
+    assert [source(plans, name) for name in evaluated] == sources
 
 
 def test_every_phase_is_done_and_its_model_differs(learned):
@@ -156,9 +133,8 @@ def test_every_phase_is_done_and_its_model_differs(learned):
 def test_each_method_spends_the_samples_that_it_says(learned):
     plans, results, judged = learned
     assert budgets(plans) == dict.fromkeys(SAMPLED, 64)
-    assert {
-        method: sum(judged[phase] for phase in sampled) for method, sampled in SAMPLED.items()
-    } == budgets(plans)
+    spent = {method: sum(map(judged.get, sampled)) for method, sampled in SAMPLED.items()}
+    assert spent == budgets(plans)
     assert sum(results[phase]["num_samples"] for phase in SAMPLED["raft"] + SAMPLED["dpo"]) == 128
     trains = set(judged) - {phase for phase, result in results.items() if "accuracy" in result}
     assert trains == {phase for sampled in SAMPLED.values() for phase in sampled}, (

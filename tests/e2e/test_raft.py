@@ -78,7 +78,8 @@ def begun(tmp_path, whole):
     return tmp_path
 
 
-def check_adapter_is_trained_and_merged(run_dir: Path, *overrides: str) -> None:
+def test_an_adapter_is_trained_and_the_next_phase_has_it_merged(tmp_path):
+    run_dir, overrides = tmp_path, ("adapter=dora", "adapter.rslora=true", "adapter.rank=4")
     results = raft(run_dir, *overrides)
     assert list(results) == PHASES
     assert {result["status"] for result in results.values()} == {"done"}
@@ -90,12 +91,6 @@ def check_adapter_is_trained_and_merged(run_dir: Path, *overrides: str) -> None:
     assert results["cycle1_train"]["weights_sha256"] != results["start"]["weights_sha256"]
     assert not (merged / "adapter_config.json").exists()
     assert Path(planned(run_dir, *overrides)["cycle1_evaluate"].config.model.path) == merged
-
-
-def test_an_adapter_is_trained_and_the_next_phase_has_it_merged(tmp_path):
-    check_adapter_is_trained_and_merged(
-        tmp_path, "adapter=dora", "adapter.rslora=true", "adapter.rank=4"
-    )
 
 
 def begin(run_dir: Path, whole, phase: str) -> None:
@@ -166,48 +161,34 @@ def test_killed_and_started_again_it_ends_the_same(
     )
 
 
-@pytest.mark.parametrize(
-    ("conversational", "streaming"), [(True, False), (False, False), (True, True)]
-)
-def test_a_sample_that_was_cut_off_is_trained_on_without_its_end(
-    whole, tmp_path, conversational, streaming
-):
+def test_a_sample_that_was_cut_off_is_trained_on_without_its_end(whole, tmp_path):
+    """Stream conversational samples, one finished and one not."""
     tokenizer = AutoTokenizer.from_pretrained(whole[0] / "1_start/model")
     rows = [
-        {"prompt": "1 + 1 = ", "completion": digit, "finished": finished}
+        {
+            "prompt": [{"role": "user", "content": "1 + 1 = "}],
+            "completion": [{"role": "assistant", "content": digit}],
+            "finished": finished,
+        }
         for digit, finished in (("2", True), ("3", False))
     ]
-    if conversational:
-        for row in rows:
-            row["prompt"] = [{"role": "user", "content": row["prompt"]}]
-            row["completion"] = [{"role": "assistant", "content": row["completion"]}]
     path = tmp_path / "selected.jsonl"
     batches.write_rows(path, rows)
     small = [override for override in SMALL if not override.startswith("data.num_")]
-    arguments = [
-        *small,
-        "data=jsonl",
-        f"data.path={path}",
-        # A stream repeats its rows until the buffer is full: by default 1000, which takes 20 s.
-        *(["data.streaming=true", "data.shuffle_buffer=2"] if streaming else []),
-        "method=sft",
-        "method.args.max_steps=1",
-    ]
+    # A stream repeats its rows until the buffer is full: by default 1000, which takes 20 s.
+    streamed = "data=jsonl data.streaming=true data.shuffle_buffer=2 method.args.max_steps=1"
+    arguments = [*small, *streamed.split(), f"data.path={path}"]
     plan = make_plan(prepare(compose(arguments))[0], host_with(0), tmp_path)
-    config = OmegaConf.create(
-        {**rank_config(plan), "data_cache": {"directory": str(tmp_path / "cache"), "key": "k"}}
-    )
+    cache = {"directory": str(tmp_path / "cache"), "key": "k"}
+    config = OmegaConf.create({**rank_config(plan), "data_cache": cache})
     trainer = preview.make_trainer(config, load(config.data, "sft"), tokenizer)
     labels = [
         [label for label in row["labels"] if label != -100]
         for row in itertools.islice(trainer.train_dataset, 2)
     ]
     cut, (*ended, last) = sorted(labels, key=len)
-    assert (tokenizer.decode(cut), tokenizer.decode(ended), last) == (
-        "3",
-        "2",
-        tokenizer.eos_token_id,
-    )
+    assert (tokenizer.decode(cut), tokenizer.decode(ended)) == ("3", "2")
+    assert last == tokenizer.eos_token_id
 
 
 def test_a_signal_stops_between_batches(begun, whole, monkeypatch):
@@ -247,12 +228,8 @@ def work(run_dir: Path, *overrides: str) -> tuple[str, str]:
 CHANGES = {  # override -> whether samples, and verdicts, are made again
     "seed=1": (True, True),
     "method.args.temperature=0.9": (True, True),
-    "method.args.top_p=0.9": (True, True),
-    "method.args.max_new_tokens=9": (True, True),
     "method.args.samples_per_prompt=3": (True, True),
     "method.args.batch_size=5": (True, True),
-    "method.args.num_prompts=11": (True, True),
-    "data.seed=1": (True, True),
     "hardware.attention=eager": (True, True),
     "+method.rewards.length=0.5": (False, True),
     "method.rewards.reasoning_gym=0.5": (False, True),

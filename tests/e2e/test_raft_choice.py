@@ -28,13 +28,8 @@ PARTS = [
     "method.args.train={num_train_epochs: 1, per_device_train_batch_size: 4}",
     "method.args.evaluate={batch_size: 8, max_new_tokens: 2}",
 ]
-RAFT = [
-    f"'{override}'"
-    for override in [
-        *"method=raft method.selection.metric=accuracy method.selection.patience=1".split(),
-        *PARTS,
-    ]
-]
+CHOOSES = "method=raft method.selection.metric=accuracy method.selection.patience=1".split()
+RAFT = [f"'{override}'" for override in [*CHOOSES, *PARTS]]
 PHASES = (
     "phases=[{name: sft, overrides: ['method=sft', 'method.args.max_steps=1']}, "
     "{name: raft, model_from: sft, overrides: [" + ", ".join(RAFT) + "]}, "

@@ -3,6 +3,7 @@
 Recipes run in this process as the launcher configures them.
 """
 
+import contextlib
 import functools
 import json
 import os
@@ -17,6 +18,7 @@ from transformers import GenerationMixin
 from launch.config.compose import compose
 from launch.core.json_files import plain
 from launch.plan.planning import prepare
+from launch.reproduce import VARIES
 from launch.schema.trainer_args import complete
 from recipes.dpo import dpo
 from recipes.evaluate import evaluate
@@ -40,24 +42,6 @@ OWN = {
     "grpo":["method.args.num_generations=4", "method.args.max_completion_length=6",
         "+method.rewards.length=0.1"],
 }  # fmt: skip
-# What differs between two runs of the same computation.
-OF_A_STEP = {
-    "time_s",
-    "tokens_per_second",
-    "tokens_per_second_per_gpu",
-    "tflops_per_gpu",
-    "mfu",
-    "memory_peak_gb",
-}
-TIMED = OF_A_STEP | {
-    "step_s",
-    "generation_s",
-    "wait_s",
-    "sync_s",
-    "reward_s",
-    "train_s",
-    "verification_s",
-}
 
 
 def configure(run_dir: Path, method: str, *overrides: str) -> Path:
@@ -85,7 +69,7 @@ def run(run_dir: Path, method: str, *overrides: str) -> tuple[int, dict]:
 def computed(run_dir: Path) -> list[dict]:
     """Return metrics.jsonl without what depends on a clock."""
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in row.items() if key not in TIMED} for row in rows]
+    return [{key: value for key, value in row.items() if key not in VARIES} for row in rows]
 
 
 @pytest.fixture(scope="module")
@@ -103,10 +87,23 @@ def whole(tmp_path_factory):
 
 def assert_equal(run_dir: Path, other: Path) -> None:
     assert computed(run_dir) == computed(other)
-    hashes = [
-        json.loads((d / "result.json").read_text())["weights_sha256"] for d in (run_dir, other)
-    ]
-    assert hashes[0] == hashes[1]
+    results = [json.loads((d / "result.json").read_text()) for d in (run_dir, other)]
+    assert results[0]["weights_sha256"] == results[1]["weights_sha256"]
+
+
+@contextlib.contextmanager
+def signal_in_step_2(monkeypatch):
+    """Send SIGTERM as step 2 is logged; the third step sees it, between two checkpoints."""
+    log = training.Metrics.on_log
+
+    def on_log(self, args, state, *rest, **kwargs):
+        log(self, args, state, *rest, **kwargs)
+        if state.global_step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training.Metrics, "on_log", on_log)
+        yield
 
 
 @pytest.mark.parametrize(
@@ -115,18 +112,9 @@ def assert_equal(run_dir: Path, other: Path) -> None:
 def test_a_run_interrupted_and_resumed_equals_one_that_was_not(
     tmp_path, whole, method, overrides, monkeypatch
 ):
-    log = training.Metrics.on_log
-
-    def signal_in_step_2(self, args, state, *rest, **kwargs):
-        log(self, args, state, *rest, **kwargs)
-        # Logging ends step 2, so the third step sees the signal, between two regular checkpoints.
-        if state.global_step == 2:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    monkeypatch.setattr(training.Metrics, "on_log", signal_in_step_2)
-    code, result = run(tmp_path, method, *overrides)
+    with signal_in_step_2(monkeypatch):
+        code, result = run(tmp_path, method, *overrides)
     assert (code, result["status"], result["steps"]) == (75, "interrupted", 3)
-    monkeypatch.undo()
     assert run(tmp_path, method, *overrides)[0] == 0
     assert_equal(tmp_path, whole(method, *overrides))
     assert len(computed(tmp_path)) == 4

@@ -44,20 +44,13 @@ def torchrun(run_dir, script, *overrides):
     return dataclasses.replace(plan, processes=[process])
 
 
-@pytest.mark.parametrize(
-    ("end", "words"),
-    [
-        (
-            "os.kill(os.getpid(), signal.SIGKILL)",
-            "trainers, rank 1 failed: killed by signal 9 (SIGKILL)",
-        ),
-        (
-            "print('rank 1 says why', flush=True); write('failures/rank1.json', rank=1, "
-            "time=1.0, error='ValueError: no', exit_code=1); sys.exit(1)",
-            "trainers, rank 1 failed: ValueError: no",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("end", "words"), [
+    ("os.kill(os.getpid(), signal.SIGKILL)",
+     "trainers, rank 1 failed: killed by signal 9 (SIGKILL)"),
+    ("print('rank 1 says why', flush=True); write('failures/rank1.json', rank=1, "
+     "time=1.0, error='ValueError: no', exit_code=1); sys.exit(1)",
+     "trainers, rank 1 failed: ValueError: no"),
+])  # fmt: skip
 def test_one_rank_fails_while_another_waits(tmp_path, capsys, end, words):
     began = time.monotonic()
     plan = torchrun(tmp_path, f"{RANK_1}{end}\nprint('rank 0 waits', flush=True){RANK_0}forever()")
@@ -87,24 +80,20 @@ def test_the_launcher_is_killed_and_torchruns_ranks_save(tmp_path):
         tmp_path,
         SAVES.replace("time.sleep(0.3)", "time.sleep(0.3); write('saved' + os.environ['RANK'])"),
     )
-    code = (
-        "import sys, pickle\nfrom launch.execution import execute\n"
-        "from tests.conftest import host_with\n"
-    )
-    code += "sys.exit(execute.execute(pickle.loads(sys.stdin.buffer.read()), host_with(0), None))"
+    code = """
+import sys, pickle
+from launch.execution import execute
+from tests.conftest import host_with
+sys.exit(execute.execute(pickle.loads(sys.stdin.buffer.read()), host_with(0), None))
+"""
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, env=env, cwd=tmp_path
     ) as child:
         child.stdin.write(pickle.dumps(plan))
         child.stdin.close()
-        assert eventually(
-            lambda: (
-                (tmp_path / "order").exists()
-                and (tmp_path / "order").read_text().count("trains") == 2
-            ),
-            60,
-        )
+        order = tmp_path / "order"
+        assert eventually(lambda: order.exists() and order.read_text().count("trains") == 2, 60)
         of = {orphans.LAUNCHER: f"{orphans._namespace()}:{orphans.identity(child.pid)}"}
         assert len(orphans.marked(of)) == 3, "torchrun and two ranks"
         child.kill()
@@ -119,17 +108,13 @@ def test_ctrl_c_saves_on_every_rank(tmp_path):
     torchrun's own SIGKILL must not come before the launcher's.
     """
     script = SAVES.replace("time.sleep(0.3)", "time.sleep(2); write('saved' + os.environ['RANK'])")
-    # The launcher is torchrun's parent.
-    tell = (
-        "\nif os.environ['RANK'] == '0':\n"
-        "    while (run / 'order').read_text().count('trains') < 2: time.sleep(0.02)\n"
-    )
-    tell += (
-        "    stat = pathlib.Path(f'/proc/{os.getppid()}/stat').read_text()\n"
-        "    parent = int(stat.rpartition(')')[2].split()[1])\n"
-    )
-    tell += "    os.kill(parent, signal.SIGINT)\nwhile not asked"
-    plan = torchrun(tmp_path, script.replace("\nwhile not asked", tell))
+    # The launcher, which is this process, is torchrun's parent.
+    interrupts = f"""
+if os.environ['RANK'] == '0':
+    while (run / 'order').read_text().count('trains') < 2: time.sleep(0.02)
+    os.kill({os.getpid()}, signal.SIGINT)
+while not asked"""
+    plan = torchrun(tmp_path, script.replace("\nwhile not asked", interrupts))
     assert execute.execute(plan, host_with(0), None) == 75
     assert json.loads((tmp_path / "record.json").read_text())["status"] == "interrupted"
     assert (tmp_path / "saved0").exists()

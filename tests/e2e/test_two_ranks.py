@@ -104,7 +104,7 @@ def taken_over(together) -> tuple[Path, dict[str, int]]:
     return folders["evaluate"], left
 
 
-def test_two_ranks_go_on_from_one_and_end_the_same(taken_over, whole):
+def test_two_ranks_resume_one_and_end_the_same(taken_over, whole):
     run_dir, left = taken_over
     assert sorted(left) == ["000000", "000001"]
     times = files(run_dir)
@@ -113,31 +113,20 @@ def test_two_ranks_go_on_from_one_and_end_the_same(taken_over, whole):
     same(run_dir, whole)
 
 
-def test_the_lines_are_the_main_ranks(taken_over):
-    rows = lines_of(taken_over[0])
-    assert [(row["step"], row["num_steps"], row["batch"]) for row in rows] == [
-        (1, 3, 0),
-        (2, 3, 2),
-        (3, 3, 4),
-    ]
+def test_the_lines_are_the_main_ranks_with_figures_of_all(taken_over):
+    run_dir = taken_over[0]
+    rows, answers = lines_of(run_dir), lines_of(run_dir, "samples.jsonl")
+    steps = [(row["step"], row["num_steps"], row["batch"]) for row in rows]
+    assert steps == [(1, 3, 0), (2, 3, 2), (3, 3, 4)]
     assert rows[0]["tokens_per_second"] > 0, "as it was logged by the process that sampled it"
-    assert "accuracy" in (taken_over[0] / "logs/rank0.log").read_text()
-
-
-def test_the_figures_of_the_lines_are_of_all_ranks(taken_over):
-    rows, answers = lines_of(taken_over[0]), lines_of(taken_over[0], "samples.jsonl")
+    assert "accuracy" in (run_dir / "logs/rank0.log").read_text()
     # A turn is one batch of two problems on each rank.
-    turns = [
-        [a for a in answers if a["problem"] in problems]
-        for problems in (range(4), range(4, 8), range(8, 9))
-    ]
-    assert [row["score"] for row in rows] == [
-        pytest.approx(sum(a["score"] for a in turn) / len(turn)) for turn in turns
-    ]
-    assert [row["unfinished"] for row in rows] == [
-        sum(not a["finished"] for a in turn) for turn in turns
-    ]
-    assert rows[-1]["accuracy"] == result_of(taken_over[0])["accuracy"]
+    problems = (range(4), range(4, 8), range(8, 9))
+    for row, numbers in zip(rows, problems, strict=True):
+        turn = [answer for answer in answers if answer["problem"] in numbers]
+        assert row["score"] == pytest.approx(sum(a["score"] for a in turn) / len(turn))
+        assert row["unfinished"] == sum(not a["finished"] for a in turn)
+    assert rows[-1]["accuracy"] == result_of(run_dir)["accuracy"]
 
 
 @pytest.mark.parametrize(

@@ -35,12 +35,9 @@ def run(capsys, *arguments: str) -> tuple[int, str, str]:
 
 @pytest.mark.parametrize(("argument", "message"), [
     ("json", "`json`: key=value is expected, once for each key, such as format=json. Keys: "),
-    ("sysroot=", "`sysroot=`: key=value is expected"),
-    ("formt=json", "`formt=json`: key=value is expected"),
     ("format=yaml", "format=yaml: one of text, json"),
     ("hardware=mi300", "hardware=mi300: no such hardware. Did you mean mi300x"),
     ("sysroot=/nowhere/at/all", "sysroot=/nowhere/at/all: "),
-    ("sysroot=/ format=json sysroot=/proc", "`sysroot=/proc`: key=value is expected, once"),
 ])  # fmt: skip
 def test_a_wrong_argument_is_refused(capsys, argument, message):
     code, out, err = run(capsys, *argument.split())
@@ -87,12 +84,6 @@ def test_the_document_has_the_pages_of_the_real_topologies(
     assert found == code
 
 
-@pytest.mark.parametrize("form", ["text", "json"])
-def test_a_failing_check_is_exit_code_3(capsys, tmp_path, form):
-    sysroots.mi300x(tmp_path).remove("dev/kfd")
-    assert run(capsys, f"sysroot={tmp_path}", f"format={form}")[0] == 3
-
-
 def test_what_fails_stands_first_with_its_cure(capsys, tmp_path):
     machine = sysroots.mi300x(tmp_path)
     machine.write("proc/sys/kernel/numa_balancing", 1)
@@ -100,12 +91,8 @@ def test_what_fails_stands_first_with_its_cure(capsys, tmp_path):
     code, out, _ = run(capsys, f"sysroot={tmp_path}")
     assert code == 3
     assert max(len(line) for line in out.splitlines()) <= 100
-    assert (
-        out.index("FAIL ras")
-        < out.index("WARN numa_balancing")
-        < out.index("sudo sysctl kernel.numa_balancing=0")
-        < out.index("Links")
-    )
+    order = ("FAIL ras", "WARN numa_", "sudo sysctl kernel.numa_balancing=0", "Links")
+    assert sorted(order, key=out.index) == list(order)
     assert "8 x AMD Instinct MI300X (gfx942, 304 CUs, 206 GB)" in out
     assert "1 fail, 1 warn" in out.splitlines()[-1]
 
@@ -118,60 +105,33 @@ def test_a_machine_without_a_gpu(capsys, tmp_path):
         f"No GPU was found: {len(table.CHECKS) - 5} checks of GPUs, their links and their "
         "driver are skipped." in out
     )
-    assert (
-        run(capsys, f"sysroot={tmp_path}", "hardware=mi300x")[0] == 3
-    )  # asked for: then its absence is what is wrong
+    # Its absence is a failure if it was requested.
+    assert run(capsys, f"sysroot={tmp_path}", "hardware=mi300x")[0] == 3
 
 
-@pytest.mark.parametrize("node", [2, 9])
-def test_who_computes_on_any_partition_of_a_card_is_seen(capsys, tmp_path, node):
+def test_who_computes_on_another_partition_of_a_card_is_seen(capsys, tmp_path):
     root = sysroots.real(tmp_path, "mi300x_cpx")
     for folder in (root / sysroots.KFD / "nodes").iterdir():
         (folder / "gpu_id").write_text(f"{50000 + int(folder.name)}")
-    held = root / f"sys/class/kfd/kfd/proc/4242/vram_{50000 + node}"
+    held = root / f"sys/class/kfd/kfd/proc/4242/vram_{50000 + 9}"
     held.parent.mkdir(parents=True)
     held.write_text("20000000000")
-    found = {
-        check["name"]: check
-        for check in json.loads(run(capsys, f"sysroot={root}", "format=json")[1])["checks"]
-    }
-    assert (found["foreign_processes"]["status"], "4242" in found["foreign_processes"]["read"]) == (
-        "warn",
-        True,
-    )
+    checks = json.loads(run(capsys, f"sysroot={root}", "format=json")[1])["checks"]
+    check = next(check for check in checks if check["name"] == "foreign_processes")
+    assert check["status"] == "warn"
+    assert "4242" in check["read"]
 
 
-def hardware_check(capsys, root: Path) -> dict[str, str]:
-    found = json.loads(run(capsys, f"sysroot={root}", "format=json")[1])["checks"]
-    return next(check for check in found if check["name"] == "hardware")
-
-
-@pytest.mark.parametrize(
-    "content", [b"", b"\xff\x00\x80 9", b"cpu_cores_count 0\nsimd_count 416\n", None]
-)
+@pytest.mark.parametrize("content", [b"\xff\x00\x80 9", b"cpu_cores_count 0\nsimd_count 416\n"])
 def test_a_node_that_cannot_be_read_may_be_a_gpu_more(capsys, tmp_path, content):
     file = sysroots.real(tmp_path, "mi210_xgmi_pcie") / sysroots.KFD / "nodes/2/properties"
-    file.unlink() if content is None else file.write_bytes(content)
-    check = hardware_check(capsys, tmp_path)
+    file.write_bytes(content)
+    checks = json.loads(run(capsys, f"sysroot={tmp_path}", "format=json")[1])["checks"]
+    check = next(check for check in checks if check["name"] == "hardware")
     assert check["status"] == "unknown"
     assert check["read"].startswith("7 x AMD Instinct MI210 ")
-    assert (
-        "; node 2 of sys/class/kfd/kfd/topology without properties that can be read"
-        in check["read"]
-    )
+    assert "; node 2 of sys/class/kfd/kfd/topology without properties" in check["read"]
     assert check["cure"].startswith("cat /sys/class/kfd/kfd/topology/nodes/2/properties; ")
-
-
-@pytest.mark.parametrize("version", [90402, 99_999_999_999])
-def test_a_gpu_of_another_target_is_not_what_its_device_id_says(capsys, tmp_path, version):
-    file = sysroots.real(tmp_path, "mi210_xgmi_pcie") / sysroots.KFD / "nodes/2/properties"
-    file.write_text(
-        file.read_text().replace("gfx_target_version 90010", f"gfx_target_version {version}")
-    )
-    check = hardware_check(capsys, tmp_path)
-    assert check["status"] == "fail"
-    assert check["read"].startswith("1 x unknown GPU (gfx9")
-    assert check["read"].endswith(", 7 x mi210")
 
 
 def test_it_runs_here_as_it_is(tmp_path):
@@ -188,11 +148,9 @@ def test_it_runs_here_as_it_is(tmp_path):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
-@pytest.mark.parametrize("words", ["doctor.py --help", "run.py hardware=cpu mode=plan"])
-def test_a_full_disk_behind_stdout(tmp_path, words):
-    program, *arguments = words.split()
+def test_a_full_disk_behind_stdout(tmp_path):
+    command = [sys.executable, str(ROOT / "launch/run.py"), "hardware=cpu", "mode=plan"]
     with open("/dev/full", "w") as full:
-        command = [sys.executable, str(ROOT / "launch" / program), *arguments]
         done = subprocess.run(command, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 3
     assert done.stderr.endswith("No space left on device\n")
@@ -210,7 +168,7 @@ def plan_on(machine: sysroots.Machine, *overrides: str):
     ), found
 
 
-def test_what_would_fail_is_refused_with_its_cure(tmp_path):
+def test_what_would_fail_is_rejected_with_its_remedy(tmp_path, capsys):
     machine = sysroots.mi300x(tmp_path)
     machine.write(f"{machine.device(5)}/mem_info_vram_used", 150 << 30)
     machine.write("proc/self/status", "Uid:\t4242\nGid:\t4242\nGroups:\t4242")
@@ -219,7 +177,9 @@ def test_what_would_fail_is_refused_with_its_cure(tmp_path):
     assert "kfd: /dev/kfd is closed to uid 4242." in str(error.value)
     assert "sudo usermod -aG" in str(error.value)
     assert "memory_occupied: 0000:05:00.0 161.1 GB (78%)." in str(error.value)
-    assert "python launch/doctor.py" in str(error.value)
+    assert "preflight=warn starts the run anyway" in str(error.value)
+    preflight.check(*plan_on(machine, "hardware=mi300x", "preflight=warn"))
+    assert capsys.readouterr().err.startswith("warning: ")
 
 
 def test_a_run_says_which_gpus_its_container_was_not_given(tmp_path):
@@ -261,17 +221,6 @@ def test_a_card_that_is_smaller_than_its_file(tmp_path, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_a_run_all_the_same(tmp_path, capsys):
-    machine = sysroots.mi300x(tmp_path)
-    machine.write(f"{machine.device(5)}/mem_info_vram_used", 150 << 30)
-    with pytest.raises(HostError, match="preflight=warn starts the run anyway"):
-        preflight.check(*plan_on(machine, "hardware=mi300x"))
-    preflight.check(*plan_on(machine, "hardware=mi300x", "preflight=warn"))
-    assert capsys.readouterr().err.startswith(
-        "warning: memory_occupied: 0000:05:00.0 161.1 GB (78%)"
-    )
-
-
 def test_memory_that_is_released_late(tmp_path):
     """By the run before this one."""
     machine = sysroots.mi300x(tmp_path)
@@ -290,7 +239,7 @@ def test_memory_that_is_released_late(tmp_path):
 def test_a_container_has_its_own_shm_and_groups(tmp_path):
     machine = sysroots.mi300x(tmp_path)
     machine.space = Space(0.06, 0.06)
-    machine.remove("dev/kfd")  # the engine says so: launch/execution/engine.py
+    machine.remove("dev/kfd")  # the engine says so: launch/execution/docker_engine.py
     names = [set(table.before_run(machine.facts(), contained=c)) for c in (False, True)]
     assert names[0] - names[1] == {"kfd", "render_nodes", "shm"}
 

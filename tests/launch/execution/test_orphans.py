@@ -128,12 +128,8 @@ def test_the_guard_ends_though_a_forked_process_holds_its_pipe():
 
 def test_processes_of_others_are_left_alone(start):
     """A living launcher, one in another namespace, none, and an unreadable mark."""
-    marks = (
-        of(orphans.launcher()),
-        of(f"{orphans._namespace()}1:57:12345"),
-        {},
-        of("what is this"),
-    )
+    owners = (orphans.launcher(), f"{orphans._namespace()}1:57:12345", "what is this")
+    marks = [{}, *map(of, owners)]
     children = [start(SLEEPS, **mark) for mark in marks]
     assert not {child.pid for child in children} & set(orphans.remove())
     assert [child.poll() for child in children] == [None] * 4

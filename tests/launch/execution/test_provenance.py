@@ -56,9 +56,5 @@ def test_provenance_goes_back_to_the_first_model(tmp_path):
     ]
     assert provenance.of(composed("hardware=cpu")) is None
     checkpoint_of = str(runs["sft"] / "checkpoints/checkpoint-4")
-    assert [
-        r["run"]
-        for r in provenance.of(
-            compose(["hardware=cpu", "method=export", f"model.path={checkpoint_of}"])
-        )["runs"]
-    ] == ["sft"]
+    sft = compose(["hardware=cpu", "method=export", f"model.path={checkpoint_of}"])
+    assert [run["run"] for run in provenance.of(sft)["runs"]] == ["sft"]

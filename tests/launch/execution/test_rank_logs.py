@@ -12,7 +12,7 @@ import pytest
 from launch.core import json_files
 from launch.execution import logs, supervise
 from launch.execution.local import LocalProcess
-from launch.execution.progress import Progress
+from launch.execution.progress_line import Progress
 from launch.execution.supervise import Outcome
 from tests.conftest import ROOT
 from tests.helpers.slurm_examples import TWO, planned
@@ -102,25 +102,6 @@ def test_each_line_is_shown_under_its_rank_without_torchruns_report(tmp_path, ca
         "rank 1 | the same",
         "trainers | of torchrun",
     ]
-
-
-@quick
-def test_lines_of_an_attempt_begin_where_the_one_before_ended(tmp_path, capfd):
-    script = """
-if not (run / "before").exists():
-    (run / "before").touch()
-    says(1, "HIP out of memory")
-    reports(1, 1)
-reports(1, -11)
-"""
-    assert executed(two_ranks(tmp_path, script, "runtime.max_restarts=1"))[0] == 4
-    out, shown = capfd.readouterr()
-    first, restart, second = shown.partition("restart 1 of 1")
-    assert first.count("| HIP out of memory") == 2, "as it came, and among the last lines"
-    assert "This usually means: the GPU's memory is full." in first.replace("\n", " ")
-    assert restart
-    assert "HIP out of memory" not in second + out
-    assert "trainers, rank 1 failed: killed by signal 11 (SIGSEGV)" in out
 
 
 @quick

@@ -108,7 +108,7 @@ def test_a_container_is_not_replaced_after_the_run_has_ended(
         yield sandboxed.STDOUT, b'{"languages": ["python"]}\n'
         stream.removed.wait(5)
 
-    monkeypatch.setattr(sandboxed.engine, "create", create)
+    monkeypatch.setattr(sandboxed.docker_engine, "create", create)
     monkeypatch.setattr(sandboxed, "frames_iter", frames)
     worker = sandboxed.Worker(
         None, plan().containers["sandbox"], "image", host_with(8), tmp_path / "log", 5.0

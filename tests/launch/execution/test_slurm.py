@@ -28,7 +28,6 @@ from launch.machine import placement
 from launch.plan import rundir, sealed
 from launch.plan.planning import prepare
 from launch.rules.check import refusals
-from launch.schema.host import TIME, slurm_seconds
 from tests.conftest import composed, host_with
 from tests.helpers.slurm_examples import JOB, TWO, planned
 
@@ -41,10 +40,8 @@ SCRIPTS = {
     ).split(),
     "two_nodes": [
         *TWO,
-        "runtime.slurm.partition=gpu",
+        *"runtime.slurm.partition=gpu runtime.slurm.qos=high runtime.slurm.time=1-12".split(),
         'runtime.slurm.account="it\'s mine"',
-        "runtime.slurm.qos=high",
-        "runtime.slurm.time=1-12",
         "runtime.slurm.gres='gpu:mi300x'",
         "runtime.slurm.requeue=false",
         "runtime.slurm.early_signal_s=600",
@@ -67,16 +64,14 @@ def test_script(name, monkeypatch):
 
 def test_options_and_command_survive_the_shells_quoting():
     text = slurm.script(planned(*SCRIPTS["two_nodes"]), host_with(8))
-    options = [
-        shlex.split(line.removeprefix("#SBATCH "), comments=False)
-        for line in text.splitlines()
-        if line.startswith("#SBATCH")
-    ]
-    assert {len(words) for words in options} == {1}
-    assert ["--comment=a b; rm -rf $HOME #"] in options
-    assert ["--account=it's mine"] in options
-    # In sbatch, % begins a field.
-    assert ["--output=/shared/my runs/100%%/1/logs/slurm.log"] in options
+    lines = [line for line in text.splitlines() if line.startswith("#SBATCH ")]
+    options = [shlex.split(line.removeprefix("#SBATCH "), comments=False) for line in lines]
+    for option in (
+        "--comment=a b; rm -rf $HOME #",
+        "--account=it's mine",
+        "--output=/shared/my runs/100%%/1/logs/slurm.log",  # in sbatch, % begins a field
+    ):
+        assert [option] in options
     command = ["exec", "/opt/my env/bin/python", str(slurm.JOB_PROGRAM), "/shared/my runs/100%/1"]
     assert shlex.split(text.splitlines()[-1]) == command
 
@@ -153,24 +148,11 @@ def test_a_run_on_several_nodes_starts_in_a_job_only():
         check_host(planned("hardware=cpu", "runtime=slurm", "runtime.slurm.nodes=2"), host_with(0))
 
 
-@pytest.mark.parametrize(
-    ("time", "expected"),
-    [("90", 5400), ("1:30", 90), ("4:00:00", 14400), ("1-0:0:1", 86401), ("1-2", 93600)],
-)
-def test_times_as_sbatch_reads_them(time, expected):
-    assert time in TIME
-    assert slurm_seconds(time) == expected
-    assert f"{time}h" not in TIME
-
-
 @pytest.mark.parametrize(("override", "rules"), [
     ("options=['-p gpu']", ["slurm_options"]),
-    ("options=['exclusive']", ["slurm_options"]),
-    ("options=['--time=5']", ["slurm_options"]),
     ("options=['--array=0-3']", ["slurm_options"]),
     ("options=['--part=x']", ["slurm_options"]),  # getopt takes abbreviations
     ("options=['--time-min=5','--gres-flags=enforce-binding','--mem=0']", []),
-    ("gres='gpu:4090'", []),
     ("gres='gpu:1g.10gb'", []),
 ])  # fmt: skip
 def test_an_option_that_the_composition_decides_is_rejected(override, rules):
@@ -211,13 +193,7 @@ def test_submit_leaves_what_the_job_needs_and_returns(launch, tools, tmp_path):
 
 SHELL = {
     "SBATCH_TIMELIMIT": "7",
-    "SBATCH_PARTITION": "nope",
     "SBATCH_SIGNAL": "B:USR2@10",
-    "SBATCH_NO_REQUEUE": "1",
-    "SBATCH_EXPORT": "NONE",
-    "SBATCH_JOB_NAME": "fromenv",
-    "SBATCH_ARRAY_INX": "0-3",
-    "SBATCH_GPUS_PER_NODE": "2",
     "SBATCH_CONSTRAINT": "ib",
     **dict.fromkeys(("HIP_VISIBLE_DEVICES", *slurm.MASKS), "5"),
 }

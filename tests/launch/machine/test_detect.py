@@ -61,11 +61,6 @@ def test_amd(tmp_path, version, units, memory_gb, more, group):
     assert len(detect.gpus(str(tmp_path))) == 3
 
 
-def mi300x_and_mi50(root):
-    kfd_node(root, 0, 206.0, **gpu(90402, 304))
-    kfd_node(root, 1, 34.0, **gpu(90006, 60))
-
-
 def unknown_kinds(root):
     kfd_node(root, 1, 0.5, **gpu(100306, 2))
     kfd_node(root, 2, 16.0, **gpu(100302, 40))
@@ -76,28 +71,13 @@ def card_and_nvidia(root):
     kfd_node(root, 1, 0.5, **gpu(100306, 2))
 
 
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        (
-            mi300x_and_mi50,
-            "1 x mi300x, 1 x mi50; .*hardware=mi300x with HIP_VISIBLE_DEVICES=0, or hardware=mi50 with HIP_VISIBLE_DEVICES=1",
-        ),
-        (
-            sysroots.rx7900xtx,
-            r"1 x rx7900xtx, 1 x unknown GPU \(gfx1036, .*hardware=rx7900xtx with HIP_VISIBLE_DEVICES=0\.",
-        ),
-        (unknown_kinds, "no group of conf/hardware describes any"),
-        (
-            card_and_nvidia,
-            r"1 x unknown GPU \(gfx1036, 2 CUs, 0 GB\), 2 x h200; .*: hardware=h200 with CUDA_VISIBLE_DEVICES=0,1",
-        ),
-        (
-            lambda root: kfd_node(root, 0, 24.0, **gpu(90402, 38)),
-            r"unknown GPU \(gfx942, 38 CUs, 24 GB\)",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("build", "message"), [
+    (sysroots.rx7900xtx, r"1 x rx7900xtx, 1 x unknown GPU \(gfx1036, .*"
+     r"hardware=rx7900xtx with HIP_VISIBLE_DEVICES=0\."),
+    (unknown_kinds, "no group of conf/hardware describes any"),
+    (card_and_nvidia, r"1 x unknown GPU \(gfx1036, 2 CUs, 0 GB\), 2 x h200; .*"
+     r": hardware=h200 with CUDA_VISIBLE_DEVICES=0,1"),
+])  # fmt: skip
 def test_auto_does_not_guess(tmp_path, build, message):
     build(tmp_path)
     with pytest.raises(HostError, match=message):
@@ -141,14 +121,8 @@ def test_products_are_what_hydra_makes_of_the_hardware_files():
     for product in products():
         # Of three bases; each takes a while.
         if product not in OTHERS and product.group in ("mi210", "mi325x", "h100"):
-            hardware = composed(f"hardware={product.group}").hardware
-            assert product == Product(
-                hardware.product,
-                hardware.gfx,
-                hardware.compute_units,
-                hardware.name,
-                hardware.detect,
-            )
+            h = composed(f"hardware={product.group}").hardware
+            assert product == Product(h.product, h.gfx, h.compute_units, h.name, h.detect)
 
 
 def test_a_new_gpu_is_a_new_file(tmp_path):
@@ -172,12 +146,9 @@ def test_a_new_gpu_is_a_new_file(tmp_path):
 
 @pytest.mark.parametrize(("device_id", "units", "product", "partition"), [
     (0x74A1, 304, "AMD Instinct MI300X", "SPX"),
-    (0x74B5, 304, "AMD Instinct MI300X", "SPX"),  # a virtual function
-    (0x74A0, 228, "AMD Instinct MI300A", "SPX"),
     (0x74A2, 80, "AMD Instinct MI308X", "SPX"),
     (0x74A1, 38, "AMD Instinct MI300X, CPX partition (1 of 8)", "CPX"),
     (0x74A0, 76, "AMD Instinct MI300A, TPX partition (1 of 3)", "TPX"),
-    (0x74A2, 20, "AMD Instinct MI308X, CPX partition (1 of 4)", "CPX"),
     (0x74A1, 300, "unknown", None),
     (0x740C, 104, "AMD Instinct MI250 (one of its two dies)", None),
 ])  # fmt: skip
@@ -231,11 +202,8 @@ def test_real_mi210_server(tmp_path):
     assert [g.numa_node for g in found] == [0, 0, 0, 0, 1, 1, 1, 1]
     assert (found[0].pci_address, found[0].uuid) == ("0000:63:00.0", "GPU-1901ead3a2ecd4a6")
     assert len({g.hive for g in found}) == 2
-    assert [(link.node, link.gb_s) for link in found[0].links if link.kind == "xgmi"] == [
-        (3, 50.0),
-        (4, 50.0),
-        (5, 50.0),
-    ]
+    xgmi = [(link.node, link.gb_s) for link in found[0].links if link.kind == "xgmi"]
+    assert xgmi == [(3, 50.0), (4, 50.0), (5, 50.0)]
     assert found[0].links[0] == Link(0, "pcie", 32.0)
     assert found[0].memory_gb is None  # the copy holds no mem_banks
     assert group_of(tmp_path) == "mi210"
@@ -292,25 +260,20 @@ def nvml_of_two_h200(**more):
     return types.SimpleNamespace(**answers | more)
 
 
-def test_nvml(monkeypatch):
+def test_nvml_and_what_it_does_not_answer(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", nvml_of_two_h200())
     with nvidia.nvml() as library:
-        found = nvidia.of_nvml(library, 1)
-    names = (found.product, found.gfx, found.group, found.uuid)
-    assert names == ("NVIDIA H200", "sm_90", "h200", "GPU-1")
-    assert (found.memory_gb, found.pci_address) == (150.754820096, "0000:1a:00.0")
+        gpu = nvidia.of_nvml(library, 1)
+    assert (gpu.product, gpu.gfx, gpu.group, gpu.uuid) == ("NVIDIA H200", "sm_90", "h200", "GPU-1")
+    assert (gpu.memory_gb, gpu.pci_address) == (150.754820096, "0000:1a:00.0")
     assert nvidia.memory(["0000:1a:00.0"]) == {"0000:1a:00.0": (1 << 30, 150_754_820_096)}
 
-
-def test_nvml_that_does_not_answer(monkeypatch):
     def refuse(*_):
         raise NotSupported
 
     silent = {"nvmlDeviceGetMemoryInfo": refuse, "nvmlDeviceGetPciInfo": refuse}
-    monkeypatch.setitem(sys.modules, "pynvml", nvml_of_two_h200(**silent))
-    with nvidia.nvml() as library:
-        found = nvidia.of_nvml(library, 0)
-    assert (found.memory_gb, found.pci_address) == (None, None)
+    gpu = nvidia.of_nvml(nvml_of_two_h200(**silent), 0)
+    assert (gpu.memory_gb, gpu.pci_address) == (None, None)
     for module in (nvml_of_two_h200(**silent), nvml_of_two_h200(nvmlInit=refuse), None):
         monkeypatch.setitem(sys.modules, "pynvml", module)
         assert nvidia.memory(["0000:1a:00.0"]) == {}

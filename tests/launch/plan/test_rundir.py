@@ -170,7 +170,7 @@ def test_a_folder_of_runs_given_for_a_run(launch, tmp_path):
     with pytest.raises(
         UserError, match="no record.json. It holds runs, the newest is .*/20261122-101500-000000"
     ):
-        load_record(tmp_path / "runs/quick/record.json")
+        load_record(tmp_path / "runs/quick")
 
 
 @pytest.mark.parametrize(("changed", "said"), [

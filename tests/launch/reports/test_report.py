@@ -8,11 +8,11 @@ import pytest
 
 from launch import report
 from launch.core import json_files
+from launch.core.json_files import plain
 from launch.plan import rundir
 from launch.reports import tables
 from launch.reports.data import read, read_metrics
 from launch.study.optuna_study import Search, importances
-from launch.study.trials import Trial
 from tests.conftest import composed
 from tests.helpers.report_examples import (
     GRPO_STEP,
@@ -266,21 +266,17 @@ def test_a_grid(tmp_path):
 
 def test_importance_of_a_search_is_optunas(tmp_path):
     config = composed("hardware=cpu", "sweep=batch").sweep
-    folder = a_sweep(tmp_path, [], metric="loss")
-    search, trials = Search(config, 0, folder), []
+    search = Search(config, 0)
     for _ in range(12):
         trial = search.next()
         rate = float(dict(o.partition("=")[::2] for o in trial.varied)["method.args.learning_rate"])
         trial.status, trial.value = "done", rate
-        search.tell(trial)
-        trials.append({"varied": trial.varied, "value": rate, "status": "done"})
-    with (folder / "journal.log").open("ab") as journal:
-        journal.write(b'{"op_co')  # it is being written
-    shares = importances(folder / "journal.log")
+    folder = a_sweep(tmp_path, [], metric="loss", space=plain(config.space))
+    rows = [vars(trial) for trial in search.known]
+    change(folder / "sweep.json", trials=rows)
+    shares = importances(json_files.read_json(folder / "sweep.json"))
     assert shares["learning_rate"] > 0.5
     assert sum(shares.values()) == pytest.approx(1)
-    rows = [vars(Trial(n, **trial)) for n, trial in enumerate(trials)]
-    change(folder / "sweep.json", trials=rows)
     assert "PED-ANOVA (Optuna) over 12 trials" in made(folder).text
     change(folder / "sweep.json", trials=rows[:5])
     assert "5 trials are done, and a search needs 10" in made(folder).text

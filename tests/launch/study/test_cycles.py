@@ -57,10 +57,6 @@ def test_a_curriculum_is_of_the_samples_alone_and_takes_the_pass_rates_of_the_cy
         "cycle2_sample": "/runs/raft/1/3_cycle1_sample/result.json",
     }
     assert found["cycle2_sample"].config.data.curriculum_args.floor == 0.1
-    mixed = plans("hardware=cpu", "method=raft", levels, "data.curriculum=mixed")
-    assert {plan.config.data.pass_rates for plan in mixed.values()} == {None}, (
-        "which only adaptive reads"
-    )
 
 
 def test_a_fresh_base_and_the_learning_rate():
@@ -115,7 +111,6 @@ def test_random_weights_get_sft_first_and_smoke_is_small():
 
 
 @pytest.mark.parametrize(("override", "field", "own", "default"), [
-    ("topology.server_memory_share=0.4", "server_memory_share", 0.4, 0.9),
     ("topology.server_cache_gb=8", "server_cache_gb", 8, None),
     ("topology.server_args.max_num_seqs=8", "server_args", {"max_num_seqs": 8}, {}),
 ])  # fmt: skip
@@ -176,28 +171,20 @@ def of_phases(first, second="sft", *overrides):
 
 
 def test_a_phase_trains_on_samples_that_one_before_it_leaves():
-    assert of_phases("raft")["b"].config.data.path.endswith("_a_cycle3_sample/selected.jsonl"), (
-        "the last ones"
-    )
+    last = of_phases("raft")["b"].config.data.path
+    assert last.endswith("_a_cycle3_sample/selected.jsonl")
     assert of_phases("sample")["b"].config.data.path.endswith("1_a/selected.jsonl")
     pairs = of_phases("sample", "dpo", "data.pairs_per_prompt=2")["b"].config.data
-    assert (pairs.kind, pairs.path[-16:], pairs.pairs_per_prompt) == (
-        "samples",
-        "1_a/scored.jsonl",
-        2,
-    )
+    source = (pairs.kind, pairs.path[-16:], pairs.pairs_per_prompt)
+    assert source == ("samples", "1_a/scored.jsonl", 2)
     with pytest.raises(UserError, match="data_from=a of b: that phase has none"):
         of_phases("sft")
 
 
 @pytest.mark.parametrize(("overrides", "words"), [
     (["method.args.train.max_step=3"], ["phase cycle1_train", "max_step", "max_steps"]),
-    (["method.args.sample.temprature=3"], ["phase cycle1_sample", "temperature"]),
-    (["method.args.cycle=3"], ["method.args.cycle=3", "cycles"]),
-    (["method.args.cycles=0"], ["method.args.cycles=0", "at least 1"]),
     (["data=jsonl", "data.path=none.jsonl"],
      ["method.rewards.reasoning_gym with data=jsonl", "+method.rewards.accuracy=1.0"]),
-    (["data.filter.max_tokens=9"], ["data.filter.max_tokens takes no effect"]),
     (["runtime=slurm"], ["runtime=slurm is for one run"]),
 ])  # fmt: skip
 def test_refused(launch, overrides, words):

@@ -18,8 +18,7 @@ from launch.core import json_files
 from launch.core.errors import EXIT_DONE, EXIT_INTERRUPTED, UserError
 from launch.plan import container
 from launch.reports.data import phases_of, read
-from launch.reports.series import as_phase
-from launch.study import keeping, lineage, pipeline
+from launch.study import keeping, pipeline
 from tests.conftest import composed, host_with
 
 SFT = "{name: sft}"
@@ -148,7 +147,6 @@ def test_a_phase_that_is_no_longer_whole_is_not_kept(begin):
     whole = content(phase)
     for damage, message in {
         lambda: (phase / "model/model.safetensors").unlink(): "model.safetensors is gone",
-        lambda: (phase / "result.json").unlink(): "result.json is gone",
         lambda: edit(phase / "record.json"): "cannot be trusted (sha256",
         lambda: shutil.rmtree(phase): "there is no record of it in",
     }.items():
@@ -213,32 +211,22 @@ def test_the_plan_says_what_is_kept_and_makes_nothing(begin, tmp_path, capsys):
 
 LEVELS = "data.tasks=[{name: chain_sum, level: 0}, {name: chain_sum, level: 1}]"
 RAFT = ["hardware=cpu", "method=raft", LEVELS]
-CYCLES = {  # a curriculum by stages divides the run among its cycles
-    "none": 8,
-    "adaptive": 8,
-    "progressive": 2,
-    "mixed": 2,
-}
 
 
-@pytest.mark.parametrize(("curriculum", "same"), CYCLES.items())
+@pytest.mark.parametrize(("curriculum", "same"), [("adaptive", 8), ("progressive", 2)])
 def test_the_phases_of_raft_that_another_cycle_changes_nothing_of(curriculum, same):
-    given = [
-        [*RAFT, f"data.curriculum={curriculum}", f"method.args.cycles={cycles}"]
-        for cycles in (2, 3)
-    ]
+    """A curriculum by stages divides the run among its cycles."""
     two, three = (
-        pipeline.make_plans(composed(*g), Request(g), host_with(0), Path("/runs/p/1"))
-        for g in given
+        pipeline.make_plans(composed(*overrides), Request(overrides), host_with(0), Path("/r/p/1"))
+        for overrides in (
+            [*RAFT, f"data.curriculum={curriculum}", f"method.args.cycles={cycles}"]
+            for cycles in (2, 3)
+        )
     )
     assert (len(two), len(three)) == (8, 11)
-    equal = [
-        composition_hash(two[name].config) == composition_hash(plan.config)
-        for name, plan in three.items()
-        if name in two
-    ]
-    assert equal[:same] == [True] * same
-    assert equal[same : same + 1] in ([], [False])
+    hashes = [{n: composition_hash(p.config) for n, p in plans.items()} for plans in (two, three)]
+    equal = [hashes[0][name] == hashes[1][name] for name in three if name in two]
+    assert equal[: same + 1] == [True] * same + [False] * (same < len(two))
 
 
 def test_the_cycle_that_is_chosen_follows_from_evaluations_that_are_kept(begin, phases_that_end):
@@ -262,20 +250,13 @@ def test_the_cycle_that_is_chosen_follows_from_evaluations_that_are_kept(begin, 
     assert (started, sorted(links(second))) == (["13_e"], sorted(whole))
     asked_of = json_files.read_json(second / "13_e/record.json")["composition"]["model"]["path"]
     assert asked_of == str(first / "4_raft_cycle1_train/model")
-    assert (
-        json_files.read_json(second / "record.json")["chosen"]
-        == json_files.read_json(first / "record.json")["chosen"]
-    )
+    choices = [json_files.read_json(f / "record.json")["chosen"] for f in (first, second)]
+    assert choices[0] == choices[1]
     assert begin([SFT, stops, export])[0] == whole, "done and unchanged, it runs again as a whole"
     started, third, _ = begin([SFT, goes_on, export])
-    assert (
-        started
-        == "9_raft_cycle3_sample 10_raft_cycle3_train 11_raft_cycle3_evaluate 12_export".split()
-    )
-    assert (
-        "raft_cycle1_train"
-        in json_files.read_json(third / "12_export/record.json")["composition"]["model"]["path"]
-    )
+    assert [name.partition("_")[0] for name in started] == ["9", "10", "11", "12"]
+    exported = json_files.read_json(third / "12_export/record.json")["composition"]["model"]
+    assert "raft_cycle1_train" in exported["path"]
     started, fourth, _ = begin([SFT, stops.replace("patience=1", "patience=2"), export])
     assert (started, len(links(fourth))) == ([], 12)
 
@@ -285,12 +266,6 @@ def test_reports_follow_the_links_and_say_what_is_gone(begin, capsys):
     _, second, _ = begin([SFT, MORE % 1e-5, LAST % 1e-4])
     runs = [read(phase, phase.name) for phase in phases_of(second)]
     assert [run.folder for run in runs] == [first / "1_sft", second / "2_more", second / "3_last"]
-    parents = lineage.parents([as_phase(run) for run in runs])
-    assert {name: parent and parent.name for name, parent in parents.items()} == {
-        "1_sft": None,
-        "2_more": "1_sft",
-        "3_last": "2_more",
-    }
     assert report.main([str(second)]) == EXIT_DONE
     assert f", {first.name}." in (second / "report.html").read_text()
     assert report.main([str(first), str(second), f"output={first.parent}/both.html"]) == EXIT_DONE
@@ -310,9 +285,8 @@ def test_reproducing_runs_kept_phases_again_beside_their_links(begin, monkeypatc
         reproduce, "execute", lambda plan, *args, **kwargs: again.append(plan.run_dir) or EXIT_DONE
     )
     assert reproduce.main([str(second)]) == EXIT_DONE
-    assert [(folder.parent, folder.name.partition("-again-")[0]) for folder in again] == [
-        (second, name) for name in FOLDERS
-    ]
+    names = [(folder.parent, folder.name.partition("-again-")[0]) for folder in again]
+    assert names == [(second, name) for name in FOLDERS]
 
 
 def test_a_container_sees_what_is_kept(begin, tmp_path):

@@ -65,17 +65,11 @@ def test_an_evaluation_of_the_start_is_of_the_model_of_that_name():
 
 
 def test_a_training_that_was_not_evaluated_is_passed_over_and_other_problems_are_not_compared():
-    line = [
-        phase("1_a", steps=1),
-        phase("2_ea", "1_a", accuracy=0.2),
-        phase("3_b", "1_a"),
-        phase("4_c", "3_b"),
-    ]
+    trained = [phase("1_a", steps=1), phase("3_b", "1_a"), phase("4_c", "3_b")]
+    line = [*trained, phase("2_ea", "1_a", accuracy=0.2)]
     assert found([*line, phase("5_ec", "4_c", accuracy=0.5)])["5_ec"] == ("2_ea", 30.0)
-    assert found([*line, phase("5_ec", "4_c", accuracy=0.5, problems="others")])["5_ec"] == (
-        None,
-        None,
-    )
+    others = phase("5_ec", "4_c", accuracy=0.5, problems="others")
+    assert found([*line, others])["5_ec"] == (None, None)
 
 
 def test_the_cycles_of_raft_are_one_curve():

@@ -18,7 +18,7 @@ import pytest
 
 from containers import images
 from launch.core.errors import HostError
-from launch.execution import engine, secret_files
+from launch.execution import docker_engine, secret_files
 from launch.inputs.paths import secret_dir
 from launch.plan import rundir
 from launch.plan.container import container_name
@@ -34,16 +34,12 @@ class Handler(BaseHTTPRequestHandler):
 
     def answer(self) -> None:
         path = re.sub(r"^/v[\d.]+", "", self.path)
+        status, body = 404, {"message": f"no route {self.command} {path}"}
         for (method, pattern), answer in self.server.routes.items():
             if method == self.command and re.fullmatch(pattern, path):
                 status, body = answer
-                content = body if isinstance(body, bytes) else json.dumps(body).encode()
                 break
-        else:
-            status, content = (
-                404,
-                json.dumps({"message": f"no route {self.command} {path}"}).encode(),
-            )
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
         self.server.asked.append(f"{self.command} {path}")
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
@@ -52,9 +48,6 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     do_GET = do_POST = do_DELETE = do_HEAD = answer
-
-    def address_string(self) -> str:
-        return "unix"
 
     def log_message(self, *_args) -> None:
         """Quiet."""
@@ -74,10 +67,8 @@ def fake(tmp_path, monkeypatch):
             ("GET", "/version"): (200, {"ApiVersion": "1.41"}),
             ("GET", "/info"): (200, {"DockerRootDir": str(tmp_path)}),
             ("GET", "/containers/json.*"): (200, []),
+            ("GET", "/images/.*/json"): (404, {"message": "No such image"}),
             **routes,
-            ("GET", "/images/.*/json"): routes.get(
-                ("GET", "/images/.*/json"), (404, {"message": "No such image"})
-            ),
         }
         server.asked = []
         threading.Thread(
@@ -100,14 +91,9 @@ def plan_of(*overrides: str, host=None):
 
 def image_json(name: str, **changes):
     image = images.load()[name]
-    labels = {"image": name, "tag": image.tag, "gfx": ",".join(image.gfx)} | changes.pop(
-        "labels", {}
-    )
-    return {
-        "Id": "sha256:1",
-        "RepoDigests": [],
-        "Config": {"Labels": {f"io.rocm-recipes.{k}": v for k, v in labels.items()}},
-    } | changes
+    labels = {"image": name, "tag": image.tag, "gfx": ",".join(image.gfx), **changes}
+    labels = {f"io.rocm-recipes.{key}": value for key, value in labels.items()}
+    return {"Id": "sha256:1", "RepoDigests": [], "Config": {"Labels": labels}}
 
 
 def test_without_an_engine_the_run_exits_with_3(fake, tmp_path, monkeypatch, launch):
@@ -125,7 +111,7 @@ def test_without_an_engine_the_run_exits_with_3(fake, tmp_path, monkeypatch, lau
 def test_an_image_that_is_not_built(fake):
     fake({})
     with pytest.raises(HostError, match="container=cpu: .*build.py image=cpu"):
-        engine.check(plan_of(*CPU), host_with(0))
+        docker_engine.check(plan_of(*CPU), host_with(0))
 
 
 @pytest.mark.parametrize("answer", [
@@ -136,19 +122,19 @@ def test_an_image_that_cannot_be_pulled(fake, answer):
     asked = fake({("POST", "/images/create.*"): answer})
     custom = ["hardware=cpu", "container=custom", "container.reference=127.0.0.1:1/me/mine:1"]
     with pytest.raises(HostError, match=f"container=custom: .*{next(iter(answer[1].values()))}"):
-        engine.check(plan_of(*custom), host_with(0))
+        docker_engine.check(plan_of(*custom), host_with(0))
     assert any("fromImage=127.0.0.1%3A1%2Fme%2Fmine" in line and "tag=1" in line for line in asked)
 
 
 @pytest.mark.parametrize(("name", "changes", "message"), [
-    ("cpu", {"labels": {"tag": "older"}}, "cpu:older"),
-    ("rocm", {"labels": {"gfx": "gfx90a"}}, "gfx942.*gfx90a"),
+    ("cpu", {"tag": "older"}, "cpu:older"),
+    ("rocm", {"gfx": "gfx90a"}, "gfx942.*gfx90a"),
 ], ids=["other inputs", "no code for the GPU"])  # fmt: skip
 def test_a_wrong_image(fake, name, changes, message):
     fake({("GET", "/images/.*/json"): (200, image_json(name, **changes))})
     plan = plan_of(*(CPU if name == "cpu" else ["hardware=mi300x", "topology=ddp"]))
     with pytest.raises(HostError, match=message):
-        engine.check(plan, host_with(8))
+        docker_engine.check(plan, host_with(8))
 
 
 @pytest.mark.parametrize("name_is_taken", [False, True])
@@ -160,23 +146,15 @@ def test_a_container_that_the_engine_rejects(fake, name_is_taken):
         routes[("GET", "/containers/.*/json")] = (200, theirs)
     asked = fake(routes)
     with pytest.raises(HostError, match="invalid mount config"):
-        engine.create(engine.connect(), spec, "sha256:1", host_with(0))
+        docker_engine.create(docker_engine.connect(), spec, "sha256:1", host_with(0))
     assert not [line for line in asked if line.startswith("DELETE")]
 
 
-def listed(name: str, run: Path, uid: int = 1000, status: str = "exited"):
-    labels = {
-        "io.rocm-recipes.run": str(run),
-        "io.rocm-recipes.uid": str(uid),
-        "io.rocm-recipes.process": "trainers",
-    }
-    return {
-        "Id": name,
-        "Name": f"/{name}",
-        "Config": {"Labels": labels},
-        "State": {"Status": status},
-        "Image": "sha256:1",
-    }
+def listed(name: str, run: Path):
+    labels = {"run": str(run), "uid": "1000", "process": "trainers"}
+    labels = {f"io.rocm-recipes.{key}": value for key, value in labels.items()}
+    config, state = {"Labels": labels}, {"Status": "exited"}
+    return {"Id": name, "Name": f"/{name}", "Config": config, "State": state, "Image": "sha256:1"}
 
 
 def test_only_our_orphans_are_removed(fake, tmp_path):
@@ -189,13 +167,13 @@ def test_only_our_orphans_are_removed(fake, tmp_path):
         ("DELETE", "/containers/.*"): (204, b""),
     }
     asked = fake(routes)
-    assert engine.remove_orphans(engine.connect(), host_with(0)) == [ours]
+    assert docker_engine.remove_orphans(docker_engine.connect(), host_with(0)) == [ours]
     deletions = [line for line in asked if line.startswith("DELETE")]
     assert deletions == [f"DELETE /containers/{ours}?v=False&link=False&force=True"]
     (query,) = [line for line in asked if "/containers/json" in line]
     assert "io.rocm-recipes.uid%3D1000" in query
     with rundir.locked(tmp_path):  # its launcher lives
-        assert engine.remove_orphans(engine.connect(), host_with(0)) == []
+        assert docker_engine.remove_orphans(docker_engine.connect(), host_with(0)) == []
 
 
 def secrets_host(folder: Path):

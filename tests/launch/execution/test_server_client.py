@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from launch.execution import serving
+from launch.execution import server_client
 
 
 @pytest.mark.parametrize(("answer", "text"), [
@@ -35,9 +35,9 @@ def test_an_answer_or_an_os_error_though_the_shell_has_a_proxy(monkeypatch, answ
         port = listener.getsockname()[1]
         if text is None:
             with pytest.raises(OSError):
-                serving.get(port, "/health")
+                server_client.get(port, "/health")
         else:
-            assert serving.get(port, "/health") == text
+            assert server_client.get(port, "/health") == text
         thread.join(20)
     with pytest.raises(OSError, match="refused"):
-        serving.get(port, "/health")
+        server_client.get(port, "/health")
