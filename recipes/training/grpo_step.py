@@ -22,7 +22,7 @@ from trl.trainer import utils as trl_utils
 
 from recipes.models import attention, head
 from recipes.models.layers import MULTIPLE, same_draws
-from recipes.training import rows
+from recipes.training import packing
 from recipes.training.step import SHORTEST, halves
 
 # Log-probabilities and entropies, each (samples, tokens of the completion).
@@ -114,7 +114,7 @@ class PackedCompletions:
             "used": np.flatnonzero(mask),
             "completion": np.flatnonzero(of_completion),
             "places": np.flatnonzero(mask[:, -keep:]),
-            **rows.boundaries(lengths.tolist(), filled),
+            **packing.boundaries(lengths.tolist(), filled),
         }
         at = {name: torch.from_numpy(array).to(ids.device) for name, array in host.items()}
         used, completion, places = (at.pop(name) for name in ("used", "completion", "places"))

@@ -10,7 +10,7 @@ import signal
 
 from safetensors import safe_open
 
-from recipes.training import training
+from recipes.training import train_loop
 from tests.e2e.test_resume import assert_equal, run
 
 LORA = ["adapter=lora", "adapter.rank=4"]
@@ -36,14 +36,14 @@ def resumes_exactly(tmp_path, monkeypatch, *overrides):
         name for name in names(held / "adapter_model.safetensors") if "lora_" not in name
     } == set()
     assert not list(held.glob("model*.safetensors"))
-    log = training.Metrics.on_log
+    log = train_loop.Metrics.on_log
 
     def signal_in_step_2(self, args, state, *rest, **kwargs):
         log(self, args, state, *rest, **kwargs)
         if state.global_step == 2:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(training.Metrics, "on_log", signal_in_step_2)
+    monkeypatch.setattr(train_loop.Metrics, "on_log", signal_in_step_2)
     stopped, _ = run(tmp_path / "cut", "sft", *overrides)
     monkeypatch.undo()
     resumed, _ = run(tmp_path / "cut", "sft", *overrides)

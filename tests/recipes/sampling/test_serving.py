@@ -23,7 +23,7 @@ from launch.machine import placement
 from recipes.models.model import train_tokenizer
 from recipes.rank import program
 from recipes.sampling import serving
-from recipes.training import training
+from recipes.training import train_loop
 from tests.conftest import composed
 
 TEMPERATURE = 1.5
@@ -172,7 +172,7 @@ def test_trainer_and_launcher_agree_on_the_backend_of_transfers(hardware, gpus, 
     config = composed(
         f"hardware={hardware}", "method=grpo", f"topology={topology}", f"topology.num_gpus={gpus}"
     )
-    ours = training.sends_over_gloo(OmegaConf.structured(config))
+    ours = train_loop.sends_over_gloo(OmegaConf.structured(config))
     assert ours == (placement.backend(config) == "gloo")
 
 

@@ -12,7 +12,7 @@ from launch.core.errors import UserError
 from recipes.measure.metrics import Metrics
 from recipes.models import attention, head, layers
 from recipes.models.model import build_model
-from recipes.training import training
+from recipes.training import train_loop
 from tests.helpers.trainers import assert_same, built, configured, rows_of, trained
 from tests.recipes.models.test_head import model as small
 from tests.recipes.models.test_layers import EVERY_LAYER, LORA, compiled, dynamo, is_compiled, use  # noqa: F401
@@ -321,4 +321,4 @@ def test_too_few_rows_for_a_batch_are_rejected(tmp_path):
         tmp_path, "grpo", *rows_of(tmp_path, ROWS), "method.args.per_device_train_batch_size=256"
     )
     with pytest.raises(UserError, match="no step was taken: the data has 16 rows"):
-        training.train(config, trainer, Metrics(config))
+        train_loop.train(config, trainer, Metrics(config))

@@ -8,7 +8,7 @@ import torch
 from datasets import Dataset
 from torch.utils.data import RandomSampler, SequentialSampler
 
-from recipes.training.rows import IGNORED, Collator, StepOrder, lengths
+from recipes.training.packing import IGNORED, Collator, StepOrder, lengths
 
 PAD = 9
 ROWS = [
