@@ -24,7 +24,7 @@ from recipes.grpo import grpo
 from recipes.rank import files, program
 from recipes.sampling import generation
 from recipes.sft import sft
-from recipes.training import checkpoint, training
+from recipes.training import checkpoint, train_loop
 
 WORK = {"sft": sft, "dpo": dpo, "grpo": grpo, "evaluate": evaluate}
 SMALL = """
@@ -115,7 +115,7 @@ def assert_equal(run_dir: Path, other: Path) -> None:
 def test_a_run_interrupted_and_resumed_equals_one_that_was_not(
     tmp_path, whole, method, overrides, monkeypatch
 ):
-    log = training.Metrics.on_log
+    log = train_loop.Metrics.on_log
 
     def signal_in_step_2(self, args, state, *rest, **kwargs):
         log(self, args, state, *rest, **kwargs)
@@ -123,7 +123,7 @@ def test_a_run_interrupted_and_resumed_equals_one_that_was_not(
         if state.global_step == 2:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(training.Metrics, "on_log", signal_in_step_2)
+    monkeypatch.setattr(train_loop.Metrics, "on_log", signal_in_step_2)
     code, result = run(tmp_path, method, *overrides)
     assert (code, result["status"], result["steps"]) == (75, "interrupted", 3)
     monkeypatch.undo()
