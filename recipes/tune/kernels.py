@@ -128,19 +128,6 @@ def run_cross_entropy(shapes: Shapes) -> None:
     cross_entropy.cross_entropy_backward(logits, torch.tensor(2.0))
 
 
-def run_fused_linear_cross_entropy(shapes: Shapes) -> None:
-    from liger_kernel.ops import fused_linear_cross_entropy as fused
-
-    model = shapes.model
-    hidden = shapes.leaf(shapes.tokens, model.hidden_size)
-    head = shapes.leaf(model.vocab_size, model.hidden_size)
-    labels = torch.zeros(shapes.tokens, dtype=torch.int64)
-    *_, grad_input, grad_weight, grad_bias = fused.fused_linear_cross_entropy_forward(
-        hidden, head, labels
-    )
-    fused.fused_linear_cross_entropy_backward(torch.tensor(2.0), grad_input, grad_weight, grad_bias)
-
-
 # Outputs of the head that TRL 1.16's trainers request next to log-probabilities: a reference model,
 # SFT, DPO, DPO with use_weighting, GRPO.
 OUTPUTS = (
@@ -181,7 +168,6 @@ OPERATIONS: dict[str, Callable[[Shapes], None]] = {
     "liger:rope": run_rope,
     "liger:swiglu": run_swiglu,
     "liger:cross_entropy": run_cross_entropy,
-    "liger:fused_linear_cross_entropy": run_fused_linear_cross_entropy,
     "trl:lm_head": run_lm_head,
 }
 
@@ -206,15 +192,21 @@ def library_launches(operation: str, model: Path, tokens: int, dtype: str) -> li
         earlier = distinct.setdefault(launch.same, launch)
         if (launch.workgroups or 0) < (earlier.workgroups or 0):
             distinct[launch.same] = launch
-    launches, named = list(distinct.values()), []
-    for launch in launches:  # several of one kernel are named by the constants that differ
-        twins = [other for other in launches if other.name == launch.name]
-        suffix = " ".join(
-            f"{key}={value}"
-            for key, value in launch.constants.items()
-            if any(other.constants.get(key) != value for other in twins)
-        )
-        named.append(replace(launch, name=f"{launch.name} {suffix}".strip()))
+    return list(distinct.values())
+
+
+def distinct_names(launches: list[tuple[str, Launch]]) -> list[Launch]:
+    """Name launches of equally named kernels by the constants, and the key kernel=, that differ."""
+    named = []
+    for key, launch in launches:
+        twins = [(other_key, other) for other_key, other in launches if other.name == launch.name]
+        words = [
+            f"{name}={value}"
+            for name, value in launch.constants.items()
+            if any(twin.constants.get(name) != value for _, twin in twins)
+        ]
+        words += [f"of {key}"] if any(other_key != key for other_key, _ in twins) else []
+        named.append(replace(launch, name=" ".join([launch.name, *words])))
     return named
 
 
@@ -319,14 +311,15 @@ def file_launch(place: str, arguments: dict[str, str], workgroups: int | None) -
     """
     file, _, name = place.rpartition(":")
     functions = _functions_of(Path(file))
-    function = functions.get(name)
-    what, known = f"{file} has no function {name} under @triton.jit", list(functions)
-    unknown = name if function is None else None
-    if function is not None:
-        unknown = next((key for key in arguments if key not in function.arg_names), None)
-        what, known = f"args: {name} has no parameter {unknown}", function.arg_names
-    if unknown is not None:
-        raise UserError(f"{what}.{near_or_all(unknown, known)}")
+    if name not in functions:
+        raise UserError(
+            f"{file} has no function {name} under @triton.jit.{near_or_all(name, functions)}"
+        )
+    function = functions[name]
+    for key in arguments:
+        if key not in function.arg_names:
+            near = near_or_all(key, function.arg_names)
+            raise UserError(f"args: {name} has no parameter {key}.{near}")
     described = []
     for parameter in function.params:
         text = arguments.get(parameter.name, parameter.annotation_type)
