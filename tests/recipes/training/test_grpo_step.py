@@ -136,6 +136,43 @@ def lines(trainer):
     ]
 
 
+@pytest.mark.parametrize("equal", ["some", "all"])
+@pytest.mark.parametrize("options", [["method.args.loss_type=grpo"], REUSED])
+def test_rows_without_advantage_are_skipped_and_change_nothing(tmp_path, base, equal, options):
+    results, passes = [], []
+    for skips in (False, True):
+        _, trainer = grpo(tmp_path / str(skips), base, "step.rows=packed", *options)
+        assert trainer._skips_idle
+        trainer._skips_idle = skips
+        sampled(trainer, "token_truncate", owns_pass=False)
+        reward = trainer.reward_funcs[0]
+
+        def partly_equal(prompts, reward=reward, **columns):
+            rewards = reward(prompts=prompts, **columns)
+            first = prompts[0]
+            return [
+                0.0 if equal == "all" or prompt == first else value
+                for prompt, value in zip(prompts, rewards, strict=True)
+            ]
+
+        trainer.reward_funcs[0] = partly_equal
+        tokens = {True: 0, False: 0}
+
+        def count(module, args, kwargs, tokens=tokens):
+            tokens[torch.is_grad_enabled()] += kwargs["input_ids"].numel()
+
+        trainer.model.model.register_forward_pre_hook(count, with_kwargs=True)
+        results.append((trained(trainer), lines(trainer)))
+        passes.append(tokens)
+    (expected, metrics), (actual, our_metrics) = results
+    assert passes[1][True] < (0.5 if equal == "all" else 0.8) * passes[0][True]
+    assert passes[0][False] == 0
+    assert sum(passes[1].values()) == sum(passes[0].values())
+    assert (expected[0][0]["grad_norm"] == 0) == (equal == "all")
+    assert_same(actual, expected, within=1e-6)
+    assert_lines(our_metrics, metrics, within=1e-6)
+
+
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
     """Save a model, from which TRL loads the reference too."""
@@ -161,10 +198,10 @@ def trls(base, tmp_path_factory):
     return of
 
 
-def assert_lines(results, expected):
+def assert_lines(results, expected, within=1e-5):
     assert len(results) == len(expected)
     for line, other in zip(results, expected, strict=True):
-        assert line == pytest.approx(other, rel=1e-5, abs=1e-5)
+        assert line == pytest.approx(other, rel=within, abs=within)
 
 
 @pytest.mark.parametrize(
