@@ -197,7 +197,7 @@ def library_launches(operation: str, model: Path, tokens: int, dtype: str) -> li
 
 def distinct_names(launches: list[tuple[str, Launch]]) -> list[Launch]:
     """Name launches of equally named kernels by the constants, and the key kernel=, that differ."""
-    named = []
+    renamed = []
     for key, launch in launches:
         twins = [(other_key, other) for other_key, other in launches if other.name == launch.name]
         words = [
@@ -206,8 +206,8 @@ def distinct_names(launches: list[tuple[str, Launch]]) -> list[Launch]:
             if any(twin.constants.get(name) != value for _, twin in twins)
         ]
         words += [f"of {key}"] if any(other_key != key for other_key, _ in twins) else []
-        named.append(replace(launch, name=" ".join([launch.name, *words])))
-    return named
+        renamed.append(replace(launch, name=" ".join([launch.name, *words])))
+    return renamed
 
 
 @contextlib.contextmanager
@@ -320,21 +320,21 @@ def file_launch(place: str, arguments: dict[str, str], workgroups: int | None) -
         if key not in function.arg_names:
             near = near_or_all(key, function.arg_names)
             raise UserError(f"args: {name} has no parameter {key}.{near}")
-    described = []
+    typed = []
     for parameter in function.params:
         text = arguments.get(parameter.name, parameter.annotation_type)
         if not text and parameter.has_default and parameter.name not in arguments:
-            described.append((*_argument(parameter, parameter.default), parameter.default))
+            typed.append((*_argument(parameter, parameter.default), parameter.default))
         else:
-            described.append(_described(parameter, text))
-    return _launch(name, function, described, {}, workgroups)
+            typed.append(_from_text(parameter, text))
+    return _launch(name, function, typed, {}, workgroups)
 
 
-def _described(parameter: KernelParam, text: str) -> tuple[str, list[list[Any]], Any]:
+def _from_text(parameter: KernelParam, text: str) -> tuple[str, list[list[Any]], Any]:
     """Return type, known facts and constant of a parameter from its text."""
-    typed = re.fullmatch(rf"((\**|\*k)(?:{'|'.join(TYPES)}))(:16)?", text)
-    if typed and not parameter.is_constexpr:
-        kind, pointer, multiple = typed.groups()
+    match = re.fullmatch(rf"((\**|\*k)(?:{'|'.join(TYPES)}))(:16)?", text)
+    if match and not parameter.is_constexpr:
+        kind, pointer, multiple = match.groups()
         pointed = [DIVISIBLE, SMALL] if pointer else []
         return kind, pointed or ([DIVISIBLE] if multiple else []), None
     if text.startswith("tl.") and isinstance(getattr(tl, text[3:], None), tl.dtype):
