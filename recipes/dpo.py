@@ -30,7 +30,7 @@ from recipes.sampling.generation import beat_by_token
 from recipes.training.checkpoint import HEARTBEAT, AtomicCheckpoints
 from recipes.training.selection import heldout
 from recipes.training.step import OrderedRows
-from recipes.training.training import build_arguments, train
+from recipes.training.train_loop import build_arguments, train
 
 
 class Trainer(CompiledLayers, OrderedRows, PreparedRows, AtomicCheckpoints, DPOTrainer):

@@ -40,7 +40,7 @@ from recipes.training.checkpoint import HEARTBEAT, AtomicCheckpoints
 from recipes.training.grpo_step import PackedCompletions
 from recipes.training.selection import heldout
 from recipes.training.step_shares import TimedStep
-from recipes.training.training import build_arguments, train
+from recipes.training.train_loop import build_arguments, train
 
 
 class Trainer(

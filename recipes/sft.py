@@ -26,7 +26,7 @@ from recipes.rank.program import main
 from recipes.training.checkpoint import AtomicCheckpoints
 from recipes.training.selection import heldout
 from recipes.training.step import FastStep
-from recipes.training.training import build_arguments, train
+from recipes.training.train_loop import build_arguments, train
 
 
 class Trainer(CompiledLayers, FastStep, Curriculum, PreparedRows, AtomicCheckpoints, SFTTrainer):

@@ -5,7 +5,7 @@
             ...
             profile.step()
 
-recipes/training/training.py does the same in a Trainer. Files and their content: docs/profiling.md.
+train_loop.py does the same in a Trainer. Files and their content: docs/profiling.md.
 """
 
 from __future__ import annotations

@@ -49,9 +49,8 @@ def sample_all(
 ) -> tuple[list[Row], Generator | None]:
     """Return every sample with its verdict, in order, and the generator if one was needed.
 
-    Only the main rank gets samples. `reuse` is a run, or a pipeline of runs, whose batches with the
-    same hash are reused. Raises UserError, and Interrupted on every rank if a signal reached one of
-    them.
+    Only the main rank gets samples. Batches of the run or pipeline `reuse` with the same hash are
+    reused. Raises UserError, and Interrupted on every rank if a signal reached one of them.
     """
     sampled, judged = stores(config, args, rows, reuse)
     numbers = range(math.ceil(len(rows) / args.batch_size))
@@ -63,9 +62,8 @@ def sample_all(
     missing = any(not sampled.has(number) for number in own_batches)
     generator = build_generator(config, args) if missing else None
     done = 0
-    with profiling.session(
-        config, len(own_batches), model=getattr(generator, "model", None)
-    ) as profile:
+    model = getattr(generator, "model", None)
+    with profiling.session(config, len(own_batches), model=model) as profile:
         for number in own_batches:
             if stop_asked():
                 break
@@ -90,24 +88,19 @@ def stores(
 ) -> tuple[Store, Store]:
     """Return the stores of samples and of verdicts. The main rank hashes the model for all."""
     model = ranks.from_main(model_identity(config) if is_main_rank() else None)
-    key = samples_key(config, args, rows, model)
-    return (
-        _store(config, "samples", key, reuse),
-        _store(config, "verdicts", verdicts_key(config, key), reuse),
-    )
-
-
-def _store(config: DictConfig, name: str, key: dict[str, Any], reuse: str | None) -> Store:
-    hashed = json_sha256(key)
-    folder = Path(config.run_dir) / name / hashed
-    if is_main_rank():
-        write_json(folder / "key.json", key)
-    if not reuse:
-        return Store(folder)
-    run, phases = Path(reuse) / name / hashed, sorted(Path(reuse).glob(f"*/{name}/{hashed}"))
-    other = run if run.exists() else next(iter(phases), None)
-    say(f"reuse={reuse}: {name} of this work {'found' if other else 'not found, so made'}")
-    return Store(folder, other)
+    samples = samples_key(config, args, rows, model)
+    opened = []
+    for name, key in (("samples", samples), ("verdicts", verdicts_key(config, samples))):
+        hashed, other = json_sha256(key), None
+        folder = Path(config.run_dir) / name / hashed
+        if is_main_rank():
+            write_json(folder / "key.json", key)
+        if reuse:  # a run, or a pipeline with a run in each phase
+            runs = (Path(reuse) / name / hashed, *sorted(Path(reuse).glob(f"*/{name}/{hashed}")))
+            other = next((run for run in runs if run.exists()), None)
+            say(f"reuse={reuse}: {name} of this work {'found' if other else 'not found, so made'}")
+        opened.append(Store(folder, other))
+    return opened[0], opened[1]
 
 
 def one_batch(
@@ -136,19 +129,16 @@ def one_batch(
             for (prompt, n), sample in zip(places, generated, strict=True)
         ]
         sampled.put(number, samples)
-    log.beat()
+    log.heartbeat.touch()
     generated_at = time.monotonic()
     if verdicts is None:
         names = [name for name in fields(rows) if name != "prompt"]
         columns = {name: [rows[prompt].get(name) for prompt, _ in places] for name in names}
         # A prompt that fills the model's context has no completion, so its score is 0.
+        judgements = verifier(prompts, [sample["text"] for sample in samples], columns)
         verdicts = [
             {**asdict(verdict), "score": verdict.score if sample["num_tokens"] else 0.0}
-            for verdict, sample in zip(
-                verifier(prompts, [sample["text"] for sample in samples], columns),
-                samples,
-                strict=True,
-            )
+            for verdict, sample in zip(judgements, samples, strict=True)
         ]
         judged.put(number, verdicts)
     judged_samples = [{**s, **v} for s, v in zip(samples, verdicts, strict=True)]
@@ -167,7 +157,7 @@ class Log:
         """Create a log; `rate` is the key for the share of correct samples so far."""
         self.path, self.heartbeat = run_dir / "metrics.jsonl", run_dir / HEARTBEAT
         self.rate = rate
-        self.step = self.num_steps = self.num_samples = self.num_passed = 0
+        self.step = self.num_steps = self.num_samples = self.num_correct = 0
         self.seconds = {"generation_s": 0.0, "verification_s": 0.0}
         self.before: dict[int, Row] = {}
 
@@ -178,10 +168,6 @@ class Log:
             self.before = {row["step"]: row for row in read_metrics(self.path)}
             self.path.unlink(missing_ok=True)
 
-    def beat(self) -> None:
-        """Touch the heartbeat, since any rank's progress counts as the run's."""
-        self.heartbeat.touch()
-
     def batch(
         self,
         number: int,
@@ -191,18 +177,18 @@ class Log:
         verification_s: float,
     ) -> None:
         """Log `samples` with their verdicts. `existed`: they were timed in an earlier attempt."""
-        self.beat()
+        self.heartbeat.touch()  # any rank's progress counts as the run's
         if not is_main_rank():
             return
         self.step += 1
         tokens = sum(s["num_tokens"] for s in samples)
         self.num_samples += len(samples)
-        self.num_passed += sum(map(is_correct, samples))
+        self.num_correct += sum(map(is_correct, samples))
         line = {
             "step": self.step,
             "num_steps": self.num_steps,
             "time_s": sum(self.seconds.values()) + generation_s + verification_s,
-            self.rate: self.num_passed / self.num_samples,
+            self.rate: self.num_correct / self.num_samples,
             **_figures(samples),
             "tokens_per_second": None if existed else tokens / generation_s,
             "memory_peak_gb": memory_peak_gb(),
@@ -262,20 +248,17 @@ class Store:
 
     def get(self, batch: int) -> list[Row] | None:
         """Return the rows of a finished batch, or None. Copy another run's batch into this run."""
-        for folder in filter(None, (self.folder, self.other)):
-            path = _file(folder, batch)
-            if path.is_file():
-                # Not splitlines, since texts may contain other line separators.
-                lines = path.read_text(encoding="utf-8").split("\n")
-                rows = [json.loads(line) for line in lines if line]
-                if folder == self.other:
-                    self.put(batch, rows)
-                return rows
-        return None
+        path = self._path(batch)
+        if not path.is_file():
+            return None
+        # Not splitlines, since texts may contain other line separators.
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
+        if path.parent != self.folder:
+            self.put(batch, rows)
+        return rows
 
     def has(self, batch: int) -> bool:
-        folders = filter(None, (self.folder, self.other))
-        return any(_file(folder, batch).is_file() for folder in folders)
+        return self._path(batch).is_file()
 
     def finished(self, batch: int) -> list[Row]:
         """Return a batch that some rank has finished. Raises UserError if it is not visible."""
@@ -283,17 +266,17 @@ class Store:
         if rows is None:
             raise UserError(
                 f"batch {batch} is done, but missing in {self.folder}. All ranks need a shared "
-                "file system. "
-                "Use: run_root=<shared directory>."
+                "file system. Use: run_root=<shared directory>."
             )
         return rows
 
     def put(self, batch: int, rows: Iterable[Row]) -> None:
-        write_rows(_file(self.folder, batch), rows)
+        write_rows(self.folder / f"{batch:06d}.jsonl", rows)
 
-
-def _file(folder: Path, batch: int) -> Path:
-    return folder / f"{batch:06d}.jsonl"
+    def _path(self, batch: int) -> Path:
+        own = self.folder / f"{batch:06d}.jsonl"
+        other = (self.other or self.folder) / own.name
+        return other if other.is_file() and not own.is_file() else own
 
 
 def write_rows(path: Path, rows: Iterable[Row]) -> None:

@@ -193,10 +193,10 @@ class VllmGenerator(Generator):
             source, revision=revision, trust_remote_code=False
         ).max_position_embeddings
         try:
-            own = GenerationConfig.from_pretrained(source, revision=revision)
+            defaults = GenerationConfig.from_pretrained(source, revision=revision)
         except OSError:  # some models have none
-            own = GenerationConfig()
-        super().__init__(tokenizer, args, positions, own)
+            defaults = GenerationConfig()
+        super().__init__(tokenizer, args, positions, defaults)
         on_cpu = config.trainer_args.get("use_cpu", False)
         cache_gb = config.topology.server_cache_gb
         # Hide torchrun's variables, since with them vLLM's process would act as a rank.
@@ -269,6 +269,6 @@ def build_generator(config: DictConfig, args: Any) -> Generator:
 
 def ends(tokenizer: PreTrainedTokenizerBase, model: GenerationConfig) -> list[int]:
     """Return the ids that end a completion: the tokenizer's, and one or more of the model's."""
-    own = model.eos_token_id
-    tokens = {tokenizer.eos_token_id, *(own if isinstance(own, list) else [own])}
+    ids = model.eos_token_id
+    tokens = {tokenizer.eos_token_id, *(ids if isinstance(ids, list) else [ids])}
     return sorted(tokens - {None})

@@ -37,7 +37,8 @@ FOLLOWED = 0.25
 def prepare(config: DictConfig) -> None:
     """Set up TRL's client of vLLM before a trainer is made. Raises UserError."""
     check_vllm()
-    reach_directly()
+    for name in ("NO_PROXY", "no_proxy"):  # a proxy cannot reach this machine's loopback
+        os.environ[name] = ",".join(filter(None, [os.environ.get(name), "127.0.0.1"]))
     give_up_where_refused(config)
     pass_engine_args(config)
 
@@ -52,12 +53,6 @@ def connect(config: DictConfig, trainer: GRPOTrainer) -> None:
     elif not (trainer.args.generation_kwargs or trainer.args.vllm_structured_outputs_regex):
         # Detokenization, which only `stop` and similar options need, took half of an engine's time.
         trainer.vllm_generation.generation_kwargs = {"detokenize": False}
-
-
-def reach_directly() -> None:
-    """Bypass a user's proxy, which cannot reach this machine's loopback."""
-    for name in ("NO_PROXY", "no_proxy"):
-        os.environ[name] = ",".join(filter(None, [os.environ.get(name), "127.0.0.1"]))
 
 
 def wait_until_up(base_url: str) -> None:

@@ -4,6 +4,9 @@ TRL runs all passes in one method: the policy's and, without gradient, those of 
 and of the reference. It takes rows padded to the longest of the generation, and returns
 log-probabilities of the same shape. Only the computation in between is replaced here, so loss and
 metrics are TRL's. sampling_ratio.py skips the sampling policy's pass if that policy is this step's.
+
+A group of equal rewards has advantages of zero, often 15 to 30% of the rows. Their gradient is zero
+too, so they go through a pass without gradient, which gives the metrics alone.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from trl.trainer import utils as trl_utils
 
 from recipes.models import attention, head
 from recipes.models.layers import MULTIPLE, same_draws
-from recipes.training import rows
+from recipes.training import packing
 from recipes.training.step import SHORTEST, halves
 
 # Log-probabilities and entropies, each (samples, tokens of the completion).
@@ -35,6 +38,11 @@ class PackedCompletions:
     This is a mixin, placed between CompiledLayers and GRPOTrainer. TRL's own passes are used under
     `padded`, and under `packed` if the head or the attention is not plain.
     """
+
+    _idle: torch.Tensor | None = (
+        None  # (samples,): whose advantage is zero; None: not to be skipped
+    )
+    _rehearsed_idle = False
 
     def __init__(self, *args: Any, config: DictConfig, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -60,6 +68,17 @@ class PackedCompletions:
             )
             for model in models:
                 head.add(model, compute)
+        # Sharded weights are gathered in each pass, so all ranks need the same number of passes.
+        self._skips_idle = (
+            self._rows == "packed"
+            and self.beta == 0.0
+            and not self._entropy_bonus_enabled
+            and config.topology.strategy in ("none", "ddp")
+        )
+
+    def _compute_loss(self, model: nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
+        self._idle = inputs["advantages"] == 0 if self._skips_idle else None
+        return super()._compute_loss(model, inputs)
 
     def _get_per_token_logps_and_entropies(
         self,
@@ -87,6 +106,8 @@ class PackedCompletions:
             )
         if self._fresh and not torch.is_grad_enabled():
             self._rehearse(model)
+        if self._idle is not None and torch.is_grad_enabled():
+            compute = self._packed_twice
         # The host needs the lengths, so this waits for the GPU once.
         mask = attention_mask.bool().cpu().numpy()
         size = batch_size or len(mask)
@@ -114,7 +135,7 @@ class PackedCompletions:
             "used": np.flatnonzero(mask),
             "completion": np.flatnonzero(of_completion),
             "places": np.flatnonzero(mask[:, -keep:]),
-            **rows.boundaries(lengths.tolist(), filled),
+            **packing.boundaries(lengths.tolist(), filled),
         }
         at = {name: torch.from_numpy(array).to(ids.device) for name, array in host.items()}
         used, completion, places = (at.pop(name) for name in ("used", "completion", "places"))
@@ -129,6 +150,27 @@ class PackedCompletions:
             zeros.index_copy(0, places, values).view(-1, keep)
             for values in (output.log_probs, output.entropy)
         )
+        return log_probs, entropies
+
+    def _packed_twice(
+        self, model: nn.Module, ids: torch.Tensor, mask: np.ndarray, keep: int, entropy: bool
+    ) -> Pair:
+        """Return the pair of _packed, without gradient for rows whose advantage is zero."""
+        idle = self._idle.cpu().numpy()
+        if idle.all():
+            idle[mask.sum(axis=1).argmin()] = False  # the backward pass needs a gradient
+        learning, idle = np.flatnonzero(~idle), np.flatnonzero(idle)
+        whole = self.accelerator.unwrap_model(model)  # DDP would exchange buffers
+        if len(idle) and self.compiled == "yes" and not self._rehearsed_idle:
+            self._rehearsed_idle = True
+            with torch.no_grad():
+                self._rehearse(whole)
+        pairs = [self._packed(model, ids[learning], mask[learning], keep)]
+        if len(idle):
+            with torch.no_grad():
+                pairs.append(self._packed(whole, ids[idle], mask[idle], keep))
+        order = np.argsort(np.concatenate((learning, idle)))
+        log_probs, entropies = (torch.cat(parts)[order] for parts in zip(*pairs, strict=True))
         return log_probs, entropies
 
     def _trimmed(

@@ -1,6 +1,6 @@
 """Run SFT's optimizer step.
 
-The loss comes from head.py and the batches from rows.py; figures stay on the GPU until logged.
+The loss comes from head.py and the batches from packing.py; figures stay on the GPU until logged.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
 from recipes.models import head
-from recipes.training import rows
+from recipes.training import packing
 
 SHORTEST = 128  # tokens of the shortest row to rehearse
 COUNTED = ("entropy", "mean_token_accuracy")
@@ -43,7 +43,7 @@ class OrderedRows:
         loader = super()._get_dataloader(dataset, *args, is_training=is_training, **kwargs)
         if is_training and self._rows != "padded" and isinstance(dataset, Dataset):
             number = self.args.gradient_accumulation_steps * self.args.world_size
-            rows.arrange(
+            packing.arrange(
                 loader, dataset, self._train_batch_size, number, balanced=self._rows == "packed"
             )
         return loader
@@ -73,7 +73,7 @@ class FastStep(OrderedRows):
             head.add(base)
             packs = self._joins_documents() or (self._rows == "packed" and not self.one_length)
             collator = functools.partial(
-                rows.Collator,
+                packing.Collator,
                 self._tokenizer.pad_token_id,
                 multiple=self.args.pad_to_multiple_of or 1,
             )
@@ -91,7 +91,7 @@ class FastStep(OrderedRows):
             return not self._joins_documents()
         if isinstance(self.train_dataset, IterableDataset):
             return False
-        lengths = rows.lengths(self.train_dataset)
+        lengths = packing.lengths(self.train_dataset)
         return bool(lengths.min() == lengths.max())
 
     def _joins_documents(self) -> bool:

@@ -173,9 +173,9 @@ def read_resources(isa: str, dynamic_lds_bytes: int = 0) -> Resources:
 
 @dataclass(frozen=True)
 class Instructions:
-    """Hold the number of each kind of instruction in a kernel's text, not as executed.
+    """Hold how often each instruction stands in a kernel's assembly, not how often it runs.
 
-    Keys of the first four are widths, such as b128.
+    Memory accesses are counted by their width per lane, such as b128 for 16 bytes.
     """
 
     global_loads: dict[str, int]
@@ -225,6 +225,6 @@ def _width(suffix: str) -> str:
     Return a suffix without a width (format loads) unchanged.
     """
     name = suffix.split("_")[0]
-    named = re.fullmatch(r"[bui](\d+)", name)
-    bits = named[1] if named else _BITS.get(name)
+    match = re.fullmatch(r"[bui](\d+)", name)
+    bits = match[1] if match else _BITS.get(name)
     return f"b{bits}" if bits else suffix

@@ -36,8 +36,8 @@ def batch(config: DictConfig) -> dict[str, Any]:
         return {}
     planned: list[dict[str, Any]] = OmegaConf.to_container(config.tuned.planned)  # type: ignore[assignment]
     candidates, notes = to_measure(planned)
-    shown = columns(f"batch checkpointing planned_gb {TRAINING}")
-    table = Table("batch", shown, figure="tokens_per_second")
+    keys = f"batch checkpointing planned_gb {TRAINING}"
+    table = Table("batch", columns(keys), figure="tokens_per_second")
     cases = [
         {
             "batch": each["args"][SIZE],

@@ -128,19 +128,6 @@ def run_cross_entropy(shapes: Shapes) -> None:
     cross_entropy.cross_entropy_backward(logits, torch.tensor(2.0))
 
 
-def run_fused_linear_cross_entropy(shapes: Shapes) -> None:
-    from liger_kernel.ops import fused_linear_cross_entropy as fused
-
-    model = shapes.model
-    hidden = shapes.leaf(shapes.tokens, model.hidden_size)
-    head = shapes.leaf(model.vocab_size, model.hidden_size)
-    labels = torch.zeros(shapes.tokens, dtype=torch.int64)
-    *_, grad_input, grad_weight, grad_bias = fused.fused_linear_cross_entropy_forward(
-        hidden, head, labels
-    )
-    fused.fused_linear_cross_entropy_backward(torch.tensor(2.0), grad_input, grad_weight, grad_bias)
-
-
 # Outputs of the head that TRL 1.16's trainers request next to log-probabilities: a reference model,
 # SFT, DPO, DPO with use_weighting, GRPO.
 OUTPUTS = (
@@ -181,7 +168,6 @@ OPERATIONS: dict[str, Callable[[Shapes], None]] = {
     "liger:rope": run_rope,
     "liger:swiglu": run_swiglu,
     "liger:cross_entropy": run_cross_entropy,
-    "liger:fused_linear_cross_entropy": run_fused_linear_cross_entropy,
     "trl:lm_head": run_lm_head,
 }
 
@@ -206,16 +192,22 @@ def library_launches(operation: str, model: Path, tokens: int, dtype: str) -> li
         earlier = distinct.setdefault(launch.same, launch)
         if (launch.workgroups or 0) < (earlier.workgroups or 0):
             distinct[launch.same] = launch
-    launches, named = list(distinct.values()), []
-    for launch in launches:  # several of one kernel are named by the constants that differ
-        twins = [other for other in launches if other.name == launch.name]
-        suffix = " ".join(
-            f"{key}={value}"
-            for key, value in launch.constants.items()
-            if any(other.constants.get(key) != value for other in twins)
-        )
-        named.append(replace(launch, name=f"{launch.name} {suffix}".strip()))
-    return named
+    return list(distinct.values())
+
+
+def distinct_names(launches: list[tuple[str, Launch]]) -> list[Launch]:
+    """Name launches of equally named kernels by the constants, and the key kernel=, that differ."""
+    renamed = []
+    for key, launch in launches:
+        twins = [(other_key, other) for other_key, other in launches if other.name == launch.name]
+        words = [
+            f"{name}={value}"
+            for name, value in launch.constants.items()
+            if any(twin.constants.get(name) != value for _, twin in twins)
+        ]
+        words += [f"of {key}"] if any(other_key != key for other_key, _ in twins) else []
+        renamed.append(replace(launch, name=" ".join([launch.name, *words])))
+    return renamed
 
 
 @contextlib.contextmanager
@@ -319,29 +311,30 @@ def file_launch(place: str, arguments: dict[str, str], workgroups: int | None) -
     """
     file, _, name = place.rpartition(":")
     functions = _functions_of(Path(file))
-    function = functions.get(name)
-    what, known = f"{file} has no function {name} under @triton.jit", list(functions)
-    unknown = name if function is None else None
-    if function is not None:
-        unknown = next((key for key in arguments if key not in function.arg_names), None)
-        what, known = f"args: {name} has no parameter {unknown}", function.arg_names
-    if unknown is not None:
-        raise UserError(f"{what}.{near_or_all(unknown, known)}")
-    described = []
+    if name not in functions:
+        raise UserError(
+            f"{file} has no function {name} under @triton.jit.{near_or_all(name, functions)}"
+        )
+    function = functions[name]
+    for key in arguments:
+        if key not in function.arg_names:
+            near = near_or_all(key, function.arg_names)
+            raise UserError(f"args: {name} has no parameter {key}.{near}")
+    typed = []
     for parameter in function.params:
         text = arguments.get(parameter.name, parameter.annotation_type)
         if not text and parameter.has_default and parameter.name not in arguments:
-            described.append((*_argument(parameter, parameter.default), parameter.default))
+            typed.append((*_argument(parameter, parameter.default), parameter.default))
         else:
-            described.append(_described(parameter, text))
-    return _launch(name, function, described, {}, workgroups)
+            typed.append(_from_text(parameter, text))
+    return _launch(name, function, typed, {}, workgroups)
 
 
-def _described(parameter: KernelParam, text: str) -> tuple[str, list[list[Any]], Any]:
+def _from_text(parameter: KernelParam, text: str) -> tuple[str, list[list[Any]], Any]:
     """Return type, known facts and constant of a parameter from its text."""
-    typed = re.fullmatch(rf"((\**|\*k)(?:{'|'.join(TYPES)}))(:16)?", text)
-    if typed and not parameter.is_constexpr:
-        kind, pointer, multiple = typed.groups()
+    match = re.fullmatch(rf"((\**|\*k)(?:{'|'.join(TYPES)}))(:16)?", text)
+    if match and not parameter.is_constexpr:
+        kind, pointer, multiple = match.groups()
         pointed = [DIVISIBLE, SMALL] if pointer else []
         return kind, pointed or ([DIVISIBLE] if multiple else []), None
     if text.startswith("tl.") and isinstance(getattr(tl, text[3:], None), tl.dtype):

@@ -32,6 +32,8 @@ from recipes.tune.amdgpu import ARCHITECTURES, MAX_THREADS
 
 HARDWARE = Path(__file__).resolve().parents[2] / "conf/hardware"
 SEQUENCES = 2  # rows of a batch that is not packed
+# Inductor's abbreviations in the names of kernels
+KINDS = {"poi": "pointwise", "red": "reduction", "per": "persistent reduction"}
 # A line in every kernel's source that fails without a GPU.
 DRIVER = "triton_helpers.set_driver_to_gpu()\n"
 
@@ -137,8 +139,7 @@ def attentions_of(arch: str) -> tuple[str, ...]:
     padded = gpu["attention"]
     if padded == "sdpa":
         padded = "flash" if gpu.get("fused_attention", True) else "math"
-    packed = {"varlen": "varlen", "flex_attention": "flex"}.get(gpu.get("packed_attention") or "")
-    return (padded, packed) if packed else (padded,)
+    return (padded, "varlen") if gpu.get("packed_attention") == "varlen" else (padded,)
 
 
 def pretend_device(properties: SimpleNamespace) -> None:
@@ -275,18 +276,9 @@ def sources_of(layer: Layer) -> list[tuple[str, str, str]]:
         with contextlib.suppress(Finished):
             compiled(**arguments)
     return [
-        (f"{way} {name.rpartition('_')[2]} {kind_of(name)}", name, source)
+        (f"{way} {name.rpartition('_')[2]} {KINDS.get(name.split('_')[1], name)}", name, source)
         for (way, name), source in sources.items()
     ]
-
-
-def kind_of(name: str) -> str:
-    """Return the kind of kernel for Inductor's abbreviation in its name.
-
-    The only templates here are FlexAttention's.
-    """
-    kinds = {"poi": "pointwise", "red": "reduction", "per": "persistent reduction", "tem": "flex"}
-    return kinds.get(name.split("_")[1], name.split("_")[1])
 
 
 class Finished(Exception):
@@ -301,19 +293,16 @@ def build(layer: Layer) -> tuple[Callable[..., Any], dict[str, Any]]:
     dtype, config = DTYPES.get(layer.dtype, torch.float32), config_of(layer.model)
     model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=ATTENTION)
     module = model.train().model.layers[0]
-    rows = 1 if layer.attention in ("varlen", "flex") else SEQUENCES
+    rows = 1 if layer.attention == "varlen" else SEQUENCES
     length = layer.tokens // rows
     hidden = torch.empty(rows, length, config.hidden_size, dtype=dtype, requires_grad=True)
     angles = [torch.empty(rows, length, config.head_dim, dtype=dtype) for _ in range(2)]
-    # the length of a block mask is a constant in the graph, so flex has no dynamic dimension
-    for tensor in () if layer.attention == "flex" else (hidden, *angles):
+    for tensor in (hidden, *angles):
         torch._dynamo.mark_dynamic(tensor, 1)
     more: dict[str, Any] = {}
     if layer.attention == "varlen":
         more = {"boundaries": torch.empty(9, dtype=torch.int32), "longest": length}
         torch._dynamo.mark_dynamic(more["boundaries"], 0)
-    if layer.attention == "flex":
-        more = {"block_mask": document_mask(length)}
     if layer.attention == "eager":
         more = {"attention_mask": torch.empty(rows, 1, length, length, dtype=dtype)}
         for dimension in (2, 3):
@@ -369,27 +358,6 @@ def varlen(module: Any, *qkv: Any, boundaries: Tensor, longest: int, **_: Any) -
     return out.unsqueeze(0), None
 
 
-def flex(
-    module: Any, q: Tensor, k: Tensor, v: Tensor, *_: None, block_mask: Any, **__: Any
-) -> Attended:
-    from torch.nn.attention.flex_attention import flex_attention
-
-    out = flex_attention(q, k, v, block_mask=block_mask, scale=module.scaling, enable_gqa=True)
-    return out.transpose(1, 2).contiguous(), None
-
-
-def document_mask(length: int) -> Any:
-    """Return FlexAttention's mask for packed rows: causal, and within one document."""
-    from torch.nn.attention.flex_attention import create_block_mask
-
-    documents = torch.empty(length, dtype=torch.int32)
-
-    def mask(batch: Any, head: Any, query: Any, key: Any) -> Any:
-        return (query >= key) & (documents[query] == documents[key])
-
-    return create_block_mask(mask, None, None, length, length, device="cuda:0")
-
-
 ATTENTIONS: dict[str, Callable[..., Any]] = {
-    attention.__name__: attention for attention in (flash, math, eager, varlen, flex)
+    attention.__name__: attention for attention in (flash, math, eager, varlen)
 }

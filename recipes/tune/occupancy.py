@@ -12,7 +12,7 @@ leaves a table, not a run. Keys (several values, separated by commas, are all tr
                           with Triton, inductor:layer for what torch.compile generates for one
                           decoder layer, forward and backward, or file.py:function (several).
                           inductor:layer takes the attention that the hardware file names for padded
-                          and for packed rows; inductor:flash, math, eager, varlen, flex take theirs
+                          and for packed rows
     arch                  gfx908 gfx90a gfx942 gfx950 gfx1100 gfx1151 gfx1201 (several; all)
     num_warps, num_stages, waves_per_eu, matrix_instr_nonkdim
                           (several; default: what the launch says)
@@ -44,7 +44,6 @@ import math
 import os
 import re
 import sys
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from importlib import metadata
@@ -64,12 +63,11 @@ from launch.core.errors import (
     UserError,
     near_or_all,
 )
-from recipes.tune import table
-from recipes.tune.amdgpu import ARCHITECTURES, count_instructions, occupancy, read_resources
-from recipes.tune.table import Code, Row
+from recipes.tune import occupancy_rows
+from recipes.tune.amdgpu import ARCHITECTURES
+from recipes.tune.occupancy_rows import Row
 
-if TYPE_CHECKING:  # Both need Triton; launches() reports it if missing.
-    from recipes.tune.compile import Compiled
+if TYPE_CHECKING:  # needs Triton; launches() reports it if missing
     from recipes.tune.kernels import Launch
 
 SWEPT = ("num_warps", "num_stages", "waves_per_eu", "matrix_instr_nonkdim")
@@ -89,11 +87,9 @@ LIBRARIES = {
     "trl": ("trl", "trl"),
     "inductor": ("torch", "torch"),
 }
-# `inductor:layer` is the attention in the hardware file; the others are those of layer_kernels.
 KERNELS = """
-    liger:rms_norm liger:rope liger:swiglu liger:cross_entropy liger:fused_linear_cross_entropy
-    trl:lm_head inductor:layer inductor:flash inductor:math inductor:eager inductor:varlen
-    inductor:flex liger:all trl:all inductor:all file.py:function
+    liger:rms_norm liger:rope liger:swiglu liger:cross_entropy liger:all
+    trl:lm_head trl:all inductor:layer file.py:function
 """.split()
 # The kernels of liger:all and trl:all. method.args.use_liger_kernel=true puts Liger's into our
 # models (liger_kernel.transformers.apply_liger_kernel_to_qwen3, _qwen2 and _llama), except the
@@ -118,29 +114,29 @@ class Request:
 
     @property
     def libraries(self) -> list[str]:
-        named = {kernel.partition(":")[0] for kernel in self.kernels}
-        return [library for library in LIBRARIES if library in named]
+        prefixes = {kernel.partition(":")[0] for kernel in self.kernels}
+        return [library for library in LIBRARIES if library in prefixes]
 
 
 def parse(argv: list[str]) -> Request:
     """Return the request in key=value words. Raise UserError for unknown keys and values."""
     words = key_values.read(argv, DEFAULTS, "kernel=liger:rms_norm")
     kernels = _several(words["kernel"])
-    libraries = {kernel.partition(":")[0] for kernel in kernels}
+    prefixes = {kernel.partition(":")[0] for kernel in kernels}
     for kernel in kernels:
         library, _, name = kernel.partition(":")
         if library in LIBRARIES or not (library and name):
             _known("kernel", kernel, KERNELS)
-    of_libraries = ("model", "tokens") if not libraries & {*LIBRARIES} else ()
-    for key in ("args", "grid") if libraries <= {*LIBRARIES} else of_libraries:
+    unread = ("model", "tokens") if not prefixes & {*LIBRARIES} else ()
+    for key in ("args", "grid") if prefixes <= {*LIBRARIES} else unread:
         if words[key] != DEFAULTS[key]:
             raise UserError(f"{key} takes no effect on kernel={words['kernel']}. Leave it out.")
-    for value in _several(words["matrix_instr_nonkdim"]) if words["matrix_instr_nonkdim"] else ():
+    for value in _several(words["matrix_instr_nonkdim"]):
         _known("matrix_instr_nonkdim", value, NONKDIMS)
-    arguments = [pair.strip().partition("=") for pair in words["args"].split(",") if pair.strip()]
-    sides = words["grid"].split("x") if words["grid"] else []
-    dtypes = ["bf16", "fp16", "fp32", *(["amp"] if libraries == {"inductor"} else [])]
+    sides = [_number("grid", side) for side in words["grid"].split("x") if words["grid"]]
+    dtypes = ["bf16", "fp16", "fp32", *(["amp"] if prefixes == {"inductor"} else [])]
     models = [file.stem for file in MODELS.glob("*.yaml")]
+    arguments = [pair.strip().partition("=") for pair in _several(words["args"])]
     return Request(
         kernels=kernels,
         archs=[_known("arch", arch, ARCHITECTURES) for arch in _several(words["arch"])],
@@ -153,7 +149,7 @@ def parse(argv: list[str]) -> Request:
         tokens=_number("tokens", words["tokens"]),
         dtype=_known("dtype", words["dtype"], dtypes),
         args={name: value for name, _, value in arguments},
-        workgroups=math.prod(_number("grid", side) for side in sides) if sides else None,
+        workgroups=math.prod(sides) if sides else None,
         save=Path(words["save"]) if words["save"] else None,
         json=_known("format", words["format"], ("text", "json")) == "json",
         jobs=_number("jobs", words["jobs"]),
@@ -163,7 +159,7 @@ def parse(argv: list[str]) -> Request:
 
 def _several(text: str) -> list[str]:
     """Return the distinct values between commas."""
-    return list(dict.fromkeys(text.split(",")))
+    return list(dict.fromkeys(text.split(","))) if text else []
 
 
 def _known(key: str, value: str, known: Iterable[str]) -> str:
@@ -201,30 +197,22 @@ def launches(request: Request) -> list[tuple[Launch, str]]:
             "make kernels"
         ) from error
     named: list[tuple[str, Launch]] = []
-    attentions: list[str] = []
     for kernel in request.kernels:
         library, _, name = kernel.partition(":")
         if library not in LIBRARIES:
             named.append((kernel, kernels.file_launch(kernel, request.args, request.workgroups)))
-        elif library == "inductor":
-            attentions.append("layer" if name == "all" else name)
-        else:
+        elif library != "inductor":
             all_of_library = [each for each in RECIPE_KERNELS if each.startswith(f"{library}:")]
             shape = (request.model, request.tokens, request.dtype)
             for operation in all_of_library if name == "all" else [kernel]:
                 launched = kernels.library_launches(operation, *shape)
                 named += [(kernel, launch) for launch in launched]
-    # Kernels that share a name, as in two files, get the key behind it.
-    times = Counter(launch.name for _, launch in named)
-    distinct = [
-        launch if times[launch.name] == 1 else replace(launch, name=f"{launch.name} of {kernel}")
-        for kernel, launch in named
-    ]
-    of_layers = layer_launches(request, attentions) if attentions else []
+    distinct = kernels.distinct_names(named)
+    of_layers = layer_launches(request) if "inductor" in request.libraries else []
     return [(launch, arch) for launch in distinct for arch in request.archs] + of_layers
 
 
-def layer_launches(request: Request, attentions: list[str]) -> list[tuple[Launch, str]]:
+def layer_launches(request: Request) -> list[tuple[Launch, str]]:
     """Return the kernels that torch.compile generates for a layer with each attention."""
     import torch
 
@@ -232,18 +220,19 @@ def layer_launches(request: Request, attentions: list[str]) -> list[tuple[Launch
 
     if torch.version.cuda or torch.version.hip:
         raise HostError(
-            "kernel=inductor:... needs torch's CPU build, which can imitate another GPU. Use: "
+            "kernel=inductor:layer needs torch's CPU build, which can imitate another GPU. Use: "
             "make setup TORCH=cpu, make kernels."
         )
-    by_arch = {}
-    for arch in request.archs:
-        own = layer_kernels.attentions_of(arch)
-        names = itertools.chain(*(own if name == "layer" else [name] for name in attentions))
-        by_arch[arch] = [
-            layer_kernels.Layer(request.model, attention, request.tokens, request.dtype)
-            for attention in dict.fromkeys(names)
-        ]
-    generated = layer_kernels.generate_all(by_arch, request.jobs)
+    generated = layer_kernels.generate_all(
+        {
+            arch: [
+                layer_kernels.Layer(request.model, attention, request.tokens, request.dtype)
+                for attention in layer_kernels.attentions_of(arch)
+            ]
+            for arch in request.archs
+        },
+        request.jobs,
+    )
     return [
         (launch, arch)
         for arch in request.archs
@@ -251,41 +240,15 @@ def layer_launches(request: Request, attentions: list[str]) -> list[tuple[Launch
     ]
 
 
-def configurations(launch: Launch, sweep: dict[str, list[int]]) -> list[Launch]:
-    """Return a launch for each combination of the values in `sweep`."""
-    return [
-        replace(launch, options={**launch.options, **dict(zip(sweep, values, strict=True))})
-        for values in itertools.product(*sweep.values())
-    ]
-
-
-def row(launch: Launch, arch: str, compiled: Compiled) -> Row:
-    start = Row(
-        launch.name,
-        arch,
-        # Omit switches such as debug
-        launch.blocks | {key: value for key, value in launch.options.items() if type(value) is int},
-        launch.workgroups,
-        launch.per_compute_unit,
-        compiled.seconds,
-        compiled.error,
-    )
-    if compiled.error:
-        return start
-    needs = read_resources(compiled.isa, compiled.lds_bytes)
-    fit = occupancy(ARCHITECTURES[arch], needs)
-    if not fit.workgroups:
-        limits = " and ".join(fit.limits)
-        return replace(start, error=f"cannot start: a workgroup needs more {limits} than there is")
-    return replace(start, code=Code(needs, fit, count_instructions(compiled.isa)))
-
-
 def measure(request: Request) -> list[Row]:
     """Return a row per configuration, by kernel and architecture, the best of each group first."""
     tasks = [
-        (configuration, arch)
+        (
+            replace(launch, options=launch.options | dict(zip(request.sweep, values, strict=True))),
+            arch,
+        )
         for launch, arch in launches(request)
-        for configuration in configurations(launch, request.sweep)
+        for values in itertools.product(*request.sweep.values())
     ]
     from recipes.tune.compile import compile_all  # after launches(), which reports missing packages
 
@@ -302,12 +265,10 @@ def measure(request: Request) -> list[Row]:
         disable=request.json or not sys.stderr.isatty(),
     )
     for index, compiled in bar:
-        rows[index] = row(*tasks[index], compiled)
+        row = rows[index] = occupancy_rows.row_of(*tasks[index], compiled)
         if request.save and not compiled.error:
-            options = "".join(
-                f"-{key}{value}" for key, value in sorted(rows[index].options.items())
-            )
-            name = re.sub(r"[^\w.=-]+", "_", f"{rows[index].kernel}-{rows[index].arch}{options}")
+            options = "".join(f"-{key}{value}" for key, value in sorted(row.options.items()))
+            name = re.sub(r"[^\w.=-]+", "_", f"{row.kernel}-{row.arch}{options}")
             (request.save / f"{name}.s").write_text(compiled.isa)
             (request.save / f"{name}.ttgir").write_text(compiled.ttgir)
     ordered = [rows[index] for index in range(len(tasks))]
@@ -317,10 +278,8 @@ def measure(request: Request) -> list[Row]:
 
 def versions(request: Request) -> dict[str, str]:
     """Return the versions of Triton and of the kernels' libraries."""
-    import triton
-
-    names = [LIBRARIES[library][1] for library in request.libraries]
-    return {"triton": triton.__version__, **{name: metadata.version(name) for name in names}}
+    names = ["triton", *(LIBRARIES[library][1] for library in request.libraries)]
+    return {name: metadata.version(name) for name in names}
 
 
 def main(argv: list[str]) -> int:
@@ -343,7 +302,7 @@ def main(argv: list[str]) -> int:
         content = {"schema": 1, "versions": versions(request), "rows": objects}
         print(json.dumps(content, indent=1))
     else:
-        table.show(rows, versions(request), request.save)
+        occupancy_rows.show(rows, versions(request), request.save)
     compiled = {(row.kernel, row.arch) for row in rows if not row.error}
     return EXIT_DONE if compiled == {(row.kernel, row.arch) for row in rows} else EXIT_FAILED
 

@@ -6,21 +6,19 @@ over the sizes.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from recipes.bench.collectives import CollectivesConfig
-from recipes.bench.series import Row, Table, columns
+from recipes.bench.series import Table, columns
 from recipes.rank.device import DTYPES
 from recipes.rank.names import named
 from recipes.rank.program import is_main_rank, main
 from recipes.rank.ranks import num_ranks
-from recipes.tune.search import Point, Report, SearchConfig, measure_bench, search, set_only
+from recipes.tune.search import Point, SearchConfig, search_bench
 from recipes.tune.trial import Setting
-from recipes.tune.tuning import finish
 
 
 @dataclass
@@ -31,15 +29,6 @@ class RcclConfig(SearchConfig):
     prefixes = ("NCCL_", "RCCL_", "HSA_", "HIP_", "GPU_", "ROC_", "TORCH_NCCL_")
 
     recipe: str = named(lambda: ("bench/collectives",), "bench/collectives")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        # Omit values that are already set, which would repeat the first trial.
-        space = {
-            name: [value for value in values if str(value) != os.environ.get(name)]
-            for name, values in self.space.items()
-        }
-        self.space = {name: values for name, values in space.items() if values}
 
 
 def rccl(config: DictConfig) -> dict[str, Any]:
@@ -54,16 +43,10 @@ def rccl(config: DictConfig) -> dict[str, Any]:
     only = {"ranks": [num_ranks()], "dtypes": [dtype], "programs": ["torch"], "settings": []}
 
     def setting_of(point: Point) -> Setting:
-        return Setting(env={name: str(value) for name, value in set_only(point).items()})
+        return Setting(env={name: str(value) for name, value in point.items()})
 
-    def work(number: int, point: Point, report: Report) -> Row:
-        names = ("size", lambda row: f"{row['op']} {row['bytes']}")
-        return measure_bench(
-            config, number, setting_of(point), report, table.figure, names, unrecorded=only
-        )
-
-    rows = search(config, args, table, work)
-    return finish(config, table, rows, rows[0], [setting_of(row["point"]) for row in rows])
+    name_of = lambda row: f"{row['op']} {row['bytes']}"  # noqa: E731
+    return search_bench(config, args, table, setting_of, "size", name_of, only)[0]
 
 
 if __name__ == "__main__":

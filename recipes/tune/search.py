@@ -29,7 +29,7 @@ from recipes.bench.series import Row, Table
 from recipes.rank.files import append
 from recipes.rank.program import Interrupted, say, stop_asked
 from recipes.tune.trial import Setting, run
-from recipes.tune.tuning import TuneConfig
+from recipes.tune.tuning import TuneConfig, finish
 
 JOURNAL = "journal.log"
 PRUNED = "pruned: behind the median of earlier trials"
@@ -38,7 +38,7 @@ MAX_REPEATS = 20  # after so many known proposals in a row, the search ends
 FINISHED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 
 Point = dict[str, Any]
-Report = Callable[[float], None]  # reports a figure; raises Pruned
+Report = Callable[[float], None]  # reports a figure; raises optuna.TrialPruned
 
 
 @dataclass
@@ -67,10 +67,6 @@ class SearchConfig(TuneConfig):
                 problem = "use a list of different numbers or words, as [1,2,4]; [] leaves it out"
             if problem:
                 raise UserError(f"method.args.space.{name}={values}: {problem}.")
-
-
-class Pruned(Exception):
-    """Stop a trial that is behind."""
 
 
 def search(
@@ -145,14 +141,14 @@ def _measured(
         # The geometric mean, so that equal ratios of figures have equal weight.
         trial.report(statistics.geometric_mean(figures), len(figures))
         if number > 0 and trial.should_prune():
-            raise Pruned
+            raise optuna.TrialPruned
 
     changes = " ".join(f"{name}={value}" for name, value in set_only(params).items())
     row: Row = {"trial": number, "setting": changes or "as it stands", "point": params}
     row["error"], state = None, TrialState.COMPLETE
     try:
         row |= measure(number, set_only(params), report)
-    except Pruned:
+    except optuna.TrialPruned:
         row["error"], state = PRUNED, TrialState.PRUNED
     except UserError as error:
         if stop_asked():  # the signal may have caused the failure, so the trial is repeated later
@@ -163,41 +159,49 @@ def _measured(
     return row
 
 
-def measure_bench(
+def search_bench(
     config: DictConfig,
-    number: int,
-    setting: Setting,
-    report: Report,
-    figure: str,
-    names: tuple[str, Callable[[Row], str]],
+    args: SearchConfig,
+    table: Table,
+    setting_of: Callable[[Point], Setting],
+    kind: str,
+    name_of: Callable[[Row], str],
     unrecorded: Mapping[str, Any] = {},
-) -> Row:
-    """Run a benchmark as a trial, and return the geometric mean of its rows' figures.
+) -> tuple[Row, Point]:
+    """Search with a benchmark as the trial; return result.json's content and the best point.
 
-    `names`: the kind of a row's name, and the name of a row. Raise UserError if a row failed,
-    Pruned.
+    A trial's figure is the geometric mean over the benchmark's rows. Its row also has the figures
+    by `kind`, named by `name_of`. `unrecorded` are arguments of every trial.
     """
-    known, pruned = 0, False
+    figure = table.figure
 
-    def on_rows(rows: list[Row]) -> bool:
-        nonlocal known, pruned
-        try:
-            for row in rows[known:]:
-                if row["error"]:
-                    return True
-                report(row[figure])
-        except Pruned:
-            pruned = True
-        known = len(rows)
-        return pruned
+    def measure(number: int, point: Point, report: Report) -> Row:
+        known, pruned = 0, False
 
-    rows = run(config, f"trial{number}", setting, unrecorded, on_rows=on_rows)
-    if pruned:
-        raise Pruned
-    what, name_of = names
-    figures = {name_of(row): row[figure] for row in rows}
-    mean = statistics.geometric_mean(figures.values())
-    return {figure: mean, f"{figure}_by_{what}": figures}
+        def on_rows(rows: list[Row]) -> bool:
+            nonlocal known, pruned
+            try:
+                for row in rows[known:]:
+                    if row["error"]:
+                        return True
+                    report(row[figure])
+            except optuna.TrialPruned:
+                pruned = True
+            known = len(rows)
+            return pruned
+
+        rows = run(config, f"trial{number}", setting_of(point), unrecorded, on_rows=on_rows)
+        if pruned:
+            raise optuna.TrialPruned
+        figures = {name_of(row): row[figure] for row in rows}
+        mean = statistics.geometric_mean(figures.values())
+        return {figure: mean, f"{figure}_by_{kind}": figures}
+
+    rows = search(config, args, table, measure)
+    settings = [setting_of(set_only(row["point"])) for row in rows]
+    content = finish(config, table, rows, rows[0], settings)
+    best = max((row for row in rows if not row["error"]), key=lambda row: row[figure])
+    return content, set_only(best["point"])
 
 
 def open_study(journal: Path, args: SearchConfig) -> optuna.Study:

@@ -10,7 +10,6 @@ experiment sets.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
@@ -23,7 +22,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from launch.core.errors import UserError
-from launch.core.json_files import write_json, write_text
+from launch.core.json_files import write_text
 from recipes.bench.series import Row, Table, columns, show
 from recipes.rank.program import Failed, main
 from recipes.tune import trial
@@ -52,12 +51,12 @@ def tunableop(config: DictConfig) -> dict[str, Any]:
     args = TunableopConfig(**OmegaConf.to_container(config.trainer_args))
     shown = columns(f"run {TRAINING} products tuning_s")
     table = Table("tunableop", shown, figure="tokens_per_second")
-    result = trial.folder_of(config, COLLECT) / "tuned.json"
+    result = trial.folder_of(config, COLLECT) / "tuned_file"
 
     def work(case: Row) -> Row:
         if case["run"] == COLLECT:
             return collect(config, args, result)
-        setting = setting_with(result) if case["run"] == WITH else Setting()
+        setting = setting_with(result.read_text()) if case["run"] == WITH else Setting()
         return training(config, args, case["run"], setting)
 
     rows = measure_trials(config, args, table, [{"run": WITHOUT}, {"run": COLLECT}], work)
@@ -69,12 +68,11 @@ def tunableop(config: DictConfig) -> dict[str, Any]:
         return finish(config, table, rows[:1], rows[0], [Setting()], [note])
     runs = [{"run": run} for run in (WITHOUT, COLLECT, WITH)]
     rows = measure_trials(config, args, table, runs, work)
-    file = json.loads(result.read_text())["file"]
+    file = result.read_text()
     note = f"Tuned products are in {file}, with the GPU's number before the dot."
     after = {**rows[2], "products": rows[1]["products"], "tuning_s": rows[1]["tuning_s"]}
-    return finish(
-        config, table, [rows[0], after], rows[0], [Setting(), setting_with(result)], [note]
-    )
+    settings = [Setting(), setting_with(file)]
+    return finish(config, table, [rows[0], after], rows[0], settings, [note])
 
 
 def collect(config: DictConfig, args: TunableopConfig, result: Path) -> Row:
@@ -97,7 +95,7 @@ def collect(config: DictConfig, args: TunableopConfig, result: Path) -> Row:
     trial.follow(config, [*map(str, argv)], env, folder, "tuning.log")
     row["tuning_s"] = time.monotonic() - start
     cache = keep(tuned, Path(config.tuned.cache) / "tunableop")
-    write_json(result, {"file": str(cache / FILE)})
+    write_text(result, str(cache / FILE))
     return row
 
 
@@ -137,9 +135,8 @@ def numbered(name: str, gpu: int) -> str:
     return name.replace(".", f"{gpu}.", 1)
 
 
-def setting_with(result: Path) -> Setting:
+def setting_with(file: str) -> Setting:
     """Return the setting with which a run uses the tuned file."""
-    file = json.loads(result.read_text())["file"]
     switches = {"ENABLED": "1", "TUNING": "0", "FILENAME": file}
     return Setting(env={f"{PREFIX}{name}": value for name, value in switches.items()})
 

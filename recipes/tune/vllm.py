@@ -19,12 +19,12 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from recipes.bench import vllm_programs
-from recipes.bench.series import Row, Table, columns
+from recipes.bench.series import Table, columns
 from recipes.rank.names import named
 from recipes.rank.program import is_main_rank, main, say
-from recipes.tune.search import Point, Report, SearchConfig, measure_bench, search, set_only
+from recipes.tune.search import Point, SearchConfig, search_bench
 from recipes.tune.trial import Setting
-from recipes.tune.tuning import finish, start_of, write_file
+from recipes.tune.tuning import start_of, write_file
 
 FIGURE = "output_tokens_per_second"
 SHARE = "gpu_memory_utilization"  # topology.server_memory_share in runs that generate
@@ -52,23 +52,20 @@ def vllm(config: DictConfig) -> dict[str, Any]:
     table = Table("vllm", columns(f"trial setting {FIGURE}"), figure=FIGURE)
     base = OmegaConf.to_container(config.tuned.trainer_args.base)
 
-    def work(number: int, point: Point, report: Report) -> Row:
-        names = ("length", lambda row: f"{row['kind']} {row['input']}+{row['output']}")
-        return measure_bench(config, number, setting_of(base, point), report, FIGURE, names)
+    def setting_of(point: Point) -> Setting:
+        return Setting({"base": {**base, **point}} if point else {})
 
-    rows = search(config, args, table, work)
-    settings = [setting_of(base, set_only(row["point"])) for row in rows]
-    content = finish(config, table, rows, rows[0], settings)
-    best = max((row for row in rows if not row["error"]), key=lambda row: row[FIGURE])
-    path, command = write_engine(config, {**base, **set_only(best["point"])})
-    say(f"where models generate: {path}\n  {command}")
+    name_of = lambda row: f"{row['kind']} {row['input']}+{row['output']}"  # noqa: E731
+    content, best = search_bench(config, args, table, setting_of, "length", name_of)
+    path, command = write_engine(config, {**base, **best})
+    say(f"experiment for methods that generate: {path}\n  {command}")
     return {**content, "engine_experiment": str(path), "engine_command": command}
 
 
 def write_engine(config: DictConfig, engine: Mapping[str, Any]) -> tuple[Path, str]:
-    """Write an experiment for GRPO's server, and for sampling and evaluation with engine=vllm.
+    """Write an experiment that gives `engine`'s arguments to GRPO's server and to engine=vllm.
 
-    Return its path and a command with it.
+    Return its path and a command that uses it.
     """
     groups = config.tuned.experiment.groups
     name = f"tuned_engine_{groups.model}_{groups.hardware}.yaml".replace("/", "_")
@@ -76,10 +73,8 @@ def write_engine(config: DictConfig, engine: Mapping[str, Any]) -> tuple[Path, s
     start = [*start_of(path), f"hardware={groups.hardware}", f"model={groups.model}"]
     command = shlex.join([*start, "method=grpo", "topology=split"])
     ours = (*vllm_programs.OURS, *RUN_ARGUMENTS)
-    values = {
-        name: value for name, value in engine.items() if value is not None and name not in ours
-    }
-    args = {name: value for name, value in values.items() if not name.isupper()}
+    values = {key: value for key, value in engine.items() if value is not None and key not in ours}
+    args = {key: value for key, value in values.items() if not key.isupper()}  # not variables
     share = {"server_memory_share": args.pop(SHARE)} if SHARE in args else {}
     topology = {**share, "server_args": args}
     header = [
@@ -91,10 +86,6 @@ def write_engine(config: DictConfig, engine: Mapping[str, Any]) -> tuple[Path, s
     content = {"topology": topology, "user_env": vllm_programs.env_of(values)}
     write_file(config, path, header, (command, evaluate), content)
     return path, command
-
-
-def setting_of(base: Any, point: Point) -> Setting:
-    return Setting({"base": {**base, **point}} if point else {})
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from recipes.training import checkpoint, training
+from recipes.training import checkpoint, train_loop
 from tests.e2e.test_resume import computed, run
 
 BEST = """
@@ -61,14 +61,14 @@ def test_the_best_model_is_kept_and_the_run_ends_early(stopped):
 
 def die_in(monkeypatch, step: int) -> None:
     """End the run in this step as SIGKILL would: nothing is saved."""
-    log = training.Metrics.on_log
+    log = train_loop.Metrics.on_log
 
     def die(self, args, state, *rest, **kwargs):
         log(self, args, state, *rest, **kwargs)
         if state.global_step == step:
             raise RuntimeError("killed")
 
-    monkeypatch.setattr(training.Metrics, "on_log", die)
+    monkeypatch.setattr(train_loop.Metrics, "on_log", die)
 
 
 def test_a_killed_run_ends_with_the_same_best_step(tmp_path, stopped, monkeypatch):
@@ -84,7 +84,7 @@ def test_a_killed_run_ends_with_the_same_best_step(tmp_path, stopped, monkeypatc
 
 def test_one_that_had_stopped_early_trains_no_further(tmp_path, stopped, monkeypatch):
     """Kill it between its last checkpoint and its model."""
-    monkeypatch.setattr(training, "save_model", None)
+    monkeypatch.setattr(train_loop, "save_model", None)
     assert "TypeError" in run(tmp_path, "sft", *BEST, *LENGTH, *EARLY)[1]["error"]
     monkeypatch.undo()
     code, result = run(tmp_path, "sft", *BEST, *LENGTH, *EARLY)

@@ -27,7 +27,7 @@ from recipes import preview
 from recipes import sample as recipe
 from recipes.data.data import load
 from recipes.sampling import batches, sample_keys
-from recipes.training import training
+from recipes.training import train_loop
 from tests.conftest import host_with
 from tests.e2e import phases
 
@@ -137,7 +137,7 @@ KILLS = [  # phase, where and in which call it is killed, and what of that phase
     # All is judged, nothing is selected.
     ("cycle1_sample", recipe, "write_rows", 1, {"samples/*/*.jsonl": 3, "verdicts/*/*.jsonl": 3}),
     # All checkpoints are sealed.
-    ("cycle1_train", training, "save_model", 1, {"checkpoints/checkpoint-3": 1, "model": 0}),
+    ("cycle1_train", train_loop, "save_model", 1, {"checkpoints/checkpoint-3": 1, "model": 0}),
 ]
 
 

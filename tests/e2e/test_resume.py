@@ -26,7 +26,7 @@ from recipes.grpo import grpo
 from recipes.rank import files, program
 from recipes.sampling import generation
 from recipes.sft import sft
-from recipes.training import checkpoint, training
+from recipes.training import checkpoint
 
 WORK = {"sft": sft, "dpo": dpo, "grpo": grpo, "evaluate": evaluate}
 SMALL = """
@@ -94,7 +94,7 @@ def assert_equal(run_dir: Path, other: Path) -> None:
 @contextlib.contextmanager
 def signal_in_step_2(monkeypatch):
     """Send SIGTERM as step 2 is logged; the third step sees it, between two checkpoints."""
-    log = training.Metrics.on_log
+    log = train_loop.Metrics.on_log
 
     def on_log(self, args, state, *rest, **kwargs):
         log(self, args, state, *rest, **kwargs)
@@ -102,7 +102,7 @@ def signal_in_step_2(monkeypatch):
             os.kill(os.getpid(), signal.SIGTERM)
 
     with monkeypatch.context() as patch:
-        patch.setattr(training.Metrics, "on_log", on_log)
+        patch.setattr(train_loop.Metrics, "on_log", on_log)
         yield
 
 

@@ -89,7 +89,7 @@ def runs(tmp_path_factory) -> dict[str, Path]:
 
 @pytest.mark.parametrize("topology", PARTS)
 def test_each_strategy_runs_and_leaves_the_losses_and_model_of_one_process(runs, topology):
-    """Check what the ranks left; recipes/training/training.py rejects another strategy too."""
+    """Check what the ranks left; recipes/training/train_loop.py rejects another strategy too."""
     saved = runs[topology] / f"checkpoints/checkpoint-{STEPS}"
     parts = sorted(path.relative_to(saved).as_posix() for path in saved.rglob("*_1_*"))
     assert parts == PARTS[topology]

@@ -17,8 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from recipes.tune import occupancy
+from recipes.tune import occupancy, occupancy_rows
 from recipes.tune.amdgpu import ARCHITECTURES, sgpr_waves, vgpr_waves
+from recipes.tune.occupancy_rows import Row
 
 LACKING = [name for name in ("triton", "liger_kernel") if importlib.util.find_spec(name) is None]
 pytestmark = [
@@ -63,7 +64,7 @@ def compiled(arch: str):
     launches = recipe_launches()
     results = compile_all([(one, arch) for _, one in launches], os.cpu_count() or 1, timeout_s=300)
     return [
-        (*launches[index], found, occupancy.row(launches[index][1], arch, found))
+        (*launches[index], found, occupancy_rows.row_of(launches[index][1], arch, found))
         for index, found in results
     ]
 
@@ -136,7 +137,7 @@ def generated():
 
 
 @cache
-def compiled_layers(arch: str) -> dict[str, list[occupancy.Row]]:
+def compiled_layers(arch: str) -> dict[str, list[Row]]:
     """Return kernel -> the rows of its configurations."""
     from recipes.tune.compile import compile_all
     from recipes.tune.kernels import generated_launches
@@ -149,9 +150,10 @@ def compiled_layers(arch: str) -> dict[str, list[occupancy.Row]]:
     )
     keys = list(distinct)
     rows = {
-        keys[index]: occupancy.row(distinct[keys[index]], arch, found) for index, found in results
+        keys[index]: occupancy_rows.row_of(distinct[keys[index]], arch, found)
+        for index, found in results
     }
-    kernels: dict[str, list[occupancy.Row]] = {}
+    kernels: dict[str, list[Row]] = {}
     for one, launch in zip(ones, launches, strict=True):
         kernels.setdefault(f"{one.layer.model.stem} {one.layer.dtype} {launch.name}", []).append(
             rows[launch.same]

@@ -45,7 +45,7 @@ from recipes.models.model import adapter_config, build_model, build_tokenizer
 from recipes.rank.program import main
 from recipes.training.checkpoint import AtomicCheckpoints
 from recipes.training.selection import heldout
-from recipes.training.training import build_arguments, train
+from recipes.training.train_loop import build_arguments, train
 
 
 class Trainer(CompiledLayers, AtomicCheckpoints, KTOTrainer):

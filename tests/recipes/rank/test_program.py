@@ -19,7 +19,7 @@ from recipes.measure import metrics
 from recipes.measure.flops import flops_per_token
 from recipes.models import model
 from recipes.rank import program
-from recipes.training import training
+from recipes.training import train_loop
 from tests.conftest import composed
 from tests.helpers.bench_config import ADAPTER
 
@@ -158,7 +158,7 @@ def test_trainer_arguments_that_trl_rejects(tmp_path):
     )
     settings.trainer_args = {"output_dir": str(tmp_path), "max_seq_length": 8}
     with pytest.raises(UserError, match="SFTConfig refuses them.*max_seq_length"):
-        training.build_arguments(SFTConfig, settings)
+        train_loop.build_arguments(SFTConfig, settings)
 
 
 def fsdp_plugin(tmp_path, *overrides):
@@ -180,7 +180,7 @@ def fsdp_plugin(tmp_path, *overrides):
         }
     )
     return FullyShardedDataParallelPlugin(
-        **training.build_arguments(SFTConfig, settings).fsdp_plugin_args
+        **train_loop.build_arguments(SFTConfig, settings).fsdp_plugin_args
     )
 
 
@@ -257,8 +257,8 @@ def test_flops_count_products_and_attention(tmp_path):
 
 
 def test_a_signal_stops_between_cycles_only(monkeypatch):
-    monkeypatch.setattr(training, "stop_asked", lambda: True)
-    stop, args = training.StopOnSignal(cycle=4), SimpleNamespace(device=torch.device("cpu"))
+    monkeypatch.setattr(train_loop, "stop_asked", lambda: True)
+    stop, args = train_loop.StopOnSignal(cycle=4), SimpleNamespace(device=torch.device("cpu"))
     for step, expected in [(3, False), (4, True)]:
         control = SimpleNamespace(should_save=False, should_training_stop=False)
         stop.on_step_end(args, SimpleNamespace(global_step=step), control)

@@ -16,7 +16,7 @@ from recipes.rank.ranks import own_gpu
 from recipes.rewards import rewards
 from recipes.rewards.verify import Verdict
 from recipes.sample import SCORED, SELECTED, SampleConfig, finish, prompts
-from recipes.sampling.batches import Log, Store, one_batch, write_rows
+from recipes.sampling.batches import Log, Store, one_batch
 from recipes.sampling.generation import TOO_LONG, Sample
 from recipes.sampling.sample_keys import samples_key, verdicts_key
 from recipes.sampling.samples import choose_prompts, select
@@ -36,6 +36,10 @@ def samples(*of_prompts):
         for p, drawn in enumerate(of_prompts)
         for n, (text, score, finished) in enumerate(drawn)
     ]
+
+
+def judged(*of_prompts, num_tokens=1):
+    return [s | {"num_tokens": num_tokens, "error": None} for s in samples(*of_prompts)]
 
 
 def places(selected):
@@ -74,15 +78,11 @@ def test_each_rule(changes, chosen):
 
 def test_only_full_scores_pass(tmp_path):
     """Count as an evaluation does; smoke=true keeps everything."""
-    drawn = samples([("a", 0.0, True), ("b", 0.5, True)], [("c", 1.0, True), ("d", 0.9, True)])
-    judged = [s | {"num_tokens": 1, "error": None} for s in drawn]
+    drawn = judged([("a", 0.0, True), ("b", 0.5, True)], [("c", 1.0, True), ("d", 0.9, True)])
     rows = [{"prompt": "1+1="}, {"prompt": "1+2="}]
-    result = finish(tmp_path, SampleConfig(str(tmp_path), threshold=0.0), rows, judged)
-    assert (result["num_selected"], result["pass_rate"], result["pass_at_k"]) == (
-        4,
-        0.25,
-        {"1": 0.25, "2": 0.5},
-    )
+    result = finish(tmp_path, SampleConfig(str(tmp_path), threshold=0.0), rows, drawn)
+    assert (result["num_selected"], result["pass_rate"]) == (4, 0.25)
+    assert result["pass_at_k"] == {"1": 0.25, "2": 0.5}
     assert result["by_level"]["0"]["pass_rate"] == 0.25
 
 
@@ -93,133 +93,79 @@ def test_prompts_of_a_cycle():
     mixed = levels(20, {0: 0.15, 1: 0.15, 2: 0.7}, 0)
     assert [mixed.count(level) for level in range(3)] == [3, 3, 14]
     assert len(levels(None, None, 0)) == 60
-    assert [levels(None, {0: 0.15, 1: 0.15, 2: 0.7}, 0).count(n) for n in range(3)] == [4, 4, 20], (
-        "shares stay, where all are taken"
-    )
+    shares = levels(None, {0: 0.15, 1: 0.15, 2: 0.7}, 0)
+    assert [shares.count(n) for n in range(3)] == [4, 4, 20], "shares stay, where all are taken"
     assert levels(100, {2: 1.0}, 0) == [2] * 20, "all that the level has"
     assert choose_prompts(rows, 5, None, 0) == choose_prompts(rows[::-1], 5, None, 0)
-    assert choose_prompts(rows, 5, None, 0) != choose_prompts(rows, 5, None, 1), (
-        "other prompts in another cycle"
-    )
+    assert choose_prompts(rows, 5, None, 0) != choose_prompts(rows, 5, None, 1), "another cycle"
 
 
-def sampled_levels(tmp_path, curriculum, levels=(0, 1, 2), rates=None, **arguments):
-    """Return the levels of the prompts that a run of method=sample draws of 30 rows."""
+def sampled_levels(tmp_path, curriculum, levels=(0, 1, 2), rates=None, cycle=2):
+    """Return the number of prompts of each level that a cycle of method=sample draws from 30."""
     path, result = tmp_path / "rows.jsonl", tmp_path / "result.json"
-    path.write_text(
-        "".join(
-            json.dumps({"prompt": str(n), "level": levels[n % len(levels)]}) + "\n"
-            for n in range(30)
-        )
-    )
-    result.write_text(
-        json.dumps(
-            {"by_level": {str(level): {"pass_rate": rate} for level, rate in (rates or {}).items()}}
-        )
-    )
-    of_data = {
-        "path": str(path),
-        "curriculum": curriculum,
-        "pass_rates": str(result) if rates else None,
-    }
-    config = OmegaConf.create(
-        {"data": OmegaConf.merge(plain(Data(name="jsonl", kind="jsonl")), of_data)}
-    )
-    levels_drawn = [
-        row["level"] for row in prompts(config, SampleConfig(str(tmp_path), **arguments))
-    ]
-    return [levels_drawn.count(level) for level in (0, 1, 2)]
+    drawn = [{"prompt": str(n), "level": levels[n % len(levels)]} for n in range(30)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in drawn))
+    by_level = {str(level): {"pass_rate": rate} for level, rate in (rates or {}).items()}
+    result.write_text(json.dumps({"by_level": by_level}))
+    data = {"path": str(path), "curriculum": curriculum}
+    data["pass_rates"] = str(result) if rates else None
+    data = OmegaConf.merge(plain(Data(name="jsonl", kind="jsonl")), data)
+    args = SampleConfig(str(tmp_path), num_prompts=10, cycle=cycle, num_cycles=3)
+    chosen = [row["level"] for row in prompts(OmegaConf.create({"data": data}), args)]
+    return [chosen.count(level) for level in (0, 1, 2)]
 
 
 def test_samples_take_levels_by_the_curriculum_of_the_data(tmp_path):
-    cycles = [{"num_prompts": 10, "cycle": c, "num_cycles": 3} for c in (1, 2, 3)]
-    assert [sampled_levels(tmp_path, "progressive", **c) for c in cycles] == [
-        [10, 0, 0],
-        [0, 10, 0],
-        [0, 0, 10],
-    ]
-    assert [sampled_levels(tmp_path, "mixed", **c) for c in cycles] == [
-        [10, 0, 0],
-        [3, 7, 0],
-        [2, 1, 7],
-    ]
-    assert sampled_levels(tmp_path, "adaptive", rates={0: 1.0, 1: 0.5, 2: 0.0}, **cycles[1]) == [
-        2,
-        7,
-        1,
-    ], "by 0.05, 0.25 and 0.05"
-    with pytest.raises(UserError, match="data.curriculum=mixed"):
-        sampled_levels(tmp_path, "mixed", levels=(1,))
-    with pytest.raises(UserError, match="easy"):
-        sampled_levels(tmp_path, "mixed", levels=("easy", "hard"))
+    mixed = [sampled_levels(tmp_path, "mixed", cycle=cycle) for cycle in (1, 2, 3)]
+    assert mixed == [[10, 0, 0], [3, 7, 0], [2, 1, 7]]
+    adaptive = sampled_levels(tmp_path, "adaptive", rates={0: 1.0, 1: 0.5, 2: 0.0})
+    assert adaptive == [2, 7, 1], "by 0.05, 0.25 and 0.05"
+    for levels, message in (((1,), "data.curriculum=mixed"), (("easy", "hard"), "easy")):
+        with pytest.raises(UserError, match=message):
+            sampled_levels(tmp_path, "mixed", levels=levels)
 
 
 def test_batches_of_another_run_are_copied(tmp_path):
-    old, new = (
-        Store(tmp_path / "old/samples/abc"),
-        Store(tmp_path / "new/samples/abc", tmp_path / "old/samples/abc"),
-    )
+    old = Store(tmp_path / "old/samples/abc")
+    new = Store(tmp_path / "new/samples/abc", old.folder)
     old.put(3, [{"text": "é\u2028"}])
     assert new.get(2) is None
     assert new.get(3) == old.get(3) == [{"text": "é\u2028"}]
-    assert (tmp_path / "new/samples/abc/000003.jsonl").read_bytes() == (
-        tmp_path / "old/samples/abc/000003.jsonl"
-    ).read_bytes()
+    files = [store.folder / "000003.jsonl" for store in (old, new)]
+    assert files[0].read_bytes() == files[1].read_bytes()
     assert old.seed_of(3) == new.seed_of(3) != new.seed_of(4)
     assert Store(tmp_path / "other").seed_of(3) != new.seed_of(3)
-
-
-def test_files_are_complete_or_absent(tmp_path):
-    with pytest.raises(ValueError, match="JSON"):
-        write_rows(tmp_path / "a.jsonl", [{"score": 1.0}, {"score": math.nan}])
-    assert not (tmp_path / "a.jsonl").exists()
-    write_rows(tmp_path / "a.jsonl", [{"score": 1.0}])
-    assert json.loads((tmp_path / "a.jsonl").read_text()) == {"score": 1.0}
+    with pytest.raises(ValueError, match="JSON"):  # files are complete or absent
+        new.put(4, [{"score": 1.0}, {"score": math.nan}])
+    assert not new.has(4)
 
 
 def test_scored_samples_make_preference_pairs(tmp_path):
     rows = [{"prompt": "1+1=", "level": 0}, {"prompt": "1+2=", "level": 0}]
-    drawn = [
-        s | {"num_tokens": 1, "error": None}
-        for s in samples([("2", 1.0, True), ("3", 0.0, True)], [("4", 0.0, False)])
-    ]
+    drawn = judged([("2", 1.0, True), ("3", 0.0, True)], [("4", 0.0, False)])
     finish(tmp_path, SampleConfig(str(tmp_path)), rows, drawn)
-    files = {
-        name: [json.loads(line) for line in (tmp_path / name).read_text().splitlines()]
+    scored, selected = (
+        [json.loads(line) for line in (tmp_path / name).read_text().splitlines()]
         for name in (SCORED, SELECTED)
-    }
-    assert [row["completion"] for row in files[SELECTED]] == ["2"]
-    assert [(row["completion"], row["score"], row["finished"]) for row in files[SCORED]] == [
-        ("2", 1.0, True),
-        ("3", 0.0, True),
-        ("4", 0.0, False),
-    ]
-    pairs = load(
-        OmegaConf.merge(
-            plain(Data(name="samples", kind="samples")), {"path": str(tmp_path / SCORED)}
-        ),
-        "dpo",
-    ).rows.to_list()
+    )
+    assert [row["completion"] for row in selected] == ["2"]
+    figures = [(row["completion"], row["score"], row["finished"]) for row in scored]
+    assert figures == [("2", 1.0, True), ("3", 0.0, True), ("4", 0.0, False)]
+    data = OmegaConf.merge(
+        plain(Data(name="samples", kind="samples")), {"path": str(tmp_path / SCORED)}
+    )
+    pairs = load(data, "dpo").rows.to_list()
     assert pairs == [{"prompt": "1+1=", "chosen": "2", "rejected": "3"}]
 
 
 def test_prompts_that_fill_the_context_score_zero(tmp_path):
-    sampled, judged = Store(tmp_path / "samples/a"), Store(tmp_path / "verdicts/a")
+    sampled, verdicts = Store(tmp_path / "samples/a"), Store(tmp_path / "verdicts/a")
     args = SampleConfig(str(tmp_path), samples_per_prompt=1, threshold=0.5)
     verifier = lambda prompts, texts, columns: [Verdict(1.0, {"length": 1.0}, None) for _ in texts]  # noqa: E731
     generator = lambda prompts, seed: [TOO_LONG, Sample("", 1, True)]  # noqa: E731
-    log = Log(tmp_path, "pass_rate")
-    one_batch(
-        [{"prompt": "long"}, {"prompt": "short"}],
-        0,
-        args,
-        generator,
-        verifier,
-        sampled,
-        judged,
-        log,
-    )
-    assert [verdict["score"] for verdict in judged.get(0)] == [0.0, 1.0]
+    log, rows = Log(tmp_path, "pass_rate"), [{"prompt": "long"}, {"prompt": "short"}]
+    one_batch(rows, 0, args, generator, verifier, sampled, verdicts, log)
+    assert [verdict["score"] for verdict in verdicts.get(0)] == [0.0, 1.0]
     assert json.loads((tmp_path / "metrics.jsonl").read_text())["pass_rate"] == 0.5
 
 
@@ -229,7 +175,7 @@ def test_prompts_that_fill_the_context_score_zero(tmp_path):
     ([("", 0.0, False)], 0, ["0 are cut off", "1 have a prompt that fills"]),
 ])  # fmt: skip
 def test_nothing_selected_explains_the_limits(tmp_path, of_prompt, num_tokens, words):
-    unusable = [s | {"num_tokens": num_tokens, "error": None} for s in samples(of_prompt)]
+    unusable = judged(of_prompt, num_tokens=num_tokens)
     with pytest.raises(UserError, match="is kept: ") as refused:
         finish(tmp_path, SampleConfig(str(tmp_path)), [{"prompt": "1+1="}], unusable)
     assert [word for word in words if word not in str(refused.value)] == []
@@ -250,30 +196,21 @@ def test_samples_depend_on_the_chat_template(tmp_path):
     assert keys[0] != keys[1]
 
 
-def test_verdicts_depend_on_the_sandbox_image():
-    def key(reward, image):
+def test_verdicts_depend_on_the_sandbox_image_and_own_rewards(tmp_path, monkeypatch):
+    def key(reward, image=None):
         method = {"rewards": {reward: 1.0}, "reward_chain": [], "sandbox": {"time_s": 5.0}}
-        return verdicts_key(
-            OmegaConf.create({"method": method, "sandbox_image": image}), {"rows": "1"}
-        )
+        return verdicts_key(OmegaConf.create({"method": method, "sandbox_image": image}), {})
 
-    assert key("code_tests", "sha256:1")["sandbox_image"] == "sha256:1"
     assert key("code_tests", "sha256:1") != key("code_tests", "sha256:2")
     assert key("length", "sha256:1") == key("length", "sha256:2"), "no code runs"
-
-
-def test_verdicts_depend_on_own_reward_files(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
-    config = OmegaConf.create({"method": {"rewards": {"a_reward_of_my_own.f": 1.0}}})
     keys = []
-    for text in ("1.0", "0.5"):
-        (tmp_path / "a_reward_of_my_own.py").write_text(
-            f"def f(prompts, **columns):\n    return [{text}] * len(prompts)\n"
-        )
-        keys.append(verdicts_key(config, {}))
-    assert [name for name, sha in keys[0]["code"].items() if keys[1]["code"][name] != sha] == [
-        "a_reward_of_my_own.f"
-    ]
+    for value in ("1.0", "0.5"):
+        code = f"def f(prompts, **columns):\n    return [{value}] * len(prompts)\n"
+        (tmp_path / "a_reward_of_my_own.py").write_text(code)
+        keys.append(key("a_reward_of_my_own.f")["code"])
+    changed = [name for name, sha in keys[0].items() if keys[1][name] != sha]
+    assert changed == ["a_reward_of_my_own.f"]
 
 
 def test_verdicts_depend_on_all_code_of_rewards():
@@ -292,9 +229,7 @@ def test_verdicts_depend_on_all_code_of_rewards():
 
 
 def test_vllm_sees_only_the_gpu_of_its_rank():
-    assert own_gpu({"LOCAL_RANK": "2", "HIP_VISIBLE_DEVICES": "4,5,6,7"}) == {
-        "HIP_VISIBLE_DEVICES": "6",
-        "LOCAL_RANK": "0",
-    }
+    own = own_gpu({"LOCAL_RANK": "2", "HIP_VISIBLE_DEVICES": "4,5,6,7"})
+    assert own == {"HIP_VISIBLE_DEVICES": "6", "LOCAL_RANK": "0"}
     assert own_gpu({"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": "3"}) == {"LOCAL_RANK": "0"}
     assert own_gpu({"LOCAL_RANK": "1"}) == {}

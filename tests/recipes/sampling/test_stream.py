@@ -27,11 +27,9 @@ SPLIT = [
     "topology=split", "hardware.vllm=true", "hardware.gpus_per_node=2", "topology.num_gpus=2",
     "topology.overlap=stream",
 ]  # fmt: skip
-SAVED = [
-    "method.args.save_strategy=steps",
-    "method.args.save_steps=1",
-    "method.args.save_total_limit=null",
-]
+SAVED = """
+    method.args.save_strategy=steps method.args.save_steps=1 method.args.save_total_limit=null
+""".split()
 CYCLES = 40
 
 
@@ -89,29 +87,19 @@ def test_long_groups_wait_as_long_as_staleness_allows(monkeypatch):
     assert rows == [1, 2]
     assert len(server.open) == 1
     server.stream.send([{"row": 4}, {"row": 5}], 1)
-    assert [
-        group.row["row"] for group in server.stream.take(2, lambda step: 0 if step == 0 else 1)
-    ] == [0, 3]
+    groups = server.stream.take(2, lambda step: 0 if step == 0 else 1)
+    assert [group.row["row"] for group in groups] == [0, 3]
 
 
 @pytest.mark.parametrize("staleness", [1, 5])
 def test_streamed_runs_respect_max_staleness(tmp_path, monkeypatch, staleness):
-    lines = run_grpo(
-        tmp_path,
-        monkeypatch,
-        *SPLIT,
-        f"topology.max_staleness={staleness}",
-        "method.args.max_steps=6",
-    )
+    options = [f"topology.max_staleness={staleness}", "method.args.max_steps=6"]
+    lines = run_grpo(tmp_path, monkeypatch, *SPLIT, *options)
     assert [line["step"] for line in lines] == list(range(1, 7))
     ahead = max(1, staleness // 2)
     for line in lines:
-        assert [line[name] for name in ("generation_s", "sync_s", "reward_s", "train_s")] == [
-            0,
-            WAITS,
-            JUDGES,
-            STEPS,
-        ]
+        parts = [line[name] for name in ("generation_s", "sync_s", "reward_s", "train_s")]
+        assert parts == [0, WAITS, JUDGES, STEPS]
         assert line["transfer_s"] >= SENDS
         assert 0 <= line["staleness/mean"] <= line["staleness/max"] <= staleness
     assert lines[0]["staleness/max"] == 0
@@ -184,9 +172,8 @@ def test_weights_are_sent_beside_the_step_and_before_the_update(tmp_path, monkey
         return {}
 
     monkeypatch.setattr(grpo, "train", train)
-    grpo.grpo(
-        configured(tmp_path, "grpo", *SPLIT, f"topology.overlap={mode}", "method.args.max_steps=3")
-    )
+    options = [*SPLIT, f"topology.overlap={mode}", "method.args.max_steps=3"]
+    grpo.grpo(configured(tmp_path, "grpo", *options))
     assert events == ["sent", "updated"] * 3
 
 
@@ -204,9 +191,8 @@ def test_a_resumed_run_trains_on_every_row_once(trained, tmp_path):
     expected = sorted(row for step in whole for row in one_of_each(step))
     assert len(set(expected)) == 12
     for stopped in (5, 3, 1):  # a resumed run writes its later checkpoints again
-        rest, salts = trained(
-            *overrides, resume=str(tmp_path / f"checkpoints/checkpoint-{stopped}")
-        )
+        saved = tmp_path / f"checkpoints/checkpoint-{stopped}"
+        rest, salts = trained(*overrides, resume=str(saved))
         rows = [row for step in [*whole[:stopped], *rest] for row in one_of_each(step)]
         assert sorted(rows) == expected
         sent_after = [int(salt.split()[1]) for salt in salts]

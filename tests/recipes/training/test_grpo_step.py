@@ -1,5 +1,6 @@
 """Test that packed and trimmed completions give the losses and gradients of padded ones."""
 
+import functools
 import math
 import random
 
@@ -12,7 +13,7 @@ from launch.core.errors import UserError
 from recipes.measure.metrics import Metrics
 from recipes.models import attention, head, layers
 from recipes.models.model import build_model
-from recipes.training import training
+from recipes.training import train_loop
 from tests.helpers.trainers import assert_same, built, configured, rows_of, trained
 from tests.recipes.models.test_head import model as small
 from tests.recipes.models.test_layers import EVERY_LAYER, LORA, compiled, dynamo, is_compiled, use  # noqa: F401
@@ -31,13 +32,8 @@ CASES = {
     "entropy":["method.args.entropy_coef=0.01", "method.args.max_steps=1",
         "method.args.mask_truncated_completions=true"],
 }  # fmt: skip
-UNTIMED = {
-    "step_time",
-    "epoch",
-    "train_runtime",
-    "train_samples_per_second",
-    "train_steps_per_second",
-}
+UNTIMED = {"step_time", "epoch", "train_runtime"}
+UNTIMED |= {"train_samples_per_second", "train_steps_per_second"}
 
 
 def answers(trainer, seed=0):
@@ -45,10 +41,8 @@ def answers(trainer, seed=0):
     draw, end = random.Random(seed), trainer.processing_class.eos_token_id
 
     def answer(prompt_ids, *args, **kwargs):
-        drawn = [
-            [draw.randrange(5, 300) for _ in range(draw.randint(1, LONGEST - 1))]
-            for _ in prompt_ids
-        ]
+        lengths = (draw.randint(1, LONGEST - 1) for _ in prompt_ids)
+        drawn = [[draw.randrange(5, 300) for _ in range(length)] for length in lengths]
         return [[*ids, end] if draw.random() < 2 / 3 else ids for ids in drawn], None
 
     trainer._generate_single_turn = answer
@@ -57,9 +51,8 @@ def answers(trainer, seed=0):
 
 def grpo(run_dir, base, *overrides, make=built):
     run_dir.mkdir(exist_ok=True)
-    config, trainer = make(
-        run_dir, "grpo", *rows_of(run_dir, ROWS), f"model.path={base}", *GIVEN, *overrides
-    )
+    options = [*rows_of(run_dir, ROWS), f"model.path={base}", *GIVEN, *overrides]
+    config, trainer = make(run_dir, "grpo", *options)
     return config, answers(trainer)
 
 
@@ -72,10 +65,8 @@ def sampled(trainer, mode, owns_pass):
 
     def answer_with_log_probs(*args, **kwargs):
         completions, _ = answer(*args, **kwargs)
-        return completions, [
-            [math.nan if draw.random() < 0.1 else -draw.uniform(4, 7) for _ in ids]
-            for ids in completions
-        ]
+        log_prob = lambda: math.nan if draw.random() < 0.1 else -draw.uniform(4, 7)  # noqa: E731
+        return completions, [[log_prob() for _ in ids] for ids in completions]
 
     trainer._generate_single_turn = answer_with_log_probs
     trainer.use_vllm, trainer.vllm_importance_sampling_mode = True, mode
@@ -86,11 +77,10 @@ def sampled(trainer, mode, owns_pass):
     return trainer
 
 
-REUSED = [
-    "method.args.num_iterations=2",
-    "method.args.steps_per_generation=2",
-    "method.args.gradient_accumulation_steps=4",
-]
+REUSED = """
+    method.args.num_iterations=2 method.args.steps_per_generation=2
+    method.args.gradient_accumulation_steps=4
+""".split()
 
 
 @pytest.mark.parametrize(("mode", "overrides"), [
@@ -136,6 +126,43 @@ def lines(trainer):
     ]
 
 
+@pytest.mark.parametrize("equal", ["some", "all"])
+@pytest.mark.parametrize("options", [["method.args.loss_type=grpo"], REUSED])
+def test_rows_without_advantage_are_skipped_and_change_nothing(tmp_path, base, equal, options):
+    results, passes = [], []
+    for skips in (False, True):
+        _, trainer = grpo(tmp_path / str(skips), base, "step.rows=packed", *options)
+        assert trainer._skips_idle
+        trainer._skips_idle = skips
+        sampled(trainer, "token_truncate", owns_pass=False)
+        reward = trainer.reward_funcs[0]
+
+        def partly_equal(prompts, reward=reward, **columns):
+            rewards = reward(prompts=prompts, **columns)
+            first = prompts[0]
+            return [
+                0.0 if equal == "all" or prompt == first else value
+                for prompt, value in zip(prompts, rewards, strict=True)
+            ]
+
+        trainer.reward_funcs[0] = partly_equal
+        tokens = {True: 0, False: 0}
+
+        def count(module, args, kwargs, tokens=tokens):
+            tokens[torch.is_grad_enabled()] += kwargs["input_ids"].numel()
+
+        trainer.model.model.register_forward_pre_hook(count, with_kwargs=True)
+        results.append((trained(trainer), lines(trainer)))
+        passes.append(tokens)
+    (expected, metrics), (actual, our_metrics) = results
+    assert passes[1][True] < (0.5 if equal == "all" else 0.8) * passes[0][True]
+    assert passes[0][False] == 0
+    assert sum(passes[1].values()) == sum(passes[0].values())
+    assert (expected[0][0]["grad_norm"] == 0) == (equal == "all")
+    assert_same(actual, expected, within=1e-6)
+    assert_lines(our_metrics, metrics, within=1e-6)
+
+
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
     """Save a model, from which TRL loads the reference too."""
@@ -161,10 +188,10 @@ def trls(base, tmp_path_factory):
     return of
 
 
-def assert_lines(results, expected):
+def assert_lines(results, expected, within=1e-5):
     assert len(results) == len(expected)
     for line, other in zip(results, expected, strict=True):
-        assert line == pytest.approx(other, rel=1e-5, abs=1e-5)
+        assert line == pytest.approx(other, rel=within, abs=within)
 
 
 @pytest.mark.parametrize(
@@ -178,10 +205,8 @@ def test_each_step_is_that_of_trls_trainer(tmp_path, base, trls, case, rows):
     assert_same(trained(trainer), gradients)
     assert_lines(lines(trainer), metrics)
     assert metrics[0]["grad_norm"] > 0.1
-    if case == "twice":
-        assert metrics[1]["clip_ratio/region_mean"] > 0, (
-            "the old policy's log-probabilities are used"
-        )
+    if case == "twice":  # the old policy's log-probabilities are used
+        assert metrics[1]["clip_ratio/region_mean"] > 0
     if case == "reference":
         assert metrics[1]["kl"] > 0
 
@@ -215,49 +240,35 @@ def test_packed_rows_have_no_padding(tmp_path, base):
     assert ((entropies != 0) == mask[:, 3:].bool()).all()
 
 
-def test_passes_respect_batch_size(tmp_path, base):
+def test_passes_by_batch_size_and_without_targets(tmp_path, base):
     _, trainer = grpo(tmp_path, base, "step.rows=packed")
+    compute, model = trainer._get_per_token_logps_and_entropies, trainer.model
     ids, mask = torch.randint(5, 300, (6, 9)), torch.ones(6, 9, dtype=torch.long)
     with torch.no_grad():
-        whole, parts = (
-            trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, 4, size)
-            for size in (None, 4)
-        )
+        whole, parts = (compute(model, ids, mask, 4, size) for size in (None, 4))
     torch.testing.assert_close(whole[0], parts[0], rtol=1e-5, atol=1e-5)
     assert whole[1:] == parts[1:] == (None, None)
-
-
-def test_truncated_completions_have_zero_loss(tmp_path, base):
-    _, trainer = grpo(tmp_path, base, "step.rows=packed")
-    ids, mask = torch.randint(5, 300, (2, 9)), torch.tensor([[1] * 5 + [0] * 4] * 2)
-    log_probs, _, _ = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, 4)
+    mask[:, 5:] = 0  # truncated completions are masked and have a loss of zero
+    log_probs, _, _ = compute(model, ids, mask, 4)
     log_probs.sum().backward()
-    assert log_probs.shape == (2, 4)
-    assert not any(weight.grad.count_nonzero() for weight in trainer.model.parameters())
+    assert log_probs.shape == (6, 4)
+    assert not any(weight.grad.count_nonzero() for weight in model.parameters())
 
 
 def test_generation_from_left_padded_prompts(tmp_path, base):
     ids = torch.randint(5, 300, (2, 9))
     mask = torch.tensor([[0] * 4 + [1] * 5, [1] * 9])
-    results = []
-    for rows in ("packed", "padded"):
+    options = {"output_logits": True, "return_dict_in_generate": True}
+    logits = []
+    for rows, attends in (("packed", attention.PADDED), ("padded", "sdpa")):
         config = configured(tmp_path, "grpo", f"model.path={base}", f"step.rows={rows}")
         model = build_model(config)
-        results.append(
-            model.generate(
-                ids,
-                attention_mask=mask,
-                max_new_tokens=8,
-                do_sample=False,
-                output_logits=True,
-                return_dict_in_generate=True,
-            )
+        generated = model.generate(
+            ids, attention_mask=mask, max_new_tokens=8, do_sample=False, **options
         )
-        assert model.config._attn_implementation == (
-            attention.PADDED if rows == "packed" else "sdpa"
-        )
-    for ours, theirs in zip(results[0].logits, results[1].logits, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+        logits.append(generated.logits)
+        assert model.config._attn_implementation == attends
+    torch.testing.assert_close(*logits, rtol=1e-5, atol=1e-5)
 
 
 def graphs_over_lengths(run_dir, base, seed):
@@ -270,12 +281,8 @@ def graphs_over_lengths(run_dir, base, seed):
         return counter(graph, inputs)
 
     with pytest.MonkeyPatch.context() as patch:
-        compile_each = layers.compile_each
-        patch.setattr(
-            layers,
-            "compile_each",
-            lambda *args, **kwargs: compile_each(*args, **{**kwargs, "backend": backend}),
-        )
+        each = functools.partial(layers.compile_each, backend=backend)
+        patch.setattr(layers, "compile_each", each)
         options = ["step.rows=packed", "method.args.num_iterations=2", "method.args.max_steps=1"]
         config, trainer = grpo(run_dir, base, *options, make=compiled)
         trainer.compile_layers(config)
@@ -286,9 +293,8 @@ def graphs_over_lengths(run_dir, base, seed):
         mask = torch.zeros(4, 200, dtype=torch.long)
         for row in mask:
             row[100 - draw.randint(1, 100) : 100 + draw.randint(1, 100)] = 1
-        trainer._get_per_token_logps_and_entropies(
-            trainer.model, torch.full_like(mask, 7), mask, 100
-        )
+        ids = torch.full_like(mask, 7)
+        trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, 100)
     assert is_compiled(trainer)
     return first, counter.frame_count, sizes
 
@@ -321,4 +327,4 @@ def test_too_few_rows_for_a_batch_are_rejected(tmp_path):
         tmp_path, "grpo", *rows_of(tmp_path, ROWS), "method.args.per_device_train_batch_size=256"
     )
     with pytest.raises(UserError, match="no step was taken: the data has 16 rows"):
-        training.train(config, trainer, Metrics(config))
+        train_loop.train(config, trainer, Metrics(config))

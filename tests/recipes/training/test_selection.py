@@ -19,7 +19,6 @@ from launch.schema.trainer_args import complete
 from recipes.training import selection
 from tests.conftest import composed
 
-BEST = "method.selection.metric=eval_loss"
 # Which trains by sft.
 TRAINED = [
     (method, metric)
@@ -28,74 +27,43 @@ TRAINED = [
 ]
 
 
-def arguments(*overrides: str) -> dict:
-    config, _ = prepare(composed("hardware=cpu", *overrides))
-    return complete(config, Path("/runs/1"), (8000, 8001))
-
-
 @pytest.mark.parametrize(("method", "metric"), TRAINED)
 def test_models_are_measured_where_they_are_saved(method, metric):
-    common = [
-        "model=qwen3_0_6b",
-        "topology=single",
-        "method.args.save_steps=30",
-        "method.args.per_device_train_batch_size=8",
-    ]
-    overrides = [f"method={method}", f"method.selection.metric={metric}", *common]
-    args = arguments(*overrides)
+    overrides = ["hardware=cpu", f"method={method}", f"method.selection.metric={metric}"]
+    overrides += ["model=qwen3_0_6b", "topology=single", "method.args.save_steps=30"]
+    config, _ = prepare(composed(*overrides, "method.args.per_device_train_batch_size=8"))
+    args = complete(config, Path("/runs/1"), (8000, 8001))
     assert (args["eval_strategy"], args["eval_steps"], args["save_steps"]) == ("steps", 30, 30)
     assert args["metric_for_best_model"] == metric
     assert args["greater_is_better"] is (metric != "eval_loss")
     assert args["per_device_eval_batch_size"] == 8
     assert args.get("num_generations_eval") == (1 if method == "grpo" else None)
-    assert (
-        arguments(*overrides, "method.args.per_device_eval_batch_size=5")[
-            "per_device_eval_batch_size"
-        ]
-        == 5
-    )
+
+
+def load_best(**state):
+    selected = {"metric": "eval_loss", "patience": 2, "min_delta": 0.5}
+    config = OmegaConf.create({"method": {"selection": selected}})
+    return selection.load_best(config, SimpleNamespace(state=TrainerState(**state)))
 
 
 def test_metrics_that_are_never_numbers_select_no_model():
     """Use the loss of a diverged training, of which transformers finds no best step."""
-    config = OmegaConf.create(
-        {"method": {"selection": {"metric": "eval_loss", "patience": None, "min_delta": 0.0}}}
-    )
-    trainer = SimpleNamespace(
-        state=TrainerState(global_step=4, max_steps=4, best_metric=float("inf"))
-    )
     with pytest.raises(UserError, match=r"metric=eval_loss.*Lower method.args.learning_rate"):
-        selection.load_best(config, trainer)
+        load_best(global_step=4, max_steps=4, best_metric=float("inf"))
 
 
-def test_stopped_early_with_the_last_model_as_best(capsys):
+def test_stopped_early_with_the_last_model_as_best():
     """Improve each measurement by less than min_delta."""
-    config = OmegaConf.create(
-        {"method": {"selection": {"metric": "eval_loss", "patience": 2, "min_delta": 0.5}}}
-    )
-    trainer = SimpleNamespace(
-        state=TrainerState(global_step=6, max_steps=9, best_metric=0.9, best_global_step=6)
-    )
-    actual = selection.load_best(config, trainer)
+    actual = load_best(global_step=6, max_steps=9, best_metric=0.9, best_global_step=6)
     assert actual == {"best_step": 6, "best_eval_loss": 0.9, "stopped_early": True}
-    printed = capsys.readouterr().out
-    assert "eval_loss 0.9\n" in printed
-    assert "stopped early" in printed
 
 
-@pytest.mark.parametrize("name", ["eval_packing", "num_generations_eval"])
-def test_arguments_of_evaluations_are_not_ignored(name):
-    method, metric = (
-        ("grpo", "eval_reward") if name == "num_generations_eval" else ("sft", "eval_loss")
-    )
-    with pytest.raises(
-        UserError,
-        match=f"method.args.{name} takes no effect .*Use: method.selection.metric={metric}",
-    ):
-        check(
-            composed(
-                "hardware=cpu",
-                f"method={method}",
-                f"method.args.{name}=" + ("true" if name == "eval_packing" else "1"),
-            )
-        )
+@pytest.mark.parametrize(("method", "metric", "argument"), [
+    ("sft", "eval_loss", "eval_packing=true"),
+    ("grpo", "eval_reward", "num_generations_eval=1"),
+])  # fmt: skip
+def test_arguments_of_evaluations_are_not_ignored(method, metric, argument):
+    key = argument.split("=")[0]
+    message = f"method.args.{key} takes no effect .*Use: method.selection.metric={metric}"
+    with pytest.raises(UserError, match=message):
+        check(composed("hardware=cpu", f"method={method}", f"method.args.{argument}"))

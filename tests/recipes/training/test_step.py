@@ -7,25 +7,22 @@ from trl import SFTConfig, SFTTrainer
 from recipes.data.data import texts
 from recipes.data.data_prepare import load_once
 from recipes.models.model import build_model, build_tokenizer
-from recipes.training.training import build_arguments
+from recipes.training.train_loop import build_arguments
 from tests.helpers.trainers import ROWS, assert_same, built, configured, rows_of, trained
 
-BATCHES = {
-    "whole": ["method.args.per_device_train_batch_size=8"],
-    "accumulated": [
-        "method.args.per_device_train_batch_size=2",
-        "method.args.gradient_accumulation_steps=4",
-    ],
-}
+
+def batch_of(size, accumulation=1):
+    return [
+        f"method.args.per_device_train_batch_size={size}",
+        f"method.args.gradient_accumulation_steps={accumulation}",
+    ]
 
 
 @pytest.fixture(scope="module")
 def trls(tmp_path_factory):
     """Run three steps of TRL's trainer, which pads: eight rows a step, two steps an epoch."""
     folder = tmp_path_factory.mktemp("trl")
-    config = configured(
-        folder, "sft", *rows_of(folder), *BATCHES["whole"], "method.args.max_steps=3"
-    )
+    config = configured(folder, "sft", *rows_of(folder), *batch_of(8), "method.args.max_steps=3")
     loaded = load_once(config, "sft")
     model, tokenizer = build_model(config), build_tokenizer(config, texts(loaded.rows))
     trainer = SFTTrainer(
@@ -37,17 +34,11 @@ def trls(tmp_path_factory):
     return trained(trainer)
 
 
-@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("batch", [(8, 1), (2, 4)])
 @pytest.mark.parametrize("rows", ["packed", "grouped", "padded"])
 def test_each_step_is_that_of_trls_trainer(tmp_path, trls, rows, batch):
-    _, trainer = built(
-        tmp_path,
-        "sft",
-        *rows_of(tmp_path),
-        *BATCHES[batch],
-        f"step.rows={rows}",
-        "method.args.max_steps=3",
-    )
+    overrides = [*rows_of(tmp_path), *batch_of(*batch), "method.args.max_steps=3"]
+    _, trainer = built(tmp_path, "sft", *overrides, f"step.rows={rows}")
     assert_same(trained(trainer), trls)
     assert len(trls[0]) == 3
     assert trls[0][0]["loss"] - trls[0][-1]["loss"] > 0.1, "it learns"
@@ -56,11 +47,8 @@ def test_each_step_is_that_of_trls_trainer(tmp_path, trls, rows, batch):
 def test_a_batch_is_packed_where_rows_are_and_held_out_ones_never(tmp_path):
     _, packed = built(tmp_path, "sft", *rows_of(tmp_path), "step.rows=packed")
     (batch, *_) = packed.get_train_dataloader()
-    assert (
-        batch["input_ids"].shape
-        == batch["position_ids"].shape
-        == (1, int(batch["document_starts"][-1]))
-    )
+    shape = (1, int(batch["document_starts"][-1]))
+    assert batch["input_ids"].shape == batch["position_ids"].shape == shape
     (held_out, *_) = packed.get_eval_dataloader(packed.train_dataset)
     assert len(held_out["input_ids"]) == packed.args.per_device_eval_batch_size
     assert "document_starts" not in held_out
@@ -68,17 +56,11 @@ def test_a_batch_is_packed_where_rows_are_and_held_out_ones_never(tmp_path):
 
 def test_rows_joined_by_the_user_stay_documents(tmp_path):
     """Compare batches of one and of four rows packed by TRL (method.args.packing)."""
-    overrides = [
-        *rows_of(tmp_path),
-        *"method.args.packing=true method.args.max_length=64 method.args.max_steps=1".split(),
-    ]
+    packing = "method.args.packing=true method.args.max_length=64 method.args.max_steps=1".split()
     actual = []
-    for name, batch in {"one": (1, 4), "four": (4, 1)}.items():
-        sizes = [
-            f"method.args.per_device_train_batch_size={batch[0]}",
-            f"method.args.gradient_accumulation_steps={batch[1]}",
-        ]
-        _, trainer = built(tmp_path / name, "sft", *overrides, *sizes)
+    for batch in ((1, 4), (4, 1)):
+        overrides = [*rows_of(tmp_path), *packing, *batch_of(*batch)]
+        _, trainer = built(tmp_path / str(batch[0]), "sft", *overrides)
         actual.append(trained(trainer))
     assert_same(*actual)
 
@@ -108,15 +90,9 @@ def test_another_loss_keeps_trls_step(tmp_path, overrides):
 
 
 def test_pairs_are_ordered_inside_a_step_only(tmp_path):
-    steps = {}
-    size = 8
+    steps, size = {}, 8
     for rows in ("padded", "grouped"):
-        overrides = [
-            f"step.rows={rows}",
-            "method.args.per_device_train_batch_size=2",
-            f"method.args.gradient_accumulation_steps={size // 2}",
-        ]
-        _, trainer = built(tmp_path / rows, "dpo", *overrides)
+        _, trainer = built(tmp_path / rows, "dpo", f"step.rows={rows}", *batch_of(2, size // 2))
         drawn = [row for batch in trainer.get_train_dataloader().batch_sampler for row in batch]
         steps[rows] = [drawn[n : n + size] for n in range(0, len(drawn), size)]
     assert list(map(sorted, steps["grouped"])) == list(map(sorted, steps["padded"]))
@@ -130,8 +106,5 @@ def test_a_step_without_targets_has_a_loss_of_zero(tmp_path):
     loss = trainer.compute_loss(trainer.model.train(), batch, num_items_in_batch=number)
     loss.backward()
     assert loss.item() == 0.0
-    assert not any(
-        weight.grad.count_nonzero()
-        for weight in trainer.model.parameters()
-        if weight.grad is not None
-    )
+    gradients = [weight.grad for weight in trainer.model.parameters() if weight.grad is not None]
+    assert not any(gradient.count_nonzero() for gradient in gradients)

@@ -63,44 +63,28 @@ def test_a_generation_serves_two_steps(run, kind, twice):
 @pytest.mark.parametrize("kind", ["server", "colocate that sleeps"])
 def test_a_step_generates_twice(run, kind):
     overrides, (generation, wait, sync, reward) = ASKED[kind]
-    logged = run(
-        *overrides,
-        "method.args.gradient_accumulation_steps=2",
-        "method.args.steps_per_generation=1",
-    )
+    accumulated = "method.args.gradient_accumulation_steps=2 method.args.steps_per_generation=1"
+    logged = run(*overrides, *accumulated.split())
     sent = 2 * sync if kind == "colocate that sleeps" else sync  # which forgets its weights
-    assert [shares(line) for line in logged] == [
-        [2 * generation, 2 * wait, sent, 2 * reward, STEPS]
-    ] * 2
+    expected = [2 * generation, 2 * wait, sent, 2 * reward, STEPS]
+    assert [shares(line) for line in logged] == [expected] * 2
 
 
 @pytest.mark.parametrize("kind", ["transformers", "server"])
 def test_held_out_answers_are_no_part_of_a_step(run, kind):
     overrides, parts = ASKED[kind]
-    measured = [
-        "method.selection.metric=eval_reward",
-        "method.args.save_strategy=steps",
-        "method.args.save_steps=1",
-        "data.num_heldout=4",
-    ]
-    logged = run(*overrides, *measured)
-    for line in logged:
-        assert line["eval_s"] >= GENERATES + JUDGES
-    # Before the measurement.
-    sent = [
-        seconds if name != "sync_s" else 0 for name, seconds in zip(SUMMED, parts, strict=False)
-    ]
-    assert [shares(line) for line in logged] == [[*parts, STEPS], [*sent, STEPS]]
+    measured = "method.args.save_strategy=steps method.args.save_steps=1 data.num_heldout=4".split()
+    logged = run(*overrides, "method.selection.metric=eval_reward", *measured)
+    assert all(line["eval_s"] >= GENERATES + JUDGES for line in logged)
+    generation, wait, sync, reward = parts  # the weights are sent before the measurement
+    expected = [[generation, wait, seconds, reward, STEPS] for seconds in (sync, 0)]
+    assert [shares(line) for line in logged] == expected
 
 
 @pytest.mark.parametrize("cycle", [1, 2])
 def test_with_overlap_completions_are_waited_for(run, cycle):
-    logged = run(
-        *SPLIT,
-        "topology.overlap=true",
-        "method.args.max_steps=4",
-        f"method.args.num_iterations={cycle}",
-    )
+    iterations = ["method.args.max_steps=4", f"method.args.num_iterations={cycle}"]
+    logged = run(*SPLIT, "topology.overlap=true", *iterations)
     # The first generation sends its own prompts and those of the next one; the last compares its
     # prompts and has none to send.
     gathered = [2 * GATHERS] * (4 // cycle - 1) + [GATHERS]

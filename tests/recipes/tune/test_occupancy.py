@@ -7,17 +7,15 @@ import os
 import signal
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from recipes.tune import compile as compiler
-from recipes.tune import occupancy, table
-from recipes.tune.amdgpu import ARCHITECTURES, Instructions, Resources
+from recipes.tune import occupancy, occupancy_rows
+from recipes.tune.amdgpu import ARCHITECTURES
 from recipes.tune.compile import Compiled
-from recipes.tune.occupancy import Code, Row
 
 LIGER = "kernel=liger:rope"
 FILE = "kernel=my.py:scale"
@@ -78,9 +76,6 @@ def test_without_triton_the_target_that_installs_it_is_named(
     assert captured.out == ""
 
 
-# ---- Configurations
-
-
 # ---- Compiling in other processes: workers get the compiler's stand-in by fork
 
 
@@ -130,29 +125,6 @@ def test_closing_the_results_leaves_no_process(monkeypatch: pytest.MonkeyPatch) 
 # ---- What is made of it
 
 
-def a_row(
-    kernel: str = "k",
-    arch: str = "gfx942",
-    vgprs: int = 64,
-    lds: int = 0,
-    spills: int = 0,
-    error: str | None = None,
-    loads: dict[str, int] | None = None,
-    **fields,
-) -> Row:
-    fields = {"options": {"num_warps": 4}, "workgroups": None, "per_compute_unit": False} | fields
-    row = Row(kernel, arch, seconds=0.1, error=error, **fields)
-    if error:
-        return row
-    resources = Resources(vgprs, 0, 30, spills, 0, 4 * spills, lds, 256, 64)
-    loads = loads or {"b128": 3, "b32": 1}
-    matrix = {"v_mfma_f32_32x32x8_bf16": 12}
-    counts = Instructions(loads, {}, {"b128": 2}, {"2xb64": 6}, matrix)
-    return replace(
-        row, code=Code(resources, occupancy.occupancy(ARCHITECTURES[arch], resources), counts)
-    )
-
-
 ISA = """
 \tbuffer_load_dwordx4 v[0:3], v4, s[0:3], 0 offen
 \t.amdgpu_metadata
@@ -178,8 +150,8 @@ LAUNCH = SimpleNamespace(
 )
 
 
-def test_a_row_of_a_compiled_kernel_and_of_one_that_cannot_start() -> None:
-    row = occupancy.row(LAUNCH, "gfx942", Compiled(ISA, "ttgir", 32768, 0.2))
+def test_rows_and_their_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    row = occupancy_rows.row_of(LAUNCH, "gfx942", Compiled(ISA, "ttgir", 32768, 0.2))
     assert row.code
     # 136 registers: 3 waves, floor(3 * 4 / 4) = 3 workgroups. LDS: 2 of them, 2 * 4 / 4 waves.
     needs, fit = row.code.resources, row.code.occupancy
@@ -187,31 +159,13 @@ def test_a_row_of_a_compiled_kernel_and_of_one_that_cannot_start() -> None:
     assert row.code.instructions.global_loads == {"b128": 1}
     assert (row.small_grid, row.seconds) == (True, 0.2)
     assert row.options == {"XBLOCK": 64, "num_warps": 4}
-    large = occupancy.row(LAUNCH, "gfx942", Compiled(ISA, "", 65537))
-    assert "a workgroup needs more LDS" in large.error
+    large = occupancy_rows.row_of(LAUNCH, "gfx942", Compiled(ISA, "", 65537))
     assert large.code is None
-    assert occupancy.row(LAUNCH, "gfx950", Compiled(ISA, "", 65537)).error is None
-
-
-def shown(capsys: pytest.CaptureFixture[str], *rows: Row, saved: Path | None = None) -> str:
-    table.show(list(rows), {"triton": "3.7.1"}, saved)
-    return capsys.readouterr().out
-
-
-def test_the_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    wide = {"vgprs": 202, "lds": 32768, "workgroups": 512}
-    failure = a_row(error="too [large]", options={"num_warps": 16})
-    out = shown(capsys, a_row(**wide), a_row(arch="gfx950", **wide), failure, saved=tmp_path)
-    assert "Compiled by triton 3.7.1" in out
-    # gfx950: 32768 bytes are 26 blocks of 1280, which 160 KiB hold 4 times.
-    assert [
-        " ".join(line.split()) for line in out.splitlines() if line.strip().startswith("k ")
-    ] == [
-        "k gfx942 4 512 ! 202 30 32768 4 2 8 2 2/8 VGPR LDS MFMA 32x32x8 12 3/4 2/8",
-        "k gfx950 4 512 ! 202 30 32768 4 2 8 4 2/8 VGPR MFMA 32x32x8 12 3/4 2/8",
-        "k gfx942 16",
-    ]
-    assert not any(word in out for word in ("AGPR ", "scratch", "spills "))
-    assert "failed: k gfx942 num_warps=16: too [large]\n" in out
-    assert f"{tmp_path}/" in out
-    assert "scratch B" in shown(capsys, a_row(spills=28))
+    assert occupancy_rows.row_of(LAUNCH, "gfx950", Compiled(ISA, "", 65537)).error is None
+    occupancy_rows.show([row, large], {"triton": "3.7.1"}, tmp_path)
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "k gfx942 64 4 8 ! 130 30 32768 3 8 2 2 8 LDS b128=1" in lines
+    assert not any("scratch" in line for line in lines)  # nothing spills
+    failure = "cannot start: a workgroup needs more LDS than there is"
+    assert f"failed: k gfx942 XBLOCK=64 num_warps=4: {failure}" in lines
+    assert any(f"{tmp_path}/" in line for line in lines)

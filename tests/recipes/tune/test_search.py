@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from multiprocessing import get_context
@@ -11,21 +10,19 @@ import pytest
 from omegaconf import OmegaConf
 
 from launch.core.errors import UserError
+from launch.core.json_files import read_metrics
 from recipes.bench.series import Column, Table
 from recipes.rank import program
 from recipes.rank.program import Interrupted
 from recipes.tune.rccl import RcclConfig
 from recipes.tune.search import PRUNED, SearchConfig, open_study, search
 
-TABLE = Table(
-    "test", figure="speed", columns=[Column("setting", "setting"), Column("speed", "speed", 0)]
-)
+COLUMNS = [Column("setting", "setting"), Column("speed", "speed", 0)]
+TABLE = Table("test", COLUMNS, figure="speed")
 
 
 def settings(num_trials=12, **space):
-    return SearchConfig(
-        output_dir="", num_trials=num_trials, space=space or {"a": [1, 2, 3], "b": ["x"]}
-    )
+    return SearchConfig("", num_trials=num_trials, space=space or {"a": [1, 2, 3], "b": ["x"]})
 
 
 def run(folder, args, measure):
@@ -56,7 +53,7 @@ def test_the_first_is_the_recipe_as_it_stands_and_no_point_is_measured_twice(tmp
     assert seen[0] == (0, ())
     assert len({point for _, point in seen}) == len(seen) == len(rows)
     assert len(rows) <= 4 * 2
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    lines = read_metrics(tmp_path / "metrics.jsonl")
     assert [line["step"] for line in lines] == list(range(1, len(rows) + 1))
 
 
@@ -108,10 +105,7 @@ def test_a_search_that_is_killed_repeats_no_finished_trial(tmp_path):
     process.start()
     process.join()
     assert process.exitcode == -signal.SIGKILL
-    finished = [
-        json.loads(line)["setting"]
-        for line in (tmp_path / "metrics.jsonl").read_text().splitlines()
-    ]
+    finished = [line["setting"] for line in read_metrics(tmp_path / "metrics.jsonl")]
     assert len(finished) == 3
     with (tmp_path / "journal.log").open("a") as journal:
         journal.write('{"op_code": 5, "worker')  # a line cut off

@@ -98,11 +98,8 @@ def test_overrides_compose_to_the_same_values():
     assert config.user_env == known.env
 
 
-TABLE = Table(
-    "batch",
-    figure="tokens_per_second",
-    columns=[Column("batch", "batch"), Column("tokens_per_second", "tokens/s", 0)],
-)
+COLUMNS = [Column("batch", "batch"), Column("tokens_per_second", "tokens/s", 0)]
+TABLE = Table("batch", COLUMNS, figure="tokens_per_second")
 
 
 def row(batch_size, figure, error=None, **more):
@@ -111,9 +108,7 @@ def row(batch_size, figure, error=None, **more):
 
 def test_before_after_and_an_experiment_that_composes(tmp_path, capsys):
     rows = [row(4, 100.0, spread=0.2), row(8, 110.0), row(16, None, "out of memory: all of it")]
-    settings = [
-        Setting({"per_device_train_batch_size": each["batch"]}, {"A_B": "1"}) for each in rows
-    ]
+    settings = [Setting({STEP[0]: each["batch"]}, {"A_B": "1"}) for each in rows]
     config = tuned_config(tmp_path)
     config.smoke = True
     result = finish(config, TABLE, rows, rows[0], settings)
@@ -158,8 +153,7 @@ def test_a_batch_that_changes_learning_is_noted(
 ):
     monkeypatch.setenv("WORLD_SIZE", "4")
     rows = [row(4, 1.0), row(batch_size, 2.0)]
-    changes = {"per_device_train_batch_size": batch_size}
-    changes["gradient_accumulation_steps"] = accumulated
+    changes = dict(zip(STEP, (batch_size, accumulated), strict=True))
     config = tuned_config(tmp_path, per_device_train_batch_size=4)
     result = finish(config, TABLE, rows, rows[0], [Setting(), Setting(changes)])
     notes = [line for line in result["notes"] if "sequences a step" in line]
@@ -212,10 +206,8 @@ def test_the_nearest_batch_that_runs_stands_for_the_recipes_own(tmp_path, monkey
     result = batch.batch(config)
     errors = [row["error"] for row in result["rows"]]
     assert errors == [None, None, "out of memory", "not measured: 4 was out of memory"] + [None] * 4
-    assert any(
-        "batch 4 with checkpointing, does not run here, so `before` is batch 2 with" in note
-        for note in result["notes"]
-    )
+    note = "batch 4 with checkpointing, does not run here, so `before` is batch 2 with"
+    assert note in " ".join(result["notes"])
 
 
 # ---- inductor

@@ -8,7 +8,7 @@ import torch
 from datasets import Dataset
 from torch.utils.data import RandomSampler, SequentialSampler
 
-from recipes.training.rows import IGNORED, Collator, StepOrder, lengths
+from recipes.training.packing import IGNORED, Collator, StepOrder, lengths
 
 PAD = 9
 ROWS = [
@@ -24,6 +24,7 @@ def test_padded_rows_have_the_targets_of_single_rows():
     assert batch["targets"].tolist() == [2, 3, 5]
     assert batch["target_positions"].tolist() == [0, 1, 3]
     assert batch.keys() == {"input_ids", "targets", "target_positions", "num_tokens"}
+    assert Collator(PAD, packed=False, multiple=4)(ROWS)["input_ids"].shape == (3, 4)
     assert batch["num_tokens"] == 6
 
 
@@ -36,10 +37,6 @@ def test_packed_rows_are_documents_and_padding_is_one_more():
     assert batch["targets"].tolist() == [2, 3, 5]
     assert batch["target_positions"].tolist() == [0, 1, 3]
     assert batch["num_tokens"] == 6
-
-
-def test_padded_rows_are_filled_to_a_multiple():
-    assert Collator(PAD, packed=False, multiple=4)(ROWS)["input_ids"].shape == (3, 4)
 
 
 def test_documents_that_were_joined_stay_apart():
@@ -65,14 +62,11 @@ def steps(rows):
     return [list(rows[n : n + SIZE * NUMBER]) for n in range(0, len(rows), SIZE * NUMBER)]
 
 
-def micro_batches(step):
-    return [step[n : n + SIZE] for n in range(0, len(step), SIZE)]
-
-
 @pytest.mark.parametrize("balanced", [True, False])
 def test_each_step_of_each_epoch_keeps_its_rows(balanced):
-    ours = RandomSampler(LENGTHS, generator=generator())
-    theirs = RandomSampler(LENGTHS, generator=generator())
+    ours, theirs = (
+        RandomSampler(LENGTHS, generator=torch.Generator().manual_seed(0)) for _ in range(2)
+    )
     order = StepOrder(ours, LENGTHS, SIZE, NUMBER, balanced)
     assert len(order) == len(LENGTHS)
     epochs = []
@@ -85,26 +79,21 @@ def test_each_step_of_each_epoch_keeps_its_rows(balanced):
     assert epochs[0] != epochs[1]
 
 
-def generator():
-    return torch.Generator().manual_seed(0)
+def arranged(balanced):
+    """Return the whole steps in their new order."""
+    order = StepOrder(SequentialSampler(LENGTHS), LENGTHS, SIZE, NUMBER, balanced)
+    return [LENGTHS[step] for step in steps(list(order))[:2]]
 
 
 def test_grouped_rows_have_neighbours_of_like_length():
-    for step in steps(
-        list(StepOrder(SequentialSampler(LENGTHS), LENGTHS, SIZE, NUMBER, balanced=False))
-    )[:2]:
-        assert [LENGTHS[row] for row in step] == sorted(
-            (LENGTHS[row] for row in step), reverse=True
-        )
+    for tokens in arranged(balanced=False):
+        assert tokens.tolist() == sorted(tokens, reverse=True)
 
 
 def test_balanced_micro_batches_have_about_the_same_tokens():
-    actual = steps(
-        list(StepOrder(SequentialSampler(LENGTHS), LENGTHS, SIZE, NUMBER, balanced=True))
-    )
-    for step in actual[:2]:
-        tokens = [LENGTHS[batch].sum() for batch in micro_batches(step)]
-        assert max(tokens) < 1.1 * np.mean(tokens)
+    for tokens in arranged(balanced=True):
+        sums = tokens.reshape(NUMBER, SIZE).sum(axis=1)
+        assert max(sums) < 1.1 * np.mean(sums)
 
 
 def test_lengths_are_tokens_and_of_a_pair_those_of_its_longer_side():

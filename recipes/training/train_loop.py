@@ -84,7 +84,7 @@ def _fsdp_policies(config: DictConfig) -> dict[str, Any]:
 def sends_over_gloo(config: DictConfig) -> bool:
     """Return whether server and trainer share one GPU, which NCCL and RCCL reject.
 
-    launch/execution/server_client.py has the same condition.
+    launch/machine/placement.py (backend) has the same condition.
     """
     return (
         config.topology.servers > 0
