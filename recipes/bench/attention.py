@@ -24,8 +24,8 @@ from omegaconf import DictConfig
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from launch.core.errors import UserError
-from recipes.bench.series import Row, SeriesConfig, Table, columns, device_of, grid, measure, rate
-from recipes.bench.training import median_ms
+from recipes.bench.benchmark import Row, SeriesConfig, Table, device_of, grid, measure, rate
+from recipes.bench.timing import median_ms
 from recipes.rank.device import compute_dtype
 from recipes.rank.names import named
 from recipes.rank.program import main
@@ -54,7 +54,7 @@ class AttentionConfig(SeriesConfig):
     repetitions: int = 20
 
 
-COLUMNS = columns("backend heads sequence batch_size pass ms tflops share_of_peak keys max_error")
+COLUMNS = "backend heads sequence batch_size pass ms tflops share_of_peak keys max_error"
 
 
 def attention(config: DictConfig) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from recipes.bench.benchmark import Row, Table, device_of, measure, skip_larger
 from recipes.bench.language_model import TrainingConfig, build_steps, random_tokens, speed
-from recipes.bench.series import Row, Table, columns, device_of, measure, skip_larger
 from recipes.rank.program import main
 
 
@@ -25,7 +25,7 @@ class BatchSizeConfig(TrainingConfig):
     gradient_checkpointing: bool = True
 
 
-COLUMNS = columns("batch_size tokens_per_second ms tflops mfu memory_gb")
+COLUMNS = "batch_size tokens_per_second ms tflops mfu memory_gb"
 
 
 def batch_size(config: DictConfig) -> dict[str, Any]:

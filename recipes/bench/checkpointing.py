@@ -15,8 +15,8 @@ import torch
 from omegaconf import DictConfig
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
+from recipes.bench.benchmark import Row, Table, device_of, measure
 from recipes.bench.language_model import Steps, TrainingConfig, build_steps, random_tokens, speed
-from recipes.bench.series import Row, Table, columns, device_of, measure
 from recipes.rank.names import named
 from recipes.rank.program import main
 
@@ -41,7 +41,7 @@ class CheckpointingConfig(TrainingConfig):
     batch_size: int = 2
 
 
-COLUMNS = columns("mode batch_size tokens_per_second ms slowdown memory_gb memory_share mfu")
+COLUMNS = "mode batch_size tokens_per_second ms slowdown memory_gb memory_share mfu"
 
 
 def checkpointing(config: DictConfig) -> dict[str, Any]:

@@ -26,18 +26,17 @@ from omegaconf import DictConfig
 
 from launch.core.errors import UserError
 from recipes.bench import rccl_tests
-from recipes.bench.ranks import agreed, free_port
-from recipes.bench.series import (
+from recipes.bench.benchmark import (
     OUT_OF_MEMORY,
     Row,
     SeriesConfig,
     Table,
-    columns,
     device_of,
     grid,
     measure,
     parsed_output,
 )
+from recipes.bench.consensus import agreed, free_port
 from recipes.rank.device import DTYPES
 from recipes.rank.names import named
 from recipes.rank.program import is_main_rank, main, rank
@@ -98,7 +97,7 @@ class CollectivesConfig(SeriesConfig):
         return [(self.min_bytes, before[-1]), (last, last)]
 
 
-COLUMNS = columns("op ranks bytes dtype setting program us algorithm_gb_s bus_gb_s share_of_limit")
+COLUMNS = "op ranks bytes dtype setting program us algorithm_gb_s bus_gb_s share_of_limit"
 
 
 def collectives(config: DictConfig) -> dict[str, Any]:

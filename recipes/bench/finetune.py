@@ -22,10 +22,10 @@ from peft import get_peft_model
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from recipes.bench import ranks
+from recipes.bench import consensus
+from recipes.bench.benchmark import Row, SeriesConfig, Table, device_of, measure, rate
 from recipes.bench.gpt import random_batch, shard
-from recipes.bench.series import Row, SeriesConfig, Table, columns, device_of, measure, rate
-from recipes.bench.training import timed, training_step
+from recipes.bench.timing import timed, training_step
 from recipes.measure.flops import flops_per_token
 from recipes.models.low_precision import to_float8
 from recipes.models.model import adapter_config, build_model
@@ -55,7 +55,7 @@ class FinetuneConfig(SeriesConfig):
     steps: int = 3
 
 
-COLUMNS = columns(
+COLUMNS = (
     "model precision adapter num_gpus batch sequence tokens_per_second_per_gpu "
     "tokens_per_second tflops_per_gpu share_of_peak memory_gb ms"
 )
@@ -72,7 +72,7 @@ def finetune(config: DictConfig) -> dict[str, Any]:
     # Distinguishes published rows of the same shape. "plain": a loop without a trainer.
     compiled = "_compiled" if args.torch_compile else ""
     checkpointed = "_checkpointing" if args.gradient_checkpointing else ""
-    with ranks.joined(device) as control:
+    with consensus.joined(device) as control:
         same = {
             "model": config.model.name,
             "num_gpus": dist.get_world_size(),
@@ -86,7 +86,7 @@ def finetune(config: DictConfig) -> dict[str, Any]:
         ]
 
         def work(case: Row) -> Row:
-            figures = ranks.slowest(control, lambda: trained(case, config, args, device))
+            figures = consensus.slowest(control, lambda: trained(case, config, args, device))
             per_gpu = case["batch"] * case["sequence"] / figures["ms"] * 1e3
             tflops = per_gpu * figures.pop("flops_per_token") / 1e12
             return {

@@ -27,8 +27,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from recipes.bench.series import Row
-from recipes.bench.training import numerics, timed, training_step, weights_dtype
+from recipes.bench.benchmark import Row
+from recipes.bench.timing import numerics, timed, training_step, weights_dtype
 
 VOCABULARY = 50257
 ATTENTION = ("sdpa", "eager")

@@ -17,8 +17,8 @@ from torch import nn
 from trl.trainer.utils import add_fused_lm_head
 
 from launch.core.errors import UserError
-from recipes.bench.series import Row, SeriesConfig, rate
-from recipes.bench.training import steps_ms
+from recipes.bench.benchmark import Row, SeriesConfig, rate
+from recipes.bench.timing import steps_ms
 from recipes.measure.flops import flops_per_token
 from recipes.models.model import adapter_config, build_model
 from recipes.rank.device import compute_dtype, memory_peak_gb

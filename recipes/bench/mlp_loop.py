@@ -14,8 +14,8 @@ import torch
 from omegaconf import DictConfig
 from torch import nn
 
-from recipes.bench.series import Row, SeriesConfig, Table, columns, device_of, measure, rate
-from recipes.bench.training import numerics, timed, training_step, weights_dtype
+from recipes.bench.benchmark import Row, SeriesConfig, Table, device_of, measure, rate
+from recipes.bench.timing import numerics, timed, training_step, weights_dtype
 from recipes.rank.program import main
 
 
@@ -50,7 +50,7 @@ class Mlp(nn.Module):
 def mlp_loop(config: DictConfig) -> dict[str, Any]:
     args = MlpLoopConfig(**config.trainer_args)
     device, dtype = device_of(args), weights_dtype(config)
-    shown = columns("batch parameters samples_per_second ms total_s tflops share_of_peak memory_gb")
+    shown = "batch parameters samples_per_second ms total_s tflops share_of_peak memory_gb"
     note = f"Here: {numerics(config)}; fused AdamW; mean squared error."
     table = Table("mlp_loop", shown, figure="samples_per_second", notes=[note])
 

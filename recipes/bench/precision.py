@@ -17,9 +17,9 @@ from omegaconf import DictConfig, OmegaConf
 from peft import LoraConfig, get_peft_model
 from torch import nn
 
+from recipes.bench.benchmark import Row, Table, device_of, measure
 from recipes.bench.language_model import Steps, TrainingConfig
-from recipes.bench.series import Row, Table, columns, device_of, measure
-from recipes.bench.training import steps_ms
+from recipes.bench.timing import steps_ms
 from recipes.models.low_precision import package, to_float8
 from recipes.models.model import build_model
 from recipes.rank.device import DTYPES, memory_peak_gb
@@ -39,7 +39,7 @@ class PrecisionConfig(TrainingConfig):
     batch_size: int = 4
 
 
-COLUMNS = columns("precision tokens_per_second ms slowdown memory_gb loss loss_difference")
+COLUMNS = "precision tokens_per_second ms slowdown memory_gb loss loss_difference"
 
 
 def precision(config: DictConfig) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 
 from launch.core.errors import UserError
-from recipes.bench.series import OUT_OF_MEMORY
+from recipes.bench.benchmark import OUT_OF_MEMORY
 from recipes.rank.program import Failed, Interrupted, stop_asked
 
 POLL_S = 0.1

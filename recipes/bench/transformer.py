@@ -16,8 +16,8 @@ import torch
 from omegaconf import DictConfig
 
 from recipes.bench import gpt
-from recipes.bench.series import Row, SeriesConfig, Table, columns, device_of, measure, rate
-from recipes.bench.training import weights_dtype
+from recipes.bench.benchmark import Row, SeriesConfig, Table, device_of, measure, rate
+from recipes.bench.timing import weights_dtype
 from recipes.rank.names import named
 from recipes.rank.program import main
 
@@ -38,9 +38,7 @@ class TransformerConfig(SeriesConfig):
     steps: int = 20
 
 
-COLUMNS = columns(
-    "model parameters batch sequence tokens_per_second tflops share_of_peak memory_gb ms"
-)
+COLUMNS = "model parameters batch sequence tokens_per_second tflops share_of_peak memory_gb ms"
 
 
 def transformer(config: DictConfig) -> dict[str, Any]:

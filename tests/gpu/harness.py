@@ -32,7 +32,7 @@ from omegaconf import DictConfig, OmegaConf
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from recipes.bench import gemm, gpt, transformer
-from recipes.bench.training import fresh, synchronize
+from recipes.bench.timing import fresh, synchronize
 
 ALLOWED = 0.01
 NO_PEAKS = OmegaConf.create({"hardware": {"peak_tflops": {}}})

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from omegaconf import OmegaConf
 
 from launch.core.errors import UserError
-from recipes.bench import rccl_tests, series
+from recipes.bench import benchmark, rccl_tests
 from recipes.bench.collective_rank import Collective
 from recipes.bench.collectives import (
     BASELINE,
@@ -206,4 +206,4 @@ def test_rccl_tests_are_run_if_installed(one_process, tmp_path, monkeypatch):
     assert "Test CUDA failure" in workers.skip(case, [])
     program.write_text("#!/bin/sh\nexec sleep 60\n")
     with pytest.raises(UserError, match=r"no end after 0\.01 s"):
-        series.parsed_output([str(program)], rccl_tests.parse, timeout_s=0.01)
+        benchmark.parsed_output([str(program)], rccl_tests.parse, timeout_s=0.01)

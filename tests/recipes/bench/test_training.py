@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from recipes.bench import finetune, matmul, mlp_loop, ranks, scaling
+from recipes.bench import consensus, finetune, matmul, mlp_loop, scaling
 from recipes.bench.mlp_loop import Mlp, MlpLoopConfig
 from recipes.bench.scaling import ScalingConfig
 from recipes.models import low_precision
@@ -69,7 +69,7 @@ def test_ranks_agree_on_the_slowest(alone, monkeypatch):
         results[:] = [mine, *({"result": other} for other in others)]
 
     monkeypatch.setattr(dist, "all_gather_object", gather)
-    slowest = ranks.slowest(alone, lambda: {"ms": 2.0, "memory_gb": 4.0})
+    slowest = consensus.slowest(alone, lambda: {"ms": 2.0, "memory_gb": 4.0})
     assert slowest == {"ms": 3.0, "memory_gb": 4.0}
 
 

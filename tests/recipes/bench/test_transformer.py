@@ -7,7 +7,7 @@ import torch
 from omegaconf import OmegaConf
 
 from launch.core.errors import UserError
-from recipes.bench import gpt, training, transformer
+from recipes.bench import gpt, timing, transformer
 
 CPU = torch.device("cpu")
 # The MI350X report's benchmark 3: parameters in millions and the last digit's worth, tokens/s,
@@ -86,8 +86,8 @@ def test_rows_of_a_model_and_of_one_that_is_too_large(tmp_path, monkeypatch):
 
 def step(run):
     size = gpt.SIZES["tiny"]
-    model = gpt.build(size, 32, CPU, training.weights_dtype(run))
-    return training.training_step(model, gpt.random_batch(size.vocabulary, 2, 32, CPU), run)
+    model = gpt.build(size, 32, CPU, timing.weights_dtype(run))
+    return timing.training_step(model, gpt.random_batch(size.vocabulary, 2, 32, CPU), run)
 
 
 def test_autocast_for_wider_weights(monkeypatch):
@@ -101,11 +101,11 @@ def test_autocast_for_wider_weights(monkeypatch):
     for weights in ("fp32", "bf16"):
         run = config(compute="bf16", weights=weights)
         step(run)()
-        assert ("autocast" in training.numerics(run)) is (weights == "fp32")
+        assert ("autocast" in timing.numerics(run)) is (weights == "fp32")
     assert autocast == [True, False]
 
 
 @pytest.mark.parametrize(("compute", "weights"), [("bf16", "nf4"), ("fp8", "bf16")])
 def test_precisions_that_the_loop_does_not_have(compute, weights):
     with pytest.raises(UserError, match=f"precision={compute}"):
-        training.weights_dtype(config(compute=compute, weights=weights))
+        timing.weights_dtype(config(compute=compute, weights=weights))

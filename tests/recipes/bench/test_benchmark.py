@@ -11,14 +11,12 @@ import torch.distributed as dist
 from omegaconf import OmegaConf
 
 from launch.core.errors import UserError
-from recipes.bench import series
-from recipes.bench.series import OUT_OF_MEMORY, Column, SeriesConfig, Table, measure
+from recipes.bench import benchmark
+from recipes.bench.benchmark import OUT_OF_MEMORY, SeriesConfig, Table, measure
 from recipes.rank import program
 from recipes.rank.program import Failed, Interrupted
 
-TABLE = Table(
-    "gemm", figure="tflops", columns=[Column("shape", "m n k"), Column("tflops", "TFLOPS", 1)]
-)
+TABLE = Table("gemm", "shape tflops", figure="tflops")
 CASES = [
     {"shape": shape, "dtype": "bf16", "op": "matmul", "values": "normal", "padding": 0}
     for shape in ("8192 8192 8192", "1 1 1")
@@ -88,7 +86,7 @@ def test_bugs_and_errors_of_one_of_several_ranks_end_the_series(config, monkeypa
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)
     with pytest.raises(OSError, match="lost"):
-        series.attempt({}, lambda case: (_ for _ in ()).throw(OSError("lost")))
+        benchmark.attempt({}, lambda case: (_ for _ in ()).throw(OSError("lost")))
 
 
 def test_skipped_cases_are_rows_and_a_series_without_any_figure_fails(config):
@@ -129,14 +127,14 @@ def test_a_stopped_series_resumes_with_its_time(config, monkeypatch):
         measured.append(case["shape"])
         return {"tflops": 1.0}
 
-    monkeypatch.setattr(series, "stop_asked", lambda: len(measured) == 1)
+    monkeypatch.setattr(benchmark, "stop_asked", lambda: len(measured) == 1)
     with pytest.raises(Interrupted):
         measure(config, args(), TABLE, CASES, work)
     (row,) = lines(config)
     with open(f"{config.run_dir}/metrics.jsonl", "w") as file:
         file.write(json.dumps({**row, "time_s": 100.0}) + "\n")
         file.write('{"step": 2, "num')  # a line cut off by a crash
-    monkeypatch.setattr(series, "stop_asked", program.stop_asked)
+    monkeypatch.setattr(benchmark, "stop_asked", program.stop_asked)
     result = measure(config, args(), TABLE, CASES, work)
     assert measured == ["8192 8192 8192", "1 1 1"]
     assert len(result["rows"]) == len(lines(config)) == 2
