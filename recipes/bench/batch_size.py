@@ -13,7 +13,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from recipes.bench.benchmark import Row, Table, device_of, measure, skip_larger
-from recipes.bench.language_model import TrainingConfig, build_steps, random_tokens, speed
+from recipes.bench.language_model import TrainingConfig, build, random_tokens, speed
 from recipes.rank.program import main
 
 
@@ -30,9 +30,10 @@ COLUMNS = "batch_size tokens_per_second ms tflops mfu memory_gb"
 
 def batch_size(config: DictConfig) -> dict[str, Any]:
     args = BatchSizeConfig(**config.trainer_args)
-    steps = build_steps(config, args, device_of(args))
+    device = device_of(args)
+    model = build(config, device)
     if args.gradient_checkpointing:
-        steps.model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.gradient_checkpointing_enable({"use_reentrant": False})
     table = Table("batch_size", COLUMNS, figure="tokens_per_second")
     cases = [
         {"model": config.model.name, "sequence": args.sequence, "batch_size": size}
@@ -40,8 +41,8 @@ def batch_size(config: DictConfig) -> dict[str, Any]:
     ]
 
     def work(case: Row) -> Row:
-        tokens = random_tokens(config, args, case["batch_size"], steps.device)
-        return speed(steps, tokens, config, args)
+        tokens = random_tokens(config, args, case["batch_size"], device)
+        return speed(model, tokens, config, args)
 
     def complete(rows: list[Row]) -> Row:
         sizes = best(rows)

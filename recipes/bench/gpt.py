@@ -28,7 +28,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from recipes.bench.benchmark import Row
-from recipes.bench.timing import numerics, timed, training_step, weights_dtype
+from recipes.bench.timing import autocast, numerics, timed, training_step, weights_dtype
 
 VOCABULARY = 50257
 ATTENTION = ("sdpa", "eager")
@@ -152,8 +152,9 @@ def trained(
         )
     elif group is not None:
         shard([*model.blocks, model], device, group)
-    step = training_step(model, batch, config)
-    return {"parameters": parameters, **timed(step, device, args.warmup, args.steps)}
+    step = training_step(model, autocast(config))
+    figures = timed(lambda: step(*batch), device, args.warmup, args.steps)
+    return {"parameters": parameters, **figures}
 
 
 def shard(modules: Sequence[nn.Module], device: torch.device, group: dist.ProcessGroup) -> None:

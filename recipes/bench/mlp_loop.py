@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 from torch import nn
 
 from recipes.bench.benchmark import Row, SeriesConfig, Table, device_of, measure, rate
-from recipes.bench.timing import numerics, timed, training_step, weights_dtype
+from recipes.bench.timing import autocast, numerics, timed, training_step, weights_dtype
 from recipes.rank.program import main
 
 
@@ -58,7 +58,8 @@ def mlp_loop(config: DictConfig) -> dict[str, Any]:
         with torch.device(device):
             model = Mlp(args.width, args.inner).to(dtype)
             batch = [torch.randn(args.batch, args.width).to(dtype) for _ in range(2)]
-        figures = timed(training_step(model, batch, config), device, args.warmup, args.iterations)
+        step = training_step(model, autocast(config))
+        figures = timed(lambda: step(*batch), device, args.warmup, args.iterations)
         weights = sum(parameter.numel() for parameter in model.parameters() if parameter.dim() > 1)
         return {
             "parameters": sum(parameter.numel() for parameter in model.parameters()),

@@ -87,7 +87,8 @@ def test_rows_of_a_model_and_of_one_that_is_too_large(tmp_path, monkeypatch):
 def step(run):
     size = gpt.SIZES["tiny"]
     model = gpt.build(size, 32, CPU, timing.weights_dtype(run))
-    return timing.training_step(model, gpt.random_batch(size.vocabulary, 2, 32, CPU), run)
+    step = timing.training_step(model, timing.autocast(run))
+    return lambda: step(*gpt.random_batch(size.vocabulary, 2, 32, CPU))
 
 
 def test_autocast_for_wider_weights(monkeypatch):
