@@ -48,7 +48,6 @@ def measure(tmp_path, **args):
 def test_figures_follow_from_time_and_operations(tmp_path):
     forward = attention.operations(8192, 32, 128, "forward")
     assert forward == 2 * 8192 * 8192 * 128 * 32
-    assert attention.operations(8192, 32, 128, "backward") == 2.5 * forward
     (row,) = measure(tmp_path, backends=["math"], passes=["forward"])["rows"]
     assert row["batch_size"] == 2  # 64 tokens in rows of 32
     operations = 2 * attention.operations(32, 4, 16, "forward")

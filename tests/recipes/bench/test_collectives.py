@@ -122,8 +122,6 @@ def test_sizes_and_settings_of_a_series(monkeypatch):
         (4, "bf16", "NCCL_MIN_NCHANNELS unset"),
         (4, "bf16", "NCCL_ALGO=Ring"),
     ]
-    tiny = cases(args(ops=["broadcast"], min_bytes=8, max_bytes=32), config("mi300x"), [2, 8], {})
-    assert min(row["bytes"] for row in tiny if row["ranks"] == 8) == 32, "4 bytes for each rank"
     assert cases(args(), config("mi300x"), [], settings) == []
     assert "topology.num_gpus=2" in notes(args(), config("mi300x"), [])[-1]
 
@@ -160,8 +158,6 @@ def test_every_element_of_a_result_is_checked(one_process, op, dtype):
     assert second.wrong() == 2
     second.call = lambda: None
     assert second.wrong() > 100, "a call that moves nothing"
-    second.prepare()
-    assert bool(second.input.any()) == (op != "all_reduce")
 
 
 def test_a_worker_that_gets_a_signal_as_it_starts_answers(one_process, monkeypatch):

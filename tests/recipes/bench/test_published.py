@@ -92,18 +92,15 @@ SCALING: dict[str, Any] = {"model": "7b", "num_gpus": 8, "strategy": "ddp", "bat
 
 @pytest.mark.parametrize(("benchmark", "hardware", "row", "figure", "value"), [
     ("gemm", "mi350x", GEMM, "tflops", 1104),
-    ("gemm", "mi350x", {**GEMM, "values": "zeros"}, "tflops", None),
     # Measured before the least that somebody accepts.
     ("gemm", "mi300x", GEMM, "tflops", 620),
     ("gemm", "mi355x", GEMM, "tflops", 600),
     # A peak and an estimate are not compared.
     ("matmul", "h100", {"size": 8192, "dtype": "fp16"}, "tflops", None),
-    ("checkpointing", "mi50", {"checkpointing": True}, "slowdown", None),
     # The row that names the batch comes first.
     ("scaling", "mi350x", SCALING, "tokens_per_second", 101124),
     ("scaling", "mi350x", {**SCALING, "batch": 4}, "tokens_per_second", 70763),
     # All that the report states must be the same.
-    ("finetune", "mi350x", FINETUNE, "tokens_per_second_per_gpu", 14471),
     ("finetune", "mi350x", {**FINETUNE, "setup": "plain"}, "tokens_per_second_per_gpu", None),
 ])  # fmt: skip
 def test_the_published_figure_of_a_row(benchmark, hardware, row, figure, value):
@@ -138,13 +135,9 @@ def test_the_gate_names_what_is_below_it():
     assert below == "8192 8192 8192 bf16 matmul: out of memory, instead of 1104 TFLOPS"
 
 
-@pytest.mark.parametrize(("hardware", "row", "note"), [
-    ("mi50", GEMM, "tflops of gemm .* for mi50.$"),
-    ("mi350x", {**GEMM, "shape": "1 1 1"}, "rows: 8192 8192 8192 fp16 .* and 11 more"),
-])  # fmt: skip
-def test_a_gate_without_a_published_row_is_rejected(hardware, row, note):
-    published.require("gemm", hardware, "tflops", None, [row])
-    assert re.search(note, *compared(row, row, hardware=hardware)[1])
+@pytest.mark.parametrize(("hardware", "row"), [("mi50", GEMM), ("mi350x", {"shape": "1 1 1"})])
+def test_a_gate_without_a_published_row_is_rejected(hardware, row):
+    assert len(compared(row, hardware=hardware)[1]) == 1
     with pytest.raises(UserError, match="fail_below=0.9"):
         published.require("gemm", hardware, "tflops", 0.9, [row])
     with pytest.raises(UserError, match="fail_below=0.9"):
