@@ -109,7 +109,7 @@ def collectives(config: DictConfig) -> dict[str, Any]:
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=10 * args.timeout_s))
     table = Table("collectives", COLUMNS, figure="bus_gb_s")
     settings = distinct_settings(args.settings, table.notes)
-    table.notes.extend(notes(args, config, ranks))
+    table.notes.extend(notes(args, ranks))
     workers = Workers(args, ranks, settings)
     rows = cases(args, config, ranks, settings)
 
@@ -159,14 +159,8 @@ def distinct_settings(settings: Sequence[Setting], notes: list[str]) -> dict[str
     return by_name
 
 
-def notes(args: CollectivesConfig, config: DictConfig, ranks: Sequence[int]) -> list[str]:
+def notes(args: CollectivesConfig, ranks: Sequence[int]) -> list[str]:
     lines = []
-    if ranks and limit_gb_s(config, ranks[-1]) is not None:
-        lines.append(
-            f"Limit: {config.hardware.link_gb_s:g} GB/s, all links of one device in one direction "
-            "(conf/hardware), for every operation. A switch that sums (NVLink SHARP) can make an "
-            "all-reduce exceed it. Without a switch, fewer ranks have fewer links."
-        )
     unavailable = [str(n) for n in args.ranks if n not in ranks]
     if unavailable:
         lines.append(f"Left out: {', '.join(unavailable)} ranks; this run has fewer.")

@@ -53,7 +53,7 @@ def scaling(config: DictConfig) -> dict[str, Any]:
     weights_dtype(config)  # rejects an unsupported precision before the first row
     with consensus.joined(device) as control:
         world = dist.get_world_size()
-        notes = gpt.notes(config)
+        notes = [gpt.note(config)]
         unavailable = [str(n) for n in args.num_gpus if n > world]
         if unavailable:
             notes.append(

@@ -45,7 +45,7 @@ def transformer(config: DictConfig) -> dict[str, Any]:
     args = TransformerConfig(**config.trainer_args)
     device = device_of(args)
     weights_dtype(config)  # rejects an unsupported precision before the first row
-    notes = gpt.notes(config, args.attention, args.dropout)
+    notes = [gpt.note(config, args.attention, args.dropout)]
     table = Table("transformer", COLUMNS, figure="tokens_per_second", notes=notes)
     cases = [
         {"model": name, "num_gpus": 1, **gpt.shape(name, args.batch, args.sequence)}

@@ -123,7 +123,7 @@ def test_sizes_and_settings_of_a_series(monkeypatch):
         (4, "bf16", "NCCL_ALGO=Ring"),
     ]
     assert cases(args(), config("mi300x"), [], settings) == []
-    assert "topology.num_gpus=2" in notes(args(), config("mi300x"), [])[-1]
+    assert "topology.num_gpus=2" in notes(args(), [])[-1]
 
 
 @pytest.fixture
