@@ -29,6 +29,15 @@ SAYS_WHY = re.compile(r"(?:\b\w*(?:Error|Exception)|\berror): .*")
 SAYS_NOTHING = ("Engine core initialization failed", "See root cause above", "Failed core proc")
 
 
+def marked(mark: str) -> list[psutil.Process]:
+    processes = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):  # another user's, or one that just ended
+            if mark in process.environ().get(MARK, "").split("\n"):
+                processes.append(process)
+    return processes
+
+
 class Process:
     """Run a program in its own session, so that all of its processes can be ended."""
 
@@ -59,7 +68,7 @@ class Process:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.popen.wait(STOP_TIMEOUT_S)
         deadline = time.monotonic() + DIES_WITHIN_S
-        while remaining := self._processes():
+        while remaining := marked(str(self.log)):
             for process in remaining:
                 with contextlib.suppress(psutil.Error):
                     process.kill()
@@ -67,14 +76,6 @@ class Process:
                 raise Failed(f"{remaining} of {self.log} do not end, and hold their GPU memory")
             psutil.wait_procs(remaining, POLL_S)
         self.popen.wait()
-
-    def _processes(self) -> list[psutil.Process]:
-        processes = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):  # another user's, or one that just ended
-                if str(self.log) in process.environ().get(MARK, "").split("\n"):
-                    processes.append(process)
-        return processes
 
 
 def wait(

@@ -118,7 +118,7 @@ def test_summary_of_a_gpu():
     longest, copy = table["kernels"]
     assert longest == {"name": GEMM, "kind": "gemm", "calls": 2, "time_s": 0.0004, "share": 0.4}
     assert (copy["kind"], copy["calls"], copy["share"]) == ("memory_bound", 1, 0.1)
-    assert "GEMM 40.0%" in text(table)
+    assert "gemm 40.0%" in text(table)
 
 
 def test_operators_in_place_of_kernels():
