@@ -7,31 +7,30 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Measured:
-    """Results of one GPU, or of one process on a CPU.
-
-    recipes/measure/health.py has units and meanings. None means not measured.
-    """
+    """Results of one GPU, or of one process on a CPU. None means not measured."""
 
     rank: int
     phase: str  # the last one that it reached
-    product: str
     torch: str
-    num_gpus: int
+    num_gpus: int  # seen by torch
     dtype: str
-    not_measured: str | None
-    memory_free_gb: float | None
-    memory_total_gb: float | None
-    gemm_tflops: float | None
-    gemm_error: float | None
-    fp32_output_tflops: float | None
-    fp32_output_error: float | None
-    fp32_output_refused: str | None
-    copy_gb_s: float | None
-    multiply_gb_s: float | None
-    clocks_mhz: list[int] | None
-    clocks_unknown: str | None
-    all_reduce_wrong: int | None
-    all_reduce_gb_s: float | None
+    product: str = ""
+    not_measured: str | None = None  # why this GPU was left alone
+    memory_free_gb: float | None = None
+    memory_total_gb: float | None = None
+    gemm_tflops: float | None = None
+    # The largest, in standard deviations of an entry; not finite if None although there is a rate.
+    gemm_error: float | None = None
+    fp32_output_tflops: float | None = None
+    fp32_output_error: float | None = None  # likewise
+    fp32_output_refused: str | None = None  # torch's error
+    copy_gb_s: float | None = None  # read and written
+    multiply_gb_s: float | None = None  # by a kernel that reads, multiplies and writes
+    clocks_mhz: list[int] | None = None  # of each die (AMD), under load
+    clocks_unknown: str | None = None
+    all_reduce_wrong: int | None = None  # elements
+    # Bus bandwidth as in nccl-tests: 2 (n - 1) / n bytes per reduced byte.
+    all_reduce_gb_s: float | None = None
 
 
 @dataclass(frozen=True)

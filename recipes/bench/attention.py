@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import inspect
 import math
 import re
 import warnings
@@ -24,8 +23,8 @@ from omegaconf import DictConfig
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from launch.core.errors import UserError
-from recipes.bench.series import Row, SeriesConfig, Table, columns, device_of, grid, measure, rate
-from recipes.bench.training import median_ms
+from recipes.bench.benchmark import Row, SeriesConfig, Table, device_of, grid, measure, rate
+from recipes.bench.timing import median_ms
 from recipes.rank.device import compute_dtype
 from recipes.rank.names import named
 from recipes.rank.program import main
@@ -54,18 +53,17 @@ class AttentionConfig(SeriesConfig):
     repetitions: int = 20
 
 
-COLUMNS = columns("backend heads sequence batch_size pass ms tflops share_of_peak keys max_error")
+COLUMNS = "backend heads sequence batch_size pass ms tflops share_of_peak keys max_error"
 
 
 def attention(config: DictConfig) -> dict[str, Any]:
     args = AttentionConfig(**config.trainer_args)
     device, dtype = device_of(args), compute_dtype(config)
-    notes = [
-        "Operations: 4 s^2 d h forward, halved by the causal mask; backward 2.5 times forward.",
+    note = (
         "max error: the largest difference from attention in fp32 over its largest value, "
-        f"on {CHECKED_TOKENS} tokens.",
-    ]
-    table = Table("attention", COLUMNS, figure="tflops", notes=notes)
+        f"on {CHECKED_TOKENS} tokens."
+    )
+    table = Table("attention", COLUMNS, figure="tflops", notes=[note])
     cases = grid(
         dtype=[str(dtype).removeprefix("torch.")],
         heads=[" ".join(map(str, shape)) for shape in args.heads],
@@ -259,37 +257,22 @@ def flex(inputs: list[Tensor]) -> Attention:
 
 
 def varlen(inputs: list[Tensor]) -> Attention:
-    """Return attention on packed rows, by torch's function (since 2.10) or else flash-attn's."""
+    """Return attention on packed rows, by torch's function (since 2.11)."""
+    func = importlib.import_module("torch.nn.attention.varlen").varlen_attn
     rows, _, tokens, _ = inputs[0].shape
     ends = torch.arange(0, (rows + 1) * tokens, tokens, dtype=torch.int32, device=inputs[0].device)
-    func = varlen_function(ends, tokens)
 
     def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         packed = [
             tensor.transpose(1, 2).reshape(rows * tokens, tensor.shape[1], tensor.shape[3])
             for tensor in (query, key, value)
         ]
-        return func(*packed).reshape(rows, tokens, query.shape[1], query.shape[3]).transpose(1, 2)
-
-    return attend
-
-
-def varlen_function(ends: Tensor, tokens: int) -> Attention:
-    """Return attention over packed rows that end at `ends`. Raise ImportError if there is none."""
-    try:
-        func = importlib.import_module("torch.nn.attention.varlen").varlen_attn
-    except ImportError:
-        func = importlib.import_module("flash_attn").flash_attn_varlen_func
-        return lambda *packed: func(*packed, ends, ends, tokens, tokens, causal=True)
-    windowed = "window_size" in inspect.signature(func).parameters  # in torch after 2.10
-    causal = {"window_size": (-1, 0)} if windowed else {"is_causal": True}
-
-    def call(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         # Raises TypeError if groups are not supported; `supported` then repeats the keys.
         grouped = {"enable_gqa": True} if query.shape[1] != key.shape[1] else {}
-        return func(query, key, value, ends, ends, tokens, tokens, **causal, **grouped)
+        output = func(*packed, ends, ends, tokens, tokens, window_size=(-1, 0), **grouped)
+        return output.reshape(rows, tokens, query.shape[1], query.shape[3]).transpose(1, 2)
 
-    return call
+    return attend
 
 
 def default(_inputs: list[Tensor]) -> Attention:

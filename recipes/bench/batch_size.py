@@ -12,8 +12,8 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from recipes.bench.language_model import TrainingConfig, build_steps, random_tokens, speed
-from recipes.bench.series import Row, Table, columns, device_of, measure, skip_larger
+from recipes.bench.benchmark import Row, Table, device_of, measure, skip_larger
+from recipes.bench.language_model import TrainingConfig, build, random_tokens, speed
 from recipes.rank.program import main
 
 
@@ -25,14 +25,15 @@ class BatchSizeConfig(TrainingConfig):
     gradient_checkpointing: bool = True
 
 
-COLUMNS = columns("batch_size tokens_per_second ms tflops mfu memory_gb")
+COLUMNS = "batch_size tokens_per_second ms tflops mfu memory_gb"
 
 
 def batch_size(config: DictConfig) -> dict[str, Any]:
     args = BatchSizeConfig(**config.trainer_args)
-    steps = build_steps(config, args, device_of(args))
+    device = device_of(args)
+    model = build(config, device)
     if args.gradient_checkpointing:
-        steps.model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.gradient_checkpointing_enable({"use_reentrant": False})
     table = Table("batch_size", COLUMNS, figure="tokens_per_second")
     cases = [
         {"model": config.model.name, "sequence": args.sequence, "batch_size": size}
@@ -40,8 +41,8 @@ def batch_size(config: DictConfig) -> dict[str, Any]:
     ]
 
     def work(case: Row) -> Row:
-        tokens = random_tokens(config, args, case["batch_size"], steps.device)
-        return speed(steps, tokens, config, args)
+        tokens = random_tokens(config, args, case["batch_size"], device)
+        return speed(model, tokens, config, args)
 
     def complete(rows: list[Row]) -> Row:
         sizes = best(rows)

@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 from omegaconf import DictConfig
+from torch import nn
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
-from recipes.bench.language_model import Steps, TrainingConfig, build_steps, random_tokens, speed
-from recipes.bench.series import Row, Table, columns, device_of, measure
+from recipes.bench.benchmark import Row, Table, device_of, measure
+from recipes.bench.language_model import TrainingConfig, build, random_tokens, speed
 from recipes.rank.names import named
 from recipes.rank.program import main
 
@@ -41,21 +42,22 @@ class CheckpointingConfig(TrainingConfig):
     batch_size: int = 2
 
 
-COLUMNS = columns("mode batch_size tokens_per_second ms slowdown memory_gb memory_share mfu")
+COLUMNS = "mode batch_size tokens_per_second ms slowdown memory_gb memory_share mfu"
 
 
 def checkpointing(config: DictConfig) -> dict[str, Any]:
     args = CheckpointingConfig(**config.trainer_args)
-    steps = build_steps(config, args, device_of(args))
-    tokens = random_tokens(config, args, args.batch_size, steps.device)
+    device = device_of(args)
+    model = build(config, device)
+    tokens = random_tokens(config, args, args.batch_size, device)
     note = "MFU counts what the model needs, not recomputation. slowdown: the time relative to off."
     table = Table("checkpointing", COLUMNS, "slowdown", higher_is_better=False, notes=[note])
     same = {"model": config.model.name, "sequence": args.sequence, "batch_size": args.batch_size}
     cases = [{**same, "mode": mode, "checkpointing": mode != "off"} for mode in args.modes]
 
     def work(case: Row) -> Row:
-        switch(steps, case["mode"])
-        return speed(steps, tokens, config, args)
+        switch(model, case["mode"])
+        return speed(model, tokens, config, args)
 
     def compare(rows: list[Row]) -> None:
         off = next((row for row in rows if row["mode"] == "off"), {})
@@ -67,13 +69,13 @@ def checkpointing(config: DictConfig) -> dict[str, Any]:
     return measure(config, args, table, cases, work, compare)
 
 
-def switch(steps: Steps, mode: str) -> None:
-    steps.model.gradient_checkpointing_disable()
+def switch(model: nn.Module, mode: str) -> None:
+    model.gradient_checkpointing_disable()
     if mode == "on":
-        steps.model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.gradient_checkpointing_enable({"use_reentrant": False})
     if mode == "selective":
         context = functools.partial(create_selective_checkpoint_contexts, SAVED)
-        steps.model.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": context})
+        model.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": context})
 
 
 if __name__ == "__main__":

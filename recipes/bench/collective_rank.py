@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from recipes.bench.training import steps_ms
+from recipes.bench.timing import steps_ms
 from recipes.rank.device import DTYPES
 
 SUMS = ("all_reduce", "reduce_scatter")

@@ -13,6 +13,7 @@ import datetime
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,19 +26,17 @@ import torch.distributed as dist
 from omegaconf import DictConfig
 
 from launch.core.errors import UserError
-from recipes.bench import rccl_tests
-from recipes.bench.ranks import agreed, free_port
-from recipes.bench.series import (
+from recipes.bench.benchmark import (
     OUT_OF_MEMORY,
     Row,
     SeriesConfig,
     Table,
-    columns,
     device_of,
     grid,
     measure,
     parsed_output,
 )
+from recipes.bench.consensus import agreed, free_port
 from recipes.rank.device import DTYPES
 from recipes.rank.names import named
 from recipes.rank.program import is_main_rank, main, rank
@@ -52,6 +51,15 @@ BUS_FACTOR = {
     "broadcast": lambda n: 1.0,
 }
 PROGRAMS = ("torch", "rccl-tests")
+# RCCL's benchmark programs (package rccl-tests; nccl-tests has the same ones) and their dtypes.
+RCCL_TESTS = {
+    "all_reduce": "all_reduce_perf",
+    "all_gather": "all_gather_perf",
+    "reduce_scatter": "reduce_scatter_perf",
+    "all_to_all": "alltoall_perf",
+    "broadcast": "broadcast_perf",
+}
+RCCL_DTYPES = {"fp32": "float", "fp16": "half", "bf16": "bfloat16"}
 MESH = ("gfx942", "gfx950")  # boards with a direct link between any two GPUs
 BASELINE = "as configured"
 TORCHRUN = "TORCHELASTIC_USE_AGENT_STORE"  # its store belongs to the parents
@@ -98,7 +106,7 @@ class CollectivesConfig(SeriesConfig):
         return [(self.min_bytes, before[-1]), (last, last)]
 
 
-COLUMNS = columns("op ranks bytes dtype setting program us algorithm_gb_s bus_gb_s share_of_limit")
+COLUMNS = "op ranks bytes dtype setting program us algorithm_gb_s bus_gb_s share_of_limit"
 
 
 def collectives(config: DictConfig) -> dict[str, Any]:
@@ -110,7 +118,7 @@ def collectives(config: DictConfig) -> dict[str, Any]:
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=10 * args.timeout_s))
     table = Table("collectives", COLUMNS, figure="bus_gb_s")
     settings = distinct_settings(args.settings, table.notes)
-    table.notes.extend(notes(args, config, ranks))
+    table.notes.extend(notes(args, ranks))
     workers = Workers(args, ranks, settings)
     rows = cases(args, config, ranks, settings)
 
@@ -141,7 +149,7 @@ def cases(
         for setting, n, dtype in series
         for case in grid(program=args.programs, op=args.ops, bytes=args.sizes)
         if case["bytes"] >= 4 * n
-        if case["program"] == "torch" or rccl_tests.installed(case["op"])
+        if case["program"] == "torch" or shutil.which(RCCL_TESTS[case["op"]])
     ]
 
 
@@ -160,20 +168,14 @@ def distinct_settings(settings: Sequence[Setting], notes: list[str]) -> dict[str
     return by_name
 
 
-def notes(args: CollectivesConfig, config: DictConfig, ranks: Sequence[int]) -> list[str]:
+def notes(args: CollectivesConfig, ranks: Sequence[int]) -> list[str]:
     lines = []
-    if ranks and limit_gb_s(config, ranks[-1]) is not None:
-        lines.append(
-            f"Limit: {config.hardware.link_gb_s:g} GB/s, all links of one device in one direction "
-            "(conf/hardware), for every operation. A switch that sums (NVLink SHARP) can make an "
-            "all-reduce exceed it. Without a switch, fewer ranks have fewer links."
-        )
     unavailable = [str(n) for n in args.ranks if n not in ranks]
     if unavailable:
         lines.append(f"Left out: {', '.join(unavailable)} ranks; this run has fewer.")
     if not ranks:
         lines.append(f"Use: topology=ddp topology.num_gpus={min(args.ranks)}.")
-    missing = [rccl_tests.PROGRAMS[op] for op in args.ops if not rccl_tests.installed(op)]
+    missing = [RCCL_TESTS[op] for op in args.ops if not shutil.which(RCCL_TESTS[op])]
     if "rccl-tests" in args.programs and missing:
         lines.append(f"rccl-tests: {', '.join(missing)} not on the PATH (ROCm's rccl-tests).")
     return lines
@@ -316,10 +318,14 @@ def by_rccl_tests(case: Row, args: CollectivesConfig, workers: Workers) -> tuple
     def by_size() -> dict[int, tuple[float, int]]:
         rows = {}
         for first, last in args.series if is_main_rank() else ():
-            series = (case["op"], case["dtype"], case["ranks"], (first, last, args.factor))
-            argv = rccl_tests.argv(*series, args.warmup, args.repetitions)
+            # One process with a thread for each GPU, so it needs no MPI.
+            argv = (
+                f"{RCCL_TESTS[case['op']]} -b {first} -e {last} -f {args.factor} "
+                f"-t {case['ranks']} -g 1 -d {RCCL_DTYPES[case['dtype']]} "
+                f"-w {args.warmup} -n {args.repetitions}"
+            ).split()
             env = workers.env(case["setting"])
-            rows |= parsed_output(argv, rccl_tests.parse, env, args.timeout_s)
+            rows |= parsed_output(argv, parse_rccl_tests, env, args.timeout_s)
         return rows
 
     if key not in workers.by_program:
@@ -330,6 +336,22 @@ def by_rccl_tests(case: Row, args: CollectivesConfig, workers: Workers) -> tuple
             workers.failures[key] = str(failure)
             raise
     return workers.by_program[key].get(case["bytes"], (0.0, None))
+
+
+def parse_rccl_tests(text: str) -> dict[int, tuple[float, int]]:
+    """Return size in bytes -> (milliseconds of a call, wrong elements), both out of place.
+
+    A row is: size, count, type, reduction, root, then time in microseconds, algorithm bandwidth,
+    bus bandwidth and wrong elements, first out of place, then in place. Wrong elements are N/A if
+    they were not counted.
+    """
+    rows = {}
+    for line in text.splitlines():
+        words = line.split()
+        if len(words) == 13 and words[0].isdigit():
+            us, wrong = words[5], words[8]
+            rows[int(words[0])] = (float(us) / 1e3, int(float(wrong)) if wrong != "N/A" else 0)
+    return rows
 
 
 if __name__ == "__main__":

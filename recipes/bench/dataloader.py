@@ -22,8 +22,8 @@ from omegaconf import DictConfig
 from torch.utils.data import DataLoader
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
-from recipes.bench.series import Row, SeriesConfig, Table, columns, device_of, grid, measure
-from recipes.bench.training import median_ms, synchronize
+from recipes.bench.benchmark import Row, SeriesConfig, Table, device_of, grid, measure
+from recipes.bench.timing import median_ms, synchronize
 from recipes.rank.program import main
 
 NUM_WORKERS = [0, 1, 2, 4, 8]
@@ -50,7 +50,7 @@ class DataloaderConfig(SeriesConfig):
     warmup: int = field(default=10, metadata={"least": 1})
 
 
-COLUMNS = columns("num_workers pin_memory with_step samples_per_second batch_ms wait_ms")
+COLUMNS = "num_workers pin_memory with_step samples_per_second batch_ms wait_ms"
 
 
 def dataloader(config: DictConfig) -> dict[str, Any]:

@@ -3,9 +3,9 @@
 The report used AMD's MAD. Each GPU trains on 14 sequences of 8192 random tokens. Every layer is
 compiled and recomputed in backward; the optimizer is fused AdamW; weights, gradients and moments
 are bf16. Several GPUs use FSDP2, which also reduces gradients in bf16. Speed does not depend on the
-weights, so they are random. The head and its loss are computed one sequence at a time and
-recomputed in backward, because 14 x 8192 rows of logits would take 35 GB in bf16. fp8 is torchao's
-dynamic scaling of whole tensors, in all linear layers but the head. The report does not state
+weights, so they are random. The loss is TRL's, with a tile of the logits in memory at a time,
+because 14 x 8192 rows of them would take 35 GB in bf16. fp8 is torchao's dynamic scaling of whole
+tensors, in all linear layers but the head. The report does not state
 whether 14 is per GPU, whether rows are full, LoRA's rank (here from conf/adapter/lora.yaml), the
 scaling of fp8, or the dtype in which gradients are reduced.
 """
@@ -19,13 +19,12 @@ import torch
 import torch.distributed as dist
 from omegaconf import DictConfig, OmegaConf
 from peft import get_peft_model
-from torch import nn
-from torch.utils.checkpoint import checkpoint
+from trl.trainer.utils import add_fused_lm_head
 
-from recipes.bench import ranks
-from recipes.bench.gpt import random_batch, shard
-from recipes.bench.series import Row, SeriesConfig, Table, columns, device_of, measure, rate
-from recipes.bench.training import timed, training_step
+from recipes.bench import consensus
+from recipes.bench.benchmark import Row, SeriesConfig, Table, device_of, measure, rate
+from recipes.bench.gpt import shard
+from recipes.bench.timing import timed, training_step
 from recipes.measure.flops import flops_per_token
 from recipes.models.low_precision import to_float8
 from recipes.models.model import adapter_config, build_model
@@ -55,7 +54,7 @@ class FinetuneConfig(SeriesConfig):
     steps: int = 3
 
 
-COLUMNS = columns(
+COLUMNS = (
     "model precision adapter num_gpus batch sequence tokens_per_second_per_gpu "
     "tokens_per_second tflops_per_gpu share_of_peak memory_gb ms"
 )
@@ -66,13 +65,13 @@ def finetune(config: DictConfig) -> dict[str, Any]:
     device = device_of(args)
     note = (
         "Here: full rows of random tokens; weights, gradients and moments in bf16; the loss "
-        "computed one sequence at a time; fused AdamW."
+        "of a tile of the logits at a time; fused AdamW."
     )
     table = Table("finetune", COLUMNS, figure="tokens_per_second_per_gpu", notes=[note])
     # Distinguishes published rows of the same shape. "plain": a loop without a trainer.
     compiled = "_compiled" if args.torch_compile else ""
     checkpointed = "_checkpointing" if args.gradient_checkpointing else ""
-    with ranks.joined(device) as control:
+    with consensus.joined(device) as control:
         same = {
             "model": config.model.name,
             "num_gpus": dist.get_world_size(),
@@ -86,7 +85,7 @@ def finetune(config: DictConfig) -> dict[str, Any]:
         ]
 
         def work(case: Row) -> Row:
-            figures = ranks.slowest(control, lambda: trained(case, config, args, device))
+            figures = consensus.slowest(control, lambda: trained(case, config, args, device))
             per_gpu = case["batch"] * case["sequence"] / figures["ms"] * 1e3
             tflops = per_gpu * figures.pop("flops_per_token") / 1e12
             return {
@@ -133,33 +132,16 @@ def trained(
         for layer in layers:
             # Compiles within checkpointing and within FSDP2's hooks.
             layer.forward = torch.compile(layer.forward)
-    whole = WithLoss(model.train())
+    add_fused_lm_head(model.train())  # as SFTTrainer does
     if case["num_gpus"] > 1:
-        shard([*layers, whole], device, dist.group.WORLD)
+        shard([*layers, model], device, dist.group.WORLD)
     torch.manual_seed(args.seed + dist.get_rank())
-    batch = random_batch(config.model.vocab_size, case["batch"], case["sequence"], device)
-    step = training_step(whole, batch, own)
-    return {"flops_per_token": flops, **timed(step, device, args.warmup, args.steps)}
-
-
-class WithLoss(nn.Module):
-    """Return the mean loss in nats for tokens (batch, sequence) and the tokens that follow them."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, tokens: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
-        hidden = self.model.model(input_ids=tokens, use_cache=False).last_hidden_state
-        losses = [
-            checkpoint(self.head, rows, targets, use_reentrant=False)
-            for rows, targets in zip(hidden, following, strict=True)
-        ]
-        return torch.stack(losses).mean()
-
-    def head(self, hidden: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
-        """Return the loss of one sequence, (tokens, width)."""
-        return nn.functional.cross_entropy(self.model.lm_head(hidden).float(), following)
+    shape = (case["batch"], case["sequence"])
+    tokens = torch.randint(config.model.vocab_size, shape, device=device)
+    inputs = {"input_ids": tokens, "labels": tokens, "fused_lm_head": True, "use_cache": False}
+    step = training_step(model, None, loss_of=lambda: model(**inputs).loss)
+    figures = timed(step, device, args.warmup, args.steps)
+    return {"flops_per_token": flops, **figures}
 
 
 if __name__ == "__main__":

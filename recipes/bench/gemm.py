@@ -19,18 +19,17 @@ import torch
 import torch.nn.functional as F
 from omegaconf import DictConfig
 
-from recipes.bench.series import (
+from recipes.bench.benchmark import (
     Row,
     SeriesConfig,
     Table,
-    columns,
     device_of,
     grid,
     measure,
     parsed_output,
     rate,
 )
-from recipes.bench.training import median_ms
+from recipes.bench.timing import median_ms
 from recipes.rank.names import named
 from recipes.rank.program import main
 
@@ -75,7 +74,7 @@ class GemmConfig(SeriesConfig):
     repetitions: int = 200
 
 
-COLUMNS = columns("shape dtype op values padding ms tflops share_of_peak")
+COLUMNS = "shape dtype op values padding ms tflops share_of_peak"
 
 
 def gemm(config: DictConfig) -> dict[str, Any]:

@@ -27,8 +27,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from recipes.bench.series import Row
-from recipes.bench.training import numerics, timed, training_step, weights_dtype
+from recipes.bench.benchmark import Row
+from recipes.bench.timing import autocast, numerics, timed, training_step, weights_dtype
 
 VOCABULARY = 50257
 ATTENTION = ("sdpa", "eager")
@@ -152,8 +152,9 @@ def trained(
         )
     elif group is not None:
         shard([*model.blocks, model], device, group)
-    step = training_step(model, batch, config)
-    return {"parameters": parameters, **timed(step, device, args.warmup, args.steps)}
+    step = training_step(model, autocast(config))
+    figures = timed(lambda: step(*batch), device, args.warmup, args.steps)
+    return {"parameters": parameters, **figures}
 
 
 def shard(modules: Sequence[nn.Module], device: torch.device, group: dist.ProcessGroup) -> None:
@@ -168,23 +169,11 @@ def shape(name: str, batch: int | None, sequence: int | None) -> dict[str, int]:
     return {"batch": batch or SIZES[name].batch, "sequence": sequence or SIZES[name].sequence}
 
 
-def notes(config: DictConfig, attention: str = "sdpa", dropout: float = 0.0) -> list[str]:
-    """Return notes on our settings and on what is known of the published ones."""
-    lines = [
+def note(config: DictConfig, attention: str = "sdpa", dropout: float = 0.0) -> str:
+    return (
         f"Here: {numerics(config)}; fused AdamW; attention {attention}, dropout {dropout:g}; "
         "TFLOPS are 6 x parameters x tokens/s."
-    ]
-    if attention == "sdpa":
-        lines.append(
-            "The MI350X report's memory is for attention that stores its scores, with dropout: "
-            "attention=eager, dropout=0.1."
-        )
-    if config.precision.weights == "fp32" and config.precision.compute != "fp32":
-        lines.append(
-            "The MI350X report's 119.7 GB for 10.1B parameters are for 16-bit weights: "
-            "precision.weights=bf16."
-        )
-    return lines
+    )
 
 
 def random_batch(

@@ -6,9 +6,7 @@ gradients clipped at 1, and AdamW.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from omegaconf import DictConfig
@@ -17,11 +15,11 @@ from torch import nn
 from trl.trainer.utils import add_fused_lm_head
 
 from launch.core.errors import UserError
-from recipes.bench.series import Row, SeriesConfig, rate
-from recipes.bench.training import steps_ms
+from recipes.bench.benchmark import Row, SeriesConfig, rate
+from recipes.bench.timing import Step, timed, training_step
 from recipes.measure.flops import flops_per_token
 from recipes.models.model import adapter_config, build_model
-from recipes.rank.device import compute_dtype, memory_peak_gb
+from recipes.rank.device import compute_dtype
 
 MAX_NORM = 1.0  # conf/method/sft.yaml
 
@@ -37,47 +35,29 @@ class TrainingConfig(SeriesConfig):
     torch_compile: bool = False
 
 
-class Steps:
-    """Train a model: a call takes one step on tokens (rows, sequence) and returns the loss."""
-
-    def __init__(
-        self, model: nn.Module, compute: torch.dtype, device: torch.device, args: TrainingConfig
-    ) -> None:
-        self.model, self.compute, self.device = model.to(device).train(), compute, device
-        base = model.get_base_model() if isinstance(model, PeftModel) else model
-        add_fused_lm_head(base, outputs=("log_probs", "entropy", "is_top1"))  # as SFTTrainer does
-        self.forward: Callable[..., Any] = (
-            torch.compile(self.model, dynamic=False) if args.torch_compile else self.model
-        )
-        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self.optimizer = torch.optim.AdamW(
-            self.parameters, lr=args.learning_rate, weight_decay=0.0, fused=True
-        )
-        self.scaler = torch.amp.GradScaler(device.type, enabled=compute == torch.float16)
-
-    def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
-        with torch.autocast(self.device.type, self.compute, enabled=self.compute != torch.float32):
-            loss = self.forward(input_ids=tokens, labels=tokens, fused_lm_head=True).loss
-        self.scaler.scale(loss).backward()
-        self.scaler.unscale_(self.optimizer)
-        nn.utils.clip_grad_norm_(self.parameters, MAX_NORM)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        self.optimizer.zero_grad()
-        return loss.detach()
-
-
-def build_steps(config: DictConfig, args: TrainingConfig, device: torch.device) -> Steps:
-    """Build the configured model, adapter and precision. Raise UserError if they do not fit."""
+def build(config: DictConfig, device: torch.device) -> nn.Module:
+    """Build the configured model and adapter. Raise UserError if they do not fit in memory."""
     try:
         model, adapter = build_model(config), adapter_config(config)
-        model = get_peft_model(model, adapter) if adapter else model
-        return Steps(model, compute_dtype(config), device, args)
+        base = model.get_base_model() if isinstance(model, PeftModel) else model
+        add_fused_lm_head(base, outputs=("log_probs", "entropy", "is_top1"))  # as SFTTrainer does
+        return (get_peft_model(model, adapter) if adapter else model).to(device).train()
     except torch.OutOfMemoryError as error:
         raise UserError(
             f"model={config.model.name}: its weights alone do not fit in memory ({error}). "
             "Use precision.weights=bf16, adapter=lora or a smaller model."
         ) from error
+
+
+def sft_step(model: nn.Module, config: DictConfig, args: TrainingConfig) -> Step:
+    """Return a step of training on tokens (rows, sequence)."""
+    run = torch.compile(model, dynamic=False) if args.torch_compile else model
+
+    def loss_of(tokens: torch.Tensor) -> torch.Tensor:
+        return run(input_ids=tokens, labels=tokens, fused_lm_head=True).loss
+
+    compute = compute_dtype(config) if config.precision.compute != "fp32" else None
+    return training_step(model, compute, args.learning_rate, MAX_NORM, loss_of)
 
 
 def random_tokens(
@@ -88,20 +68,14 @@ def random_tokens(
     return torch.randint(config.model.vocab_size, shape, generator=generator).to(device)
 
 
-def speed(steps: Steps, tokens: torch.Tensor, config: DictConfig, args: TrainingConfig) -> Row:
+def speed(model: nn.Module, tokens: torch.Tensor, config: DictConfig, args: TrainingConfig) -> Row:
     """Return the speed and memory of repeated training on the same tokens (rows, sequence)."""
+    step = sft_step(model, config, args)
     try:
-        ms = steps_ms(lambda: steps(tokens), steps.device, args.warmup, args.steps)
+        figures = timed(lambda: step(tokens), tokens.device, args.warmup, args.steps)
     finally:
-        # Gradients and moments lie between activations and keep those blocks from being freed.
-        steps.optimizer.zero_grad()
-        steps.optimizer.state.clear()
-    tokens_per_second = tokens.numel() / ms * 1e3
-    tflops = tokens_per_second * flops_per_token(steps.model, args.sequence) / 1e12
-    return {
-        "ms": ms,
-        "tokens_per_second": tokens_per_second,
-        "tflops": tflops,
-        "mfu": rate(tflops, config)["share_of_peak"],
-        "memory_gb": memory_peak_gb(),
-    }
+        model.zero_grad()  # gradients lie between activations and keep those blocks allocated
+    tokens_per_second = tokens.numel() / figures["ms"] * 1e3
+    tflops = rate(tokens_per_second * flops_per_token(model, args.sequence) / 1e12, config)
+    mfu = {"tflops": tflops["tflops"], "mfu": tflops["share_of_peak"]}
+    return {**figures, "tokens_per_second": tokens_per_second, **mfu}

@@ -12,8 +12,8 @@ from typing import Any
 from omegaconf import DictConfig
 
 from recipes.bench import gemm
-from recipes.bench.series import Row, SeriesConfig, Table, columns, device_of, grid, measure, rate
-from recipes.bench.training import steps_ms
+from recipes.bench.benchmark import Row, SeriesConfig, Table, device_of, grid, measure, rate
+from recipes.bench.timing import steps_ms
 from recipes.rank.names import named
 from recipes.rank.program import main
 
@@ -31,7 +31,7 @@ class MatmulConfig(SeriesConfig):
 def matmul(config: DictConfig) -> dict[str, Any]:
     args = MatmulConfig(**config.trainer_args)
     device = device_of(args)
-    shown = columns("size dtype total_s tflops share_of_peak")
+    shown = "size dtype total_s tflops share_of_peak"
 
     def work(case: Row) -> Row:
         size, dtype = case["size"], case["dtype"]

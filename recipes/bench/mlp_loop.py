@@ -14,8 +14,8 @@ import torch
 from omegaconf import DictConfig
 from torch import nn
 
-from recipes.bench.series import Row, SeriesConfig, Table, columns, device_of, measure, rate
-from recipes.bench.training import numerics, timed, training_step, weights_dtype
+from recipes.bench.benchmark import Row, SeriesConfig, Table, device_of, measure, rate
+from recipes.bench.timing import autocast, numerics, timed, training_step, weights_dtype
 from recipes.rank.program import main
 
 
@@ -50,7 +50,7 @@ class Mlp(nn.Module):
 def mlp_loop(config: DictConfig) -> dict[str, Any]:
     args = MlpLoopConfig(**config.trainer_args)
     device, dtype = device_of(args), weights_dtype(config)
-    shown = columns("batch parameters samples_per_second ms total_s tflops share_of_peak memory_gb")
+    shown = "batch parameters samples_per_second ms total_s tflops share_of_peak memory_gb"
     note = f"Here: {numerics(config)}; fused AdamW; mean squared error."
     table = Table("mlp_loop", shown, figure="samples_per_second", notes=[note])
 
@@ -58,7 +58,8 @@ def mlp_loop(config: DictConfig) -> dict[str, Any]:
         with torch.device(device):
             model = Mlp(args.width, args.inner).to(dtype)
             batch = [torch.randn(args.batch, args.width).to(dtype) for _ in range(2)]
-        figures = timed(training_step(model, batch, config), device, args.warmup, args.iterations)
+        step = training_step(model, autocast(config))
+        figures = timed(lambda: step(*batch), device, args.warmup, args.iterations)
         weights = sum(parameter.numel() for parameter in model.parameters() if parameter.dim() > 1)
         return {
             "parameters": sum(parameter.numel() for parameter in model.parameters()),

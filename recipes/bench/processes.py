@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 
 from launch.core.errors import UserError
-from recipes.bench.series import OUT_OF_MEMORY
+from recipes.bench.benchmark import OUT_OF_MEMORY
 from recipes.rank.program import Failed, Interrupted, stop_asked
 
 POLL_S = 0.1
@@ -27,6 +27,15 @@ DIES_WITHIN_S = 30.0  # after SIGKILL; a process that waits in the kernel for a 
 MARK = "RECIPES_TRIAL"
 SAYS_WHY = re.compile(r"(?:\b\w*(?:Error|Exception)|\berror): .*")
 SAYS_NOTHING = ("Engine core initialization failed", "See root cause above", "Failed core proc")
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    processes = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):  # another user's, or one that just ended
+            if mark in process.environ().get(MARK, "").split("\n"):
+                processes.append(process)
+    return processes
 
 
 class Process:
@@ -59,7 +68,7 @@ class Process:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.popen.wait(STOP_TIMEOUT_S)
         deadline = time.monotonic() + DIES_WITHIN_S
-        while remaining := self._processes():
+        while remaining := marked(str(self.log)):
             for process in remaining:
                 with contextlib.suppress(psutil.Error):
                     process.kill()
@@ -67,14 +76,6 @@ class Process:
                 raise Failed(f"{remaining} of {self.log} do not end, and hold their GPU memory")
             psutil.wait_procs(remaining, POLL_S)
         self.popen.wait()
-
-    def _processes(self) -> list[psutil.Process]:
-        processes = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):  # another user's, or one that just ended
-                if str(self.log) in process.environ().get(MARK, "").split("\n"):
-                    processes.append(process)
-        return processes
 
 
 def wait(

@@ -12,7 +12,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 
@@ -49,58 +49,38 @@ class Reference:
         return f"{at_least}{self.source['title']}, {self.source['date']}, {self.where}"
 
 
-@dataclass(frozen=True)
-class Benchmark:
-    rows: Sequence[Reference] = ()
-    notes: Sequence[Mapping[str, Any]] = ()  # on omissions and errors of the sources
-
-    def compared(self, figure: str, hardware: str) -> list[Reference]:
-        """Return the rows of a GPU with this figure that ours are compared with."""
-        return [
-            row
-            for row in self.rows
-            if hardware in row.hardware and row.kind in COMPARED and row.of(figure) is not None
-        ]
-
-
-class Comparison(NamedTuple):
-    """Hold our rows with `published`, `published_source` and `ratio`, and messages in `below`."""
-
-    rows: list[dict[str, Any]]
-    notes: list[str]
-    below: list[str]
-
-
 @functools.cache
-def load(benchmark: str) -> Benchmark:
-    """Return a benchmark's file, or an empty one. Raise UserError for a row that cannot match."""
+def load(benchmark: str) -> tuple[list[Reference], list[Mapping[str, Any]]]:
+    """Return the rows of a benchmark's file, and its notes on omissions and errors of sources."""
     path = FOLDER / f"{benchmark}.yaml"
     if not path.is_file():
-        return Benchmark()
+        return [], []
     content = yaml.safe_load(path.read_text(encoding="utf-8"))
     rows = []
     for row in content["rows"]:
-        match = {**content.get("match", {}), **row["match"]}
         own = {
             "hardware": _names(row["hardware"]),
-            "match": match,
+            "match": {**content.get("match", {}), **row["match"]},
             "label": " ".join(map(str, row["match"].values())) or row["where"],
             "source": content["sources"][row["source"]],
             "value": float(row["value"]),
         }
-        reference = Reference(**{**{k: content[k] for k in ("figure", "unit")}, **row, **own})
-        types = {key: type(value).__name__ for key, value in match.items()}
-        if not types.items() <= content["keys"].items() or reference.kind not in KINDS:
-            raise UserError(
-                f"{path}: {row}: no row of the benchmark can match it. Keys: {content['keys']}; "
-                f"kinds: {KINDS}."
-            )
-        rows.append(reference)
-    return Benchmark(rows, content.get("notes", []))
+        same = {key: content[key] for key in ("figure", "unit")}
+        rows.append(Reference(**{**same, **row, **own}))
+    return rows, content.get("notes", [])
 
 
 def _names(hardware: str | list[str]) -> list[str]:
     return [hardware] if isinstance(hardware, str) else hardware
+
+
+def comparable(benchmark: str, hardware: str, figure: str) -> list[Reference]:
+    """Return the rows of a GPU with this figure that ours are compared with."""
+    return [
+        row
+        for row in load(benchmark)[0]
+        if hardware in row.hardware and row.kind in COMPARED and row.of(figure) is not None
+    ]
 
 
 def published(
@@ -109,8 +89,8 @@ def published(
     """Return the published row for our `row` on this hardware of conf/hardware, or None."""
     matches = [
         reference
-        for reference in load(benchmark).compared(figure, hardware)
-        if all(key in row and row[key] == value for key, value in reference.match.items())
+        for reference in comparable(benchmark, hardware, figure)
+        if reference.match.items() <= row.items()
     ]
     return min(matches, key=lambda r: (COMPARED.index(r.kind), -len(r.match)), default=None)
 
@@ -126,15 +106,13 @@ def require(
 
     A key that is missing from a case may still come with its figures.
     """
-    references = load(benchmark).compared(figure, hardware)
     if fail_below is not None and not any(
         all(case.get(key, value) == value for key, value in reference.match.items())
-        for reference in references
+        for reference in comparable(benchmark, hardware, figure)
         for case in cases
     ):
         raise UserError(
-            f"method.args.fail_below={fail_below:g}: no row has a published figure to compare "
-            "with. "
+            f"method.args.fail_below={fail_below:g}: no row has a published figure. "
             f"{_unmatched(benchmark, hardware, figure)} Leave fail_below out, or add your own "
             f"figures to recipes/bench/reference/{benchmark}.yaml."
         )
@@ -147,10 +125,11 @@ def compare(
     figure: str,
     higher_is_better: bool = True,
     fail_below: float | None = None,
-) -> Comparison:
-    """Return our rows next to published figures; a `ratio` above 1 means ours is better.
+) -> tuple[list[dict[str, Any]], list[str], list[str]]:
+    """Return our rows next to published figures, notes, and messages on rows below the gate.
 
-    A row is below the gate if its ratio is, or if it has no figure although one was published.
+    A `ratio` above 1 means ours is better. A row is below the gate if its ratio is, or if it has no
+    figure although one was published.
     Raise UserError if there is a gate and nothing was published for any of these rows.
     """
     compared: list[dict[str, Any]] = []
@@ -169,19 +148,19 @@ def compare(
             below.append(f"{reference.label}: {reached} of {theirs:g} {unit}")
     if all(row["published"] is None for row in compared):
         require(benchmark, hardware, figure, fail_below, [])
-        return Comparison(compared, [_unmatched(benchmark, hardware, figure)], below)
+        return compared, [_unmatched(benchmark, hardware, figure)], below
     notes = [
         " ".join(note["text"].split())
-        for note in load(benchmark).notes
+        for note in load(benchmark)[1]
         if hardware in _names(note.get("hardware", hardware))
     ]
-    return Comparison(compared, notes, below)
+    return compared, notes, below
 
 
 def _unmatched(benchmark: str, hardware: str, figure: str) -> str:
     """Return why none of our rows has a published figure."""
     # A measurement and an accepted minimum may have the same label.
-    labels = list(dict.fromkeys(row.label for row in load(benchmark).compared(figure, hardware)))
+    labels = list(dict.fromkeys(row.label for row in comparable(benchmark, hardware, figure)))
     if not labels:
         return f"No {figure} of {benchmark} was published for {hardware}."
     more = f" and {len(labels) - 6} more" if len(labels) > 6 else ""

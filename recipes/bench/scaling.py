@@ -16,9 +16,9 @@ from typing import Any
 import torch.distributed as dist
 from omegaconf import DictConfig
 
-from recipes.bench import gpt, ranks
-from recipes.bench.series import Row, SeriesConfig, Table, columns, device_of, measure
-from recipes.bench.training import weights_dtype
+from recipes.bench import consensus, gpt
+from recipes.bench.benchmark import Row, SeriesConfig, Table, device_of, measure
+from recipes.bench.timing import weights_dtype
 from recipes.rank.names import named
 from recipes.rank.program import main
 
@@ -41,7 +41,7 @@ class ScalingConfig(SeriesConfig):
     steps: int = 20
 
 
-COLUMNS = columns(
+COLUMNS = (
     "model num_gpus strategy batch global_batch sequence tokens_per_second efficiency "
     "tflops tflops_per_gpu memory_gb ms"
 )
@@ -51,9 +51,9 @@ def scaling(config: DictConfig) -> dict[str, Any]:
     args = ScalingConfig(**config.trainer_args)
     device = device_of(args)
     weights_dtype(config)  # rejects an unsupported precision before the first row
-    with ranks.joined(device) as control:
+    with consensus.joined(device) as control:
         world = dist.get_world_size()
-        notes = gpt.notes(config)
+        notes = [gpt.note(config)]
         unavailable = [str(n) for n in args.num_gpus if n > world]
         if unavailable:
             notes.append(
@@ -72,7 +72,7 @@ def scaling(config: DictConfig) -> dict[str, Any]:
                 size = gpt.SIZES[case["model"]]
                 group = groups.get(n)
                 mine = functools.partial(gpt.trained, size, case, config, args, device, group)
-            figures = ranks.slowest(control, mine)
+            figures = consensus.slowest(control, mine)
             speed = case["global_batch"] * case["sequence"] / figures["ms"] * 1e3
             tflops = 6 * figures["parameters"] * speed / 1e12
             rates = {"tokens_per_second": speed, "tflops": tflops, "tflops_per_gpu": tflops / n}

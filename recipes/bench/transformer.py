@@ -16,8 +16,8 @@ import torch
 from omegaconf import DictConfig
 
 from recipes.bench import gpt
-from recipes.bench.series import Row, SeriesConfig, Table, columns, device_of, measure, rate
-from recipes.bench.training import weights_dtype
+from recipes.bench.benchmark import Row, SeriesConfig, Table, device_of, measure, rate
+from recipes.bench.timing import weights_dtype
 from recipes.rank.names import named
 from recipes.rank.program import main
 
@@ -38,16 +38,14 @@ class TransformerConfig(SeriesConfig):
     steps: int = 20
 
 
-COLUMNS = columns(
-    "model parameters batch sequence tokens_per_second tflops share_of_peak memory_gb ms"
-)
+COLUMNS = "model parameters batch sequence tokens_per_second tflops share_of_peak memory_gb ms"
 
 
 def transformer(config: DictConfig) -> dict[str, Any]:
     args = TransformerConfig(**config.trainer_args)
     device = device_of(args)
     weights_dtype(config)  # rejects an unsupported precision before the first row
-    notes = gpt.notes(config, args.attention, args.dropout)
+    notes = [gpt.note(config, args.attention, args.dropout)]
     table = Table("transformer", COLUMNS, figure="tokens_per_second", notes=notes)
     cases = [
         {"model": name, "num_gpus": 1, **gpt.shape(name, args.batch, args.sequence)}

@@ -26,9 +26,9 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from launch.core.errors import UserError
 from recipes.bench import vllm_programs as vllm
+from recipes.bench.benchmark import Row, SeriesConfig, Table, measure, require_gpu
+from recipes.bench.consensus import agreed, free_port
 from recipes.bench.processes import Process, wait
-from recipes.bench.ranks import agreed, free_port
-from recipes.bench.series import Row, SeriesConfig, Table, columns, measure, require_gpu
 from recipes.bench.vllm_programs import argv_of, gpus_of
 from recipes.models.model import END, PAD, model_config
 from recipes.rank.device import compute_dtype
@@ -75,7 +75,7 @@ class EngineConfig(SeriesConfig):
             raise UserError(f"method.args.settings: two have one label among {', '.join(names)}.")
 
 
-COLUMNS = columns(
+COLUMNS = (
     "kind input output concurrency setting num_gpus engines output_tokens_per_second "
     "total_tokens_per_second ttft_ms ttft_p99_ms itl_ms itl_p99_ms latency_s share_of_peak "
     "share_of_bandwidth"

@@ -7,8 +7,8 @@ no model, no TRL. By hand, with 1 or 8 in place of N:
         -m recipes.measure.health --folder measured
 
 FOLDER/rank<RANK>.json is rewritten before each phase, so it shows what a process did before it
-died or hung. All GPUs are loaded at once, as in training: they share power and air. It takes about
-8 s a phase and less than 4 GB.
+died or hung; launch/checks/measured.py describes its keys. All GPUs are loaded at once, as in
+training: they share power and air. It takes about 8 s a phase and less than 4 GB.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -50,33 +51,6 @@ class Sizes:
 SIZES = {"cuda": Sizes(8192, 1 << 30, 1 << 29, 3.0), "cpu": Sizes(256, 1 << 24, 1 << 20, 0.1)}
 
 
-@dataclass
-class Measurement:
-    """Hold results, which launch/checks/measured.py reads by the same names. None: not measured."""
-
-    rank: int
-    phase: str = "start"
-    product: str = ""
-    torch: str = torch.__version__
-    num_gpus: int = 0  # seen by torch
-    dtype: str = ""
-    not_measured: str | None = None  # why this GPU was left alone
-    memory_free_gb: float | None = None
-    memory_total_gb: float | None = None
-    gemm_tflops: float | None = None
-    gemm_error: float | None = None  # from `error`; not finite if None although there is a rate
-    fp32_output_tflops: float | None = None
-    fp32_output_error: float | None = None  # likewise
-    fp32_output_refused: str | None = None  # torch's error
-    copy_gb_s: float | None = None  # read and written
-    multiply_gb_s: float | None = None  # by a kernel that reads, multiplies and writes
-    clocks_mhz: list[int] | None = None  # of each die (AMD), under load
-    clocks_unknown: str | None = None
-    all_reduce_wrong: int | None = None  # elements
-    # Bus bandwidth as in nccl-tests: 2 (n - 1) / n bytes per reduced byte.
-    all_reduce_gb_s: float | None = None
-
-
 class Rank:
     """Hold one process's device, sizes and measurement."""
 
@@ -86,11 +60,17 @@ class Rank:
         self.sizes = SIZES[device]
         self.dtype, self.force = DTYPES[dtype], force
         self.file = folder / f"rank{self.number}.json"
-        self.measured = Measurement(self.number, num_gpus=torch.cuda.device_count(), dtype=dtype)
+        self.num_gpus = torch.cuda.device_count()  # seen by torch
+        self.measured: dict[str, Any] = {
+            "rank": self.number,
+            "torch": torch.__version__,
+            "num_gpus": self.num_gpus,
+            "dtype": dtype,
+        }
 
     def phase(self, name: str) -> None:
-        self.measured.phase = name
-        write_json(self.file, asdict(self.measured))
+        self.measured["phase"] = name
+        write_json(self.file, self.measured)
         if self.number == 0:
             print(name, flush=True)  # shown by launch/doctor.py
 
@@ -102,13 +82,13 @@ class Rank:
         """Read the GPU's memory, and return why the GPU is not measured, or None."""
         if self.device.type == "cpu":
             return None
-        if self.measured.num_gpus <= self.number:
-            return f"torch {torch.__version__} sees {self.measured.num_gpus} GPU(s)"
+        if self.num_gpus <= self.number:
+            return f"torch {torch.__version__} sees {self.num_gpus} GPU(s)"
         torch.cuda.set_device(self.device)
         properties = torch.cuda.get_device_properties(self.device)
-        self.measured.product = properties.name
         free, total = (size / 1e9 for size in torch.cuda.mem_get_info(self.device))
-        self.measured.memory_free_gb, self.measured.memory_total_gb = free, total
+        sizes = {"memory_free_gb": free, "memory_total_gb": total}
+        self.measured |= {"product": properties.name, **sizes}
         # An integrated GPU shares memory with the system, so other use is normal.
         shared = bool(getattr(properties, "is_integrated", False))
         return unusable(free, total, self.force or shared)
@@ -191,17 +171,17 @@ def measure_gemm(rank: Rank) -> None:
     measured, sampled = rank.measured, list[list[int]]()
 
     def sample_clocks() -> None:
-        if torch.version.hip is None or measured.clocks_unknown:
+        if torch.version.hip is None or "clocks_unknown" in measured:
             return
         try:
             sampled.append(clocks.of_device(pci_address(rank.device) or "unknown"))
         except (OSError, ValueError) as error:
-            measured.clocks_unknown = str(error)
+            measured["clocks_unknown"] = str(error)
 
     seconds = call_s(rank, lambda: torch.mm(a, b, out=product), rank.sizes.load_s, sample_clocks)
-    measured.gemm_tflops = 2 * size**3 / seconds / 1e12
-    measured.gemm_error = error(product, a, b)
-    measured.clocks_mhz = [
+    measured["gemm_tflops"] = 2 * size**3 / seconds / 1e12
+    measured["gemm_error"] = error(product, a, b)
+    measured["clocks_mhz"] = [
         int(statistics.median(die)) for die in zip(*sampled, strict=True)
     ] or None
     if rank.device.type == "cpu" or rank.dtype == torch.float32:
@@ -210,14 +190,14 @@ def measure_gemm(rank: Rank) -> None:
     output = torch.zeros(size, size, device=rank.device)
     try:
         torch.addmm(output, a, b, out_dtype=torch.float32, out=output)
-        measured.fp32_output_error = error(output, a, b)
+        measured["fp32_output_error"] = error(output, a, b)
         seconds = call_s(
             rank, lambda: torch.mm(a, b, out_dtype=torch.float32), rank.sizes.load_s / 3
         )
-        measured.fp32_output_tflops = 2 * size**3 / seconds / 1e12
+        measured["fp32_output_tflops"] = 2 * size**3 / seconds / 1e12
     except (RuntimeError, TypeError) as failure:
         # TypeError: torch before 2.8 does not have the argument
-        measured.fp32_output_refused = str(failure).strip().splitlines()[0]
+        measured["fp32_output_refused"] = str(failure).strip().splitlines()[0]
 
 
 def measure_copy(rank: Rank) -> None:
@@ -228,9 +208,9 @@ def measure_copy(rank: Rank) -> None:
     source = torch.ones(rank.sizes.copied // 4, device=rank.device)
     target = torch.empty_like(source)
     load_s, gigabytes = rank.sizes.load_s / 4, 2 * rank.sizes.copied / 1e9
-    rank.measured.copy_gb_s = gigabytes / call_s(rank, lambda: target.copy_(source), load_s)
+    rank.measured["copy_gb_s"] = gigabytes / call_s(rank, lambda: target.copy_(source), load_s)
     multiply_s = call_s(rank, lambda: torch.mul(source, 2.0, out=target), load_s)
-    rank.measured.multiply_gb_s = gigabytes / multiply_s
+    rank.measured["multiply_gb_s"] = gigabytes / multiply_s
 
 
 def measure_all_reduce(rank: Rank) -> None:
@@ -241,24 +221,22 @@ def measure_all_reduce(rank: Rank) -> None:
     pattern = torch.arange(64.0, device=rank.device).repeat(rank.sizes.reduced // 4 // 64)
     buffer = pattern * (rank.number + 1)
     dist.all_reduce(buffer)
-    rank.measured.all_reduce_wrong = int(
+    rank.measured["all_reduce_wrong"] = int(
         (buffer != pattern * (rank.world * (rank.world + 1) // 2)).sum()
     )
     buffer.zero_()  # so that repeated sums stay finite
     seconds = call_s(rank, lambda: dist.all_reduce(buffer), rank.sizes.load_s, calls=10)
-    rank.measured.all_reduce_gb_s = (
+    rank.measured["all_reduce_gb_s"] = (
         2 * (rank.world - 1) / rank.world * rank.sizes.reduced / seconds / 1e9
     )
 
 
 def run(rank: Rank) -> None:
     rank.phase("start")
-    backend = (
-        "cpu:gloo,cuda:nccl" if rank.device.type == "cuda" and rank.measured.num_gpus else "gloo"
-    )
+    backend = "cpu:gloo,cuda:nccl" if rank.device.type == "cuda" and rank.num_gpus else "gloo"
     dist.init_process_group(backend, timeout=datetime.timedelta(seconds=JOIN_S))
-    rank.measured.not_measured = rank.fault()
-    usable = rank.measured.not_measured is None
+    rank.measured["not_measured"] = fault = rank.fault()
+    usable = fault is None
     complete = all_ready(usable)
     for name, measure in (
         ("GEMM", measure_gemm),

@@ -52,14 +52,6 @@ SHARES = (*ORDER, "communication_exposed", "communication_hidden", "idle")
 EXPOSED = {"communication": "communication_exposed"}
 Event = dict[str, Any]  # of a trace; times in microseconds
 Interval = tuple[float, float, str]  # start, end and name of a kernel
-TITLES = (
-    ("GEMM", "gemm"),
-    ("attention", "attention"),
-    ("memory-bound", "memory_bound"),
-    ("other", "other"),
-    ("communication exposed", "communication_exposed"),
-    ("idle", "idle"),
-)
 
 
 def kind(name: str) -> str:
@@ -155,13 +147,11 @@ def end(event: Event) -> float:
 
 def text(table: dict[str, Any]) -> str:
     """Return the shares and the longest kernels as text."""
-    share = table["shares"]
-    shares_text = ", ".join(f"{title} {share[name]:.1%}" for title, name in TITLES)
+    shares_text = ", ".join(
+        f"{name.replace('_', ' ')} {share:.1%}" for name, share in table["shares"].items()
+    )
     what = "kernels" if table["device"] == "gpu" else "operators on the CPU"
     lines = [f"profile: {table['steps']} steps, {table['time_s']:.4g} s; {shares_text}"]
-    if share["communication_hidden"]:
-        hidden = share["communication_hidden"]
-        lines.append(f"communication hidden behind computation: {hidden:.1%}")
     lines.append(f"{'share':>7} {'calls':>7} {'ms':>10}  {'kind':<13}  {what}")
     for row in table["kernels"][:PRINTED]:
         name = row["name"] if len(row["name"]) <= 90 else row["name"][:87] + "..."

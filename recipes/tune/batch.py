@@ -11,7 +11,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from recipes.bench.series import OUT_OF_MEMORY, Row, Table, columns, measure_rows, skip_larger
+from recipes.bench.benchmark import OUT_OF_MEMORY, Row, Table, measure_rows, skip_larger
 from recipes.rank.program import is_main_rank, main
 from recipes.tune.trial import Setting
 from recipes.tune.tuning import STEP, TRAINING, TrainingTuneConfig, finish, training
@@ -37,7 +37,7 @@ def batch(config: DictConfig) -> dict[str, Any]:
     planned: list[dict[str, Any]] = OmegaConf.to_container(config.tuned.planned)  # type: ignore[assignment]
     candidates, notes = to_measure(planned)
     keys = f"batch checkpointing planned_gb {TRAINING}"
-    table = Table("batch", columns(keys), figure="tokens_per_second")
+    table = Table("batch", keys, figure="tokens_per_second")
     cases = [
         {
             "batch": each["args"][SIZE],

@@ -13,7 +13,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from recipes.bench.series import Row, Table, columns
+from recipes.bench.benchmark import Row, Table
 from recipes.rank.names import named
 from recipes.rank.program import main
 from recipes.tune.trial import Setting, folder_of
@@ -68,7 +68,7 @@ def inductor(config: DictConfig) -> dict[str, Any]:
     args = InductorConfig(**OmegaConf.to_container(config.trainer_args))
     own, on_cpu = config.tuned.trainer_args, config.hardware.vendor == "none"
     settings, notes = candidates(args, own, str(config.hardware.gfx), on_cpu)
-    shown = columns(f"candidate {TRAINING} first_step_s")
+    shown = f"candidate {TRAINING} first_step_s"
     table = Table("inductor", shown, figure="tokens_per_second", notes=notes)
 
     def work(case: Row) -> Row:

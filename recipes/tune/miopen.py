@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from recipes.bench.series import Row, Table, columns
+from recipes.bench.benchmark import Row, Table
 from recipes.rank.names import named
 from recipes.rank.program import main
 from recipes.tune.trial import Setting, folder_of
@@ -38,7 +38,7 @@ class MiopenConfig(TrainingTuneConfig):
 
 def miopen(config: DictConfig) -> dict[str, Any]:
     args = MiopenConfig(**OmegaConf.to_container(config.trainer_args))
-    table = Table("miopen", columns(f"run {TRAINING} calls"), figure="tokens_per_second")
+    table = Table("miopen", f"run {TRAINING} calls", figure="tokens_per_second")
     database = Path(config.tuned.cache) / "miopen" / str(config.hardware.gfx)
     after = Setting(
         env={"MIOPEN_FIND_MODE": MODES[args.find_mode], "MIOPEN_USER_DB_PATH": str(database)}

@@ -11,8 +11,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from recipes.bench.benchmark import Table
 from recipes.bench.collectives import CollectivesConfig
-from recipes.bench.series import Table, columns
 from recipes.rank.device import DTYPES
 from recipes.rank.names import named
 from recipes.rank.program import is_main_rank, main
@@ -39,7 +39,7 @@ def rccl(config: DictConfig) -> dict[str, Any]:
     dtype = next(name for name in bench.dtypes or config.hardware.precisions if name in DTYPES)
     sizes = ", ".join(map(str, bench.sizes))
     notes = [f"{num_ranks()} ranks, {', '.join(bench.ops)} of {sizes} bytes."]
-    table = Table("rccl", columns("trial setting bus_gb_s"), figure="bus_gb_s", notes=notes)
+    table = Table("rccl", "trial setting bus_gb_s", figure="bus_gb_s", notes=notes)
     only = {"ranks": [num_ranks()], "dtypes": [dtype], "programs": ["torch"], "settings": []}
 
     def setting_of(point: Point) -> Setting:

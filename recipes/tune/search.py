@@ -25,7 +25,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
 from launch.core.errors import UserError
-from recipes.bench.series import Row, Table
+from recipes.bench.benchmark import Row, Table
 from recipes.rank.files import append
 from recipes.rank.program import Interrupted, say, stop_asked
 from recipes.tune.trial import Setting, run

@@ -21,9 +21,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from launch.core.errors import UserError
 from launch.core.json_files import read_metrics
+from recipes.bench.benchmark import Row
+from recipes.bench.consensus import free_port
 from recipes.bench.processes import Process, wait
-from recipes.bench.ranks import free_port
-from recipes.bench.series import Row
 from recipes.rank.program import TORCHRUN
 from recipes.rank.ranks import num_ranks
 from recipes.training.checkpoint import HEARTBEAT

@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from launch.core.errors import UserError
 from launch.core.json_files import write_text
-from recipes.bench.series import Row, Table, columns, show
+from recipes.bench.benchmark import Row, Table, show
 from recipes.rank.program import Failed, main
 from recipes.tune import trial
 from recipes.tune.trial import Setting
@@ -49,7 +49,7 @@ class TunableopConfig(TrainingTuneConfig):
 
 def tunableop(config: DictConfig) -> dict[str, Any]:
     args = TunableopConfig(**OmegaConf.to_container(config.trainer_args))
-    shown = columns(f"run {TRAINING} products tuning_s")
+    shown = f"run {TRAINING} products tuning_s"
     table = Table("tunableop", shown, figure="tokens_per_second")
     result = trial.folder_of(config, COLLECT) / "tuned_file"
 

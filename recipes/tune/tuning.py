@@ -21,7 +21,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from launch.core.errors import UserError
-from recipes.bench.series import Row, Table, measure_rows, show
+from recipes.bench.benchmark import Row, Table, measure_rows, show
 from recipes.rank.names import named
 from recipes.rank.program import Failed
 from recipes.rank.ranks import num_ranks

@@ -19,7 +19,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from recipes.bench import vllm_programs
-from recipes.bench.series import Table, columns
+from recipes.bench.benchmark import Table
 from recipes.rank.names import named
 from recipes.rank.program import is_main_rank, main, say
 from recipes.tune.search import Point, SearchConfig, search_bench
@@ -49,7 +49,7 @@ def vllm(config: DictConfig) -> dict[str, Any]:
     args = VllmConfig(**OmegaConf.to_container(config.trainer_args))
     if not is_main_rank():  # the trials start their own ranks on the same GPUs
         return {}
-    table = Table("vllm", columns(f"trial setting {FIGURE}"), figure=FIGURE)
+    table = Table("vllm", f"trial setting {FIGURE}", figure=FIGURE)
     base = OmegaConf.to_container(config.tuned.trainer_args.base)
 
     def setting_of(point: Point) -> Setting:

@@ -5,22 +5,23 @@ The other ranks wait for it in an all-reduce.
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from omegaconf import DictConfig
 
-from recipes.bench import ranks
-from recipes.bench.series import Column, Row, SeriesConfig, Table, measure
+from recipes.bench import consensus
+from recipes.bench.benchmark import Row, SeriesConfig, Table, measure
 from recipes.rank.program import main
 
-ranks.GRACE_S = 1.0
+consensus.GRACE = timedelta(seconds=1)
 
 
 def bench(config: DictConfig) -> dict[str, Any]:
-    with ranks.joined(torch.device("cpu")) as control:
-        table = Table("gemm", [Column("shape", "shape"), Column("sum", "sum", 0)], figure="sum")
+    with consensus.joined(torch.device("cpu")) as control:
+        table = Table("gemm", "shape sum", figure="sum")
 
         def work(case: Row) -> dict[str, float]:
             if case["shape"] == "second" and dist.get_rank() == 1:
@@ -35,7 +36,7 @@ def bench(config: DictConfig) -> dict[str, Any]:
             SeriesConfig("out", use_cpu=True),
             table,
             cases,
-            lambda case: ranks.slowest(control, lambda: work(case)),
+            lambda case: consensus.slowest(control, lambda: work(case)),
         )
 
 

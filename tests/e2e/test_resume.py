@@ -26,7 +26,7 @@ from recipes.grpo import grpo
 from recipes.rank import files, program
 from recipes.sampling import generation
 from recipes.sft import sft
-from recipes.training import checkpoint
+from recipes.training import checkpoint, train_loop
 
 WORK = {"sft": sft, "dpo": dpo, "grpo": grpo, "evaluate": evaluate}
 SMALL = """

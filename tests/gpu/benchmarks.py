@@ -185,9 +185,7 @@ def section(result: dict[str, Any], hardware: str) -> list[str]:
         (BESIDE, f"{BESIDE} published", "g"),
     ]
     benchmark = result.get("benchmark", "")  # nothing is published of a tuning
-    figure = result.get("figure") or next(
-        (row.figure for row in published.load(benchmark).rows), ""
-    )
+    figure = result.get("figure") or next((row.figure for row in published.load(benchmark)[0]), "")
     if hardware != BESIDE:
         references = [published.published(benchmark, BESIDE, row, figure) for row in rows]
         rows = [

@@ -48,7 +48,6 @@ def measure(tmp_path, **args):
 def test_figures_follow_from_time_and_operations(tmp_path):
     forward = attention.operations(8192, 32, 128, "forward")
     assert forward == 2 * 8192 * 8192 * 128 * 32
-    assert attention.operations(8192, 32, 128, "backward") == 2.5 * forward
     (row,) = measure(tmp_path, backends=["math"], passes=["forward"])["rows"]
     assert row["batch_size"] == 2  # 64 tokens in rows of 32
     operations = 2 * attention.operations(32, 4, 16, "forward")
@@ -100,17 +99,14 @@ def test_unsupported_back_ends_become_rows(tmp_path, monkeypatch):
 def test_rows_are_packed_one_after_the_other(monkeypatch):
     """Use plain attention, row by row, since torch has no varlen kernel for a CPU."""
 
-    def kernel(ends, tokens):
-        def call(query, key, value):
-            parts = [
-                [tensor[a:b].transpose(0, 1)[None] for tensor in (query, key, value)]
-                for a, b in zip(ends, ends[1:], strict=False)
-            ]
-            assert all(part[0].shape[2] == tokens for part in parts)
-            return torch.cat([attention.eager(*part)[0].transpose(0, 1) for part in parts])
+    def kernel(query, key, value, ends, _ends, tokens, _tokens, window_size, enable_gqa):
+        parts = [
+            [tensor[a:b].transpose(0, 1)[None] for tensor in (query, key, value)]
+            for a, b in zip(ends, ends[1:], strict=False)
+        ]
+        assert all(part[0].shape[2] == tokens for part in parts)
+        return torch.cat([attention.eager(*part)[0].transpose(0, 1) for part in parts])
 
-        return call
-
-    monkeypatch.setattr(attention, "varlen_function", kernel)
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", kernel)
     inputs = attention.random_inputs(3, 8, "4 2 16", torch.float32, CPU)
     assert torch.allclose(attention.varlen(inputs)(*inputs), attention.eager(*inputs), atol=1e-6)

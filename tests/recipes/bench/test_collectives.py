@@ -12,7 +12,7 @@ import torch.distributed as dist
 from omegaconf import OmegaConf
 
 from launch.core.errors import UserError
-from recipes.bench import rccl_tests, series
+from recipes.bench import benchmark
 from recipes.bench.collective_rank import Collective
 from recipes.bench.collectives import (
     BASELINE,
@@ -24,6 +24,7 @@ from recipes.bench.collectives import (
     limit_gb_s,
     measure_one,
     notes,
+    parse_rccl_tests,
 )
 from tests.conftest import composed
 
@@ -67,15 +68,15 @@ def test_output_of_rccl_tests_and_its_bandwidth():
     unchecked = ALL_REDUCE.replace("161.14      0", "161.14    N/A")
     wrong = ALL_REDUCE.replace("161.14      0", "161.14      3")
     expected = {8388608: (pytest.approx(0.0911), 0)}
-    assert rccl_tests.parse(ALL_REDUCE) == rccl_tests.parse(unchecked) == expected
-    assert rccl_tests.parse(wrong) == {8388608: (pytest.approx(0.0911), 3)}
-    assert rccl_tests.parse("all_reduce_perf: no device") == {}
+    assert parse_rccl_tests(ALL_REDUCE) == parse_rccl_tests(unchecked) == expected
+    assert parse_rccl_tests(wrong) == {8388608: (pytest.approx(0.0911), 3)}
+    assert parse_rccl_tests("all_reduce_perf: no device") == {}
     case = {**CASE, "op": "all_reduce", "ranks": 8, "bytes": 8388608}
-    row = measured(case, rccl_tests.parse(ALL_REDUCE)[8388608])
+    row = measured(case, parse_rccl_tests(ALL_REDUCE)[8388608])
     assert row["bus_gb_s"] == pytest.approx(161.14, rel=1e-3)
     assert row["algorithm_gb_s"] == pytest.approx(92.08, rel=1e-3)
     with pytest.raises(UserError, match="3 elements"):
-        measured(case, rccl_tests.parse(wrong)[8388608])
+        measured(case, parse_rccl_tests(wrong)[8388608])
 
 
 def measured(case, figures):
@@ -122,10 +123,8 @@ def test_sizes_and_settings_of_a_series(monkeypatch):
         (4, "bf16", "NCCL_MIN_NCHANNELS unset"),
         (4, "bf16", "NCCL_ALGO=Ring"),
     ]
-    tiny = cases(args(ops=["broadcast"], min_bytes=8, max_bytes=32), config("mi300x"), [2, 8], {})
-    assert min(row["bytes"] for row in tiny if row["ranks"] == 8) == 32, "4 bytes for each rank"
     assert cases(args(), config("mi300x"), [], settings) == []
-    assert "topology.num_gpus=2" in notes(args(), config("mi300x"), [])[-1]
+    assert "topology.num_gpus=2" in notes(args(), [])[-1]
 
 
 @pytest.fixture
@@ -160,8 +159,6 @@ def test_every_element_of_a_result_is_checked(one_process, op, dtype):
     assert second.wrong() == 2
     second.call = lambda: None
     assert second.wrong() > 100, "a call that moves nothing"
-    second.prepare()
-    assert bool(second.input.any()) == (op != "all_reduce")
 
 
 def test_a_worker_that_gets_a_signal_as_it_starts_answers(one_process, monkeypatch):
@@ -206,4 +203,4 @@ def test_rccl_tests_are_run_if_installed(one_process, tmp_path, monkeypatch):
     assert "Test CUDA failure" in workers.skip(case, [])
     program.write_text("#!/bin/sh\nexec sleep 60\n")
     with pytest.raises(UserError, match=r"no end after 0\.01 s"):
-        series.parsed_output([str(program)], rccl_tests.parse, timeout_s=0.01)
+        benchmark.parsed_output([str(program)], parse_rccl_tests, timeout_s=0.01)

@@ -15,7 +15,6 @@ SMALL = {"rows": 16, "sequence": 8, "batch_size": 4, "batches": 3, "warmup": 1, 
 
 @pytest.mark.parametrize(("workers", "pinned", "args", "expected", "num_notes"), [
     (4, True, {}, [(n, pin) for n in NUM_WORKERS for pin in (False, True)], 0),
-    (0, False, {}, [(0, False)], 1),
     (0, False, {"num_workers": [0, 4]}, [(0, False), (4, False)], 1),
     (0, False, {"num_workers": [4], "pin_memory": [True]}, [(4, True)], 0),
 ])  # fmt: skip

@@ -44,8 +44,6 @@ def test_values_and_paddings_are_measured_for_the_first_shape_and_a_call_that_ta
     calls = [(c["dtype"], c["op"], c["values"], c["padding"]) for c in cases]
     assert calls[-2:] == [("bf16", "linear", "zeros", 0), ("bf16", "linear", "normal", 64)]
     assert {op for dtype, op, *_ in calls if dtype == "fp8"} == {"hipblaslt-bench"}
-    cases = gemm.cases(args(ops=["linear", "compiled"], dtypes=["fp8"]), {})
-    assert [case["op"] for case in cases] == ["compiled"]
     monkeypatch.setattr(gemm.shutil, "which", lambda name: None)
     assert gemm.cases(args(ops=["hipblaslt-bench"]), {"fp32": 1.0}) == []
 
@@ -59,9 +57,6 @@ def test_a_call_multiplies_m_by_k_and_k_by_n(op, padding):
     assert operand.shape == (8, 16)
     assert operand.stride() == (16 + padding // 4, 1)
     assert set(operand.flatten().tolist()) <= {-2, -1, 0, 1, 2}
-    for values, number in (("zeros", 0.0), ("constant", 1.0)):
-        constant = gemm.matrix(8, 16, {**case, "values": values}, torch.float32, CPU)
-        assert constant.unique().tolist() == [number]
 
 
 def test_a_multiplication_counts_two_operations(monkeypatch):

@@ -24,7 +24,6 @@ HOW = r" \(exit code 7; .*/log\)"
 @pytest.mark.parametrize(("log", "report", "code", "reason"), [
     (ENGINE, None, 7, "OutOfMemoryError: HIP out of memory. Tried to allocate 2 GiB" + HOW),
     (USAGE, None, 7, "error: unrecognized arguments: --max-num-sequences 4" + HOW),
-    ("loading\nlast\n\n", None, 7, "last" + HOW),
     ("", None, -9, r"no output \(killed by SIGKILL; "),
     ("", "torch.OutOfMemoryError: CUDA", 1, "out of memory$"),
     ("", "ValueError: no\nsecond line", 1, "ValueError: no$"),

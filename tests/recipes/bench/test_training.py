@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from recipes.bench import finetune, matmul, mlp_loop, ranks, scaling
+from recipes.bench import consensus, matmul, mlp_loop, scaling
 from recipes.bench.mlp_loop import Mlp, MlpLoopConfig
 from recipes.bench.scaling import ScalingConfig
 from recipes.models import low_precision
@@ -69,34 +69,8 @@ def test_ranks_agree_on_the_slowest(alone, monkeypatch):
         results[:] = [mine, *({"result": other} for other in others)]
 
     monkeypatch.setattr(dist, "all_gather_object", gather)
-    slowest = ranks.slowest(alone, lambda: {"ms": 2.0, "memory_gb": 4.0})
+    slowest = consensus.slowest(alone, lambda: {"ms": 2.0, "memory_gb": 4.0})
     assert slowest == {"ms": 3.0, "memory_gb": 4.0}
-
-
-class Tiny(nn.Module):
-    """Have the two parts of a language model of transformers that the loss uses."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding, self.lm_head = nn.Embedding(11, 8), nn.Linear(8, 11, bias=False)
-
-    def model(self, input_ids, use_cache):
-        return type("Out", (), {"last_hidden_state": self.embedding(input_ids)})
-
-
-def test_the_loss_by_sequence_is_the_loss():
-    torch.manual_seed(0)
-    tiny = Tiny()
-    tokens, following = torch.randint(11, (3, 5)), torch.randint(11, (3, 5))
-    loss = finetune.WithLoss(tiny)(tokens, following)
-    loss.backward()
-    grad = tiny.lm_head.weight.grad.clone()
-    tiny.zero_grad()
-    logits = tiny.lm_head(tiny.embedding(tokens))
-    whole = nn.functional.cross_entropy(logits.flatten(0, 1), following.flatten())
-    whole.backward()
-    assert loss.item() == pytest.approx(whole.item(), rel=1e-6)
-    assert torch.allclose(grad, tiny.lm_head.weight.grad, atol=1e-6)
 
 
 @pytest.mark.parametrize(("name", "module", "takes"), [

@@ -21,7 +21,6 @@ def config(tmp_path, profile: str = "torch", compute: str = "fp32"):
 
 @pytest.mark.parametrize(("num_steps", "cycle", "expected"), [
     (None, 1, (2, 1, 2)),
-    (5, 1, (2, 1, 2)),
     (4, 1, (1, 1, 2)),
     (2, 1, (0, 1, 1)),  # smoke=true
     (1, 1, (0, 0, 1)),
@@ -58,12 +57,9 @@ class Model(nn.Module):
         return self.last(x)
 
 
-def train(
-    settings, num_steps: int, taken: int | None = None, model: nn.Module | None = None
-) -> None:
-    model = model or Model()
+def train(settings, num_steps: int, model: nn.Module) -> None:
     with profiling.session(settings, num_steps, model=model) as profile:
-        for _ in range(num_steps if taken is None else taken):
+        for _ in range(num_steps):
             with torch.autocast(
                 "cpu", dtype=torch.bfloat16, enabled=settings.precision.compute == "bf16"
             ):
@@ -76,48 +72,38 @@ def read(tmp_path, name: str) -> dict:
     return json.loads((tmp_path / "profile" / name).read_text())
 
 
-def test_a_plain_loop(tmp_path, capsys):
-    train(config(tmp_path), 6)
+@pytest.mark.parametrize("profile", ["none", "rocprof"])
+def test_nothing_is_written_without_a_profile(tmp_path, profile):
+    train(config(tmp_path, profile), 3, Model())
+    assert not list(tmp_path.iterdir())
+
+
+def test_files_of_a_plain_loop_with_modules_in_fp32(tmp_path, capsys):
+    model = Model()
+    train(config(tmp_path, compute="bf16"), 6, model=model)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
     names = {path.name for path in (tmp_path / "profile").iterdir()}
-    assert names == {"trace-rank0.json.gz", "kernels.json"}
-    table = read(tmp_path, "kernels.json")
-    assert (table["steps"], table["device"]) == (2, "cpu")
-    assert table["shares"]["gemm"] > 0.05
-    products = next(row for row in table["kernels"] if row["name"] == "aten::addmm")
+    assert names == {"trace-rank0.json.gz", "kernels.json", "fp32_modules.json"}
+    kernels = read(tmp_path, "kernels.json")
+    assert (kernels["steps"], kernels["device"]) == (2, "cpu")
+    assert kernels["shares"]["gemm"] > 0.05
+    products = next(row for row in kernels["kernels"] if row["name"] == "aten::addmm")
     assert (products["kind"], products["calls"]) == ("gemm", 4), "two layers, two steps"
     with gzip.open(tmp_path / "profile/trace-rank0.json.gz", "rt") as file:
         names = {event["name"] for event in json.load(file)["traceEvents"]}
     steps = {name for name in names if name.startswith("ProfilerStep")}
     assert steps == {"ProfilerStep#3", "ProfilerStep#4"}
-    out = capsys.readouterr().out
-    assert "profile: 2 steps, " in out
-    assert "opens at ui.perfetto.dev" in out
-
-
-@pytest.mark.parametrize("profile", ["none", "rocprof"])
-def test_nothing_is_written_without_a_profile(tmp_path, profile):
-    train(config(tmp_path, profile), 3)
-    assert not list(tmp_path.iterdir())
-
-
-def test_modules_in_fp32(tmp_path, capsys):
-    model = Model()
-    train(config(tmp_path, compute="bf16"), 4, model=model)
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
     table = read(tmp_path, "fp32_modules.json")
     (product,) = (row for row in table["modules"] if row["what"] == fp32_modules.PRODUCTS)
     assert (product["name"], product["class"]) == ("last", "InFp32")
     # The backward pass has one product for the input and one for the weight, and belongs to the
     # same module.
     assert product["calls"] == 2 * 3
-    time_s = read(tmp_path, "kernels.json")["time_s"]
-    assert product["share"] == pytest.approx(product["time_s"] / time_s)
+    assert product["share"] == pytest.approx(product["time_s"] / kernels["time_s"])
     assert table["products_share"] == pytest.approx(product["share"])
     names = {(row["name"], row["class"], row["what"]) for row in table["modules"]}
     assert ("layers.*.*", "LayerNorm", fp32_modules.REST) in names
-    out = capsys.readouterr().out
-    assert f"fp32 under precision=bf16: {table['share']:.1%} of the time" in out
-    assert "last (InFp32)" in out
+    assert "last (InFp32)" in capsys.readouterr().out
 
 
 def event(category: str, name: str, ts: float, dur: float, pid: int, tid: int, args: dict) -> dict:
@@ -202,7 +188,6 @@ def test_memory_at_the_fullest_moment():
     sizes = {"allocated_peak_gb": 10.0, "reserved_peak_gb": 12.0, "before_gb": 4.0}
     counts = {"history_is_cut": False, "num_alloc_retries": 1, "num_ooms": 0}
     assert table == {**sizes, "fragmentation": 0.25, **counts}
-    assert "10.00 GB allocated at most" in memory_table.text({**table, "at_peak": []})
 
 
 @pytest.fixture

@@ -46,10 +46,6 @@ def test_maj_at_k_is_the_share_of_subsets_whose_majority_is_right():
             assert statistics.maj_at_k(answers, k) == pytest.approx(sum(shares) / len(shares))
 
 
-def test_ks():
-    assert [statistics.ks(n) for n in (1, 6, 8)] == [[1], [1, 2, 4, 6], [1, 2, 4, 8]]
-
-
 def test_a_bootstrap_is_that_of_the_mean_and_follows_from_its_seed():
     values = [0.0, 0.5, 1.0, 0.5] * 50
     low, high = statistics.bootstrap(values, seed=3)
@@ -66,9 +62,3 @@ def test_problems_with_equal_shares_have_an_interval_all_the_same():
     low, high = statistics.bootstrap([0.25] * 8)
     assert low < 0.1
     assert high > 0.5
-    # maj@k of right answers of several texts is a sum of floats.
-    answers = [(text, 1.0) for text in "aabcddee"]
-    shares = [statistics.maj_at_k(answers, k) for k in statistics.ks(8)]
-    assert any(value != 1.0 for value in shares), "rounding is what this is about"
-    for value in shares:
-        assert statistics.bootstrap([value] * 20) == statistics.wilson(20, 20)

@@ -11,14 +11,13 @@ from omegaconf import OmegaConf
 
 from launch.core.errors import UserError
 from launch.core.json_files import read_metrics
-from recipes.bench.series import Column, Table
+from recipes.bench.benchmark import Table
 from recipes.rank import program
 from recipes.rank.program import Interrupted
 from recipes.tune.rccl import RcclConfig
 from recipes.tune.search import PRUNED, SearchConfig, open_study, search
 
-COLUMNS = [Column("setting", "setting"), Column("speed", "speed", 0)]
-TABLE = Table("test", COLUMNS, figure="speed")
+TABLE = Table("test", "setting speed", figure="speed")
 
 
 def settings(num_trials=12, **space):

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 
 from launch.config.compose import compose
 from launch.core.errors import UserError
-from recipes.bench.series import Column, Table
+from recipes.bench.benchmark import Table
 from recipes.rank.program import Failed
 from recipes.tune import batch, inductor, tunableop
 from recipes.tune.trial import Setting
@@ -98,8 +98,7 @@ def test_overrides_compose_to_the_same_values():
     assert config.user_env == known.env
 
 
-COLUMNS = [Column("batch", "batch"), Column("tokens_per_second", "tokens/s", 0)]
-TABLE = Table("batch", COLUMNS, figure="tokens_per_second")
+TABLE = Table("batch", "batch tokens_per_second", figure="tokens_per_second")
 
 
 def row(batch_size, figure, error=None, **more):

@@ -2,7 +2,7 @@
 
 A benchmark lists its cases and passes a function that measures one of them:
 
-    table = Table("gemm", columns("shape tflops"), figure="tflops")
+    table = Table("gemm", "shape tflops", figure="tflops")
     return measure(config, args, table, grid(shape=shapes), lambda case: {"tflops": ...})
 
 conf/method/bench/<name>.yaml shows how to start it.
@@ -13,7 +13,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import os
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,17 +30,16 @@ from rich.table import Table as RichTable
 from launch.core.errors import UserError
 from launch.core.json_files import read_metrics, write_text
 from recipes.bench import published
-from recipes.bench.training import fresh
+from recipes.bench.consensus import Alone, agreed
+from recipes.bench.timing import fresh
 from recipes.measure import profiling
 from recipes.rank.device import device
-from recipes.rank.program import Failed, Interrupted, is_main_rank, say, stop_asked
+from recipes.rank.program import Failed, Interrupted, give_up, is_main_rank, say, stop_asked
 
 Row = dict[str, Any]
 WIDTH = 150  # of the table; fixed, since logs have no terminal width
 COLUMNS = yaml.safe_load(Path(__file__).with_name("columns.yaml").read_text())
 OUT_OF_MEMORY = "out of memory"  # the `error` of a row that ran out of memory
-# Set when ranks.py restarts a program: the row that failed, and its error (empty: out of memory).
-ROW, ROW_ERROR = "RECIPES_ROW", "RECIPES_ROW_ERROR"
 
 
 @dataclass
@@ -64,20 +62,24 @@ class Column:
     digits: int | None = None  # decimals of a figure; None for a column that names the row
 
 
-def columns(keys: str) -> list[Column]:
-    """Return the columns of the keys between spaces; columns.yaml has their titles."""
-    return [Column(key, *COLUMNS.get(key, [key])) for key in keys.split()]
-
-
 @dataclass(frozen=True)
 class Table:
     """Describe a benchmark's table. `figure` is the column compared with published figures."""
 
     benchmark: str
-    columns: Sequence[Column]
+    keys: str  # of the columns, between spaces; columns.yaml has their titles
     figure: str
     higher_is_better: bool = True
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def columns(self) -> list[Column]:
+        return [Column(key, *COLUMNS.get(key, [key])) for key in self.keys.split()]
+
+    def name(self, row: Row) -> str:
+        """Return a row's name: the values of its columns that are not figures."""
+        names = [row.get(column.key) for column in self.columns if column.digits is None]
+        return " ".join(str(name) for name in names if name is not None)
 
     def content(self, rows: Sequence[Row], notes: Sequence[str]) -> Row:
         """Return the keys of result.json that describe a table; the reports read them."""
@@ -136,31 +138,32 @@ def measure(
     own = complete(rows) or {}
     # A smoke run measures the CPU, whatever GPU it is configured for.
     hardware = "cpu" if config.get("smoke") else config.hardware.name
-    compared = published.compare(
+    rows, notes, below = published.compare(
         rows, table.benchmark, hardware, table.figure, table.higher_is_better, args.fail_below
     )
-    infinite = [
-        f"{_name(table, row)}: {', '.join(row['not_finite'])} came out as inf or nan."
+    notes = [*table.notes, *notes]
+    notes += [
+        f"{table.name(row)}: {', '.join(row['not_finite'])} came out as inf or nan."
         for row in rows
         if row.get("not_finite")
     ]
     on_gpu = torch.cuda.is_available() and not args.use_cpu
     content = {
         **own,
-        **table.content(compared.rows, [*table.notes, *compared.notes, *infinite]),
+        **table.content(rows, notes),
         "benchmark": table.benchmark,
         "fail_below": args.fail_below,
-        "below": compared.below,
+        "below": below,
         "device": torch.cuda.get_device_name() if on_gpu else "CPU",
     }
     if is_main_rank():
-        show(table, compared.rows, hardware, content["notes"])
+        show(table, rows, hardware, notes)
     if all(row["error"] for row in rows):
-        first = f"{_name(table, rows[0])}: {rows[0]['error']}"
+        first = f"{table.name(rows[0])}: {rows[0]['error']}"
         raise Failed(f"no row could be measured; the first: {first}", **content)
-    if compared.below:
+    if below:
         gate = f"below method.args.fail_below={args.fail_below:g} of what was published"
-        raise Failed(f"{gate}: {'; '.join(compared.below)}", **content)
+        raise Failed(f"{gate}: {'; '.join(below)}", **content)
     return content
 
 
@@ -175,7 +178,7 @@ def measure_rows(
     """Return a row for each case; measure those that have no row yet or failed.
 
     `work` returns a case's figures; its errors become rows (see `attempt`). `skip` returns why a
-    case is not measured, given the rows so far, or None. Every case starts with the same seed.
+    case is not measured, given the rows before it, or None. Every case starts with the same seed.
     """
     cases = list(cases)
     if not cases:
@@ -183,37 +186,41 @@ def measure_rows(
     published.require(table.benchmark, config.hardware.name, table.figure, args.fail_below, cases)
     path = Path(config.run_dir) / "metrics.jsonl"
     rows = earlier_rows(path, cases)
-    failed_at, failure = int(os.environ.get(ROW, 0)), os.environ.pop(ROW_ERROR, None)
     # Retry failed rows, since a package or driver may have been fixed. Memory would run out again.
     pending = [i for i, row in enumerate(rows) if row["error"] not in (None, OUT_OF_MEMORY)]
-    if failure is not None:  # after a restart, earlier rows were already retried
-        pending = [i for i in pending if i >= failed_at]
     for i in pending:
-        say(f"trying again: {_name(table, rows[i])}, which failed: {rows[i]['error']}")
+        say(f"trying again: {table.name(rows[i])}, which failed: {rows[i]['error']}")
     pending += range(len(rows), len(cases))
     start = time.monotonic() - max((row["time_s"] for row in rows), default=0)
+
+    def add(i: int, figures: Row) -> None:
+        rows[i : i + 1] = [{**cases[i], **figures, "time_s": time.monotonic() - start}]
+
     with profiling.session(config, max(1, len(pending))) as profile:
         for i in pending:
-            if on_any_rank(stop_asked()):
+            if any(agreed(stop_asked)):  # all ranks continue or none does
                 raise Interrupted(rows=rows)
-            os.environ[ROW] = str(i)
-            if failure is not None and i == failed_at:
-                figures = {"error": failure or OUT_OF_MEMORY}
-            elif reason := skip(cases[i], rows):
-                figures = {"error": f"not measured: {reason}"}
+            if reason := skip(cases[i], rows[:i]):
+                figures: Row = {"error": f"not measured: {reason}"}
             else:
                 torch.manual_seed(args.seed)
                 fresh()
-                figures = attempt(cases[i], work)
-            row = {**cases[i], **figures, "time_s": time.monotonic() - start}
+                try:
+                    figures = attempt(cases[i], work)
+                except Alone as failure:  # a resumed run continues with the next row
+                    add(i, {"error": str(failure) or OUT_OF_MEMORY})
+                    write_rows(path, rows, len(cases))
+                    give_up(config, f"only this rank failed: {rows[i]['error']}")
             # The signal may have caused this failure, so leave the case to the next start.
-            if on_any_rank(row["error"] is not None and stop_asked()):
+            failed = figures["error"] is not None
+            if any(agreed(lambda failed=failed: failed and stop_asked())):
                 raise Interrupted(rows=rows)
-            rows[i : i + 1] = [row]
-            _write(path, rows, len(cases))
-            cells = [(c.title, _cell(row.get(c.key), c.digits)) for c in table.columns]
+            add(i, figures)
+            if is_main_rank():
+                write_rows(path, rows, len(cases))
+            cells = [(c.title, _cell(rows[i].get(c.key), c.digits)) for c in table.columns]
             words = [f"{title} {cell}" for title, cell in cells if cell]
-            say("  ".join([f"{i + 1}/{len(cases)}", *words, row["error"] or ""]).rstrip())
+            say("  ".join([f"{i + 1}/{len(cases)}", *words, figures["error"] or ""]).rstrip())
             profile.step()
     return rows
 
@@ -273,19 +280,18 @@ def parsed_output(
     return figures
 
 
-def _write(path: Path, rows: Sequence[Row], num_cases: int) -> None:
+def write_rows(path: Path, rows: Sequence[Row], num_cases: int) -> None:
     """Replace metrics.jsonl atomically, since other ranks read it too."""
-    if is_main_rank():
-        lines = ({"step": i, "num_steps": num_cases, **row} for i, row in enumerate(rows, 1))
-        write_text(path, "".join(json.dumps(line) + "\n" for line in lines))
+    lines = ({"step": i, "num_steps": num_cases, **row} for i, row in enumerate(rows, 1))
+    write_text(path, "".join(json.dumps(line) + "\n" for line in lines))
 
 
 def show(table: Table, rows: Sequence[Row], hardware: str, lines: Sequence[str]) -> None:
     """Print the table, then why rows failed, then `lines`."""
     shown = RichTable(title=table.benchmark, title_justify="left")
-    headings = list(table.columns)
+    headings = table.columns
     if any(row.get("published") is not None for row in rows):  # with all its digits
-        headings += [Column("published", f"published {hardware}"), *columns("ratio")]
+        headings += [Column("published", f"published {hardware}"), Column("ratio", "ratio", 2)]
     for column in headings:
         shown.add_column(column.title, justify="left" if column.digits is None else "right")
     for row in rows:
@@ -293,7 +299,7 @@ def show(table: Table, rows: Sequence[Row], hardware: str, lines: Sequence[str])
         shown.add_row(*(_cell(cells.get(column.key), column.digits) for column in headings))
     console = Console(width=WIDTH)
     console.print(shown)
-    failures = [f"{_name(table, row)}: {row['error']}" for row in rows if row["error"]]
+    failures = [f"{table.name(row)}: {row['error']}" for row in rows if row["error"]]
     for line in [*failures, *lines]:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
@@ -311,27 +317,11 @@ def earlier_rows(path: Path, cases: Sequence[Row]) -> list[Row]:
         if not is_row or any(line.get(key) != value for key, value in case.items()):
             break
         rows.append({key: line[key] for key in line if key not in ("step", "num_steps")})
-    if path.is_file():
-        _write(path, rows, len(cases))
+    if is_main_rank() and path.is_file():
+        write_rows(path, rows, len(cases))
     if rows:
         say(f"{len(rows)} of {len(cases)} were measured before the interruption")
     return rows
-
-
-def on_any_rank(flag: bool) -> bool:
-    """Return whether `flag` is true on any rank, so that all ranks continue or none does."""
-    if not dist.is_initialized():
-        return flag
-    on_gpu = dist.get_backend() == "nccl"
-    shared = torch.tensor(int(flag), device=torch.cuda.current_device() if on_gpu else "cpu")
-    dist.all_reduce(shared, dist.ReduceOp.MAX)
-    return bool(shared)
-
-
-def _name(table: Table, row: Row) -> str:
-    """Return a row's name: the values of its columns that are not figures."""
-    names = [row.get(column.key) for column in table.columns if column.digits is None]
-    return " ".join(str(name) for name in names if name is not None)
 
 
 def _cell(value: object, digits: int | None) -> str:

@@ -7,7 +7,7 @@ import statistics
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from omegaconf import DictConfig
@@ -16,7 +16,7 @@ from torch import nn
 from launch.core.errors import UserError
 from recipes.rank.device import DTYPES, memory_peak_gb
 
-Step = Callable[[], torch.Tensor]
+Step = Callable[..., torch.Tensor]
 # Bytes to write before each call: the largest cache, the Infinity Cache of MI300X and MI350X.
 CACHE_BYTES = 256 << 20
 # Small, because every step has the same batch, and an overflow would change the timings.
@@ -41,23 +41,40 @@ def numerics(config: DictConfig) -> str:
     return f"{compute} products, {weights} weights, gradients and moments{autocast}"
 
 
-def training_step(model: nn.Module, inputs: Sequence[torch.Tensor], config: DictConfig) -> Step:
+def autocast(config: DictConfig) -> torch.dtype | None:
+    """Return the dtype of products, or None if it is that of the weights."""
+    compute = DTYPES[config.precision.compute]
+    return compute if compute != weights_dtype(config) else None
+
+
+def training_step(
+    model: nn.Module,
+    compute: torch.dtype | None,
+    learning_rate: float = LEARNING_RATE,
+    max_norm: float | None = None,
+    loss_of: Callable[..., torch.Tensor] | None = None,
+) -> Step:
     """Return a function that takes a step of AdamW on the loss `model(*inputs)` and returns it.
 
-    It autocasts if precision.compute differs from the weights. An fp16 loss is not scaled, because
-    nothing is learned here and scaling takes almost no time.
+    It autocasts to `compute`, if any. With `max_norm` it clips gradients, and scales a loss in
+    fp16; without, nothing is learned, so an fp16 loss is not scaled.
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, lr=LEARNING_RATE, fused=True)
-    compute, weights = DTYPES[config.precision.compute], weights_dtype(config)
-    device = inputs[0].device.type
+    optimizer = torch.optim.AdamW(parameters, lr=learning_rate, weight_decay=0.0, fused=True)
+    device, loss_of = parameters[0].device.type, loss_of or model
+    is_scaled = max_norm is not None and compute == torch.float16
+    scaler = torch.amp.GradScaler(device, enabled=is_scaled)
 
-    def step() -> torch.Tensor:
-        with torch.autocast(device, dtype=compute, enabled=compute != weights):
-            loss = model(*inputs)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+    def step(*inputs: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(device, compute, enabled=compute is not None):
+            loss = loss_of(*inputs)
+        scaler.scale(loss).backward()
+        if max_norm is not None:
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(parameters, max_norm)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
         return loss.detach()
 
     return step
