@@ -26,15 +26,15 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from transformers import set_seed
 
-from recipes.data.data import Row, load_heldout
 from recipes.data.data_files import check_tests
+from recipes.data.data_load import Row, load_heldout
 from recipes.data.data_select import fields, grouped
 from recipes.measure import harness, statistics
 from recipes.rank import ranks
 from recipes.rank.files import json_sha256
 from recipes.rank.program import is_main_rank, main, say
-from recipes.rewards import rewards
-from recipes.rewards.verify import Verifier, build_verifier
+from recipes.rewards import reward_functions
+from recipes.rewards.verifier import Verifier, build_verifier
 from recipes.sampling.batches import Log, sample_all, write_rows
 from recipes.sampling.generation import Generator, build_generator
 from recipes.sampling.samples import is_correct
@@ -176,7 +176,7 @@ def curves(problems: list[list[Row]], samples_per_prompt: int, seed: int) -> dic
     right = [sum(row["correct"] for row in rows) for rows in problems]
     result: dict[str, Any] = {"right_per_problem": right}
     votes = [
-        [(rewards.final_answer(row["completion"]), float(row["correct"])) for row in rows]
+        [(reward_functions.final_answer(row["completion"]), float(row["correct"])) for row in rows]
         for rows in problems
     ]
     for k in statistics.ks(samples_per_prompt) if samples_per_prompt > 1 else ():

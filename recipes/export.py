@@ -37,7 +37,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from launch.core.errors import UserError
 from recipes.models import adapters, model_card, quantize
-from recipes.models.model import build_model, build_tokenizer
+from recipes.models.model_build import build_model, build_tokenizer
 from recipes.models.shards import Shards, stored
 from recipes.rank.files import move_directory, weights_sha256
 from recipes.rank.names import named

@@ -22,15 +22,15 @@ from omegaconf import DictConfig
 from trl import GRPOConfig, GRPOTrainer
 
 from launch.core.errors import UserError
-from recipes.data.data import columns, texts
 from recipes.data.data_curriculum import Curriculum
 from recipes.data.data_files import check_tests
+from recipes.data.data_load import columns, texts
 from recipes.data.data_prepare import heldout_prompts, load_once, prepare_prompts
 from recipes.measure.metrics import Metrics
 from recipes.models.layers import CompiledLayers
-from recipes.models.model import adapter_config, build_model, build_tokenizer
+from recipes.models.model_build import adapter_config, build_model, build_tokenizer
 from recipes.rank.program import main
-from recipes.rewards.verify import build_verifier, check_columns
+from recipes.rewards.verifier import build_verifier, check_columns
 from recipes.sampling import serving
 from recipes.sampling.generation import beat_by_token
 from recipes.sampling.overlap import OverlappedGeneration

@@ -22,13 +22,13 @@ from omegaconf import DictConfig
 
 from launch.core.errors import UserError
 from launch.core.json_files import sha256
-from recipes.data.data import Row, load
 from recipes.data.data_curriculum import check_levels, cycle_shares, read_pass_rates
 from recipes.data.data_files import check_tests
+from recipes.data.data_load import Row, load
 from recipes.rank import ranks
 from recipes.rank.files import json_sha256
 from recipes.rank.program import is_main_rank, main, say
-from recipes.rewards.verify import build_verifier
+from recipes.rewards.verifier import build_verifier
 from recipes.sampling.batches import Log, sample_all, write_rows
 from recipes.sampling.samples import (
     by_level,

@@ -20,7 +20,7 @@ from launch.core.errors import UserError
 from recipes.bench.series import Row, SeriesConfig, rate
 from recipes.bench.training import steps_ms
 from recipes.measure.flops import flops_per_token
-from recipes.models.model import adapter_config, build_model
+from recipes.models.model_build import adapter_config, build_model
 from recipes.rank.device import compute_dtype, memory_peak_gb
 
 MAX_NORM = 1.0  # conf/method/sft.yaml

@@ -21,7 +21,7 @@ from recipes.bench.language_model import Steps, TrainingConfig
 from recipes.bench.series import Row, Table, columns, device_of, measure
 from recipes.bench.training import steps_ms
 from recipes.models.low_precision import package, to_float8
-from recipes.models.model import build_model
+from recipes.models.model_build import build_model
 from recipes.rank.device import DTYPES, memory_peak_gb
 from recipes.rank.names import named
 from recipes.rank.program import main

@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 from launch.core.errors import UserError
 from recipes.data.data_check import check_row
 from recipes.data.data_select import Row, beginning, normalized, question
-from recipes.rewards.rewards import CODE_TESTS
+from recipes.rewards.reward_functions import CODE_TESTS
 from recipes.rewards.verify_code import parse_tests
 
 # JSON escapes a character beyond 16 bits, such as an emoji, as two surrogates.

@@ -32,8 +32,8 @@ from launch.core.errors import UserError
 from launch.core.json_files import sha256, write_json
 from recipes.data import data_select as select
 from recipes.data import data_tokens
-from recipes.data.data import GENERATED, Loaded, load, rows_sha256
 from recipes.data.data_check import READ
+from recipes.data.data_load import GENERATED, Loaded, load, rows_sha256
 from recipes.data.data_select import Row
 from recipes.data.data_tokens import PairTokens, Progress, PromptTokens, Tokens, without_end
 from recipes.rank.files import json_sha256, place_directory

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.core.errors import UserError
-from recipes.rewards.rewards import Completion, Judged, final_answer, text
+from recipes.rewards.reward_functions import Completion, Judged, final_answer, text
 
 SOCKET = "sandbox.sock"  # in the run directory; launch/execution/sandboxed.py listens
 BLOCK = re.compile(r"```([\w+#-]*)[^\n]*\n(.*?)```", re.DOTALL)

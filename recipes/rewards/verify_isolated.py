@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 from launch.core.errors import UserError
-from recipes.rewards.rewards import Judged
+from recipes.rewards.reward_functions import Judged
 
 READY_WITHIN_S = 300.0  # enough for imports from a slow disk
 # CPU seconds, so that samples do not fail on a busy machine. math-verify's own limit is the same.

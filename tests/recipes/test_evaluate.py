@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 from recipes import evaluate
 from recipes.evaluate import EvaluateConfig
 from recipes.measure import statistics
-from recipes.rewards.verify import Judged
+from recipes.rewards.verifier import Judged
 from recipes.sampling import batches
 from recipes.sampling.generation import TOO_LONG, Sample
 

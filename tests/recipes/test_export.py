@@ -20,7 +20,7 @@ from launch.core.errors import UserError
 from launch.core.json_files import plain
 from recipes import export as recipe
 from recipes.models import adapters, model_card, quantize
-from recipes.models.model import build_model
+from recipes.models.model_build import build_model
 from recipes.models.shards import INDEX, Shards, stored
 from recipes.rank.files import weights_sha256
 from recipes.training import checkpoint

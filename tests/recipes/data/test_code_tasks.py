@@ -7,7 +7,7 @@ from omegaconf import OmegaConf
 from launch.core.json_files import plain
 from launch.schema import Data
 from recipes.data import code_tasks
-from recipes.data.data import load, load_heldout
+from recipes.data.data_load import load, load_heldout
 from recipes.rewards.verify_code import code_of, parse_tests
 
 

@@ -12,7 +12,7 @@ from launch.core.errors import UserError
 from launch.core.json_files import plain
 from launch.schema import Data
 from recipes.data import data_prepare
-from recipes.data.data import Loaded, rows_sha256
+from recipes.data.data_load import Loaded, rows_sha256
 from recipes.data.data_prepare import (
     cache_key,
     cached,
@@ -22,7 +22,7 @@ from recipes.data.data_prepare import (
     statistics,
     without_end,
 )
-from recipes.models.model import train_tokenizer
+from recipes.models.model_build import train_tokenizer
 from recipes.rank.files import json_sha256
 
 ROWS = Dataset.from_list(

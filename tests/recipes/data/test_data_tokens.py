@@ -14,9 +14,9 @@ from launch.core.json_files import plain
 from launch.schema import Data
 from recipes import dpo, sft
 from recipes.data import data_tokens
-from recipes.data.data import Loaded
+from recipes.data.data_load import Loaded
 from recipes.data.data_tokens import Progress, mapped
-from recipes.models.model import train_tokenizer
+from recipes.models.model_build import train_tokenizer
 from recipes.preview import one_layer
 
 NUMBERS = range(7)

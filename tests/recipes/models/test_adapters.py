@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from launch.core.errors import UserError
 from launch.estimate import adapted
 from recipes.models import adapters
-from recipes.models.model import adapter_config, model_config
+from recipes.models.model_build import adapter_config, model_config
 from tests.conftest import composed
 
 

@@ -17,7 +17,13 @@ from launch.core.errors import UserError
 from recipes.grpo import cycle_steps
 from recipes.measure import metrics
 from recipes.measure.flops import flops_per_token
-from recipes.models import model
+from recipes.models.model_build import (
+    CHAT_TEMPLATE,
+    END,
+    build_model,
+    build_tokenizer,
+    compute_dtype,
+)
 from recipes.rank import program
 from recipes.training import training
 from tests.conftest import composed
@@ -94,9 +100,9 @@ def test_a_signal_is_seen_and_forgotten_after_the_run(tmp_path):
 
 def test_random_weights_follow_from_the_seed(tmp_path):
     settings = config(tmp_path, num_layers=1)
-    first, again = (model.build_model(settings).state_dict() for _ in range(2))
+    first, again = (build_model(settings).state_dict() for _ in range(2))
     settings.seed = 1
-    other = model.build_model(settings).state_dict()
+    other = build_model(settings).state_dict()
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not torch.equal(first["lm_head.weight"], other["lm_head.weight"])
 
@@ -106,7 +112,10 @@ def test_random_weights_have_no_more_digits_than_they_compute_with(tmp_path, com
     """Start every strategy from the same weights: DeepSpeed makes fp32 of 16-bit ones."""
     settings = config(tmp_path, num_layers=1)
     settings.precision.compute = compute
-    weight, dtype = model.build_model(settings).lm_head.weight, model.compute_dtype(settings)
+    weight, dtype = (
+        build_model(settings).lm_head.weight,
+        compute_dtype(settings),
+    )
     assert weight.dtype == torch.float32
     assert (
         torch.equal(
@@ -119,7 +128,7 @@ def test_random_weights_have_no_more_digits_than_they_compute_with(tmp_path, com
 
 def test_a_tokenizer_is_trained_the_same_way_each_time(tmp_path):
     settings = config(tmp_path)
-    first, again = (model.build_tokenizer(settings, ["Calculate 12 + 34.", "46"]) for _ in range(2))
+    first, again = (build_tokenizer(settings, ["Calculate 12 + 34.", "46"]) for _ in range(2))
     assert first.get_vocab() == again.get_vocab()
     assert len(first) <= settings.model.vocab_size
     assert first.convert_ids_to_tokens(first("1234")["input_ids"]) == ["1", "2", "3", "4"]
@@ -127,26 +136,26 @@ def test_a_tokenizer_is_trained_the_same_way_each_time(tmp_path):
 
 
 def test_the_chat_template_marks_what_the_assistant_says(tmp_path):
-    tokenizer = model.build_tokenizer(config(tmp_path), ["ab"])
+    tokenizer = build_tokenizer(config(tmp_path), ["ab"])
     messages = [{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}]
     encoded = tokenizer.apply_chat_template(
         messages, return_assistant_tokens_mask=True, return_dict=True, tokenize=True
     )
     marked = [i for i, m in zip(encoded["input_ids"], encoded["assistant_masks"], strict=True) if m]
-    assert tokenizer.convert_ids_to_tokens(marked) == ["2", model.END]
+    assert tokenizer.convert_ids_to_tokens(marked) == ["2", END]
     prompt = tokenizer.apply_chat_template(messages[:1], tokenize=False, add_generation_prompt=True)
     assert tokenizer.apply_chat_template(messages, tokenize=False).startswith(prompt)
 
 
 def test_a_model_directory_is_read_back(tmp_path):
     settings = config(tmp_path, num_layers=1)
-    built = model.build_model(settings)
+    built = build_model(settings)
     built.save_pretrained(tmp_path / "m")
-    model.build_tokenizer(settings, ["12"]).save_pretrained(tmp_path / "m")
+    build_tokenizer(settings, ["12"]).save_pretrained(tmp_path / "m")
     settings.model.path = str(tmp_path / "m")
-    read, names = model.build_model(settings), model.build_tokenizer(settings, [])
+    read, names = build_model(settings), build_tokenizer(settings, [])
     assert torch.equal(read.lm_head.weight, built.lm_head.weight)
-    assert names.chat_template == model.CHAT_TEMPLATE
+    assert names.chat_template == CHAT_TEMPLATE
 
 
 def test_trainer_arguments_that_trl_rejects(tmp_path):
@@ -245,7 +254,7 @@ def test_metrics_after_the_resumed_step_are_dropped(tmp_path):
 
 
 def test_flops_count_products_and_attention(tmp_path):
-    built: AutoModelForCausalLM = model.build_model(config(tmp_path))
+    built: AutoModelForCausalLM = build_model(config(tmp_path))
     products = sum(p.numel() for p in built.parameters()) - 512 * 128
     attention = 6 * 4 * 4 * 32 * 10  # layers, heads, head size, positions
     assert flops_per_token(built, 10.0) == 6 * products + attention

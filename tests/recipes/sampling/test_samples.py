@@ -11,10 +11,9 @@ from omegaconf import OmegaConf
 from launch.core.errors import UserError
 from launch.core.json_files import plain
 from launch.schema import Data
-from recipes.data.data import load
+from recipes.data.data_load import load
 from recipes.rank.ranks import own_gpu
-from recipes.rewards import rewards
-from recipes.rewards.verify import Verdict
+from recipes.rewards.verifier import Verdict
 from recipes.sample import SCORED, SELECTED, SampleConfig, finish, prompts
 from recipes.sampling.batches import Log, Store, one_batch, write_rows
 from recipes.sampling.generation import TOO_LONG, Sample
@@ -279,8 +278,8 @@ def test_verdicts_depend_on_own_reward_files(tmp_path, monkeypatch):
 def test_verdicts_depend_on_all_code_of_rewards():
     """Find what the verifiers import, so that a module that is split off is not forgotten."""
     key = verdicts_key(OmegaConf.create({"method": {"rewards": {"accuracy": 1.0}}}), {})
-    recipes = Path(rewards.__file__).parents[1]
-    modules, seen = [("rewards", "verify"), ("rewards", "verify_worker"), ("data", "tasks")], set()
+    recipes, seen = Path(sample_keys.__file__).parents[1], set()
+    modules = [("rewards", "verifier"), ("rewards", "verify_worker"), ("data", "tasks")]
     while modules:
         room, name = modules.pop()
         seen.add((room, name))

@@ -10,8 +10,8 @@ from trl import GRPOTrainer
 
 from launch.core.errors import UserError
 from recipes.measure.metrics import Metrics
-from recipes.models import attention, head, layers
-from recipes.models.model import build_model
+from recipes.models import head, layers, packed_attention
+from recipes.models.model_build import build_model
 from recipes.training import training
 from tests.helpers.trainers import assert_same, built, configured, rows_of, trained
 from tests.recipes.models.test_head import model as small
@@ -254,7 +254,7 @@ def test_generation_from_left_padded_prompts(tmp_path, base):
             )
         )
         assert model.config._attn_implementation == (
-            attention.PADDED if rows == "packed" else "sdpa"
+            packed_attention.PADDED if rows == "packed" else "sdpa"
         )
     for ours, theirs in zip(results[0].logits, results[1].logits, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
@@ -311,8 +311,8 @@ def test_special_heads_use_the_passes_of_trl(tmp_path, base, options):
 
 def test_only_attention_to_everything_before_fits():
     windowed = small("mistral", sliding_window=8)
-    assert attention.fits(small())
-    assert not attention.fits(windowed)
+    assert packed_attention.fits(small())
+    assert not packed_attention.fits(windowed)
     assert head.fits(windowed)
 
 

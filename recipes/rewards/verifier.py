@@ -14,8 +14,8 @@ from typing import Any
 from omegaconf import DictConfig
 
 from launch.core.errors import UserError
-from recipes.rewards import rewards
-from recipes.rewards.rewards import Completion, Judged, Reward
+from recipes.rewards import reward_functions as functions
+from recipes.rewards.reward_functions import Completion, Judged, Reward
 from recipes.rewards.verify_code import CodeTests
 from recipes.rewards.verify_isolated import HANGS, Isolated
 
@@ -136,12 +136,14 @@ def build_verifier(config: DictConfig, columns: list[str]) -> Verifier:
     method = config.method
     check_columns(config, columns)
     confined = [name for name in method.rewards if "." in name and method.reward_confined]
-    isolated = Isolated([*(name for name in method.rewards if name in rewards.REWARDS), *confined])
+    isolated = Isolated(
+        [*(name for name in method.rewards if name in functions.REWARDS), *confined]
+    )
     judges: dict[str, Judge] = {}
     for name in method.rewards:
         if "." in name:
             judges[name] = _Own(name, isolated if name in confined else None)
-        elif name == rewards.CODE_TESTS:
+        elif name == functions.CODE_TESTS:
             judges[name] = CodeTests(Path(config.run_dir))
         else:
             judges[name] = _named(name, isolated, method.reward_pattern)
@@ -162,7 +164,7 @@ def check_columns(config: DictConfig, columns: list[str], rows: str = "the rows"
             "Use: method.reward_pattern=null, or data without that column."
         )
     for name in config.method.rewards:
-        column = rewards.NEEDED_COLUMN.get(name)
+        column = functions.NEEDED_COLUMN.get(name)
         if column and column not in columns and not (column == "pattern" and pattern is not None):
             raise UserError(
                 f"method.rewards.{name} reads column {column!r}, but {rows} have "
@@ -172,7 +174,7 @@ def check_columns(config: DictConfig, columns: list[str], rows: str = "the rows"
 
 def _named(name: str, isolated: Isolated, pattern: str | None) -> Judge:
     """Return a judge in a process that can be killed, since one huge number may take forever."""
-    column = rewards.NEEDED_COLUMN.get(name)
+    column = functions.NEEDED_COLUMN.get(name)
 
     def judge(prompts: list[Any], completions: list[Completion], columns: Columns) -> list[Judged]:
         rows: list[Columns] = [{} for _ in completions]
@@ -181,7 +183,7 @@ def _named(name: str, isolated: Isolated, pattern: str | None) -> Judge:
         elif column:
             rows = [{column: value} for value in columns.get(column, [])]
         pairs = zip(completions, rows, strict=True)
-        return [isolated(name, rewards.text(c), row) for c, row in pairs]
+        return [isolated(name, functions.text(c), row) for c, row in pairs]
 
     return judge
 
@@ -196,7 +198,7 @@ class _Own:
     def __init__(self, path: str, isolated: Isolated | None) -> None:
         self.path, self.isolated, self.works = path, isolated, False
         if isolated is None:
-            rewards.imported(path)  # fail before completions are generated
+            functions.imported(path)  # fail before completions are generated
 
     def ask(
         self, prompts: list[Any], completions: list[Completion], columns: Columns
@@ -204,11 +206,11 @@ class _Own:
         """Return (scores, None) or (None, reason)."""
         if self.isolated is None:
             try:
-                return rewards.judge(self.path, prompts, completions, columns), None
+                return functions.judge(self.path, prompts, completions, columns), None
             except UserError:
                 raise
             except Exception as error:  # of a user's function, a failure on these completions
-                return None, rewards.failure(self.path, error)
+                return None, functions.failure(self.path, error)
         rows = {key: value for key, value in columns.items() if _is_column(value, len(completions))}
         try:
             return self.isolated.ask(self.path, prompts, completions, rows)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from launch.core.errors import UserError
-from recipes.rewards import rewards
+from recipes.rewards import reward_functions as functions
 
 ENTRY = json.dumps({"answer": "46", "metadata": {"source_dataset": "chain_sum"}})
 
@@ -24,7 +24,7 @@ def said(text):
     ("None", None, None),  # of a row without an answer, in a table of others that have one
 ])  # fmt: skip
 def test_accuracy(text, answer, expected):
-    assert rewards.accuracy(["p"], [said(text)], answer=[answer]) == [expected]
+    assert functions.accuracy(["p"], [said(text)], answer=[answer]) == [expected]
 
 
 WRONG = [
@@ -120,7 +120,7 @@ RIGHT = [
     ("pair", "expected"), [*((pair, 0.0) for pair in WRONG), *((pair, 1.0) for pair in RIGHT)]
 )
 def test_accuracy_is_of_mathematics_only_where_the_right_answer_is(pair, expected):
-    assert rewards.accuracy(["p"], [said(pair[1])], answer=[pair[0]]) == [expected]
+    assert functions.accuracy(["p"], [said(pair[1])], answer=[pair[0]]) == [expected]
 
 
 def test_format():
@@ -133,12 +133,12 @@ def test_format():
         "<think>a</think><answer>b</answer> c </answer>",
         "<think>a<think>b</think><answer>c</answer>",
     ]
-    assert rewards.format(["p"] * 5, [said(t) for t in texts]) == [1.0, 0.0, 0.0, 0.0, 0.0]
+    assert functions.format(["p"] * 5, [said(t) for t in texts]) == [1.0, 0.0, 0.0, 0.0, 0.0]
 
 
 def test_reasoning_gym_is_the_tasks_own_scorer():
     texts = ["46", "<think>no</think> 46", "<answer>046</answer>", "45", ""]
-    assert rewards.reasoning_gym(["p"] * 5, [said(t) for t in texts], entry=[ENTRY] * 5) == [
+    assert functions.reasoning_gym(["p"] * 5, [said(t) for t in texts], entry=[ENTRY] * 5) == [
         1.0,
         1.0,
         1.0,
@@ -149,13 +149,13 @@ def test_reasoning_gym_is_the_tasks_own_scorer():
 
 def test_regex_matches_the_whole_answer():
     texts = ["<answer>12</answer>", "12 or so", ""]
-    assert rewards.regex(["p"] * 3, texts, pattern=[r"\d+"] * 3) == [1.0, 0.0, 0.0]
+    assert functions.regex(["p"] * 3, texts, pattern=[r"\d+"] * 3) == [1.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize(("path", "message"), [
     ("nowhere.reward", "No module named 'nowhere'"),
-    ("recipes.rewards.rewards.lenght", "has no attribute 'lenght'"),
+    ("recipes.rewards.reward_functions.lenght", "has no attribute 'lenght'"),
 ])  # fmt: skip
 def test_a_dotted_path_that_leads_nowhere(path, message):
     with pytest.raises(UserError, match=message):
-        rewards.imported(path)
+        functions.imported(path)

@@ -12,8 +12,9 @@ from omegaconf import OmegaConf
 from launch.core.errors import UserError
 from launch.core.json_files import plain
 from launch.schema import Data
-from recipes.data import data, data_check, tasks
+from recipes.data import data_check, data_load, tasks
 from recipes.data.data_check import row_fault
+from recipes.data.data_load import load, load_heldout, load_heldout_table
 
 CONF = Path(__file__).parents[3] / "conf/data"
 
@@ -93,18 +94,21 @@ def test_worked_rows_of_cups_follow_the_ball():
 
 def test_heldout_completions_for_losses_have_the_form_of_training():
     settings = configured("cups", num_train=300, num_heldout=300)
-    heldout = data.load_heldout_table(settings, "sft")
-    for rows in (heldout, data.load(settings, "sft").rows):
+    heldout = load_heldout_table(settings, "sft")
+    for rows in (heldout, load(settings, "sft").rows):
         texts = [row["completion"][0]["content"] for row in rows]
         assert all(text.startswith("<think>") for text in texts)
         worked = sum(not text.startswith("<think></think>") for text in texts)
         assert worked == pytest.approx(120, abs=34)  # four standard deviations
-    assert list(heldout["prompt"]) == [row["prompt"] for row in data.load_heldout(settings)]
+    assert list(heldout["prompt"]) == [row["prompt"] for row in load_heldout(settings)]
 
 
 def test_sides_of_a_pair_differ_only_in_the_answer():
     settings = configured("cups", num_train=200, num_heldout=30)
-    for pairs in (data.load(settings, "dpo").rows, data.load_heldout_table(settings, "dpo")):
+    for pairs in (
+        load(settings, "dpo").rows,
+        load_heldout_table(settings, "dpo"),
+    ):
         for pair in pairs:
             chosen, rejected = (
                 pair[side][0]["content"].partition("</think>") for side in ("chosen", "rejected")
@@ -140,7 +144,7 @@ def test_pairs_need_two_different_answers():
     ("grpo", ["prompt", "answer", "task", "level", "entry"]),
 ])  # fmt: skip
 def test_columns_of_each_method(method, columns):
-    rows = data.load(configured(num_train=20, limit=6), method).rows
+    rows = load(configured(num_train=20, limit=6), method).rows
     assert (rows.column_names, len(rows)) == (columns, 6)
 
 
@@ -149,9 +153,9 @@ def test_pairs_are_right_and_wrong_and_need_few_scores(monkeypatch):
     settings, scores, score = configured(num_train=300), [], tasks.score
     problems = tasks.generate(settings)[0]
     monkeypatch.setattr(tasks, "score", lambda *args: scores.append(1) or score(*args))
-    pairs = data.load(settings, "dpo").rows
+    pairs = load(settings, "dpo").rows
     assert len(scores) < 3 * 300
-    assert pairs.to_list() == data.load(settings, "dpo").rows.to_list()
+    assert pairs.to_list() == load(settings, "dpo").rows.to_list()
     for pair, problem in zip(pairs, problems, strict=True):
         assert score(pair["chosen"][0]["content"], problem["entry"]) == 1.0
         assert score(pair["rejected"][0]["content"], problem["entry"]) < 1.0
@@ -176,7 +180,7 @@ def jsonl(tmp_path, *lines):
 ])  # fmt: skip
 def test_errors_name_the_line(tmp_path, line, message):
     with pytest.raises(UserError, match=f"rows.jsonl:3: .*{message}"):
-        list(data.lines(jsonl(tmp_path, {"prompt": "a", "completion": "b"}, "", line), "sft"))
+        list(data_load.lines(jsonl(tmp_path, {"prompt": "a", "completion": "b"}, "", line), "sft"))
 
 
 MESSAGE, ANSWER = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
@@ -187,7 +191,7 @@ CALL = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "argument
 def test_a_prompt_next_to_messages_is_left_out(tmp_path, streaming):
     row = {"messages": [MESSAGE, ANSWER]}
     path = jsonl(tmp_path, row, {"prompt": "a", **row})
-    rows = data.load(configured("jsonl", path=path, streaming=streaming), "sft").rows
+    rows = load(configured("jsonl", path=path, streaming=streaming), "sft").rows
     assert list(itertools.islice(rows, 2)) == [row, row]
 
 
@@ -216,9 +220,9 @@ TURNS = {"messages": [MESSAGE, ANSWER]}
 ])  # fmt: skip
 def test_rows_that_a_method_cannot_read(monkeypatch, method, row, field):
     table = Dataset.from_list([row])
-    monkeypatch.setattr(data.datasets, "load_dataset", lambda *args, **kwargs: table)
+    monkeypatch.setattr(data_load.datasets, "load_dataset", lambda *args, **kwargs: table)
     with pytest.raises(UserError, match=f"me/rows, split train, row 0: .*{field}"):
-        list(data._hub(configured("hub", hub_id="me/rows", revision="0"), "train", method))
+        list(data_load._hub(configured("hub", hub_id="me/rows", revision="0"), "train", method))
 
 
 @pytest.mark.parametrize(
@@ -232,7 +236,7 @@ def test_a_method_whose_format_the_rows_lack(monkeypatch, rows, message):
     monkeypatch.setitem(data_check.FORMATS, "rated", [{"prompt", "rating"}])
     monkeypatch.setitem(data_check.READ, "rated", ("prompt", "rating"))
     with pytest.raises(UserError, match=message):
-        data.load(configured(num_train=4), rows)
+        load(configured(num_train=4), rows)
 
 
 def test_a_format_may_have_a_field_of_true_or_false(monkeypatch):
@@ -248,7 +252,7 @@ def test_null_fields_of_another_format_are_left_out():
     assert row_fault({"prompt": None, "messages": called}, "sft") is None
     row = {"prompt": "a", "completion": "", "messages": None, "text": None}
     assert row_fault(row, "sft") is None
-    assert data.read_of(row, "sft") == ["prompt", "completion"]
+    assert data_load.read_of(row, "sft") == ["prompt", "completion"]
 
 
 @pytest.mark.parametrize(("method", "streaming"), [("sft", False), ("sft", True), ("dpo", False)])
@@ -265,7 +269,7 @@ def test_tools_and_template_arguments_are_those_of_each_row(tmp_path, method, st
         row = {"messages": [MESSAGE, call]} if method == "sft" else sides
         rows.append(row | {"chat_template_kwargs": {"n": n}} | ({"tools": tools} if n else {}))
     settings = configured("jsonl", path=jsonl(tmp_path, *rows), streaming=streaming)
-    stream = itertools.islice(data.load(settings, method).rows, 100)  # a stream has no end
+    stream = itertools.islice(load(settings, method).rows, 100)  # a stream has no end
     loaded = {row["chat_template_kwargs"]["n"]: row for row in stream}
     for n, row in enumerate(rows):
         assert loaded[n][field][-1]["tool_calls"] == row[field][-1]["tool_calls"]
@@ -277,7 +281,7 @@ def test_tools_and_template_arguments_are_those_of_each_row(tmp_path, method, st
 def test_template_arguments_must_be_in_all_rows_or_none(tmp_path):
     path = jsonl(tmp_path, {**TURNS, "chat_template_kwargs": {"thinks": True}}, TURNS)
     with pytest.raises(UserError, match="others messages .messages. and chat_template_kwargs"):
-        data.load(configured("jsonl", path=path), "sft")
+        load(configured("jsonl", path=path), "sft")
 
 
 @pytest.mark.parametrize("rows", [
@@ -289,9 +293,9 @@ def test_template_arguments_must_be_in_all_rows_or_none(tmp_path):
 ])  # fmt: skip
 def test_rows_read_in_pieces_equal_those_read_at_once(tmp_path, monkeypatch, rows):
     settings = configured("jsonl", path=jsonl(tmp_path, *rows))
-    whole = data.load(settings, "grpo")
-    monkeypatch.setattr(data, "PIECE", 1)
-    pieces = data.load(settings, "grpo")
+    whole = load(settings, "grpo")
+    monkeypatch.setattr(data_load, "PIECE", 1)
+    pieces = load(settings, "grpo")
     assert pieces.rows.to_list() == whole.rows.to_list()
     assert pieces.rows.features == whole.rows.features
     assert pieces.counts == whole.counts
@@ -301,30 +305,30 @@ def test_rows_read_in_pieces_equal_those_read_at_once(tmp_path, monkeypatch, row
 @pytest.mark.parametrize("piece", [1, 100])
 @pytest.mark.parametrize("values", [[1, "1"], [10**30, 1]])
 def test_values_that_no_column_holds(tmp_path, monkeypatch, piece, values):
-    monkeypatch.setattr(data, "PIECE", piece)
+    monkeypatch.setattr(data_load, "PIECE", piece)
     path = jsonl(tmp_path, *({"prompt": "a", "answer": value} for value in values))
     with pytest.raises(UserError, match="column"):
-        data.load(configured("jsonl", path=path), "grpo")
+        load(configured("jsonl", path=path), "grpo")
 
 
 def test_tokenizer_texts(monkeypatch):
     rows = [{"prompt": [MESSAGE], "completion": "b", "answer": "no"}, {"messages": [ANSWER]}]
-    assert data.texts(rows) == ["a", "b", "b"]
-    monkeypatch.setattr(data, "LARGE_TABLE", 10)
-    monkeypatch.setattr(data, "TOKENIZER_ROWS", 3)
+    assert data_load.texts(rows) == ["a", "b", "b"]
+    monkeypatch.setattr(data_load, "LARGE_TABLE", 10)
+    monkeypatch.setattr(data_load, "TOKENIZER_ROWS", 3)
     table = Dataset.from_dict({"text": [str(n) for n in range(12)]})
-    assert data.texts(table) == ["0", "4", "8"]  # from all of a large table
-    assert data.texts(table.select(range(10))) == [str(n) for n in range(10)]
+    assert data_load.texts(table) == ["0", "4", "8"]  # from all of a large table
+    assert data_load.texts(table.select(range(10))) == [str(n) for n in range(10)]
 
 
 def test_empty_sets(tmp_path):
     with pytest.raises(UserError, match="no rows"):
-        data.load(configured("jsonl", path=jsonl(tmp_path, "")), "sft")
+        load(configured("jsonl", path=jsonl(tmp_path, "")), "sft")
     with pytest.raises(UserError, match="no rows"):
-        data.load_heldout(configured(num_train=5, num_heldout=0))
+        load_heldout(configured(num_train=5, num_heldout=0))
 
 
 def test_an_unreachable_hub(monkeypatch):
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
     with pytest.raises(UserError, match="nobody/nothing"):
-        data.load(configured("hub", hub_id="nobody/nothing", revision="0" * 40), "sft")
+        load(configured("hub", hub_id="nobody/nothing", revision="0" * 40), "sft")

@@ -12,8 +12,9 @@ import pytest
 from omegaconf import OmegaConf
 
 from launch.core.errors import UserError
-from recipes.rewards import verify, verify_code
-from recipes.rewards.verify import build_verifier
+from recipes.rewards import verifier as verifying
+from recipes.rewards import verify_code
+from recipes.rewards.verifier import build_verifier
 from recipes.rewards.verify_isolated import GIVEN, PASSED_ON, Isolated
 
 
@@ -87,7 +88,7 @@ def sees_a_gpu(prompts, completions, **columns):
 
 
 GOOD = "<think>a</think><answer>7</answer>"
-OWN = "tests.recipes.rewards.test_verify"
+OWN = "tests.recipes.rewards.test_verifier"
 
 
 def test_weighted_and_chained():
@@ -133,7 +134,7 @@ def test_waiting_scorers_are_limited_by_wall_clock():
 
 MISBEHAVES = """
 import os, socket, subprocess, sys
-from recipes.rewards import rewards, verify_worker
+from recipes.rewards import reward_functions, verify_worker
 
 def silent(what):  # as many scorers do: whatever happens, the answer is wrong
     def scorer(prompts, completions, **columns):
@@ -144,7 +145,7 @@ def silent(what):  # as many scorers do: whatever happens, the answer is wrong
         return [1.0]
     return scorer
 
-rewards.REWARDS.update(
+reward_functions.REWARDS.update(
     socket=silent(lambda text: socket.socket()),
     process=silent(lambda text: subprocess.run(["true"])),
     fork=silent(lambda text: os.fork()),
@@ -253,7 +254,7 @@ def test_scores_outside_0_to_1_are_errors():
     ("dies", "its process ended with exit code -6"),
 ])  # fmt: skip
 def test_own_functions_that_hang_or_crash_fail_one_completion(monkeypatch, way, error):
-    monkeypatch.setattr(verify, "Isolated", functools.partial(Isolated, time_s=0.5))
+    monkeypatch.setattr(verifying, "Isolated", functools.partial(Isolated, time_s=0.5))
     verifier = of({f"{OWN}.goes_wrong": 1.0})
     verdicts = verifier(["p"] * 2, ["good", way], {})
     assert [(v.score, v.error and v.error.partition(" (")[0]) for v in verdicts] == [

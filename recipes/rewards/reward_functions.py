@@ -1,6 +1,6 @@
 """Define named rewards: f(prompts, completions, **columns) -> scores from 0 to 1, or None.
 
-`code_tests` needs the sandbox and is in verify_code.py. verify.py combines rewards.
+`code_tests` needs the sandbox and is in verify_code.py. verifier.py combines rewards.
 """
 
 from __future__ import annotations
