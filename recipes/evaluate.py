@@ -26,7 +26,6 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from transformers import set_seed
 
-from recipes.data.data_files import check_tests
 from recipes.data.data_load import Row, load_heldout
 from recipes.data.data_select import fields, grouped
 from recipes.measure import harness, statistics
@@ -127,9 +126,7 @@ def scorer(config: DictConfig, rows: Sequence[Row]) -> Verifier:
         own = "reasoning_gym" if "entry" in rows[0] else "accuracy"
         method = {"rewards": {own: 1.0}, "reward_chain": [], "reward_pattern": None}
         config = OmegaConf.create({"method": {**method, "reward_confined": True}})
-    verifier = build_verifier(config, fields(rows))
-    check_tests(config, rows)
-    return verifier
+    return build_verifier(config, fields(rows), rows)
 
 
 def line(row: Row, sample: Row) -> Row:

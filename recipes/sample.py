@@ -23,8 +23,7 @@ from omegaconf import DictConfig
 from launch.core.errors import UserError
 from launch.core.json_files import sha256
 from recipes.data.data_curriculum import check_levels, cycle_shares, read_pass_rates
-from recipes.data.data_files import check_tests
-from recipes.data.data_load import Row, load
+from recipes.data.data_load import Row, columns, load
 from recipes.rank import ranks
 from recipes.rank.files import json_sha256
 from recipes.rank.program import is_main_rank, main, say
@@ -105,8 +104,7 @@ def sample(config: DictConfig) -> dict[str, Any]:
     run_dir = Path(config.run_dir)
     ranks.join()
     rows = prompts(config, args)
-    verifier = build_verifier(config, [name for name in rows[0] if name != "prompt"])
-    check_tests(config, rows)
+    verifier = build_verifier(config, columns(rows), rows)
     log = Log(run_dir, "pass_rate")
     samples, _ = sample_all(config, args, rows, verifier, log, args.reuse)
     return finish(run_dir, args, rows, samples) | log.times() if is_main_rank() else {}

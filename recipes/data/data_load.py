@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -10,6 +11,7 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import datasets
@@ -18,10 +20,10 @@ from datasets import Dataset, IterableDataset
 from omegaconf import DictConfig, OmegaConf
 
 from launch.core.errors import UserError
+from launch.core.json_lines import json_rows
 from recipes.data import code_tasks
 from recipes.data import data_select as select
 from recipes.data.data_check import check_format, check_row, read_of
-from recipes.data.data_files import lines, num_known_questions
 from recipes.data.data_select import Row, spelled
 from recipes.rank.program import is_main_rank, say
 
@@ -230,8 +232,27 @@ def load_heldout(data: DictConfig, method: str = "evaluate") -> list[Row]:
     return chosen[: data.limit] if data.limit and method == "evaluate" else chosen
 
 
-def columns(rows: Dataset | IterableDataset) -> list[str]:
+def lines(path: str, method: str) -> Iterator[Row]:
+    """Yield the rows of a file. Raises UserError for the first row that `method` cannot use."""
+    for where, row in json_rows(Path(path)):
+        check_row(row, where, method)
+        yield row
+
+
+def num_known_questions(rows: Iterable[Row], path: str) -> int:
+    """Count the `rows` whose question is also in the file, ignoring case and spaces."""
+    questions = set()
+    with contextlib.suppress(UserError):  # training on the file reports its faults
+        for _, row in json_rows(Path(path)):
+            with contextlib.suppress(AttributeError, KeyError, TypeError):
+                questions.add(select.normalized(select.question(row)))
+    return sum(select.normalized(select.question(row)) in questions for row in rows)
+
+
+def columns(rows: list[Row] | Dataset | IterableDataset) -> list[str]:
     """Return the fields of the rows; for a stream, those of the first row."""
+    if isinstance(rows, list):
+        return select.fields(rows)
     return list(rows.column_names or next(iter(rows)))
 
 

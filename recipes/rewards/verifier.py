@@ -6,7 +6,7 @@ are unaffected.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,8 @@ from omegaconf import DictConfig
 from launch.core.errors import UserError
 from recipes.rewards import reward_functions as functions
 from recipes.rewards.reward_functions import Completion, Judged, Reward
-from recipes.rewards.verify_code import CodeTests
-from recipes.rewards.verify_isolated import HANGS, Isolated
+from recipes.rewards.verify_code import CodeTests, check_tests
+from recipes.rewards.verify_isolated import HANGS, IN_RANK, Isolated
 
 Columns = dict[str, Any]
 
@@ -33,14 +33,6 @@ class Verdict:
 
 Judge = Callable[[list[Any], list[Completion], Columns], list[Judged]]
 FEW = 3  # if a new function hangs on this many completions, the run fails
-IN_RANK = "Use: method.reward_confined=false, to run it in the rank, where a hang stops the run."
-# Exceptions that do not suggest confinement as their cause, unless they contain a text of CONFINED.
-OWN_FAULTS = (
-    *("TypeError", "KeyError", "ValueError", "AttributeError", "NameError", "UnboundLocalError"),
-    *("IndexError", "AssertionError", "ZeroDivisionError", "OverflowError"),
-    *("NotImplementedError", "JSONDecodeError", "PatternError", "StopIteration"),
-)
-CONFINED = (" of os.environ", "a scorer may not: ")
 
 
 class Verifier:
@@ -68,85 +60,83 @@ class Verifier:
 
     def rewards(self) -> tuple[list[Reward], list[float]]:
         """Return functions for TRL, under the names of the rewards, and their weights."""
-        functions: list[Reward] = [_Function(self, name) for name in self.judges]
-        return functions, [self.weights[name] for name in self.judges]
+        return [self._function(name) for name in self.judges], [
+            self.weights[name] for name in self.judges
+        ]
 
-    def of_batch(
-        self, prompts: list[Any], completions: list[Completion], columns: Columns
-    ) -> list[dict[str, Judged]]:
-        """Return the results of all rewards, computed once although TRL calls them one by one."""
-        if self._last is None or self._last[0] is not completions:
-            self._last = (completions, self._judge(prompts, completions, columns))
-        return self._last[1]
+    def _function(self, name: str) -> Reward:
+        def reward(
+            prompts: list[Any], completions: list[Completion], **columns: Any
+        ) -> list[float | None]:
+            # TRL calls the rewards one by one; judge a batch once.
+            if self._last is None or self._last[0] is not completions:
+                self._last = (completions, self._judge(prompts, completions, columns))
+                if "log_metric" in columns:
+                    # TRL averages over ranks and batches, so log a share, not a count.
+                    errors = sum(any(j.error for j in of.values()) for of in self._last[1])
+                    columns["log_metric"]("verifier_error_share", errors / len(completions))
+            return [judged[name].score for judged in self._last[1]]
+
+        reward.__name__ = name.rpartition(".")[2]  # for TRL's log
+        return reward
 
     def _judge(
         self, prompts: list[Any], completions: list[Completion], columns: Columns
     ) -> list[dict[str, Judged]]:
         judged: list[dict[str, Judged]] = [{} for _ in completions]
-
-        def ask(name: str, indices: list[int]) -> None:
-            if not indices:
-                return
-            # Values that are not columns come from TRL: its state and its logging functions.
-            rows = {
-                k: [v[i] for i in indices] if _is_column(v, len(completions)) else v
-                for k, v in columns.items()
-            }
-            chosen = [prompts[i] for i in indices], [completions[i] for i in indices]
-            for i, result in zip(indices, self.judges[name](*chosen, rows), strict=True):
-                judged[i][name] = result
-
         everyone = passing = list(range(len(completions)))
-        for name in self.chain:
-            ask(name, passing)
-            for results in judged:
-                results.setdefault(name, Judged(0.0))
-            passing = [i for i in passing if judged[i][name].score == 1.0]
-        for name in self.judges:
-            if name not in self.chain:
-                ask(name, everyone)
+        for name in (*self.chain, *(name for name in self.judges if name not in self.chain)):
+            chained = name in self.chain
+            rows = passing if chained else everyone
+            if rows:
+                batch = _take(rows, prompts, completions, columns)
+                for n, result in zip(rows, self.judges[name](*batch), strict=True):
+                    judged[n][name] = result
+            if chained:
+                for results in judged:
+                    results.setdefault(name, Judged(0.0))
+                passing = [n for n in passing if judged[n][name].score == 1.0]
         self.errors += sum(any(j.error for j in results.values()) for results in judged)
         return judged
 
 
-class _Function:
-    """Wrap one reward of a verifier as the function that TRL calls."""
+def _take(
+    rows: Sequence[int], prompts: list[Any], completions: list[Completion], columns: Columns
+) -> tuple[list[Any], list[Completion], Columns]:
+    """Return the arguments of a judge for some rows of a batch.
 
-    def __init__(self, verifier: Verifier, name: str) -> None:
-        self.verifier, self.name = verifier, name
-        self.__name__ = name.rpartition(".")[2]  # for TRL's log
-
-    def __call__(
-        self, prompts: list[Any], completions: list[Completion], **columns: Any
-    ) -> list[float | None]:
-        judged = self.verifier.of_batch(prompts, completions, columns)
-        if self.name == next(iter(self.verifier.judges)) and "log_metric" in columns:
-            # TRL averages over ranks and batches, so log a share, not a count.
-            errors = sum(any(j.error for j in results.values()) for results in judged)
-            columns["log_metric"]("verifier_error_share", errors / len(judged))
-        return [results[self.name].score for results in judged]
+    Values that are not columns come from TRL: its state and its logging functions.
+    """
+    taken = {
+        name: [values[n] for n in rows] if _is_column(values, completions) else values
+        for name, values in columns.items()
+    }
+    return [prompts[n] for n in rows], [completions[n] for n in rows], taken
 
 
-def build_verifier(config: DictConfig, columns: list[str]) -> Verifier:
+def _is_column(values: Any, completions: list[Completion]) -> bool:
+    return isinstance(values, list) and len(values) == len(completions)
+
+
+def build_verifier(
+    config: DictConfig, columns: list[str], rows: Iterable[Columns] = ()
+) -> Verifier:
     """Return the verifier of `method.rewards`, `reward_chain` and `reward_pattern`.
 
-    `columns` are those of the rows. launch/rules/rewards.py has checked the names. Raises UserError
-    for a function that cannot be imported, and for a reward whose column is missing.
+    `columns` are those of `rows`. launch/rules/rewards.py has checked the names. Raises UserError
+    for a function that cannot be imported, and as check_rows does.
     """
     method = config.method
-    check_columns(config, columns)
+    check_rows(config, columns, rows)
     confined = [name for name in method.rewards if "." in name and method.reward_confined]
-    isolated = Isolated(
-        [*(name for name in method.rewards if name in functions.REWARDS), *confined]
-    )
+    isolated = Isolated([*(set(method.rewards) & functions.REWARDS.keys()), *confined])
     judges: dict[str, Judge] = {}
     for name in method.rewards:
-        if "." in name:
-            judges[name] = _Own(name, isolated if name in confined else None)
-        elif name == functions.CODE_TESTS:
+        if name == functions.CODE_TESTS:
             judges[name] = CodeTests(Path(config.run_dir))
         else:
-            judges[name] = _named(name, isolated, method.reward_pattern)
+            in_rank = "." in name and not method.reward_confined
+            judges[name] = Function(name, None if in_rank else isolated, method.reward_pattern)
     if confined:
         isolated.start()  # fail before completions are generated
     elif isolated.names:
@@ -155,106 +145,80 @@ def build_verifier(config: DictConfig, columns: list[str]) -> Verifier:
     return Verifier(judges, weights, list(method.reward_chain))
 
 
-def check_columns(config: DictConfig, columns: list[str], rows: str = "the rows") -> None:
-    """Raise UserError if a column that a reward reads is missing, or if there are two patterns."""
+def check_rows(
+    config: DictConfig, columns: list[str], rows: Iterable[Columns], title: str = "the rows"
+) -> None:
+    """Raise UserError for a missing column, for two patterns, and for malformed tests."""
     pattern = config.method.reward_pattern
     if pattern is not None and "pattern" in columns:
         raise UserError(
-            f"method.reward_pattern is set, but {rows} also have a column 'pattern'. "
+            f"method.reward_pattern is set, but {title} also have a column 'pattern'. "
             "Use: method.reward_pattern=null, or data without that column."
         )
     for name in config.method.rewards:
         column = functions.NEEDED_COLUMN.get(name)
         if column and column not in columns and not (column == "pattern" and pattern is not None):
             raise UserError(
-                f"method.rewards.{name} reads column {column!r}, but {rows} have "
+                f"method.rewards.{name} reads column {column!r}, but {title} have "
                 f"{', '.join(columns)}."
             )
+    if functions.CODE_TESTS in config.method.rewards:
+        check_tests(rows)
 
 
-def _named(name: str, isolated: Isolated, pattern: str | None) -> Judge:
-    """Return a judge in a process that can be killed, since one huge number may take forever."""
-    column = functions.NEEDED_COLUMN.get(name)
+@dataclass
+class Function:
+    """Judge by a named reward, one by one, or by a user's function, at once or else one by one.
 
-    def judge(prompts: list[Any], completions: list[Completion], columns: Columns) -> list[Judged]:
-        rows: list[Columns] = [{} for _ in completions]
-        if column == "pattern" and pattern is not None:
-            rows = [{column: pattern} for _ in completions]
-        elif column:
-            rows = [{column: value} for value in columns.get(column, [])]
-        pairs = zip(completions, rows, strict=True)
-        return [isolated(name, functions.text(c), row) for c, row in pairs]
-
-    return judge
-
-
-class _Own:
-    """Call a user's function for all completions at once or, if that fails, one by one.
-
-    With `isolated`, it runs in that process, with only columns, no trainer state. Raises UserError
-    if it has never worked, or returns a wrong number of scores.
+    In the process of `isolated`, which can be killed since one huge number may take forever, it
+    gets only columns, no trainer state. Raises UserError if a user's function has never worked.
     """
 
-    def __init__(self, path: str, isolated: Isolated | None) -> None:
-        self.path, self.isolated, self.works = path, isolated, False
-        if isolated is None:
-            functions.imported(path)  # fail before completions are generated
+    name: str
+    isolated: Isolated | None
+    pattern: str | None
 
-    def ask(
-        self, prompts: list[Any], completions: list[Completion], columns: Columns
-    ) -> tuple[list[float | None] | None, str | None]:
-        """Return (scores, None) or (None, reason)."""
+    def __post_init__(self) -> None:
+        self.own = "." in self.name
+        self.works = not self.own
+        self.ask = self.isolated.ask if self.isolated else functions.attempt
         if self.isolated is None:
-            try:
-                return functions.judge(self.path, prompts, completions, columns), None
-            except UserError:
-                raise
-            except Exception as error:  # of a user's function, a failure on these completions
-                return None, functions.failure(self.path, error)
-        rows = {key: value for key, value in columns.items() if _is_column(value, len(completions))}
-        try:
-            return self.isolated.ask(self.path, prompts, completions, rows)
-        except TypeError as error:
-            raise UserError(
-                f"method.rewards.{self.path}: columns {', '.join(rows)} go to its process as "
-                f"JSON, but one cannot ({error}). {IN_RANK}"
-            ) from error
+            functions.imported(self.name)  # fail before completions are generated
 
     def __call__(
         self, prompts: list[Any], completions: list[Completion], columns: Columns
     ) -> list[Judged]:
-        scores, error = self.ask(prompts, completions, columns)
-        if scores is not None:
-            judged = [Judged(score) for score in scores]
-        elif len(completions) == 1:
-            judged = [Judged(0.0, error)]
-        else:
-            judged = []
-            for i in range(len(completions)):
-                row = {
-                    k: [v[i]] if _is_column(v, len(completions)) else v for k, v in columns.items()
-                }
-                alone, error = self.ask([prompts[i]], [completions[i]], row)
-                judged.append(Judged(alone[0]) if alone is not None else Judged(0.0, error))
-                hangs = all((j.error or "").startswith(HANGS) for j in judged)
-                # Waiting for all of them, one by one, would exceed runtime.hang_timeout_s.
-                if not self.works and len(judged) == FEW and hangs:
-                    break
+        columns = self._read(columns, completions)
+        judged: list[Judged] = []
+        if self.own:
+            scores, error = self.ask(self.name, prompts, completions, columns)
+            if scores is not None:
+                self.works = True
+                return [Judged(score) for score in scores]
+            judged = [Judged(0.0, error)] if len(completions) == 1 else []
+        while len(judged) < len(completions):
+            row = _take([len(judged)], prompts, completions, columns)
+            scores, error = self.ask(self.name, *row)
+            judged.append(Judged(0.0, error) if scores is None else Judged(scores[0]))
+            hangs = all((j.error or "").startswith(HANGS) for j in judged)
+            # Waiting for all of them, one by one, would exceed runtime.hang_timeout_s.
+            if not self.works and len(judged) == FEW and hangs:
+                break
         if not self.works and all(j.error for j in judged):
-            reason = str(judged[0].error)
-            kind, confined = reason.partition(":")[0], any(sign in reason for sign in CONFINED)
-            remedy = ""
-            if kind in ("KeyError", "TypeError") and not confined:
-                names = [name for name, values in columns.items() if isinstance(values, list)]
-                remedy = f" The columns are {', '.join(names) or '(none)'}."
-            elif self.isolated and (confined or kind not in OWN_FAULTS):
-                remedy = f" {IN_RANK}"
+            names = [name for name, values in columns.items() if isinstance(values, list)]
             raise UserError(
-                f"method.rewards.{self.path} fails for every completion: {reason}.{remedy}"
+                f"method.rewards.{self.name} fails for every completion: {judged[0].error}. The "
+                f"columns are {', '.join(names) or '(none)'}. {IN_RANK if self.isolated else ''}"
             )
         self.works = True
         return judged
 
-
-def _is_column(value: Any, count: int) -> bool:
-    return isinstance(value, list) and len(value) == count
+    def _read(self, columns: Columns, completions: list[Completion]) -> Columns:
+        """Return the columns that the function gets."""
+        if self.isolated is None:
+            return columns
+        column = functions.NEEDED_COLUMN.get(self.name)
+        if column == "pattern" and self.pattern is not None:
+            return {column: [self.pattern] * len(completions)}
+        names = columns if self.own else filter(None, [column])
+        return {name: columns[name] for name in names if _is_column(columns[name], completions)}

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import socket
+from collections.abc import Iterable, Sized
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,12 @@ def code_of(completion: str) -> tuple[str, str]:
 def _language(name: str) -> str:
     """Return the sandbox's name of a language."""
     return LANGUAGES.get(name.lower(), name.lower())
+
+
+def check_tests(rows: Iterable[dict[str, Any]]) -> None:
+    """Reject tests that cannot be parsed, before a run reaches their prompt."""
+    for row in rows if isinstance(rows, Sized) else ():  # skip streams
+        parse_tests(row["tests"])
 
 
 def parse_tests(column: Any) -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@ from recipes.data.data_load import load
 from recipes.rank.ranks import own_gpu
 from recipes.rewards.verifier import Verdict
 from recipes.sample import SCORED, SELECTED, SampleConfig, finish, prompts
+from recipes.sampling import sample_keys
 from recipes.sampling.batches import Log, Store, one_batch, write_rows
 from recipes.sampling.generation import TOO_LONG, Sample
 from recipes.sampling.sample_keys import samples_key, verdicts_key
