@@ -23,7 +23,7 @@ from launch.core.errors import UserError
 from launch.core.json_lines import json_rows
 from recipes.data import code_tasks
 from recipes.data import data_select as select
-from recipes.data.data_check import check_format, check_row, read_of
+from recipes.data.data_check import check_row, read_of
 from recipes.data.data_select import Row, spelled
 from recipes.rank.program import is_main_rank, say
 
@@ -74,7 +74,6 @@ def load(
 
     `progress` gets the number of rows read so far. Raises UserError.
     """
-    check_format(method)
     if data.streaming:
         return Loaded(_stream(data, method))
     try:

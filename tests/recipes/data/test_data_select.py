@@ -253,7 +253,7 @@ def test_equal_sides_are_rejected(tmp_path):
 @pytest.mark.parametrize("score", [None, True, float("nan")])
 def test_scores_are_finite_numbers(tmp_path, score):
     path = jsonl(tmp_path / "a.jsonl", [sample("a", "b", score)])
-    with pytest.raises(UserError, match=r"a.jsonl:1: score is"):
+    with pytest.raises(UserError, match=r"a.jsonl:1: score has"):
         load(configured(kind="samples", path=path), "dpo")
 
 
