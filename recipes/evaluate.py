@@ -111,11 +111,10 @@ def answer(
     low, high = result["interval"]
     say(
         f"done: {result['accuracy']:.1%} of {len(rows)} held-out problems solved, "
-        f"95% interval {low:.1%} to {high:.1%}"
+        f"95% interval {low:.1%} to {high:.1%}; of {result['num_samples']} samples, "
+        f"{result['num_too_long']} had no room for an answer, {result['num_cut_off']} were cut "
+        f"off, {result['verifier_errors']} could not be judged"
     )
-    for name in ("num_too_long", "num_cut_off", "verifier_errors"):
-        if result[name]:
-            say(f"{name}: {result[name]} of {result['num_samples']} samples")
     result |= {"time_s": sum(log.seconds.values()), "data_sha256": json_sha256(rows)}
     return result, generator
 
@@ -212,14 +211,12 @@ def shown(answered: Sequence[Row]) -> list[Row]:
     """Return samples to show, one per problem: failures first, balanced by task."""
     chosen: list[Row] = []
     for correct, most in ((False, NUM_FAILURES_SHOWN), (True, NUM_SAMPLES_SHOWN)):
-        firsts = {row["problem"]: row for row in reversed(answered) if row["correct"] == correct}
-        ordered = sorted(firsts.values(), key=lambda row: row["problem"])
-        turns = itertools.zip_longest(*grouped(ordered, "task").values())
-        balanced = [row for turn in turns for row in turn if row is not None]
-        chosen += sorted(
-            balanced[: most - len(chosen)],
-            key=lambda row: (str(row.get("task", "")), row["score"], row["problem"]),
-        )
+        firsts: dict[int, Row] = {}
+        for row in answered:
+            if row["correct"] == correct:
+                firsts.setdefault(row["problem"], row)
+        turns = itertools.zip_longest(*grouped(firsts.values(), "task").values())
+        chosen += [row for turn in turns for row in turn if row is not None][: most - len(chosen)]
     return [{key: row[key] for key in KEYS_SHOWN if key in row} for row in chosen]
 
 

@@ -225,8 +225,8 @@ def test_prompts_that_fill_the_context_score_zero(tmp_path):
 
 @pytest.mark.parametrize(("of_prompt", "num_tokens", "words"), [
     ([("a", 0.5, True), ("b", 0.0, False)], 1, ["0 reach threshold=1,", "best score is 0.5"]),
-    ([("a", 1.0, False)], 1, ["1 reach threshold=1, 1 are cut off"]),
-    ([("", 0.0, False)], 0, ["0 are cut off", "1 have a prompt that fills"]),
+    ([("a", 1.0, False)], 1, ["1 reach threshold=1, 1 were cut off"]),
+    ([("", 0.0, False)], 0, ["0 were cut off", "1 had no room"]),
 ])  # fmt: skip
 def test_nothing_selected_explains_the_limits(tmp_path, of_prompt, num_tokens, words):
     unusable = [s | {"num_tokens": num_tokens, "error": None} for s in samples(of_prompt)]
