@@ -22,9 +22,9 @@ from recipes.models.model_build import (
     END,
     build_model,
     build_tokenizer,
-    compute_dtype,
 )
 from recipes.rank import program
+from recipes.rank.device import DTYPES
 from recipes.training import training
 from tests.conftest import composed
 from tests.helpers.bench_config import ADAPTER
@@ -32,25 +32,17 @@ from tests.helpers.bench_config import ADAPTER
 TINY = Path(__file__).parents[3] / "conf/model/tiny.yaml"
 
 
-def config(tmp_path, weights="fp32", adapter=None, **own):
-    shape = {
-        "hub_id": None,
-        "revision": None,
-        "path": None,
-        "chat_template": None,
-        "attention_bias": False,
-        **OmegaConf.load(TINY),
-        **own,
-    }
+def config(tmp_path, **own):
+    none = dict.fromkeys(("hub_id", "revision", "path", "chat_template"))
     return OmegaConf.create(
         {
             "run_dir": str(tmp_path),
             "seed": 0,
-            "model": shape,
+            "model": {**none, "attention_bias": False, **OmegaConf.load(TINY), **own},
             "data": {"chat_template": None},
-            "precision": {"name": weights, "weights": weights, "compute": "fp32"},
+            "precision": {"name": "fp32", "weights": "fp32", "compute": "fp32"},
             "hardware": {"attention": "sdpa", "peak_tflops": {}},
-            "adapter": {**ADAPTER, "quantize_base": False, **(adapter or {})},
+            "adapter": {**ADAPTER, "quantize_base": False},
             "trainer_args": {},
         }
     )
@@ -107,23 +99,16 @@ def test_random_weights_follow_from_the_seed(tmp_path):
     assert not torch.equal(first["lm_head.weight"], other["lm_head.weight"])
 
 
-@pytest.mark.parametrize(("compute", "exact"), [("fp32", False), ("fp16", True), ("bf16", True)])
-def test_random_weights_have_no_more_digits_than_they_compute_with(tmp_path, compute, exact):
+@pytest.mark.parametrize("compute", ["fp32", "fp16", "bf16"])
+def test_random_weights_have_no_more_digits_than_they_compute_with(tmp_path, compute):
     """Start every strategy from the same weights: DeepSpeed makes fp32 of 16-bit ones."""
     settings = config(tmp_path, num_layers=1)
     settings.precision.compute = compute
-    weight, dtype = (
-        build_model(settings).lm_head.weight,
-        compute_dtype(settings),
-    )
+    weight = build_model(settings).lm_head.weight
     assert weight.dtype == torch.float32
-    assert (
-        torch.equal(
-            weight, weight.to(torch.float16 if compute == "fp16" else torch.bfloat16).float()
-        )
-        == exact
-    )
-    assert dtype == {"fp32": torch.float32, "fp16": torch.float16}.get(compute, torch.bfloat16)
+    for dtype in (torch.float16, torch.bfloat16):
+        rounded = torch.equal(weight, weight.to(dtype).float())
+        assert rounded == (dtype == DTYPES[compute])
 
 
 def test_a_tokenizer_is_trained_the_same_way_each_time(tmp_path):
@@ -160,86 +145,45 @@ def test_a_model_directory_is_read_back(tmp_path):
 
 def test_trainer_arguments_that_trl_rejects(tmp_path):
     settings = config(tmp_path)
-    settings.hardware, settings.topology, settings.precision = (
-        {"vendor": "amd"},
-        {"strategy": "none", "servers": 0},
-        {"compute": "fp32"},
-    )
+    settings.hardware = {"vendor": "amd"}
+    settings.topology = {"strategy": "none", "servers": 0}
     settings.trainer_args = {"output_dir": str(tmp_path), "max_seq_length": 8}
-    with pytest.raises(UserError, match="SFTConfig refuses them.*max_seq_length"):
+    with pytest.raises(UserError, match="max_seq_length"):
         training.build_arguments(SFTConfig, settings)
-
-
-def fsdp_plugin(tmp_path, *overrides):
-    """Return accelerate's plugin, as a run with this composition has it."""
-    config = composed(
-        "hardware=mi300x", "model=qwen3_4b", "method=sft", "topology=fsdp", *overrides
-    )
-    # Nothing that this machine would reject for its devices.
-    arguments = {
-        "output_dir": str(tmp_path),
-        "fsdp": True,
-        "fsdp_config": {"version": 2},
-        "bf16": False,
-    }
-    settings = OmegaConf.create(
-        {
-            **OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True),
-            "trainer_args": arguments,
-        }
-    )
-    return FullyShardedDataParallelPlugin(
-        **training.build_arguments(SFTConfig, settings).fsdp_plugin_args
-    )
 
 
 @pytest.mark.parametrize(
     ("precision", "reduce_dtype"),
     [("fp32", "fp32"), ("fp16", "fp32"), ("bf16", "bf16"), ("fp8", "fp32")],
 )
-def test_fsdp_reduces_gradients_in_the_dtype_that_was_asked_for(tmp_path, precision, reduce_dtype):
-    policy = fsdp_plugin(
-        tmp_path, f"precision={precision}", f"topology.fsdp.reduce_dtype={reduce_dtype}"
-    ).mixed_precision_policy
-    compute = {"fp32": torch.float32, "fp16": torch.float16}.get(precision, torch.bfloat16)
-    if reduce_dtype == precision == "fp32":
-        assert policy is None
-    else:
-        assert (policy.param_dtype, policy.reduce_dtype) == (
-            compute,
-            {"fp32": torch.float32, "bf16": torch.bfloat16}[reduce_dtype],
-        )
-
-
-def grpo_arguments(tmp_path, **own):
-    return GRPOConfig(
-        output_dir=str(tmp_path),
-        use_cpu=True,
-        bf16=False,
-        report_to="none",
-        per_device_train_batch_size=8,
-        **own,
+def test_fsdp_reduces_gradients_in_the_configured_dtype(tmp_path, precision, reduce_dtype):
+    overrides = f"precision={precision} topology.fsdp.reduce_dtype={reduce_dtype}".split()
+    composition = composed(
+        *"hardware=mi300x model=qwen3_4b method=sft topology=fsdp".split(), *overrides
     )
+    settings = OmegaConf.to_container(OmegaConf.structured(composition), enum_to_str=True)
+    # Nothing that this machine would reject for its devices.
+    arguments = {"fsdp": True, "fsdp_config": {"version": 2}, "bf16": False}
+    settings["trainer_args"] = {"output_dir": str(tmp_path), **arguments}
+    args = training.build_arguments(SFTConfig, OmegaConf.create(settings))
+    policy = FullyShardedDataParallelPlugin(**args.fsdp_plugin_args).mixed_precision_policy
+    dtypes = policy and (policy.param_dtype, policy.reduce_dtype)
+    compute = DTYPES.get(precision, torch.bfloat16)
+    assert dtypes == (None if precision == "fp32" else (compute, DTYPES[reduce_dtype]))
 
 
 def test_generation_cycles_and_checkpoints_are_aligned(tmp_path):
-    assert cycle_steps(grpo_arguments(tmp_path, save_steps=7)) == 1
-    assert (
-        cycle_steps(
-            grpo_arguments(tmp_path, save_steps=8, steps_per_generation=2, num_iterations=2)
+    def steps(save_steps, **own):
+        args = {"per_device_train_batch_size": 8, "use_cpu": True, "bf16": False, **own}
+        return cycle_steps(
+            GRPOConfig(str(tmp_path), save_steps=save_steps, report_to="none", **args)
         )
-        == 4
-    )
-    assert (
-        cycle_steps(
-            grpo_arguments(
-                tmp_path, save_steps=6, gradient_accumulation_steps=2, steps_per_generation=3
-            )
-        )
-        == 3
-    )
-    with pytest.raises(UserError, match="save_steps=6.*Use method.args.save_steps=8"):
-        cycle_steps(grpo_arguments(tmp_path, save_steps=6, steps_per_generation=4))
+
+    assert steps(7) == 1
+    assert steps(8, steps_per_generation=2, num_iterations=2) == 4
+    assert steps(6, gradient_accumulation_steps=2, steps_per_generation=3) == 3
+    with pytest.raises(UserError, match="Use method.args.save_steps=8"):
+        steps(6, steps_per_generation=4)
 
 
 def test_metrics_after_the_resumed_step_are_dropped(tmp_path):
