@@ -23,8 +23,8 @@ from trl import GRPOConfig, GRPOTrainer
 
 from launch.core.errors import UserError
 from recipes.data.data_curriculum import Curriculum
-from recipes.data.data_load import columns, texts
-from recipes.data.data_prepare import heldout_prompts, load_once, prepare_prompts
+from recipes.data.data_load import Loaded, columns, texts
+from recipes.data.data_prepare import load_once, prepare_prompts
 from recipes.measure.metrics import Metrics
 from recipes.models.layers import CompiledLayers
 from recipes.models.model_build import adapter_config, build_model, build_tokenizer
@@ -88,7 +88,7 @@ def grpo(config: DictConfig) -> dict[str, Any]:
         serving.wait_until_up(args.vllm_server_base_url)
     prompts = prepare_prompts(config, loaded, tokenizer)
     if questions is not None:
-        questions = heldout_prompts(config, questions, tokenizer)
+        questions = prepare_prompts(config, Loaded(questions), tokenizer, heldout=True)
     trainer = TRAINERS[config.topology.overlap](
         model=model,
         args=args,

@@ -78,12 +78,8 @@ def load(
         return Loaded(_stream(data, method))
     try:
         return _load(data, method, PIECE, progress)
-    except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError, _OneTable):
+    except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError):
         return _load(data, method, sys.maxsize, progress)  # infer the types from all rows at once
-
-
-class _OneTable(Exception):
-    """Signal that the rows do not fit a table that is built in pieces."""
 
 
 def _load(data: DictConfig, method: str, piece: int, progress: Callable[[int], None]) -> Loaded:
@@ -163,7 +159,7 @@ def _left(
 def _table(rows: list[Row], name: str, whole: bool = True) -> Dataset:
     """Return a table with the fields of all rows; `from_list` would take only the first row's.
 
-    Raises UserError, and _OneTable if these are not the `whole` rows and the rest may not fit them.
+    Raises UserError, and ArrowInvalid if the rest of the rows may not fit a table of these.
     """
     # The keys of tool calls' arguments differ by row; a column has all of them, with nulls.
     loose = any(
@@ -174,7 +170,7 @@ def _table(rows: list[Row], name: str, whole: bool = True) -> Dataset:
         for turn in value
     )
     if loose and not whole:
-        raise _OneTable
+        raise pyarrow.ArrowInvalid("arguments of tool calls")
     try:
         return Dataset.from_dict(
             {field: [row.get(field) for row in rows] for field in select.fields(rows)},

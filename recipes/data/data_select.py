@@ -20,7 +20,6 @@ from omegaconf import DictConfig, OmegaConf
 from launch.core.errors import UserError, near_or_all
 
 Row = dict[str, Any]
-BEGINNING = 60  # characters of a question, in an error
 
 TEXT_FIELDS = ("prompt", "completion", "chosen", "rejected", "messages", "text")
 TEMPLATE_FIELDS = ("tools", "chat_template_kwargs")  # inputs of a chat template besides messages
@@ -102,11 +101,6 @@ def question(row: Row) -> str:
         if shared:
             return "\0".join(spelled(shared))
     return content(row)
-
-
-def beginning(row: Row) -> str:
-    """Return a name for a row, with the start of its question, to search for it."""
-    return f"question {question(row)[:BEGINNING]!r}"
 
 
 def normalized(text: str) -> str:

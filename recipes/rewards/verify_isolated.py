@@ -25,7 +25,7 @@ PASSED_ON = (
     *("PATH", "PYTHONPATH", "PYTHONSAFEPATH", "PYTHONHASHSEED"),
     *("LD_LIBRARY_PATH", "LANG", "LC_ALL"),
 )
-GIVEN = {
+ENVIRONMENT = {
     # One thread, since the CPU time of BLAS threads would count.
     **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
     # Each thread's arena takes 64 MB of the limited address space.
@@ -100,7 +100,7 @@ class Isolated:
         # After a signal, ranks finish their step and need this process, so use a new session.
         self.process = subprocess.Popen(
             argv,
-            env=passed_on | GIVEN,
+            env=passed_on | ENVIRONMENT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,

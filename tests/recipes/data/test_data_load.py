@@ -65,8 +65,7 @@ def test_weights_and_levels_of_tasks():
 
 
 def test_worked_rows_of_cups_follow_the_ball():
-    own = {"num_train": 1000, "num_heldout": 20}
-    train, heldout = tasks.generate(configured("cups", **own))
+    train, heldout = tasks.generate(configured("cups", num_train=1000, num_heldout=20))
     worked = 0
     for problem in train:
         metadata = json.loads(problem["entry"])["metadata"]
@@ -76,16 +75,13 @@ def test_worked_rows_of_cups_follow_the_ball():
         for first, second in metadata["swaps"]:
             order[first - 1], order[second - 1] = order[second - 1], order[first - 1]
             places.append(str(order.index(ball) + 1))
-        answer = problem["answer"]
+        answer, text = problem["answer"], problem["completion"][0]["content"]
         assert answer == places[-1]
         with_working = f"<think>{' '.join(places)}</think>{answer}"
-        text = problem["completion"][0]["content"]
         assert text in (f"<think></think>{answer}", with_working)
         worked += text == with_working
-        scores = [
-            tasks.score(said, problem["entry"]) for said in (answer, str(int(answer) % 5 + 1))
-        ]
-        assert scores == [1.0, 0.0]
+        assert tasks.score(answer, problem["entry"]) == 1.0
+        assert tasks.score(str(int(answer) % 5 + 1), problem["entry"]) == 0.0
     assert worked == pytest.approx(400, abs=62)  # four standard deviations
     swaps = {len(json.loads(problem["entry"])["metadata"]["swaps"]) for problem in heldout}
     assert swaps == {2, 4, 8}

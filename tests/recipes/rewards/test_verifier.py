@@ -15,7 +15,7 @@ from launch.core.errors import UserError
 from recipes.rewards import verifier as verifying
 from recipes.rewards import verify_code
 from recipes.rewards.verifier import build_verifier
-from recipes.rewards.verify_isolated import GIVEN, PASSED_ON, Isolated
+from recipes.rewards.verify_isolated import ENVIRONMENT, PASSED_ON, Isolated
 
 
 def of(rewards, columns=(), chain=(), pattern=None, run_dir=".", confined=True, rows=()):
@@ -187,7 +187,7 @@ def test_scorers_do_not_see_the_environment_of_the_rank(monkeypatch):
     isolated = Isolated(["length"])
     with open(f"/proc/{isolated.start().pid}/environ", "rb") as file:
         names = {entry.partition(b"=")[0].decode() for entry in file.read().split(b"\0") if entry}
-    assert "PATH" in names <= {*PASSED_ON, *GIVEN}
+    assert "PATH" in names <= {*PASSED_ON, *ENVIRONMENT}
 
 
 def test_hanging_scorers_end_soon_after_a_killed_rank():
