@@ -331,20 +331,14 @@ def _streamed(data: dict[str, Any], method: str) -> Iterator[Row]:
 
     Without rows, a repeated stream would search for one forever.
     """
-    config, number, form = OmegaConf.create(data), 0, None
-    rejecting_filter = select.row_filter(config.filter)
-    fraction, limit = config.heldout_fraction, config.limit
-    for row in _rows(config, method, streaming=True):
-        if rejecting_filter(row) or (fraction and select.is_heldout(row, fraction)):
-            continue
-        number += 1
+    config, form, counts = OmegaConf.create(data), None, {}
+    rows = _left(_rows(config, method, streaming=True), config, counts, lambda number: None)
+    for row in itertools.islice(rows, config.limit):
         columns = _columns(row, method)
         form = form or _form(columns, method)
         _check_forms({form, _form(columns, method)}, config.name, method)
         yield columns
-        if number == limit:
-            return
-    select.require(range(number), f"data={config.name}")
+    select.require(form or (), f"data={config.name}", counts)
 
 
 def _form(row: Row, method: str) -> str:

@@ -3,27 +3,20 @@
 import itertools
 import json
 import random
-from pathlib import Path
 
 import pytest
 from datasets import Dataset
-from omegaconf import OmegaConf
 
 from launch.core.errors import UserError
-from launch.core.json_files import plain
-from launch.schema import Data
 from recipes.data import data_check, data_load, tasks
 from recipes.data.data_check import row_fault
 from recipes.data.data_load import load, load_heldout, load_heldout_table
-
-CONF = Path(__file__).parents[3] / "conf/data"
+from tests.helpers import data_rows
+from tests.helpers.data_rows import data_config
 
 
 def configured(name="reasoning", **own):
-    merged = OmegaConf.merge(OmegaConf.structured(Data), OmegaConf.load(CONF / f"{name}.yaml"), own)
-    settings = OmegaConf.create(plain(OmegaConf.to_object(merged)))  # as in a run's config.yaml
-    OmegaConf.set_struct(settings, True)
-    return settings
+    return data_config(name, **own)
 
 
 def task(name="chain_sum", level=0, weight=1.0, worked=0.0, **config):
@@ -157,12 +150,8 @@ def test_pairs_are_right_and_wrong_and_need_few_scores(monkeypatch):
         assert score(pair["rejected"][0]["content"], problem["entry"]) < 1.0
 
 
-def jsonl(tmp_path, *lines):
-    file = tmp_path / "rows.jsonl"
-    file.write_text(
-        "\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines)
-    )
-    return str(file)
+def jsonl(tmp_path, *rows):
+    return data_rows.jsonl(tmp_path / "rows.jsonl", rows)
 
 
 @pytest.mark.parametrize(("line", "message"), [

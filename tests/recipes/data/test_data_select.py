@@ -1,42 +1,26 @@
 """Test the choice of rows: filters, duplicates, a stable split, shares, pairs and streams."""
 
 import itertools
-import json
 from collections import Counter
 
 import pytest
-from omegaconf import OmegaConf
 from trl.data_utils import extract_prompt
 
 from launch.core.errors import UserError
-from launch.core.json_files import plain
-from launch.schema import Data
 from recipes.data import data_select
 from recipes.data.data_load import load, load_heldout, load_heldout_table
+from tests.helpers.data_rows import data_config, jsonl
 
 
 def rows(number, **fields):
     return [
-        {
-            "prompt": f"What is {n}?",
-            "completion": str(n),
-            "answer": str(n),
-            "level": n % 3,
-            **fields,
-        }
+        {"prompt": f"What is {n}?", "completion": str(n), "answer": str(n), "level": n % 3} | fields
         for n in range(number)
     ]
 
 
-def jsonl(path, content):
-    path.write_text("".join(json.dumps(row) + "\n" for row in content))
-    return str(path)
-
-
 def configured(**own):
-    settings = OmegaConf.merge(plain(Data(name="jsonl", kind="jsonl")), own)
-    OmegaConf.set_struct(settings, True)  # as a rank reads them
-    return settings
+    return data_config("jsonl", **own)
 
 
 def test_filters_count_what_they_reject(tmp_path):
@@ -258,9 +242,7 @@ def test_scores_are_finite_numbers(tmp_path, score):
 
 
 def test_a_stream_is_lazy_endless_and_reproducible(tmp_path):
-    path = jsonl(tmp_path / "a.jsonl", [*rows(50)])
-    with open(path, "a") as file:
-        file.write("not JSON\n")
+    path = jsonl(tmp_path / "a.jsonl", [*rows(50), "not JSON"])
     settings = configured(
         path=path, streaming=True, shuffle_buffer=4, limit=30, filter={"levels": [0, 1]}
     )
