@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import itertools
 import json
@@ -217,7 +216,7 @@ def load_heldout(data: DictConfig, method: str = "evaluate") -> list[Row]:
         chosen = [row for row in chosen if select.is_heldout(row, fraction)]
         select.require(chosen, f"data.heldout_fraction={fraction} of {number} rows")
     files = data.kind == "jsonl" and data.path and data.heldout_path and not data.streaming
-    if files and is_main_rank() and (known := num_known_questions(chosen, data.path)):
+    if files and is_main_rank() and (known := select.num_known_questions(chosen, data.path)):
         say(
             f"warning: {known} of {len(chosen)} rows of data.heldout_path={data.heldout_path} have "
             f"questions of data.path={data.path}, so their figures may measure memorization. "
@@ -232,16 +231,6 @@ def lines(path: str, method: str) -> Iterator[Row]:
     for where, row in json_rows(Path(path)):
         check_row(row, where, method)
         yield row
-
-
-def num_known_questions(rows: Iterable[Row], path: str) -> int:
-    """Count the `rows` whose question is also in the file, ignoring case and spaces."""
-    questions = set()
-    with contextlib.suppress(UserError):  # training on the file reports its faults
-        for _, row in json_rows(Path(path)):
-            with contextlib.suppress(AttributeError, KeyError, TypeError):
-                questions.add(select.normalized(select.question(row)))
-    return sum(select.normalized(select.question(row)) in questions for row in rows)
 
 
 def columns(rows: list[Row] | Dataset | IterableDataset) -> list[str]:
