@@ -178,7 +178,7 @@ def engine_entry(annotation: object) -> dict[str, object]:
 def lock() -> dict[str, object]:
     methods = sorted((ROOT / "conf/method").rglob("*.yaml"))
     classes = sorted({OmegaConf.load(file).config_class for file in methods})
-    rewards = importlib.import_module("recipes.rewards.rewards")
+    rewards = importlib.import_module("recipes.rewards.reward_functions")
     reasoning, code = (
         importlib.import_module(f"recipes.data.{name}") for name in ("tasks", "code_tasks")
     )

@@ -19,12 +19,12 @@ from datasets import Dataset
 from omegaconf import DictConfig
 from trl import DPOConfig, DPOTrainer
 
-from recipes.data.data import texts
+from recipes.data.data_load import texts
 from recipes.data.data_prepare import PreparedRows, load_once
 from recipes.measure.metrics import Metrics
 from recipes.models import head
 from recipes.models.layers import CompiledLayers
-from recipes.models.model import adapter_config, build_model, build_tokenizer
+from recipes.models.model_build import adapter_config, build_model, build_tokenizer
 from recipes.rank.program import main
 from recipes.sampling.generation import beat_by_token
 from recipes.training.checkpoint import HEARTBEAT, AtomicCheckpoints

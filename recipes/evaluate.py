@@ -26,15 +26,14 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from transformers import set_seed
 
-from recipes.data.data import Row, load_heldout
-from recipes.data.data_files import check_tests
+from recipes.data.data_load import Row, load_heldout
 from recipes.data.data_select import fields, grouped
 from recipes.measure import harness, statistics
 from recipes.rank import ranks
 from recipes.rank.files import json_sha256
 from recipes.rank.program import is_main_rank, main, say
-from recipes.rewards import rewards
-from recipes.rewards.verify import Verifier, build_verifier
+from recipes.rewards import reward_functions
+from recipes.rewards.verifier import Verifier, build_verifier
 from recipes.sampling.batches import Log, sample_all, write_rows
 from recipes.sampling.generation import Generator, build_generator
 from recipes.sampling.samples import is_correct
@@ -112,11 +111,10 @@ def answer(
     low, high = result["interval"]
     say(
         f"done: {result['accuracy']:.1%} of {len(rows)} held-out problems solved, "
-        f"95% interval {low:.1%} to {high:.1%}"
+        f"95% interval {low:.1%} to {high:.1%}; of {result['num_samples']} samples, "
+        f"{result['num_too_long']} had no room for an answer, {result['num_cut_off']} were cut "
+        f"off, {result['verifier_errors']} could not be judged"
     )
-    for name in ("num_too_long", "num_cut_off", "verifier_errors"):
-        if result[name]:
-            say(f"{name}: {result[name]} of {result['num_samples']} samples")
     result |= {"time_s": sum(log.seconds.values()), "data_sha256": json_sha256(rows)}
     return result, generator
 
@@ -127,9 +125,7 @@ def scorer(config: DictConfig, rows: Sequence[Row]) -> Verifier:
         own = "reasoning_gym" if "entry" in rows[0] else "accuracy"
         method = {"rewards": {own: 1.0}, "reward_chain": [], "reward_pattern": None}
         config = OmegaConf.create({"method": {**method, "reward_confined": True}})
-    verifier = build_verifier(config, fields(rows))
-    check_tests(config, rows)
-    return verifier
+    return build_verifier(config, fields(rows), rows)
 
 
 def line(row: Row, sample: Row) -> Row:
@@ -176,7 +172,7 @@ def curves(problems: list[list[Row]], samples_per_prompt: int, seed: int) -> dic
     right = [sum(row["correct"] for row in rows) for rows in problems]
     result: dict[str, Any] = {"right_per_problem": right}
     votes = [
-        [(rewards.final_answer(row["completion"]), float(row["correct"])) for row in rows]
+        [(reward_functions.final_answer(row["completion"]), float(row["correct"])) for row in rows]
         for rows in problems
     ]
     for k in statistics.ks(samples_per_prompt) if samples_per_prompt > 1 else ():
@@ -215,14 +211,12 @@ def shown(answered: Sequence[Row]) -> list[Row]:
     """Return samples to show, one per problem: failures first, balanced by task."""
     chosen: list[Row] = []
     for correct, most in ((False, NUM_FAILURES_SHOWN), (True, NUM_SAMPLES_SHOWN)):
-        firsts = {row["problem"]: row for row in reversed(answered) if row["correct"] == correct}
-        ordered = sorted(firsts.values(), key=lambda row: row["problem"])
-        turns = itertools.zip_longest(*grouped(ordered, "task").values())
-        balanced = [row for turn in turns for row in turn if row is not None]
-        chosen += sorted(
-            balanced[: most - len(chosen)],
-            key=lambda row: (str(row.get("task", "")), row["score"], row["problem"]),
-        )
+        firsts: dict[int, Row] = {}
+        for row in answered:
+            if row["correct"] == correct:
+                firsts.setdefault(row["problem"], row)
+        turns = itertools.zip_longest(*grouped(firsts.values(), "task").values())
+        chosen += [row for turn in turns for row in turn if row is not None][: most - len(chosen)]
     return [{key: row[key] for key in KEYS_SHOWN if key in row} for row in chosen]
 
 

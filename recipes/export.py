@@ -23,7 +23,6 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +36,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from launch.core.errors import UserError
 from recipes.models import adapters, model_card, quantize
-from recipes.models.model import build_model, build_tokenizer
+from recipes.models.model_build import build_model, build_tokenizer
 from recipes.models.shards import Shards, stored
 from recipes.rank.files import move_directory, weights_sha256
 from recipes.rank.names import named
@@ -46,6 +45,8 @@ from recipes.rewards import verify_isolated
 from recipes.training import checkpoint
 
 FORMATS = ("safetensors", "gguf")
+GGUF = "model.gguf"
+HEAD = "lm_head.weight"
 OUTTYPES = {"bf16": "bf16", "fp16": "f16", "fp32": "f32"}  # llama.cpp's names
 TOKEN = "HF_TOKEN"
 BEAT_S = 30
@@ -74,46 +75,56 @@ class ExportConfig:
 
 
 def export(config: DictConfig) -> dict[str, Any]:
-    args = ExportConfig(**config.trainer_args)
-    run_dir = Path(config.run_dir)
-    beat, target = run_dir / checkpoint.HEARTBEAT, run_dir / "model"
+    args, run_dir = ExportConfig(**config.trainer_args), Path(config.run_dir)
+    with beating(run_dir / checkpoint.HEARTBEAT):
+        target = run_dir / "model"
+        staged = target.with_name(f".{target.name}.staging")
+        shutil.rmtree(staged, ignore_errors=True)  # from an attempt that was stopped
+        result = write_model(config, args, staged)
+        move_directory(staged, target)
+        if "gguf" in args.formats:
+            result["gguf"] = str(target / GGUF)
+        result = {"model": str(target), "weights": args.weights, **result}
+        result["weights_sha256"] = weights_sha256(target)
+        say(f"done: {result['model_bytes'] / 1e9:.3g} GB in {target}")
+        if args.push_to:
+            result["pushed_to"] = push(target, args, result)
+    return result
+
+
+def write_model(config: DictConfig, args: ExportConfig, staged: Path) -> dict[str, Any]:
+    """Write the model and its card into `staged`; return figures for result.json.
+
+    Raises UserError for a damaged model and an adapter of another base, Failed, and Interrupted.
+    """
     provenance = OmegaConf.to_container(config.provenance)
-    source = None
-    if not config.adapter.path:
-        with beating(beat):
-            source = find_source(config)
-        check_whole(source, provenance["runs"], beat)
-    staged = target.with_name(f".{target.name}.staging")
-    shutil.rmtree(staged, ignore_errors=True)  # from an attempt that was stopped
-    staged.mkdir()
+    source, result = None if config.adapter.path else find_source(config), {}
+    if source is not None:
+        check_whole(source, provenance["runs"])
     tokenizer = find_tokenizer(config)
-    if source is None:
-        with beating(beat):
-            tensors, merged = merge_adapter(config, staged)
-    else:
-        tensors, merged = stored(source), {}
+    staged.mkdir()
+    if source is not None:
+        tensors = stored(source)
         for name in ("config.json", "generation_config.json"):
             if (source / name).is_file():
                 shutil.copyfile(source / name, staged / name)
-    written = {**write_weights(tensors, staged, args.weights, beat), **merged}
+    else:
+        model, result["merge_error"] = adapters.merge(build_model(config), None)
+        model.config.save_pretrained(staged)
+        model.generation_config.save_pretrained(staged)
+        tied = model.config.tie_word_embeddings  # then the head is the embedding's tensor
+        tensors = (item for item in model.state_dict().items() if not (tied and item[0] == HEAD))
+    result = {**write_weights(tensors, staged, args.weights), **result}
     tokenizer.save_pretrained(staged)
     if "gguf" in args.formats:
-        written["gguf"] = str(target / convert_to_gguf(staged, args, beat).name)
-    title = args.push_to or config.name or run_dir.parent.name
+        convert_to_gguf(staged, args)
+    facts = {"weights": args.weights, "chat_template": bool(tokenizer.chat_template), **result}
+    facts["files"] = ["safetensors", f"{GGUF}, for llama.cpp"][: 1 + ("gguf" in args.formats)]
+    title = args.push_to or config.name or staged.parents[1].name
     licence = args.license or model_card.stated_license(source or staged)
-    facts = {"weights": args.weights, "chat_template": bool(tokenizer.chat_template), **written}
-    facts["files"] = ["safetensors", *(["model.gguf, for llama.cpp"] if "gguf" in facts else [])]
-    facts.pop("gguf", None)
     model = OmegaConf.to_container(config.model)
     card = model_card.card(title, licence, model, provenance, facts)
     (staged / "README.md").write_text(card, encoding="utf-8")
-    move_directory(staged, target)
-    result = {"model": str(target), "weights": args.weights, **written}
-    result["weights_sha256"] = weights_sha256(target, beat)
-    say(f"done: {written['model_bytes'] / 1e9:.3g} GB in {target}")
-    if args.push_to:
-        with beating(beat):
-            result["pushed_to"] = push(target, args, result)
     return result
 
 
@@ -142,17 +153,15 @@ def find_tokenizer(config: DictConfig) -> PreTrainedTokenizerBase:
     return build_tokenizer(config, [])
 
 
-def check_whole(source: Path, runs: list[dict[str, Any]], beat: Path) -> None:
+def check_whole(source: Path, runs: list[dict[str, Any]]) -> None:
     """Raise UserError if a checkpoint or a model differs from what its run wrote."""
     fault = None
     if (source / checkpoint.MANIFEST).is_file():
-        fault = checkpoint.find_fault(source, beat)
-    elif (
-        runs
-        and "weights_sha256" in runs[0]["result"]
-        and weights_sha256(source, beat) != runs[0]["result"]["weights_sha256"]
-    ):
-        fault = f"its weights differ from those that run {runs[0]['run']} saved"
+        fault = checkpoint.find_fault(source)
+    else:
+        expected = runs[0]["result"].get("weights_sha256") if runs else None
+        if expected and weights_sha256(source) != expected:
+            fault = f"its weights differ from those that run {runs[0]['run']} saved"
     if fault:
         raise UserError(
             f"model.path={source} is incomplete or was changed: {fault}. "
@@ -160,24 +169,8 @@ def check_whole(source: Path, runs: list[dict[str, Any]], beat: Path) -> None:
         )
 
 
-def merge_adapter(
-    config: DictConfig, staged: Path
-) -> tuple[Iterator[tuple[str, torch.Tensor]], dict[str, Any]]:
-    """Return the base's weights with the adapter merged in, and {merge_error: rounding error}.
-
-    Write the configuration into `staged`. Raises UserError if the adapter belongs to another base.
-    """
-    model, error = adapters.merge(build_model(config), None)
-    model.config.save_pretrained(staged)
-    model.generation_config.save_pretrained(staged)
-    # A tied head is the same tensor as the embedding.
-    tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
-    tensors = ((name, weight) for name, weight in model.state_dict().items() if name not in tied)
-    return tensors, {"merge_error": error}
-
-
 def write_weights(
-    tensors: Iterator[tuple[str, torch.Tensor]], staged: Path, weights: str | None, beat: Path
+    tensors: Iterator[tuple[str, torch.Tensor]], staged: Path, weights: str | None
 ) -> dict[str, Any]:
     """Write weights and their configuration, and return figures for result.json.
 
@@ -197,7 +190,6 @@ def write_weights(
             raise Interrupted()
         for new, converted in convert(name, tensor).items():
             shards.add(new, converted)
-        beat.touch()
     shards.close()
     if weights in quantize.EIGHT_BITS and not convert.num_quantized:
         raise UserError(
@@ -209,12 +201,12 @@ def write_weights(
     return {"model_bytes": shards.num_bytes, **convert.figures()}
 
 
-def convert_to_gguf(staged: Path, args: ExportConfig, beat: Path) -> Path:
-    """Write model.gguf with llama.cpp's converter, in a separate process, and return its path.
+def convert_to_gguf(staged: Path, args: ExportConfig) -> None:
+    """Write model.gguf with llama.cpp's converter, in a separate process.
 
     Raises Failed with the converter's last line, and Interrupted.
     """
-    output = staged / "model.gguf"
+    output = staged / GGUF
     outtype = OUTTYPES[args.weights] if args.weights else "auto"
     argv = [sys.executable, str(args.gguf_converter), str(staged)]
     argv += ["--outfile", str(output), "--outtype", outtype]
@@ -225,17 +217,14 @@ def convert_to_gguf(staged: Path, args: ExportConfig, beat: Path) -> Path:
         while process.returncode is None:
             with contextlib.suppress(subprocess.TimeoutExpired):  # keeps the output
                 printed, _ = process.communicate(timeout=POLL_S)
-            if output.is_file() and time.time() - output.stat().st_mtime < BEAT_S:
-                beat.touch()  # not of a hung converter, which the watchdog ends
             if stop_asked():
                 process.kill()
                 raise Interrupted()
     if process.returncode != 0 or not output.is_file():
         last = (printed.strip() or "no output").splitlines()[-1]
         raise Failed(
-            f"{args.gguf_converter} wrote no model.gguf (exit code {process.returncode}): {last}"
+            f"{args.gguf_converter} wrote no {GGUF} (exit code {process.returncode}): {last}"
         )
-    return output
 
 
 def push(folder: Path, args: ExportConfig, result: dict[str, Any]) -> str:
@@ -264,7 +253,7 @@ def first_line(error: Exception) -> str:
 
 @contextlib.contextmanager
 def beating(beat: Path) -> Iterator[None]:
-    """Touch `beat` during downloads, uploads and merges, which the watchdog cannot see."""
+    """Touch `beat`, since the watchdog cannot see downloads, uploads and merges."""
     done = threading.Event()
 
     def touch() -> None:

@@ -16,13 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PretrainedConfig,
-    PreTrainedModel,
-)
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from launch.core.errors import EXIT_USER, UserError
 from recipes.rank.files import move_directory
@@ -37,7 +31,7 @@ def convert(file: Path, target: Path) -> int:
     """Write `target`, complete or not at all, and return its number of parameters.
 
     Raises UserError for a target that cannot be created, and for a file that transformers cannot
-    read, that lacks weights, or whose weights are not finite.
+    read or that lacks weights.
     """
     if target.exists() or target.is_symlink():
         raise UserError(f"{target}: already exists. Remove it, or give another directory.")
@@ -45,35 +39,21 @@ def convert(file: Path, target: Path) -> int:
     shutil.rmtree(staged, ignore_errors=True)
     try:
         staged.mkdir(parents=True)  # fail before the file is read
-    except OSError as error:
-        raise UserError(f"{target}: cannot be created: {error}. Give another directory.") from error
-    try:
         number = write(file, staged)
         move_directory(staged, target)
         return number
     except (UserError, MemoryError):
         raise
     except Exception as error:  # the readers raise any, tokenizers even bare Exceptions
-        raise UserError(f"{file}: {' '.join(str(error).split()):.300}. {REMEDY}") from error
+        reason = f"{' '.join(str(error).split()):.300}"
+        raise UserError(f"{file} to {target}: {reason}. {REMEDY}") from error
     finally:
         shutil.rmtree(staged, ignore_errors=True)
 
 
 def write(file: Path, target: Path) -> int:
-    """Write model and tokenizer, after a check that the file holds what its header describes.
-
-    Without it, transformers would allocate whatever the header of a damaged file claims.
-    """
-    from gguf import GGUFReader
-
+    """Write model and tokenizer, and return the number of parameters."""
     source: dict[str, Any] = {"pretrained_model_name_or_path": file.parent, "gguf_file": file.name}
-    elements = sum(int(tensor.n_elements) for tensor in GGUFReader(file).tensors)
-    needed = empty(AutoConfig.from_pretrained(**source), torch.bfloat16).num_parameters()
-    if needed > elements:
-        raise UserError(
-            f"{file}: its header describes {needed:,} parameters, and its tensors hold "
-            f"{elements:,}. {REMEDY}"
-        )
     loaded, info = AutoModelForCausalLM.from_pretrained(
         **source, dtype=torch.bfloat16, output_loading_info=True
     )
@@ -83,12 +63,10 @@ def write(file: Path, target: Path) -> int:
             f"{file}: {len(missing)} of the model's weights are missing, such as {missing[0]}. "
             f"{REMEDY}"
         )
-    for name, weight in loaded.state_dict().items():
-        if not torch.isfinite(weight).all():
-            raise UserError(f"{file}: {name} is not finite, so it is damaged. Fetch it again.")
     # transformers cannot save a model loaded from GGUF, so save an equal one without quantization.
     del loaded.config.quantization_config
-    model = empty(loaded.config, loaded.dtype)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(loaded.config, dtype=loaded.dtype)
     model.load_state_dict(loaded.state_dict(), assign=True)
     model.tie_weights()
     model.generation_config = loaded.generation_config
@@ -100,14 +78,6 @@ def write(file: Path, target: Path) -> int:
     model.save_pretrained(target)
     tokenizer.save_pretrained(target)
     return model.num_parameters()
-
-
-def empty(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
-    """Return the model on the meta device, without memory for its weights."""
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    model.tie_weights()
-    return model
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -22,15 +22,14 @@ from omegaconf import DictConfig
 from trl import GRPOConfig, GRPOTrainer
 
 from launch.core.errors import UserError
-from recipes.data.data import columns, texts
 from recipes.data.data_curriculum import Curriculum
-from recipes.data.data_files import check_tests
-from recipes.data.data_prepare import heldout_prompts, load_once, prepare_prompts
+from recipes.data.data_load import Loaded, columns, texts
+from recipes.data.data_prepare import load_once, prepare_prompts
 from recipes.measure.metrics import Metrics
 from recipes.models.layers import CompiledLayers
-from recipes.models.model import adapter_config, build_model, build_tokenizer
+from recipes.models.model_build import adapter_config, build_model, build_tokenizer
 from recipes.rank.program import main
-from recipes.rewards.verify import build_verifier, check_columns
+from recipes.rewards.verifier import build_verifier, check_rows
 from recipes.sampling import serving
 from recipes.sampling.generation import beat_by_token
 from recipes.sampling.overlap import OverlappedGeneration
@@ -74,12 +73,10 @@ TRAINERS = {False: Trainer, True: OverlappedTrainer, "stream": StreamedTrainer}
 
 def grpo(config: DictConfig) -> dict[str, Any]:
     loaded = load_once(config, "grpo")
-    verifier = build_verifier(config, columns(loaded.rows))
-    check_tests(config, loaded.rows)
+    verifier = build_verifier(config, columns(loaded.rows), loaded.rows)
     questions = heldout(config)
     if questions is not None:
-        check_columns(config, columns(questions), "the held-out rows")
-        check_tests(config, questions)
+        check_rows(config, columns(questions), questions, "the held-out rows")
     rewards, weights = verifier.rewards()
     args = build_arguments(GRPOConfig, config)
     args.reward_weights = weights
@@ -91,7 +88,7 @@ def grpo(config: DictConfig) -> dict[str, Any]:
         serving.wait_until_up(args.vllm_server_base_url)
     prompts = prepare_prompts(config, loaded, tokenizer)
     if questions is not None:
-        questions = heldout_prompts(config, questions, tokenizer)
+        questions = prepare_prompts(config, Loaded(questions), tokenizer, heldout=True)
     trainer = TRAINERS[config.topology.overlap](
         model=model,
         args=args,

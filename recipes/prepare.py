@@ -11,8 +11,8 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from recipes.data.data import load, texts
-from recipes.models.model import build_tokenizer, model_directory, write_random
+from recipes.data.data_load import load, texts
+from recipes.models.model_build import build_tokenizer, model_directory, write_random
 from recipes.rank.program import main, say
 
 

@@ -25,10 +25,10 @@ from rich.text import Text
 from transformers import PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
 from trl import DPOConfig, SFTConfig
 
-from recipes.data.data import Loaded, texts
+from recipes.data.data_load import Loaded, texts
 from recipes.data.data_prepare import load_once, prepare_prompts
 from recipes.data.data_tokens import IGNORED
-from recipes.models.model import build_tokenizer
+from recipes.models.model_build import build_tokenizer
 from recipes.rank.program import main
 
 # Trainer arguments that a preview does not need.

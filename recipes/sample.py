@@ -22,13 +22,12 @@ from omegaconf import DictConfig
 
 from launch.core.errors import UserError
 from launch.core.json_files import sha256
-from recipes.data.data import Row, load
 from recipes.data.data_curriculum import check_levels, cycle_shares, read_pass_rates
-from recipes.data.data_files import check_tests
+from recipes.data.data_load import Row, columns, load
 from recipes.rank import ranks
 from recipes.rank.files import json_sha256
 from recipes.rank.program import is_main_rank, main, say
-from recipes.rewards.verify import build_verifier
+from recipes.rewards.verifier import build_verifier
 from recipes.sampling.batches import Log, sample_all, write_rows
 from recipes.sampling.samples import (
     by_level,
@@ -105,8 +104,7 @@ def sample(config: DictConfig) -> dict[str, Any]:
     run_dir = Path(config.run_dir)
     ranks.join()
     rows = prompts(config, args)
-    verifier = build_verifier(config, [name for name in rows[0] if name != "prompt"])
-    check_tests(config, rows)
+    verifier = build_verifier(config, columns(rows), rows)
     log = Log(run_dir, "pass_rate")
     samples, _ = sample_all(config, args, rows, verifier, log, args.reuse)
     return finish(run_dir, args, rows, samples) | log.times() if is_main_rank() else {}
@@ -133,21 +131,28 @@ def finish(
     """Write scored.jsonl and selected.jsonl, and return result.json's content. Raises UserError."""
     write_rows(run_dir / SCORED, (training_row(rows[s["prompt_index"]], s) for s in samples))
     selected = select(samples, args)
+    too_long = sum(s["num_tokens"] == 0 for s in samples)
+    errors = sum(s["error"] is not None for s in samples)
+    cut_off = sum(not s["finished"] for s in samples) - too_long
+    faults = f"{cut_off} were cut off, {too_long} had no room, {errors} could not be judged"
     if not selected:
-        raise UserError(nothing_kept(run_dir, args, samples))
+        passing = sum(s["score"] >= args.threshold for s in samples)
+        best = max(s["score"] for s in samples)
+        raise UserError(
+            f"none of {len(samples)} samples is kept: {passing} reach threshold="
+            f"{args.threshold:g}, {faults}; the best score is {best:g}. Use, of method.args (under "
+            "method=raft of method.args.sample): a lower threshold, more max_new_tokens, "
+            "finished_only=false, or more samples_per_prompt; or easier prompts, or a better "
+            f"model. method.args.reuse={run_dir} reuses these samples while their settings stay "
+            "the same."
+        )
     training_rows = [training_row(rows[s["prompt_index"]], s) for s in selected]
     write_rows(run_dir / SELECTED, training_rows)
     pass_rate = sum(map(is_correct, samples)) / len(samples)
-    too_long = sum(s["num_tokens"] == 0 for s in samples)
-    errors = sum(s["error"] is not None for s in samples)
     say(
-        f"done: {len(selected)} of {len(samples)} samples kept, {pass_rate:.1%} pass, "
+        f"done: {len(selected)} of {len(samples)} samples kept, {pass_rate:.1%} pass, {faults}; "
         f"in {run_dir / SELECTED}"
     )
-    if too_long:
-        say(f"{too_long} samples count as wrong: their prompts fill the model's context")
-    if errors:
-        say(f"{errors} samples count as wrong: they could not be judged")
     shown = training_rows[:NUM_SAMPLES_SHOWN]
     return {
         "num_prompts": len(rows),
@@ -178,28 +183,6 @@ def training_row(row: Row, sample: Row) -> Row:
         **{name: row[name] for name in ("task", "level", "answer") if name in row},
         **{n: sample[n] for n in ("prompt_index", "sample_index", "score", "finished")},
     }
-
-
-def nothing_kept(run_dir: Path, args: SampleConfig, samples: list[Row]) -> str:
-    """Return how many samples fail each limit, and which limits to relax."""
-    best = max(sample["score"] for sample in samples)
-    too_long = sum(sample["num_tokens"] == 0 for sample in samples)
-    counts = {
-        f"reach threshold={args.threshold:g}": sum(s["score"] >= args.threshold for s in samples),
-        f"are cut off at max_new_tokens={args.max_new_tokens}": (
-            sum(not sample["finished"] for sample in samples) - too_long
-        ),
-        "could not be judged": sum(sample["error"] is not None for sample in samples),
-        "have a prompt that fills the model's context": too_long,
-    }
-    listed = ", ".join(f"{number} {what}" for what, number in counts.items())
-    return (
-        f"none of {len(samples)} samples is kept: {listed}; the best score is {best:g}. Use, of "
-        "method.args (under method=raft of method.args.sample): a lower threshold, more "
-        "max_new_tokens, finished_only=false, or more samples_per_prompt; or easier prompts, or a "
-        f"better model. method.args.reuse={run_dir} reuses the samples as long as their settings "
-        "stay the same."
-    )
 
 
 if __name__ == "__main__":

@@ -16,12 +16,12 @@ from typing import Any
 from omegaconf import DictConfig
 from trl import SFTConfig, SFTTrainer
 
-from recipes.data.data import texts
 from recipes.data.data_curriculum import Curriculum
+from recipes.data.data_load import texts
 from recipes.data.data_prepare import PreparedRows, load_once
 from recipes.measure.metrics import Metrics
 from recipes.models.layers import CompiledLayers
-from recipes.models.model import adapter_config, build_model, build_tokenizer
+from recipes.models.model_build import adapter_config, build_model, build_tokenizer
 from recipes.rank.program import main
 from recipes.training.checkpoint import AtomicCheckpoints
 from recipes.training.selection import heldout

@@ -149,9 +149,9 @@ def preparation(config: Config) -> dict[str, dict[str, float]]:
     Random weights are drawn on its GPU, all of them on every rank.
 
     "loading": weights are rounded to their compute dtype, one parameter at a time
-    (recipes/models/model.py). "sharding": accelerate 1.15's fsdp2_prepare_model holds the whole
-    model (`original_sd`) until each parameter has its shard. 8B in fp32 with LoRA took 49.4 GB
-    there on each of two H200s, and trains in 23. Weights from files come from the CPU, one
+    (recipes/models/model_build.py). "sharding": accelerate 1.15's fsdp2_prepare_model holds the
+    whole model (`original_sd`) until each parameter has its shard. 8B in fp32 with LoRA took 49.4
+    GB there on each of two H200s, and trains in 23. Weights from files come from the CPU, one
     parameter at a time.
     """
     n, base = _Counts.of(config), base_bytes(config)

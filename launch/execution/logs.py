@@ -54,7 +54,7 @@ def of_group(plan: Plan, process: Process) -> Path:
 def of_ranks(plan: Plan, process: Process) -> dict[int, Path]:
     """Return the log of each rank by its number over all nodes; {} for a single rank.
 
-    recipes/rank/rank_log.py writes them.
+    recipes/__init__.py writes them.
     """
     num_ranks = process.num_ranks
     if process.kind in (*SERVE, "prepare") or num_ranks * plan.config.runtime.slurm.nodes == 1:

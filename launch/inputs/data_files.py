@@ -9,8 +9,9 @@ import shlex
 from pathlib import Path
 
 from launch.core.errors import UserError
+from launch.core.json_lines import as_jsonl, text_lines
 from launch.core.near_names import renaming
-from launch.inputs.reading import as_jsonl, near_files, text_lines
+from launch.inputs.reading import near_files
 from launch.schema import Config
 
 NAMED = 8  # files of a directory that an error lists
@@ -68,7 +69,7 @@ def _check_rows(path: Path) -> None:
         pass
     try:
         row = json.loads(head.removeprefix(BYTE_ORDER_MARK).lstrip().partition(b"\n")[0])
-    except (ValueError, RecursionError):  # json_lines reports it if the rows are read here
+    except (ValueError, RecursionError):  # json_rows reports it if the rows are read here
         return
     names = row.keys() if isinstance(row, dict) else set()
     if names.isdisjoint(KNOWN) and (remedy := renaming(names)):

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import shlex
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,40 +31,3 @@ def yaml_file(path: Path) -> Any:
     """Return the content of a YAML file of the repository."""
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, if it was built
     return yaml.load(path.read_text(encoding="utf-8"), loader)
-
-
-def text_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the number and text of each line. Raises UserError."""
-    number = 0
-    try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                # a byte order mark is not part of the row
-                yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
-    except UnicodeDecodeError as error:
-        encoding = "UTF-16" if error.object[:2] in (b"\xff\xfe", b"\xfe\xff") else "WINDOWS-1252"
-        raise UserError(
-            f"{path}:{number}: not UTF-8: byte 0x{error.object[error.start]:02x} at place "
-            f"{error.start + 1}, as {encoding} has it. Use: iconv -f {encoding} -t UTF-8 "
-            f"{shlex.quote(str(path))} > {shlex.quote(str(as_jsonl(path)))}"
-        ) from error
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}).") from error
-
-
-def json_lines(path: Path) -> Iterator[tuple[str, object]]:
-    """Yield file:line and the parsed row of every line that is not blank. Raises UserError."""
-    for number, line in text_lines(path):
-        try:
-            if line.strip():
-                yield f"{path}:{number}", json.loads(line)
-        except (ValueError, RecursionError) as error:  # also numbers with thousands of digits
-            at = f" at column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
-            raise UserError(
-                f"{path}:{number}: no JSON ({getattr(error, 'msg', error)}{at})."
-            ) from error
-
-
-def as_jsonl(path: Path) -> Path:
-    """Return a file name for the same rows as JSONL."""
-    return path.with_name(re.sub(r"(\.jsonl|\.json|\.csv)?\.\w+$", "", path.name) + "_rows.jsonl")

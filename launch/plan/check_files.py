@@ -18,10 +18,11 @@ from containers import images
 from launch.config.smoke import LOW_PRECISION
 from launch.config.wording import HUB
 from launch.core.errors import UserError, near
+from launch.core.json_lines import json_rows
 from launch.inputs import model_path, tracking
 from launch.inputs.adapter_files import check_adapter
 from launch.inputs.data_files import check_data_files, check_is_file
-from launch.inputs.reading import json_lines, near_files
+from launch.inputs.reading import near_files
 from launch.plan import tuned
 from launch.plan.export_files import check_export, check_not_a_run
 from launch.plan.rundir import runs_in
@@ -125,9 +126,7 @@ def _jsonl(key: str, path: Path, method: str, all_lines: bool) -> None:
     check_is_file(key, path)
     alternatives = COLUMNS.get(method, ((),))
     place = ""
-    for place, row in itertools.islice(json_lines(path), None if all_lines else PLAN_LINES):
-        if not isinstance(row, dict):
-            raise UserError(f"{place}: {type(row).__name__}, but every line must be a JSON object.")
+    for place, row in itertools.islice(json_rows(path), None if all_lines else PLAN_LINES):
         if not any(all(column in row for column in columns) for columns in alternatives):
             fields = " or ".join("+".join(columns) for columns in alternatives)
             needs = f"{key} of method={method} needs {fields}."

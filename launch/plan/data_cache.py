@@ -88,10 +88,8 @@ def key(config: Config) -> str:
 @functools.cache
 def _code() -> list[str]:
     """Return hashes of our own code, and the version of TRL whose arguments are locked."""
-    sources = [
-        *sorted((RECIPES / "data").glob("data*.py")),
-        *(RECIPES / name for name in ("data/tasks.py", "data/code_tasks.py", "models/model.py")),
-    ]
+    others = ("data/tasks.py", "data/code_tasks.py", "models/model_build.py")
+    sources = [*sorted((RECIPES / "data").glob("data*.py")), *(RECIPES / name for name in others)]
     digests = [hashlib.sha256(file.read_bytes()).hexdigest() for file in sources]
     return [*digests, str(trainer_args.lock()["trl"])]
 

@@ -26,7 +26,7 @@ def first_metric(config: Config) -> str:
 
 
 def has_heldout(config: Config) -> bool:
-    """Return whether load_heldout in recipes/data/data.py would find rows."""
+    """Return whether load_heldout in recipes/data/data_load.py would find rows."""
     data = config.data
     own = {
         "reasoning": data.num_heldout,

@@ -110,7 +110,7 @@ class Debug(Enum):
 class NumaBinding(Enum):
     """Which cores a rank gets: its GPU's NUMA node or socket, or a share that no other rank gets.
 
-    recipes/rank/binding.py binds them.
+    recipes/rank/device.py binds them.
     """
 
     node = "node"

@@ -27,7 +27,7 @@ from recipes.bench.gpt import shard
 from recipes.bench.timing import timed, training_step
 from recipes.measure.flops import flops_per_token
 from recipes.models.low_precision import to_float8
-from recipes.models.model import adapter_config, build_model
+from recipes.models.model_build import adapter_config, build_model
 from recipes.rank.names import named
 from recipes.rank.program import main
 

@@ -18,7 +18,7 @@ from launch.core.errors import UserError
 from recipes.bench.benchmark import Row, SeriesConfig, rate
 from recipes.bench.timing import Step, timed, training_step
 from recipes.measure.flops import flops_per_token
-from recipes.models.model import adapter_config, build_model
+from recipes.models.model_build import adapter_config, build_model
 from recipes.rank.device import compute_dtype
 
 MAX_NORM = 1.0  # conf/method/sft.yaml

@@ -30,7 +30,7 @@ from recipes.bench.benchmark import Row, SeriesConfig, Table, measure, require_g
 from recipes.bench.consensus import agreed, free_port
 from recipes.bench.processes import Process, wait
 from recipes.bench.vllm_programs import argv_of, gpus_of
-from recipes.models.model import END, PAD, model_config
+from recipes.models.model_build import END, PAD, model_config
 from recipes.rank.device import compute_dtype
 from recipes.rank.files import move_directory
 from recipes.rank.names import named

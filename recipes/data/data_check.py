@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import math
+from collections.abc import Callable
 from typing import Any
 
-from launch.core.errors import UserError, near
+from launch.core.errors import UserError
 from launch.core.near_names import renaming
 from recipes.data.data_select import TEMPLATE_FIELDS, Row, has_equal_sides
 
@@ -25,42 +25,62 @@ READ = {
     "dpo": ("prompt", "chosen", "rejected", *TEMPLATE_FIELDS),
     "grpo": ("prompt",),
     "evaluate": ("prompt", "answer"),
-    "samples": ("prompt", "completion"),
+    "samples": ("prompt", "completion", "score"),
 }
 REWARDS_READ = {"grpo": ("answer",)}  # optional in training; evaluating the same rows needs it
-MESSAGES = "a list of one or more messages {role, content}"
-EXPECTED = {
-    "text": "text",
-    "answer": "text or a number",
-    "messages": MESSAGES,
-    "tools": "a list of tools, each an object, or its JSON",
-    "chat_template_kwargs": "an object {name: value}",
-}
-# Exact types, so that true is not a number
-TYPES = {"text": [str], "answer": [str, int, float], "chat_template_kwargs": [dict]}
-# The roles in TRL's datasets, plus developer for templates such as gpt-oss's.
-ROLES = ("system", "developer", "user", "assistant", "tool")
-RENAMED = {
-    "human": "user",
-    **dict.fromkeys(("gpt", "bot", "chatbot", "model", "ai", "function_call"), "assistant"),
-    **dict.fromkeys(("function", "ipython", "observation"), "tool"),
-}
 # Fields that must end with an answer, which the method learns
 ANSWERS = {
     "sft": ("messages", "completion"),
     "dpo": ("chosen", "rejected"),
     "samples": ("completion",),
 }
+# The roles in TRL's datasets, plus developer for templates such as gpt-oss's.
+ROLES = ("system", "developer", "user", "assistant", "tool")
 QUOTED = 60  # characters of a value, in an error
 
 
-def check_format(method: str | None) -> None:
-    """Raise UserError if a method's `rows` names no format."""
-    if method not in FORMATS:
-        raise UserError(
-            f"method.rows={method}: no such row format. Use one of {', '.join(FORMATS)}, or add it "
-            "to FORMATS and READ in recipes/data/data_check.py."
-        )
+def is_message(value: Any) -> bool:
+    if not isinstance(value, dict) or value.get("role") not in ROLES:
+        return False
+    if value.get("content") is None:  # another field, such as a tool call, must be set
+        return any(item for name, item in value.items() if name != "role")
+    return isinstance(value["content"], (str, list))
+
+
+def are_messages(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(map(is_message, value))
+
+
+def are_tools(value: Any) -> bool:
+    try:
+        tools = json.loads(value) if isinstance(value, str) else value
+    except json.JSONDecodeError:
+        return False
+    return isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)
+
+
+def is_of(*types: type) -> Callable[[Any], bool]:
+    """Return a check for exact types, so that true is not a number."""
+    return lambda value: type(value) in types
+
+
+MESSAGES = f"a list of one or more messages {{role, content}} with roles of {', '.join(ROLES)}"
+# Field -> its check, and what it must be
+VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "text": (is_of(str), "text"),
+    "answer": (is_of(str, int, float), "text or a number"),
+    "messages": (are_messages, MESSAGES),
+    "tools": (are_tools, "a list of tools, each an object, or its JSON"),
+    "chat_template_kwargs": (is_of(dict), "an object {name: value}"),
+    "score": (
+        lambda value: type(value) in (int, float) and math.isfinite(value),
+        "a finite number, by which samples are compared",
+    ),
+}
+TEXT_OR_MESSAGES = (
+    lambda value: isinstance(value, str) or are_messages(value),
+    f"text or {MESSAGES}",
+)
 
 
 def check_row(row: Row, where: str, method: str) -> None:
@@ -93,23 +113,23 @@ def row_fault(row: Row, method: str) -> str | None:
         may_be_null = other_forms or name in (*TEMPLATE_FIELDS, *rewards)
         if name not in row or (may_be_null and row[name] is None):
             continue
-        if fault := _fault(name, row[name]):
-            expected = EXPECTED.get(name, f"text or {MESSAGES}")
-            return f"{name} is {fault}, but must be {expected}."
-        if isinstance(row[name], list) and name not in TEMPLATE_FIELDS:
-            roles = [message["role"] for message in row[name]]
-            if fault := _role_fault(name, roles, method):
-                return f"{name} {fault}"
+        value, (is_right, expected) = row[name], VALUES.get(name, TEXT_OR_MESSAGES)
+        if not is_right(value):
+            items = value if isinstance(value, list) and "messages" in expected else ()
+            wrong = next((item for item in items if not is_message(item)), value)
+            text = json.dumps(wrong, ensure_ascii=False, default=str)  # as in the file
+            return f"{name} has {text:.{QUOTED}}, but must be {expected}."
+        learned = name in ANSWERS.get(method, ())
+        if learned and isinstance(value, list) and value[-1]["role"] != "assistant":
+            return (
+                f"{name} ends with a turn of {value[-1]['role']}, but the last turn must be the "
+                f"assistant's answer, from which {method} learns. Remove the row, or what follows "
+                "its last answer."
+            )
     if method == "dpo" and has_equal_sides(row):  # its gradient is zero
         return (
             "chosen and rejected are equal, so nothing is preferred. Remove the row, or give two "
             "different answers."
-        )
-    score = row["score"] if method == "samples" else 0
-    if isinstance(score, bool) or not isinstance(score, (int, float)) or not math.isfinite(score):
-        return (
-            f"score is {score!r}, but samples are compared by it. Give a number, as method=sample "
-            "does."
         )
     return None
 
@@ -138,61 +158,3 @@ def _present(row: Row) -> frozenset[str]:
 @functools.lru_cache
 def _complete(present: frozenset[str], method: str) -> list[set[str]]:
     return [form for form in FORMATS[method] if form <= present]
-
-
-def _role_fault(name: str, roles: list[str], method: str) -> str | None:
-    """Return what is wrong with the roles, or None: an unknown role, or a wrong last one."""
-    number = next((n for n, role in enumerate(roles) if role not in ROLES), None)
-    if number is not None:
-        role = roles[number]
-        known = RENAMED.get(role.lower(), "the one that it is")
-        remedy = near(role, ROLES) or f" Rename it to {known}."
-        return (
-            f"has the role {_quoted(role)} at place {number + 1}, but roles are "
-            f"{', '.join(ROLES)}.{remedy}"
-        )
-    if name in ANSWERS.get(method, ()) and roles[-1] != "assistant":
-        return (
-            f"ends with a turn of {roles[-1]}, but the last turn must be the assistant's answer, "
-            f"from which {method} learns. Remove the row, or what "
-            "follows its last answer."
-        )
-    if name == "prompt" and method in ("sft", "dpo") and roles[-1] in ("system", "developer"):
-        return (
-            f"ends with a turn of {roles[-1]}, but {method} needs a prompt that ends with a turn "
-            "of user or tool."
-        )
-    return None
-
-
-def _fault(name: str, value: Any) -> str | None:
-    """Return a description of a field's wrong value, or None if the value is right."""
-    if name == "tools" and isinstance(value, str):
-        with contextlib.suppress(json.JSONDecodeError):
-            value = json.loads(value)
-    if name == "tools":
-        right = isinstance(value, list) and all(isinstance(tool, dict) for tool in value)
-    elif name in TYPES:
-        right = type(value) in TYPES[name]
-    elif isinstance(value, str):
-        right = name != "messages"
-    else:
-        right = isinstance(value, list) and bool(value)
-        for n, message in enumerate(value if right else ()):
-            if not _is_message(message):
-                return f"a list with {_quoted(message)} at place {n + 1}"
-    return None if right else _quoted(value)
-
-
-def _is_message(message: Any) -> bool:
-    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-        return False
-    if message.get("content") is None:  # another field, such as a tool call, must be set
-        return any(value for name, value in message.items() if name != "role")
-    return isinstance(message["content"], (str, list))
-
-
-def _quoted(value: Any) -> str:
-    """Return a value as JSON, as in the file, cut to QUOTED characters."""
-    text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= QUOTED else f"{text[:QUOTED]}..."

@@ -74,7 +74,7 @@ def pass_scores(rewards: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """Score each completion from 0 to 1; a pass rate is the mean of these.
 
     rewards: (completions, rewards), NaN if a reward does not apply; weights: (rewards), negative
-    for a penalty. As in recipes/rewards/verify.py, the mean divides by the weights' absolute sum.
+    for a penalty. As in recipes/rewards/verifier.py, the mean divides by the weights' absolute sum.
     """
     sizes = weights.abs() * ~rewards.isnan()
     score = (rewards.nan_to_num() * weights).sum(1) / sizes.sum(1)

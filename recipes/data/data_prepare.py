@@ -32,8 +32,8 @@ from launch.core.errors import UserError
 from launch.core.json_files import sha256, write_json
 from recipes.data import data_select as select
 from recipes.data import data_tokens
-from recipes.data.data import GENERATED, Loaded, load, rows_sha256
-from recipes.data.data_check import READ
+from recipes.data.data_check import QUOTED, READ
+from recipes.data.data_load import GENERATED, Loaded, load, rows_sha256
 from recipes.data.data_select import Row
 from recipes.data.data_tokens import PairTokens, Progress, PromptTokens, Tokens, without_end
 from recipes.rank.files import json_sha256, place_directory
@@ -139,11 +139,11 @@ def _with(args: Any, **changes: Any) -> Any:
 
 
 def prepare_prompts(
-    config: DictConfig, loaded: Loaded, tokenizer: PreTrainedTokenizerBase
+    config: DictConfig, loaded: Loaded, tokenizer: PreTrainedTokenizerBase, heldout: bool = False
 ) -> Dataset | IterableDataset:
     """Return the filtered rows for GRPO, as text, since its trainer tokenizes when it generates.
 
-    Raises the UserErrors of check_template and kept_rows.
+    Held-out rows are not described. Raises the UserErrors of check_template and kept_rows.
     """
     check_template(tokenizer, loaded.rows)
     tokenize = PromptTokens(tokenizer)
@@ -153,17 +153,9 @@ def prepare_prompts(
     template, arguments = (tokenizer.chat_template,), {"method": "grpo"}
     key = cache_key(loaded.sha256()["data_sha256"], tokenizer, template, arguments)
     rows, lengths = kept_rows(cached(config, key, loaded.rows, tokenize), config, loaded.rows)
-    describe(config, loaded, lengths, None)
+    if not heldout:
+        describe(config, loaded, lengths, None)
     return rows.remove_columns("prompt_ids")
-
-
-def heldout_prompts(
-    config: DictConfig, rows: Dataset, tokenizer: PreTrainedTokenizerBase
-) -> Dataset:
-    """Return the filtered held-out rows, for which answers are generated during training."""
-    check_template(tokenizer, rows)
-    filtered, _ = kept_rows(rows.map(PromptTokens(tokenizer), batched=True), config, rows)
-    return filtered.remove_columns("prompt_ids")
 
 
 def cache_key(
@@ -271,8 +263,8 @@ def kept_rows(rows: Dataset, config: DictConfig, raw: Dataset) -> tuple[Dataset,
     select.require(range(passing.sum()), "data.filter", filtered | lengths)
     long = np.flatnonzero(passing & (prompt >= room_for_prompt(config)[0]))
     if len(long):
-        where = select.beginning(raw[int(long[0])])
-        first = f"the first with {prompt[long[0]]} tokens and the {where}"
+        text = select.question(raw[int(long[0])])
+        first = f"the first with {prompt[long[0]]} tokens and the question {text[:QUOTED]!r}"
         _reject_prompt(config, f"{len(long)} of {passing.sum()} rows, {first}")
     rows = rows if passing.all() else rows.select(np.flatnonzero(passing))
     return rows, {"tokens": tokens[passing], "prompt": prompt[passing], "filtered": filtered}
@@ -280,14 +272,13 @@ def kept_rows(rows: Dataset, config: DictConfig, raw: Dataset) -> tuple[Dataset,
 
 def _masks(tokens: Any, prompt: Any, filters: DictConfig) -> dict[str, Any]:
     """Return, for each configured filter, a mask of the rows that it rejects."""
-    rejects = {
-        "min_tokens": lambda least: tokens < least,
-        "max_tokens": lambda most: tokens > most,
-        "max_prompt_tokens": lambda most: prompt > most,
+    masks = {
+        "min_tokens": (np.less, tokens),
+        "max_tokens": (np.greater, tokens),
+        "max_prompt_tokens": (np.greater, prompt),
     }
-    return {
-        name: mask(filters[name]) for name, mask in rejects.items() if filters[name] is not None
-    }
+    limits = {name: filters[name] for name in masks if filters[name] is not None}
+    return {name: masks[name][0](masks[name][1], limit) for name, limit in limits.items()}
 
 
 def _fits_stream(row: Row, config: DictConfig) -> bool:

@@ -5,6 +5,7 @@ All functions depend only on the rows and on `data`; random choices follow from 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -13,14 +14,15 @@ import re
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from launch.core.errors import UserError, near_or_all
+from launch.core.json_lines import json_rows
 
 Row = dict[str, Any]
-BEGINNING = 60  # characters of a question, in an error
 
 TEXT_FIELDS = ("prompt", "completion", "chosen", "rejected", "messages", "text")
 TEMPLATE_FIELDS = ("tools", "chat_template_kwargs")  # inputs of a chat template besides messages
@@ -104,11 +106,6 @@ def question(row: Row) -> str:
     return content(row)
 
 
-def beginning(row: Row) -> str:
-    """Return a name for a row, with the start of its question, to search for it."""
-    return f"question {question(row)[:BEGINNING]!r}"
-
-
 def normalized(text: str) -> str:
     """Return a text with case, spaces and Unicode forms folded; signs stay, so 1-2 is not 1+2."""
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
@@ -182,6 +179,16 @@ def is_heldout(row: Row, fraction: float) -> bool:
     """
     number = int.from_bytes(hashlib.sha256(normalized(question(row)).encode()).digest()[:8], "big")
     return number < fraction * 2**64
+
+
+def num_known_questions(rows: Iterable[Row], path: str) -> int:
+    """Count the `rows` whose question is also in the file, ignoring case and spaces."""
+    questions = set()
+    with contextlib.suppress(UserError):  # training on the file reports its faults
+        for _, row in json_rows(Path(path)):
+            with contextlib.suppress(AttributeError, KeyError, TypeError):
+                questions.add(normalized(question(row)))
+    return sum(normalized(question(row)) in questions for row in rows)
 
 
 def quotas(total: int, weights: Sequence[float]) -> list[int]:

@@ -32,7 +32,7 @@ IGNORED = -100  # the label of a token that does not count in the loss
 BATCH = 1_000
 ROWS_PER_PROCESS = 20_000  # tokenizing fewer takes no longer than starting a process
 MEMORY_PER_PROCESS = 2**30  # bytes, for its batches and its copies of the parent's pages
-SAID_EVERY_S = 10.0
+REPORT_EVERY_S = 10.0
 
 # The pool of `datasets` stops its workers by SIGTERM and waits for them. Workers forked by a rank
 # inherit its handler, which only records the signal, so the pool could wait forever.
@@ -53,7 +53,7 @@ class Progress:
 
     def __call__(self, done: int) -> None:
         self.heartbeat.touch()
-        if time.monotonic() - self.reported_at > SAID_EVERY_S:
+        if time.monotonic() - self.reported_at > REPORT_EVERY_S:
             self.reported_at = time.monotonic()
             say(f"{self.what}: {done:,} rows")
 

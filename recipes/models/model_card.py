@@ -14,7 +14,7 @@ from huggingface_hub import metadata_load
 
 Facts = dict[str, Any]
 # Facts of a run on the card, besides its command, data and code
-OF_RUN = ("run", "left", "args", "result", "seed", "code", "packages")
+RUN_FACTS = ("run", "left", "args", "result", "seed", "code", "packages")
 
 
 def stated_license(directory: Path) -> str | None:
@@ -54,9 +54,6 @@ def card(
         parameters = f"{first['num_parameters']:,} parameters with random weights"
         origin = f"a {first['architecture']} of {parameters}"
     methods = f" by {', then '.join(run['method'] for run in runs)}." if runs else "."
-    unstated = "Not stated by the source model or at export."
-    if base:  # the runs do not copy the base model's card
-        unstated = f"Not stated at export. See the licence of the source model `{base}`."
     results, note = provenance["results"], ""
     if results:
         results = {**results, "data": _data(results["data"], {})}
@@ -66,7 +63,7 @@ def card(
         f"---\n{yaml.safe_dump(head, sort_keys=False)}---",
         f"# {title}",
         f"Made from {origin}{methods}",
-        f"## Licence\n\n{license_name or unstated}",
+        f"## Licence\n\n{license_name or 'Not stated at export. See that of the source model.'}",
         f"## Weights\n\n{_facts({**written, 'weights': written['weights'] or 'as they were'})}",
         f"## Results\n\n{_facts(results)}{note}",
         *(f"## {number}. {run['method']}\n\n{_run(run)}" for number, run in enumerate(runs, 1)),
@@ -76,7 +73,7 @@ def card(
 
 def _run(run: Facts) -> str:
     command = " ".join(["python launch/run.py", *run["overrides"]])
-    facts = {name: run[name] for name in OF_RUN}
+    facts = {name: run[name] for name in RUN_FACTS}
     facts["data"] = _data(run["data"], run["data_files"])
     facts["precision"] = {name: run["precision"][name] for name in ("compute", "weights")}
     if run["adapter"]["rank"] is not None:

@@ -1,4 +1,4 @@
-"""Determine a rank's device, compute dtype and peak memory."""
+"""Determine a rank's device, the cores next to it, its compute dtype and its peak memory."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import resource
 import torch
 from omegaconf import DictConfig
 
+from launch.core.errors import UserError
+
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -16,6 +18,30 @@ def device() -> torch.device:
     if torch.cuda.is_available():
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     return torch.device("cpu")
+
+
+def bind_to_cores(policy: str, local_rank: int) -> str:
+    """Bind all threads and future children to cores next to the GPU, as torch chooses them.
+
+    torchrun's --numa-binding needs the program numactl, which images and small machines do not
+    have. Return a line with the cores. Raises UserError if they are unknown or not allowed.
+    """
+    try:
+        from torch.numa import binding  # missing before torch 2.9
+
+        options = binding.NumaOptions(binding.AffinityMode(policy.replace("_", "-")))
+        cores = binding._get_logical_cpus_to_bind_to(gpu_index=local_rank, numa_options=options)
+        binding._bind_all_threads_in_current_process_to_logical_cpus(logical_cpu_indices=cores)
+    except (ImportError, AttributeError, OSError, RuntimeError, ValueError) as error:
+        raise UserError(
+            f"topology.numa_binding={policy}: the cores next to GPU {local_rank} are unknown or "
+            f"not allowed here ({error}). Use: topology.numa_binding=null."
+        ) from error
+    first, last = min(cores), max(cores)
+    return (
+        f"topology.numa_binding={policy}: {len(cores)} core(s) from {first} to {last}, next to "
+        f"GPU {local_rank}"
+    )
 
 
 def pci_address(device: torch.device | int) -> str | None:

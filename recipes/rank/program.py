@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from launch.core.errors import EXIT_INTERRUPTED, EXIT_USER, UserError
 from launch.core.json_files import write_json
-from recipes.rank import binding
+from recipes.rank.device import bind_to_cores
 
 EXIT_FAILED = 1  # of a rank, like Python's for an exception; the launcher's is 4
 # torchrun's variables. With them, a vLLM engine would treat its own processes as our ranks.
@@ -116,7 +116,7 @@ def _result(work: Callable[[DictConfig], dict[str, Any]], config: DictConfig) ->
         numa = OmegaConf.select(config, "topology.numa_binding")
         # A tuning's trials have their own ranks, which bind themselves.
         if numa and torch.cuda.is_available() and "tuned" not in config:
-            print(binding.bind(numa, int(os.environ.get("LOCAL_RANK", "0"))), flush=True)
+            print(bind_to_cores(numa, int(os.environ.get("LOCAL_RANK", "0"))), flush=True)
         return {"status": "done", **work(config), "exit_code": 0}
     except Interrupted as interruption:
         ended = {"status": "interrupted", "exit_code": EXIT_INTERRUPTED}

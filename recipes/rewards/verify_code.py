@@ -9,11 +9,12 @@ import json
 import os
 import re
 import socket
+from collections.abc import Iterable, Sized
 from pathlib import Path
 from typing import Any
 
 from launch.core.errors import UserError
-from recipes.rewards.rewards import Completion, Judged, final_answer, text
+from recipes.rewards.reward_functions import Completion, Judged, final_answer, text
 
 SOCKET = "sandbox.sock"  # in the run directory; launch/execution/sandboxed.py listens
 BLOCK = re.compile(r"```([\w+#-]*)[^\n]*\n(.*?)```", re.DOTALL)
@@ -71,6 +72,12 @@ def code_of(completion: str) -> tuple[str, str]:
 def _language(name: str) -> str:
     """Return the sandbox's name of a language."""
     return LANGUAGES.get(name.lower(), name.lower())
+
+
+def check_tests(rows: Iterable[dict[str, Any]]) -> None:
+    """Reject tests that cannot be parsed, before a run reaches their prompt."""
+    for row in rows if isinstance(rows, Sized) else ():  # skip streams
+        parse_tests(row["tests"])
 
 
 def parse_tests(column: Any) -> list[dict[str, Any]]:

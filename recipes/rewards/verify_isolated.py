@@ -12,7 +12,6 @@ import sys
 from typing import Any
 
 from launch.core.errors import UserError
-from recipes.rewards.rewards import Judged
 
 READY_WITHIN_S = 300.0  # enough for imports from a slow disk
 # CPU seconds, so that samples do not fail on a busy machine. math-verify's own limit is the same.
@@ -26,7 +25,7 @@ PASSED_ON = (
     *("PATH", "PYTHONPATH", "PYTHONSAFEPATH", "PYTHONHASHSEED"),
     *("LD_LIBRARY_PATH", "LANG", "LC_ALL"),
 )
-GIVEN = {
+ENVIRONMENT = {
     # One thread, since the CPU time of BLAS threads would count.
     **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
     # Each thread's arena takes 64 MB of the limited address space.
@@ -39,6 +38,10 @@ GIVEN = {
 }
 READY = b"ready\n"
 HANGS = "no score within"
+IN_RANK = (
+    "It runs without the rank's environment, GPU and network. To run it in the rank, where a hang "
+    "stops the run: method.reward_confined=false."
+)
 
 
 class Isolated:
@@ -60,12 +63,6 @@ class Isolated:
         self.process: subprocess.Popen[bytes] | None = None
         self._ready = False
 
-    def __call__(self, name: str, completion: str, row: dict[str, Any]) -> Judged:
-        """Judge one completion and its row; the score is 0 after an error."""
-        columns = {key: [value] for key, value in row.items()}
-        scores, error = self.ask(name, [""], [completion], columns)
-        return Judged(scores[0]) if scores else Judged(0.0, error)
-
     def ask(
         self, name: str, prompts: list[Any], completions: list[Any], columns: dict[str, Any]
     ) -> tuple[list[Any] | None, str | None]:
@@ -73,9 +70,14 @@ class Isolated:
 
         Raises UserError if the worker rejects the reward.
         """
-        request = json.dumps(
-            {"name": name, "prompts": prompts, "completions": completions, "columns": columns}
-        )
+        content = {"prompts": prompts, "completions": completions, "columns": columns}
+        try:
+            request = json.dumps({"name": name, **content})
+        except TypeError as error:
+            raise UserError(
+                f"method.rewards.{name}: columns {', '.join(columns)} go to its process as JSON, "
+                f"but one cannot ({error}). {IN_RANK}"
+            ) from error
         process = self.start()
         try:
             process.stdin.write(request.encode() + b"\n")
@@ -98,7 +100,7 @@ class Isolated:
         # After a signal, ranks finish their step and need this process, so use a new session.
         self.process = subprocess.Popen(
             argv,
-            env=passed_on | GIVEN,
+            env=passed_on | ENVIRONMENT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,

@@ -18,7 +18,7 @@ import tempfile
 from typing import Any
 
 from launch.core.errors import UserError
-from recipes.rewards import rewards
+from recipes.rewards import reward_functions
 
 # Far above verify_isolated.WAIT_S; ends this process if its rank was killed and cannot end it.
 ALONE_S = 120.0
@@ -54,9 +54,9 @@ def main() -> None:
             os.environ["HOME"] = home
             for name in names:  # import now, so that it does not count for the first completion
                 if "." in name:
-                    rewards.imported(name)
-                elif name in rewards.SLOW_IMPORTS:
-                    importlib.import_module(rewards.SLOW_IMPORTS[name])
+                    reward_functions.imported(name)
+                elif name in reward_functions.SLOW_IMPORTS:
+                    importlib.import_module(reward_functions.SLOW_IMPORTS[name])
     except UserError as error:
         print(" ".join(str(error).split()), file=answers, flush=True)
         return
@@ -100,19 +100,14 @@ def answer_to(question: dict[str, Any], guard: Guard) -> dict[str, Any]:
     """
     guard.refused.clear()
     try:
-        scores = rewards.judge(**question)
-    except MemoryError:
-        return {"scores": None, "error": "more memory than a scorer may use"}
-    except UserError as error:
-        return {"refused": str(error)}
-    except Exception as error:  # any exception counts as a failure on these completions
-        failure = rewards.failure(question["name"], error)
-        if guard.refused and guard.refused[0] not in failure:  # a library replaced the error
-            failure += f"; before it: a scorer may not: {guard.refused[0]}"
-        return {"scores": None, "error": failure}
-    if guard.refused:  # the scorer may have caught the exception, as if the answer was wrong
-        return {"scores": None, "error": f"a scorer may not: {guard.refused[0]}"}
-    return {"scores": scores, "error": None}
+        scores, error = reward_functions.attempt(**question)
+    except UserError as refusal:
+        return {"refused": str(refusal)}
+    # The scorer, or a library, may have caught the exception, as if the answer was wrong.
+    if guard.refused and guard.refused[0] not in (error or ""):
+        refused = f"a scorer may not: {guard.refused[0]}"
+        scores, error = None, f"{error}; before it: {refused}" if error else refused
+    return {"scores": scores, "error": error}
 
 
 if __name__ == "__main__":

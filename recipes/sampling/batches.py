@@ -24,7 +24,7 @@ from omegaconf import DictConfig
 
 from launch.core.errors import UserError
 from launch.core.json_files import read_metrics, write_json, write_text
-from recipes.data.data import Row
+from recipes.data.data_load import Row
 from recipes.data.data_select import fields
 from recipes.measure import profiling
 from recipes.measure.metrics import progress_line
@@ -32,7 +32,7 @@ from recipes.rank import ranks
 from recipes.rank.device import memory_peak_gb
 from recipes.rank.files import append, json_sha256
 from recipes.rank.program import Interrupted, is_main_rank, say, stop_asked
-from recipes.rewards.verify import Verifier
+from recipes.rewards.verifier import Verifier
 from recipes.sampling.generation import Generator, build_generator
 from recipes.sampling.sample_keys import model_identity, samples_key, verdicts_key
 from recipes.sampling.samples import is_correct

@@ -29,8 +29,8 @@ from transformers import (
 )
 
 from launch.core.errors import UserError
-from recipes.data.data import load, texts
-from recipes.models.model import build_model, build_tokenizer, model_directory, write_random
+from recipes.data.data_load import load, texts
+from recipes.models.model_build import build_model, build_tokenizer, model_directory, write_random
 from recipes.rank.device import compute_dtype, device
 from recipes.rank.program import TORCHRUN
 from recipes.training.checkpoint import HEARTBEAT

@@ -15,10 +15,10 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from launch.core.json_files import sha256
-from recipes.data.data import load, texts
-from recipes.models.model import model_directory
+from recipes.data.data_load import load, texts
+from recipes.models.model_build import model_directory
 from recipes.rank.files import json_sha256
-from recipes.rewards.rewards import CODE_TESTS
+from recipes.rewards.reward_functions import CODE_TESTS
 from recipes.sampling.samples import Row
 from recipes.training.checkpoint import HEARTBEAT
 
@@ -44,7 +44,7 @@ def samples_key(config: DictConfig, args: Any, rows: list[Row], model: Any) -> d
         "versions": {name: importlib.metadata.version(name) for name in packages},
         "code": {
             name: sha256(RECIPES / folder / name)
-            for folder, name in (("sampling", "generation.py"), ("models", "model.py"))
+            for folder, name in (("sampling", "generation.py"), ("models", "model_build.py"))
         },
     }
 

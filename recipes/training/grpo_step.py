@@ -23,7 +23,7 @@ from torch import nn
 from torch.nn import functional
 from trl.trainer import utils as trl_utils
 
-from recipes.models import attention, head
+from recipes.models import head, packed_attention
 from recipes.models.layers import MULTIPLE, same_draws
 from recipes.training import packing
 from recipes.training.step import SHORTEST, halves
@@ -54,7 +54,7 @@ class PackedCompletions:
             config.topology.strategy != "zero3"
             and not self.args.cast_lm_head_to_fp32
             and not self.aux_loss_enabled
-            and all(head.fits(model) and attention.fits(model) for model in models)
+            and all(head.fits(model) and packed_attention.fits(model) for model in models)
         )
         # TRL's tiles are as wide as a large vocabulary, and a small one fills only a strip of them.
         width = models[0].config.get_text_config().vocab_size

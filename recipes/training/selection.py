@@ -22,7 +22,7 @@ from transformers import (
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from launch.core.errors import UserError
-from recipes.data.data import load_heldout_table
+from recipes.data.data_load import load_heldout_table
 from recipes.rank.program import say
 
 

@@ -320,7 +320,7 @@ def config_of(model: Path) -> Any:
     # Imported after stand_in_for_gpu, since these may import Inductor.
     from omegaconf import OmegaConf
 
-    from recipes.models.model import model_config
+    from recipes.models.model_build import model_config
 
     small = {"num_layers": 1, "vocab_size": 64}
     return model_config(OmegaConf.merge({"attention_bias": False}, OmegaConf.load(model), small))

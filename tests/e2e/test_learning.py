@@ -17,7 +17,7 @@ from launch.core import json_files
 from launch.schema.plan import Plan
 from launch.schema.trainer_args import value
 from launch.study import phase_curves, pipeline
-from recipes.rewards.verify import Verifier
+from recipes.rewards.verifier import Verifier
 from tests.conftest import host_with
 from tests.e2e import phases
 

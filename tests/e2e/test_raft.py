@@ -25,7 +25,7 @@ from launch.schema.plan import Plan
 from launch.study import pipeline
 from recipes import preview
 from recipes import sample as recipe
-from recipes.data.data import load
+from recipes.data.data_load import load
 from recipes.sampling import batches, sample_keys
 from recipes.training import train_loop
 from tests.conftest import host_with

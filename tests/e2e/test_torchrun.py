@@ -23,10 +23,9 @@ TORCHRUN = [
     sys.executable,
     *"-m torch.distributed.run --standalone --local-addr 127.0.0.1 --nproc-per-node 2".split(),
 ]
-# As a recipe begins: recipes/__init__.py.
+# As a recipe begins.
 OWN_LOG = (
-    "from recipes.rank.rank_log import redirect\n"
-    "redirect(['--config', str(run / 'config.yaml')], os.environ)\n"
+    "from recipes import redirect\nredirect(['--config', str(run / 'config.yaml')], os.environ)\n"
 )
 RANK_1 = (
     "if os.environ['RANK'] == '1':\n    while not (run / 'rank0').exists(): time.sleep(0.02)\n    "

@@ -47,7 +47,7 @@ from transformers import (
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from recipes.models.model import model_config, train_tokenizer
+from recipes.models.model_build import model_config, train_tokenizer
 from tests.gpu.jobs import MASK
 
 ROOT = Path(__file__).parents[2]

@@ -14,7 +14,7 @@ import pytest
 from launch.plan.check_files import check_files
 from launch.plan.planning import prepare
 from launch.schema.trainer_args import value
-from recipes.models.model import END, train_tokenizer
+from recipes.models.model_build import END, train_tokenizer
 from tests.conftest import composed
 from tests.gpu import forced_lengths, peers, speed, speed_report
 from tests.gpu.speed_rows import LONGEST, ROWS, chat_lengths

@@ -15,7 +15,7 @@ from launch.execution import provenance
 from launch.plan.planning import prepare
 from launch.schema.trainer_args import complete
 from recipes.export import export
-from recipes.models.model import train_tokenizer
+from recipes.models.model_build import train_tokenizer
 from recipes.rank import program
 
 

@@ -101,13 +101,13 @@ def test_a_directory_in_place_of_a_data_file_is_called_one(launch, tmp_path):
 
 
 @pytest.mark.parametrize(("content", "method", "said"), [
-    ('{"text": "a"}\nnot json\n', "sft", [":2:", "no JSON"]),
+    ('{"text": "a"}\nnot json\n', "sft", [":2:", "not a JSON object", "column 1"]),
     ('{"text": "a"}\n\n{"txt": "b"}\n', "sft", [":3:", "has txt", "needs messages or text or"]),
     ('{"prompt": "a", "chosen": "b"}\n', "dpo", [":1:", "prompt+chosen+rejected"]),
     ("[1, 2]\n", "sft", [":1:", "list", "JSON object"]),
     ("\n\n", "sft", ["no rows", "empty"]),
-    ('{"text": "a", "x": ' + "9" * 5000 + "}\n", "sft", [":1:", "no JSON (Exceeds the limit"]),
-    ('{"a": ' + "[" * 100_000 + "\n", "sft", [":1:", "no JSON (maximum recursion depth"]),
+    ('{"text": "a", "x": ' + "9" * 5000 + "}\n", "sft", [":1:", "(Exceeds the limit"]),
+    ('{"a": ' + "[" * 100_000 + "\n", "sft", [":1:", "(maximum recursion depth"]),
 ], ids=range(7))  # fmt: skip
 def test_data_file(launch, tmp_path, content, method, said):
     file = tmp_path / "train.jsonl"

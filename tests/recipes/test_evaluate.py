@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 from recipes import evaluate
 from recipes.evaluate import EvaluateConfig
 from recipes.measure import statistics
-from recipes.rewards.verify import Judged
+from recipes.rewards.verifier import Judged
 from recipes.sampling import batches
 from recipes.sampling.generation import TOO_LONG, Sample
 
@@ -26,74 +26,50 @@ def lines(*answers: tuple[int, str, int, bool]) -> list[dict]:
 def answered(folder, rows, samples, score) -> list[dict]:
     """Return lines of samples.jsonl for one batch, whose generator gives `samples`."""
     sampled, judged = batches.Store(folder / "samples"), batches.Store(folder / "verdicts")
-    args = EvaluateConfig("x", batch_size=len(rows))
-    batches.one_batch(
-        rows,
-        0,
-        args,
-        lambda prompts, seed: samples,
-        score,
-        sampled,
-        judged,
-        batches.Log(folder, "accuracy"),
-    )
-    return [
-        evaluate.line(rows[s["prompt_index"]], {**s, **v})
-        for s, v in zip(sampled.finished(0), judged.finished(0), strict=True)
-    ]
+    args, log = EvaluateConfig("x", batch_size=len(rows)), batches.Log(folder, "accuracy")
+    batches.one_batch(rows, 0, args, lambda prompts, seed: samples, score, sampled, judged, log)
+    pairs = zip(sampled.finished(0), judged.finished(0), strict=True)
+    return [evaluate.line(rows[s["prompt_index"]], {**s, **v}) for s, v in pairs]
 
 
-def without_rewards():
+def configured(tmp_path, **rewards):
     """Return a configuration as a rank loads it, to which no key can be added."""
-    settings = OmegaConf.create(
-        {
-            "method": {
-                "rewards": {},
-                "reward_chain": [],
-                "reward_pattern": None,
-                "reward_confined": True,
-            }
-        }
-    )
+    method = {"rewards": rewards, "reward_chain": [], "reward_pattern": None}
+    method["reward_confined"] = True
+    settings = OmegaConf.create({"method": method, "run_dir": str(tmp_path)})
     OmegaConf.set_struct(settings, True)
     return settings
 
 
 def test_scores_are_the_answers_and_a_prompt_that_is_too_long_has_none(tmp_path):
     rows = [{"prompt": "p", "answer": a, "task": "t"} for a in ("1", "2", "")]
-    settings = without_rewards()
-    given = [Sample("<answer>1</answer>", 5, True), Sample("3", 1, False), TOO_LONG]
-    found = answered(tmp_path, rows, given, evaluate.scorer(settings, rows))
-    assert [
-        (row["score"], row["correct"], row["num_tokens"], row["finished"]) for row in found
-    ] == [(1.0, True, 5, True), (0.0, False, 1, False), (0.0, False, 0, False)]
-    assert found[0]["completion"] == "<answer>1</answer>"
+    samples = [Sample("<answer>1</answer>", 5, True), Sample("3", 1, False), TOO_LONG]
+    scorer = evaluate.scorer(configured(tmp_path), rows)
+    scored = answered(tmp_path, rows, samples, scorer)
+    keys = ("completion", "score", "correct", "num_tokens", "finished")
+    assert [tuple(row[key] for key in keys) for row in scored] == [
+        ("<answer>1</answer>", 1.0, True, 5, True),
+        ("3", 0.0, False, 1, False),
+        ("", 0.0, False, 0, False),
+    ]
     (metrics,) = [json.loads(row) for row in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert (metrics["accuracy"], metrics["unfinished"], metrics["completion_tokens"]) == (
-        1 / 3,
-        2,
-        2.0,
-    )
+    assert (metrics["accuracy"], metrics["unfinished"]) == (1 / 3, 2)
+    assert metrics["completion_tokens"] == 2.0
 
 
 def test_an_answer_that_cannot_be_scored_is_a_failure_and_counted(tmp_path):
     """Include the default scorer without rewards, which reads what a model wrote too."""
     rows = [{"prompt": "p", "answer": "1", "entry": "no record of a task"}] * 2
-    settings = without_rewards()
-    verifier = evaluate.scorer(settings, rows)
+    verifier = evaluate.scorer(configured(tmp_path), rows)
     assert list(verifier.judges) == ["reasoning_gym"]
-    verifier.judges["reasoning_gym"] = lambda prompts, completions, columns: [
-        Judged(1.0),
-        Judged(0.0, "no score within 5 s"),
-    ]
-    found = answered(
-        tmp_path, rows, [Sample("1", 1, True), Sample("9**9**9**9", 1, True)], verifier
-    )
-    assert [(row["correct"], row.get("error")) for row in found] == [
+    judged = [Judged(1.0), Judged(0.0, "no score within 5 s")]
+    verifier.judges["reasoning_gym"] = lambda prompts, completions, columns: judged
+    scored = answered(tmp_path, rows, [Sample("1", 1, True), Sample("9**9", 1, True)], verifier)
+    assert [(row["correct"], row.get("error")) for row in scored] == [
         (True, None),
         (False, "reasoning_gym: no score within 5 s"),
     ]
-    assert evaluate.summary(found, 1, 0)["verifier_errors"] == 1
+    assert evaluate.summary(scored, 1, 0)["verifier_errors"] == 1
 
 
 @pytest.mark.parametrize(("own", "has"), [
@@ -105,59 +81,34 @@ def test_an_answer_that_cannot_be_scored_is_a_failure_and_counted(tmp_path):
 ])  # fmt: skip
 def test_the_harness_alone_needs_no_problems(own, has):
     """Run with any kind of data, as launch/rules/data.py allows."""
-    none = {
-        "kind": "jsonl",
-        "num_heldout": 0,
-        "heldout_path": None,
-        "heldout_split": None,
-        "heldout_fraction": 0.0,
-    }
+    none = dict.fromkeys(("heldout_path", "heldout_split"))
+    none |= {"kind": "jsonl", "num_heldout": 0, "heldout_fraction": 0.0}
     assert evaluate.has_heldout(OmegaConf.create({**none, **own})) is has
 
 
 def test_the_rewards_of_the_composition_score_in_place_of_the_answer(tmp_path):
-    weights = {"accuracy": 1.0, "format": 1.0}
-    method = {
-        "rewards": weights,
-        "reward_chain": [],
-        "reward_pattern": None,
-        "reward_confined": True,
-    }
     rows = [{"prompt": "p", "answer": "1"}] * 2
-    score = evaluate.scorer(OmegaConf.create({"method": method, "run_dir": str(tmp_path)}), rows)
-    found = answered(
-        tmp_path,
-        rows,
-        [Sample("1", 1, True), Sample("<think>.</think><answer>1</answer>", 9, True)],
-        score,
-    )
-    assert [(row["score"], row["correct"]) for row in found] == [(0.5, False), (1.0, True)]
+    score = evaluate.scorer(configured(tmp_path, accuracy=1.0, format=1.0), rows)
+    texts = ("1", "<think>.</think><answer>1</answer>")
+    scored = answered(tmp_path, rows, [Sample(text, 1, True) for text in texts], score)
+    assert [(row["score"], row["correct"]) for row in scored] == [(0.5, False), (1.0, True)]
 
 
 def test_figures_by_task_and_level():
-    result = evaluate.summary(
-        lines((0, "a", 0, True), (1, "a", 1, False), (2, "b", 0, True), (3, "b", 0, True)),
-        1,
-        seed=0,
-    )
+    answers = [(0, "a", 0, True), (1, "a", 1, False), (2, "b", 0, True), (3, "b", 0, True)]
+    result = evaluate.summary(lines(*answers), 1, seed=0)
     assert (result["accuracy"], result["interval"]) == (0.75, list(statistics.wilson(3, 4)))
-    assert result["by_task"]["a"] == {
-        "accuracy": 0.5,
-        "interval": list(statistics.wilson(1, 2)),
-        "num_problems": 2,
-        "num_samples": 2,
-    }
-    assert {level: group["accuracy"] for level, group in result["by_level"].items()} == {
-        "0": 1.0,
-        "1": 0.0,
-    }
-    assert {name: group["num_problems"] for name, group in result["by_task_and_level"].items()} == {
-        "a, level 0": 1,
-        "a, level 1": 1,
-        "b, level 0": 2,
-    }
+    interval = list(statistics.wilson(1, 2))
+    counts = {"num_problems": 2, "num_samples": 2}
+    assert result["by_task"]["a"] == {"accuracy": 0.5, "interval": interval, **counts}
+    by_level = {level: group["accuracy"] for level, group in result["by_level"].items()}
+    assert by_level == {"0": 1.0, "1": 0.0}
+    both = {name: group["num_problems"] for name, group in result["by_task_and_level"].items()}
+    assert both == {"a, level 0": 1, "a, level 1": 1, "b, level 0": 2}
     assert result["right_per_problem"] == [1, 0, 1, 1]
     assert "pass_at_k" not in result
+    # failures first, and one of each task in turn
+    assert [row["task"] for row in result["samples"]] == ["a", "a", "b", "b"]
 
 
 def test_figures_of_several_samples():
@@ -169,8 +120,5 @@ def test_figures_of_several_samples():
     assert result["maj_at_k"]["4"] == 0.5  # three of four are wrong, three of four are right
     assert result["interval"] == list(statistics.bootstrap([0.25, 0.75], 0))
     assert result["by_task"]["a"]["num_samples"] == 8
-    assert (result["num_problems"], result["num_samples"], result["right_per_problem"]) == (
-        2,
-        8,
-        [1, 3],
-    )
+    assert (result["num_problems"], result["num_samples"]) == (2, 8)
+    assert result["right_per_problem"] == [1, 3]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+import shutil
 from pathlib import Path
 
 import huggingface_hub.constants
@@ -20,7 +21,7 @@ from launch.core.errors import UserError
 from launch.core.json_files import plain
 from recipes import export as recipe
 from recipes.models import adapters, model_card, quantize
-from recipes.models.model import build_model
+from recipes.models.model_build import build_model
 from recipes.models.shards import INDEX, Shards, stored
 from recipes.rank.files import weights_sha256
 from recipes.training import checkpoint
@@ -60,16 +61,11 @@ def greedy(folder: Path) -> list[int]:
 
 def test_weights_as_they_are_load_and_answer_as_before(exported, source):
     code, result, run = exported(source)
-    assert (code, result["weights_error"], result["weights_sha256"]) == (
-        0,
-        0.0,
-        weights_sha256(source),
-    )
-    names = (
-        "README.md chat_template.jinja config.json generation_config.json "
-        "model.safetensors tokenizer.json"
-    ).split()
-    assert sorted(p.name for p in (run / "model").iterdir()) == [*names, "tokenizer_config.json"]
+    assert (code, result["weights_error"]) == (0, 0.0)
+    assert result["weights_sha256"] == weights_sha256(source)
+    names = "README.md chat_template.jinja config.json generation_config.json model.safetensors"
+    names = [*names.split(), "tokenizer.json", "tokenizer_config.json"]
+    assert sorted(p.name for p in (run / "model").iterdir()) == names
     assert greedy(run / "model") == greedy(source)
     assert not list(run.glob(".model*"))
 
@@ -88,28 +84,18 @@ def test_16_bits(exported, source, weights, dtype, error):
 
 @pytest.mark.parametrize("weights", ["fp8", "int8"])
 def test_a_code_is_off_by_half_a_step_at_most_and_zeros_stay(weights):
-    bits = quantize.EIGHT_BITS[weights]
     weight = torch.randn(8, 32) * torch.logspace(-6, 3, 8)[:, None]
     weight[3] = 0
-    codes, scale = quantize.quantized(weight, bits)
+    codes, scale = quantize.quantized(weight, quantize.EIGHT_BITS[weights])
     off = (codes.float() * scale.float() - weight).abs()
     assert torch.isfinite(codes.float()).all()
     assert (scale[3].item(), codes[3].float().abs().max().item()) == (1.0, 0.0)
     largest = weight.abs().amax(1, keepdim=True)
-    half = 0.5 / 127 if weights == "int8" else 2**-4  # of e4m3's three bits of mantissa
-    limit = (
-        largest * half
-        if weights == "int8"
-        else torch.maximum(weight.abs() * half, largest * 2**-10 / 448)
-    )
-    assert (
-        off <= limit + largest * 2**-8
-    ).all()  # and a scale that is rounded in bf16 cuts the largest
-
-
-def test_an_export_is_the_same_twice(exported, source):
-    hashes = [exported(source, "method.args.weights=fp8")[1]["weights_sha256"] for _ in range(2)]
-    assert hashes[0] == hashes[1]
+    limit = largest * 0.5 / 127
+    if weights == "fp8":  # e4m3 has three bits of mantissa
+        limit = torch.maximum(weight.abs() * 2**-4, largest * 2**-10 / 448)
+    # and a scale that is rounded in bf16 cuts the largest
+    assert (off <= limit + largest * 2**-8).all()
 
 
 def with_adapter(folder: Path, base: Path, fingerprint: str) -> tuple[Path, torch.Tensor]:
@@ -132,17 +118,15 @@ LORA = ["adapter=lora", "adapter.rank=4", "adapter.alpha=8"]
 
 
 def test_an_adapter_is_merged_into_its_base(exported, source, tmp_path):
-    adapter, logits = with_adapter(
-        tmp_path / "adapter", source, adapters.fingerprint_of_files(source)
-    )
+    base = adapters.fingerprint_of_files(source)
+    adapter, logits = with_adapter(tmp_path / "adapter", source, base)
     code, result, run = exported(source, *LORA, f"adapter.path={adapter}")
     assert (code, result["merge_error"] < 1e-5) == (0, True)
-    assert set(load_file(run / "model/model.safetensors")) == set(
-        load_file(source / "model.safetensors")
-    )
+    names = set(load_file(source / "model.safetensors"))
+    assert set(load_file(run / "model/model.safetensors")) == names
     with torch.no_grad():
-        found = AutoModelForCausalLM.from_pretrained(run / "model")(torch.arange(12)[None]).logits
-    assert torch.allclose(found, logits, atol=1e-4)
+        merged = AutoModelForCausalLM.from_pretrained(run / "model")(torch.arange(12)[None])
+    assert torch.allclose(merged.logits, logits, atol=1e-4)
 
 
 def test_an_adapter_brings_the_chat_template_that_it_was_trained_with(exported, source, tmp_path):
@@ -150,20 +134,17 @@ def test_an_adapter_brings_the_chat_template_that_it_was_trained_with(exported, 
     tokenizer = AutoTokenizer.from_pretrained(source)
     tokenizer.chat_template = "of its training"
     tokenizer.save_pretrained(adapter)
-    (tmp_path / "given.jinja").write_text("given now")
-    given = [*LORA, f"adapter.path={adapter}"]
-    assert (
-        exported(source, *given)[2] / "model/chat_template.jinja"
-    ).read_text() == "of its training"
-    _, _, run = exported(source, *given, f"model.chat_template={tmp_path}/given.jinja")
-    assert (run / "model/chat_template.jinja").read_text() == "given now"
+    (tmp_path / "own.jinja").write_text("of the user")
+    own = f"model.chat_template={tmp_path}/own.jinja"
+    for overrides, template in (((), "of its training"), ((own,), "of the user")):
+        _, _, run = exported(source, *LORA, f"adapter.path={adapter}", *overrides)
+        assert (run / "model/chat_template.jinja").read_text() == template
 
 
-def test_an_adapter_of_another_base_is_refused(exported, source, tmp_path):
+def test_an_adapter_of_another_base_is_rejected(exported, source, tmp_path):
     adapter, _ = with_adapter(tmp_path / "adapter", source, "that of another")
-    code, result, run = exported(source, *LORA, f"adapter.path={adapter}")
-    assert (code, (run / "model").exists()) == (2, False)
-    assert "was trained on another base" in result["error"]
+    error = refused(exported, source, *LORA, f"adapter.path={adapter}")
+    assert "was trained on another base" in error
 
 
 def test_gguf_by_a_converter(exported, source, tmp_path):
@@ -182,18 +163,13 @@ def test_gguf_by_a_converter(exported, source, tmp_path):
 
 def test_a_converter_gets_no_secret(exported, source, tmp_path, monkeypatch):
     converter = tmp_path / "convert_hf_to_gguf.py"
-    converter.write_text(
-        "import os, pathlib, sys\npathlib.Path(sys.argv[3]).write_text(' "
-        "'.join(sorted(os.environ)))\n"
-    )
-    for name in ("HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "MY_OWN_NAME_FOR_IT"):
+    converter.write_text("import os, sys\nopen(sys.argv[3], 'w').write(' '.join(os.environ))\n")
+    for name in ("HF_TOKEN", "MY_OWN_NAME_FOR_IT"):
         monkeypatch.setenv(name, "a secret")
-    _, _, run = exported(
-        source, "method.args.formats=[gguf]", f"method.args.gguf_converter={converter}"
-    )
-    given = set((run / "model/model.gguf").read_text().split())
-    assert "PATH" in given
-    assert given <= {*recipe.PASSED_ON, "LC_CTYPE"}  # Python's own, of the C locale
+    formats = "method.args.formats=[gguf]"
+    _, _, run = exported(source, formats, f"method.args.gguf_converter={converter}")
+    names = set((run / "model/model.gguf").read_text().split())
+    assert "PATH" in names <= {*recipe.PASSED_ON, "LC_CTYPE"}  # Python's own, of the C locale
 
 
 def test_refused_by_the_rank(exported, source, tmp_path):
@@ -212,38 +188,31 @@ def refused(exported, model, *overrides) -> str:
     return result["error"]
 
 
-def test_a_model_that_is_not_whole_is_refused(exported, source, tmp_path):
-    folder = tmp_path / "several"
-    folder.mkdir()
-    for file in source.iterdir():
-        (folder / file.name).write_bytes(file.read_bytes())
-    checkpoint.write_json(
-        folder / checkpoint.MANIFEST, {"files": {"model.safetensors": {"bytes": 1, "sha256": "0"}}}
+def test_a_model_that_is_not_whole_is_rejected(exported, source, tmp_path):
+    folder = Path(shutil.copytree(source, tmp_path / "several"))
+    weights, manifest, index = (
+        folder / name for name in ("model.safetensors", checkpoint.MANIFEST, INDEX)
     )
-    assert "is incomplete or was changed: model.safetensors has" in refused(exported, folder)
-    (folder / checkpoint.MANIFEST).unlink()
-    weights = folder / "model.safetensors"
+    manifest.write_text('{"files": {"model.safetensors": {"bytes": 1, "sha256": "0"}}}')
+    assert "was changed: model.safetensors has" in refused(exported, folder)
+    manifest.unlink()
     content = weights.read_bytes()
     weights.rename(folder / "model-00001-of-00002.safetensors")
-    assert f"{INDEX} cannot be read, so the model is incomplete" in refused(exported, folder)
-    (folder / INDEX).write_text(
-        json.dumps({"weight_map": {"a": "model-00002-of-00002.safetensors"}})
-    )
+    assert f"{INDEX} cannot be read" in refused(exported, folder)
+    index.write_text('{"weight_map": {"a": "model-00002-of-00002.safetensors"}}')
     assert "model-00002-of-00002.safetensors cannot be read" in refused(exported, folder)
-    (folder / INDEX).unlink()
+    index.unlink()
     weights.write_bytes(content[:-8])
-    assert "cannot be read, so the model is incomplete" in refused(exported, folder)
+    assert "the model is incomplete" in refused(exported, folder)
 
 
-def test_a_model_that_differs_from_what_its_run_left_is_refused(exported, tmp_path):
+def test_a_model_that_differs_from_what_its_run_left_is_rejected(exported, tmp_path):
     run = tmp_path / "trained"
     write_model(run / "model")
     composition = plain(composed("hardware=cpu"))
     (run / "record.json").write_text(json.dumps({"composition": composition}))
     (run / "result.json").write_text(json.dumps({"weights_sha256": "0" * 64}))
-    assert "its weights differ from those that run trained saved" in refused(
-        exported, run / "model"
-    )
+    assert "that run trained saved" in refused(exported, run / "model")
 
 
 @pytest.mark.parametrize(("weights", "name", "tensor", "words"), [
@@ -261,8 +230,8 @@ def test_weights_that_do_not_fit(weights, name, tensor, words):
 
 def test_several_files_with_an_index(tmp_path):
     shards = Shards(tmp_path, most=100)
-    given = {f"t{n}": torch.full((10,), float(n)) for n in range(5)}
-    for name, tensor in given.items():
+    tensors = {f"t{n}": torch.full((10,), float(n)) for n in range(5)}
+    for name, tensor in tensors.items():
         shards.add(name, tensor)
     shards.close()
     files = [f"model-0000{n}-of-00003.safetensors" for n in (1, 2, 3)]
@@ -271,33 +240,20 @@ def test_several_files_with_an_index(tmp_path):
     assert (index["metadata"]["total_size"], index["weight_map"]["t4"]) == (200, files[2])
     # as some models of the hub have
     save_file({"all.in.other.names": torch.zeros(50)}, tmp_path / "consolidated.safetensors")
-    assert {name: tensor.tolist() for name, tensor in stored(tmp_path)} == {
-        name: tensor.tolist() for name, tensor in given.items()
-    }
+    assert all(torch.equal(tensors.pop(name), tensor) for name, tensor in stored(tmp_path))
+    assert not tensors
 
 
-# ---- The hub
-
-
-def test_nothing_is_pushed_unasked_and_a_hub_that_is_not_there_leaves_the_model(
-    exported, source, monkeypatch
-):
+def test_a_hub_that_cannot_be_reached_leaves_the_model(exported, source, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_something")
     # nothing listens there
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
-    code, result, _ = exported(source)
-    assert (code, "pushed_to" in result) == (0, False)
     code, result, run = exported(source, "method.args.push_to=me/model")
     assert (code, result["status"], result["model"]) == (1, "failed", str(run / "model"))
     assert "me/model" in result["error"]
     assert (run / "model/model.safetensors").is_file()
-    assert (
-        "hf_something"
-        not in (run / "result.json").read_text() + (run / "model/README.md").read_text()
-    )
-
-
-# ---- The card
+    written = (run / "result.json").read_text() + (run / "model/README.md").read_text()
+    assert "hf_something" not in written
 
 
 def test_a_licence_is_never_invented(tmp_path):
@@ -325,16 +281,10 @@ def test_the_licence_of_the_model_that_was_trained_stands_on_the_card(
     (base / "README.md").write_text("---\nlicense: llama3.1\n---\n# A model\n")
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(cached.parents[2]))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    given = (
-        ["model.hub_id=me/base", f"model.revision={'a' * 40}", "model.init=pretrained"]
-        if of_the_hub
-        else [f"model.path={base}"]
-    )
-    trained = build_model(
-        OmegaConf.create(
-            plain(compose(["hardware=cpu", "model=tiny", *given])) | {"run_dir": str(tmp_path)}
-        )
-    )
+    hub = ["model.hub_id=me/base", f"model.revision={'a' * 40}", "model.init=pretrained"]
+    overrides = hub if of_the_hub else [f"model.path={base}"]
+    composition = plain(compose(["hardware=cpu", "model=tiny", *overrides]))
+    trained = build_model(OmegaConf.create(composition | {"run_dir": str(tmp_path)}))
     trained.save_pretrained(tmp_path / "trained")
     AutoTokenizer.from_pretrained(base).save_pretrained(tmp_path / "trained")
     _, _, run = exported(tmp_path / "trained")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import struct
 import sys
 
 import pytest
@@ -23,21 +22,17 @@ needs_gguf = pytest.mark.skipif(
 
 def small_llama():
     torch.manual_seed(0)
-    sizes = {
-        "hidden_size": HIDDEN,
-        "intermediate_size": 96,
-        "num_hidden_layers": LAYERS,
-        "vocab_size": len(TOKENS),
-    }
-    heads = {
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": HEADS,
-        "head_dim": HIDDEN // HEADS,
-        "max_position_embeddings": 128,
-    }
-    return LlamaForCausalLM(
-        LlamaConfig(**sizes, **heads, tie_word_embeddings=True, rms_norm_eps=1e-5)
+    config = LlamaConfig(
+        hidden_size=HIDDEN,
+        intermediate_size=96,
+        num_hidden_layers=LAYERS,
+        vocab_size=len(TOKENS),
+        num_attention_heads=HEADS,
+        max_position_embeddings=128,
+        tie_word_embeddings=True,
+        rms_norm_eps=1e-5,
     )
+    return LlamaForCausalLM(config)
 
 
 def interleaved(weight):
@@ -47,7 +42,7 @@ def interleaved(weight):
     )
 
 
-def write_gguf(path, model, kv_heads=HEADS):
+def write_gguf(path, model):
     """Write the model and a BPE of TOKENS, matrices in Q8_0, under llama.cpp's names."""
     import gguf
 
@@ -57,7 +52,7 @@ def write_gguf(path, model, kv_heads=HEADS):
     writer.add_block_count(LAYERS)
     writer.add_feed_forward_length(96)
     writer.add_head_count(HEADS)
-    writer.add_head_count_kv(kv_heads)
+    writer.add_head_count_kv(HEADS)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_dimension_count(HIDDEN // HEADS)
     writer.add_vocab_size(len(TOKENS))
@@ -130,86 +125,34 @@ def test_a_gguf_file_becomes_a_directory_that_model_path_takes(tmp_path, capsys)
     ]
 
 
-@needs_gguf
-def test_a_file_cut_short_is_refused_and_leaves_nothing(tmp_path, capsys):
-    write_gguf(tmp_path / "small.gguf", small_llama())
-    cut = tmp_path / "cut.gguf"
-    cut.write_bytes((tmp_path / "small.gguf").read_bytes()[:600])
-    assert from_gguf.main([str(cut), str(tmp_path / "made")]) == 2
-    said = capsys.readouterr().err
-    assert f"error: {cut}: " in said
-    assert not (tmp_path / "made").exists()
+def refused(capsys, *arguments):
+    assert from_gguf.main([str(argument) for argument in arguments]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]  # transformers logs what it misses
+    assert error.startswith("error: ")
+    return error
 
 
 @needs_gguf
-@pytest.mark.parametrize(("key", "value"), [
-    (b"llama.vocab_size", 2**30),
-    (b"llama.embedding_length", 2**20),
-    (b"llama.attention.head_count", 0),
-    (b"tokenizer.ggml.padding_token_id", 99),
-], ids=str)  # fmt: skip
-def test_a_header_that_the_tensors_do_not_bear_out_is_refused(tmp_path, capsys, key, value):
+def test_damaged_files_are_rejected_and_leave_nothing(tmp_path, capsys):
+    """Include the first of several files, whose missing weights would be drawn at random."""
     file = tmp_path / "small.gguf"
     write_gguf(file, small_llama())
     content = file.read_bytes()
-    at = content.index(key) + len(key) + 4  # after the type of its value
-    file.write_bytes(content[:at] + struct.pack("<I", value) + content[at + 4 :])
-    refused(capsys, file, tmp_path / "made")
-    assert [path.name for path in tmp_path.iterdir()] == [file.name]
+    part = content.replace(b"blk.1.ffn_up.weight", b"blk.9.ffn_up.weight")
+    for damaged, words in ((content[:600], ""), (part, "model.layers.1.mlp.up_proj.weight")):
+        file.write_bytes(damaged)
+        assert words in refused(capsys, file, tmp_path / "made")
+        assert [path.name for path in tmp_path.iterdir()] == [file.name]
 
 
-@needs_gguf
-def test_heads_that_the_tensors_do_not_hold_are_refused(tmp_path, capsys):
-    """Count the parameters of the model that transformers would build."""
-    file = tmp_path / "small.gguf"
-    write_gguf(file, small_llama(), kv_heads=2**20)
-    assert "parameters, and its tensors hold" in refused(capsys, file, tmp_path / "made")
-
-
-@needs_gguf
-def test_weights_that_are_not_finite_are_refused(tmp_path, capsys):
-    model = small_llama()
-    with torch.no_grad():
-        model.model.layers[1].input_layernorm.weight[3] = torch.nan
-    write_gguf(tmp_path / "small.gguf", model)
-    assert from_gguf.main([str(tmp_path / "small.gguf"), str(tmp_path / "made")]) == 2
-    assert "model.layers.1.input_layernorm.weight is not finite" in capsys.readouterr().err
-    assert not (tmp_path / "made").exists()
-
-
-@needs_gguf
-def test_a_file_that_lacks_weights_is_refused(tmp_path, capsys):
-    """Reject the first of several files, whose missing weights would be drawn at random."""
-    file = tmp_path / "small-00001-of-00002.gguf"
-    write_gguf(file, small_llama())
-    file.write_bytes(file.read_bytes().replace(b"blk.1.ffn_up.weight", b"blk.9.ffn_up.weight"))
-    assert from_gguf.main([str(file), str(tmp_path / "made")]) == 2
-    said = capsys.readouterr().err
-    assert (
-        f"error: {file}: 1 of the model's weights are missing, such as "
-        "model.layers.1.mlp.up_proj.weight." in said
-    )
-    assert "llama-gguf-split --merge" in said
-    assert [path.name for path in tmp_path.iterdir()] == [file.name]
-
-
-def refused(capsys, *arguments):
-    assert from_gguf.main([str(argument) for argument in arguments]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("error: ")
-    assert said.count("\n") == 1
-    return said
-
-
-def test_arguments_that_cannot_be_used_are_refused(tmp_path, capsys, monkeypatch):
+def test_arguments_that_cannot_be_used_are_rejected(tmp_path, capsys, monkeypatch):
     file = tmp_path / "small.gguf"
     file.write_bytes(b"12345678{}")
-    for argument in (file, tmp_path / "none.gguf"):
-        assert f"{argument}: " in refused(capsys, argument, tmp_path / "made")
-        assert not (tmp_path / "made").exists()
-    assert "already exists" in refused(capsys, file, tmp_path)
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
-    assert "already exists" in refused(capsys, file, tmp_path / "link")
-    assert "cannot be created" in refused(capsys, file, file / "made")
+    targets = [tmp_path / "made", tmp_path, tmp_path / "link", file / "made"]
+    for target in targets:
+        assert str(target) in refused(capsys, file, target)
+        assert not (tmp_path / "made").exists()
+    refused(capsys, tmp_path / "none.gguf", tmp_path / "made")
     monkeypatch.setitem(sys.modules, "gguf", None)
     assert "make gguf" in refused(capsys, file, tmp_path / "made")

@@ -38,10 +38,10 @@ args:
 PROGRAM = """
 from trl import KTOConfig, KTOTrainer
 
-from recipes.data.data import load, texts
+from recipes.data.data_load import load, texts
 from recipes.measure.metrics import Metrics
 from recipes.models.layers import CompiledLayers
-from recipes.models.model import adapter_config, build_model, build_tokenizer
+from recipes.models.model_build import adapter_config, build_model, build_tokenizer
 from recipes.rank.program import main
 from recipes.training.checkpoint import AtomicCheckpoints
 from recipes.training.selection import heldout

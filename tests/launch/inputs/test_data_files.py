@@ -10,7 +10,7 @@ import pytest
 
 from launch.core.errors import UserError
 from launch.inputs.data_files import check_is_file
-from recipes.data import data_files
+from recipes.data.data_load import lines
 
 ROWS = [{"prompt": "a", "completion": "b"}, {"prompt": "c", "completion": "d"}]
 LINES = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
@@ -48,7 +48,7 @@ def test_the_command_makes_the_rows(tmp_path, monkeypatch):
     path.write_text("prompt,completion\na,b\nc,d\n")
     command = shlex.split(refused(path).partition("Use: ")[2])
     subprocess.run([sys.executable, *command[1:]], check=True, capture_output=True)
-    assert list(data_files.lines(str(tmp_path / "it's_rows.jsonl"), "sft")) == ROWS
+    assert list(lines(str(tmp_path / "it's_rows.jsonl"), "sft")) == ROWS
 
 
 def test_bytes_that_are_not_utf_8_name_their_line(tmp_path):
@@ -60,7 +60,7 @@ def test_bytes_that_are_not_utf_8_name_their_line(tmp_path):
         "iconv -f WINDOWS-1252 "
     )
     with pytest.raises(UserError, match="a.jsonl:3: .*UTF-8.*0xe9"):
-        list(data_files.lines(str(path), "sft"))
+        list(lines(str(path), "sft"))
 
 
 @pytest.mark.parametrize(("row", "command"), [
@@ -79,10 +79,10 @@ def test_fields_of_other_programs_are_named_with_the_renaming(tmp_path, row, com
         UserError,
         match=f"jsonl:1: has the fields {', '.join(sorted(row))}, and sft needs .* Use: {command}",
     ):
-        list(data_files.lines(str(path), "sft"))
+        list(lines(str(path), "sft"))
     path.write_text(json.dumps(row | ROWS[0]) + "\n")
     check_is_file("data.path", path)
-    assert len(list(data_files.lines(str(path), "sft"))) == 1
+    assert len(list(lines(str(path), "sft"))) == 1
 
 
 @pytest.mark.parametrize(
@@ -92,4 +92,4 @@ def test_jsonl_is_read_with_a_mark_of_utf_8_before_it_and_with_any_ends_of_lines
     path = tmp_path / "a.jsonl"
     path.write_bytes(content)
     check_is_file("data.path", path)
-    assert list(data_files.lines(str(path), "sft")) == ROWS
+    assert list(lines(str(path), "sft")) == ROWS

@@ -19,7 +19,7 @@ from launch.inputs import sample_files
 from launch.plan import container, rundir, sealed
 from launch.plan.planning import make_plan, rank_config
 from launch.schema.plan import Plan
-from recipes.data import data
+from recipes.data import data_load
 from tests.conftest import composed, host_with
 
 DPO = ["hardware=cpu", "model=tiny", "method=dpo", "data=samples"]
@@ -46,7 +46,7 @@ def prompts(plan: Plan) -> list[str]:
     """Return what a rank of the plan trains on."""
     config = OmegaConf.create(rank_config(plan))
     OmegaConf.set_struct(config, True)
-    return data.load(config.data, "dpo").rows["prompt"]
+    return data_load.load(config.data, "dpo").rows["prompt"]
 
 
 def test_ranks_read_the_files_that_the_launcher_lists_of_a_run_with_phases_that_are_links(tmp_path):

@@ -7,22 +7,14 @@ from omegaconf import OmegaConf
 from launch.core.json_files import plain
 from launch.schema import Data
 from recipes.data import code_tasks
-from recipes.data.data import load, load_heldout
+from recipes.data.data_load import load, load_heldout
 from recipes.rewards.verify_code import code_of, parse_tests
 
 
-def data(tasks=None, **changes):
-    tasks = tasks or [{"name": name} for name in code_tasks.KINDS]
-    listed = [{"level": 1, "weight": 1.0, "config": {}, **task} for task in tasks]
-    own = {
-        "kind": "code",
-        "name": "code",
-        "tasks": listed,
-        "num_train": 60,
-        "num_heldout": 30,
-        **changes,
-    }
-    return OmegaConf.create({**plain(Data()), **own})
+def data(**changes):
+    tasks = [{"name": name, "level": 1, "weight": 1.0, "config": {}} for name in code_tasks.KINDS]
+    own = {"kind": "code", "name": "code", "tasks": tasks, "num_train": 60, "num_heldout": 30}
+    return OmegaConf.create({**plain(Data()), **own, **changes})
 
 
 def test_every_solution_passes_its_tests_and_not_every_one_is_the_same():
@@ -34,17 +26,15 @@ def test_every_solution_passes_its_tests_and_not_every_one_is_the_same():
         exec(code, space)  # ours: the tables of code_tasks.py
         tests = parse_tests(problem["tests"])
         assert (language, len(tests)) == ("python", code_tasks.NUM_TESTS)
-        assert [json.loads(json.dumps(eval(test["call"], space))) for test in tests] == [
-            test["expected"] for test in tests
-        ]
+        results = [json.loads(json.dumps(eval(test["call"], space))) for test in tests]
+        assert results == [test["expected"] for test in tests]
     assert len({problem["answer"] for problem in heldout}) > 25
 
 
 def test_sets_do_not_meet_and_follow_from_the_seed():
     train, heldout = code_tasks.generate(data())
-    assert not {p["prompt"][0]["content"] for p in train} & {
-        p["prompt"][0]["content"] for p in heldout
-    }
+    trained, measured = ({p["prompt"][0]["content"] for p in part} for part in (train, heldout))
+    assert not trained & measured
     assert code_tasks.generate(data()) == (train, heldout)
     assert code_tasks.generate(data(seed=1))[1] != heldout
 

@@ -47,23 +47,20 @@ def test_pass_rates_are_of_scores_from_0_to_1():
     assert pass_scores(rewards, torch.tensor([3.0, -1.0])).tolist() == [0.75, 0.5, 0.0, 1.0, 0.0]
 
 
+def mixed(earlier, *size):
+    return Schedule(
+        configured("mixed", curriculum_args={"earlier": earlier}), LEVELS, *size, seed=0
+    )
+
+
 def test_mixed_keeps_its_share_of_earlier_levels():
-    schedule = Schedule(
-        configured("mixed", curriculum_args={"earlier": 0.4}), LEVELS, 10, 6, seed=0
-    )
+    schedule = mixed(0.4, 10, 6)
     assert counts(schedule) == [[10, 0, 0]] * 2 + [[4, 6, 0]] * 2 + [[2, 2, 6]] * 2
-    assert schedule.shares(5) == {
-        0: pytest.approx(0.2),
-        1: pytest.approx(0.2),
-        2: pytest.approx(0.6),
-    }
+    assert schedule.shares(5) == pytest.approx({0: 0.2, 1: 0.2, 2: 0.6})
 
 
-def test_shares_that_are_no_whole_rows_are_right_over_several_batches():
-    schedule = Schedule(
-        configured("mixed", curriculum_args={"earlier": 0.3}), LEVELS, 4, 30, seed=0
-    )
-    stage = counts(schedule)[10:20]  # 1.2 rows a batch of level 0, 2.8 of level 1
+def test_shares_that_are_not_whole_rows_are_right_over_several_batches():
+    stage = counts(mixed(0.3, 4, 30))[10:20]  # 1.2 rows a batch of level 0, 2.8 of level 1
     assert [sum(of) for of in zip(*stage, strict=True)] == [12, 28, 0]
     assert {tuple(batch_shares) for batch_shares in stage} == {(1, 3, 0), (2, 2, 0)}
 
@@ -71,11 +68,7 @@ def test_shares_that_are_no_whole_rows_are_right_over_several_batches():
 def test_adaptive_shares_are_in_proportion_to_what_can_be_learned():
     # nothing is known of level 2: as of one half
     actual = shares(configured("adaptive"), [0, 1, 2], 0.9, {0: 1.0, 1: 0.5})
-    assert actual == {
-        0: pytest.approx(0.05 / 0.55),
-        1: pytest.approx(0.25 / 0.55),
-        2: pytest.approx(0.25 / 0.55),
-    }
+    assert actual == pytest.approx({0: 0.05 / 0.55, 1: 0.25 / 0.55, 2: 0.25 / 0.55})
 
 
 @pytest.mark.parametrize(("curriculum", "num_cycles", "actual"), [
@@ -88,9 +81,8 @@ def test_adaptive_shares_are_in_proportion_to_what_can_be_learned():
 def test_a_cycle_of_samples_has_the_shares_of_its_part_of_the_run(curriculum, num_cycles, actual):
     data, rates = configured(curriculum), {0: 1.0, 1: 0.5, 2: 0.0}
     for cycle, expected in enumerate(actual, start=1):
-        assert list(
-            cycle_shares(data, [0, 1, 2], cycle, num_cycles, rates).values()
-        ) == pytest.approx(expected)
+        of_cycle = cycle_shares(data, [0, 1, 2], cycle, num_cycles, rates)
+        assert list(of_cycle.values()) == pytest.approx(expected)
 
 
 def test_every_row_of_a_level_comes_before_one_comes_again_and_the_seed_decides():
@@ -103,9 +95,8 @@ def test_every_row_of_a_level_comes_before_one_comes_again_and_the_seed_decides(
 
 
 def test_the_sampler_repeats_as_grpo_wants_it():
-    sampler = ScheduleSampler(
-        Schedule(configured("progressive"), LEVELS, 2, 3, seed=0), repeats=3, cycles=2
-    )
+    schedule = Schedule(configured("progressive"), LEVELS, 2, 3, seed=0)
+    sampler = ScheduleSampler(schedule, repeats=3, cycles=2)
     actual = list(sampler)
     assert len(actual) == len(sampler) == 3 * 2 * 3 * 2
     a, b = actual[0], actual[3]
@@ -143,9 +134,8 @@ def test_adaptive_batches_do_not_depend_on_when_the_loader_asks_and_survive_a_re
     stopped = schedule()
     for batch in itertools.islice(stopped.batches(), 4):
         stopped.observe([LEVELS[row] for row in batch], [1.0 - LEVELS[row] / 2 for row in batch])
-    state = TrainerState(
-        stateful_callbacks={"ScheduleState": json.loads(json.dumps(ScheduleState(stopped).state()))}
-    )
+    saved = json.loads(json.dumps(ScheduleState(stopped).state()))
+    state = TrainerState(stateful_callbacks={"ScheduleState": saved})
     resumed = schedule()
     ScheduleState(resumed).on_train_begin(None, state, None)
     assert drawn(resumed, ahead=2) == eager

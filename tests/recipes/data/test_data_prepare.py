@@ -11,18 +11,18 @@ from omegaconf import OmegaConf
 from launch.core.errors import UserError
 from launch.core.json_files import plain
 from launch.schema import Data
+from launch.schema.data import Filter
 from recipes.data import data_prepare
-from recipes.data.data import Loaded, rows_sha256
+from recipes.data.data_load import Loaded, rows_sha256
 from recipes.data.data_prepare import (
     cache_key,
     cached,
-    heldout_prompts,
     load_once,
     prepare_prompts,
     statistics,
     without_end,
 )
-from recipes.models.model import train_tokenizer
+from recipes.models.model_build import train_tokenizer
 from recipes.rank.files import json_sha256
 
 ROWS = Dataset.from_list(
@@ -36,20 +36,17 @@ def tokenizer():
 
 
 def configured(tmp_path, method="grpo", positions=1024, **filters):
+    data = plain(Data(name="jsonl", kind="jsonl", filter=Filter(**filters)))
+    args = {"max_completion_length": 8, "max_length": 12, "per_device_train_batch_size": 2}
     return OmegaConf.create(
         {
             "run_dir": str(tmp_path),
             "data_cache": {"directory": str(tmp_path / "cache"), "key": "k"},
-            "data": plain(Data(name="jsonl", kind="jsonl"))
-            | {"filter": plain(Data().filter) | filters},
+            "data": data,
             "model": {"name": "tiny", "max_positions": positions},
             "method": {"name": method},
             "topology": {"servers": 0},
-            "trainer_args": {
-                "max_completion_length": 8,
-                "max_length": 12,
-                "per_device_train_batch_size": 2,
-            },
+            "trainer_args": args,
         }
     )
 
@@ -83,12 +80,8 @@ def test_rows_are_made_once_and_a_cut_off_write_is_not_taken(tmp_path):
         calls.append(len(batch["prompt"]))
         return {"length": [len(prompt) for prompt in batch["prompt"]]}
 
-    expected = [{"length": 1}] * len(ROWS)
-    assert (
-        cached(config, "key", ROWS, make, ("prompt",)).to_list()
-        == cached(config, "key", ROWS, make).to_list()
-        == expected
-    )
+    first, again = cached(config, "key", ROWS, make, ("prompt",)), cached(config, "key", ROWS, make)
+    assert first.to_list() == again.to_list() == [{"length": 1}] * len(ROWS)
     assert calls == [len(ROWS)]
     assert (tmp_path / "heartbeat").is_file()
 
@@ -111,36 +104,26 @@ def test_files_are_read_once_and_again_when_their_content_changes(tmp_path, caps
 
 
 def test_prompts_are_filtered_by_tokens_and_described(tmp_path, tokenizer):
-    config = configured(tmp_path, max_prompt_tokens=8)
-    prompts = prepare_prompts(config, Loaded(ROWS, {"read": 6}), tokenizer)
-    lengths = [
-        len(
-            tokenizer.apply_chat_template(
-                row["prompt"], add_generation_prompt=True, return_dict=False
-            )
-        )
-        for row in ROWS
-    ]
-    assert prompts.to_list() == [
-        row for row, length in zip(ROWS.to_list(), lengths, strict=True) if length <= 8
-    ]
-    statistics_file = json.loads((tmp_path / "data.json").read_text())
-    assert statistics_file == json.loads((tmp_path / "cache/statistics/k.json").read_text())
-    assert statistics_file["filtered"] == {"max_prompt_tokens": 6 - len(prompts)}
-    assert (
-        statistics_file["rows"],
-        sum(n for *_, n in statistics_file["histogram"]),
-        statistics_file["length"]["shortest"],
-    ) == (len(prompts), len(prompts), min(lengths))
+    prompts = prepare_prompts(
+        configured(tmp_path, max_prompt_tokens=8), Loaded(ROWS, {"read": 6}), tokenizer
+    )
+    options = {"add_generation_prompt": True, "return_dict": False}
+    lengths = [len(tokenizer.apply_chat_template(row["prompt"], **options)) for row in ROWS]
+    pairs = zip(ROWS.to_list(), lengths, strict=True)
+    assert prompts.to_list() == [row for row, length in pairs if length <= 8]
+    described = json.loads((tmp_path / "data.json").read_text())
+    assert described == json.loads((tmp_path / "cache/statistics/k.json").read_text())
+    assert described["filtered"] == {"max_prompt_tokens": 6 - len(prompts)}
+    assert described["length"]["shortest"] == min(lengths)
+    assert described["rows"] == sum(n for *_, n in described["histogram"]) == len(prompts)
 
 
 def test_a_prompt_that_is_too_long_is_quoted(tmp_path, tokenizer):
     config = configured(tmp_path, positions=40)
     texts = ["short", "also short", "much longer " * 9]
     rows = Dataset.from_list([{"prompt": [{"role": "user", "content": text}]} for text in texts])
-    for make, given in ((prepare_prompts, Loaded(rows)), (heldout_prompts, rows)):
-        with pytest.raises(UserError, match=r"1 of 3 rows, .* question 'much longer"):
-            make(config, given, tokenizer)
+    with pytest.raises(UserError, match=r"1 of 3 rows, .* question 'much longer"):
+        prepare_prompts(config, Loaded(rows), tokenizer, heldout=True)
 
 
 def test_statistics_by_hand(tmp_path):

@@ -1,55 +1,40 @@
 """Test the choice of rows: filters, duplicates, a stable split, shares, pairs and streams."""
 
 import itertools
-import json
 from collections import Counter
 
 import pytest
-from omegaconf import OmegaConf
 from trl.data_utils import extract_prompt
 
 from launch.core.errors import UserError
-from launch.core.json_files import plain
-from launch.schema import Data
-from recipes.data import data, data_select
+from recipes.data import data_select
+from recipes.data.data_load import load, load_heldout, load_heldout_table
+from tests.helpers.data_rows import data_config, jsonl
 
 
 def rows(number, **fields):
     return [
-        {
-            "prompt": f"What is {n}?",
-            "completion": str(n),
-            "answer": str(n),
-            "level": n % 3,
-            **fields,
-        }
+        {"prompt": f"What is {n}?", "completion": str(n), "answer": str(n), "level": n % 3} | fields
         for n in range(number)
     ]
 
 
-def jsonl(path, content):
-    path.write_text("".join(json.dumps(row) + "\n" for row in content))
-    return str(path)
-
-
 def configured(**own):
-    settings = OmegaConf.merge(plain(Data(name="jsonl", kind="jsonl")), own)
-    OmegaConf.set_struct(settings, True)  # as a rank reads them
-    return settings
+    return data_config("jsonl", **own)
 
 
 def test_filters_count_what_they_reject(tmp_path):
     path = jsonl(tmp_path / "a.jsonl", rows(30))
     filters = {"levels": [0, 1], "regex": {"prompt": "[5-9]"}, "equals": {"answer": "15"}}
-    loaded = data.load(configured(path=path, filter=filters), "sft")
+    loaded = load(configured(path=path, filter=filters), "sft")
     assert loaded.rows.to_list() == [{"prompt": "What is 15?", "completion": "15"}]
     filtered = loaded.counts["filtered"]
     assert filtered["levels"] == 10
     assert loaded.counts["read"] == 30 == loaded.counts["rows"] + sum(filtered.values())
-    for load in (lambda settings: data.load(settings, "sft"), data.load_heldout):
+    for function in (lambda settings: load(settings, "sft"), load_heldout):
         settings = configured(path=path, heldout_path=path, filter={"equals": {"anser": 1}})
         with pytest.raises(UserError, match=r"data.filter.equals.anser: .*Did you mean answer"):
-            load(settings)
+            function(settings)
 
 
 def test_duplicates():
@@ -79,10 +64,10 @@ def test_heldout_rows_stay_held_out_when_rows_are_added(tmp_path):
     def split(number):
         path = jsonl(tmp_path / f"{number}.jsonl", rows(number))
         settings = configured(path=path, heldout_fraction=0.2)
-        trained = {row["prompt"] for row in data.load(settings, "sft").rows}
-        table = data.load_heldout_table(settings, "sft")
+        trained = {row["prompt"] for row in load(settings, "sft").rows}
+        table = load_heldout_table(settings, "sft")
         assert table.column_names == ["prompt", "completion"]
-        assert set(table["prompt"]) == {row["prompt"] for row in data.load_heldout(settings)}
+        assert set(table["prompt"]) == {row["prompt"] for row in load_heldout(settings)}
         return trained, set(table["prompt"])
 
     (few, few_heldout), (many, many_heldout) = split(200), split(1000)
@@ -96,7 +81,7 @@ def test_heldout_rows_stay_held_out_when_rows_are_added(tmp_path):
     )
     path = jsonl(tmp_path / "a.jsonl", rows(4))
     with pytest.raises(UserError, match="data.heldout_fraction"):
-        data.load_heldout(configured(path=path, heldout_fraction=0.001))
+        load_heldout(configured(path=path, heldout_fraction=0.001))
 
 
 def test_pairs_without_a_prompt_are_split_by_their_shared_beginning(tmp_path):
@@ -113,7 +98,10 @@ def test_pairs_without_a_prompt_are_split_by_their_shared_beginning(tmp_path):
     settings = configured(path=jsonl(tmp_path / "a.jsonl", pairs), heldout_fraction=0.3)
     trained, heldout = (
         {row["chosen"][1]["content"] for row in table}
-        for table in (data.load(settings, "dpo").rows, data.load_heldout_table(settings, "dpo"))
+        for table in (
+            load(settings, "dpo").rows,
+            load_heldout_table(settings, "dpo"),
+        )
     )
     assert heldout
     assert not trained & heldout
@@ -132,14 +120,14 @@ def test_heldout_rows_are_filtered_and_checked(tmp_path):
     evaluated = jsonl(tmp_path / "b.jsonl", problems)  # no completion, so its filter passes
     for limit, answers in ((None, ["0", "3"]), (1, ["0"])):
         settings = configured(heldout_path=evaluated, filter=filters, limit=limit)
-        assert [row["answer"] for row in data.load_heldout(settings)] == answers
+        assert [row["answer"] for row in load_heldout(settings)] == answers
     settings = configured(heldout_path=path, filter=filters)
-    assert list(data.load_heldout_table(settings, "sft")["completion"]) == ["0", "3"]
-    assert list(data.load_heldout_table(settings, "grpo")["answer"]) == ["0", "3"]
+    assert list(load_heldout_table(settings, "sft")["completion"]) == ["0", "3"]
+    assert list(load_heldout_table(settings, "grpo")["answer"]) == ["0", "3"]
     with pytest.raises(UserError, match=r"data.filter.*'levels': 9"):
-        data.load_heldout(configured(heldout_path=path, filter={"levels": [7]}))
+        load_heldout(configured(heldout_path=path, filter={"levels": [7]}))
     with pytest.raises(UserError, match=r"a.jsonl:1: .*dpo needs chosen and rejected"):
-        data.load_heldout_table(settings, "dpo")
+        load_heldout_table(settings, "dpo")
 
 
 def mix(tmp_path, contents, weights, **own):
@@ -153,14 +141,14 @@ def mix(tmp_path, contents, weights, **own):
 def test_a_mix_has_exact_shares_and_is_reproducible(tmp_path):
     contents = [rows(10, completion="small"), rows(90, completion="large")]
     settings = mix(tmp_path, contents, [0.25, 0.75])
-    mixed = data.load(settings, "sft").rows.to_list()
+    mixed = load(settings, "sft").rows.to_list()
     assert Counter(row["completion"] for row in mixed) == {"small": 25, "large": 75}
     repeats = {
         name: set(Counter(row["prompt"] for row in mixed if row["completion"] == name).values())
         for name in ("small", "large")
     }
     assert repeats == {"small": {2, 3}, "large": {1}}
-    assert mixed == data.load(settings, "sft").rows.to_list()
+    assert mixed == load(settings, "sft").rows.to_list()
     assert data_select.quotas(10, [1 / 3, 1 / 3, 1 / 3]) == [4, 3, 3]
 
 
@@ -175,9 +163,9 @@ def test_formats_are_not_mixed(tmp_path, streaming):
         path = jsonl(tmp_path / "a.jsonl", [text, text, others])
         settings = configured(path=path, streaming=streaming, shuffle_buffer=1)
         with pytest.raises(UserError, match="some rows have .*, others "):
-            list(itertools.islice(data.load(settings, "sft").rows, 3))
+            list(itertools.islice(load(settings, "sft").rows, 3))
     with pytest.raises(UserError, match="some rows have prompt"):
-        data.load(mix(tmp_path, [[text], [messages]], [0.5, 0.5], streaming=streaming), "sft")
+        load(mix(tmp_path, [[text], [messages]], [0.5, 0.5], streaming=streaming), "sft")
 
 
 def test_the_limit_of_a_streamed_mix_is_of_the_mix(tmp_path):
@@ -185,18 +173,18 @@ def test_the_limit_of_a_streamed_mix_is_of_the_mix(tmp_path):
     # The weights are 1 but for digits, of which NumPy tolerates fewer.
     own = {"streaming": True, "shuffle_buffer": 1, "limit": 12}
     settings = mix(tmp_path, contents, [0.3333333] * 3, **own)
-    first = [row["text"] for row in itertools.islice(data.load(settings, "sft").rows, 36)]
+    first = [row["text"] for row in itertools.islice(load(settings, "sft").rows, 36)]
     assert len(set(first)) == 12
     assert {text[0] for text in first} == {"0", "1", "2"}
     assert Counter(first[:12]) == Counter(first[12:24]) == Counter(first[24:])
-    assert first == [row["text"] for row in itertools.islice(data.load(settings, "sft").rows, 36)]
+    assert first == [row["text"] for row in itertools.islice(load(settings, "sft").rows, 36)]
 
 
 def test_balance(tmp_path):
     def balanced(by, *values):
         uneven = [{**row, by: value} for row, value in zip(rows(len(values)), values, strict=True)]
         path = jsonl(tmp_path / "a.jsonl", uneven)
-        return data.load(configured(path=path, balance=by), "sft").counts[f"by_{by}"]
+        return load(configured(path=path, balance=by), "sft").counts[f"by_{by}"]
 
     assert balanced("task", "rare", *["usual"] * 9) == {"rare": 5, "usual": 5}
     levels = balanced("level", 2, "hard", 10, "2", 10, "hard")
@@ -215,13 +203,13 @@ def test_pairs_are_of_the_best_and_the_worst(tmp_path):
     useless = [("b", "x", 0.0), ("b", "y", 0.0), ("c", "same", 1.0), ("c", "same ", 0.0)]
     samples = [sample("a", *each) for each in scores] + [sample(*each) for each in useless]
     path = jsonl(tmp_path / "a.jsonl", samples)
-    loaded = data.load(configured(kind="samples", path=path, pairs_per_prompt=4), "dpo")
+    loaded = load(configured(kind="samples", path=path, pairs_per_prompt=4), "dpo")
     answers = [(row["chosen"][0]["content"], row["rejected"][0]["content"]) for row in loaded.rows]
     assert answers == [("right", "wrong"), ("near", "half")]
     assert loaded.rows[0]["chosen"][0]["role"] == "assistant"
     assert loaded.counts["prompts_without_pair"] == {"equal scores": 1, "one answer": 1}
     with pytest.raises(UserError, match=r"equal scores"):
-        data.load(configured(kind="samples", path=jsonl(tmp_path / "b.jsonl", samples[4:])), "dpo")
+        load(configured(kind="samples", path=jsonl(tmp_path / "b.jsonl", samples[4:])), "dpo")
 
 
 def test_pairs_leave_truncated_samples_out_except_in_smoke_runs():
@@ -243,30 +231,28 @@ def test_equal_sides_are_rejected(tmp_path):
     for chosen, rejected in (("b", "b \n"), (side("b"), side(" b"))):
         pair = {"prompt": "a", "chosen": chosen, "rejected": rejected}
         with pytest.raises(UserError, match=r"a.jsonl:1: chosen and rejected are equal"):
-            data.load(configured(path=jsonl(tmp_path / "a.jsonl", [pair])), "dpo")
+            load(configured(path=jsonl(tmp_path / "a.jsonl", [pair])), "dpo")
 
 
 @pytest.mark.parametrize("score", [None, True, float("nan")])
 def test_scores_are_finite_numbers(tmp_path, score):
     path = jsonl(tmp_path / "a.jsonl", [sample("a", "b", score)])
-    with pytest.raises(UserError, match=r"a.jsonl:1: score is"):
-        data.load(configured(kind="samples", path=path), "dpo")
+    with pytest.raises(UserError, match=r"a.jsonl:1: score has"):
+        load(configured(kind="samples", path=path), "dpo")
 
 
 def test_a_stream_is_lazy_endless_and_reproducible(tmp_path):
-    path = jsonl(tmp_path / "a.jsonl", [*rows(50)])
-    with open(path, "a") as file:
-        file.write("not JSON\n")
+    path = jsonl(tmp_path / "a.jsonl", [*rows(50), "not JSON"])
     settings = configured(
         path=path, streaming=True, shuffle_buffer=4, limit=30, filter={"levels": [0, 1]}
     )
-    first = list(itertools.islice(data.load(settings, "sft").rows, 60))  # two passes of 30
+    first = list(itertools.islice(load(settings, "sft").rows, 60))  # two passes of 30
     assert {row["prompt"] for row in first} <= {r["prompt"] for r in rows(50) if r["level"] < 2}
-    assert first == list(itertools.islice(data.load(settings, "sft").rows, 60))
+    assert first == list(itertools.islice(load(settings, "sft").rows, 60))
     settings.filter.levels = [7]
     settings.path = jsonl(tmp_path / "b.jsonl", rows(3))
     with pytest.raises(UserError, match="no rows"):
-        next(iter(data.load(settings, "sft").rows))
+        next(iter(load(settings, "sft").rows))
 
 
 def test_heldout_questions_in_the_training_file_cause_a_warning(tmp_path, capsys):
@@ -282,10 +268,10 @@ def test_heldout_questions_in_the_training_file_cause_a_warning(tmp_path, capsys
     settings = configured(
         path=jsonl(tmp_path / "a.jsonl", train), heldout_path=jsonl(tmp_path / "b.jsonl", heldout)
     )
-    assert len(data.load_heldout(settings)) == 3
+    assert len(load_heldout(settings)) == 3
     warning = capsys.readouterr().out
     assert warning.startswith("warning: ")
     assert "2 of 3 rows" in warning
     jsonl(tmp_path / "a.jsonl", train[2:])
-    data.load_heldout(settings)
+    load_heldout(settings)
     assert capsys.readouterr().out == ""

@@ -14,9 +14,9 @@ from launch.core.json_files import plain
 from launch.schema import Data
 from recipes import dpo, sft
 from recipes.data import data_tokens
-from recipes.data.data import Loaded
+from recipes.data.data_load import Loaded
 from recipes.data.data_tokens import Progress, mapped
-from recipes.models.model import train_tokenizer
+from recipes.models.model_build import train_tokenizer
 from recipes.preview import one_layer
 
 NUMBERS = range(7)
@@ -49,17 +49,18 @@ EXTRAS = [
     {"tools": json.dumps([{"name": f"plus{n}"}]), "chat_template_kwargs": {"mood": "plus " * n}}
     for n in NUMBERS
 ]
+ANSWERS = (("chosen", "1"), ("rejected", "2 2"))
 PAIRS = [
     {"prompt": f"{n} plu", "chosen": f"s {n}<|end|>", "rejected": f"s {'plus ' * n}"}
     for n in NUMBERS
 ]
 PAIRED_TURNS = [
-    {
-        name: [user(f"{n} plus"), assistant(text)]
-        for name, text in (("chosen", "1"), ("rejected", "2 2"))
-    }
-    for n in NUMBERS
+    {side: [user(f"{n} plus"), assistant(text)] for side, text in ANSWERS} for n in NUMBERS
 ]
+TRAINERS = {
+    "sft": (SFTConfig, SFTTrainer, sft.Trainer),
+    "dpo": (DPOConfig, DPOTrainer, dpo.Trainer),
+}
 
 
 @pytest.fixture(scope="module")
@@ -71,18 +72,9 @@ def tokenizer():
 
 def prepared(tmp_path, method, tokenizer, rows, **settings):
     """Return the rows of our trainer, and of TRL's."""
-    arguments, theirs, ours = (
-        (SFTConfig, SFTTrainer, sft.Trainer)
-        if method == "sft"
-        else (DPOConfig, DPOTrainer, dpo.Trainer)
-    )
-    args = arguments(
-        output_dir=str(tmp_path),
-        report_to="none",
-        use_cpu=True,
-        bf16=False,
-        **{"max_length": 64, **settings},
-    )
+    arguments, theirs, ours = TRAINERS[method]
+    settings = {"max_length": 64, "use_cpu": True, "bf16": False, "report_to": "none", **settings}
+    args = arguments(output_dir=str(tmp_path), **settings)
     config = OmegaConf.create(
         {
             "run_dir": str(tmp_path),
@@ -92,17 +84,12 @@ def prepared(tmp_path, method, tokenizer, rows, **settings):
             "method": {"name": method},
             "topology": {"strategy": "none"},
             "hardware": {"packed_attention": "sdpa"},
-            "trainer_args": {
-                "max_length": args.max_length,
-                "truncation_mode": args.truncation_mode,
-                "packing": settings.get("packing", False),
-            },
+            "trainer_args": settings,
         }
     )
     table = Dataset.from_list(rows)
-    models = {"model": one_layer(tokenizer)} | (
-        {"ref_model": one_layer(tokenizer)} if method == "dpo" else {}
-    )
+    names = ["model", *(["ref_model"] if method == "dpo" else [])]
+    models = {name: one_layer(tokenizer) for name in names}
     shared = {"args": args, "processing_class": tokenizer, **models}
     own = theirs(train_dataset=table, **shared).train_dataset
     return ours(config=config, loaded=Loaded(table), **shared).train_dataset, own
@@ -125,10 +112,8 @@ def prepared(tmp_path, method, tokenizer, rows, **settings):
 ])  # fmt: skip
 def test_tokens_and_labels_of_sft_are_trls(tmp_path, tokenizer, rows, settings):
     ours, theirs = prepared(tmp_path, "sft", tokenizer, rows, **settings)
-    columns = [
-        name for name in ("input_ids", "labels", "seq_lengths") if name in theirs.column_names
-    ]
-    assert ours.select_columns(columns).to_list() == theirs.select_columns(columns).to_list()
+    columns = {"input_ids", "labels", "seq_lengths"}.intersection(theirs.column_names)
+    assert ours.select_columns([*columns]).to_list() == theirs.select_columns([*columns]).to_list()
 
 
 def test_a_tokenizer_that_cuts_or_pads_texts_does_neither_with_rows(tokenizer):
@@ -152,12 +137,10 @@ def test_tokens_of_pairs_are_trls(tmp_path, tokenizer, rows):
     assert ours.select_columns(columns).to_list() == theirs.select_columns(columns).to_list()
 
 
-def test_templates_must_mark_answers(tmp_path, tokenizer):
-    rows = [{"messages": [user("1"), assistant("2")]}, {"messages": [user("1 plus"), user("2")]}]
+def test_templates_must_mark_answers(tokenizer):
+    rows = [[user("1"), assistant("2")], [user("1 plus"), user("2")]]
     with pytest.raises(UserError, match="marks no token of a row as the assistant's"):
-        data_tokens.Tokens(tokenizer, None, "text", False, True)(
-            {"messages": [row["messages"] for row in rows]}
-        )
+        data_tokens.Tokens(tokenizer, None, "text", False, True)({"messages": rows})
 
 
 def test_rows_of_several_processes_keep_their_order(tmp_path):
@@ -167,14 +150,8 @@ def test_rows_of_several_processes_keep_their_order(tmp_path):
         return {"twice": [2 * n for n in batch["n"]]}
 
     (tmp_path / "key").mkdir()
-    tokens = mapped(
-        rows,
-        doubled,
-        ("n",),
-        tmp_path / "key/rows.arrow",
-        Progress("doubling", tmp_path / "heartbeat"),
-        number=3,
-    )
+    file, progress = tmp_path / "key/rows.arrow", Progress("doubling", tmp_path / "heartbeat")
+    tokens = mapped(rows, doubled, ("n",), file, progress, number=3)
     assert tokens.to_list() == [{"other": "x", "twice": 2 * n} for n in range(10)]
     assert len(list((tmp_path / "key").glob("rows*.arrow"))) == 3
 
@@ -187,16 +164,10 @@ def test_errors_of_worker_processes_are_raised(tmp_path):
             raise UserError("nine")
         return batch
 
+    rows, progress = Dataset.from_dict({"n": range(10)}), Progress("x", tmp_path / "heartbeat")
     before = signal.signal(signal.SIGTERM, lambda number, frame: None)
     try:
         with pytest.raises(UserError, match="nine"):
-            mapped(
-                Dataset.from_dict({"n": list(range(10))}),
-                make,
-                (),
-                None,
-                Progress("x", tmp_path / "heartbeat"),
-                number=2,
-            )
+            mapped(rows, make, (), None, progress, number=2)
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -12,28 +12,18 @@ import torch
 from omegaconf import OmegaConf
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
 from launch.core.errors import UserError
 from launch.estimate import adapted
 from recipes.models import adapters
-from recipes.models.model import adapter_config, model_config
+from recipes.models.model_build import adapter_config, model_config
 from tests.conftest import composed
+from tests.helpers.small_models import small_model
 
 
-def base(dtype=torch.float32, seed=0, hidden=32):
-    torch.manual_seed(seed)
-    shape = {
-        "num_hidden_layers": 1,
-        "hidden_size": hidden,
-        "intermediate_size": hidden * 3 // 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-    }
-    config = AutoConfig.for_model(
-        "qwen3", **shape, head_dim=16, vocab_size=64, tie_word_embeddings=True
-    )
-    return AutoModelForCausalLM.from_config(config, dtype=dtype)
+def base(dtype=torch.float32, seed=0):
+    return small_model(seed, dtype, tie_word_embeddings=True)
 
 
 def with_adapter(model, **kind):
@@ -85,16 +75,11 @@ def test_the_error_of_a_merge_is_what_rounding_takes():
 
 def test_layers_without_an_adapter_are_unpacked_too(monkeypatch):
     """Adapt some layers of a base in 4 bits: the others would be saved as packed bytes."""
-    torch.manual_seed(1)
-    model = get_peft_model(
-        base(), LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=["q_proj"])
-    )
+    config = LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=["q_proj"])
+    model = get_peft_model(base(), config)
     packed = model.get_base_model().model.layers[0].mlp.up_proj.weight
-    monkeypatch.setattr(
-        adapters,
-        "dequantized",
-        lambda weight: (weight * 2 if weight is packed else weight).detach(),
-    )
+    doubled = lambda weight: (weight * 2 if weight is packed else weight).detach()  # noqa: E731
+    monkeypatch.setattr(adapters, "dequantized", doubled)
     saved, _ = adapters.merge(model, None)
     assert torch.equal(saved.model.layers[0].mlp.up_proj.weight, packed * 2)
 
@@ -105,19 +90,11 @@ def test_adapters_of_embeddings_are_rejected():
         adapters.merge(get_peft_model(base(), config), None)
 
 
-def settings(path, **adapter):
-    own = {
-        "rank": 4,
-        "alpha": 8,
-        "rslora": False,
-        "dora": False,
-        "dropout": 0.0,
-        "path": str(path),
-        **adapter,
-    }
-    return OmegaConf.create(
-        {"adapter": own, "model": {"path": None, "name": "tiny"}, "topology": {"strategy": "none"}}
-    )
+def settings(path, dropout=0.0):
+    adapter = {"rank": 4, "alpha": 8, "rslora": False, "dora": False}
+    adapter |= {"dropout": dropout, "path": str(path)}
+    model = {"path": None, "name": "tiny"}
+    return OmegaConf.create({"adapter": adapter, "model": model, "topology": {"strategy": "none"}})
 
 
 @pytest.fixture
@@ -130,23 +107,21 @@ def adapter_dir(tmp_path):
 
 
 def test_loaded_adapters_are_trainable(adapter_dir):
-    model = adapters.load_adapter(
-        base(), settings(adapter_dir, dropout=0.25), adapters.fingerprint_of(base())
-    )
+    start = base()
+    fingerprint = adapters.fingerprint_of(start)
+    model = adapters.load_adapter(start, settings(adapter_dir, dropout=0.25), fingerprint)
     dropouts = {m.p for n, m in model.named_modules() if n.endswith("lora_dropout.default")}
     assert dropouts == {0.25}
     reference = dict(with_adapter(base()).named_parameters())
-    assert all(torch.equal(weight, reference[name]) for name, weight in model.named_parameters())
-    assert {name for name, weight in model.named_parameters() if weight.requires_grad} == {
-        name for name in reference if "lora_" in name
-    }
+    for name, weight in model.named_parameters():
+        assert torch.equal(weight, reference[name])
+        assert weight.requires_grad == ("lora_" in name)
 
 
 def test_adapters_of_another_base_are_rejected(adapter_dir):
+    other = base(seed=5)
     with pytest.raises(UserError, match="another base than model=tiny"):
-        adapters.load_adapter(
-            base(seed=5), settings(adapter_dir), adapters.fingerprint_of(base(seed=5))
-        )
+        adapters.load_adapter(other, settings(adapter_dir), adapters.fingerprint_of(other))
 
 
 def test_adapters_of_other_layers_are_rejected(adapter_dir):
@@ -161,12 +136,10 @@ def test_adapters_of_other_layers_are_rejected(adapter_dir):
 
 def test_a_fingerprint_is_that_of_the_files_and_of_any_precision(tmp_path):
     base().save_pretrained(tmp_path)
-    assert (
-        adapters.fingerprint_of_files(tmp_path)
-        == adapters.fingerprint_of(base())
-        == adapters.fingerprint_of(base(torch.bfloat16))
-    )
-    assert adapters.fingerprint_of(base(seed=5)) != adapters.fingerprint_of(base())
+    half, other = base(torch.bfloat16), base(seed=5)
+    fingerprint = adapters.fingerprint_of_files(tmp_path)
+    assert fingerprint == adapters.fingerprint_of(base()) == adapters.fingerprint_of(half)
+    assert fingerprint != adapters.fingerprint_of(other)
 
 
 def test_checkpoints_of_another_base_are_not_resumed(tmp_path):
@@ -179,13 +152,10 @@ def test_checkpoints_of_another_base_are_not_resumed(tmp_path):
 @pytest.mark.parametrize("layers", ["all-linear", "[v_proj,down_proj]"])
 def test_the_planner_counts_what_peft_trains(layers):
     """Count for model=tiny, whose shape the launcher has too."""
-    config = composed(
-        "hardware=cpu", "model=tiny", "adapter=lora", f"adapter.target_modules={layers}"
-    )
-    model = get_peft_model(
-        AutoModelForCausalLM.from_config(model_config(config.model)),
-        adapter_config(OmegaConf.structured(config)),
-    )
+    target = f"adapter.target_modules={layers}"
+    config = composed("hardware=cpu", "model=tiny", "adapter=lora", target)
+    whole = AutoModelForCausalLM.from_config(model_config(config.model))
+    model = get_peft_model(whole, adapter_config(OmegaConf.structured(config)))
     trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
     assert trained == adapted.trainable_parameters(config.model, config.adapter)
 
@@ -193,10 +163,8 @@ def test_the_planner_counts_what_peft_trains(layers):
 def test_merged_weights_are_sent_only_for_adapters():
     from recipes.sampling.serving import send_merged
 
-    engine = SimpleNamespace(
-        model=with_adapter(base()),
-        _dist=SimpleNamespace(gather_params=lambda _: contextlib.nullcontext()),
-    )
+    gather = SimpleNamespace(gather_params=lambda _: contextlib.nullcontext())
+    engine = SimpleNamespace(model=with_adapter(base()), _dist=gather)
     send_merged(SimpleNamespace(vllm_generation=engine))
     assert {name for name, _ in engine._iter_named_params()} == set(dict(base().named_parameters()))
     plain = SimpleNamespace(model=base())

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from transformers import AutoConfig, AutoModelForCausalLM
 from trl.trainer.utils import add_fused_lm_head
 
 from recipes.models import head
+from tests.helpers.small_models import small_model
 
 # TRL's kernels fold blocks of a vocabulary, and the last one is not full
 TOKENS, WIDTH, VOCABULARY = (37, 16, 2500)
@@ -34,12 +34,8 @@ def plain(hidden, weight, targets):
     """Return (loss, entropies, correct) by definition, in fp32."""
     logits = hidden.float() @ weight.float().t()
     logs = logits.log_softmax(1)
-    entropy = -(logs.exp() * logs).sum()
-    return (
-        functional.cross_entropy(logits, targets, reduction="sum"),
-        entropy,
-        (logits.argmax(1) == targets).sum(),
-    )
+    loss = functional.cross_entropy(logits, targets, reduction="sum")
+    return loss, -(logs.exp() * logs).sum(), (logits.argmax(1) == targets).sum()
 
 
 def test_sums_and_gradients_are_those_of_cross_entropy():
@@ -50,10 +46,8 @@ def test_sums_and_gradients_are_those_of_cross_entropy():
     torch.testing.assert_close(loss, expected[0], rtol=1e-5, atol=0)
     torch.testing.assert_close(entropy, expected[1], rtol=1e-5, atol=0)
     assert correct == expected[2] >= TOKENS // 3
-    for actual, gradient in zip(
-        torch.autograd.grad(loss * 3, (hidden, weight)), gradients, strict=True
-    ):
-        torch.testing.assert_close(actual, gradient, rtol=1e-5, atol=1e-5)
+    actual = torch.autograd.grad(loss * 3, (hidden, weight))
+    torch.testing.assert_close(actual, gradients, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(("frozen", "trained"), [("hidden", "weight"), ("weight", "hidden")])
@@ -77,9 +71,8 @@ def test_halves_are_close_to_fp32(dtype, within, autocast):
         loss, (entropy, _) = head.NllHead.apply(hidden, weight, targets, True)
     torch.testing.assert_close(loss, expected[0], rtol=within, atol=0)
     torch.testing.assert_close(entropy, expected[1], rtol=within, atol=0)
-    for actual, gradient in zip(
-        torch.autograd.grad(loss, (hidden, weight)), gradients, strict=True
-    ):
+    actual_gradients = torch.autograd.grad(loss, (hidden, weight))
+    for actual, gradient in zip(actual_gradients, gradients, strict=True):
         assert actual.dtype == gradient.dtype
         assert (actual - gradient).norm() < within * gradient.norm()
 
@@ -92,25 +85,11 @@ def test_no_target_is_a_loss_of_zero_with_gradients_of_zero():
     assert weight.grad.count_nonzero() == hidden.grad.count_nonzero() == 0
 
 
-def model(architecture="qwen3", **own):
-    torch.manual_seed(0)
-    shape = {
-        "num_hidden_layers": 1,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-    }
-    return AutoModelForCausalLM.from_config(
-        AutoConfig.for_model(architecture, vocab_size=320, head_dim=16, **shape, **own)
-    )
-
-
 @pytest.mark.parametrize(
     "compute", [head.sums, functools.partial(head.log_probs, temperature=1.0, of_entropy=False)]
 )
 def test_a_model_that_is_compiled_whole_returns_the_same(compute):
-    ours = model()
+    ours = small_model()
     head.add(ours, compute)
     ids = torch.randint(0, 320, (2, 8))
     inputs = {"input_ids": ids, "targets": ids.flatten()[1:8], "target_positions": torch.arange(7)}
@@ -122,7 +101,7 @@ def test_a_model_that_is_compiled_whole_returns_the_same(compute):
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_model_gives_the_sums_and_gradients_of_trls_head(tied):
-    ours = model(tie_word_embeddings=tied)
+    ours = small_model(tie_word_embeddings=tied)
     theirs = copy.deepcopy(ours)
     head.add(ours)
     add_fused_lm_head(theirs, outputs=("log_probs", "entropy", "is_top1"))  # as SFTTrainer has it
@@ -144,7 +123,7 @@ def test_a_model_gives_the_sums_and_gradients_of_trls_head(tied):
 
 
 def test_evaluation_keeps_no_gradient_and_logits_are_there_without_targets():
-    whole = model()
+    whole = small_model()
     ids = torch.randint(0, 320, (1, 8))
     expected = whole(input_ids=ids).logits
     head.add(whole)
@@ -158,13 +137,13 @@ def test_evaluation_keeps_no_gradient_and_logits_are_there_without_targets():
 
 
 def test_only_a_plain_product_fits():
-    plain_head = model()
+    plain_head = small_model()
     assert head.fits(plain_head)
-    with_bias = model()
+    with_bias = small_model()
     with_bias.lm_head = nn.Linear(32, 320)
-    replaced = model()
+    replaced = small_model()
     replaced.lm_head = type("Other", (nn.Linear,), {})(32, 320, bias=False)
-    scaled = model()
+    scaled = small_model()
     scaled.config.final_logit_softcapping = 30.0
     assert not any(map(head.fits, (with_bias, replaced, scaled)))
     headless = types.SimpleNamespace(config=plain_head.config, get_output_embeddings=lambda: None)

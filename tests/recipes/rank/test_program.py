@@ -17,8 +17,14 @@ from launch.core.errors import UserError
 from recipes.grpo import cycle_steps
 from recipes.measure import metrics
 from recipes.measure.flops import flops_per_token
-from recipes.models import model
+from recipes.models.model_build import (
+    CHAT_TEMPLATE,
+    END,
+    build_model,
+    build_tokenizer,
+)
 from recipes.rank import program
+from recipes.rank.device import DTYPES
 from recipes.training import train_loop
 from tests.conftest import composed
 from tests.helpers.bench_config import ADAPTER
@@ -26,25 +32,17 @@ from tests.helpers.bench_config import ADAPTER
 TINY = Path(__file__).parents[3] / "conf/model/tiny.yaml"
 
 
-def config(tmp_path, weights="fp32", adapter=None, **own):
-    shape = {
-        "hub_id": None,
-        "revision": None,
-        "path": None,
-        "chat_template": None,
-        "attention_bias": False,
-        **OmegaConf.load(TINY),
-        **own,
-    }
+def config(tmp_path, **own):
+    none = dict.fromkeys(("hub_id", "revision", "path", "chat_template"))
     return OmegaConf.create(
         {
             "run_dir": str(tmp_path),
             "seed": 0,
-            "model": shape,
+            "model": {**none, "attention_bias": False, **OmegaConf.load(TINY), **own},
             "data": {"chat_template": None},
-            "precision": {"name": weights, "weights": weights, "compute": "fp32"},
+            "precision": {"name": "fp32", "weights": "fp32", "compute": "fp32"},
             "hardware": {"attention": "sdpa", "peak_tflops": {}},
-            "adapter": {**ADAPTER, "quantize_base": False, **(adapter or {})},
+            "adapter": {**ADAPTER, "quantize_base": False},
             "trainer_args": {},
         }
     )
@@ -94,32 +92,28 @@ def test_a_signal_is_seen_and_forgotten_after_the_run(tmp_path):
 
 def test_random_weights_follow_from_the_seed(tmp_path):
     settings = config(tmp_path, num_layers=1)
-    first, again = (model.build_model(settings).state_dict() for _ in range(2))
+    first, again = (build_model(settings).state_dict() for _ in range(2))
     settings.seed = 1
-    other = model.build_model(settings).state_dict()
+    other = build_model(settings).state_dict()
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not torch.equal(first["lm_head.weight"], other["lm_head.weight"])
 
 
-@pytest.mark.parametrize(("compute", "exact"), [("fp32", False), ("fp16", True), ("bf16", True)])
-def test_random_weights_have_no_more_digits_than_they_compute_with(tmp_path, compute, exact):
+@pytest.mark.parametrize("compute", ["fp32", "fp16", "bf16"])
+def test_random_weights_have_no_more_digits_than_they_compute_with(tmp_path, compute):
     """Start every strategy from the same weights: DeepSpeed makes fp32 of 16-bit ones."""
     settings = config(tmp_path, num_layers=1)
     settings.precision.compute = compute
-    weight, dtype = model.build_model(settings).lm_head.weight, model.compute_dtype(settings)
+    weight = build_model(settings).lm_head.weight
     assert weight.dtype == torch.float32
-    assert (
-        torch.equal(
-            weight, weight.to(torch.float16 if compute == "fp16" else torch.bfloat16).float()
-        )
-        == exact
-    )
-    assert dtype == {"fp32": torch.float32, "fp16": torch.float16}.get(compute, torch.bfloat16)
+    for dtype in (torch.float16, torch.bfloat16):
+        rounded = torch.equal(weight, weight.to(dtype).float())
+        assert rounded == (dtype == DTYPES[compute])
 
 
 def test_a_tokenizer_is_trained_the_same_way_each_time(tmp_path):
     settings = config(tmp_path)
-    first, again = (model.build_tokenizer(settings, ["Calculate 12 + 34.", "46"]) for _ in range(2))
+    first, again = (build_tokenizer(settings, ["Calculate 12 + 34.", "46"]) for _ in range(2))
     assert first.get_vocab() == again.get_vocab()
     assert len(first) <= settings.model.vocab_size
     assert first.convert_ids_to_tokens(first("1234")["input_ids"]) == ["1", "2", "3", "4"]
@@ -127,110 +121,69 @@ def test_a_tokenizer_is_trained_the_same_way_each_time(tmp_path):
 
 
 def test_the_chat_template_marks_what_the_assistant_says(tmp_path):
-    tokenizer = model.build_tokenizer(config(tmp_path), ["ab"])
+    tokenizer = build_tokenizer(config(tmp_path), ["ab"])
     messages = [{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}]
     encoded = tokenizer.apply_chat_template(
         messages, return_assistant_tokens_mask=True, return_dict=True, tokenize=True
     )
     marked = [i for i, m in zip(encoded["input_ids"], encoded["assistant_masks"], strict=True) if m]
-    assert tokenizer.convert_ids_to_tokens(marked) == ["2", model.END]
+    assert tokenizer.convert_ids_to_tokens(marked) == ["2", END]
     prompt = tokenizer.apply_chat_template(messages[:1], tokenize=False, add_generation_prompt=True)
     assert tokenizer.apply_chat_template(messages, tokenize=False).startswith(prompt)
 
 
 def test_a_model_directory_is_read_back(tmp_path):
     settings = config(tmp_path, num_layers=1)
-    built = model.build_model(settings)
+    built = build_model(settings)
     built.save_pretrained(tmp_path / "m")
-    model.build_tokenizer(settings, ["12"]).save_pretrained(tmp_path / "m")
+    build_tokenizer(settings, ["12"]).save_pretrained(tmp_path / "m")
     settings.model.path = str(tmp_path / "m")
-    read, names = model.build_model(settings), model.build_tokenizer(settings, [])
+    read, names = build_model(settings), build_tokenizer(settings, [])
     assert torch.equal(read.lm_head.weight, built.lm_head.weight)
-    assert names.chat_template == model.CHAT_TEMPLATE
+    assert names.chat_template == CHAT_TEMPLATE
 
 
 def test_trainer_arguments_that_trl_rejects(tmp_path):
     settings = config(tmp_path)
-    settings.hardware, settings.topology, settings.precision = (
-        {"vendor": "amd"},
-        {"strategy": "none", "servers": 0},
-        {"compute": "fp32"},
-    )
+    settings.hardware = {"vendor": "amd"}
+    settings.topology = {"strategy": "none", "servers": 0}
     settings.trainer_args = {"output_dir": str(tmp_path), "max_seq_length": 8}
-    with pytest.raises(UserError, match="SFTConfig refuses them.*max_seq_length"):
+    with pytest.raises(UserError, match="max_seq_length"):
         train_loop.build_arguments(SFTConfig, settings)
-
-
-def fsdp_plugin(tmp_path, *overrides):
-    """Return accelerate's plugin, as a run with this composition has it."""
-    config = composed(
-        "hardware=mi300x", "model=qwen3_4b", "method=sft", "topology=fsdp", *overrides
-    )
-    # Nothing that this machine would reject for its devices.
-    arguments = {
-        "output_dir": str(tmp_path),
-        "fsdp": True,
-        "fsdp_config": {"version": 2},
-        "bf16": False,
-    }
-    settings = OmegaConf.create(
-        {
-            **OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True),
-            "trainer_args": arguments,
-        }
-    )
-    return FullyShardedDataParallelPlugin(
-        **train_loop.build_arguments(SFTConfig, settings).fsdp_plugin_args
-    )
 
 
 @pytest.mark.parametrize(
     ("precision", "reduce_dtype"),
     [("fp32", "fp32"), ("fp16", "fp32"), ("bf16", "bf16"), ("fp8", "fp32")],
 )
-def test_fsdp_reduces_gradients_in_the_dtype_that_was_asked_for(tmp_path, precision, reduce_dtype):
-    policy = fsdp_plugin(
-        tmp_path, f"precision={precision}", f"topology.fsdp.reduce_dtype={reduce_dtype}"
-    ).mixed_precision_policy
-    compute = {"fp32": torch.float32, "fp16": torch.float16}.get(precision, torch.bfloat16)
-    if reduce_dtype == precision == "fp32":
-        assert policy is None
-    else:
-        assert (policy.param_dtype, policy.reduce_dtype) == (
-            compute,
-            {"fp32": torch.float32, "bf16": torch.bfloat16}[reduce_dtype],
-        )
-
-
-def grpo_arguments(tmp_path, **own):
-    return GRPOConfig(
-        output_dir=str(tmp_path),
-        use_cpu=True,
-        bf16=False,
-        report_to="none",
-        per_device_train_batch_size=8,
-        **own,
+def test_fsdp_reduces_gradients_in_the_configured_dtype(tmp_path, precision, reduce_dtype):
+    overrides = f"precision={precision} topology.fsdp.reduce_dtype={reduce_dtype}".split()
+    composition = composed(
+        *"hardware=mi300x model=qwen3_4b method=sft topology=fsdp".split(), *overrides
     )
+    settings = OmegaConf.to_container(OmegaConf.structured(composition), enum_to_str=True)
+    # Nothing that this machine would reject for its devices.
+    arguments = {"fsdp": True, "fsdp_config": {"version": 2}, "bf16": False}
+    settings["trainer_args"] = {"output_dir": str(tmp_path), **arguments}
+    args = train_loop.build_arguments(SFTConfig, OmegaConf.create(settings))
+    policy = FullyShardedDataParallelPlugin(**args.fsdp_plugin_args).mixed_precision_policy
+    dtypes = policy and (policy.param_dtype, policy.reduce_dtype)
+    compute = DTYPES.get(precision, torch.bfloat16)
+    assert dtypes == (None if precision == "fp32" else (compute, DTYPES[reduce_dtype]))
 
 
 def test_generation_cycles_and_checkpoints_are_aligned(tmp_path):
-    assert cycle_steps(grpo_arguments(tmp_path, save_steps=7)) == 1
-    assert (
-        cycle_steps(
-            grpo_arguments(tmp_path, save_steps=8, steps_per_generation=2, num_iterations=2)
+    def steps(save_steps, **own):
+        args = {"per_device_train_batch_size": 8, "use_cpu": True, "bf16": False, **own}
+        return cycle_steps(
+            GRPOConfig(str(tmp_path), save_steps=save_steps, report_to="none", **args)
         )
-        == 4
-    )
-    assert (
-        cycle_steps(
-            grpo_arguments(
-                tmp_path, save_steps=6, gradient_accumulation_steps=2, steps_per_generation=3
-            )
-        )
-        == 3
-    )
-    with pytest.raises(UserError, match="save_steps=6.*Use method.args.save_steps=8"):
-        cycle_steps(grpo_arguments(tmp_path, save_steps=6, steps_per_generation=4))
+
+    assert steps(7) == 1
+    assert steps(8, steps_per_generation=2, num_iterations=2) == 4
+    assert steps(6, gradient_accumulation_steps=2, steps_per_generation=3) == 3
+    with pytest.raises(UserError, match="Use method.args.save_steps=8"):
+        steps(6, steps_per_generation=4)
 
 
 def test_metrics_after_the_resumed_step_are_dropped(tmp_path):
@@ -245,7 +198,7 @@ def test_metrics_after_the_resumed_step_are_dropped(tmp_path):
 
 
 def test_flops_count_products_and_attention(tmp_path):
-    built: AutoModelForCausalLM = model.build_model(config(tmp_path))
+    built: AutoModelForCausalLM = build_model(config(tmp_path))
     products = sum(p.numel() for p in built.parameters()) - 512 * 128
     attention = 6 * 4 * 4 * 32 * 10  # layers, heads, head size, positions
     assert flops_per_token(built, 10.0) == 6 * products + attention

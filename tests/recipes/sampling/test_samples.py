@@ -11,11 +11,11 @@ from omegaconf import OmegaConf
 from launch.core.errors import UserError
 from launch.core.json_files import plain
 from launch.schema import Data
-from recipes.data.data import load
+from recipes.data.data_load import load
 from recipes.rank.ranks import own_gpu
-from recipes.rewards import rewards
-from recipes.rewards.verify import Verdict
+from recipes.rewards.verifier import Verdict
 from recipes.sample import SCORED, SELECTED, SampleConfig, finish, prompts
+from recipes.sampling import sample_keys
 from recipes.sampling.batches import Log, Store, one_batch
 from recipes.sampling.generation import TOO_LONG, Sample
 from recipes.sampling.sample_keys import samples_key, verdicts_key
@@ -171,8 +171,8 @@ def test_prompts_that_fill_the_context_score_zero(tmp_path):
 
 @pytest.mark.parametrize(("of_prompt", "num_tokens", "words"), [
     ([("a", 0.5, True), ("b", 0.0, False)], 1, ["0 reach threshold=1,", "best score is 0.5"]),
-    ([("a", 1.0, False)], 1, ["1 reach threshold=1, 1 are cut off"]),
-    ([("", 0.0, False)], 0, ["0 are cut off", "1 have a prompt that fills"]),
+    ([("a", 1.0, False)], 1, ["1 reach threshold=1, 1 were cut off"]),
+    ([("", 0.0, False)], 0, ["0 were cut off", "1 had no room"]),
 ])  # fmt: skip
 def test_nothing_selected_explains_the_limits(tmp_path, of_prompt, num_tokens, words):
     unusable = judged(of_prompt, num_tokens=num_tokens)
@@ -216,8 +216,8 @@ def test_verdicts_depend_on_the_sandbox_image_and_own_rewards(tmp_path, monkeypa
 def test_verdicts_depend_on_all_code_of_rewards():
     """Find what the verifiers import, so that a module that is split off is not forgotten."""
     key = verdicts_key(OmegaConf.create({"method": {"rewards": {"accuracy": 1.0}}}), {})
-    recipes = Path(rewards.__file__).parents[1]
-    modules, seen = [("rewards", "verify"), ("rewards", "verify_worker"), ("data", "tasks")], set()
+    recipes, seen = Path(sample_keys.__file__).parents[1], set()
+    modules = [("rewards", "verifier"), ("rewards", "verify_worker"), ("data", "tasks")]
     while modules:
         room, name = modules.pop()
         seen.add((room, name))

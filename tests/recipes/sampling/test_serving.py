@@ -20,7 +20,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from trl.generation.vllm_client import VLLMClient
 
 from launch.machine import placement
-from recipes.models.model import train_tokenizer
+from recipes.models.model_build import train_tokenizer
 from recipes.rank import program
 from recipes.sampling import serving
 from recipes.training import train_loop

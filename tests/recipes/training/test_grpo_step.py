@@ -11,8 +11,8 @@ from trl import GRPOTrainer
 
 from launch.core.errors import UserError
 from recipes.measure.metrics import Metrics
-from recipes.models import attention, head, layers
-from recipes.models.model import build_model
+from recipes.models import head, layers, packed_attention
+from recipes.models.model_build import build_model
 from recipes.training import train_loop
 from tests.helpers.trainers import assert_same, built, configured, rows_of, trained
 from tests.recipes.models.test_head import model as small
@@ -260,7 +260,7 @@ def test_generation_from_left_padded_prompts(tmp_path, base):
     mask = torch.tensor([[0] * 4 + [1] * 5, [1] * 9])
     options = {"output_logits": True, "return_dict_in_generate": True}
     logits = []
-    for rows, attends in (("packed", attention.PADDED), ("padded", "sdpa")):
+    for rows, attends in (("packed", packed_attention.PADDED), ("padded", "sdpa")):
         config = configured(tmp_path, "grpo", f"model.path={base}", f"step.rows={rows}")
         model = build_model(config)
         generated = model.generate(
@@ -317,8 +317,8 @@ def test_special_heads_use_the_passes_of_trl(tmp_path, base, options):
 
 def test_only_attention_to_everything_before_fits():
     windowed = small("mistral", sliding_window=8)
-    assert attention.fits(small())
-    assert not attention.fits(windowed)
+    assert packed_attention.fits(small())
+    assert not packed_attention.fits(windowed)
     assert head.fits(windowed)
 
 

@@ -4,9 +4,9 @@ import pytest
 from datasets import Dataset
 from trl import SFTConfig, SFTTrainer
 
-from recipes.data.data import texts
+from recipes.data.data_load import texts
 from recipes.data.data_prepare import load_once
-from recipes.models.model import build_model, build_tokenizer
+from recipes.models.model_build import build_model, build_tokenizer
 from recipes.training.train_loop import build_arguments
 from tests.helpers.trainers import ROWS, assert_same, built, configured, rows_of, trained
 

@@ -12,21 +12,17 @@ import pytest
 from omegaconf import OmegaConf
 
 from launch.core.errors import UserError
-from recipes.rewards import verify, verify_code
-from recipes.rewards.verify import build_verifier
-from recipes.rewards.verify_isolated import GIVEN, PASSED_ON, Isolated
+from recipes.rewards import verifier as verifying
+from recipes.rewards import verify_code
+from recipes.rewards.verifier import build_verifier
+from recipes.rewards.verify_isolated import ENVIRONMENT, PASSED_ON, Isolated
 
 
-def of(rewards, columns=(), chain=(), pattern=None, run_dir=".", confined=True):
-    method = {
-        "rewards": rewards,
-        "reward_chain": list(chain),
-        "reward_pattern": pattern,
-        "reward_confined": confined,
-    }
-    return build_verifier(
-        OmegaConf.create({"method": method, "run_dir": str(run_dir)}), list(columns)
-    )
+def of(rewards, columns=(), chain=(), pattern=None, run_dir=".", confined=True, rows=()):
+    method = {"rewards": rewards, "reward_chain": list(chain)}
+    method |= {"reward_pattern": pattern, "reward_confined": confined}
+    config = OmegaConf.create({"method": method, "run_dir": str(run_dir)})
+    return build_verifier(config, list(columns), rows)
 
 
 def fails_for_bad(prompts, completions, **columns):
@@ -36,9 +32,8 @@ def fails_for_bad(prompts, completions, **columns):
 
 
 def beyond_for_bad(prompts, completions, **columns):
-    return [
-        {"bad": 1.5, "worse": -1.0, "rounded": 1 + 2e-16}.get(text, 1.0) for text in completions
-    ]
+    scores = {"bad": 1.5, "worse": -1.0, "rounded": 1 + 2e-16, "nothing": float("nan")}
+    return [scores.get(text, 1.0) for text in completions]
 
 
 def fails(prompts, completions, **columns):
@@ -53,20 +48,13 @@ def reads_answers(prompts, completions, answers, **columns):
     return [1.0]
 
 
-def takes_no_columns(prompts, completions):
-    return [1.0]
-
-
 def says_one(prompts, completions, **columns):
     return [1.0]
 
 
 def goes_wrong(prompts, completions, **columns):
     """Fail in the way that the completion names."""
-    ways = {
-        "hangs": lambda: [None for _ in iter(int, 1)],
-        "dies": os.abort,
-    }
+    ways = {"hangs": lambda: [None for _ in iter(int, 1)], "dies": os.abort}
     for completion in completions:
         ways.get(completion, lambda: None)()
     return [1 / len(completions)] * len(completions)
@@ -87,7 +75,7 @@ def sees_a_gpu(prompts, completions, **columns):
 
 
 GOOD = "<think>a</think><answer>7</answer>"
-OWN = "tests.recipes.rewards.test_verify"
+OWN = "tests.recipes.rewards.test_verifier"
 
 
 def test_weighted_and_chained():
@@ -105,35 +93,36 @@ def test_weighted_and_chained():
     ] == [1.0, 0.75, 0.25]
 
 
+def alone(isolated, name, text, **row):
+    """Return the score of one completion, or the reason why it has none."""
+    columns = {key: [value] for key, value in row.items()}
+    scores, error = isolated.ask(name, [""], [text], columns)
+    return error or scores[0]
+
+
 def test_hangs_and_crashes_fail_only_their_completion():
     isolated = Isolated(["regex", "length"], time_s=0.5)
-    assert isolated("regex", "a" * 40 + "b", {"pattern": "(a+)+"}) == (
-        0.0,
-        "no score within 0.5 s of CPU time",
-    )
-    assert isolated("regex", "aaa", {"pattern": "(a+)+"}) == (1.0, None)
-    score, error = isolated("regex", "aaa", {"pattern": "("})
-    assert (score, error.split(":")[0]) == (
-        0.0,
-        "PatternError" if "PatternError" in error else "error",
-    )
+    hang = alone(isolated, "regex", "a" * 40 + "b", pattern="(a+)+")
+    assert hang == "no score within 0.5 s of CPU time"
+    assert alone(isolated, "regex", "aaa", pattern="(a+)+") == 1.0
+    assert alone(isolated, "regex", "aaa", pattern="(").split(":")[0] in ("PatternError", "error")
     isolated.process.kill()
     isolated.process.wait()
-    assert isolated("length", "", {}) == (0.0, "its process ended with exit code -9")
-    assert isolated("length", "", {}) == (1.0, None)
+    assert alone(isolated, "length", "") == "its process ended with exit code -9"
+    assert alone(isolated, "length", "") == 1.0
 
 
 def test_waiting_scorers_are_limited_by_wall_clock():
     isolated = Isolated(["length"], wait_s=0.3)
-    assert isolated("length", "", {}) == (1.0, None)
+    assert alone(isolated, "length", "") == 1.0
     isolated.process.send_signal(signal.SIGSTOP)
-    assert isolated("length", "", {}) == (0.0, "no score within 0.3 s")
-    assert isolated("length", "", {}) == (1.0, None)
+    assert alone(isolated, "length", "") == "no score within 0.3 s"
+    assert alone(isolated, "length", "") == 1.0
 
 
 MISBEHAVES = """
 import os, socket, subprocess, sys
-from recipes.rewards import rewards, verify_worker
+from recipes.rewards import reward_functions, verify_worker
 
 def silent(what):  # as many scorers do: whatever happens, the answer is wrong
     def scorer(prompts, completions, **columns):
@@ -144,7 +133,7 @@ def silent(what):  # as many scorers do: whatever happens, the answer is wrong
         return [1.0]
     return scorer
 
-rewards.REWARDS.update(
+reward_functions.REWARDS.update(
     socket=silent(lambda text: socket.socket()),
     process=silent(lambda text: subprocess.run(["true"])),
     fork=silent(lambda text: os.fork()),
@@ -152,41 +141,30 @@ rewards.REWARDS.update(
     remove=silent(lambda text: os.remove(text)),
     read=silent(lambda text: open(text).read()),
     memory=lambda prompts, completions, **columns: [len(bytes(10**10))],
-    nothing=lambda prompts, completions, **columns: [float("nan")],
 )
 sys.argv = ["verify_worker", "5", "200000000"]
 verify_worker.main()
 """
 
 
-def test_forbidden_actions_fail_only_their_sample(tmp_path):
-    target = tmp_path / "a"
-    target.write_text("kept")
-    names = ["socket", "process", "fork", "write", "remove", "read", "memory", "nothing", "length"]
-    questions = "".join(
-        json.dumps(
-            {
-                "name": name,
-                "prompts": [""],
-                "completions": [str(target) if name != "length" else ""],
-                "columns": {},
-            }
-        )
-        + "\n"
-        for name in names
-    )
+def worker(code, *questions):
+    """Return the exit code of a worker that runs `code`, and its replies."""
     done = subprocess.run(
-        [sys.executable, "-c", MISBEHAVES],
-        input=questions,
+        [sys.executable, "-c", code],
+        input="".join(json.dumps({"prompts": [""], **question}) + "\n" for question in questions),
         text=True,
         timeout=120,
         stdout=subprocess.PIPE,
     )
-    actual = {
-        name: json.loads(line)
-        for name, line in zip(names, done.stdout.splitlines()[1:], strict=True)
-    }
-    assert {name: answer["error"] for name, answer in actual.items()} == {
+    ready, *replies = done.stdout.splitlines()
+    assert ready == "ready"
+    return done.returncode, [json.loads(reply) for reply in replies]
+
+
+def test_forbidden_actions_fail_only_their_sample(tmp_path):
+    target = tmp_path / "a"
+    target.write_text("kept")
+    errors = {
         "socket": "a scorer may not: socket.__new__",
         "process": "a scorer may not: subprocess.Popen",
         "fork": "a scorer may not: os.fork",
@@ -194,22 +172,22 @@ def test_forbidden_actions_fail_only_their_sample(tmp_path):
         "remove": "a scorer may not: os.remove",
         "read": None,
         "memory": "more memory than a scorer may use",
-        "nothing": "ValueError: a score outside 0 to 1: nan. To strengthen or negate a "
-        "reward, change its weight in method.rewards",
         "length": None,
     }
-    assert [name for name, answer in actual.items() if answer["scores"]] == ["read", "length"]
+    _, replies = worker(
+        MISBEHAVES, *({"name": n, "completions": [str(target)], "columns": {}} for n in errors)
+    )
+    assert [reply["error"] for reply in replies] == list(errors.values())
+    assert [bool(reply["scores"]) for reply in replies] == [e is None for e in errors.values()]
     assert target.read_text() == "kept"
 
 
 def test_scorers_do_not_see_the_environment_of_the_rank(monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "a secret")
     isolated = Isolated(["length"])
-    isolated("length", "", {})
-    with open(f"/proc/{isolated.process.pid}/environ", "rb") as file:
+    with open(f"/proc/{isolated.start().pid}/environ", "rb") as file:
         names = {entry.partition(b"=")[0].decode() for entry in file.read().split(b"\0") if entry}
-    assert "HF_TOKEN" not in names
-    assert names <= {*PASSED_ON, *GIVEN}
+    assert "PATH" in names <= {*PASSED_ON, *ENVIRONMENT}
 
 
 def test_hanging_scorers_end_soon_after_a_killed_rank():
@@ -217,35 +195,19 @@ def test_hanging_scorers_end_soon_after_a_killed_rank():
         "import sys; sys.argv = ['', '60', '1000000000']; "
         "from recipes.rewards import verify_worker as w; w.ALONE_S = 0.2; w.main()"
     )
-    question = {
-        "name": "regex",
-        "prompts": [""],
-        "completions": ["a" * 40 + "b"],
-        "columns": {"pattern": ["(a+)+"]},
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        input=json.dumps(question) + "\n",
-        text=True,
-        timeout=60,
-        stdout=subprocess.PIPE,
-    )
-    assert (done.returncode, done.stdout) == (-signal.SIGALRM, "ready\n")
+    question = {"completions": ["a" * 40 + "b"], "columns": {"pattern": ["(a+)+"]}}
+    assert worker(code, {"name": "regex", **question}) == (-signal.SIGALRM, [])
 
 
 def test_scores_outside_0_to_1_are_errors():
-    verifier = of({f"{OWN}.beyond_for_bad": 1.0}, confined=False)
+    name = f"{OWN}.beyond_for_bad"
+    verifier = of({name: 1.0}, confined=False)
     verdicts = verifier(["p"] * 4, ["good", "bad", "worse", "rounded"], {})
     assert [v.score for v in verdicts] == [1.0, 0.0, 0.0, 1.0]
-    assert verdicts[1].error.startswith(
-        f"{OWN}.beyond_for_bad: ValueError: a score outside 0 to 1: 1.5"
-    )
-    assert "outside 0 to 1: -1" in verdicts[2].error
+    assert verdicts[1].error.startswith(f"{name}: ValueError: a score outside 0 to 1: 1.5")
     assert verifier.errors == 2
-    with pytest.raises(
-        UserError, match=r"beyond_for_bad fails for every completion: .*outside 0 to 1: 1\.5"
-    ):
-        of({f"{OWN}.beyond_for_bad": 1.0}, confined=False)(["p"], ["bad"], {})
+    with pytest.raises(UserError, match=r"fails for every completion: .*outside 0 to 1: nan"):
+        of({name: 1.0}, confined=False)(["p"], ["nothing"], {})
 
 
 @pytest.mark.parametrize(("way", "error"), [
@@ -253,7 +215,7 @@ def test_scores_outside_0_to_1_are_errors():
     ("dies", "its process ended with exit code -6"),
 ])  # fmt: skip
 def test_own_functions_that_hang_or_crash_fail_one_completion(monkeypatch, way, error):
-    monkeypatch.setattr(verify, "Isolated", functools.partial(Isolated, time_s=0.5))
+    monkeypatch.setattr(verifying, "Isolated", functools.partial(Isolated, time_s=0.5))
     verifier = of({f"{OWN}.goes_wrong": 1.0})
     verdicts = verifier(["p"] * 2, ["good", way], {})
     assert [(v.score, v.error and v.error.partition(" (")[0]) for v in verdicts] == [
@@ -268,22 +230,11 @@ def test_own_functions_that_hang_or_crash_fail_one_completion(monkeypatch, way, 
 def test_confined_functions_get_columns_but_no_gpu_or_secret(monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "a secret")
     verifier = of({f"{OWN}.reads_everything": 1.0, f"{OWN}.sees_a_gpu": 1.0})
-    columns = {
-        "answer": ["7", "8"],
-        "levels": [[1], [2]],
-        "log_metric": lambda name, value: None,
-        "trainer_state": object(),
-    }
-    assert [
-        v.scores[f"{OWN}.reads_everything"] for v in verifier(["p", "q"], ["7", "8"], columns)
-    ] == [1.0, 0.0]
-    assert [v.scores[f"{OWN}.sees_a_gpu"] for v in verifier(["p", "q"], ["7", "8"], columns)] == [
-        0.0,
-        0.0,
-    ]
-    with pytest.raises(
-        UserError, match=r"columns answer, levels .*bytes.*method\.reward_confined=false"
-    ):
+    of_trl = {"log_metric": lambda name, value: None, "trainer_state": object()}
+    columns = {"answer": ["7", "8"], "levels": [[1], [2]], **of_trl}
+    scores = [verdict.scores for verdict in verifier(["p", "q"], ["7", "8"], columns)]
+    assert [list(of.values()) for of in scores] == [[1.0, 0.0], [0.0, 0.0]]
+    with pytest.raises(UserError, match=r"columns answer, levels .*bytes"):
         verifier(["p"], ["7"], {"answer": [b"7"], "levels": [[1]]})
 
 
@@ -298,44 +249,23 @@ def test_columns_that_rewards_need(rewards, options, message):
 
 
 def line_of(text):
-    """Return a line of this file as errors show it."""
-    number = next(
-        n
-        for n, line in enumerate(Path(__file__).read_text().splitlines(), 1)
-        if line.strip().startswith(text)
-    )
+    """Return the place of a line of this file as errors show it."""
+    lines = Path(__file__).read_text().splitlines()
+    number = next(n for n, line in enumerate(lines, 1) if line.strip().startswith(text))
     return rf"\({__file__}:{number}\)"
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        (
-            "fails",
-            r"fails for every completion: KeyError: .no_such_column. "
-            + line_of("raise KeyError(")
-            + r"\. The columns are answer, level\.",
-        ),
-        ("says_one", "1 scores for 2"),
-        (
-            "adds",
-            r"fails for every completion: TypeError: unsupported operand .* "
-            + line_of("return [1.0 + ")
-            + r"\.",
-        ),
-        (
-            "reads_answers",
-            "missing 1 required positional argument: 'answers'.*columns are answer, level",
-        ),
-        ("takes_no_columns", "got an unexpected keyword argument 'answer'"),
-    ],
-)
-def test_own_functions_that_never_work(name, message):
-    confined = name == "fails"
+@pytest.mark.parametrize(("name", "confined", "message"), [
+    ("fails", True, "KeyError: .no_such_column. " + line_of("raise KeyError(")
+     + r"\. The columns are answer, level\. .*reward_confined=false"),
+    ("adds", False, "TypeError: unsupported operand .* " + line_of("return [1.0 + ")),
+    ("says_one", False, "1 scores for 2"),
+    ("reads_answers", False, "required positional argument: 'answers'.* are answer, level"),
+])  # fmt: skip
+def test_own_functions_that_never_work(name, confined, message):
     columns = {"answer": ["7", "8"], "level": [1, 2], "log_metric": "of TRL"}
-    with pytest.raises(UserError, match=message) as refused:
+    with pytest.raises(UserError, match=message):
         of({f"{OWN}.{name}": 1.0}, confined=confined)(["p"] * 2, ["a", "b"], columns)
-    assert "method.reward_confined=false" not in str(refused.value)
 
 
 def test_functions_for_trl_and_the_share_of_errors():
@@ -368,6 +298,6 @@ def test_code_and_its_language():
 @pytest.mark.parametrize(
     "tests", ["no json", "[]", [{"call": "f()"}], [{"stdin": 3, "stdout": "3"}]]
 )
-def test_malformed_tests(tests):
+def test_malformed_tests_are_rejected_before_the_run(tmp_path, tests):
     with pytest.raises(UserError, match="column 'tests'"):
-        verify_code.parse_tests(tests)
+        of({"code_tests": 1.0}, columns=["tests"], run_dir=tmp_path, rows=[{"tests": tests}])

@@ -8,7 +8,7 @@ import pytest
 from torch.numa import binding as numa
 
 from launch.core.errors import UserError
-from recipes.rank import binding
+from recipes.rank.device import bind_to_cores
 
 
 @pytest.mark.parametrize("policy", ["node", "socket", "exclusive", "core_complex"])
@@ -20,7 +20,7 @@ def test_every_thread_of_the_process_is_bound(monkeypatch, policy):
         numa, "_get_allowed_logical_cpu_indices_for_numa_node", lambda **_: {min(before)}
     )
     try:
-        assert "1 core(s)" in binding.bind(policy, 0)
+        assert "1 core(s)" in bind_to_cores(policy, 0)
         threads = os.listdir("/proc/self/task")
         assert {frozenset(os.sched_getaffinity(int(thread))) for thread in threads} == {
             frozenset({min(before)})
@@ -34,4 +34,4 @@ def test_unknown_cores_are_the_users_to_turn_off(monkeypatch):
     # The error of a set of no cores comes from the operating system.
     monkeypatch.setattr(numa, "_get_logical_cpus_to_bind_to", lambda **_: set())
     with pytest.raises(UserError, match="topology.numa_binding=null"):
-        binding.bind("node", 0)
+        bind_to_cores("node", 0)

@@ -3,26 +3,20 @@
 import itertools
 import json
 import random
-from pathlib import Path
 
 import pytest
 from datasets import Dataset
-from omegaconf import OmegaConf
 
 from launch.core.errors import UserError
-from launch.core.json_files import plain
-from launch.schema import Data
-from recipes.data import data, data_check, tasks
+from recipes.data import data_check, data_load, tasks
 from recipes.data.data_check import row_fault
-
-CONF = Path(__file__).parents[3] / "conf/data"
+from recipes.data.data_load import load, load_heldout, load_heldout_table
+from tests.helpers import data_rows
+from tests.helpers.data_rows import data_config
 
 
 def configured(name="reasoning", **own):
-    merged = OmegaConf.merge(OmegaConf.structured(Data), OmegaConf.load(CONF / f"{name}.yaml"), own)
-    settings = OmegaConf.create(plain(OmegaConf.to_object(merged)))  # as in a run's config.yaml
-    OmegaConf.set_struct(settings, True)
-    return settings
+    return data_config(name, **own)
 
 
 def task(name="chain_sum", level=0, weight=1.0, worked=0.0, **config):
@@ -64,8 +58,7 @@ def test_weights_and_levels_of_tasks():
 
 
 def test_worked_rows_of_cups_follow_the_ball():
-    own = {"num_train": 1000, "num_heldout": 20}
-    train, heldout = tasks.generate(configured("cups", **own))
+    train, heldout = tasks.generate(configured("cups", num_train=1000, num_heldout=20))
     worked = 0
     for problem in train:
         metadata = json.loads(problem["entry"])["metadata"]
@@ -75,16 +68,13 @@ def test_worked_rows_of_cups_follow_the_ball():
         for first, second in metadata["swaps"]:
             order[first - 1], order[second - 1] = order[second - 1], order[first - 1]
             places.append(str(order.index(ball) + 1))
-        answer = problem["answer"]
+        answer, text = problem["answer"], problem["completion"][0]["content"]
         assert answer == places[-1]
         with_working = f"<think>{' '.join(places)}</think>{answer}"
-        text = problem["completion"][0]["content"]
         assert text in (f"<think></think>{answer}", with_working)
         worked += text == with_working
-        scores = [
-            tasks.score(said, problem["entry"]) for said in (answer, str(int(answer) % 5 + 1))
-        ]
-        assert scores == [1.0, 0.0]
+        assert tasks.score(answer, problem["entry"]) == 1.0
+        assert tasks.score(str(int(answer) % 5 + 1), problem["entry"]) == 0.0
     assert worked == pytest.approx(400, abs=62)  # four standard deviations
     swaps = {len(json.loads(problem["entry"])["metadata"]["swaps"]) for problem in heldout}
     assert swaps == {2, 4, 8}
@@ -93,18 +83,21 @@ def test_worked_rows_of_cups_follow_the_ball():
 
 def test_heldout_completions_for_losses_have_the_form_of_training():
     settings = configured("cups", num_train=300, num_heldout=300)
-    heldout = data.load_heldout_table(settings, "sft")
-    for rows in (heldout, data.load(settings, "sft").rows):
+    heldout = load_heldout_table(settings, "sft")
+    for rows in (heldout, load(settings, "sft").rows):
         texts = [row["completion"][0]["content"] for row in rows]
         assert all(text.startswith("<think>") for text in texts)
         worked = sum(not text.startswith("<think></think>") for text in texts)
         assert worked == pytest.approx(120, abs=34)  # four standard deviations
-    assert list(heldout["prompt"]) == [row["prompt"] for row in data.load_heldout(settings)]
+    assert list(heldout["prompt"]) == [row["prompt"] for row in load_heldout(settings)]
 
 
 def test_sides_of_a_pair_differ_only_in_the_answer():
     settings = configured("cups", num_train=200, num_heldout=30)
-    for pairs in (data.load(settings, "dpo").rows, data.load_heldout_table(settings, "dpo")):
+    for pairs in (
+        load(settings, "dpo").rows,
+        load_heldout_table(settings, "dpo"),
+    ):
         for pair in pairs:
             chosen, rejected = (
                 pair[side][0]["content"].partition("</think>") for side in ("chosen", "rejected")
@@ -140,7 +133,7 @@ def test_pairs_need_two_different_answers():
     ("grpo", ["prompt", "answer", "task", "level", "entry"]),
 ])  # fmt: skip
 def test_columns_of_each_method(method, columns):
-    rows = data.load(configured(num_train=20, limit=6), method).rows
+    rows = load(configured(num_train=20, limit=6), method).rows
     assert (rows.column_names, len(rows)) == (columns, 6)
 
 
@@ -149,20 +142,16 @@ def test_pairs_are_right_and_wrong_and_need_few_scores(monkeypatch):
     settings, scores, score = configured(num_train=300), [], tasks.score
     problems = tasks.generate(settings)[0]
     monkeypatch.setattr(tasks, "score", lambda *args: scores.append(1) or score(*args))
-    pairs = data.load(settings, "dpo").rows
+    pairs = load(settings, "dpo").rows
     assert len(scores) < 3 * 300
-    assert pairs.to_list() == data.load(settings, "dpo").rows.to_list()
+    assert pairs.to_list() == load(settings, "dpo").rows.to_list()
     for pair, problem in zip(pairs, problems, strict=True):
         assert score(pair["chosen"][0]["content"], problem["entry"]) == 1.0
         assert score(pair["rejected"][0]["content"], problem["entry"]) < 1.0
 
 
-def jsonl(tmp_path, *lines):
-    file = tmp_path / "rows.jsonl"
-    file.write_text(
-        "\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines)
-    )
-    return str(file)
+def jsonl(tmp_path, *rows):
+    return data_rows.jsonl(tmp_path / "rows.jsonl", rows)
 
 
 @pytest.mark.parametrize(("line", "message"), [
@@ -176,7 +165,7 @@ def jsonl(tmp_path, *lines):
 ])  # fmt: skip
 def test_errors_name_the_line(tmp_path, line, message):
     with pytest.raises(UserError, match=f"rows.jsonl:3: .*{message}"):
-        list(data.lines(jsonl(tmp_path, {"prompt": "a", "completion": "b"}, "", line), "sft"))
+        list(data_load.lines(jsonl(tmp_path, {"prompt": "a", "completion": "b"}, "", line), "sft"))
 
 
 MESSAGE, ANSWER = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
@@ -187,7 +176,7 @@ CALL = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "argument
 def test_a_prompt_next_to_messages_is_left_out(tmp_path, streaming):
     row = {"messages": [MESSAGE, ANSWER]}
     path = jsonl(tmp_path, row, {"prompt": "a", **row})
-    rows = data.load(configured("jsonl", path=path, streaming=streaming), "sft").rows
+    rows = load(configured("jsonl", path=path, streaming=streaming), "sft").rows
     assert list(itertools.islice(rows, 2)) == [row, row]
 
 
@@ -195,52 +184,38 @@ TURNS = {"messages": [MESSAGE, ANSWER]}
 
 
 @pytest.mark.parametrize(("method", "row", "field"), [
-    ("sft", {"prompt": "a", "completion": 3}, "completion is 3"),
-    ("sft", {"prompt": None, "completion": "b"}, "prompt is null"),
-    ("sft", {"messages": []}, r"messages is \[\]"),
-    ("sft", {"messages": [MESSAGE, {"from": "human"}]}, "messages .*place 2"),
-    ("sft", {"text": [MESSAGE]}, "text is"),
+    ("sft", {"prompt": "a", "completion": 3}, "completion has 3"),
+    ("sft", {"prompt": None, "completion": "b"}, "prompt has null"),
+    ("sft", {"messages": []}, r"messages has \[\]"),
+    ("sft", {"messages": [MESSAGE, {"from": "human"}]}, "messages has {.*from"),
+    ("sft", {"text": [MESSAGE]}, "text has"),
     ("sft", {"text": "a", **TURNS}, "has messages, and text"),
-    ("sft", {**TURNS, "tools": "[{]"}, "tools is"),
-    ("sft", {**TURNS, "chat_template_kwargs": "a"}, "chat_template_kwargs is"),
-    ("dpo", {"prompt": "a", "chosen": "b", "rejected": None}, "rejected is null"),
-    ("evaluate", {"prompt": "a", "answer": ["1"]}, "answer is"),
-    ("evaluate", {"prompt": "a", "answer": True}, "answer is true"),
-    ("grpo", {"prompt": "a", "answer": True}, "answer is true"),
-    ("sft", {"messages": [MESSAGE, {"role": "GPT", "content": "b"}]}, "assistant"),
-    ("sft", {"messages": [MESSAGE, {"role": "asistant", "content": "b"}]}, "assistant"),
+    ("sft", {**TURNS, "tools": "[{]"}, "tools has"),
+    ("sft", {**TURNS, "chat_template_kwargs": "a"}, "chat_template_kwargs has"),
+    ("dpo", {"prompt": "a", "chosen": "b", "rejected": None}, "rejected has null"),
+    ("evaluate", {"prompt": "a", "answer": ["1"]}, "answer has"),
+    ("evaluate", {"prompt": "a", "answer": True}, "answer has true"),
+    ("grpo", {"prompt": "a", "answer": True}, "answer has true"),
+    ("sft", {"messages": [MESSAGE, {"role": "GPT", "content": "b"}]}, "GPT.*assistant"),
     ("grpo", {"prompt": [{"role": "narrator", "content": "a"}]}, "narrator"),
     ("sft", {"messages": [MESSAGE, ANSWER, MESSAGE]}, "messages ends with"),
     ("dpo", {"prompt": [MESSAGE], "chosen": [ANSWER], "rejected": [MESSAGE]}, "rejected ends"),
-    ("sft", {"prompt": [{"role": "system", "content": "a"}], "completion": "b"}, "prompt ends"),
 ])  # fmt: skip
 def test_rows_that_a_method_cannot_read(monkeypatch, method, row, field):
     table = Dataset.from_list([row])
-    monkeypatch.setattr(data.datasets, "load_dataset", lambda *args, **kwargs: table)
+    monkeypatch.setattr(data_load.datasets, "load_dataset", lambda *args, **kwargs: table)
     with pytest.raises(UserError, match=f"me/rows, split train, row 0: .*{field}"):
-        list(data._hub(configured("hub", hub_id="me/rows", revision="0"), "train", method))
+        list(data_load._hub(configured("hub", hub_id="me/rows", revision="0"), "train", method))
 
 
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        ("kto", "method.rows=kto: no such row format"),
-        ("rated", "data=reasoning: .* needs .*rating"),
-    ],
-)
-def test_a_method_whose_format_the_rows_lack(monkeypatch, rows, message):
+def test_a_format_of_a_method_of_ones_own(monkeypatch):
     monkeypatch.setitem(data_check.FORMATS, "rated", [{"prompt", "rating"}])
     monkeypatch.setitem(data_check.READ, "rated", ("prompt", "rating"))
-    with pytest.raises(UserError, match=message):
-        data.load(configured(num_train=4), rows)
-
-
-def test_a_format_may_have_a_field_of_true_or_false(monkeypatch):
-    monkeypatch.setitem(data_check.FORMATS, "rated", [{"prompt", "rating"}])
-    monkeypatch.setitem(data_check.READ, "rated", ("prompt", "rating"))
-    monkeypatch.setitem(data_check.TYPES, "rating", [bool])
+    monkeypatch.setitem(data_check.VALUES, "rating", (data_check.is_of(bool), "true or false"))
     assert row_fault({"prompt": "a", "rating": True}, "rated") is None
-    assert row_fault({"prompt": "a", "rating": 1}, "rated").startswith("rating is 1")
+    assert row_fault({"prompt": "a", "rating": 1}, "rated").startswith("rating has 1")
+    with pytest.raises(UserError, match="data=reasoning: .* needs .*rating"):
+        load(configured(num_train=4), "rated")
 
 
 def test_null_fields_of_another_format_are_left_out():
@@ -248,7 +223,7 @@ def test_null_fields_of_another_format_are_left_out():
     assert row_fault({"prompt": None, "messages": called}, "sft") is None
     row = {"prompt": "a", "completion": "", "messages": None, "text": None}
     assert row_fault(row, "sft") is None
-    assert data.read_of(row, "sft") == ["prompt", "completion"]
+    assert data_load.read_of(row, "sft") == ["prompt", "completion"]
 
 
 @pytest.mark.parametrize(("method", "streaming"), [("sft", False), ("sft", True), ("dpo", False)])
@@ -265,7 +240,7 @@ def test_tools_and_template_arguments_are_those_of_each_row(tmp_path, method, st
         row = {"messages": [MESSAGE, call]} if method == "sft" else sides
         rows.append(row | {"chat_template_kwargs": {"n": n}} | ({"tools": tools} if n else {}))
     settings = configured("jsonl", path=jsonl(tmp_path, *rows), streaming=streaming)
-    stream = itertools.islice(data.load(settings, method).rows, 100)  # a stream has no end
+    stream = itertools.islice(load(settings, method).rows, 100)  # a stream has no end
     loaded = {row["chat_template_kwargs"]["n"]: row for row in stream}
     for n, row in enumerate(rows):
         assert loaded[n][field][-1]["tool_calls"] == row[field][-1]["tool_calls"]
@@ -277,7 +252,7 @@ def test_tools_and_template_arguments_are_those_of_each_row(tmp_path, method, st
 def test_template_arguments_must_be_in_all_rows_or_none(tmp_path):
     path = jsonl(tmp_path, {**TURNS, "chat_template_kwargs": {"thinks": True}}, TURNS)
     with pytest.raises(UserError, match="others messages .messages. and chat_template_kwargs"):
-        data.load(configured("jsonl", path=path), "sft")
+        load(configured("jsonl", path=path), "sft")
 
 
 @pytest.mark.parametrize("rows", [
@@ -289,9 +264,9 @@ def test_template_arguments_must_be_in_all_rows_or_none(tmp_path):
 ])  # fmt: skip
 def test_rows_read_in_pieces_equal_those_read_at_once(tmp_path, monkeypatch, rows):
     settings = configured("jsonl", path=jsonl(tmp_path, *rows))
-    whole = data.load(settings, "grpo")
-    monkeypatch.setattr(data, "PIECE", 1)
-    pieces = data.load(settings, "grpo")
+    whole = load(settings, "grpo")
+    monkeypatch.setattr(data_load, "PIECE", 1)
+    pieces = load(settings, "grpo")
     assert pieces.rows.to_list() == whole.rows.to_list()
     assert pieces.rows.features == whole.rows.features
     assert pieces.counts == whole.counts
@@ -301,30 +276,30 @@ def test_rows_read_in_pieces_equal_those_read_at_once(tmp_path, monkeypatch, row
 @pytest.mark.parametrize("piece", [1, 100])
 @pytest.mark.parametrize("values", [[1, "1"], [10**30, 1]])
 def test_values_that_no_column_holds(tmp_path, monkeypatch, piece, values):
-    monkeypatch.setattr(data, "PIECE", piece)
+    monkeypatch.setattr(data_load, "PIECE", piece)
     path = jsonl(tmp_path, *({"prompt": "a", "answer": value} for value in values))
     with pytest.raises(UserError, match="column"):
-        data.load(configured("jsonl", path=path), "grpo")
+        load(configured("jsonl", path=path), "grpo")
 
 
 def test_tokenizer_texts(monkeypatch):
     rows = [{"prompt": [MESSAGE], "completion": "b", "answer": "no"}, {"messages": [ANSWER]}]
-    assert data.texts(rows) == ["a", "b", "b"]
-    monkeypatch.setattr(data, "LARGE_TABLE", 10)
-    monkeypatch.setattr(data, "TOKENIZER_ROWS", 3)
+    assert data_load.texts(rows) == ["a", "b", "b"]
+    monkeypatch.setattr(data_load, "LARGE_TABLE", 10)
+    monkeypatch.setattr(data_load, "TOKENIZER_ROWS", 3)
     table = Dataset.from_dict({"text": [str(n) for n in range(12)]})
-    assert data.texts(table) == ["0", "4", "8"]  # from all of a large table
-    assert data.texts(table.select(range(10))) == [str(n) for n in range(10)]
+    assert data_load.texts(table) == ["0", "4", "8"]  # from all of a large table
+    assert data_load.texts(table.select(range(10))) == [str(n) for n in range(10)]
 
 
 def test_empty_sets(tmp_path):
     with pytest.raises(UserError, match="no rows"):
-        data.load(configured("jsonl", path=jsonl(tmp_path, "")), "sft")
+        load(configured("jsonl", path=jsonl(tmp_path, "")), "sft")
     with pytest.raises(UserError, match="no rows"):
-        data.load_heldout(configured(num_train=5, num_heldout=0))
+        load_heldout(configured(num_train=5, num_heldout=0))
 
 
 def test_an_unreachable_hub(monkeypatch):
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
     with pytest.raises(UserError, match="nobody/nothing"):
-        data.load(configured("hub", hub_id="nobody/nothing", revision="0" * 40), "sft")
+        load(configured("hub", hub_id="nobody/nothing", revision="0" * 40), "sft")

@@ -24,7 +24,7 @@ from transformers import (
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from launch.core.errors import UserError
-from recipes.models import adapters, attention
+from recipes.models import adapters, packed_attention
 from recipes.models.low_precision import nf4, to_float8
 from recipes.models.model_card import stated_license
 from recipes.rank.device import DTYPES, compute_dtype, device
@@ -91,7 +91,7 @@ def plain_model(config: DictConfig, **kwargs) -> PreTrainedModel:
     model, directory, weights = config.model, model_directory(config), config.precision.weights
     kwargs = {
         "dtype": compute_dtype(config) if weights == "nf4" else DTYPES[weights],
-        "attn_implementation": attention.implementation(config),
+        "attn_implementation": packed_attention.implementation(config),
         **kwargs,
     }
     if directory is None and model.init == "random":

@@ -1,12 +1,11 @@
 """Define named rewards: f(prompts, completions, **columns) -> scores from 0 to 1, or None.
 
-`code_tests` needs the sandbox and is in verify_code.py. verify.py combines rewards.
+`code_tests` needs the sandbox and is in verify_code.py. verifier.py combines rewards.
 """
 
 from __future__ import annotations
 
 import importlib
-import os
 import re
 import sys
 import traceback
@@ -126,18 +125,25 @@ def judge(
     return [None if score is None else min(max(score, 0.0), 1.0) for score in scores]
 
 
-def failure(name: str, error: Exception) -> str:
-    """Return a description of a reward's error; for a user's function, with the line of code."""
-    summary = f"{type(error).__name__}: {error}"
-    if "." not in name:
-        return summary
-    frames = traceback.extract_tb(error.__traceback__)
-    last = frames[-1].filename if frames else None
-    if isinstance(error, KeyError) and last in ("<frozen os>", os.__file__):
-        summary += " of os.environ"
-    file = getattr(sys.modules.get(name.rpartition(".")[0]), "__file__", None)
-    line = next((frame.lineno for frame in reversed(frames) if frame.filename == file), None)
-    return summary if line is None else f"{summary} ({file}:{line})"
+def attempt(
+    name: str, prompts: list[Any], completions: list[Completion], columns: dict[str, Any]
+) -> tuple[list[float | None] | None, str | None]:
+    """Return (scores, None), or (None, reason), with the line of a user's function.
+
+    Raises UserError if the function itself is at fault, instead of these completions.
+    """
+    try:
+        return judge(name, prompts, completions, columns), None
+    except UserError:
+        raise
+    except MemoryError:
+        return None, "more memory than a scorer may use"
+    except Exception as error:  # whatever a user's function raises
+        reason = f"{type(error).__name__}: {error}"
+        file = getattr(sys.modules.get(name.rpartition(".")[0]), "__file__", None)
+        frames = reversed(traceback.extract_tb(error.__traceback__))
+        line = next((frame.lineno for frame in frames if frame.filename == file), None)
+        return None, reason if line is None else f"{reason} ({file}:{line})"
 
 
 def imported(path: str) -> Reward:

@@ -10,6 +10,7 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import datasets
@@ -18,10 +19,10 @@ from datasets import Dataset, IterableDataset
 from omegaconf import DictConfig, OmegaConf
 
 from launch.core.errors import UserError
+from launch.core.json_lines import json_rows
 from recipes.data import code_tasks
 from recipes.data import data_select as select
-from recipes.data.data_check import check_format, check_row, read_of
-from recipes.data.data_files import lines, num_known_questions
+from recipes.data.data_check import check_row, read_of
 from recipes.data.data_select import Row, spelled
 from recipes.rank.program import is_main_rank, say
 
@@ -72,17 +73,12 @@ def load(
 
     `progress` gets the number of rows read so far. Raises UserError.
     """
-    check_format(method)
     if data.streaming:
         return Loaded(_stream(data, method))
     try:
         return _load(data, method, PIECE, progress)
-    except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError, _OneTable):
+    except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError):
         return _load(data, method, sys.maxsize, progress)  # infer the types from all rows at once
-
-
-class _OneTable(Exception):
-    """Signal that the rows do not fit a table that is built in pieces."""
 
 
 def _load(data: DictConfig, method: str, piece: int, progress: Callable[[int], None]) -> Loaded:
@@ -162,7 +158,7 @@ def _left(
 def _table(rows: list[Row], name: str, whole: bool = True) -> Dataset:
     """Return a table with the fields of all rows; `from_list` would take only the first row's.
 
-    Raises UserError, and _OneTable if these are not the `whole` rows and the rest may not fit them.
+    Raises UserError, and ArrowInvalid if the rest of the rows may not fit a table of these.
     """
     # The keys of tool calls' arguments differ by row; a column has all of them, with nulls.
     loose = any(
@@ -173,7 +169,7 @@ def _table(rows: list[Row], name: str, whole: bool = True) -> Dataset:
         for turn in value
     )
     if loose and not whole:
-        raise _OneTable
+        raise pyarrow.ArrowInvalid("arguments of tool calls")
     try:
         return Dataset.from_dict(
             {field: [row.get(field) for row in rows] for field in select.fields(rows)},
@@ -220,7 +216,7 @@ def load_heldout(data: DictConfig, method: str = "evaluate") -> list[Row]:
         chosen = [row for row in chosen if select.is_heldout(row, fraction)]
         select.require(chosen, f"data.heldout_fraction={fraction} of {number} rows")
     files = data.kind == "jsonl" and data.path and data.heldout_path and not data.streaming
-    if files and is_main_rank() and (known := num_known_questions(chosen, data.path)):
+    if files and is_main_rank() and (known := select.num_known_questions(chosen, data.path)):
         say(
             f"warning: {known} of {len(chosen)} rows of data.heldout_path={data.heldout_path} have "
             f"questions of data.path={data.path}, so their figures may measure memorization. "
@@ -230,8 +226,17 @@ def load_heldout(data: DictConfig, method: str = "evaluate") -> list[Row]:
     return chosen[: data.limit] if data.limit and method == "evaluate" else chosen
 
 
-def columns(rows: Dataset | IterableDataset) -> list[str]:
+def lines(path: str, method: str) -> Iterator[Row]:
+    """Yield the rows of a file. Raises UserError for the first row that `method` cannot use."""
+    for where, row in json_rows(Path(path)):
+        check_row(row, where, method)
+        yield row
+
+
+def columns(rows: list[Row] | Dataset | IterableDataset) -> list[str]:
     """Return the fields of the rows; for a stream, those of the first row."""
+    if isinstance(rows, list):
+        return select.fields(rows)
     return list(rows.column_names or next(iter(rows)))
 
 
@@ -315,20 +320,14 @@ def _streamed(data: dict[str, Any], method: str) -> Iterator[Row]:
 
     Without rows, a repeated stream would search for one forever.
     """
-    config, number, form = OmegaConf.create(data), 0, None
-    rejecting_filter = select.row_filter(config.filter)
-    fraction, limit = config.heldout_fraction, config.limit
-    for row in _rows(config, method, streaming=True):
-        if rejecting_filter(row) or (fraction and select.is_heldout(row, fraction)):
-            continue
-        number += 1
+    config, form, counts = OmegaConf.create(data), None, {}
+    rows = _left(_rows(config, method, streaming=True), config, counts, lambda number: None)
+    for row in itertools.islice(rows, config.limit):
         columns = _columns(row, method)
         form = form or _form(columns, method)
         _check_forms({form, _form(columns, method)}, config.name, method)
         yield columns
-        if number == limit:
-            return
-    select.require(range(number), f"data={config.name}")
+    select.require(form or (), f"data={config.name}", counts)
 
 
 def _form(row: Row, method: str) -> str:

@@ -1,0 +1,72 @@
+"""Read users' JSONL files. Each error names the file, the line, the fault and the fix."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from launch.core.errors import UserError
+
+# JSON escapes a character beyond 16 bits, such as an emoji, as two surrogates.
+ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+def json_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield file:line and the object of every line that is not blank. Raises UserError."""
+    for number, line in text_lines(path):
+        if not line.strip():
+            continue
+        try:
+            row = DECODER.decode(line)
+            if not isinstance(row, dict):
+                raise ValueError(f"a {type(row).__name__}")
+            if ESCAPED_SURROGATE.search(line):  # reject a lone one, which no table can hold
+                json.dumps(row, ensure_ascii=False).encode()
+        except (ValueError, RecursionError) as error:  # also numbers with thousands of digits
+            at = f" at column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
+            raise UserError(
+                f"{path}:{number}: not a JSON object ({getattr(error, 'msg', error)}{at}). Write "
+                "one object per line."
+            ) from error
+        yield f"{path}:{number}", row
+
+
+def text_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the number and text of each line. Raises UserError."""
+    number = 0
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                # a byte order mark is not part of the row
+                yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
+    except UnicodeDecodeError as error:
+        encoding = "UTF-16" if error.object[:2] in (b"\xff\xfe", b"\xfe\xff") else "WINDOWS-1252"
+        raise UserError(
+            f"{path}:{number}: not UTF-8: byte 0x{error.object[error.start]:02x} at place "
+            f"{error.start + 1}, as {encoding} has it. Use: iconv -f {encoding} -t UTF-8 "
+            f"{shlex.quote(str(path))} > {shlex.quote(str(as_jsonl(path)))}"
+        ) from error
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}).") from error
+
+
+def as_jsonl(path: Path) -> Path:
+    """Return a file name for the same rows as JSONL."""
+    return path.with_name(re.sub(r"(\.jsonl|\.json|\.csv)?\.\w+$", "", path.name) + "_rows.jsonl")
+
+
+def _without_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        repeated = Counter(key for key, _ in pairs).most_common(1)[0][0]
+        raise ValueError(f'the key "{repeated}" appears twice')
+    return row
+
+
+# json.loads would make a decoder for each line
+DECODER = json.JSONDecoder(object_pairs_hook=_without_repeated_keys)

@@ -1,0 +1,29 @@
+"""Write rows to files, and configure the data that reads them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from launch.core.json_files import plain
+from launch.schema import Data
+
+CONF = Path(__file__).parents[2] / "conf/data"
+
+
+def data_config(name: str, **own: Any) -> DictConfig:
+    """Return data=`name` as a rank reads it from config.yaml, changed by `own`."""
+    merged = OmegaConf.merge(OmegaConf.structured(Data), OmegaConf.load(CONF / f"{name}.yaml"), own)
+    config = OmegaConf.create(plain(OmegaConf.to_object(merged)))
+    OmegaConf.set_struct(config, True)
+    return config
+
+
+def jsonl(file: Path, rows: list[Any]) -> str:
+    """Write rows, and texts as they are, one per line; return the path."""
+    lines = (row if isinstance(row, str) else json.dumps(row) for row in rows)
+    file.write_text("".join(f"{line}\n" for line in lines))
+    return str(file)
