@@ -20,7 +20,7 @@ from launch.config.wording import HUB
 from launch.core.errors import UserError, near
 from launch.inputs import model_path, tracking
 from launch.inputs.adapter_files import check_adapter
-from launch.inputs.data_files import check_data_files, check_is_file
+from launch.inputs.jsonl_files import check_data_files, check_is_file
 from launch.inputs.reading import json_lines, near_files
 from launch.plan import tuned
 from launch.plan.export_files import check_export, check_not_a_run

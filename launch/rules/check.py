@@ -14,8 +14,8 @@ from launch.rules.model import model_faults
 from launch.rules.refusal import Refusal
 from launch.rules.rewards import reward_faults
 from launch.rules.runtime import image_faults, profile_faults, secret_faults, slurm_faults
+from launch.rules.setting_rules import conflicts, unread
 from launch.rules.step import adapter_faults, precision_faults, step_faults
-from launch.rules.tables import conflicts, unread
 from launch.rules.topology import server_faults, topology_faults
 from launch.rules.values import check_values
 from launch.schema import Config, trainer_args

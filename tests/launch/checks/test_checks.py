@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.checks import access, kernel_log, table
+from launch.checks import access, check_table, kernel_log
 from launch.checks.facts import Space
 from launch.checks.finding import Status
 from tests.helpers import sysroots
@@ -338,7 +338,7 @@ def translated(m: Machine) -> None:
 
 
 def findings(machine: Machine) -> dict:
-    return {check.name: finding for check, finding in table.run(machine.facts()).items()}
+    return {check.name: finding for check, finding in check_table.run(machine.facts()).items()}
 
 
 @pytest.mark.parametrize("name", HEALTHY)
@@ -364,8 +364,8 @@ def test_a_fault_is_found_with_its_remedy(tmp_path, case):
 
 
 def test_every_check_has_a_passing_and_a_failing_machine(tmp_path):
-    every = {check.name for check in table.CHECKS}
-    assert len(every) == len(table.CHECKS)
+    every = {check.name for check in check_table.CHECKS}
+    assert len(every) == len(check_table.CHECKS)
     assert {case.check for case in BROKEN if case.status in (Status.fail, Status.warn)} == every
     passing = set()
     for name, build in HEALTHY.items():

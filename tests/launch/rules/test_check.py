@@ -11,7 +11,7 @@ import pytest
 from launch.config.compose import groups
 from launch.core.errors import UserError
 from launch.estimate import batch
-from launch.rules import tables
+from launch.rules import setting_rules as tables
 from launch.rules.check import check, refusals
 from launch.rules.warnings import rule_warnings
 from launch.schema import Config
