@@ -1,99 +1,70 @@
-"""List every check in the order of the report, and the short set that a run starts with."""
+"""Run the checks of checks.yaml, and the short set that a run starts with."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+import importlib
+import operator
+from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
-from launch.checks import (
-    access,
-    active,
-    driver,
-    host_settings,
-    kernel_log,
-    pci,
-    shell_variables,
-    state,
-)
 from launch.checks.facts import Facts
 from launch.checks.finding import Finding
+from launch.inputs.reading import yaml_file
+
+ACTIVE = "Active tests"
 
 
 @dataclass(frozen=True)
 class Check:
+    """A row of checks.yaml, whose header describes the fields."""
+
     name: str
+    check: str
+    source: str
     subject: str
-    run: Callable[[Facts], Finding | None]  # returns None if it does not apply to this machine
-    # "always" puts it in the short set; "local" only under runtime=local, since in a container the
-    # image or the engine answers for it.
+    expected: str = ""
+    needs: str = "root"
     before_run: str = ""
 
-
-CHECKS = (
-    Check("hardware", "GPUs", access.hardware_group),
-    Check("gpus_found", "GPUs", access.gpus_found),
-    Check("kfd", "GPUs", access.kfd_node, "local"),
-    Check("render_nodes", "GPUs", access.render_nodes, "local"),
-    Check("partition_mode", "GPUs", state.partition_mode, "always"),
-    Check("memory_size", "GPUs", state.memory_size),
-    Check("memory_occupied", "GPUs", state.memory_occupied, "always"),
-    Check("foreign_processes", "GPUs", state.foreign_processes),
-    Check("ras", "GPUs", state.ras),
-    Check("temperature", "GPUs", state.temperature),
-    Check("power_cap", "GPUs", state.power_cap),
-    Check("gtt_size", "GPUs", state.gtt_size),
-    Check("carved_memory", "GPUs", state.carved_memory),
-    Check("amdgpu_driver", "Driver and firmware", driver.amdgpu_driver),
-    Check("rocm", "Driver and firmware", driver.rocm_version),
-    Check("kernel", "Driver and firmware", driver.kernel_version),
-    Check("linux_firmware", "Driver and firmware", driver.linux_firmware),
-    Check("gpu_firmware", "Driver and firmware", driver.gpu_firmware),
-    Check("kernel_log", "Driver and firmware", kernel_log.kernel_log),
-    Check("pcie", "Links", pci.pcie),
-    Check("xgmi", "Links", pci.xgmi),
-    Check("iommu", "Links", pci.iommu),
-    Check("acs", "Links", pci.acs),
-    Check("numa_balancing", "Host", host_settings.numa_balancing),
-    Check("hugepages", "Host", host_settings.hugepages),
-    Check("memlock", "Host", host_settings.memlock),
-    Check("open_files", "Host", host_settings.open_files),
-    Check("shm", "Host", host_settings.shm, "local"),
-    Check("run_root_disk", "Host", host_settings.run_root_disk, "always"),
-    Check("docker_disk", "Host", host_settings.docker_disk),
-    Check("clock", "Host", host_settings.clock),
-    Check("integrated_gpu", "Environment", shell_variables.integrated_gpu, "always"),
-    Check("gfx_override", "Environment", shell_variables.gfx_override, "always"),
-    Check("visibility_masks", "Environment", shell_variables.visibility_masks, "always"),
-    Check("allocator", "Environment", shell_variables.allocator, "always"),
-)
-
-ACTIVE = "Active tests"
-# Checks of a program that has run (launch/checks/measuring.py).
-ACTIVE_CHECKS = (
-    Check("active_tests", ACTIVE, active.ran),
-    Check("torch_gpus", ACTIVE, active.torch_gpus),
-    Check("gemm", ACTIVE, active.gemm),
-    Check("gemm_rate", ACTIVE, active.gemm_rate),
-    Check("gemm_fp32_output", ACTIVE, active.fp32_output),
-    Check("xcd_clocks", ACTIVE, active.xcd_clocks),
-    Check("copy_rate", ACTIVE, active.copy_rate),
-    Check("all_reduce", ACTIVE, active.all_reduce),
-    Check("all_reduce_rate", ACTIVE, active.all_reduce_rate),
-)
+    def run(self, facts: Facts) -> Finding | None:
+        """Return the finding; None if the check does not apply to this machine."""
+        value = operator.attrgetter(self.needs)(facts)
+        if value is None or value is False or value == ():  # 0 is a need
+            return None
+        name, _, function = self.check.partition(".")
+        module = importlib.import_module(f"launch.checks.{name}")
+        finding: Finding | None = getattr(module, function)(facts)
+        if finding is None:
+            return None
+        threshold, source = (
+            own or of_row.format(facts=facts, **vars(module))
+            for own, of_row in (
+                (finding.threshold, self.expected),
+                (finding.source, self.source),
+            )
+        )
+        return dataclasses.replace(finding, threshold=threshold, source=source)
 
 
-def run(facts: Facts) -> dict[Check, Finding]:
-    """Return the findings of every check that applies to this machine."""
-    checks: tuple[Check, ...] = CHECKS
+ROWS = yaml_file(Path(__file__).with_name("checks.yaml"))
+EVERY = tuple(Check(subject=subject, **row) for subject, rows in ROWS.items() for row in rows)
+CHECKS = tuple(check for check in EVERY if check.subject != ACTIVE)
+ACTIVE_CHECKS = tuple(check for check in EVERY if check.subject == ACTIVE)
+
+
+def run(facts: Facts, checks: Iterable[Check] = CHECKS) -> dict[Check, Finding]:
+    """Return the findings of the checks that apply to this machine, with any active tests."""
     if facts.active is not None:
         # Report tests that failed or were not run only once.
-        whole = facts.active.measured and not facts.active.failed
-        checks += ACTIVE_CHECKS if whole else ACTIVE_CHECKS[:1]
+        is_whole = facts.active.measured and not facts.active.failed
+        checks = (*checks, *(ACTIVE_CHECKS if is_whole else ACTIVE_CHECKS[:1]))
     return {check: finding for check in checks if (finding := check.run(facts)) is not None}
 
 
 def before_run(facts: Facts, contained: bool) -> dict[str, Finding]:
     """Return the findings of the short set. A failure there would make a run fail."""
     when = ("always",) if contained else ("always", "local")
-    chosen = (check for check in CHECKS if check.before_run in when)
-    return {check.name: finding for check in chosen if (finding := check.run(facts)) is not None}
+    chosen = run(facts, (check for check in CHECKS if check.before_run in when))
+    return {check.name: finding for check, finding in chosen.items()}

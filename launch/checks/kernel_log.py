@@ -8,7 +8,7 @@ import re
 import subprocess
 
 from launch.checks.facts import Facts
-from launch.checks.finding import Expected, Finding
+from launch.checks.finding import Finding, fail, passed, unknown, warn
 
 HOUR = datetime.timedelta(hours=1)
 SHOWN = 100  # characters shown of a line
@@ -50,14 +50,10 @@ OUT_OF_MEMORY = re.compile(r"out of memory: killed process|oom-kill:", re.IGNORE
 
 
 def kernel_log(facts: Facts) -> Finding:
-    expected = Expected(
-        "no XGMI, ring, reset, hang, fault or out-of-memory line in the last hour",
-        "launch/checks/kernel_log.py (patterns)",
-    )
     lines = last_hour(facts)
     if lines is None:
         read = "closed to this user" if facts.is_live else "not in this tree"
-        return expected.unknown(read, "sudo dmesg --level err,warn")
+        return unknown(read, "sudo dmesg --level err,warn")
     if bad := _matches(lines, BAD):
         name, line = bad[-1]
         reset = "sudo amd-smi reset --gpureset --gpu <N>"
@@ -67,19 +63,19 @@ def kernel_log(facts: Facts) -> Finding:
             f"stop what runs; {reset}, or reboot; if it comes back, leave that GPU out or "
             "replace it"
         )
-        return expected.fail(f"{len(bad)} line(s); the last ({name}): {line[:SHOWN]}", cure)
+        return fail(f"{len(bad)} line(s); the last ({name}): {line[:SHOWN]}", cure)
     if killed := [line for line in lines if OUT_OF_MEMORY.search(line)]:
         cure = (
             "less host memory in use: fewer loader workers, no offload to the CPU, "
             "runtime.memory_gb=<limit>; free -h"
         )
         read = f"{len(killed)} process(es) killed for memory: {killed[-1][:SHOWN]}"
-        return expected.warn(read, cure)
+        return warn(read, cure)
     if suspect := _matches(lines, SUSPECT):
         name, line = suspect[-1]
         cure = "look at the process that it names; if it is a run of ours, use debug=memory_fault"
-        return expected.warn(f"{len(suspect)} line(s); the last ({name}): {line[:SHOWN]}", cure)
-    return expected.passed(f"{len(lines)} lines, none of them")
+        return warn(f"{len(suspect)} line(s); the last ({name}): {line[:SHOWN]}", cure)
+    return passed(f"{len(lines)} lines, none of them")
 
 
 def _matches(lines: list[str], patterns: dict[str, re.Pattern[str]]) -> list[tuple[str, str]]:
