@@ -28,6 +28,10 @@ REPOSITORY = Text(
 ARGUMENTS: dict[str, Allowed] = {
     "push_to": REPOSITORY,
     "engine": ("transformers", "vllm"),  # as in recipes/sampling/generation.py
+    # TRL rejects another only after the first generation
+    "vllm_importance_sampling_mode": (
+        *("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"),
+    ),
     "base": ("continued", "fresh"),  # the model that a cycle of RAFT starts from
     # smaller group sizes are tried one by one if it does not divide a generation; in a group of
     # one, nothing is above the mean
