@@ -11,7 +11,7 @@ from pathlib import Path
 
 from launch.checks.facts import Facts
 from launch.checks.finding import Finding
-from launch.inputs.reading import yaml_file
+from launch.core.json_files import yaml_file
 
 ACTIVE = "Active tests"
 

@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from launch.core.errors import UserError, near
 
 
@@ -28,12 +26,6 @@ def json_object(file: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{file}: damaged: {error}. Copy or download it again.") from error
     return content
-
-
-def yaml_file(path: Path) -> Any:
-    """Return the content of a YAML file of the repository."""
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, if it was built
-    return yaml.load(path.read_text(encoding="utf-8"), loader)
 
 
 def text_lines(path: Path) -> Iterator[tuple[int, str]]:

@@ -8,9 +8,9 @@ from typing import Any
 
 from containers import images
 from launch.core.errors import near
+from launch.core.json_files import yaml_file
 from launch.estimate.batch import least_staleness
 from launch.estimate.memory import longest_served_gb
-from launch.inputs.reading import yaml_file
 from launch.machine import placement
 from launch.rules.refusal import Refusal
 from launch.rules.topology import has_vllm, longest
@@ -20,6 +20,7 @@ from launch.schema.enums import Rows, Vendor
 from launch.schema.trainer_args import known
 
 ROWS: dict[str, dict[str, str]] = yaml_file(Path(__file__).with_name("limits.yaml"))
+SHOWN = 12  # options at most
 SHARDED = ("ddp", "fsdp", "zero2", "zero3")
 # rule, value, and a range or options; a value of None is not checked
 Limit = tuple[str, Any, Range | Collection[Any]]
@@ -37,6 +38,7 @@ def limit_faults(c: Config) -> Iterator[Refusal]:
         else:
             hint = near(str(value), map(str, allowed))
             remedies = [f"{row['key']}={option}" for option in allowed]
+            remedies = remedies[:SHOWN] + ["another"] * (len(remedies) > SHOWN)
         why = row["why"].format(config=c)
         remedy = " or ".join([*remedies, *([row["use"]] if "use" in row else [])])
         yield Refusal(rule, f"{row['key']}={value}: {why}{hint and f'.{hint}'}", remedy)

@@ -11,16 +11,21 @@ from pathlib import Path
 from typing import Any
 
 from launch.config.compose import leaf
-from launch.inputs.reading import yaml_file
-from launch.machine.placement import shares_gpu
+from launch.core.json_files import yaml_file
+from launch.estimate.training import generates_with_vllm, makes_fp32
+from launch.machine import placement
 from launch.rules.data import first_metric
 from launch.rules.refusal import Refusal
 from launch.rules.runtime import runtime_as
 from launch.rules.topology import has_split, has_vllm, several
 from launch.schema import Config
+from launch.schema.enums import Link
 from launch.schema.trainer_args import argument, known
+from launch.schema.variables import is_expandable
 
 DEFAULTS = Config()
+CORES = ("--exclusive", "--cpus-per-task", "--cpus-per-gpu")  # options that give a job more cores
+LINKED = ("gfx942", "gfx950")
 # Keys that only qualify another key, so messages show the other key.
 SHOWN = {
     "data.kind": "data.name",
@@ -35,18 +40,37 @@ def _reads_precision(config: Config) -> bool:
     return config.smoke or (config.method.reads("precision") and not copies)
 
 
+def _asks_for_cores(config: Config) -> bool:
+    names = [option.partition("=")[0] for option in config.runtime.slurm.options]
+    return any(cores.startswith(name) for name in names for cores in CORES)
+
+
+def _has_idle_links(config: Config) -> bool:
+    """Return whether GPUs of a fully linked board are left out of collectives."""
+    hardware, ranks = config.hardware, placement.trainers_of_a_node(config)
+    # MI300A come in fours, all others in eights, each linked to every other
+    board = 4 if hardware.unified_memory else 8
+    return hardware.link == Link.xgmi and hardware.gfx in LINKED and 1 < ranks < board
+
+
 # Conditions and values that are not keys of the composition.
 FACTS: dict[str, Callable[[Config], Any]] = {
+    "asks_for_cores": _asks_for_cores,
     "first_metric": first_metric,
     "first_precision": lambda c: next(iter(c.hardware.precisions), "fp32"),
+    "generates_with_vllm": generates_with_vllm,
+    "has_idle_links": _has_idle_links,
     "has_own_reward": lambda c: any("." in name for name in c.method.rewards),
     "has_precision": lambda c: c.precision.name in c.hardware.precisions,
     "has_vllm": has_vllm,
+    "is_expandable": lambda c: any(map(is_expandable, c.user_env.values())),
+    "makes_fp32": makes_fp32,
     "makes_rows": lambda c: c.method.tunes and argument(c, "rows") == "full",
+    "ranks": placement.num_trainers,
     "reads_data": lambda c: c.method.reads("data"),
     "reads_model": lambda c: c.method.reads("model"),
     "reads_precision": _reads_precision,
-    "shares_gpu": shares_gpu,
+    "shares_gpu": placement.shares_gpu,
 }
 
 

@@ -163,7 +163,7 @@ def test_an_evaluation_that_makes_its_tokenizer_of_rows_says_so(launch, tmp_path
     ("config.json model.safetensors tokenizer_config.json", "no tokenizer; a model directory"),
     ("config.json tokenizer.json whole.safetensors cut.safetensors",
      "90 bytes, and its header says 98."),
-    ("config.json tokenizer.json page.safetensors", "it does not start like a safetensors file"),
+    ("config.json tokenizer.json page.safetensors", "it has no safetensors header"),
     ("config.json tokenizer.json whole.safetensors model.safetensors.index.json",
      "cut-2.safetensors: missing"),
 ])  # fmt: skip

@@ -35,7 +35,7 @@ def given(**args: object) -> list[str]:
     ({"max_num_seq": 512}, ["max_num_seq=512", "max_num_seqs", lock()["vllm"]]),
     ({"max_num_seqs": "many"}, ["'many'", "int"]),
     ({"max_num_seqs": 512.0}, ["512.0", "topology.server_args.max_num_seqs=512"]),
-    ({"enforce_eager": "yes"}, ["topology.server_args.enforce_eager=true"]),
+    ({"enforce_eager": "yes"}, ["'yes'", "bool"]),
     ({"kv_cache_dtype": "fp9"}, ["fp9", "fp8_e4m3"]),
     ({"attention_backend": "ROCM_AITER"}, ["ROCM_AITER_FA"]),
     ({"compilation_config": 3}, ["3", "dict"]),

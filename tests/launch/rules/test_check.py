@@ -33,7 +33,6 @@ WORDS = {
 CASES = r"""
 precision | hardware=mi210 precision=fp8 | precision=bf16
 nf4_without_adapter | QWEN precision=nf4 | adapter=qlora
-qlora_without_nf4 | AMD adapter=qlora precision=bf16 | precision=nf4
 topology_of_precision | QWEN adapter=qlora precision=nf4 topology=fsdp | topology=ddp
 topology_of_precision | GRPO adapter=qlora precision=nf4 topology=colocate | topology=split
 topology_of_precision | AMD precision=fp8 topology=zero3 | topology=fsdp
@@ -47,7 +46,6 @@ tune_for_rocm | hardware=h200 method=tune/tunableop | tune/inductor
 tune_for_rocm | hardware=cpu method=tune/miopen | tune/inductor
 evaluated_revision | QWEN model.revision=main method=evaluate | model.path=
 heldout_rows | method=evaluate data.num_heldout=0 | data.num_heldout=
-greedy_samples | method=evaluate method.args.samples_per_prompt=4 | temperature=0.7
 lm_eval_engine | AMD method=evaluate method.args.engine=vllm method.args.lm_eval_tasks=[gsm8k]
  | engine=transformers
 raft_decides | method=raft method.args.sample.cycle=2 | method.args.cycles=N
@@ -121,7 +119,7 @@ heldout_twice | data.heldout_fraction=0.1 | data.num_heldout
 heldout_twice | FILE data.heldout_path=b.jsonl data.heldout_fraction=0.1 | one of data.num_heldout
 chat_template_twice | model.chat_template=a data.chat_template=b | data.chat_template=null
 curriculum_packing | data.curriculum=mixed method.args.packing=true | packing=false
-task | 'data.tasks=[{name: gcd}, {name: chain_summ}]' | data.tasks.name=chain_sum
+task | 'data.tasks=[{name: gcd}, {name: chain_summ}]' | data.tasks: name=acre
 task | 'data.tasks=[{name: gcd}, {name: chain_sum, level: 11}]' | level: 0
 task | data=reasoning 'data.tasks=[{name: acre, level: 1}]' | level: 0
 task | 'data.tasks=[{name: shuffled_cups, level: -1, config: {cups: 5}}]' | level: 0
@@ -147,6 +145,8 @@ method=evaluate adapter=lora | adapter=lora
 adapter=none adapter.rslora=true | adapter.rslora
 adapter.rank=8 | adapter.rank
 adapter=lora adapter.rank=null | adapter=lora
+AMD adapter=qlora precision=bf16 | adapter.quantize_base
+method=evaluate method.args.samples_per_prompt=4 | method.args.samples_per_prompt
 EXPORT adapter=lora | adapter=lora
 profile=memory | profile
 hardware=h200 profile=rocprof | profile
@@ -222,6 +222,7 @@ runtime=slurm runtime.slurm.time=abc | runtime.slurm.time=abc: not allowed. Use:
 runtime=slurm runtime.slurm.gres='gpu:mi300x:4' | runtime.slurm.gres=gpu:mi300x:4: not allowed
 method=evaluate method.args.engine=vlm | method.args.engine=vlm: it takes transformers, vllm
 method.args.max_steps=0 | Use: at least 1, or -1 to count epochs.
+GRPO topology.overlap=steam | topology.overlap=steam: it takes false, true, stream
 seed=4294967296 | seed=4294967296: out of range
 'data.tasks=[{name: gcd, worked: -0.1}]' | data.tasks[0].worked=-0.1: out of range
 precision.compute=bf61 | precision.compute=bf61: it takes fp32, fp16, bf16, fp8. Did you mean bf16

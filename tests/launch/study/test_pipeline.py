@@ -52,10 +52,10 @@ ODD = {
     "{name: a, overrides: ['method=raft', 'method.args.max_steps=7']}": [
         "phase a: method.args.max_steps=7: recipes.sample.RaftConfig has no"
     ],
-    "{name: a, overrides: [seed]}": ["override seed of a: no '=' in it"],
+    "{name: a, overrides: [seed]}": ["override seed of a: seed: no '=' in it"],
     "{name: a, overrides: [{a: 3}]}": ["override {'a': 3} of a: a mapping"],
     "{name: a, overrides: ['sed=1']}": ["phase a: sed=1: no key 'sed'", "Did you mean seed"],
-    '{name: a, overrides: ["seed=\'x"]}': ["phase a: seed='x: "],
+    '{name: a, overrides: ["seed=\'x"]}': ["override seed='x of a: seed='x: "],
     "{name: a, overrides: ['runtime=slurm']}": ["phase a: runtime=slurm is for one run"],
     "{name: a}, {name: b, model_from: a, overrides: ['model.path=/x']}": [
         "override model.path=/x of b: model_from=a sets it too"
