@@ -5,24 +5,28 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from launch.config.conditions import hold, table
 from launch.machine import placement
-from launch.rules.setting_rules import hold, rows
+from launch.rules.setting_rules import FACTS
 from launch.schema import Config
 from launch.schema.trainer_args import argument
 
+ALWAYS = {"method.name": "given"}
 # lengths in data.filter, in tokens, which only trainings read
 LENGTHS = ("min_tokens", "max_tokens", "max_prompt_tokens")
 
 
 def rule_warnings(c: Config) -> list[str]:
     ranks = placement.trainers_of_a_node(c)
-    table = [
+    lines = [
         row["text"].format(config=c, ranks=ranks)
-        for row in rows("warnings")
-        if hold(c, row["when"])
-        and ("any" not in row or any(hold(c, {key: cell}) for key, cell in row["any"].items()))
+        for row in table(__file__, "warnings")
+        if hold(c, row["when"], FACTS)
+        and (
+            "any" not in row or any(hold(c, {key: cell}, FACTS) for key, cell in row["any"].items())
+        )
     ]
-    return [*table, *_of_steps(c), *_of_evaluation(c)]
+    return [*lines, *_of_steps(c), *_of_evaluation(c)]
 
 
 def _of_steps(c: Config) -> Iterator[str]:

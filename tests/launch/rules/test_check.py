@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from launch.config.compose import groups
+from launch.config.conditions import table
 from launch.core.errors import UserError
 from launch.rules import limits
 from launch.rules import setting_rules as tables
@@ -302,10 +303,10 @@ def test_a_key_that_nothing_reads(overrides, key):
 def test_every_rule_has_a_case():
     source = "".join(file.read_text() for file in Path(tables.__file__).parent.glob("*.py"))
     names = {*re.findall(r'Refusal\(\s*"(\w+)"', source), *limits.ROWS}
-    names |= {row["rule"] for row in tables.rows("conflicts")}
+    names |= {row["rule"] for row in table(tables.__file__, "conflicts")}
     assert names == {name for name, *_ in rows(CASES)} | {"unread"}
     configs = [config_of(overrides) for overrides, _ in rows(UNREAD)]
-    for row in tables.rows("unread"):
+    for row in table(tables.__file__, "unread"):
         assert any(list(tables.unread_row(config, row)) for config in configs), row
 
 
