@@ -81,7 +81,8 @@ def _of_topology(c: Config) -> Iterator[Limit]:
     used = name if name == "colocate" or strategy == "none" else strategy
     fit = [topology for topology in TOPOLOGIES if topology not in unfit]
     yield "topology_of_precision", used if method.trains else None, fit
-    gpus, strategies = placement.num_gpus(c), SHARDED
+    gpus = placement.num_gpus(c)
+    strategies: tuple[str, ...] = SHARDED
     if name == "single" or (name == "colocate" and gpus == 1):
         strategies = ("none",)
     elif name not in ("split", "colocate"):

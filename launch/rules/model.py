@@ -74,7 +74,7 @@ def _hub_faults(c: Config) -> Iterator[Refusal]:
         return
     # Answers are kept by the revision.
     is_kept = argument(c, "engine") is not None or c.method.has_cycles
-    if is_kept and not COMMIT.fullmatch(model.revision):
+    if is_kept and not COMMIT.fullmatch(model.revision or ""):
         message = (
             f"model.revision={model.revision} may move, but cached answers are identified by it"
         )

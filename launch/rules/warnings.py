@@ -22,9 +22,7 @@ def rule_warnings(c: Config) -> list[str]:
         row["text"].format(config=c, ranks=ranks)
         for row in table(__file__, "warnings")
         if hold(c, row["when"], FACTS)
-        and (
-            "any" not in row or any(hold(c, {key: cell}, FACTS) for key, cell in row["any"].items())
-        )
+        and any(hold(c, dict([item]), FACTS) for item in row.get("any", ALWAYS).items())
     ]
     return [*lines, *_of_steps(c), *_of_evaluation(c)]
 

@@ -42,10 +42,7 @@ def given(**args: object) -> list[str]:
     ({"num_scheduler_steps": 8}, ["is gone", "async_scheduling"]),
     ({"VLLM_ROCM_USE_AITER": 1}, ["user_env.VLLM_ROCM_USE_AITER"]),
     ({"port": 8000}, ["port=8000", "free one"]),
-    ({"model": "x"}, ["model="]),
     ({"tensor_parallel_size": 2}, ["topology.server_tensor_parallel="]),
-    ({"data_parallel_size": 2}, ["topology.servers="]),
-    ({"max_model_len": 1024}, ["topology.server_max_length="]),
     ({"gpu_memory_utilization": 0.5}, ["topology.server_memory_share="]),
 ])  # fmt: skip
 def test_what_vllm_lacks_or_another_key_decides_is_rejected_with_one_message(args, names):
