@@ -43,12 +43,16 @@ def _asks_for_cores(config: Config) -> bool:
     return any(cores.startswith(name) for name in names for cores in CORES)
 
 
+def board(config: Config) -> int:
+    """Return the GPUs of a board: MI300A come in fours, others in eights, all linked."""
+    return 4 if config.hardware.unified_memory else 8
+
+
 def _has_idle_links(config: Config) -> bool:
     """Return whether GPUs of a fully linked board are left out of collectives."""
     hardware, ranks = config.hardware, placement.trainers_of_a_node(config)
-    # MI300A come in fours, all others in eights, each linked to every other
-    board = 4 if hardware.unified_memory else 8
-    return hardware.link == Link.xgmi and hardware.gfx in LINKED and 1 < ranks < board
+    is_linked = hardware.link == Link.xgmi and hardware.gfx in LINKED
+    return is_linked and 1 < ranks < board(config)
 
 
 # Conditions and values that are not keys of the composition.

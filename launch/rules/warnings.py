@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from launch.config.conditions import hold, table
 from launch.machine import placement
-from launch.rules.setting_rules import FACTS
+from launch.rules.setting_rules import FACTS, board
 from launch.schema import Config
 from launch.schema.trainer_args import argument
 
@@ -19,7 +19,7 @@ LENGTHS = ("min_tokens", "max_tokens", "max_prompt_tokens")
 def rule_warnings(c: Config) -> list[str]:
     ranks = placement.trainers_of_a_node(c)
     lines = [
-        row["text"].format(config=c, ranks=ranks)
+        row["text"].format(config=c, ranks=ranks, board=board(c))
         for row in table(__file__, "warnings")
         if hold(c, row["when"], FACTS)
         and any(hold(c, dict([item]), FACTS) for item in row.get("any", ALWAYS).items())
