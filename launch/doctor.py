@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import launch.core.installed  # noqa: F401
 
 # isort: split
-from launch.checks import facts, page, table
+from launch.checks import check_table, doctor_page, facts
 from launch.checks.finding import Finding, Status
 from launch.checks.measured import Outcome
 from launch.config.compose import compose
@@ -92,7 +92,9 @@ def hardware_of(requested: str, host: Host) -> Hardware | None:
     return compose([f"hardware={group}"]).hardware if group else None
 
 
-def as_json(host: Host, findings: dict[table.Check, Finding], active: Outcome | None = None) -> str:
+def as_json(
+    host: Host, findings: dict[check_table.Check, Finding], active: Outcome | None = None
+) -> str:
     checks = [
         {"name": check.name, **dataclasses.asdict(finding), "status": finding.status.value}
         for check, finding in findings.items()
@@ -130,11 +132,11 @@ def main(arguments: list[str]) -> int:
         except KeyboardInterrupt:
             print("Interrupted; the processes of the active tests are ended.", file=sys.stderr)
             return EXIT_INTERRUPTED
-    findings = table.run(known)
+    findings = check_table.run(known)
     if options.format == Format.json.value:
         print(as_json(host, findings, known.active))
     else:
-        page.show(host, hardware, findings, known.active)
+        doctor_page.show(host, hardware, findings, known.active)
     fails = any(finding.status == Status.fail for finding in findings.values())
     return EXIT_HOST if fails else EXIT_DONE
 

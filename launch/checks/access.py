@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from launch.checks.facts import Facts
-from launch.checks.finding import Expected, Finding
+from launch.checks.finding import Finding, fail, fail_or_warn, passed, unknown, warn
 from launch.machine import detect, kfd, masks
 from launch.machine.sysfs import folders, is_folder, status_of
 from launch.schema.enums import Vendor
@@ -16,13 +16,9 @@ NOT_COPIED = "copy it as well, or run the doctor on that machine"
 
 def hardware_group(facts: Facts) -> Finding | None:
     gpus = masks.visible((*facts.gpus, *facts.host.withheld), facts.host.environ)
-    expected = Expected(
-        "one kind of GPU, which a file of conf/hardware describes",
-        "conf/hardware; launch/machine/products.py",
-    )
     unread = unread_nodes(facts)
     if not gpus:
-        return expected.unknown(*unread) if unread else None
+        return unknown(*unread) if unread else None
     hardware, fault = facts.hardware, detect.undecided(gpus, facts.host.gpus)
     requested = f"hardware={facts.group} was asked for"
     if fault:
@@ -41,17 +37,17 @@ def hardware_group(facts: Facts) -> Finding | None:
             for gpu in gpus
         )
     ):
-        return expected.fail(
+        return fail(
             f"{read}, and {requested}: it has code for {hardware.gfx} only",
             "hardware=auto, or the group of this machine's GPU",
         )
     if fault and hardware is not None and all(facts.group in gpu.may_be for gpu in gpus):
-        return expected.passed(f"{read}; {requested}")
+        return passed(f"{read}; {requested}")
     if fault and (hardware is None or any(gpu.partition_of for gpu in gpus)):
-        return expected.fail(read, cure)
+        return fail(read, cure)
     if fault or (hardware is not None and facts.group != group):
-        return expected.warn(f"{read}, and {requested}", cure)
-    return expected.unknown(f"{read}; {unread[0]}", unread[1]) if unread else expected.passed(read)
+        return warn(f"{read}, and {requested}", cure)
+    return unknown(f"{read}; {unread[0]}", unread[1]) if unread else passed(read)
 
 
 def unread_nodes(facts: Facts) -> tuple[str, str] | None:
@@ -76,35 +72,28 @@ def gpus_found(facts: Facts) -> Finding | None:
     cards = facts.amd_cards() if facts.is_amd else []
     if not cards:
         return None
-    expected = Expected(
-        "every AMD GPU on the PCI bus is in the kernel's topology",
-        "linux amdkfd: a GPU without a node serves no ROCm",
-    )
     shown = {gpu.pci_address for gpu in (*facts.gpus, *facts.host.withheld)}
     hidden = [card for card in cards if card not in shown]
     # These are shown but closed to this container.
     if len(hidden) <= sum(gpu.pci_address is None for gpu in facts.host.withheld):
-        return expected.passed(f"{len(cards)} on the bus, all of them shown")
+        return passed(f"{len(cards)} on the bus, all of them shown")
     read = f"{', '.join(hidden)} on the bus, not in /sys/class/kfd"
     cure = f"sudo dmesg | grep {hidden[0]}; a GPU too old for ROCm needs nothing; otherwise reboot"
-    return expected.fail_or_warn(not facts.gpus, read, cure)
+    return fail_or_warn(not facts.gpus, read, cure)
 
 
 def kfd_node(facts: Facts) -> Finding | None:
-    if not facts.is_amd:
-        return None
-    expected = Expected(f"{KFD} is there, and you may read and write it", GUIDE)
     if left_out := _left_out(facts):
-        return expected.unknown(f"this tree holds no {left_out}", NOT_COPIED)
+        return unknown(f"this tree holds no {left_out}", NOT_COPIED)
     if KFD not in facts.host.device_nodes:
         cure = (
             f"on the host: sudo modprobe amdgpu. In a container: docker run --device {KFD} "
             "--device /dev/dri/renderD128 ..."
         )
-        return expected.fail(f"{KFD} is missing", cure)
+        return fail(f"{KFD} is missing", cure)
     if facts.may_open(KFD):
-        return expected.passed(f"{KFD} opens for uid {facts.host.uid}")
-    return expected.fail(f"{KFD} is closed to uid {facts.host.uid}", _join_groups(facts, [KFD]))
+        return passed(f"{KFD} opens for uid {facts.host.uid}")
+    return fail(f"{KFD} is closed to uid {facts.host.uid}", _join_groups(facts, [KFD]))
 
 
 def render_nodes(facts: Facts) -> Finding | None:
@@ -114,24 +103,21 @@ def render_nodes(facts: Facts) -> Finding | None:
     nodes = list(dict.fromkeys(f"/dev/dri/renderD{n}" for n in minors if n is not None))
     if not nodes:
         return None
-    expected = Expected("a /dev/dri/renderD<N> for each GPU, which you may read and write", GUIDE)
     if left_out := _left_out(facts):
-        return expected.unknown(f"this tree holds no {left_out}", NOT_COPIED)
+        return unknown(f"this tree holds no {left_out}", NOT_COPIED)
     uid = facts.host.uid
     missing = [node for node in nodes if node not in facts.host.device_nodes]
     if closed := [node for node in nodes if node not in missing and not facts.may_open(node)]:
-        return expected.fail(f"{_some(closed)} closed to uid {uid}", _join_groups(facts, closed))
+        return fail(f"{_some(closed)} closed to uid {uid}", _join_groups(facts, closed))
     if not missing:
-        return expected.passed(f"{len(nodes)} of {len(nodes)} open for uid {uid}")
+        return passed(f"{len(nodes)} of {len(nodes)} open for uid {uid}")
     all_missing = len(missing) == len(nodes)
     if facts.is_contained and not all_missing:
         opened = len(nodes) - len(missing)
-        return expected.passed(
-            f"{opened} open for uid {uid}, {len(missing)} not given to this container"
-        )
+        return passed(f"{opened} open for uid {uid}, {len(missing)} not given to this container")
     read = f"{_some(missing)} missing: {len(missing)} of {len(nodes)} GPUs are not usable here"
     cure = "pass them to the container: " + " ".join(f"--device {node}" for node in missing[:8])
-    return expected.fail_or_warn(all_missing, read, cure)
+    return fail_or_warn(all_missing, read, cure)
 
 
 def _left_out(facts: Facts) -> str | None:

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Container, Mapping
 
 from launch.checks.facts import Facts
-from launch.checks.finding import Expected, Finding
+from launch.checks.finding import Finding, fail, fail_or_warn, passed, unknown, warn
 from launch.checks.measured import Measured, Outcome
 from launch.machine.placement import MASK
 from launch.schema.enums import Link, Vendor
@@ -61,11 +61,10 @@ def _leave_out(facts: Facts, ranks: Container[int]) -> str:
 
 def ran(facts: Facts) -> Finding:
     outcome = _outcome(facts)
-    expected = Expected("every process completes every test", f"{PROGRAM}, one process a GPU")
     if outcome.not_run:
-        return expected.unknown(*outcome.not_run)
+        return unknown(*outcome.not_run)
     if outcome.failed:
-        return expected.fail(*outcome.failed)
+        return fail(*outcome.failed)
     if left := _with(facts, "not_measured"):
         remedy = (
             "free it and run this again, or test while it is in use: python launch/doctor.py "
@@ -73,18 +72,15 @@ def ran(facts: Facts) -> Finding:
         )
         if any(result.num_gpus < len(outcome.gpus) for result in left):
             remedy = "see torch_gpus"
-        return expected.unknown(
-            _named(facts, {result.rank: result.not_measured for result in left}), remedy
-        )
+        return unknown(_named(facts, {result.rank: result.not_measured for result in left}), remedy)
     count = len(outcome.gpus)
     what = f"{count} GPU(s)" if count else f"{len(outcome.measured)} processes on the CPU"
-    return expected.passed(f"{what} in {outcome.seconds:.0f} s")
+    return passed(f"{what} in {outcome.seconds:.0f} s")
 
 
 def torch_gpus(facts: Facts) -> Finding:
     outcome = _outcome(facts)
     count, version = len(outcome.gpus), outcome.measured[0].torch
-    expected = Expected(f"torch sees {count} GPU(s)", "the kernel's list without masked GPUs")
     seen = sorted({result.num_gpus for result in outcome.measured})
     read = f"torch {version} sees {' or '.join(map(str, seen))}"
     remedy = (
@@ -94,29 +90,21 @@ def torch_gpus(facts: Facts) -> Finding:
     if "+cpu" in version and facts.hardware:
         torch = "rocm" if facts.hardware.vendor == Vendor.amd else "cuda"
         remedy = f"make setup TORCH={torch}: this torch is built for CPUs"
-    return expected.passed(read) if seen == [count] else expected.fail(read, remedy)
+    finding = passed(read) if seen == [count] else fail(read, remedy)
+    return finding.expecting(f"torch sees {count} GPU(s)")
 
 
 def gemm(facts: Facts) -> Finding | None:
     measured = _with(facts, "gemm_tflops")
     if not measured:
         return None
-    expected = Expected(
-        f"finite, within {GEMM_ERROR:g} standard deviations of float64",
-        "launch/checks/active.py: five times bf16's rounding",
-    )
     errors = {result.rank: result.gemm_error for result in measured}
     right = f"right in {measured[0].dtype}"
-    return _judged(facts, expected, errors, GEMM_ERROR, right, "wrong results: ")
+    return _judged(facts, errors, GEMM_ERROR, right, "wrong results: ")
 
 
 def _judged(
-    facts: Facts,
-    expected: Expected,
-    errors: dict[int, float | None],
-    limit: float,
-    right: str,
-    cure: str,
+    facts: Facts, errors: dict[int, float | None], limit: float, right: str, cure: str
 ) -> Finding:
     """Fail for errors beyond the limit, in standard deviations; None stands for infinite."""
     bad = {rank: error for rank, error in errors.items() if error is None or error > limit}
@@ -125,9 +113,9 @@ def _judged(
             rank: "not finite" if error is None else f"{error:.2g} standard deviations off"
             for rank, error in bad.items()
         }
-        return expected.fail(_named(facts, words), cure + _leave_out(facts, bad))
+        return fail(_named(facts, words), cure + _leave_out(facts, bad))
     worst = max(error or 0 for error in errors.values())
-    return expected.passed(f"{right}, at most {worst:.2g} off")
+    return passed(f"{right}, at most {worst:.2g} off")
 
 
 def gemm_rate(facts: Facts) -> Finding | None:
@@ -168,8 +156,8 @@ def _rate(
         return None
     read = f"{_span(list(values.values()))} {unit}"
     if peak is None or facts.hardware is None or facts.hardware.vendor == Vendor.none:
-        expected = Expected("none is known", "conf/hardware: a CPU's figures are nominal")
-        return expected.unknown(read, COMPARE)
+        nominal = "conf/hardware: a CPU's figures are nominal"
+        return unknown(read, COMPARE).expecting("none is known", nominal)
     slowest = min(values.values())
     read += f", {'from ' if len(values) > 1 else ''}{slowest / peak:.0%} of the peak"
     share: float | None = getattr(facts.hardware.healthy, kind)
@@ -183,22 +171,19 @@ def _rate(
         floor, broken = least * peak, 0.0
         threshold = f"{floor:.0f} or more (no published rate; {least:.0%} of {peak:g} is little)"
         keys = figure
-    expected = Expected(
-        threshold, f"conf/hardware: {keys} of {facts.group}; launch/checks/active.py"
-    )
+    source = f"conf/hardware: {keys} of {facts.group}; launch/checks/active.py"
     shown = {rank: f"{rate:.4g}" for rank, rate in values.items()}
     if slow := {rank: shown[rank] for rank, rate in values.items() if rate < floor}:
         words = f"{_named(facts, slow)} {unit}"
-        return expected.fail_or_warn(slowest < broken, words, _leave_out(facts, slow))
+        finding = fail_or_warn(slowest < broken, words, _leave_out(facts, slow))
+        return finding.expecting(threshold, source)
     median = statistics.median(values.values())
     least_rate = MEDIAN_SHARE * median
     if behind := {rank: shown[rank] for rank, rate in values.items() if rate < least_rate}:
-        expected = Expected(
-            f"{MEDIAN_SHARE:.0%} of the node's median or more", "launch/checks/active.py"
-        )
         read = f"{_named(facts, behind)}, the node's median is {median:.4g} {unit}"
-        return expected.warn(read, _leave_out(facts, behind))
-    return expected.passed(read)
+        finding = warn(read, _leave_out(facts, behind))
+        return finding.expecting(f"{MEDIAN_SHARE:.0%} of the node's median or more")
+    return passed(read).expecting(threshold, source)
 
 
 def _span(values: list[float]) -> str:
@@ -219,16 +204,11 @@ def fp32_output(facts: Facts) -> Finding | None:
     ]
     if not measured:
         return None
-    dtype = measured[0].dtype
-    expected = Expected(
-        f"{dtype} products with fp32 output, not rounded to {dtype} on the way",
-        "trl.kernels.chunked_logprob._addmm_fp32; sgl-project/sglang#34681, pytorch/pytorch#161540",
-    )
     if refused := next((result for result in measured if result.fp32_output_refused), None):
         numbers = refused.torch.split("+")[0].split(".")[:2]
         if tuple(int(part) for part in numbers if part.isdigit()) < OUT_DTYPE_SINCE:
-            return expected.passed(f"torch {refused.torch} lacks them, so TRL multiplies in fp32")
-        return expected.fail(
+            return passed(f"torch {refused.torch} lacks them, so TRL multiplies in fp32")
+        return fail(
             f"torch {refused.torch}: {refused.fp32_output_refused}",
             (
                 "take a newer torch, such as that of our images (docs/containers.md); until then "
@@ -238,21 +218,17 @@ def fp32_output(facts: Facts) -> Finding | None:
     errors = {result.rank: result.fp32_output_error for result in measured}
     rates = [result.fp32_output_tflops for result in measured if result.fp32_output_tflops]
     cure = "a newer torch. If only one GPU is affected: "
-    return _judged(facts, expected, errors, FP32_ERROR, f"{_span(rates)} TFLOPS", cure)
+    return _judged(facts, errors, FP32_ERROR, f"{_span(rates)} TFLOPS", cure)
 
 
 def xcd_clocks(facts: Facts) -> Finding | None:
     measured = _with(facts, "gemm_tflops")
     if facts.hardware is None or facts.hardware.gfx not in DIES or not measured:
         return None
-    expected = Expected(
-        f"dies of one GPU within {XCD_WARN:.0%} of its fastest (fails from {XCD_FAIL:.0%})",
-        "AMD's workload guide: 3 to 10% is normal; kernel: gpu_metrics of each GPU, under load",
-    )
     clocks = {result.rank: result.clocks_mhz for result in measured if result.clocks_mhz}
     if not clocks:
         read = measured[0].clocks_unknown or "not stated"
-        return expected.unknown(read, "amd-smi metric --clock, while a load runs")
+        return unknown(read, "amd-smi metric --clock, while a load runs")
     spread = {rank: 1 - min(dies) / max(dies) for rank, dies in clocks.items()}
     widest = max(spread.values())
     slow = {
@@ -261,25 +237,22 @@ def xcd_clocks(facts: Facts) -> Finding | None:
         if spread[rank] > XCD_WARN
     }
     if not slow:
-        return expected.passed(f"{len(clocks)} GPU(s), at most {widest:.1%}")
-    return expected.fail_or_warn(widest >= XCD_FAIL, _named(facts, slow), _leave_out(facts, slow))
+        return passed(f"{len(clocks)} GPU(s), at most {widest:.1%}")
+    return fail_or_warn(widest >= XCD_FAIL, _named(facts, slow), _leave_out(facts, slow))
 
 
 def all_reduce(facts: Facts) -> Finding | None:
     measured = _with(facts, "all_reduce_wrong")
     if not measured:
         return None
-    expected = Expected(
-        "every element has the right sum", f"{PROGRAM}: whole numbers, exact in fp32"
-    )
     bad = {r.rank: f"{r.all_reduce_wrong} wrong" for r in measured if r.all_reduce_wrong}
     if bad:
         remedy = (
             "look at kernel_log, xgmi, iommu and acs; NCCL_P2P_DISABLE=1 shows whether copies "
             "between GPUs are at fault"
         )
-        return expected.fail(_named(facts, bad), remedy)
-    return expected.passed(f"right among {len(measured)}")
+        return fail(_named(facts, bad), remedy)
+    return passed(f"right among {len(measured)}")
 
 
 def all_reduce_rate(facts: Facts) -> Finding | None:
@@ -292,12 +265,11 @@ def all_reduce_rate(facts: Facts) -> Finding | None:
         "look at xgmi, pcie, iommu, acs and numa_balancing; compare with all_reduce_perf of "
         "rccl-tests"
     )
-    keys = f"conf/hardware: healthy.all_reduce and link_gb_s of {facts.group}"
     share = hardware.healthy.all_reduce if hardware else None
     link = hardware.link_gb_s if hardware else None
     if hardware is None or share is None or link is None:
         on_cpu = hardware is not None and hardware.vendor == Vendor.none
-        return Expected("none is known", keys).unknown(read, COMPARE if on_cpu else remedy)
+        return unknown(read, COMPARE if on_cpu else remedy).expecting("none is known")
     # Over xGMI each pair of GPUs has a link, so fewer GPUs use fewer links (ROCm/rccl#1270).
     # Behind a switch, any number of GPUs uses all links.
     others = hardware.gpus_per_node - 1
@@ -306,11 +278,10 @@ def all_reduce_rate(facts: Facts) -> Finding | None:
         share * link * used / others,
         "" if used == others else f", {used} of {others} links",
     )
-    expected = Expected(
+    finding = passed(read)
+    if slowest < WARN * bus:
+        finding = fail_or_warn(slowest < FAIL * bus, read, remedy)
+    return finding.expecting(
         f"{WARN * bus:.0f} GB/s or more, fails below {FAIL * bus:.0f} "
-        f"({share:.0%} of {link:g} is healthy{links})",
-        f"{keys}; launch/checks/active.py",
+        f"({share:.0%} of {link:g} is healthy{links})"
     )
-    if slowest >= WARN * bus:
-        return expected.passed(read)
-    return expected.fail_or_warn(slowest < FAIL * bus, read, remedy)

@@ -6,7 +6,7 @@ import re
 
 from containers import images
 from launch.checks.facts import Facts
-from launch.checks.finding import Expected, Finding
+from launch.checks.finding import Finding, fail, judge, passed, unknown, warn
 from launch.machine.sysfs import is_folder
 
 # fmt: off
@@ -39,24 +39,19 @@ def version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in number[0].split(".")) if number else ()
 
 
-def amdgpu_driver(facts: Facts) -> Finding | None:
-    if not facts.is_amd:
-        return None
+def amdgpu_driver(facts: Facts) -> Finding:
     image = images.load().get(facts.hardware.container) if facts.hardware else None
     rocm = image.rocm if image and image.rocm not in (images.NONE, images.UNKNOWN) else None
-    expected = Expected(
-        f"a driver within a year of the image's ROCm {rocm}" if rocm else "loaded", MATRIX
-    )
     number = facts.file("sys/module/amdgpu/version")
     if number is None and not is_folder(facts.root / "sys/module"):
-        return expected.unknown("this tree holds no sys/module", "cat /sys/module/amdgpu/version")
+        return unknown("this tree holds no sys/module", "cat /sys/module/amdgpu/version")
     any_gpu = facts.amd_gpus or facts.host.withheld
     if not is_folder(facts.root / "sys/module/amdgpu") and not any_gpu:
         cure = "sudo modprobe amdgpu; if that fails: sudo dmesg | grep -i amdgpu"
-        return expected.fail("amdgpu is not loaded", cure)
+        return fail("amdgpu is not loaded", cure)
     if number is None:
         kernel = facts.file("proc/sys/kernel/osrelease") or "unknown"
-        return expected.unknown(
+        return unknown(
             f"the kernel's own driver (Linux {kernel}), for which AMD states no range",
             (
                 "nothing if runs start; otherwise AMD's packaged driver: sudo apt-get install "
@@ -67,7 +62,7 @@ def amdgpu_driver(facts: Facts) -> Finding | None:
     released = RELEASED.get(".".join(rocm.split(".")[:2])) if rocm else None
     if not came_with or not released:
         read = f"amdgpu {number}, image ROCm {rocm or 'unknown'}"
-        return expected.unknown(read, f"compare the two in {MATRIX} (rocm.docs.amd.com)")
+        return unknown(read, f"compare the two in {MATRIX} (rocm.docs.amd.com)")
     driver = RELEASED[came_with]
     apart = abs((driver[0] - released[0]) * 12 + driver[1] - released[1])
     cure = "an image with a newer ROCm: container=<name>, see containers/images.lock.yaml"
@@ -76,47 +71,42 @@ def amdgpu_driver(facts: Facts) -> Finding | None:
             "sudo apt-get install amdgpu-dkms from AMD's repository of a newer release, then reboot"
         )
     read = f"amdgpu {number} (ROCm {came_with}), {apart} months apart from ROCm {rocm}"
-    return expected.pass_or_warn(apart <= MONTHS_APART, read, cure)
+    finding = judge(read, apart <= MONTHS_APART, cure, "")
+    return finding.expecting(f"a driver within a year of the image's ROCm {rocm}")
 
 
 def rocm_version(facts: Facts) -> Finding | None:
     if facts.hardware is None or facts.hardware.rocm is None:
         return None
     oldest, newest = facts.hardware.rocm.min, facts.hardware.rocm.max
-    expected = facts.expected(f"{oldest} to {newest}" if newest else f"{oldest} or later", "rocm")
+    expected = f"{oldest} to {newest}" if newest else f"{oldest} or later"
     number = facts.file("opt/rocm/.info/version")
-    if number is None:
-        return expected.passed("no ROCm in /opt/rocm: images and wheels bring their own")
-    too_new = newest is not None and version(number)[:2] > version(newest)
-    if version(number) >= version(oldest) and not too_new:
-        return expected.passed(number)
     cure = f"runtime=docker container={facts.hardware.container}, which brings its own"
-    return expected.warn(f"{number} in /opt/rocm", cure)
+    if number is None:
+        finding = passed("no ROCm in /opt/rocm: images and wheels bring their own")
+    elif version(number) < version(oldest) or (newest and version(number)[:2] > version(newest)):
+        finding = warn(f"{number} in /opt/rocm", cure)
+    else:
+        finding = passed(number)
+    return finding.expecting(expected)
 
 
-def kernel_version(facts: Facts) -> Finding | None:
-    oldest = facts.needs.kernel
-    if oldest is None:
-        return None
-    expected = facts.expected(f"Linux {oldest} or later, or Ubuntu's 6.17", "host.kernel")
+def kernel_version(facts: Facts) -> Finding:
+    oldest = facts.needs.kernel or ""
     kernel = facts.file("proc/sys/kernel/osrelease")
     if kernel is None:
-        return expected.unknown("/proc/sys/kernel/osrelease cannot be read", "uname -r")
+        return unknown("/proc/sys/kernel/osrelease cannot be read", "uname -r")
     if version(kernel) >= version(oldest) or UBUNTU_HWE.fullmatch(kernel):
-        return expected.passed(kernel)
+        return passed(kernel)
     cure = (
         f"install Linux {oldest} or later (Ubuntu 24.04: sudo apt-get install "
         "linux-generic-hwe-24.04), then reboot"
     )
-    return expected.fail(kernel, cure)
+    return fail(kernel, cure)
 
 
-def linux_firmware(facts: Facts) -> Finding | None:
+def linux_firmware(facts: Facts) -> Finding:
     """Compare the package's version, YYYYMMDD first, of Debian's or Arch's packages."""
-    oldest = facts.needs.linux_firmware
-    if oldest is None:
-        return None
-    expected = facts.expected(f"{oldest} or later", "host.linux_firmware")
     pattern = r"^Package: linux-firmware\n(?:.+\n)*?Version: (\d{8}\S*)"
     package = re.search(pattern, facts.file("var/lib/dpkg/status") or "", re.MULTILINE)
     folders = sorted((facts.root / "var/lib/pacman/local").glob("linux-firmware-[0-9]*"))
@@ -124,24 +114,23 @@ def linux_firmware(facts: Facts) -> Finding | None:
         package = re.match(r"linux-firmware-(\d{8})", folders[-1].name)
     if package is None:
         read = "no record of the package linux-firmware (dpkg's and pacman's are read)"
-        return expected.unknown(read, "rpm -q linux-firmware")
-    if package[1][:8] >= oldest:
-        return expected.passed(package[1])
+        return unknown(read, "rpm -q linux-firmware")
+    if package[1][:8] >= (facts.needs.linux_firmware or ""):
+        return passed(package[1])
     if "ubuntu" in package[1]:
         read = f"{package[1]}: Ubuntu keeps the date and adds newer files"
-        return expected.unknown(read, "apt-get changelog linux-firmware")
-    return expected.fail(package[1], FIRMWARE_CURE)
+        return unknown(read, "apt-get changelog linux-firmware")
+    return fail(package[1], FIRMWARE_CURE)
 
 
 def gpu_firmware(facts: Facts) -> Finding | None:
-    oldest = facts.needs.mec_firmware
-    if oldest is None or not facts.amd_gpus:
+    if not facts.amd_gpus:
         return None
-    expected = facts.expected(f"MEC firmware {oldest} or later", "host.mec_firmware")
+    oldest = facts.needs.mec_firmware or 0
     numbers = sorted({gpu.firmware for gpu in facts.amd_gpus if gpu.firmware is not None})
     read = f"MEC firmware {', '.join(map(str, numbers))}" if numbers else None
     cure = (
         "keep HSA_NO_SCRATCH_RECLAIM=1, which is set for this GPU; newer firmware comes "
         "with amdgpu-dkms-firmware"
     )
-    return expected.judge(read, bool(numbers) and numbers[0] >= oldest, cure, "amd-smi firmware")
+    return judge(read, bool(numbers) and numbers[0] >= oldest, cure, "amd-smi firmware")

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from launch.checks.finding import Expected
 from launch.checks.measured import Outcome
 from launch.machine import detect
 from launch.machine.detect import Host
 from launch.machine.gpu import Gpu
+from launch.machine.kfd import GTT
 from launch.machine.sysfs import as_number, status_of, text
 from launch.schema import Hardware
 from launch.schema.enums import Vendor
@@ -68,16 +68,16 @@ class Facts:
         return tuple(gpu for gpu in self.gpus if gpu.gfx.startswith("gfx"))
 
     @property
+    def integrated(self) -> Gpu | None:
+        return next((gpu for gpu in self.amd_gpus if gpu.gfx in GTT), None)
+
+    @property
     def group(self) -> str:
         return self.hardware.name if self.hardware else "unknown"
 
     @property
     def needs(self) -> HostNeeds:
         return self.hardware.host if self.hardware else HostNeeds()
-
-    def expected(self, threshold: str, key: str) -> Expected:
-        """Return a threshold that a key of the hardware's file sets."""
-        return Expected(threshold, f"conf/hardware: {key} of {self.group}")
 
     @property
     def is_amd(self) -> bool:

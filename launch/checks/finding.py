@@ -1,7 +1,8 @@
-"""Define the result of a check."""
+"""Define the result of a check, and the functions that a check makes it with."""
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from enum import Enum
 
@@ -17,41 +18,40 @@ class Status(Enum):
 class Finding:
     status: Status
     read: str
-    threshold: str
-    source: str
     cure: str = ""  # the command, or what to do; empty if it passes
+    threshold: str = ""  # empty, like source: that of the check's row in checks.yaml
+    source: str = ""
+
+    def expecting(self, threshold: str, source: str = "") -> Finding:
+        """Return the finding with a threshold of its own."""
+        return dataclasses.replace(self, threshold=threshold, source=source)
 
 
-@dataclass(frozen=True)
-class Expected:
-    """A threshold with its source, from which a check makes its finding."""
+def passed(read: str) -> Finding:
+    return Finding(Status.passed, read)
 
-    threshold: str
-    source: str
 
-    def passed(self, read: str) -> Finding:
-        return Finding(Status.passed, read, self.threshold, self.source)
+def warn(read: str, cure: str) -> Finding:
+    return Finding(Status.warn, read, cure)
 
-    def warn(self, read: str, cure: str) -> Finding:
-        return Finding(Status.warn, read, self.threshold, self.source, cure)
 
-    def fail(self, read: str, cure: str) -> Finding:
-        return Finding(Status.fail, read, self.threshold, self.source, cure)
+def fail(read: str, cure: str) -> Finding:
+    return Finding(Status.fail, read, cure)
 
-    def unknown(self, read: str, cure: str) -> Finding:
-        return Finding(Status.unknown, read, self.threshold, self.source, cure)
 
-    def judge(self, value: object, passes: bool, cure: str, look: str) -> Finding:
-        """Pass or warn about a value; if it is None, `look` is the command that would tell."""
-        if value is None:
-            return self.unknown("cannot be read here", look)
-        return self.passed(str(value)) if passes else self.warn(str(value), cure)
+def unknown(read: str, cure: str) -> Finding:
+    return Finding(Status.unknown, read, cure)
 
-    def pass_or_warn(self, passes: bool, read: str, cure: str) -> Finding:
-        return self.passed(read) if passes else self.warn(read, cure)
 
-    def fail_or_warn(self, fails: bool, read: str, cure: str) -> Finding:
-        return self.fail(read, cure) if fails else self.warn(read, cure)
+def judge(value: object, passes: bool, cure: str, look: str) -> Finding:
+    """Pass or warn about a value; if it is None, `look` is the command that would tell."""
+    if value is None:
+        return unknown("cannot be read here", look)
+    return passed(str(value)) if passes else warn(str(value), cure)
+
+
+def fail_or_warn(fails: bool, read: str, cure: str) -> Finding:
+    return fail(read, cure) if fails else warn(read, cure)
 
 
 def boot_with(parameters: str) -> str:

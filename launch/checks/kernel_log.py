@@ -6,9 +6,11 @@ import contextlib
 import datetime
 import re
 import subprocess
+from pathlib import Path
 
 from launch.checks.facts import Facts
-from launch.checks.finding import Expected, Finding
+from launch.checks.finding import Finding, fail, passed, unknown, warn
+from launch.core.json_files import yaml_file
 
 HOUR = datetime.timedelta(hours=1)
 SHOWN = 100  # characters shown of a line
@@ -17,48 +19,15 @@ COMMANDS = (
     ["dmesg", "--time-format=iso"],
     ["journalctl", "--dmesg", "--lines=10000", "--output=short-iso", "--no-pager", "--quiet"],
 )
-# Events of the GPU or its link. Each pattern names the driver, because other devices have rings,
-# resets and hangs too.
-BAD = {
-    "xGMI error": re.compile(r"xgmi.*(error|fail)", re.IGNORECASE),
-    "ring timeout": re.compile(r"amdgpu.*\bring \S+ timeout", re.IGNORECASE),
-    "GPU reset": re.compile(r"amdgpu.*gpu reset(?! method)", re.IGNORECASE),
-    "GPU hang": re.compile(r"(amdgpu|kfd).*\b(hang|hung)\b", re.IGNORECASE),
-    # From the firmware that schedules queues (HWS up to gfx10, MES from gfx11 on). Older kernels
-    # wrote "failed to response".
-    "queue that hangs": re.compile(
-        r"(amdgpu|kfd).*(qcm fence wait loop timeout|queue preemption failed|\bMES(\(\d+\))? "
-        r"failed to respon(d|se))",
-        re.IGNORECASE,
-    ),
-    "lost GPU": re.compile(
-        r"amdgpu.*(device lost from bus|fatal error during GPU init)", re.IGNORECASE
-    ),
-    "uncorrectable error": re.compile(
-        r"amdgpu.*([1-9]\d* (new )?uncorrectable|uncorrectable hardware error\(|poison.*consum)",
-        re.IGNORECASE,
-    ),
-    "NVIDIA Xid": re.compile(r"NVRM: Xid (?!.*: (13|31|43|45),)"),
-}
-# Events that a program caused, on the GPU or in itself, and tasks that wait for a GPU or a disk.
-SUSPECT = {
-    "page fault": re.compile(r"amdgpu.*page fault", re.IGNORECASE),
-    "a program's Xid": re.compile(r"NVRM: Xid .*: (13|31|43|45),"),
-    "stuck task": re.compile(r"blocked for more than \d+ seconds"),
-}
-OUT_OF_MEMORY = re.compile(r"out of memory: killed process|oom-kill:", re.IGNORECASE)
+PATTERNS: dict[str, dict[str, str]] = yaml_file(Path(__file__).with_name("kernel_log.yaml"))
 
 
 def kernel_log(facts: Facts) -> Finding:
-    expected = Expected(
-        "no XGMI, ring, reset, hang, fault or out-of-memory line in the last hour",
-        "launch/checks/kernel_log.py (patterns)",
-    )
     lines = last_hour(facts)
     if lines is None:
         read = "closed to this user" if facts.is_live else "not in this tree"
-        return expected.unknown(read, "sudo dmesg --level err,warn")
-    if bad := _matches(lines, BAD):
+        return unknown(read, "sudo dmesg --level err,warn")
+    if bad := _matches(lines, "bad"):
         name, line = bad[-1]
         reset = "sudo amd-smi reset --gpureset --gpu <N>"
         if name == "NVIDIA Xid":
@@ -67,23 +36,25 @@ def kernel_log(facts: Facts) -> Finding:
             f"stop what runs; {reset}, or reboot; if it comes back, leave that GPU out or "
             "replace it"
         )
-        return expected.fail(f"{len(bad)} line(s); the last ({name}): {line[:SHOWN]}", cure)
-    if killed := [line for line in lines if OUT_OF_MEMORY.search(line)]:
+        return fail(f"{len(bad)} line(s); the last ({name}): {line[:SHOWN]}", cure)
+    if killed := _matches(lines, "memory"):
         cure = (
             "less host memory in use: fewer loader workers, no offload to the CPU, "
             "runtime.memory_gb=<limit>; free -h"
         )
-        read = f"{len(killed)} process(es) killed for memory: {killed[-1][:SHOWN]}"
-        return expected.warn(read, cure)
-    if suspect := _matches(lines, SUSPECT):
+        read = f"{len(killed)} process(es) killed for memory: {killed[-1][1][:SHOWN]}"
+        return warn(read, cure)
+    if suspect := _matches(lines, "suspect"):
         name, line = suspect[-1]
         cure = "look at the process that it names; if it is a run of ours, use debug=memory_fault"
-        return expected.warn(f"{len(suspect)} line(s); the last ({name}): {line[:SHOWN]}", cure)
-    return expected.passed(f"{len(lines)} lines, none of them")
+        return warn(f"{len(suspect)} line(s); the last ({name}): {line[:SHOWN]}", cure)
+    return passed(f"{len(lines)} lines, none of them")
 
 
-def _matches(lines: list[str], patterns: dict[str, re.Pattern[str]]) -> list[tuple[str, str]]:
-    return [(name, line) for line in lines for name, p in patterns.items() if p.search(line)]
+def _matches(lines: list[str], kind: str) -> list[tuple[str, str]]:
+    return [
+        (name, line) for line in lines for name, p in PATTERNS[kind].items() if re.search(p, line)
+    ]
 
 
 def last_hour(facts: Facts) -> list[str] | None:

@@ -8,7 +8,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from launch.checks.facts import Facts
-from launch.checks.finding import Expected, Finding, boot_with, some
+from launch.checks.finding import Finding, boot_with, fail, passed, some, unknown, warn
 from launch.machine.gpu import Gpu
 from launch.machine.kfd import GTT
 from launch.machine.sysfs import as_decimal, number, text
@@ -30,24 +30,19 @@ def iommu(facts: Facts) -> Finding | None:
 
     In a virtual machine the host's own IOMMU does not show.
     """
-    several_from = facts.needs.iommu_pt_from
-    if several_from is None or len(facts.amd_gpus) < several_from:
+    if len(facts.amd_gpus) < (facts.needs.iommu_pt_from or 0):
         return None
-    expected = Expected(
-        f"no IOMMU, or iommu=pt, from {several_from} GPUs on",
-        f"conf/hardware: host.iommu_pt_from of {facts.group}",
-    )
     words = (facts.file("proc/cmdline") or "").split()
     types = (text(facts.device(gpu) / "iommu_group/type") for gpu in facts.whole_gpus())
     modes = set(filter(None, types))
     if "iommu=pt" in words or modes == {"identity"}:
-        return expected.passed("the GPUs pass through")
+        return passed("the GPUs pass through")
     if modes:
-        return expected.fail(f"an IOMMU translates (mode {min(modes)})", boot_with(PARAMETERS))
+        return fail(f"an IOMMU translates (mode {min(modes)})", boot_with(PARAMETERS))
     if any((facts.root / "sys/class/iommu").glob("*")) or not words:
         look = "cat /sys/bus/pci/devices/*/iommu_group/type"
-        return expected.unknown("the GPUs' iommu_group/type cannot be read", look)
-    return expected.passed("no IOMMU is on")
+        return unknown("the GPUs' iommu_group/type cannot be read", look)
+    return passed("no IOMMU is on")
 
 
 def acs(facts: Facts) -> Finding | None:
@@ -57,29 +52,25 @@ def acs(facts: Facts) -> Finding | None:
     has_network = any((facts.root / "sys/class/infiniband").glob("*"))
     if len(facts.gpus) < 2 or (all_xgmi and not has_network):  # no peer copy passes a bridge
         return None
-    expected = Expected(
-        "off on every PCIe bridge",
-        "AMD's workload guide (RCCL over PCIe and between nodes): lspci -vvv | grep ACSCtl",
-    )
     devices = (facts.root / "sys/bus/pci/devices").glob("*")
     bridges = sorted(path for path in devices if (text(path / "class") or "").startswith(BRIDGE))
     if not bridges:
-        return expected.unknown(
+        return unknown(
             "no PCIe bridge shows here (a virtual machine, or a copied tree)",
             "sudo lspci -vvv | grep -i acsctl",
         )
     control = {bridge.name: _acs_control(bridge / "config") for bridge in bridges}
     if on := [name for name, bits in control.items() if bits]:
-        return expected.warn(
+        return warn(
             f"on at {len(on)} of {len(bridges)} bridges: {', '.join(on[:4])}",
             f"sudo setpci -s {on[0]} ECAP_ACS+0x6.w=0000, likewise for each; or disable ACS in "
             "BIOS",
         )
     if None in control.values():
-        return expected.unknown(
+        return unknown(
             "only root may read it", "sudo lspci -vvv | grep -i acsctl: `SrcValid+` is on"
         )
-    return expected.passed(f"off at {len(bridges)} bridges")
+    return passed(f"off at {len(bridges)} bridges")
 
 
 def _acs_control(config: Path) -> int | None:
@@ -106,15 +97,10 @@ def pcie(facts: Facts) -> Finding | None:
     Many cards have their own switch. There the GPU's link never leaves the board, and the slot's
     link is further up.
     """
-    gpus = [
-        gpu for gpu in facts.whole_gpus() if gpu.gfx not in GTT
-    ]  # an integrated GPU has no link
+    # an integrated GPU has no link
+    gpus = [gpu for gpu in facts.whole_gpus() if gpu.gfx not in GTT]
     if not gpus:
         return None
-    expected = Expected(
-        "each GPU at the full width and speed of its slot",
-        "current_ and max_link_width, _speed of both ends (sysfs)",
-    )
     faults = defaultdict[str, list[str]](list)
     words = set()
     for gpu in gpus:
@@ -124,7 +110,7 @@ def pcie(facts: Facts) -> Finding | None:
         rests = draws and not number(device / "gpu_busy_percent")
         links = _links_up(device)
         if not links:
-            faults["unknown"].append(address or "")
+            faults["unread"].append(address or "")
         for width, widest, speed, fastest in links:
             words.add(f"x{width} at {speed:g} GT/s")
             if width < widest:
@@ -135,16 +121,16 @@ def pcie(facts: Facts) -> Finding | None:
     seat = "reseat the card and its riser"
     if narrow := faults["narrow"]:
         cure = f"switch off, {seat}, in a slot of full width; sudo lspci -vv"
-        return expected.fail(some(narrow), cure)
+        return fail(some(narrow), cure)
     if slow := faults["slow"]:
-        return expected.warn(some(slow), f"PCIe speed in the BIOS: auto; {seat}; sudo lspci -vv")
+        return warn(some(slow), f"PCIe speed in the BIOS: auto; {seat}; sudo lspci -vv")
     if resting := faults["resting"]:
         cure = "check again during a run, because idle cards slow their link"
-        return expected.unknown(f"{some(resting)}, idle", cure)
-    if unknown := faults["unknown"]:
-        read = f"not stated for {len(unknown)} of {len(gpus)} GPUs"
-        return expected.unknown(read, f"sudo lspci -vv -s {unknown[0]} | grep LnkSta")
-    return expected.passed(f"{len(gpus)} GPUs: {', '.join(sorted(words))}")
+        return unknown(f"{some(resting)}, idle", cure)
+    if unread := faults["unread"]:
+        read = f"not stated for {len(unread)} of {len(gpus)} GPUs"
+        return unknown(read, f"sudo lspci -vv -s {unread[0]} | grep LnkSta")
+    return passed(f"{len(gpus)} GPUs: {', '.join(sorted(words))}")
 
 
 def _links_up(device: Path) -> list[tuple[int, int, float, float]]:
@@ -172,21 +158,17 @@ def xgmi(facts: Facts) -> Finding | None:
     hardware = facts.hardware
     if len(facts.amd_gpus) < 2 or hardware is None or hardware.link != LinkKind.xgmi:
         return None
-    expected = Expected(
-        "all GPUs of a hive are linked to each other",
-        "kernel topology: io_links of type 11; conf/hardware: link",
-    )
     hives: dict[str, list[Gpu]] = defaultdict(list)
     for gpu in facts.amd_gpus:
         hives[gpu.hive or ""].append(gpu)
     alone = hives.pop("", [])
     if not hives:
-        return expected.warn(
+        return warn(
             "no GPU is in a hive: all traffic goes over PCIe",
             "seat the bridge; without a bridge, PCIe is the limit",
         )
     if not any(gpu.links for gpu in facts.amd_gpus):
-        return expected.unknown("the topology states no links", "amd-smi topology")
+        return unknown("the topology states no links", "amd-smi topology")
     pairs = [pair for hive in hives.values() for pair in itertools.permutations(hive, 2)]
     missing = [
         f"{gpu.node}-{other.node}"
@@ -200,11 +182,11 @@ def xgmi(facts: Facts) -> Finding | None:
             "power the machine off and on; if it stays, the board or a bridge is at fault: "
             "amd-smi topology"
         )
-        return expected.fail(
+        return fail(
             f"no xGMI between nodes {', '.join(missing[:6])} ({len(missing)} links missing)", cure
         )
     if alone:
-        return expected.warn(
+        return warn(
             f"{len(alone)} GPUs in no hive: their traffic goes over PCIe",
             "seat the bridge; or leave them out of a run",
         )
@@ -222,6 +204,6 @@ def xgmi(facts: Facts) -> Finding | None:
             "sudo dmesg | grep -i amdgpu for one that is lost, power the machine off and on; "
             "in a virtual machine with fewer GPUs, do nothing"
         )
-        return expected.warn(f"a hive of {odd[0]} GPUs, but {facts.group} has {whole}", cure)
+        return warn(f"a hive of {odd[0]} GPUs, but {facts.group} has {whole}", cure)
     sizes = " + ".join(str(len(hive)) for hive in hives.values())
-    return expected.passed(f"{len(hives)} hive(s) of {sizes} GPUs, complete")
+    return passed(f"{len(hives)} hive(s) of {sizes} GPUs, complete")

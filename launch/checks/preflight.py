@@ -9,7 +9,7 @@ import dataclasses
 import sys
 import time
 
-from launch.checks import state, table
+from launch.checks import check_table, state
 from launch.checks.facts import Facts, gather
 from launch.checks.finding import Status
 from launch.core.errors import HostError
@@ -38,7 +38,7 @@ def check(plan: Plan, host: Host) -> None:
     facts = gather(seen, config.hardware, config.run_root, used)
     wait_until_released(facts, RELEASED_WITHIN_S if facts.is_live else 0.0)
     errors = []
-    for name, finding in table.before_run(facts, config.runtime.on_node == "docker").items():
+    for name, finding in check_table.before_run(facts, config.runtime.on_node == "docker").items():
         line = (
             f"{name}: {finding.read}. Expected: {finding.threshold} [{finding.source}]. "
             f"{finding.cure}."

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 from launch.checks.facts import Facts
-from launch.checks.finding import Expected, Finding, boot_with, some
+from launch.checks.finding import (
+    Finding,
+    boot_with,
+    fail,
+    fail_or_warn,
+    judge,
+    passed,
+    some,
+    unknown,
+    warn,
+)
 from launch.machine import detect, nvidia
 from launch.machine.gpu import GIB, Gpu
 from launch.machine.kfd import GTT, NODES
@@ -16,8 +26,8 @@ from launch.machine.sysfs import folders, is_folder, number, properties, text, t
 # Share of the memory; our choice. An idle driver uses 0.3 GB and a desktop 1 GB of 24. More than
 # that is another run.
 OCCUPIED = 0.10
-# Bytes, our choice. ROCr opens every visible GPU, including those that a process does not use.
-HELD = 100_000_000
+# Our choice. ROCr opens every visible GPU, including those that a process does not use.
+HELD_GB = 0.1
 # Degrees below the limit that the device reports.
 NEAR_LIMIT_C = 10.0
 CAPS = ("power1_cap", "power1_cap_default")
@@ -36,10 +46,8 @@ def partition_mode(facts: Facts) -> Finding | None:
         "compute": facts.needs.compute_partition or "",
         "memory": facts.needs.memory_partition or "",
     }
-    if facts.needs.compute_partition is None or not facts.amd_gpus:
+    if facts.needs.compute_partition is None:
         return None
-    keys = "host.compute_partition and memory_partition"
-    expected = facts.expected(", ".join(needed.values()), keys)
     modes = sorted(
         {
             (gpu.compute_partition or "unknown", gpu.memory_partition or "unknown")
@@ -52,32 +60,29 @@ def partition_mode(facts: Facts) -> Finding | None:
             command = f"sudo amd-smi set --gpu all --{kind}-partition {mode}"
             keep = f"hardware.host.{kind}_partition={others[0]}, with hardware.memory_gb and "
             keep += "hardware.compute_units"
-            return expected.fail(
+            return fail(
                 read, f"stop what uses the GPUs, then {command}; to keep it: {keep} of one device"
             )
     if modes == [tuple(needed.values())]:
-        return expected.passed(read)
-    return expected.unknown(read, "amd-smi partition")
+        return passed(read)
+    return unknown(read, "amd-smi partition")
 
 
 def memory_size(facts: Facts) -> Finding | None:
     hardware = facts.hardware
-    if hardware is None or not facts.gpus or hardware.unified_memory:
+    if hardware is None or hardware.unified_memory:
         return None
-    expected = Expected(
-        f"{hardware.memory_gb:g} GiB each", f"conf/hardware: memory_gb of {facts.group}"
-    )
     known = [
         gpu
         for gpu in facts.gpus
         if gpu.memory_gb is not None and facts.group in (gpu.group, gpu.partition_of)
     ]
     if not known:
-        return expected.unknown("the driver states no size", "amd-smi static --vram, or nvidia-smi")
+        return unknown("the driver states no size", "amd-smi static --vram, or nvidia-smi")
     least = min(known, key=lambda gpu: gpu.memory_gb or 0)
     gib = f"{(least.memory_gb or 0) / GIB:.0f}"
     cure = f"nothing, because plans on this machine use it. Elsewhere: hardware.memory_gb={gib}"
-    return expected.pass_or_warn(not detect.is_smaller(least, hardware), f"{gib} GiB each", cure)
+    return judge(f"{gib} GiB each", not detect.is_smaller(least, hardware), cure, "")
 
 
 def _memory(facts: Facts) -> dict[str, tuple[int, int]]:
@@ -115,27 +120,22 @@ def _holders(facts: Facts) -> dict[int, dict[str, int]] | None:
         held = dict.fromkeys((address for address, _ in ids), 0)
         for address, gpu_id in ids:  # partitions of a card share its address
             held[address] += number(folder / f"vram_{gpu_id}") or 0
-        if max(held.values()) >= HELD and not (facts.is_live and int(folder.name) == os.getpid()):
+        if max(held.values()) >= HELD_GB * 1e9 and not (
+            facts.is_live and int(folder.name) == os.getpid()
+        ):
             holders[int(folder.name)] = held
     return holders
 
 
 def memory_occupied(facts: Facts) -> Finding | None:
     """Fail if computations hold the memory of a GPU; warn if a desktop may hold it."""
-    if not facts.gpus:
-        return None
-    expected = Expected(
-        f"less than {OCCUPIED:.0%} used", "launch/checks/state.py: plans assume free GPUs"
-    )
     memory = _memory(facts)
     if not memory:
-        return expected.unknown(
-            "the driver does not report it", "amd-smi metric --mem-usage, or nvidia-smi"
-        )
+        return unknown("the driver does not report it", "amd-smi metric --mem-usage, or nvidia-smi")
     shares = {address: used / total for address, (used, total) in memory.items()}
     busy = [address for address, (used, total) in memory.items() if used >= OCCUPIED * total]
     if not busy:
-        return expected.passed(f"{len(memory)} GPUs, at most {max(shares.values()):.1%} used")
+        return passed(f"{len(memory)} GPUs, at most {max(shares.values()):.1%} used")
     holders = _holders(facts) or {}
     computed = {address: sum(held.get(address, 0) for held in holders.values()) for address in busy}
     drawing = {
@@ -150,7 +150,7 @@ def memory_occupied(facts: Facts) -> Finding | None:
     if others := facts.mask_without(busy):
         cure += f", or take the others: export {others}"
     sure = any(a not in drawing or computed[a] >= OCCUPIED * memory[a][1] for a in busy)
-    return expected.fail_or_warn(sure, read, cure)
+    return fail_or_warn(sure, read, cure)
 
 
 def _names(facts: Facts, pids: Iterable[int]) -> str:
@@ -159,33 +159,22 @@ def _names(facts: Facts, pids: Iterable[int]) -> str:
 
 
 def foreign_processes(facts: Facts) -> Finding | None:
-    if not facts.amd_gpus:
-        return None
-    expected = Expected(
-        f"no other process holds {HELD / 1e9:g} GB of these GPUs", "kernel: /sys/class/kfd/kfd/proc"
-    )
     holders = _holders(facts)
     if holders is None:
-        return expected.unknown(f"/{KFD_PROCESSES} is missing", "amd-smi process")
+        return unknown(f"/{KFD_PROCESSES} is missing", "amd-smi process")
     if not holders:
-        return expected.passed("none")
+        return passed("none")
     cure = "wait for them, or take other GPUs"
     for pid in holders:
         status = facts.file(f"proc/{pid}/status") or ""
         if status.partition("\nUid:\t")[2].split("\t")[0] == str(facts.host.uid):
             cure += f"; if it is a forgotten process of yours: kill {pid}"
             break
-    return expected.warn(_names(facts, holders), cure)
+    return warn(_names(facts, holders), cure)
 
 
 def ras(facts: Facts) -> Finding | None:
     """Check the error counters of every block, which start when the driver is loaded."""
-    if not facts.amd_gpus:
-        return None
-    expected = Expected(
-        "no uncorrectable and no correctable error",
-        "kernel: ras/*_err_count of each GPU (amdgpu RAS)",
-    )
     kinds: set[str] = set()
     hit: list[str] = []
     where: list[str] = []
@@ -200,19 +189,19 @@ def ras(facts: Facts) -> Finding | None:
                 block = file.name.removesuffix("_err_count")
                 where.append(f"{gpu.pci_address} {block} {kind} {counts[kind]}")
     if not read_any:
-        return expected.unknown(
+        return unknown(
             "no counters: this GPU has no ECC, or the driver hides them", "amd-smi metric --ecc"
         )
     if not where:
-        return expected.passed(f"none on {len(facts.whole_gpus())} GPUs")
+        return passed(f"none on {len(facts.whole_gpus())} GPUs")
     if "ue" in kinds:
         others = facts.mask_without(hit)
         leave_out = f"leave this GPU out: export {others}; then " if others else ""
-        return expected.fail(
+        return fail(
             f"uncorrectable: {some(where)}", f"{leave_out}reboot; if errors return, replace it"
         )
     cure = "watch it: amd-smi metric --ecc. Rising counts come before a failure"
-    return expected.warn(f"corrected: {some(where)}", cure)
+    return warn(f"corrected: {some(where)}", cure)
 
 
 def _sensors(facts: Facts, gpu: Gpu, pattern: str) -> list[Path]:
@@ -221,12 +210,6 @@ def _sensors(facts: Facts, gpu: Gpu, pattern: str) -> list[Path]:
 
 
 def temperature(facts: Facts) -> Finding | None:
-    if not facts.amd_gpus:
-        return None
-    expected = Expected(
-        f"{NEAR_LIMIT_C:g} degrees below the device's own limit",
-        "kernel: hwmon temp*_crit of each GPU",
-    )
     hot, temperatures, worst = [], [], NEAR_LIMIT_C
     for gpu in facts.whole_gpus():
         for sensor in _sensors(facts, gpu, "temp*_input"):
@@ -240,21 +223,18 @@ def temperature(facts: Facts) -> Finding | None:
                 hot.append(f"{gpu.pci_address} {label} {now / 1000:.0f} of {limit / 1000:.0f} C")
                 worst = min(worst, (limit - now) / 1000)
     if not temperatures:
-        return expected.unknown("no sensor", "amd-smi metric --temperature")
+        return unknown("no sensor", "amd-smi metric --temperature")
     if not hot:
-        return expected.passed(f"at most {max(temperatures):.0f} C")
+        return passed(f"at most {max(temperatures):.0f} C")
     cure = (
         "the GPU throttles. Check fans, dust and inlet air; power can be capped: "
         "sudo amd-smi set --power-cap <W>"
     )
-    return expected.fail_or_warn(worst <= 0, some(hot), cure)
+    return fail_or_warn(worst <= 0, some(hot), cure)
 
 
 def power_cap(facts: Facts) -> Finding | None:
     """Compare the cap with the board's default, which on a Radeon excludes fans and memory."""
-    if not facts.amd_gpus:
-        return None
-    expected = Expected("the device's own default", "kernel: hwmon power1_cap_default of each GPU")
     watts = {}
     for gpu in facts.whole_gpus():
         cap, default = (
@@ -263,55 +243,39 @@ def power_cap(facts: Facts) -> Finding | None:
         if cap and default:  # the second die of an MI250X reports neither
             watts[gpu.pci_address] = (cap, default)
     if not watts:
-        return expected.unknown("the driver states no cap, or no default", "amd-smi metric --power")
+        return unknown("the driver states no cap, or no default", "amd-smi metric --power")
     low = {address: caps for address, caps in watts.items() if caps[0] < caps[1]}
     if not low:
-        return expected.passed(f"{min(cap for cap, _ in watts.values()):.0f} W or more")
+        return passed(f"{min(cap for cap, _ in watts.values()):.0f} W or more")
     words = [f"{address} {cap:.0f} of {default:.0f} W" for address, (cap, default) in low.items()]
     default = next(iter(low.values()))[1]
     cure = f"sudo amd-smi set --gpu all --power-cap {default:.0f}, unless the cap is intended"
-    return expected.warn(some(words), cure)
+    return warn(some(words), cure)
 
 
-def gtt_size(facts: Facts) -> Finding | None:
+def gtt_size(facts: Facts) -> Finding:
     """Warn only, because plans of runs here use the size that is set."""
     memory = total_memory(facts.root)
     most = max(0, (ALL if memory is None else memory) - LEFT_TO_SYSTEM)
-    expected = Expected(
-        f"{ENOUGH * most / 1e9:.0f} GB or more for the GPU",
-        "kyuz0's guides: all but 4 GiB; the kernel itself gives half",
-    )
     pages = most // PAGE
     cure = boot_with(f"ttm.pages_limit={pages} ttm.page_pool_size={pages}")
     cure += f". For kernels without ttm.pages_limit: amdgpu.gttsize={pages * PAGE >> 20}"
-    return _integrated(facts, expected, "gtt", 0, lambda size: size >= ENOUGH * most, cure)
+    size, look = _pool_gb(facts, "gtt")
+    least = ENOUGH * most / 1e9
+    finding = judge(size and f"{size:.0f} GB", (size or 0) >= least, cure, look)
+    return finding.expecting(f"{least:.0f} GB or more for the GPU")
 
 
-def carved_memory(facts: Facts) -> Finding | None:
-    expected = Expected(
-        f"{CARVED_GB:g} GB or less set aside by the BIOS",
-        "AMD's ROCm documentation for Ryzen AI Max: the smallest, 0.5 GB",
-    )
+def carved_memory(facts: Facts) -> Finding:
+    size, look = _pool_gb(facts, "vram")
     cure = "in the BIOS, UMA frame buffer: 512 MB, the smallest"
-    return _integrated(facts, expected, "vram", 1, lambda size: size / 1e9 <= CARVED_GB, cure)
+    return judge(size and f"{size:.1f} GB", (size or 0) <= CARVED_GB, cure, look)
 
 
-def _integrated(
-    facts: Facts,
-    expected: Expected,
-    pool: str,
-    digits: int,
-    passes: Callable[[int], bool],
-    cure: str,
-) -> Finding | None:
-    """Judge the size of a pool of the integrated GPU; None without one."""
-    gpu = next((gpu for gpu in facts.amd_gpus if gpu.gfx in GTT), None)
-    if gpu is None:
-        return None
+def _pool_gb(facts: Facts, pool: str) -> tuple[float | None, str]:
+    """Return the size of a pool of the integrated GPU, and the command that shows it."""
+    assert facts.integrated is not None
     file = f"mem_info_{pool}_total"
-    size, look = (
-        number(facts.device(gpu) / file),
-        f"cat /sys/bus/pci/devices/{gpu.pci_address}/{file}",
-    )
-    read = None if size is None else f"{size / 1e9:.{digits}f} GB"
-    return expected.judge(read, size is not None and passes(size), cure, look)
+    size = number(facts.device(facts.integrated) / file)
+    look = f"cat /sys/bus/pci/devices/{facts.integrated.pci_address}/{file}"
+    return None if size is None else size / 1e9, look

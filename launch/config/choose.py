@@ -13,8 +13,8 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from launch.config import unchanging
 from launch.config.compose import leaf
+from launch.config.unchanging import divides_evenly, why
 from launch.estimate import margin, memory
 from launch.estimate.batch import PROMPT, batch
 from launch.estimate.speed import COMPILE_S, num_steps, speed
@@ -117,7 +117,7 @@ def _compile(config: Config, off: bool) -> tuple[bool, str]:
 
     A reason that forbids compiling outweighs all others.
     """
-    eager = unchanging.why_eager(config)
+    eager = why("eager", config)
     if eager:
         return False, eager
     if config.precision.compute == "fp8":
@@ -133,7 +133,7 @@ def _compile(config: Config, off: bool) -> tuple[bool, str]:
 
 
 def _rows(config: Config) -> tuple[Rows, str]:
-    padded = unchanging.why_padded(config)
+    padded = why("padded", config)
     if padded:
         return Rows.padded, padded
     generates = config.method.generates
@@ -142,7 +142,7 @@ def _rows(config: Config) -> tuple[Rows, str]:
         grouped = "each micro-batch is padded to its own longest completion"
     if Rows.packed not in config.method.row_layouts:
         return Rows.grouped, f"{grouped}, within one optimizer step"
-    apart = _why_apart(config)
+    apart = why("apart", config)
     if apart:
         return Rows.grouped, f"{apart}; {grouped}"
     what = "completions of a micro-batch" if generates else "rows of a step"
@@ -151,32 +151,6 @@ def _rows(config: Config) -> tuple[Rows, str]:
         f"packing the {what} removes padding; {config.hardware.packed_attention} respects "
         "their boundaries",
     )
-
-
-def _why_apart(config: Config) -> str | None:
-    """Return why SFT's rows or GRPO's completions cannot be packed; None if they can."""
-    kernel = config.hardware.packed_attention
-    if kernel is None:
-        return f"no attention kernel for packed rows was measured on {config.hardware.name}"
-    if config.precision.compute == "fp32" and kernel != "sdpa":
-        return f"{kernel} supports 16-bit dtypes only"
-    if config.hardware.vendor == Vendor.none and not config.smoke:
-        return "attention on a CPU would also compute scores between different rows"
-    if argument(config, "torch_compile"):
-        return (
-            "method.args.torch_compile=true compiles the model into one graph, without the "
-            "packed kernel"
-        )
-    if not config.method.generates:
-        no_maximum = argument(config, "max_length") is None
-        why = f"{kernel} needs a maximum length, but method.args.max_length is null"
-        return why if no_maximum else None
-    if config.topology.strategy == "zero3":
-        return "ZeRO-3 shards the head"
-    for name in ("cast_lm_head_to_fp32", "use_transformers_continuous_batching"):
-        if argument(config, name):
-            return f"method.args.{name}=true needs TRL's own forward passes"
-    return None
 
 
 def _with_workers(config: Config, host: Host) -> Config:
@@ -215,7 +189,7 @@ def _candidates(config: Config, fits: Any) -> Iterator[Config]:
         if (
             not _is_free(config, CHECKPOINTING)
             or not _is_free(config, LAYERS)
-            or unchanging.why_checkpointing_stays(config)
+            or why("checkpointing", config)
         ):
             yield from [sized] if fits(sized) else []
             continue
@@ -232,14 +206,12 @@ def _candidates(config: Config, fits: Any) -> Iterator[Config]:
 def _batches(config: Config) -> Iterator[Config]:
     """Yield every division of a step's sequences into micro-batches, the current one first."""
     yield config
-    if unchanging.why_batch_stays(config) or not (
-        _is_free(config, BATCH) and _is_free(config, ACCUMULATION)
-    ):
+    if why("batch", config) or not (_is_free(config, BATCH) and _is_free(config, ACCUMULATION)):
         return
     size = batch(config)
     rows = size.per_device * size.accumulation
     for n in range(1, min(rows, MOST_ROWS) + 1):
-        if rows % n == 0 and n != size.per_device and unchanging.divides_evenly(config, n):
+        if rows % n == 0 and n != size.per_device and divides_evenly(config, n):
             yield with_value(with_value(config, BATCH, n), ACCUMULATION, rows // n)
 
 

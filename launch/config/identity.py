@@ -43,6 +43,13 @@ def composition(config: Config) -> dict[str, Any]:
     return {key: value for key, value in plain(config).items() if key not in NOT_IDENTITY}
 
 
+def current(composition: dict[str, Any]) -> dict[str, Any]:
+    """Return a recorded composition without keys that the schema no longer has."""
+    precision = composition.get("precision") or {}
+    kept = {name: value for name, value in precision.items() if name != "loss_scaling"}
+    return {**composition, "precision": kept} if precision else composition
+
+
 def identity(composition: dict[str, Any]) -> dict[str, Any]:
     """Return the keys and values that make two runs the same run.
 
@@ -53,7 +60,7 @@ def identity(composition: dict[str, Any]) -> dict[str, Any]:
     runtime, tracking = composition.get("runtime", {}), composition.get("tracking", {})
     package = tracking.get("package") or package_of(tracking.get("name", "none"))
     same = {
-        **_before_choices(composition),
+        **_before_choices(current(composition)),
         "runtime": {"name": runtime.get("name"), "nodes": runtime.get("slurm", {}).get("nodes")},
         "tracking": {**tracking, "package": package},
     }

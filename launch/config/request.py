@@ -37,7 +37,7 @@ class Request(tuple[str, ...]):
 
     @functools.cached_property
     def keys(self) -> list[str]:
-        """Return the keys that are set, without groups; a mapping's keys one by one."""
+        """Return the keys that the overrides set. Groups are left out, mappings count by leaf."""
         return [
             key
             for override in self.parsed

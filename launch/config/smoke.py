@@ -75,7 +75,7 @@ def scale_down(config: Config) -> tuple[Config, list[str]]:
         where = ", fp16 only where it trains, without DeepSpeed or vLLM" if fp16 else ""
         left_out.append(f"precision={config.precision.name}: a CPU computes in fp32{where}")
         small.precision.name = small.precision.compute = small.precision.weights = "fp32"
-        small.precision.loss_scaling = small.adapter.quantize_base = False
+        small.adapter.quantize_base = False
     left_out += _shrink_topology(small)
     left_out += _shrink_effective_batch(small)
     if small.debug != Debug.none:

@@ -17,7 +17,7 @@ from typing import Any
 from launch.config.identity import composition, composition_hash, identity, identity_of
 from launch.core.json_files import plain, read_json, sha256, write_json
 from launch.inputs import sample_files
-from launch.inputs.data_files import named_files
+from launch.inputs.jsonl_files import named_files
 from launch.machine.detect import Host
 from launch.machine.sysfs import text
 from launch.plan.data_cache import TOKENIZER_FILES

@@ -23,23 +23,22 @@ def check_adapter(config: Config) -> None:
     """Check the directory of adapter.path. Raises UserError."""
     if config.adapter.path is None:
         return
-    path = Path(config.adapter.path)
+    for fault in _faults(config, Path(config.adapter.path)):
+        raise UserError(fault)
+
+
+def _faults(config: Config, path: Path) -> Iterator[str]:
+    """Yield what is missing, and each setting that contradicts the composition or cannot merge."""
     missing = [name for name in (CONFIG, WEIGHTS) if not (path / name).is_file()]
     if missing:
         fault = f"no {missing[0]}." if path.is_dir() else f"no such directory.{near_files(path)}"
         remedy = "the adapter/ of a run, or a directory that PEFT wrote"
-        raise UserError(f"adapter.path={path}: {fault} Use: {remedy}.")
+        yield f"adapter.path={path}: {fault} Use: {remedy}."
     settings = json_object(path / CONFIG)
     try:
         header(path / WEIGHTS)
     except (ValueError, struct.error) as error:
-        raise UserError(f"adapter.path={path}: its {WEIGHTS} cannot be read ({error}).") from error
-    for fault in _wrong_settings(config, path, settings):
-        raise UserError(fault)
-
-
-def _wrong_settings(config: Config, path: Path, settings: dict[str, Any]) -> Iterator[str]:
-    """Yield a message for each setting that contradicts the composition or cannot be merged."""
+        yield f"adapter.path={path}: its {WEIGHTS} cannot be read ({error})."
     adapter, of_path = config.adapter, f"the adapter of adapter.path={path} has"
     for key, name in SAME.items():
         value = settings.get(name, getattr(Adapter, key))  # older PEFT wrote no use_dora

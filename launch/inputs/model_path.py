@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from launch.core.errors import UserError
-from launch.core.json_files import read_json
+from launch.core.json_files import read_json, yaml_file
 from launch.inputs.adapter_files import header
-from launch.inputs.reading import json_object, yaml_file
+from launch.inputs.reading import json_object
 from launch.schema import Config
 
 MODELS = Path(__file__).parents[2] / "conf/model"
@@ -42,37 +43,35 @@ INDEX = "model.safetensors.index.json"
 
 def check(path: Path) -> None:
     """Raise UserError for a damaged config.json, no tokenizer, or missing or truncated weights."""
+    for where, fault in _faults(path):
+        raise UserError(f"{where}: {fault}")
+
+
+def _faults(path: Path) -> Iterator[tuple[str, str]]:
     json_object(path / "config.json")
     if not any(file for pattern in TOKENIZERS for file in path.glob(pattern)):
-        raise UserError(
-            f"model.path={path}: no tokenizer; a model directory holds config.json, *.safetensors "
-            "and tokenizer.json (or "
-            f"{', '.join(TOKENIZERS[1:-1])}). Copy it from the source of the weights: "
-            "AutoTokenizer's save_pretrained writes it."
+        yield (
+            f"model.path={path}",
+            "no tokenizer; a model directory holds config.json, *.safetensors and tokenizer.json "
+            f"(or {', '.join(TOKENIZERS[1:-1])}). Copy it from the source of the weights: "
+            "AutoTokenizer's save_pretrained writes it.",
         )
     for file in _weights(path):
+        whole = _whole_size(file) if file.is_file() else None
         if not file.is_file():
             source = INDEX if (path / INDEX).is_file() else "a link"
-            fault = f"missing, although {source} names it. Copy or download it."
-        else:
-            size, whole = file.stat().st_size, _whole_size(file)
-            if size == whole:
-                continue
-            reason = "it does not start like a safetensors file"
-            reason = f"its header says {whole:,}" if whole else reason
-            fault = f"damaged: {size:,} bytes, and {reason}. Copy or download it again."
-        raise UserError(f"{file}: {fault}")
+            yield str(file), f"missing, although {source} names it. Copy or download it."
+        elif (size := file.stat().st_size) != whole:
+            reason = f"its header says {whole:,}" if whole else "it has no safetensors header"
+            yield str(file), f"damaged: {size:,} bytes, and {reason}. Copy or download it again."
 
 
 def _weights(path: Path) -> list[Path]:
     """Return the files that transformers loads: those of the index, model.safetensors, or all."""
     if (path / INDEX).is_file():
         names = json_object(path / INDEX).get("weight_map")
-        if not isinstance(names, dict):
-            raise UserError(
-                f"{path / INDEX}: names no files of weights. Copy or download it again."
-            )
-        return [path / name for name in sorted(set(map(str, names.values())))]
+        if isinstance(names, dict):
+            return [path / name for name in sorted(set(map(str, names.values())))]
     if (path / "model.safetensors").is_file():
         return [path / "model.safetensors"]
     return sorted(file for file in path.glob("*.safetensors") if not file.name.startswith("."))

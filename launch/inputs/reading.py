@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from launch.core.errors import UserError, near
 
 
@@ -25,9 +23,3 @@ def json_object(file: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{file}: damaged: {error}. Copy or download it again.") from error
     return content
-
-
-def yaml_file(path: Path) -> Any:
-    """Return the content of a YAML file of the repository."""
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, if it was built
-    return yaml.load(path.read_text(encoding="utf-8"), loader)

@@ -21,7 +21,7 @@ from launch.core.errors import UserError, near
 from launch.core.json_lines import json_rows
 from launch.inputs import model_path, tracking
 from launch.inputs.adapter_files import check_adapter
-from launch.inputs.data_files import check_data_files, check_is_file
+from launch.inputs.jsonl_files import check_data_files, check_is_file
 from launch.inputs.reading import near_files
 from launch.plan import tuned
 from launch.plan.export_files import check_export, check_not_a_run

@@ -14,7 +14,7 @@ from containers.images import LABEL
 from launch.core.errors import UserError
 from launch.core.json_files import plain
 from launch.inputs import sample_files
-from launch.inputs.data_files import named_files
+from launch.inputs.jsonl_files import named_files
 from launch.inputs.paths import followed, home, hub_cache, run_hash, secret_dir
 from launch.machine import placement
 from launch.machine.detect import Host

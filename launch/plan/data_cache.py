@@ -14,7 +14,7 @@ from typing import Any
 
 from launch.core.json_files import plain, read_json
 from launch.inputs import paths, sample_files
-from launch.inputs.data_files import named_files
+from launch.inputs.jsonl_files import named_files
 from launch.machine.detect import Host
 from launch.schema import Config, trainer_args
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from launch.core.errors import UserError
 from launch.core.json_files import read_json
-from launch.inputs.data_files import check_is_file
+from launch.inputs.jsonl_files import check_is_file
 from launch.schema import Config
 from launch.schema.cycle_choice import recorded
 from launch.schema.trainer_args import argument

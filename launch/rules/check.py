@@ -9,24 +9,22 @@ from __future__ import annotations
 from launch.core.errors import UserError
 from launch.inputs import engine_args
 from launch.rules.data import heldout_faults, source_faults, task_faults
+from launch.rules.limits import limit_faults
 from launch.rules.method import method_faults
 from launch.rules.model import model_faults
 from launch.rules.refusal import Refusal
 from launch.rules.rewards import reward_faults
-from launch.rules.runtime import image_faults, profile_faults, secret_faults, slurm_faults
-from launch.rules.step import adapter_faults, precision_faults, step_faults
-from launch.rules.tables import conflicts, unread
-from launch.rules.topology import server_faults, topology_faults
+from launch.rules.runtime import secret_faults, slurm_faults
+from launch.rules.setting_rules import conflicts, unread
+from launch.rules.topology import group_faults, server_faults
 from launch.rules.values import check_values
 from launch.schema import Config, trainer_args
 
 RULES = (
-    precision_faults,
+    limit_faults,
     conflicts,
-    step_faults,
-    adapter_faults,
+    group_faults,
     method_faults,
-    topology_faults,
     server_faults,
     heldout_faults,
     reward_faults,
@@ -34,8 +32,6 @@ RULES = (
     model_faults,
     source_faults,
     task_faults,
-    image_faults,
-    profile_faults,
     slurm_faults,
     unread,
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from launch.core.errors import near
 from launch.rules.refusal import Refusal
 from launch.schema import Config, trainer_args
 from launch.schema.enums import Init
@@ -58,69 +57,52 @@ def source_faults(c: Config) -> Iterator[Refusal]:
         message = f"data={data.name} without {' and '.join(f'data.{key}' for key in missing)}"
         yield Refusal("data_source", message, f"'{remedy}'" if "{" in remedy else remedy)
         return
-    for number, source in enumerate(data.sources):
-        if (source.path is None) == (source.hub_id is None):
-            names = "neither path nor hub_id" if source.path is None else "path and hub_id"
-            message = f"data.sources[{number}] has {names}"
-            yield Refusal("data_source", message, "a path or a hub_id in each")
-        elif source.hub_id and not source.revision:
-            message = f"data.sources[{number}] has a hub_id without a revision"
-            yield Refusal("data_source", message, "revision: <its commit> in this source")
+    fault = remedy = ""
     total = sum(source.weight for source in data.sources)
-    if data.sources and abs(total - 1) > TOLERANCE:
+    for number, source in enumerate(data.sources):
+        if (source.path is None) == (source.hub_id is None) or (
+            source.hub_id and not source.revision
+        ):
+            fault = f"data.sources[{number}] needs either a path, or a hub_id with a revision"
+            remedy = mixture
+    if not fault and data.sources and abs(total - 1) > TOLERANCE:
         shares = ", ".join(f"{source.weight / (total or 1):.4g}" for source in data.sources)
-        message = f"data.sources: the weights sum to {total:g}, but they are shares"
-        yield Refusal("data_source", message, f"weights that sum to 1: {shares}")
-    least, most = data.filter.min_tokens, data.filter.max_tokens
-    if least and most and most < least:  # a streamed data set would be searched for ever
-        message = f"data.filter.max_tokens={most} with data.filter.min_tokens={least}: no row fits"
-        remedy = f"data.filter.max_tokens={least}, or data.filter.min_tokens={most}"
-        yield Refusal("filter_lengths", message, remedy)
+        fault = f"data.sources: the weights sum to {total:g}, but they are shares"
+        remedy = f"weights that sum to 1: {shares}"
+    if fault:
+        yield Refusal("data_source", fault, remedy)
 
 
 def task_faults(c: Config) -> Iterator[Refusal]:
-    """Yield wrong names, levels, fields and shares of tasks, by the list that `make lock` wrote."""
+    """Yield wrong levels, fields and shares of tasks, by the list that `make lock` wrote."""
     tasks = trainer_args.lock()["tasks"].get(c.data.kind, {})
-    any_config = "" if c.data.kind == "code" else ", or a config: {<field>: <value>} of its own"
     for number, task in enumerate(c.data.tasks if tasks else []):
-        key, known = f"data.tasks[{number}]", tasks.get(task.name)
-        if known is None:
-            hint = near(str(task.name), tasks)
-            example = "lists" if c.data.kind == "code" else "chain_sum"
-            message = f"{key}.name={task.name}: data={c.data.name} has no such task.{hint}"
-            yield Refusal("task", message, f"name: {example}, or another of the {len(tasks)} tasks")
+        key, entry, fault = f"data.tasks[{number}]", tasks.get(task.name), ""
+        if entry is None:  # a limit
             continue
-        highest, fields = known["highest"], known["fields"]  # null for a task without a curriculum
-        fault = f"{key}.level={task.level} ({task.name}): "
+        highest = entry["highest"]  # null for a task without a curriculum
         if highest is not None and not 0 <= task.level <= highest:
-            yield Refusal("task", f"{fault}it has levels 0 to {highest}", f"level: 0{any_config}")
+            fault = f"level={task.level}: {task.name} has levels 0 to {highest}"
+            remedy = "level: 0, or a config: {<field>: <value>} of its own"
         # In data=cups, a key of config has the name of a level.
-        if highest is None and task.level and not (task.level > 0 and task.config):
-            fault += "it has no curriculum, and without config all levels are one"
-            yield Refusal("task", fault, f"level: 0{any_config}")
-        for name in task.config:
-            if name not in fields:
-                fault = f"{key}.config.{name}: {task.name} has no such field.{near(name, fields)}"
-                yield Refusal("task", fault, f"of {task.name}: {', '.join(fields) or 'no config'}")
-        if task.worked > known["working"]:
-            fault = f"{key}.worked={task.worked:g} ({task.name}): the task has no working to show"
-            yield Refusal("task", fault, "worked: 0 for answers alone; or data=cups")
+        elif highest is None and task.level and not (task.level > 0 and task.config):
+            fault = f"level={task.level}: without config all levels of {task.name} are one"
+            remedy = "level: 0, or a config: {<field>: <value>} of its own"
+        elif unknown := [name for name in task.config if name not in entry["fields"]]:
+            fault = f"config.{unknown[0]}: {task.name} has no such field"
+            remedy = f"of {task.name}: {', '.join(entry['fields']) or 'no config'}"
+        elif task.worked > entry["working"]:
+            fault = f"worked={task.worked:g}: {task.name} has no working to show"
+            remedy = "worked: 0 for answers alone; or data=cups"
+        if fault:
+            yield Refusal("task", f"{key}.{fault}", remedy)
 
 
 def heldout_faults(c: Config) -> Iterator[Refusal]:
-    """Yield missing held-out rows, and metrics that they do not give."""
-    method, metric, metrics = c.method, c.method.selection.metric, c.method.held_out_metrics
+    """Yield missing held-out rows."""
+    metric = c.method.selection.metric if c.method.held_out_metrics else None
     remedy = HELD_OUT_ROWS.get(c.data.kind, "data=jsonl data.path=<file> data.heldout_path=<file>")
-    if metric and metrics and metric not in metrics:
-        message = f"method.selection.metric={metric} with method={method.name}: no such figure of "
-        message += f"held-out rows.{near(metric, metrics)}"
-        remedies = " or ".join(f"method.selection.metric={name}" for name in metrics)
-        yield Refusal("selection_metric", message, remedies)
-    if has_heldout(c):
-        return
-    if metric and metrics:
-        message = f"method.selection.metric={metric}: data={c.data.name} has no held-out rows"
-        yield Refusal("selection_heldout", message, remedy)
-    if method.measures_model and not argument(c, "lm_eval_tasks"):
-        message = f"method=evaluate with data={c.data.name}: no held-out problems"
-        yield Refusal("evaluation_data", message, remedy)
+    evaluates = c.method.measures_model and not argument(c, "lm_eval_tasks")
+    if not has_heldout(c) and (metric or evaluates):
+        user = f"method.selection.metric={metric}" if metric else f"method={c.method.name}"
+        yield Refusal("heldout_rows", f"{user}: data={c.data.name} has no held-out rows", remedy)

@@ -1,4 +1,4 @@
-"""Reject arguments of benchmarks, samplings and cycles that would measure or keep nothing."""
+"""Reject arguments of benchmarks that would measure nothing."""
 
 from __future__ import annotations
 
@@ -17,32 +17,31 @@ LISTS = {
 }
 COLLECTIVES = "bench/collectives"
 TAKEN_EMPTY = ("dtypes", "settings")  # bench/collectives then measures its defaults
-OF_CYCLES = ("cycle", "num_cycles")  # set by method=raft for each of its phases
 
 
 def method_faults(c: Config) -> Iterator[Refusal]:
     method, arguments = c.method.name, own(c) if c.method.measures_machine else {}
     for name, entry in arguments.items():
-        items, key = argument(c, name), f"method.args.{name}"
-        if items == [] and not (method == COLLECTIVES and name in TAKEN_EMPTY):
-            remedy = f"{key}=[...] as in conf/method/{method}.yaml"
-            remedy += f"; or {key}=null for all" if entry["default"] is None else ""
-            yield Refusal("bench_lists", f"{key}=[]: nothing would be measured", remedy)
+        items, key, fault = argument(c, name), f"method.args.{name}", ""
         parts, example = LISTS.get(name, ("", ""))
-        if parts and not all(_is_numbers(item, parts.count(",") + 1) for item in items or []):
-            message = f"{key}={items}: each item must be a list [{parts}] of numbers from 1"
-            yield Refusal("bench_lists", message, f"{key}=[[{example}]]")
-    for setting in argument(c, "settings") if method == COLLECTIVES else ():
+        if items == [] and not (method == COLLECTIVES and name in TAKEN_EMPTY):
+            fault = "nothing would be measured"
+        elif parts and not all(_is_numbers(item, parts.count(",") + 1) for item in items or []):
+            fault = f"each item must be a list [{parts}] of numbers from 1"
         # a true would become the text True, which NCCL reads as 0
-        if any(isinstance(value, (bool, list, dict)) for value in setting.values()):
-            message = f"method.args.settings: {setting} must map variables to texts or numbers"
-            remedy = "'method.args.settings=[{NCCL_MIN_NCHANNELS: 112}]'"
-            yield Refusal("bench_lists", message, remedy)
-    for name in argument(c, "sample") or {} if c.method.has_cycles else ():
-        if name in OF_CYCLES:
-            message = f"method.args.sample.{name}: RAFT sets this in each cycle"
-            remedy = "method.args.cycles=N, or method=sample by itself"
-            yield Refusal("raft_decides", message, remedy)
+        elif (method, name) == (COLLECTIVES, "settings") and any(
+            isinstance(value, (bool, list, dict)) for row in items for value in row.values()
+        ):
+            fault, example = "each maps variables to texts or numbers", "{NCCL_MIN_NCHANNELS: 112}"
+        if fault:
+            example = f"[{example}]" if parts else example
+            remedy = (
+                f"'{key}=[{example}]'"
+                if example
+                else f"{key}=[...] as in conf/method/{method}.yaml"
+            )
+            remedy += f"; or {key}=null for all" if entry["default"] is None else ""
+            yield Refusal("bench_lists", f"{key}={items}: {fault}", remedy)
 
 
 def _is_numbers(item: Any, length: int) -> bool:

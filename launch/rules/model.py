@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 from launch.inputs.model_path import SHAPE, file, files
 from launch.rules.refusal import Refusal
-from launch.rules.topology import longest
 from launch.schema import Config, shapes
 from launch.schema.enums import Init
 from launch.schema.trainer_args import argument
@@ -21,15 +20,8 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def model_faults(c: Config) -> Iterator[Refusal]:
-    model, longest_row = c.model, longest(c)
-    if not c.method.uses_model:
-        return
-    if longest_row > model.max_positions:
-        names = "sequence" if c.method.measures_machine else "max_length or max_completion_length"
-        message = f"{model.name} has {model.max_positions} positions, not {longest_row}"
-        remedy = f"method.args.{names} of at most {model.max_positions}, or another model="
-        yield Refusal("sequence_length", message, remedy)
-    if model.init == Init.pretrained and (model.path or model.hub_id):
+    model = c.model
+    if c.method.uses_model and model.init == Init.pretrained and (model.path or model.hub_id):
         yield from _shape_faults(c)
         if not model.path:
             yield from _hub_faults(c)
@@ -62,28 +54,27 @@ def _shape_faults(c: Config) -> Iterator[Refusal]:
 def _hub_faults(c: Config) -> Iterator[Refusal]:
     """Reject a hub model without a commit, or with the commit or the shape of another."""
     model, own = c.model, file(c.model.name)
-    remedy, others = "no model.revision: the model's file has its commit", []
-    if own.get("hub_id") != model.hub_id:
-        others = [name for name, group in files().items() if group.get("hub_id") == model.hub_id]
-        described = [f"model={name}, which has its commit and shape; or " for name in others]
+    is_own = own.get("hub_id") == model.hub_id
+    others = [name for name, group in files().items() if group.get("hub_id") == model.hub_id]
+    described = "" if is_own or not others else f"model={others[0]}, which has both; or "
+    why = ""
+    if model.revision is None:
+        why = "model.revision is missing: which of its commits"
+    elif own and not is_own and model.revision == own.get("revision"):
+        why = f"model.revision={model.revision[:12]} is a commit of {own['hub_id']}"
+    elif own and described:
+        why = f"memory and speed would be those of model={model.name}"
+    if why:
         remedy = (
-            f"{''.join(described[:1])}model=<of the same shape> model.hub_id={model.hub_id} "
+            f"{described}model=<of the same shape> model.hub_id={model.hub_id} "
             "model.revision=<its commit, 40 hexadecimal digits>"
         )
-    key = f"model.hub_id={model.hub_id}"
-    if model.revision is None:
-        message = f"{key} without model.revision: which of its commits"
-        yield Refusal("model_revision", message, remedy)
+        remedy = "no model.revision: the model's file has its commit" if is_own else remedy
+        yield Refusal("model_hub_id", f"model.hub_id={model.hub_id}: {why}", remedy)
         return
-    is_commit_of_other = model.revision == own.get("revision")
-    if own and own.get("hub_id") != model.hub_id and (is_commit_of_other or others):
-        why = f"memory and speed would be those of {own.get('hub_id') or model.name}"
-        if is_commit_of_other:
-            why = f"model.revision={model.revision[:12]} is a commit of {own['hub_id']}"
-        yield Refusal("model_hub_id", f"{key} with model={model.name}: {why}", remedy)
     # Answers are kept by the revision.
     is_kept = argument(c, "engine") is not None or c.method.has_cycles
-    if is_kept and not COMMIT.fullmatch(model.revision):
+    if is_kept and not COMMIT.fullmatch(model.revision or ""):
         message = (
             f"model.revision={model.revision} may move, but cached answers are identified by it"
         )

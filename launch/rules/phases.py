@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
+from launch.config.request import Request
 from launch.core.errors import UserError, near
 from launch.rules.values import check_value
 from launch.schema import Method, Phase
@@ -40,19 +41,23 @@ def check_phases(phases: list[Phase]) -> None:
     names = [phase.name for phase in phases]
     for number, phase in enumerate(phases):
         check_value("phases: name", phase.name, NAME)
-        before = names[:number]
-        if phase.name in before:
-            raise UserError(f"phases: two are named {phase.name}. Give each its own name.")
-        for key, source in (("model_from", phase.model_from), ("data_from", phase.data_from)):
-            if source is not None and source not in before:
-                why = "comes after it." if source in names else "names no phase."
-                raise UserError(
-                    f"phases: {key}={source} of {phase.name} {why}{near(source, before)} Phases "
-                    f"before it: {', '.join(before) or 'none'}."
-                )
-        for override in phase.overrides:
-            if fault := _override_fault(phase, override):
-                raise UserError(f"phases: override {override} of {phase.name}: {fault}")
+        for fault in _faults(phase, names, names[:number]):
+            raise UserError(f"phases: {fault}")
+
+
+def _faults(phase: Phase, names: list[str], before: list[str]) -> Iterator[str]:
+    if phase.name in before:
+        yield f"two are named {phase.name}. Give each its own name."
+    for key, source in (("model_from", phase.model_from), ("data_from", phase.data_from)):
+        if source is not None and source not in before:
+            why = "comes after it." if source in names else "names no phase."
+            yield (
+                f"{key}={source} of {phase.name} {why}{near(source, before)} Phases before it: "
+                f"{', '.join(before) or 'none'}."
+            )
+    for override in phase.overrides:
+        if fault := _override_fault(phase, override):
+            yield f"override {override} of {phase.name}: {fault}"
 
 
 def _override_fault(phase: Phase, override: object) -> str | None:
@@ -61,9 +66,11 @@ def _override_fault(phase: Phase, override: object) -> str | None:
             "a mapping, but a list of key=value is expected. Use: quotes around it where a "
             "character is special."
         )
-    key = re.split(r"[=@]", override.lstrip("+~"), maxsplit=1)[0].strip()
-    if "=" not in override and not override.startswith("~"):
-        return "no '=' in it. An override is key=value or group=option."
+    try:
+        [parsed] = Request([override]).parsed
+    except UserError as error:
+        return str(error)
+    key = str(parsed.key_or_group)
     first = re.split(r"[./]", key)[0]
     # A phase may have its own value of some hardware keys, such as dataloader workers.
     if first in SHARED and not (first == "hardware" and key != first):
@@ -71,10 +78,12 @@ def _override_fault(phase: Phase, override: object) -> str | None:
             f"{SHARED[first]}. Use: {key}=... on the command line or in the experiment, outside "
             "phases."
         )
-    if phase.model_from is not None and OF_MODEL.fullmatch(key):
-        return f"model_from={phase.model_from} sets it too. Leave out one of the two."
-    if phase.data_from is not None and OF_DATA.fullmatch(key):
-        return f"data_from={phase.data_from} sets it too. Leave out one of the two."
+    for name, source, keys in (
+        ("model_from", phase.model_from, OF_MODEL),
+        ("data_from", phase.data_from, OF_DATA),
+    ):
+        if source is not None and keys.fullmatch(key):
+            return f"{name}={source} sets it too. Leave out one of the two."
     return None
 
 

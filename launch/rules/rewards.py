@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from launch.core.errors import near
 from launch.rules.refusal import Refusal
 from launch.schema import Config, trainer_args
 from launch.schema.enums import Use
@@ -23,11 +22,6 @@ def reward_faults(c: Config) -> Iterator[Refusal]:
         yield Refusal(
             "rewards_needed", f"{given}: no reward has a weight", remedy + ", ".join(names)
         )
-    for name in rewards:
-        if "." not in name and name not in names:
-            message = f"method.rewards.{name}: no such reward.{near(name, names)}"
-            remedy = "or the dotted path of your function (package.module.function)"
-            yield Refusal("reward_unknown", message, f"{', '.join(names)}, {remedy}")
     if not c.method.trains and any(weight < 0 for weight in rewards.values()):
         message = f"{given}: no sample could reach the full score of 1"
         yield Refusal("reward_negative", message, "weights of 0 or more, or method=grpo")

@@ -42,6 +42,8 @@ from launch.schema.method import Sandbox as Sandbox
 
 ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
 STRATEGIES = ("none", "ddp", "fsdp", "zero2", "zero3")
+# in the order of shapes.linear_sizes
+LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 TOPOLOGIES = ("single", "ddp", "fsdp", "zero2", "zero3", "split", "colocate")
 # trackers, as in transformers' report_to
 TRACKERS = (
@@ -148,7 +150,8 @@ class Adapter:
     rank: Optional[int] = checked(None, least=1)
     alpha: Optional[int] = checked(None, least=1)
     dropout: float = checked(0.0, least=0, below=1)
-    target_modules: Any = "all-linear"  # or a list of linear layers from shapes.LINEARS
+    # or a list of linear layers; PEFT silently skips unknown names in a list
+    target_modules: Any = checked("all-linear", words=("all-linear", *LINEARS))
     rslora: bool = False
     dora: bool = False
     quantize_base: bool = False  # nf4 base weights under the adapter
@@ -162,7 +165,6 @@ class Precision:
     compute: str = checked(words=("fp32", "fp16", "bf16", "fp8"))
     # dtype in which trained parameters are stored: fp32, bf16, nf4
     weights: str = checked(words=("fp32", "fp16", "bf16", "nf4"))
-    loss_scaling: bool = False
 
 
 @dataclass

@@ -11,6 +11,7 @@ from typing import Optional
 
 from launch.schema.checked import Text, checked
 from launch.schema.enums import Network
+from launch.schema.variables import INSIDE
 
 
 @dataclass
@@ -65,9 +66,15 @@ GRES = Text(
 # sbatch's forms of a time: [days-]hours[:minutes[:seconds]] with days, else minutes[:seconds] or
 # hours:minutes:seconds
 TIME = Text(
-    "minutes, minutes:seconds, hours:minutes:seconds or days-hours[:minutes[:seconds]]",
+    "minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]]; 0: no limit",
     "1-12:00:00",
     r"(?:\d+-)?\d+(?::\d+){0,2}",
+)
+
+SECRET_NAME = Text(
+    "a variable of your shell that the launcher does not set itself",
+    "[HF_TOKEN]",
+    rf"(?!(?:PATH|LD_LIBRARY_PATH|PYTHONPATH|\w+_VISIBLE_DEVICES|{'|'.join(INSIDE)})$)[A-Za-z_]\w*",
 )
 
 
@@ -130,7 +137,7 @@ class Runtime:
     memory_gb: Optional[float] = checked(None, least=0.1)
     infiniband: bool = False  # pass /dev/infiniband
     # shell variables that become files in the container
-    secrets: list[str] = field(default_factory=list)
+    secrets: list[str] = checked(default_factory=list, text=SECRET_NAME)
     slurm: Slurm = field(default_factory=Slurm)
 
     @property

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
+from launch.schema import LINEARS as LINEARS
 from launch.schema import Model
-
-# in the order of linear_sizes
-LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
 def linear_sizes(model: Model) -> list[tuple[int, int]]:

@@ -10,63 +10,19 @@ from typing import Any
 import yaml
 
 from launch.core.errors import UserError, near
-from launch.core.near_names import argument_meant, value_meant, word_meant
+from launch.core.json_files import yaml_file
+from launch.core.near_names import argument_meant, word_meant
 from launch.schema import Config
 from launch.schema.enums import Vendor
 
 LOCK = Path(__file__).parents[2] / "containers/trainer_args.lock.json"
 METHODS = Path(__file__).parents[2] / "conf/method"
+NOT_SETTABLE: dict[str, dict[str, str]] = yaml_file(Path(__file__).with_name("owned_args.yaml"))
+OWNED = NOT_SETTABLE["method.args"]
 
-# Arguments that another key decides and that could contradict it under method.args.
-OWNED = {
-    "output_dir": "run_root=",
-    "run_name": "name=",
-    "seed": "seed=",
-    "data_seed": "seed=",
-    "bf16": "precision=bf16",
-    "fp16": "precision=fp16",
-    "use_cpu": "hardware=cpu",
-    "report_to": "tracking=",
-    "project": "tracking.project=",
-    "disable_tqdm": "nothing, because the launcher shows progress",
-    "dataloader_num_workers": "hardware.dataloader.num_workers=",
-    "dataloader_pin_memory": "hardware.dataloader.pin_memory=",
-    "fsdp": "topology=fsdp",
-    "fsdp_config": "topology.fsdp.<field>=",
-    "deepspeed": "topology=zero2 or topology=zero3",
-    "resume_from_checkpoint": "resume=",
-    **dict.fromkeys(
-        ("use_vllm", "vllm_mode", "vllm_server_base_url", "vllm_server_host", "vllm_server_port"),
-        "topology=split",
-    ),
-    "vllm_group_port": "topology=split",
-    "eval_strategy": "method.selection.metric=eval_loss",
-    **dict.fromkeys(
-        ("eval_steps", "eval_delay", "eval_on_start"),
-        "method.args.save_steps=; every saved model is measured",
-    ),
-    **dict.fromkeys(
-        ("load_best_model_at_end", "metric_for_best_model", "greater_is_better"),
-        "method.selection.metric=eval_loss",
-    ),
-    "reward_weights": "method.rewards.<name>=<weight>",
-    "parallelism_config": "topology=fsdp; tensor, pipeline and context parallelism are not offered",
-    "model_init_kwargs": "model.<field>=, precision= and hardware.attention=",
-}
 # Compiled layers pad batches to a multiple of this many tokens. Kernels are faster for lengths with
 # known divisors, by a tenth with fp8.
 COMPILED_MULTIPLE = 64
-# Arguments that TRL removed, and their replacements (migration notes of TRL and transformers 5).
-REPLACED = {
-    "max_prompt_length": "prompts are not truncated: filter the data, set max_completion_length",
-    "max_seq_length": "use max_length",
-    "warmup_ratio": "use warmup_steps: a value below 1 is a share of all steps",
-    "overwrite_output_dir": "every run has a directory of its own",
-    "logging_dir": "the launcher sets it",
-    "group_by_length": "use train_sampling_strategy=group_by_length",
-    "fp16_opt_level": "Apex is gone; precision=fp16 uses torch.amp",
-    "evaluation_strategy": "use method.selection.metric=eval_loss",
-}
 JSON_TYPES: dict[type, str] = {
     **{kind: kind.__name__ for kind in (bool, int, float, str, list, dict)},
     type(None): "null",
@@ -144,46 +100,46 @@ def check(config: Config) -> None:
     """Reject arguments that the class does not have or that another key decides."""
     arguments, cls = known(config), config.method.config_class
     for name, given in config.method.args.items():
+        key, fault = f"method.args.{name}={given}", ""
         if name in OWNED and name in arguments:
-            raise UserError(
-                f"method.args.{name}={given}: not settable here. Instead: {OWNED[name]}."
-            )
-        if name not in arguments:
-            why = (
-                f" Removed from TRL: {REPLACED[name]}."
-                if name in REPLACED
-                else argument_meant(name, set(arguments) - set(OWNED))
-            )
+            fault = f"not settable here. Instead: {OWNED[name]}."
+        elif name not in arguments:
+            removed = NOT_SETTABLE["removed"].get(name)
+            why = f" Removed from TRL: {removed}." if removed else ""
+            why = why or argument_meant(name, set(arguments) - set(OWNED))
             whose = cls if cls.startswith("recipes.") else f"{cls} of TRL {lock()['trl']}"
-            raise UserError(f"method.args.{name}={given}: {whose} has no such argument.{why}")
-        if name == "num_generations" and given is None:  # TRL's type allows it
-            raise UserError(f"method.args.{name}=null: no group size. Use: method.args.{name}=8.")
+            fault = f"{whose} has no such argument.{why}"
+        elif name == "num_generations" and given is None:  # TRL's type allows it
+            fault = f"no group size. Use: method.args.{name}=8."
+        if fault:
+            raise UserError(f"{key}: {fault}".replace("=None:", "=null:"))
         check_value(f"method.args.{name}", given, arguments[name], cls)
 
 
 def check_value(key: str, given: Any, allowed: dict[str, Any], taker: str) -> None:
     """Reject a value that the lock's entry `allowed` does not allow; `taker` has the argument."""
-    if not _is_of(given, allowed["types"]):
-        meant = value_meant(key, given, allowed)
-        raise UserError(
-            f"{key}={given!r}: {JSON_TYPES[type(given)]}, and {taker} takes "
-            f"{' or '.join(allowed['types'])}.{meant}"
-        )
+    if fault := _value_fault(key, given, allowed, taker):
+        raise UserError(fault)
+
+
+def _value_fault(key: str, given: Any, allowed: dict[str, Any], taker: str) -> str | None:
     known, refused, items = allowed.get("names"), allowed.get("refused", {}), allowed.get("items")
-    values = given if isinstance(given, list) else [given]
-    for value in values:
+    options = f" It takes {', '.join(known)}." if known else ""
+    if not _is_of(given, allowed["types"]):
+        types = " or ".join(allowed["types"])
+        return f"{key}={given!r}: {JSON_TYPES[type(given)]}, and {taker} takes {types}.{options}"
+    for value in given if isinstance(given, list) else [given]:
         if isinstance(given, list) and items and not _is_of(value, items):
-            raise UserError(
-                f"{key}={given}: {JSON_TYPES[type(value)]} in a list of {' or '.join(items)}."
-            )
+            return f"{key}={given}: {JSON_TYPES[type(value)]} in a list of {' or '.join(items)}."
         if type(value) is int and value < allowed.get("least", value):
-            raise UserError(f"{key}={given}: at least {allowed['least']}.")
+            return f"{key}={given}: at least {allowed['least']}."
         for word in map(str, value if isinstance(value, dict) else [value]):
             if word in refused:
-                raise UserError(f"{key}: {word} {refused[word]}")
+                return f"{key}: {word} {refused[word]}"
             if known and value is not None and word not in known:
                 meant = word_meant(key.rpartition(".")[2], word, known)
-                raise UserError(f"{key}={word}: unknown.{meant} It takes {', '.join(known)}.")
+                return f"{key}={word}: unknown.{meant}{options}"
+    return None
 
 
 def _is_of(given: Any, types: list[str]) -> bool:

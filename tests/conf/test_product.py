@@ -51,11 +51,9 @@ def expected(hardware: str, method: str, precision: str, topology: str) -> set[s
         "precision": precision not in has,
         "nf4_without_adapter": precision == "nf4"
         and method != "evaluate",  # 4-bit weights take no gradients
-        "nf4_sharded": precision == "nf4"
-        and topology in ("fsdp", "zero3")
-        and method != "evaluate",
-        "nf4_colocate": precision == "nf4" and topology == "colocate" and method != "evaluate",
-        "fp8_zero3": precision == "fp8" and topology == "zero3" and method != "evaluate",
+        "topology_of_precision": method != "evaluate"
+        and (precision, topology)
+        in (("nf4", "fsdp"), ("nf4", "zero3"), ("nf4", "colocate"), ("fp8", "zero3")),
         "topology_of_method": topology not in ("single", "ddp")
         if method == "evaluate"
         else topology in ("split", "colocate") and method in ("sft", "dpo"),

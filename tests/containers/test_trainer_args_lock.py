@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from containers import lock_trainer_args
-from launch.schema.trainer_args import LOCK, OWNED, REPLACED, lock
+from launch.schema.trainer_args import LOCK, NOT_SETTABLE, OWNED, lock
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,7 +35,7 @@ def test_the_engines_arguments_are_of_the_vllm_that_is_pinned():
 
 def test_what_is_called_removed_is_removed():
     for name in ("SFTConfig", "DPOConfig", "GRPOConfig"):
-        assert set(REPLACED) & set(lock()["arguments"][f"trl.{name}"]) == set()
+        assert set(NOT_SETTABLE["removed"]) & set(lock()["arguments"][f"trl.{name}"]) == set()
 
 
 def test_owned_arguments_exist_in_some_class():

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from launch import doctor
-from launch.checks import measuring, table
+from launch.checks import check_table, measuring
 from launch.checks.finding import Status
 from launch.execution import orphans
 from tests.conftest import ROOT
@@ -106,7 +106,7 @@ def test_a_torch_that_sees_none_of_the_gpus(tmp_path):
     assert outcome.measured[0].not_measured == f"torch {torch.__version__} sees 0 GPU(s)"
     wrong = {
         check.name: finding
-        for check, finding in table.run(dataclasses.replace(facts, active=outcome)).items()
+        for check, finding in check_table.run(dataclasses.replace(facts, active=outcome)).items()
     }
     assert wrong["torch_gpus"].status == Status.fail
     assert wrong["torch_gpus"].read == f"torch {torch.__version__} sees 0"

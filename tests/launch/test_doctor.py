@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from launch import doctor
-from launch.checks import facts, preflight, table
+from launch.checks import check_table, facts, preflight
 from launch.checks.facts import Space
 from launch.core.errors import HostError
 from launch.execution import execute
@@ -102,7 +102,7 @@ def test_a_machine_without_a_gpu(capsys, tmp_path):
     code, out, _ = run(capsys, f"sysroot={tmp_path}")
     assert code == 0
     assert (
-        f"No GPU was found: {len(table.CHECKS) - 5} checks of GPUs, their links and their "
+        f"No GPU was found: {len(check_table.CHECKS) - 5} checks of GPUs, their links and their "
         "driver are skipped." in out
     )
     # Its absence is a failure if it was requested.
@@ -240,7 +240,7 @@ def test_a_container_has_its_own_shm_and_groups(tmp_path):
     machine = sysroots.mi300x(tmp_path)
     machine.space = Space(0.06, 0.06)
     machine.remove("dev/kfd")  # the engine says so: launch/execution/docker_engine.py
-    names = [set(table.before_run(machine.facts(), contained=c)) for c in (False, True)]
+    names = [set(check_table.before_run(machine.facts(), contained=c)) for c in (False, True)]
     assert names[0] - names[1] == {"kfd", "render_nodes", "shm"}
 
 

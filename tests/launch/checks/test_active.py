@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from launch.checks import active as active_checks
-from launch.checks import table
+from launch.checks import check_table
 from launch.checks.facts import Facts, gather
 from launch.checks.finding import Finding, Status
 from launch.checks.measured import Measured, Outcome
@@ -48,8 +48,10 @@ def facts(hardware: str, count: int, /, bad: int = 0, **worse: object) -> Facts:
 
 
 def checked(known: Facts) -> dict[str, Finding]:
-    results = table.run(known).items()
-    return {check.name: finding for check, finding in results if check.subject == table.ACTIVE}
+    results = check_table.run(known).items()
+    return {
+        check.name: finding for check, finding in results if check.subject == check_table.ACTIVE
+    }
 
 
 @pytest.mark.parametrize(

@@ -11,22 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from launch.checks import access, kernel_log, table
+from launch.checks import access, check_table, kernel_log
 from launch.checks.facts import Space
 from launch.checks.finding import Status
 from tests.helpers import sysroots
 from tests.helpers.sysroots import KFD, Machine
 
-HEALTHY = {
-    build.__name__: build
-    for build in (
-        sysroots.mi300x,
-        sysroots.mi50,
-        sysroots.strix_halo,
-        sysroots.rx7900xtx,
-        sysroots.h200,
-    )
-}
 # What a healthy machine cannot know, for the reason given.
 NOT_KNOWN = {
     ("strix_halo", "amdgpu_driver"): "AMD states no range for the kernel's own driver",
@@ -122,13 +112,9 @@ def space(free_gb: float) -> Callable[[Machine], object]:
     return lambda m: setattr(m, "space", Space(free_gb, 1000.0))
 
 
-MI300X, MI50, STRIX, CARD, H200 = (
-    sysroots.mi300x,
-    sysroots.mi50,
-    sysroots.strix_halo,
-    sysroots.rx7900xtx,
-    sysroots.h200,
-)
+BUILDERS = (sysroots.mi300x, sysroots.mi50, sysroots.strix_halo, sysroots.rx7900xtx, sysroots.h200)
+MI300X, MI50, STRIX, CARD, H200 = BUILDERS
+HEALTHY = {build.__name__: build for build in BUILDERS}
 FAIL, WARN, UNKNOWN = Status.fail, Status.warn, Status.unknown
 STRIX_GPU = "sys/bus/pci/devices/0000:c6:00.0"
 BRIDGE = "0000:00:01.1"
@@ -304,26 +290,10 @@ def desktop(m: Machine) -> None:
 def first(m: Machine) -> None:
     """Put the integrated GPU before the card."""
     m.set_environ(PATH="/bin")
-    sysroots.gpu_node(
-        m,
-        1,
-        0x0E,
-        1 << 29,
-        gfx_target_version=100306,
-        simd_count=4,
-        simd_per_cu=2,
-        device_id=0x164E,
-    )
-    sysroots.gpu_node(
-        m,
-        2,
-        0x03,
-        24 << 30,
-        gfx_target_version=110000,
-        simd_count=192,
-        simd_per_cu=2,
-        device_id=0x744C,
-    )
+    integrated = {"gfx_target_version": 100306, "simd_count": 4, "device_id": 0x164E}
+    card = {"gfx_target_version": 110000, "simd_count": 192, "device_id": 0x744C}
+    sysroots.gpu_node(m, 1, 0x0E, 1 << 29, simd_per_cu=2, **integrated)
+    sysroots.gpu_node(m, 2, 0x03, 24 << 30, simd_per_cu=2, **card)
 
 
 def unloaded(m: Machine) -> None:
@@ -338,7 +308,7 @@ def translated(m: Machine) -> None:
 
 
 def findings(machine: Machine) -> dict:
-    return {check.name: finding for check, finding in table.run(machine.facts()).items()}
+    return {check.name: finding for check, finding in check_table.run(machine.facts()).items()}
 
 
 @pytest.mark.parametrize("name", HEALTHY)
@@ -364,8 +334,8 @@ def test_a_fault_is_found_with_its_remedy(tmp_path, case):
 
 
 def test_every_check_has_a_passing_and_a_failing_machine(tmp_path):
-    every = {check.name for check in table.CHECKS}
-    assert len(every) == len(table.CHECKS)
+    every = {check.name for check in check_table.CHECKS}
+    assert len(every) == len(check_table.CHECKS)
     assert {case.check for case in BROKEN if case.status in (Status.fail, Status.warn)} == every
     passing = set()
     for name, build in HEALTHY.items():

@@ -46,7 +46,7 @@ def test_any_composition_fits_a_cpu(overrides, monkeypatch):
     refused = [
         line for line in warnings if line.startswith("without smoke=true this is rejected: ")
     ]
-    assert any("precision=fp8 on mi210" in line for line in refused) == ("mi210" in overrides)
+    assert any("precision=fp8: mi210" in line for line in refused) == ("mi210" in overrides)
 
 
 @pytest.mark.parametrize(("overrides", "has_vllm", "shape", "left_out"), [
@@ -116,10 +116,7 @@ def test_prompts_of_more_tokens_have_room(overrides, length):
 ])  # fmt: skip
 def test_fp16_stays_if_a_cpu_computes_in_it(overrides, precision):
     config, warnings = prepared("smoke=true", overrides)
-    assert (config.precision.compute, config.precision.loss_scaling) == (
-        precision,
-        precision == "fp16",
-    )
+    assert config.precision.compute == precision
     assert any("in place of precision=fp16" in line for line in warnings) == (precision == "fp32")
 
 

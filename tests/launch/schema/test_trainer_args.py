@@ -1,20 +1,11 @@
-"""Test topology.overlap: its words, and the ratio that it chooses."""
+"""Test arguments that the composition implies."""
 
 import pytest
 
-from launch.core.errors import UserError
-from launch.rules.values import check_values
 from launch.schema.trainer_args import complete
 from tests.conftest import composed
 
 GRPO = ["hardware=mi300x", "method=grpo", "model=qwen3_4b"]
-
-
-def test_words():
-    check_values(composed(*GRPO, "topology.overlap=stream"))
-    for word in ("steam", "'true'"):
-        with pytest.raises(UserError, match=r"topology\.overlap"):
-            check_values(composed(*GRPO, f"topology.overlap={word}"))
 
 
 @pytest.mark.parametrize(("overrides", "mode"), [

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from launch.core.errors import UserError
-from launch.inputs.data_files import check_is_file
+from launch.inputs.jsonl_files import check_is_file
 from recipes.data.data_load import lines
 
 ROWS = [{"prompt": "a", "completion": "b"}, {"prompt": "c", "completion": "d"}]

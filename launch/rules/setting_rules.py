@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from enum import Enum
-from pathlib import Path
 from typing import Any
 
 from launch.config.compose import leaf
-from launch.inputs.reading import yaml_file
-from launch.machine.placement import shares_gpu
+from launch.config.conditions import Facts, hold, setting, table
+from launch.estimate.training import generates_with_vllm, makes_fp32
+from launch.machine import placement
 from launch.rules.data import first_metric
 from launch.rules.refusal import Refusal
 from launch.rules.runtime import runtime_as
 from launch.rules.topology import has_split, has_vllm, several
 from launch.schema import Config
+from launch.schema.enums import Link
 from launch.schema.trainer_args import argument, known
+from launch.schema.variables import is_expandable
 
 DEFAULTS = Config()
+CORES = ("--exclusive", "--cpus-per-task", "--cpus-per-gpu")  # options that give a job more cores
+LINKED = ("gfx942", "gfx950")
 # Keys that only qualify another key, so messages show the other key.
 SHOWN = {
     "data.kind": "data.name",
@@ -35,83 +38,70 @@ def _reads_precision(config: Config) -> bool:
     return config.smoke or (config.method.reads("precision") and not copies)
 
 
+def _asks_for_cores(config: Config) -> bool:
+    names = [option.partition("=")[0] for option in config.runtime.slurm.options]
+    return any(cores.startswith(name) for name in names for cores in CORES)
+
+
+def board(config: Config) -> int:
+    """Return the GPUs of a board: MI300A come in fours, others in eights, all linked."""
+    return 4 if config.hardware.unified_memory else 8
+
+
+def _has_idle_links(config: Config) -> bool:
+    """Return whether GPUs of a fully linked board are left out of collectives."""
+    hardware, ranks = config.hardware, placement.trainers_of_a_node(config)
+    is_linked = hardware.link == Link.xgmi and hardware.gfx in LINKED
+    return is_linked and 1 < ranks < board(config)
+
+
 # Conditions and values that are not keys of the composition.
-FACTS: dict[str, Callable[[Config], Any]] = {
+FACTS: Facts = {
+    "asks_for_cores": _asks_for_cores,
     "first_metric": first_metric,
     "first_precision": lambda c: next(iter(c.hardware.precisions), "fp32"),
+    "generates_with_vllm": generates_with_vllm,
+    "has_idle_links": _has_idle_links,
     "has_own_reward": lambda c: any("." in name for name in c.method.rewards),
+    "has_precision": lambda c: c.precision.name in c.hardware.precisions,
     "has_vllm": has_vllm,
-    "is_fp16": lambda c: c.precision.compute == "fp16",
+    "is_expandable": lambda c: any(map(is_expandable, c.user_env.values())),
+    "makes_fp32": makes_fp32,
     "makes_rows": lambda c: c.method.tunes and argument(c, "rows") == "full",
+    "ranks": placement.num_trainers,
     "reads_data": lambda c: c.method.reads("data"),
     "reads_model": lambda c: c.method.reads("model"),
     "reads_precision": _reads_precision,
-    "shares_gpu": shares_gpu,
+    "shares_gpu": placement.shares_gpu,
 }
 
 
-def setting(config: Config, key: str) -> Any:
-    """Return a key's value, an argument's default, or a fact; of an enum's member, the name."""
-    group, _, name = key.rpartition(".")
-    if group == "fact":
-        return FACTS[name](config)
-    value = argument(config, name) if group == "method.args" else leaf(config, key)
-    return value.name if isinstance(value, Enum) else value
-
-
-def accepts(allowed: Any, value: Any) -> bool:
-    """Return whether a cell of a table accepts a value."""
-    if isinstance(allowed, list):
-        return value in allowed
-    if allowed in ("given", "absent"):
-        return (value in (None, False, 0, "none", [], {})) == (allowed == "absent")
-    if allowed == "several":
-        return isinstance(value, int) and value > 1
-    if allowed == "not positive":
-        return not value or value <= 0
-    word, _, other = allowed.partition(" ") if isinstance(allowed, str) else ("", "", "")
-    if word == "has":
-        return other in (value or [])
-    return bool(value != other if word == "not" else value == allowed)
-
-
-def hold(config: Config, conditions: dict[str, Any]) -> bool:
-    return all(accepts(allowed, setting(config, key)) for key, allowed in conditions.items())
-
-
-@functools.cache
-def rows(name: str) -> list[dict[str, Any]]:
-    """Return the rows of a table, read once."""
-    content: list[dict[str, Any]] = yaml_file(Path(__file__).parent / f"{name}.yaml")
-    return content
-
-
 def conflicts(config: Config) -> Iterator[Refusal]:
-    for row in rows("conflicts"):
-        if not (hold(config, row["settings"]) and hold(config, row.get("when", {}))):
+    for row in table(__file__, "conflicts"):
+        if not (hold(config, row["settings"], FACTS) and hold(config, row.get("when", {}), FACTS)):
             continue
         choices = row.get("any", {}).items()
-        keys = [*row["settings"], *(key for key, a in choices if hold(config, {key: a}))]
+        keys = [*row["settings"], *(key for key, a in choices if hold(config, {key: a}, FACTS))]
         if len(keys) > len(row["settings"]) or not choices:
             shown = " with ".join(_shown(config, SHOWN.get(key, key)) for key in keys)
             yield Refusal(row["rule"], f"{shown}: {row['why']}", row["use"])
 
 
 def _shown(config: Config, key: str) -> str:
-    value = setting(config, key)
+    value = setting(config, key, FACTS)
     text = value if isinstance(value, str) else json.dumps(value)
     return f"{key.removesuffix('.name')}={text}"
 
 
 def unread(config: Config) -> Iterator[Refusal]:
-    for row in rows("unread"):
+    for row in table(__file__, "unread"):
         yield from unread_row(config, row)
 
 
 def unread_row(config: Config, row: dict[str, Any]) -> Iterator[Refusal]:
     """Yield a refusal if a key of the row is given but not read."""
     read = row["read"] if isinstance(row["read"], list) else [row["read"]]
-    if any(hold(config, conditions) for conditions in read):
+    if any(hold(config, conditions, FACTS) for conditions in read):
         return
     values = {
         key: usual for key in row["keys"].split() for key, usual in _unusual(config, key, row)
@@ -141,7 +131,7 @@ def _unusual(config: Config, key: str, row: dict[str, Any]) -> Iterator[tuple[st
     if "usual" not in row and not key.startswith("method.args."):
         usual = leaf(DEFAULTS, key)
     elif isinstance(usual, str) and usual.startswith("fact."):
-        usual = setting(config, usual)
+        usual = setting(config, usual, FACTS)
     elif "usual" not in row and config.method.config_class.startswith("recipes."):
         usual = known(config).get(key.rpartition(".")[2], {}).get("default")
     if dataclasses.is_dataclass(value):
@@ -157,7 +147,7 @@ def _reset(config: Config, key: str, usual: Any) -> str:
     if key.startswith("method.args."):
         return f"'~{key}'"
     if isinstance(usual, dict):
-        return " ".join(f"'~{key}.{name}'" for name in setting(config, key))
+        return " ".join(f"'~{key}.{name}'" for name in setting(config, key, FACTS))
     usual = usual.name if isinstance(usual, Enum) else usual
     value = usual if isinstance(usual, str) else json.dumps(usual)
     return f"{key.removesuffix('.name')}={value}"
@@ -172,5 +162,5 @@ def _needs(config: Config, needs: str | list[str]) -> str:
             possible.append("method.args.engine=vllm")
         return " or ".join(override for override in needs if override in possible)
     if needs.startswith("fact."):
-        return str(setting(config, needs))
+        return str(setting(config, needs, FACTS))
     return runtime_as(config, "docker") if needs == "runtime=docker" else needs

@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from launch.checks.check_table import CHECKS, Check
 from launch.checks.finding import Finding, Status
 from launch.checks.measured import Outcome
-from launch.checks.table import CHECKS, Check
 from launch.machine import detect
 from launch.machine.detect import Host
 from launch.schema import Hardware

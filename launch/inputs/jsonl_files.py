@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import re
@@ -61,25 +62,21 @@ def _check_rows(path: Path) -> None:
             head = file.read(HEAD)
     except OSError:
         head = b""  # text_lines reports it
-    if other := _other_format(head, path):
-        raise UserError(
-            f"{path}:1: {other[0]}, but a JSONL file has one JSON object per line. Use: {other[1]}"
-        )
-    for _ in itertools.islice(text_lines(path), LINES_READ):
-        pass
-    try:
-        row = json.loads(head.removeprefix(BYTE_ORDER_MARK).lstrip().partition(b"\n")[0])
-    except (ValueError, RecursionError):  # json_rows reports it if the rows are read here
-        return
-    names = row.keys() if isinstance(row, dict) else set()
-    if names.isdisjoint(KNOWN) and (remedy := renaming(names)):
-        raise UserError(
-            f"{path}:1: has {', '.join(names)}, but rows need other fields here. Use: {remedy}."
-        )
+    fault = _other_format(head, path)
+    if fault is None:
+        for _ in itertools.islice(text_lines(path), LINES_READ):
+            pass
+        with contextlib.suppress(ValueError, RecursionError):  # json_rows reports it
+            row = json.loads(head.removeprefix(BYTE_ORDER_MARK).lstrip().partition(b"\n")[0])
+            names = row.keys() if isinstance(row, dict) else set()
+            if names.isdisjoint(KNOWN) and (remedy := renaming(names)):
+                fault = f"has {', '.join(names)}, but rows need other fields here", f"{remedy}."
+    if fault:
+        raise UserError(f"{path}:1: {fault[0]}. Use: {fault[1]}")
 
 
 def _other_format(head: bytes, path: Path) -> tuple[str, str] | None:
-    """Return a file's format and the command that converts it; None if it may be JSONL."""
+    """Return why a file is not JSONL, and the command that converts it; None if it may be."""
     content = head.removeprefix(BYTE_ORDER_MARK).lstrip()
     line = content.partition(b"\n")[0].strip().decode(errors="replace")
     kinds = (kind for start, kind in FORMATS.items() if content.startswith(start))
@@ -95,7 +92,8 @@ def _other_format(head: bytes, path: Path) -> tuple[str, str] | None:
     files = f"data_files={json.dumps(str(path))}{options}"
     rows = json.dumps(str(as_jsonl(path)))
     code = f'import datasets; datasets.load_dataset("{reader}", {files})["train"].to_json({rows})'
-    return name, f"python -c {shlex.quote(code)}"
+    fault = f"{name}, but a JSONL file has one JSON object per line"
+    return fault, f"python -c {shlex.quote(code)}"
 
 
 def check_data_files(config: Config) -> None:

@@ -1,0 +1,125 @@
+"""Reject values outside the range or the options that follow from other settings."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+from containers import images
+from launch.core.errors import near
+from launch.core.json_files import yaml_file
+from launch.estimate.batch import least_staleness
+from launch.estimate.memory import longest_served_gb
+from launch.machine import placement
+from launch.rules.refusal import Refusal
+from launch.rules.topology import has_vllm, longest
+from launch.schema import TOPOLOGIES, Config, trainer_args
+from launch.schema.checked import MOST_RANKS, Range
+from launch.schema.enums import Rows, Vendor
+from launch.schema.trainer_args import known
+
+ROWS: dict[str, dict[str, str]] = yaml_file(Path(__file__).with_name("limits.yaml"))
+SHOWN = 12  # options at most
+SHARDED = ("ddp", "fsdp", "zero2", "zero3")
+# rule, value, and a range or options; a value of None is not checked
+Limit = tuple[str, Any, Range | Collection[Any]]
+
+
+def limit_faults(c: Config) -> Iterator[Refusal]:
+    limits = (*_of_model_and_data(c), *_of_topology(c), *_of_servers(c), *_of_runtime(c))
+    for rule, value, allowed in limits:
+        if value is None or value in allowed:
+            continue
+        row, hint = ROWS[rule], ""
+        if isinstance(allowed, Range):
+            number = "" if allowed.least == allowed.most else "N, "
+            remedies = [f"{row['key']}={number}{allowed}"]
+        else:
+            hint = near(str(value), map(str, allowed))
+            remedies = [f"{row['key']}={option}" for option in allowed]
+            remedies = remedies[:SHOWN] + ["another"] * (len(remedies) > SHOWN)
+        why = row["why"].format(config=c)
+        remedy = " or ".join([*remedies, *([row["use"]] if "use" in row else [])])
+        yield Refusal(rule, f"{row['key']}={value}: {why}{hint and f'.{hint}'}", remedy)
+
+
+def _of_model_and_data(c: Config) -> Iterator[Limit]:
+    data, method, metrics = c.data, c.method, c.method.held_out_metrics
+    yield "precision", c.precision.name, c.hardware.precisions
+    length = longest(c) if method.uses_model else None
+    yield "sequence_length", length, Range(most=c.model.max_positions)
+    layers = Range(least=1, most=c.model.num_layers)
+    yield "checkpointed_layers_range", c.step.checkpointed_layers, layers
+    layouts = [Rows.padded, *method.row_layouts]
+    if c.hardware.packed_attention is None:
+        layouts = [layout for layout in layouts if layout != Rows.packed]
+    rows = c.step.rows.name if c.step.rows and method.trains else None
+    yield "rows_of_method", rows, [layout.name for layout in layouts]
+    other = "code" if method.rows == "dpo" else "samples"
+    kinds = ("reasoning", "code", "jsonl", "hub", "mix", "samples")
+    yield "data_of_method", data.kind, [kind for kind in kinds if kind != other]
+    # a stream would be searched for ever
+    yield "filter_lengths", data.filter.max_tokens, Range(least=data.filter.min_tokens or 0)
+    yield "selection_metric", method.selection.metric if metrics else None, metrics
+    lock = trainer_args.lock()
+    for name in method.rewards:
+        yield "reward_unknown", None if "." in name else name, lock["rewards"]
+    for task in data.tasks if data.kind in lock["tasks"] else ():
+        yield "task", task.name, lock["tasks"][data.kind]
+
+
+def _of_topology(c: Config) -> Iterator[Limit]:
+    name, method, strategy = c.topology.name, c.method, c.topology.strategy
+    # a trainer that generates nothing has fewer
+    serves = method.generates or not method.trains
+    default = [name for name in TOPOLOGIES if serves or name not in ("split", "colocate")]
+    yield "topology_of_method", name, method.topologies or default
+    unfit: tuple[str, ...] = ("zero3",) if c.precision.compute == "fp8" else ()
+    if c.precision.weights == "nf4":
+        unfit = ("fsdp", "zero3", "colocate")
+    used = name if name == "colocate" or strategy == "none" else strategy
+    fit = [topology for topology in TOPOLOGIES if topology not in unfit]
+    yield "topology_of_precision", used if method.trains else None, fit
+    gpus = placement.num_gpus(c)
+    strategies: tuple[str, ...] = SHARDED
+    if name == "single" or (name == "colocate" and gpus == 1):
+        strategies = ("none",)
+    elif name not in ("split", "colocate"):
+        strategies = (name,)
+    yield "strategy_of_topology", strategy, strategies
+    given, node = c.topology.num_gpus, Range(least=1, most=c.hardware.gpus_per_node)
+    yield "num_gpus", None if c.hardware.vendor == Vendor.none else given, node
+    yield "single_is_one", given if name == "single" else None, Range(least=1, most=1)
+    spans = name in SHARDED and c.runtime.on_node != "docker"
+    nodes = c.runtime.slurm.nodes if c.runtime.name == "slurm" else None
+    yield "slurm_nodes", nodes, Range(least=1, most=MOST_RANKS if spans else 1)
+
+
+def _of_servers(c: Config) -> Iterator[Limit]:
+    topology, heads = c.topology, c.model.num_heads
+    if topology.name == "split" or has_vllm(c):
+        yield "server_cache", topology.server_cache_gb, Range(least=longest_served_gb(c))
+    if topology.name != "split":
+        return
+    yield "split_needs_a_server", topology.servers, Range(least=1)
+    divisors = [n for n in range(1, heads + 1) if heads % n == 0]
+    yield "server_heads", topology.server_tensor_parallel, divisors
+    room = Range(least=longest(c) + 1, most=c.model.max_positions)
+    yield "server_length", topology.server_max_length, room
+    if topology.overlap == "stream" and "num_generations" in known(c):
+        yield "staleness_of_stream", topology.max_staleness, Range(least=least_staleness(c))
+
+
+def _of_runtime(c: Config) -> Iterator[Limit]:
+    trl, on_cpu = trainer_args.lock()["trl"], c.hardware.vendor == Vendor.none
+    fit = [
+        image.name
+        for image in images.load().values()
+        if image.trl == trl and (on_cpu or c.hardware.gfx in image.gfx)
+    ]
+    if c.runtime.on_node == "docker" and c.container.name != "custom":
+        yield "image", c.container.name, fit
+    if c.runtime.name == "slurm":
+        after_save = Range(least=c.runtime.stop_timeout_s + 1, most=65535)
+        yield "slurm_early_signal", c.runtime.slurm.early_signal_s, after_save
