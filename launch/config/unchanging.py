@@ -7,8 +7,8 @@ order: the run could no longer be compared with one under speed=off.
 
 from __future__ import annotations
 
-from launch.estimate.batch import batch, order_by_batch
-from launch.estimate.training import generates_with_vllm
+from launch.estimate.batch_counts import batch, order_by_batch
+from launch.estimate.rank_memory import generates_with_vllm
 from launch.schema import Config
 from launch.schema.enums import Vendor
 from launch.schema.trainer_args import argument

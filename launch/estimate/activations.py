@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from launch.estimate.adapted import ATTENTION, DOWN, Adapted
-from launch.estimate.batch import Batch
+from launch.estimate.batch_counts import Batch
 from launch.schema import Config, Model
 from launch.schema.enums import Head, Rows
 from launch.schema.shapes import linear_sizes

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from launch.estimate.batch import UNCUT, batch
+from launch.estimate.batch_counts import UNCUT, batch
 from launch.estimate.memory import on_host
-from launch.estimate.training import IN_8_BITS, OF_TORCHAO, OPTIMIZERS, generates_with_vllm
+from launch.estimate.rank_memory import IN_8_BITS, OF_TORCHAO, OPTIMIZERS, generates_with_vllm
 from launch.machine.detect import Host
 from launch.schema import Config
 from launch.schema.enums import Vendor

@@ -12,15 +12,15 @@ import math
 
 from launch.estimate import adapted
 from launch.estimate.activations import MicroStep, Numerics, micro_step
-from launch.estimate.batch import Batch, batch, generation_batch
-from launch.estimate.traffic import TRAFFIC, traffic
-from launch.estimate.training import (
+from launch.estimate.batch_counts import Batch, batch, generation_batch
+from launch.estimate.rank_memory import (
     compares,
     generates_with_vllm,
     has_reference,
     stepped_bytes,
     width,
 )
+from launch.estimate.traffic import TRAFFIC, traffic
 from launch.inputs import engine_args
 from launch.machine import placement
 from launch.machine.placement import shares_gpu

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from launch.config.choose import ACCUMULATION, BATCH, choose, with_value, without_choices
 from launch.core.errors import UserError
 from launch.estimate import margin
-from launch.estimate.batch import apply_effective_batch, batch
+from launch.estimate.batch_counts import apply_effective_batch, batch
 from launch.estimate.speed import speed
 from launch.machine import placement
 from launch.machine.detect import Host

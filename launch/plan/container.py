@@ -18,8 +18,8 @@ from launch.inputs.data_files import named_files
 from launch.inputs.paths import followed, home, hub_cache, run_hash, secret_dir
 from launch.machine import placement
 from launch.machine.detect import Host
-from launch.plan import environment
-from launch.plan.environment import ROOT
+from launch.plan import process_env
+from launch.plan.process_env import ROOT
 from launch.schema import Config
 from launch.schema.enums import Network, Vendor
 from launch.schema.plan import ContainerSpec, Mount, Process
@@ -236,7 +236,7 @@ def _inputs(config: Config, host: Host) -> list[tuple[str, str]]:
         inputs += [(path, "targets of links in the model directory") for path in outside]
     if tuned := config.user_env.get("PYTORCH_TUNABLEOP_FILENAME"):
         inputs += [(str(Path(tuned).parent), "tuned matrix products")]
-    inputs += [(folder, "PYTHONPATH") for folder in environment.own_python_path(config, host)]
+    inputs += [(folder, "PYTHONPATH") for folder in process_env.own_python_path(config, host)]
     return list({path: why for path, why in inputs if path and Path(path) != ROOT}.items())
 
 

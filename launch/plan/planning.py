@@ -11,12 +11,12 @@ from launch.config.identity import default_name
 from launch.config.request import Request
 from launch.core.errors import UserError
 from launch.core.json_files import plain
-from launch.estimate import batch, margin, memory, speed
+from launch.estimate import batch_counts, margin, memory, speed
 from launch.inputs import model_path, sample_files
 from launch.machine import placement
 from launch.machine.detect import Host
 from launch.machine.gpu import GIB
-from launch.plan import balance, container, data_cache, environment, process_groups, sandbox, tuned
+from launch.plan import balance, container, data_cache, process_env, process_groups, sandbox, tuned
 from launch.plan.views import image_json
 from launch.rules import check
 from launch.rules.warnings import rule_warnings
@@ -41,7 +41,7 @@ def prepare(config: Config, keys: Sequence[str] = ()) -> tuple[Config, list[str]
     config = balance.with_servers(config)
     check.check_given(config)
     is_tuning = trainer_args.recipe_name(config)  # its recipe takes the steps
-    replaced = [] if is_tuning else batch.apply_effective_batch(config, keys)
+    replaced = [] if is_tuning else batch_counts.apply_effective_batch(config, keys)
     if not config.smoke:
         check.check(config)
         tuned.check_recipe(config)
@@ -65,9 +65,9 @@ def make_plan(
     request: Request = NO_REQUEST,
 ) -> Plan:
     """Plan a prepared composition. Raises HostError if the user's environment contradicts it."""
-    names = environment.secret_names(config, host.environ)
+    names = process_env.secret_names(config, host.environ)
     secrets = {host.environ.get(name, "") for name in names}
-    key = environment.leaked(plain(config), {secret for secret in secrets if len(secret) >= 8})
+    key = process_env.leaked(plain(config), {secret for secret in secrets if len(secret) >= 8})
     if key:
         raise UserError(
             f"{key}: holds a secret of your shell, and run records contain the composition. The "

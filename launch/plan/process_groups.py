@@ -10,7 +10,7 @@ from launch.inputs import paths
 from launch.machine import placement
 from launch.machine.detect import Host
 from launch.machine.placement import is_tokens_only, made_here
-from launch.plan import environment, rocprof
+from launch.plan import process_env, rocprof
 from launch.schema import Config
 from launch.schema.enums import Vendor
 from launch.schema.plan import Process
@@ -33,7 +33,7 @@ def process(config: Config, host: Host, run_dir: Path, group: placement.ProcessG
         argv = ranks_argv(config, host, run_dir, group)
     # vLLM sets the variables of its own ranks.
     ranks = 1 if group.kind == "server" else group.num_ranks
-    settings = environment.settings(config, host, group.kind, group.gpus, run_dir, ranks)
+    settings = process_env.settings(config, host, group.kind, group.gpus, run_dir, ranks)
     name, kind, gpus, num_ranks = group.name, group.kind, group.gpus, group.num_ranks
     return Process(name, kind, argv, settings, gpus, num_ranks, port, group.node)
 

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from launch.config.identity import PROPERTIES
 from launch.core.errors import UserError
-from launch.estimate.batch import batch, generation_batch, order_by_batch
+from launch.estimate.batch_counts import batch, generation_batch, order_by_batch
 from launch.machine import placement
 from launch.schema import Config, trainer_args
 

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from launch.core import json_files
-from launch.estimate import batch
+from launch.estimate import batch_counts
 from launch.machine import placement
 from launch.machine.gpu import GIB
 from launch.plan import data_cache
@@ -177,7 +177,7 @@ def _facts(plan: Plan) -> Table:
     if has_batches:
         rows["expected speed"] = _speed(plan)
     if plan.balance:
-        rows["balance"] = _balance(plan.balance, batch.batch(config).sequences)
+        rows["balance"] = _balance(plan.balance, batch_counts.batch(config).sequences)
     rows["run directory"] = str(plan.run_dir)
     for name, target in plan.targets.items():
         rows[f"target {name}"] = f"{target.value:g} ({target.source})"
@@ -189,7 +189,7 @@ def _facts(plan: Plan) -> Table:
 
 def _training(config: Config) -> str:
     prefix = f"{config.precision.name}, adapter {config.adapter.name}, "
-    size = batch.batch(config)
+    size = batch_counts.batch(config)
     if not config.method.trains:
         samples = int(argument(config, "samples_per_prompt"))
         each = f", {samples} samples of each" if samples > 1 else ""

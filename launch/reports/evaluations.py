@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from launch.reports import paired
-from launch.reports.data import Run, dig
 from launch.reports.parts import Block, Cell, Folded, Note, Table, cell, percent, percent_cell
+from launch.reports.run_files import Run, dig
 
 GROUPS = {"by_task": "By task", "by_level": "By level", "by_task_and_level": "By task and level"}
 TITLES = {"interval": "95% interval", "num_problems": "problems", "num_samples": "samples"}

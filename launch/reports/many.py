@@ -9,9 +9,8 @@ from typing import Any
 
 from launch.core import json_files
 from launch.plan import rundir
-from launch.reports import evaluations, one, series, tables
+from launch.reports import evaluations, key_charts, run_page, run_tables
 from launch.reports.curves import Charts
-from launch.reports.data import Run, is_number, phases_of, read, status_of
 from launch.reports.parts import (
     NONE,
     Block,
@@ -29,6 +28,7 @@ from launch.reports.parts import (
     percent_cell,
     text,
 )
+from launch.reports.run_files import Run, is_number, phases_of, read, status_of
 from launch.study import lineage
 
 # Keys that say where a run is, not what it computes: paths of a phase, output.
@@ -51,9 +51,9 @@ def pipeline(folder: Path) -> Page:
             note = f"of {choice['num_cycles']}, held-out accuracy {percent(choice['accuracy'])}"
             note += ", stopped early" if choice["stopped_early"] else ""
             chosen.append([f"cycle chosen, {raft}", choice["cycle"], note])
-        blocks: list[Block] = [one.headline(status, record.get("exit_code"), chosen)]
+        blocks: list[Block] = [run_page.headline(status, record.get("exit_code"), chosen)]
         if status != "done":
-            blocks.append(Note(one.verdict(status), mark_of(status)))
+            blocks.append(Note(run_page.verdict(status), mark_of(status)))
         for run in runs:
             if run.folder.parent != folder:
                 source = f"an earlier run, {run.folder.parent.name}"
@@ -66,7 +66,7 @@ def pipeline(folder: Path) -> Page:
         """Compare each evaluation with that of the model it came from."""
         by_name = {run.folder.name: run for run in runs}
         rows, pairs = [], []
-        for phase, before in lineage.gains([series.as_phase(run) for run in runs]):
+        for phase, before in lineage.gains([key_charts.as_phase(run) for run in runs]):
             if before is not None:
                 points = Cell(f"{lineage.points(phase, before):+.1f}", True)
                 shares = [percent_cell(before.accuracy), percent_cell(phase.accuracy)]
@@ -86,7 +86,7 @@ def pipeline(folder: Path) -> Page:
         {
             "Summary": summary,
             "Evaluation": evaluated,
-            "Curves": lambda: [Charts(series.phases(runs))],
+            "Curves": lambda: [Charts(key_charts.phases(runs))],
             "Warnings": lambda: _warnings(runs),
         }
     )
@@ -96,7 +96,7 @@ def pipeline(folder: Path) -> Page:
 
 
 def _inner(run: Run, title: str, is_open: bool = False) -> Section:
-    details = Folded("Everything of this run", one.sections(run, curves=False), is_open)
+    details = Folded("Everything of this run", run_page.sections(run, curves=False), is_open)
     return Section(title, [details], run.status)
 
 
@@ -105,7 +105,7 @@ def compare(runs: Sequence[Run], names: Sequence[str]) -> Page:
     sections = filled(
         {
             "Differences": lambda: differences(runs),
-            "Curves": lambda: [Charts(series.shared_charts(runs))],
+            "Curves": lambda: [Charts(key_charts.shared_charts(runs))],
             "Results": lambda: [results(runs), *benchmarks(runs)],
             "Evaluation": lambda: evaluations.compared(evaluations.with_first(runs)),
             "Warnings": lambda: _warnings(runs),
@@ -177,8 +177,8 @@ def results(runs: Sequence[Run]) -> Table:
         [
             Cell(run.name),
             *_results(run),
-            percent_cell(tables.measured(run, "mfu")),
-            cell(tables.peak_gb(run)),
+            percent_cell(run_tables.measured(run, "mfu")),
+            cell(run_tables.peak_gb(run)),
         ]
         for run in runs
     ]
@@ -195,14 +195,14 @@ def results(runs: Sequence[Run]) -> Table:
 def _results(run: Run) -> list[Cell]:
     """Return status, steps, loss, reward, accuracy, tokens/s and time."""
     last = {}
-    if not tables.rows_of(run):
+    if not run_tables.rows_of(run):
         last = run.metrics.last | {k: v for k, v in run.result.items() if v is not None}
-    seconds = one.elapsed_s(run)
+    seconds = run_page.elapsed_s(run)
     return [
         Cell(run.status, mark=mark_of(run.status)),
         *(cell(last.get(key)) for key in ("step", "loss", "reward")),
         percent_cell(last.get("accuracy")),
-        cell(tables.measured(run, "tokens_per_second")),
+        cell(run_tables.measured(run, "tokens_per_second")),
         cell(None) if seconds is None else Cell(duration(seconds), True),
     ]
 
@@ -221,14 +221,14 @@ def _side_by_side(name: str, runs: Sequence[Run]) -> Table:
 
     A measured column has digits. A column of only integers is a size.
     """
-    figure, rows_of = str(runs[0].result.get("figure")), [tables.rows_of(run) for run in runs]
-    measured = {figure, *tables.UNNAMED_COLUMNS}
-    for column in tables.columns_of(runs[0]):
+    figure, rows_of = str(runs[0].result.get("figure")), [run_tables.rows_of(run) for run in runs]
+    measured = {figure, *run_tables.UNNAMED_COLUMNS}
+    for column in run_tables.columns_of(runs[0]):
         key = column["key"]
         is_size = all(isinstance(row.get(key), int) for rows in rows_of for row in rows)
         if key.startswith("share") or (column.get("digits") is not None and not is_size):
             measured.add(key)
-    own = [column for column in tables.columns_of(runs[0]) if column["key"] not in measured]
+    own = [column for column in run_tables.columns_of(runs[0]) if column["key"] not in measured]
     by_key: list[dict[tuple[str, ...], dict[str, Any]]] = []
     for rows in rows_of:
         counts: Counter[tuple[str, ...]] = Counter()  # rows without a difference keep their order
@@ -247,7 +247,7 @@ def _side_by_side(name: str, runs: Sequence[Run]) -> Table:
             for v in others
         ]
         table.append([*key[:-1], *cells, *ratios])
-    titles = [*map(tables.title_of, own), *(run.name for run in runs)]
+    titles = [*map(run_tables.title_of, own), *(run.name for run in runs)]
     titles += [f"{run.name} over {runs[0].name}" for run in runs[1:]]
     return Table(f"{name}: {figure}", titles, table)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from launch.reports.data import is_number
+from launch.reports.run_files import is_number
 
 NONE = "–"
 # For the statuses of a run and of a trial; all others are bad.

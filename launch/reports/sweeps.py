@@ -11,9 +11,8 @@ from typing import Any
 from launch.core import json_files
 from launch.core.errors import UserError
 from launch.plan import rundir
-from launch.reports import many, one, series, tables
+from launch.reports import key_charts, many, run_page, run_tables
 from launch.reports.curves import Chart, Charts, curve
-from launch.reports.data import Run, dig, is_number, kind_of, phases_of, read
 from launch.reports.parts import (
     Block,
     Cell,
@@ -27,6 +26,7 @@ from launch.reports.parts import (
     number,
     percent_cell,
 )
+from launch.reports.run_files import Run, dig, is_number, kind_of, phases_of, read
 from launch.study import optuna_study
 from launch.study.sweep_report import less_is_better, metric_of, short
 
@@ -65,13 +65,13 @@ def page(folder: Path) -> Page:
         ]
         if best is None:
             why = "The trials have different figures" if is_mixed else "No trial has a figure yet"
-            return [one.headline(status, None, figures), Note(f"{why}, so none is the best.")]
+            return [run_page.headline(status, None, figures), Note(f"{why}, so none is the best.")]
         better = "lower" if is_minimized else "higher"
         note = f"trial {best['number']}; {better} is better"
         figures.append([f"best {metric}", Cell(number(best["value"]), True, "good"), note])
         command = dig(content, "best", "command") or " ".join(best["varied"])
         best_trial = Pre(f"The best trial, {best['number']}", command)
-        return [one.headline(status, None, figures), best_trial]
+        return [run_page.headline(status, None, figures), best_trial]
 
     which = "first" if best is None else "best"
 
@@ -104,12 +104,12 @@ def _is_trial(entry: Any) -> bool:
 def curves(runs: list[Run], ranked: list[Trial], total: int, which: str) -> list[Block]:
     """Draw each trial's value, and the curves of the trials that are `which`: best or first."""
     points = sorted((float(t["number"]), float(t["value"])) for t in ranked)
-    charts = series.shared_charts(runs)
+    charts = key_charts.shared_charts(runs)
     if len(points) > 1:
         title = f"{ranked[0]['metric']} of each trial"
         charts.insert(0, Chart(title, [curve(title, points, dots=True)], x_title="trial"))
     notes = [Note(f"{run.name}: {note}", "warn") for run in runs for note in run.notes]
-    if not charts and not any(map(tables.rows_of, runs)):
+    if not charts and not any(map(run_tables.rows_of, runs)):
         notes.append(Note("No trial has logged a curve.", "warn"))
     left_out = f"The {len(runs)} {which} of {total} trials." if total > len(runs) else ""
     return [Charts(charts, left_out), *notes]

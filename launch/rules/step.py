@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from launch.core.errors import near
-from launch.estimate.batch import batch, fitting_batches, generation_batch, whole_generations
+from launch.estimate.batch_counts import batch, fitting_batches, generation_batch, whole_generations
 from launch.inputs.adapter_files import listed
 from launch.rules.refusal import Refusal, outside
 from launch.schema import Adapter, Config

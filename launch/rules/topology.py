@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from launch.estimate.batch import least_staleness
+from launch.estimate.batch_counts import least_staleness
 from launch.estimate.memory import longest_served_gb
 from launch.machine import placement
 from launch.rules.refusal import Refusal, outside

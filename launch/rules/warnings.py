@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from launch.estimate.training import generates_with_vllm, makes_fp32
+from launch.estimate.rank_memory import generates_with_vllm, makes_fp32
 from launch.machine import placement
 from launch.schema import Config
 from launch.schema.enums import Link, Mode

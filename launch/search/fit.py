@@ -19,8 +19,8 @@ from launch.config.request import Request
 from launch.config.wording import groups
 from launch.core.errors import HostError, UserError
 from launch.estimate import margin, memory
-from launch.estimate.batch import ACCUMULATION, batch
-from launch.estimate.training import OPTIMIZERS, has_reference
+from launch.estimate.batch_counts import ACCUMULATION, batch
+from launch.estimate.rank_memory import OPTIMIZERS, has_reference
 from launch.inputs.adapter_files import check_adapter
 from launch.machine import placement
 from launch.machine.detect import Host

@@ -21,7 +21,7 @@ from launch.config.request import Request
 from launch.config.wording import CONF, translate
 from launch.core import json_files
 from launch.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, HostError, UserError
-from launch.plan.environment import ROOT
+from launch.plan.process_env import ROOT
 from launch.study import pool
 from launch.study.trial_loop import Loop
 

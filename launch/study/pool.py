@@ -11,7 +11,7 @@ from pathlib import Path
 from launch.machine import masks
 from launch.machine.detect import Host
 from launch.machine.placement import MASK
-from launch.plan.environment import ROOT
+from launch.plan.process_env import ROOT
 from launch.study.trials import Prepared
 
 RUN = ROOT / "launch/run.py"

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from omegaconf import OmegaConf
 
-from launch.estimate import activations, batch, memory, training
+from launch.estimate import activations, batch_counts, memory, rank_memory
 from launch.machine import placement
 from launch.plan.planning import make_plan, prepare
 from launch.schema import Config
@@ -83,7 +83,7 @@ def test_micro_step_matches_torch(fused, model, numerics, rows, length, checkpoi
         f"method.args.gradient_checkpointing={checkpointing}",
         f"method.args.gradient_accumulation_steps={1 + accumulates}",
     )
-    moments = training.moments(config)
+    moments = rank_memory.moments(config)
     del moments["optimizer step"]
     held = config.model.num_parameters * (2 if numerics == "cast" else 4) if accumulates else 0
     peak = max(sum(parts.values()) for parts in moments.values()) - held
@@ -129,12 +129,12 @@ def test_micro_step_with_an_adapter_matches_torch(
     if casts:  # only its activations: gathered weights and sharded gradients are not counted here
         left_out.add("backward of the first layer")
         fsdp = composed("hardware=h200", "topology=fsdp", "precision=bf16", "adapter=lora")
-        assert activations.micro_step(fsdp, batch.batch(fsdp)).adapter.width == 2
-        step = activations.micro_step(config, batch.batch(config))
+        assert activations.micro_step(fsdp, batch_counts.batch(fsdp)).adapter.width == 2
+        step = activations.micro_step(config, batch_counts.batch(config))
         low = dataclasses.replace(step.adapter, width=2, recast=False)
         step = dataclasses.replace(step, adapter=low)
-        monkeypatch.setattr(training, "micro_step", lambda *_: step)
-    moments = {name: m for name, m in training.moments(config).items() if name not in left_out}
+        monkeypatch.setattr(rank_memory, "micro_step", lambda *_: step)
+    moments = {name: m for name, m in rank_memory.moments(config).items() if name not in left_out}
     arguments = {"r": 16, "target_modules": "all-linear", **arguments}
     step = (numerics, rows, length, checkpointing, False, arguments, casts)
     peak = max(sum(parts.values()) for parts in moments.values())

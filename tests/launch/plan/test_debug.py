@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launch.plan import environment
+from launch.plan import process_env
 from launch.schema.plan import Setting
 from tests.conftest import composed, host_with
 
@@ -20,7 +20,7 @@ def settings(tmp_path, *overrides: str, **environ: str) -> dict[str, Setting]:
     config = composed("method=sft", "model=qwen3_0_6b", *overrides)
     return {
         s.name: s
-        for s in environment.settings(config, host_with(1, **environ), "trainer", [0], tmp_path)
+        for s in process_env.settings(config, host_with(1, **environ), "trainer", [0], tmp_path)
     }
 
 

@@ -11,7 +11,7 @@ import pytest
 from launch.core.errors import HostError
 from launch.execution.execute import check_host
 from launch.machine import placement
-from launch.plan import environment
+from launch.plan import process_env
 from launch.plan.planning import make_plan
 from tests.conftest import composed, host_with
 
@@ -79,7 +79,7 @@ def test_the_ranks_path_is_ours_then_the_users_and_a_rewards_folder_last():
         .env["PYTHONPATH"]
         .split(":")
     )
-    assert path == [str(environment.ROOT), "/theirs"]
+    assert path == [str(process_env.ROOT), "/theirs"]
     own = ("hardware=cpu", "method=grpo", "++method.rewards={json.loads: 1.0}")
     assert (
         plan(*own, host=host_with(0)).processes[0].env["PYTHONPATH"].split(":")[-1]
@@ -109,8 +109,8 @@ def test_a_split_of_one_gpu_sends_weights_over_gloo():
     (plugin,) = found.entry_points
     assert (plugin.group, plugin.name) == ("vllm.general_plugins", "gloo_weights")
     module, _, function = plugin.value.partition(":")
-    assert f"def {function}(" in (environment.ROOT / f"{module.replace('.', '/')}.py").read_text()
-    assert two.env["PYTHONPATH"] == str(environment.ROOT)
+    assert f"def {function}(" in (process_env.ROOT / f"{module.replace('.', '/')}.py").read_text()
+    assert two.env["PYTHONPATH"] == str(process_env.ROOT)
 
 
 @pytest.mark.parametrize(("environ", "said"), [

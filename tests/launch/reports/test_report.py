@@ -9,8 +9,8 @@ import pytest
 from launch import report
 from launch.core import json_files
 from launch.plan import rundir
-from launch.reports import tables
-from launch.reports.data import read, read_metrics
+from launch.reports import run_tables
+from launch.reports.run_files import read, read_metrics
 from launch.study.optuna_study import Search, importances
 from launch.study.trials import Trial
 from tests.conftest import composed
@@ -134,7 +134,7 @@ TRAINERS = ("training", "generation", "weight sync", "rewards", "waiting")
 
 
 def parts_of_a_step(folder) -> dict[tuple[str, str], str]:
-    table = tables.step_parts(read(folder))
+    table = run_tables.step_parts(read(folder))
     return {(row[0].text, row[1].text): f"{row[2].text} {row[3].text}" for row in table.rows}
 
 

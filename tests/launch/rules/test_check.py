@@ -10,7 +10,7 @@ import pytest
 
 from launch.config.compose import groups
 from launch.core.errors import UserError
-from launch.estimate import batch
+from launch.estimate import batch_counts
 from launch.rules import tables
 from launch.rules.check import check, refusals
 from launch.rules.warnings import rule_warnings
@@ -401,7 +401,7 @@ def test_only_generation_batches_that_trl_rejects_are_rejected(size, per_device,
     rejected = [rule.name for rule in refusals(config)] == ["groups_divide"]
     assert rejected == (size % group != 0)
     assert is_rejected_by_trl(size) or not rejected
-    assert not any(map(is_rejected_by_trl, batch.whole_generations(config)))
+    assert not any(map(is_rejected_by_trl, batch_counts.whole_generations(config)))
 
 
 # overrides | words of the warning, or none

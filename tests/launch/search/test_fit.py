@@ -11,7 +11,7 @@ import pytest
 from launch import run
 from launch.config.request import Request
 from launch.core.errors import HostError, UserError
-from launch.estimate import batch
+from launch.estimate import batch_counts
 from launch.plan.planning import make_plan, prepare
 from launch.search import fit
 from tests.conftest import composed, host_with
@@ -101,7 +101,11 @@ def test_grpo_generates_as_much_with_a_smaller_batch(loss, said):
     overrides += ["method.args.steps_per_generation=2"]
     change = changes(overrides)[0]
     after = plan_of([*overrides, *change.overrides]).config
-    assert batch.generation_batch(after) == batch.generation_batch(plan_of(overrides).config) == 512
+    assert (
+        batch_counts.generation_batch(after)
+        == batch_counts.generation_batch(plan_of(overrides).config)
+        == 512
+    )
     assert change.cost == said
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from launch.reports import tables
+from launch.reports import run_tables
 from launch.reports.curves import Chart, Charts, Curve, curve, with_mean
-from launch.reports.data import Points, Run
 from launch.reports.parts import Folded
+from launch.reports.run_files import Points, Run
 from launch.study import lineage
 
 IMPORTANCE_RATIO = "sampling/importance_sampling_ratio/mean"
@@ -33,7 +33,7 @@ HELD_OUT = "eval_"  # prefix of held-out figures, drawn next to training figures
 LEVEL_SHARE = "level_share/"  # prefix of a curriculum's keys, one for each level
 # launch/study/cycles.py names the sampling phases of RAFT like this.
 SAMPLED = re.compile(r"\d+_(?:(.+)_)?cycle(\d+)_sample")
-PARTS = {"step_s": "whole step", **tables.STEP, "server_s": "the server's generation"}
+PARTS = {"step_s": "whole step", **run_tables.STEP, "server_s": "the server's generation"}
 TELEMETRY = {
     "gpu_utilization": ("GPU utilization", "%"),
     "gpu_memory_used_gb": ("GPU memory in use", "GB"),
@@ -50,7 +50,7 @@ NOT_DRAWN = {"step", "num_steps", "time_s", "num_tokens", "tokens_per_second_per
 
 
 def points_of(run: Run, key: str, unit: str) -> Points:
-    steps, values = tables.logged(run, key)
+    steps, values = run_tables.logged(run, key)
     return steps, [100 * value for value in values] if unit == "%" else values
 
 
@@ -115,7 +115,7 @@ def others(run: Run) -> list[Folded]:
     keys = run.metrics.numeric_keys
     drawn = {*MAIN, *TELEMETRY, *NOT_DRAWN, *(PARTS if "train_s" in keys else ())}
     charts = []
-    for key in keys if not tables.rows_of(run) else ():
+    for key in keys if not run_tables.rows_of(run) else ():
         if key not in drawn and not key.startswith(LEVEL_SHARE) and not _is_held_out(run, key):
             points = run.metrics.points(key)
             charts += [Chart(key, [Curve(key, points)])] if len(set(points[1])) > 1 else []

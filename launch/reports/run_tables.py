@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from launch.core import json_files
-from launch.reports.data import Points, Run, is_number
 from launch.reports.parts import (
     Block,
     Cell,
@@ -21,6 +20,7 @@ from launch.reports.parts import (
     percent_cell,
     ratio,
 )
+from launch.reports.run_files import Points, Run, is_number
 
 WARM_UP = 3  # first lines, which a median leaves out: they compile and fill caches
 MOST_KERNELS = 25

@@ -14,9 +14,8 @@ from typing import Any
 from launch.execution import logs
 from launch.execution.meaning import of as meaning_of
 from launch.execution.supervise import failures
-from launch.reports import evaluations, rows, series, tables
+from launch.reports import evaluations, key_charts, run_tables, trained_rows
 from launch.reports.curves import Charts
-from launch.reports.data import Run, dig, is_number
 from launch.reports.parts import (
     Block,
     Cell,
@@ -34,6 +33,7 @@ from launch.reports.parts import (
     ratio,
     text,
 )
+from launch.reports.run_files import Run, dig, is_number
 from launch.study.pool import typed
 
 VERDICTS = {
@@ -75,19 +75,19 @@ def sections(run: Run, curves: bool = True) -> list[Section]:
     return filled(
         {
             "Summary": lambda: summary(run),
-            "Benchmark": lambda: tables.benchmark(run),
-            "Tuning": lambda: tables.tuning(run),
+            "Benchmark": lambda: run_tables.benchmark(run),
+            "Tuning": lambda: run_tables.tuning(run),
             "Results": lambda: results(run),
-            "Rows": lambda: rows.section(run),
+            "Rows": lambda: trained_rows.section(run),
             "Evaluation": lambda: evaluations.blocks(run),
-            "Curves": lambda: [Charts(series.main(run))] if curves else [],
-            "Speed": lambda: tables.speed(run),
-            "Memory": lambda: tables.memory(run),
+            "Curves": lambda: [Charts(key_charts.main(run))] if curves else [],
+            "Speed": lambda: run_tables.speed(run),
+            "Memory": lambda: run_tables.memory(run),
             "GPU telemetry": lambda: telemetry(run, curves),
-            "Profile": lambda: tables.profile(run),
+            "Profile": lambda: run_tables.profile(run),
             "What ran": lambda: what_ran(run),
             "Warnings": lambda: map(Note, run.warnings),
-            "All other curves": lambda: series.others(run) if curves else [],
+            "All other curves": lambda: key_charts.others(run) if curves else [],
             "Configuration": lambda: configuration(run),
         }
     )
@@ -113,7 +113,11 @@ def summary(run: Run) -> list[Block]:
         sentences += [f"Exit code {run.exit_code}."] if run.exit_code else []
         sentences += [str(error)] if error else []
         blocks.append(Note(" ".join(sentences), mark_of(run.status)))
-    if not run.metrics.rows and run.status not in ("waiting", "gone") and not tables.rows_of(run):
+    if (
+        not run.metrics.rows
+        and run.status not in ("waiting", "gone")
+        and not run_tables.rows_of(run)
+    ):
         blocks.append(Note("metrics.jsonl has no lines, so there are no curves.", "warn"))
     blocks += [Note(line, "warn") for line in run.notes]
     if run.status not in ("done", "running", "waiting", "gone") and not is_gate:
@@ -147,7 +151,7 @@ def last_words(run: Run) -> list[Block]:
 
 def figures(run: Run) -> list[list[Any]]:
     """Return the headline numbers: progress, loss, accuracy, speed, memory, time, energy."""
-    result, rows, last, figures = run.result, tables.rows_of(run), run.metrics.last, []
+    result, rows, last, figures = run.result, run_tables.rows_of(run), run.metrics.last, []
     if not rows and is_number(last.get("num_steps")):
         figures.append(["steps", last["step"], f"of {number(last['num_steps'])}"])
     for key in ("loss", "reward", "accuracy") if not rows else ():
@@ -160,20 +164,22 @@ def figures(run: Run) -> list[list[Any]]:
     if is_number(result.get("best_step")):
         why = "stopped early" if result.get("stopped_early") is True else "by held-out rows"
         figures.append(["best step", result["best_step"], why])
-    if (speed := tables.measured(run, "tokens_per_second")) is not None:
+    if (speed := run_tables.measured(run, "tokens_per_second")) is not None:
         predicted = dig(run.plan, "speed", "tokens_per_second")
         share = ratio(speed, predicted)
         under = f"{share} of {number(predicted)} predicted" if share else ""
         figures.append(["tokens/s", speed, under])
-    if (mfu := tables.measured(run, "mfu")) is not None:
+    if (mfu := run_tables.measured(run, "mfu")) is not None:
         figures.append(["MFU", Cell(percent(mfu), True), "of the hardware's peak"])
-    if (peak := tables.peak_gb(run)) is not None:
-        entry = tables.planned_memory(run)
+    if (peak := run_tables.peak_gb(run)) is not None:
+        entry = run_tables.planned_memory(run)
         under = f"of {number(round(entry['total_gb'], 1))} GB predicted" if entry else ""
         figures.append(["memory, most", Cell(f"{number(round(peak, 2))} GB", True), under])
     key = str(result.get("figure"))
     if values := [row[key] for row in rows if is_number(row.get(key))]:
-        titles = {column["key"]: tables.title_of(column) for column in tables.columns_of(run)}
+        titles = {
+            column["key"]: run_tables.title_of(column) for column in run_tables.columns_of(run)
+        }
         best = min if result.get("higher_is_better") is False else max
         figures.append([titles.get(key, key), best(values), "the best row"])
     if rows:
@@ -223,7 +229,7 @@ def results(run: Run) -> list[Block]:
 
 
 def telemetry(run: Run, curves: bool) -> list[Block]:
-    charts = series.telemetry(run)
+    charts = key_charts.telemetry(run)
     note = "Means between two logged lines, of the GPU of the first rank."
     if curves:
         return [Charts(charts, note)]

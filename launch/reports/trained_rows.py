@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from launch.core import json_files
-from launch.reports.data import Run, is_number
 from launch.reports.parts import Block, Cell, Facts, Table, number, percent
+from launch.reports.run_files import Run, is_number
 
 LEFT_OUT = {
     "read": "rows read",
