@@ -25,6 +25,7 @@ from launch.reports.parts import (
     mark_of,
     number,
     percent_cell,
+    table,
 )
 from launch.reports.run_files import Run, dig, is_number, kind_of, phases_of, read
 from launch.study import optuna_study
@@ -130,24 +131,18 @@ def parameters(trial: Trial) -> dict[str, str]:
 
 
 def _table(trials: list[Trial], metric: str | None, best: Trial | None) -> Table:
-    keys = list(dict.fromkeys(key for trial in trials for key in parameters(trial)))
+    keys = dict.fromkeys(key for trial in trials for key in parameters(trial))
     rows = []
     for trial in trials:
+        row: dict[str, Any] = {"trial": f"{trial['number']}" + " (best)" * (trial is best)}
+        row |= {key.removeprefix("method.args."): parameters(trial).get(key, "") for key in keys}
         value = cell(trial.get("value"))
         if not metric and value.number:
             value = Cell(f"{value.text} {trial.get('metric')}")
-        rows.append(
-            [
-                f"{trial['number']}" + (" (best)" if trial is best else ""),
-                *(parameters(trial).get(key, "") for key in keys),
-                value,
-                Cell(trial["status"], mark=mark_of(trial["status"])),
-                Path(trial.get("run_dir") or "").name,
-            ]
-        )
-    titles = [key.removeprefix("method.args.") for key in keys]
-    columns = ["trial", *titles, metric or "figure", "status", "run"]
-    return Table("Trials", columns, rows, ["best" if t is best else "" for t in trials])
+        row[metric or "figure"] = value
+        row["status"] = Cell(trial["status"], mark=mark_of(trial["status"]))
+        rows.append(row | {"run": Path(trial.get("run_dir") or "").name})
+    return table("Trials", rows, marks=["best" if t is best else "" for t in trials])
 
 
 def importance(folder: Path, trials: list[Trial], metric: str | None) -> Block:
@@ -183,9 +178,9 @@ def importance(folder: Path, trials: list[Trial], metric: str | None) -> Block:
             f"values, over {len(done)} trials that are done. (Optuna's own estimate is for "
             "searches: it looks at the best tenth, which is one or two trials of a grid.)"
         )
-    rows = [[key, percent_cell(share, bar=True)] for key, share in shares.items()]
     caption = f"How much of {metric} each parameter decides"
-    return Table(caption, ["parameter", "share"], rows, note=how)
+    rows = ({"parameter": k, "share": percent_cell(v, bar=True)} for k, v in shares.items())
+    return table(caption, rows, how)
 
 
 def of_grid(done: list[Trial], varying: Sequence[str]) -> dict[str, float]:
