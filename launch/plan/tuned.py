@@ -141,16 +141,16 @@ def experiment(config: Config, command: Sequence[str]) -> dict[str, Any]:
     return {"groups": groups, "values": values}
 
 
-def _standard(config: Config, method: str) -> Config:
-    names = {group: str(getattr(config, group).name) for group in GROUPS} | {"method": method}
-    return _composed(*names.items())
-
-
 @functools.cache
 def _composed(*groups: tuple[str, str]) -> Config:
     """Return the composition of the groups alone. Callers must not change it."""
     overrides = [f"{group}={name}" for group, name in groups]
     return compose([*overrides, "runtime=local", "container=none"])
+
+
+def _standard(config: Config, method: str) -> Config:
+    names = {group: str(getattr(config, group).name) for group in GROUPS} | {"method": method}
+    return _composed(*names.items())
 
 
 def _differing(mine: Any, standard: Any) -> Any:

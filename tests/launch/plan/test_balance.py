@@ -71,8 +71,8 @@ def test_auto_takes_the_fastest_and_a_record_has_its_number():
 
 
 @pytest.mark.parametrize(("overrides", "named"), [
-    (["topology.servers=many"], "whole number or auto"),
-    (["topology.servers=1.5"], "whole number or auto"),
+    (["topology.servers=many"], "whole number, or auto"),
+    (["topology.servers=1.5"], "whole number, or auto"),
     (["topology=ddp", "topology.servers=auto"], "topology=split"),
 ])  # fmt: skip
 def test_what_is_no_number_of_servers_is_rejected(overrides, named):
