@@ -11,6 +11,7 @@ import itertools
 import math
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -264,18 +265,16 @@ def _other_servers(config: Config) -> Iterator[Remedy]:
             yield [f"topology.server_tensor_parallel={parallel}"], cost
 
 
-def _planned(command: Request, host: Host) -> Memory | None:
-    """Return the result of `_plan`; None if the command is rejected."""
-    try:
-        return _plan(command, host)
-    except (UserError, HostError):
-        return None
-
-
 def _plan(command: Request, host: Host) -> Memory:
     """Plan a command and return its tightest process. Raises UserError, HostError."""
     config, _ = prepare(compose(command))
     return max(memory.on_host(config, host), key=margin.tightness)
+
+
+def _planned(command: Request, host: Host) -> Memory | None:
+    with suppress(UserError, HostError):  # the command is rejected
+        return _plan(command, host)
+    return None
 
 
 def search(config: Config, command: Request, host: Host) -> tuple[Request, dict[str, Any]]:

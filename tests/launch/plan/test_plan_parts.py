@@ -147,3 +147,15 @@ def test_a_host_that_cannot_run_it(overrides, gpus, said):
     with pytest.raises(HostError, match=said) as raised:
         check_host(plan(*overrides, host=host), host)
     assert raised.value.exit_code == 3
+
+
+@pytest.mark.parametrize(("hardware", "ours", "other"), [
+    ("mi300x", "AMD_SERIALIZE_KERNEL", "CUDA_LAUNCH_BLOCKING"),
+    ("strix_halo", "HSA_ENABLE_DEBUG", "CUDA_LAUNCH_BLOCKING"),
+    ("h200", "CUDA_LAUNCH_BLOCKING", "AMD_SERIALIZE_KERNEL"),
+])  # fmt: skip
+def test_a_fault_names_its_kernel(hardware, ours, other):
+    config = composed(f"hardware={hardware}", "topology=single", "debug=memory_fault")
+    found = {s.name: s for s in process_env.settings(config, host_with(1), "trainer", [0], RUN)}
+    assert found[ours].reason.startswith("debug=memory_fault: ")
+    assert other not in found
