@@ -22,12 +22,9 @@ from launch.schema.trainer_args import argument, value
 # nf4: 4 bits, and an fp32 scale per 64 weights (arXiv:2305.14314)
 BYTES = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "nf4": 0.5625}
 SHARDED = ("fsdp", "zero2", "zero3")
-TILE = (
-    4096,
-    32768,
-    # tokens and vocabulary entries that TRL's head takes at once; our head takes all entries
-    # (recipes/models/head.py)
-)
+# tokens and vocabulary entries that TRL's head takes at once; our head takes all entries
+# (recipes/models/head.py)
+TILE = (4096, 32768)
 # bytes: a head of log-probabilities keeps the gradients of logits up to this size
 # (recipes/models/head.py)
 KEPT = 3e9
@@ -81,11 +78,8 @@ class MicroStep:
     def recomputing(self) -> int:
         """Number of layers that keep only their input and run again in the backward."""
         layers = self.model.num_layers
-        return (
-            min(layers, layers if self.recomputed is None else self.recomputed)
-            if self.checkpointing
-            else 0
-        )
+        recomputed = layers if self.recomputed is None else self.recomputed
+        return min(layers, recomputed) if self.checkpointing else 0
 
     @property
     def recomputed_share(self) -> float:
@@ -100,12 +94,8 @@ class MicroStep:
     def widths(self) -> tuple[int, int, int, int]:
         """H, I, Q and K in elements."""
         model = self.model
-        return (
-            model.hidden_size,
-            model.intermediate_size,
-            model.num_heads * model.head_dim,
-            model.num_kv_heads * model.head_dim,
-        )
+        query, key = (n * model.head_dim for n in (model.num_heads, model.num_kv_heads))
+        return model.hidden_size, model.intermediate_size, query, key
 
     def saved_by_layer(self) -> float:
         """Return bytes that one layer keeps for its backward, for all tokens."""
@@ -232,11 +222,8 @@ class MicroStep:
     def linear_bytes(self) -> float:
         """Return bytes of one layer's 16-bit weight copies, which autocast keeps."""
         own = self.adapter.weights() if self.adapter else 0.0
-        return own + (
-            2.0 * sum(i * o for i, o in linear_sizes(self.model))
-            if self.numerics is Numerics.autocast
-            else 0.0
-        )
+        copies = 2.0 * sum(i * o for i, o in linear_sizes(self.model))
+        return own + (copies if self.numerics is Numerics.autocast else 0.0)
 
     def _logits(self, tokens: int) -> float:
         """Return bytes of the logits of up to `tokens` tokens, for the whole vocabulary."""
@@ -244,11 +231,8 @@ class MicroStep:
 
     def tile(self) -> float:
         """Return bytes of the logits held at once, with the weights' 16-bit copy."""
-        weights = (
-            2.0 * self.model.vocab_size * self.model.hidden_size
-            if self.numerics is Numerics.autocast
-            else 0.0
-        )
+        copies = self.numerics is Numerics.autocast
+        weights = 2.0 * self.model.vocab_size * self.model.hidden_size * copies
         if self.head is Head.kept and self._logits(self.tokens) <= KEPT:
             return self._logits(self.tokens) + weights
         if self.head is Head.summed:
