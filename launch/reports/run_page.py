@@ -265,10 +265,8 @@ def details(content: Mapping[str, Any] | None, keys: Sequence[str]) -> str:
 
 def configuration(run: Run) -> list[Block]:
     """Return the whole configuration and every process's command, folded."""
-    contents = {
-        "The whole configuration": run.config,
-        "Arguments of the trainer": run.plan.get("trainer_args"),
-    }
+    contents = {"The whole configuration": run.config}
+    contents |= {"Arguments of the trainer": run.plan.get("trainer_args") or {}}
     texts = {
         title: json.dumps(content, indent=1, ensure_ascii=False)
         for title, content in contents.items()
