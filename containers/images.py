@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +23,14 @@ TAG_LENGTH = 16
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 UNVERIFIED, UNKNOWN, UNBUILT, NONE = "unverified", "unknown", "unbuilt", "none"
 VERSIONS = ("python", "torch", "rocm", "vllm", "trl")
+PATTERNS = {"digest": rf"{DIGEST.pattern}|{UNVERIFIED}"}
+PATTERNS["pushed"] = rf"[^@\s]+:[0-9a-f]{{{TAG_LENGTH}}}@{DIGEST.pattern}|{UNBUILT}"
 # The files that every image is built with, in addition to its own Dockerfile and locks.
 SHARED = ("install.py", "probe.py")
 
 
 class LockError(Exception):
     """The lock file is inconsistent or incomplete: a maintainer's mistake, exit code 2."""
-
-
-def matching(pattern: str) -> Any:
-    """Declare a field whose text must match a pattern."""
-    return field(metadata={"pattern": pattern})
 
 
 @dataclass(frozen=True)
@@ -46,7 +43,7 @@ class Image:
 
     name: str
     base: str  # repository:tag that the image is built from
-    digest: str = matching(rf"{DIGEST.pattern}|{UNVERIFIED}")  # of that base
+    digest: str  # of that base
     python: str
     torch: str
     rocm: str
@@ -57,7 +54,7 @@ class Image:
     dockerfile: str  # relative to containers/
     locks: tuple[str, ...]  # hashed requirements in order of installation, relative to containers/
     # repository:tag@sha256:... that `push=` wrote
-    pushed: str = matching(rf"[^@\s]+:[0-9a-f]{{{TAG_LENGTH}}}@{DIGEST.pattern}|{UNBUILT}")
+    pushed: str
 
     @property
     def verified(self) -> bool:
@@ -122,7 +119,7 @@ def entry(name: str, content: Any, lock: Path = LOCK) -> Image:
     declared = {f.name: f for f in fields(Image)}
     faults = {key: "no such field" for key in values if key not in declared}
     for key, declaration in declared.items():
-        value, pattern = values.get(key), declaration.metadata.get("pattern", "(?s).+")
+        value, pattern = values.get(key), PATTERNS.get(key, "(?s).+")
         if str(declaration.type).startswith("tuple"):
             values[key] = tuple(value) if isinstance(value, (list, tuple)) else value
             if type(values[key]) is not tuple or not all(isinstance(v, str) for v in values[key]):

@@ -28,8 +28,10 @@ ARGUMENTS = [
 # fmt: on
 ASIDE = ("preview", "cache")  # keys of data that do not change rows
 # Counts of the rows that were left out, and of those that were not.
-COUNTS = ("read", "held_out", "duplicates", "prompts_without_pair", "filtered", "without_answer")
-COUNTS += ("by_task", "by_level")
+COUNTS = (
+    *("read", "held_out", "duplicates", "prompts_without_pair", "filtered", "without_answer"),
+    *("by_task", "by_level"),
+)
 TOKENIZER_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
 
 

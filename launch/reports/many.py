@@ -70,7 +70,7 @@ def pipeline(folder: Path) -> Page:
         rows, pairs = [], []
         for phase, before in lineage.gains([key_charts.as_phase(run) for run in runs]):
             if before is not None:
-                row = {"evaluation": phase.name, "before": before.name}
+                row: dict[str, Any] = {"evaluation": phase.name, "before": before.name}
                 row |= {"accuracy before": percent_cell(before.accuracy)}
                 row |= {"accuracy": percent_cell(phase.accuracy)}
                 rows.append(row | {"points": Cell(f"{lineage.points(phase, before):+.1f}", True)})
