@@ -30,9 +30,9 @@ import launch.core.installed  # noqa: F401
 from launch.core import json_files
 from launch.core.console import run_program
 from launch.core.errors import EXIT_DONE, UserError, near
-from launch.reports import many, one, page, sweeps
-from launch.reports.data import EXAMPLE, Run, kind_of, phases_of, read
+from launch.reports import html_page, many, run_page, sweeps
 from launch.reports.parts import Page
+from launch.reports.run_files import EXAMPLE, Run, kind_of, phases_of, read
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def build(request: Request) -> Page:
         return many.pipeline(folder)
     run = read(folder)
     name, timestamp = folder.parent.name, folder.name
-    return Page(name, timestamp, run.status, one.sections(run), about=one.about(run))
+    return Page(name, timestamp, run.status, run_page.sections(run), about=run_page.about(run))
 
 
 def compared(folders: list[tuple[Path, str]]) -> tuple[list[Run], list[str]]:
@@ -99,7 +99,7 @@ def main(arguments: list[str]) -> int:
         return EXIT_DONE
     try:
         request = parse(arguments)
-        html = page.render(build(request))
+        html = html_page.render(build(request))
         try:
             json_files.write_text(request.output, html)
         except OSError as error:

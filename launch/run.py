@@ -34,8 +34,7 @@ from launch.execution.execute import check_host, execute
 from launch.machine import detect
 from launch.plan import rundir, show
 from launch.plan.check_files import check_files
-from launch.plan.chosen import with_choices
-from launch.plan.planning import make_plan, prepare
+from launch.plan.planning import make_plan, prepare, with_choices
 from launch.plan.views import as_json
 from launch.schema.enums import Find, Mode
 from launch.schema.plan import Plan

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def pytest_configure() -> None:
-    # As launch/plan/environment.py does for ranks on a CPU, before anything imports torch. Two test
+    # As launch/plan/process_env.py does for ranks on a CPU, before anything imports torch. Two test
     # processes share two cores, and spinning threads tripled the CPU time of test_resume.py.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # A shell without a terminal starts background jobs with SIGINT ignored; children inherit that.

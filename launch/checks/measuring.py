@@ -24,7 +24,7 @@ from launch.core.errors import HostError
 from launch.execution import logs, orphans
 from launch.execution.local import LocalProcess
 from launch.machine import masks, placement
-from launch.plan import environment
+from launch.plan import process_env
 from launch.schema.enums import Vendor
 from launch.schema.plan import Process, Setting
 
@@ -102,7 +102,7 @@ def process_of(facts: Facts, force: bool, folder: Path) -> Process:
     argv += ["--local-addr", "127.0.0.1", "--nproc-per-node", str(count), "-m", PROGRAM]
     argv += ["--folder", str(folder), "--device", "cuda" if gpus else "cpu"]
     argv += ["--dtype", dtype, *(["--force"] if force else [])]
-    run = environment.settings(config, facts.host, "trainer", gpus, folder, count)
+    run = process_env.settings(config, facts.host, "trainer", gpus, folder, count)
     settings = {setting.name: setting for setting in (*run, *OWN_SETTINGS)}
     return Process("health", "health", argv, list(settings.values()), gpus, count)
 
@@ -135,7 +135,7 @@ def _watched(process: Process, folder: Path) -> Outcome:
         argv = ["measured" if word == str(folder) else word for word in process.argv]
         names = (*placement.MASK.values(), "GLOO_SOCKET_IFNAME")
         mask = [f"{s.name}={s.value}" for s in process.settings if s.name in names]
-        command = shlex.join([*mask, f"PYTHONPATH={environment.ROOT}", *argv])
+        command = shlex.join([*mask, f"PYTHONPATH={process_env.ROOT}", *argv])
         failed = (fault, f"for its full output, run it by hand: {command}")
     seconds = time.monotonic() - began
     return Outcome(tuple(process.gpus), tuple(measured.values()), seconds, failed)

@@ -16,7 +16,7 @@ from typing import Any
 from launch.config.compose import leaf
 from launch.config.unchanging import divides_evenly, why
 from launch.estimate import margin, memory
-from launch.estimate.batch import PROMPT, batch
+from launch.estimate.batch_counts import PROMPT, batch
 from launch.estimate.speed import COMPILE_S, num_steps, speed
 from launch.machine import placement
 from launch.machine.detect import Host

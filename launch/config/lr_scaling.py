@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from launch.estimate.batch import batch
+from launch.estimate.batch_counts import batch
 from launch.schema import Config
 from launch.schema.data import LrScaling
 from launch.schema.trainer_args import value

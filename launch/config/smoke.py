@@ -12,7 +12,7 @@ import importlib.util
 from typing import Any
 
 from launch.config.compose import leaf
-from launch.estimate import batch
+from launch.estimate import batch_counts
 from launch.schema import Config, Topology, shapes, trainer_args
 from launch.schema.enums import Debug, Init, Link, Profile, Rocprof, Vendor
 
@@ -237,14 +237,14 @@ def _shrink_effective_batch(config: Config) -> list[str]:
     sequences, config.effective_batch = config.effective_batch, None
     if sequences is None or trainer_args.recipe_name(config):
         return []
-    size = batch.batch(config)
+    size = batch_counts.batch(config)
     if "effective_batch" not in config.smoke_keeps or sequences % (size.ranks * size.per_device):
         return [
             f"effective_batch={sequences}: {size.sequences}, {size.ranks} rank(s) x "
             f"{size.per_device} x {size.accumulation}"
         ]
     config.effective_batch = sequences
-    batch.apply_effective_batch(config)
+    batch_counts.apply_effective_batch(config)
     return []
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from launch.config.conditions import Facts, hold, setting, table
-from launch.estimate.batch import batch, order_by_batch
-from launch.estimate.training import generates_with_vllm
+from launch.estimate.batch_counts import batch, order_by_batch
+from launch.estimate.rank_memory import generates_with_vllm
 from launch.schema import Config
 from launch.schema.trainer_args import argument
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from launch.estimate.adapted import ATTENTION, DOWN, Adapted
-from launch.estimate.batch import Batch
+from launch.estimate.batch_counts import Batch
 from launch.schema import Config, Model
 from launch.schema.enums import Head, Rows
 from launch.schema.shapes import linear_sizes
@@ -22,12 +22,9 @@ from launch.schema.trainer_args import argument, value
 # nf4: 4 bits, and an fp32 scale per 64 weights (arXiv:2305.14314)
 BYTES = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "nf4": 0.5625}
 SHARDED = ("fsdp", "zero2", "zero3")
-TILE = (
-    4096,
-    32768,
-    # tokens and vocabulary entries that TRL's head takes at once; our head takes all entries
-    # (recipes/models/head.py)
-)
+# tokens and vocabulary entries that TRL's head takes at once; our head takes all entries
+# (recipes/models/head.py)
+TILE = (4096, 32768)
 # bytes: a head of log-probabilities keeps the gradients of logits up to this size
 # (recipes/models/head.py)
 KEPT = 3e9
@@ -81,11 +78,8 @@ class MicroStep:
     def recomputing(self) -> int:
         """Number of layers that keep only their input and run again in the backward."""
         layers = self.model.num_layers
-        return (
-            min(layers, layers if self.recomputed is None else self.recomputed)
-            if self.checkpointing
-            else 0
-        )
+        recomputed = layers if self.recomputed is None else self.recomputed
+        return min(layers, recomputed) if self.checkpointing else 0
 
     @property
     def recomputed_share(self) -> float:
@@ -100,91 +94,52 @@ class MicroStep:
     def widths(self) -> tuple[int, int, int, int]:
         """H, I, Q and K in elements."""
         model = self.model
-        return (
-            model.hidden_size,
-            model.intermediate_size,
-            model.num_heads * model.head_dim,
-            model.num_kv_heads * model.head_dim,
-        )
+        query, key = (n * model.head_dim for n in (model.num_heads, model.num_kv_heads))
+        return model.hidden_size, model.intermediate_size, query, key
 
     def saved_by_layer(self) -> float:
         """Return bytes that one layer keeps for its backward, for all tokens."""
         hidden, wide, query, key = self.widths
+        out, kept = self.numerics.product_bytes, self.scores() + 4 * self._copies_of_query()
         if self.compiled or self.liger:
-            return (
-                self.tokens * self._fused_per_token() + self.scores() + 4 * self._copies_of_query()
-            )
+            return self.tokens * self._fused_per_token() + kept
         if self.adapter:
-            per_token: float = (
-                8 * hidden
-                + 3 * self.numerics.product_bytes * wide
-                + self._attention(query, key)
-                + self.adapter.saved()
-            )
-        else:
-            per_token = (
-                self._norms() * hidden
-                + 4 * self.numerics.product_bytes * wide
-                + self._attention(query, key)
-            )
-        matrices = self.adapter.matrices() if self.adapter else 0.0
-        return self.tokens * per_token + matrices + self.scores() + 4 * self._copies_of_query()
+            attention = self._attention(query, key)
+            per_token = 8 * hidden + 3 * out * wide + attention + self.adapter.saved()
+            return self.tokens * per_token + self.adapter.matrices() + kept
+        # Both norms, with the copies of their outputs that the next five linear layers read.
+        norms = {
+            # input and normed in fp32; each linear layer casts its own copy
+            Numerics.autocast: 2 * (4 + 4) + 5 * 2,
+            # input in fp32, normed, and output, which the linear layers share
+            Numerics.cast: 2 * (4 + 2 + 2),
+            Numerics.fp32: 2 * (4 + 4 + 4),
+        }[self.numerics]
+        per_token = norms * hidden + 4 * out * wide + self._attention(query, key)
+        return self.tokens * per_token + kept
 
     def _fused_per_token(self) -> float:
-        """Return bytes per token as `_compiled_per_token` does, corrected for fp8 and adapters.
-
-        Read off peaks of an H100 (docs/speed.md).
-
-        With fp8, the norms' outputs and the activation's product are recomputed. With a frozen
-        base, attention's output is kept because o_proj's A reads it, and Liger's autograd functions
-        keep the activation's product for down_proj's A.
-        """
-        hidden, wide, query, _ = self.widths
-        out = self.numerics.product_bytes
-        found: float = self._compiled_per_token()
-        if self.fp8:
-            found -= out * (2 * hidden + wide)
-        if self.adapter:
-            found += (
-                out * query
-                + self.adapter.rank * out * len(self.adapter.sizes)
-                + (out * wide if self.liger else 0)
-            )
-        return found
-
-    def _compiled_per_token(self) -> int:
         """Return bytes per token that inductor's partitioner keeps.
 
         These are inputs and outputs of both norms; gate, up and their product; query, key, value
         and output of attention (query and key before qwen3's norms too); and sums (torch 2.13,
-        min_cut_rematerialization_partition).
+        min_cut_rematerialization_partition). Corrections for fp8 and adapters were read off peaks
+        of an H100 (docs/speed.md). With fp8, the norms' outputs and the activation's product are
+        recomputed. With a frozen base, attention's output is kept because o_proj's A reads it, and
+        Liger's autograd functions keep the activation's product for down_proj's A.
         """
         hidden, wide, query, key = self.widths
+        heads, kv_heads = self.model.num_heads, self.model.num_kv_heads
         out, normed = self.numerics.product_bytes, self.model.architecture == "qwen3"
-        sums = 4 * (
-            2
-            + self.model.num_heads
-            + (self.model.num_heads + self.model.num_kv_heads if normed else 0)
-        )
-        return (
-            2 * (self.numerics.hidden_bytes + out) * hidden
-            + 3 * out * wide
-            + (3 if normed else 2) * out * (query + key)
-            + sums
-        )
-
-    def _norms(self) -> int:
-        """Return bytes that both norms keep, per token and unit of H.
-
-        They include the copies of their outputs that the next five linear layers read.
-        """
-        return {
-            Numerics.autocast: 2 * (4 + 4)
-            + 5 * 2,  # input and normed in fp32; each linear layer casts its own copy
-            Numerics.cast: 2
-            * (4 + 2 + 2),  # input in fp32, normed, and output, which the linear layers share
-            Numerics.fp32: 2 * (4 + 4 + 4),
-        }[self.numerics]
+        sums = 4 * (2 + heads + (heads + kv_heads if normed else 0))
+        kept: float = 2 * (self.numerics.hidden_bytes + out) * hidden + 3 * out * wide
+        kept += (3 if normed else 2) * out * (query + key) + sums
+        if self.fp8:
+            kept -= out * (2 * hidden + wide)
+        if self.adapter:
+            kept += out * query + self.adapter.rank * out * len(self.adapter.sizes)
+            kept += out * wide if self.liger else 0
+        return kept
 
     def _attention(self, query: int, key: int) -> int:
         """Return bytes per token of attention's tensors.
@@ -235,24 +190,16 @@ class MicroStep:
         These are gradients of its hidden state and of the MLP's factors.
         """
         hidden, wide, _, _ = self.widths
+        out = self.numerics.product_bytes
         if self.adapter:
-            return max(self._backward_of_frozen_mlp(), *map(self._computing, self.adapter.sizes))
+            # By then, down_proj's input or its weight's copy is free.
+            down = DOWN in self.adapter.sizes
+            freed = 2.0 * wide * hidden if self.numerics is Numerics.autocast and not down else 0.0
+            around = 2 * hidden if self.numerics is Numerics.cast else 0
+            mlp = self.tokens * ((2 if down else 3) * out * wide + around) - freed
+            return max(mlp, *map(self._computing, self.adapter.sizes))
         unfused = 2 * self.scores() + 5 * self._copies_of_query()
-        return max(self.hidden + self.tokens * 2 * self.numerics.product_bytes * wide, unfused)
-
-    def _backward_of_frozen_mlp(self) -> float:
-        """Return bytes of gradients of the MLP's factors and hidden state.
-
-        By then, down_proj's input or its weight's copy is free.
-        """
-        assert self.adapter is not None
-        hidden, wide, _, _ = self.widths
-        down = DOWN in self.adapter.sizes
-        freed = 2.0 * wide * hidden if self.numerics is Numerics.autocast and not down else 0.0
-        around = 2 * hidden if self.numerics is Numerics.cast else 0
-        return (
-            self.tokens * ((2 if down else 3) * self.numerics.product_bytes * wide + around) - freed
-        )
+        return max(self.hidden + self.tokens * 2 * out * wide, unfused)
 
     def _computing(self, name: str) -> float:
         """Return bytes that an adapted linear layer's forward adds to what its decoder layer holds.
@@ -275,11 +222,8 @@ class MicroStep:
     def linear_bytes(self) -> float:
         """Return bytes of one layer's 16-bit weight copies, which autocast keeps."""
         own = self.adapter.weights() if self.adapter else 0.0
-        return own + (
-            2.0 * sum(i * o for i, o in linear_sizes(self.model))
-            if self.numerics is Numerics.autocast
-            else 0.0
-        )
+        copies = 2.0 * sum(i * o for i, o in linear_sizes(self.model))
+        return own + (copies if self.numerics is Numerics.autocast else 0.0)
 
     def _logits(self, tokens: int) -> float:
         """Return bytes of the logits of up to `tokens` tokens, for the whole vocabulary."""
@@ -287,11 +231,8 @@ class MicroStep:
 
     def tile(self) -> float:
         """Return bytes of the logits held at once, with the weights' 16-bit copy."""
-        weights = (
-            2.0 * self.model.vocab_size * self.model.hidden_size
-            if self.numerics is Numerics.autocast
-            else 0.0
-        )
+        copies = self.numerics is Numerics.autocast
+        weights = 2.0 * self.model.vocab_size * self.model.hidden_size * copies
         if self.head is Head.kept and self._logits(self.tokens) <= KEPT:
             return self._logits(self.tokens) + weights
         if self.head is Head.summed:

@@ -37,10 +37,9 @@ def trainable_parameters(model: Model, adapter: Adapter) -> int:
     if adapter.rank is None:
         return model.num_parameters
     sizes = dict(zip(LINEARS, linear_sizes(model), strict=True))
-    found = [sizes[name] for name in layers(adapter)]
-    return model.num_layers * sum(
-        adapter.rank * (i + o) + (o if adapter.dora else 0) for i, o in found
-    )
+    adapted = (sizes[name] for name in layers(adapter))
+    each = (adapter.rank * (i + o) + (o if adapter.dora else 0) for i, o in adapted)
+    return model.num_layers * sum(each)
 
 
 @dataclass(frozen=True)
@@ -77,21 +76,14 @@ class Adapted:
         base's and B's outputs, from which the magnitude's gradient is computed.
         """
         # dropout's mask takes a byte per element
-        element = self.out + (1 if self.dropout else 0)
-        each = sum(inputs * element for inputs, _ in self.sizes.values())
-        if (
-            not self.copies and not self.dropout
-        ):  # q, k and v read one tensor, gate and up another; o reads what attention keeps
-            each = self.out * sum(
-                next((self.sizes[name][0] for name in group if name in self.sizes), 0)
-                for group in (LINEARS[:3], GATE_UP, (DOWN,))
-            )
-        made = self.out * self.rank * len(self.sizes)
-        return (
-            each
-            + made
-            + (2 * self.out * sum(o for _, o in self.sizes.values()) if self.dora else 0)
-        )
+        each = sum(inputs for inputs, _ in self.sizes.values()) * (self.out + self.dropout)
+        if not self.copies and not self.dropout:
+            # q, k and v read one tensor, gate and up another; o reads what attention keeps
+            groups = (LINEARS[:3], GATE_UP, (DOWN,))
+            on = [[self.sizes[name][0] for name in group if name in self.sizes] for group in groups]
+            each = self.out * sum(inputs[0] for inputs in on if inputs)
+        outputs = 2 * self.out * sum(o for _, o in self.sizes.values()) if self.dora else 0
+        return each + self.out * self.rank * len(self.sizes) + outputs
 
     def weights(self) -> float:
         """Return bytes of the 16-bit copies of A and B, which autocast keeps through a forward."""
@@ -102,11 +94,8 @@ class Adapted:
 
         With dropout it recomputes the base's output, with a weight cast twice.
         """
-        return (
-            2.0 * sum(i * o for i, o in self.sizes.values())
-            if self.dora and self.dropout and self.copies
-            else 0.0
-        )
+        recomputes = self.dora and self.dropout and self.copies
+        return 2.0 * sum(i * o for i, o in self.sizes.values()) if recomputes else 0.0
 
     def computing(self, name: str, tokens: int) -> float:
         """Return bytes that an adapted layer needs while it computes, beyond what it saves."""

@@ -5,11 +5,9 @@ A run that fits by less than the planner's own error may not fit.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from launch.estimate.batch import UNCUT, batch
+from launch.estimate.batch_counts import UNCUT, batch
 from launch.estimate.memory import on_host
-from launch.estimate.training import IN_8_BITS, OF_TORCHAO, OPTIMIZERS, generates_with_vllm
+from launch.estimate.rank_memory import IN_8_BITS, OF_TORCHAO, OPTIMIZERS, generates_with_vllm
 from launch.machine.detect import Host
 from launch.schema import Config
 from launch.schema.enums import Vendor
@@ -42,24 +40,18 @@ def has_room(config: Config, host: Host) -> bool:
 
 def why(entry: Memory) -> str:
     """Explain why an entry that is close may not fit."""
-    return f"{', and '.join(_doubts(entry))} (docs/memory.md)"
+    return f"{', and '.join(_doubts(entry).values())} (docs/memory.md)"
 
 
-def _doubts(entry: Memory) -> list[str]:
-    found = [f"less room than the planner's error of {ERROR:.0%}"] if _short(entry) else []
-    if _in_pieces(entry):
-        found.append(
-            f"torch's allocator may hold {entry.scattered_gb:.1f} GB more, free but in pieces"
-        )
-    return found
-
-
-def _short(entry: Memory) -> bool:
-    return share(entry) > 1 - ERROR
-
-
-def _in_pieces(entry: Memory) -> bool:
-    return entry.scattered_gb > 0 and entry.total_gb + entry.scattered_gb > entry.capacity_gb
+def _doubts(entry: Memory) -> dict[str, str]:
+    """Return why an entry may not fit: it is `short` of room, or memory is in `pieces`."""
+    doubts, scattered = {}, entry.scattered_gb
+    if share(entry) > 1 - ERROR:
+        doubts["short"] = f"less room than the planner's error of {ERROR:.0%}"
+    if scattered > 0 and entry.total_gb + scattered > entry.capacity_gb:
+        held = f"{scattered:.1f} GB more, free but in pieces"
+        doubts["pieces"] = f"torch's allocator may hold {held}"
+    return doubts
 
 
 def tightness(entry: Memory) -> tuple[bool, bool, bool, float]:
@@ -70,16 +62,12 @@ def tightness(entry: Memory) -> tuple[bool, bool, bool, float]:
     return not entry.fits, not takes_its_share(entry), close(entry), share(entry)
 
 
-def tightest(found: Iterable[Memory]) -> Memory | None:
-    return max(found, key=tightness, default=None)
-
-
-def warnings(config: Config, found: list[Memory]) -> list[str]:
+def warnings(config: Config, entries: list[Memory]) -> list[str]:
     """Warn about each process that fits, but not surely.
 
     launch/search/fit.py reports a process that does not fit.
     """
-    entry = tightest(found)
+    entry = max(entries, key=tightness, default=None)
     if entry is None or not close(entry) or config.hardware.vendor == Vendor.none:
         return []
     needs = (
@@ -95,23 +83,13 @@ def warnings(config: Config, found: list[Memory]) -> list[str]:
     else:
         now = argument(config, longest)
         less = f"a smaller method.args.{longest} (now {now}), or more GPUs"
-    return [f"{needs}: {why(entry)}. It may not fit. Use: {_pages(config, entry)}{less}."]
-
-
-def _pages(config: Config, entry: Memory) -> str:
-    """Return the override that avoids free pieces, if it is sure to work; else ''.
-
-    On AMD it can hang (pytorch#192259); with vLLM it has limits (launch/rules/warnings.py).
-    """
-    if (
-        not _in_pieces(entry)
-        or config.hardware.vendor != Vendor.nvidia
-        or generates_with_vllm(config)
-    ):
-        return ""
-    return (
-        f"user_env.PYTORCH_ALLOC_CONF=expandable_segments:True, {'and' if _short(entry) else 'or'} "
-    )
+    # Pages avoid free pieces. On AMD they can hang (pytorch#192259); with vLLM they have limits
+    # (launch/rules/warnings.py).
+    doubts, pages = _doubts(entry), "user_env.PYTORCH_ALLOC_CONF=expandable_segments:True"
+    has_pages = config.hardware.vendor == Vendor.nvidia and not generates_with_vllm(config)
+    if "pieces" in doubts and has_pages:
+        less = f"{pages}, {'and' if 'short' in doubts else 'or'} {less}"
+    return [f"{needs}: {why(entry)}. It may not fit. Use: {less}."]
 
 
 def uncounted(config: Config) -> list[str]:
@@ -119,14 +97,13 @@ def uncounted(config: Config) -> list[str]:
     if config.method.measures_machine:  # nothing is planned for these methods
         return []
     names = ("packing", "padding_free", "activation_offloading", "auto_find_batch_size")
-    found = {name: argument(config, name) for name in names}
-    given = [f"method.args.{name}=true" for name, is_given in found.items() if is_given]
+    left_out = [f"method.args.{name}=true" for name in names if argument(config, name)]
     optimizer = argument(config, "optim")
     if optimizer not in (None, *OPTIMIZERS, *IN_8_BITS, OF_TORCHAO):
-        given.append(f"method.args.optim={optimizer} (AdamW stands for it)")
+        left_out.append(f"method.args.optim={optimizer} (AdamW stands for it)")
     if "max_length" in known(config) and not value(config, "max_length"):
-        given.append(f"method.args.max_length=null ({UNCUT} tokens stand for the longest row)")
-    lines = [f"memory and speed are planned without {', '.join(given)}."] if given else []
+        left_out.append(f"method.args.max_length=null ({UNCUT} tokens stand for the longest row)")
+    lines = [f"memory and speed are planned without {', '.join(left_out)}."] if left_out else []
     if config.adapter.dora and config.method.trains:
         lines.append(
             "speed is planned as plain LoRA's: DoRA's norms, which make a step slower, are not "

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from launch.estimate import training
+from launch.estimate import rank_memory
 from launch.estimate.activations import micro_step
-from launch.estimate.batch import batch
+from launch.estimate.batch_counts import batch
 from launch.inputs import engine_args
 from launch.machine import placement
 from launch.machine.detect import Host, is_smaller
@@ -88,7 +88,7 @@ def _server_parts(config: Config, capacity: float) -> dict[str, float]:
     """
     topology, on_cpu = config.topology, config.hardware.vendor == Vendor.none
     weights = (
-        engine_args.weights_gb(config, training.width(config)) / topology.server_tensor_parallel
+        engine_args.weights_gb(config, rank_memory.width(config)) / topology.server_tensor_parallel
     )
     left = topology.server_memory_share * capacity - OVERHEAD_GB - weights
     # On a CPU the cache has a fixed size.
@@ -105,7 +105,7 @@ def longest_served_gb(config: Config) -> float:
     longest = config.topology.server_max_length or config.model.max_positions
     # vLLM replicates the heads if there are fewer heads than GPUs.
     heads = max(1.0, config.model.num_kv_heads / config.topology.server_tensor_parallel)
-    width = engine_args.cache_width(config, training.width(config))
+    width = engine_args.cache_width(config, rank_memory.width(config))
     return heads * longest * shapes.head_bytes(config.model, width) / 1e9
 
 
@@ -114,9 +114,12 @@ def _rank_parts(config: Config, capacity: float) -> tuple[str, dict[str, float]]
     overhead = CPU_OVERHEAD_GB if config.hardware.vendor == Vendor.none else OVERHEAD_GB
     if not config.method.trains:
         rows = batch(config).per_device * int(value(config, "samples_per_prompt"))
-        parts = {"weights": training.base_bytes(config), **training.generating_bytes(config, rows)}
+        parts = {
+            "weights": rank_memory.base_bytes(config),
+            **rank_memory.generating_bytes(config, rows),
+        }
         return "", {**{name: size / 1e9 for name, size in parts.items()}, "context": overhead}
-    state, at = training.state(config), training.moments(config)
+    state, at = rank_memory.state(config), rank_memory.moments(config)
     if config.topology.name == "colocate":
         vllm = {"vllm": float(value(config, "vllm_gpu_memory_utilization")) * capacity * 1e9}
         if value(config, "vllm_enable_sleep_mode"):  # frees its memory while the trainer trains
@@ -124,7 +127,7 @@ def _rank_parts(config: Config, capacity: float) -> tuple[str, dict[str, float]]
         else:
             state |= vllm
     held = {
-        **training.preparation(config),
+        **rank_memory.preparation(config),
         **{name: {**state, **parts} for name, parts in at.items()},
     }
     moment, most = max(held.items(), key=lambda item: sum(item[1].values()))

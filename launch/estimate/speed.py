@@ -12,15 +12,15 @@ import math
 
 from launch.estimate import adapted
 from launch.estimate.activations import MicroStep, Numerics, micro_step
-from launch.estimate.batch import Batch, batch, generation_batch
-from launch.estimate.traffic import TRAFFIC, traffic
-from launch.estimate.training import (
+from launch.estimate.batch_counts import Batch, batch, generation_batch
+from launch.estimate.rank_memory import (
     compares,
     generates_with_vllm,
     has_reference,
     stepped_bytes,
     width,
 )
+from launch.estimate.traffic import TRAFFIC, traffic
 from launch.inputs import engine_args
 from launch.machine import placement
 from launch.machine.placement import shares_gpu
@@ -94,13 +94,13 @@ def speed(config: Config) -> Speed:
     if size.completion and not generates_with_vllm(config):
         basis += "; an upper bound, since transformers generates"
     largest = sorted(parts.items(), key=lambda part: -part[1])[:3]
-    said = f"{basis}: {', '.join(f'{name} {part / step_s:.0%}' for name, part in largest)}"
+    shares = f"{basis}: {', '.join(f'{name} {part / step_s:.0%}' for name, part in largest)}"
     hours = steps * step_s / 3600 if (steps := num_steps(config, size)) else None
     halves = (generate_s, train_s) if size.completion else (None, None)
     return Speed(
         size.tokens * config.method.sequences_per_example / step_s,
         step_s,
-        said,
+        shares,
         hours,
         _cost(config, hours),
         *halves,
@@ -158,9 +158,9 @@ def sampling(config: Config) -> Speed:
 
 
 def _forward_start_s(config: Config) -> float:
-    """Return seconds to launch a forward's kernels, which transformers does for every token.
+    """Return seconds to launch a forward's kernels, a third of those of forward and backward.
 
-    They are a third of those of forward and backward.
+    transformers does so for every token.
     """
     return config.model.num_layers * TRAFFIC[Numerics.cast, False].kernels / 3 * KERNEL_S
 
@@ -252,9 +252,10 @@ def extra_forwards(config: Config) -> float:
 
 
 def scores_apart(config: Config) -> bool:
-    """Return whether the policy that sampled differs from the step's.
+    """Return whether some completions were sampled with older weights than the step trains.
 
-    It does if a generation serves several steps, or a part of one.
+    That is so unless each step trains on whole generations of its own. TRL then computes the
+    completions' probabilities under the older weights in a forward of their own.
     """
     size = batch(config)
     micro_steps = max(1, generation_batch(config) // (size.per_device * size.ranks))

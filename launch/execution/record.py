@@ -21,7 +21,7 @@ from launch.inputs.jsonl_files import named_files
 from launch.machine.detect import Host
 from launch.machine.sysfs import text
 from launch.plan.data_cache import TOKENIZER_FILES
-from launch.plan.environment import ROOT, secret_names
+from launch.plan.process_env import ROOT, secret_names
 from launch.plan.sealed import seal
 from launch.plan.views import image_json
 from launch.schema import Config

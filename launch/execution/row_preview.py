@@ -18,8 +18,8 @@ from launch.core.errors import EXIT_FAILED, EXIT_USER
 from launch.execution.execute import write_inputs
 from launch.machine.detect import Host
 from launch.plan import data_cache
-from launch.plan.environment import ROOT
 from launch.plan.planning import make_plan
+from launch.plan.process_env import ROOT
 from launch.schema import Config, Runtime
 
 
@@ -33,7 +33,7 @@ def run(config: Config, host: Host, warnings: Sequence[str], request: Request) -
             data_cache=data_cache.for_ranks(without_choices(config), host),
         )
         write_inputs(plan)
-        # As for ranks (launch/plan/environment.py): use our recipes, not another folder of that
+        # As for ranks (launch/plan/process_env.py): use our recipes, not another folder of that
         # name.
         env = {
             **os.environ,

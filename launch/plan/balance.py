@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from launch.config.choose import ACCUMULATION, BATCH, choose, with_value, without_choices
 from launch.core.errors import UserError
 from launch.estimate import margin
-from launch.estimate.batch import apply_effective_batch, batch
+from launch.estimate.batch_counts import apply_effective_batch, batch
 from launch.estimate.speed import speed
 from launch.machine import placement
 from launch.machine.detect import Host
@@ -51,12 +51,10 @@ def with_servers(config: Config) -> Config:
     servers = config.topology.servers
     if isinstance(servers, int) and not isinstance(servers, bool):
         return config
-    if servers != AUTO:
-        raise UserError(f"{KEY}={servers}: it takes a whole number or {AUTO}.")
-    if config.topology.name != "split":
+    if servers != AUTO or config.topology.name != "split":
         raise UserError(
-            f"{KEY}={AUTO} under topology={config.topology.name}: it has no server. Use: "
-            f"topology=split, or no {KEY}."
+            f"{KEY}={servers}: it takes a whole number, or {AUTO} under topology=split, which "
+            f"has a server. Use: topology=split, or no {KEY}."
         )
     minimal = with_value(config, KEY, 1)
     check_given(minimal)

@@ -11,7 +11,6 @@ import itertools
 import os
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 from containers import images
@@ -56,11 +55,13 @@ def check_files(config: Config, all_lines: bool) -> None:
             makes_tokenizer = config.model.path is None and config.model.init == Init.random
             reader = "tokenizer" if makes_tokenizer else "nothing"
             reader = "evaluate" if config.data.heldout_fraction else reader
-        if config.data.path is not None:
-            _jsonl("data.path", Path(config.data.path), reader, all_lines)
-        if config.data.heldout_path is not None:
-            reader = rows if config.method.selection.metric else "evaluate"
-            _jsonl("data.heldout_path", Path(config.data.heldout_path), reader, all_lines)
+        held_out = rows if config.method.selection.metric else "evaluate"
+        for key, path, method in (
+            ("data.path", config.data.path, reader),
+            ("data.heldout_path", config.data.heldout_path, held_out),
+        ):
+            if path is not None:
+                _jsonl(key, Path(path), method, all_lines)
     check_data_files(config)
     _tuned_products(config)
     _rewards(config)
@@ -147,11 +148,10 @@ def _rewards(config: Config) -> None:
         bases = [Path(folder, *module.split(".")) for folder in (os.getcwd(), *sys.path)]
         files = (file for base in bases for file in (base.with_suffix(".py"), base / "__init__.py"))
         source = next(filter(Path.is_file, files), None)
+        key = f"method.rewards.{name}"
         if source is None:
-            raise UserError(
-                f"method.rewards.{name}: no module {module!r} on the path ({os.getcwd()} and the "
-                "installed packages)."
-            )
+            where = f"({os.getcwd()} and the installed packages)"
+            raise UserError(f"{key}: no module {module!r} on the path {where}.")
         try:
             text = source.read_text(encoding="utf-8")
             ast.parse(text)
@@ -159,9 +159,7 @@ def _rewards(config: Config) -> None:
             raise UserError(f"{source}: no Python ({error}).") from error
         words = re.findall(r"\w+", text)
         if function not in words:
-            raise UserError(
-                f"method.rewards.{name}: {module} defines no {function!r}.{near(function, words)}"
-            )
+            raise UserError(f"{key}: {module} defines no {function!r}.{near(function, words)}")
 
 
 def _packages(config: Config) -> None:
@@ -173,23 +171,21 @@ def _packages(config: Config) -> None:
     if argument(config, "use_liger_kernel"):
         key = "method.args.use_liger_kernel"
         _package(config, f"{key}=true", "liger-kernel", f"{key}=false", "liger.in")
-    if not config.smoke:  # a CPU computes in fp32
-        for override, precision, instead in _low_precisions(config):
-            _package(config, override, LOW_PRECISION[precision], instead, "quantization.in")
-
-
-def _low_precisions(config: Config) -> Iterator[tuple[str, str, str]]:
-    """Yield the override, fp8 or nf4, and an alternative for each low precision."""
-    if config.method.uses_precision and config.precision.name in LOW_PRECISION:
-        yield f"precision={config.precision.name}", config.precision.name, "precision=bf16"
+    if config.smoke:  # a CPU computes in fp32
+        return
+    precision = config.precision.name if config.method.uses_precision else "fp32"
+    low = [(f"precision={precision}", precision, "precision=bf16")]
     for name in ("modes", "precisions") if config.method.measures_machine else ():
         modes = argument(config, name) or []
         plain = ",".join(mode for mode in modes if not mode.endswith(tuple(LOW_PRECISION)))
-        for mode in modes:
-            precision = mode.rpartition("_")[2]  # full_fp8 gives fp8
-            # Another check rejects a precision that the GPU does not have.
-            if precision in LOW_PRECISION and precision in config.hardware.precisions:
-                yield f"method.args.{name}={mode}", precision, f"method.args.{name}=[{plain}]"
+        key = f"method.args.{name}"
+        # full_fp8 gives fp8; another check rejects a precision that the GPU does not have
+        kinds = {mode: mode.rpartition("_")[2] for mode in modes}
+        kinds = {mode: kind for mode, kind in kinds.items() if kind in config.hardware.precisions}
+        low += [(f"{key}={mode}", kind, f"{key}=[{plain}]") for mode, kind in kinds.items()]
+    for override, precision, instead in low:
+        if precision in LOW_PRECISION:
+            _package(config, override, LOW_PRECISION[precision], instead, "quantization.in")
 
 
 def _package(config: Config, given: str, package: str, instead: str, source: str) -> None:

@@ -18,15 +18,15 @@ from launch.inputs.jsonl_files import named_files
 from launch.inputs.paths import followed, home, hub_cache, run_hash, secret_dir
 from launch.machine import placement
 from launch.machine.detect import Host
-from launch.plan import environment
-from launch.plan.environment import ROOT
+from launch.plan import process_env
+from launch.plan.process_env import ROOT
 from launch.schema import Config
 from launch.schema.enums import Network, Vendor
 from launch.schema.plan import ContainerSpec, Mount, Process
 from launch.schema.trainer_args import argument
 
 SECRETS = "/run/secrets"
-OVERLAY = "/opt/recipes"  # where our images hold their packages
+OVERLAY = ("/", "opt", "recipes")  # where our images hold their packages
 ENTER = str(ROOT / "containers/enter.py")
 FIRST_RENDER_MINOR = 128  # of DRM's render nodes (include/drm/drm_file.h: DRM_MINOR_RENDER)
 INFINIBAND = "/dev/infiniband"
@@ -34,6 +34,11 @@ INFINIBAND = "/dev/infiniband"
 
 def container_name(run_dir: Path, process: str) -> str:
     return f"rocm-recipes-{run_hash(run_dir)}-{process}"
+
+
+def labels(run_dir: Path, process: str, host: Host) -> dict[str, str]:
+    values = {"run": str(run_dir), "process": process, "uid": str(host.uid)}
+    return {f"{LABEL}.{key}": value for key, value in values.items()}
 
 
 def image_reference(config: Config) -> str:
@@ -51,8 +56,41 @@ def specs(
     """
     if config.runtime.on_node != "docker":
         return {}
-    server = next((p for p in processes if p.kind == "server"), None)
-    return {p.name: _spec(config, p, server, host, run_dir, peers(p, processes)) for p in processes}
+    runtime, found = config.runtime, {}
+    server = next((container_name(run_dir, p.name) for p in processes if p.kind == "server"), "")
+    secrets = sorted(name for name in runtime.secrets if host.environ.get(name))
+    for process in processes:
+        gpus, others = process.gpus, peers(process, processes)
+        nodes = devices(config, host, gpus, others)
+        on_amd = "/dev/kfd" in nodes
+        # Server and trainers share network, /dev/shm and process ids, because RCCL and HIP IPC name
+        # sockets and segments by host and process id (ROCr: the abstract socket hsa<pid>; HIP:
+        # /hip_<pid>_<n> in /dev/shm).
+        joins = server and process.kind not in ("server", "prepare")
+        shared = f"container:{server}" if joins else ""
+        own_network = (runtime.network or Network.bridge).name
+        found[process.name] = ContainerSpec(
+            name=container_name(run_dir, process.name),
+            image=image_reference(config),
+            command=["python3", ENTER, *process.argv],
+            user=f"{host.uid}:{host.gid}",
+            stop_timeout_s=runtime.stop_timeout_s,
+            labels=labels(run_dir, process.name, host),
+            network="host" if runtime.network == Network.host else shared or own_network,
+            ipc=shared or ("shareable" if process.kind == "server" else "private"),
+            pid=shared or "private",
+            environment=environment_of(process, others),
+            devices=nodes,
+            nvidia_gpus=sorted({*gpus, *others}) * (config.hardware.vendor == Vendor.nvidia),
+            groups=groups(host, on_amd),
+            mounts=mounts(config, host, run_dir, bool(secrets)),
+            shm_gb=runtime.shm_gb or 16.0,
+            memory_gb=runtime.memory_gb,
+            memlock=bool(gpus) or runtime.infiniband,
+            security_opt=security(on_amd, host),
+            secrets=secrets,
+        )
+    return found
 
 
 def peers(process: Process, processes: list[Process]) -> list[int]:
@@ -69,48 +107,6 @@ def peers(process: Process, processes: list[Process]) -> list[int]:
     else:
         gpus = [gpu for p in processes if p.kind == "server" for gpu in p.gpus]
     return [gpu for gpu in gpus if gpu not in process.gpus]
-
-
-def _spec(
-    config: Config,
-    process: Process,
-    server: Process | None,
-    host: Host,
-    run_dir: Path,
-    others: list[int],
-) -> ContainerSpec:
-    runtime, gpus = config.runtime, process.gpus
-    nodes = devices(config, host, gpus, others)
-    on_amd = "/dev/kfd" in nodes
-    joins = server is not None and process.kind not in ("server", "prepare")
-    # Server and trainers share network, /dev/shm and process ids, because RCCL and HIP IPC name
-    # sockets and segments by host and process id (ROCr: the abstract socket hsa<pid>; HIP:
-    # /hip_<pid>_<n> in /dev/shm).
-    shared = f"container:{container_name(run_dir, server.name)}" if joins and server else ""
-    own_network = (runtime.network or Network.bridge).name
-    secrets = sorted(name for name in runtime.secrets if host.environ.get(name))
-    labels = {"run": str(run_dir), "process": process.name, "uid": str(host.uid)}
-    return ContainerSpec(
-        name=container_name(run_dir, process.name),
-        image=image_reference(config),
-        command=["python3", ENTER, *process.argv],
-        environment=environment_of(process, others),
-        devices=nodes,
-        nvidia_gpus=sorted({*gpus, *others}) if config.hardware.vendor == Vendor.nvidia else [],
-        groups=groups(host, on_amd),
-        user=f"{host.uid}:{host.gid}",
-        mounts=mounts(config, host, run_dir, bool(secrets)),
-        network="host" if runtime.network == Network.host else shared or own_network,
-        ipc=shared or ("shareable" if process.kind == "server" else "private"),
-        pid=shared or "private",
-        shm_gb=runtime.shm_gb or 16.0,
-        memory_gb=runtime.memory_gb,
-        memlock=bool(gpus) or runtime.infiniband,
-        security_opt=security(on_amd, host),
-        stop_timeout_s=runtime.stop_timeout_s,
-        secrets=secrets,
-        labels={f"{LABEL}.{key}": value for key, value in labels.items()},
-    )
 
 
 def groups(host: Host, on_amd: bool) -> list[str]:
@@ -171,62 +167,55 @@ def security(on_amd: bool, host: Host) -> list[str]:
 
 def mounts(config: Config, host: Host, run_dir: Path, secrets: bool) -> list[Mount]:
     """Mount code and data read-only, the run directory and caches writable. Raises UserError."""
-    read_only = [(str(ROOT), "code"), *_inputs(config, host)]
-    writable = [
-        (run_dir, "run directory"),
-        (home(config, host), "HOME: caches of compiled kernels"),
-        *([(Path(config.data.cache), "prepared rows")] if config.data.cache else []),
-        (hub_cache(host), "models and data sets of the hub"),
-    ]
-    mounts = [Mount(str(Path(path)), str(Path(path)), True, why) for path, why in read_only]
-    mounts += [Mount(str(path), str(path), False, why) for path, why in writable]
+    writable = {
+        str(run_dir): "run directory",
+        str(home(config, host)): "HOME: caches of compiled kernels",
+        str(config.data.cache or ""): "prepared rows",
+        str(hub_cache(host)): "models and data sets of the hub",
+    }
+    sources = [(str(ROOT), True, "code")]
+    sources += [(str(Path(path)), True, why) for path, why in _inputs(config, host)]
+    sources += [(path, False, why) for path, why in writable.items() if path]
+    for path, _, why in sources:
+        parts = Path(path).parts
+        if len(parts) < 3 or parts[1] in ("proc", "sys", "dev") or parts[:3] == OVERLAY:
+            raise UserError(
+                f"{path} ({why}) cannot be mounted into a container: it would hide files of the "
+                "image. Use: another directory, at least two levels deep, outside /proc, /sys, "
+                "/dev and /opt/recipes."
+            )
+        if why == "PYTHONPATH" and Path(path) == Path(host.home):
+            raise UserError(
+                "method.rewards: your own reward gives the container the current directory, which "
+                "is all of your home. Use: a directory with the reward in it, or "
+                "user_env.PYTHONPATH=<directory> from elsewhere."
+            )
+    mounts = [Mount(path, path, read_only, why) for path, read_only, why in sources]
     if secrets:
         mounts.append(Mount(str(secret_dir(host, run_dir)), SECRETS, True, "secrets"))
-    for mount in mounts:
-        _check_mount(mount, host)
     return mounts  # the engine itself mounts a directory before what is inside it
-
-
-def _check_mount(mount: Mount, host: Host) -> None:
-    """Raise UserError for a mount that hides the image's system or exposes too much of the host."""
-    parts = Path(mount.source).parts
-    if mount.target != SECRETS and (
-        len(parts) < 3 or parts[1] in ("proc", "sys", "dev") or parts[:3] == Path(OVERLAY).parts
-    ):
-        raise UserError(
-            f"{mount.source} ({mount.reason}) cannot be mounted into a container: it would hide "
-            "files of the image. "
-            "Use: another directory, at least two levels deep, outside /proc, /sys, /dev and "
-            "/opt/recipes."
-        )
-    if mount.reason == "PYTHONPATH" and Path(mount.source) == Path(host.home):
-        raise UserError(
-            "method.rewards: your own reward gives the container the current directory, which is "
-            "all of your home. "
-            "Use: a directory with the reward in it, or user_env.PYTHONPATH=<directory> from "
-            "elsewhere."
-        )
 
 
 def _inputs(config: Config, host: Host) -> list[tuple[str, str]]:
     data, model, method = config.data, config.model, config.method
+    converter, pipeline = (argument(config, name) for name in ("gguf_converter", "reuse"))
     inputs = [
         (data.path, "data"),
         (data.heldout_path, "held-out data"),
         (model.path, "model"),
         (config.adapter.path, "adapter"),
+        *((path, key) for key, path in named_files(config).items()),
     ]
-    inputs += [(path, key) for key, path in named_files(config).items()]
     if data.kind == "samples" and data.path:
         files = sample_files.files(data.path)
         linked = [file for file in files if not Path(file).is_relative_to(data.path)]
         inputs += [(file, "targets of links to samples") for file in linked]
-    if pipeline := argument(config, "reuse"):  # and the phases that it keeps from another run
+    if pipeline:  # and the phases that it keeps from another run
         links = filter(Path.is_symlink, Path(pipeline).glob("*"))
         phases = sorted(str(followed(link)) for link in links)
         inputs += [(path, "method.args.reuse") for path in (pipeline, *phases)]
     inputs += [(argument(config, "lm_eval_include"), "method.args.lm_eval_include")]
-    if method.exports and (converter := argument(config, "gguf_converter")):
+    if method.exports and converter:
         inputs += [(str(Path(converter).parent), "llama.cpp's converter, and what it imports")]
     if model.path and Path(model.path).is_dir():
         # In the hub's cache, all files of a snapshot are links to another folder.
@@ -236,7 +225,7 @@ def _inputs(config: Config, host: Host) -> list[tuple[str, str]]:
         inputs += [(path, "targets of links in the model directory") for path in outside]
     if tuned := config.user_env.get("PYTORCH_TUNABLEOP_FILENAME"):
         inputs += [(str(Path(tuned).parent), "tuned matrix products")]
-    inputs += [(folder, "PYTHONPATH") for folder in environment.own_python_path(config, host)]
+    inputs += [(folder, "PYTHONPATH") for folder in process_env.own_python_path(config, host)]
     return list({path: why for path, why in inputs if path and Path(path) != ROOT}.items())
 
 

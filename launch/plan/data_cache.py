@@ -27,6 +27,11 @@ ARGUMENTS = [
 ]
 # fmt: on
 ASIDE = ("preview", "cache")  # keys of data that do not change rows
+# Counts of the rows that were left out, and of those that were not.
+COUNTS = (
+    *("read", "held_out", "duplicates", "prompts_without_pair", "filtered", "without_answer"),
+    *("by_task", "by_level"),
+)
 TOKENIZER_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
 
 
@@ -94,26 +99,22 @@ def _code() -> list[str]:
     return [*digests, str(trainer_args.lock()["trl"])]
 
 
-def describe_rows(config: Config, preparation: dict[str, Any] | None) -> str:
-    """Describe the rows for a plan: lengths, how many are cut, and how full batches are."""
-    if preparation is None:
-        preview = "the same command with data.preview=5 instead of mode=plan"
-        return f"not prepared yet; {preview} shows lengths, cuts and packing"
-    length = preparation["length"]
+def describe_rows(statistics: dict[str, Any]) -> str:
+    """Describe rows: lengths, what was left out or cut, and how full batches are."""
+    length = statistics["length"]
     lines = [
-        f"{preparation['rows']} rows, lengths {length['shortest']} to {length['longest']} tokens, "
+        f"{statistics['rows']} rows, lengths {length['shortest']} to {length['longest']} tokens, "
         f"mean {length['mean']:.1f}"
     ]
-    most = max(number for _, _, number in preparation["histogram"])
+    most = max(number for _, _, number in statistics["histogram"])
     lines += [
         f"{low:6}-{high:<6} {'█' * round(24 * number / most):24} {number}"
-        for low, high, number in preparation["histogram"]
+        for low, high, number in statistics["histogram"]
     ]
-    if preparation["max_length"]:
-        lines.append(f"{preparation['truncated']} cut to {preparation['max_length']} tokens")
-    if preparation["efficiency"] is not None:
-        lines.append(
-            f"{preparation['efficiency']:.1%} of a batch's places hold a token, "
-            f"{'packed' if preparation['packing'] else 'not packed'}"
-        )
+    if statistics["max_length"]:
+        lines.append(f"{statistics['truncated']} cut to {statistics['max_length']} tokens")
+    if statistics["efficiency"] is not None:
+        packed = "packed" if statistics["packing"] else "not packed"
+        lines.append(f"{statistics['efficiency']:.1%} of a batch's places hold a token, {packed}")
+    lines += [f"{name}: {statistics[name]}" for name in COUNTS if statistics.get(name)]
     return "\n".join(lines)

@@ -69,32 +69,25 @@ def check_not_a_run(path: Path) -> None:
     if (path / "adapter_config.json").is_file() and not (path / "config.json").is_file():
         raise UserError(
             f"model.path={path} is an adapter, not a model. Use: model.path=<its base> "
-            f"adapter=<its kind> adapter.path={path}, "
-            "or the model/ of its run, where it is merged."
+            f"adapter=<its kind> adapter.path={path}, or the model/ of its run, where it is merged."
         )
-    record = read_json(path.parent / "record.json")
+    run, record = path.parent, read_json(path.parent / "record.json")
     if path.name != "model" or path.is_dir() or record is None:
         return
-    run = path.parent
-    if "phases" in record:
-        chosen = [choice["model"] for choice in recorded(record)]  # by RAFT's cycles
-        names = [*chosen, *(name for name in record["phases"].values() if name not in chosen)]
-        models = [f"model.path={run / name}" for name in names if (run / name / "model").is_dir()]
-        fault = "a pipeline, whose phases have the models. Use: "
-        fault += f"{' or '.join(models) or 'its command again'}."
-    elif record.get("status") == "done":
-        fault = "that run is done and has left no model. Use: the run that trained it."
-    else:
-        fault = f"that run has left no model (its status: {record.get('status')}). Use: its "
-        fault += "command again, which finishes it"
-        # checkpoints that are whole and can serve as a model
-        steps = {
-            int(step): folder
-            for folder in run.glob("checkpoints/checkpoint-*")
-            if (step := folder.name.rpartition("-")[2]).isdigit()
-            and (folder / "manifest.json").is_file()
-            and (folder / "config.json").is_file()
-        }
-        newest = steps[max(steps)] if steps else None
-        fault += f"; or model.path={newest}, its newest checkpoint." if newest else "."
-    raise UserError(f"model.path={run}: {fault}")
+    # of a pipeline, the models that RAFT's cycles chose come first
+    names = [*(choice["model"] for choice in recorded(record)), *record.get("phases", {}).values()]
+    models = [run / name / "model" for name in dict.fromkeys(names)]
+    # checkpoints that are whole and can serve as a model, the newest first
+    folders = {
+        int(folder.name.rpartition("-")[2]): folder
+        for folder in run.glob("checkpoints/checkpoint-*[0-9]")
+        if (folder / "manifest.json").is_file() and (folder / "config.json").is_file()
+    }
+    models += [folders[step] for step in sorted(folders, reverse=True)[:1]]
+    remedies = [f"model.path={m.parent if m.name == 'model' else m}" for m in models if m.is_dir()]
+    if record.get("status") != "done" and not ("phases" in record and remedies):
+        remedies.insert(0, "its command again, which finishes it")
+    raise UserError(
+        f"model.path={run}: that run has left no model of its own (its status: "
+        f"{record.get('status')}). Use: {' or '.join(remedies) or 'the run that trained it'}."
+    )

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from launch.config import choose, lr_scaling, smoke
-from launch.config.identity import default_name
+from launch.config.identity import default_name, identity, identity_of
 from launch.config.request import Request
 from launch.core.errors import UserError
-from launch.core.json_files import plain
-from launch.estimate import batch, margin, memory, speed
+from launch.core.json_files import plain, read_json
+from launch.estimate import batch_counts, margin, memory, speed
 from launch.inputs import model_path, sample_files
 from launch.machine import placement
 from launch.machine.detect import Host
 from launch.machine.gpu import GIB
-from launch.plan import balance, container, data_cache, environment, process_groups, sandbox, tuned
+from launch.plan import (
+    balance,
+    container,
+    data_cache,
+    process_env,
+    process_groups,
+    rundir,
+    sandbox,
+    tuned,
+)
 from launch.plan.views import image_json
 from launch.rules import check
 from launch.rules.warnings import rule_warnings
@@ -41,7 +50,7 @@ def prepare(config: Config, keys: Sequence[str] = ()) -> tuple[Config, list[str]
     config = balance.with_servers(config)
     check.check_given(config)
     is_tuning = trainer_args.recipe_name(config)  # its recipe takes the steps
-    replaced = [] if is_tuning else batch.apply_effective_batch(config, keys)
+    replaced = [] if is_tuning else batch_counts.apply_effective_batch(config, keys)
     if not config.smoke:
         check.check(config)
         tuned.check_recipe(config)
@@ -57,6 +66,22 @@ def prepare(config: Config, keys: Sequence[str] = ()) -> tuple[Config, list[str]
     return small, [*warnings, *(f"without smoke=true this is rejected: {r}" for r in reasons)]
 
 
+def with_choices(config: Config, host: Host, run_dir: Path) -> Config:
+    """Return a prepared `config` with every choice made. A resumed run uses its record's.
+
+    On other ranks than before (launch/plan/resuming.py) the batch is divided again, into the same
+    sequences per step.
+    """
+    before = (read_json(run_dir / "record.json") or {}).get("composition")
+    if before is None or rundir.untrusted(run_dir):  # rundir rejects such a record
+        return choose.choose(config, host)
+    choices = choose.recorded(before)
+    if identity(before) == identity_of(config):
+        return choose.apply(config, choices)
+    lasting = [choice for choice in choices if choice.key not in choose.OF_A_BATCH]
+    return choose.choose(choose.apply(config, lasting), host)
+
+
 def make_plan(
     config: Config,
     host: Host,
@@ -65,9 +90,9 @@ def make_plan(
     request: Request = NO_REQUEST,
 ) -> Plan:
     """Plan a prepared composition. Raises HostError if the user's environment contradicts it."""
-    names = environment.secret_names(config, host.environ)
+    names = process_env.secret_names(config, host.environ)
     secrets = {host.environ.get(name, "") for name in names}
-    key = environment.leaked(plain(config), {secret for secret in secrets if len(secret) >= 8})
+    key = process_env.leaked(plain(config), {secret for secret in secrets if len(secret) >= 8})
     if key:
         raise UserError(
             f"{key}: holds a secret of your shell, and run records contain the composition. The "
@@ -97,9 +122,7 @@ def make_plan(
             *model_path.warnings(config),
             *margin.uncounted(config),
             *margin.warnings(config, needed),
-            *smaller_warnings(config, smaller),
-            *image_warnings(config),
-            *secret_warnings(config, host),
+            *host_warnings(config, host, smaller),
         ],
         tuned=tuned.for_ranks(config, host, run_dir, ports),
         data_cache=data_cache.for_ranks(before, host),
@@ -110,35 +133,24 @@ def make_plan(
     )
 
 
-def smaller_warnings(config: Config, smaller: dict[int, float]) -> list[str]:
-    if not smaller:
-        return []
-    gpu, size = min(smaller.items(), key=lambda item: item[1])
-    nominal, gib = config.hardware.memory_gb, size / GIB
-    doctor = "; python launch/doctor.py says how to raise it"
-    remedy = doctor if config.hardware.unified_memory else ""
-    return [
-        f"GPU {gpu} has {gib:.0f} GiB, hardware.memory_gb={nominal:g}: memory is planned with "
-        f"{gib:.0f} GiB{remedy}."
-    ]
-
-
-def image_warnings(config: Config) -> list[str]:
+def host_warnings(config: Config, host: Host, smaller: dict[int, float]) -> Iterator[str]:
+    """Yield what a plan warns of: smaller GPUs, an unverified image, secrets without a value."""
+    if smaller:
+        gpu, gib = min(smaller.items(), key=lambda item: item[1])[0], min(smaller.values()) / GIB
+        doctor = "; python launch/doctor.py says how to raise it"
+        yield (
+            f"GPU {gpu} has {gib:.0f} GiB, hardware.memory_gb={config.hardware.memory_gb:g}: "
+            f"memory is planned with {gib:.0f} GiB{doctor * config.hardware.unified_memory}."
+        )
     image = image_json(config)
-    if image is None or image["verified"]:
-        return []
-    name = image.get("base", image["reference"])
-    return [f"unverified image: {name} is named by a tag, not by a digest, and may change."]
-
-
-def secret_warnings(config: Config, host: Host) -> list[str]:
-    """Warn of secrets without a value, except the usual ones of conf/runtime/docker.yaml."""
+    if image and not image["verified"]:
+        name = image.get("base", image["reference"])
+        yield f"unverified image: {name} is named by a tag, not by a digest, and may change."
+    # the usual ones of conf/runtime/docker.yaml
     usual = {"HF_TOKEN", "WANDB_API_KEY", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"}
-    return [
-        f"runtime.secrets: {name} is not set in your shell, so no process gets it."
-        for name in config.runtime.secrets
-        if name.upper() not in usual and not host.environ.get(name)
-    ]
+    for name in config.runtime.secrets:
+        if name.upper() not in usual and not host.environ.get(name):
+            yield f"runtime.secrets: {name} is not set in your shell, so no process gets it."
 
 
 def rank_config(plan: Plan) -> dict[str, Any]:

@@ -10,9 +10,9 @@ from launch.inputs import paths
 from launch.machine import placement
 from launch.machine.detect import Host
 from launch.machine.placement import is_tokens_only, made_here
-from launch.plan import environment, rocprof
+from launch.plan import process_env
 from launch.schema import Config
-from launch.schema.enums import Vendor
+from launch.schema.enums import Profile, Rocprof, Vendor
 from launch.schema.plan import Process
 
 
@@ -33,7 +33,7 @@ def process(config: Config, host: Host, run_dir: Path, group: placement.ProcessG
         argv = ranks_argv(config, host, run_dir, group)
     # vLLM sets the variables of its own ranks.
     ranks = 1 if group.kind == "server" else group.num_ranks
-    settings = environment.settings(config, host, group.kind, group.gpus, run_dir, ranks)
+    settings = process_env.settings(config, host, group.kind, group.gpus, run_dir, ranks)
     name, kind, gpus, num_ranks = group.name, group.kind, group.gpus, group.num_ranks
     return Process(name, kind, argv, settings, gpus, num_ranks, port, group.node)
 
@@ -54,14 +54,35 @@ def ranks_argv(
     interpreter = python(config, host)
     program = "recipes.prepare" if group.kind == "prepare" else config.method.program
     ranks = ["-m", program, "--config", str(run_dir / "config.yaml")]
-    if program == config.method.program:
-        ranks = rocprof.wrapped(config, run_dir, interpreter, ranks)
+    if program == config.method.program and config.profile == Profile.rocprof:
+        profiler = [config.rocprof.value, *rocprof_options(config.rocprof, run_dir / "profile")]
+        ranks = ["--no-python", *profiler, "--", interpreter, *ranks]
     if placement.starts_directly(config, group.kind):
         return [interpreter, *ranks]
     return [
         *[interpreter, "-m", "torch.distributed.run", *rendezvous(config, host, group.node)],
         *["--nproc-per-node", str(group.num_ranks), *ranks],
     ]
+
+
+def rocprof_options(program: Rocprof, folder: Path) -> list[str]:
+    """Return the options of a profiler of ROCm that writes into the run's profile/.
+
+    It goes inside torchrun, as AMD advises for launchers of ranks (rocprofiler-sdk, "Using
+    rocprofv3 with MPI"). Around it, it would watch torchrun itself and name each rank's output by
+    process id only. Options, all from rocm.docs.amd.com: rocprofiler-sdk, "rocprofv3 command-line
+    options" and "I/O control options"; rocprofiler-compute, "Profile mode" (ROCm 7.13 still takes
+    --path and prefers --output-directory); rocprofiler-systems, "Sampling the call stack".
+    """
+    rank = "rank%env{RANK}%"  # torchrun sets RANK; %rank% would be the rank of Slurm or MPI
+    if program == Rocprof.compute:
+        return ["profile", "--name", "run", "--path", str(folder / "rocprof-compute")]
+    if program == Rocprof.sys:
+        return ["--trace", "--output", str(folder), rank]
+    # Trace HIP, RCCL, kernels and copies; pftrace opens at ui.perfetto.dev, and --stats adds a
+    # table of kernels as CSV.
+    names = ["--output-directory", str(folder), "--output-file", rank]
+    return ["--runtime-trace", "--stats", *names, "--output-format", "pftrace", "csv"]
 
 
 def rendezvous(config: Config, host: Host, node: int) -> list[str]:

@@ -6,6 +6,7 @@ resume=auto does not need this, because it resumes only the same composition.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import yaml
@@ -13,7 +14,7 @@ from omegaconf import OmegaConf
 
 from launch.config.identity import PROPERTIES, current
 from launch.core.errors import UserError
-from launch.estimate.batch import batch, generation_batch, order_by_batch
+from launch.estimate.batch_counts import batch, generation_batch, order_by_batch
 from launch.machine import placement
 from launch.schema import Config, trainer_args
 
@@ -49,11 +50,8 @@ def another(differences: list[str]) -> list[str]:
 
 def check(resume: str, old: Config, new: Config) -> None:
     """Raise UserError if `old`, recorded in `resume`, cannot resume as `new`."""
-    refused = _refused(old, new)
-    if refused:
-        raise UserError(
-            f"resume={resume}: {refused[0]}. Use: {refused[1]}; resume=never starts afresh."
-        )
+    for reason, remedy in _refusals(old, new):
+        raise UserError(f"resume={resume}: {reason}. Use: {remedy}; resume=never starts afresh.")
 
 
 def note(old: Config, new: Config) -> list[str]:
@@ -77,68 +75,49 @@ def _ranks(config: Config) -> str:
     return f"topology={config.topology.name} of {placement.num_trainers(config)} rank(s)"
 
 
-def _refused(old: Config, new: Config) -> tuple[str, str] | None:
-    """Return why `old` cannot resume as `new`, and what to use instead; None if it can."""
+def _refusals(old: Config, new: Config) -> Iterator[tuple[str, str]]:
+    """Yield why `old` cannot resume as `new`, and what to use instead."""
     if new.method.kind == "evaluator":  # it writes a file per batch, whatever the ranks
-        return None
+        return
+    ranks, again = f"{_ranks(old)} before, {_ranks(new)} now", _again(old)
     if not new.method.trains or new.phases:
-        return (
-            f"{_ranks(old)} before, {_ranks(new)} now: only a training, an evaluation or a "
-            "sampling resumes on other ranks",
-            _again(old),
-        )
-    then, now = old.topology.strategy, new.topology.strategy
-    ranks = placement.num_trainers(old), placement.num_trainers(new)
+        yield f"{ranks}: only a training, an evaluation or a sampling resumes on other ranks", again
     # Another number of servers is another composition already.
     if (old.topology.name == "colocate") != (new.topology.name == "colocate"):
-        return (
-            f"topology={old.topology.name} before, {new.topology.name} now: another engine would "
-            "generate",
-            _again(old),
-        )
-    if FORMATS[then] != FORMATS[now]:
+        yield f"{ranks}: another engine would generate", again
+    before, after = old.topology.strategy, new.topology.strategy
+    if FORMATS[before] != FORMATS[after]:
         key = "topology.strategy" if old.topology.servers else "topology"
-        remedy = f"{key}={'single or ddp' if then == 'none' else then}"
-        if (key, then) == ("topology", "ddp"):
-            remedy += " or single"
-        reason = f"its checkpoints are in the format of {FORMATS[then]}, "
-        reason += f"which topology.strategy={now} cannot read"
-        return reason, remedy
-    if then.startswith("zero") and ranks[0] != ranks[1]:
-        return (
-            f"{ranks[0]} rank(s) before, {ranks[1]} now: each rank's file holds its part of the "
-            "optimizer's state, and DeepSpeed loads them for that number of ranks only",
-            f"{_again(old)}; topology=ddp or fsdp for runs that must move",
-        )
-    return _other_steps(old, new)
-
-
-def _other_steps(old: Config, new: Config) -> tuple[str, str] | None:
-    """Return why a step would take other rows than before, and a remedy; None if it would not."""
+        strategy = "single" if (key, before) == ("topology", "none") else before
+        reason = f"its checkpoints are in the format of {FORMATS[before]}, which "
+        yield f"{reason}topology.strategy={after} cannot read", f"{key}={strategy}"
     then, now = batch(old), batch(new)
+    if before.startswith("zero") and then.ranks != now.ranks:
+        yield (
+            f"{ranks}: each rank's file holds its part of the optimizer's state, and DeepSpeed "
+            "loads them for that number of ranks only",
+            f"{again}; topology=ddp or fsdp for runs that must move",
+        )
     if then.sequences != now.sequences:
-        return (
+        yield (
             f"a step took {then.sequences} sequences ({then.ranks} rank(s) x {then.per_device} x "
-            f"accumulation {then.accumulation}) and "
-            f"would take {now.sequences}: the run would see rows twice, or not at all",
+            f"accumulation {then.accumulation}) and would take {now.sequences}: the run would see "
+            "rows twice, or not at all",
             f"effective_batch={then.sequences}",
         )
     if new.method.generates and generation_batch(old) != generation_batch(new):
-        return (
+        yield (
             f"a generation had {generation_batch(old)} completions and would have "
             f"{generation_batch(new)}: other prompts would follow",
             f"method.args.generation_batch_size={generation_batch(old)} with "
             "'~method.args.steps_per_generation' where it is given",
         )
-    if (then.per_device, then.accumulation) == (now.per_device, now.accumulation):
-        return None
-    by_batch = order_by_batch(new)
-    if by_batch:
-        return (
+    is_divided = (then.per_device, then.accumulation) != (now.per_device, now.accumulation)
+    if is_divided and (by_batch := order_by_batch(new)):
+        yield (
             f"{by_batch}: under another batch of a rank, or accumulation, other rows would follow",
             f"method.args.per_device_train_batch_size={then.per_device} on {then.ranks} rank(s)",
         )
-    return None
 
 
 def _again(config: Config) -> str:

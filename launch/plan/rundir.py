@@ -75,25 +75,23 @@ def of_composition(home: Path, hash_: str) -> Iterator[tuple[Path, dict[str, Any
 
 def left(config: Config, chosen: Path) -> list[str]:
     """Return notes on why resume=auto skips an unfinished run that is newer than `chosen`."""
-    if config.resume != "auto":
-        return []
-    hash_ = composition_hash(config)
     for folder in sorted(home_of(config).glob("*/"), reverse=True):
         record = read_json(folder / "record.json")
-        if record is None and (folder / "record.json").exists():
-            return [f"Not resuming {folder}: {DAMAGED}."]
-        if record is None or AGAIN in folder.name or record.get("composition_hash") != hash_:
+        is_damaged = record is None and os.path.exists(folder / "record.json")
+        is_same = record and record.get("composition_hash") == composition_hash(config)
+        if config.resume != "auto" or not (is_damaged or is_same) or AGAIN in folder.name:
             continue
-        if folder == chosen or record.get("status") == "done" or is_locked(folder):
+        if folder == chosen or (record or {}).get("status") == "done" or is_locked(folder):
             return []
         return [f"Not resuming {folder}: {reason}." for reason in _bars(record)]
     return []
 
 
-def _bars(record: dict[str, Any]) -> list[str]:
+def _bars(record: dict[str, Any] | None) -> list[str]:
     """Return the reasons why an unfinished run cannot resume, or []."""
-    doubt = sealed.doubt(record)
-    if doubt:
+    if record is None:
+        return [DAMAGED]
+    if doubt := sealed.doubt(record):
         return [doubt]
     changed = changed_data(record)
     return [f"{', '.join(changed)} changed since that run began"] if changed else []
@@ -121,11 +119,11 @@ def changed_data(record: dict[str, Any]) -> list[str]:
     """
     data = record.get("data") or {}
     digests = data.get("files", {}) | (record.get("model") or {}).get("adapter", {})
-
-    def is_same(path: str, digest: str) -> bool:
-        return Path(path).is_file() and sha256(Path(path)) == digest
-
-    changed = [path for path, digest in digests.items() if not is_same(path, digest)]
+    changed = [
+        path
+        for path, digest in digests.items()
+        if not Path(path).is_file() or sha256(Path(path)) != digest
+    ]
     for folder, files in data.get("folders", {}).items():
         with suppress(UserError):  # the check of this run's own data reports it
             if sample_files.files(folder) == files:
@@ -140,19 +138,17 @@ def _named(config: Config) -> Path:
     Raises UserError.
     """
     folder = Path(config.resume).absolute()
-    record = read_json(folder / "record.json")
-    fault, changes = None, []
-    if record is None:
+    file = folder / "record.json"
+    record, fault, changes = read_json(file), None, list[str]()
+    if record is None and not os.path.exists(file):
         fault = f"no record.json there.{runs_in(folder)} Use auto, never, or a run directory."
-        if os.path.exists(folder / "record.json"):
-            fault = f"{DAMAGED}. It cannot resume; resume=never starts afresh."
-    elif record.get("status") == "done":
+    elif record and record.get("status") == "done":
         fault = "that run is done. resume=never runs the composition again."
     elif is_locked(folder):
         fault = "that run is still running. Stop it or wait until it ends, then try again."
     elif bars := _bars(record):
         fault = f"{bars[0]}. resume=never starts afresh."
-    else:
+    elif record:
         changes = differences(identity(record["composition"]), identity_of(config))
         if barring := resuming.another(changes):
             fault = f"another composition; it differs in {'; '.join(barring)}."

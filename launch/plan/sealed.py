@@ -12,7 +12,7 @@ REQUIRED = [
     "composition", "composition_hash", "argv", "environment", "secrets", "code", "packages",
     "locks", "image", "model", "data", "seeds", "host", "metrics", "result", "outputs", "sha256",
 ]
-# The records of a pipeline's phases hold what it ran.
+# A pipeline's record has fewer fields, because what ran is in the records of its phases.
 REQUIRED_OF_A_PIPELINE = [
     "schema", "run_id", "status", "exit_code", "overrides", "composition", "composition_hash",
     "phases", "sha256",

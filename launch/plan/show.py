@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,14 @@ from rich.table import Table
 from rich.text import Text
 
 from launch.core import json_files
-from launch.estimate import batch
+from launch.estimate import batch_counts
 from launch.machine import placement
 from launch.machine.gpu import GIB
 from launch.plan import data_cache
 from launch.plan.views import as_json, image_json
 from launch.schema import Config
 from launch.schema.enums import Format, Init, Speed, Vendor
-from launch.schema.plan import Balance, Plan
+from launch.schema.plan import Balance, Memory, Plan
 from launch.schema.trainer_args import argument
 
 
@@ -55,13 +55,8 @@ def say(config: Config, line: str) -> None:
 
 
 def say_warnings(config: Config, warnings: list[str]) -> None:
-    if config.format == Format.text:
-        _warn(_console(), warnings)
-
-
-def _warn(console: Console, warnings: list[str]) -> None:
-    for warning in warnings:
-        console.print(Text(f"! {warning}", style="yellow"))
+    for warning in warnings if config.format == Format.text else ():
+        _console().print(Text(f"! {warning}", style="yellow"))
 
 
 def _console() -> Console:
@@ -72,26 +67,34 @@ def _console() -> Console:
 
 def show_plan(plan: Plan, console: Console, verbose: bool) -> None:
     """Print what runs where, memory against capacity, speed with its basis, choices, warnings."""
-    console.print(Panel(_facts(plan), title=f"[bold]{plan.name}[/bold]", title_align="left"))
-    rows = []
-    for process in plan.processes:
-        gpus = ",".join(map(str, process.gpus)) or "CPU"
-        command = Text(shlex.join(process.argv), overflow="ellipsis", no_wrap=True)
-        rows.append((process.name, process.kind, gpus, command))
-    _print(console, "What runs where", ("process", "kind", "GPUs", "command"), rows)
-    if plan.memory:
-        columns = ("process", "GPUs", "estimated", "of", "share", "parts (GB)")
-        _print(console, "Memory of one GPU", columns, _memory(plan))
-    if plan.config.chosen and plan.config.speed == Speed.auto:
-        title = "Chosen, because you did not set them (speed=off disables this)"
-        choices = [
-            (c.key, *(json.dumps(v).strip('"') for v in (c.value, c.before)), c.reason)
-            for c in plan.config.chosen
-        ]
-        _print(console, title, ("key", "value", "before", "reason"), choices)
-    if plan.faster:
-        offers = [(" ".join(o.overrides), f"{o.gain:.2f}x", o.price) for o in plan.faster]
-        _print(console, "Faster, if you accept it", ("override", "gain", "price"), offers)
+    facts = Table.grid(padding=(0, 2))
+    for name, fact in _facts(plan).items():
+        facts.add_row(Text(name, style="bold"), Text(fact))
+    console.print(Panel(facts, title=f"[bold]{plan.name}[/bold]", title_align="left"))
+    chosen = plan.config.chosen if plan.config.speed == Speed.auto else []
+    tables: dict[str, list[dict[str, str]]] = {
+        "What runs where": [
+            {"process": p.name, "kind": p.kind, "GPUs": ",".join(map(str, p.gpus)) or "CPU"}
+            | {"command": shlex.join(p.argv)}
+            for p in plan.processes
+        ],
+        "Memory of one GPU": list(map(_memory, {m.process: m for m in plan.memory}.values())),
+        "Chosen, because you did not set them (speed=off disables this)": [
+            {"key": c.key, "value": json.dumps(c.value), "before": json.dumps(c.before)}
+            | {"reason": c.reason}
+            for c in chosen
+        ],
+        "Faster, if you accept it": [
+            {"override": " ".join(o.overrides), "gain": f"{o.gain:.2f}x", "price": o.price}
+            for o in plan.faster
+        ],
+    }
+    for title, rows in tables.items():
+        if rows:
+            table = Table(*rows[0], title=title, title_justify="left", expand=True)
+            for row in rows:  # a string could hold markup
+                table.add_row(*(Text(cell, no_wrap=key == "command") for key, cell in row.items()))
+            console.print(table)
     if verbose:
         plan_json = as_json(plan)
         processes = [{**p, "argv": shlex.join(p["argv"])} for p in plan_json["processes"]]
@@ -102,110 +105,74 @@ def show_plan(plan: Plan, console: Console, verbose: bool) -> None:
     else:
         details = "full command lines, trainer arguments, and every environment variable"
         console.print(f"[dim]verbose=true adds {details} with its reason.[/dim]")
-    _warn(console, plan.warnings)
+    say_warnings(plan.config, plan.warnings)
 
 
-def _print(
-    console: Console, title: str, columns: Sequence[str], rows: Iterable[Sequence[str | Text]]
-) -> None:
-    table = Table(*columns, title=title, title_justify="left", expand=True)
-    for row in rows:  # a string could hold markup
-        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
-    console.print(table)
+def _memory(entry: Memory) -> dict[str, str]:
+    share = f"{entry.total_gb / entry.capacity_gb:.0%}" if entry.capacity_gb else "none"
+    return {
+        "process": entry.process,
+        "estimated": f"{entry.total_gb:.1f} GB",
+        "of": f"{entry.capacity_gb:.0f} GB",
+        "share": share + ("" if entry.fits else ", does not fit"),
+        "parts (GB)": ", ".join(f"{name} {size:.3g}" for name, size in entry.parts_gb.items()),
+    }
 
 
-def _memory(plan: Plan) -> Iterator[tuple[str, ...]]:
-    entries = {entry.process: entry for entry in reversed(plan.memory)}
-    for process in plan.processes:
-        if entry := entries.get(process.name):
-            gpus = str(len(process.gpus)) if process.gpus else "CPU"
-            total, capacity = f"{entry.total_gb:.1f} GB", f"{entry.capacity_gb:.0f} GB"
-            parts = ", ".join(f"{name} {size:.3g}" for name, size in entry.parts_gb.items())
-            share = f"{entry.total_gb / entry.capacity_gb:.0%}" if entry.capacity_gb else "none"
-            share += "" if entry.fits else ", does not fit"
-            yield process.name, gpus, total, capacity, share, parts
-
-
-def _facts(plan: Plan) -> Table:
-    config, hardware, runtime = plan.config, plan.config.hardware, plan.config.runtime
-    # Without batches, as in a series, the arguments tell what is done.
-    has_batches = not (config.method.measures_machine or config.method.exports)
-    nodes = f"{runtime.slurm.nodes} nodes of " if runtime.slurm.nodes > 1 else ""
+def _facts(plan: Plan) -> dict[str, str]:
+    config, hardware, model = plan.config, plan.config.hardware, plan.config.model
+    runtime, topology, data = plan.config.runtime, plan.config.topology, plan.config.data
     # Vendors, and hardware.memory_gb, count 2^30 bytes; the planner's tables and torch count 1e9.
     size = f"{hardware.memory_gb:g} GiB ({hardware.memory_gb * GIB:.0f} GB)"
-    gpus = f"{hardware.gpus_per_node} x {hardware.product} ({hardware.gfx})"
-    rows = {"hardware": f"{nodes}{gpus}, {size} each"}
-    if hardware.vendor == Vendor.none:
-        instead = "the CPU, instead of " if config.smoke else ""
-        rows["hardware"] = f"{instead}{hardware.product}"
+    gpus = f"{hardware.gpus_per_node} x {hardware.product} ({hardware.gfx}), {size} each"
+    nodes = f"{runtime.slurm.nodes} nodes of " if runtime.slurm.nodes > 1 else ""
+    on_cpu = f"{'the CPU, instead of ' * config.smoke}{hardware.product}"
+    facts = {"hardware": on_cpu if hardware.vendor == Vendor.none else f"{nodes}{gpus}"}
     if config.method.uses_model:
-        model, millions = config.model, config.model.num_parameters / 1e6
         source = model.path or f"{model.hub_id}@{(model.revision or 'main')[:12]}"
         if not model.path and model.init == Init.random:
             source = "random weights"
-        count = f"{millions / 1e3:.3g} billion" if millions >= 1e3 else f"{millions:.3g} million"
-        rows["model"] = f"{model.name}, {count} parameters, from {source}"
-    if has_batches:
-        method = _training(config)
-    else:  # the configuration class of a series has the rest
-        values = {
-            "precision": config.precision.name if config.method.uses_precision else None,
-            "adapter": config.adapter.name if config.method.takes_adapter else None,
-            **config.method.args,
-        }
-        shown = [f"{name} {value}" for name, value in values.items() if value is not None]
-        method = ", ".join(shown) or "everything it measures"
-    rows["method"] = f"{config.method.name}, {method}"
-    if has_batches:
-        rows["data"] = _data(config)
+        size = f"{model.num_parameters / 1e6:,.5g} million parameters"
+        facts["model"] = f"{model.name}, {size}, from {source}"
+    # Without batches, as in a series, the arguments tell what is done.
+    if config.method.measures_machine or config.method.exports:
+        values = [f"{name} {v}" for name, v in config.method.args.items() if v is not None]
+        facts["method"] = ", ".join([config.method.name, *values])
+    else:
+        facts["method"] = f"{config.method.name}, {config.precision.name}, "
+        facts["method"] += f"adapter {config.adapter.name}, {_batch(config)}"
+        tasks = ", ".join(task.name for task in data.tasks)
+        mix = ", ".join(f"{s.weight:.4g} {s.path or s.hub_id}" for s in data.sources)
+        is_generated = data.kind in ("reasoning", "code")
+        rows = f"{data.num_train} generated problems of {tasks}; {data.num_heldout} held out"
+        files = mix or data.path or data.heldout_path or data.hub_id
+        facts["data"] = rows if is_generated else f"{data.kind} {files}"
+        facts["expected speed"] = _speed(plan)
     if plan.data_cache:
-        rows["its rows"] = data_cache.describe_rows(config, plan.data)
+        preview = "the same command with data.preview=5 instead of mode=plan"
+        unknown = f"not prepared yet; {preview} shows lengths, cuts and packing"
+        facts["its rows"] = data_cache.describe_rows(plan.data) if plan.data else unknown
+    servers = f"{placement.num_server_gpus(config)} GPU(s) generate, " if topology.servers else ""
+    ranks = f"{placement.num_trainers(config)} rank(s), {topology.strategy}"
     place = f"slurm ({runtime.on_node} on the node)" if runtime.name == "slurm" else runtime.name
-    topology, servers = config.topology, ""
-    if placement.shares_gpu(config):
-        servers = "on one GPU a server and "
-    elif topology.servers:
-        servers = f"{placement.num_server_gpus(config)} GPU(s) generate, "
-    by = "" if topology.strategy == "none" else f" by {topology.strategy}"
-    ranks = f"{servers}{placement.num_trainers(config)} rank(s){by}"
-    rows["topology"] = f"{topology.name} on {place}: {ranks}"
-    if runtime.on_node == "docker":
-        image = image_json(config) or {}
-        base = f", built on {image['base']}" if "base" in image else ""
-        unverified = "" if image.get("verified") else " (unverified)"
-        rows["image"] = f"{image.get('reference')}{base}{unverified}"
-    if has_batches:
-        rows["expected speed"] = _speed(plan)
+    facts["topology"] = f"{topology.name} on {place}: {servers}{ranks}"
+    if image := image_json(config):
+        unverified = "" if image["verified"] else " (unverified)"
+        facts["image"] = f"{image['reference']}, built on {image.get('base', '?')}{unverified}"
     if plan.balance:
-        rows["balance"] = _balance(plan.balance, batch.batch(config).sequences)
-    rows["run directory"] = str(plan.run_dir)
-    for name, target in plan.targets.items():
-        rows[f"target {name}"] = f"{target.value:g} ({target.source})"
-    table = Table.grid(padding=(0, 2))
-    for name, text in rows.items():
-        table.add_row(Text(name, style="bold"), Text(text))
-    return table
+        facts["balance"] = _balance(plan.balance, batch_counts.batch(config).sequences)
+    facts["run directory"] = str(plan.run_dir)
+    targets = plan.targets.items()
+    return facts | {f"target {name}": f"{t.value:g} ({t.source})" for name, t in targets}
 
 
-def _training(config: Config) -> str:
-    prefix = f"{config.precision.name}, adapter {config.adapter.name}, "
-    size = batch.batch(config)
+def _batch(config: Config) -> str:
+    size = batch_counts.batch(config)
     if not config.method.trains:
         samples = int(argument(config, "samples_per_prompt"))
-        each = f", {samples} samples of each" if samples > 1 else ""
-        return f"{prefix}{size.per_device} problems at a time{each}"
+        return f"{size.per_device} problems at a time, {samples} sample(s) of each"
     split = f"{size.ranks} rank(s) x {size.per_device} x {size.accumulation} accumulated"
-    return f"{prefix}{size.sequences} sequences a step ({split}), up to {size.sequence} tokens each"
-
-
-def _data(config: Config) -> str:
-    data = config.data
-    if data.kind in ("reasoning", "code"):
-        tasks = ", ".join(task.name for task in data.tasks)
-        return f"{data.num_train} generated problems of {tasks}; {data.num_heldout} held out"
-    if data.sources:
-        return "mix of " + ", ".join(f"{s.weight:.4g} {s.path or s.hub_id}" for s in data.sources)
-    return f"{data.kind} {data.path or data.heldout_path or data.hub_id}"
+    return f"{size.sequences} sequences a step ({split}), up to {size.sequence} tokens each"
 
 
 def _speed(plan: Plan) -> str:
@@ -213,10 +180,8 @@ def _speed(plan: Plan) -> str:
     if speed.tokens_per_second is None or speed.step_s is None:
         return f"unknown: {speed.basis}"
     text = f"{speed.tokens_per_second:,.0f} tokens/s, {speed.step_s:.3g} s a step"
-    if speed.run_hours is not None:
-        text += f", {speed.run_hours:.3g} h"
-    if speed.cost is not None:
-        text += f", costs {speed.cost:,.2f}"
+    text += f", {speed.run_hours:.3g} h" if speed.run_hours is not None else ""
+    text += f", costs {speed.cost:,.2f}" if speed.cost is not None else ""
     if plain and plain.tokens_per_second:
         text += f"; {plain.tokens_per_second:,.0f} tokens/s under speed=off"
     return f"{text} ({speed.basis})"

@@ -19,7 +19,7 @@ from typing import Any
 from launch.config.compose import compose
 from launch.core.errors import UserError
 from launch.core.json_files import plain
-from launch.estimate import batch, margin, memory
+from launch.estimate import batch_counts, margin, memory
 from launch.inputs import paths
 from launch.machine import placement
 from launch.machine.detect import Host
@@ -51,7 +51,7 @@ def recipe(config: Config) -> Config | None:
     rewards = config.method.rewards or method.rewards
     method = dataclasses.replace(method, args=args, rewards=rewards)
     tuned = dataclasses.replace(config, method=method)
-    batch.apply_effective_batch(tuned)
+    batch_counts.apply_effective_batch(tuned)
     return tuned
 
 
@@ -106,7 +106,7 @@ def planned(config: Config, tuned: Config, host: Host) -> list[dict[str, Any]]:
         args = {**tuned.method.args, BATCH: size, CHECKPOINTING: checkpointing}
         candidate = dataclasses.replace(tuned, method=dataclasses.replace(tuned.method, args=args))
         try:
-            batch.apply_effective_batch(candidate)
+            batch_counts.apply_effective_batch(candidate)
             check.check(candidate)
         except UserError:  # the recipe cannot take this batch
             continue
@@ -141,16 +141,16 @@ def experiment(config: Config, command: Sequence[str]) -> dict[str, Any]:
     return {"groups": groups, "values": values}
 
 
-def _standard(config: Config, method: str) -> Config:
-    names = {group: str(getattr(config, group).name) for group in GROUPS} | {"method": method}
-    return _composed(*names.items())
-
-
 @functools.cache
 def _composed(*groups: tuple[str, str]) -> Config:
     """Return the composition of the groups alone. Callers must not change it."""
     overrides = [f"{group}={name}" for group, name in groups]
     return compose([*overrides, "runtime=local", "container=none"])
+
+
+def _standard(config: Config, method: str) -> Config:
+    names = {group: str(getattr(config, group).name) for group in GROUPS} | {"method": method}
+    return _composed(*names.items())
 
 
 def _differing(mine: Any, standard: Any) -> Any:

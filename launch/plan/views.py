@@ -45,18 +45,13 @@ def as_json(plan: Plan) -> dict[str, Any]:
         reasons = {s.name: f"{s.reason} ({s.origin})" for s in process.settings}
         container_json = spec and container.as_json(spec)
         processes.append({**content, "env_reasons": reasons, "container": container_json})
+    groups = ("hardware", "model", "method", "precision", "adapter", "runtime", "topology")
     return {
         "schema": SCHEMA,
         "name": plan.name,
         "run_dir": str(plan.run_dir),
-        "hardware": plan.config.hardware.name,
-        "model": plan.config.model.name,
-        "method": plan.config.method.name,
-        "precision": plan.config.precision.name,
-        "adapter": plan.config.adapter.name,
+        **{group: getattr(plan.config, group).name for group in groups},
         "image": image_json(plan.config),
-        "runtime": plan.config.runtime.name,
-        "topology": plan.config.topology.name,
         "processes": processes,
         "memory": [{**plain(m), "total_gb": m.total_gb, "fits": m.fits} for m in plan.memory],
         "speed": {
@@ -89,30 +84,23 @@ def outside(run_dir: Path, plans: dict[str, Plan]) -> dict[str, Path]:
 
 
 def pipeline_json(name: str, run_dir: Path, phases: dict[str, Plan]) -> dict[str, Any]:
-    """Return a pipeline as an object of the same shape.
-
-    It has the plans of its phases, and their processes and warnings together.
+    """Return a pipeline as an object of the same shape, with the plans of its phases.
 
     Its `kept` are the phases `outside`; their processes do not run.
     """
     plans = {phase: as_json(plan) for phase, plan in phases.items()}
     reused_dirs = {phase: str(folder) for phase, folder in outside(run_dir, phases).items()}
-    run = {
-        phase: plan
-        for phase, plan in plans.items()
-        if phase not in reused_dirs and not phases[phase].is_left_out
-    }
+    runs = {n: p for n, p in plans.items() if n not in reused_dirs and not phases[n].is_left_out}
     first = next(iter(plans.values()))
-    shared = {key: first[key] for key in ("schema", "hardware", "image", "runtime")}
     return {
-        **shared,
+        **{key: first[key] for key in ("schema", "hardware", "image", "runtime")},
         "name": name,
         "run_dir": str(run_dir),
         "topology": sorted({p["topology"] for p in plans.values()}),
-        "processes": [
-            {**process, "phase": phase} for phase, p in run.items() for process in p["processes"]
-        ],
-        "memory": [{**entry, "phase": phase} for phase, p in run.items() for entry in p["memory"]],
+        **{
+            key: [{**entry, "phase": phase} for phase, plan in runs.items() for entry in plan[key]]
+            for key in ("processes", "memory")
+        },
         "speed": {"tokens_per_second": None, "step_s": None, "basis": "see each phase"},
         "warnings": shared_warnings(phases),
         "kept": reused_dirs,

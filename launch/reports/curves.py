@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from launch.reports.data import Points
 from launch.reports.parts import Block, number
+from launch.reports.run_files import Points
 
 # The plot within the SVG, in the SVG's units: natural size on a phone, a little larger on a
 # desktop.

@@ -6,11 +6,19 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from launch.reports import paired
-from launch.reports.data import Run, dig
-from launch.reports.parts import Block, Cell, Folded, Note, Table, cell, percent, percent_cell
+from launch.reports.parts import (
+    TITLES,
+    Block,
+    Cell,
+    Folded,
+    Note,
+    cell,
+    percent,
+    percent_cell,
+    table,
+)
+from launch.reports.run_files import Run, dig
 
-GROUPS = {"by_task": "By task", "by_level": "By level", "by_task_and_level": "By task and level"}
-TITLES = {"interval": "95% interval", "num_problems": "problems", "num_samples": "samples"}
 SIGNIFICANT = 0.05
 
 
@@ -18,50 +26,53 @@ def blocks(run: Run) -> list[Block]:
     """Return tables by group and by k, results of lm-evaluation-harness, and some answers."""
     result, tables = run.result, list[Block]()
     shown: dict[str, Callable[[Any], Any]] = {"interval": interval, "accuracy": percent_cell}
-    for name, caption in GROUPS.items():
-        groups = result.get(name) or {}
-        keys = list(dict.fromkeys(key for group in groups.values() for key in group))
-        columns = [caption.removeprefix("By "), *(TITLES.get(key, key) for key in keys)]
-        rows: list[list[Any]] = [
-            [str(of), *(shown.get(key, cell)(group.get(key)) for key in keys)]
-            for of, group in groups.items()
-        ]
-        tables.append(Table(caption, columns, rows))
-    values = {key: result.get(key) or {} for key in ("pass_at_k", "maj_at_k")}
-    rows = [
-        [Cell(str(k), True)]
-        + [
-            column
+    for name in ("by_task", "by_level", "by_task_and_level"):
+        caption = name.replace("_", " ").capitalize()
+        rows = (
+            {caption.removeprefix("By "): str(of)}
+            | {
+                TITLES["evaluation"].get(key, key): shown.get(key, cell)(value)
+                for key, value in group.items()
+            }
+            for of, group in (result.get(name) or {}).items()
+        )
+        tables.append(table(caption, rows))
+    values = {key: result.get(f"{key}_at_k") or {} for key in ("pass", "maj")}
+    rows = (
+        {"k": Cell(str(k), True)}
+        | {
+            title: content
             for key, by_k in values.items()
-            for column in (percent_cell(by_k.get(k)), interval(dig(result, f"{key}_interval", k)))
-        ]
-        for k in dict.fromkeys([*values["pass_at_k"], *values["maj_at_k"]])
-    ]
+            for title, content in (
+                (f"{key}@k", percent_cell(by_k.get(k))),
+                (f"its interval, {key}@k", interval(dig(result, f"{key}_at_k_interval", k))),
+            )
+        }
+        for k in dict.fromkeys([*values["pass"], *values["maj"]])
+    )
     note = (
         "pass@k: one of k samples is right (unbiased, arXiv:2107.03374). "
-        "maj@k: their most frequent answer is."
+        "maj@k: their most frequent answer is. Intervals are those of 95%."
     )
-    columns = ["k", "pass@k", "95% interval", "maj@k", "95% interval"]
-    tables.append(Table("By number of samples", columns, rows, note=note))
-    harness = [
-        [task, name, value]
+    tables.append(table("By number of samples", rows, note))
+    harness = (
+        {"task": task, "metric": name, "value": value}
         for task, figures in (result.get("lm_eval") or {}).items()
         for name, value in figures.items()
-    ]
-    tables.append(Table("lm-evaluation-harness", ["task", "metric", "value"], harness))
+    )
+    tables.append(table("lm-evaluation-harness", harness))
     samples = result.get("samples") or []
     if not samples:
         return tables
-    keys = list(dict.fromkeys(key for sample in samples for key in sample))
-    rows = [
-        [str(n), *(_answer(sample.get(key)) for key in keys)]
-        for n, sample in enumerate(samples, start=1)
-    ]
     marks = ["bad" if sample.get("correct") is False else "" for sample in samples]
     wrong = f", {marks.count('bad')} of them wrong" if "bad" in marks else ""
     note = "All are in samples.jsonl." if (run.folder / "samples.jsonl").is_file() else ""
-    table = Table("Answers", ["", *keys], rows, marks, note=note)
-    return [*tables, Folded(f"{len(samples)} answers{wrong}", [table])]
+    answers = (
+        {"": str(n), **{key: _answer(value) for key, value in sample.items()}}
+        for n, sample in enumerate(samples, start=1)
+    )
+    folded = Folded(f"{len(samples)} answers{wrong}", [table("Answers", answers, note, marks)])
+    return [*tables, folded]
 
 
 def _answer(value: Any) -> Any:
@@ -94,23 +105,23 @@ def compared(pairs: Sequence[tuple[Run, Run]]) -> list[Block]:
         is_significant = comparison.p < SIGNIFICANT
         mark = ("good" if comparison.difference > 0 else "bad") if is_significant else ""
         rows.append(
-            [
-                f"{first.name} to {run.name}",
-                percent_cell(comparison.before),
-                percent_cell(comparison.after),
-                Cell(f"{100 * comparison.difference:+.1f}", True),
-                f"{100 * comparison.low:+.1f} to {100 * comparison.high:+.1f}",
-                f"{comparison.better} / {comparison.worse} of {comparison.num_problems}",
-                Cell(f"{comparison.p:.2g}", True, mark),
-            ]
+            {
+                "runs": f"{first.name} to {run.name}",
+                "before": percent_cell(comparison.before),
+                "after": percent_cell(comparison.after),
+                "points": Cell(f"{100 * comparison.difference:+.1f}", True),
+                "95% interval": f"{100 * comparison.low:+.1f} to {100 * comparison.high:+.1f}",
+                "better / worse problems": f"{comparison.better} / {comparison.worse} of "
+                f"{comparison.num_problems}",
+                "p": Cell(f"{comparison.p:.2g}", True, mark),
+            }
         )
-    columns = ["runs", "before", "after", "points", "95% interval", "better / worse problems", "p"]
     note = (
         "p: the chance of a difference at least as large between two equally good models "
         "(exact sign-flip test over the problems; with one sample a problem it is McNemar's exact "
         f"test). Below {SIGNIFICANT} it is marked."
     )
-    return [Table("The same problems", columns, rows, note=note), *skipped]
+    return [table("The same problems", rows, note), *skipped]
 
 
 def _shares(run: Run) -> list[tuple[int, int]]:

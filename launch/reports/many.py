@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from launch.config.request import leaves
 from launch.core import json_files
 from launch.plan import rundir
-from launch.reports import evaluations, one, series, tables
+from launch.reports import evaluations, key_charts, run_page, run_tables
 from launch.reports.curves import Charts
-from launch.reports.data import Run, is_number, phases_of, read, status_of
 from launch.reports.parts import (
     NONE,
     Block,
@@ -21,21 +20,22 @@ from launch.reports.parts import (
     Page,
     Section,
     Table,
-    cell,
     duration,
     filled,
     mark_of,
     percent,
     percent_cell,
+    ratio,
+    table,
     text,
 )
+from launch.reports.run_files import Run, phases_of, read, status_of
 from launch.study import lineage
 
 # Keys that say where a run is, not what it computes: paths of a phase, output.
 NOT_COMPARED = {"name", "run_root", "mode", "format", "verbose", "resume", "chosen", "speed_keeps"}
 RECORDED = ("code", "image", "packages", "host")
 MOST_DETAILS = 8  # runs with their own sections on the page of several
-SHARED = ["status", "steps", "loss", "reward"]  # first columns of phases and of runs
 
 
 def pipeline(folder: Path) -> Page:
@@ -51,42 +51,41 @@ def pipeline(folder: Path) -> Page:
             note = f"of {choice['num_cycles']}, held-out accuracy {percent(choice['accuracy'])}"
             note += ", stopped early" if choice["stopped_early"] else ""
             chosen.append([f"cycle chosen, {raft}", choice["cycle"], note])
-        blocks: list[Block] = [one.headline(status, record.get("exit_code"), chosen)]
+        blocks: list[Block] = [run_page.headline(status, record.get("exit_code"), chosen)]
         if status != "done":
-            blocks.append(Note(one.verdict(status), mark_of(status)))
+            blocks.append(Note(run_page.verdict(status), mark_of(status)))
         for run in runs:
             if run.folder.parent != folder:
                 source = f"an earlier run, {run.folder.parent.name}"
                 blocks.append(Note(f"{run.folder.name} was reused from {source}."))
-        columns = ["phase", "method", *SHARED, "held-out accuracy", "tokens/s", "time"]
-        rows = [[run.folder.name, run.get("method", "name"), *_results(run)] for run in runs]
-        return [*blocks, Table("Phases", columns, rows)]
+        rows = (
+            {"phase": run.folder.name, "method": run.get("method", "name"), **_results(run)}
+            for run in runs
+        )
+        return [*blocks, table("Phases", rows)]
 
     def evaluated() -> list[Block]:
         """Compare each evaluation with that of the model it came from."""
         by_name = {run.folder.name: run for run in runs}
         rows, pairs = [], []
-        for phase, before in lineage.gains([series.as_phase(run) for run in runs]):
+        for phase, before in lineage.gains([key_charts.as_phase(run) for run in runs]):
             if before is not None:
-                points = Cell(f"{lineage.points(phase, before):+.1f}", True)
-                shares = [percent_cell(before.accuracy), percent_cell(phase.accuracy)]
-                rows.append([phase.name, before.name, *shares, points])
+                row: dict[str, Any] = {"evaluation": phase.name, "before": before.name}
+                row |= {"accuracy before": percent_cell(before.accuracy)}
+                row |= {"accuracy": percent_cell(phase.accuracy)}
+                rows.append(row | {"points": Cell(f"{lineage.points(phase, before):+.1f}", True)})
                 pairs.append((by_name[before.name], by_name[phase.name]))
-        columns = ["evaluation", "before", "accuracy before", "accuracy", "points"]
         note = (
             "Before: the nearest evaluation, on the same problems, "
             "of a model that this one was trained from."
         )
-        return [
-            Table("What was gained", columns, rows, note=note),
-            *evaluations.compared(pairs),
-        ]
+        return [table("What was gained", rows, note), *evaluations.compared(pairs)]
 
     sections = filled(
         {
             "Summary": summary,
             "Evaluation": evaluated,
-            "Curves": lambda: [Charts(series.phases(runs))],
+            "Curves": lambda: [Charts(key_charts.phases(runs))],
             "Warnings": lambda: _warnings(runs),
         }
     )
@@ -96,7 +95,7 @@ def pipeline(folder: Path) -> Page:
 
 
 def _inner(run: Run, title: str, is_open: bool = False) -> Section:
-    details = Folded("Everything of this run", one.sections(run, curves=False), is_open)
+    details = Folded("Everything of this run", run_page.sections(run, curves=False), is_open)
     return Section(title, [details], run.status)
 
 
@@ -105,7 +104,7 @@ def compare(runs: Sequence[Run], names: Sequence[str]) -> Page:
     sections = filled(
         {
             "Differences": lambda: differences(runs),
-            "Curves": lambda: [Charts(series.shared_charts(runs))],
+            "Curves": lambda: [Charts(key_charts.shared_charts(runs))],
             "Results": lambda: [results(runs), *benchmarks(runs)],
             "Evaluation": lambda: evaluations.compared(evaluations.with_first(runs)),
             "Warnings": lambda: _warnings(runs),
@@ -150,61 +149,44 @@ def differences(runs: Sequence[Run]) -> list[Block]:
 
 
 def _different(subject: str, runs: Sequence[Run], contents: Sequence[dict[str, Any]]) -> Block:
-    flats = list(map(flat, contents))
+    values = [leaves("", content) for content in contents]
     rows = []
-    for key in dict.fromkeys(key for values in flats for key in values):
-        row = [text(values[key]) if key in values else NONE for values in flats]
+    for key in dict.fromkeys(key for content in values for key in content):
+        row = [text(content[key]) if key in content else NONE for content in values]
         if len(set(row)) > 1:
-            rows.append([key, *row])
-    columns = ["key", *(run.name for run in runs)]
+            names = (run.name for run in runs)
+            rows.append({"key": key, **dict(zip(names, row, strict=True))})
     same = Note(f"No difference in {subject}.")
-    return Table(f"Differences in {subject}", columns, rows) if rows else same
-
-
-def flat(content: Any, at: str = "") -> dict[str, Any]:
-    """Return a.b.c: value for every leaf; a list is one."""
-    if not isinstance(content, dict) or not content:
-        return {at: content} if at else {}
-    leaves: dict[str, Any] = {}
-    for name, inner in content.items():
-        leaves |= flat(inner, f"{at}.{name}" if at else str(name))
-    return leaves
+    return table(f"Differences in {subject}", rows) if rows else same
 
 
 def results(runs: Sequence[Run]) -> Table:
-    columns = ["run", *SHARED, "accuracy", "tokens/s", "time", "MFU", "memory GB"]
-    rows = [
-        [
-            Cell(run.name),
-            *_results(run),
-            percent_cell(tables.measured(run, "mfu")),
-            cell(tables.peak_gb(run)),
-        ]
+    rows = (
+        {"run": run.name, **_results(run)}
+        | {"MFU": run_tables.measured(run, "mfu"), "memory GB": run_tables.peak_gb(run)}
         for run in runs
-    ]
-    # Leave out columns that no run has.
-    shown = [n for n in range(len(columns)) if any(row[n].text != NONE for row in rows)]
+    )
     note = (
         "Speeds are medians of the logged steps; losses, rewards and accuracies are those "
         "of the last one."
     )
-    rows = [[row[n] for n in shown] for row in rows]
-    return Table("Results", [columns[n] for n in shown], rows, note=note)
+    return table("Results", rows, note)
 
 
-def _results(run: Run) -> list[Cell]:
-    """Return status, steps, loss, reward, accuracy, tokens/s and time."""
-    last = {}
-    if not tables.rows_of(run):
+def _results(run: Run) -> dict[str, Any]:
+    last: dict[str, Any] = {}
+    if not run_tables.rows_of(run):
         last = run.metrics.last | {k: v for k, v in run.result.items() if v is not None}
-    seconds = one.elapsed_s(run)
-    return [
-        Cell(run.status, mark=mark_of(run.status)),
-        *(cell(last.get(key)) for key in ("step", "loss", "reward")),
-        percent_cell(last.get("accuracy")),
-        cell(tables.measured(run, "tokens_per_second")),
-        cell(None) if seconds is None else Cell(duration(seconds), True),
-    ]
+    seconds, accuracy = run_page.elapsed_s(run), last.get("accuracy")
+    return {
+        "status": Cell(run.status, mark=mark_of(run.status)),
+        "steps": last.get("step"),
+        "loss": last.get("loss"),
+        "reward": last.get("reward"),
+        "accuracy": None if accuracy is None else percent_cell(accuracy),
+        "tokens/s": run_tables.measured(run, "tokens_per_second"),
+        "time": None if seconds is None else Cell(duration(seconds), True),
+    }
 
 
 def benchmarks(runs: Sequence[Run]) -> list[Table]:
@@ -221,35 +203,32 @@ def _side_by_side(name: str, runs: Sequence[Run]) -> Table:
 
     A measured column has digits. A column of only integers is a size.
     """
-    figure, rows_of = str(runs[0].result.get("figure")), [tables.rows_of(run) for run in runs]
-    measured = {figure, *tables.UNNAMED_COLUMNS}
-    for column in tables.columns_of(runs[0]):
+    figure, rows_of = str(runs[0].result.get("figure")), [run_tables.rows_of(run) for run in runs]
+    own = []
+    for column in run_tables.columns_of(runs[0]):
         key = column["key"]
         is_size = all(isinstance(row.get(key), int) for rows in rows_of for row in rows)
-        if key.startswith("share") or (column.get("digits") is not None and not is_size):
-            measured.add(key)
-    own = [column for column in tables.columns_of(runs[0]) if column["key"] not in measured]
-    by_key: list[dict[tuple[str, ...], dict[str, Any]]] = []
-    for rows in rows_of:
-        counts: Counter[tuple[str, ...]] = Counter()  # rows without a difference keep their order
-        by_key.append({})
+        is_named = key not in (figure, *run_tables.UNNAMED_COLUMNS) and not key.startswith("share")
+        if is_named and (column.get("digits") is None or is_size):
+            own.append(column)
+    by_key: dict[tuple[str, ...], dict[str, Any]] = {}
+    for run, rows in zip(runs, rows_of, strict=True):
         for row in rows:
             key = tuple(text(row.get(column["key"])) for column in own)
-            by_key[-1][*key, str(counts[key])] = row
-            counts[key] += 1
-    table = []
-    for key in dict.fromkeys(key for rows in by_key for key in rows):
-        same = [rows.get(key, {}) for rows in by_key]
-        first, *others = [row.get(figure) for row in same]
-        cells = [cell(row.get("error") if row.get(figure) is None else row[figure]) for row in same]
-        ratios = [
-            Cell(f"{v / first:.3f}" if is_number(v) and is_number(first) and first else "", True)
-            for v in others
-        ]
-        table.append([*key[:-1], *cells, *ratios])
-    titles = [*map(tables.title_of, own), *(run.name for run in runs)]
-    titles += [f"{run.name} over {runs[0].name}" for run in runs[1:]]
-    return Table(f"{name}: {figure}", titles, table)
+            by_key.setdefault(key, {})[run.name] = row
+    first, *others = (run.name for run in runs)
+    table_rows = []
+    for key, row_of in by_key.items():
+        content: dict[str, Any] = dict(zip(map(run_tables.title_of, own), key, strict=True))
+        values = {name: row_of.get(name, {}).get(figure) for name in (first, *others)}
+        content |= {
+            n: row_of.get(n, {}).get("error") if v is None else v for n, v in values.items()
+        }
+        for other in others:
+            over = ratio(values[other], values[first], "{:.3f}")
+            content[f"{other} over {first}"] = Cell(over, True)
+        table_rows.append(content)
+    return table(f"{name}: {figure}", table_rows)
 
 
 def _warnings(runs: Sequence[Run]) -> list[Note]:

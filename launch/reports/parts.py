@@ -5,10 +5,13 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from launch.reports.data import is_number
+from launch.core.json_files import yaml_file
+from launch.reports.run_files import is_number
 
+TITLES: dict[str, Any] = yaml_file(Path(__file__).with_name("titles.yaml"))
 NONE = "–"
 # For the statuses of a run and of a trial; all others are bad.
 STATUS_MARKS = {"done": "good", "interrupted": "warn", "unknown": "warn", "gone": "warn"}
@@ -35,19 +38,16 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table(Block):
-    """Rows of cells or plain values; the first cell of each row is its heading.
+    """Rows of cells; the first cell of each row is its heading. `table` makes one.
 
     `marks` (bad, best or empty) apply to whole rows.
     """
 
     caption: str
     columns: Sequence[str]
-    rows: Sequence[Sequence[Any]]
-    marks: Sequence[str] = ()
+    rows: Sequence[Sequence[Cell]]
     note: str = ""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "rows", [[cell(value) for value in row] for row in self.rows])
+    marks: Sequence[str] = ()
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -56,6 +56,17 @@ class Table(Block):
     def numeric(self) -> list[bool]:
         """Return for each column whether it holds numbers."""
         return [any(c.number for c in column) for column in zip(*self.rows, strict=True)]
+
+
+def table(
+    caption: str, rows: Iterable[Mapping[str, Any]], note: str = "", marks: Sequence[str] = ()
+) -> Table:
+    """Return a table of values by column, without columns that have no value in any row."""
+    content = list(rows)
+    columns = dict.fromkeys(name for row in content for name in row)
+    shown = [name for name in columns if any(row.get(name) is not None for row in content)]
+    cells = [[cell(row.get(name)) for name in shown] for row in content]
+    return Table(caption, shown, cells, note, marks)
 
 
 @dataclass(frozen=True)
@@ -150,9 +161,11 @@ def percent(share: float) -> str:
     return f"{share:.2%}" if abs(share) < 0.01 else f"{share:.1%}"
 
 
-def ratio(part: Any, whole: Any) -> str:
-    """Return part/whole in percent, or nothing if either is missing."""
-    return percent(part / whole) if is_number(part) and is_number(whole) and whole else ""
+def ratio(part: Any, whole: Any, form: str = "") -> str:
+    """Return part/whole in percent or as `form`, or nothing if either is missing."""
+    if not (is_number(part) and is_number(whole) and whole):
+        return ""
+    return form.format(part / whole) if form else percent(part / whole)
 
 
 def duration(seconds: float) -> str:

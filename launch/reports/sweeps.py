@@ -11,9 +11,8 @@ from typing import Any
 from launch.core import json_files
 from launch.core.errors import UserError
 from launch.plan import rundir
-from launch.reports import many, one, series, tables
+from launch.reports import key_charts, many, run_page, run_tables
 from launch.reports.curves import Chart, Charts, curve
-from launch.reports.data import Run, dig, is_number, kind_of, phases_of, read
 from launch.reports.parts import (
     Block,
     Cell,
@@ -26,7 +25,9 @@ from launch.reports.parts import (
     mark_of,
     number,
     percent_cell,
+    table,
 )
+from launch.reports.run_files import Run, dig, is_number, kind_of, phases_of, read
 from launch.study import optuna_study
 from launch.study.sweep_report import less_is_better, metric_of, short
 
@@ -65,13 +66,13 @@ def page(folder: Path) -> Page:
         ]
         if best is None:
             why = "The trials have different figures" if is_mixed else "No trial has a figure yet"
-            return [one.headline(status, None, figures), Note(f"{why}, so none is the best.")]
+            return [run_page.headline(status, None, figures), Note(f"{why}, so none is the best.")]
         better = "lower" if is_minimized else "higher"
         note = f"trial {best['number']}; {better} is better"
         figures.append([f"best {metric}", Cell(number(best["value"]), True, "good"), note])
         command = dig(content, "best", "command") or " ".join(best["varied"])
         best_trial = Pre(f"The best trial, {best['number']}", command)
-        return [one.headline(status, None, figures), best_trial]
+        return [run_page.headline(status, None, figures), best_trial]
 
     which = "first" if best is None else "best"
 
@@ -104,12 +105,12 @@ def _is_trial(entry: Any) -> bool:
 def curves(runs: list[Run], ranked: list[Trial], total: int, which: str) -> list[Block]:
     """Draw each trial's value, and the curves of the trials that are `which`: best or first."""
     points = sorted((float(t["number"]), float(t["value"])) for t in ranked)
-    charts = series.shared_charts(runs)
+    charts = key_charts.shared_charts(runs)
     if len(points) > 1:
         title = f"{ranked[0]['metric']} of each trial"
         charts.insert(0, Chart(title, [curve(title, points, dots=True)], x_title="trial"))
     notes = [Note(f"{run.name}: {note}", "warn") for run in runs for note in run.notes]
-    if not charts and not any(map(tables.rows_of, runs)):
+    if not charts and not any(map(run_tables.rows_of, runs)):
         notes.append(Note("No trial has logged a curve.", "warn"))
     left_out = f"The {len(runs)} {which} of {total} trials." if total > len(runs) else ""
     return [Charts(charts, left_out), *notes]
@@ -130,24 +131,18 @@ def parameters(trial: Trial) -> dict[str, str]:
 
 
 def _table(trials: list[Trial], metric: str | None, best: Trial | None) -> Table:
-    keys = list(dict.fromkeys(key for trial in trials for key in parameters(trial)))
+    keys = dict.fromkeys(key for trial in trials for key in parameters(trial))
     rows = []
     for trial in trials:
+        row: dict[str, Any] = {"trial": f"{trial['number']}" + " (best)" * (trial is best)}
+        row |= {key.removeprefix("method.args."): parameters(trial).get(key, "") for key in keys}
         value = cell(trial.get("value"))
         if not metric and value.number:
             value = Cell(f"{value.text} {trial.get('metric')}")
-        rows.append(
-            [
-                f"{trial['number']}" + (" (best)" if trial is best else ""),
-                *(parameters(trial).get(key, "") for key in keys),
-                value,
-                Cell(trial["status"], mark=mark_of(trial["status"])),
-                Path(trial.get("run_dir") or "").name,
-            ]
-        )
-    titles = [key.removeprefix("method.args.") for key in keys]
-    columns = ["trial", *titles, metric or "figure", "status", "run"]
-    return Table("Trials", columns, rows, ["best" if t is best else "" for t in trials])
+        row[metric or "figure"] = value
+        row["status"] = Cell(trial["status"], mark=mark_of(trial["status"]))
+        rows.append(row | {"run": Path(trial.get("run_dir") or "").name})
+    return table("Trials", rows, marks=["best" if t is best else "" for t in trials])
 
 
 def importance(content: dict[str, Any], metric: str | None) -> Block:
@@ -182,9 +177,9 @@ def importance(content: dict[str, Any], metric: str | None) -> Block:
             f"values, over {len(done)} trials that are done. (Optuna's own estimate is for "
             "searches: it looks at the best tenth, which is one or two trials of a grid.)"
         )
-    rows = [[key, percent_cell(share, bar=True)] for key, share in shares.items()]
     caption = f"How much of {metric} each parameter decides"
-    return Table(caption, ["parameter", "share"], rows, note=how)
+    rows = ({"parameter": k, "share": percent_cell(v, bar=True)} for k, v in shares.items())
+    return table(caption, rows, how)
 
 
 def of_grid(done: list[Trial], varying: Sequence[str]) -> dict[str, float]:

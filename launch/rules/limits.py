@@ -9,7 +9,7 @@ from typing import Any
 from containers import images
 from launch.core.errors import near
 from launch.core.json_files import yaml_file
-from launch.estimate.batch import least_staleness
+from launch.estimate.batch_counts import least_staleness
 from launch.estimate.memory import longest_served_gb
 from launch.machine import placement
 from launch.rules.refusal import Refusal

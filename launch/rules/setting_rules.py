@@ -10,7 +10,7 @@ from typing import Any
 
 from launch.config.compose import leaf
 from launch.config.conditions import Facts, hold, setting, table
-from launch.estimate.training import generates_with_vllm, makes_fp32
+from launch.estimate.rank_memory import generates_with_vllm, makes_fp32
 from launch.machine import placement
 from launch.rules.data import first_metric
 from launch.rules.refusal import Refusal

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from launch.estimate.batch import batch, generation_batch
+from launch.estimate.batch_counts import batch, generation_batch
 from launch.machine import placement
 from launch.rules.refusal import Refusal
 from launch.schema import Config

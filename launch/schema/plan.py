@@ -102,22 +102,22 @@ class ContainerSpec:
     name: str
     image: str
     command: list[str]
-    environment: dict[str, str]
-    devices: dict[str, str]  # path -> reason
-    nvidia_gpus: list[int]
-    groups: list[str]  # host gids; names only in a plan for another machine
     user: str  # uid:gid of the caller
-    mounts: list[Mount]
-    network: str
-    ipc: str
-    pid: str  # process namespace: its own, or the server's
-    shm_gb: float
-    memory_gb: float | None
-    memlock: bool
-    security_opt: list[str]
     stop_timeout_s: int
-    secrets: list[str]  # only their names
     labels: dict[str, str]
+    network: str = "none"
+    ipc: str = "none"
+    pid: str = "private"  # process namespace: its own, or the server's
+    environment: dict[str, str] = field(default_factory=dict)
+    devices: dict[str, str] = field(default_factory=dict)  # path -> reason
+    nvidia_gpus: list[int] = field(default_factory=list)
+    groups: list[str] = field(default_factory=list)  # gids; names in a plan for another machine
+    mounts: list[Mount] = field(default_factory=list)
+    shm_gb: float = 0.0
+    memory_gb: float | None = None
+    memlock: bool = False
+    security_opt: list[str] = field(default_factory=lambda: ["no-new-privileges:true"])
+    secrets: list[str] = field(default_factory=list)  # only their names
     # empty, because the caller is not root and could not use a capability
     cap_add: list[str] = field(default_factory=list)
     cap_drop: list[str] = field(default_factory=lambda: ["ALL"])

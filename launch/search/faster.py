@@ -6,9 +6,8 @@ import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
-import yaml
-
 from launch.config.choose import choose, with_value, without_choices
+from launch.core.json_files import yaml_file
 from launch.estimate import margin
 from launch.estimate.speed import speed
 from launch.machine.detect import Host
@@ -78,6 +77,5 @@ def _candidates(config: Config) -> Iterator[tuple[list[str], str, Config]]:
         yield [f"{overlap}=stream"], price, with_value(chosen, overlap, "stream")
     if whole:
         price = "trains about 1% of the parameters, and needs ten times the learning rate"
-        option = (CONF / "adapter/lora.yaml").read_text(encoding="utf-8")
-        lora = Adapter(**yaml.safe_load(option))
+        lora = Adapter(**yaml_file(CONF / "adapter/lora.yaml"))
         yield ["adapter=lora"], price, dataclasses.replace(config, adapter=lora)

@@ -11,6 +11,7 @@ import itertools
 import math
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +20,8 @@ from launch.config.request import Request
 from launch.config.wording import groups
 from launch.core.errors import HostError, UserError
 from launch.estimate import margin, memory
-from launch.estimate.batch import ACCUMULATION, batch
-from launch.estimate.training import OPTIMIZERS, has_reference
+from launch.estimate.batch_counts import ACCUMULATION, batch
+from launch.estimate.rank_memory import OPTIMIZERS, has_reference
 from launch.inputs.adapter_files import check_adapter
 from launch.machine import placement
 from launch.machine.detect import Host
@@ -36,7 +37,7 @@ from launch.schema.trainer_args import argument, known, value
 Remedy = tuple[list[str], str]  # overrides, and what they cost
 
 MOST_SEQUENCES = 4096  # per rank, the largest batch that a search tries
-WANTED = 3  # number of changes that a message lists
+MOST_CHANGES = 3  # number of changes that a message lists
 # Keys of hardware that apply to every group that a search tries.
 OF_ANY_DEVICE = ("gpus_per_node", "attention", "dataloader", "env")
 SHARED = (0.5, 0.3, 0.15)  # memory shares to try for a server that shares its GPU with a trainer
@@ -78,26 +79,21 @@ def advice(plan: Plan, host: Host) -> str | None:
     lacking = shortage(plan)
     if lacking is None:
         return None
-    remedies = changes(plan, host)
-    if not remedies:
-        return (
-            f"{lacking} No change that the planner knows makes it fit on "
-            f"{plan.config.hardware.name}. Try other hardware: mode=plan find=smallest_hardware."
-        )
-    return f"{lacking} It fits with one of:\n" + "\n".join(f"  {change}" for change in remedies)
+    remedies = "".join(f"\n  {change}" for change in changes(plan, host))
+    none = "No change that the planner knows makes it fit on "
+    none += f"{plan.config.hardware.name}. Try other hardware: mode=plan find=smallest_hardware."
+    return f"{lacking} {f'It fits with one of:{remedies}' if remedies else none}"
 
 
 def admit(plan: Plan, host: Host) -> None:
     """Raise HostError with advice if the plan does not fit, unless preflight=warn."""
-    if plan.config.preflight == Preflight.warn:
-        return
-    reason = advice(plan, host)
+    reason = None if plan.config.preflight == Preflight.warn else advice(plan, host)
     if reason:
         raise HostError(f"{reason}\npreflight=warn starts it anyway.")
 
 
 def changes(plan: Plan, host: Host) -> list[Change]:
-    """Return at most WANTED changes: single remedies in the order of their table, then pairs."""
+    """Return up to MOST_CHANGES: single remedies in the order of their table, then pairs."""
     # The search takes seconds, so announce it.
     print("It does not fit: looking for changes that make it fit.", file=sys.stderr)
     config, command = plan.config, Request(plan.overrides)
@@ -129,7 +125,7 @@ def changes(plan: Plan, host: Host) -> list[Change]:
             tightest = _fitting(command.plus(*candidate), host) or tightest
         cost = "; ".join(cost for _, cost in remedies if cost) or "trains the same"
         results.append(Change(candidate, cost, tightest))
-        if len(results) == WANTED:
+        if len(results) == MOST_CHANGES:
             break
     return results
 
@@ -220,16 +216,17 @@ def _sharded(config: Config) -> Remedy:
     slower = "ranks exchange weights"
     if config.topology.name == "colocate":
         slower += "; transformers generates, which is slower"
-    if config.topology.servers:
-        return ["topology.strategy=fsdp"], f"trains the same, but {slower}"
-    if config.topology.strategy == "ddp":
-        return ["topology=fsdp"], f"trains the same, but {slower}"
-    ranks, accumulation = config.hardware.gpus_per_node, batch(config).accumulation
-    overrides = ["topology=fsdp"]
-    if config.effective_batch is None:
-        if accumulation % ranks:
-            return overrides, f"{ranks} GPUs, so {ranks} times the sequences a step, and {slower}"
-        overrides.append(f"{ACCUMULATION}={accumulation // ranks}")
+    if config.topology.servers or config.topology.strategy == "ddp":
+        key = "topology.strategy" if config.topology.servers else "topology"
+        return [f"{key}=fsdp"], f"trains the same, but {slower}"
+    ranks = config.hardware.gpus_per_node
+    accumulation, rest = divmod(batch(config).accumulation, ranks)
+    if config.effective_batch is not None:
+        return ["topology=fsdp"], f"trains the same on {ranks} GPUs, but {slower}"
+    if rest:
+        more = f"{ranks} GPUs, so {ranks} times the sequences a step, and {slower}"
+        return ["topology=fsdp"], more
+    overrides = ["topology=fsdp", f"{ACCUMULATION}={accumulation}"]
     return overrides, f"trains the same on {ranks} GPUs, but {slower}"
 
 
@@ -264,18 +261,16 @@ def _other_servers(config: Config) -> Iterator[Remedy]:
             yield [f"topology.server_tensor_parallel={parallel}"], cost
 
 
-def _planned(command: Request, host: Host) -> Memory | None:
-    """Return the result of `_plan`; None if the command is rejected."""
-    try:
-        return _plan(command, host)
-    except (UserError, HostError):
-        return None
-
-
 def _plan(command: Request, host: Host) -> Memory:
     """Plan a command and return its tightest process. Raises UserError, HostError."""
     config, _ = prepare(compose(command))
     return max(memory.on_host(config, host), key=margin.tightness)
+
+
+def _planned(command: Request, host: Host) -> Memory | None:
+    with suppress(UserError, HostError):  # the command is rejected
+        return _plan(command, host)
+    return None
 
 
 def search(config: Config, command: Request, host: Host) -> tuple[Request, dict[str, Any]]:

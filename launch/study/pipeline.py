@@ -26,8 +26,7 @@ from launch.inputs.paths import followed
 from launch.machine import detect
 from launch.plan import rundir, sealed, show
 from launch.plan.check_files import check_files
-from launch.plan.chosen import with_choices
-from launch.plan.planning import make_plan, prepare
+from launch.plan.planning import make_plan, prepare, with_choices
 from launch.plan.views import outside, pipeline_json, shared_warnings
 from launch.rules.phases import check_phases
 from launch.rules.values import check_value

@@ -20,7 +20,7 @@ from launch.machine import masks
 from launch.machine.detect import Host
 from launch.machine.placement import MASK
 from launch.plan import show
-from launch.plan.environment import ROOT
+from launch.plan.process_env import ROOT
 from launch.schema import Config
 from launch.study import sweep_report
 from launch.study.optuna_study import Source

@@ -19,8 +19,7 @@ from launch.machine.detect import Host
 from launch.machine.placement import MASK
 from launch.plan import rundir, sealed
 from launch.plan.check_files import check_files
-from launch.plan.chosen import with_choices
-from launch.plan.planning import make_plan, prepare
+from launch.plan.planning import make_plan, prepare, with_choices
 from launch.schema import Config
 from launch.schema.cycle_choice import recorded
 from launch.schema.plan import Plan

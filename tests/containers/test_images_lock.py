@@ -179,7 +179,7 @@ def test_a_valid_entry_is_read_as_it_stands(folder):
     ({"python": 3.12}, "python"),
     ({"trl": None}, "trl"),
     ({"gfx": "gfx942"}, "gfx"),
-    ({"gfx": [942]}, "gfx.0"),
+    ({"gfx": [942]}, "gfx"),
     ({"pushed": "example.com/mine:1.0"}, "pushed"),
     ({"flavour": "x"}, "flavour"),
 ])  # fmt: skip

@@ -20,7 +20,7 @@ import yaml
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from launch.config.compose import compose
-from launch.estimate.batch import batch
+from launch.estimate.batch_counts import batch
 from launch.estimate.speed import step_parts
 from launch.plan.planning import prepare
 from tests.gpu.predictions import planned

@@ -5,7 +5,7 @@ from __future__ import annotations
 from html.parser import HTMLParser
 
 from launch import report
-from launch.reports import page
+from launch.reports import html_page
 
 VOID = {"meta", "link", "br", "rect", "line", "circle", "polyline"}
 
@@ -57,7 +57,7 @@ class Outline(HTMLParser):
 def made(*arguments: object) -> Outline:
     """Return the page of these arguments, checked as HTML."""
     asked = report.parse([str(a) for a in arguments])
-    seen = Outline(page.render(report.build(asked)))
+    seen = Outline(html_page.render(report.build(asked)))
     assert seen.open == []
     assert seen.loads == []
     assert seen.unnamed == []

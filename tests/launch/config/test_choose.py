@@ -13,8 +13,7 @@ from launch.config.identity import composition_hash
 from launch.estimate import margin
 from launch.estimate.speed import speed
 from launch.plan import rundir
-from launch.plan.chosen import with_choices
-from launch.plan.planning import make_plan, prepare
+from launch.plan.planning import make_plan, prepare, with_choices
 from launch.schema.enums import Rows
 from launch.search.faster import faster
 from tests.conftest import composed, host_with, leave_record

@@ -15,7 +15,7 @@ from launch.config import compose
 from launch.config.request import Request
 from launch.config.wording import CONF, groups
 from launch.core.errors import UserError
-from launch.plan.environment import ROOT
+from launch.plan.process_env import ROOT
 from launch.rules.check import refusals
 from launch.schema import Config
 from tests.conftest import command, composed

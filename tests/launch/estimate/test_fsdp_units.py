@@ -20,7 +20,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoConfig, AutoModelForCausalLM
 from trl.trainer.utils import add_fused_lm_head
 
-from launch.estimate import training
+from launch.estimate import rank_memory
 from launch.inputs import model_path
 from launch.schema import shapes
 from tests.conftest import composed
@@ -116,7 +116,7 @@ def test_embedding_and_head_are_counted_where_they_are_gathered(tied, reshards):
     )
     config.model.num_parameters = shapes.parameters(config.model)
     layers = (2 if reshards else SHAPE["num_layers"]) * shapes.layer_parameters(config.model)
-    moments = training.moments(config)
+    moments = rank_memory.moments(config)
     for moment, elements in outside_layers(tied, reshards).items():
         assert moments[moment]["communication"] / 2 - layers == pytest.approx(
             elements, abs=2 * SHAPE["hidden_size"]
@@ -129,11 +129,12 @@ def test_weights_that_train_become_fp32():
     }
     base = ("hardware=mi300x", "model=qwen3_4b", "method=sft", "precision=bf16", "topology=fsdp")
     full, low = (
-        training.state(composed(*base, f"precision.weights={dtype}")) for dtype in ("fp32", "bf16")
+        rank_memory.state(composed(*base, f"precision.weights={dtype}"))
+        for dtype in ("fp32", "bf16")
     )
     assert low == full
     lora, lora_low = (
-        training.state(composed(*base, "adapter=lora", f"precision.weights={dtype}"))
+        rank_memory.state(composed(*base, "adapter=lora", f"precision.weights={dtype}"))
         for dtype in ("fp32", "bf16")
     )
     assert lora_low["weights"] == lora["weights"] / 2

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from omegaconf import OmegaConf
 
-from launch.estimate import activations, batch, memory, training
+from launch.estimate import activations, batch_counts, memory, rank_memory
 from launch.machine import placement
 from launch.plan.planning import make_plan, prepare
 from launch.schema import Config
@@ -83,7 +83,7 @@ def test_micro_step_matches_torch(fused, model, numerics, rows, length, checkpoi
         f"method.args.gradient_checkpointing={checkpointing}",
         f"method.args.gradient_accumulation_steps={1 + accumulates}",
     )
-    moments = training.moments(config)
+    moments = rank_memory.moments(config)
     del moments["optimizer step"]
     held = config.model.num_parameters * (2 if numerics == "cast" else 4) if accumulates else 0
     peak = max(sum(parts.values()) for parts in moments.values()) - held
@@ -129,12 +129,12 @@ def test_micro_step_with_an_adapter_matches_torch(
     if casts:  # only its activations: gathered weights and sharded gradients are not counted here
         left_out.add("backward of the first layer")
         fsdp = composed("hardware=h200", "topology=fsdp", "precision=bf16", "adapter=lora")
-        assert activations.micro_step(fsdp, batch.batch(fsdp)).adapter.width == 2
-        step = activations.micro_step(config, batch.batch(config))
+        assert activations.micro_step(fsdp, batch_counts.batch(fsdp)).adapter.width == 2
+        step = activations.micro_step(config, batch_counts.batch(config))
         low = dataclasses.replace(step.adapter, width=2, recast=False)
         step = dataclasses.replace(step, adapter=low)
-        monkeypatch.setattr(training, "micro_step", lambda *_: step)
-    moments = {name: m for name, m in training.moments(config).items() if name not in left_out}
+        monkeypatch.setattr(rank_memory, "micro_step", lambda *_: step)
+    moments = {name: m for name, m in rank_memory.moments(config).items() if name not in left_out}
     arguments = {"r": 16, "target_modules": "all-linear", **arguments}
     step = (numerics, rows, length, checkpointing, False, arguments, casts)
     peak = max(sum(parts.values()) for parts in moments.values())
@@ -163,20 +163,60 @@ def test_measured_peaks_are_predicted(row):
     assert predicted == pytest.approx(row["peak_gb"], rel=0.10 if is_rough else 0.05)
 
 
-@pytest.mark.parametrize(
-    ("topology", "divided"),
-    [("ddp", ()), ("zero2", ("optimizer",)), ("zero3", ("weights", "optimizer")),
-     ("fsdp", ("weights", "optimizer"))],
-)  # fmt: skip
-def test_sharding_divides_by_the_ranks(topology, divided):
-    parts = parts_of(f"hardware=mi300x model=qwen3_4b method=sft topology={topology}")
-    is_zero = topology.startswith("zero")  # its weights are 16 bits, next to an fp32 copy
-    weights, optimizer = (2 if is_zero else 4) * QWEN_4B / 1e9, 8 * QWEN_4B / 1e9
-    assert parts["weights"] == pytest.approx(weights / (8 if "weights" in divided else 1))
-    assert parts["optimizer"] == pytest.approx(optimizer / (8 if "optimizer" in divided else 1))
-    assert ("master weights" in parts) == is_zero
-    if topology == "ddp":  # its buckets
-        assert parts["communication"] == pytest.approx(4 * QWEN_4B / 1e9)
+B, LARGE = QWEN_4B / 1e9, 8_190_735_360 / 1e9
+SFT, DPO = (f"hardware=mi300x model=qwen3_4b method={method}" for method in ("sft", "dpo"))
+SFT_8B = "hardware=mi300x model=qwen3_8b method=sft"
+DPO_ON_2 = "hardware=h200 model=qwen3_1_7b topology=fsdp topology.num_gpus=2 method=dpo"
+TWICE = "method.args.gradient_accumulation_steps=2"
+OPTIM = f"{SFT} topology=single method.args.optim"
+NF4 = f"{SFT_8B} adapter=qlora adapter.rank=16 topology"
+# Qwen3-8B has 36 layers of 192,937,984 weights in linear layers. Embedding, head and norms stay in
+# 16 bits, and so does the adapter: 43,646,976 parameters of rank 16, with two moments each.
+PACKED = 36 * 192_937_984 / 1e9
+IN_4_BITS = {"weights": 0.5625 * PACKED + 2 * (LARGE - PACKED), "adapter": 2 * 0.043646976}
+OFFLOAD = "topology.zero.offload_optimizer=true topology.zero.offload_parameters=true"
+
+
+@pytest.mark.parametrize(("overrides", "parts"), [
+    # sharding divides by the ranks; DDP has buckets, ZeRO 16-bit weights next to an fp32 copy
+    (f"{SFT} topology=ddp",
+     {"weights": 4 * B, "optimizer": 8 * B, "master weights": None, "communication": 4 * B}),
+    (f"{SFT} topology=zero2", {"weights": 2 * B, "optimizer": B, "master weights": B / 2}),
+    (f"{SFT} topology=zero3", {"weights": B / 4, "optimizer": B, "master weights": B / 2}),
+    (f"{SFT} topology=fsdp", {"weights": B / 2, "optimizer": B, "master weights": None}),
+    (f"{SFT} topology=zero3 {OFFLOAD}",
+     {"weights": None, "optimizer": None, "master weights": None}),
+    (f"{SFT} topology=fsdp topology.fsdp.cpu_offload=true", {"weights": None, "optimizer": None}),
+    # FSDP accumulates whole gradients, in the dtype of the reduction
+    (f"{SFT_8B} topology=fsdp {TWICE}", {"gradients": 4 * LARGE}),
+    (f"{SFT_8B} topology=fsdp {TWICE} topology.fsdp.reduce_dtype=bf16", {"gradients": 2 * LARGE}),
+    # the reference is held as the strategy holds it; FSDP gathers it whole
+    (f"{DPO} topology=single", {"reference": 4 * B}),
+    (f"{DPO} topology=zero2", {"reference": 2 * B}),
+    (f"{DPO} topology=zero3", {"reference": B / 4}),
+    (f"{DPO} topology=fsdp", {"reference": B / 2}),
+    (f"{DPO} topology=single adapter=lora", {"reference": None}),
+    (f"{DPO} topology=single method.args.precompute_ref_log_probs=true", {"reference": None}),
+    (f"{DPO} topology=fsdp topology.fsdp.cpu_offload=true", {"reference": None}),
+    (f"{DPO.replace('dpo', 'grpo')} topology=single method.args.beta=0.04", {"reference": 4 * B}),
+    (DPO_ON_2, {"reference as gathered": 3.4412, "reference in parameters": 3.4412}),
+    (f"{DPO_ON_2} adapter=lora", {"reference as gathered": None}),
+    # ZeRO casts floating-point numbers; packed ones are bytes
+    (f"{NF4}=single", {**IN_4_BITS, "optimizer": 4 * 0.043646976}),
+    (f"{NF4}=zero2", IN_4_BITS),
+    # adamw_8bit takes 8.13 bytes of four for 3.63e9 weights, 8 for the embedding's 389e6
+    (f"{OPTIM}=adamw_torch", {"optimizer": 8 * B, "optimizer's copies": 4 * B}),
+    (f"{OPTIM}=adafactor", {"optimizer": None, "optimizer's copies": None}),
+    (f"{OPTIM}=adamw_8bit", {"optimizer": 10.49}),
+    (f"{OPTIM}=adamw_torch_8bit", {"optimizer": 8.17}),
+    (f"{OPTIM}=lion_32bit", {"optimizer": 8 * B}),
+])  # fmt: skip
+def test_parts_follow_from_counts(overrides, parts):
+    planned_parts = parts_of(overrides)
+    absent = [name for name, size in parts.items() if size is None and name in planned_parts]
+    assert absent == []
+    sizes = {name: size for name, size in parts.items() if size is not None}
+    assert {name: planned_parts[name] for name in sizes} == pytest.approx(sizes, rel=0.005)
 
 
 def test_random_weights_are_whole_before_they_are_sharded():
@@ -189,13 +229,6 @@ def test_random_weights_are_whole_before_they_are_sharded():
     assert read.allocated_gb < drawn.allocated_gb / 2
 
 
-def test_fsdp_gathers_the_whole_reference():
-    base = "hardware=h200 model=qwen3_1_7b topology=fsdp topology.num_gpus=2 method=dpo"
-    parts, whole = parts_of(base), pytest.approx(2 * 1.7206, abs=0.001)
-    assert parts["reference as gathered"] == parts["reference in parameters"] == whole
-    assert "reference as gathered" not in parts_of(base, "adapter=lora")
-
-
 def test_precomputed_reference_is_counted_before_the_first_step():
     base = "hardware=h200 model=qwen3_32b topology=fsdp method=dpo"
     base += " method.args.gradient_accumulation_steps=1"
@@ -206,70 +239,6 @@ def test_precomputed_reference_is_counted_before_the_first_step():
     assert (2 * 2 + 4 / 8) * 32.762 < before.allocated_gb < stays.allocated_gb
     drawn = planned(base, precompute, "model.init=random")
     assert drawn.parts_gb["weights"] == pytest.approx(4 * 32.762, abs=0.01)
-
-
-@pytest.mark.parametrize(("offload", "parts"), [
-    ("topology=zero3 topology.zero.offload_optimizer=true " "topology.zero.offload_parameters=true",
-     {"optimizer", "master weights", "weights"}),
-    ("topology=fsdp topology.fsdp.cpu_offload=true", {"optimizer", "weights"}),
-])  # fmt: skip
-def test_offloaded_parts_leave_the_gpu(offload, parts):
-    assert not parts & {*parts_of("hardware=mi300x model=qwen3_4b method=sft", offload)}
-
-
-def test_accumulated_gradients_are_whole_under_fsdp():
-    base = "hardware=mi300x model=qwen3_8b method=sft topology=fsdp"
-    twice = "method.args.gradient_accumulation_steps=2"
-    gradients = 4 * 8_190_735_360 / 1e9
-    assert parts_of(base, twice)["gradients"] == pytest.approx(gradients)
-    assert parts_of(base).get("gradients", 0) < gradients / 4
-    low = parts_of(base, twice, "topology.fsdp.reduce_dtype=bf16")
-    assert low["gradients"] == pytest.approx(gradients / 2)
-
-
-def test_reference_is_held_as_the_strategy_holds_it():
-    base = "hardware=mi300x model=qwen3_4b method=dpo"
-    for topology, width in (("single", 4), ("zero2", 2), ("zero3", 2 / 8), ("fsdp", 4 / 8)):
-        reference = parts_of(base, f"topology={topology}")["reference"]
-        assert reference == pytest.approx(width * QWEN_4B / 1e9), topology
-    for more in (
-        "topology=single adapter=lora",
-        "topology=single method.args.precompute_ref_log_probs=true",
-        "topology=fsdp topology.fsdp.cpu_offload=true",
-    ):
-        assert "reference" not in parts_of(base, more)
-    grpo = "hardware=mi300x model=qwen3_4b topology=single method=grpo method.args.beta=0.04"
-    assert "reference" in parts_of(grpo)
-
-
-def test_nf4_packs_the_linear_layers_only():
-    """Qwen3-8B has 36 layers of 192,937,984 weights in linear layers.
-
-    Embedding, head and norms stay in 16 bits, and so does the adapter: 43,646,976 parameters of
-    rank 16, with two moments each.
-    """
-    base = "hardware=mi300x model=qwen3_8b method=sft adapter=qlora adapter.rank=16"
-    parts, linear = parts_of(base, "topology=single"), 36 * 192_937_984
-    assert parts["weights"] == pytest.approx((0.5625 * linear + 2 * (8_190_735_360 - linear)) / 1e9)
-    assert parts["adapter"] == pytest.approx(2 * 0.043646976)
-    assert parts["optimizer"] == pytest.approx(4 * 0.043646976)
-    zero2 = parts_of(base, "topology=zero2")  # casts floating-point numbers; packed ones are bytes
-    assert zero2["weights"] == pytest.approx(parts["weights"])
-    assert zero2["adapter"] == pytest.approx(parts["adapter"])
-
-
-@pytest.mark.parametrize(
-    ("optim", "gb"),
-    [("adamw_torch", 8 * QWEN_4B / 1e9), ("adafactor", 0.0), ("adamw_8bit", 10.4),
-     ("adamw_torch_8bit", 8.17), ("lion_32bit", 32.18)],
-)  # fmt: skip
-def test_moments_of_optimizers(optim, gb):
-    """adamw_8bit takes 8.13 bytes of four for 3.63e9 weights, 8 for the embedding's 389e6."""
-    base = "hardware=mi300x model=qwen3_4b topology=single method=sft"
-    parts = parts_of(base, f"method.args.optim={optim}")
-    assert parts.get("optimizer", 0.0) == pytest.approx(gb, rel=0.01)
-    copies = 4 * QWEN_4B / 1e9 if optim == "adamw_torch" else 0.0
-    assert parts.get("optimizer's copies", 0.0) == pytest.approx(copies)
 
 
 def test_attention_without_a_fused_kernel_keeps_its_scores():

@@ -20,7 +20,7 @@ import pytest
 from launch.config.identity import composition_hash
 from launch.core import json_files
 from launch.core.errors import HostError
-from launch.estimate import batch
+from launch.estimate import batch_counts
 from launch.execution import orphans, slurm, slurm_job
 from launch.execution.execute import check_host
 from launch.execution.slurm_process import step
@@ -94,7 +94,11 @@ def test_mode_plan_shows_the_script_and_submits_nothing(launch, tools, tmp_path)
 
 def test_ranks_of_all_nodes_count():
     config = composed(*TWO, "topology=fsdp")
-    ranks = placement.num_gpus(config), placement.num_trainers(config), batch.batch(config).ranks
+    ranks = (
+        placement.num_gpus(config),
+        placement.num_trainers(config),
+        batch_counts.batch(config).ranks,
+    )
     assert ranks == (8, 16, 16)
     one, two = planned(*TWO[:2], "topology=fsdp", "runtime=local"), planned(*TWO, "topology=fsdp")
     assert two.memory[0].parts_gb["optimizer"] == one.memory[0].parts_gb["optimizer"] / 2

@@ -71,8 +71,8 @@ def test_auto_takes_the_fastest_and_a_record_has_its_number():
 
 
 @pytest.mark.parametrize(("overrides", "named"), [
-    (["topology.servers=many"], "whole number or auto"),
-    (["topology.servers=1.5"], "whole number or auto"),
+    (["topology.servers=many"], "whole number, or auto"),
+    (["topology.servers=1.5"], "whole number, or auto"),
     (["topology=ddp", "topology.servers=auto"], "topology=split"),
 ])  # fmt: skip
 def test_what_is_no_number_of_servers_is_rejected(overrides, named):
@@ -83,19 +83,9 @@ def test_what_is_no_number_of_servers_is_rejected(overrides, named):
 
 def test_a_plan_says_it(capsys):
     assert run.main([*SPLIT, "mode=plan", "format=json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert set(found["balance"]) == {
-        "generation_s",
-        "training_s",
-        "bound",
-        "servers",
-        "gain",
-        "sequences",
-    }
-    assert found["speed"]["step_s"] == pytest.approx(
-        found["balance"]["generation_s"] + found["balance"]["training_s"]
-    )
+    plan = json.loads(capsys.readouterr().out)
+    halves = plan["balance"]["generation_s"] + plan["balance"]["training_s"]
+    assert plan["speed"]["step_s"] == pytest.approx(halves)
     assert run.main([*SPLIT, "mode=plan"]) == 0
-    assert f"topology.servers={found['balance']['servers']}" in " ".join(
-        capsys.readouterr().out.split()
-    )
+    page = " ".join(capsys.readouterr().out.split())
+    assert f"topology.servers={plan['balance']['servers']}" in page

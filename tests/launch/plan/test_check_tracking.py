@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from launch.config.compose import compose
 from launch.core.errors import UserError
 from launch.plan.check_files import check_files
+from tests.conftest import composed
 
 KEY = "WANDB_API_KEY"
-
-
-def refused(*overrides: str) -> str:
-    with pytest.raises(UserError) as refusal:
-        check_files(compose(["hardware=cpu", *overrides]), all_lines=False)
-    return str(refusal.value)
+LOCAL = "tracking=wandb runtime=local"
+DOCKER = "tracking=wandb runtime=docker container=custom container.reference=example.com/me/own:1"
+UNSET = "tracking=wandb: WANDB_API_KEY is not set in your shell. Use: export WANDB_API_KEY"
 
 
 @pytest.fixture
@@ -29,60 +26,30 @@ def machine(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize("given", ["tracking=wandb", "tracking.name=wandb"])
-def test_wandb_without_a_key_is_refused(machine, given):
-    said = refused(given, "runtime=local")
-    assert said == (
-        "tracking=wandb: WANDB_API_KEY is not set in your shell. Use: export WANDB_API_KEY=<your "
-        "account's>, "
-        "user_env.WANDB_MODE=offline, or tracking=tensorboard."
-    )
-
-
-@pytest.mark.parametrize("variable", [KEY, "WANDB_BASE_URL", "WANDB_IDENTITY_TOKEN_FILE"])
-def test_wandb_with_a_key_a_server_or_a_token_of_its_own(machine, monkeypatch, variable):
-    monkeypatch.setenv(variable, "sentinel")
-    check_files(compose(["hardware=cpu", "tracking=wandb", "runtime=local"]), all_lines=False)
-
-
-@pytest.mark.parametrize("offline", ["shell", "user_env"])
-def test_wandb_that_sends_nothing_needs_no_key(machine, monkeypatch, offline):
-    if offline == "shell":
-        monkeypatch.setenv("WANDB_MODE", "offline")
-    given = ["user_env.WANDB_MODE=offline"] if offline == "user_env" else []
-    check_files(
-        compose(["hardware=cpu", "tracking=wandb", "runtime=local", *given]), all_lines=False
-    )
-
-
-@pytest.mark.parametrize("named", [True, False])
-def test_wandb_finds_the_key_of_its_login(machine, monkeypatch, named):
-    file = machine / ("mine" if named else ".netrc")
-    if named:
-        monkeypatch.setenv("NETRC", str(file))
-    file.write_text("machine example.com login me password x\n")
-    assert "WANDB_API_KEY is not set" in refused("tracking=wandb", "runtime=local")
-    file.write_text("machine api.wandb.ai login user password x\n")
-    check_files(compose(["hardware=cpu", "tracking=wandb", "runtime=local"]), all_lines=False)
-
-
-def test_a_container_is_given_the_key_by_name_only(machine, monkeypatch):
-    own = [
-        "tracking=wandb",
-        "runtime=docker",
-        "container=custom",
-        "container.reference=example.com/me/own:1",
-    ]
-    (machine / ".netrc").write_text("machine api.wandb.ai login user password x\n")
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    assert "WANDB_API_KEY is not set in your shell" in refused(*own)
-    monkeypatch.setenv(KEY, "sentinel")
-    check_files(compose(["hardware=cpu", *own]), all_lines=False)
-    said = refused(*own, "runtime.secrets=[HF_TOKEN]")
-    assert "without WANDB_API_KEY. Use: WANDB_API_KEY among runtime.secrets" in said
-    check_files(
-        compose(
-            ["hardware=cpu", *own, "runtime.secrets=[HF_TOKEN]", "user_env.WANDB_MODE=offline"]
-        ),
-        all_lines=False,
-    )
+@pytest.mark.parametrize(("overrides", "environ", "login", "fault"), [
+    (LOCAL, {}, None, UNSET),
+    ("tracking.name=wandb runtime=local", {}, None, UNSET),
+    (LOCAL, {KEY: "sentinel"}, None, None),
+    (LOCAL, {"WANDB_BASE_URL": "sentinel"}, None, None),
+    (LOCAL, {"WANDB_IDENTITY_TOKEN_FILE": "sentinel"}, None, None),
+    (LOCAL, {"WANDB_MODE": "offline"}, None, None),
+    (f"{LOCAL} user_env.WANDB_MODE=offline", {}, None, None),
+    (LOCAL, {}, "example.com", UNSET),
+    (LOCAL, {}, "api.wandb.ai", None),
+    # a container gets the key by name only, and not the shell's other settings
+    (DOCKER, {"WANDB_MODE": "offline"}, "api.wandb.ai", UNSET),
+    (DOCKER, {KEY: "sentinel"}, None, None),
+    (f"{DOCKER} runtime.secrets=[HF_TOKEN]", {KEY: "sentinel"}, None, "without WANDB_API_KEY"),
+    (f"{DOCKER} runtime.secrets=[HF_TOKEN] user_env.WANDB_MODE=offline", {}, None, None),
+])  # fmt: skip
+def test_wandb_needs_a_key(machine, monkeypatch, overrides, environ, login, fault):
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    if login:
+        (machine / ".netrc").write_text(f"machine {login} login user password x\n")
+    config = composed("hardware=cpu", *overrides.split())
+    if fault is None:
+        check_files(config, all_lines=False)
+    else:
+        with pytest.raises(UserError, match=fault):
+            check_files(config, all_lines=False)

@@ -18,35 +18,18 @@ def source(tmp_path_factory) -> Path:
     return write_model(tmp_path_factory.mktemp("source"))
 
 
-def test_it_gets_no_gpu():
+def test_it_gets_no_gpu_and_the_converter():
+    converter = "/opt/llama.cpp/convert_hf_to_gguf.py"
     config = composed(
-        "hardware=mi300x",
-        "method=export",
-        "model.path=/models/m/it",
-        "runtime=docker",
-        "method.args.weights=fp8",
+        *"hardware=mi300x method=export model.path=/models/m/it runtime=docker".split(),
+        *("method.args.formats=[gguf]", f"method.args.gguf_converter={converter}"),
     )
     plan = make_plan(config, host_with(8), Path("/runs/export/1"))
     (process,) = plan.processes
-    assert (process.kind, process.gpus, process.env["HIP_VISIBLE_DEVICES"]) == (
-        "exporter",
-        [],
-        "-1",
-    )
+    assert (process.kind, process.gpus, plan.memory) == ("exporter", [], [])
     spec = plan.containers["exporter"]
-    assert (spec.devices, spec.environment["HIP_VISIBLE_DEVICES"], plan.memory) == ({}, "-1", [])
-
-
-def test_a_container_is_given_the_converter():
-    given = [
-        "method.args.formats=[gguf]",
-        "method.args.gguf_converter=/opt/llama.cpp/convert_hf_to_gguf.py",
-    ]
-    config = composed(
-        "hardware=mi300x", "method=export", "model.path=/models/m/it", "runtime=docker", *given
-    )
-    plan = make_plan(config, host_with(8), Path("/runs/export/1"))
-    assert "/opt/llama.cpp" in [mount.source for mount in plan.containers["exporter"].mounts]
+    assert (spec.devices, spec.environment["HIP_VISIBLE_DEVICES"]) == ({}, "-1")
+    assert "/opt/llama.cpp" in [mount.source for mount in spec.mounts]
 
 
 # Evaluations by their record's composition, and what is said of them as results_from
@@ -97,7 +80,7 @@ def test_directories_without_a_model_name_the_one_that_has_it(refused, tmp_path)
     )
     newest = files_of(unfinished / "checkpoints/checkpoint-10", manifest={}, config={})
     files_of(unfinished / "checkpoints/checkpoint-9", manifest={}, config={})
-    assert f"or model.path={newest}, its newest" in refused(f"model.path={unfinished}")
+    assert f"or model.path={newest}" in refused(f"model.path={unfinished}")
     done = files_of(tmp_path / "done", record={"status": "done"})
     assert "Use: the run that trained it." in refused(f"model.path={done}")
     adapter = files_of(tmp_path / "adapter", adapter_config={})

@@ -11,7 +11,7 @@ import pytest
 from launch.core.errors import HostError
 from launch.execution.execute import check_host
 from launch.machine import placement
-from launch.plan import environment
+from launch.plan import process_env
 from launch.plan.planning import make_plan
 from tests.conftest import composed, host_with
 
@@ -22,23 +22,15 @@ def plan(*overrides: str, host=None):
     return make_plan(composed(*overrides), host or host_with(8), RUN)
 
 
-def names(process) -> dict[str, str]:
-    return {s.name: s.origin for s in process.settings}
-
-
 def test_variables_are_for_the_processes_they_are_meant_for():
     server, trainers = plan("hardware=mi300x", "model=qwen3_4b", "method=grpo").processes
     assert "NCCL_MIN_NCHANNELS" not in server.env
     assert "VLLM_SERVER_DEV_MODE" in server.env
     assert "GPU_MAX_HW_QUEUES" not in trainers.env
-    assert (
-        "GPU_MAX_HW_QUEUES"
-        in plan("hardware=mi300x", "model=qwen3_14b", "topology=fsdp").processes[0].env
-    )
-    assert (
-        "NCCL_MIN_NCHANNELS"
-        not in plan("hardware=mi300x", "model=qwen3_4b", "topology=single").processes[0].env
-    )
+    (sharded,) = plan("hardware=mi300x", "model=qwen3_14b", "topology=fsdp").processes
+    assert "GPU_MAX_HW_QUEUES" in sharded.env
+    (single,) = plan("hardware=mi300x", "model=qwen3_4b", "topology=single").processes
+    assert "NCCL_MIN_NCHANNELS" not in single.env
 
 
 @pytest.mark.parametrize(("overrides", "guarded"), [
@@ -49,42 +41,30 @@ def test_variables_are_for_the_processes_they_are_meant_for():
     (["method=sft", "topology=single"], set()),
 ])  # fmt: skip
 def test_every_rank_of_a_communicator_between_radeons_copies_without_p2p(overrides, guarded):
-    processes = plan(
-        "hardware=rx7900xtx", "model=qwen3_0_6b", "hardware.gpus_per_node=4", *overrides
-    ).processes
-    assert {
-        process.name for process in processes if process.env.get("NCCL_P2P_DISABLE") == "1"
-    } == guarded
+    radeons = ("hardware=rx7900xtx", "model=qwen3_0_6b", "hardware.gpus_per_node=4")
+    env = {process.name: process.env for process in plan(*radeons, *overrides).processes}
+    assert {name for name in env if env[name].get("NCCL_P2P_DISABLE") == "1"} == guarded
 
 
 def test_a_users_own_value_wins_and_is_shown():
-    given = plan(
-        "hardware=mi300x",
-        "topology=ddp",
-        host=host_with(8, NCCL_MIN_NCHANNELS="32", OMP_NUM_THREADS="3"),
-    ).processes[0]
-    assert given.env["NCCL_MIN_NCHANNELS"] == "32"
-    assert names(given)["NCCL_MIN_NCHANNELS"] == names(given)["OMP_NUM_THREADS"] == "yours"
-    over = plan(
-        *"hardware=mi300x topology=ddp user_env.NCCL_MIN_NCHANNELS=16".split(),
-        host=host_with(8, NCCL_MIN_NCHANNELS="32"),
-    ).processes[0]
-    assert over.env["NCCL_MIN_NCHANNELS"] == "16"
+    shell = host_with(8, NCCL_MIN_NCHANNELS="32", OMP_NUM_THREADS="3")
+    (process,) = plan("hardware=mi300x", "topology=ddp", host=shell).processes
+    assert process.env["NCCL_MIN_NCHANNELS"] == "32"
+    origins = {setting.name: setting.origin for setting in process.settings}
+    assert origins["NCCL_MIN_NCHANNELS"] == origins["OMP_NUM_THREADS"] == "yours"
+    given = ("hardware=mi300x", "topology=ddp", "user_env.NCCL_MIN_NCHANNELS=16")
+    assert plan(*given, host=shell).processes[0].env["NCCL_MIN_NCHANNELS"] == "16"
 
 
 def test_the_ranks_path_is_ours_then_the_users_and_a_rewards_folder_last():
-    path = (
-        plan("hardware=cpu", "user_env.PYTHONPATH=/theirs", host=host_with(0))
-        .processes[0]
-        .env["PYTHONPATH"]
-        .split(":")
+    own_reward = (
+        "method=grpo",
+        "++method.rewards={json.loads: 1.0}",
+        "user_env.PYTHONPATH=/theirs",
     )
-    assert path == [str(environment.ROOT), "/theirs"]
-    own = ("hardware=cpu", "method=grpo", "++method.rewards={json.loads: 1.0}")
-    assert (
-        plan(*own, host=host_with(0)).processes[0].env["PYTHONPATH"].split(":")[-1]
-        == "/home/me/work"
-    )
+    (process,) = plan("hardware=cpu", *own_reward, host=host_with(0)).processes
+    path = process.env["PYTHONPATH"].split(":")
+    assert path == [str(process_env.ROOT), "/theirs", "/home/me/work"]
 
 
 def test_a_split_of_one_gpu_sends_weights_over_gloo():
@@ -109,8 +89,8 @@ def test_a_split_of_one_gpu_sends_weights_over_gloo():
     (plugin,) = found.entry_points
     assert (plugin.group, plugin.name) == ("vllm.general_plugins", "gloo_weights")
     module, _, function = plugin.value.partition(":")
-    assert f"def {function}(" in (environment.ROOT / f"{module.replace('.', '/')}.py").read_text()
-    assert two.env["PYTHONPATH"] == str(environment.ROOT)
+    assert f"def {function}(" in (process_env.ROOT / f"{module.replace('.', '/')}.py").read_text()
+    assert two.env["PYTHONPATH"] == str(process_env.ROOT)
 
 
 @pytest.mark.parametrize(("environ", "said"), [
@@ -147,3 +127,15 @@ def test_a_host_that_cannot_run_it(overrides, gpus, said):
     with pytest.raises(HostError, match=said) as raised:
         check_host(plan(*overrides, host=host), host)
     assert raised.value.exit_code == 3
+
+
+@pytest.mark.parametrize(("hardware", "ours", "other"), [
+    ("mi300x", "AMD_SERIALIZE_KERNEL", "CUDA_LAUNCH_BLOCKING"),
+    ("strix_halo", "HSA_ENABLE_DEBUG", "CUDA_LAUNCH_BLOCKING"),
+    ("h200", "CUDA_LAUNCH_BLOCKING", "AMD_SERIALIZE_KERNEL"),
+])  # fmt: skip
+def test_a_fault_names_its_kernel(hardware, ours, other):
+    config = composed(f"hardware={hardware}", "topology=single", "debug=memory_fault")
+    found = {s.name: s for s in process_env.settings(config, host_with(1), "trainer", [0], RUN)}
+    assert found[ours].reason.startswith("debug=memory_fault: ")
+    assert other not in found

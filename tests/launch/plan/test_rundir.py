@@ -6,7 +6,6 @@ Which run is continued, what cannot be trusted, what is kept secret.
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -80,18 +79,6 @@ def test_a_run_that_is_running_is_left_alone(tmp_path):
         with pytest.raises(UserError, match="still running"):
             choose(tmp_path, f"resume={folder}")
     assert choose(tmp_path) == (folder, True)  # its launcher is gone
-
-
-def test_write_is_whole_or_not_at_all(tmp_path, monkeypatch):
-    json_files.write_json(tmp_path / "x.json", {"a": 1})
-
-    def crash(_descriptor):
-        raise OSError("no space left")
-
-    monkeypatch.setattr(os, "fsync", crash)
-    with pytest.raises(OSError, match="no space"):
-        json_files.write_json(tmp_path / "x.json", {"a": 2})
-    assert json_files.read_json(tmp_path / "x.json") == {"a": 1}
 
 
 def made(tmp_path, *overrides, **environ):
@@ -218,12 +205,6 @@ def test_of_what_cannot_go_on_only_the_newest_is_said_and_only_under_auto(tmp_pa
     assert rundir.left(config, tmp_path) == [
         f"Not resuming {tmp_path}/runs/sft-tiny-cpu/5: {rundir.DAMAGED}."
     ]
-
-
-def test_arguments_with_keys_that_are_numbers_go_on_by_name(tmp_path):
-    given = ["method.args.lr_scheduler_kwargs={1: 2, 10: 3, 2: 5}"]
-    folder = a_run(tmp_path, "1", "failed", *given)
-    assert choose(tmp_path, *given, f"resume={folder}") == (folder, True)
 
 
 def test_a_record_with_keys_that_are_numbers_is_as_it_was_written(tmp_path):

@@ -3,7 +3,7 @@
 import json
 
 from launch.reports import evaluations
-from launch.reports.data import read
+from launch.reports.run_files import read
 from recipes import evaluate
 from tests.recipes.test_evaluate import lines
 

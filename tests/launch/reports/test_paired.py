@@ -54,17 +54,3 @@ def test_problems_that_change_alike_leave_an_interval(better, worse, same, low, 
         [(1, 1)] * better + [(0, 1)] * worse + [(1, 1)] * same,
     )
     assert (compared.low, compared.high) == pytest.approx((low, high), abs=1e-6)
-
-
-def test_the_interval_of_a_difference_does_not_depend_on_the_number_of_samples():
-    for better, worse, same in itertools.product(range(7), repeat=3):
-        if better + worse + same:
-            before = [0] * better + [1] * (worse + same)
-            after = [1] * better + [0] * worse + [1] * same
-            once, thrice = (
-                paired.compare([(n * k, k) for n in before], [(n * k, k) for n in after])
-                for k in (1, 3)
-            )
-            assert -1 <= once.low <= once.difference <= once.high <= 1
-            assert once.low < once.high
-            assert (thrice.low, thrice.high) == pytest.approx((once.low, once.high))

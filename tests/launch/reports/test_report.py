@@ -10,8 +10,8 @@ from launch import report
 from launch.core import json_files
 from launch.core.json_files import plain
 from launch.plan import rundir
-from launch.reports import tables
-from launch.reports.data import read, read_metrics
+from launch.reports import run_tables
+from launch.reports.run_files import read, read_metrics
 from launch.study.optuna_study import Search, importances
 from tests.conftest import composed
 from tests.helpers.report_examples import (
@@ -134,7 +134,7 @@ TRAINERS = ("training", "generation", "weight sync", "rewards", "waiting")
 
 
 def parts_of_a_step(folder) -> dict[tuple[str, str], str]:
-    table = tables.step_parts(read(folder))
+    table = run_tables.step_parts(read(folder))
     return {(row[0].text, row[1].text): f"{row[2].text} {row[3].text}" for row in table.rows}
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from launch import report
 from launch.core import json_files
-from launch.reports import page
+from launch.reports import html_page
 from tests.helpers.report_examples import HOSTILE, a_benchmark, a_run, a_sweep, change, log, steps
 from tests.helpers.report_reader import Outline, made
 
@@ -29,7 +29,7 @@ def test_hostile_strings_are_text(tmp_path):
         speed={"basis": hostile, "step_s": 1.0},
         targets={hostile: {"value": 1, "source": hostile}},
     )
-    html = page.render(report.build(report.parse([str(folder)])))
+    html = html_page.render(report.build(report.parse([str(folder)])))
     assert "<script>alert" not in html
     assert "<img" not in html
     assert "\x00" not in html
@@ -65,7 +65,7 @@ def test_values_of_any_type_give_a_page(tmp_path, name, odd):
         for changed in (odd, *inner):
             json_files.write_json(file, {**content, key: changed})
             assert report.build(report.parse([str(folder)])).sections
-    assert page.render(report.build(report.parse([str(folder)])))
+    assert html_page.render(report.build(report.parse([str(folder)])))
 
 
 def test_many_lines(tmp_path):
@@ -76,7 +76,7 @@ def test_many_lines(tmp_path):
     ]
     lines[10_001]["loss"] = 99
     log(folder, *lines)
-    html = page.render(report.build(report.parse([str(folder)])))
+    html = html_page.render(report.build(report.parse([str(folder)])))
     assert len(html) < 1_000_000
     assert (
         "99" in html.partition("data-chart")[2].partition("</figure>")[0]

@@ -17,7 +17,7 @@ from launch.config.request import Request
 from launch.core import json_files
 from launch.core.errors import EXIT_DONE, EXIT_INTERRUPTED, UserError
 from launch.plan import container
-from launch.reports.data import phases_of, read
+from launch.reports.run_files import phases_of, read
 from launch.study import keeping, pipeline
 from tests.conftest import composed, host_with
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from launch.estimate import adapted
 from launch.estimate.activations import BYTES, SHARDED, MicroStep, Numerics, micro_step
-from launch.estimate.batch import Batch, batch, evaluation_batch, generation_batch
+from launch.estimate.batch_counts import Batch, batch, evaluation_batch, generation_batch
 from launch.machine import placement
 from launch.schema import Config, shapes
 from launch.schema.enums import Head, Init, Reference, Vendor

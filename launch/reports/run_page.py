@@ -7,17 +7,17 @@ import json
 import shlex
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from launch.execution import logs
 from launch.execution.meaning import of as meaning_of
 from launch.execution.supervise import failures
-from launch.reports import evaluations, rows, series, tables
+from launch.reports import evaluations, key_charts, run_tables
 from launch.reports.curves import Charts
-from launch.reports.data import Run, dig, is_number
 from launch.reports.parts import (
+    TITLES,
     Block,
     Cell,
     Facts,
@@ -32,42 +32,13 @@ from launch.reports.parts import (
     number,
     percent,
     ratio,
+    table,
     text,
 )
+from launch.reports.run_files import Run, dig, is_number
 from launch.study.trials import typed
 
-VERDICTS = {
-    "done": "Done.",
-    "running": "Still running: this page shows its state so far. The same command updates it.",
-    "lost": "Its record says running, but no launcher on this machine holds it. "
-    "It was killed, or it runs on another machine.",
-    "interrupted": "Interrupted. The command that started it resumes it.",
-    "failed": "Failed.",
-    "hung": "Hung, and was stopped.",
-    "waiting": "Not started.",
-    "unknown": "There is no record of how it ended.",
-    "gone": "It was reused from an earlier run, which has been deleted.",
-}
 LAST_LINES = 20
-# Keys of a result.json that are not figures of the run, or that other sections show.
-NOT_RESULTS = {"status", "exit_code", "error", "columns", "rows", "notes", "below", "before",
-               "after", "overrides", "samples", "by_task", "fail_below", "gain", "benchmark",
-               "figure", "device", "tuning", "experiment"}  # fmt: skip
-# What a run was, as the keys of its composition or record that tell it.
-GROUPS = {
-    "model": "name num_parameters path hub_id revision init",
-    "method": "name",
-    "data": "name kind path hub_id",
-    "precision": "name",
-    "adapter": "name",
-    "topology": "name strategy",
-}
-RECORDED = {
-    "host": "hostname kernel num_cores rocm amdgpu_driver nvidia_driver",
-    "image": "name reference id base verified",
-    "packages": "torch transformers trl vllm accelerate deepspeed peft triton",
-    "code": "commit dirty",
-}
 
 
 def sections(run: Run, curves: bool = True) -> list[Section]:
@@ -75,33 +46,34 @@ def sections(run: Run, curves: bool = True) -> list[Section]:
     return filled(
         {
             "Summary": lambda: summary(run),
-            "Benchmark": lambda: tables.benchmark(run),
-            "Tuning": lambda: tables.tuning(run),
+            "Benchmark": lambda: run_tables.benchmark(run),
+            "Tuning": lambda: run_tables.tuning(run),
             "Results": lambda: results(run),
-            "Rows": lambda: rows.section(run),
+            "Rows": lambda: run_tables.data_rows(run),
             "Evaluation": lambda: evaluations.blocks(run),
-            "Curves": lambda: [Charts(series.main(run))] if curves else [],
-            "Speed": lambda: tables.speed(run),
-            "Memory": lambda: tables.memory(run),
+            "Curves": lambda: [Charts(key_charts.main(run))] if curves else [],
+            "Speed": lambda: run_tables.speed(run),
+            "Memory": lambda: run_tables.memory(run),
             "GPU telemetry": lambda: telemetry(run, curves),
-            "Profile": lambda: tables.profile(run),
+            "Profile": lambda: run_tables.profile(run),
             "What ran": lambda: what_ran(run),
             "Warnings": lambda: map(Note, run.warnings),
-            "All other curves": lambda: series.others(run) if curves else [],
+            "All other curves": lambda: key_charts.others(run) if curves else [],
             "Configuration": lambda: configuration(run),
         }
     )
 
 
 def verdict(status: str) -> str:
-    return VERDICTS.get(status, f"Its record says {status}.")
+    return str(TITLES["verdicts"].get(status, f"Its record says {status}."))
 
 
-def headline(status: str, exit_code: Any, figures: Iterable[list[Any]]) -> Table:
-    """Return the table of the figures that matter most, after the status."""
+def headline(status: str, exit_code: Any, figures: Iterable[Sequence[Any]]) -> Table:
+    """Return the table of the figures that matter most (name, value, note), after the status."""
     code = "" if exit_code is None else f"exit code {exit_code}"
-    first = ["status", Cell(status, mark=mark_of(status)), code]
-    return Table("Main figures", ["figure", "value", "note"], [first, *figures])
+    rows = [("status", Cell(status, mark=mark_of(status)), code), *figures]
+    columns = ("figure", "value", "note")
+    return table("Main figures", (dict(zip(columns, row, strict=True)) for row in rows))
 
 
 def summary(run: Run) -> list[Block]:
@@ -113,7 +85,11 @@ def summary(run: Run) -> list[Block]:
         sentences += [f"Exit code {run.exit_code}."] if run.exit_code else []
         sentences += [str(error)] if error else []
         blocks.append(Note(" ".join(sentences), mark_of(run.status)))
-    if not run.metrics.rows and run.status not in ("waiting", "gone") and not tables.rows_of(run):
+    if (
+        not run.metrics.rows
+        and run.status not in ("waiting", "gone")
+        and not run_tables.rows_of(run)
+    ):
         blocks.append(Note("metrics.jsonl has no lines, so there are no curves.", "warn"))
     blocks += [Note(line, "warn") for line in run.notes]
     if run.status not in ("done", "running", "waiting", "gone") and not is_gate:
@@ -142,51 +118,46 @@ def last_words(run: Run) -> list[Block]:
     return blocks
 
 
-def figures(run: Run) -> list[list[Any]]:
-    """Return the headline numbers: progress, loss, accuracy, speed, memory, time, energy."""
-    result, rows, last, figures = run.result, tables.rows_of(run), run.metrics.last, []
+def figures(run: Run) -> list[tuple[str, Any, str]]:
+    """Return the headline numbers: progress, loss, accuracy, speed, memory, rows, time, energy."""
+    result, rows, last = run.result, run_tables.rows_of(run), run.metrics.last
+    figures: list[tuple[str, Any, str]] = []
+
+    def add(name: str, value: Any, note: str = "") -> None:
+        if value is not None:
+            figures.append((name, value, note))
+
     if not rows and is_number(last.get("num_steps")):
-        figures.append(["steps", last["step"], f"of {number(last['num_steps'])}"])
+        add("steps", last["step"], f"of {number(last['num_steps'])}")
     for key in ("loss", "reward", "accuracy") if not rows else ():
         values = run.metrics.points(key)[1] or [v for v in [result.get(key)] if is_number(v)]
         if values:
             shown = percent if key == "accuracy" else number
             interval = evaluations.interval(result.get("interval")) if key == "accuracy" else ""
-            under = interval or (f"from {shown(values[0])}" if len(values) > 1 else "")
-            figures.append([key, Cell(shown(values[-1]), True), under])
-    if is_number(result.get("best_step")):
-        why = "stopped early" if result.get("stopped_early") is True else "by held-out rows"
-        figures.append(["best step", result["best_step"], why])
-    if (speed := tables.measured(run, "tokens_per_second")) is not None:
-        predicted = dig(run.plan, "speed", "tokens_per_second")
-        share = ratio(speed, predicted)
-        under = f"{share} of {number(predicted)} predicted" if share else ""
-        figures.append(["tokens/s", speed, under])
-    if (mfu := tables.measured(run, "mfu")) is not None:
-        figures.append(["MFU", Cell(percent(mfu), True), "of the hardware's peak"])
-    if (peak := tables.peak_gb(run)) is not None:
-        entry = tables.planned_memory(run)
-        under = f"of {number(round(entry['total_gb'], 1))} GB predicted" if entry else ""
-        figures.append(["memory, most", Cell(f"{number(round(peak, 2))} GB", True), under])
-    key = str(result.get("figure"))
-    if values := [row[key] for row in rows if is_number(row.get(key))]:
-        titles = {column["key"]: tables.title_of(column) for column in tables.columns_of(run)}
-        best = min if result.get("higher_is_better") is False else max
-        figures.append([titles.get(key, key), best(values), "the best row"])
+            first = f"from {shown(values[0])}" if len(values) > 1 else ""
+            add(key, Cell(shown(values[-1]), True), interval or first)
+    why = "stopped early" if result.get("stopped_early") is True else "by held-out rows"
+    add("best step", result.get("best_step"), why)
+    speed = run_tables.measured(run, "tokens_per_second")
+    predicted = dig(run.plan, "speed", "tokens_per_second")
+    share = ratio(speed, predicted)
+    add("tokens/s", speed, f"{share} of {number(predicted)} predicted" if share else "")
+    mfu, peak = run_tables.measured(run, "mfu"), run_tables.peak_gb(run)
+    add("MFU", mfu and Cell(percent(mfu), True), "of the hardware's peak")
+    entry = run_tables.planned_memory(run)
+    planned = f"of {number(round(entry['total_gb'], 1))} GB predicted" if entry else ""
+    add("memory, most", peak and Cell(f"{number(round(peak, 2))} GB", True), planned)
     if rows:
         failed = sum(1 for row in rows if row.get("error"))
-        figures.append(["rows", len(rows), f"{failed} failed" if failed else ""])
+        add("rows", len(rows), f"{failed} failed" if failed else "")
     if is_number(gate := result.get("fail_below")):
-        below = result.get("below") or []
-        verdict = Cell(f"{len(below)} below", mark="bad") if below else Cell("passed", mark="good")
-        figures.append(["gate", verdict, f"{percent(gate)} of published"])
-    if is_number(gain := result.get("gain")):
-        figures.append(["gain", Cell(f"{gain:.3g}×", True), "after over before"])
-    if (seconds := elapsed_s(run)) is not None:
-        under = "from start to end" if run.record.get("finished") else "so far"
-        figures.append(["time", Cell(duration(seconds), True), under])
-    if is_number(energy := result.get("energy_kwh_per_million_tokens")):
-        figures.append(["energy", energy, "kWh per million tokens"])
+        below = result.get("below")
+        passed = Cell(f"{len(below)} below", mark="bad") if below else Cell("passed", mark="good")
+        add("gate", passed, f"{percent(gate)} of published")
+    seconds = elapsed_s(run)
+    end = "from start to end" if run.record.get("finished") else "so far"
+    add("time", None if seconds is None else Cell(duration(seconds), True), end)
+    add("energy", result.get("energy_kwh_per_million_tokens"), "kWh per million tokens")
     return figures
 
 
@@ -203,31 +174,31 @@ def elapsed_s(run: Run) -> float | None:
 def results(run: Run) -> list[Block]:
     """Return the figures of result.json, next to their targets."""
     targets = run.plan.get("targets") or {}
-    values = {key: value for key, value in run.result.items() if key not in NOT_RESULTS}
+    values = {key: v for key, v in run.result.items() if key not in TITLES["not_results"]}
     reached = {k: v for k, v in values.items() if is_number(v) or k in targets}
     missing = Cell("not reached" if run.status == "done" else "not yet")
     rows = []
     for key in dict.fromkeys([*reached, *targets]):
-        rows.append([key, reached.get(key, missing)])
-        if targets:
-            target = targets.get(key) or {}
-            share = Cell(ratio(reached.get(key), target.get("value")), True)
-            rows[-1] += [target.get("value", ""), share, target.get("source", "")]
-    columns = ["figure", "result"]
-    columns += ["target", "of target", "source of the target"] if targets else []
+        row = {"figure": key, "result": reached.get(key, missing)}
+        if target := targets.get(key):
+            share = Cell(ratio(reached.get(key), target["value"]), True)
+            row |= {"target": target["value"], "of target": share, "source": target["source"]}
+        rows.append(row)
     words = {key: value for key, value in values.items() if isinstance(value, str)}
-    return [Table("Final figures", columns, rows), Facts(words)]
+    return [table("Final figures", rows), Facts(words)]
 
 
 def telemetry(run: Run, curves: bool) -> list[Block]:
-    charts = series.telemetry(run)
+    charts = key_charts.telemetry(run)
     note = "Means between two logged lines, of the GPU of the first rank."
     if curves:
         return [Charts(charts, note)]
-    rows = [
-        [chart.title, statistics.fmean(chart.curves[0].points[1]), chart.unit] for chart in charts
-    ]
-    return [Table("GPU telemetry, means of the run", ["counter", "mean", "unit"], rows, note=note)]
+    rows = (
+        {"counter": chart.title, "mean": statistics.fmean(chart.curves[0].points[1])}
+        | {"unit": chart.unit}
+        for chart in charts
+    )
+    return [table("GPU telemetry, means of the run", rows, note)]
 
 
 def about(run: Run) -> str:
@@ -264,8 +235,8 @@ def what_ran(run: Run) -> list[Block]:
         "device": run.result.get("device"),
         "GPUs": [f"{count} {name}" for name, count in present.items()],
         "GPUs used": len(used) if "processes" in run.plan else None,
-        **{group: details(run.get(group), keys) for group, keys in GROUPS.items()},
-        **{key: details(record.get(key), keys) for key, keys in RECORDED.items()},
+        **{name: details(run.get(name), keys) for name, keys in TITLES["composition"].items()},
+        **{name: details(record.get(name), keys) for name, keys in TITLES["record"].items()},
         "data files": [f"{Path(file).name} sha256 {sha[:16]}" for file, sha in files.items()],
         "seed": run.get("seed"),
         "composition": record.get("composition_hash"),
@@ -279,9 +250,9 @@ def what_ran(run: Run) -> list[Block]:
     return [Facts(known)]
 
 
-def details(content: Mapping[str, Any] | None, keys: str) -> str:
+def details(content: Mapping[str, Any] | None, keys: Sequence[str]) -> str:
     """Return the values of these keys that are set, each after its key; the name stands alone."""
-    values = {key: (content or {}).get(key) for key in keys.split()}
+    values = {key: (content or {}).get(key) for key in keys}
     return ", ".join(
         cell(value).text if key == "name" else f"{key} {cell(value).text}"
         for key, value in values.items()
@@ -291,10 +262,8 @@ def details(content: Mapping[str, Any] | None, keys: str) -> str:
 
 def configuration(run: Run) -> list[Block]:
     """Return the whole configuration and every process's command, folded."""
-    contents = {
-        "The whole configuration": run.config,
-        "Arguments of the trainer": run.plan.get("trainer_args"),
-    }
+    contents = {"The whole configuration": run.config}
+    contents |= {"Arguments of the trainer": run.plan.get("trainer_args") or {}}
     texts = {
         title: json.dumps(content, indent=1, ensure_ascii=False)
         for title, content in contents.items()

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from launch.core.errors import UserError
-from launch.estimate import batch
+from launch.estimate import batch_counts
 from launch.plan.planning import prepare
 from tests.conftest import composed
 
@@ -22,7 +22,7 @@ EIGHT = [
 def test_the_accumulation_follows():
     config, warnings = prepare(composed(*EIGHT, "effective_batch=128"))
     assert config.method.args["gradient_accumulation_steps"] == 4
-    assert batch.batch(config).sequences == 128
+    assert batch_counts.batch(config).sequences == 128
     assert not [line for line in warnings if "effective_batch" in line]
 
 
@@ -115,4 +115,4 @@ def test_what_generates_bounds_a_row(overrides, tokens):
     given = (
         "hardware=mi300x model=qwen3_4b method=grpo method.args.max_completion_length=512".split()
     )
-    assert batch.batch(composed(*given, *overrides)).sequence == tokens
+    assert batch_counts.batch(composed(*given, *overrides)).sequence == tokens

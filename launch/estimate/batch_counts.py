@@ -79,42 +79,35 @@ def apply_effective_batch(config: Config, on_command_line: Sequence[str] = ()) -
     target = config.effective_batch
     if target is None:
         return []
+    key = f"effective_batch={target}"
     if "gradient_accumulation_steps" not in known(config):
         raise UserError(
-            f"effective_batch={target} with method={config.method.name}: it takes no optimizer "
-            "steps. Leave it out."
+            f"{key} with method={config.method.name}: it takes no optimizer steps. Leave it out."
         )
     size = batch(config)
-    at_once = size.ranks * size.per_device
-    if target % at_once:
+    at_once, before = size.ranks * size.per_device, size.accumulation
+    after, left_over = divmod(target, at_once)
+    place = f"on {size.ranks} rank(s) x {size.per_device} sequences"
+    if left_over:
         group = int(value(config, "num_generations")) if "num_generations" in known(config) else 1
-        fitting = [
-            b for b in range(1, 65) if target % (size.ranks * b) == 0 and target % group == 0
-        ]
-        near = sorted(sorted(fitting, key=lambda b: abs(b - size.per_device))[:3])
-        smaller = [f"method.args.per_device_train_batch_size={b}" for b in near]
         unit = math.lcm(at_once, group)
+        sizes = range(1, 65 if target % group == 0 else 1)
+        fitting = [b for b in sizes if target % (size.ranks * b) == 0]
+        near = sorted(sorted(fitting, key=lambda b: abs(b - size.per_device))[:3])
+        remedies = [f"method.args.per_device_train_batch_size={b}" for b in near]
+        remedies.append(f"effective_batch={max(1, round(target / unit)) * unit}")
         raise UserError(
-            f"effective_batch={target} on {size.ranks} rank(s) x {size.per_device} sequences: "
-            f"it is not a multiple of {at_once}. "
-            "Use: "
-            f"{' or '.join([*smaller, f'effective_batch={max(1, round(target / unit)) * unit}'])}."
+            f"{key} {place}: it is not a multiple of {at_once}. Use: {' or '.join(remedies)}."
         )
-    before, after = size.accumulation, target // at_once
     if before != after and {"effective_batch", ACCUMULATION} <= set(on_command_line):
         raise UserError(
-            f"effective_batch={target} with {ACCUMULATION}={before}: on {size.ranks} rank(s) x "
-            f"{size.per_device} sequences it is "
-            f"{at_once * before} of them to a step. Use: effective_batch={target} alone, which "
-            f"accumulates {after}; or "
+            f"{key} with {ACCUMULATION}={before}: {place} it is {at_once * before} of them to a "
+            f"step. Use: {key} alone, which accumulates {after}; or "
             f"effective_batch={at_once * before}."
         )
     config.method.args["gradient_accumulation_steps"] = after
-    return (
-        [f"effective_batch={target}: gradient_accumulation_steps={after}, in place of {before}."]
-        if before not in (1, after)
-        else []
-    )
+    replaced = f"{key}: gradient_accumulation_steps={after}, in place of {before}."
+    return [replaced] if before not in (1, after) else []
 
 
 def least_staleness(config: Config) -> int:
@@ -133,14 +126,9 @@ def generation_batch(config: Config) -> int:
     That is generation_batch_size, or else per-device batch x ranks x steps_per_generation, which
     defaults to the accumulation. TRL rejects a number that num_generations does not divide.
     """
-    size = batch(config)
-    configured = value(config, "generation_batch_size")
-    return int(
-        configured
-        or size.per_device
-        * size.ranks
-        * int(value(config, "steps_per_generation") or size.accumulation)
-    )
+    size, configured = batch(config), value(config, "generation_batch_size")
+    steps = int(value(config, "steps_per_generation") or size.accumulation)
+    return int(configured or size.per_device * size.ranks * steps)
 
 
 def whole_generations(config: Config) -> list[int]:
@@ -180,19 +168,15 @@ def fitting_batches(config: Config) -> list[tuple[int, int]]:
 def order_by_batch(config: Config) -> str | None:
     """Return why the order of rows depends on how a step is divided; None if it does not."""
     if config.data.curriculum == Curriculum.adaptive and config.method.generates:
-        return (
-            "data.curriculum=adaptive chooses rows by pass rates, which larger accumulation delays"
-        )
+        why = "chooses rows by pass rates, which larger accumulation delays"
+        return f"data.curriculum=adaptive {why}"
     strategy = argument(config, "train_sampling_strategy")
     if strategy not in (None, "random", "sequential"):
         return f"method.args.train_sampling_strategy={strategy} orders rows by the batch of a rank"
-    if argument(config, "dataloader_drop_last"):
-        return (
-            "method.args.dataloader_drop_last=true leaves out an epoch's last rows by the "
-            "batch of all ranks"
-        )
-    return (
-        "method.args.auto_find_batch_size=true may have lowered the batch"
-        if argument(config, "auto_find_batch_size")
-        else None
-    )
+    for name, why in (
+        ("dataloader_drop_last", "leaves out an epoch's last rows by the batch of all ranks"),
+        ("auto_find_batch_size", "may have lowered the batch"),
+    ):
+        if argument(config, name):
+            return f"method.args.{name}=true {why}"
+    return None

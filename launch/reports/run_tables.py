@@ -1,4 +1,4 @@
-"""Build tables of one run: benchmark rows, tuning, speed, memory, parts of a step, profile."""
+"""Build tables of one run: benchmark rows, tuning, data rows, speed, memory, profile."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from launch.core import json_files
-from launch.reports.data import Points, Run, is_number
+from launch.plan import data_cache
 from launch.reports.parts import (
+    TITLES,
     Block,
     Cell,
     Facts,
@@ -20,26 +21,12 @@ from launch.reports.parts import (
     percent,
     percent_cell,
     ratio,
+    table,
 )
+from launch.reports.run_files import Points, Run, is_number
 
 WARM_UP = 3  # first lines, which a median leaves out: they compile and fill caches
 MOST_KERNELS = 25
-SHARES = {
-    "gemm": "matrix products",
-    "attention": "attention",
-    "memory_bound": "memory-bound kernels",
-    "communication_exposed": "communication, exposed",
-    "other": "other kernels",
-    "idle": "idle",
-}
-# Keys of metrics.jsonl that sum to step_s, and their names on a page.
-STEP = {
-    "train_s": "training",
-    "generation_s": "generation",
-    "sync_s": "weight sync",
-    "reward_s": "rewards",
-    "wait_s": "waiting",
-}
 # Keys that rows of a benchmark may have without a column in result.json.
 UNNAMED_COLUMNS = ("published", "published_source", "ratio", "error")
 
@@ -92,18 +79,18 @@ def _rows(run: Run, caption: str) -> list[Block]:
     rows, columns, gate = rows_of(run), columns_of(run), run.result.get("fail_below")
     if not rows:
         return [Note("No row has been measured.", "warn")]
-    cells, marks = [], []
+    marks = []
     for row in rows:
         is_below = is_number(gate) and is_number(row.get("ratio")) and row["ratio"] < gate
         marks.append("bad" if is_below or row.get("error") else "")
-        cells.append([_cell(row, column) for column in columns])
     note = ""
     if any(row.get("ratio") is not None for row in rows):
         is_inverse = run.result.get("higher_is_better") is False
         over = "published over ours: more is better" if is_inverse else "ours over published"
         note = f"ratio: {over}."
-    table = Table(caption, [title_of(c) for c in columns], cells, marks, note)
-    return [table, *(Note(str(line)) for line in run.result.get("notes") or [])]
+    cells = ({title_of(column): _cell(row, column) for column in columns} for row in rows)
+    notes = (Note(str(line)) for line in run.result.get("notes") or [])
+    return [table(caption, cells, note, marks), *notes]
 
 
 def _cell(row: dict[str, Any], column: dict[str, Any]) -> Cell:
@@ -122,18 +109,24 @@ def tuning(run: Run) -> list[Block]:
     if not is_ours(run, "tune", "tuning"):
         return []
     before, after = (run.result.get(key) or {} for key in ("before", "after"))
-    rows = []
+    rows: list[dict[str, Any]] = []
     for key in dict.fromkeys([*before, *after]):
         old, new = before.get(key), after.get(key)
         change = f"{new / old:.3g}×" if is_number(old) and is_number(new) and old else ""
-        rows.append([str(key), old, new, Cell(change, True)])
-    caption = f"Tuning of {run.result.get('tuning', 'this run')}"
-    blocks: list[Block] = [Table(caption, ["figure", "before", "after", "after over before"], rows)]
+        rows.append({"figure": str(key), "before": old, "after": new})
+        rows[-1]["after over before"] = Cell(change, True)
+    blocks: list[Block] = [table(f"Tuning of {run.result.get('tuning', 'this run')}", rows)]
     if overrides := run.result.get("overrides"):
         blocks.append(Pre("Overrides that apply it", " ".join(map(str, overrides))))
     if experiment := run.result.get("experiment"):
         blocks.append(Facts({"experiment written": str(experiment)}))
     return [*blocks, *_rows(run, "Trials")]
+
+
+def data_rows(run: Run) -> list[Block]:
+    """Show how many rows a run trained on, their lengths, cuts and packing, from its data.json."""
+    statistics_ = json_files.read_json(run.folder / "data.json")
+    return [Pre("Rows", data_cache.describe_rows(statistics_))] if statistics_ else []
 
 
 def _median(values: Sequence[float]) -> float:
@@ -171,24 +164,21 @@ def speed(run: Run) -> list[Block]:
     if run.get("method", "kind") in ("bench", "tune"):
         return []
     planned = run.plan.get("speed") or {}
-    compared = {
-        "tokens per second": (planned.get("tokens_per_second"), measured(run, "tokens_per_second")),
-        "seconds a step": (planned.get("step_s"), step_s(run)),
-    }
-    rows = [
-        [title, predicted, actual, Cell(ratio(actual, predicted), True)]
-        for title, (predicted, actual) in compared.items()
-        if is_number(predicted) or actual is not None
-    ]
+    rows = []
+    for title, key, actual in (
+        ("tokens per second", "tokens_per_second", measured(run, "tokens_per_second")),
+        ("seconds a step", "step_s", step_s(run)),
+    ):
+        if actual is not None:
+            share = Cell(ratio(actual, planned.get(key)), True)
+            rows.append({"": title, "predicted": planned.get(key), "measured": actual})
+            rows[-1]["measured of predicted"] = share
     note = f"Measured: medians of the logged steps, the first {WARM_UP} left out."
     if is_number(mean := run.result.get("tokens_per_second")):
         note += f" Over the whole run, its first steps included: {number(mean)} tokens/s."
     if planned.get("basis"):
         note += f" The prediction is based on: {planned['basis']}."
-    columns = ["", "predicted", "measured", "measured of predicted"]
-    if all(actual is None for _, actual in compared.values()):
-        rows = []
-    return [Table("Speed, predicted and measured", columns, rows, note=note), step_parts(run)]
+    return [table("Speed, predicted and measured", rows, note), step_parts(run)]
 
 
 def step_parts(run: Run) -> Table:
@@ -198,11 +188,10 @@ def step_parts(run: Run) -> Table:
     serves several steps, one of these is long and the others are short.
     """
     rows, means = run.metrics.rows, {}
-    caption, columns = "Parts of a step", ["process", "part", "seconds", "share of the step"]
     if run.get("method", "name") != "grpo" or not run.metrics.points("train_s")[1]:
-        return Table(caption, columns, [])
+        return table("Parts of a step", [])
     before = [0, *(row["step"] for row in rows)]  # a line holds the mean since the line before
-    for key in ("step_s", *STEP, "server_s"):
+    for key in ("step_s", *TITLES["step"], "server_s"):
         lines = [
             (row[key], row["step"] - last)
             for row, last in zip(rows, before, strict=False)
@@ -210,7 +199,7 @@ def step_parts(run: Run) -> Table:
         ][min(WARM_UP, len(rows) // 3) :]
         total = sum(steps for _, steps in lines)
         means[key] = sum(value * steps for value, steps in lines) / total if total else 0.0
-    parts = [("trainers", name, means[key]) for key, name in STEP.items()]
+    parts = [("trainers", name, means[key]) for key, name in TITLES["step"].items()]
     note = "Means of a step, measured on the first rank."
     if server := means["server_s"]:
         idle = max(0.0, means["step_s"] - server - means["sync_s"])
@@ -219,8 +208,12 @@ def step_parts(run: Run) -> Table:
         hidden = number(max(0.0, server - means["wait_s"]))
         note += f" {hidden} s of generation pass while the trainers train."
     whole = means["step_s"] or 1.0
-    cells = [[*part, percent_cell(part[-1] / whole, bar=True)] for part in parts]
-    return Table(caption, columns, cells, note=note)
+    cells = (
+        {"process": process, "part": part, "seconds": seconds}
+        | {"share of the step": percent_cell(seconds / whole, bar=True)}
+        for process, part, seconds in parts
+    )
+    return table("Parts of a step", cells, note)
 
 
 def planned_memory(run: Run) -> dict[str, Any] | None:
@@ -239,20 +232,21 @@ def memory(run: Run) -> list[Block]:
         process, total, capacity = (entry[key] for key in ("process", "total_gb", "capacity_gb"))
         for name, size in entry["parts_gb"].items():
             share = percent_cell(size / capacity, bar=True)
-            parts.append([process, name, Cell(number(round(size, 3)), True), share])
+            gb = Cell(number(round(size, 3)), True)
+            parts.append({"process": process, "part": name, "GB": gb, "of capacity": share})
         # torch's peak excludes the memory of the driver and of libraries.
-        visible = total
-        if entry["gpu"] is not None:
-            visible -= entry["parts_gb"].get("context", 0.0)
-        actual = peak if entry is trainers else None
-        fits = Cell("yes") if entry["fits"] else Cell("no", mark="bad")
-        place = "host memory" if entry["gpu"] is None else "GPU"
-        rows.append([process, place, round(total, 3), round(capacity, 3), fits])
-        rows[-1] += [actual and round(actual, 3), Cell(ratio(actual, visible), True)]
+        on_gpu = entry["gpu"] is not None
+        visible = total - (entry["parts_gb"].get("context", 0.0) if on_gpu else 0.0)
+        row = {"process": process, "memory": "GPU" if on_gpu else "host memory"}
+        row |= {"predicted GB": round(total, 3), "capacity GB": round(capacity, 3)}
+        row["fits"] = Cell("yes") if entry["fits"] else Cell("no", mark="bad")
+        if entry is trainers and peak is not None:
+            row["measured GB"] = round(peak, 3)
+            row["measured of predicted"] = Cell(ratio(peak, visible), True)
+        rows.append(row)
     if not rows and peak is not None:
         measurement = {"measured": f"{number(round(peak, 3))} GB", "predicted": "not in plan.json"}
         return [Facts(measurement)]
-    columns = ["process", "memory", "predicted GB", "capacity GB", "fits", "measured GB"]
     note = (
         "Measured: the peak of the first rank's allocator (on a CPU: of its process). On a GPU it "
         "does not include `context`."
@@ -260,10 +254,7 @@ def memory(run: Run) -> list[Block]:
     if trainers and trainers.get("moment"):
         note += f" The prediction is that of the {trainers['moment']}."
     caption = "Memory of one GPU of each process"
-    return [
-        Table(caption, [*columns, "measured of predicted"], rows, note=note),
-        Table("Its predicted parts", ["process", "part", "GB", "of capacity"], parts),
-    ]
+    return [table(caption, rows, note), table("Its predicted parts", parts)]
 
 
 def profile(run: Run) -> list[Block]:
@@ -277,21 +268,22 @@ def profile(run: Run) -> list[Block]:
     # Hidden communication overlaps kernels that are already counted.
     if hidden := shares.pop("communication_hidden", 0.0):
         note += f" Communication hidden behind them: {percent(hidden)}."
-    rows = [[SHARES.get(key, key), percent_cell(share, bar=True)] for key, share in shares.items()]
-    blocks: list[Block] = [Table("Shares of the time", ["kind", "share"], rows, note=note)]
-    columns = {"kernel": "name", "kind": "kind", "calls": "calls", "seconds": "time_s"}
-    slowest = (kernels.get("kernels") or [])[:MOST_KERNELS]
-    blocks.append(_by_time("Slowest kernels", columns, slowest))
+    rows = (
+        {"kind": TITLES["shares"].get(key, key), "share": percent_cell(share, bar=True)}
+        for key, share in shares.items()
+    )
     caption = "Modules that compute in fp32"
     for key, place in (("share", "of the time"), ("products_share", "in matrix products")):
         caption += f", {percent(fp32[key])} {place}" if is_number(fp32.get(key)) else ""
-    columns = {"module": "name", "class": "class", "what": "what", "calls": "calls"}
     modules = fp32.get("modules") or []
-    blocks.append(_by_time(caption, columns | {"seconds": "time_s"}, modules))
+    blocks: list[Block] = [
+        table("Shares of the time", rows, note),
+        _by_time("Slowest kernels", "kind calls", (kernels.get("kernels") or [])[:MOST_KERNELS]),
+        _by_time(caption, "class what calls", modules),
+    ]
     if fp32 and not modules:
         blocks.append(Note("No module computes in fp32 unintentionally."))
-    names = sorted(path.name for path in folder.glob("[!.]*"))
-    if names:
+    if names := sorted(path.name for path in folder.glob("[!.]*")):
         viewers = (
             "Open trace-*.json.gz in ui.perfetto.dev, memory.pickle in "
             "docs.pytorch.org/memory_viz: both read the file in the browser."
@@ -300,10 +292,11 @@ def profile(run: Run) -> list[Block]:
     return blocks
 
 
-def _by_time(caption: str, columns: dict[str, str], items: list[dict[str, Any]]) -> Table:
-    """Return a table of items and their shares of the time; `columns` maps titles to keys."""
-    rows = [
-        [*(item.get(key) for key in columns.values()), percent_cell(item.get("share"), bar=True)]
+def _by_time(caption: str, keys: str, items: list[dict[str, Any]]) -> Table:
+    """Return a table of items by name, with these keys and their shares of the time."""
+    rows = (
+        {key: item.get(key) for key in ("name", *keys.split())}
+        | {"seconds": item.get("time_s"), "share": percent_cell(item.get("share"), bar=True)}
         for item in items
-    ]
-    return Table(caption, [*columns, "share"], rows)
+    )
+    return table(caption, rows)

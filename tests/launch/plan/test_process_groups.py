@@ -22,31 +22,16 @@ def plan_of(run_dir, *overrides: str):
     return make_plan(config, host_with(8), run_dir)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "expected"),
-    [
-        (
-            [],
-            (
-                "rocprofv3 --runtime-trace --stats --output-directory {profile} "
-                "--output-file rank%env{RANK}%"
-            ).split()
-            + ["--output-format", "pftrace", "csv"],
-        ),
-        (
-            ["rocprof=compute"],
-            ["rocprof-compute", "profile", "--name", "run", "--path", "{profile}/rocprof-compute"],
-        ),
-        (
-            ["rocprof=sys"],
-            ["rocprof-sys-sample", "--trace", "--output", "{profile}", "rank%env{RANK}%"],
-        ),
-    ],
-)
-def test_the_plan_shows_the_profiler_around_the_rank(tmp_path, overrides, expected):
-    [process] = plan_of(tmp_path, *overrides).processes
+@pytest.mark.parametrize(("program", "expected"), [
+    ("v3", "rocprofv3 --runtime-trace --stats --output-directory {profile} "
+     "--output-file rank%env{RANK}% --output-format pftrace csv"),
+    ("compute", "rocprof-compute profile --name run --path {profile}/rocprof-compute"),
+    ("sys", "rocprof-sys-sample --trace --output {profile} rank%env{RANK}%"),
+])  # fmt: skip
+def test_the_plan_shows_the_profiler_around_the_rank(tmp_path, program, expected):
+    [process] = plan_of(tmp_path, f"rocprof={program}").processes
     begin = process.argv.index("--no-python") + 1
-    wrapped = [word.replace("{profile}", str(tmp_path / "profile")) for word in expected]
+    wrapped = [word.replace("{profile}", str(tmp_path / "profile")) for word in expected.split()]
     assert process.argv[begin:] == [
         *wrapped,
         *"-- python -m recipes.sft --config".split(),

@@ -5,52 +5,23 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from launch.reports import tables
+from launch.reports import run_tables
 from launch.reports.curves import Chart, Charts, Curve, curve, with_mean
-from launch.reports.data import Points, Run
-from launch.reports.parts import Folded
+from launch.reports.parts import TITLES, Folded
+from launch.reports.run_files import Points, Run
 from launch.study import lineage
 
-IMPORTANCE_RATIO = "sampling/importance_sampling_ratio/mean"
-# Key -> (title, unit, whether the axis starts at 0), in the order of a page. Shares are drawn in %.
-MAIN = {
-    "loss": ("Loss", "", False),
-    "reward": ("Reward", "", False),
-    "accuracy": ("Accuracy", "%", True),
-    "mean_token_accuracy": ("Token accuracy (training)", "%", True),
-    "rewards/accuracies": ("Accuracy of rewards (chosen over rejected)", "%", True),
-    "rewards/margins": ("Margin of rewards", "", False),
-    "kl": ("KL from the reference", "", False),
-    IMPORTANCE_RATIO: ("Importance ratio, trainer over generator", "", False),
-    "clip_ratio/region_mean": ("Tokens whose ratio is clipped", "%", True),
-    "staleness/mean": ("Staleness of completions", "steps", True),
-    "eval_loss": ("Loss (held out)", "", False),
-    "tokens_per_second": ("Tokens per second", "tokens/s", True),
-    "mfu": ("MFU", "%", True),
-    "memory_peak_gb": ("Memory, most so far", "GB", True),
-}
+MAIN: dict[str, tuple[str, str, bool]] = TITLES["charts"]
+TELEMETRY: dict[str, tuple[str, str, bool]] = TITLES["telemetry"]
 HELD_OUT = "eval_"  # prefix of held-out figures, drawn next to training figures
 LEVEL_SHARE = "level_share/"  # prefix of a curriculum's keys, one for each level
 # launch/study/cycles.py names the sampling phases of RAFT like this.
 SAMPLED = re.compile(r"\d+_(?:(.+)_)?cycle(\d+)_sample")
-PARTS = {"step_s": "whole step", **tables.STEP, "server_s": "the server's generation"}
-TELEMETRY = {
-    "gpu_utilization": ("GPU utilization", "%"),
-    "gpu_memory_used_gb": ("GPU memory in use", "GB"),
-    "gpu_gtt_used_gb": ("GTT in use (system memory)", "GB"),
-    "gpu_memory_fragmentation": ("Memory held and unused (fragmentation)", "%"),
-    "gpu_memory_bandwidth_share": ("Memory bandwidth, share of the peak", "%"),
-    "gpu_power_w": ("Power", "W"),
-    "gpu_temperature_c": ("Temperature", "°C"),
-    "gpu_clock_mhz": ("Clock", "MHz"),
-    "gpu_memory_clock_mhz": ("Memory clock", "MHz"),
-}
-# The axis of the curves, and values that another curve already shows.
-NOT_DRAWN = {"step", "num_steps", "time_s", "num_tokens", "tokens_per_second_per_gpu"}
+PARTS = {"step_s": "whole step", **TITLES["step"], "server_s": "the server's generation"}
 
 
 def points_of(run: Run, key: str, unit: str) -> Points:
-    steps, values = tables.logged(run, key)
+    steps, values = run_tables.logged(run, key)
     return steps, [100 * value for value in values] if unit == "%" else values
 
 
@@ -104,8 +75,8 @@ def shared_charts(runs: Sequence[Run]) -> list[Chart]:
 
 def telemetry(run: Run) -> list[Chart]:
     return [
-        Chart(title, [Curve(title, points)], unit, from_zero=True)
-        for key, (title, unit) in TELEMETRY.items()
+        Chart(title, [Curve(title, points)], unit, from_zero=from_zero)
+        for key, (title, unit, from_zero) in TELEMETRY.items()
         if (points := points_of(run, key, unit))[1]
     ]
 
@@ -113,9 +84,9 @@ def telemetry(run: Run) -> list[Chart]:
 def others(run: Run) -> list[Folded]:
     """Return charts of every other key that changes, folded."""
     keys = run.metrics.numeric_keys
-    drawn = {*MAIN, *TELEMETRY, *NOT_DRAWN, *(PARTS if "train_s" in keys else ())}
+    drawn = {*MAIN, *TELEMETRY, *TITLES["not_drawn"], *(PARTS if "train_s" in keys else ())}
     charts = []
-    for key in keys if not tables.rows_of(run) else ():
+    for key in keys if not run_tables.rows_of(run) else ():
         if key not in drawn and not key.startswith(LEVEL_SHARE) and not _is_held_out(run, key):
             points = run.metrics.points(key)
             charts += [Chart(key, [Curve(key, points)])] if len(set(points[1])) > 1 else []
