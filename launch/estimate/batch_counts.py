@@ -16,7 +16,6 @@ from launch.schema.trainer_args import argument, known, value
 PROMPT = 256  # tokens assumed for a prompt until the data is read
 UNCUT = 1024  # tokens assumed for a row if max_length=null
 ACCUMULATION = "method.args.gradient_accumulation_steps"
-MOST_TRIED = 10_000  # per-device batches tried in search of one that divides
 
 
 @dataclass(frozen=True)
@@ -129,40 +128,6 @@ def generation_batch(config: Config) -> int:
     size, configured = batch(config), value(config, "generation_batch_size")
     steps = int(value(config, "steps_per_generation") or size.accumulation)
     return int(configured or size.per_device * size.ranks * steps)
-
-
-def whole_generations(config: Config) -> list[int]:
-    """Return the nearest values of generation_batch_size, below and above, that TRL accepts.
-
-    They are multiples of num_generations and of the sequences in one micro-step of all ranks.
-    """
-    size = batch(config)
-    unit = math.lcm(size.per_device * size.ranks, int(value(config, "num_generations")))
-    below = generation_batch(config) // unit * unit
-    return [n for n in (below, below + unit) if n]
-
-
-def fitting_batches(config: Config) -> list[tuple[int, int]]:
-    """Return (per-device batch, micro-steps of a generation) pairs near the composed ones.
-
-    num_generations divides the sequences of all ranks in a generation. The sequences of one
-    micro-step divide effective_batch.
-    """
-    size, num_generations = batch(config), int(value(config, "num_generations"))
-    steps = int(value(config, "steps_per_generation") or size.accumulation)
-    most, pairs = max(16, num_generations), []
-    for per_device in range(1, min(most, MOST_TRIED) + 1):
-        if config.effective_batch and config.effective_batch % (per_device * size.ranks):
-            continue
-        # the micro-steps that divide are multiples of this unit
-        unit = num_generations // math.gcd(per_device * size.ranks, num_generations)
-        at = min(size.per_device * steps // per_device, most) // unit
-        pairs += [(per_device, n * unit) for n in range(max(1, at - 2), at + 4) if n * unit <= most]
-    near = sorted(
-        pairs,
-        key=lambda p: (abs(p[0] * p[1] - size.per_device * steps), abs(p[0] - size.per_device), p),
-    )
-    return near[:3]
 
 
 def order_by_batch(config: Config) -> str | None:
