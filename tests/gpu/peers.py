@@ -48,7 +48,7 @@ from transformers import (
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from recipes.models.model_build import model_config, train_tokenizer
-from tests.gpu.jobs import MASK
+from tests.gpu.jobs import MASK, distinct
 
 ROOT = Path(__file__).parents[2]
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -176,11 +176,6 @@ def unsloth_model(given: argparse.Namespace) -> Any:
         target_modules=projections,
         use_gradient_checkpointing=checkpointing,
     )
-
-
-def distinct(completions: list[str], **_: Any) -> list[float]:
-    """Return a reward that costs nothing and differs within a group."""
-    return [len(set(text)) / 100 for text in completions]
 
 
 def rows_and_tokenizer(

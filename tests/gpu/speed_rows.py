@@ -27,7 +27,8 @@ TRL_8B = "trl --model qwen3_8b --length 4096 --rows 2 --lora 16 --weights bf16"
 UNSLOTH_8B = TRL_8B.replace("trl", "unsloth", 1)
 TRL_06B = "trl --model qwen3_0_6b --length 2048 --rows 8"
 GRPO = (
-    "method=grpo ~method.rewards.reasoning_gym +method.rewards.accuracy=1.0 precision=bf16"
+    "method=grpo ~method.rewards.reasoning_gym +method.rewards={tests.gpu.jobs.distinct:1.0}"
+    " method.reward_confined=false precision=bf16"
     " method.args.max_completion_length=512 effective_batch=96"
 )
 TRL_GRPO = "trl --method grpo --rows 96 --micro-batch 8 --length 512"

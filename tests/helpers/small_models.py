@@ -8,9 +8,13 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 
-def small_model(seed: int = 0, dtype: torch.dtype = torch.float32, **own: Any) -> PreTrainedModel:
-    """Return a qwen3 with weights drawn by `seed`; `own` changes its configuration."""
+def small_model(
+    architecture: str = "qwen3", seed: int = 0, dtype: torch.dtype = torch.float32, **own: Any
+) -> PreTrainedModel:
+    """Return a model with weights drawn by `seed`; `own` changes its configuration."""
     torch.manual_seed(seed)
     shape = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 64, "head_dim": 16}
     shape |= {"num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 320, **own}
-    return AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3", **shape), dtype=dtype)
+    return AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(architecture, **shape), dtype=dtype
+    )

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from tests.launch.execution.test_engine import fake, image_json  # noqa: F401  a fixture
 
 from launch.plan.planning import make_plan, prepare
 from tests.conftest import composed, host_with
+from tests.launch.execution.test_docker_engine import fake, image_json  # noqa: F401  a fixture
 
 ON_MI300X = (
     "hardware=mi300x",

@@ -43,8 +43,8 @@ ODD = {
     "{name: a, overrides: ['method=raft', 'method.args.max_steps=7']}": [
         "phase a: method.args.max_steps=7: recipes.sample.RaftConfig has no"
     ],
-    "{name: a, overrides: [seed]}": ["override seed of a: no '=' in it"],
-    '{name: a, overrides: ["seed=\'x"]}': ["phase a: seed='x: "],
+    "{name: a, overrides: [seed]}": ["override seed of a: seed: no '=' in it"],
+    '{name: a, overrides: ["seed=\'x"]}': ["override seed='x of a: "],
     "{name: a, overrides: ['runtime=slurm']}": ["phase a: runtime=slurm is for one run"],
     "{name: a}, {name: b, model_from: a, overrides: ['model.path=/x']}": [
         "override model.path=/x of b: model_from=a sets it too"

@@ -23,7 +23,7 @@ from tests.helpers.small_models import small_model
 
 
 def base(dtype=torch.float32, seed=0):
-    return small_model(seed, dtype, tie_word_embeddings=True)
+    return small_model(seed=seed, dtype=dtype, tie_word_embeddings=True)
 
 
 def with_adapter(model, **kind):

@@ -14,8 +14,8 @@ from recipes.measure.metrics import Metrics
 from recipes.models import head, layers, packed_attention
 from recipes.models.model_build import build_model
 from recipes.training import train_loop
+from tests.helpers.small_models import small_model
 from tests.helpers.trainers import assert_same, built, configured, rows_of, trained
-from tests.recipes.models.test_head import model as small
 from tests.recipes.models.test_layers import EVERY_LAYER, LORA, compiled, dynamo, is_compiled, use  # noqa: F401
 
 LONGEST = 24
@@ -316,8 +316,8 @@ def test_special_heads_use_the_passes_of_trl(tmp_path, base, options):
 
 
 def test_only_attention_to_everything_before_fits():
-    windowed = small("mistral", sliding_window=8)
-    assert packed_attention.fits(small())
+    windowed = small_model("mistral", sliding_window=8)
+    assert packed_attention.fits(small_model())
     assert not packed_attention.fits(windowed)
     assert head.fits(windowed)
 
