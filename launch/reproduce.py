@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import launch.core.installed  # noqa: F401
 
 # isort: split
+from launch.config.identity import recorded_hash
 from launch.config.request import Request
 from launch.core import json_files
 from launch.core.console import run_program
@@ -93,7 +94,7 @@ def reproduce_one(run_dir: Path, recorded: dict[str, Any], stopping: list[int]) 
     plan = make_plan(config, host, again_dir, warnings, Request(recorded["overrides"]))
     image = check_host(plan, host)
     now = record.begin(plan, host, image, recorded["parent"])
-    is_same = recorded["composition_hash"] == now["composition_hash"]
+    is_same = recorded_hash(recorded) == now["composition_hash"]
     parts = COMPARED if is_same else (*COMPARED, "composition")
     lines = [x for part in parts for x in rundir.differences(recorded[part], now[part], part)]
     print(f"{len(lines)} difference(s) in {', '.join((*COMPARED, 'composition'))}")

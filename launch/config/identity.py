@@ -97,4 +97,15 @@ def identity_of(config: Config) -> dict[str, Any]:
 
 
 def composition_hash(config: Config) -> str:
-    return hashlib.sha256(json.dumps(identity_of(config), sort_keys=True).encode()).hexdigest()
+    return _hash(identity_of(config))
+
+
+def recorded_hash(record: dict[str, Any]) -> str | None:
+    """Return the composition hash of a record, as the schema of today computes it."""
+    recorded: dict[str, Any] = record.get("composition") or {}
+    is_current = current(recorded) == recorded
+    return record.get("composition_hash") if is_current else _hash(identity(recorded))
+
+
+def _hash(identity: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()

@@ -90,10 +90,12 @@ def check_gpus(plan: Plan, host: Host) -> None:
     if gpus <= set(range(count)):
         return
     withheld = f" ({len(host.withheld)} more were not passed to this container)"
+    remedy = "mode=plan shows what would run; smoke=true runs it small, on the CPU."
+    if count >= len(gpus):
+        remedy = f"The run would use GPU {','.join(map(str, sorted(gpus)))}. Fix your mask."
     raise HostError(
         f"hardware={plan.config.hardware.name}: {len(gpus)} {vendor.name} GPU(s) needed, "
-        f"{count} found here{withheld if host.withheld else ''}. The run would use GPU "
-        f"{','.join(map(str, sorted(gpus)))}. Fix your mask; smoke=true runs on the CPU."
+        f"{count} found here{withheld if host.withheld else ''}. {remedy}"
     )
 
 

@@ -12,7 +12,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from launch.config.identity import composition_hash, default_name, has_phases, identity, identity_of
+from launch.config.identity import (
+    composition_hash,
+    default_name,
+    has_phases,
+    identity,
+    identity_of,
+    recorded_hash,
+)
 from launch.core.errors import UserError
 from launch.core.json_files import read_json, sha256
 from launch.inputs import sample_files
@@ -69,7 +76,7 @@ def of_composition(home: Path, hash_: str) -> Iterator[tuple[Path, dict[str, Any
     """
     for folder in sorted(home.glob("*/"), reverse=True):
         record = read_json(folder / "record.json") or {}
-        if record.get("composition_hash") == hash_ and AGAIN not in folder.name:
+        if recorded_hash(record) == hash_ and AGAIN not in folder.name:
             yield folder, record
 
 
@@ -78,7 +85,7 @@ def left(config: Config, chosen: Path) -> list[str]:
     for folder in sorted(home_of(config).glob("*/"), reverse=True):
         record = read_json(folder / "record.json")
         is_damaged = record is None and os.path.exists(folder / "record.json")
-        is_same = record and record.get("composition_hash") == composition_hash(config)
+        is_same = record and recorded_hash(record) == composition_hash(config)
         if config.resume != "auto" or not (is_damaged or is_same) or AGAIN in folder.name:
             continue
         if folder == chosen or (record or {}).get("status") == "done" or is_locked(folder):

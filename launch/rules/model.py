@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from launch.inputs.model_path import SHAPE, file, files
 from launch.rules.refusal import Refusal
-from launch.schema import Config, shapes
+from launch.schema import Adapter, Config, shapes
 from launch.schema.enums import Init
 from launch.schema.trainer_args import argument
 
@@ -20,7 +20,15 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def model_faults(c: Config) -> Iterator[Refusal]:
-    model = c.model
+    model, layers = c.model, c.adapter.target_modules
+    # PEFT reads one name as a regular expression. The schema has the names.
+    every = Adapter.target_modules
+    if layers != every and (not isinstance(layers, list) or not layers or every in layers):
+        yield Refusal(
+            "adapter_layers",
+            f"adapter.target_modules={layers}: it takes all-linear, or a list of linear layers",
+            "adapter.target_modules=[q_proj,v_proj]",
+        )
     if c.method.uses_model and model.init == Init.pretrained and (model.path or model.hub_id):
         yield from _shape_faults(c)
         if not model.path:

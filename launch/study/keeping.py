@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launch.config.identity import composition_hash, identity, identity_of
+from launch.config.identity import composition_hash, identity, identity_of, recorded_hash
 from launch.core import json_files
 from launch.inputs import sample_files
 from launch.inputs.paths import followed
@@ -58,7 +58,7 @@ def find(
         while reuse.folders != before and any(plan.chosen for plan in plans.values()):
             before = reuse.folders
             reuse = _leading(source, record["phases"], planned(before), fault_once)
-        if not reuse.ended_by and record["composition_hash"] == composition_hash(config):
+        if not reuse.ended_by and recorded_hash(record) == composition_hash(config):
             return None
         if best is None or len(reuse.folders) > len(best.folders):
             best = reuse
