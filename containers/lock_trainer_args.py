@@ -70,8 +70,8 @@ def default_of(field: dataclasses.Field) -> object:
 def arguments(config_class: str) -> dict[str, dict[str, object]]:
     """Return argument -> {types, default} of a dataclass named `module.Class`.
 
-    Lists also have the types of their items, our counts their least value, and others their names
-    (recipes/rank/names.py) or words.
+    Lists also have the types of their items, our counts their minimum, and other arguments their
+    names (recipes/rank/names.py) or words.
     """
     module, name = config_class.rsplit(".", 1)
     cls = getattr(importlib.import_module(module), name)

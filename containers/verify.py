@@ -59,7 +59,7 @@ def summary(probed: Mapping[str, Any]) -> str:
 
 
 def check_entry(image: Image, probed: Mapping[str, Any], base_replaced: bool) -> list[str]:
-    """Return notes for the user. Raises BuildFailed if the lock is wrong about the image.
+    """Return notes for the user. Raises BuildFailed if the image contradicts the lock.
 
     A replaced base may have another Python, since the locks support several versions.
     """

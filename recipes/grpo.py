@@ -116,7 +116,7 @@ def cycle_steps(args: GRPOConfig) -> int:
     micro_steps = args.steps_per_generation * args.num_iterations
     steps, rest = divmod(micro_steps, args.gradient_accumulation_steps)
     if rest:
-        steps = micro_steps  # after so many steps, a cycle and a step end together again
+        steps = micro_steps  # the first step at whose end a cycle ends too
     if args.save_strategy == "steps" and args.save_steps % steps:
         multiple = -(-int(args.save_steps) // steps) * steps
         raise UserError(

@@ -51,7 +51,7 @@ def hardware_group(facts: Facts) -> Finding | None:
 
 
 def unread_nodes(facts: Facts) -> tuple[str, str] | None:
-    """Return which nodes may hide a GPU, or that a copied tree has none, and how to find out."""
+    """Return which nodes are unreadable, or that a copied tree has none, and how to find out."""
     if nodes := kfd.unread(facts.root):
         named = f"{'node' if len(nodes) == 1 else 'nodes'} {', '.join(map(str, nodes))}"
         return (
@@ -68,13 +68,13 @@ def unread_nodes(facts: Facts) -> tuple[str, str] | None:
 
 
 def gpus_found(facts: Facts) -> Finding | None:
-    """Look for a card on the bus that the driver hides because it failed to start or fell off."""
+    """Look for a card on the bus that the driver hides because it failed to start or was lost."""
     cards = facts.amd_cards() if facts.is_amd else []
     if not cards:
         return None
     shown = {gpu.pci_address for gpu in (*facts.gpus, *facts.host.withheld)}
     hidden = [card for card in cards if card not in shown]
-    # These are shown but closed to this container.
+    # The container sees these but may not open them.
     if len(hidden) <= sum(gpu.pci_address is None for gpu in facts.host.withheld):
         return passed(f"{len(cards)} on the bus, all of them shown")
     read = f"{', '.join(hidden)} on the bus, not in /sys/class/kfd"

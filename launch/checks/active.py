@@ -44,7 +44,7 @@ def _with(facts: Facts, field: str) -> list[Measured]:
 
 
 def _named(facts: Facts, words: Mapping[int, object]) -> str:
-    """Return words about ranks, each with the index of its GPU."""
+    """Describe ranks, each with the index of its GPU."""
     gpus = _outcome(facts).gpus
     names = {rank: f"GPU {gpus[rank]}" if gpus else f"process {rank}" for rank in words}
     return ", ".join(f"{names[rank]}: {word}" for rank, word in words.items())

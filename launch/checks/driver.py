@@ -22,7 +22,7 @@ CAME_WITH = {
     "6.14": "7.0", "6.16": "7.1", "6.19": "7.14",
 }
 # fmt: on
-# AMD promises a year. Pairs in its table are at most 13 months apart (6.2 with 7.0).
+# AMD promises compatibility for a year; its table has pairs up to 13 months apart (6.2 with 7.0).
 MONTHS_APART = 13
 MATRIX = "AMD's user and kernel-space support matrix"
 # The kernels that have the fixes for Strix Halo (AMD's documentation).

@@ -19,7 +19,7 @@ class Measured:
     memory_free_gb: float | None = None
     memory_total_gb: float | None = None
     gemm_tflops: float | None = None
-    # The largest, in standard deviations of an entry; not finite if None although there is a rate.
+    # Largest error, in standard deviations of an entry. None with a rate means not finite.
     gemm_error: float | None = None
     fp32_output_tflops: float | None = None
     fp32_output_error: float | None = None  # likewise

@@ -107,7 +107,7 @@ def _holders(facts: Facts) -> dict[int, dict[str, int]] | None:
     """Return the bytes that processes allocated for computing, by pid and PCI address.
 
     The pids are the host's, and include the processes of all containers. A desktop's memory is not
-    included. Return None if the driver does not tell.
+    included. Return None if the driver does not report it.
     """
     if not facts.amd_gpus or not is_folder(facts.root / KFD_PROCESSES):
         return None
@@ -254,7 +254,7 @@ def power_cap(facts: Facts) -> Finding | None:
 
 
 def gtt_size(facts: Facts) -> Finding:
-    """Warn only, because plans of runs here use the size that is set."""
+    """Only warn, because plans on this machine use the current size."""
     memory = total_memory(facts.root)
     most = max(0, (ALL if memory is None else memory) - LEFT_TO_SYSTEM)
     pages = most // PAGE

@@ -43,7 +43,7 @@ class Request(tuple[str, ...]):
             for override in self.parsed
             if override.type != OverrideType.DEL
             and override.key_or_group not in groups()
-            and not is_hydras(override)
+            and not belongs_to_hydra(override)
             for key in leaves(override.key_or_group, override.value())
         ]
 
@@ -119,7 +119,7 @@ def _checked(parsed: Iterable[Override], elsewhere: bool) -> Iterator[str]:
 def _check(override: Override, elsewhere: bool) -> bool:
     """Raise UserError for an unknown option or key; return whether the key is free."""
     key, line = override.key_or_group, str(override.input_line)
-    if is_hydras(override):
+    if belongs_to_hydra(override):
         return False
     if override.type == OverrideType.DEL:
         if key not in groups():
@@ -139,7 +139,7 @@ def _check(override: Override, elsewhere: bool) -> bool:
     return check_key(key, line)
 
 
-def is_hydras(override: Override) -> bool:
+def belongs_to_hydra(override: Override) -> bool:
     return str(override.key_or_group).startswith(("hydra/", "hydra."))
 
 

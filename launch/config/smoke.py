@@ -34,7 +34,7 @@ SIZES = {
 # Rows keep their length, because a prompt has to fit. The small vocabulary needs about three tokens
 # for one of a real vocabulary.
 TOKENS_FOR_ONE = 4
-# Of a sequence: DPO's batch of this length takes 2.2 GB, and memory grows with the square.
+# Tokens of a sequence. DPO's batch of this length takes 2.2 GB, and memory grows with the square.
 MOST_TOKENS = 2048
 # Arguments of vLLM's engine that also work on a CPU, unlike those for kernels and dtypes.
 ENGINE = ("max_num_seqs", "enable_prefix_caching", "async_scheduling", "skip_tokenizer_init")

@@ -3,7 +3,7 @@
 That is what autograd saves per layer, and what each part of a step adds. Counted from the models of
 transformers 5.17 (qwen3, qwen2, llama), run layer by layer in eager mode with fused attention, and
 from TRL 1.16's head, which computes log-probabilities in tiles and never holds all logits.
-`tests/gpu/predictions.py` measures them on a GPU. Letters: hidden H, intermediate I, query width Q,
+`tests/gpu/predictions.py` measures them on a GPU. Symbols: hidden H, intermediate I, query width Q,
 key width K, vocabulary V.
 """
 
@@ -241,7 +241,7 @@ class MicroStep:
         share = min(self.model.vocab_size, TILE[1]) / self.model.vocab_size
         return share * (self._logits(TILE[0]) + 2 * weights)
 
-    def made_in_forward(self, head_weights: float) -> float:
+    def head_gradient(self, head_weights: float) -> float:
         """Return bytes of the head's gradient, which SFT's own head computes with its loss."""
         return 4.0 * head_weights if self.head is Head.summed else 0.0
 
@@ -250,7 +250,7 @@ class MicroStep:
         return 4 * self.hidden + self.tokens * 4 * self.model.hidden_size
 
     def head_backward(self) -> float:
-        """Return `before_head` plus the hidden states' gradients, in fp32 and as handed on."""
+        """Return `before_head` plus the hidden states' gradients, in fp32 and as passed on."""
         return self.before_head() + self.tokens * 4 * self.model.hidden_size + self.hidden
 
 

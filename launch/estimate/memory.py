@@ -21,7 +21,7 @@ from launch.schema.plan import Memory
 from launch.schema.trainer_args import argument, value
 from launch.schema.variables import ALLOCATOR, CPU_CACHE_GIB, is_expandable
 
-# kinds without a plan: one ends before the others start; one uses no GPU; two fill what there is
+# kinds without a plan: one ends before the others start, one uses no GPU, two fill the memory
 UNPLANNED = ("prepare", "exporter", "bench", "tune")
 # Round figures. In addition to torch's tensors: the context, library workspaces and the allocator's
 # rounding; on a CPU the interpreter and its libraries.

@@ -254,7 +254,7 @@ def moments(config: Config) -> dict[str, dict[str, float]]:
 def _passes(
     config: Config, step: MicroStep, sharing: _Sharing, accumulates: bool
 ) -> dict[str, tuple[float, ...]]:
-    """Return the PARTS of forward, backward and evaluation."""
+    """Return the bytes of forward, backward and evaluation, in the order of PARTS."""
     model, strategy, layers = config.model, config.topology.strategy, config.model.num_layers
     again, hidden, one_layer = step.recomputing, step.hidden, step.saved_by_layer()
     kept = again * hidden + (layers - again) * one_layer
@@ -283,7 +283,7 @@ def _passes(
     first_copies = step.linear_bytes() if again else copies
     last_gradients = held or (0.0 if model.tied_embeddings else own)
     first_gradients = sharing.gradients - (own if model.tied_embeddings and not held else 0.0)
-    logits = step.tile() + step.made_in_forward(head_weights)
+    logits = step.tile() + step.head_gradient(head_weights)
     buffers, layer_buffers = sharing.buffers, sharing.buffers - sharing.buffers_of_head
     end = layer_buffers + sharing.gathered_again
     passes: dict[str, tuple[float, ...]] = {

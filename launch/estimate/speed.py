@@ -211,7 +211,7 @@ def micro_parts(config: Config, step: MicroStep, peak: float) -> dict[str, float
     )
     bandwidth = config.hardware.bandwidth_gb_s * 1e9
     head_products = (head + forwards) * 2.0 * tokens * model.vocab_size * model.hidden_size
-    gemm, attention = _products_a_second(config, step, peak)
+    gemm, attention = _products_per_second(config, step, peak)
     # fp8 covers the layers only
     half = config.hardware.peak_tflops["bf16"] * 1e12 if config.precision.compute == "fp8" else peak
     of_head = gemm if half == peak else half * (config.hardware.healthy.gemm or 1.0)
@@ -225,7 +225,7 @@ def micro_parts(config: Config, step: MicroStep, peak: float) -> dict[str, float
     }
 
 
-def _products_a_second(config: Config, step: MicroStep, peak: float) -> tuple[float, float]:
+def _products_per_second(config: Config, step: MicroStep, peak: float) -> tuple[float, float]:
     """Return operations per second of the layers' matrix products and of attention.
 
     Attention stays in 16 bits under fp8.
@@ -254,8 +254,8 @@ def extra_forwards(config: Config) -> float:
 def scores_apart(config: Config) -> bool:
     """Return whether some completions were sampled with older weights than the step trains.
 
-    That is so unless each step trains on whole generations of its own. TRL then computes the
-    completions' probabilities under the older weights in a forward of their own.
+    This is true unless each step trains on complete generations. TRL then computes the
+    completions' probabilities under the older weights in a separate forward.
     """
     size = batch(config)
     micro_steps = max(1, generation_batch(config) // (size.per_device * size.ranks))
@@ -284,7 +284,7 @@ def _host_s(config: Config, size: Batch, micro: dict[str, float], optimizer_s: f
 def _communication(config: Config, size: Batch, micro_s: float) -> float:
     """Return seconds that summing gradients and gathering weights add.
 
-    DDP's hide behind half of the last micro-step; the others' take turns with the products.
+    DDP overlaps its sums with half of the last micro-step. Other strategies overlap nothing.
     """
     strategy, n = config.topology.strategy, size.ranks
     if n == 1 or config.hardware.vendor == Vendor.none or not config.hardware.link_gb_s:

@@ -36,7 +36,7 @@ LOST = "the engine stopped answering while this container ran; `docker ps -a` ma
 
 
 class ContainedProcess:
-    """A Started in a container, from its creation to its removal.
+    """A process group (Started) in a container, from creation to removal.
 
     A thread copies the container's output into the log.
     """
@@ -102,7 +102,7 @@ class ContainedProcess:
         )
 
     def ask(self, port: int, path: str) -> str:
-        """Return a server's answer, asked from inside unless the host's network is shared."""
+        """Return a server's answer, by a request from inside unless the network is the host's."""
         if self.spec.network == "host":
             return server_client.get(port, path)
         url = f"http://127.0.0.1:{port}{path}"

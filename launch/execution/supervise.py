@@ -374,7 +374,7 @@ def describe(plan: Plan, outcome: Outcome) -> str:
         elif words.exit_code is not None:
             rank, why = reported, words.why
     name = process.name + (f", rank {rank}" if rank is not None and of_ranks else "")
-    # Show the log of the rank, in a hang of the first. If the failed rank is unknown, the group's
+    # Show the failed rank's log, or rank 0's in a hang. If the rank is unknown, the group's
     # comes first. If one is empty, show the other.
     rank_log = next(iter(of_ranks.values()), None) if rank is None else of_ranks.get(rank)
     files = filter(None, [log, rank_log] if rank is None and not hung else [rank_log, log])

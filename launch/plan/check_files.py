@@ -140,7 +140,7 @@ def _jsonl(key: str, path: Path, method: str, all_lines: bool) -> None:
 
 
 def _rewards(config: Config) -> None:
-    """Check that a dotted path names a word in a module that Python finds. None is imported."""
+    """Check that a dotted path is a name in a module that Python finds. None is imported."""
     for name in config.method.rewards:
         module, dot, function = name.rpartition(".")
         if not dot:

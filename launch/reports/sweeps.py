@@ -103,7 +103,7 @@ def _is_trial(entry: Any) -> bool:
 
 
 def curves(runs: list[Run], ranked: list[Trial], total: int, which: str) -> list[Block]:
-    """Draw each trial's value, and the curves of the trials that are `which`: best or first."""
+    """Draw each trial's value, and the curves of the best or first trials (`which`)."""
     points = sorted((float(t["number"]), float(t["value"])) for t in ranked)
     charts = key_charts.shared_charts(runs)
     if len(points) > 1:
@@ -117,7 +117,7 @@ def curves(runs: list[Run], ranked: list[Trial], total: int, which: str) -> list
 
 
 def benchmarks(runs: list[Run], total: int, which: str) -> list[Block]:
-    """Compare the rows of a few trials that are `which`: best or first."""
+    """Compare the rows of a few of the best or first trials (`which`)."""
     shown = runs[:MOST_SIDE_BY_SIDE]
     compared = many.benchmarks(shown)
     left_out = Note(f"The {len(shown)} {which} of {total} trials.")

@@ -1,4 +1,4 @@
-"""Choose a RAFT's resulting cycle, and the last cycle to run.
+"""Choose the cycle whose model a RAFT run returns, and the last cycle to run.
 
 These are pure functions of method.selection and the accuracy after each cycle.
 """
@@ -91,7 +91,7 @@ class OfCycle:
         return self.cycle > self.choice.last
 
     def warnings(self) -> list[str]:
-        """Return warnings about what a training's plan cannot know yet."""
+        """Return warnings about facts that a training's plan cannot know yet."""
         choice = self.choice
         if choice.is_made or self.cycle != choice.num_cycles:
             return []

@@ -242,7 +242,7 @@ class Pipeline:
         prepared.model.path = source
         prepared = with_choices(prepared, self.host, folder)
         plan = make_plan(prepared, self.host, folder, warnings, self.request)
-        there = copy.deepcopy(prepared)  # without what earlier phases will leave
+        there = copy.deepcopy(prepared)  # without the outputs of earlier phases
         if phase.model_from:
             there.model.path, there.model.init = None, Init.pretrained
         if phase.data_from:

@@ -43,7 +43,7 @@ def metric_of(content: Mapping[str, Any]) -> str | None:
 
 
 def goal_of(metric: str | None) -> Direction | None:
-    """Return which direction of a figure is better, if its name tells."""
+    """Return which direction of a figure is better, if its name shows it."""
     bare = (metric or "").removeprefix("best_").removeprefix("eval_")
     if less_is_better(bare):
         return Direction.minimize

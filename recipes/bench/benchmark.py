@@ -249,7 +249,7 @@ def attempt(case: Row, work: Callable[[Row], Row]) -> Row:
 
 
 def skip_larger(key: str, *same: str) -> Callable[[Row, list[Row]], str | None]:
-    """Return a `skip` for cases above one, equal in `same`, that ran out of memory."""
+    """Return a `skip` of cases larger than one, equal in `same`, that ran out of memory."""
 
     def skip(case: Row, rows: list[Row]) -> str | None:
         for row in rows:
@@ -267,7 +267,7 @@ def parsed_output(
     env: Mapping[str, str] | None = None,
     timeout_s: float | None = None,
 ) -> Any:
-    """Run a program and return what `parse` reads in its output. Raise UserError for nothing."""
+    """Run a program and return `parse` of its output. Raise UserError if that is empty."""
     try:
         done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=timeout_s)
         figures = parse(done.stdout)

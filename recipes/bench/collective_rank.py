@@ -1,4 +1,4 @@
-"""Measure as one rank of bench/collectives, under one set of environment variables.
+"""Measure collectives as one rank of bench/collectives, under one set of environment variables.
 
 recipes/bench/collectives.py starts a new process for each set, because RCCL and NCCL read most
 variables only once per process (NCCL's src/misc/param.cc: a static cache for each). Cases and

@@ -90,7 +90,7 @@ def compare(rows: list[Row]) -> None:
 
 
 def cases(args: ScalingConfig, world: int) -> list[Row]:
-    """Return the cases of each model: one GPU once, since strategies are equal there, then more."""
+    """Return the cases of each model. One GPU comes once, since all strategies are equal there."""
     rows = []
     for name in args.models:
         size = gpt.shape(name, args.batch, args.sequence)

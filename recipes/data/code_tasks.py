@@ -124,7 +124,7 @@ def disjoint(
     sets: dict[str, list[Problem]] = {"heldout": [], "train": []}
     for task in data.tasks:
         share = task.weight / sum(task.weight for task in data.tasks)
-        seen: set[str] = set()  # questions of held-out problems, which are distinct
+        seen: set[str] = set()  # held-out questions so far, to keep them distinct
         for split, least, total in (("heldout", 0, data.num_heldout), ("train", 1, data.num_train)):
             count, problems = max(least, round(total * share)), []
             attempts = 20 * count + 1000
@@ -156,7 +156,7 @@ def question(problem: Problem) -> str:
 
 
 def known() -> dict[str, dict[str, Any]]:
-    """Return the same facts on these tasks as tasks.known does on its own."""
+    """Return the facts on these tasks that tasks.known returns on its tasks."""
     return {name: {"highest": HIGHEST_LEVEL, "fields": [], "working": False} for name in KINDS}
 
 

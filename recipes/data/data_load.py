@@ -138,7 +138,7 @@ def _chosen(
 def _left(
     rows: Iterable[Row], data: DictConfig, counts: dict[str, Any], progress: Callable[[int], None]
 ) -> Iterator[Row]:
-    """Yield the rows that pass data.filter and that data.heldout_fraction leaves for training."""
+    """Yield the training rows: those that pass data.filter, without data.heldout_fraction."""
     rejecting_filter, fraction = select.row_filter(data.filter), data.heldout_fraction
     filtered, number = Counter[str](), 0
     for number, row in enumerate(rows, start=1):
@@ -331,7 +331,7 @@ def _streamed(data: dict[str, Any], method: str) -> Iterator[Row]:
 
 
 def _form(row: Row, method: str) -> str:
-    """Return which fields of a row its trainer reads, and whether they are text or messages."""
+    """Return the fields of a row that its trainer reads, and whether they are text or messages."""
     names = []
     for name in read_of(row, method):
         if not isinstance(row[name], (str, list)):

@@ -1,4 +1,4 @@
-"""Measure each GPU of this machine: right products, speed, memory, all-reduce.
+"""Measure each GPU of this machine: correct products, speed, memory, all-reduce.
 
 Started by `python launch/doctor.py active=true`, which judges what this writes: one process a GPU,
 no model, no TRL. By hand, with 1 or 8 in place of N:
@@ -8,7 +8,7 @@ no model, no TRL. By hand, with 1 or 8 in place of N:
 
 FOLDER/rank<RANK>.json is rewritten before each phase, so it shows what a process did before it
 died or hung; launch/checks/measured.py describes its keys. All GPUs are loaded at once, as in
-training: they share power and air. It takes about 8 s a phase and less than 4 GB.
+training: they share power and cooling. It takes about 8 s a phase and less than 4 GB.
 """
 
 from __future__ import annotations

@@ -156,7 +156,7 @@ class StoredHead:
 
 
 def store() -> None:
-    """Make the heads that TRL adds to models in this process use StoredHead."""
+    """Let the heads that TRL adds to models in this process use StoredHead."""
     trl_utils._ChunkedLogProbFunction = StoredHead
 
 

@@ -301,7 +301,7 @@ def same_draws(model: nn.Module) -> Iterator[None]:
 
 
 def _first_line(error: Exception) -> str:
-    """Return the first line of an error, with the next one after `backend='inductor' raised:`."""
+    """Return an error's first line; if that is `backend='inductor' raised:`, with the second."""
     first, *more = str(error).strip().splitlines()
     return f"{first} {more[0]}" if first.endswith(":") and more else first
 

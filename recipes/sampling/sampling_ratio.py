@@ -1,9 +1,9 @@
 """Compute the sampling ratio of vLLM's completions in the pass that trains on them.
 
 TRL corrects for the difference between vLLM and the trainer by the ratio of their probabilities.
-For the trainer's it runs a pass without gradient, a quarter of a step's computation. If a
-generation is used for one optimizer step, the training pass gives the same log-probabilities (with
-dropout, those of its own draws).
+For the trainer's probability it runs a pass without gradient, a quarter of a step's computation. If
+a generation is used for one optimizer step, the training pass gives the same log-probabilities
+(with dropout, under its own masks).
 """
 
 from __future__ import annotations

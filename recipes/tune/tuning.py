@@ -2,7 +2,7 @@
 
     python launch/run.py 'hydra.searchpath=[file://<run>/conf]' experiment=<name>
 
-starts what was measured. Copied to conf/experiment/, the file is an experiment like any other.
+starts the measured setting. If copied to conf/experiment/, the file is an ordinary experiment.
 conf/method/tune/<name>.yaml shows how to start a tuning.
 """
 
