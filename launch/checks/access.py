@@ -53,9 +53,9 @@ def hardware_group(facts: Facts) -> Finding | None:
 def unread_nodes(facts: Facts) -> tuple[str, str] | None:
     """Return which nodes are unreadable, or that a copied tree has none, and how to find out."""
     if nodes := kfd.unread(facts.root):
-        named = f"{'node' if len(nodes) == 1 else 'nodes'} {', '.join(map(str, nodes))}"
+        names = f"{'node' if len(nodes) == 1 else 'nodes'} {', '.join(map(str, nodes))}"
         return (
-            f"{named} of {TOPOLOGY} without properties that can be read",
+            f"{names} of {TOPOLOGY} without properties that can be read",
             f"cat /{TOPOLOGY}/nodes/{nodes[0]}/properties; if that is empty too, sudo dmesg | "
             "grep -i amdgpu",
         )

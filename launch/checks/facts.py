@@ -112,8 +112,8 @@ class Facts:
         """Return the mask that leaves out these GPUs; empty if none would remain."""
         is_amd = bool(self.amd_gpus)
         same = [gpu for gpu in self.host.gpus if gpu.gfx.startswith("gfx") == is_amd]
-        left = [str(index) for index, gpu in enumerate(same) if gpu.pci_address not in addresses]
-        return f"{'HIP' if is_amd else 'CUDA'}_VISIBLE_DEVICES={','.join(left)}" if left else ""
+        ids = [str(index) for index, gpu in enumerate(same) if gpu.pci_address not in addresses]
+        return f"{'HIP' if is_amd else 'CUDA'}_VISIBLE_DEVICES={','.join(ids)}" if ids else ""
 
     @property
     def is_contained(self) -> bool:

@@ -29,14 +29,14 @@ def integrated_gpu(facts: Facts) -> Finding | None:
     if not small:
         return passed("none next to the card")
     gpu = gpus[small[0]]
-    named = f"{gpu.gfx}, {gpu.compute_units} CUs"
+    description = f"{gpu.gfx}, {gpu.compute_units} CUs"
     used = facts.only is None or facts.only & set(small)  # a run sets the mask itself
     if not used or gpu not in masks.visible(gpus, facts.host.environ):
-        return passed(f"{named}, which is left out")
+        return passed(f"{description}, which is left out")
     mask = ",".join(map(str, others))
     cure = f"export {HIP}={mask}, or switch it off in the BIOS"
     # Without a mask, runs take the first GPUs.
-    return fail_or_warn(small[0] < others[0], f"index {small[0]} is one ({named})", cure)
+    return fail_or_warn(small[0] < others[0], f"index {small[0]} is one ({description})", cure)
 
 
 def gfx_override(facts: Facts) -> Finding | None:

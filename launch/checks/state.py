@@ -72,14 +72,14 @@ def memory_size(facts: Facts) -> Finding | None:
     hardware = facts.hardware
     if hardware is None or hardware.unified_memory:
         return None
-    known = [
+    gpus = [
         gpu
         for gpu in facts.gpus
         if gpu.memory_gb is not None and facts.group in (gpu.group, gpu.partition_of)
     ]
-    if not known:
+    if not gpus:
         return unknown("the driver states no size", "amd-smi static --vram, or nvidia-smi")
-    least = min(known, key=lambda gpu: gpu.memory_gb or 0)
+    least = min(gpus, key=lambda gpu: gpu.memory_gb or 0)
     gib = f"{(least.memory_gb or 0) / GIB:.0f}"
     cure = f"nothing, because plans on this machine use it. Elsewhere: hardware.memory_gb={gib}"
     return judge(f"{gib} GiB each", not detect.is_smaller(least, hardware), cure, "")
@@ -117,13 +117,13 @@ def _holders(facts: Facts) -> dict[int, dict[str, int]] | None:
     ]
     holders = {}
     for folder in folders(facts.root / KFD_PROCESSES):
-        held = dict.fromkeys((address for address, _ in ids), 0)
+        sizes = dict.fromkeys((address for address, _ in ids), 0)
         for address, gpu_id in ids:  # partitions of a card share its address
-            held[address] += number(folder / f"vram_{gpu_id}") or 0
-        if max(held.values()) >= HELD_GB * 1e9 and not (
+            sizes[address] += number(folder / f"vram_{gpu_id}") or 0
+        if max(sizes.values()) >= HELD_GB * 1e9 and not (
             facts.is_live and int(folder.name) == os.getpid()
         ):
-            holders[int(folder.name)] = held
+            holders[int(folder.name)] = sizes
     return holders
 
 

@@ -132,14 +132,14 @@ class MicroStep:
         heads, kv_heads = self.model.num_heads, self.model.num_kv_heads
         out, normed = self.numerics.product_bytes, self.model.architecture == "qwen3"
         sums = 4 * (2 + heads + (heads + kv_heads if normed else 0))
-        kept: float = 2 * (self.numerics.hidden_bytes + out) * hidden + 3 * out * wide
-        kept += (3 if normed else 2) * out * (query + key) + sums
+        size: float = 2 * (self.numerics.hidden_bytes + out) * hidden + 3 * out * wide
+        size += (3 if normed else 2) * out * (query + key) + sums
         if self.fp8:
-            kept -= out * (2 * hidden + wide)
+            size -= out * (2 * hidden + wide)
         if self.adapter:
-            kept += out * query + self.adapter.rank * out * len(self.adapter.sizes)
-            kept += out * wide if self.liger else 0
-        return kept
+            size += out * query + self.adapter.rank * out * len(self.adapter.sizes)
+            size += out * wide if self.liger else 0
+        return size
 
     def _attention(self, query: int, key: int) -> int:
         """Return bytes per token of attention's tensors.

@@ -21,11 +21,11 @@ def layers(adapter: Adapter) -> list[str]:
 
     The file of adapter.path wins if it lists them, as q_proj or self_attn.q_proj.
     """
-    given = adapter.target_modules
+    target = adapter.target_modules
     if adapter.path and (file := Path(adapter.path) / "adapter_config.json").is_file():
-        given = json.loads(file.read_text(encoding="utf-8")).get("target_modules")
-    named = {str(name).rpartition(".")[2] for name in given} if isinstance(given, list) else set()
-    return [name for name in LINEARS if name in named] or list(LINEARS)
+        target = json.loads(file.read_text(encoding="utf-8")).get("target_modules")
+    names = {str(name).rpartition(".")[2] for name in target} if isinstance(target, list) else set()
+    return [name for name in LINEARS if name in names] or list(LINEARS)
 
 
 def trainable_parameters(model: Model, adapter: Adapter) -> int:

@@ -254,10 +254,10 @@ def _other_servers(config: Config) -> Iterator[Remedy]:
         cost = f"trains the same if a prompt and its completion have at most {shorter} tokens"
         yield [f"topology.server_max_length={shorter}"], cost
     for parallel in (2, 4, 8):
-        left = gpus - topology.servers * parallel
-        if topology.server_tensor_parallel < parallel and left > 0:
+        trainers = gpus - topology.servers * parallel
+        if topology.server_tensor_parallel < parallel and trainers > 0:
             fewer = "" if config.effective_batch is not None else ", so a step has fewer sequences"
-            cost = f"the server takes {gpus - left} GPUs and {left} train{fewer}"
+            cost = f"the server takes {gpus - trainers} GPUs and {trainers} train{fewer}"
             yield [f"topology.server_tensor_parallel={parallel}"], cost
 
 

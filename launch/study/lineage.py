@@ -63,8 +63,8 @@ def parents(phases: Sequence[Phase]) -> dict[str, Phase | None]:
     for phase in phases:
         # <pipeline>/<phase>/model, wherever the pipeline's directory has been moved.
         path = Path(phase.model or "")
-        taken = (path.parent.parent.name, path.parent.name)
-        result[phase.name] = earlier.get(taken) if path.name == "model" else None
+        source = (path.parent.parent.name, path.parent.name)
+        result[phase.name] = earlier.get(source) if path.name == "model" else None
         earlier[(phase.folder.parent.name, phase.name)] = phase
     return result
 

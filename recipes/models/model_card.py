@@ -85,9 +85,9 @@ def _facts(facts: Facts | None) -> str:
     """Return facts as a block of YAML, without those that are null."""
     if not facts:
         return "Nothing is recorded."
-    known = {name: value for name, value in facts.items() if value not in (None, {}, [])}
+    present = {name: value for name, value in facts.items() if value not in (None, {}, [])}
     text = yaml.safe_dump(
-        known, sort_keys=False, allow_unicode=True, default_flow_style=None, width=100
+        present, sort_keys=False, allow_unicode=True, default_flow_style=None, width=100
     )
     return f"```yaml\n{text}```"
 

@@ -107,11 +107,11 @@ def _take(
 
     Values that are not columns come from TRL: its state and its logging functions.
     """
-    taken = {
+    arguments = {
         name: [values[n] for n in rows] if _is_column(values, completions) else values
         for name, values in columns.items()
     }
-    return [prompts[n] for n in rows], [completions[n] for n in rows], taken
+    return [prompts[n] for n in rows], [completions[n] for n in rows], arguments
 
 
 def _is_column(values: Any, completions: list[Completion]) -> bool:

@@ -87,9 +87,9 @@ def main() -> None:
 def limit_memory(more: int) -> None:
     """Limit the address space to `more` bytes above the current size; beyond it is MemoryError."""
     with open("/proc/self/statm") as file:
-        taken = int(file.read().split()[0]) * resource.getpagesize()
+        size = int(file.read().split()[0]) * resource.getpagesize()
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    soft = taken + more if hard == resource.RLIM_INFINITY else min(taken + more, hard)
+    soft = size + more if hard == resource.RLIM_INFINITY else min(size + more, hard)
     resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 

@@ -77,9 +77,9 @@ class SamplingRatio:
         mask = (inputs["completion_mask"] * inputs.get("tool_mask", 1)).bool()
         difference = log_probs - inputs["sampling_per_token_logps"]
         # vLLM gives no probability for some tokens; their ratio is 1.
-        known = mask & ~difference.isnan()
+        has_both = mask & ~difference.isnan()
         level, bounding = self.vllm_importance_sampling_mode.split("_")
-        logs = torch.where(known, difference, 0.0)
+        logs = torch.where(has_both, difference, 0.0)
         ratio = (logs.sum(dim=-1, keepdim=True) if level == "sequence" else logs).exp()
         low, high = self.vllm_importance_sampling_clip_min, self.vllm_importance_sampling_clip_max
         low, high = -math.inf if low is None else low, math.inf if high is None else high
@@ -88,7 +88,7 @@ class SamplingRatio:
             if bounding == "truncate"
             else ratio.masked_fill((ratio < low) | (ratio > high), 0.0)
         )
-        self._differences.append(difference[known].abs())
+        self._differences.append(difference[has_both].abs())
         self._ratios.append(ratio.flatten() if level == "sequence" else ratio[mask])
         return ratio
 
