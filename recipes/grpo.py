@@ -1,6 +1,6 @@
-"""GRPO: sample several completions a prompt, and make those with above-average rewards likelier.
+"""GRPO: sample several completions per prompt, and make those with above-average rewards likelier.
 
-Started by the launcher, one process a GPU:
+Started by the launcher, one process per GPU:
 
     1 GPU:   python launch/run.py hardware=mi350x topology=single method=grpo model=qwen3_4b
     8 GPUs:  python launch/run.py hardware=mi350x method=grpo model=qwen3_4b    (1 samples, 7 train)

@@ -1,6 +1,6 @@
 """Sample a model, judge each sample, and keep the best as training rows: rejection sampling.
 
-That is RAFT's first half (arXiv:2304.06767). Started by the launcher, one process a GPU:
+That is RAFT's first half (arXiv:2304.06767). Started by the launcher, one process per GPU:
 
     1 GPU:   python launch/run.py hardware=mi350x topology=single method=sample model=qwen3_4b
     8 GPUs:  python launch/run.py hardware=mi350x method=sample model=qwen3_4b

@@ -167,7 +167,7 @@ def speed(run: Run) -> list[Block]:
     rows = []
     for title, key, actual in (
         ("tokens per second", "tokens_per_second", measured(run, "tokens_per_second")),
-        ("seconds a step", "step_s", step_s(run)),
+        ("seconds per step", "step_s", step_s(run)),
     ):
         if actual is not None:
             share = Cell(ratio(actual, planned.get(key)), True)

@@ -1,14 +1,14 @@
 """Measure each GPU of this machine: correct products, speed, memory, all-reduce.
 
-Started by `python launch/doctor.py active=true`, which judges what this writes: one process a GPU,
-no model, no TRL. By hand, with 1 or 8 in place of N:
+Started by `python launch/doctor.py active=true`, which judges the results: one process per GPU, no
+model, no TRL. By hand, with 1 or 8 in place of N:
 
     python -m torch.distributed.run --standalone --local-addr 127.0.0.1 --nproc-per-node N \\
         -m recipes.measure.health --folder measured
 
 FOLDER/rank<RANK>.json is rewritten before each phase, so it shows what a process did before it
 died or hung; launch/checks/measured.py describes its keys. All GPUs are loaded at once, as in
-training: they share power and cooling. It takes about 8 s a phase and less than 4 GB.
+training: they share power and cooling. It takes about 8 s per phase and less than 4 GB.
 """
 
 from __future__ import annotations
