@@ -40,7 +40,7 @@ from recipes.sampling.samples import is_correct
 
 SAMPLES = "samples.jsonl"
 NUM_SAMPLES_SHOWN = 24  # in result.json; samples.jsonl has all
-NUM_FAILURES_SHOWN = 16  # of these, since readers want to see failures
+NUM_FAILURES_SHOWN = 16  # failures among them, which readers want to see
 KEYS_SHOWN = (
     *("task", "level", "prompt", "completion", "answer", "score", "correct", "finished", "error"),
 )

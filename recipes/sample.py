@@ -121,7 +121,7 @@ def prompts(config: DictConfig, args: SampleConfig) -> list[Row]:
         weights = cycle_shares(config.data, sorted(set(levels)), args.cycle, args.num_cycles, rates)
     chosen = choose_prompts(rows, args.num_prompts, weights, args.seed + args.cycle - 1)
     if args.num_prompts and len(chosen) < args.num_prompts:
-        say(f"num_prompts={args.num_prompts}: sampling all {len(chosen)} rows that there are")
+        say(f"num_prompts={args.num_prompts}: sampling all {len(chosen)} available rows")
     return chosen
 
 

@@ -61,7 +61,7 @@ def unread_nodes(facts: Facts) -> tuple[str, str] | None:
         )
     if is_folder(facts.root / "sys/class/kfd") and not folders(facts.root / TOPOLOGY / "nodes"):
         return (
-            f"{TOPOLOGY} holds no nodes, and a kernel's has one for each CPU at least",
+            f"{TOPOLOGY} has no nodes, although a kernel has at least one per CPU",
             f"copy it whole: cp -rL /{TOPOLOGY} DIR/{TOPOLOGY}",
         )
     return None

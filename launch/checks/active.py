@@ -211,7 +211,7 @@ def fp32_output(facts: Facts) -> Finding | None:
         return fail(
             f"torch {refused.torch}: {refused.fp32_output_refused}",
             (
-                "take a newer torch, such as that of our images (docs/containers.md); until then "
+                "use a newer torch, such as that of our images (docs/containers.md); until then "
                 "TRL's losses fail in backward"
             ),
         )

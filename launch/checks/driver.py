@@ -44,7 +44,7 @@ def amdgpu_driver(facts: Facts) -> Finding:
     rocm = image.rocm if image and image.rocm not in (images.NONE, images.UNKNOWN) else None
     number = facts.file("sys/module/amdgpu/version")
     if number is None and not is_folder(facts.root / "sys/module"):
-        return unknown("this tree holds no sys/module", "cat /sys/module/amdgpu/version")
+        return unknown("this tree has no sys/module", "cat /sys/module/amdgpu/version")
     any_gpu = facts.amd_gpus or facts.host.withheld
     if not is_folder(facts.root / "sys/module/amdgpu") and not any_gpu:
         cure = "sudo modprobe amdgpu; if that fails: sudo dmesg | grep -i amdgpu"

@@ -50,7 +50,7 @@ def gfx_override(facts: Facts) -> Finding | None:
     # As the variable spells it, gfx90a is 9.0.10. Setting a GPU's own version has no effect.
     spelled = {f"{t[3:-2]}.{int(t[-2], 16)}.{int(t[-1], 16)}" for t in native}
     if native and spelled != {value}:
-        read = f"{value}, and {', '.join(native)} has kernels of its own"
+        read = f"{value}, and {', '.join(native)} has native kernels"
         return fail(read, f"unset {OVERRIDE}")
     cure = f"unset {OVERRIDE}, unless no image has code for your GPU"
     return warn(f"{value}: applies to every GPU of a process", cure)

@@ -148,7 +148,7 @@ def memory_occupied(facts: Facts) -> Finding | None:
     read += f", by {_names(facts, holders)}" if holders else ""
     cure = "stop the processes that hold it (amd-smi process, or nvidia-smi)"
     if others := facts.mask_without(busy):
-        cure += f", or take the others: export {others}"
+        cure += f", or use the others: export {others}"
     sure = any(a not in drawing or computed[a] >= OCCUPIED * memory[a][1] for a in busy)
     return fail_or_warn(sure, read, cure)
 
@@ -164,11 +164,11 @@ def foreign_processes(facts: Facts) -> Finding | None:
         return unknown(f"/{KFD_PROCESSES} is missing", "amd-smi process")
     if not holders:
         return passed("none")
-    cure = "wait for them, or take other GPUs"
+    cure = "wait for them, or use other GPUs"
     for pid in holders:
         status = facts.file(f"proc/{pid}/status") or ""
         if status.partition("\nUid:\t")[2].split("\t")[0] == str(facts.host.uid):
-            cure += f"; if it is a forgotten process of yours: kill {pid}"
+            cure += f"; if you forgot to stop it: kill {pid}"
             break
     return warn(_names(facts, holders), cure)
 

@@ -32,7 +32,7 @@ def refuse(request: Request) -> None:
         if belongs_to_hydra(override) and override.key_or_group != "hydra.searchpath":
             raise UserError(
                 f"{override.input_line}: Hydra only composes here, so it takes no effect. Use: "
-                "run_root=<directory> and name=<name> for where runs lie; hydra.searchpath=[...] "
+                "run_root=<directory> and name=<name> to place runs; hydra.searchpath=[...] "
                 "for files of your own; -m for a sweep, whose trials runtime=slurm submits as jobs."
             )
 

@@ -176,7 +176,7 @@ class Attempt:
                 self.progress.note(
                     f"{name}: waiting for {last.process.name} to "
                     f"{'end' if last.is_server else 'save and end'} "
-                    f"(at most {self._grace_of(last):g} s; another signal does not shorten it)"
+                    f"(at most {self._grace_of(last):g} s; another signal does not shorten this)"
                 )
                 return self._ended(last, "interrupted")
             if failed := self._first_failure():

@@ -107,7 +107,7 @@ def _model(config: Config) -> None:
         raise UserError(f"model.path={path}: {fault}")
     if not (path / "config.json").is_file():
         raise UserError(
-            f"model.path={path}: no config.json; a model directory holds config.json, "
+            f"model.path={path}: no config.json; a model directory has config.json, "
             f"*.safetensors and a tokenizer.{runs_in(path)}"
         )
     if not list(path.glob("*.safetensors")):

@@ -66,7 +66,7 @@ def page(folder: Path) -> Page:
         ]
         if best is None:
             why = "The trials have different figures" if is_mixed else "No trial has a figure yet"
-            return [run_page.headline(status, None, figures), Note(f"{why}, so none is the best.")]
+            return [run_page.headline(status, None, figures), Note(f"{why}, so no trial is best.")]
         better = "lower" if is_minimized else "higher"
         note = f"trial {best['number']}; {better} is better"
         figures.append([f"best {metric}", Cell(number(best["value"]), True, "good"), note])
@@ -158,7 +158,7 @@ def importance(content: dict[str, Any], metric: str | None) -> Block:
         return Note("Unknown: no parameter has two values among the trials that are done.")
     if len(varying) == 1:
         return Note(
-            f"{varying[0]} is the only parameter that varies, so it decides all but chance."
+            f"{varying[0]} is the only parameter that varies, so it explains all but chance."
         )
     if len({t["value"] for t in done}) == 1:
         return Note(f"Unknown: {metric} is the same in all trials.")

@@ -61,7 +61,7 @@ class Choice:
             f"held-out accuracy {accuracy:.1%}"
         )
         if self.last < self.num_cycles:
-            text += f"; stopped early: {self.selection.patience} in a row were no better"
+            text += f"; stopped early: {self.selection.patience} in a row brought no improvement"
         if start > accuracy:
             text += f"; the starting model was better, {start:.1%}"
         return text

@@ -224,7 +224,7 @@ def _sharded(config: Config) -> Remedy:
     if config.effective_batch is not None:
         return ["topology=fsdp"], f"trains the same on {ranks} GPUs, but {slower}"
     if rest:
-        more = f"{ranks} GPUs, so {ranks} times the sequences a step, and {slower}"
+        more = f"{ranks} GPUs, so {ranks} times the sequences per step, and {slower}"
         return ["topology=fsdp"], more
     overrides = ["topology=fsdp", f"{ACCUMULATION}={accumulation}"]
     return overrides, f"trains the same on {ranks} GPUs, but {slower}"

@@ -91,7 +91,7 @@ def show_end(config: Config, content: dict[str, Any], exit_code: int) -> None:
         return
     sweep, trials = config.sweep, content["trials"]
     table = Table("trial", "overrides", "figure", "status", title="Trials", title_justify="left")
-    table.add_column("run directory", overflow="fold")  # so that it can be copied whole
+    table.add_column("run directory", overflow="fold")  # so that it can be copied
     for row in trials:
         value = "" if row["value"] is None else f"{row['metric']} {row['value']:.6g}"
         why = f", exit code {row['exit_code']}: {row['why']}"[:120] if row["why"] else ""

@@ -119,7 +119,7 @@ def figures(run_dir: Path) -> dict[str, float | None]:
     """Return the numbers of a run, from its last logged step and from its end.
 
     For a pipeline they are those of its last phase, or of the evaluation that a final RAFT has
-    chosen. None stands for a number that is not finite.
+    chosen. A number that is not finite becomes None.
     """
     record = json_files.read_json(run_dir / "record.json") or {}
     last = list((record.get("phases") or {"": ""}).values())[-1]

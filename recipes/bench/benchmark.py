@@ -143,7 +143,7 @@ def measure(
     )
     notes = [*table.notes, *notes]
     notes += [
-        f"{table.name(row)}: {', '.join(row['not_finite'])} came out as inf or nan."
+        f"{table.name(row)}: {', '.join(row['not_finite'])} became inf or nan."
         for row in rows
         if row.get("not_finite")
     ]

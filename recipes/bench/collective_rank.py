@@ -77,11 +77,11 @@ def measured(
     if collective is not None:
         wrong = collective.wrong()
         collective.prepare()
-        highest(0.0, group)  # a barrier, so that all start together
+        highest(0.0, group)  # a barrier: all ranks start together
         ms = steps_ms(collective.call, device, case["warmup"], case["repetitions"])
     del collective
     if device.type == "cuda":
-        torch.cuda.empty_cache()  # so that the next size has all of the memory
+        torch.cuda.empty_cache()  # frees all memory for the next size
     return {"ms": highest(ms), "wrong": int(highest(wrong))}
 
 

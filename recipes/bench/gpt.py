@@ -97,7 +97,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Return the mean loss in nats for tokens (batch, sequence) and the tokens that follow them."""
+    """Compute the mean loss in nats for tokens (batch, sequence) and those that follow them."""
 
     def __init__(self, size: Size, sequence: int) -> None:
         super().__init__()

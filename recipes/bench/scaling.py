@@ -67,7 +67,7 @@ def scaling(config: DictConfig) -> dict[str, Any]:
 
         def work(case: Row) -> Row:
             n = case["num_gpus"]
-            mine = None  # for a rank that only waits
+            mine = None  # None for a rank that only waits
             if dist.get_rank() < n:
                 size = gpt.SIZES[case["model"]]
                 group = groups.get(n)

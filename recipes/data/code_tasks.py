@@ -147,7 +147,7 @@ def disjoint(
     order = random.Random(data.seed)
     order.shuffle(sets["heldout"])
     order.shuffle(sets["train"])
-    questions = set(map(question, sets["heldout"]))  # which another task may train on
+    questions = set(map(question, sets["heldout"]))  # questions held out by other tasks, too
     return [p for p in sets["train"] if question(p) not in questions], sets["heldout"]
 
 

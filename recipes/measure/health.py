@@ -125,7 +125,7 @@ def call_s(
     Without `calls`, a round lasts a fifth of `load_s`. `meanwhile` runs in each round while the
     device computes.
     """
-    for _ in range(2):  # so that kernels are loaded and clocks rise
+    for _ in range(2):  # load the kernels and let clocks rise
         call()
     rank.synchronize()
     start = time.perf_counter()
@@ -224,7 +224,7 @@ def measure_all_reduce(rank: Rank) -> None:
     rank.measured["all_reduce_wrong"] = int(
         (buffer != pattern * (rank.world * (rank.world + 1) // 2)).sum()
     )
-    buffer.zero_()  # so that repeated sums stay finite
+    buffer.zero_()  # keeps repeated sums finite
     seconds = call_s(rank, lambda: dist.all_reduce(buffer), rank.sizes.load_s, calls=10)
     rank.measured["all_reduce_gb_s"] = (
         2 * (rank.world - 1) / rank.world * rank.sizes.reduced / seconds / 1e9
@@ -244,7 +244,7 @@ def run(rank: Rank) -> None:
         ("all-reduce", measure_all_reduce),
     ):
         rank.phase(name)
-        all_ready(usable)  # a barrier, so that all begin at once
+        all_ready(usable)  # a barrier: all ranks begin at once
         if usable and (measure is not measure_all_reduce or (complete and rank.world > 1)):
             measure(rank)
         if rank.device.type == "cuda":

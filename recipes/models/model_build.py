@@ -193,7 +193,7 @@ def model_config(model: DictConfig) -> AutoConfig:
         rope_parameters={"rope_type": "default", "rope_theta": model.rope_theta},
         rms_norm_eps=model.rms_norm_eps,
         # transformers' 0.02 suits widths near 2500; at width 128 the first layers contribute almost
-        # nothing, and arithmetic is learnt late.
+        # nothing, and arithmetic is learned late.
         initializer_range=model.hidden_size**-0.5,
     )
 

@@ -42,7 +42,7 @@ def card(
     export's own composition, describes the origin. `written` describes the exported files:
     `weights`, `chat_template` (whether it has one), `files` and figures of result.json.
     """
-    runs = provenance["runs"][::-1]  # from the first to the last
+    runs = provenance["runs"][::-1]  # from the first run to the last
     first = runs[0]["model"] if runs else model
     base = first["hub_id"] if first["init"] == "pretrained" and not first["path"] else None
     head = {"license": license_name or "unknown"} | ({"base_model": base} if base else {})

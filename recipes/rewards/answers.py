@@ -90,13 +90,13 @@ def _number(stated: str, announced: bool) -> str | None:
     ):
         at -= 1
     if EITHER.search(text, 0, numbers[at].start()) or any(
-        _beside(text, *numbers[n : n + 2]) for n in (at - 1, at) if 0 <= n < len(numbers) - 1
+        _is_ambiguous(text, *numbers[n : n + 2]) for n in (at - 1, at) if 0 <= n < len(numbers) - 1
     ):
         return None
     return numbers[at].group().replace("−", "-").replace(" ", "").removeprefix("+")
 
 
-def _beside(text: str, first: re.Match[str], second: re.Match[str]) -> bool:
+def _is_ambiguous(text: str, first: re.Match[str], second: re.Match[str]) -> bool:
     """Return True if it is unclear which of two adjacent numbers is the result.
 
     This includes `x = 2 or x = 3`.

@@ -242,7 +242,7 @@ class Store:
         self.folder, self.other = folder, other
 
     def seed_of(self, batch: int) -> int:
-        """Return a batch's seed, from 0 to 2**31 - 1, derived from the hash and its number."""
+        """Return a batch's seed, from 0 to 2**31 - 1, from the hash and the batch's number."""
         digest = hashlib.sha256(f"{self.folder.name}/{batch}".encode()).digest()
         return int.from_bytes(digest[:4], "big") >> 1
 

@@ -271,7 +271,7 @@ class FastStep(OrderedRows):
 
 @dataclass
 class LateLine:
-    """Hold a step's figures during their copy from the GPU, and the rest of its log line."""
+    """Hold a step's figures while they are copied from the GPU, and the rest of its log line."""
 
     # A reference event, and the value of time.monotonic() when the GPU reached it.
     _clock: ClassVar[tuple[torch.cuda.Event, float] | None] = None

@@ -19,7 +19,7 @@ KINDS = ("generation", "wait", "sync", "reward")
 
 
 class Stopwatch:
-    """Add up seconds by kind. The time of an inner block does not count for the outer one."""
+    """Sum seconds by kind. The time of an inner block does not count for the outer one."""
 
     def __init__(self) -> None:
         self._seconds = dict.fromkeys(KINDS, 0.0)

@@ -62,7 +62,7 @@ def batch(config: DictConfig) -> dict[str, Any]:
     )
     if (before["batch"], before["checkpointing"]) != (own[SIZE], own[CHECKPOINTING]):
         notes.append(
-            f"the recipe as it stands, batch {own[SIZE]} {_kind(own[CHECKPOINTING])}, does not "
+            f"the unchanged recipe, batch {own[SIZE]} {_kind(own[CHECKPOINTING])}, does not "
             f"run here, so `before` is batch {before['batch']} {_kind(before['checkpointing'])}."
         )
     notes += margin(rows, candidates)

@@ -133,7 +133,7 @@ BROKEN = [
     Broken("hardware", MI300X, lambda m: setattr(m, "hardware", "mi350x"), FAIL,
            "mi350x was asked for: it has code for gfx950", "auto"),
     Broken("hardware", sysroots.laptop, empty_topology, UNKNOWN,
-           "sys/class/kfd/kfd/topology holds no nodes", "copy it whole: cp -rL"),
+           "sys/class/kfd/kfd/topology has no nodes", "copy it whole: cp -rL"),
     Broken("gpus_found", MI300X, lambda m: m.remove(f"{KFD}/nodes/9"), WARN,
            "0000:75:00.0 on the bus", "dmesg | grep 0000:75:00.0"),
     Broken("gpus_found", MI50, lambda m: m.remove(f"{KFD}/nodes/1"), FAIL,
