@@ -1,10 +1,10 @@
 """Count bytes that a micro-step holds in addition to weights and optimizer.
 
-That is what autograd saves per layer, and what each part of a step adds. Counted from the models of
-transformers 5.17 (qwen3, qwen2, llama), run layer by layer in eager mode with fused attention, and
-from TRL 1.16's head, which computes log-probabilities in tiles and never holds all logits.
-`tests/gpu/predictions.py` measures them on a GPU. Symbols: hidden H, intermediate I, query width Q,
-key width K, vocabulary V.
+That is what autograd saves per layer, and what each part of a step adds. The counts come from
+the models of transformers 5.17 (qwen3, qwen2, llama), run layer by layer in eager mode with fused
+attention, and from TRL 1.16's head, which computes log-probabilities in tiles and never holds all
+logits. `tests/gpu/predictions.py` measures them on a GPU. Symbols: hidden H, intermediate I, query
+width Q, key width K, vocabulary V.
 """
 
 from __future__ import annotations

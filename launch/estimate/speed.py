@@ -47,7 +47,7 @@ FSDP_LAYER_S = 6.6e-3
 ZERO3_LAYER_S, ZERO3_WEIGHT_S = 11.7e-3, 0.2e-9  # plus this per weight of the layer
 ZERO2_LAYER_S = 1.35e-3  # on top of the GPU's time: gradients are copied into buckets one by one
 # vLLM 0.26, per token of all sequences, plus a part per sequence: the host's work (scheduling,
-# sampling, text), whatever the GPU. A server without text took 3.26 s for 96 x 512 tokens with an
+# sampling, text), on any GPU. A server without text took 3.26 s for 96 x 512 tokens with an
 # H100 (docs/results/speed.md).
 DECODE_S, DECODE_SEQUENCE_S, DECODE_IDS_S = 1.05e-3, 0.085e-3, 0.055e-3
 DECODE_BANDWIDTH = 0.6  # share of bandwidth at which decoding reads weights, if that is slower
@@ -62,7 +62,7 @@ ADAM_TENSORS = 7 + 3
 # Back-to-back products draw more power, which lowers the clocks. An H100 then reaches 0.69 of its
 # peak instead of healthy.gemm, 0.75 (same rows). In fp8 it reaches 0.61 of fp8's peak.
 BUSY, BUSY_FP8 = 0.92, 0.82
-# Seconds that compiled layers add to a run's start, whatever their number, since they share one
+# Seconds that compiled layers add to a run's start, for any number of layers, since they share one
 # graph. 4B on an H100 with empty caches and lengths rehearsed: the first step ends 19 to 25 s later
 # than TRL's, which compiles nothing (2026-11-26).
 COMPILE_S = 22.0

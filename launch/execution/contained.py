@@ -116,7 +116,7 @@ class ContainedProcess:
         self.python(SIGNAL_RANKS)
 
     def python(self, program: str, *arguments: str) -> str:
-        """Return what a Python program prints inside the container. Raises OSError."""
+        """Run a Python program inside the container and return its output. Raises OSError."""
         try:
             done = self.container.exec_run(["python3", "-c", program, *arguments])
             failed, answer = done.exit_code != 0, str(done.output.decode(errors="replace"))

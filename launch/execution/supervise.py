@@ -203,7 +203,7 @@ class Attempt:
         if group.process.port is None or group.serves:
             return True
         self.progress.say(f"waiting for {group.process.name} to load and answer")
-        with contextlib.suppress(OSError):  # loading, or ended, which the next look finds
+        with contextlib.suppress(OSError):  # it loads, or has ended, which the next look detects
             if group.may_be_asked():
                 group.ask("/health")
                 group.serves = True

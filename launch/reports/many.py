@@ -32,7 +32,7 @@ from launch.reports.parts import (
 from launch.reports.run_files import Run, phases_of, read, status_of
 from launch.study import lineage
 
-# Keys that say where a run is, not what it computes: paths of a phase, output.
+# Keys for the place of a run rather than its computation: paths of a phase, output.
 NOT_COMPARED = {"name", "run_root", "mode", "format", "verbose", "resume", "chosen", "speed_keeps"}
 RECORDED = ("code", "image", "packages", "host")
 MOST_DETAILS = 8  # runs with their own sections on the page of several

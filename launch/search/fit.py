@@ -98,7 +98,7 @@ def changes(plan: Plan, host: Host) -> list[Change]:
     print("It does not fit: looking for changes that make it fit.", file=sys.stderr)
     config, command = plan.config, Request(plan.overrides)
     batches = _smaller_batches(config)
-    # bnpo averages over the tokens of one rank's micro-batch, whatever the accumulation.
+    # bnpo averages over the tokens of one rank's micro-batch, regardless of the accumulation.
     is_bnpo = argument(config, "loss_type") == "bnpo"
     smallest = [(batches[-1], "averages over fewer tokens" if is_bnpo else "")] if batches else []
     table = [*smallest, *_remedies(config)]
@@ -137,7 +137,7 @@ def _fitting(command: Request, host: Host) -> Memory | None:
 
 
 def _smaller_batches(config: Config) -> list[list[str]]:
-    """Return the overrides of ever smaller micro-batches, each accumulated to the same step."""
+    """Return the overrides of smaller and smaller micro-batches, accumulated to the same step."""
     names, size = known(config), batch(config)
     if "gradient_accumulation_steps" not in names:
         return []
@@ -299,7 +299,7 @@ def search(config: Config, command: Request, host: Host) -> tuple[Request, dict[
 def _largest_batch(config: Config, command: Request, host: Host) -> tuple[str, list[str]]:
     if config.hardware.vendor == Vendor.none or not config.method.trains:
         raise UserError(
-            "find=largest_batch: is for a method that trains, on a GPU. "
+            "find=largest_batch: only for a method that trains on a GPU. "
             "Set hardware=, or leave it out."
         )
     # Possible sizes divide effective_batch, or the completions of a GRPO generation.

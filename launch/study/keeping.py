@@ -1,4 +1,4 @@
-"""Find the leading phases of an earlier pipeline that need not run again because nothing changed.
+"""Find the first phases of an earlier pipeline that need not run again, being unchanged.
 
 The earlier run stays whole. The new one links to each phase that it keeps, and later phases take
 their models from there.

@@ -1,7 +1,7 @@
 """Trace which model each phase of a pipeline started from, and the gain of each evaluation.
 
 These are pure functions. A pipeline is a tree: GRPO, RAFT and DPO may each start from the same SFT,
-and the gain of one says nothing about another.
+and the gain of one does not depend on another.
 """
 
 from __future__ import annotations

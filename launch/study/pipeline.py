@@ -293,7 +293,10 @@ class Pipeline:
                 if plan.chosen and plan.config.method.measures_model:
                     plans = self.plans()
                     self._write(plans, "running")
-        except (UserError, HostError) as error:  # planning again may find that a data file is gone
+        except (
+            UserError,
+            HostError,
+        ) as error:  # planning again may miss a data file
             self._end(plans, error.exit_code)
             raise
         self._end(plans, exit_code)

@@ -125,7 +125,7 @@ def read(request: Request) -> Command:
         goal = [sweep.metric, sweep.direction.value, plain(sweep.space)]
         name, inputs = config.name or sweep.name, [identity(composition(config)), *goal]
         typed = [*sweep.overrides, *typed]
-    # An equal sweep has the same directory, a new one with resume=never.
+    # An equal sweep gets the same directory; with resume=never it gets a new one.
     digest = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:8]
     fresh = f"-{rundir.fresh_name()}" if config.resume == "never" else ""
     folder = Path(config.run_root) / "sweeps" / f"{name}-{digest}{fresh}"

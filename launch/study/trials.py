@@ -47,7 +47,7 @@ class Trial:
     exit_code: int | None = None
     why: str | None = None  # why it failed
     run_dir: str | None = None
-    ran: bool = False  # run by this command rather than already done
+    ran: bool = False  # whether this command ran it
     params: dict[str, Any] = field(default_factory=dict)  # Optuna's values of a search's space
 
 

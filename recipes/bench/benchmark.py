@@ -136,7 +136,7 @@ def measure(
     """
     rows = measure_rows(config, args, table, cases, work, skip)
     own = complete(rows) or {}
-    # A smoke run measures the CPU, whatever GPU it is configured for.
+    # A smoke run measures the CPU, even if configured for a GPU.
     hardware = "cpu" if config.get("smoke") else config.hardware.name
     rows, notes, below = published.compare(
         rows, table.benchmark, hardware, table.figure, table.higher_is_better, args.fail_below
@@ -186,7 +186,7 @@ def measure_rows(
     published.require(table.benchmark, config.hardware.name, table.figure, args.fail_below, cases)
     path = Path(config.run_dir) / "metrics.jsonl"
     rows = earlier_rows(path, cases)
-    # Retry failed rows, since a package or driver may have been fixed. Memory would run out again.
+    # Retry failed rows, since a package or driver may be fixed by now, unless memory ran out.
     pending = [i for i, row in enumerate(rows) if row["error"] not in (None, OUT_OF_MEMORY)]
     for i in pending:
         say(f"trying again: {table.name(rows[i])}, which failed: {rows[i]['error']}")

@@ -2,7 +2,7 @@
 
 Models and step are from bench/transformer; every GPU has the same number of sequences. One run
 measures every number n of GPUs up to its own: the first n ranks train, and the others wait without
-touching their GPUs. On one GPU there is nothing to average or shard, so that row is the plain loop,
+touching their GPUs. One GPU averages and shards nothing, so its row is the plain loop,
 and efficiency is relative to it. Time is the slowest rank's, memory the fullest rank's.
 Gradients are reduced in the dtype of the weights under both strategies.
 """

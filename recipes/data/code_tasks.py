@@ -156,7 +156,7 @@ def question(problem: Problem) -> str:
 
 
 def known() -> dict[str, dict[str, Any]]:
-    """Return the facts on these tasks that tasks.known returns on its tasks."""
+    """Return what tasks.known returns, for these tasks."""
     return {name: {"highest": HIGHEST_LEVEL, "fields": [], "working": False} for name in KINDS}
 
 

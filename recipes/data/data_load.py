@@ -89,7 +89,7 @@ def _load(data: DictConfig, method: str, piece: int, progress: Callable[[int], N
     blank, forms, tables = Counter[str](), set[str](), []
     chosen = _chosen(data, method, counts, progress)
     while rows := list(itertools.islice(chosen, piece)):
-        if not forms:  # generated rows have the fields of their kind, whatever the method reads
+        if not forms:  # generated rows have the fields of their kind, regardless of the method
             check_row(rows[0], f"data={data.name}", method)
         for row in rows:
             forms.add(_form(row, method))
@@ -387,7 +387,7 @@ def _columns(row: Row, method: str, extra: tuple[str, ...] = ()) -> Row:
     if method == "grpo":
         return {key: value for key, value in row.items() if key not in ("completion", "source")}
     if method == "sft":
-        extra = (*extra, "finished")  # so that truncated samples are not trained to end
+        extra = (*extra, "finished")  # so that training does not teach truncated samples to end
     columns = {key: row[key] for key in (*read_of(row, method), *extra) if key in row}
     if not isinstance(columns.get("tools", ""), str):
         # TRL reads JSON too; in a table, each tool would get the keys of all others.

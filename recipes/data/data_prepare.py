@@ -182,7 +182,7 @@ def _code(*patterns: str) -> list[str]:
 
 
 def load_once(config: DictConfig, method: str) -> Loaded:
-    """Return the rows as data.load does, from the cache if the same files were read before.
+    """Return the rows of data_load.load, from the cache if the same files were read before.
 
     The key hashes the files, the settings that select rows, and our code.
     """

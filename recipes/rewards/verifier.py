@@ -1,4 +1,4 @@
-"""Combine the configured rewards: weighted, chained, and isolated from harmful completions.
+"""Combine the configured rewards: weight and chain them, and isolate harmful completions.
 
 If a reward crashes or hangs on a completion, that score is 0, with the reason. Later completions
 are unaffected.

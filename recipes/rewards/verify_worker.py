@@ -60,7 +60,7 @@ def main() -> None:
     except UserError as error:
         print(" ".join(str(error).split()), file=answers, flush=True)
         return
-    except Exception as error:  # whatever a user's module raises
+    except Exception as error:  # any exception of a user's module
         message = (
             f"method.rewards has {name!r}: its import raises {type(error).__name__}: {error}. "
             "The rank's environment is hidden from it. "

@@ -177,7 +177,7 @@ class Log:
         verification_s: float,
     ) -> None:
         """Log `samples` with their verdicts. `existed`: they were timed in an earlier attempt."""
-        self.heartbeat.touch()  # any rank's progress counts as the run's
+        self.heartbeat.touch()  # progress of any rank counts for the run
         if not is_main_rank():
             return
         self.step += 1

@@ -10,8 +10,8 @@ Prompts share keys and values only with prompts sent under the same weights (vLL
 
 Staleness is the number of optimizer steps from the weights under which a group was sent to the
 first step that trains on it. No group exceeds `topology.max_staleness`: a step waits if later steps
-could not use the remaining groups in time. So no completion is dropped for its age, which would
-teach the model to be brief.
+could not use the remaining groups in time. So no completion is dropped for its age; that would
+favour short completions.
 """
 
 from __future__ import annotations

@@ -205,7 +205,7 @@ class FastStep(OrderedRows):
         start: float,
         **kwargs: Any,
     ) -> None:
-        """Log a step while the next one runs, so that the host never waits for the GPU.
+        """Log each step during the next one, so that the host never waits for the GPU.
 
         The last step, and steps after which the run saves or evaluates, are logged at once.
         """
