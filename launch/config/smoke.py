@@ -141,7 +141,7 @@ def _shrink_data(config: Config) -> None:
         _set(config, "data.pairs_of_any", True)
     _set(config, "data.num_train", data.num_train and min(data.num_train, 32))
     _set(config, "data.num_heldout", min(data.num_heldout, 8))
-    if "data.num_train" not in config.smoke_keeps:  # a limit on rows would cut those
+    if "data.num_train" not in config.smoke_keeps:  # else data.limit would cut these rows
         _set(config, "data.limit", min(data.limit or 32, 32))
 
 

@@ -111,7 +111,7 @@ def remove() -> list[int]:
 
 
 def _left() -> list[_Marked]:
-    """Return processes of launchers that are known to be gone, so none of another namespace."""
+    """Return processes whose launcher is known to be gone. Other namespaces are never known."""
     leftovers, namespace = [], _namespace()
     for process in _all_marked():
         namespace_of, _, launcher = process.launcher.partition(":")

@@ -1,4 +1,4 @@
-"""Find the first phases of an earlier pipeline that need not run again, being unchanged.
+"""Find the first phases of an earlier pipeline that are unchanged and need not run again.
 
 The earlier run stays whole. The new one links to each phase that it keeps, and later phases take
 their models from there.
