@@ -77,7 +77,7 @@ def test_only_python_may_differ_and_only_on_a_base_of_ones_own():
     message = "note: python: the lock says 3.12, the image has 3.11.2 (the base is not the lock's)"
     assert verify.check_entry(OPEN, probed, base_replaced=True) == [message]
     for image, replaced in ((OPEN, False), (IMAGE, True)):
-        with pytest.raises(BuildFailed, match=r"wrong about mine:\n  python: "):
+        with pytest.raises(BuildFailed, match=r"contradicts the image mine:\n  python: "):
             verify.check_entry(image, probed, base_replaced=replaced)
 
 

@@ -256,7 +256,7 @@ BROKEN = [
     Broken("integrated_gpu", CARD, lambda m: first(m), FAIL, "index 0 is one (gfx1036, 2 CUs)",
            "HIP_VISIBLE_DEVICES=1"),
     Broken("gfx_override", STRIX, lambda m: m.set_environ(HSA_OVERRIDE_GFX_VERSION="11.0.0"), FAIL,
-           "gfx1151 has kernels", "unset"),
+           "gfx1151 has native kernels", "unset"),
     Broken("gfx_override", MI50, lambda m: m.set_environ(HSA_OVERRIDE_GFX_VERSION="9.0.6"), WARN,
            "9.0.6", "unset"),
     Broken("visibility_masks", MI300X, lambda m: m.set_environ(ROCR_VISIBLE_DEVICES="2,3"), FAIL,

@@ -138,7 +138,7 @@ def test_a_failed_recipe_is_retried_and_what_depends_on_it_is_not_measured(tmp_p
     errors = [row["error"] for row in rows]
     assert errors == ["no engine", "not measured: the unchanged recipe failed"]
     assert seen == [1, 1]
-    with pytest.raises(Failed, match="as it stands could not be measured: no engine"):
+    with pytest.raises(Failed, match="unchanged recipe could not be measured: no engine"):
         finish(config, TABLE, rows, rows[0], [Setting(), Setting()])
 
 
