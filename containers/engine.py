@@ -131,7 +131,7 @@ def pull(client: docker.DockerClient, reference: str, show: Show) -> None:
 
 
 def failing(stream: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Raise the failure that the engine reports inside a response that began well."""
+    """Raise the failure that the engine reports in a response that began without error."""
     for event in stream:
         if "error" in event:
             raise docker.errors.APIError(event["error"], explanation=event["error"])
@@ -207,7 +207,7 @@ def remove_unnamed(client: docker.DockerClient, image: str) -> None:
 
 @contextlib.contextmanager
 def tolerated(*statuses: int) -> Iterator[None]:
-    """Ignore responses of the engine that are as good as success."""
+    """Ignore errors of the engine that amount to success."""
     try:
         yield
     except docker.errors.APIError as error:

@@ -5,7 +5,7 @@ Needs nothing but Python's standard library.
     python containers/environment.py [--torch cpu|rocm|cuda]
 
 Exit codes: 0 done (or nothing to do), 2 an unknown build of torch, 3 the host cannot do it (no venv
-module, a package that cannot be had), 75 interrupted (run it again: downloads are kept).
+module, an unavailable package), 75 interrupted (run it again: downloads are kept).
 """
 
 import argparse
@@ -83,7 +83,7 @@ class Step(NamedTuple):
 def choose_build(facts: Facts, requested: str | None) -> str:
     """Return cpu, rocm, cuda or macos.
 
-    Without a GPU it is always cpu, so that CUDA's gigabytes never come by accident.
+    Without a GPU it is always cpu, so that CUDA's gigabytes are never downloaded by accident.
     """
     if facts.system == "Darwin":
         if requested not in (None, "", "cpu"):

@@ -32,7 +32,7 @@ CONSTRAINTS = {
 OVER_TORCH = ("liger", "quantization")
 # Resolved with requirements.in, but omitted from its lock, because other locks have them.
 ELSEWHERE = ("pycosat", "torch", "triton")
-# Brought by torch's CUDA build. uv has no pattern for names; a test fails if torch brings another
+# Packages of torch's CUDA build. uv has no pattern for names; a test fails if torch brings another
 # one.
 CUDA = """
 cuda-bindings cuda-pathfinder cuda-toolkit nvidia-cublas nvidia-cuda-cupti nvidia-cuda-nvrtc

@@ -70,8 +70,8 @@ def default_of(field: dataclasses.Field) -> object:
 def arguments(config_class: str) -> dict[str, dict[str, object]]:
     """Return argument -> {types, default} of a dataclass named `module.Class`.
 
-    Lists also have the types of their items, our counts their least value, and others their names
-    (recipes/rank/names.py) or words.
+    Lists also have the types of their items, our counts their minimum, and other arguments their
+    names (recipes/rank/names.py) or words.
     """
     module, name = config_class.rsplit(".", 1)
     cls = getattr(importlib.import_module(module), name)
@@ -81,14 +81,14 @@ def arguments(config_class: str) -> dict[str, dict[str, object]]:
             continue
         hint = hints[field.name]
         is_compared = field.name in COMPARED.get(config_class, ())
-        known = compared(cls, field.name) if is_compared else words(field, hint)
+        choices = compared(cls, field.name) if is_compared else words(field, hint)
         least = names.least(field) if module.startswith(OURS) else None
         entries[field.name] = {
             "types": type_names(hint),
             "default": default_of(field),
             **items_of(hint),
             **({} if least is None else {"least": least}),
-            **({"names": known} if known else {}),
+            **({"names": choices} if choices else {}),
             **names_of(field),
         }
     return entries
@@ -105,9 +105,9 @@ def items_of(annotation: object) -> dict[str, object]:
 
 
 def names_of(field: dataclasses.Field) -> dict[str, object]:
-    known = {"names": list(field.metadata["names"]())} if "names" in field.metadata else {}
+    names_entry = {"names": list(field.metadata["names"]())} if "names" in field.metadata else {}
     refused = field.metadata.get("refused")
-    return {**known, **({"refused": dict(refused)} if refused else {})}
+    return {**names_entry, **({"refused": dict(refused)} if refused else {})}
 
 
 def words(field: dataclasses.Field, annotation: object) -> list[str]:
@@ -168,10 +168,10 @@ def engine_entry(annotation: object) -> dict[str, object]:
     """Return an argument's types, and its words if it accepts no others."""
     types_taken, parts = type_names(annotation), (annotation, *typing.get_args(annotation))
     literals = [part for part in parts if typing.get_origin(part) is typing.Literal]
-    known = [word for literal in literals for word in typing.get_args(literal)]
-    known += [member.name for member in members(annotation)]
-    closed = known and str not in parts and not {"list", "any"} & {*types_taken}
-    names_taken = {"names": known} if closed and isinstance(known[0], str) else {}
+    choices = [word for literal in literals for word in typing.get_args(literal)]
+    choices += [member.name for member in members(annotation)]
+    closed = choices and str not in parts and not {"list", "any"} & {*types_taken}
+    names_taken = {"names": choices} if closed and isinstance(choices[0], str) else {}
     return {"types": types_taken, **names_taken}
 
 

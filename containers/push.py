@@ -43,5 +43,5 @@ def write_pushed(lock: Path, name: str, reference: str) -> bool:
         node = next(value for field, value in node.value if field.value == key)
     new = old[: node.start_mark.index] + reference + old[node.end_mark.index :]
     if new != old:
-        json_files.write_text(lock, new)  # whole or not at all: a run that starts may read it
+        json_files.write_text(lock, new)  # atomically, since a run that starts may read it
     return new != old

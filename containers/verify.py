@@ -59,14 +59,14 @@ def summary(probed: Mapping[str, Any]) -> str:
 
 
 def check_entry(image: Image, probed: Mapping[str, Any], base_replaced: bool) -> list[str]:
-    """Return notes for the user. Raises BuildFailed if the lock is wrong about the image.
+    """Return notes for the user. Raises BuildFailed if the image contradicts the lock.
 
     A replaced base may have another Python, since the locks support several versions.
     """
     notes, wrong = [], []
     for field in VERSIONS:
         stated, value = getattr(image, field), probed.get(field)
-        line = f"{field}: the lock says {stated}, the image holds {value or NONE}"
+        line = f"{field}: the lock says {stated}, the image has {value or NONE}"
         if stated == UNKNOWN:
             notes.append(f"note: {line}")
         elif value if stated == NONE else not (value and matches(field, stated, str(value))):
@@ -77,11 +77,11 @@ def check_entry(image: Image, probed: Mapping[str, Any], base_replaced: bool) ->
     compiled = probed.get("gfx") or []
     if any(gfx not in ("cpu", *compiled) for gfx in image.gfx):
         stated = ", ".join(image.gfx)
-        wrong.append(f"gfx: the lock says {stated}, the image holds {', '.join(compiled) or NONE}")
+        wrong.append(f"gfx: the lock says {stated}, the image has {', '.join(compiled) or NONE}")
     if wrong:
         fields = "\n".join(f"  {line}" for line in wrong)
         raise BuildFailed(
-            f"containers/images.lock.yaml is wrong about {image.name}:\n{fields}\nCorrect the "
+            f"images.lock.yaml contradicts the image {image.name}:\n{fields}\nCorrect the "
             "lock, or choose a base that matches it."
         )
     return notes

@@ -8,7 +8,7 @@ schema     the typed configuration that conf/ fills, and the types that modules 
 machine    this host's GPUs, the masks that choose among them, and which process gets which
 inputs     the model, data and adapter files that a run needs
 estimate   memory and time of a run, from shapes alone
-config     from the words of a command to one complete configuration
+config     from a command's overrides to one complete configuration
 rules      what cannot work, one file per subject
 plan       run directory, processes, their environment and containers
 search     searches over plans: find=, what would fit, what would be faster

@@ -1,6 +1,6 @@
 """Direct preference optimization: make the chosen answer likelier than the rejected one.
 
-Started by the launcher, one process a GPU:
+Started by the launcher, one process per GPU:
 
     1 GPU:   python launch/run.py hardware=mi350x topology=single method=dpo model=qwen3_4b
     8 GPUs:  python launch/run.py hardware=mi350x topology=fsdp method=dpo model=qwen3_8b

@@ -1,10 +1,10 @@
 """Evaluate accuracy, pass@k and maj@k on held-out problems: generate, extract the answer, score it.
 
-Started by the launcher, one process a GPU:
+Started by the launcher, one process per GPU:
 
     1 GPU:   python launch/run.py hardware=mi350x topology=single method=evaluate model=qwen3_4b
     8 GPUs:  python launch/run.py hardware=mi350x method=evaluate model=qwen3_4b
-    A run's model, 8 answers a problem, by vLLM:
+    A run's model, 8 answers per problem, by vLLM:
              python launch/run.py hardware=mi350x method=evaluate model=qwen3_4b \\
                  model.path=<run>/model method.args.engine=vllm method.args.temperature=0.7 \\
                  method.args.samples_per_prompt=8
@@ -40,7 +40,7 @@ from recipes.sampling.samples import is_correct
 
 SAMPLES = "samples.jsonl"
 NUM_SAMPLES_SHOWN = 24  # in result.json; samples.jsonl has all
-NUM_FAILURES_SHOWN = 16  # of these, since readers want to see failures
+NUM_FAILURES_SHOWN = 16  # failures among them, which readers want to see
 KEYS_SHOWN = (
     *("task", "level", "prompt", "completion", "answer", "score", "correct", "finished", "error"),
 )

@@ -112,7 +112,7 @@ def write_model(config: DictConfig, args: ExportConfig, staged: Path) -> dict[st
         model, result["merge_error"] = adapters.merge(build_model(config), None)
         model.config.save_pretrained(staged)
         model.generation_config.save_pretrained(staged)
-        tied = model.config.tie_word_embeddings  # then the head is the embedding's tensor
+        tied = model.config.tie_word_embeddings  # if tied, the head is the embedding's tensor
         tensors = (item for item in model.state_dict().items() if not (tied and item[0] == HEAD))
     result = {**write_weights(tensors, staged, args.weights), **result}
     tokenizer.save_pretrained(staged)

@@ -2,9 +2,9 @@
 
     python -m recipes.from_gguf SmolLM2-135M-Instruct.Q4_1.gguf models/smollm2_135m
 
-For a model that reaches a machine without the hub. transformers reads and dequantizes the file.
-What its quantization lost stays lost, so the weights are near the published ones and not equal to
-them. Needs the package gguf (`make gguf`).
+For a model that reaches a machine without the hub. transformers reads and dequantizes the file. The
+quantization error remains, so the weights are close to the published ones, but not equal. Needs the
+package gguf (`make gguf`).
 """
 
 from __future__ import annotations

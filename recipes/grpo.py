@@ -1,6 +1,6 @@
-"""GRPO: sample several completions a prompt, and make those with above-average rewards likelier.
+"""GRPO: sample several completions per prompt, and make those with above-average rewards likelier.
 
-Started by the launcher, one process a GPU:
+Started by the launcher, one process per GPU:
 
     1 GPU:   python launch/run.py hardware=mi350x topology=single method=grpo model=qwen3_4b
     8 GPUs:  python launch/run.py hardware=mi350x method=grpo model=qwen3_4b    (1 samples, 7 train)
@@ -116,7 +116,7 @@ def cycle_steps(args: GRPOConfig) -> int:
     micro_steps = args.steps_per_generation * args.num_iterations
     steps, rest = divmod(micro_steps, args.gradient_accumulation_steps)
     if rest:
-        steps = micro_steps  # after so many steps, a cycle and a step end together again
+        steps = micro_steps  # the first step at whose end a cycle ends too
     if args.save_strategy == "steps" and args.save_steps % steps:
         multiple = -(-int(args.save_steps) // steps) * steps
         raise UserError(

@@ -1,6 +1,6 @@
 """Sample a model, judge each sample, and keep the best as training rows: rejection sampling.
 
-That is RAFT's first half (arXiv:2304.06767). Started by the launcher, one process a GPU:
+That is RAFT's first half (arXiv:2304.06767). Started by the launcher, one process per GPU:
 
     1 GPU:   python launch/run.py hardware=mi350x topology=single method=sample model=qwen3_4b
     8 GPUs:  python launch/run.py hardware=mi350x method=sample model=qwen3_4b
@@ -121,7 +121,7 @@ def prompts(config: DictConfig, args: SampleConfig) -> list[Row]:
         weights = cycle_shares(config.data, sorted(set(levels)), args.cycle, args.num_cycles, rates)
     chosen = choose_prompts(rows, args.num_prompts, weights, args.seed + args.cycle - 1)
     if args.num_prompts and len(chosen) < args.num_prompts:
-        say(f"num_prompts={args.num_prompts}: sampling all {len(chosen)} rows that there are")
+        say(f"num_prompts={args.num_prompts}: sampling all {len(chosen)} available rows")
     return chosen
 
 

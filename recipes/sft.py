@@ -1,6 +1,6 @@
 """Supervised fine-tuning: next-token cross-entropy on the completions of the training rows.
 
-Started by the launcher, one process a GPU:
+Started by the launcher, one process per GPU:
 
     1 GPU:   python launch/run.py hardware=mi350x topology=single method=sft model=qwen3_4b
     8 GPUs:  python launch/run.py hardware=mi350x topology=fsdp method=sft model=qwen3_8b

@@ -51,30 +51,30 @@ def hardware_group(facts: Facts) -> Finding | None:
 
 
 def unread_nodes(facts: Facts) -> tuple[str, str] | None:
-    """Return which nodes may hide a GPU, or that a copied tree has none, and how to find out."""
+    """Return which nodes are unreadable, or that a copied tree has none, and how to find out."""
     if nodes := kfd.unread(facts.root):
-        named = f"{'node' if len(nodes) == 1 else 'nodes'} {', '.join(map(str, nodes))}"
+        names = f"{'node' if len(nodes) == 1 else 'nodes'} {', '.join(map(str, nodes))}"
         return (
-            f"{named} of {TOPOLOGY} without properties that can be read",
+            f"{names} of {TOPOLOGY} without properties that can be read",
             f"cat /{TOPOLOGY}/nodes/{nodes[0]}/properties; if that is empty too, sudo dmesg | "
             "grep -i amdgpu",
         )
     if is_folder(facts.root / "sys/class/kfd") and not folders(facts.root / TOPOLOGY / "nodes"):
         return (
-            f"{TOPOLOGY} holds no nodes, and a kernel's has one for each CPU at least",
+            f"{TOPOLOGY} has no nodes, although a kernel has at least one per CPU",
             f"copy it whole: cp -rL /{TOPOLOGY} DIR/{TOPOLOGY}",
         )
     return None
 
 
 def gpus_found(facts: Facts) -> Finding | None:
-    """Look for a card on the bus that the driver hides because it failed to start or fell off."""
+    """Look for a card on the bus that the driver hides because it failed to start or was lost."""
     cards = facts.amd_cards() if facts.is_amd else []
     if not cards:
         return None
     shown = {gpu.pci_address for gpu in (*facts.gpus, *facts.host.withheld)}
     hidden = [card for card in cards if card not in shown]
-    # These are shown but closed to this container.
+    # The container sees these but may not open them.
     if len(hidden) <= sum(gpu.pci_address is None for gpu in facts.host.withheld):
         return passed(f"{len(cards)} on the bus, all of them shown")
     read = f"{', '.join(hidden)} on the bus, not in /sys/class/kfd"

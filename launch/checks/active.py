@@ -44,7 +44,7 @@ def _with(facts: Facts, field: str) -> list[Measured]:
 
 
 def _named(facts: Facts, words: Mapping[int, object]) -> str:
-    """Return words about ranks, each with the index of its GPU."""
+    """Describe ranks, each with the index of its GPU."""
     gpus = _outcome(facts).gpus
     names = {rank: f"GPU {gpus[rank]}" if gpus else f"process {rank}" for rank in words}
     return ", ".join(f"{names[rank]}: {word}" for rank, word in words.items())
@@ -81,8 +81,8 @@ def ran(facts: Facts) -> Finding:
 def torch_gpus(facts: Facts) -> Finding:
     outcome = _outcome(facts)
     count, version = len(outcome.gpus), outcome.measured[0].torch
-    seen = sorted({result.num_gpus for result in outcome.measured})
-    read = f"torch {version} sees {' or '.join(map(str, seen))}"
+    counts = sorted({result.num_gpus for result in outcome.measured})
+    read = f"torch {version} sees {' or '.join(map(str, counts))}"
     remedy = (
         "look at the checks kfd, render_nodes, amdgpu_driver and visibility_masks; is this "
         "torch built for these GPUs?"
@@ -90,7 +90,7 @@ def torch_gpus(facts: Facts) -> Finding:
     if "+cpu" in version and facts.hardware:
         torch = "rocm" if facts.hardware.vendor == Vendor.amd else "cuda"
         remedy = f"make setup TORCH={torch}: this torch is built for CPUs"
-    finding = passed(read) if seen == [count] else fail(read, remedy)
+    finding = passed(read) if counts == [count] else fail(read, remedy)
     return finding.expecting(f"torch sees {count} GPU(s)")
 
 
@@ -211,7 +211,7 @@ def fp32_output(facts: Facts) -> Finding | None:
         return fail(
             f"torch {refused.torch}: {refused.fp32_output_refused}",
             (
-                "take a newer torch, such as that of our images (docs/containers.md); until then "
+                "use a newer torch, such as that of our images (docs/containers.md); until then "
                 "TRL's losses fail in backward"
             ),
         )

@@ -22,7 +22,7 @@ CAME_WITH = {
     "6.14": "7.0", "6.16": "7.1", "6.19": "7.14",
 }
 # fmt: on
-# AMD promises a year. Pairs in its table are at most 13 months apart (6.2 with 7.0).
+# AMD promises compatibility for a year; its table has pairs up to 13 months apart (6.2 with 7.0).
 MONTHS_APART = 13
 MATRIX = "AMD's user and kernel-space support matrix"
 # The kernels that have the fixes for Strix Halo (AMD's documentation).
@@ -44,7 +44,7 @@ def amdgpu_driver(facts: Facts) -> Finding:
     rocm = image.rocm if image and image.rocm not in (images.NONE, images.UNKNOWN) else None
     number = facts.file("sys/module/amdgpu/version")
     if number is None and not is_folder(facts.root / "sys/module"):
-        return unknown("this tree holds no sys/module", "cat /sys/module/amdgpu/version")
+        return unknown("this tree has no sys/module", "cat /sys/module/amdgpu/version")
     any_gpu = facts.amd_gpus or facts.host.withheld
     if not is_folder(facts.root / "sys/module/amdgpu") and not any_gpu:
         cure = "sudo modprobe amdgpu; if that fails: sudo dmesg | grep -i amdgpu"

@@ -37,7 +37,7 @@ class Space:
 class Probe:
     """Answers of the running kernel, which a copied tree cannot give."""
 
-    space: Callable[[str], Space | None]  # of the file system that holds a path, or will hold it
+    space: Callable[[str], Space | None]  # of a path's file system; the path need not exist
     may_open: Callable[[str], bool]  # whether an access list opens a node to the caller
     clock_synchronized: Callable[[], bool | None]
 
@@ -81,7 +81,7 @@ class Facts:
 
     @property
     def is_amd(self) -> bool:
-        """Return whether AMD is requested; by default, whether an AMD GPU is here, shown or not."""
+        """Return whether AMD is requested; by default, whether the machine has an AMD GPU."""
         if self.hardware is not None and self.hardware.vendor != Vendor.none:
             return self.hardware.vendor == Vendor.amd
         return bool(self.amd_gpus or self.host.withheld or self.amd_cards())
@@ -112,8 +112,8 @@ class Facts:
         """Return the mask that leaves out these GPUs; empty if none would remain."""
         is_amd = bool(self.amd_gpus)
         same = [gpu for gpu in self.host.gpus if gpu.gfx.startswith("gfx") == is_amd]
-        left = [str(index) for index, gpu in enumerate(same) if gpu.pci_address not in addresses]
-        return f"{'HIP' if is_amd else 'CUDA'}_VISIBLE_DEVICES={','.join(left)}" if left else ""
+        ids = [str(index) for index, gpu in enumerate(same) if gpu.pci_address not in addresses]
+        return f"{'HIP' if is_amd else 'CUDA'}_VISIBLE_DEVICES={','.join(ids)}" if ids else ""
 
     @property
     def is_contained(self) -> bool:

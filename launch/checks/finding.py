@@ -1,4 +1,4 @@
-"""Define the result of a check, and the functions that a check makes it with."""
+"""Define the result of a check, and the functions with which checks create one."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Finding:
     status: Status
     read: str
     cure: str = ""  # the command, or what to do; empty if it passes
-    threshold: str = ""  # empty, like source: that of the check's row in checks.yaml
+    threshold: str = ""  # like source, empty for the one in checks.yaml
     source: str = ""
 
     def expecting(self, threshold: str, source: str = "") -> Finding:
-        """Return the finding with a threshold of its own."""
+        """Return the finding with its own threshold."""
         return dataclasses.replace(self, threshold=threshold, source=source)
 
 
@@ -44,7 +44,7 @@ def unknown(read: str, cure: str) -> Finding:
 
 
 def judge(value: object, passes: bool, cure: str, look: str) -> Finding:
-    """Pass or warn about a value; if it is None, `look` is the command that would tell."""
+    """Pass or warn about a value; if it is None, `look` is the command to find out."""
     if value is None:
         return unknown("cannot be read here", look)
     return passed(str(value)) if passes else warn(str(value), cure)

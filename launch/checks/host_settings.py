@@ -87,7 +87,7 @@ def run_root_disk(facts: Facts) -> Finding:
 
 
 def docker_disk(facts: Facts) -> Finding | None:
-    """Check room for AMD's images. Return None if no docker engine keeps its files here."""
+    """Check disk space for AMD's images. Return None if no docker engine keeps its files here."""
     try:
         folder = json.loads(facts.file("etc/docker/daemon.json") or "{}")["data-root"].lstrip("/")
     except (ValueError, TypeError, KeyError, AttributeError):  # not set

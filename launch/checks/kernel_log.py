@@ -14,7 +14,7 @@ from launch.core.json_files import yaml_file
 
 HOUR = datetime.timedelta(hours=1)
 SHOWN = 100  # characters shown of a line
-# The first that may be read counts. Both begin each line with an ISO time, as kern.log does.
+# Use the first that the user may read. Both begin each line with an ISO time, as kern.log does.
 COMMANDS = (
     ["dmesg", "--time-format=iso"],
     ["journalctl", "--dmesg", "--lines=10000", "--output=short-iso", "--no-pager", "--quiet"],

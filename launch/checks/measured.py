@@ -10,16 +10,16 @@ class Measured:
     """Results of one GPU, or of one process on a CPU. None means not measured."""
 
     rank: int
-    phase: str  # the last one that it reached
+    phase: str  # the last phase that it reached
     torch: str
     num_gpus: int  # seen by torch
     dtype: str
     product: str = ""
-    not_measured: str | None = None  # why this GPU was left alone
+    not_measured: str | None = None  # why this GPU was not measured
     memory_free_gb: float | None = None
     memory_total_gb: float | None = None
     gemm_tflops: float | None = None
-    # The largest, in standard deviations of an entry; not finite if None although there is a rate.
+    # Largest error, in standard deviations of an entry. None with a rate means not finite.
     gemm_error: float | None = None
     fp32_output_tflops: float | None = None
     fp32_output_error: float | None = None  # likewise

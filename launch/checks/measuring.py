@@ -63,7 +63,7 @@ def _obstacle(facts: Facts, force: bool) -> tuple[str, str] | None:
         cure = "make setup, then .venv/bin/python launch/doctor.py active=true"
         return f"{sys.executable} has no torch", cure
     if facts.hardware is None:
-        why = "no group of conf/hardware fits, so nothing says what to expect"
+        why = "no group of conf/hardware fits, so the expected figures are unknown"
         return why, "name one: hardware=GROUP"
     if facts.hardware.vendor == Vendor.none:
         return None

@@ -21,14 +21,14 @@ HEADER = 256  # bytes before the extended capabilities; a plain PCI bridge has n
 # peer traffic.
 ACS = 0x000D
 ACS_BITS = 0b11111
-PARTS = (1, 2, 4)  # numbers of a hive's GPUs that a virtual machine may get, or that a bridge joins
+PARTS = (1, 2, 4)  # possible numbers of GPUs in a hive: of a virtual machine or a bridge
 PARAMETERS = "iommu=pt"  # on Intel too, if the IOMMU is on
 
 
 def iommu(facts: Facts) -> Finding | None:
     """Check whether the IOMMU translates peer copies.
 
-    In a virtual machine the host's own IOMMU does not show.
+    In a virtual machine the host's own IOMMU is not visible.
     """
     if len(facts.amd_gpus) < (facts.needs.iommu_pt_from or 0):
         return None
@@ -139,7 +139,7 @@ def _links_up(device: Path) -> list[tuple[int, int, float, float]]:
     A device's folder is in the folder of the port above it.
     """
     links = []
-    lower = Path(os.path.realpath(device))  # Path.resolve() raises for links in a circle
+    lower = Path(os.path.realpath(device))  # Path.resolve() raises for circular links
     while (now := _link(lower, "current")) and (best := _link(lower, "max")) and now[0] <= best[0]:
         port = _link(lower.parent, "max") or best
         links.append((now[0], min(best[0], port[0]), now[1], min(best[1], port[1])))

@@ -32,10 +32,10 @@ def check(plan: Plan, host: Host) -> None:
     if config.hardware.vendor == Vendor.none:
         check_host_memory(plan, host)
         return
-    used = frozenset(gpu for process in plan.processes for gpu in process.gpus)
+    gpus = frozenset(gpu for process in plan.processes for gpu in process.gpus)
     environ = {**host.environ, **config.user_env}
-    seen = dataclasses.replace(host, gpus=host.gpus_of(config.hardware.vendor), environ=environ)
-    facts = gather(seen, config.hardware, config.run_root, used)
+    masked = dataclasses.replace(host, gpus=host.gpus_of(config.hardware.vendor), environ=environ)
+    facts = gather(masked, config.hardware, config.run_root, gpus)
     wait_until_released(facts, RELEASED_WITHIN_S if facts.is_live else 0.0)
     errors = []
     for name, finding in check_table.before_run(facts, config.runtime.on_node == "docker").items():

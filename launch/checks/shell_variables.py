@@ -29,14 +29,14 @@ def integrated_gpu(facts: Facts) -> Finding | None:
     if not small:
         return passed("none next to the card")
     gpu = gpus[small[0]]
-    named = f"{gpu.gfx}, {gpu.compute_units} CUs"
+    description = f"{gpu.gfx}, {gpu.compute_units} CUs"
     used = facts.only is None or facts.only & set(small)  # a run sets the mask itself
     if not used or gpu not in masks.visible(gpus, facts.host.environ):
-        return passed(f"{named}, which is left out")
+        return passed(f"{description}, which is left out")
     mask = ",".join(map(str, others))
     cure = f"export {HIP}={mask}, or switch it off in the BIOS"
     # Without a mask, runs take the first GPUs.
-    return fail_or_warn(small[0] < others[0], f"index {small[0]} is one ({named})", cure)
+    return fail_or_warn(small[0] < others[0], f"index {small[0]} is one ({description})", cure)
 
 
 def gfx_override(facts: Facts) -> Finding | None:
@@ -50,7 +50,7 @@ def gfx_override(facts: Facts) -> Finding | None:
     # As the variable spells it, gfx90a is 9.0.10. Setting a GPU's own version has no effect.
     spelled = {f"{t[3:-2]}.{int(t[-2], 16)}.{int(t[-1], 16)}" for t in native}
     if native and spelled != {value}:
-        read = f"{value}, and {', '.join(native)} has kernels of its own"
+        read = f"{value}, and {', '.join(native)} has native kernels"
         return fail(read, f"unset {OVERRIDE}")
     cure = f"unset {OVERRIDE}, unless no image has code for your GPU"
     return warn(f"{value}: applies to every GPU of a process", cure)

@@ -72,14 +72,14 @@ def memory_size(facts: Facts) -> Finding | None:
     hardware = facts.hardware
     if hardware is None or hardware.unified_memory:
         return None
-    known = [
+    gpus = [
         gpu
         for gpu in facts.gpus
         if gpu.memory_gb is not None and facts.group in (gpu.group, gpu.partition_of)
     ]
-    if not known:
+    if not gpus:
         return unknown("the driver states no size", "amd-smi static --vram, or nvidia-smi")
-    least = min(known, key=lambda gpu: gpu.memory_gb or 0)
+    least = min(gpus, key=lambda gpu: gpu.memory_gb or 0)
     gib = f"{(least.memory_gb or 0) / GIB:.0f}"
     cure = f"nothing, because plans on this machine use it. Elsewhere: hardware.memory_gb={gib}"
     return judge(f"{gib} GiB each", not detect.is_smaller(least, hardware), cure, "")
@@ -107,7 +107,7 @@ def _holders(facts: Facts) -> dict[int, dict[str, int]] | None:
     """Return the bytes that processes allocated for computing, by pid and PCI address.
 
     The pids are the host's, and include the processes of all containers. A desktop's memory is not
-    included. Return None if the driver does not tell.
+    included. Return None if the driver does not report it.
     """
     if not facts.amd_gpus or not is_folder(facts.root / KFD_PROCESSES):
         return None
@@ -117,13 +117,13 @@ def _holders(facts: Facts) -> dict[int, dict[str, int]] | None:
     ]
     holders = {}
     for folder in folders(facts.root / KFD_PROCESSES):
-        held = dict.fromkeys((address for address, _ in ids), 0)
+        sizes = dict.fromkeys((address for address, _ in ids), 0)
         for address, gpu_id in ids:  # partitions of a card share its address
-            held[address] += number(folder / f"vram_{gpu_id}") or 0
-        if max(held.values()) >= HELD_GB * 1e9 and not (
+            sizes[address] += number(folder / f"vram_{gpu_id}") or 0
+        if max(sizes.values()) >= HELD_GB * 1e9 and not (
             facts.is_live and int(folder.name) == os.getpid()
         ):
-            holders[int(folder.name)] = held
+            holders[int(folder.name)] = sizes
     return holders
 
 
@@ -148,7 +148,7 @@ def memory_occupied(facts: Facts) -> Finding | None:
     read += f", by {_names(facts, holders)}" if holders else ""
     cure = "stop the processes that hold it (amd-smi process, or nvidia-smi)"
     if others := facts.mask_without(busy):
-        cure += f", or take the others: export {others}"
+        cure += f", or use the others: export {others}"
     sure = any(a not in drawing or computed[a] >= OCCUPIED * memory[a][1] for a in busy)
     return fail_or_warn(sure, read, cure)
 
@@ -164,11 +164,11 @@ def foreign_processes(facts: Facts) -> Finding | None:
         return unknown(f"/{KFD_PROCESSES} is missing", "amd-smi process")
     if not holders:
         return passed("none")
-    cure = "wait for them, or take other GPUs"
+    cure = "wait for them, or use other GPUs"
     for pid in holders:
         status = facts.file(f"proc/{pid}/status") or ""
         if status.partition("\nUid:\t")[2].split("\t")[0] == str(facts.host.uid):
-            cure += f"; if it is a forgotten process of yours: kill {pid}"
+            cure += f"; if you forgot to stop it: kill {pid}"
             break
     return warn(_names(facts, holders), cure)
 
@@ -254,7 +254,7 @@ def power_cap(facts: Facts) -> Finding | None:
 
 
 def gtt_size(facts: Facts) -> Finding:
-    """Warn only, because plans of runs here use the size that is set."""
+    """Only warn, because plans on this machine use the current size."""
     memory = total_memory(facts.root)
     most = max(0, (ALL if memory is None else memory) - LEFT_TO_SYSTEM)
     pages = most // PAGE

@@ -1,1 +1,1 @@
-"""Turn the words of a command into one complete configuration."""
+"""Turn a command's overrides into one complete configuration."""

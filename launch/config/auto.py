@@ -52,7 +52,7 @@ def others(composed: DictConfig) -> list[str]:
 
 
 def precision(composed: DictConfig) -> str:
-    """Return 4-bit weights for a quantized base, else the best that the hardware computes in."""
+    """Return 4-bit weights for a quantized base, else the hardware's preferred precision."""
     if composed.adapter.quantize_base:
         return "nf4"
     return str(next(iter(composed.hardware.precisions), "fp32"))
@@ -88,7 +88,7 @@ def fits(composed: DictConfig) -> bool:
 
 
 def runtime(composed: DictConfig) -> str:
-    """Return docker if an image is given, or on AMD GPUs, whose stack is an image; else local."""
+    """Return docker if an image is given, or on AMD GPUs, for which we build images; else local."""
     if composed.runtime.name != "auto":
         return str(composed.runtime.name)
     if composed.container.name not in ("auto", "none"):
@@ -99,7 +99,7 @@ def runtime(composed: DictConfig) -> str:
 
 
 def container(composed: DictConfig) -> str:
-    """Return the hardware's image; the CPU's under smoke=true, which computes there."""
+    """Return the hardware's image; the CPU's under smoke=true, which runs there."""
     where = runtime(composed)
     if where == "local" or (where == "slurm" and composed.runtime.slurm.inner.name == "local"):
         return "none"

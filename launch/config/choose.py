@@ -104,7 +104,7 @@ def _is_free(config: Config, key: str) -> bool:
 
 
 def _with_choice(config: Config, key: str, value: Any, reason: str) -> Config:
-    """Return `config` with the choice listed; unchanged if the key is not free, or equal."""
+    """Return `config` with the choice, unless the key is not free or already has the value."""
     before = leaf(config, key)
     if not _is_free(config, key) or before == value:
         return config
@@ -154,7 +154,7 @@ def _rows(config: Config) -> tuple[Rows, str]:
 
 
 def _with_workers(config: Config, host: Host) -> Config:
-    """Return `config` with fewer loader workers if it trains on this host, of few cores."""
+    """Return `config` with fewer loader workers if it trains here and this host has few cores."""
     workers, ranks = config.hardware.dataloader.num_workers, placement.trainers_of_a_node(config)
     if config.data.streaming or not workers or not host.gpus_of(config.hardware.vendor):
         return config  # with streamed rows, the number of workers decides their order

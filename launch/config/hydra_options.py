@@ -17,7 +17,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from launch.config.request import Request, is_hydras
+from launch.config.request import Request, belongs_to_hydra
 from launch.config.wording import CONF, translate
 from launch.core.errors import EXIT_DONE, UserError
 
@@ -29,10 +29,10 @@ def is_requested(arguments: list[str]) -> bool:
 def refuse(request: Request) -> None:
     """Raise UserError for Hydra's own keys, which take no effect because Hydra only composes."""
     for override in request.parsed:
-        if is_hydras(override) and override.key_or_group != "hydra.searchpath":
+        if belongs_to_hydra(override) and override.key_or_group != "hydra.searchpath":
             raise UserError(
                 f"{override.input_line}: Hydra only composes here, so it takes no effect. Use: "
-                "run_root=<directory> and name=<name> for where runs lie; hydra.searchpath=[...] "
+                "run_root=<directory> and name=<name> to place runs; hydra.searchpath=[...] "
                 "for files of your own; -m for a sweep, whose trials runtime=slurm submits as jobs."
             )
 

@@ -46,8 +46,8 @@ def composition(config: Config) -> dict[str, Any]:
 def current(composition: dict[str, Any]) -> dict[str, Any]:
     """Return a recorded composition without keys that the schema no longer has."""
     precision = composition.get("precision") or {}
-    kept = {name: value for name, value in precision.items() if name != "loss_scaling"}
-    return {**composition, "precision": kept} if precision else composition
+    settings = {name: value for name, value in precision.items() if name != "loss_scaling"}
+    return {**composition, "precision": settings} if precision else composition
 
 
 def identity(composition: dict[str, Any]) -> dict[str, Any]:

@@ -43,7 +43,7 @@ class Request(tuple[str, ...]):
             for override in self.parsed
             if override.type != OverrideType.DEL
             and override.key_or_group not in groups()
-            and not is_hydras(override)
+            and not belongs_to_hydra(override)
             for key in leaves(override.key_or_group, override.value())
         ]
 
@@ -98,9 +98,9 @@ def _parsed(override: str) -> Override:
     except (HydraException, ValueError) as error:  # ValueError: too many digits
         is_word = "=" not in override and not override.startswith("~")
         fault = "no '=' in it" if is_word else "not an override"
-        meant = " or ".join(_options_named(override))
+        options = " or ".join(_options_named(override))
         form = f"{OVERRIDE}. Quote values with special characters; close quotes and brackets."
-        hint = f"Did you mean {meant}?" if meant else form
+        hint = f"Did you mean {options}?" if options else form
         text = override if override.isprintable() and override.strip() else repr(override)
         raise UserError(f"{_shortened(text)}: {fault}. {hint}") from error
 
@@ -119,7 +119,7 @@ def _checked(parsed: Iterable[Override], elsewhere: bool) -> Iterator[str]:
 def _check(override: Override, elsewhere: bool) -> bool:
     """Raise UserError for an unknown option or key; return whether the key is free."""
     key, line = override.key_or_group, str(override.input_line)
-    if is_hydras(override):
+    if belongs_to_hydra(override):
         return False
     if override.type == OverrideType.DEL:
         if key not in groups():
@@ -129,8 +129,8 @@ def _check(override: Override, elsewhere: bool) -> bool:
         return False
     value = override.value()
     if key in groups():
-        known = value in groups()[key] or (key == "experiment" and value is None)
-        if not (known or elsewhere or override.is_sweep_override()):
+        is_option = value in groups()[key] or (key == "experiment" and value is None)
+        if not (is_option or elsewhere or override.is_sweep_override()):
             raise unknown_option(key, line.partition("=")[2])
         return False
     if value == {} and (fields(type_of(key)) or typing.get_origin(type_of(key)) is dict):
@@ -139,7 +139,7 @@ def _check(override: Override, elsewhere: bool) -> bool:
     return check_key(key, line)
 
 
-def is_hydras(override: Override) -> bool:
+def belongs_to_hydra(override: Override) -> bool:
     return str(override.key_or_group).startswith(("hydra/", "hydra."))
 
 

@@ -34,7 +34,7 @@ SIZES = {
 # Rows keep their length, because a prompt has to fit. The small vocabulary needs about three tokens
 # for one of a real vocabulary.
 TOKENS_FOR_ONE = 4
-# Of a sequence: DPO's batch of this length takes 2.2 GB, and memory grows with the square.
+# Tokens of a sequence. DPO's batch of this length takes 2.2 GB, and memory grows with the square.
 MOST_TOKENS = 2048
 # Arguments of vLLM's engine that also work on a CPU, unlike those for kernels and dtypes.
 ENGINE = ("max_num_seqs", "enable_prefix_caching", "async_scheduling", "skip_tokenizer_init")
@@ -141,7 +141,7 @@ def _shrink_data(config: Config) -> None:
         _set(config, "data.pairs_of_any", True)
     _set(config, "data.num_train", data.num_train and min(data.num_train, 32))
     _set(config, "data.num_heldout", min(data.num_heldout, 8))
-    if "data.num_train" not in config.smoke_keeps:  # a limit on rows would cut those
+    if "data.num_train" not in config.smoke_keeps:  # else data.limit would cut these rows
         _set(config, "data.limit", min(data.limit or 32, 32))
 
 

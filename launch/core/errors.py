@@ -26,8 +26,8 @@ class HostError(Exception):
 
 
 def os_error_text(error: OSError, unnamed: str = "this machine") -> str:
-    """Return the place of an OSError, `unnamed` if it has none, and its reason."""
-    place = error.filename2 or error.filename or unnamed  # a link or a rename has its target second
+    """Return the path of an OSError (`unnamed` if it has none) and the reason."""
+    place = error.filename2 or error.filename or unnamed  # of two paths, the target
     return f"{place}: {error.strerror or error}"
 
 

@@ -23,12 +23,12 @@ def renaming(fields: Collection[str]) -> str | None:
 
 def argument_meant(name: str, arguments: Collection[str]) -> str:
     """Return a hint at the argument or key that the user may mean by `name`; '' if none is near."""
-    if (meant := names("arguments").get(name)) in arguments:
-        return f" Did you mean {meant}?"
+    if (near_name := names("arguments").get(name)) in arguments:
+        return f" Did you mean {near_name}?"
     key = names("keys").get(name)
     return f" Use: {key}." if key else near(name, arguments)
 
 
 def word_meant(argument: str, word: str, words: Collection[str]) -> str:
-    meant = names("words").get(argument, {}).get(word.lower())
-    return f" Did you mean {meant}?" if meant in words else near(word.lower(), words)
+    near_word = names("words").get(argument, {}).get(word.lower())
+    return f" Did you mean {near_word}?" if near_word in words else near(word.lower(), words)

@@ -1,10 +1,10 @@
 """Count bytes that a micro-step holds in addition to weights and optimizer.
 
-That is what autograd saves per layer, and what each part of a step adds. Counted from the models of
-transformers 5.17 (qwen3, qwen2, llama), run layer by layer in eager mode with fused attention, and
-from TRL 1.16's head, which computes log-probabilities in tiles and never holds all logits.
-`tests/gpu/predictions.py` measures them on a GPU. Letters: hidden H, intermediate I, query width Q,
-key width K, vocabulary V.
+That is what autograd saves per layer, and what each part of a step adds. The counts come from
+the models of transformers 5.17 (qwen3, qwen2, llama), run layer by layer in eager mode with fused
+attention, and from TRL 1.16's head, which computes log-probabilities in tiles and never holds all
+logits. `tests/gpu/predictions.py` measures them on a GPU. Symbols: hidden H, intermediate I, query
+width Q, key width K, vocabulary V.
 """
 
 from __future__ import annotations
@@ -132,14 +132,14 @@ class MicroStep:
         heads, kv_heads = self.model.num_heads, self.model.num_kv_heads
         out, normed = self.numerics.product_bytes, self.model.architecture == "qwen3"
         sums = 4 * (2 + heads + (heads + kv_heads if normed else 0))
-        kept: float = 2 * (self.numerics.hidden_bytes + out) * hidden + 3 * out * wide
-        kept += (3 if normed else 2) * out * (query + key) + sums
+        size: float = 2 * (self.numerics.hidden_bytes + out) * hidden + 3 * out * wide
+        size += (3 if normed else 2) * out * (query + key) + sums
         if self.fp8:
-            kept -= out * (2 * hidden + wide)
+            size -= out * (2 * hidden + wide)
         if self.adapter:
-            kept += out * query + self.adapter.rank * out * len(self.adapter.sizes)
-            kept += out * wide if self.liger else 0
-        return kept
+            size += out * query + self.adapter.rank * out * len(self.adapter.sizes)
+            size += out * wide if self.liger else 0
+        return size
 
     def _attention(self, query: int, key: int) -> int:
         """Return bytes per token of attention's tensors.
@@ -241,7 +241,7 @@ class MicroStep:
         share = min(self.model.vocab_size, TILE[1]) / self.model.vocab_size
         return share * (self._logits(TILE[0]) + 2 * weights)
 
-    def made_in_forward(self, head_weights: float) -> float:
+    def head_gradient(self, head_weights: float) -> float:
         """Return bytes of the head's gradient, which SFT's own head computes with its loss."""
         return 4.0 * head_weights if self.head is Head.summed else 0.0
 
@@ -250,7 +250,7 @@ class MicroStep:
         return 4 * self.hidden + self.tokens * 4 * self.model.hidden_size
 
     def head_backward(self) -> float:
-        """Return `before_head` plus the hidden states' gradients, in fp32 and as handed on."""
+        """Return `before_head` plus the hidden states' gradients, in fp32 and as passed on."""
         return self.before_head() + self.tokens * 4 * self.model.hidden_size + self.hidden
 
 

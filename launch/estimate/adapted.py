@@ -1,4 +1,4 @@
-"""Compute the bytes that an adapter adds to a decoder layer, and on which linear layers it is.
+"""Compute the bytes that an adapter adds to a decoder layer, and list the layers it changes.
 
 Read from peft 0.21 (tuners.lora.layer.Linear, tuners.lora.dora) and counted on fake tensors, as in
 launch/estimate/activations.py.
@@ -17,15 +17,15 @@ ATTENTION, GATE_UP, DOWN = LINEARS[:4], ("gate_proj", "up_proj"), "down_proj"
 
 
 def layers(adapter: Adapter) -> list[str]:
-    """Return those of LINEARS that have the adapter; all if none is named.
+    """Return the LINEARS that have the adapter; all by default.
 
     The file of adapter.path wins if it lists them, as q_proj or self_attn.q_proj.
     """
-    given = adapter.target_modules
+    target = adapter.target_modules
     if adapter.path and (file := Path(adapter.path) / "adapter_config.json").is_file():
-        given = json.loads(file.read_text(encoding="utf-8")).get("target_modules")
-    named = {str(name).rpartition(".")[2] for name in given} if isinstance(given, list) else set()
-    return [name for name in LINEARS if name in named] or list(LINEARS)
+        target = json.loads(file.read_text(encoding="utf-8")).get("target_modules")
+    names = {str(name).rpartition(".")[2] for name in target} if isinstance(target, list) else set()
+    return [name for name in LINEARS if name in names] or list(LINEARS)
 
 
 def trainable_parameters(model: Model, adapter: Adapter) -> int:
@@ -46,7 +46,7 @@ def trainable_parameters(model: Model, adapter: Adapter) -> int:
 class Adapted:
     """Describe an adapter as a micro-step sees it; bytes are those of one decoder layer."""
 
-    sizes: dict[str, tuple[int, int]]  # (inputs, outputs) of the linear layers that it is on
+    sizes: dict[str, tuple[int, int]]  # (inputs, outputs) of the linear layers that it changes
     rank: int
     dropout: bool
     dora: bool

@@ -63,7 +63,7 @@ def tightness(entry: Memory) -> tuple[bool, bool, bool, float]:
 
 
 def warnings(config: Config, entries: list[Memory]) -> list[str]:
-    """Warn about each process that fits, but not surely.
+    """Warn about each process that fits with too little room to be sure.
 
     launch/search/fit.py reports a process that does not fit.
     """

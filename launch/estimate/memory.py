@@ -21,7 +21,7 @@ from launch.schema.plan import Memory
 from launch.schema.trainer_args import argument, value
 from launch.schema.variables import ALLOCATOR, CPU_CACHE_GIB, is_expandable
 
-# kinds without a plan: one ends before the others start; one uses no GPU; two fill what there is
+# kinds without a plan: one ends before the others start, one uses no GPU, two fill the memory
 UNPLANNED = ("prepare", "exporter", "bench", "tune")
 # Round figures. In addition to torch's tensors: the context, library workspaces and the allocator's
 # rounding; on a CPU the interpreter and its libraries.
@@ -34,10 +34,10 @@ def measured(
 ) -> dict[int, float]:
     """Return memory in 1e9 bytes, by index, of used GPUs with less than hardware.memory_gb."""
     here = host.gpus_of(config.hardware.vendor)
-    used = sorted({gpu for process in processes for gpu in process.gpus})
+    indices = sorted({gpu for process in processes for gpu in process.gpus})
     return {
         i: here[i].memory_gb or 0.0
-        for i in used
+        for i in indices
         if i < len(here) and is_smaller(here[i], config.hardware)
     }
 
@@ -90,9 +90,9 @@ def _server_parts(config: Config, capacity: float) -> dict[str, float]:
     weights = (
         engine_args.weights_gb(config, rank_memory.width(config)) / topology.server_tensor_parallel
     )
-    left = topology.server_memory_share * capacity - OVERHEAD_GB - weights
+    rest_gb = topology.server_memory_share * capacity - OVERHEAD_GB - weights
     # On a CPU the cache has a fixed size.
-    room = CPU_CACHE_GIB * GIB if on_cpu else max(left, longest_served_gb(config))
+    room = CPU_CACHE_GIB * GIB if on_cpu else max(rest_gb, longest_served_gb(config))
     context = CPU_OVERHEAD_GB if on_cpu else OVERHEAD_GB
     return {"weights": weights, "kv cache": topology.server_cache_gb or room, "context": context}
 
@@ -126,11 +126,11 @@ def _rank_parts(config: Config, capacity: float) -> tuple[str, dict[str, float]]
             at["generation"] = vllm
         else:
             state |= vllm
-    held = {
+    peaks = {
         **rank_memory.preparation(config),
         **{name: {**state, **parts} for name, parts in at.items()},
     }
-    moment, most = max(held.items(), key=lambda item: sum(item[1].values()))
+    moment, most = max(peaks.items(), key=lambda item: sum(item[1].values()))
     parts = {name: size / 1e9 for name, size in most.items() if size}
     return moment, {**parts, "context": overhead}
 
@@ -141,8 +141,8 @@ def _scattered_bytes(config: Config) -> float:
     0 on a CPU, and with an allocator that maps pages. Not every ROCm has one (pytorch#173330), and
     max_split_size_mb does not help at every size.
     """
-    given = next((config.user_env[name] for name in ALLOCATOR if name in config.user_env), "")
-    maps_pages = is_expandable(given) or "cudamallocasync" in given.lower()
+    options = next((config.user_env[name] for name in ALLOCATOR if name in config.user_env), "")
+    maps_pages = is_expandable(options) or "cudamallocasync" in options.lower()
     vendor = config.hardware.vendor
     if not config.method.trains or vendor == Vendor.none:
         return 0.0

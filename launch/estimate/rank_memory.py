@@ -182,7 +182,7 @@ def preparation(config: Config) -> dict[str, dict[str, float]]:
         "reference": base * (has_reference(config) or beforehand),
         "rounding": 6.0 * embedding * rounds,
     }
-    held = {"loading": loading}
+    peaks = {"loading": loading}
     if config.topology.strategy == "fsdp":
         trained = n.width * n.trained
         whole = trained + (base if config.adapter.rank is not None else 0.0)
@@ -190,8 +190,8 @@ def preparation(config: Config) -> dict[str, dict[str, float]]:
             "weights": 0.0 if config.topology.fsdp.cpu_offload else whole / n.ranks,
             "whole weights": whole,
         }
-        held["sharding"] = {**shards, "reference": state(config).get("reference", 0.0)}
-    return {**held, **measuring}
+        peaks["sharding"] = {**shards, "reference": state(config).get("reference", 0.0)}
+    return {**peaks, **measuring}
 
 
 def base_bytes(config: Config) -> float:
@@ -224,8 +224,8 @@ def moments(config: Config) -> dict[str, dict[str, float]]:
     size, n, optim = batch(config), _Counts.of(config), value(config, "optim")
     step, sharing = micro_step(config, size), _sharing(config, size)
     passes = _passes(config, step, sharing, size.accumulation > 1)
-    held = {name: dict(zip(PARTS, sizes, strict=True)) for name, sizes in passes.items()}
-    held["optimizer step"] = {
+    peaks = {name: dict(zip(PARTS, sizes, strict=True)) for name, sizes in passes.items()}
+    peaks["optimizer step"] = {
         "gradients": sharing.gradients_of_step,
         "communication": sharing.buffers_of_step,
     }
@@ -234,30 +234,30 @@ def moments(config: Config) -> dict[str, dict[str, float]]:
         # whole and splits it into parameters. Torch frees the gathered buffer only when the unit
         # gathers again (FSDPParamGroup.wait_for_unshard).
         whole = width(config) * n.base
-        held["forward of the reference"] = {**held["forward"], "reference in parameters": whole}
-        for parts in held.values():
+        peaks["forward of the reference"] = {**peaks["forward"], "reference in parameters": whole}
+        for parts in peaks.values():
             parts["reference as gathered"] = whole
     if optim == "adamw_torch":
         # torch's `foreach` step makes one more copy of all trained weights (docs.pytorch.org,
         # torch.optim.AdamW).
-        held["optimizer step"]["optimizer's copies"] = state(config)["optimizer"] / 2
+        peaks["optimizer step"]["optimizer's copies"] = state(config)["optimizer"] / 2
     if config.method.generates and not generates_with_vllm(config):
         parts = generating_bytes(config, generation_batch(config) // size.ranks)
         if config.adapter.rank is None:  # autocast keeps its copies of trained weights
             parts["weights in 16 bits"] = config.model.num_layers * step.linear_bytes()
         gathers = config.topology.strategy == "zero3" and value(config, "ds3_gather_for_generation")
         parts["communication"] = 2.0 * n.base if gathers else sharing.buffers
-        held["generation"] = parts
-    return held
+        peaks["generation"] = parts
+    return peaks
 
 
 def _passes(
     config: Config, step: MicroStep, sharing: _Sharing, accumulates: bool
 ) -> dict[str, tuple[float, ...]]:
-    """Return the PARTS of forward, backward and evaluation."""
+    """Return the bytes of forward, backward and evaluation, in the order of PARTS."""
     model, strategy, layers = config.model, config.topology.strategy, config.model.num_layers
     again, hidden, one_layer = step.recomputing, step.hidden, step.saved_by_layer()
-    kept = again * hidden + (layers - again) * one_layer
+    stored = again * hidden + (layers - again) * one_layer
     copies = layers * step.linear_bytes()
     copies_kept = (layers - again) * step.linear_bytes()  # of layers that do not recompute
     last_copies = max(copies_kept, step.linear_bytes())
@@ -270,25 +270,25 @@ def _passes(
     waiting = element * head_weights if model.tied_embeddings else 0.0
     # DeepSpeed's stage 3 allocates its gradients once (grad_partitions_flat_buffer); otherwise the
     # first micro-step starts without any.
-    held = sharing.gradients if accumulates or strategy == "zero3" else 0.0
+    grads = sharing.gradients if accumulates or strategy == "zero3" else 0.0
     # The embedding's gradient becomes the accumulated one unless that already exists or is sharded.
     # Then there are two.
-    second = element * head_weights if held or strategy in SHARDED else 0.0
+    second = element * head_weights if grads or strategy in SHARDED else 0.0
     head = 0.0 if step.head is Head.summed else step.tile()
     head += (4 + (2 if step.numerics is Numerics.cast else 0)) * head_weights
     repeated = one_layer if again else 0.0
     # The first layers recompute, so the last layer does only if all do.
-    last = kept + (repeated if again == layers else 0.0) + step.backward_of_layer()
+    last = stored + (repeated if again == layers else 0.0) + step.backward_of_layer()
     first = (hidden if again else one_layer) + repeated + step.backward_of_layer()
     first_copies = step.linear_bytes() if again else copies
-    last_gradients = held or (0.0 if model.tied_embeddings else own)
-    first_gradients = sharing.gradients - (own if model.tied_embeddings and not held else 0.0)
-    logits = step.tile() + step.made_in_forward(head_weights)
+    last_gradients = grads or (0.0 if model.tied_embeddings else own)
+    first_gradients = sharing.gradients - (own if model.tied_embeddings and not grads else 0.0)
+    logits = step.tile() + step.head_gradient(head_weights)
     buffers, layer_buffers = sharing.buffers, sharing.buffers - sharing.buffers_of_head
     end = layer_buffers + sharing.gathered_again
     passes: dict[str, tuple[float, ...]] = {
-        "forward": (kept + step.before_head(), logits, forward_copies, held, buffers),
-        "backward of the head": (kept + step.head_backward(), head, copies_kept, held, buffers),
+        "forward": (stored + step.before_head(), logits, forward_copies, grads, buffers),
+        "backward of the head": (stored + step.head_backward(), head, copies_kept, grads, buffers),
         "backward of the last layer": (last, waiting, last_copies, last_gradients, layer_buffers),
         "backward of the first layer": (first, waiting, first_copies, first_gradients, end),
         "backward of the embedding": (hidden, waiting + second, 0.0, sharing.gradients, end),
@@ -333,8 +333,8 @@ def _sharing(config: Config, size: Batch) -> _Sharing:
         sharded = 0.0 if fsdp.cpu_offload else own / n.ranks
         # Accumulated gradients have the dtype of the reduction (torch's
         # FSDPParam.to_accumulated_grad_if_needed).
-        kept = 4.0 if fsdp.reduce_dtype == "fp32" else 2.0
-        whole = kept * n.trained if size.accumulation > 1 else sharded
+        element = 4.0 if fsdp.reduce_dtype == "fp32" else 2.0
+        whole = element * n.trained if size.accumulation > 1 else sharded
         buffers = gathered(2 if fsdp.reshard_after_forward else layers)
         if model.tied_embeddings:  # head and embedding are one unit, gathered throughout
             return _Sharing(whole, buffers, sharded, 0.0)
@@ -345,14 +345,14 @@ def _sharing(config: Config, size: Batch) -> _Sharing:
         return _Sharing(whole, buffers - matrix, sharded, 0.0, matrix, matrix)
     if strategy in ("zero2", "zero3"):
         part, flat = low * n.trained / n.ranks, 4.0 * n.trained / n.ranks
-        bucket, held = low * min(BUCKET, n.trained), 0.0
+        bucket, buffer = low * min(BUCKET, n.trained), 0.0
         if config.topology.zero.offload_optimizer:
             # A bucket is copied to the host; stage 2's temp_grad_buffer_for_gpu_offload holds the
             # largest parameter.
             part = flat = 0.0
-            held = low * n.embedding
+            buffer = low * n.embedding
         if strategy == "zero2":
-            return _Sharing(part, bucket + held, 2 * part + flat, held)
+            return _Sharing(part, bucket + buffer, 2 * part + flat, buffer)
         # flattened in 16 bits, then in fp32
         stepped = min(4.0 * SUB_GROUP, flat) * (1.5 if low == 2 else 1.0)
         return _Sharing(part, 2 * bucket + gathered(2), part + stepped, bucket)

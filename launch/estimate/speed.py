@@ -47,7 +47,7 @@ FSDP_LAYER_S = 6.6e-3
 ZERO3_LAYER_S, ZERO3_WEIGHT_S = 11.7e-3, 0.2e-9  # plus this per weight of the layer
 ZERO2_LAYER_S = 1.35e-3  # on top of the GPU's time: gradients are copied into buckets one by one
 # vLLM 0.26, per token of all sequences, plus a part per sequence: the host's work (scheduling,
-# sampling, text), whatever the GPU. A server without text took 3.26 s for 96 x 512 tokens with an
+# sampling, text), on any GPU. A server without text took 3.26 s for 96 x 512 tokens with an
 # H100 (docs/results/speed.md).
 DECODE_S, DECODE_SEQUENCE_S, DECODE_IDS_S = 1.05e-3, 0.085e-3, 0.055e-3
 DECODE_BANDWIDTH = 0.6  # share of bandwidth at which decoding reads weights, if that is slower
@@ -62,7 +62,7 @@ ADAM_TENSORS = 7 + 3
 # Back-to-back products draw more power, which lowers the clocks. An H100 then reaches 0.69 of its
 # peak instead of healthy.gemm, 0.75 (same rows). In fp8 it reaches 0.61 of fp8's peak.
 BUSY, BUSY_FP8 = 0.92, 0.82
-# Seconds that compiled layers add to a run's start, whatever their number, since they share one
+# Seconds that compiled layers add to a run's start, for any number of layers, since they share one
 # graph. 4B on an H100 with empty caches and lengths rehearsed: the first step ends 19 to 25 s later
 # than TRL's, which compiles nothing (2026-11-26).
 COMPILE_S = 22.0
@@ -211,7 +211,7 @@ def micro_parts(config: Config, step: MicroStep, peak: float) -> dict[str, float
     )
     bandwidth = config.hardware.bandwidth_gb_s * 1e9
     head_products = (head + forwards) * 2.0 * tokens * model.vocab_size * model.hidden_size
-    gemm, attention = _products_a_second(config, step, peak)
+    gemm, attention = _products_per_second(config, step, peak)
     # fp8 covers the layers only
     half = config.hardware.peak_tflops["bf16"] * 1e12 if config.precision.compute == "fp8" else peak
     of_head = gemm if half == peak else half * (config.hardware.healthy.gemm or 1.0)
@@ -225,7 +225,7 @@ def micro_parts(config: Config, step: MicroStep, peak: float) -> dict[str, float
     }
 
 
-def _products_a_second(config: Config, step: MicroStep, peak: float) -> tuple[float, float]:
+def _products_per_second(config: Config, step: MicroStep, peak: float) -> tuple[float, float]:
     """Return operations per second of the layers' matrix products and of attention.
 
     Attention stays in 16 bits under fp8.
@@ -254,8 +254,8 @@ def extra_forwards(config: Config) -> float:
 def scores_apart(config: Config) -> bool:
     """Return whether some completions were sampled with older weights than the step trains.
 
-    That is so unless each step trains on whole generations of its own. TRL then computes the
-    completions' probabilities under the older weights in a forward of their own.
+    This is true unless each step trains on complete generations. TRL then computes the
+    completions' probabilities under the older weights in a separate forward.
     """
     size = batch(config)
     micro_steps = max(1, generation_batch(config) // (size.per_device * size.ranks))
@@ -284,7 +284,7 @@ def _host_s(config: Config, size: Batch, micro: dict[str, float], optimizer_s: f
 def _communication(config: Config, size: Batch, micro_s: float) -> float:
     """Return seconds that summing gradients and gathering weights add.
 
-    DDP's hide behind half of the last micro-step; the others' take turns with the products.
+    DDP overlaps its sums with half of the last micro-step. Other strategies overlap nothing.
     """
     strategy, n = config.topology.strategy, size.ranks
     if n == 1 or config.hardware.vendor == Vendor.none or not config.hardware.link_gb_s:

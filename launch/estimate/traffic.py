@@ -61,9 +61,9 @@ TRAFFIC_OF_ADAPTERS = {
     (Numerics.cast, True): Traffic(616, 128, 297, 374),
     (Numerics.cast, False): Traffic(468, 86, 218, 268),
 }
-# Compiled by inductor. Counted by hand: each chain of such operations between two products is one
-# kernel, which reads its inputs once and writes its outputs once. tests/gpu/test_measured_steps.py
-# compares the result with measurements.
+# With inductor, counted by hand: each chain of such operations between two products is one kernel,
+# which reads its inputs once and writes its outputs once. tests/gpu/test_measured_steps.py compares
+# the result with measurements.
 COMPILED = {
     (Numerics.autocast, True): Traffic(102, 22, 18, 80),
     (Numerics.autocast, False): Traffic(74, 16, 12, 60),

@@ -36,7 +36,7 @@ LOST = "the engine stopped answering while this container ran; `docker ps -a` ma
 
 
 class ContainedProcess:
-    """A Started in a container, from its creation to its removal.
+    """A process group (Started) in a container, from creation to removal.
 
     A thread copies the container's output into the log.
     """
@@ -102,7 +102,7 @@ class ContainedProcess:
         )
 
     def ask(self, port: int, path: str) -> str:
-        """Return a server's answer, asked from inside unless the host's network is shared."""
+        """Return a server's answer, by a request from inside unless the network is the host's."""
         if self.spec.network == "host":
             return server_client.get(port, path)
         url = f"http://127.0.0.1:{port}{path}"
@@ -116,7 +116,7 @@ class ContainedProcess:
         self.python(SIGNAL_RANKS)
 
     def python(self, program: str, *arguments: str) -> str:
-        """Return what a Python program prints inside the container. Raises OSError."""
+        """Run a Python program inside the container and return its output. Raises OSError."""
         try:
             done = self.container.exec_run(["python3", "-c", program, *arguments])
             failed, answer = done.exit_code != 0, str(done.output.decode(errors="replace"))

@@ -106,7 +106,7 @@ def image_facts(image: Image) -> dict[str, Any]:
 
 
 def check_image(plan: Plan, facts: dict[str, Any]) -> None:
-    """Reject an image of other inputs than the lock's, or without support for this GPU."""
+    """Reject an image built from other inputs than the lock's, or without support for this GPU."""
     config = plan.config
     if config.container.name == "custom":
         return

@@ -15,7 +15,7 @@ from launch.schema.plan import Process
 
 
 class LocalProcess:
-    """A Started in its own session: Ctrl-C reaches only the launcher, which lets ranks save.
+    """A process group (Started) in its own session, so that Ctrl-C reaches only the launcher.
 
     Raises OSError.
     """

@@ -13,7 +13,7 @@ from launch.schema.plan import Plan, Process
 SERVE = ("server", "verifier")
 LONGEST_LINE = 4096  # bytes shown of a line; the file has all of it
 MOST_BYTES = 1 << 20  # bytes shown at a time; of a burst, only the end
-MOST_DISTINCT = 10_000  # different lines that count as progress, so that an endless log does not
+MOST_DISTINCT = 10_000  # different lines count as progress, not more: a log may be endless
 # Colours, cursor movements, and control characters except the tab.
 NOT_TEXT = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0a-\x1f\x7f-\x9f]"

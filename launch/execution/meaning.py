@@ -17,7 +17,7 @@ def table() -> list[dict[str, Any]]:
 
 
 def of(*texts: Iterable[str]) -> str | None:
-    """Return what the first of these texts means that a pattern matches; None without a match."""
+    """Return the meaning of the first text that matches a pattern; None without a match."""
     flags = re.IGNORECASE | re.MULTILINE
     for lines in texts:
         text = "\n".join(lines)

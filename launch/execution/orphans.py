@@ -81,14 +81,14 @@ def kill(mark: dict[str, str]) -> list[int]:
     Return the pids that do not die.
     """
     deadline, empty = time.monotonic() + DIES_WITHIN_S, 0
-    left: list[_Marked] = []
+    leftovers: list[_Marked] = []
     while empty < SURE and time.monotonic() < deadline:
-        left = [process for process in _all_marked() if process.carries(mark)]
-        empty = 0 if left else empty + 1
-        if left:
-            _kill(left)
+        leftovers = [process for process in _all_marked() if process.carries(mark)]
+        empty = 0 if leftovers else empty + 1
+        if leftovers:
+            _kill(leftovers)
             time.sleep(POLL_S)
-    return [process.pid for process in left]
+    return [process.pid for process in leftovers]
 
 
 def remove() -> list[int]:
@@ -105,20 +105,20 @@ def remove() -> list[int]:
         if time.monotonic() > deadline:
             break
         time.sleep(GUARD_POLL_S)
-    left = _left()
-    _kill(left)
-    return [process.pid for process in left]
+    leftovers = _left()
+    _kill(leftovers)
+    return [process.pid for process in leftovers]
 
 
 def _left() -> list[_Marked]:
-    """Return processes of launchers that are known to be gone, so none of another namespace."""
-    left, namespace = [], _namespace()
+    """Return processes whose launcher is known to be gone. Other namespaces are never known."""
+    leftovers, namespace = [], _namespace()
     for process in _all_marked():
         namespace_of, _, launcher = process.launcher.partition(":")
         pid = launcher.partition(":")[0]
         if namespace_of == namespace and not (pid.isdigit() and identity(int(pid)) == launcher):
-            left.append(process)
-    return left
+            leftovers.append(process)
+    return leftovers
 
 
 def _kill(processes: list[_Marked]) -> None:

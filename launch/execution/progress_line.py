@@ -44,7 +44,7 @@ class Progress:
             self.status.update(Text.assemble(self.line, passed))
 
     def say(self, what: str) -> None:
-        """Show what is happening now, until a step is logged."""
+        """Show the current activity, until a step is logged."""
         line = f"{self.label}: {what}"
         if line != self.line:
             self.line = line

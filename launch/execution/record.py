@@ -188,8 +188,8 @@ def adapter_files(config: Config) -> list[str]:
 def data_paths(plan: Plan) -> list[str]:
     """Return the existing files, and a directory of samples, that the composition's data names."""
     source = plan.config.data
-    named = [source.path, source.heldout_path, *named_files(plan.config).values()]
-    return [path for path in named if path and Path(path).exists()]
+    paths = [source.path, source.heldout_path, *named_files(plan.config).values()]
+    return [path for path in paths if path and Path(path).exists()]
 
 
 def contents(paths: Iterable[str]) -> dict[str, Any]:

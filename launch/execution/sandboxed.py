@@ -135,7 +135,7 @@ class Worker:
 
 
 class SandboxProcess:
-    """A Started of all containers together, ready once constructed. Raises HostError."""
+    """All containers as one process group (Started), ready once constructed. Raises HostError."""
 
     def __init__(
         self, client: docker.DockerClient, plan: Plan, process: Process, host: Host, log: Path

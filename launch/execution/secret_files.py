@@ -36,7 +36,7 @@ def written(names: list[str], host: Host, run_dir: Path) -> Iterator[None]:
         if not _is_mine(folder.parent, host):
             raise HostError(
                 f"{folder.parent} must be a directory that only you can open, because secrets are "
-                "written there. Remove it, or set XDG_RUNTIME_DIR to a directory of yours."
+                "written there. Remove it, or set XDG_RUNTIME_DIR to your own directory."
             )
         shutil.rmtree(folder, ignore_errors=True)  # left by an earlier attempt
         folder.mkdir(mode=0o700)

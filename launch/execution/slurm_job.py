@@ -144,14 +144,14 @@ def node_name() -> str:
 
 
 def sign(run_dir: Path) -> None:
-    """Leave a sign that this node has started and sees the run directory."""
+    """Write a file that shows that this node has started and sees the run directory."""
     if run_dir.is_dir():  # otherwise composition() reports it
         (run_dir / "nodes").mkdir(exist_ok=True)
         (run_dir / "nodes" / node_name()).touch()
 
 
 def say_missing(run_dir: Path) -> None:
-    """Print the names of the job's nodes that have left no sign."""
+    """Print the names of the job's nodes that have not written their file."""
     hostnames = call("scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"])
     missing = [name for name in hostnames.split() if not (run_dir / "nodes" / name).exists()]
     if missing:

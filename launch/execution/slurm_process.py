@@ -18,7 +18,7 @@ TAKES_USR1_S = 2.0  # ranks print their stacks at once, but their lines come ove
 
 
 class NodeProcess(LocalProcess):
-    """A Started srun on this machine.
+    """An srun on this machine, as a process group (Started).
 
     On SIGTERM, srun kills the step at once. So send it only after the first node's ranks have saved
     and ended.

@@ -38,7 +38,7 @@ def dump(pids: list[int], folder: Path) -> None:
 
 
 def stacks_of(pid: int) -> str:
-    """Return the stacks that py-spy sees, or why it sees none and where they are instead."""
+    """Return the stacks from py-spy, or why it has none and where to find them."""
     folder_of_python = str(Path(sys.executable).parent)
     program = shutil.which("py-spy") or shutil.which("py-spy", path=folder_of_python)
     reason = "py-spy is not installed"

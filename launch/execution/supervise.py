@@ -176,7 +176,7 @@ class Attempt:
                 self.progress.note(
                     f"{name}: waiting for {last.process.name} to "
                     f"{'end' if last.is_server else 'save and end'} "
-                    f"(at most {self._grace_of(last):g} s; another signal does not shorten it)"
+                    f"(at most {self._grace_of(last):g} s; another signal does not shorten this)"
                 )
                 return self._ended(last, "interrupted")
             if failed := self._first_failure():
@@ -203,7 +203,7 @@ class Attempt:
         if group.process.port is None or group.serves:
             return True
         self.progress.say(f"waiting for {group.process.name} to load and answer")
-        with contextlib.suppress(OSError):  # loading, or ended, which the next look finds
+        with contextlib.suppress(OSError):  # it loads, or has ended, which the next look detects
             if group.may_be_asked():
                 group.ask("/health")
                 group.serves = True
@@ -347,14 +347,14 @@ def failures(run_dir: Path) -> list[dict[str, Any]]:
 
 def describe(plan: Plan, outcome: Outcome) -> str:
     """Describe which process failed first, why, its last lines, and what they usually mean."""
-    known = next(iter(failures(plan.run_dir)), None)
+    report = next(iter(failures(plan.run_dir)), None)
     process = next(p for p in plan.processes if p.name == outcome.process)
     hung = outcome.status == "hung"
-    if known and not hung and plan.config.runtime.slurm.nodes > 1:
+    if report and not hung and plan.config.runtime.slurm.nodes > 1:
         # Every torchrun ends when one does, so take the node of the rank that failed first.
-        process = next(p for p in plan.processes if p.node == int(known["rank"]) // p.num_ranks)
+        process = next(p for p in plan.processes if p.node == int(report["rank"]) // p.num_ranks)
     if hung or process.kind in logs.SERVE:
-        known = None
+        report = None
     log, of_ranks = logs.of_group(plan, process), logs.of_ranks(plan, process)
     began = outcome.began.get(log, 0)
     words = logs.last_words(log, began)
@@ -369,23 +369,23 @@ def describe(plan: Plan, outcome: Outcome) -> str:
         if words.exit_code is not None and words.exit_code < 0:
             # A killed rank could write nothing, and others failed because of it.
             rank, why = reported, words.why
-        elif known:
-            rank, why = known["rank"], str(known["error"])
+        elif report:
+            rank, why = report["rank"], str(report["error"])
         elif words.exit_code is not None:
             rank, why = reported, words.why
     name = process.name + (f", rank {rank}" if rank is not None and of_ranks else "")
-    # Show the log of the rank, in a hang of the first. If the failed rank is unknown, the group's
+    # Show the failed rank's log, or rank 0's in a hang. If the rank is unknown, the group's
     # comes first. If one is empty, show the other.
     rank_log = next(iter(of_ranks.values()), None) if rank is None else of_ranks.get(rank)
     files = filter(None, [log, rank_log] if rank is None and not hung else [rank_log, log])
     last_lines = {file: logs.last_words(file, outcome.began.get(file, 0)).lines for file in files}
     log, lines = next(((file, rows) for file, rows in last_lines.items() if rows), (log, []))
-    if (known or {}).get("exit_code") == EXIT_USER:  # its message is complete
+    if (report or {}).get("exit_code") == EXIT_USER:  # its message is complete
         return f"\n{name} failed: {why}\nThe whole log is {log}\n"
     tail = lines[-SHOWN_LINES:]
     # Look further up only if no rank has written why it failed, because an old warning would match
     # too easily.
-    meaning = meaning_of([why or ""], tail, [] if known else lines)
+    meaning = meaning_of([why or ""], tail, [] if report else lines)
     verb, reason = "hung" if hung else "failed", f": {why}" if why else ""
     quoted = "".join(f"  | {line}\n" for line in tail) or "  (nothing)\n"
     usually = f"This usually means: {meaning}\n" if meaning else ""

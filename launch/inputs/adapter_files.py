@@ -41,7 +41,7 @@ def _faults(config: Config, path: Path) -> Iterator[str]:
         yield f"adapter.path={path}: its {WEIGHTS} cannot be read ({error})."
     adapter, of_path = config.adapter, f"the adapter of adapter.path={path} has"
     for key, name in SAME.items():
-        value = settings.get(name, getattr(Adapter, key))  # older PEFT wrote no use_dora
+        value = settings.get(name, getattr(Adapter, key))  # older PEFT does not write use_dora
         if value != getattr(adapter, key):
             remedy = f"Use: adapter.{key}={str(value).lower()}."
             yield f"adapter.{key}={getattr(adapter, key)}: {of_path} {value}. {remedy}"

@@ -20,11 +20,11 @@ def check(config: Config) -> None:
         fault = faults.get(name)
         if fault is None and name not in engine:
             bench = lock()["arguments"]["recipes.bench.vllm_engine.EngineConfig"]
-            gone = bench["base"]["refused"].get(name, "")
-            meant = argument_meant(name, {*engine} - {*faults})
-            meant = f" Use: user_env.{name}=<value>." if name.isupper() else meant
-            fault = f"the engine of vLLM {lock()['vllm']} has no such argument.{meant}"
-            fault = f"{name} {gone}" if gone.startswith("is gone") else fault
+            refusal = bench["base"]["refused"].get(name, "")
+            hint = argument_meant(name, {*engine} - {*faults})
+            hint = f" Use: user_env.{name}=<value>." if name.isupper() else hint
+            fault = f"the engine of vLLM {lock()['vllm']} has no such argument.{hint}"
+            fault = f"{name} {refusal}" if refusal.startswith("is gone") else fault
         if fault:
             raise UserError(f"{KEY}.{name}={value}: {fault}")
         if value is not None:  # null removes an argument that a file gives

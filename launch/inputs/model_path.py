@@ -52,7 +52,7 @@ def _faults(path: Path) -> Iterator[tuple[str, str]]:
     if not any(file for pattern in TOKENIZERS for file in path.glob(pattern)):
         yield (
             f"model.path={path}",
-            "no tokenizer; a model directory holds config.json, *.safetensors and tokenizer.json "
+            "no tokenizer; a model directory has config.json, *.safetensors and tokenizer.json "
             f"(or {', '.join(TOKENIZERS[1:-1])}). Copy it from the source of the weights: "
             "AutoTokenizer's save_pretrained writes it.",
         )

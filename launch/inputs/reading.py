@@ -19,7 +19,7 @@ def json_object(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
         if not isinstance(content, dict):
-            raise ValueError(f"it must hold a JSON object, but holds a {type(content).__name__}")
+            raise ValueError(f"it must be a JSON object, but is a {type(content).__name__}")
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{file}: damaged: {error}. Copy or download it again.") from error
     return content

@@ -32,11 +32,11 @@ def check_key(config: Config, environ: Mapping[str, str]) -> None:
     # A container gets the secrets of runtime.secrets, but no other variable of the shell and no
     # home directory.
     in_container = config.runtime.on_node == "docker"
-    seen = {**({} if in_container else environ), **config.user_env}
-    if config.tracking.name != "wandb" or seen.get(MODE) in WITHOUT_A_KEY:
+    variables = {**({} if in_container else environ), **config.user_env}
+    if config.tracking.name != "wandb" or variables.get(MODE) in WITHOUT_A_KEY:
         return
-    other_login = seen.get("WANDB_BASE_URL") or seen.get("WANDB_IDENTITY_TOKEN_FILE")
-    files = [seen["NETRC"]] if seen.get("NETRC") else ["~/.netrc", "~/_netrc"]
+    other_login = variables.get("WANDB_BASE_URL") or variables.get("WANDB_IDENTITY_TOKEN_FILE")
+    files = [variables["NETRC"]] if variables.get("NETRC") else ["~/.netrc", "~/_netrc"]
     paths = [Path(file).expanduser() for file in files]  # `wandb login` writes the key there
     has_key = any(HOST in path.read_text(errors="replace") for path in paths if path.is_file())
     if not in_container and (other_login or has_key):

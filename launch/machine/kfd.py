@@ -131,7 +131,7 @@ def _stated(mode: Path) -> str | None:
 def matching(
     gfx: str, units: int, memory_gb: float, device_id: int, siblings: int
 ) -> list[Product]:
-    """Return the products that match: of its target, by PCI device id if known, else by size.
+    """Return the products with the GPU's target and its PCI device id or, if unknown, its size.
 
     Size means the compute units of all partitions of a GPU together, and memory. Several groups may
     match equally.

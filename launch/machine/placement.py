@@ -54,7 +54,7 @@ def made_here(config: Config) -> bool:
 
 
 def is_tokens_only(config: Config) -> bool:
-    """Return whether GRPO's engine makes no text because it exchanges only token ids.
+    """Return whether GRPO's engine skips text because it exchanges only token ids.
 
     Text would cost more than half of the server's time. But `stop` and `bad_words` are text, and
     vLLM silently drops them without a tokenizer.

@@ -40,7 +40,7 @@ def number(file: str | Path) -> int | None:
 
 
 def total_memory(root: str | Path) -> int | None:
-    """Return the bytes of memory of the machine whose files are under `root`; None if unknown."""
+    """Return the machine's memory in bytes, from the files under `root`; None if unknown."""
     meminfo = text(Path(root) / "proc/meminfo") or ""
     total = re.search(r"^MemTotal:\s+(\d+) kB", meminfo, re.MULTILINE)
     kilobytes = as_number(total[1]) if total else None

@@ -107,7 +107,7 @@ def _model(config: Config) -> None:
         raise UserError(f"model.path={path}: {fault}")
     if not (path / "config.json").is_file():
         raise UserError(
-            f"model.path={path}: no config.json; a model directory holds config.json, "
+            f"model.path={path}: no config.json; a model directory has config.json, "
             f"*.safetensors and a tokenizer.{runs_in(path)}"
         )
     if not list(path.glob("*.safetensors")):
@@ -140,7 +140,7 @@ def _jsonl(key: str, path: Path, method: str, all_lines: bool) -> None:
 
 
 def _rewards(config: Config) -> None:
-    """Check that a dotted path names a word in a module that Python finds. None is imported."""
+    """Check that a dotted path is a name in a module that Python finds. None is imported."""
     for name in config.method.rewards:
         module, dot, function = name.rpartition(".")
         if not dot:
@@ -188,7 +188,7 @@ def _packages(config: Config) -> None:
             _package(config, override, LOW_PRECISION[precision], instead, "quantization.in")
 
 
-def _package(config: Config, given: str, package: str, instead: str, source: str) -> None:
+def _package(config: Config, override: str, package: str, instead: str, source: str) -> None:
     if config.runtime.on_node == "docker":
         image = images.load().get(config.container.name)  # None for the user's own image
         locks = [(images.FOLDER / lock).read_text() for lock in image.locks] if image else []
@@ -196,7 +196,7 @@ def _package(config: Config, given: str, package: str, instead: str, source: str
             holding = f"{package} in containers/cpu/{source} and among the image's locks, "
             holding += "then make lock and the image anew"
             raise UserError(
-                f"{given}: the image {image.name} lacks {package}. Use: {instead}, "
+                f"{override}: the image {image.name} lacks {package}. Use: {instead}, "
                 f"{runtime_as(config, 'local')}, or {holding}."
             )
         return
@@ -205,6 +205,6 @@ def _package(config: Config, given: str, package: str, instead: str, source: str
         low = package in LOW_PRECISION.values()
         install = "make quantization" if low else f"pip install {package}"
         raise UserError(
-            f"{given}: the package {package} is not installed. Install it ({install}), or use "
+            f"{override}: the package {package} is not installed. Install it ({install}), or use "
             f"{instead}."
         )

@@ -294,6 +294,6 @@ def sdk_arguments(spec: ContainerSpec) -> dict[str, dict[str, Any]]:
             "nano_cpus": int(spec.confinement.cpus * 1e9),
             "tmpfs": spec.confinement.tmpfs,
             "sysctls": spec.confinement.sysctls,
-            "log_config": {"Type": "none", "Config": {}},  # verdicts are not a log
+            "log_config": {"Type": "none", "Config": {}},  # its output is verdicts, not a log
         }
     return {"container": container, "host": host}

@@ -88,6 +88,6 @@ def check_not_a_run(path: Path) -> None:
     if record.get("status") != "done" and not ("phases" in record and remedies):
         remedies.insert(0, "its command again, which finishes it")
     raise UserError(
-        f"model.path={run}: that run has left no model of its own (its status: "
+        f"model.path={run}: that run has no model (its status: "
         f"{record.get('status')}). Use: {' or '.join(remedies) or 'the run that trained it'}."
     )

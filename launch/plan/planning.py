@@ -49,7 +49,7 @@ def prepare(config: Config, keys: Sequence[str] = ()) -> tuple[Config, list[str]
     """
     config = balance.with_servers(config)
     check.check_given(config)
-    is_tuning = trainer_args.recipe_name(config)  # its recipe takes the steps
+    is_tuning = trainer_args.recipe_name(config)  # a tuning itself takes no steps
     replaced = [] if is_tuning else batch_counts.apply_effective_batch(config, keys)
     if not config.smoke:
         check.check(config)

@@ -112,7 +112,7 @@ def _conditions(config: Config, kind: str, gpus: list[int]) -> dict[str, bool]:
 def _words(
     config: Config, host: Host, gpus: list[int], run_dir: Path, ranks: int
 ) -> dict[str, object]:
-    """Return the words that environment.yaml has in braces."""
+    """Return the values for the names in braces in environment.yaml."""
     # stand-ins for vLLM on a CPU and the gloo plugin, then the user's folders
     folders, smoke = [str(ROOT)], ROOT / "recipes/smoke"
     runs_vllm = config.topology.servers or generates(config, config.method.kind)

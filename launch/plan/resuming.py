@@ -77,7 +77,7 @@ def _ranks(config: Config) -> str:
 
 def _refusals(old: Config, new: Config) -> Iterator[tuple[str, str]]:
     """Yield why `old` cannot resume as `new`, and what to use instead."""
-    if new.method.kind == "evaluator":  # it writes a file per batch, whatever the ranks
+    if new.method.kind == "evaluator":  # it writes a file per batch, regardless of the ranks
         return
     ranks, again = f"{_ranks(old)} before, {_ranks(new)} now", _again(old)
     if not new.method.trains or new.phases:

@@ -172,14 +172,14 @@ def _batch(config: Config) -> str:
         samples = int(argument(config, "samples_per_prompt"))
         return f"{size.per_device} problems at a time, {samples} sample(s) of each"
     split = f"{size.ranks} rank(s) x {size.per_device} x {size.accumulation} accumulated"
-    return f"{size.sequences} sequences a step ({split}), up to {size.sequence} tokens each"
+    return f"{size.sequences} sequences per step ({split}), up to {size.sequence} tokens each"
 
 
 def _speed(plan: Plan) -> str:
     speed, plain = plan.speed, plan.plain_speed
     if speed.tokens_per_second is None or speed.step_s is None:
         return f"unknown: {speed.basis}"
-    text = f"{speed.tokens_per_second:,.0f} tokens/s, {speed.step_s:.3g} s a step"
+    text = f"{speed.tokens_per_second:,.0f} tokens/s, {speed.step_s:.3g} s per step"
     text += f", {speed.run_hours:.3g} h" if speed.run_hours is not None else ""
     text += f", costs {speed.cost:,.2f}" if speed.cost is not None else ""
     if plain and plain.tokens_per_second:
@@ -189,13 +189,13 @@ def _speed(plan: Plan) -> str:
 
 def _balance(balance: Balance, sequences: int) -> str:
     halves = (
-        f"generation {balance.generation_s:.3g} s, training {balance.training_s:.3g} s a step; "
+        f"generation {balance.generation_s:.3g} s, training {balance.training_s:.3g} s per step; "
         f"{balance.bound} is the bottleneck; "
     )
     if balance.gain == 1.0:
         return halves + "no other number of servers that fits is predicted to be faster"
     servers = f"topology.servers={balance.servers} is predicted {balance.gain:.2f}x as fast"
-    at = f", at {balance.sequences} sequences a step" if balance.sequences != sequences else ""
+    at = f", at {balance.sequences} sequences per step" if balance.sequences != sequences else ""
     return f"{halves}{servers}{at}"
 
 

@@ -98,7 +98,7 @@ def compared(pairs: Sequence[tuple[Run, Run]]) -> list[Block]:
         is_same = run.result.get("data_sha256") == first.result.get("data_sha256")
         if not is_same or len(after) != len(before):
             names = f"{first.name} and {run.name}"
-            why = "were asked different problems (data_sha256), so they are not compared."
+            why = "have different problems (data_sha256), so they are not compared."
             skipped.append(Note(f"{names} {why}", "warn"))
             continue
         comparison = paired.compare(before, after)
@@ -118,7 +118,7 @@ def compared(pairs: Sequence[tuple[Run, Run]]) -> list[Block]:
         )
     note = (
         "p: the chance of a difference at least as large between two equally good models "
-        "(exact sign-flip test over the problems; with one sample a problem it is McNemar's exact "
+        "(exact sign-flip test over the problems; with one sample each it is McNemar's exact "
         f"test). Below {SIGNIFICANT} it is marked."
     )
     return [table("The same problems", rows, note), *skipped]

@@ -32,7 +32,7 @@ from launch.reports.parts import (
 from launch.reports.run_files import Run, phases_of, read, status_of
 from launch.study import lineage
 
-# Keys that say where a run is, not what it computes: paths of a phase, output.
+# Keys for the place of a run rather than its computation: paths of a phase, output.
 NOT_COMPARED = {"name", "run_root", "mode", "format", "verbose", "resume", "chosen", "speed_keeps"}
 RECORDED = ("code", "image", "packages", "host")
 MOST_DETAILS = 8  # runs with their own sections on the page of several
@@ -40,18 +40,18 @@ MOST_DETAILS = 8  # runs with their own sections on the page of several
 
 def pipeline(folder: Path) -> Page:
     """Return the page of a pipeline."""
-    held = rundir.is_locked(folder)
+    is_running = rundir.is_locked(folder)
     record = json_files.read_json(folder / "record.json") or {}
-    status = status_of(folder, record, held)
+    status = status_of(folder, record, is_running)
     runs = [read(phase, phase.name) for phase in phases_of(folder)]
 
     def summary() -> list[Block]:
-        chosen = []
+        notes = []
         for raft, choice in (record.get("chosen") or {}).items():
             note = f"of {choice['num_cycles']}, held-out accuracy {percent(choice['accuracy'])}"
             note += ", stopped early" if choice["stopped_early"] else ""
-            chosen.append([f"cycle chosen, {raft}", choice["cycle"], note])
-        blocks: list[Block] = [run_page.headline(status, record.get("exit_code"), chosen)]
+            notes.append([f"cycle chosen, {raft}", choice["cycle"], note])
+        blocks: list[Block] = [run_page.headline(status, record.get("exit_code"), notes)]
         if status != "done":
             blocks.append(Note(run_page.verdict(status), mark_of(status)))
         for run in runs:

@@ -121,7 +121,7 @@ class Page:
     status: str
     sections: Sequence[Section]
     labels: Sequence[tuple[str, str, str]] = ()  # label, name and status of runs that share axes
-    about: str = ""  # what ran, in a line
+    about: str = ""  # one line on what ran
 
 
 def filled(contents: Mapping[str, Callable[[], Iterable[Block]]]) -> list[Section]:

@@ -223,7 +223,7 @@ def what_ran(run: Run) -> list[Block]:
     record, runtime = run.record, run.named("runtime")
     gpus = dig(record, "host", "gpus") or []
     present = Counter(f"{gpu.get('product')} ({gpu.get('gfx')})" for gpu in gpus)
-    used = {gpu for process in run.plan.get("processes") or [] for gpu in process["gpus"]}
+    gpu_indices = {gpu for process in run.plan.get("processes") or [] for gpu in process["gpus"]}
     overrides = record.get("overrides")
     image = f"none: runtime={runtime}" if runtime and not record.get("image") else None
     files = dig(record, "data", "files") or {}
@@ -234,7 +234,7 @@ def what_ran(run: Run) -> list[Block]:
         "hardware": run.named("hardware"),
         "device": run.result.get("device"),
         "GPUs": [f"{count} {name}" for name, count in present.items()],
-        "GPUs used": len(used) if "processes" in run.plan else None,
+        "GPUs used": len(gpu_indices) if "processes" in run.plan else None,
         **{name: details(run.get(name), keys) for name, keys in TITLES["composition"].items()},
         **{name: details(record.get(name), keys) for name, keys in TITLES["record"].items()},
         "data files": [f"{Path(file).name} sha256 {sha[:16]}" for file, sha in files.items()],
@@ -246,8 +246,8 @@ def what_ran(run: Run) -> list[Block]:
         facts |= dict.fromkeys(("model", "data", "adapter"))
     if run.status == "done":
         facts["reproduce"] = f"python launch/reproduce.py {shlex.quote(str(run.folder))}"
-    known = {key: text(value) for key, value in facts.items() if value not in (None, "", [])}
-    return [Facts(known)]
+    texts = {key: text(value) for key, value in facts.items() if value not in (None, "", [])}
+    return [Facts(texts)]
 
 
 def details(content: Mapping[str, Any] | None, keys: Sequence[str]) -> str:

@@ -48,11 +48,11 @@ def logged(run: Run, key: str) -> Points:
 
 def columns_of(run: Run) -> list[dict[str, Any]]:
     """Return {key, title, digits} of each column; columns without a title come last."""
-    named, rows = list(run.result.get("columns") or []), rows_of(run)
-    known = [column["key"] for column in named]
-    keys = UNNAMED_COLUMNS if named else dict.fromkeys(key for row in rows for key in row)
+    columns, rows = list(run.result.get("columns") or []), rows_of(run)
+    known = [column["key"] for column in columns]
+    keys = UNNAMED_COLUMNS if columns else dict.fromkeys(key for row in rows for key in row)
     extra = [k for k in keys if k not in known and any(row.get(k) is not None for row in rows)]
-    return [*named, *({"key": key} for key in extra)]
+    return [*columns, *({"key": key} for key in extra)]
 
 
 def title_of(column: dict[str, Any]) -> str:
@@ -167,7 +167,7 @@ def speed(run: Run) -> list[Block]:
     rows = []
     for title, key, actual in (
         ("tokens per second", "tokens_per_second", measured(run, "tokens_per_second")),
-        ("seconds a step", "step_s", step_s(run)),
+        ("seconds per step", "step_s", step_s(run)),
     ):
         if actual is not None:
             share = Cell(ratio(actual, planned.get(key)), True)

@@ -66,7 +66,7 @@ def page(folder: Path) -> Page:
         ]
         if best is None:
             why = "The trials have different figures" if is_mixed else "No trial has a figure yet"
-            return [run_page.headline(status, None, figures), Note(f"{why}, so none is the best.")]
+            return [run_page.headline(status, None, figures), Note(f"{why}, so no trial is best.")]
         better = "lower" if is_minimized else "higher"
         note = f"trial {best['number']}; {better} is better"
         figures.append([f"best {metric}", Cell(number(best["value"]), True, "good"), note])
@@ -103,7 +103,7 @@ def _is_trial(entry: Any) -> bool:
 
 
 def curves(runs: list[Run], ranked: list[Trial], total: int, which: str) -> list[Block]:
-    """Draw each trial's value, and the curves of the trials that are `which`: best or first."""
+    """Draw each trial's value, and the curves of the best or first trials (`which`)."""
     points = sorted((float(t["number"]), float(t["value"])) for t in ranked)
     charts = key_charts.shared_charts(runs)
     if len(points) > 1:
@@ -117,7 +117,7 @@ def curves(runs: list[Run], ranked: list[Trial], total: int, which: str) -> list
 
 
 def benchmarks(runs: list[Run], total: int, which: str) -> list[Block]:
-    """Compare the rows of a few trials that are `which`: best or first."""
+    """Compare the rows of a few of the best or first trials (`which`)."""
     shown = runs[:MOST_SIDE_BY_SIDE]
     compared = many.benchmarks(shown)
     left_out = Note(f"The {len(shown)} {which} of {total} trials.")
@@ -158,7 +158,7 @@ def importance(content: dict[str, Any], metric: str | None) -> Block:
         return Note("Unknown: no parameter has two values among the trials that are done.")
     if len(varying) == 1:
         return Note(
-            f"{varying[0]} is the only parameter that varies, so it decides all but chance."
+            f"{varying[0]} is the only parameter that varies, so it explains all but chance."
         )
     if len({t["value"] for t in done}) == 1:
         return Note(f"Unknown: {metric} is the same in all trials.")

@@ -63,7 +63,7 @@ def _faults(phase: Phase, names: list[str], before: list[str]) -> Iterator[str]:
 def _override_fault(phase: Phase, override: object) -> str | None:
     if not isinstance(override, str):
         return (
-            "a mapping, but a list of key=value is expected. Use: quotes around it where a "
+            "a mapping, but a list of key=value is expected. Use: quotes around it if a "
             "character is special."
         )
     try:

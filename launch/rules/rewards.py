@@ -16,14 +16,14 @@ GENERATED = {"reasoning": ("accuracy", "reasoning_gym"), "code": ("code_tests",)
 def reward_faults(c: Config) -> Iterator[Refusal]:
     rewards, chain, names = c.method.rewards, c.method.reward_chain, trainer_args.lock()["rewards"]
     fitting = "code_tests" if c.data.kind == "code" else "accuracy"
-    given = f"method.rewards={rewards}"
+    setting = f"method.rewards={rewards}"
     if (c.method.uses_rewards is Use.required or rewards) and not any(rewards.values()):
         remedy = f"method.rewards.{next(iter(rewards), fitting)}=1.0; named rewards: "
         yield Refusal(
-            "rewards_needed", f"{given}: no reward has a weight", remedy + ", ".join(names)
+            "rewards_needed", f"{setting}: no reward has a weight", remedy + ", ".join(names)
         )
     if not c.method.trains and any(weight < 0 for weight in rewards.values()):
-        message = f"{given}: no sample could reach the full score of 1"
+        message = f"{setting}: no sample could reach the full score of 1"
         yield Refusal("reward_negative", message, "weights of 0 or more, or method=grpo")
     repeated = [name for i, name in enumerate(chain) if name not in rewards or name in chain[:i]]
     if repeated:

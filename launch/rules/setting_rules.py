@@ -123,9 +123,9 @@ def unread_row(config: Config, row: dict[str, Any]) -> Iterator[Refusal]:
 
 
 def _unusual(config: Config, key: str, row: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the key, or the keys below it, whose values differ from the usual, and the usual.
+    """Yield each key, at or below `key`, that differs from its usual value, and that value.
 
-    TRL's arguments have no usual value, so any value of theirs counts.
+    TRL's arguments have no usual value, so any value counts.
     """
     value, usual = leaf(config, key), row.get("usual")
     if "usual" not in row and not key.startswith("method.args."):

@@ -187,7 +187,7 @@ class Zero:
 
 @dataclass
 class Topology:
-    """How processes sit on GPUs."""
+    """The placement of processes on GPUs."""
 
     name: str = checked(words=TOPOLOGIES)
     # empty: all GPUs of the node, but one for single and colocate
@@ -291,7 +291,7 @@ class Sweep:
 
 @dataclass
 class Step:
-    """How an optimizer step is computed, by settings that change its speed but not its result.
+    """Settings that change the speed of an optimizer step but not its result.
 
     speed=auto chooses the keys left null; speed=off uses the defaults of TRL.
     """

@@ -1,4 +1,4 @@
-"""Choose a RAFT's resulting cycle, and the last cycle to run.
+"""Choose the cycle whose model a RAFT run returns, and the last cycle to run.
 
 These are pure functions of method.selection and the accuracy after each cycle.
 """
@@ -61,7 +61,7 @@ class Choice:
             f"held-out accuracy {accuracy:.1%}"
         )
         if self.last < self.num_cycles:
-            text += f"; stopped early: {self.selection.patience} in a row were no better"
+            text += f"; stopped early: {self.selection.patience} in a row brought no improvement"
         if start > accuracy:
             text += f"; the starting model was better, {start:.1%}"
         return text
@@ -91,7 +91,7 @@ class OfCycle:
         return self.cycle > self.choice.last
 
     def warnings(self) -> list[str]:
-        """Return warnings about what a training's plan cannot know yet."""
+        """Return warnings about facts that a training's plan cannot know yet."""
         choice = self.choice
         if choice.is_made or self.cycle != choice.num_cycles:
             return []

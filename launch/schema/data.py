@@ -12,7 +12,7 @@ from launch.schema.checked import REGEX, checked
 
 
 class Deduplicate(Enum):
-    """Which rows are dropped because an equal row came before."""
+    """Rows that are dropped as equal to an earlier row."""
 
     none = "none"
     exact = "exact"  # equal in every character that a trainer reads
@@ -28,7 +28,7 @@ class Balance(Enum):
 
 
 class Curriculum(Enum):
-    """How the shares of levels change: per step in sft and grpo, per cycle in sample and raft."""
+    """Change of the shares of levels: per step in sft and grpo, per cycle in sample and raft."""
 
     none = "none"  # in the order of the rows
     progressive = "progressive"  # one level after another
@@ -37,7 +37,7 @@ class Curriculum(Enum):
 
 
 class LrScaling(Enum):
-    """How the learning rate follows the number of sequences in a step."""
+    """Scaling of the learning rate with the number of sequences in a step."""
 
     none = "none"
     linear = "linear"  # arXiv:1706.02677, for SGD
@@ -46,7 +46,7 @@ class LrScaling(Enum):
 
 @dataclass
 class Selection:
-    """Which model is the result, by a metric of held-out rows.
+    """Choice of the resulting model by a metric of held-out rows.
 
     sft, dpo, grpo: one of the saved models; every save is evaluated. raft: the model of one of the
     cycles, by the evaluation after each cycle.

@@ -19,7 +19,7 @@ class Link(Enum):
 
 
 class When(Enum):
-    """Which processes get an environment variable of the hardware group."""
+    """Processes that get an environment variable of the hardware group."""
 
     always = "always"
     trainer = "trainer"  # a process that trains, on any number of GPUs
@@ -41,14 +41,14 @@ class Mode(Enum):
 
 
 class Speed(Enum):
-    """Who chooses the settings that change a step's speed but not its result."""
+    """Source of the settings that change a step's speed but not its result."""
 
     auto = "auto"  # the planner, for keys that the user did not set
     off = "off"  # the configuration; keys of `step` left null mean TRL's defaults
 
 
 class Rows(Enum):
-    """How the rows of one optimizer step become batches."""
+    """Layout of an optimizer step's rows in batches."""
 
     # end to end on each rank, with document boundaries; needs hardware.packed_attention
     packed = "packed"
@@ -57,7 +57,7 @@ class Rows(Enum):
 
 
 class Head(Enum):
-    """How logits are computed, and what the head keeps for the backward."""
+    """Method of computing logits, and what the head keeps for the backward."""
 
     tiled = "tiled"  # TRL's: logits are recomputed in the backward
     # for losses that sum over tokens: logits and their gradient are computed together
@@ -66,7 +66,7 @@ class Head(Enum):
 
 
 class Reference(Enum):
-    """When a training needs a frozen copy of its starting model."""
+    """Condition under which a training needs a frozen copy of its starting model."""
 
     none = "none"
     always = "always"
@@ -85,7 +85,7 @@ class Format(Enum):
 
 
 class Profile(Enum):
-    """What a run writes to profile/."""
+    """Kind of profile that a run writes to profile/."""
 
     none = "none"
     torch = "torch"  # a trace of a few steps, and where their time went
@@ -108,7 +108,7 @@ class Debug(Enum):
 
 
 class NumaBinding(Enum):
-    """Which cores a rank gets: its GPU's NUMA node or socket, or a share that no other rank gets.
+    """Cores that a rank gets: its GPU's NUMA node or socket, or a share that no other rank gets.
 
     recipes/rank/device.py binds them.
     """
@@ -120,7 +120,7 @@ class NumaBinding(Enum):
 
 
 class Network(Enum):
-    """What a container can reach over the network."""
+    """Network that a container can reach."""
 
     bridge = "bridge"  # the outside, by its own interface
     host = "host"  # everything that the host reaches; required for several nodes
@@ -128,7 +128,7 @@ class Network(Enum):
 
 
 class Find(Enum):
-    """What mode=plan searches for with the memory planner."""
+    """Search that mode=plan does with the memory planner."""
 
     none = "none"
     largest_batch = "largest_batch"  # the most sequences that fit on a rank at once
@@ -137,7 +137,7 @@ class Find(Enum):
 
 
 class Preflight(Enum):
-    """What a run does if the doctor's short checks predict its failure."""
+    """Reaction of a run if the doctor's short checks predict its failure."""
 
     refuse = "refuse"
     warn = "warn"

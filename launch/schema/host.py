@@ -109,7 +109,7 @@ class Slurm:
     gres: str = checked("gpu", text=GRES)  # the cluster's name for the GPUs
     options: list[str] = field(default_factory=list)  # for sbatch, each `--name` or `--name=value`
     python: Optional[str] = None  # interpreter on the nodes; empty: the launcher's own
-    # how long before its time limit Slurm signals the run, so that it can save
+    # seconds before the time limit at which Slurm signals the run, so that it can save
     early_signal_s: int = checked(360, least=1, most=65535)
     requeue: bool = True  # requeue an interrupted job, which resumes from its checkpoint
     wait: bool = False  # follow the job to its end and return its exit code
@@ -121,7 +121,7 @@ class Slurm:
 
 @dataclass
 class Runtime:
-    """Where and how processes start. The keys from `network` to `secrets` are for docker."""
+    """Start of processes. The keys from `network` to `secrets` are for docker."""
 
     name: str = checked(words=("local", "docker", "slurm"))
     # from SIGTERM to SIGKILL; must exceed the slowest save

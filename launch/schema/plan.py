@@ -107,7 +107,7 @@ class ContainerSpec:
     labels: dict[str, str]
     network: str = "none"
     ipc: str = "none"
-    pid: str = "private"  # process namespace: its own, or the server's
+    pid: str = "private"  # process namespace: private, or the server's
     environment: dict[str, str] = field(default_factory=dict)
     devices: dict[str, str] = field(default_factory=dict)  # path -> reason
     nvidia_gpus: list[int] = field(default_factory=list)

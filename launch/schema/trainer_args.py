@@ -99,8 +99,8 @@ def argument(config: Config, name: str) -> Any:
 def check(config: Config) -> None:
     """Reject arguments that the class does not have or that another key decides."""
     arguments, cls = known(config), config.method.config_class
-    for name, given in config.method.args.items():
-        key, fault = f"method.args.{name}={given}", ""
+    for name, argument in config.method.args.items():
+        key, fault = f"method.args.{name}={argument}", ""
         if name in OWNED and name in arguments:
             fault = f"not settable here. Instead: {OWNED[name]}."
         elif name not in arguments:
@@ -109,42 +109,44 @@ def check(config: Config) -> None:
             why = why or argument_meant(name, set(arguments) - set(OWNED))
             whose = cls if cls.startswith("recipes.") else f"{cls} of TRL {lock()['trl']}"
             fault = f"{whose} has no such argument.{why}"
-        elif name == "num_generations" and given is None:  # TRL's type allows it
+        elif name == "num_generations" and argument is None:  # TRL's type allows it
             fault = f"no group size. Use: method.args.{name}=8."
         if fault:
             raise UserError(f"{key}: {fault}".replace("=None:", "=null:"))
-        check_value(f"method.args.{name}", given, arguments[name], cls)
+        check_value(f"method.args.{name}", argument, arguments[name], cls)
 
 
-def check_value(key: str, given: Any, allowed: dict[str, Any], taker: str) -> None:
+def check_value(key: str, argument: Any, allowed: dict[str, Any], taker: str) -> None:
     """Reject a value that the lock's entry `allowed` does not allow; `taker` has the argument."""
-    if fault := _value_fault(key, given, allowed, taker):
+    if fault := _value_fault(key, argument, allowed, taker):
         raise UserError(fault)
 
 
-def _value_fault(key: str, given: Any, allowed: dict[str, Any], taker: str) -> str | None:
-    known, refused, items = allowed.get("names"), allowed.get("refused", {}), allowed.get("items")
-    options = f" It takes {', '.join(known)}." if known else ""
-    if not _is_of(given, allowed["types"]):
+def _value_fault(key: str, argument: Any, allowed: dict[str, Any], taker: str) -> str | None:
+    names, refused, items = allowed.get("names"), allowed.get("refused", {}), allowed.get("items")
+    options = f" It takes {', '.join(names)}." if names else ""
+    if not _is_of(argument, allowed["types"]):
         types = " or ".join(allowed["types"])
-        return f"{key}={given!r}: {JSON_TYPES[type(given)]}, and {taker} takes {types}.{options}"
-    for value in given if isinstance(given, list) else [given]:
-        if isinstance(given, list) and items and not _is_of(value, items):
-            return f"{key}={given}: {JSON_TYPES[type(value)]} in a list of {' or '.join(items)}."
+        return (
+            f"{key}={argument!r}: {JSON_TYPES[type(argument)]}, and {taker} takes {types}.{options}"
+        )
+    for value in argument if isinstance(argument, list) else [argument]:
+        if isinstance(argument, list) and items and not _is_of(value, items):
+            return f"{key}={argument}: {JSON_TYPES[type(value)]} in a list of {' or '.join(items)}."
         if type(value) is int and value < allowed.get("least", value):
-            return f"{key}={given}: at least {allowed['least']}."
+            return f"{key}={argument}: at least {allowed['least']}."
         for word in map(str, value if isinstance(value, dict) else [value]):
             if word in refused:
                 return f"{key}: {word} {refused[word]}"
-            if known and value is not None and word not in known:
-                meant = word_meant(key.rpartition(".")[2], word, known)
-                return f"{key}={word}: unknown.{meant}{options}"
+            if names and value is not None and word not in names:
+                hint = word_meant(key.rpartition(".")[2], word, names)
+                return f"{key}={word}: unknown.{hint}{options}"
     return None
 
 
-def _is_of(given: Any, types: list[str]) -> bool:
+def _is_of(argument: Any, types: list[str]) -> bool:
     """Return whether the value has one of the types; an int is also a float."""
-    kind = JSON_TYPES[type(given)]
+    kind = JSON_TYPES[type(argument)]
     return "any" in types or kind in types or (kind == "int" and "float" in types)
 
 

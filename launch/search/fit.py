@@ -98,7 +98,7 @@ def changes(plan: Plan, host: Host) -> list[Change]:
     print("It does not fit: looking for changes that make it fit.", file=sys.stderr)
     config, command = plan.config, Request(plan.overrides)
     batches = _smaller_batches(config)
-    # bnpo averages over the tokens of one rank's micro-batch, whatever the accumulation.
+    # bnpo averages over the tokens of one rank's micro-batch, regardless of the accumulation.
     is_bnpo = argument(config, "loss_type") == "bnpo"
     smallest = [(batches[-1], "averages over fewer tokens" if is_bnpo else "")] if batches else []
     table = [*smallest, *_remedies(config)]
@@ -137,7 +137,7 @@ def _fitting(command: Request, host: Host) -> Memory | None:
 
 
 def _smaller_batches(config: Config) -> list[list[str]]:
-    """Return the overrides of ever smaller micro-batches, each accumulated to the same step."""
+    """Return the overrides of smaller and smaller micro-batches, accumulated to the same step."""
     names, size = known(config), batch(config)
     if "gradient_accumulation_steps" not in names:
         return []
@@ -224,7 +224,7 @@ def _sharded(config: Config) -> Remedy:
     if config.effective_batch is not None:
         return ["topology=fsdp"], f"trains the same on {ranks} GPUs, but {slower}"
     if rest:
-        more = f"{ranks} GPUs, so {ranks} times the sequences a step, and {slower}"
+        more = f"{ranks} GPUs, so {ranks} times the sequences per step, and {slower}"
         return ["topology=fsdp"], more
     overrides = ["topology=fsdp", f"{ACCUMULATION}={accumulation}"]
     return overrides, f"trains the same on {ranks} GPUs, but {slower}"
@@ -254,10 +254,10 @@ def _other_servers(config: Config) -> Iterator[Remedy]:
         cost = f"trains the same if a prompt and its completion have at most {shorter} tokens"
         yield [f"topology.server_max_length={shorter}"], cost
     for parallel in (2, 4, 8):
-        left = gpus - topology.servers * parallel
-        if topology.server_tensor_parallel < parallel and left > 0:
+        trainers = gpus - topology.servers * parallel
+        if topology.server_tensor_parallel < parallel and trainers > 0:
             fewer = "" if config.effective_batch is not None else ", so a step has fewer sequences"
-            cost = f"the server takes {gpus - left} GPUs and {left} train{fewer}"
+            cost = f"the server takes {gpus - trainers} GPUs and {trainers} train{fewer}"
             yield [f"topology.server_tensor_parallel={parallel}"], cost
 
 
@@ -299,7 +299,7 @@ def search(config: Config, command: Request, host: Host) -> tuple[Request, dict[
 def _largest_batch(config: Config, command: Request, host: Host) -> tuple[str, list[str]]:
     if config.hardware.vendor == Vendor.none or not config.method.trains:
         raise UserError(
-            "find=largest_batch: is for a method that trains, on a GPU. "
+            "find=largest_batch: only for a method that trains on a GPU. "
             "Set hardware=, or leave it out."
         )
     # Possible sizes divide effective_batch, or the completions of a GRPO generation.

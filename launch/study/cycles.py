@@ -30,12 +30,12 @@ METHODS = {"start": "sft", "sample": "sample", "train": "sft", "evaluate": "eval
 
 @dataclass
 class CyclePhase(Phase):
-    """A phase of a RAFT."""
+    """A phase of one RAFT cycle."""
 
     part: str = "sample"  # a key of METHODS
     cycle: int = 0  # 0 means before the first cycle
     chosen: OfCycle | None = None  # if method.selection is set
-    # Group options that the part sets, overriding the command line.
+    # Group options that this phase sets, overriding the command line.
     groups: list[str] = field(default_factory=list)
     args: dict[str, Any] = field(default_factory=dict)  # override the method's arguments
     verifier: dict[str, Any] = field(default_factory=dict)  # method keys that judge completions
@@ -94,7 +94,7 @@ def expand(
 def _choose(
     raft: list[CyclePhase], config: Config, name: str, accuracies: Mapping[str, float]
 ) -> Choice:
-    """Return the resulting cycle as far as known. If method.selection is set, tell the phases."""
+    """Return the chosen cycle so far. If method.selection is set, note it in the phases."""
     evaluations = [phase.name for phase in raft if phase.part == "evaluate"]
     known = [accuracies[e] for e in itertools.takewhile(accuracies.__contains__, evaluations)]
     choice = choose(name, config.method.selection, known, int(value(config, "cycles")))
@@ -155,7 +155,7 @@ def of_raft(
 
 
 def apply(config: Config, phase: CyclePhase) -> None:
-    """Turn a phase's composition into that of its part.
+    """Turn a phase's composition into that of its part of the cycle (sample, train or evaluate).
 
     This also drops the keys for method=raft that an experiment's overrides have added.
     """

@@ -1,4 +1,4 @@
-"""Find the leading phases of an earlier pipeline that need not run again because nothing changed.
+"""Find the first phases of an earlier pipeline that are unchanged and need not run again.
 
 The earlier run stays whole. The new one links to each phase that it keeps, and later phases take
 their models from there.
@@ -23,7 +23,7 @@ from launch.schema import Config
 from launch.schema.plan import Plan
 from launch.study import cycles
 
-MOST_NAMED = 3  # differences that a line names; the others are counted
+MOST_NAMED = 3  # differences that a line lists; it counts the others
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Reuse:
 def find(
     config: Config, home: Path, plans: dict[str, Plan], planned: Callable[..., dict[str, Plan]]
 ) -> Reuse | None:
-    """Return the phases to keep of the pipeline in `home` that shares most; of equals, the newest.
+    """Return the phases to keep of the most similar pipeline in `home`; of equals, the newest.
 
     `plans` keep nothing; `planned(kept)` makes plans that do. Return None if there is no earlier
     pipeline. Also return None if all of this one is done, since like any run it then runs again.

@@ -1,7 +1,7 @@
 """Trace which model each phase of a pipeline started from, and the gain of each evaluation.
 
 These are pure functions. A pipeline is a tree: GRPO, RAFT and DPO may each start from the same SFT,
-and the gain of one says nothing about another.
+and the gain of one does not depend on another.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def parents(phases: Sequence[Phase]) -> dict[str, Phase | None]:
     for phase in phases:
         # <pipeline>/<phase>/model, wherever the pipeline's directory has been moved.
         path = Path(phase.model or "")
-        taken = (path.parent.parent.name, path.parent.name)
-        result[phase.name] = earlier.get(taken) if path.name == "model" else None
+        source = (path.parent.parent.name, path.parent.name)
+        result[phase.name] = earlier.get(source) if path.name == "model" else None
         earlier[(phase.folder.parent.name, phase.name)] = phase
     return result
 

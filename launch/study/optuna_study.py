@@ -75,7 +75,8 @@ def study_of(sweep: Sweep, trials: list[Trial], seed: int = 0) -> Study:
     """Return a study of these trials, in memory.
 
     Each suggestion has a sampler with its own seed, because a resumed sampler would repeat its
-    first points. constant_liar counts running trials as bad ones, so that others look elsewhere.
+    first points. constant_liar counts running trials as bad, so that the next ones search
+    elsewhere.
     """
     import optuna
     from optuna.trial import TrialState, create_trial

@@ -242,7 +242,7 @@ class Pipeline:
         prepared.model.path = source
         prepared = with_choices(prepared, self.host, folder)
         plan = make_plan(prepared, self.host, folder, warnings, self.request)
-        there = copy.deepcopy(prepared)  # without what earlier phases will leave
+        there = copy.deepcopy(prepared)  # without the outputs of earlier phases
         if phase.model_from:
             there.model.path, there.model.init = None, Init.pretrained
         if phase.data_from:
@@ -293,7 +293,10 @@ class Pipeline:
                 if plan.chosen and plan.config.method.measures_model:
                     plans = self.plans()
                     self._write(plans, "running")
-        except (UserError, HostError) as error:  # planning again may find that a data file is gone
+        except (
+            UserError,
+            HostError,
+        ) as error:  # planning again may miss a data file
             self._end(plans, error.exit_code)
             raise
         self._end(plans, exit_code)

@@ -91,7 +91,7 @@ def distribution(parameter: Parameter) -> BaseDistribution:
 
     Lists hold strings, because Optuna stores only plain values and a value may itself be a list.
     """
-    from optuna import distributions  # takes a second, which only a search should cost
+    from optuna import distributions  # takes a second, so import it only for a search
 
     if (values := choices(parameter)) is not None:
         return distributions.CategoricalDistribution(values)

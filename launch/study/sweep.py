@@ -125,7 +125,7 @@ def read(request: Request) -> Command:
         goal = [sweep.metric, sweep.direction.value, plain(sweep.space)]
         name, inputs = config.name or sweep.name, [identity(composition(config)), *goal]
         typed = [*sweep.overrides, *typed]
-    # An equal sweep has the same directory, a new one with resume=never.
+    # An equal sweep gets the same directory; with resume=never it gets a new one.
     digest = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:8]
     fresh = f"-{rundir.fresh_name()}" if config.resume == "never" else ""
     folder = Path(config.run_root) / "sweeps" / f"{name}-{digest}{fresh}"
@@ -179,7 +179,7 @@ def _check(config: Config, typed: list[str], varied: list[str]) -> None:
     check_value("sweep.num_trials", sweep.num_trials, Range(least=1))
     goal, fault = sweep_report.goal_of(sweep.metric), None
     by_key = {_key(override): override for override in typed}
-    held = [n for n, parameter in sweep.space.items() if parameter.key in by_key]
+    fixed = [n for n, parameter in sweep.space.items() if parameter.key in by_key]
     if goal is not None and goal != sweep.direction:
         fault = (
             f"sweep.direction={sweep.direction.value} with sweep.metric={sweep.metric}: the worst "
@@ -192,10 +192,10 @@ def _check(config: Config, typed: list[str], varied: list[str]) -> None:
         )
     elif is_search and varied:
         fault = f"{varied[0]}: is for a grid, and sweep={sweep.name} is a search. Leave out one."
-    elif is_search and held:
-        override = by_key[sweep.space[held[0]].key]
+    elif is_search and fixed:
+        override = by_key[sweep.space[fixed[0]].key]
         fault = (
-            f"{override}: sweep={sweep.name} varies it. To hold it, add '~sweep.space.{held[0]}'."
+            f"{override}: sweep={sweep.name} varies it. To hold it, add '~sweep.space.{fixed[0]}'."
         )
     if fault:
         raise UserError(fault)

@@ -53,7 +53,7 @@ def look(
         try:
             planned = prepared(Request([*shared, *trial.varied]), host)
             for plan in planned.plans if to_run else ():
-                # A job of Slurm runs on another machine, which checks itself.
+                # A Slurm job runs on another machine, where its own launcher checks the host.
                 on_slurm = plan.config.runtime.name == "slurm"
                 check_plan(plan) if on_slurm else check_host(plan, host)
             ready[trial.number] = planned

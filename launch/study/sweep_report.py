@@ -43,7 +43,7 @@ def metric_of(content: Mapping[str, Any]) -> str | None:
 
 
 def goal_of(metric: str | None) -> Direction | None:
-    """Return which direction of a figure is better, if its name tells."""
+    """Return which direction of a figure is better, if its name shows it."""
     bare = (metric or "").removeprefix("best_").removeprefix("eval_")
     if less_is_better(bare):
         return Direction.minimize
@@ -91,7 +91,7 @@ def show_end(config: Config, content: dict[str, Any], exit_code: int) -> None:
         return
     sweep, trials = config.sweep, content["trials"]
     table = Table("trial", "overrides", "figure", "status", title="Trials", title_justify="left")
-    table.add_column("run directory", overflow="fold")  # so that it can be copied whole
+    table.add_column("run directory", overflow="fold")  # so that it can be copied
     for row in trials:
         value = "" if row["value"] is None else f"{row['metric']} {row['value']:.6g}"
         why = f", exit code {row['exit_code']}: {row['why']}"[:120] if row["why"] else ""

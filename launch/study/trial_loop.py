@@ -1,4 +1,4 @@
-"""Run the trials of a sweep as processes of this machine, each on GPUs of its own."""
+"""Run the trials of a sweep as processes of this machine, each on its own GPUs."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Loop:
         show.say(self.config, line)
 
     def _start_trials(self, stopping: list[int]) -> bool:
-        """Start trials until one has to wait; return whether one does."""
+        """Start trials until one has to wait; return True if one has to."""
         while not stopping:
             if self.waiting is None:
                 # A search learns from ended trials, so ask it only if there is room for another.
@@ -141,7 +141,7 @@ class Loop:
         return False
 
     def _room(self, ready: Prepared) -> list[int] | None:
-        """Return the GPUs for such a trial ([] on a CPU); None if it has to wait."""
+        """Return free GPUs for the trial ([] on a CPU); None if it has to wait."""
         if len(self.running) >= self._at_once(ready):
             return None
         sets = blocks(ready.gpus_here(self.host, planned=False), ready.num_gpus)
@@ -153,7 +153,7 @@ class Loop:
         return at_once(gpus, ready.num_gpus, self.sweep.parallel)
 
     def _settle_ended(self) -> bool:
-        """Settle trials that have ended; return whether any still runs."""
+        """Record the result of ended trials; return whether any trial still runs."""
         for running in list(self.running):
             exit_code = running.process.poll()
             if exit_code is not None:
@@ -166,7 +166,7 @@ class Loop:
         return bool(self.running)
 
     def ended(self, trial: Trial, ready: Prepared, log: Path, exit_code: int) -> None:
-        """Settle a trial by its launcher's exit code, which is negative after a signal."""
+        """Record a trial's result by its launcher's exit code, which is negative after a signal."""
         run_dir = newest_run(ready)
         trial.run_dir = str(run_dir) if run_dir else None
         if exit_code == EXIT_DONE and run_dir:
@@ -181,7 +181,7 @@ class Loop:
             self.settle(trial, "failed", exit_code, f"{error} ({log})")
 
     def _settle_done(self, trial: Trial, run_dir: Path) -> None:
-        """Settle a trial with its metric. A search cannot learn from it without a finite one."""
+        """Record a trial with its metric. A search can only learn from a finite metric."""
         values, metric = figures(run_dir), self.sweep.metric
         trial.run_dir = str(run_dir)
         if metric is None:

@@ -47,7 +47,7 @@ class Trial:
     exit_code: int | None = None
     why: str | None = None  # why it failed
     run_dir: str | None = None
-    ran: bool = False  # run by this command rather than already done
+    ran: bool = False  # whether this command ran it
     params: dict[str, Any] = field(default_factory=dict)  # Optuna's values of a search's space
 
 
@@ -119,7 +119,7 @@ def figures(run_dir: Path) -> dict[str, float | None]:
     """Return the numbers of a run, from its last logged step and from its end.
 
     For a pipeline they are those of its last phase, or of the evaluation that a final RAFT has
-    chosen. None stands for a number that is not finite.
+    chosen. A number that is not finite becomes None.
     """
     record = json_files.read_json(run_dir / "record.json") or {}
     last = list((record.get("phases") or {"": ""}).values())[-1]

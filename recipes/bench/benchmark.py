@@ -136,14 +136,14 @@ def measure(
     """
     rows = measure_rows(config, args, table, cases, work, skip)
     own = complete(rows) or {}
-    # A smoke run measures the CPU, whatever GPU it is configured for.
+    # A smoke run measures the CPU, even if configured for a GPU.
     hardware = "cpu" if config.get("smoke") else config.hardware.name
     rows, notes, below = published.compare(
         rows, table.benchmark, hardware, table.figure, table.higher_is_better, args.fail_below
     )
     notes = [*table.notes, *notes]
     notes += [
-        f"{table.name(row)}: {', '.join(row['not_finite'])} came out as inf or nan."
+        f"{table.name(row)}: {', '.join(row['not_finite'])} became inf or nan."
         for row in rows
         if row.get("not_finite")
     ]
@@ -186,7 +186,7 @@ def measure_rows(
     published.require(table.benchmark, config.hardware.name, table.figure, args.fail_below, cases)
     path = Path(config.run_dir) / "metrics.jsonl"
     rows = earlier_rows(path, cases)
-    # Retry failed rows, since a package or driver may have been fixed. Memory would run out again.
+    # Retry failed rows, since a package or driver may be fixed by now, unless memory ran out.
     pending = [i for i, row in enumerate(rows) if row["error"] not in (None, OUT_OF_MEMORY)]
     for i in pending:
         say(f"trying again: {table.name(rows[i])}, which failed: {rows[i]['error']}")
@@ -249,7 +249,7 @@ def attempt(case: Row, work: Callable[[Row], Row]) -> Row:
 
 
 def skip_larger(key: str, *same: str) -> Callable[[Row, list[Row]], str | None]:
-    """Return a `skip` for cases above one, equal in `same`, that ran out of memory."""
+    """Return a `skip` of cases larger than one, equal in `same`, that ran out of memory."""
 
     def skip(case: Row, rows: list[Row]) -> str | None:
         for row in rows:
@@ -267,7 +267,7 @@ def parsed_output(
     env: Mapping[str, str] | None = None,
     timeout_s: float | None = None,
 ) -> Any:
-    """Run a program and return what `parse` reads in its output. Raise UserError for nothing."""
+    """Run a program and return `parse` of its output. Raise UserError if that is empty."""
     try:
         done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=timeout_s)
         figures = parse(done.stdout)

@@ -1,4 +1,4 @@
-"""Measure as one rank of bench/collectives, under one set of environment variables.
+"""Measure collectives as one rank of bench/collectives, under one set of environment variables.
 
 recipes/bench/collectives.py starts a new process for each set, because RCCL and NCCL read most
 variables only once per process (NCCL's src/misc/param.cc: a static cache for each). Cases and
@@ -77,11 +77,11 @@ def measured(
     if collective is not None:
         wrong = collective.wrong()
         collective.prepare()
-        highest(0.0, group)  # a barrier, so that all start together
+        highest(0.0, group)  # a barrier: all ranks start together
         ms = steps_ms(collective.call, device, case["warmup"], case["repetitions"])
     del collective
     if device.type == "cuda":
-        torch.cuda.empty_cache()  # so that the next size has all of the memory
+        torch.cuda.empty_cache()  # frees all memory for the next size
     return {"ms": highest(ms), "wrong": int(highest(wrong))}
 
 

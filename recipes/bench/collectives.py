@@ -67,7 +67,7 @@ TORCHRUN = "TORCHELASTIC_USE_AGENT_STORE"  # its store belongs to the parents
 
 @dataclass
 class CollectivesConfig(SeriesConfig):
-    """Hold the arguments. Sizes grow from `min_bytes` by `factor`, up to and with `max_bytes`.
+    """Hold the arguments. Sizes grow from `min_bytes` by `factor`, up to and including `max_bytes`.
 
     `ranks`: numbers above that of the run's ranks are skipped. `dtypes` null: the hardware's
     preferred one and fp32. `settings`: sets of environment variables added to the run's; null
@@ -302,7 +302,7 @@ class Workers:
 
 
 def series_of(case: Row) -> tuple:
-    """Return what fails together: all of a setting, or all sizes of a run of rccl-tests."""
+    """Return a key of cases that fail together: a setting's, or all sizes of rccl-tests."""
     if case["program"] == "torch":
         return (case["setting"],)
     return (case["setting"], case["op"], case["dtype"], case["ranks"])

@@ -1,4 +1,4 @@
-"""Let all ranks, or the first few, measure together; they agree over gloo, which uses no GPU."""
+"""Let all ranks, or the first few, measure together, and agree over gloo, which uses no GPU."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from recipes.rank.program import Failed, Interrupted
 PATIENCE = timedelta(hours=2)
 GRACE = timedelta(seconds=20)  # ranks that run out of memory together do so within a step
 
-_calls = itertools.count()  # counts alike on all ranks
+_calls = itertools.count()  # the same numbers on all ranks
 
 
 class Alone(Exception):
-    """Report that this rank failed and others did not; they wait for it in a collective."""
+    """This rank failed and others did not; they wait for it in a collective."""
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from recipes.bench.timing import median_ms, synchronize
 from recipes.rank.program import main
 
 NUM_WORKERS = [0, 1, 2, 4, 8]
-VOCABULARY = 32000  # tokens are random, since only their number counts
+VOCABULARY = 32000  # tokens are random; only their number matters
 TIMEOUT_S = 120  # after this time without a batch, workers count as hung and the row fails
 
 

@@ -5,9 +5,9 @@ compiled and recomputed in backward; the optimizer is fused AdamW; weights, grad
 are bf16. Several GPUs use FSDP2, which also reduces gradients in bf16. Speed does not depend on the
 weights, so they are random. The loss is TRL's, with a tile of the logits in memory at a time,
 because 14 x 8192 rows of them would take 35 GB in bf16. fp8 is torchao's dynamic scaling of whole
-tensors, in all linear layers but the head. The report does not state
-whether 14 is per GPU, whether rows are full, LoRA's rank (here from conf/adapter/lora.yaml), the
-scaling of fp8, or the dtype in which gradients are reduced.
+tensors, in all linear layers except the head. The report does not state whether 14 is per GPU,
+whether rows are full, LoRA's rank (here from conf/adapter/lora.yaml), the scaling of fp8, or the
+dtype in which gradients are reduced.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def finetune(config: DictConfig) -> dict[str, Any]:
 def trained(
     case: Row, config: DictConfig, args: FinetuneConfig, device: torch.device
 ) -> dict[str, float]:
-    """Train a case together with all other ranks, and return this rank's figures."""
+    """Train a case on all ranks together, and return this rank's figures."""
     dtype = "fp32" if args.use_cpu else "bf16"
     adapter = {"name": case["adapter"]}
     if case["adapter"] == "lora":
@@ -119,7 +119,7 @@ def trained(
     own = OmegaConf.merge(config, numerics)
     model = build_model(own).to(device)
     if case["adapter"] == "lora":
-        # The adapter in bf16 too, because FSDP2 gathers weights of one dtype together.
+        # The adapter is bf16 too, because FSDP2 only gathers weights of equal dtype together.
         lora = adapter_config(own)
         model = get_peft_model(model, lora, autocast_adapter_dtype=False).get_base_model()
     flops = flops_per_token(model, case["sequence"])
@@ -130,7 +130,7 @@ def trained(
         model.gradient_checkpointing_enable({"use_reentrant": False})
     if args.torch_compile:
         for layer in layers:
-            # Compiles within checkpointing and within FSDP2's hooks.
+            # Compile inside checkpointing and inside FSDP2's hooks.
             layer.forward = torch.compile(layer.forward)
     add_fused_lm_head(model.train())  # as SFTTrainer does
     if case["num_gpus"] > 1:

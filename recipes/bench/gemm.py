@@ -59,7 +59,7 @@ class GemmConfig(SeriesConfig):
     `ops`: torch.matmul; F.linear, whose second matrix is transposed; matmul under torch.compile
     with max-autotune; hipBLASLt's own program if it is installed.
 
-    `values` and `paddings` (bytes a row, cut to whole elements) beyond the first are measured for
+    `values` and `paddings` (bytes per row, cut to whole elements) beyond the first are measured for
     the first shape only. Zeros, ones (`constant`) and small integers switch fewer transistors and
     run at higher clocks. Rows whose stride is a multiple of 512 bytes share cache tags on MI300
     (AMD's workload guide, "Tagram channel hotspotting").

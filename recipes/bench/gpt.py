@@ -74,7 +74,7 @@ class Block(nn.Module):
         self.down = nn.Linear(size.feed_forward, size.width, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map (batch, sequence, width) to the same shape."""
+        """Apply the block to (batch, sequence, width); the shape stays the same."""
         batch, sequence, width = x.shape
         heads = self.qkv(self.norm1(x)).view(batch, sequence, 3, self.heads, width // self.heads)
         attended = self.attend(*heads.permute(2, 0, 3, 1, 4).unbind(0))
@@ -97,7 +97,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Return the mean loss in nats for tokens (batch, sequence) and the tokens that follow them."""
+    """Compute the mean loss in nats for tokens (batch, sequence) and those that follow them."""
 
     def __init__(self, size: Size, sequence: int) -> None:
         super().__init__()

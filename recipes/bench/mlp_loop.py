@@ -31,7 +31,7 @@ class MlpLoopConfig(SeriesConfig):
 
 
 class Mlp(nn.Module):
-    """Return the mean squared error for inputs and targets (batch, width)."""
+    """Compute the mean squared error for inputs and targets (batch, width)."""
 
     def __init__(self, width: int, inner: int) -> None:
         super().__init__()

@@ -56,8 +56,8 @@ def precision(config: DictConfig) -> dict[str, Any]:
         measured = {row["precision"]: row for row in rows if row["error"] is None}
         loss, ms = measured.get("fp32", {}).get("loss"), measured.get("bf16", {}).get("ms")
         for row in rows:
-            known = loss is not None and row.get("loss") is not None
-            row["loss_difference"] = row["loss"] - loss if known else None
+            has_both = loss is not None and row.get("loss") is not None
+            row["loss_difference"] = row["loss"] - loss if has_both else None
             row["slowdown"] = row["ms"] / ms if ms and row["error"] is None else None
 
     def unsupported(case: Row, rows: list[Row]) -> str | None:

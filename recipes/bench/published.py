@@ -51,7 +51,7 @@ class Reference:
 
 @functools.cache
 def load(benchmark: str) -> tuple[list[Reference], list[Mapping[str, Any]]]:
-    """Return the rows of a benchmark's file, and its notes on omissions and errors of sources."""
+    """Return the rows of a benchmark's file, and its notes on omissions and errors in sources."""
     path = FOLDER / f"{benchmark}.yaml"
     if not path.is_file():
         return [], []

@@ -2,7 +2,7 @@
 
 Models and step are from bench/transformer; every GPU has the same number of sequences. One run
 measures every number n of GPUs up to its own: the first n ranks train, and the others wait without
-touching their GPUs. On one GPU there is nothing to average or shard, so that row is the plain loop,
+touching their GPUs. One GPU averages and shards nothing, so its row is the plain loop,
 and efficiency is relative to it. Time is the slowest rank's, memory the fullest rank's.
 Gradients are reduced in the dtype of the weights under both strategies.
 """
@@ -67,7 +67,7 @@ def scaling(config: DictConfig) -> dict[str, Any]:
 
         def work(case: Row) -> Row:
             n = case["num_gpus"]
-            mine = None  # for a rank that only waits
+            mine = None  # None for a rank that only waits
             if dist.get_rank() < n:
                 size = gpt.SIZES[case["model"]]
                 group = groups.get(n)
@@ -90,7 +90,7 @@ def compare(rows: list[Row]) -> None:
 
 
 def cases(args: ScalingConfig, world: int) -> list[Row]:
-    """Return the cases of each model: one GPU once, since strategies are equal there, then more."""
+    """Return the cases of each model. One GPU comes once, since all strategies are equal there."""
     rows = []
     for name in args.models:
         size = gpt.shape(name, args.batch, args.sequence)

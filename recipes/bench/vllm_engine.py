@@ -47,7 +47,7 @@ REFUSED = {"refused": vllm.REFUSED}
 
 @dataclass
 class EngineConfig(SeriesConfig):
-    """Hold the vllm. `kinds`: offline, served (HTTP), latency (a batch of `batch_sizes`).
+    """Hold the arguments. `kinds`: offline, served (HTTP), latency (a batch of `batch_sizes`).
 
     `lengths`: lists [tokens in, tokens out]. `settings`: vLLM's arguments, which override `base`;
     {} keeps vLLM's defaults. Upper-case keys are environment variables, `instances` puts several
@@ -309,7 +309,7 @@ class Engines:
 
 
 def shares(figures: Row, case: Row, setting: Engine, config: DictConfig) -> Row:
-    """Return the shares of the GPUs' limits that were reached.
+    """Return the reached shares of the GPUs' limits.
 
     `share_of_peak` counts two operations per parameter and token, without attention.
     `share_of_bandwidth` assumes that the weights are read once between two tokens, and does not

@@ -124,7 +124,7 @@ def disjoint(
     sets: dict[str, list[Problem]] = {"heldout": [], "train": []}
     for task in data.tasks:
         share = task.weight / sum(task.weight for task in data.tasks)
-        seen: set[str] = set()  # questions of held-out problems, which are distinct
+        seen: set[str] = set()  # held-out questions so far, to keep them distinct
         for split, least, total in (("heldout", 0, data.num_heldout), ("train", 1, data.num_train)):
             count, problems = max(least, round(total * share)), []
             attempts = 20 * count + 1000
@@ -147,7 +147,7 @@ def disjoint(
     order = random.Random(data.seed)
     order.shuffle(sets["heldout"])
     order.shuffle(sets["train"])
-    questions = set(map(question, sets["heldout"]))  # which another task may train on
+    questions = set(map(question, sets["heldout"]))  # questions held out by other tasks, too
     return [p for p in sets["train"] if question(p) not in questions], sets["heldout"]
 
 
@@ -156,7 +156,7 @@ def question(problem: Problem) -> str:
 
 
 def known() -> dict[str, dict[str, Any]]:
-    """Return the same facts on these tasks as tasks.known does on its own."""
+    """Return what tasks.known returns, for these tasks."""
     return {name: {"highest": HIGHEST_LEVEL, "fields": [], "working": False} for name in KINDS}
 
 

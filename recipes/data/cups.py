@@ -1,7 +1,7 @@
 """Define a task that is missing from reasoning-gym: find the ball after swaps of two cups.
 
 Each swap is a small step that depends on the one before. A transformer that answers at once has
-only as many steps as layers (arXiv:2404.08819); one that writes out its working has a step for each
+only as many steps as layers (arXiv:2404.08819); one that writes its working has a step for each
 token. The task resembles BIG-bench's "tracking shuffled objects" (arXiv:2206.04615).
 """
 

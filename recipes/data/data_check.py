@@ -143,7 +143,7 @@ def read_of(row: Row, method: str) -> list[str]:
     return _read_of(_present(row), method)
 
 
-@functools.lru_cache  # the rows of a file have few sets of fields
+@functools.lru_cache  # few sets of fields occur in a file
 def _read_of(present: frozenset[str], method: str) -> list[str]:
     complete = _complete(present, method)
     incomplete = {name for form in FORMATS[method] if form not in complete for name in form}

@@ -89,7 +89,7 @@ def _load(data: DictConfig, method: str, piece: int, progress: Callable[[int], N
     blank, forms, tables = Counter[str](), set[str](), []
     chosen = _chosen(data, method, counts, progress)
     while rows := list(itertools.islice(chosen, piece)):
-        if not forms:  # generated rows have the fields of their kind, whatever the method reads
+        if not forms:  # generated rows have the fields of their kind, regardless of the method
             check_row(rows[0], f"data={data.name}", method)
         for row in rows:
             forms.add(_form(row, method))
@@ -138,7 +138,7 @@ def _chosen(
 def _left(
     rows: Iterable[Row], data: DictConfig, counts: dict[str, Any], progress: Callable[[int], None]
 ) -> Iterator[Row]:
-    """Yield the rows that pass data.filter and that data.heldout_fraction leaves for training."""
+    """Yield the training rows: those that pass data.filter, without data.heldout_fraction."""
     rejecting_filter, fraction = select.row_filter(data.filter), data.heldout_fraction
     filtered, number = Counter[str](), 0
     for number, row in enumerate(rows, start=1):
@@ -331,7 +331,7 @@ def _streamed(data: dict[str, Any], method: str) -> Iterator[Row]:
 
 
 def _form(row: Row, method: str) -> str:
-    """Return which fields of a row its trainer reads, and whether they are text or messages."""
+    """Return the fields of a row that its trainer reads, and whether they are text or messages."""
     names = []
     for name in read_of(row, method):
         if not isinstance(row[name], (str, list)):
@@ -387,7 +387,7 @@ def _columns(row: Row, method: str, extra: tuple[str, ...] = ()) -> Row:
     if method == "grpo":
         return {key: value for key, value in row.items() if key not in ("completion", "source")}
     if method == "sft":
-        extra = (*extra, "finished")  # so that truncated samples are not trained to end
+        extra = (*extra, "finished")  # so that training does not teach truncated samples to end
     columns = {key: row[key] for key in (*read_of(row, method), *extra) if key in row}
     if not isinstance(columns.get("tools", ""), str):
         # TRL reads JSON too; in a table, each tool would get the keys of all others.

@@ -107,8 +107,8 @@ class PreparedRows:
             most = args.max_length
             if not packs and most is not None and args.truncation_mode == "keep_start":
                 # As in TRL, drop rows whose whole answer is cut.
-                left = np.flatnonzero(lengths["prompt"] < np.minimum(lengths["tokens"], most))
-                final = final if len(left) == len(final) else final.select(left)
+                indices = np.flatnonzero(lengths["prompt"] < np.minimum(lengths["tokens"], most))
+                final = final if len(indices) == len(final) else final.select(indices)
                 if lengths["tokens"].max() > most:
                     final = data_tokens.first_tokens(final, most)
                 args = _with(args, max_length=None)
@@ -182,7 +182,7 @@ def _code(*patterns: str) -> list[str]:
 
 
 def load_once(config: DictConfig, method: str) -> Loaded:
-    """Return the rows as data.load does, from the cache if the same files were read before.
+    """Return the rows of data_load.load, from the cache if the same files were read before.
 
     The key hashes the files, the settings that select rows, and our code.
     """

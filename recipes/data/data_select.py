@@ -34,7 +34,7 @@ def require(
     left_out: Mapping[str, Any] | None = None,
     remedy: str = "Relax data.filter, or use more rows.",
 ) -> None:
-    """Raise UserError if no row of `source` is left, with counts of rows that were left out."""
+    """Raise UserError, with the counts of omitted rows, if no row of `source` is left."""
     if not rows:
         reasons = f"; left out: {dict(left_out)}" if left_out else ""
         raise UserError(f"{source}: no rows{reasons}. {remedy}")
@@ -202,7 +202,7 @@ def quotas(total: int, weights: Sequence[float]) -> list[int]:
 
 
 def mixed(groups: Sequence[Sequence[Row]], weights: Sequence[float], seed: int) -> list[Row]:
-    """Return as many rows as all groups hold, by the groups' weights and in random order.
+    """Mix the groups by weight, in random order, into as many rows as they have together.
 
     A group smaller than its share is repeated, and the remainder sampled; a larger one is sampled.
     """
@@ -215,9 +215,9 @@ def mixed(groups: Sequence[Sequence[Row]], weights: Sequence[float], seed: int) 
 
 
 def balanced(rows: Sequence[Row], by: str, seed: int) -> list[Row]:
-    """Return as many rows as there are now, with all values of the field `by` equally frequent.
+    """Resample the rows so that all values of the field `by` are equally frequent.
 
-    Raises UserError if the field is missing from a row, or null.
+    The number of rows stays the same. Raises UserError if the field is missing from a row, or null.
     """
     for row in rows:
         _field({name: row[name] for name in row if row[name] is not None}, by, f"data.balance={by}")

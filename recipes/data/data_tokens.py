@@ -1,7 +1,7 @@
 """Make the same tokens and labels as TRL, but in batches and in several processes.
 
 TRL 1.16 calls the tokenizer once for each text and passes over all rows four times, which takes ten
-times as long.
+times longer.
 """
 
 from __future__ import annotations
@@ -279,7 +279,7 @@ def _prompt_length(tokenizer: PreTrainedTokenizerBase, prompt: list[int], whole:
 def without_end(row: Row, special: Collection[int]) -> Row:
     """Return tokens and labels; if `finished` is False, without the token that ends the completion.
 
-    A model trained on the end of a truncated sample would learn to stop anywhere. Sampled text has
+    Trained on ends of truncated samples, a model would learn to stop anywhere. Sampled text has
     no special tokens, so the last one is the end token that TRL or the chat template has added.
     Raises UserError if there is none.
     """

@@ -80,7 +80,7 @@ def score(answer: str, problem_entry: str) -> float:
 
 
 def wrong_answer(problem: Problem, others: list[Problem], rng: random.Random) -> str:
-    """Return a wrong answer: the right one to one of `others`, problems of the same task."""
+    """Return a wrong answer: the right answer to another problem (`others`) of the same task."""
     # Nearly every draw is wrong; scoring all answers for each of n problems would take n * n.
     for _ in range(DRAWS):
         if (answer := rng.choice(others)["answer"]) != problem["answer"] and score(

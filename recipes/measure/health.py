@@ -1,14 +1,14 @@
-"""Measure each GPU of this machine: right products, speed, memory, all-reduce.
+"""Measure each GPU of this machine: correct products, speed, memory, all-reduce.
 
-Started by `python launch/doctor.py active=true`, which judges what this writes: one process a GPU,
-no model, no TRL. By hand, with 1 or 8 in place of N:
+Started by `python launch/doctor.py active=true`, which judges the results: one process per GPU, no
+model, no TRL. By hand, with 1 or 8 in place of N:
 
     python -m torch.distributed.run --standalone --local-addr 127.0.0.1 --nproc-per-node N \\
         -m recipes.measure.health --folder measured
 
 FOLDER/rank<RANK>.json is rewritten before each phase, so it shows what a process did before it
 died or hung; launch/checks/measured.py describes its keys. All GPUs are loaded at once, as in
-training: they share power and air. It takes about 8 s a phase and less than 4 GB.
+training: they share power and cooling. It takes about 8 s per phase and less than 4 GB.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def call_s(
     Without `calls`, a round lasts a fifth of `load_s`. `meanwhile` runs in each round while the
     device computes.
     """
-    for _ in range(2):  # so that kernels are loaded and clocks rise
+    for _ in range(2):  # load the kernels and let clocks rise
         call()
     rank.synchronize()
     start = time.perf_counter()
@@ -224,7 +224,7 @@ def measure_all_reduce(rank: Rank) -> None:
     rank.measured["all_reduce_wrong"] = int(
         (buffer != pattern * (rank.world * (rank.world + 1) // 2)).sum()
     )
-    buffer.zero_()  # so that repeated sums stay finite
+    buffer.zero_()  # keeps repeated sums finite
     seconds = call_s(rank, lambda: dist.all_reduce(buffer), rank.sizes.load_s, calls=10)
     rank.measured["all_reduce_gb_s"] = (
         2 * (rank.world - 1) / rank.world * rank.sizes.reduced / seconds / 1e9
@@ -244,7 +244,7 @@ def run(rank: Rank) -> None:
         ("all-reduce", measure_all_reduce),
     ):
         rank.phase(name)
-        all_ready(usable)  # a barrier, so that all begin at once
+        all_ready(usable)  # a barrier: all ranks begin at once
         if usable and (measure is not measure_all_reduce or (complete and rank.world > 1)):
             measure(rank)
         if rank.device.type == "cuda":

@@ -51,16 +51,16 @@ def summary(
 
 def _at_peak(traces: list[dict[str, Any]]) -> tuple[list[tuple[int, list[dict[str, Any]]]], int]:
     """Return (size, stack) of each block allocated at the history's peak, and the peak's bytes."""
-    held = most = at = 0
+    in_use = most = at = 0
     sizes: dict[int, int] = {}
     for number, entry in enumerate(traces):
         if entry["action"] == "alloc":
             sizes[entry["addr"]] = entry["size"]
-            held += entry["size"]
+            in_use += entry["size"]
         elif entry["action"] == "free_completed":
-            held -= sizes.pop(entry["addr"], 0)  # 0 for a block from before the history
-        if held > most:
-            most, at = held, number + 1
+            in_use -= sizes.pop(entry["addr"], 0)  # 0 for a block from before the history
+        if in_use > most:
+            most, at = in_use, number + 1
     live: dict[int, tuple[int, list[dict[str, Any]]]] = {}
     for entry in traces[:at]:
         if entry["action"] == "alloc":

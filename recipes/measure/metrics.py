@@ -19,7 +19,7 @@ from recipes.rank.files import append
 from recipes.rank.program import Failed, is_main_rank, say
 from recipes.training.step_shares import KINDS, Stopwatch
 
-# Names of TRL's without a unit, and counts of TRL's that restart from zero in a resumed run.
+# TRL's names without a unit, and TRL's counts that restart from zero in a resumed run.
 RENAMED = {"eval_runtime": "eval_s"}
 COUNTED_HERE = ("num_tokens", "epoch", "step_time")  # step_time is without the optimizer's step
 HELD_OUT = "eval_"

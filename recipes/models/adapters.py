@@ -1,7 +1,7 @@
 """Identify an adapter's base, load an adapter for further training, and merge it into the base.
 
 A LoRA layer computes W x + s B A x with s = alpha/rank (rsLoRA: alpha/sqrt(rank)); DoRA then scales
-each row of W + s B A to a learnt length (arXiv:2402.09353). Merging computes that in fp32 and
+each row of W + s B A to a learned length (arXiv:2402.09353). Merging computes that in fp32 and
 rounds once. PEFT's own merge changes the base in place: in 16 bits, merging and unmerging at every
 weight transfer changes the frozen base, and 4-bit weights would be quantized again.
 """
@@ -36,7 +36,7 @@ from recipes.rank.program import is_main_rank, say
 BASE = "base.json"
 # Names of an adapter's A, B and DoRA magnitude
 PARTS = ("lora_A", "lora_B", "lora_magnitude_vector")
-PREFIX = "base_model.model."  # which PEFT puts before the names of the base's weights
+PREFIX = "base_model.model."  # PEFT's prefix of the names of the base's weights
 Tensors = dict[str, Tensor]
 Gather = Callable[[list[nn.Parameter]], contextlib.AbstractContextManager[Any]]
 
@@ -88,7 +88,7 @@ def load_adapter(model: PreTrainedModel, config: DictConfig, base: str) -> PeftM
     """
     path, base_name = Path(config.adapter.path), config.model.path or config.model.name
     adapter = LoraConfig.from_pretrained(str(path))
-    adapter.lora_dropout = config.adapter.dropout  # a setting of training, not of the adapter
+    adapter.lora_dropout = config.adapter.dropout  # dropout belongs to the run, not to the adapter
     if not (path / BASE).is_file():
         say(f"adapter.path={path} has no {BASE}, so only layers and shapes can be compared")
     elif json.loads((path / BASE).read_text())["fingerprint"] != base:
@@ -108,7 +108,7 @@ def load_adapter(model: PreTrainedModel, config: DictConfig, base: str) -> PeftM
         )
     if other:
         raise UserError(
-            f"adapter.path={path} was trained on other layers than model={base_name} has: "
+            f"adapter.path={path} was trained on other layers than those of model={base_name} has: "
             f"{min(other)}. Use the base that it was trained on."
         )
     return adapted

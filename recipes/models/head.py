@@ -1,9 +1,9 @@
 """Compute the language-model head and its loss in one pass, a tile of tokens at a time.
 
-TRL's own head recomputes the logits of a tile in the backward pass, because the loss may be any
-function of the log-probabilities. SFT's loss is their plain sum, so each tile's gradient can be
-computed while its logits exist. For DPO, the gradients of the tokens' log-probabilities are stored,
-unless they are too large, and scaled in the backward pass.
+TRL's own head recomputes a tile's logits in the backward pass, since the loss may be any function
+of the log-probabilities. SFT's loss is their plain sum, so each tile's gradient can be computed
+while its logits exist. For DPO, the gradients of the tokens' log-probabilities are stored, unless
+they are too large, and scaled in the backward pass.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class StoredHead:
 
 
 def store() -> None:
-    """Make the heads that TRL adds to models in this process use StoredHead."""
+    """Let the heads that TRL adds to models in this process use StoredHead."""
     trl_utils._ChunkedLogProbFunction = StoredHead
 
 

@@ -184,7 +184,7 @@ class CompiledLayers:
         return super().compute_loss(model, inputs, *args, **kwargs)
 
     def _begin(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> None:
-        """Compile without updating weights; on unmeasured hardware, compare with eager.
+        """Compile before the first update; on unmeasured hardware, compare with eager.
 
         The comparison uses the first micro-batch.
         """
@@ -219,7 +219,7 @@ class CompiledLayers:
             self._gave_up(reason)
 
     def _gave_up(self, reason: str | None) -> bool:
-        """Return whether any rank has a reason to give up; if so, all ranks continue uncompiled."""
+        """Return whether any rank has a reason to give up; if one has, all continue uncompiled."""
         own = reason if self.compiled == "yes" else self.compiled
         reasons = [text for text in gather_object([own]) if text]
         if reasons and self.compiled == "yes":
@@ -301,7 +301,7 @@ def same_draws(model: nn.Module) -> Iterator[None]:
 
 
 def _first_line(error: Exception) -> str:
-    """Return the first line of an error, with the next one after `backend='inductor' raised:`."""
+    """Return an error's first line; if that is `backend='inductor' raised:`, with the second."""
     first, *more = str(error).strip().splitlines()
     return f"{first} {more[0]}" if first.endswith(":") and more else first
 

@@ -144,7 +144,7 @@ def _quantized(config: DictConfig) -> tuple[PreTrainedModel, str]:
 
 
 def _fingerprint(config: DictConfig, model: PreTrainedModel) -> str:
-    """Return the fingerprint of the files if any, since memory may hold 4 bits or a rank's part."""
+    """Return the files' fingerprint, if any: weights in memory may be in 4 bits or sharded."""
     directory = model_directory(config)
     if directory is None and config.model.init != "random":
         hub_id, revision = config.model.hub_id, config.model.revision
@@ -160,7 +160,7 @@ def write_random(config: DictConfig, tokenizer: PreTrainedTokenizerBase) -> Path
     target = Path(config.run_dir) / RANDOM
     staged = target.with_name(f".{target.name}.{rank()}.staging")
     shutil.rmtree(staged, ignore_errors=True)
-    model = plain_model(config)  # in 16 or 32 bits, whatever precision the run trains in
+    model = plain_model(config)  # in 16 or 32 bits, regardless of the run's precision
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.save_pretrained(staged)
     tokenizer.save_pretrained(staged)
@@ -193,7 +193,7 @@ def model_config(model: DictConfig) -> AutoConfig:
         rope_parameters={"rope_type": "default", "rope_theta": model.rope_theta},
         rms_norm_eps=model.rms_norm_eps,
         # transformers' 0.02 suits widths near 2500; at width 128 the first layers contribute almost
-        # nothing, and arithmetic is learnt late.
+        # nothing, and arithmetic is learned late.
         initializer_range=model.hidden_size**-0.5,
     )
 

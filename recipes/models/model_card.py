@@ -42,7 +42,7 @@ def card(
     export's own composition, describes the origin. `written` describes the exported files:
     `weights`, `chat_template` (whether it has one), `files` and figures of result.json.
     """
-    runs = provenance["runs"][::-1]  # from the first to the last
+    runs = provenance["runs"][::-1]  # from the first run to the last
     first = runs[0]["model"] if runs else model
     base = first["hub_id"] if first["init"] == "pretrained" and not first["path"] else None
     head = {"license": license_name or "unknown"} | ({"base_model": base} if base else {})
@@ -85,9 +85,9 @@ def _facts(facts: Facts | None) -> str:
     """Return facts as a block of YAML, without those that are null."""
     if not facts:
         return "Nothing is recorded."
-    known = {name: value for name, value in facts.items() if value not in (None, {}, [])}
+    present = {name: value for name, value in facts.items() if value not in (None, {}, [])}
     text = yaml.safe_dump(
-        known, sort_keys=False, allow_unicode=True, default_flow_style=None, width=100
+        present, sort_keys=False, allow_unicode=True, default_flow_style=None, width=100
     )
     return f"```yaml\n{text}```"
 

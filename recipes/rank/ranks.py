@@ -13,7 +13,7 @@ import torch.distributed as dist
 from recipes.rank.program import rank
 
 Value = TypeVar("Value")
-# When the others are done, one rank may still have hours of work.
+# One rank may work for hours after the others are done.
 WAIT = datetime.timedelta(days=1)
 
 

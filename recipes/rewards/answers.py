@@ -12,8 +12,8 @@ NUMBER = re.compile(
     r"[-+−]?\s*[$€£¥]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?\s*\\?%?|[-+−]?\d+\s*/\s*\d+"
 )
 LATEX = re.compile(r"\$[^$]+\$|\\\(.+\\\)|\\\[.+\\\]", re.DOTALL)
-# No words: letters must be single variables or LaTeX commands. Adjacent digits are not sufficient,
-# since dates, scores and units look similar.
+# An expression has no words: letters are single variables or LaTeX commands. Adjacent digits are
+# not sufficient, since dates, scores and units look similar.
 NO_WORDS = re.compile(r"(?:\\[A-Za-z]+|(?<![A-Za-z])[A-Za-z](?![A-Za-z])|[^A-Za-z])+")
 OPERATOR = re.compile(r"[=^*√<>≤≥\\]|(?<!\d)[-+−](?=.)|[-+−](?!\d)")
 LIST = re.compile(r"[\d.]+(?:[\s,;:]+[\d.]+)+")
@@ -90,14 +90,14 @@ def _number(stated: str, announced: bool) -> str | None:
     ):
         at -= 1
     if EITHER.search(text, 0, numbers[at].start()) or any(
-        _beside(text, *numbers[n : n + 2]) for n in (at - 1, at) if 0 <= n < len(numbers) - 1
+        _is_ambiguous(text, *numbers[n : n + 2]) for n in (at - 1, at) if 0 <= n < len(numbers) - 1
     ):
         return None
     return numbers[at].group().replace("−", "-").replace(" ", "").removeprefix("+")
 
 
-def _beside(text: str, first: re.Match[str], second: re.Match[str]) -> bool:
-    """Return whether it is unclear which of two adjacent numbers is the result.
+def _is_ambiguous(text: str, first: re.Match[str], second: re.Match[str]) -> bool:
+    """Return True if it is unclear which of two adjacent numbers is the result.
 
     This includes `x = 2 or x = 3`.
     """

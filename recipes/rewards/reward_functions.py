@@ -138,7 +138,7 @@ def attempt(
         raise
     except MemoryError:
         return None, "more memory than a scorer may use"
-    except Exception as error:  # whatever a user's function raises
+    except Exception as error:  # any exception of a user's function
         reason = f"{type(error).__name__}: {error}"
         file = getattr(sys.modules.get(name.rpartition(".")[0]), "__file__", None)
         frames = reversed(traceback.extract_tb(error.__traceback__))

@@ -1,4 +1,4 @@
-"""Combine the configured rewards: weighted, chained, and isolated from harmful completions.
+"""Combine the configured rewards: weight and chain them, and isolate harmful completions.
 
 If a reward crashes or hangs on a completion, that score is 0, with the reason. Later completions
 are unaffected.
@@ -36,7 +36,7 @@ FEW = 3  # if a new function hangs on this many completions, the run fails
 
 
 class Verifier:
-    """Judge completions. `errors` counts those on which a reward crashed, hung or met a limit."""
+    """Judge completions. `errors` counts those on which a reward crashed, hung or hit a limit."""
 
     def __init__(
         self, judges: dict[str, Judge], weights: dict[str, float], chain: list[str]
@@ -107,11 +107,11 @@ def _take(
 
     Values that are not columns come from TRL: its state and its logging functions.
     """
-    taken = {
+    arguments = {
         name: [values[n] for n in rows] if _is_column(values, completions) else values
         for name, values in columns.items()
     }
-    return [prompts[n] for n in rows], [completions[n] for n in rows], taken
+    return [prompts[n] for n in rows], [completions[n] for n in rows], arguments
 
 
 def _is_column(values: Any, completions: list[Completion]) -> bool:
@@ -168,7 +168,7 @@ def check_rows(
 
 @dataclass
 class Function:
-    """Judge by a named reward, one by one, or by a user's function, at once or else one by one.
+    """Judge one by one with a named reward, or with a user's function: all at once, if possible.
 
     In the process of `isolated`, which can be killed since one huge number may take forever, it
     gets only columns, no trainer state. Raises UserError if a user's function has never worked.

@@ -60,7 +60,7 @@ def main() -> None:
     except UserError as error:
         print(" ".join(str(error).split()), file=answers, flush=True)
         return
-    except Exception as error:  # whatever a user's module raises
+    except Exception as error:  # any exception of a user's module
         message = (
             f"method.rewards has {name!r}: its import raises {type(error).__name__}: {error}. "
             "The rank's environment is hidden from it. "
@@ -87,9 +87,9 @@ def main() -> None:
 def limit_memory(more: int) -> None:
     """Limit the address space to `more` bytes above the current size; beyond it is MemoryError."""
     with open("/proc/self/statm") as file:
-        taken = int(file.read().split()[0]) * resource.getpagesize()
+        size = int(file.read().split()[0]) * resource.getpagesize()
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    soft = taken + more if hard == resource.RLIM_INFINITY else min(taken + more, hard)
+    soft = size + more if hard == resource.RLIM_INFINITY else min(size + more, hard)
     resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 

@@ -177,7 +177,7 @@ class Log:
         verification_s: float,
     ) -> None:
         """Log `samples` with their verdicts. `existed`: they were timed in an earlier attempt."""
-        self.heartbeat.touch()  # any rank's progress counts as the run's
+        self.heartbeat.touch()  # progress of any rank counts for the run
         if not is_main_rank():
             return
         self.step += 1
@@ -242,7 +242,7 @@ class Store:
         self.folder, self.other = folder, other
 
     def seed_of(self, batch: int) -> int:
-        """Return a batch's seed, from 0 to 2**31 - 1, derived from the hash and its number."""
+        """Return a batch's seed, from 0 to 2**31 - 1, from the hash and the batch's number."""
         digest = hashlib.sha256(f"{self.folder.name}/{batch}".encode()).digest()
         return int.from_bytes(digest[:4], "big") >> 1
 

@@ -220,7 +220,7 @@ class VllmGenerator(Generator):
         except ImportError as error:
             raise UserError(
                 f"method.args.engine=vllm: vLLM cannot be imported where the ranks run ({error}). "
-                "Use an image that holds it (containers/build.py lists them), on a CPU `make vllm`;"
+                "Use an image that has it (containers/build.py lists them), on a CPU `make vllm`;"
                 " or method.args.engine=transformers."
             ) from error
         finally:

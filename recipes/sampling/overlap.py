@@ -90,7 +90,7 @@ class GenerationAhead:
         self._in_step = 0
         # Gathering sharded weights is a collective, which must not run concurrently with the
         # step's.
-        self._sends_beside = config.topology.strategy in ("none", "ddp")
+        self._sends_in_thread = config.topology.strategy in ("none", "ddp")
         self._sender = Threads(1)
         super().__init__(*args, config=config, **kwargs)
         self.add_callback(WeightsStay(self))
@@ -129,11 +129,14 @@ class GenerationAhead:
         step = self.state.global_step
         if step == self._last_loaded_step:
             return
-        if self._sends_beside:
+        if self._sends_in_thread:
             updated = torch.cuda.Event() if self.accelerator.device.type == "cuda" else None
             if updated:
                 updated.record()
-            self._loaded, self._is_sending = self._sender.submit(self._sync_beside, updated), True
+            self._loaded, self._is_sending = (
+                self._sender.submit(self._sync_in_thread, updated),
+                True,
+            )
         else:
             with self.timed("sync"):
                 self._sync()
@@ -142,7 +145,7 @@ class GenerationAhead:
     def _sync(self) -> None:
         self.vllm_generation.sync_weights()
 
-    def _sync_beside(self, updated: torch.cuda.Event | None) -> tuple[int, float]:
+    def _sync_in_thread(self, updated: torch.cuda.Event | None) -> tuple[int, float]:
         """Send the weights in a thread; return their step, and the seconds that took."""
         step = self.state.global_step
         if updated:

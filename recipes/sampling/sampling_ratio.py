@@ -1,9 +1,9 @@
 """Compute the sampling ratio of vLLM's completions in the pass that trains on them.
 
 TRL corrects for the difference between vLLM and the trainer by the ratio of their probabilities.
-For the trainer's it runs a pass without gradient, a quarter of a step's computation. If a
-generation is used for one optimizer step, the training pass gives the same log-probabilities (with
-dropout, those of its own draws).
+For the trainer's probability it runs a pass without gradient, a quarter of a step's computation. If
+a generation is used for one optimizer step, the training pass gives the same log-probabilities
+(with dropout, under its own masks).
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ class SamplingRatio:
         mask = (inputs["completion_mask"] * inputs.get("tool_mask", 1)).bool()
         difference = log_probs - inputs["sampling_per_token_logps"]
         # vLLM gives no probability for some tokens; their ratio is 1.
-        known = mask & ~difference.isnan()
+        has_both = mask & ~difference.isnan()
         level, bounding = self.vllm_importance_sampling_mode.split("_")
-        logs = torch.where(known, difference, 0.0)
+        logs = torch.where(has_both, difference, 0.0)
         ratio = (logs.sum(dim=-1, keepdim=True) if level == "sequence" else logs).exp()
         low, high = self.vllm_importance_sampling_clip_min, self.vllm_importance_sampling_clip_max
         low, high = -math.inf if low is None else low, math.inf if high is None else high
@@ -88,7 +88,7 @@ class SamplingRatio:
             if bounding == "truncate"
             else ratio.masked_fill((ratio < low) | (ratio > high), 0.0)
         )
-        self._differences.append(difference[known].abs())
+        self._differences.append(difference[has_both].abs())
         self._ratios.append(ratio.flatten() if level == "sequence" else ratio[mask])
         return ratio
 

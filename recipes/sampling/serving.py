@@ -185,13 +185,13 @@ def check_weights_arrive(
         if not (change > 0 and error <= FOLLOWED * change):
             server_name = f"replica {replica} of " * (replicas > 1) + "the generation server"
             raise RuntimeError(
-                f"weights do not reach {server_name}: a change moves log-probabilities by "
+                f"weights do not reach {server_name}: a change shifts log-probabilities by "
                 f"{change:.3g} on the trainer, but the server ends {error:.3g} away. vLLM "
                 "and TRL may be incompatible, or the server computes in another precision."
             )
     to = "the server" if replicas == 1 else f"all {replicas} replicas of the server"
     moved_by, distance = f"{moved.min():.3g}", f"{apart.max():.2g}"
-    say(f"weights reach {to}: log-probabilities moved by {moved_by} and are {distance} apart")
+    say(f"weights reach {to}: log-probabilities changed by {moved_by} and are {distance} apart")
 
 
 def _distance(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:

@@ -10,8 +10,8 @@ Prompts share keys and values only with prompts sent under the same weights (vLL
 
 Staleness is the number of optimizer steps from the weights under which a group was sent to the
 first step that trains on it. No group exceeds `topology.max_staleness`: a step waits if later steps
-could not use the remaining groups in time. So no completion is dropped for its age, which would
-teach the model to be brief.
+could not use the remaining groups in time. So no completion is dropped for its age; that would
+favour short completions.
 """
 
 from __future__ import annotations
@@ -61,17 +61,17 @@ class Stream:
         """
         while True:
             whole = [group for group in self.groups if group.answer.done()][:count]
-            left = [group for group in self.groups if group not in whole]
+            remaining = [group for group in self.groups if group not in whole]
             if len(whole) == count and all(
-                place < count * later(group.step) for place, group in enumerate(left)
+                place < count * later(group.step) for place, group in enumerate(remaining)
             ):
                 break
-            unfinished = [group.answer for group in left if not group.answer.done()]
+            unfinished = [group.answer for group in remaining if not group.answer.done()]
             assert unfinished, f"steps of {count} cannot consume all groups in flight in time"
             wait(unfinished, return_when=FIRST_COMPLETED)
         for group in whole:
             group.answer.result()
-        self.groups = left
+        self.groups = remaining
         return whole
 
 
@@ -178,18 +178,18 @@ class StreamedGeneration(GenerationAhead):
 
     def _take(self, count: int) -> list[tuple[dict[str, Any], int, list]]:
         """Return (row, step of sending, completions with log-probabilities) of `count` groups."""
-        taken: list[Any] = [None]
+        answers: list[Any] = [None]
         if self.accelerator.is_main_process:
             groups = self.stream.take(count, self._later)
-            taken = [[(group.row, group.step, group.answer.result()) for group in groups]]
-        broadcast_object_list(taken, from_process=0)
-        return taken[0]
+            answers = [[(group.row, group.step, group.answer.result()) for group in groups]]
+        broadcast_object_list(answers, from_process=0)
+        return answers[0]
 
     def _later(self, step: int) -> int:
         """Return the number of later generations that may train on a group sent after `step`."""
         per_step = self.args.gradient_accumulation_steps
-        left = step + self.max_staleness - self.state.global_step
-        return ((left + 1) * per_step - 1 - self._in_step) // self._cycle()
+        steps = step + self.max_staleness - self.state.global_step
+        return ((steps + 1) * per_step - 1 - self._in_step) // self._cycle()
 
     def _answer(self, row: dict[str, Any]) -> list[tuple[list[int], list[float]]]:
         (prompt,) = self._tokenize_prompts([row["prompt"]])[0]

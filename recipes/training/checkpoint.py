@@ -2,7 +2,7 @@
 
 A checkpoint is written into a staging directory, its manifest (size and sha256 of every file) last,
 and renamed once all of it is on disk. A resumed run takes the newest checkpoint that matches its
-manifest, if the best checkpoint that it names does too.
+manifest, if the best checkpoint that it refers to also matches its own.
 """
 
 from __future__ import annotations

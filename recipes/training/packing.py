@@ -81,7 +81,7 @@ class StepOrder(Sampler[int]):
 
     If `balanced`, micro-batches get similar numbers of tokens, which suits packed rows. Otherwise
     each gets rows of similar length, which suits padded rows. `lengths` are tokens by row; `size`
-    rows make a micro-batch of one rank, and `number` micro-batches a step of all ranks.
+    rows make a micro-batch of one rank, and `number` micro-batches make a step of all ranks.
     """
 
     def __init__(

@@ -38,7 +38,7 @@ def heldout(config: DictConfig) -> Dataset | None:
 
 
 class Patience(EarlyStoppingCallback):
-    """Stop early as transformers does, but continue the count of a checkpoint."""
+    """Stop early as transformers does, but resume the count stored in a checkpoint."""
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

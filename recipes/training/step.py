@@ -205,7 +205,7 @@ class FastStep(OrderedRows):
         start: float,
         **kwargs: Any,
     ) -> None:
-        """Log a step while the next one runs, so that the host never waits for the GPU.
+        """Log each step during the next one, so that the host never waits for the GPU.
 
         The last step, and steps after which the run saves or evaluates, are logged at once.
         """
@@ -271,7 +271,7 @@ class FastStep(OrderedRows):
 
 @dataclass
 class LateLine:
-    """Hold a step's figures during their copy from the GPU, and the rest of its log line."""
+    """Hold a step's figures while they are copied from the GPU, and the rest of its log line."""
 
     # A reference event, and the value of time.monotonic() when the GPU reached it.
     _clock: ClassVar[tuple[torch.cuda.Event, float] | None] = None

@@ -1,7 +1,7 @@
 """Time GRPO's step by kind: generation_s, wait_s, sync_s and reward_s of metrics.jsonl.
 
 Seconds are read from the host's clock around calls that wait for the GPU anyway, so timing is free.
-Queued GPU work counts where the host next waits: in train_s if every step is logged, else in the
+Queued GPU work counts at the host's next wait: in train_s if every step is logged, else in the
 transfer or generation that follows. Sums over ranks on GPUs are queued too, so waiting for other
 ranks there counts as train_s.
 """
@@ -19,7 +19,7 @@ KINDS = ("generation", "wait", "sync", "reward")
 
 
 class Stopwatch:
-    """Add up seconds by kind. The time of an inner block does not count for the outer one."""
+    """Sum seconds by kind. The time of an inner block does not count for the outer one."""
 
     def __init__(self) -> None:
         self._seconds = dict.fromkeys(KINDS, 0.0)

@@ -216,7 +216,7 @@ def _run_steps(
     if not complete and not selection.stopped_early(config, state):
         trainer.train(resume_from_checkpoint=str(resumed))
         return
-    # There is nothing left to do, but train() would take one more step.
+    # Nothing is left to do, but train() would take one more step.
     trainer.state = state
     metrics.begin(state)
     if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:

@@ -1,1 +1,1 @@
-"""Programs that help to choose settings; they produce no model."""
+"""Programs that help to choose settings and do not train a model to keep."""

@@ -55,14 +55,14 @@ def batch(config: DictConfig) -> dict[str, Any]:
 
     rows = measure_rows(config, args, table, cases, work, skip_larger("batch", "checkpointing"))
     own = config.tuned.trainer_args
-    # The recipe as it stands, or else the nearest that runs.
+    # The unchanged recipe, or else the nearest candidate that runs.
     before = min(
         [row for row in rows if not row["error"]] or rows,
         key=lambda row: (row["checkpointing"] != own[CHECKPOINTING], abs(row["batch"] - own[SIZE])),
     )
     if (before["batch"], before["checkpointing"]) != (own[SIZE], own[CHECKPOINTING]):
         notes.append(
-            f"the recipe as it stands, batch {own[SIZE]} {_kind(own[CHECKPOINTING])}, does not "
+            f"the unchanged recipe, batch {own[SIZE]} {_kind(own[CHECKPOINTING])}, does not "
             f"run here, so `before` is batch {before['batch']} {_kind(before['checkpointing'])}."
         )
     notes += margin(rows, candidates)

@@ -124,7 +124,7 @@ def run_cross_entropy(shapes: Shapes) -> None:
     # A real tensor, since Liger checks that labels are in range
     labels = torch.zeros(shapes.tokens, dtype=torch.int64)
     cross_entropy.cross_entropy_forward(logits, labels, None, -100, 0.0, 0.0, "mean", None, False)
-    # Not 1, for which Liger would skip the kernel that scales gradients
+    # Not 1, since Liger would then skip the kernel that scales gradients
     cross_entropy.cross_entropy_backward(logits, torch.tensor(2.0))
 
 

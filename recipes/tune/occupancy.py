@@ -5,7 +5,7 @@
     python -m recipes.tune.occupancy kernel=inductor:layer model=qwen3_4b dtype=amp arch=gfx942
     python -m recipes.tune.occupancy kernel=my.py:scale 'args=x=*bf16,n=i32,BLOCK=128' num_warps=4,8
 
-This is a program of its own, not a method of launch/run.py: it starts no ranks, takes no GPU and
+This is a separate program, not a method of launch/run.py: it starts no ranks, takes no GPU and
 leaves a table, not a run. Keys (several values, separated by commas, are all tried):
     kernel                liger:<operation>, liger:all for what use_liger_kernel=true turns on,
                           trl:lm_head (trl:all) for the head that SFT, DPO and GRPO compute on a GPU

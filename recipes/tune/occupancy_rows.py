@@ -97,7 +97,7 @@ def row_of(launch: Launch, arch: str, compiled: Compiled) -> Row:
 
 
 def show(rows: list[Row], versions: dict[str, str], saved: Path | None) -> None:
-    """Print the table, the reasons for missing rows, and explanations of its terms."""
+    """Print the table, the reasons for missing rows, and an explanation of the terms."""
     console = Console()
     if not console.is_terminal:
         console = Console(width=WIDE)

@@ -34,7 +34,7 @@ from recipes.tune.tuning import TuneConfig, finish
 JOURNAL = "journal.log"
 PRUNED = "pruned: behind the median of earlier trials"
 BEFORE_PRUNING = 4  # finished trials before pruning; a median of fewer means little
-MAX_REPEATS = 20  # after so many known proposals in a row, the search ends
+MAX_REPEATS = 20  # known proposals in a row that end the search
 FINISHED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 
 Point = dict[str, Any]

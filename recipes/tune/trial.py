@@ -1,7 +1,7 @@
 """Run one trial of a tuning: a short run of the recipe with changed arguments and variables.
 
 A trial uses the same program, arguments, strategy and ranks as a user's run. Its processes are new,
-because compilers, libraries and allocators keep state of earlier settings.
+because compilers, libraries and allocators keep state from earlier settings.
 """
 
 from __future__ import annotations

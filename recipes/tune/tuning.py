@@ -2,7 +2,7 @@
 
     python launch/run.py 'hydra.searchpath=[file://<run>/conf]' experiment=<name>
 
-starts what was measured. Copied to conf/experiment/, the file is an experiment like any other.
+starts the measured setting. If copied to conf/experiment/, the file is an ordinary experiment.
 conf/method/tune/<name>.yaml shows how to start a tuning.
 """
 
@@ -111,7 +111,7 @@ def measure_trials(
 
     def after_failure(case: Row, rows: list[Row]) -> str | None:
         failed = case != runs[0] and rows[0]["error"]
-        return "the recipe as it stands failed" if failed else None
+        return "the unchanged recipe failed" if failed else None
 
     return measure_rows(config, args, table, runs, work, after_failure)
 
@@ -132,7 +132,7 @@ def finish(
     content = {"tuning": table.benchmark, **table.content(rows, [*table.notes, *notes])}
     if before["error"]:
         show(table, rows, config.hardware.name, content["notes"])
-        raise Failed(f"the recipe as it stands could not be measured: {before['error']}", **content)
+        raise Failed(f"the unchanged recipe could not be measured: {before['error']}", **content)
     pairs = zip(rows, settings, strict=True)
     measured = [pair for pair in pairs if not pair[0]["error"] and pair[0].get(figure)]
     best, setting = max(measured, key=lambda pair: pair[0][figure])
@@ -174,7 +174,7 @@ def other_steps(config: DictConfig, setting: Setting) -> list[str]:
     remedy = "a sweep of learning rates shows whether to change it."
     if before % at_once == 0:
         remedy = f"effective_batch={before} keeps them."
-    return [f"{after} sequences a step, before {before}, at the same learning rate; {remedy}"]
+    return [f"{after} sequences per step, before {before}, at the same learning rate; {remedy}"]
 
 
 def start_of(path: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""Search arguments of vLLM's engine for the most tokens a second, with Optuna and bench/vllm.
+"""Search arguments of vLLM's engine for the most tokens per second, with Optuna and bench/vllm.
 
 A trial starts vLLM's own benchmark with one set of arguments and reports after each pair of
 lengths, the shortest first; a trial that is behind is stopped. Its figure is the geometric mean of

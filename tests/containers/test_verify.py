@@ -42,23 +42,23 @@ def test_a_version_belongs_to_a_release(stated, actual, match):
     ("image", "change", "wrong", "notes"),
     [
         ({}, {}, [], []),
-        ({}, {"torch": "2.12.0"}, ["torch: the lock says 2.13, the image holds 2.12.0"], []),
-        ({}, {"torch": None}, ["torch: the lock says 2.13, the image holds none"], []),
+        ({}, {"torch": "2.12.0"}, ["torch: the lock says 2.13, the image has 2.12.0"], []),
+        ({}, {"torch": None}, ["torch: the lock says 2.13, the image has none"], []),
         (
             {},
             {"gfx": ["gfx942"]},
-            ["gfx: the lock says gfx90a, gfx942, the image holds gfx942"],
+            ["gfx: the lock says gfx90a, gfx942, the image has gfx942"],
             [],
         ),
-        ({}, {"gfx": []}, ["gfx: the lock says gfx90a, gfx942, the image holds none"], []),
+        ({}, {"gfx": []}, ["gfx: the lock says gfx90a, gfx942, the image has none"], []),
         ({"gfx": ("cpu",)}, {"gfx": []}, [], []),
-        ({"vllm": "none"}, {}, ["vllm: the lock says none, the image holds 0.31.0+rocm723"], []),
+        ({"vllm": "none"}, {}, ["vllm: the lock says none, the image has 0.31.0+rocm723"], []),
         ({"vllm": "none"}, {"vllm": None}, [], []),
         (
             {"torch": "unknown"},
             {},
             [],
-            ["note: torch: the lock says unknown, the image holds 2.13.0+rocm7.2"],
+            ["note: torch: the lock says unknown, the image has 2.13.0+rocm7.2"],
         ),
     ],
 )
@@ -74,12 +74,10 @@ def test_every_field_that_differs_is_named(image, change, wrong, notes):
 
 def test_only_python_may_differ_and_only_on_a_base_of_ones_own():
     probed = {**FOUND, "python": "3.11.2"}
-    message = (
-        "note: python: the lock says 3.12, the image holds 3.11.2 (the base is not the lock's)"
-    )
+    message = "note: python: the lock says 3.12, the image has 3.11.2 (the base is not the lock's)"
     assert verify.check_entry(OPEN, probed, base_replaced=True) == [message]
     for image, replaced in ((OPEN, False), (IMAGE, True)):
-        with pytest.raises(BuildFailed, match=r"wrong about mine:\n  python: "):
+        with pytest.raises(BuildFailed, match=r"contradicts the image mine:\n  python: "):
             verify.check_entry(image, probed, base_replaced=replaced)
 
 

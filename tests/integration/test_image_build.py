@@ -135,7 +135,7 @@ def test_check_builds_nothing_and_says_how_things_are(tiny, fake_rocm, engine):
     )
     lying = tiny("check=true", trl="1.16.0")
     assert lying.returncode == 4
-    assert "trl: the lock says 1.16.0, the image holds none" in lying.stderr
+    assert "trl: the lock says 1.16.0, the image has none" in lying.stderr
     up_to_date = tiny(trl="1.16.0")  # nothing to build, and still a lie
     assert (up_to_date.returncode, up_to_date.stderr) == (4, lying.stderr)
     other = tiny("check=true", f"base={fake_rocm}", digest="unverified")
@@ -227,7 +227,7 @@ def test_a_build_that_fails_says_why_and_leaves_no_image(tiny, base, fake_rocm, 
             {**TRUTH, "locks": locks},
             "1-torch.lock pins torch==2.13.0+cpu, and",
         ),
-        (fake_rocm, {**TRUTH, "rocm": "6.4.1"}, "rocm: the lock says 6.4.1, the image holds 7.2"),
+        (fake_rocm, {**TRUTH, "rocm": "6.4.1"}, "rocm: the lock says 6.4.1, the image has 7.2"),
     ):
         done = tiny(on=on, **fields)
         assert done.returncode == 4

@@ -59,7 +59,7 @@ def test_adapters_that_do_not_fit_are_rejected(tmp_path):
     weights.write_bytes(b"short")
     rejected("cannot be read")
     (tmp_path / "adapter_config.json").write_text("[]")
-    rejected("must hold a JSON object")
+    rejected("must be a JSON object")
     weights.unlink()
     rejected("no adapter_model.safetensors")
 

@@ -31,7 +31,7 @@ def test_a_directory_of_another_model_is_named_with_its_group_or_asks_for_its_nu
 @pytest.mark.parametrize(("content", "said"), [
     ("{", "damaged: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
     ("[" * 100_000, "damaged: maximum recursion depth"),
-    ("[1]", "damaged: it must hold a JSON object"),
+    ("[1]", "damaged: it must be a JSON object"),
 ], ids=range(3))  # fmt: skip
 def test_a_config_that_is_none_of_a_model_is_refused(launch, tmp_path, content, said):
     leave_model(tmp_path)

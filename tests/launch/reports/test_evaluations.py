@@ -37,7 +37,7 @@ def test_reports_compare_evaluations_of_the_same_problems_only(tmp_path):
         "0.031",
     ]
     assert table.rows[0][-1].mark == "good"
-    assert "A and C were asked different problems" in refused.text
+    assert "A and C have different problems" in refused.text
     assert evaluations.with_first([first]) == []
 
 

@@ -46,7 +46,7 @@ def test_a_run_that_is_done(tmp_path, capsys):
         "trl 1.16.0",
         "none: runtime=local",
         "Speed, predicted and measured",
-        f"seconds a step {predicted:.4g} 2 {2 / predicted:.1%}",
+        f"seconds per step {predicted:.4g} 2 {2 / predicted:.1%}",
         "Over the whole run, its first steps included: 950 tokens/s",
         "8 → 0.8889 (lowest 0.8889, highest 8)",
         "trainers weights 0.004",

@@ -171,7 +171,7 @@ def test_a_run_that_does_not_fit_ends_before_it_starts(capsys, tmp_path):
 
 
 @pytest.mark.parametrize(("given", "extra", "cost"), [
-    ("", [], "8 GPUs, so 8 times the sequences a step"),
+    ("", [], "8 GPUs, so 8 times the sequences per step"),
     ("method.args.gradient_accumulation_steps=16", [f"{fit.ACCUMULATION}=2"], "trains the same"),
     ("effective_batch=64", [], "trains the same"),
 ])  # fmt: skip

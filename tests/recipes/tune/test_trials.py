@@ -136,15 +136,15 @@ def test_a_failed_recipe_is_retried_and_what_depends_on_it_is_not_measured(tmp_p
     for _ in range(2):
         rows = measure_trials(config, args, TABLE, [{"batch": 1}, {"batch": 2}], work)
     errors = [row["error"] for row in rows]
-    assert errors == ["no engine", "not measured: the recipe as it stands failed"]
+    assert errors == ["no engine", "not measured: the unchanged recipe failed"]
     assert seen == [1, 1]
-    with pytest.raises(Failed, match="as it stands could not be measured: no engine"):
+    with pytest.raises(Failed, match="unchanged recipe could not be measured: no engine"):
         finish(config, TABLE, rows, rows[0], [Setting(), Setting()])
 
 
 @pytest.mark.parametrize(("batch_size", "accumulated", "counts", "remedy"), [
-    (32, 1, "128 sequences a step, before 16", "a sweep of learning rates"),
-    (1, 2, "8 sequences a step, before 16", "effective_batch=16"),
+    (32, 1, "128 sequences per step, before 16", "a sweep of learning rates"),
+    (1, 2, "8 sequences per step, before 16", "effective_batch=16"),
     (2, 2, None, None),
 ])  # fmt: skip
 def test_a_batch_that_changes_learning_is_noted(
@@ -155,10 +155,10 @@ def test_a_batch_that_changes_learning_is_noted(
     changes = dict(zip(STEP, (batch_size, accumulated), strict=True))
     config = tuned_config(tmp_path, per_device_train_batch_size=4)
     result = finish(config, TABLE, rows, rows[0], [Setting(), Setting(changes)])
-    notes = [line for line in result["notes"] if "sequences a step" in line]
+    notes = [line for line in result["notes"] if "sequences per step" in line]
     assert [counts in note and remedy in note for note in notes] == [True] * bool(counts)
     header = Path(result["experiment"]).read_text().splitlines()
-    assert [line for line in header if "sequences a step" in line] == [f"# {n}" for n in notes]
+    assert [line for line in header if "sequences per step" in line] == [f"# {n}" for n in notes]
 
 
 @pytest.mark.parametrize("recipe", ["sft", "dpo"])
