@@ -45,9 +45,11 @@ def composition(config: Config) -> dict[str, Any]:
 
 def current(composition: dict[str, Any]) -> dict[str, Any]:
     """Return a recorded composition without keys that the schema no longer has."""
-    precision = composition.get("precision") or {}
-    settings = {name: value for name, value in precision.items() if name != "loss_scaling"}
-    return {**composition, "precision": settings} if precision else composition
+    precision = composition.get("precision")
+    if not isinstance(precision, dict):  # changed by hand
+        return composition
+    kept = {name: value for name, value in precision.items() if name != "loss_scaling"}
+    return {**composition, "precision": kept}
 
 
 def identity(composition: dict[str, Any]) -> dict[str, Any]:

@@ -50,6 +50,15 @@ def test_a_run_whose_record_names_the_package_of_its_tracker_is_continued(tmp_pa
     assert choose(tmp_path, given) == (before, True)
 
 
+def test_a_run_whose_record_has_a_key_that_the_schema_lost_is_continued(tmp_path):
+    before = a_run(tmp_path, "1", "interrupted")
+    record = json_files.read_json(before / "record.json")
+    record["composition"]["precision"]["loss_scaling"] = False
+    record["composition_hash"] = "as an earlier version computed it"
+    json_files.write_json(before / "record.json", sealed.seal(record))
+    assert choose(tmp_path) == (before, True)
+
+
 def test_a_reproduction_is_not_continued_in_place_of_the_run(tmp_path):
     a_run(tmp_path, "1-again-2", "failed")
     assert choose(tmp_path)[1] is False

@@ -102,6 +102,9 @@ evaluation_of_code | data=code method=evaluate | method.rewards.code_tests=1.0
 sandbox_under_slurm | CODE runtime=slurm | runtime=docker
 secret | user_env.HF_TOKEN=abc | export HF_TOKEN
 mask_in_user_env | AMD user_env.HIP_VISIBLE_DEVICES=3 | in your shell
+adapter_layers | adapter=lora adapter.target_modules=[] | [q_proj,v_proj]
+adapter_layers | adapter=lora adapter.target_modules=q_proj | [q_proj,v_proj]
+custom_reference | AMD container=custom | container.reference=
 model_source | model.init=pretrained | model.path=
 model_shape | QWEN model.num_layers=12 | init=random
 model_hub_id | QWEN model.hub_id=me/mine model.revision=null | model.revision=<its commit
