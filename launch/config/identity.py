@@ -45,11 +45,9 @@ def composition(config: Config) -> dict[str, Any]:
 
 def current(composition: dict[str, Any]) -> dict[str, Any]:
     """Return a recorded composition without keys that the schema no longer has."""
-    precision = composition.get("precision")
-    if not isinstance(precision, dict):  # changed by hand
-        return composition
-    kept = {name: value for name, value in precision.items() if name != "loss_scaling"}
-    return {**composition, "precision": kept}
+    precision = composition.get("precision") or {}
+    settings = {name: value for name, value in precision.items() if name != "loss_scaling"}
+    return {**composition, "precision": settings} if precision else composition
 
 
 def identity(composition: dict[str, Any]) -> dict[str, Any]:
@@ -104,9 +102,10 @@ def composition_hash(config: Config) -> str:
 
 def recorded_hash(record: dict[str, Any]) -> str | None:
     """Return the composition hash of a record, as the schema of today computes it."""
-    recorded: dict[str, Any] = record.get("composition") or {}
-    is_current = current(recorded) == recorded
-    return record.get("composition_hash") if is_current else _hash(identity(recorded))
+    recorded = record.get("composition")
+    if not isinstance(recorded, dict) or current(recorded) == recorded:
+        return record.get("composition_hash")
+    return _hash(identity(recorded))
 
 
 def _hash(identity: dict[str, Any]) -> str:
