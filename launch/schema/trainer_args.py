@@ -127,6 +127,9 @@ def _value_fault(key: str, given: Any, allowed: dict[str, Any], taker: str) -> s
     options = f" It takes {', '.join(known)}." if known else ""
     if not _is_of(given, allowed["types"]):
         types = " or ".join(allowed["types"])
+        is_item = isinstance(given, (str, int, float)) and (not known or given in known)
+        if "list" in allowed["types"] and is_item and _is_of(given, items or ["any"]):
+            options = f" Use: '{key}=[{given}]'."
         return f"{key}={given!r}: {JSON_TYPES[type(given)]}, and {taker} takes {types}.{options}"
     for value in given if isinstance(given, list) else [given]:
         if isinstance(given, list) and items and not _is_of(value, items):
