@@ -30,7 +30,7 @@ method.args.output_dir=x | output_dir=x | run_root=
 hardware=h200 method=bench/vllm 'method.args.settings=[{num_scheduler_steps: 8}]' mode=plan | method.args.settings: num_scheduler_steps is gone from vLLM. Instead: engine V1
 hardware=h200 method=tune/inductor 'method.args.candidates=[freezing]' mode=plan | candidates: freezing makes weights
 topology=tensor | topology=tensor: no such topology | Options:
-hardware=mi210 precision=fp8 mode=plan | precision=fp8: mi210 (gfx90a) has no such units | Use: precision=bf16
+hardware=mi210 precision=fp8 mode=plan | precision=fp8: mi210 (gfx90a) has no fp8 matrix units | Use: precision=bf16
 method=grpo '++method.rewards={no_such_module.reward: 1}' | no_such_module | no module
 method=grpo '++method.rewards={json.laods: 1}' | json.laods | Did you mean loads
 data=jsonl data.path=missing.jsonl | data.path=/ | /missing.jsonl: no such file
