@@ -21,7 +21,7 @@ from launch.schema.enums import Rows, Vendor
 from launch.schema.trainer_args import known
 
 ROWS: dict[str, dict[str, Any]] = yaml_file(Path(__file__).with_name("limits.yaml"))
-SHOWN = 7  # options at most
+SHOWN = 8  # options at most; of more, the first 3
 SHARDED = ("ddp", "fsdp", "zero2", "zero3")
 # rule, value, and a range or options; a value of None is not checked
 Limit = tuple[str, Any, Range | Collection[Any]]
@@ -51,7 +51,9 @@ def _remedies(value: Any, allowed: Range | Collection[Any], override: str) -> st
     options = list(map(str, allowed))
     if not override.endswith("=*"):
         options.sort(key=lambda option: -SequenceMatcher(None, str(value), option).ratio())
-    remedies = [override.replace("*", option) for option in options[:SHOWN]]
+    remedies = [
+        override.replace("*", option) for option in options[: SHOWN if len(options) <= SHOWN else 3]
+    ]
     return " or ".join(remedies + ["another"] * (len(options) > SHOWN))
 
 
