@@ -371,7 +371,12 @@ def run(request: Request, progress: Progress) -> None:
 def main(arguments: list[str]) -> int:
     try:
         if not arguments or {"--help", "-h", "help"} & set(arguments):
-            rows = [f"  {name:<16} {image.base}" for name, image in images.load().items()]
+            rows = [
+                f"  {name:<16} {image.base}, "
+                f"{'pinned by digest' if image.verified else 'unverified'}, "
+                f"{'not ' * (image.pushed == images.UNBUILT)}pushed"
+                for name, image in images.load().items()
+            ]
             print(USAGE, *rows, sep="\n")
         else:
             run(parse(arguments), Progress())

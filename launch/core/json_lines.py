@@ -24,9 +24,13 @@ def json_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         try:
             row = DECODER.decode(line)
             if not isinstance(row, dict):
-                raise ValueError(f"a {type(row).__name__}")
+                raise ValueError(type(row).__name__)
             if ESCAPED_SURROGATE.search(line):  # reject a lone one, which no table can hold
                 json.dumps(row, ensure_ascii=False).encode()
+        except RepeatedKeyError as error:
+            raise UserError(
+                f'{path}:{number}: the key "{error}" appears twice. Use: each key once.'
+            ) from error
         except (ValueError, RecursionError) as error:  # also numbers with thousands of digits
             at = f" at column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
             raise UserError(
@@ -60,11 +64,14 @@ def as_jsonl(path: Path) -> Path:
     return path.with_name(re.sub(r"(\.jsonl|\.json|\.csv)?\.\w+$", "", path.name) + "_rows.jsonl")
 
 
+class RepeatedKeyError(ValueError):
+    """An object has a key twice, of which a decoder would drop the first."""
+
+
 def _without_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     row = dict(pairs)
     if len(row) < len(pairs):
-        repeated = Counter(key for key, _ in pairs).most_common(1)[0][0]
-        raise ValueError(f'the key "{repeated}" appears twice')
+        raise RepeatedKeyError(Counter(key for key, _ in pairs).most_common(1)[0][0])
     return row
 
 

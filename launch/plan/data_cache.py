@@ -116,5 +116,8 @@ def describe_rows(statistics: dict[str, Any]) -> str:
     if statistics["efficiency"] is not None:
         packed = "packed" if statistics["packing"] else "not packed"
         lines.append(f"{statistics['efficiency']:.1%} of a batch's places hold a token, {packed}")
-    lines += [f"{name}: {statistics[name]}" for name in COUNTS if statistics.get(name)]
+    for name in filter(statistics.get, COUNTS):
+        count = statistics[name]
+        parts = count.items() if isinstance(count, dict) else ()
+        lines.append(f"{name}: {', '.join(f'{part} {n}' for part, n in parts) or count}")
     return "\n".join(lines)

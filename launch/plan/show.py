@@ -132,8 +132,9 @@ def _facts(plan: Plan) -> dict[str, str]:
         source = model.path or f"{model.hub_id}@{(model.revision or 'main')[:12]}"
         if not model.path and model.init == Init.random:
             source = "random weights"
-        size = f"{model.num_parameters / 1e6:,.5g} million parameters"
-        facts["model"] = f"{model.name}, {size}, from {source}"
+        millions = model.num_parameters / 1e6
+        size = f"{millions / 1e3:.3g} billion" if millions >= 1e3 else f"{millions:.3g} million"
+        facts["model"] = f"{model.name}, {size} parameters, from {source}"
     # Without batches, as in a series, the arguments tell what is done.
     if config.method.measures_machine or config.method.exports:
         values = [f"{name} {v}" for name, v in config.method.args.items() if v is not None]
@@ -153,7 +154,8 @@ def _facts(plan: Plan) -> dict[str, str]:
         unknown = f"not prepared yet; {preview} shows lengths, cuts and packing"
         facts["its rows"] = data_cache.describe_rows(plan.data) if plan.data else unknown
     servers = f"{placement.num_server_gpus(config)} GPU(s) generate, " if topology.servers else ""
-    ranks = f"{placement.num_trainers(config)} rank(s), {topology.strategy}"
+    ranks = f"{placement.num_trainers(config)} rank(s)"
+    ranks += f" by {topology.strategy}" if topology.strategy != "none" else ""
     place = f"slurm ({runtime.on_node} on the node)" if runtime.name == "slurm" else runtime.name
     facts["topology"] = f"{topology.name} on {place}: {servers}{ranks}"
     if image := image_json(config):

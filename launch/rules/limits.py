@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
 from containers import images
-from launch.core.errors import near
 from launch.core.json_files import yaml_file
 from launch.estimate.batch_counts import least_staleness
 from launch.estimate.memory import longest_served_gb
 from launch.machine import placement
 from launch.rules.refusal import Refusal
-from launch.rules.topology import has_vllm, longest
+from launch.rules.topology import has_vllm, lengths, longest
 from launch.schema import TOPOLOGIES, Config, trainer_args
 from launch.schema.checked import MOST_RANKS, Range
 from launch.schema.enums import Rows, Vendor
 from launch.schema.trainer_args import known
 
-ROWS: dict[str, dict[str, str]] = yaml_file(Path(__file__).with_name("limits.yaml"))
-SHOWN = 12  # options at most
+ROWS: dict[str, dict[str, Any]] = yaml_file(Path(__file__).with_name("limits.yaml"))
+SHOWN = 8  # options at most; of more, the first 3
 SHARDED = ("ddp", "fsdp", "zero2", "zero3")
 # rule, value, and a range or options; a value of None is not checked
 Limit = tuple[str, Any, Range | Collection[Any]]
@@ -31,17 +32,29 @@ def limit_faults(c: Config) -> Iterator[Refusal]:
     for rule, value, allowed in limits:
         if value is None or value in allowed:
             continue
-        row, hint = ROWS[rule], ""
-        if isinstance(allowed, Range):
-            number = "" if allowed.least == allowed.most else "N, "
-            remedies = [f"{row['key']}={number}{allowed}"]
-        else:
-            hint = near(str(value), map(str, allowed))
-            remedies = [f"{row['key']}={option}" for option in allowed]
-            remedies = remedies[:SHOWN] + ["another"] * (len(remedies) > SHOWN)
-        why = row["why"].format(config=c)
-        remedy = " or ".join([*remedies, *([row["use"]] if "use" in row else [])])
-        yield Refusal(rule, f"{row['key']}={value}: {why}{hint and f'.{hint}'}", remedy)
+        longest_argument = max(lengths(c), key=lengths(c).__getitem__, default="")
+        row = {}
+        for name, cell in ROWS[rule].items():
+            text = cell.get(value, cell.get("else", "")) if isinstance(cell, dict) else cell
+            row[name] = str(text).format(config=c, value=value, length=longest_argument)
+        key = row["key"]
+        remedy = row.get("instead") or _remedies(value, allowed, row.get("option", f"{key}=*"))
+        remedy += f"; or {row['use']}" if "use" in row else ""
+        yield Refusal(rule, f"{key}={value}: {row['why']}", remedy)
+
+
+def _remedies(value: Any, allowed: Range | Collection[Any], override: str) -> str:
+    if isinstance(allowed, Range):
+        nearest = math.ceil(allowed.least) if value < allowed.least else math.floor(allowed.most)
+        bounds = f" ({allowed})" if allowed.least < allowed.most else ""
+        return override.replace("*", str(nearest)) + bounds
+    options = list(map(str, allowed))
+    if not override.endswith("=*"):
+        options.sort(key=lambda option: -SequenceMatcher(None, str(value), option).ratio())
+    remedies = [
+        override.replace("*", option) for option in options[: SHOWN if len(options) <= SHOWN else 3]
+    ]
+    return " or ".join(remedies + ["another"] * (len(options) > SHOWN))
 
 
 def _of_model_and_data(c: Config) -> Iterator[Limit]:
@@ -51,11 +64,11 @@ def _of_model_and_data(c: Config) -> Iterator[Limit]:
     yield "sequence_length", length, Range(most=c.model.max_positions)
     layers = Range(least=1, most=c.model.num_layers)
     yield "checkpointed_layers_range", c.step.checkpointed_layers, layers
-    layouts = [Rows.padded, *method.row_layouts]
-    if c.hardware.packed_attention is None:
-        layouts = [layout for layout in layouts if layout != Rows.packed]
+    layouts = [layout.name for layout in (*method.row_layouts, Rows.padded)]
     rows = c.step.rows.name if c.step.rows and method.trains else None
-    yield "rows_of_method", rows, [layout.name for layout in layouts]
+    yield "rows_of_method", rows, layouts
+    if c.hardware.packed_attention is None and rows in layouts:
+        yield "rows_of_gpu", rows, [name for name in layouts if name != "packed"]
     other = "code" if method.rows == "dpo" else "samples"
     kinds = ("reasoning", "code", "jsonl", "hub", "mix", "samples")
     yield "data_of_method", data.kind, [kind for kind in kinds if kind != other]
@@ -75,12 +88,11 @@ def _of_topology(c: Config) -> Iterator[Limit]:
     serves = method.generates or not method.trains
     default = [name for name in TOPOLOGIES if serves or name not in ("split", "colocate")]
     yield "topology_of_method", name, method.topologies or default
-    unfit: tuple[str, ...] = ("zero3",) if c.precision.compute == "fp8" else ()
-    if c.precision.weights == "nf4":
-        unfit = ("fsdp", "zero3", "colocate")
     used = name if name == "colocate" or strategy == "none" else strategy
-    fit = [topology for topology in TOPOLOGIES if topology not in unfit]
-    yield "topology_of_precision", used if method.trains else None, fit
+    if method.trains and c.precision.weights == "nf4":
+        yield "topology_of_nf4", used, {*TOPOLOGIES} - {"fsdp", "zero3", "colocate"}
+    if method.trains and c.precision.compute == "fp8":
+        yield "topology_of_fp8", used, {*TOPOLOGIES} - {"zero3"}
     gpus = placement.num_gpus(c)
     strategies: tuple[str, ...] = SHARDED
     if name == "single" or (name == "colocate" and gpus == 1):

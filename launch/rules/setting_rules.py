@@ -109,15 +109,16 @@ def unread_row(config: Config, row: dict[str, Any]) -> Iterator[Refusal]:
     if not values:
         return
     needs = _needs(config, row.get("needs", ""))
-    reason = f" without {needs}" if needs else f" with method={config.method.name}"
-    reason = f": {row['why']}" if "why" in row else reason
-    names = [_shown(config, key) if key.endswith(".name") else key for key in values]
+    reason = f"without {needs}" if needs else f"with method={config.method.name}"
+    has_value = "why" in row
+    names = [_shown(config, k) if has_value or k.endswith(".name") else k for k in values]
     remedy = " ".join(_reset(config, key, usual) for key, usual in values.items())
     remedy = f"{needs}, or {remedy}" if needs else remedy
-    takes = "takes" if len(values) == 1 else "take"
+    effect = f" take{'s' * (len(values) == 1)} no effect {reason}"
+    effect = f": {row['why']}" if "why" in row else effect
     yield Refusal(
         "unread",
-        f"{', '.join(names)} {takes} no effect{reason}",
+        f"{', '.join(names)}{effect}",
         remedy + (f"; {row['note']}" if "note" in row else ""),
     )
 

@@ -11,11 +11,16 @@ from launch.schema import Config
 from launch.schema.trainer_args import argument, known, value
 
 
+def lengths(config: Config) -> dict[str, int]:
+    """Return the arguments that limit a sequence, and their tokens."""
+    names = ("max_length", "max_completion_length", "max_new_tokens", "sequence")
+    values = {name: value(config, name) for name in names if name in known(config)}
+    return {name: int(n) for name, n in values.items() if isinstance(n, (int, float))}
+
+
 def longest(config: Config) -> int:
     """Return the tokens of the longest sequence that an argument allows."""
-    names = ("max_length", "max_completion_length", "max_new_tokens", "sequence")
-    lengths = [value(config, name) for name in names if name in known(config)]
-    return max(int(length) for length in [*lengths, 0] if isinstance(length, (int, float)))
+    return max([*lengths(config).values(), 0])
 
 
 def has_vllm(config: Config) -> bool:

@@ -127,6 +127,9 @@ def _value_fault(key: str, argument: Any, allowed: dict[str, Any], taker: str) -
     options = f" It takes {', '.join(names)}." if names else ""
     if not _is_of(argument, allowed["types"]):
         types = " or ".join(allowed["types"])
+        is_item = isinstance(argument, (str, int, float)) and (not names or argument in names)
+        if "list" in allowed["types"] and is_item and _is_of(argument, items or ["any"]):
+            options = f" Use: '{key}=[{argument}]'."
         return (
             f"{key}={argument!r}: {JSON_TYPES[type(argument)]}, and {taker} takes {types}.{options}"
         )

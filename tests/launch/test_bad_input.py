@@ -25,12 +25,13 @@ method.args.max_prompt_length=5 method=grpo | max_prompt_length=5 | trl.GRPOConf
 method.args.lerning_rate=1e-4 | lerning_rate | trl.SFTConfig | Did you mean learning_rate
 method=grpo method.args.num_generations=null | method.args.num_generations=null: no group size
 method.args.learning_rate=fast | learning_rate='fast' | takes float
+method=dpo method.args.loss_type=ipo | takes list | Use: 'method.args.loss_type=[ipo]'
 method=raft method.args.train.max_steps=0 mode=plan | method.args.max_steps=0 | at least 1, or -1
 method.args.output_dir=x | output_dir=x | run_root=
 hardware=h200 method=bench/vllm 'method.args.settings=[{num_scheduler_steps: 8}]' mode=plan | method.args.settings: num_scheduler_steps is gone from vLLM. Instead: engine V1
 hardware=h200 method=tune/inductor 'method.args.candidates=[freezing]' mode=plan | candidates: freezing makes weights
 topology=tensor | topology=tensor: no such topology | Options:
-hardware=mi210 precision=fp8 mode=plan | precision=fp8: mi210 (gfx90a) has no such units | Use: precision=bf16
+hardware=mi210 precision=fp8 mode=plan | precision=fp8: mi210 (gfx90a) has no fp8 matrix units | Use: precision=bf16
 method=grpo '++method.rewards={no_such_module.reward: 1}' | no_such_module | no module
 method=grpo '++method.rewards={json.laods: 1}' | json.laods | Did you mean loads
 data=jsonl data.path=missing.jsonl | data.path=/ | /missing.jsonl: no such file
@@ -107,8 +108,9 @@ def test_a_directory_in_place_of_a_data_file_is_called_one(launch, tmp_path):
     ("[1, 2]\n", "sft", [":1:", "list", "JSON object"]),
     ("\n\n", "sft", ["no rows", "empty"]),
     ('{"text": "a", "x": ' + "9" * 5000 + "}\n", "sft", [":1:", "(Exceeds the limit"]),
+    ('{"text": "a", "text": "b"}\n', "sft", [":1:", 'the key "text" appears twice. Use: ']),
     ('{"a": ' + "[" * 100_000 + "\n", "sft", [":1:", "(maximum recursion depth"]),
-], ids=range(7))  # fmt: skip
+], ids=range(8))  # fmt: skip
 def test_data_file(launch, tmp_path, content, method, said):
     file = tmp_path / "train.jsonl"
     file.write_text(content)

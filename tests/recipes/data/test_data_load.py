@@ -156,7 +156,7 @@ def jsonl(tmp_path, *rows):
 
 @pytest.mark.parametrize(("line", "message"), [
     ('{"prompt": "a"', "not a JSON object"),
-    ("[1]", "not a JSON object .*a list"),
+    ("[1]", "not a JSON object .*list"),
     ('{"prompt": "a"}', "sft needs completion and prompt, or messages, or text"),
     ("{}", "sft needs"),
     ('{"prompt": ' + "9" * 5000 + "}", "4300 digits"),
