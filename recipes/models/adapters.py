@@ -108,7 +108,7 @@ def load_adapter(model: PreTrainedModel, config: DictConfig, base: str) -> PeftM
         )
     if other:
         raise UserError(
-            f"adapter.path={path} was trained on other layers than those of model={base_name} has: "
+            f"adapter.path={path} was trained on other layers than those of model={base_name}: "
             f"{min(other)}. Use the base that it was trained on."
         )
     return adapted

@@ -51,9 +51,10 @@ def expected(hardware: str, method: str, precision: str, topology: str) -> set[s
         "precision": precision not in has,
         "nf4_without_adapter": precision == "nf4"
         and method != "evaluate",  # 4-bit weights take no gradients
-        "topology_of_precision": method != "evaluate"
-        and (precision, topology)
-        in (("nf4", "fsdp"), ("nf4", "zero3"), ("nf4", "colocate"), ("fp8", "zero3")),
+        "topology_of_nf4": method != "evaluate"
+        and precision == "nf4"
+        and topology in ("fsdp", "zero3", "colocate"),
+        "topology_of_fp8": method != "evaluate" and (precision, topology) == ("fp8", "zero3"),
         "topology_of_method": topology not in ("single", "ddp")
         if method == "evaluate"
         else topology in ("split", "colocate") and method in ("sft", "dpo"),
