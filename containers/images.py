@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from launch.core.errors import UserError
+from launch.core.json_files import yaml_file
 
 FOLDER = Path(__file__).parent
 LOCK = FOLDER / "images.lock.yaml"
@@ -102,8 +103,7 @@ class Image:
 def load(lock: Path = LOCK) -> dict[str, Image]:
     """Return every entry of the lock by name. Raises UserError."""
     try:
-        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, if it was built
-        content = yaml.load(lock.read_text(encoding="utf-8"), loader)
+        content = yaml_file(lock)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UserError(f"{lock} cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict) or not isinstance(content.get("images"), dict):

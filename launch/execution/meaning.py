@@ -8,12 +8,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import yaml
+from launch.core.json_files import yaml_file
 
 
 @functools.cache
 def table() -> list[dict[str, Any]]:
-    return list(yaml.safe_load(Path(__file__).with_name("meanings.yaml").read_text("utf-8")))
+    return list(yaml_file(Path(__file__).with_name("meanings.yaml")))
 
 
 def of(*texts: Iterable[str]) -> str | None:

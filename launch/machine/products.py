@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from launch.core.errors import UserError
+from launch.core.json_files import yaml_file
 from launch.schema.host import Detect
 
 HARDWARE = Path(__file__).parents[2] / "conf/hardware"
@@ -65,7 +64,7 @@ def products(folder: Path = HARDWARE) -> tuple[Product, ...]:
 
 def _read(file: Path) -> dict[str, Any]:
     """Return a file merged over its includes. Hydra would take a tenth of a second per product."""
-    values = yaml.safe_load(file.read_text(encoding="utf-8"))
+    values = yaml_file(file)
     under: dict[str, Any] = {}
     for included in values.pop("defaults", ()):
         if included != "_self_":

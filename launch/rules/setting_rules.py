@@ -108,14 +108,12 @@ def unread_row(config: Config, row: dict[str, Any]) -> Iterator[Refusal]:
     }
     if not values:
         return
-    needs = _needs(config, row.get("needs", ""))
-    reason = f"without {needs}" if needs else f"with method={config.method.name}"
-    has_value = "why" in row
-    names = [_shown(config, k) if has_value or k.endswith(".name") else k for k in values]
+    needs, why = _needs(config, row.get("needs", "")), row.get("why")
+    names = [_shown(config, k) if why or k.endswith(".name") else k for k in values]
     remedy = " ".join(_reset(config, key, usual) for key, usual in values.items())
     remedy = f"{needs}, or {remedy}" if needs else remedy
-    effect = f" take{'s' * (len(values) == 1)} no effect {reason}"
-    effect = f": {row['why']}" if "why" in row else effect
+    without = f"without {needs}" if needs else f"with method={config.method.name}"
+    effect = f": {why}" if why else f" take{'s' * (len(values) == 1)} no effect {without}"
     yield Refusal(
         "unread",
         f"{', '.join(names)}{effect}",

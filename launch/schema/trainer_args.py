@@ -7,8 +7,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from launch.core.errors import UserError, near
 from launch.core.json_files import yaml_file
 from launch.core.near_names import argument_meant, word_meant
@@ -83,7 +81,7 @@ def _class_of_method(name: str) -> str:
             f"method.args.recipe={name}: no such recipe.{near(name, names)} Recipes: "
             f"{', '.join(names)}."
         )
-    return str(yaml.safe_load((METHODS / f"{name}.yaml").read_text())["config_class"])
+    return str(yaml_file(METHODS / f"{name}.yaml")["config_class"])
 
 
 def value(config: Config, name: str) -> Any:

@@ -293,10 +293,8 @@ class Pipeline:
                 if plan.chosen and plan.config.method.measures_model:
                     plans = self.plans()
                     self._write(plans, "running")
-        except (
-            UserError,
-            HostError,
-        ) as error:  # planning again may miss a data file
+        except (UserError, HostError) as error:
+            # Planning again may miss a data file.
             self._end(plans, error.exit_code)
             raise
         self._end(plans, exit_code)

@@ -39,9 +39,8 @@ class PackedCompletions:
     `padded`, and under `packed` if the head or the attention is not plain.
     """
 
-    _idle: torch.Tensor | None = (
-        None  # (samples,): whose advantage is zero; None: not to be skipped
-    )
+    # (samples,): whose advantage is zero; None if those are not skipped
+    _idle: torch.Tensor | None = None
     _rehearsed_idle = False
 
     def __init__(self, *args: Any, config: DictConfig, **kwargs: Any) -> None:

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 from omegaconf import OmegaConf
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
 from launch.schema import Model
+from recipes.models.model_build import model_config
 
 FOLDER = Path(__file__).parents[2] / "conf/model"
 MADE_HERE = {"qwen3_76m": 76_304_640}  # no checkpoint of it is published
@@ -51,20 +52,7 @@ def test_file_is_complete_and_names_a_commit_of_the_hub(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_transformers_builds_the_published_count(name):
     m = load(name)
-    config = AutoConfig.for_model(
-        m.architecture,
-        num_hidden_layers=m.num_layers,
-        hidden_size=m.hidden_size,
-        intermediate_size=m.intermediate_size,
-        num_attention_heads=m.num_heads,
-        num_key_value_heads=m.num_kv_heads,
-        head_dim=m.head_dim,
-        vocab_size=m.vocab_size,
-        tie_word_embeddings=m.tied_embeddings,
-        max_position_embeddings=m.max_positions,
-        rms_norm_eps=m.rms_norm_eps,
-        rope_parameters={"rope_type": "default", "rope_theta": m.rope_theta},
-    )
+    config = model_config(m)
     with torch.device("meta"):  # shapes without memory: 70B takes 280 GB otherwise
         built = AutoModelForCausalLM.from_config(config)
     built.tie_weights()
