@@ -28,8 +28,9 @@ PROBE = "The quick brown fox jumps over the lazy dog. 1 + 2 = 3."
 PROBE_TOKENS = 32
 ASK_S, POLL_S = 10.0, 0.5
 REPLICA = "X-data-parallel-rank"  # vLLM's header that selects the replica
-# Scale the last norm's weights by this, which changes log-probabilities far more than rounding.
-SCALE = 1.5
+# Scale the last norm's weights by this, which changes log-probabilities far more than rounding. A
+# scale above 1 would hardly change those of a confident policy, which are near 0.
+SCALE = 0.25
 # Share of the change that may be missing; rounding in bf16 causes a few hundredths.
 FOLLOWED = 0.25
 

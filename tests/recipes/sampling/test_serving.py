@@ -97,8 +97,11 @@ class Server:
 
     def generate(self, prompts, temperature, max_tokens, generation_kwargs):
         assert (temperature, generation_kwargs["ignore_eos"]) == (TEMPERATURE, True)
-        completion = list(range(5, 5 + max_tokens))
         model = self.models[int(self.session.headers.get("X-data-parallel-rank", 0))]
+        completion = []
+        for _ in range(max_tokens):
+            ids = torch.tensor([[*prompts[0], *completion]])
+            completion.append(int(model(ids).logits[0, -1].argmax()))
         scored = log_probs(model, [*prompts[0], *completion], max_tokens)
         logprobs = [[[number] for number in scored.tolist()]]
         return {"completion_ids": [completion], "logprobs": logprobs}
@@ -139,6 +142,14 @@ def test_transfers_are_checked_and_weights_restored(capsys, replicas):
 def test_a_stale_replica_is_detected():
     with pytest.raises(RuntimeError, match="weights do not reach replica 2 of"):
         serving.check_weights_arrive(trainer_with(True, True, False), replicas=3)
+
+
+def test_the_check_accepts_a_confident_policy_served_in_16_bits():
+    trainer = trainer_with(True)
+    with torch.no_grad():
+        trainer.model.model.norm.weight.mul_(200)
+    trainer.vllm_generation.models = [copy.deepcopy(trainer.model).bfloat16()]
+    serving.check_weights_arrive(trainer)
 
 
 @pytest.mark.parametrize(("hardware", "gpus", "topology"), [
