@@ -42,7 +42,7 @@ T = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
 
 
 def report(rows: Sequence[Row], folder: Path) -> str:
-    """Return Markdown; plot `folder`/learning_<start>.png of each start with RAFT or GRPO."""
+    """Return Markdown; plot `folder`/learning_<start>.png of each start with RAFT."""
     lines = ["# What each method learned, measured", ""]
     if not rows:
         return "\n".join([*lines, "Nothing is measured yet: docs/learning.md says how.", ""])
@@ -81,7 +81,8 @@ def report(rows: Sequence[Row], folder: Path) -> str:
         ]
         if plot_modes(own, folder / f"learning_{start}_modes.png"):
             lines += ["", f"![reward against time](learning_{start}_modes.png)"]
-        if plot(own, folder / f"learning_{start}.png"):
+        has_raft = any(row["method"] == "raft" for row in own)
+        if has_raft and plot(own, folder / f"learning_{start}.png"):
             lines += ["", f"![reward and accuracy](learning_{start}.png)"]
     return "\n".join([*lines, ""])
 
@@ -107,7 +108,7 @@ def table(rows: Sequence[Row]) -> list[str]:
     ]
     for method in METHODS:
         own = {row["seed"]: row for row in rows if row["method"] == method}
-        if method in MODES and not own:
+        if not own:
             continue
         cells = [
             f"{own[s]['accuracy']:.1%} ({shown(own[s]['interval'])})" if s in own else "not run"
@@ -193,7 +194,7 @@ def gap(rows: Sequence[Row]) -> list[str]:
     found = [
         f"seed {row['seed']} {row['logp_gap'][0]:.4f} (at most {row['logp_gap'][1]:.3f})"
         for row in rows
-        if "logp_gap" in row
+        if row["method"] == "grpo" and "logp_gap" in row
     ]
     gpus = {1: "shared one GPU", 2: "had a GPU each"}
     where = sorted({gpus[row["gpus"]] for row in rows if "logp_gap" in row})
@@ -326,7 +327,7 @@ def plot(rows: Sequence[Row], path: Path) -> bool:
     Return False if there is neither.
     """
     rows = sorted(rows, key=lambda row: row["seed"])
-    grpo = [row for row in rows if "rewards" in row]
+    grpo = [row for row in rows if row["method"] == "grpo"]
     raft = [row for row in rows if "cycles" in row]
     if not grpo and not raft:
         return False
