@@ -89,7 +89,7 @@ def grpo(config: DictConfig) -> dict[str, Any]:
     prompts = prepare_prompts(config, loaded, tokenizer)
     if questions is not None:
         questions = prepare_prompts(config, Loaded(questions), tokenizer, heldout=True)
-    trainer = TRAINERS[config.topology.overlap](
+    trainer = TRAINERS[config.topology.overlap or False](
         model=model,
         args=args,
         config=config,

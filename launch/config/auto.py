@@ -10,6 +10,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from launch.machine import detect, masks
 from launch.machine.gpu import GIB
+from launch.machine.placement import shares_gpu
+from launch.schema import Config
 from launch.schema.enums import Reference
 
 
@@ -85,6 +87,20 @@ def fits(composed: DictConfig) -> bool:
     width = 24 if composed.method.reference == Reference.always else 20
     state_gb = width * composed.model.num_parameters / 1e9
     return bool(state_gb < 0.8 * GIB * composed.hardware.memory_gb)
+
+
+def overlap(config: Config) -> bool:
+    """Return whether the server generates the next batch while this one trains.
+
+    It learns what taking turns does (docs/results/learning_modes.md). It needs a server with GPUs of
+    its own and the importance-sampling correction, and no measurements between steps.
+    """
+    return (
+        config.topology.name == "split"
+        and not shares_gpu(config)
+        and config.method.selection.metric is None
+        and config.method.args.get("vllm_importance_sampling_correction") is not False
+    )
 
 
 def runtime(composed: DictConfig) -> str:

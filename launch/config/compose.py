@@ -90,6 +90,8 @@ def _resolved(request: Request) -> Config:
     if missing:
         raise UserError(f"{', '.join(missing)}: no value. Set one, for example {missing[0]}=...")
     config = typing.cast(Config, OmegaConf.to_object(composed))
+    if config.topology.overlap is None and auto.overlap(config):
+        config.topology.overlap = True
     config.speed_keeps = sorted({*config.speed_keeps, *_given_in_files(request, config)})
     return config
 

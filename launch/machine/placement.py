@@ -138,7 +138,7 @@ def dtype(config: Config) -> str:
 def shares_gpu(config: Config) -> bool:
     """Return whether the server and its one trainer share a GPU."""
     gpus = config.topology.num_gpus or config.hardware.gpus_per_node
-    return config.topology.servers > 0 and gpus == 1 and config.hardware.vendor != Vendor.none
+    return config.topology.servers != 0 and gpus == 1 and config.hardware.vendor != Vendor.none
 
 
 def backend(config: Config) -> str:

@@ -6,6 +6,7 @@ The schema declares these next to its fields. The tables here are for arguments 
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,7 +51,7 @@ def check_value(key: str, value: Any, allowed: Allowed) -> None:
     bounds += ", or -1 to count epochs" if key == "method.args.max_steps" else ""
     fault = f"out of range. Use: {bounds}."
     if isinstance(allowed, tuple):
-        words = [str(word).lower() if isinstance(word, bool) else word for word in allowed]
+        words = [word if isinstance(word, str) else json.dumps(word) for word in allowed]
         fault = f"it takes {', '.join(words)}.{near(str(value), words)}"
     elif isinstance(allowed, Text):
         fault = f"{allowed.fault(value)}. Use: {key}={allowed.example}; {allowed.meaning}."

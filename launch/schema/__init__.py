@@ -207,8 +207,8 @@ class Topology:
     # {max_num_seqs: 512}; null removes one
     server_args: dict[str, Any] = field(default_factory=dict)
     # split: true generates the next batch while this one trains; stream never stops generating
-    # and trains on complete groups
-    overlap: Any = checked(False, words=(False, True, "stream"))
+    # and trains on complete groups; empty: true where nothing rules it out
+    overlap: Any = checked(None, words=(None, False, True, "stream"))
     # overlap=stream: most optimizer steps since a completion's weights; empty: the number of steps
     # that two generations serve
     max_staleness: Optional[int] = checked(None, least=0)

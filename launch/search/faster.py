@@ -66,10 +66,11 @@ def _candidates(config: Config) -> Iterator[tuple[list[str], str, Config]]:
         fp8 = dataclasses.replace(precision, name="fp8", compute="fp8")
         price = "linear layers multiply in 8 bits (torchao)"
         yield ["precision=fp8"], price, dataclasses.replace(config, precision=fp8)
-    if config.topology.name == "split" and config.topology.overlap is False:
+    if config.topology.name == "split" and config.topology.overlap != "stream":
         overlap = "topology.overlap"
-        price = "completions lag by one generation, corrected by importance sampling"
-        yield [f"{overlap}=true"], price, with_value(chosen, overlap, True)
+        if not config.topology.overlap:
+            price = "completions lag by one generation, corrected by importance sampling"
+            yield [f"{overlap}=true"], price, with_value(chosen, overlap, True)
         price = (
             "completions lag by up to two generations, corrected likewise; "
             "gains more than this if their lengths differ"

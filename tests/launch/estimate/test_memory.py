@@ -314,7 +314,7 @@ def test_server_cache_outweighs_the_share(cache_gb, fits):
 
 def test_server_leaves_the_rest_of_its_gpu_to_the_trainer():
     base = "hardware=h200 model=qwen3_0_6b method=grpo topology=split"
-    base += " topology.server_memory_share=0.25"
+    base += " topology.overlap=false topology.server_memory_share=0.25"
     shared = plan_of(base, "topology.num_gpus=1", gfx="sm_90")
     server, trainer = shared.memory
     assert [process.gpus for process in shared.processes] == [[0], [0]]

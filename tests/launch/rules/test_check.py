@@ -228,7 +228,7 @@ runtime=slurm runtime.slurm.time=abc | runtime.slurm.time=abc: not allowed. Use:
 runtime=slurm runtime.slurm.gres='gpu:mi300x:4' | runtime.slurm.gres=gpu:mi300x:4: not allowed
 method=evaluate method.args.engine=vlm | method.args.engine=vlm: it takes transformers, vllm
 method.args.max_steps=0 | Use: at least 1, or -1 to count epochs.
-GRPO topology.overlap=steam | topology.overlap=steam: it takes false, true, stream
+GRPO topology.overlap=steam | topology.overlap=steam: it takes null, false, true, stream
 seed=4294967296 | seed=4294967296: out of range
 'data.tasks=[{name: gcd, worked: -0.1}]' | data.tasks[0].worked=-0.1: out of range
 precision.compute=bf61 | precision.compute=bf61: it takes fp32, fp16, bf16, fp8. Did you mean bf16
