@@ -92,8 +92,8 @@ def fits(composed: DictConfig) -> bool:
 def overlap(config: Config) -> bool:
     """Return whether the server generates the next batch while this one trains.
 
-    It learns what taking turns does (docs/results/learning_modes.md). It needs a server with GPUs of
-    its own and the importance-sampling correction, and no measurements between steps.
+    The policy learns what it does by turns (docs/results/learning_modes.md). The server needs its
+    own GPUs, the loss its importance-sampling correction, and steps must not wait for evaluations.
     """
     return (
         config.topology.name == "split"
