@@ -221,7 +221,7 @@ def work(run_dir: Path, *overrides: str) -> tuple[str, str]:
     content = rank_config(make_plan(config, host_with(0), run_dir))
     content = OmegaConf.create(content)
     args = recipe.SampleConfig(**content.trainer_args)
-    sampled, judged = batches.stores(content, args, recipe.prompts(content, args))
+    sampled, judged = batches.open_stores(content, args, recipe.prompts(content, args))
     return sampled.folder.name, judged.folder.name
 
 

@@ -185,7 +185,7 @@ TWO_SERVERS = [
     "method.args.max_steps=3",
     "method.args.max_completion_length=16",
 ]
-ARRIVE = "weights reach the server: log-probabilities changed by"
+ARRIVE = "weights reach the server: "
 
 
 @pytest.fixture(scope="module")
@@ -250,7 +250,7 @@ def test_two_servers_and_a_rank_that_overlap_end_with_that_rank(vllm, folder):
     done = command(*SMALL, *SPLIT, *TWO_SERVERS, cwd=folder, timeout=ENDS_WITHIN_S)
     output = done.stdout + done.stderr
     assert done.returncode == 4, output
-    assert "weights reach all 2 replicas of the server: log-probabilities changed by" in output
+    assert "weights reach all 2 replicas of the server: " in output
     assert "server failed" not in output
     assert f"trainers {KILLED}" in output
     assert MEANS in output

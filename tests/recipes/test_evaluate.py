@@ -27,7 +27,7 @@ def score(folder, rows, samples, verifier) -> list[dict]:
     """Return rows of samples.jsonl for a batch whose generator returns `samples`."""
     sampled, judged = batches.Store(folder / "samples"), batches.Store(folder / "verdicts")
     args, log = EvaluateConfig("x", batch_size=len(rows)), batches.Log(folder, "accuracy")
-    batches.one_batch(rows, 0, args, lambda prompts, seed: samples, verifier, sampled, judged, log)
+    batches.run_batch(rows, 0, args, lambda prompts, seed: samples, verifier, sampled, judged, log)
     pairs = zip(sampled.finished(0), judged.finished(0), strict=True)
     return [evaluate.scored_row(rows[s["prompt_index"]], {**s, **v}) for s, v in pairs]
 

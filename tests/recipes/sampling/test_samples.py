@@ -16,7 +16,7 @@ from recipes.rank.ranks import own_gpu
 from recipes.rewards.verifier import Verdict
 from recipes.sample import SCORED, SELECTED, SampleConfig, prompts, write_results
 from recipes.sampling import sample_keys
-from recipes.sampling.batches import Log, Store, one_batch
+from recipes.sampling.batches import Log, Store, run_batch
 from recipes.sampling.generation import TOO_LONG, Sample
 from recipes.sampling.sample_keys import samples_key, verdicts_key
 from recipes.sampling.samples import choose_prompts, select
@@ -164,7 +164,7 @@ def test_prompts_that_fill_the_context_score_zero(tmp_path):
     verifier = lambda prompts, texts, columns: [Verdict(1.0, {"length": 1.0}, None) for _ in texts]  # noqa: E731
     generator = lambda prompts, seed: [TOO_LONG, Sample("", 1, True)]  # noqa: E731
     log, rows = Log(tmp_path, "pass_rate"), [{"prompt": "long"}, {"prompt": "short"}]
-    one_batch(rows, 0, args, generator, verifier, sampled, verdicts, log)
+    run_batch(rows, 0, args, generator, verifier, sampled, verdicts, log)
     assert [verdict["score"] for verdict in verdicts.get(0)] == [0.0, 1.0]
     assert json.loads((tmp_path / "metrics.jsonl").read_text())["pass_rate"] == 0.5
 
