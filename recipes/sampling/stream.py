@@ -131,7 +131,14 @@ class StreamedGeneration(GenerationAhead):
         self._send_weights()
         with self.timed("wait"):
             self._send_rows(count)
-            groups = self._finished_groups(count)
+            results: list[Any] = [None]
+            if self.accelerator.is_main_process:
+                groups = self.stream.take(count, self._remaining_calls)
+                results = [
+                    [(group.row, group.step, group.completions.result()) for group in groups]
+                ]
+            broadcast_object_list(results, from_process=0)
+        (groups,) = results
         self._sent -= 1
         ages = [self.state.global_step - step for _, step, _ in groups]
         self._metrics["train"]["staleness/mean"].append(sum(ages) / len(ages))
@@ -177,15 +184,6 @@ class StreamedGeneration(GenerationAhead):
             if self.accelerator.is_main_process:
                 self.stream.send(rows, self.state.global_step)
             self._sent += 1
-
-    def _finished_groups(self, count: int) -> list[tuple[dict[str, Any], int, list]]:
-        """Return (row, step of sending, completions with log-probabilities) of `count` groups."""
-        results: list[Any] = [None]
-        if self.accelerator.is_main_process:
-            groups = self.stream.take(count, self._remaining_calls)
-            results = [[(group.row, group.step, group.completions.result()) for group in groups]]
-        broadcast_object_list(results, from_process=0)
-        return results[0]
 
     def _remaining_calls(self, step: int) -> int:
         """Return the number of later generations that may train on a group sent after `step`."""
