@@ -134,18 +134,14 @@ class StreamedGeneration(GenerationAhead):
             results: list[Any] = [None]
             if self.accelerator.is_main_process:
                 groups = self.stream.take(count, self._remaining_calls)
-                results = [
-                    [(group.row, group.step, group.completions.result()) for group in groups]
-                ]
+                results = [[(g.row, g.step, g.completions.result()) for g in groups]]
             broadcast_object_list(results, from_process=0)
         (groups,) = results
         self._sent -= 1
         ages = [self.state.global_step - step for _, step, _ in groups]
         self._metrics["train"]["staleness/mean"].append(sum(ages) / len(ages))
-        oldest = self._metrics["train"][
-            "staleness/max"
-        ]  # one value, because TRL logs the mean of the list
-        oldest[:] = [max([*oldest, *ages])]
+        oldest = self._metrics["train"]["staleness/max"]
+        oldest[:] = [max([*oldest, *ages])]  # one value, because TRL logs the mean
         rows = [row for row, _, _ in groups for _ in range(self.num_generations)]
         first = self.accelerator.process_index * len(inputs)
         of_rank = slice(first, first + len(inputs))

@@ -42,7 +42,7 @@ def accuracies(clone: Path) -> list[float]:
     return [json.loads(file.read_text())["accuracy"] for file in results]
 
 
-def test_the_readmes_first_command_installs_trains_and_shows_what_it_gained(quickstart):
+def test_first_command_of_readme(quickstart):
     clone, output = quickstart
     after_sft, after_grpo = accuracies(clone)
     # On problems that it never saw. Two processors had 20.0 and 26.2 points; others may have less.
@@ -53,7 +53,7 @@ def test_the_readmes_first_command_installs_trains_and_shows_what_it_gained(quic
     assert str(picture) in output
 
 
-def test_setup_brings_no_cuda_and_runs_once(quickstart):
+def test_setup_installs_no_cuda_and_runs_once(quickstart):
     clone, _ = quickstart
     pip = [clone / ".venv/bin/python", "-m", "pip", "list"]
     packages = subprocess.run(pip, capture_output=True, text=True, check=True).stdout

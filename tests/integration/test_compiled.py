@@ -42,9 +42,7 @@ def compiler(tmp_path_factory):
 @pytest.mark.parametrize(
     ("topology", "adapter"), [("ddp", ["adapter=lora", "adapter.rank=4"]), ("fsdp", [])]
 )
-def test_compiled_layers_on_two_ranks_give_the_losses_of_eager_ones_on_one(
-    topology, adapter, tmp_path
-):
+def test_compiled_layers_on_two_ranks_have_losses_of_one_eager_rank(topology, adapter, tmp_path):
     """Recompute one layer and not the other."""
     settings = [*SETTINGS, *adapter]
     assert (

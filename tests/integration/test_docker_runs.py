@@ -69,7 +69,7 @@ def owners(folder: Path) -> set[int]:
 
 
 @pytest.mark.usefixtures("nothing_is_left")
-def test_an_image_is_built_and_its_files_are_the_callers(caller, base, remove):
+def test_built_files_belong_to_the_user(caller, base, remove):
     lock = lock_of(caller.home, base)
     remove.append(images.load.__wrapped__(lock)["tiny"].local_reference)
     done = caller.run("image=tiny", f"lock={lock}", program="containers/build.py")
@@ -78,7 +78,7 @@ def test_an_image_is_built_and_its_files_are_the_callers(caller, base, remove):
     assert owners(caller.cache) == {caller.uid}
 
 
-def test_two_processes_train_inside(caller):
+def test_train_with_two_processes(caller):
     done = caller.run(*SMOKE, "method=grpo", "hardware=mi300x", "model=qwen3_4b", "topology=split")
     assert done.returncode == 0, done.stdout + done.stderr
     run = caller.newest_run()
@@ -98,7 +98,7 @@ def test_two_processes_train_inside(caller):
     assert json_files.read_metrics(run / "metrics.jsonl")[-1]["step"] == 2
 
 
-def test_a_container_is_confined_and_saves_on_a_signal_and_the_run_resumes(caller):
+def test_confined_container_saves_on_signal_and_resumes(caller):
     plan = json.loads(caller.run(*LONG, "mode=plan", "format=json").stdout)
     planned = plan["processes"][0]["container"]
     with caller.running(*LONG) as launcher:
@@ -169,7 +169,7 @@ def device_nodes() -> Iterator[None]:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="device nodes are made by root only")
-def test_only_the_chosen_gpu_is_inside(caller, engine):
+def test_container_has_only_the_chosen_gpu(caller, engine):
     with device_nodes():
         # One of these groups has just been made.
         caller.identity["extra_groups"] = [*caller.identity["extra_groups"], *gpu_gids()]
@@ -200,7 +200,7 @@ SENTINELS = {
 }
 
 
-def test_secrets_reach_the_processes_and_stand_nowhere(caller, engine, cpu_image):
+def test_secrets_reach_only_the_processes(caller, engine, cpu_image):
     secrets = f"runtime.secrets=[{','.join(SENTINELS)}]"
     overrides = [*SMOKE, "runtime.network=none", secrets, "user_env.NO_PROXY='*'"]
     with caller.running(*overrides, **SENTINELS) as launcher:
@@ -246,7 +246,7 @@ def trains(containers: list[docker.models.containers.Container]) -> bool:
     return any((run_dir / "metrics.jsonl").exists() for run_dir in run_dirs)
 
 
-def test_a_killed_launcher_leaves_nothing_after_the_next_start(caller, engine, cpu_image):
+def test_next_start_removes_leftovers_of_killed_launcher(caller, engine, cpu_image):
     """Foreign containers stay; the next start ends though its terminal goes away."""
     labels = {f"{LABEL}.run": str(caller.home), f"{LABEL}.process": "trainers"}
     foreign = [  # of another name, and of another uid too
@@ -302,7 +302,7 @@ def test_killed_for_memory(caller):
     assert caller.containers() == []
 
 
-def test_container_removed_by_somebody_else(caller):
+def test_container_removed_during_run(caller):
     with caller.running(*LONG) as launcher:
         caller.container(launcher).remove(force=True)
         output = launcher.communicate(timeout=PATIENCE_S)[0]
@@ -310,7 +310,7 @@ def test_container_removed_by_somebody_else(caller):
         assert "trainers failed" in output
 
 
-def test_socket_not_permitted_and_image_not_built(caller):
+def test_missing_socket_permission_and_missing_image(caller):
     refused = caller.run("hardware=mi300x", "model=qwen3_4b", "container=rocm", "smoke=true")
     assert refused.returncode == 3
     assert "containers/build.py image=rocm" in refused.stderr
@@ -322,7 +322,7 @@ def test_socket_not_permitted_and_image_not_built(caller):
         assert "Traceback" not in refused.stderr
 
 
-def test_an_image_of_ones_own_is_pulled_by_its_digest(caller, engine, base):
+def test_pull_custom_image_by_digest(caller, engine, base):
     """Use the base without packages of ours, so the image is pulled and its program fails."""
     engine.images.remove(base)
     done = caller.run(

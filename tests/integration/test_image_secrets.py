@@ -65,7 +65,7 @@ def index_with_a_password(files: Path) -> Iterator[str]:
         thread.join()
 
 
-def test_secrets_of_the_host_end_nowhere(tiny, engine, tmp_path):
+def test_image_has_no_secrets_of_the_host(tiny, engine, tmp_path):
     wheels = tmp_path / "wheels"
     pip = [sys.executable, *"-m pip download -q --no-deps --require-hashes".split()]
     subprocess.run([*pip, "-d", wheels, "-r", ROOT / "containers/cpu/tools.lock"], check=True)

@@ -77,7 +77,7 @@ def weights(saved: Path, scratch: Path) -> dict[str, torch.Tensor]:
     return load_file(next(saved.glob("*model.safetensors")))
 
 
-def test_the_model_is_that_of_the_best_checkpoint_also_of_a_killed_run(runs, tmp_path):
+def test_use_best_checkpoint_also_after_resume(runs, tmp_path):
     """Compare with the last one too, which the ranks hold when training ends."""
     for kind, folder in runs.items():
         whole, chosen_by = folder / "whole", result(folder / "whole")
@@ -94,7 +94,7 @@ def test_the_model_is_that_of_the_best_checkpoint_also_of_a_killed_run(runs, tmp
         assert chosen(result(folder / "killed")) == chosen(chosen_by), kind
 
 
-def test_a_reference_measured_beforehand_gives_the_same_losses_under_fsdp(tmp_path):
+def test_precomputed_reference_has_same_losses_under_fsdp(tmp_path):
     """Use random weights, which TRL could not load again by a name."""
     run_dirs = [tmp_path / beforehand for beforehand in ("false", "true")]
     for run_dir in run_dirs:

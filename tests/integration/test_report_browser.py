@@ -159,7 +159,7 @@ def pages(tmp_path_factory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("name", ["grpo", "crashed", "bench", "several", "pipeline", "sweep"])
-def test_a_page_is_readable_on_a_phone_and_in_the_dark_and_loads_nothing(look, pages, name):
+def test_page_is_readable_and_loads_nothing(look, pages, name):
     for width, flags in ((PHONE, []), (DESKTOP, [DARK])):
         seen = look(pages[name], LOOKS, width, *flags)
         assert (seen.pop("paper") != "rgb(255, 255, 255)") is bool(flags)
@@ -172,7 +172,7 @@ def test_keyboard(look, pages):
     assert look(pages["grpo"], KEYBOARD, PHONE) == {**skip, "sections": True, "scrolls": True}
 
 
-def test_values_under_the_pointer(look, pages):
+def test_tooltips(look, pages):
     before, text, after = look(pages["several"], POINTER, DESKTOP)
     assert text.startswith("step 600: B 1.6; C 0.01333")
     assert before is after is True

@@ -221,7 +221,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
     return json_files.read_metrics(metrics)
 
 
-def test_two_nodes_compute_what_two_ranks_of_one_machine_do(cluster, undisturbed, tmp_path):
+def test_two_nodes_compute_like_two_ranks_of_one_machine(cluster, undisturbed, tmp_path):
     """Use a directory whose name a shell, sbatch and its file patterns would take apart."""
     root = tmp_path / "it's 100%j; #new $HOME"
     root.mkdir()
@@ -248,7 +248,7 @@ def test_two_nodes_compute_what_two_ranks_of_one_machine_do(cluster, undisturbed
     assert cluster.job(job)["Comment"] == "a"  # of `a b`
 
 
-def test_an_early_signal_saves_and_requeues_and_the_job_resumes(cluster, undisturbed, tmp_path):
+def test_early_signal_saves_requeues_and_resumes(cluster, undisturbed, tmp_path):
     job, run_dir = submit(tmp_path)
     wait_for_step(run_dir, 2)
     # What `--signal=B:TERM@` sends when the time is nearly over.
@@ -262,7 +262,7 @@ def test_an_early_signal_saves_and_requeues_and_the_job_resumes(cluster, undistu
     assert json_files.read_json(run_dir / "record.json")["status"] == "done"
 
 
-def test_a_node_that_does_not_come_is_named(cluster, tmp_path):
+def test_report_missing_node(cluster, tmp_path):
     daemon = cluster.daemons["n2"]
     # The controller takes the node for healthy, but no process starts there.
     daemon.send_signal(signal.SIGSTOP)
@@ -278,7 +278,7 @@ def test_a_node_that_does_not_come_is_named(cluster, tmp_path):
     assert (end["JobState"], end["ExitCode"]) == ("FAILED", "4:0")
 
 
-def test_gpus_are_asked_for_by_gres_and_a_node_without_one_says_so(cluster, tmp_path):
+def test_request_gpus_by_gres(cluster, tmp_path):
     arguments = """
         runtime=slurm hardware=h200 hardware.gpus_per_node=1 model=qwen3_0_6b model.init=random
         tracking=none
@@ -292,7 +292,7 @@ def test_gpus_are_asked_for_by_gres_and_a_node_without_one_says_so(cluster, tmp_
     assert json_files.read_json(run_dir / "record.json")["status"] == "failed"
 
 
-def test_keys_of_the_job_beat_variables_of_the_shell(cluster, tmp_path, monkeypatch):
+def test_keys_override_shell_variables(cluster, tmp_path, monkeypatch):
     variables = "TIMELIMIT=7 PARTITION=nope NO_REQUEUE=1 JOB_NAME=fromenv GRES=gpu:1 WAIT=1"
     for variable in variables.split():
         name, _, value = variable.partition("=")
@@ -312,7 +312,7 @@ def test_keys_of_the_job_beat_variables_of_the_shell(cluster, tmp_path, monkeypa
     cluster.ended(number)
 
 
-def test_a_grid_of_a_sweep_is_jobs_of_the_cluster_and_is_not_run_again(cluster, tmp_path):
+def test_sweep_trials_are_jobs_and_run_once(cluster, tmp_path):
     """A trial that a rule rejects stops no other."""
     overrides = [o for o in SMALL if not o.startswith(("topology=", "method.args.max_steps="))]
     grid = ["-m", *overrides, "method.args.max_steps=2", "effective_batch=4,5,8"]

@@ -106,7 +106,7 @@ def undisturbed(tmp_path_factory) -> list[dict]:
     return computed(only_run(folder))
 
 
-def test_a_run_that_hangs_and_is_killed_computes_what_an_undisturbed_one_does(folder, undisturbed):
+def test_run_after_faults_equals_undisturbed_run(folder, undisturbed):
     """Hang before there is a checkpoint, then lose a rank and then the launcher."""
     hangs(folder)
     # Fault, step it begins after, exit code, message.
@@ -194,7 +194,7 @@ def vllm() -> None:
         lacking("no vLLM (make vllm)")
 
 
-def test_a_stream_ends_whole_after_kills_in_its_first_a_middle_and_its_last_step(vllm, tmp_path):
+def test_stream_survives_kills(vllm, tmp_path):
     """Kill a rank, the server within a weight transfer, and a rank again.
 
     Two ranks train, two generations behind the server; all restart together.
@@ -241,7 +241,7 @@ def test_a_stream_ends_whole_after_kills_in_its_first_a_middle_and_its_last_step
     assert len({json.dumps(prompts) for prompts in trained.values()}) == 6
 
 
-def test_two_servers_and_a_rank_that_overlap_end_with_that_rank(vllm, folder):
+def test_run_with_two_servers_ends_with_failed_rank(vllm, folder):
     """Have the rank die in the last step.
 
     At first both have the same weights; then the trainer's are one step ahead.

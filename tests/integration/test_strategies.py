@@ -88,7 +88,7 @@ def runs(tmp_path_factory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("topology", PARTS)
-def test_each_strategy_runs_and_leaves_the_losses_and_model_of_one_process(runs, topology):
+def test_strategies_have_losses_and_model_of_one_process(runs, topology):
     """Check what the ranks left; recipes/training/train_loop.py rejects another strategy too."""
     saved = runs[topology] / f"checkpoints/checkpoint-{STEPS}"
     parts = sorted(path.relative_to(saved).as_posix() for path in saved.rglob("*_1_*"))
@@ -119,9 +119,7 @@ def test_each_strategy_runs_and_leaves_the_losses_and_model_of_one_process(runs,
     ("before", "after", "ranks"),
     [("single", "ddp", TWO), ("fsdp", "fsdp", ["topology.num_gpus=1"])],
 )
-def test_a_run_resumes_on_other_ranks_with_the_losses_of_one_process(
-    runs, tmp_path, before, after, ranks
-):
+def test_resume_on_other_ranks_with_losses_of_one_process(runs, tmp_path, before, after, ranks):
     shutil.copytree(runs[before].parents[2], tmp_path, dirs_exist_ok=True)
     run = run_dir(tmp_path)
     stop_after(run, step=1)

@@ -45,7 +45,7 @@ def steps(root: Path, rate: float) -> int:
     return len(metrics.read_text().splitlines()) if metrics and metrics.is_file() else 0
 
 
-def test_a_killed_search_resumes_and_repeats_no_trial(tmp_path):
+def test_killed_search_resumes_without_repeating_trials(tmp_path):
     process = started(*SEARCH, cwd=tmp_path)
     wait_until(lambda: steps(tmp_path, 2e-3) > 2, process)
     # Kill the sweep alone; the kernel signals its trial, which saves.
@@ -72,7 +72,7 @@ def test_a_killed_search_resumes_and_repeats_no_trial(tmp_path):
     ]
 
 
-def test_trials_run_beside_one_another_and_a_process_that_fails_stops_no_other(tmp_path):
+def test_parallel_trials_continue_after_a_failure(tmp_path):
     """Run two at once; one names a tool of transformers that only its ranks reject."""
     grid = """
         -m method.args.max_steps=2 method.args.debug=nonsense,underflow_overflow sweep.parallel=2

@@ -25,7 +25,7 @@ SMALL = ["hardware=mi350x", "smoke=true", "run_root=runs"]
     ("rccl", [], "bus_gb_s", 2),
     ("vllm", ["model=qwen3_4b", "topology=single"], "output_tokens_per_second", 2),
 ])  # fmt: skip
-def test_tuning_ends_with_before_after_and_an_experiment(
+def test_tuning_writes_speedup_and_experiment(
     tmp_path, launch, tuning, overrides, figure, num_rows
 ):
     if tuning == "vllm" and importlib.util.find_spec("vllm") is None:
