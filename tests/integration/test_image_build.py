@@ -1,4 +1,4 @@
-"""Test containers/build.py with a real engine and a registry: images, refusals, and what is left.
+"""Test containers/build.py with a real engine and a registry.
 
 `base`, `cpu_image`, `engine`, `registry` and `tiny` are in conftest.py. The cpu image is built at
 most once; all else is tiny.
@@ -22,8 +22,8 @@ from containers import engine as engines
 from containers import images, verify
 from tests.integration.conftest import (
     BUILD,
+    FAKE_ENTRY,
     FAKE_ROCM,
-    TRUTH,
     Chunks,
     build,
     inside,
@@ -36,7 +36,7 @@ PATIENCE_S = 120
 
 
 def tree(engine, image: str) -> dict[str, dict]:
-    """Return path -> all but the times, of everything that a container of the image sees."""
+    """Return path -> metadata and contents, without times, of all files in the image."""
     container = engine.containers.create(image, ["true"])
     entries = {}
     try:
@@ -222,10 +222,14 @@ def test_failed_build_leaves_no_image(tiny, base, fake_rocm, engine, tmp_path):
         (base, {"locks": [str(wrong_hash)]}, "0-wrong.lock: a file's hash differs from the lock's"),
         (
             fake_rocm,
-            {**TRUTH, "locks": locks},
+            {**FAKE_ENTRY, "locks": locks},
             "1-torch.lock pins torch==2.13.0+cpu, but",
         ),
-        (fake_rocm, {**TRUTH, "rocm": "6.4.1"}, "rocm: the lock says 6.4.1, the image has 7.2"),
+        (
+            fake_rocm,
+            {**FAKE_ENTRY, "rocm": "6.4.1"},
+            "rocm: the lock says 6.4.1, the image has 7.2",
+        ),
     ):
         done = tiny(on=base_image, **fields)
         assert done.returncode == 4
@@ -234,7 +238,7 @@ def test_failed_build_leaves_no_image(tiny, base, fake_rocm, engine, tmp_path):
 
 
 def test_image_keeps_torch_of_rocm_base(tiny, fake_rocm, engine):
-    done = tiny(on=fake_rocm, **TRUTH)
+    done = tiny(on=fake_rocm, **FAKE_ENTRY)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "python 3." in done.stdout
     assert (
