@@ -1,6 +1,6 @@
 """Export mounted secrets as environment variables, then execute the command in this process.
 
-So `docker inspect` shows secrets neither in the image nor in the container. This program needs only
+So `docker inspect`, which shows a container's variables, shows no secrets. This program needs only
 the standard library.
 
     python3 containers/enter.py python3 -m torch.distributed.run ...

@@ -205,7 +205,7 @@ def plan(python: Path, build: str, version: str) -> tuple[Step, ...]:
     )
 
 
-# ---- What this machine is
+# ---- Detection
 
 
 def amd_gpu(
@@ -236,7 +236,7 @@ def venv_python(venv: Path) -> Path:
     return venv / "bin" / "python"
 
 
-# ---- Doing it
+# ---- Setup
 
 
 class Progress:
@@ -251,8 +251,8 @@ class Progress:
         verbosity = ("PIP_VERBOSE", "PIP_QUIET", "PIP_LOG")  # these change what pip prints
         env = {name: value for name, value in os.environ.items() if name not in verbosity}
         argv = [str(self.python), "-m", "pip", "config", "list"]
-        listed = subprocess.run(argv, env=env, stdout=subprocess.PIPE, text=True).stdout
-        return {**uv_settings(listed), **os.environ}
+        output = subprocess.run(argv, env=env, stdout=subprocess.PIPE, text=True).stdout
+        return {**uv_settings(output), **os.environ}
 
     def install(self, step: Step) -> bool:
         """Run a step and return whether it succeeded. Raises HostError if a required step fails."""

@@ -38,7 +38,7 @@ ALSO_CALLED = {"triton": ("triton-rocm", "pytorch-triton-rocm")}
 GUARDED = re.compile(
     r"torch|torchvision|torchaudio|torchcodec|(pytorch-)?triton(-.+)?|vllm|flash-attn|(amd-)?aiter|amdsmi|rocm(-.+)?"
 )
-BUILT_FOR_AMD = re.compile(r"\+.*(rocm|hip|git)")  # in a version's local part
+BUILT_FOR_AMD = re.compile(r"\+.*(rocm|hip|git)")  # the local part of a version
 # A substitute for pycosat, which has no wheel, on machines without a compiler. reasoning-gym always
 # imports pycosat, but only one task uses it. The others run with this substitute.
 PYCOSAT = """def _missing(*args, **kwargs):
@@ -263,10 +263,10 @@ def run_pip(
 def failure(lock: str, output: str, code: int) -> InstallError:
     """Return an error with the reason from pip's output."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
-    wrong = next((i for i, line in enumerate(lines) if "DO NOT MATCH THE HASHES" in line), None)
-    if wrong is not None:
+    start = next((i for i, line in enumerate(lines) if "DO NOT MATCH THE HASHES" in line), None)
+    if start is not None:
         reason = "a file's hash differs from the lock's"
-        return InstallError("\n".join([f"{lock}: {reason}:", *lines[wrong + 1 :]]), 4)
+        return InstallError("\n".join([f"{lock}: {reason}:", *lines[start + 1 :]]), 4)
     errors = [line for line in lines if line.startswith("ERROR:")] or lines[-3:]
     return InstallError("\n".join([f"{lock}: pip failed:", *errors]), code)
 

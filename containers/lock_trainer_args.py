@@ -108,7 +108,7 @@ def names_of(field: dataclasses.Field) -> dict[str, object]:
 
 
 def words(field: dataclasses.Field, annotation: object) -> list[str]:
-    """Return the words that an argument accepts, from its `choices` or its Enum; [] without."""
+    """Return the words of an argument's `choices` or Enum, or [] if it has neither."""
     if field.metadata.get("choices") and field.name not in NOT_ALL:
         return list(field.metadata["choices"])
     return [str(member.value) for member in members(annotation)]

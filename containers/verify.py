@@ -59,9 +59,9 @@ def summary(probed: Mapping[str, Any]) -> str:
 def check_entry(image: Image, probed: Mapping[str, Any], base_replaced: bool) -> list[str]:
     """Return notes for the user. Raises BuildFailed if the image contradicts the lock.
 
-    A base given as base= may have another Python, since the locks support several versions.
+    With base=, the image may have another Python, since the locks support several versions.
     """
-    notes, wrong = [], []
+    notes, differences = [], []
     for field in VERSIONS:
         stated, value = getattr(image, field), probed.get(field)
         line = f"{field}: the lock says {stated}, the image has {value or NONE}"
@@ -71,13 +71,15 @@ def check_entry(image: Image, probed: Mapping[str, Any], base_replaced: bool) ->
             if field == "python" and base_replaced and not image.verified:
                 notes.append(f"note: {line} (base= replaces the lock's base)")
             else:
-                wrong.append(line)
+                differences.append(line)
     compiled = probed.get("gfx") or []
     if any(gfx not in ("cpu", *compiled) for gfx in image.gfx):
         stated = ", ".join(image.gfx)
-        wrong.append(f"gfx: the lock says {stated}, the image has {', '.join(compiled) or NONE}")
-    if wrong:
-        fields = "\n".join(f"  {line}" for line in wrong)
+        differences.append(
+            f"gfx: the lock says {stated}, the image has {', '.join(compiled) or NONE}"
+        )
+    if differences:
+        fields = "\n".join(f"  {line}" for line in differences)
         raise BuildFailed(
             f"images.lock.yaml contradicts the image {image.name}:\n{fields}\nCorrect the "
             "lock, or use a base that matches it."

@@ -41,9 +41,9 @@ class Trainer(CompiledLayers, OrderedRows, PreparedRows, AtomicCheckpoints, DPOT
 
         Otherwise, each rank would look for them in its own temporary directory.
         """
-        shared = Path(self._config.run_dir) / ".reference"
-        shared.mkdir(exist_ok=True)
-        dataset._get_cache_file_path = lambda fingerprint: str(shared / f"{fingerprint}.arrow")
+        cache = Path(self._config.run_dir) / ".reference"
+        cache.mkdir(exist_ok=True)
+        dataset._get_cache_file_path = lambda fingerprint: str(cache / f"{fingerprint}.arrow")
         with beat_by_token(self.ref_model or self.model, Path(self._config.run_dir) / HEARTBEAT):
             return super()._precompute_ref_logps(dataset, name, batch_size)
 

@@ -146,7 +146,7 @@ def scored_row(row: Row, sample: Row) -> Row:
 
 
 def summary(scored: Sequence[Row], samples_per_prompt: int, seed: int) -> dict[str, Any]:
-    """Return the figures of all rows of samples.jsonl for result.json, and some of the rows."""
+    """Return figures and examples for result.json from the rows of samples.jsonl."""
     result: dict[str, Any] = {
         **figures(scored, seed),
         "num_too_long": sum(row["num_tokens"] == 0 for row in scored),

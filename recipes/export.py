@@ -52,7 +52,7 @@ TOKEN = "HF_TOKEN"
 BEAT_S = 30
 # Environment variables of the converter, which gets no secrets such as the hub's token.
 CONVERTER_VARIABLES = (*verify_isolated.PASSED_ON, "HOME", "TMPDIR", "USER", "LOGNAME")
-POLL_S = 0.5  # until the converter is stopped after a signal
+POLL_S = 0.5  # between checks for a signal
 
 
 @dataclass
@@ -112,7 +112,7 @@ def write_model(config: DictConfig, args: ExportConfig, staged: Path) -> dict[st
         model, result["merge_error"] = adapters.merge(build_model(config), None)
         model.config.save_pretrained(staged)
         model.generation_config.save_pretrained(staged)
-        tied = model.config.tie_word_embeddings  # then the head is the embedding's tensor
+        tied = model.config.tie_word_embeddings  # then the head shares this tensor
         tensors = (item for item in model.state_dict().items() if not (tied and item[0] == HEAD))
     result = {**write_weights(tensors, staged, args.weights), **result}
     tokenizer.save_pretrained(staged)
@@ -156,7 +156,7 @@ def find_tokenizer(config: DictConfig) -> PreTrainedTokenizerBase:
 
 
 def check_complete(source: Path, runs: list[dict[str, Any]]) -> None:
-    """Raise UserError if a checkpoint or model is not as its run wrote it."""
+    """Raise UserError if a checkpoint or model is incomplete or was changed."""
     fault = None
     if (source / checkpoint.MANIFEST).is_file():
         fault = checkpoint.find_fault(source)
@@ -198,8 +198,8 @@ def write_weights(
             f"method.args.weights={weights}: cannot quantize this model, because none of its "
             "linear layers has a known name. Use method.args.weights=bf16."
         )
-    served = json.dumps(quantize.served_config(content, weights), indent=2)
-    file.write_text(f"{served}\n", encoding="utf-8")
+    text = json.dumps(quantize.served_config(content, weights), indent=2)
+    file.write_text(f"{text}\n", encoding="utf-8")
     return {"model_bytes": shards.num_bytes, **convert.figures()}
 
 
@@ -218,12 +218,12 @@ def convert_to_gguf(staged: Path, args: ExportConfig) -> None:
     with subprocess.Popen(argv, env=env, **pipes, text=True, errors="replace") as process:
         while process.returncode is None:
             with contextlib.suppress(subprocess.TimeoutExpired):  # communicate() keeps the output
-                printed, _ = process.communicate(timeout=POLL_S)
+                output_text, _ = process.communicate(timeout=POLL_S)
             if stop_asked():
                 process.kill()
                 raise Interrupted()
     if process.returncode != 0 or not output.is_file():
-        last = (printed.strip() or "no output").splitlines()[-1]
+        last = (output_text.strip() or "no output").splitlines()[-1]
         raise Failed(
             f"{args.gguf_converter} wrote no {GGUF} (exit code {process.returncode}): {last}"
         )

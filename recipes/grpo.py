@@ -3,7 +3,7 @@
 The launcher starts this program, one process per GPU:
 
     1 GPU:   python launch/run.py hardware=mi350x topology=single method=grpo model=qwen3_4b
-    8 GPUs:  python launch/run.py hardware=mi350x method=grpo model=qwen3_4b    (1 samples, 7 train)
+    8 GPUs:  python launch/run.py hardware=mi350x method=grpo model=qwen3_4b    (1 GPU generates)
 
 The defaults are TRL's, which differ from the paper (DeepSeekMath, arXiv:2402.03300) in two points.
 There is no KL term (beta=0) and therefore no reference model. The loss is averaged over all tokens
@@ -111,7 +111,7 @@ def grpo(config: DictConfig) -> dict[str, Any]:
 def cycle_steps(args: GRPOConfig) -> int:
     """Return the number of optimizer steps that use one batch of completions.
 
-    Raises UserError if `save_steps` falls inside such a cycle.
+    Raises UserError if `save_steps` is not a multiple of this number.
     """
     micro_steps = args.steps_per_generation * args.num_iterations
     steps, rest = divmod(micro_steps, args.gradient_accumulation_steps)

@@ -18,7 +18,7 @@ from recipes.rank.program import main, say
 
 def prepare(config: DictConfig) -> dict[str, Any]:
     directory = model_directory(config)
-    if directory is None:  # otherwise, it was written before the run was interrupted
+    if directory is None:  # a resumed run has it already
         rows = load(config.data, config.method.rows).rows
         directory = write_random(config, build_tokenizer(config, texts(rows)))
     say(f"the model with random weights is in {directory}")

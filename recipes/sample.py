@@ -5,7 +5,7 @@ GPU:
 
     1 GPU:   python launch/run.py hardware=mi350x topology=single method=sample model=qwen3_4b
     8 GPUs:  python launch/run.py hardware=mi350x method=sample model=qwen3_4b
-    RAFT:    python launch/run.py hardware=mi350x method=raft model=qwen3_4b    (and SFT, in turn)
+    RAFT:    python launch/run.py hardware=mi350x method=raft model=qwen3_4b    (then SFT, repeated)
 
 Prompts are sampled in batches, each with its own seed and file. So an interrupted run resumes at
 the next batch, and the results do not depend on the number of ranks (recipes/sampling/batches.py).

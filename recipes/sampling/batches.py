@@ -71,7 +71,9 @@ def sample_all(
             profile.step()
             done += 1
     if not ranks.on_all(done == len(own_batches)):
-        say(f"interrupted after {done} of {len(own_batches)} batches; the same command resumes")
+        say(
+            f"interrupted after {done} of {len(own_batches)} batches. To resume, repeat the command"
+        )
         raise Interrupted(batches=done)
     if not is_main_rank():
         return [], generator
@@ -95,18 +97,18 @@ def open_stores(
     # Hashing the model takes long, so only the main rank does it.
     model = ranks.from_main(model_identity(config) if is_main_rank() else None)
     samples = samples_key(config, args, rows, model)
-    opened = []
+    stores = []
     for name, key in (("samples", samples), ("verdicts", verdicts_key(config, samples))):
-        hashed, other = json_sha256(key), None
-        folder = Path(config.run_dir) / name / hashed
+        digest, other = json_sha256(key), None
+        folder = Path(config.run_dir) / name / digest
         if is_main_rank():
             write_json(folder / "key.json", key)
         if reuse:  # a run, or a pipeline with a run in each phase
-            runs = (Path(reuse) / name / hashed, *sorted(Path(reuse).glob(f"*/{name}/{hashed}")))
+            runs = (Path(reuse) / name / digest, *sorted(Path(reuse).glob(f"*/{name}/{digest}")))
             other = next((run for run in runs if run.exists()), None)
             say(f"reuse={reuse}: {'reusing' if other else 'no'} {name} with the same inputs")
-        opened.append(Store(folder, other))
-    return opened[0], opened[1]
+        stores.append(Store(folder, other))
+    return stores[0], stores[1]
 
 
 def run_batch(

@@ -1,9 +1,9 @@
 """Generate completions ahead of training (topology.overlap=true). stream.py uses this too.
 
 While the trainer uses the completions of one generation, the server generates the next, so training
-is at most one generation off-policy. TRL's importance-sampling correction covers this: it weights
-each token by the ratio of the trainer's to the server's probability. If weights are not sharded, a
-thread sends them until the next optimizer step.
+is at most one generation off-policy. TRL's importance-sampling correction accounts for this by
+weighting each token with the ratio of the trainer's to the server's probability. If weights are not
+sharded, a thread sends them until the next optimizer step.
 
 TRL's AsyncGRPOTrainer is not used, because it needs attention kernels from the hub, which exist
 only for Hopper, gfx942 and gfx950.

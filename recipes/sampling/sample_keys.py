@@ -31,7 +31,7 @@ SCORING = ("math-verify", "latex2sympy2_extended", "sympy", "reasoning-gym")  # 
 
 
 def samples_key(config: DictConfig, args: Any, rows: list[Row], model: Any) -> dict[str, Any]:
-    """Return all inputs that determine samples, including versions. `model` is its identity."""
+    """Return all inputs that determine samples; `model` is the result of model_identity."""
     packages = ("torch", "transformers", *(["vllm"] if args.engine == "vllm" else []))
     template = config.model.chat_template or config.data.chat_template
     precision = config.precision

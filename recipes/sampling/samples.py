@@ -21,7 +21,7 @@ def select(samples: Sequence[Row], rules: Any) -> list[Row]:
     A sample has `prompt_index`, `sample_index`, `text`, `finished` and `score`. `rules` are the
     arguments of method=sample, applied in this order:
 
-    1. `threshold` is the lowest score.
+    1. `threshold` excludes lower scores.
     2. `finished_only` excludes truncated samples. Truncated samples without text never pass.
     3. `deduplicate` excludes equal texts of a prompt.
     4. `per_prompt` is the largest number of samples of a prompt.
@@ -55,7 +55,7 @@ def select(samples: Sequence[Row], rules: Any) -> list[Row]:
 
 
 def is_correct(sample: Row) -> bool:
-    """Return whether the score is 1. The threshold of method=sample has no effect."""
+    """Return whether the score is 1, regardless of `threshold`."""
     return bool(sample["score"] == 1.0)
 
 
@@ -87,7 +87,7 @@ def by_level(samples: Sequence[Row], rows: Sequence[Row]) -> dict[str, dict[str,
 def choose_prompts(
     rows: Sequence[Row], number: int | None, weights: Mapping[int, float] | None, seed: int
 ) -> list[Row]:
-    """Return `number` rows in a random order. For None, return as many as the shares allow.
+    """Return `number` rows (None: as many as the shares allow) in a random order.
 
     `weights` are the shares of levels (data_curriculum.cycle_shares). None ignores levels. If a
     level has too few rows, return all of them.

@@ -3,7 +3,7 @@
 The ratio of the trainer's to vLLM's probability corrects for the difference between both. TRL runs
 an additional pass without gradient for the trainer's probability, a quarter of a step's
 computation. If a generation is used for only one optimizer step, the training pass computes the
-same log-probabilities (with dropout, with its own masks).
+same log-probabilities (under dropout, with different masks).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class SamplingRatio:
         self._ratios: list[torch.Tensor] = []
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return TRL's batch; without the ratio, if the training pass computes it."""
+        """Return TRL's batch, without the ratio if the training pass computes it."""
         generation = self.args.steps_per_generation * self.num_iterations
         aligned = self.args.gradient_accumulation_steps % generation == 0
         corrected = self.use_vllm and self.vllm_importance_sampling_correction

@@ -26,7 +26,7 @@ from recipes.sampling.generation import engine_args
 
 PROBE = "The quick brown fox jumps over the lazy dog. 1 + 2 = 3."
 PROBE_TOKENS = 32
-ASK_S, POLL_S = 10.0, 0.5
+REQUEST_TIMEOUT_S, POLL_S = 10.0, 0.5
 REPLICA = "X-data-parallel-rank"  # vLLM's header that selects the replica
 # Factor for the last norm's weights, which changes log-probabilities far more than rounding.
 SCALE = 1.5
@@ -63,7 +63,7 @@ def wait_until_up(base_url: str) -> None:
     """
     while not stop_asked():
         with contextlib.suppress(requests.RequestException):
-            if requests.get(f"{base_url}/health", timeout=ASK_S).ok:
+            if requests.get(f"{base_url}/health", timeout=REQUEST_TIMEOUT_S).ok:
                 return
         time.sleep(POLL_S)
     raise Interrupted

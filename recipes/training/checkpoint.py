@@ -2,7 +2,7 @@
 
 A checkpoint is written into a staging directory and renamed when all files are on disk. Its
 manifest has the size and sha256 of each file. A resumed run uses the newest checkpoint that matches
-its manifest. The best checkpoint to which this one refers must match its manifest too.
+its manifest. If it refers to a best checkpoint, that one must match its own manifest too.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class AtomicCheckpoints:
             super()._save_checkpoint(model, trial)
         finally:
             self._staging = None
-        self.accelerator.wait_for_everyone()  # every rank has written its part
+        self.accelerator.wait_for_everyone()  # until every rank has written its part
         # Remove this path in the staging directory. best_global_step is sufficient.
         self.state.best_model_checkpoint = None
         if self.args.should_save:
@@ -59,7 +59,7 @@ class AtomicCheckpoints:
             super()._load_from_checkpoint(*args, **kwargs)
 
     def load_weights(self, checkpoint: Path) -> None:
-        """Load the weights of `checkpoint`, also if the model is sharded."""
+        """Load the weights of `checkpoint`, even if the model is sharded."""
         self.state.best_model_checkpoint = str(checkpoint)
         with _keep_dtypes(self.model):
             self._load_best_model()

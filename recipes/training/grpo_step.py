@@ -66,7 +66,7 @@ class PackedCompletions:
             )
             for model in models:
                 head.add(model, compute)
-        # Sharded weights are gathered in each pass, so the number of passes may not differ by rank.
+        # Sharded weights are gathered in each pass, so all ranks need the same number.
         self._skips_idle = (
             self._rows == "packed"
             and self.beta == 0.0

@@ -21,7 +21,7 @@ from recipes.data.data_tokens import IGNORED
 
 @dataclass
 class Collator:
-    """Collate rows {input_ids, labels} for SFT. With `packed`, join them to one row of documents.
+    """Collate rows {input_ids, labels} for SFT. With `packed`, join them into one row of documents.
 
     A batch has these entries:
 
@@ -130,9 +130,7 @@ class StepOrder(Sampler[int]):
 def arrange(loader: DataLoader, dataset: Dataset, size: int, number: int, balanced: bool) -> None:
     """Make the data loader of `dataset` use StepOrder."""
     batches = loader.batch_sampler
-    while hasattr(
-        batches, "batch_sampler"
-    ):  # accelerate's wrapper, which distributes batches to ranks
+    while hasattr(batches, "batch_sampler"):  # a wrapper of accelerate
         batches = batches.batch_sampler
     batches.sampler = StepOrder(batches.sampler, lengths(dataset), size, number, balanced)
 

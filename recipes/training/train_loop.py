@@ -116,15 +116,15 @@ def train(config: DictConfig, trainer: Trainer, metrics: Metrics, cycle: int = 1
     trainer.add_callback(ProfiledSteps(profile, cycle))
     with profile, metrics.telemetry.running():
         # Only the main rank reads and hashes the checkpoints.
-        resumed = checkpoint.newest(output_dir, heartbeat) if is_main_rank() else None
-        _run_steps(config, trainer, metrics, ranks.from_main(resumed))
+        newest = checkpoint.newest(output_dir, heartbeat) if is_main_rank() else None
+        _run_steps(config, trainer, metrics, ranks.from_main(newest))
     steps = trainer.state.global_step
     result = {"steps": steps, **metrics.summary()}
     result |= telemetry.energy(metrics.telemetry.energy_j, metrics.num_tokens())
     if trainer.compiled is not None:
         result["compiled"] = trainer.compiled
     if stop.stopped and steps < trainer.state.max_steps:
-        say(f"interrupted after step {steps}. To resume, run the same command ({output_dir})")
+        say(f"interrupted after step {steps}. To resume from {output_dir}, repeat the command")
         raise Interrupted(**result)
     if steps == 0:  # transformers does not report this
         raise UserError(
