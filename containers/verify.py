@@ -74,10 +74,8 @@ def check_entry(image: Image, probed: Mapping[str, Any], base_replaced: bool) ->
                 differences.append(line)
     compiled = probed.get("gfx") or []
     if any(gfx not in ("cpu", *compiled) for gfx in image.gfx):
-        stated = ", ".join(image.gfx)
-        differences.append(
-            f"gfx: the lock says {stated}, the image has {', '.join(compiled) or NONE}"
-        )
+        stated, actual = ", ".join(image.gfx), ", ".join(compiled) or NONE
+        differences.append(f"gfx: the lock says {stated}, the image has {actual}")
     if differences:
         fields = "\n".join(f"  {line}" for line in differences)
         raise BuildFailed(
