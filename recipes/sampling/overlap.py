@@ -210,14 +210,22 @@ class OverlappedGeneration(GenerationAhead):
             # The first prompts of a run or epoch were not sent ahead.
             self._send_weights()
             self._pending = self._send(prompt_ids, num_generations)
-        completion_ids, logprobs = self._receive(self._pending, len(prompt_ids))
+        response = self._pending.response
+        with self.timed("wait"):
+            result, server_s = response.result() if response else ({}, 0.0)
+            shared = [(result.get("completion_ids"), result.get("logprobs"))]
+            broadcast_object_list(shared, from_process=0)
+        self.stopwatch.add("server", server_s)
+        first = self.accelerator.process_index * len(prompt_ids)
+        of_rank = slice(first, first + len(prompt_ids))
+        completion_ids, logprobs = (values[of_rank] for values in shared[0])
         self._send_weights()
         rows = self._rows_ahead(1)
         self._pending = None
         if rows is not None:
             prompts = self._tokenize_prompts([row["prompt"] for row in rows])[0]
             self._pending = self._send(prompts, num_generations)
-        return completion_ids, logprobs
+        return completion_ids, [[token[0] for token in sequence] for sequence in logprobs]
 
     def _gather_prompts(self, prompt_ids: list) -> list:
         with self.timed("wait"):
@@ -235,17 +243,3 @@ class OverlappedGeneration(GenerationAhead):
             return self._request(groups, num_generations), time.monotonic() - began
 
         return Request(prompts, self._threads.submit(timed_request))
-
-    def _receive(self, request: Request, count: int) -> tuple[list, list]:
-        """Return this rank's `count` completions and the log-probabilities of their tokens."""
-        with self.timed("wait"):
-            completions, server_s = request.response.result() if request.response else ({}, 0.0)
-            shared = [(completions.get("completion_ids"), completions.get("logprobs"))]
-            broadcast_object_list(shared, from_process=0)
-        completion_ids, logprobs = shared[0]
-        self.stopwatch.add("server", server_s)
-        first = self.accelerator.process_index * count
-        rows = slice(first, first + count)
-        return completion_ids[rows], [
-            [token[0] for token in sequence] for sequence in logprobs[rows]
-        ]
