@@ -1,8 +1,8 @@
-"""Add packages to .venv, each set from a hashed lock that changes none of the others.
+"""Add a set of packages to .venv from a hashed lock, without changing what is installed.
 
     .venv/bin/python containers/add_ons.py vllm            vLLM's build for the CPU
     .venv/bin/python containers/add_ons.py quantization    torchao and bitsandbytes: fp8 and nf4
-    .venv/bin/python containers/add_ons.py kernels         Triton and Liger, for absent GPUs
+    .venv/bin/python containers/add_ons.py kernels         Triton and Liger: compile kernels
     .venv/bin/python containers/add_ons.py gguf            read and write GGUF files
     .venv/bin/python containers/add_ons.py lm-eval         lm-evaluation-harness
 
@@ -26,13 +26,13 @@ from launch.core.errors import HostError, UserError
 
 
 class AddOn(NamedTuple):
-    builds: tuple[str, ...] = (*BUILDS, "macos")  # of torch, with which it works
-    machine: str = ""  # its lock has files for this one only
+    builds: tuple[str, ...] = (*BUILDS, "macos")  # builds of torch that the add-on works with
+    machine: str = ""  # the only architecture that the lock has files for
 
 
-# Target of make, and name of the lock. Setup omits quantization, because every rank would import
-# it, which takes two seconds. torch's ROCm build has its own Triton, which a second one would
-# overwrite.
+# Each name is a target of make and the name of a lock. `make setup` omits quantization, because
+# every rank would import it, which takes two seconds. kernels does not support torch's ROCm build,
+# because its Triton would overwrite the one of that build.
 ADD_ONS = {
     "vllm": AddOn(builds=("cpu",), machine="x86_64"),
     "quantization": AddOn(),
@@ -43,16 +43,16 @@ ADD_ONS = {
 
 
 def install(venv: Path, name: str) -> bool:
-    """Add a set of packages; return whether there was anything to do."""
+    """Add a set of packages; return False if it is already installed."""
     add_on, build = ADD_ONS[name], environment.read_stamp(venv).get("torch")
     if build is None:
-        raise UserError(f"make {name}: there is no .venv to add it to. Run make setup first")
+        raise UserError(f"make {name}: .venv does not exist. Run make setup first")
     if build not in add_on.builds or add_on.machine not in ("", platform.machine()):
         machine = f" on {add_on.machine}" if add_on.machine else ""
         raise HostError(
-            f"make {name}: it works with torch's build for {' or '.join(add_on.builds)}"
-            f"{machine}, and .venv has that for {build} on {platform.machine()}. Run make setup "
-            f"TORCH=cpu, then make {name}"
+            f"make {name} needs torch's build for {' or '.join(add_on.builds)}{machine}, but .venv "
+            f"has the build for {build} on {platform.machine()}. Run make setup TORCH=cpu, then "
+            f"make {name}"
         )
     lock, stamp = LOCKS / f"{name}.lock", venv / f"{name}{environment.ADDED}"
     digest = hashlib.sha256(lock.read_bytes()).hexdigest()

@@ -1,10 +1,10 @@
-"""Build an image of containers/images.lock.yaml, check it against that file, and push it.
+"""Build an image listed in containers/images.lock.yaml, check its contents, and push it.
 
     python containers/build.py image=cpu
 
-Exit codes: 0 done or nothing to do; 2 the command line or the lock file is wrong; 3 this host lacks
-the engine, the base, or the image to check; 4 the build failed, or the image contradicts the lock;
-75 interrupted (run it again: fetched files are reused).
+Exit codes: 0 done or already up to date; 2 the command line or the lock file is wrong; 3 this host
+has no docker engine, base image or image to check; 4 the build failed, or the image contradicts the
+lock; 75 interrupted (run the command again; fetched files are reused).
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ from launch.core import errors, key_values
 from launch.core.errors import HostError, UserError
 
 CHUNK = 1 << 20
-# Options of every build. Without the last, the host's proxy and its password would be in the image.
+# Options of every build. use_config_proxy=True would put the host's proxy password into the image.
 BUILDER: dict[str, Any] = {"rm": True, "forcerm": True, "decode": True, "use_config_proxy": False}
 USAGE = """\
 python containers/build.py image=<name> [key=value ...]
 
-  base=<reference>             another base than the lock's: a mirror, your own image
-  check=true                   build nothing; compare the local image with the lock
-  push=<registry/repository>   push it, and write its digest into the lock
+  base=<reference>             build on this image (a mirror, your own) instead of the lock's base
+  check=true                   compare the local image with the lock; build nothing
+  push=<registry/repository>   push the image, and write its digest into the lock
   no_cache=true                rebuild every layer; fetched files are reused
-  lock=<file>                  another images.lock.yaml
+  lock=<file>                  read this file instead of containers/images.lock.yaml
 
-Images of containers/images.lock.yaml, and their bases:"""
+Images in containers/images.lock.yaml and their bases:"""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Request:
 
     @property
     def base_reference(self) -> str:
-        """Return the base, by the lock's digest unless the user named another."""
+        """Return the reference of the base image, with the lock's digest if it has one."""
         if self.base and self.image.verified and "@" not in self.base:
             return f"{self.base}@{self.image.digest}"
         return self.base or self.image.base_reference
@@ -80,14 +80,14 @@ def parse(arguments: list[str]) -> Request:
     values = key_values.read(arguments, defaults, "image=cpu")
     for key in ("check", "no_cache"):
         if values[key] not in ("true", "false"):
-            raise UserError(f"{key}={values[key]}: true or false is expected.")
+            raise UserError(f"{key}={values[key]}: use {key}=true or {key}=false.")
     check, no_cache = values["check"] == "true", values["no_cache"] == "true"
     if check and (values["push"] or no_cache):
-        raise UserError("check=true builds and pushes nothing: leave push= and no_cache= out.")
+        raise UserError("check=true builds and pushes nothing. Remove push= and no_cache=.")
     lock, name = Path(values["lock"]), values["image"]
     known = images.load(lock)
     if name not in known:
-        problem = f"There is no image `{name}`" if name else "image=<name> is missing"
+        problem = f"image={name}: no such image" if name else "image=<name> is missing"
         raise UserError(f"{problem}. Images: {', '.join(known)}.{errors.near(name, known)}")
     return Request(known[name], lock, values["base"], values["push"], check, no_cache)
 
@@ -106,7 +106,7 @@ def git_revision() -> str:
 
 
 def base_digest(request: Request, base: Any) -> str:
-    """Return the base's registry digest, or the engine's id if no registry has this image."""
+    """Return the base's registry digest, or its local id if it is not from a registry."""
     pinned = {request.image.digest, request.base_reference.partition("@")[2]}
     digests = pinned & engine.digests(base)
     return min(digests or engine.digests(base), default=base.id)
@@ -132,12 +132,12 @@ def labels_of(request: Request, base: Any, probed: Mapping[str, Any]) -> dict[st
 
 
 def outdated(client: docker.DockerClient, request: Request, existing: Any) -> str:
-    """Return why the local image does not match the request, or '' if it does."""
+    """Return the reason why the local image does not match the request, or '' if it matches."""
     labels = existing.labels
     if labels.get(f"{LABEL}.tag") != request.image.tag or engine.BUILD not in labels:
-        return "it was not made by this program"
-    # An image has several names if it is mirrored or its registry moved. So compare digests, unless
-    # that takes a pull.
+        return "containers/build.py did not build it"
+    # Mirrors give the same base another name, so compare digests. Compare names only if the base
+    # has no digest and is not on this machine.
     base = engine.find(client, engine.without_tag(request.base_reference))
     digests = {request.base_reference.partition("@")[2]} - {""}
     digests |= engine.digests(base) | {base.id} if base is not None else set()
@@ -147,16 +147,15 @@ def outdated(client: docker.DockerClient, request: Request, existing: Any) -> st
     return f"it was built on {name} ({digest}), not on {request.base_reference}"
 
 
-def have_base(client: docker.DockerClient, request: Request, phase: Phase) -> Any:
-    """Return the base image, pulled if necessary, by the digest that the lock pins."""
+def pull_base(client: docker.DockerClient, request: Request, phase: Phase) -> Any:
+    """Return the base image; pull it if it is missing. Raises HostError if its digest is wrong."""
     image, reference = request.image, request.base_reference
     if image.verified and reference.partition("@")[2] != image.digest:
         raise HostError(
             f"base={reference}: containers/images.lock.yaml pins the base of {image.name} to "
-            f"{image.digest}. Name a copy of that very image (a mirror keeps its digest), or "
-            "another entry of the lock."
+            f"{image.digest}. Use a mirror that has this digest, or another image of the lock."
         )
-    base = engine.have(client, reference, phase.say)
+    base = engine.find_or_pull(client, reference, phase.say)
     phase.result = reference if image.verified else f"{reference} (unverified)"
     return base
 
@@ -164,7 +163,7 @@ def have_base(client: docker.DockerClient, request: Request, phase: Phase) -> An
 def context(image: Image, wheels: Path | None) -> Iterator[bytes]:
     """Yield the build context as a tar, in chunks.
 
-    Wheels take gigabytes, so neither memory nor a temporary file holds the whole tar.
+    Wheels take gigabytes, so the tar is never complete in memory or on disk.
     """
     files = {"Dockerfile": FOLDER / image.dockerfile, **fetch.files_of(image)}
     for wheel in sorted(wheels.iterdir()) if wheels else []:
@@ -196,13 +195,12 @@ def run_build(
     build: str,
     phase: Phase,
 ) -> str:
-    """Build the image, log every line, and return the id of the image, which has no name yet."""
+    """Build the image without naming it, write its output to a log, and return the image's id."""
     log = log_file(request.image)
     log.parent.mkdir(parents=True, exist_ok=True)
     lines, image_id = [], ""
     with log.open("w", encoding="utf-8") as file:
-        # The SDK reads a file object into memory, but sends an iterator, whose length is unknown,
-        # in chunks.
+        # The SDK would read a file into memory, but it streams an iterator.
         stream = client.api.build(
             fileobj=context(request.image, wheels),
             custom_context=True,
@@ -213,7 +211,7 @@ def run_build(
             **BUILDER,
         )
         try:
-            for event in engine.failing(stream):
+            for event in engine.raise_errors(stream):
                 image_id = (event.get("aux") or {}).get("ID", image_id)
                 for line in event.get("stream", "").splitlines():
                     file.write(f"{line}\n")
@@ -232,23 +230,19 @@ def log_file(image: Image) -> Path:
 def build_failure(
     image: Image, lines: list[str], explanation: str, wheels: Path | None
 ) -> Exception:
-    """Return an error with install.py's message, or with the last lines and the engine's reason.
+    """Return a HostError if the disk is full, else a BuildFailed.
 
-    It is a HostError if the disk is full, else a BuildFailed.
+    The message contains install.py's error, or else the last lines of output and `explanation`.
     """
     removing = "Removing intermediate container"
     output = [line for line in lines if line.strip() and not line.startswith(removing)]
     reason = fetch.error_lines(output) or [*output[-LAST_LINES:], explanation]
-    message = "\n".join(
-        [f"The build of {image.name} failed:", *reason, f"All of its output: {log_file(image)}"]
-    )
+    log = f"The complete output is in {log_file(image)}"
+    message = "\n".join([f"The build of {image.name} failed:", *reason, log])
     if "no space left on device" in message.lower():
-        return HostError(
-            f"{message}\nMake room where the engine keeps its images (docker system df; docker "
-            "image prune)."
-        )
+        return HostError(f"{message}\nFree space on docker's disk, for example: docker image prune")
     if "hash differs" in message:
-        message += f"\nFetched files are kept in {wheels}: delete that folder to fetch them again."
+        message += f"\nTo fetch the files again, delete {wheels}."
     return BuildFailed(message)
 
 
@@ -259,7 +253,7 @@ def make(client: docker.DockerClient, request: Request, progress: Progress) -> N
     """
     image, build = request.image, uuid.uuid4().hex
     with progress.phase("pull") as phase:
-        base = have_base(client, request, phase)
+        base = pull_base(client, request, phase)
     wheels = None
     if image.locks:
         with progress.phase("fetch") as phase:
@@ -278,7 +272,7 @@ def make(client: docker.DockerClient, request: Request, progress: Progress) -> N
             probed = verify.probe(client, image_id)
             compare(request, probed, progress)
             phase.result = verify.summary(probed)
-        # Name it only now: its labels hold what the probe reports, which the build cannot know.
+        # The labels contain the probe's results, so add them and the name after the probe.
         replaced = engine.find(client, image.local_reference)
         name(client, image_id, image.local_reference, labels_of(request, base, probed))
     finally:
@@ -290,7 +284,7 @@ def make(client: docker.DockerClient, request: Request, progress: Progress) -> N
 def name(
     client: docker.DockerClient, image_id: str, reference: str, labels: Mapping[str, str]
 ) -> None:
-    """Label and name an image, by a build that adds nothing else.
+    """Label and name an image with a one-line Dockerfile.
 
     The SDK's `labels=` would add a layer for each label.
     """
@@ -300,7 +294,7 @@ def name(
     ]
     dockerfile = io.BytesIO(f"FROM {image_id}\nLABEL {' '.join(pairs)}\n".encode())
     stream = client.api.build(fileobj=dockerfile, tag=reference, **BUILDER)
-    for _ in engine.failing(stream):
+    for _ in engine.raise_errors(stream):
         pass
 
 
@@ -321,9 +315,8 @@ def check(client: docker.DockerClient, request: Request, progress: Progress) -> 
     existing = engine.find(client, image.local_reference)
     if existing is None:
         raise HostError(
-            f"The lock's entry {image.name} is valid, but the image {image.local_reference} is not "
-            "on this machine, so nothing could be "
-            f"compared. To build it: python containers/build.py image={image.name}"
+            f"check=true: {image.local_reference} is not on this machine. "
+            f"To build it: python containers/build.py image={image.name}"
         )
     reason = outdated(client, request, existing)
     if not reason:
@@ -348,7 +341,7 @@ def run(request: Request, progress: Progress) -> None:
     if request.check:
         return check(client, request, progress)
     existing = None if request.no_cache else engine.find(client, image.local_reference)
-    reason = outdated(client, request, existing) if existing is not None else "it is not here"
+    reason = outdated(client, request, existing) if existing is not None else "it is missing"
     if existing is not None and not reason:
         compare(request, json.loads(existing.labels[f"{LABEL}.probe"]), progress)
         progress.say(f"{image.local_reference} is up to date")
@@ -382,14 +375,14 @@ def main(arguments: list[str]) -> int:
             run(parse(arguments), Progress())
         return errors.EXIT_DONE
     except KeyboardInterrupt:
-        message, code = "\ninterrupted: run it again", errors.EXIT_INTERRUPTED
+        message, code = "\ninterrupted; run the same command again", errors.EXIT_INTERRUPTED
     except (UserError, HostError, BuildFailed) as error:
         message, code = str(error), error.exit_code
     except docker.errors.DockerException as error:
         reason = getattr(error, "explanation", None) or error
-        message, code = f"The docker engine refused: {reason}", errors.EXIT_HOST
+        message, code = f"The docker engine reported an error: {reason}", errors.EXIT_HOST
     except requests.RequestException as error:
-        reason = f"{engine.root(error)}. Run the same command again."
+        reason = f"{engine.root_cause(error)}. Run the same command again."
         message, code = f"The docker engine stopped answering: {reason}", errors.EXIT_HOST
     except OSError as error:  # the cache, the log or the lock file cannot be written
         message, code = errors.os_error_text(error, "This machine"), errors.EXIT_HOST

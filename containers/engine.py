@@ -1,7 +1,7 @@
-"""Use the docker engine to build images, and leave nothing behind.
+"""Pull images, run containers, and remove the leftovers of builds through the docker engine.
 
-Errors name the remedy. Any other engine error passes as docker's own exception, which build.main
-shows.
+Expected failures raise HostError with a remedy. Others raise docker's exceptions, which build.main
+prints.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import requests
 from containers.images import LABEL
 from launch.core.errors import HostError
 
-ROLE = f"{LABEL}.role"  # on every container that a build starts
-# On every image of a build, with the build's id, so that the image can be removed again; COMPLETE
-# on the one that stays.
+ROLE = f"{LABEL}.role"  # label of every container that a build starts
+# Label of a build's images. Its value is the build's id, by which leftovers are found and removed,
+# or COMPLETE for the final image.
 BUILD, COMPLETE = f"{LABEL}.build", "complete"
-PYTHON = "python3"  # its name in every base
+PYTHON = "python3"  # the command in every base image
 TRIES = 100
 NOT_FOUND, CONFLICT = 404, 409
 Show = Callable[[str], None]
@@ -31,38 +31,36 @@ Show = Callable[[str], None]
 
 def connect() -> docker.DockerClient:
     """Connect to an engine that answers. Raises HostError."""
-    where = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
+    address = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
     try:
-        # Seconds without a byte. Installing torch's thousands of files prints nothing for long, and
-        # a disk may be slow.
+        # The timeout is for a response without data, in seconds. Installing torch prints nothing
+        # for minutes on a slow disk.
         docker.from_env(timeout=10).ping()
         client = docker.from_env(timeout=1800)
     except (docker.errors.DockerException, requests.RequestException) as error:
         if "PermissionError" in repr(error) or "Permission denied" in str(error):
             raise HostError(
-                f"The docker engine's socket ({where}) is not open to this user. Join its group, "
-                "then log in again: "
-                "sudo usermod -aG docker $USER"
+                f"This user has no access to the docker engine's socket ({address}). Join its "
+                "group (sudo usermod -aG docker $USER), then log in again."
             ) from error
         raise HostError(
-            f"No docker engine answers at {where}. Install or start one (Debian: apt-get install "
-            "docker.io; systemctl start docker), "
-            f"or set DOCKER_HOST to another. It said: {root(error)}"
+            f"No docker engine answers at {address} ({root_cause(error)}). Install or start one "
+            "(Debian: apt-get install docker.io; systemctl start docker), or set DOCKER_HOST."
         ) from error
     return client
 
 
-def root(error: BaseException) -> str:
-    """Return the innermost cause of an error, in one line."""
+def root_cause(error: BaseException) -> str:
+    """Return the first line of an error's innermost cause."""
     while error.__cause__ or error.__context__:
         error = error.__cause__ or error.__context__  # type: ignore[assignment]
     return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def caller(client: docker.DockerClient) -> str:
-    """Return the uid:gid with which a container writes files that belong to the caller.
+    """Return the uid:gid whose files in a container belong to this user on the host.
 
-    A rootless engine's root is its caller.
+    In a rootless engine's containers, that is root.
     """
     rootless = any(
         "name=rootless" in option for option in client.info().get("SecurityOptions") or []
@@ -83,7 +81,7 @@ def find(client: docker.DockerClient, reference: str) -> Any | None:
 def without_tag(reference: str) -> str:
     """Return name@digest for name:tag@digest.
 
-    With a digest the tag does not count, and some engines accept only one of them.
+    Some engines reject a reference that has both a tag and a digest.
     """
     name, at, digest = reference.partition("@")
     folder, slash, last = name.rpartition("/")
@@ -91,27 +89,25 @@ def without_tag(reference: str) -> str:
 
 
 def digests(image: Any) -> set[str]:
-    """Return the digests under which registries know this image."""
+    """Return the digests that registries have given this image."""
     return {reference.partition("@")[2] for reference in image.attrs.get("RepoDigests") or []}
 
 
-def have(client: docker.DockerClient, reference: str, show: Show) -> Any:
-    """Return the image, pulled if it is missing here. Raises HostError."""
+def find_or_pull(client: docker.DockerClient, reference: str, show: Show) -> Any:
+    """Return the image; pull it if it is missing. Raises HostError."""
     reference = without_tag(reference)
     image = find(client, reference)
     if image is not None:
-        show("present")
+        show("already on this machine")
         return image
     try:
         pull(client, reference, show)
     except docker.errors.APIError as error:
         raise HostError(
-            f"The image {reference} is not here and cannot be pulled: "
-            f"{error.explanation or error}\n"
-            "Log in if its registry requires it (docker login), or use a mirror "
-            "(containers/build.py base=<reference>). "
-            "The engine pulls images, so configure a proxy there: "
-            "https://docs.docker.com/engine/daemon/proxy"
+            f"The image {reference} cannot be pulled: {error.explanation or error}\n"
+            "If its registry requires a login, run docker login. Or use a mirror: "
+            "containers/build.py base=<reference>. If this machine needs a proxy, configure it in "
+            "the engine: https://docs.docker.com/engine/daemon/proxy"
         ) from error
     return client.images.get(reference)
 
@@ -122,7 +118,7 @@ def pull(client: docker.DockerClient, reference: str, show: Show) -> None:
     stream = client.api.pull(
         name if digest else reference, tag=digest or None, stream=True, decode=True
     )
-    for event in failing(stream):
+    for event in raise_errors(stream):
         part = event.get("progressDetail") or {}
         if event.get("status") == "Downloading" and part.get("total"):
             layers[event["id"]] = (part["current"], part["total"])
@@ -130,8 +126,8 @@ def pull(client: docker.DockerClient, reference: str, show: Show) -> None:
             show(f"{done:.1f} of {total:.1f} GB in {len(layers)} layers")
 
 
-def failing(stream: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Raise the failure that the engine reports in a response that began without error."""
+def raise_errors(stream: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the events of a response; raise APIError for an error among them."""
     for event in stream:
         if "error" in event:
             raise docker.errors.APIError(event["error"], explanation=event["error"])
@@ -144,20 +140,20 @@ def failing(stream: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 def run(
     client: docker.DockerClient, image: str, argv: list[str], show: Show, **options: Any
 ) -> tuple[int, list[str]]:
-    """Run a program in an image; return its exit code and output. Always removes the container."""
+    """Run a program in a new container, remove it, and return the exit code and output."""
     container = client.api.create_container(
         image,
         entrypoint=argv,
         command=[],
         labels={ROLE: "build"},
-        # Otherwise the client writes its proxy, password included, into what `inspect` shows.
+        # Otherwise `docker inspect` would show the client's proxy with its password.
         use_config_proxy=False,
         **options,
     )["Id"]
     try:
         client.api.start(container)
         lines = []
-        for line in whole_lines(client.api.logs(container, stream=True, follow=True)):
+        for line in split_lines(client.api.logs(container, stream=True, follow=True)):
             lines.append(line)
             show(line)
         return client.api.wait(container)["StatusCode"], lines
@@ -165,28 +161,28 @@ def run(
         client.api.remove_container(container, force=True, v=True)
 
 
-def whole_lines(chunks: Iterator[bytes]) -> Iterator[str]:
+def split_lines(chunks: Iterator[bytes]) -> Iterator[str]:
     rest = b""
     for chunk in chunks:
-        *whole, rest = (rest + chunk).split(b"\n")
-        yield from (line.decode(errors="replace").rstrip() for line in whole)
+        *lines, rest = (rest + chunk).split(b"\n")
+        yield from (line.decode(errors="replace").rstrip() for line in lines)
     if rest:
         yield rest.decode(errors="replace").rstrip()
 
 
-# ---- Leaving nothing behind
+# ---- Cleanup
 
 
 def remove_build(client: docker.DockerClient, build: str) -> None:
-    """Remove the leftovers of one build.
+    """Remove the containers and unnamed images of one build.
 
-    That is the stage that the Dockerfile discards, or the step of a failure or an interruption.
+    Every build leaves the Dockerfile's first stage; a failed one also leaves its last step.
     """
     of_build = {"label": f"{BUILD}={build}"}
-    for _ in range(TRIES):  # an interrupted builder takes a moment to release it
+    for _ in range(TRIES):  # an interrupted builder releases them after a moment
         containers = client.api.containers(all=True, filters=of_build)
         for container in containers:
-            with tolerated(NOT_FOUND, CONFLICT):  # the builder removes it, too
+            with ignored(NOT_FOUND, CONFLICT):  # the builder may be removing it
                 client.api.remove_container(container["Id"], force=True, v=True)
         unnamed = client.api.images(filters={"dangling": True, **of_build})
         for image in unnamed:
@@ -197,17 +193,17 @@ def remove_build(client: docker.DockerClient, build: str) -> None:
 
 
 def remove_unnamed(client: docker.DockerClient, image: str) -> None:
-    """Remove an image without a name, unless a container still uses it."""
+    """Remove an image unless it has a name or a container uses it."""
     existing = find(client, image)
-    if existing is None or existing.tags or digests(existing):  # a digest is a name, too
+    if existing is None or existing.tags or digests(existing):  # a digest is a name too
         return
-    with tolerated(NOT_FOUND, CONFLICT):
+    with ignored(NOT_FOUND, CONFLICT):
         client.api.remove_image(image)
 
 
 @contextlib.contextmanager
-def tolerated(*statuses: int) -> Iterator[None]:
-    """Ignore errors of the engine that amount to success."""
+def ignored(*statuses: int) -> Iterator[None]:
+    """Ignore errors of the engine with these HTTP statuses."""
     try:
         yield
     except docker.errors.APIError as error:

@@ -1,7 +1,7 @@
-"""Turn mounted secrets into variables of this process, then become the command.
+"""Export mounted secrets as environment variables, then execute the command in this process.
 
-So secrets are neither in the image nor in the container environment that the engine shows.
-Standard library only.
+So `docker inspect`, which shows a container's variables, shows no secrets. This program needs only
+the standard library.
 
     python3 containers/enter.py python3 -m torch.distributed.run ...
 """
@@ -11,8 +11,8 @@ import sys
 
 SECRETS = b"/run/secrets"
 
-# As bytes: a secret is what the shell had, whatever its encoding. Names that start with a dot
-# belong to the launcher.
+# Copy bytes, because the encoding of a secret is unknown. Names that start with a dot belong to the
+# launcher.
 for file in os.scandir(SECRETS) if os.path.isdir(SECRETS) else []:
     if file.is_file() and not file.name.startswith(b"."):
         with open(file.path, "rb") as content:
@@ -21,7 +21,7 @@ try:
     os.execvp(sys.argv[1], sys.argv[1:])
 except OSError as error:
     print(
-        f"{sys.argv[1]}: {error.strerror}. The image lacks it, or PATH does not name it.",
+        f"{sys.argv[1]}: {error.strerror}. It is not in the image, or not on PATH.",
         file=sys.stderr,
     )
     sys.exit(127)

@@ -1,11 +1,11 @@
-"""`make setup`: make .venv from hashed locks, with the build of torch that this machine needs.
+"""Create .venv from hashed locks, with the build of torch that this machine needs (`make setup`).
 
-Needs nothing but Python's standard library.
+This program needs only Python's standard library.
 
     python containers/environment.py [--torch cpu|rocm|cuda]
 
-Exit codes: 0 done (or nothing to do), 2 an unknown build of torch, 3 the host cannot do it (no venv
-module, an unavailable package), 75 interrupted (run it again: downloads are kept).
+Exit codes: 0 done or already up to date, 2 an unknown build of torch, 3 the host has no venv module
+or a package is unavailable, 75 interrupted (run the command again; downloads are reused).
 """
 
 import argparse
@@ -34,8 +34,8 @@ TORCH = "2.13.0"
 ROCM = "rocm7.2"
 ROCM_INDEX = "https://download.pytorch.org/whl/" + ROCM
 
-# pip's option -> uv's variable with the same meaning, and the separator of several values. uv fails
-# where another option matters, and pip follows.
+# pip's option -> uv's variable with the same meaning, and the separator of its values. If another
+# option is necessary, uv fails, and then pip installs.
 TRANSLATED = {
     "index-url": ("UV_DEFAULT_INDEX", " "),
     "extra-index-url": ("UV_INDEX", " "),
@@ -55,13 +55,13 @@ STAMP, LOG = "setup.json", "setup.log"
 COMPILED = "compiled extras"
 ADDED = ".sha256"  # suffix of the file that holds the hash of an installed add-on's lock
 NO_COMPILER = (
-    "pycosat is not built on this machine. Install a C compiler and Python's headers "
-    "(Debian: apt-get install gcc python3-dev), delete .venv and run make setup again"
+    "pycosat is missing, which reasoning-gym's task zebra_puzzles needs. Install a C compiler and "
+    "Python's headers (Debian: apt-get install gcc python3-dev), delete .venv, and run make setup"
 )
 
 
 class Facts(NamedTuple):
-    """The facts that decide which build of torch is right."""
+    """The facts that determine the build of torch."""
 
     system: str  # platform.system(): Linux, Darwin, Windows
     amd_gpu: bool
@@ -69,7 +69,7 @@ class Facts(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One line of progress. The first command that succeeds ends it."""
+    """A part of the installation. Its commands are tried in order until one succeeds."""
 
     title: str
     attempts: tuple[tuple[str, ...], ...]
@@ -81,24 +81,24 @@ class Step(NamedTuple):
 
 
 def choose_build(facts: Facts, requested: str | None) -> str:
-    """Return cpu, rocm, cuda or macos.
+    """Return cpu, rocm, cuda or macos. Raises UserError, HostError.
 
-    Without a GPU it is always cpu, so that CUDA's gigabytes are never downloaded by accident.
+    The default without a GPU is cpu, so that nobody downloads CUDA's gigabytes by accident.
     """
     if facts.system == "Darwin":
         if requested not in (None, "", "cpu"):
-            raise UserError(f"TORCH={requested} does not exist for macOS. Leave it out")
+            raise UserError(
+                f"TORCH={requested} does not exist for macOS. Run make setup without it"
+            )
         return "macos"
     if facts.system != "Linux":
-        raise HostError(
-            f"{facts.system} is not supported. On Windows run this in WSL 2 (wsl --install)"
-        )
+        raise HostError(f"{facts.system} is not supported. On Windows, use WSL 2 (wsl --install)")
     detected = "rocm" if facts.amd_gpu else "cuda" if facts.nvidia_driver else "cpu"
     return requested or detected
 
 
 def lock_files(build: str) -> tuple[Path, ...]:
-    """Return every file that decides what is installed, for the stamp."""
+    """Return the locks from which this build's environment is installed."""
     torch = {"cpu": ["torch"], "cuda": ["torch_pypi"], "macos": ["torch_pypi"], "rocm": []}[build]
     names = ("uv", "tools", *torch, "requirements", "compiled", "dev")
     return tuple(LOCKS / f"{name}.lock" for name in names)
@@ -140,9 +140,8 @@ def uv_settings(listed: str) -> dict[str, str]:
 def with_pip(python: Path, *options: str) -> tuple[str, ...]:
     """Return the argv of `pip install`.
 
-    Bytecode is left to the first import: all of it is 260 MB of source and a minute of CPU time,
-    and a run imports 74 MB. If the shell forbids Python to write bytecode, every process would
-    compile its imports again, so pip does it once.
+    Compiling all 260 MB of source takes a minute, and a run imports only 74 MB. So leave bytecode
+    to the first import. If PYTHONDONTWRITEBYTECODE forbids that, pip compiles everything.
     """
     bytecode = "--compile" if os.environ.get("PYTHONDONTWRITEBYTECODE") else "--no-compile"
     pip = (str(python), *"-m pip install --disable-pip-version-check --no-input".split())
@@ -152,15 +151,15 @@ def with_pip(python: Path, *options: str) -> tuple[str, ...]:
 def with_uv(python: Path, *options: str) -> tuple[str, ...]:
     """Return the argv of `uv pip install`, which takes a tenth of pip's time."""
     bytecode = ("--compile-bytecode",) if os.environ.get("PYTHONDONTWRITEBYTECODE") else ()
-    # Like pip, look at all indexes. A file from elsewhere would not have the hash in the lock.
+    # Search all indexes, like pip. Hashes in the lock make this safe.
     uv = (str(python.with_name("uv")), *"pip install --index-strategy unsafe-best-match".split())
     return (*uv, "--python", str(python), *bytecode, *options)
 
 
 def install_lock(python: Path, lock: Path) -> tuple[tuple[str, ...], ...]:
-    """Return the commands that install exactly the files whose hashes the lock states.
+    """Return commands that install the lock's files: uv's, then pip's.
 
-    pip follows uv, because uv fails if an index does not answer or the cache is not writable.
+    uv is faster, but fails if an index does not answer or the cache is not writable.
     """
     return (
         with_uv(python, *HASHED, str(lock)),
@@ -170,8 +169,8 @@ def install_lock(python: Path, lock: Path) -> tuple[tuple[str, ...], ...]:
 
 def torch_step(python: Path, build: str, version: str) -> Step:
     if build == "cpu":
-        # pip's configured index comes first, since a machine without internet has its wheels there.
-        # With pip's default retries an unreachable index costs half a minute.
+        # First try pip's configured index, because a machine without internet access has its wheels
+        # there. With pip's default retries, an unreachable index costs half a minute.
         uv, pip = install_lock(python, LOCKS / "torch.lock")
         index = (*pip, "--retries", "1", "--extra-index-url", CPU_INDEX)
         attempts = (uv, (*uv, "--index", CPU_INDEX), pip, index)
@@ -179,13 +178,13 @@ def torch_step(python: Path, build: str, version: str) -> Step:
         wheel = f"torch-{TORCH}+cpu-{tag}-{tag}-manylinux_2_28_{platform.machine()}.whl"
         remedy = (
             f"{wheel} is neither at pip's configured indexes (`pip config list`) nor at "
-            f"{CPU_INDEX}. Use a network that reaches that index; PIP_FIND_LINKS=<folder with the "
-            "wheel>; another Python, `make setup PYTHON=python3.11`; or, on a machine with a GPU, "
+            f"{CPU_INDEX}. Use a network that reaches that index, PIP_FIND_LINKS=<folder with the "
+            "wheel>, another Python (`make setup PYTHON=python3.11`) or, on a machine with a GPU, "
             "`make setup TORCH=rocm|cuda`"
         )
         return Step(f"torch {TORCH}, CPU build", attempts, remedy=remedy)
     if build == "rocm":
-        # PyTorch's ROCm wheels change with ROCm; no public source states their hashes.
+        # No public source states the hashes of PyTorch's ROCm wheels.
         argv = with_pip(python, "--index-url", ROCM_INDEX, f"torch=={TORCH}+{ROCM}")
         return Step(f"torch {TORCH}, {ROCM} build (unverified: no hash)", (argv,))
     kind = " for macOS" if build == "macos" else ", CUDA build (several GB)"
@@ -195,8 +194,8 @@ def torch_step(python: Path, build: str, version: str) -> Step:
 def plan(python: Path, build: str, version: str) -> tuple[Step, ...]:
     torch = torch_step(python, build, version)
     stack = Step("training stack", install_lock(python, LOCKS / "requirements.lock"))
-    # torch comes first, because it may be unavailable. The ROCm build comes last, because it
-    # installs packages that the lock lacks.
+    # Install torch first, because it may be unavailable. Install its ROCm build last, because it
+    # also installs packages that are not in the lock.
     return (
         Step("uv", install_lock(python, LOCKS / "uv.lock")[1:], optional=True),
         Step("build tools", install_lock(python, LOCKS / "tools.lock")),
@@ -206,13 +205,13 @@ def plan(python: Path, build: str, version: str) -> tuple[Step, ...]:
     )
 
 
-# ---- What this machine is
+# ---- Detection
 
 
 def amd_gpu(
     kfd: Path = Path("/dev/kfd"), topology: Path = Path("/sys/class/kfd/kfd/topology/nodes")
 ) -> bool:
-    """Return whether a KFD node has SIMDs; /dev/kfd also exists if only a CPU is registered."""
+    """Return whether a KFD node has SIMDs. A CPU's node has none."""
     if not kfd.exists():
         return False
     texts = [file.read_text() for file in topology.glob("*/properties")]
@@ -225,7 +224,7 @@ def detect() -> Facts:
 
 
 def read_stamp(venv: Path) -> dict[str, str]:
-    """Return the stamp of a finished setup; {} without a stamp or if its Python is gone."""
+    """Return the stamp of a finished setup, or {} if the stamp or the Python is missing."""
     try:
         stamp = json.loads((venv / STAMP).read_text())
     except (OSError, ValueError):
@@ -237,26 +236,26 @@ def venv_python(venv: Path) -> Path:
     return venv / "bin" / "python"
 
 
-# ---- Doing it
+# ---- Setup
 
 
 class Progress:
-    """Print one line per step. All output goes to a log."""
+    """Run steps, print their titles and times, and write their output to a log."""
 
     def __init__(self, log: Path, steps: int, python: Path) -> None:
         self.log, self.steps, self.python, self.done = log, steps, python, 0
 
     @functools.cached_property
     def uv_env(self) -> dict[str, str]:
-        """Return the environment that gives uv the settings of the venv's pip."""
-        loud = ("PIP_VERBOSE", "PIP_QUIET", "PIP_LOG")  # these change what pip prints
-        env = {name: value for name, value in os.environ.items() if name not in loud}
+        """Return environment variables that give uv the same settings as the venv's pip."""
+        verbosity = ("PIP_VERBOSE", "PIP_QUIET", "PIP_LOG")  # these change what pip prints
+        env = {name: value for name, value in os.environ.items() if name not in verbosity}
         argv = [str(self.python), "-m", "pip", "config", "list"]
-        listed = subprocess.run(argv, env=env, stdout=subprocess.PIPE, text=True).stdout
-        return {**uv_settings(listed), **os.environ}
+        output = subprocess.run(argv, env=env, stdout=subprocess.PIPE, text=True).stdout
+        return {**uv_settings(output), **os.environ}
 
     def install(self, step: Step) -> bool:
-        """Return whether the step succeeded. Raises HostError if a required step failed."""
+        """Run a step and return whether it succeeded. Raises HostError if a required step fails."""
         self.done += 1
         started_s, status = time.monotonic(), 1
         print(f"[{self.done}/{self.steps}] {step.title} (output: {self.log})", flush=True)
@@ -289,7 +288,7 @@ class Progress:
 def make_venv(venv: Path, base: str, clear: bool) -> None:
     argv = [base, "-m", "venv", *(["--clear"] if clear else []), str(venv)]
     if subprocess.run(argv, check=False).returncode:
-        raise HostError(f"Python could not make the environment {venv}; see its message above")
+        raise HostError(f"Python could not create {venv}. See its message above")
 
 
 def install(venv: Path, build: str, version: str) -> None:
@@ -302,50 +301,50 @@ def install(venv: Path, build: str, version: str) -> None:
         if step.title == COMPILED:
             (site,) = venv.glob("lib/python*/site-packages")
             (site / "pycosat.py").write_text(PYCOSAT.format(NO_COMPILER))
-            print(f"      note: only reasoning-gym's zebra_puzzles needs it. {NO_COMPILER}")
+            print(f"      note: {NO_COMPILER}")
         else:
-            print("      note: pip installs the rest, which takes longer")
+            print("      note: pip installs the other packages, which takes longer")
 
 
 def setup(venv: Path, requested: str | None, python_named: bool) -> bool:
-    """Make the environment; return whether there was anything to do.
+    """Make the environment; return False if it is already up to date.
 
-    The build and the Python of an earlier setup stay unless the user names others.
+    The build and the Python of an earlier setup are reused unless the user asks for others.
     """
     stamp = read_stamp(venv)
     requested = requested or stamp.get("torch_asked", "")
     build = choose_build(detect(), requested)
     if stamp and not python_named:
         base, version = venv_python(venv).resolve(), stamp["python"]
-    else:  # resolved, because in an activated .venv its python would have to replace itself
+    else:  # resolve the link, because .venv's own python cannot replace itself
         base, version = Path(sys.executable).resolve(), platform.python_version()
     target = fingerprint(build, version, lock_files(build))
     if stamp.get("fingerprint") == target:
         return False
     print(f"Environment in {venv.name}: Python {version}, torch {TORCH} ({build})", flush=True)
     if build == "rocm":
-        print("  note: this wheel suits recent AMD GPUs only; the images (runtime=docker) suit all")
-    # Clear only what setup itself made: packages of another lock and half-installed ones must go.
+        print("  note: this wheel supports only recent AMD GPUs. For others, use runtime=docker")
+    # Clear only environments that this program made. They may have half-installed packages.
     clear = bool(stamp) or (venv / LOG).exists()
     added = sorted(venv.glob(f"*{ADDED}"))
     for file in (venv / STAMP, *added):
         file.unlink(missing_ok=True)
     if clear and (venv / "lib").is_dir():
-        shutil.rmtree(venv / "lib")  # the log stays, so that an interruption here is noticed
+        shutil.rmtree(venv / "lib")  # keep the log, which marks the environment as ours
     make_venv(venv, str(base), clear)
     install(venv, build, version)
     content = {"fingerprint": target, "python": version, "torch": build, "torch_asked": requested}
     (venv / STAMP).write_text(json.dumps(content) + "\n")
     for file in added:
         print(
-            f"note: {file.stem} was removed with the old environment. To add it again: make "
-            f"{file.stem}"
+            f"note: {file.stem} was removed with the old environment. To add it again: "
+            f"make {file.stem}"
         )
     return True
 
 
 def finish(work: Callable[[], bool]) -> int:
-    """Return the exit code of `work`, which returns whether there was anything to do."""
+    """Run `work`, print its error or time, and return the exit code. False means no changes."""
     started_s = time.monotonic()
     try:
         if work():
@@ -354,15 +353,15 @@ def finish(work: Callable[[], bool]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        print("\ninterrupted: run it again, downloads are kept", file=sys.stderr)
+        print("\ninterrupted; run the same command again (downloads are reused)", file=sys.stderr)
         return EXIT_INTERRUPTED
     return EXIT_DONE
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(description="Make the environment in .venv from hashed locks.")
+    parser = argparse.ArgumentParser(description="Create .venv from hashed locks.")
     parser.add_argument(
-        "--torch", choices=BUILDS, help="default: TORCH, or what this machine needs"
+        "--torch", choices=BUILDS, help="default: TORCH, or the build for this machine's GPU"
     )
     arguments = ["--torch", os.environ["TORCH"]] if os.environ.get("TORCH") else []
     requested = parser.parse_args([*arguments, *argv]).torch

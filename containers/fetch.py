@@ -1,8 +1,7 @@
-"""Fetch the files that an image's locks name, so that the build needs no network or password.
+"""Fetch the files in an image's locks, so that the build needs no network or password.
 
-The base runs once, with the host's pip settings in a mounted file that is deleted afterwards, so
-that they are in no layer. The files stay in the user's cache, so the next build of the same locks
-fetches nothing.
+pip runs in a container of the base. It reads the host's pip settings from a mounted file, so that
+no layer contains their passwords. The files stay in the user's cache for later builds.
 """
 
 from __future__ import annotations
@@ -30,15 +29,14 @@ from containers.images import FOLDER, SHARED, Image
 from launch.core.errors import HostError
 
 LAST_LINES = 15
-INSIDE = "/mnt/recipes"  # where the fetching container finds its script, locks and settings
+INSIDE = "/mnt/recipes"  # the fetching container's folder with script, locks and settings
 WHEELS_INSIDE = "/mnt/wheels"
-# pip's options for the sources of files. Others, such as a target or a cache, concern only the
-# host.
+# pip's options for the sources of files. Other options, such as a cache, apply only to the host.
 SETTINGS = """
 index-url extra-index-url find-links no-index trusted-host proxy cert client-cert timeout retries
 """.split()
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
-# Otherwise an enforcing SELinux would hide mounted files of the host.
+# Otherwise SELinux may deny access to mounted files.
 READABLE = {"security_opt": ["label=disable"]}
 BUNDLES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE")
 
@@ -54,7 +52,7 @@ def cache() -> Path:
 
 
 def lock_names(image: Image) -> list[str]:
-    """Return the locks' names in the build. An absolute path becomes <index>-<file name>."""
+    """Return the file names of the locks in the build, which are unique and relative."""
     return [
         name if not Path(name).is_absolute() else f"{i}-{Path(name).name}"
         for i, name in enumerate(image.locks)
@@ -62,9 +60,9 @@ def lock_names(image: Image) -> list[str]:
 
 
 def files_of(image: Image) -> dict[str, Path]:
-    """Return the files for the fetching container and the build, without wheels.
+    """Return the files for the fetching container and the build, except wheels.
 
-    The keys are the names in the container.
+    The keys are paths relative to the container's folder.
     """
     locks = {
         f"locks/{name}": FOLDER / file
@@ -75,7 +73,7 @@ def files_of(image: Image) -> dict[str, Path]:
 
 
 def lock_hash(image: Image) -> str:
-    """Return the hash of an image's locks, which depends on their order."""
+    """Return the hash of the locks' contents in the order of installation."""
     total = hashlib.sha256()
     for name in image.locks:
         total.update(hashlib.sha256((FOLDER / name).read_bytes()).digest())
@@ -86,9 +84,9 @@ def lock_hash(image: Image) -> str:
 
 
 def pip_settings(listed: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings of this host's pip as variables for another pip.
+    """Return the host's pip settings and proxies as environment variables for the container's pip.
 
-    `listed` is the output of `pip config list`, which has pip's files first, then PIP_*.
+    `listed` is the output of `pip config list`.
     """
     merged = pip_options(listed, "global", "install", "download")
     options = {
@@ -97,7 +95,7 @@ def pip_settings(listed: str, environ: Mapping[str, str]) -> dict[str, str]:
         if merged.get(option)
     }
     if "cert" not in options:
-        # The system's certificates may include a company's authority; pip's own do not.
+        # Unlike pip's own certificates, the system's may include a company's authority.
         bundle = (
             next((environ[name] for name in BUNDLES if environ.get(name)), None)
             or ssl.get_default_verify_paths().cafile
@@ -106,7 +104,7 @@ def pip_settings(listed: str, environ: Mapping[str, str]) -> dict[str, str]:
     settings = {
         f"PIP_{option.replace('-', '_').upper()}": value for option, value in options.items()
     }
-    for name in PROXIES:  # tools read them in upper or lower case
+    for name in PROXIES:  # may be in upper or lower case
         proxy = environ.get(name) or environ.get(name.lower())
         settings |= {name: proxy} if proxy else {}
     return settings
@@ -119,7 +117,7 @@ def absolute(value: str) -> str:
 
 
 def listed_by_pip() -> str:
-    """Return the output of `pip config list`; without pip (uv), the same from PIP_* variables."""
+    """Return the output of `pip config list`. Without pip, list PIP_* variables instead."""
     process = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False
     )
@@ -133,7 +131,7 @@ def listed_by_pip() -> str:
 
 
 def folders_of(settings: Mapping[str, str]) -> list[Path]:
-    """Return the folders of this host in the settings, which are mounted at the same paths."""
+    """Return the host's folders in the settings. The container has them at the same paths."""
     folders = []
     for option in ("PIP_FIND_LINKS", "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL"):
         for value in settings.get(option, "").split():
@@ -141,8 +139,8 @@ def folders_of(settings: Mapping[str, str]) -> list[Path]:
             if url.scheme not in ("", "file"):
                 continue
             path = Path(unquote(url.path))
-            # The pages of a local index refer to files as ../../files/...; a folder right under /
-            # would hide too much of the image.
+            # Pages of a local index refer to ../../files/..., so mount the parent of the index. But
+            # a mount directly below / could hide parts of the image.
             is_index = option != "PIP_FIND_LINKS" and len(path.parts) > 3
             folders.append(path.parent if is_index or path.is_file() else path)
     return sorted({folder for folder in folders if folder.is_dir() and len(folder.parts) > 1})
@@ -150,45 +148,39 @@ def folders_of(settings: Mapping[str, str]) -> list[Path]:
 
 @contextlib.contextmanager
 def private_folder(image: Image, settings: Mapping[str, str]) -> Iterator[Path]:
-    """Yield a temporary folder with script, locks and settings that only the caller can read."""
+    """Yield a temporary folder with script, locks and settings that only this user can read."""
     with tempfile.TemporaryDirectory(prefix="rocm-recipes-") as name:
         folder = Path(name)
-        own = dict(settings)
+        variables = dict(settings)
         for option in ("PIP_CERT", "PIP_CLIENT_CERT"):
-            if own.get(option) and Path(own[option]).is_file():
-                copy(Path(own[option]), folder / option.lower())
-                own[option] = f"{INSIDE}/{option.lower()}"
-        for there, here in files_of(image).items():
-            copy(here, folder / there)
+            if variables.get(option) and Path(variables[option]).is_file():
+                copy(Path(variables[option]), folder / option.lower())
+                variables[option] = f"{INSIDE}/{option.lower()}"
+        for name_inside, file in files_of(image).items():
+            copy(file, folder / name_inside)
         (folder / "locks.txt").write_text("\n".join(lock_names(image)), encoding="utf-8")
         secret = os.open(folder / "settings.json", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o400)
-        with os.fdopen(secret, "w", encoding="utf-8") as file:
-            json.dump(own, file)
+        with os.fdopen(secret, "w", encoding="utf-8") as opened:
+            json.dump(variables, opened)
         yield folder
 
 
-def copy(here: Path, there: Path) -> None:
-    there.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(here, there)
-    there.chmod(0o400)
+def copy(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(source, target)
+    target.chmod(0o400)
 
 
 # ---- Fetching
 
 
 def bind(source: Path, target: str, read_only: bool = True) -> docker.types.Mount:
-    """Return a bind mount, which makes the engine fail if the source is missing.
-
-    Docker's -v would create an empty folder instead.
-    """
+    """Return a bind mount. The engine fails if `source` is missing, unlike with docker's -v."""
     return docker.types.Mount(target=target, source=str(source), type="bind", read_only=read_only)
 
 
 def inspect(client: docker.DockerClient, base: str) -> dict[str, Any]:
-    """Return the base's Python version, machine and guarded packages, as install.py prints them.
-
-    Raises HostError, BuildFailed.
-    """
+    """Run `install.py inspect` in the base and return its output. Raises HostError, BuildFailed."""
     config = client.api.create_host_config(
         network_mode="none",
         mounts=[bind(FOLDER / "install.py", f"{INSIDE}/install.py")],
@@ -203,7 +195,7 @@ def inspect(client: docker.DockerClient, base: str) -> dict[str, Any]:
 
 
 def folder_for(image: Image, facts: Mapping[str, Any]) -> Path:
-    """Return the cache folder for the files of an image's locks and a base with this Python."""
+    """Return the cache folder for an image's locks and the Python and machine in `facts`."""
     python = ".".join(str(facts["python"]).split(".")[:2])
     key = hashlib.sha256(f"{lock_hash(image)} {python} {facts['machine']}".encode()).hexdigest()
     return cache() / "wheels" / key[:16]
@@ -216,17 +208,17 @@ def wheels(
     facts: Mapping[str, Any],
     show: engine.Show,
 ) -> Path:
-    """Return the folder with every file that the locks name for this base's Python, fetched once.
+    """Return a folder with the locks' files for the base's Python. Fetch them if it is missing.
 
     Raises HostError, BuildFailed.
     """
     folder = folder_for(image, facts)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with open(folder.with_suffix(".lock"), "w") as guard:
-        # If two builds have the same locks, one fetches and the other waits for it.
+        # Of several builds with the same locks, only one fetches.
         fcntl.flock(guard, fcntl.LOCK_EX)
         if not folder.is_dir():
-            # An interrupted download resumes here. Only a complete folder gets its final name.
+            # An interrupted download leaves this folder, and the next one reuses its files.
             partial = folder.with_suffix(".partial")
             partial.mkdir(exist_ok=True)
             download(client, image, base, partial, show)
@@ -256,18 +248,18 @@ def download(
         raise failed(
             code,
             lines,
-            "Use a network that reaches an index with it, or set PIP_FIND_LINKS=<folder> to a "
-            "folder with the file",
+            "Use a network that reaches an index with the file, or set PIP_FIND_LINKS=<folder with "
+            "the file>.",
         )
 
 
 def failed(code: int, lines: list[str], remedy: str) -> Exception:
-    """Return an error from install.py's last lines, as BuildFailed or, with a remedy, HostError."""
+    """Return install.py's error as BuildFailed for exit code 4, else as HostError with `remedy`."""
     message = "\n".join(error_lines(lines) or lines[-LAST_LINES:])
     return BuildFailed(message) if code == 4 else HostError(f"{message}\n{remedy}")
 
 
 def error_lines(lines: list[str]) -> list[str]:
-    """Return install.py's last `error: ...` and all after it; [] without one."""
+    """Return the lines from install.py's last `error: ` on, or [] if it printed no error."""
     at = max((i for i, line in enumerate(lines) if line.startswith("error: ")), default=len(lines))
     return [line.removeprefix("error: ") for line in lines[at:]]

@@ -1,6 +1,6 @@
 """Read and check containers/images.lock.yaml, and compute the tags of images.
 
-The launcher does so for every plan, so nothing here talks to an engine.
+Every plan needs this, so this module does not use docker.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from launch.core.json_files import yaml_file
 FOLDER = Path(__file__).parent
 LOCK = FOLDER / "images.lock.yaml"
 REPOSITORY = "rocm-recipes"  # local images are rocm-recipes/<name>:<tag>
-LABEL = "io.rocm-recipes"  # prefix of every label that we give to an image or a container
+LABEL = "io.rocm-recipes"  # prefix of our labels for images and containers
 OCI = "org.opencontainers.image"  # prefix of the labels of specs.opencontainers.org
 TAG_LENGTH = 16
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
@@ -28,32 +28,31 @@ UNVERIFIED, UNKNOWN, UNBUILT, NONE = "unverified", "unknown", "unbuilt", "none"
 VERSIONS = ("python", "torch", "rocm", "vllm", "trl")
 PATTERNS = {"digest": rf"{DIGEST.pattern}|{UNVERIFIED}"}
 PATTERNS["pushed"] = rf"[^@\s]+:[0-9a-f]{{{TAG_LENGTH}}}@{DIGEST.pattern}|{UNBUILT}"
-# The files that every image is built with, in addition to its own Dockerfile and locks.
+# Programs that are copied into every image.
 SHARED = ("install.py", "probe.py")
 
 
 @dataclass(frozen=True)
 class Image:
-    """An entry of the lock file: texts that are not empty, and lists of texts.
+    """An entry of the lock file.
 
-    Versions come from a public source. They are `unknown` if no source has them, and `none` if the
-    image lacks the package.
+    A version is `unknown` if no public source states it, and `none` if the image does not have the
+    package.
     """
 
     name: str
     base: str  # repository:tag that the image is built from
-    digest: str  # of that base
+    digest: str  # of the base, or `unverified`
     python: str
     torch: str
     rocm: str
     vllm: str
     trl: str
-    gfx: tuple[str, ...]  # GPU targets that it supports; `cpu` if it computes without a GPU
+    gfx: tuple[str, ...]  # supported GPU targets; `cpu` for an image without GPU support
     source: str  # where digest and versions are published
     dockerfile: str  # relative to containers/
     locks: tuple[str, ...]  # hashed requirements in order of installation, relative to containers/
-    # repository:tag@sha256:... that `push=` wrote
-    pushed: str
+    pushed: str  # repository:tag@sha256:... written by `push=`, or `unbuilt`
 
     @property
     def verified(self) -> bool:
@@ -65,12 +64,12 @@ class Image:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Return the files that go into the image, relative to containers/."""
+        """Return the files that the image is built from, relative to containers/."""
         return (self.dockerfile, *self.programs, *self.locks, *SHARED)
 
     @property
     def programs(self) -> tuple[str, ...]:
-        """Return the programs next to the image's own Dockerfile, relative to containers/."""
+        """Return the programs next to the Dockerfile if it is in a subfolder of containers/."""
         folder = (FOLDER / self.dockerfile).parent
         if folder == FOLDER:
             return ()
@@ -78,7 +77,7 @@ class Image:
 
     @functools.cached_property
     def tag(self) -> str:
-        """Return a hash of the base and all inputs, so that the same tag has the same content."""
+        """Return a hash of the base and all input files."""
         total = hashlib.sha256(self.base_reference.encode())
         for name in self.inputs:
             digest = hashlib.sha256((FOLDER / name).read_bytes()).hexdigest()
@@ -91,9 +90,9 @@ class Image:
 
     @property
     def reference(self) -> str:
-        """Return the image that runs use: the pushed one by its digest, or else the local one.
+        """Return the reference that runs use: the pushed image's digest, or else the local image.
 
-        A pushed image with another tag was built from other inputs, so it is not used.
+        A pushed image with another tag is ignored, because it was built from other inputs.
         """
         repository, _, digest = self.pushed.partition(f":{self.tag}@")
         return f"{repository}@{digest}" if digest else self.local_reference
@@ -101,29 +100,29 @@ class Image:
 
 @functools.cache
 def load(lock: Path = LOCK) -> dict[str, Image]:
-    """Return every entry of the lock by name. Raises UserError."""
+    """Return the images of the lock by name. Raises UserError."""
     try:
         content = yaml_file(lock)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UserError(f"{lock} cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict) or not isinstance(content.get("images"), dict):
-        raise UserError(f"{lock}: expected one mapping `images` from names to entries.")
+        raise UserError(f"{lock}: the key `images` must be a mapping of names to entries.")
     return {name: entry(name, fields, lock) for name, fields in content["images"].items()}
 
 
 def entry(name: str, content: Any, lock: Path = LOCK) -> Image:
-    """Return the image of a valid entry. Raises UserError with the names of the wrong fields."""
+    """Return an entry as an Image. Raises UserError for invalid fields and missing files."""
     values = {"name": name, **dict(content or {})}
     declared = {f.name: f for f in fields(Image)}
-    faults = {key: "no such field" for key in values if key not in declared}
+    faults = {key: "unknown field" for key in values if key not in declared}
     for key, declaration in declared.items():
         value, pattern = values.get(key), PATTERNS.get(key, "(?s).+")
         if str(declaration.type).startswith("tuple"):
             values[key] = tuple(value) if isinstance(value, (list, tuple)) else value
             if type(values[key]) is not tuple or not all(isinstance(v, str) for v in values[key]):
-                faults[key] = "it must be a list of texts"
+                faults[key] = "must be a list of strings"
         elif not isinstance(value, str) or not re.fullmatch(pattern, value):
-            faults[key] = f"it must be a text that matches {pattern}, but is {value!r}"
+            faults[key] = f"must be a string that matches {pattern}, but is {value!r}"
     if faults:
         at = f"{lock}: images.{name}"
         raise UserError("\n".join(f"{at}.{key}: {fault}." for key, fault in faults.items()))
@@ -131,5 +130,5 @@ def entry(name: str, content: Any, lock: Path = LOCK) -> Image:
     missing = [file for file in image.inputs if not (FOLDER / file).is_file()]
     if missing:
         files = ", ".join(f"containers/{file}" for file in missing)
-        raise UserError(f"{lock}: images.{name}: no such file: {files}.")
+        raise UserError(f"{lock}: images.{name}: missing files: {files}.")
     return image

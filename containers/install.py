@@ -1,13 +1,14 @@
-"""Install locked packages in an environment on top of a base image's, which stays unchanged.
+"""Install locked packages in /opt/recipes, an environment on top of a base image's packages.
 
-containers/build.py runs it in the base. Standard library only, Python 3.10 or newer.
+The base's packages stay unchanged. containers/build.py runs this program in the base. It needs only
+the standard library of Python 3.10 or newer.
 
     python3 install.py inspect             print the base's versions as JSON
     python3 install.py download DEST       fetch the locked files (needs a network)
-    python3 install.py install             fill /opt/recipes during the build, without a network
+    python3 install.py install             make /opt/recipes (during the build, without a network)
     python3 install.py check               check requirements (run with /opt/recipes/bin/python)
 
-Exit codes: 0 done, 3 a file is unavailable, 4 the locks contradict the image.
+Exit codes: 0 done, 3 a file is unavailable, 4 the locks conflict with the image.
 """
 
 from __future__ import annotations
@@ -26,31 +27,31 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-# Next to this file: probe.py, locks.txt (one lock per line, in their order), locks/, wheels/
+# This folder also has probe.py, locks/, wheels/ and locks.txt, which lists locks in order.
 HERE = Path(__file__).resolve().parent
 OVERLAY = Path("/opt/recipes")
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 HASHED = ("--no-deps", "--require-hashes", "--no-build-isolation", "-r")
-# Module -> other names under which it is distributed.
+# Package -> other packages that provide the same module.
 ALSO_CALLED = {"triton": ("triton-rocm", "pytorch-triton-rocm")}
-# Packages that the base must keep. pip would replace each with a build without AMD support.
+# Packages of the base that must stay. pip would replace them with builds without AMD support.
 GUARDED = re.compile(
     r"torch|torchvision|torchaudio|torchcodec|(pytorch-)?triton(-.+)?|vllm|flash-attn|(amd-)?aiter|amdsmi|rocm(-.+)?"
 )
-BUILT_FOR_AMD = re.compile(r"\+.*(rocm|hip|git)")  # in a version's local part
-# Replaces pycosat, which has no wheel, on machines without a compiler. reasoning-gym needs it for a
-# single task but imports it at the top, so without this module all of its tasks would fail.
+BUILT_FOR_AMD = re.compile(r"\+.*(rocm|hip|git)")  # the local part of a version
+# A substitute for pycosat, which has no wheel, on machines without a compiler. reasoning-gym always
+# imports pycosat, but only one task uses it. The others run with this substitute.
 PYCOSAT = """def _missing(*args, **kwargs):
     raise ImportError("{}")
 
 
 solve = itersolve = _missing
 """
-NOT_IN_IMAGE = "pycosat is not in this image; only reasoning-gym's task zebra_puzzles needs it"
+NOT_IN_IMAGE = "this image has no pycosat, which reasoning-gym's task zebra_puzzles needs"
 
 
-class Refused(Exception):
-    """An error for the build's log, with the exit code of the program."""
+class InstallError(Exception):
+    """An error to print, and the exit code."""
 
     def __init__(self, message: str, code: int = 4) -> None:
         super().__init__(message)
@@ -58,13 +59,13 @@ class Refused(Exception):
 
 
 class Pin(NamedTuple):
-    """One requirement of a lock."""
+    """A requirement in a lock."""
 
     lock: str
     name: str
     version: str
     marker: str
-    text: str  # as pip reads it, hashes included
+    text: str  # the complete line, with hashes
 
 
 # ---- Compare locks with the image
@@ -75,9 +76,9 @@ def canonical(name: str) -> str:
 
 
 def read_lock(file: Path, name: str) -> list[Pin]:
-    """Return the requirements of a lock, for all machines.
+    """Return the requirements in a lock.
 
-    Raises Refused for a line that is not `name==version [; marker] --hash=...`.
+    Raises InstallError for a line that is not `name==version [; marker] --hash=...`.
     """
     pins = []
     for line in file.read_text(encoding="utf-8").replace("\\\n", " ").splitlines():
@@ -89,27 +90,27 @@ def read_lock(file: Path, name: str) -> list[Pin]:
             text,
         )
         if not match:
-            raise Refused(
-                f"{name}: `{text[:100]}` is not `name==version --hash=sha256:...`, the only form "
-                "that a lock may contain"
+            raise InstallError(
+                f"{name}: `{text[:100]}` does not have the form `name==version --hash=sha256:...`. "
+                "Run make lock."
             )
         pins.append(Pin(name, canonical(match[1]), match[2], match[3] or "", text))
     return pins
 
 
 def applicable(pins: Iterable[Pin]) -> list[Pin]:
-    """Return the pins whose marker suits this Python and machine."""
+    """Return the pins whose markers match this Python and machine."""
     marker = vendored("markers").Marker
     return [pin for pin in pins if not pin.marker or marker(pin.marker).evaluate()]
 
 
 def vendored(module: str) -> Any:
-    """Import pip's copy of `packaging`, which exists wherever pip does."""
+    """Import a module of `packaging` from pip's own copy."""
     return importlib.import_module(f"pip._vendor.packaging.{module}")
 
 
 def distributions(paths: list[str]) -> dict[str, importlib.metadata.Distribution]:
-    """Return the packages on these paths by name. The first wins, as for an import."""
+    """Return the packages on these paths by name. As in imports, earlier paths win."""
     packages: dict[str, importlib.metadata.Distribution] = {}
     for dist in importlib.metadata.distributions(path=paths):
         if dist.metadata["Name"]:
@@ -137,7 +138,7 @@ def satisfies(version: str, specifier: Any) -> bool:
 
 
 def is_version(text: str) -> bool:
-    """Return whether pip can parse this version. A local build may have any text as its version."""
+    """Return whether pip can parse this version. Versions of local builds can be arbitrary."""
     try:
         vendored("version").Version(text)
     except ValueError:
@@ -145,28 +146,27 @@ def is_version(text: str) -> bool:
     return True
 
 
-def refuse_conflicts(pins: Iterable[Pin], base: Mapping[str, str]) -> list[Pin]:
-    """Return the pins that the base does not already satisfy.
+def missing_pins(pins: Iterable[Pin], base: Mapping[str, str]) -> list[Pin]:
+    """Return the pins whose packages are not in the base.
 
-    Raises Refused if the base has a package in another version.
+    Raises InstallError if the base has another version of a pinned package.
     """
     missing, conflicts = [], []
     for pin in pins:
         if pin.name not in base:
             missing.append(pin)
         elif satisfies(base[pin.name], vendored("specifiers").SpecifierSet(f"=={pin.version}")):
-            print(f"kept: the base's {pin.name} {base[pin.name]}, as {pin.lock} asks for")
+            print(f"{pin.lock}: using the base's {pin.name} {base[pin.name]}")
         else:
             conflicts.append(
-                f"{pin.lock} pins {pin.name}=={pin.version}, and the image holds {pin.name} "
+                f"{pin.lock} pins {pin.name}=={pin.version}, but the base has {pin.name} "
                 f"{base[pin.name]}"
             )
     if conflicts:
-        raise Refused(
+        raise InstallError(
             "\n".join(conflicts)
-            + "\nThe base's own build is never replaced: PyPI's has no AMD support. "
-            "Take the pin out of the lock, or choose a base with that version "
-            "(containers/images.lock.yaml)."
+            + "\nThe base's build has to stay, because PyPI's does not support AMD GPUs. Remove "
+            "the pin from the lock, or use a base with that version (containers/images.lock.yaml)."
         )
     return missing
 
@@ -174,12 +174,12 @@ def refuse_conflicts(pins: Iterable[Pin], base: Mapping[str, str]) -> list[Pin]:
 def unmet(
     ours: Iterable[str],
     everything: Mapping[str, importlib.metadata.Distribution],
-    stand_ins: Iterable[str] = (),
+    substitutes: Iterable[str] = (),
 ) -> list[str]:
-    """Return a line for each unmet requirement of our packages.
+    """Return a message for each unmet requirement of the packages `ours`.
 
-    Extras are ignored, since the locks were resolved with them. So are requirements of the base's
-    own packages, and missing packages in `stand_ins`.
+    Requirements of extras are ignored, because the locks were resolved with them. So are missing
+    packages in `substitutes`.
     """
     requirements = vendored("requirements")
     problems = []
@@ -195,9 +195,10 @@ def unmet(
             if package in everything:
                 version = everything[package].version
                 if not satisfies(version, need.specifier):
-                    holds = f"the image holds {package} {version}"
-                    problems.append(f"{name} {dist.version} needs {need}, and {holds}")
-            elif package not in stand_ins:
+                    problems.append(
+                        f"{name} {dist.version} needs {need}, but the image has {package} {version}"
+                    )
+            elif package not in substitutes:
                 problems.append(f"{name} {dist.version} needs {need}, which is not in the image")
     return problems
 
@@ -210,16 +211,16 @@ def site_of(environment: Path) -> Path:
 
 
 def make_environment(folder: Path) -> tuple[str, ...]:
-    """Make an environment; return its pip, or the base's pip if there is no ensurepip.
+    """Make an environment; return the argv of its pip, or of the base's pip without ensurepip.
 
-    Raises Refused if the base has neither.
+    Raises InstallError if the base has neither.
     """
     find = importlib.util.find_spec
     base_pip = find("ensurepip") is None and find("pip") is not None
     without = ["--without-pip"] if base_pip else []
     status, output = run([sys.executable, "-m", "venv", *without, str(folder)])
     if status:
-        raise Refused(f"the base's python3 cannot make an environment:\n{output}", 3)
+        raise InstallError(f"the base's python3 -m venv failed:\n{output}", 3)
     python = str(folder / "bin" / "python")
     pip = (sys.executable, "-m", "pip", "--python", python) if base_pip else (python, "-m", "pip")
     sys.path.append(str(site_of(folder)))  # for vendored()
@@ -229,10 +230,10 @@ def make_environment(folder: Path) -> tuple[str, ...]:
 def run(argv: list[str], settings: Mapping[str, str] | None = None) -> tuple[int, str]:
     """Run a command, print its output, and return its exit code and output.
 
-    pip sees `settings`, and none of the base's own.
+    `settings` replace the base's own settings of pip.
     """
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
-    # DeepSpeed's setup.py writes its extras in the order of a set, and two builds would differ.
+    # Make builds reproducible: DeepSpeed's setup.py writes its extras in the order of a set.
     environ |= {"PYTHONHASHSEED": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1"}
     environ |= {**(settings or {}), "PIP_CONFIG_FILE": os.devnull}
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
@@ -251,7 +252,7 @@ def run_pip(
     pins: list[Pin],
     settings: Mapping[str, str] | None = None,
 ) -> tuple[int, str]:
-    """Run a pip command for exactly these pins, with hashes and without other dependencies."""
+    """Run a pip command for these pins, with hashes and without dependencies."""
     with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8") as requirements:
         requirements.writelines(f"{pin.text}\n" for pin in pins)
         requirements.flush()
@@ -259,15 +260,15 @@ def run_pip(
         return run([*pip, *command, *options], settings)
 
 
-def failure(lock: str, output: str, code: int) -> Refused:
-    """Return an error with only the reason from pip's output."""
+def failure(lock: str, output: str, code: int) -> InstallError:
+    """Return an error with the reason from pip's output."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
-    wrong = next((i for i, line in enumerate(lines) if "DO NOT MATCH THE HASHES" in line), None)
-    if wrong is not None:
-        reason = "a file's hash differs from the lock's, so it is not used"
-        return Refused("\n".join([f"{lock}: {reason}:", *lines[wrong + 1 :]]), 4)
+    start = next((i for i, line in enumerate(lines) if "DO NOT MATCH THE HASHES" in line), None)
+    if start is not None:
+        reason = "a file's hash differs from the lock's"
+        return InstallError("\n".join([f"{lock}: {reason}:", *lines[start + 1 :]]), 4)
     errors = [line for line in lines if line.startswith("ERROR:")] or lines[-3:]
-    return Refused("\n".join([f"{lock}: pip failed:", *errors]), code)
+    return InstallError("\n".join([f"{lock}: pip failed:", *errors]), code)
 
 
 # ---- The four commands
@@ -279,35 +280,34 @@ def lock_files() -> list[tuple[str, Path]]:
 
 def inspect() -> None:
     if OVERLAY.exists():
-        raise Refused(
-            f"the base already has {OVERLAY}, so this program built it. Use the base that it was "
-            "built from"
+        raise InstallError(
+            f"the base already has {OVERLAY}, so it is an image of containers/build.py. Use the "
+            "base of that image"
         )
     python, machine = platform.python_version(), platform.machine()
     print(json.dumps({"python": python, "machine": machine, "held": guarded(versions(sys.path))}))
 
 
 def download(folder: Path) -> None:
-    """Fetch every file that the locks name for this Python and machine. Raises Refused."""
+    """Fetch the locks' files for this Python and machine. Raises InstallError."""
     settings = json.loads((HERE / "settings.json").read_text(encoding="utf-8"))
     base = guarded(versions(sys.path))
     pip = make_environment(Path(os.environ["HOME"]) / "fetch")
     pins_by_lock = {
-        name: refuse_conflicts(applicable(read_lock(file, name)), base)
-        for name, file in lock_files()
+        name: missing_pins(applicable(read_lock(file, name)), base) for name, file in lock_files()
     }
     for name, pins in pins_by_lock.items():
         print(f"{name}: {len(pins)} files", flush=True)
         command = ["download", "--dest", str(folder)]
         status, output = run_pip(pip, command, pins, settings) if pins else (0, "")
         if status and any(pin.name == "torch" for pin in pins):
-            # Try pip's configured index first: without internet access, the wheels are there.
+            # pip's configured index came first, because it works without internet access.
             print(f"{name}: retrying with {CPU_INDEX}", flush=True)
             command += ["--retries=1", f"--extra-index-url={CPU_INDEX}"]
             status, output = run_pip(pip, command, pins, settings)
         if status:
             raise failure(name, output, 3)
-        # pip builds the metadata of later source distributions, which takes setuptools.
+        # pip needs setuptools to read the metadata of source distributions in later locks.
         builders = [pin for pin in pins if pin.name == "setuptools"]
         if builders:
             install_pins(pip, name, builders, folder)
@@ -316,7 +316,7 @@ def download(folder: Path) -> None:
 def install_pins(
     pip: tuple[str, ...], lock: str, pins: list[Pin], wheels: Path, *options: str
 ) -> None:
-    # Bytecode contains the time of its source, so two builds would differ.
+    # Make builds reproducible: bytecode contains the modification time of its source.
     command = ["install", "--no-index", "--find-links", str(wheels), "--no-compile", *options]
     status, output = run_pip(pip, command, pins)
     if status:
@@ -324,10 +324,10 @@ def install_pins(
 
 
 def install() -> None:
-    """Make the overlay and check it. Raises Refused."""
+    """Make the overlay and check it. Raises InstallError."""
     os.umask(0o022)
     base = guarded(versions(sys.path))
-    below = [
+    base_folders = [
         path
         for path in sys.path
         if Path(path).name in ("site-packages", "dist-packages") and Path(path).is_dir()
@@ -336,19 +336,19 @@ def install() -> None:
     constraints = OVERLAY / "constraints.txt"
     write_constraints(constraints, base)
     for name, file in lock_files():
-        pins = refuse_conflicts(applicable(read_lock(file, name)), base)
+        pins = missing_pins(applicable(read_lock(file, name)), base)
         if pins:
             install_pins(pip, name, pins, HERE / "wheels", "--constraint", str(constraints))
     site = site_of(OVERLAY)
-    # Do this last, so that pip neither takes the base's packages for ours nor removes them.
-    lines = [f"import site; site.addsitedir({path!r})\n" for path in below]
+    # pip must not see the base's packages, since it could remove them. So add them after pip ran.
+    lines = [f"import site; site.addsitedir({path!r})\n" for path in base_folders]
     (site / "base.pth").write_text("".join(lines), encoding="utf-8")
     ours = versions([str(site)])
     if "pycosat" not in ours:
         (site / "pycosat.py").write_text(PYCOSAT.format(NOT_IN_IMAGE), encoding="utf-8")
     status, output = run([str(OVERLAY / "bin/python"), "-B", str(HERE / "install.py"), "check"])
     if status:
-        raise Refused(output.strip().removeprefix("error: "), status)
+        raise InstallError(output.strip().removeprefix("error: "), status)
     write_constraints(constraints, {**base, **guarded(ours)})
     shutil.copy(HERE / "probe.py", OVERLAY / "probe.py")
     for cache in [*OVERLAY.rglob("__pycache__")]:
@@ -356,7 +356,7 @@ def install() -> None:
 
 
 def write_constraints(file: Path, packages: Mapping[str, str]) -> None:
-    """Write pip's constraints without unparsable versions, for which pip rejects the whole file."""
+    """Write pip's constraints, except those that pip cannot parse."""
     readable = sorted(item for item in packages.items() if is_version(item[1]))
     file.write_text("".join(f"{name}=={version}\n" for name, version in readable), encoding="utf-8")
 
@@ -364,19 +364,21 @@ def write_constraints(file: Path, packages: Mapping[str, str]) -> None:
 def check() -> None:
     site = site_of(Path(sys.prefix))
     ours, everything = versions([str(site)]), distributions(sys.path)
-    stand_ins = ["pycosat"] if (site / "pycosat.py").is_file() else []
-    # A base's package that is earlier on the path would be imported in place of ours.
+    substitutes = ["pycosat"] if (site / "pycosat.py").is_file() else []
+    # If a package of the base is earlier on the path, Python imports it in place of ours.
     hidden = [
-        f"{name} {version} is hidden by {everything[name].version} of the base: PYTHONPATH is "
-        f"{os.environ.get('PYTHONPATH', 'not set')}"
+        f"{name} {version} is not importable, since the base's {everything[name].version} is "
+        f"earlier on the path. PYTHONPATH is {os.environ.get('PYTHONPATH', 'not set')}."
         for name, version in sorted(ours.items())
         if everything[name].version != version
     ]
-    problems = hidden or unmet(ours, everything, stand_ins)
+    problems = hidden or unmet(ours, everything, substitutes)
     if problems:
-        remedy = "Lock what is missing, in the required version, or choose another base."
-        raise Refused("\n".join([*problems, remedy]))
-    print(f"{len(ours)} packages in the overlay, {len(everything)} in all: all that they need")
+        remedy = "Add the required versions to the locks, or use another base."
+        raise InstallError("\n".join([*problems, remedy]))
+    print(
+        f"{len(ours)} packages in the overlay, {len(everything)} in all. All requirements are met."
+    )
 
 
 def main(arguments: list[str]) -> int:
@@ -388,9 +390,9 @@ def main(arguments: list[str]) -> int:
     }
     try:
         commands[arguments[0]]()
-    except Refused as refusal:
-        print(f"error: {refusal}", flush=True)
-        return refusal.code
+    except InstallError as error:
+        print(f"error: {error}", flush=True)
+        return error.code
     return 0
 
 

@@ -1,11 +1,10 @@
-"""`make lock`: resolve containers/cpu/*.in into hashed locks, with uv.
+"""Resolve containers/cpu/*.in into hashed locks with uv (`make lock`).
 
-Existing pins stay unless a source asks for another.
+Existing pins stay unless a .in file requires another version.
 
     .venv/bin/python containers/lock.py
 
-Exit codes: 0 done, 3 something could not be resolved (a network, versions that contradict each
-other).
+Exit codes: 0 done, 3 a file cannot be resolved (no network, conflicting versions).
 """
 
 from __future__ import annotations
@@ -17,9 +16,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 LOCKS = ROOT / "containers" / "cpu"
 
-# Lock -> earlier locks whose versions it keeps, in the order in which `make lock` resolves them.
-# Those of make setup keep to requirements; add-ons keep to the test tools too, and gguf and
-# lm-eval, which do not require torch, to vLLM.
+# Lock -> earlier locks that constrain its versions, in the order of resolution. The same .venv can
+# hold `make setup`'s packages and all add-ons, so their versions must agree.
 CONSTRAINTS = {
     "requirements": (),
     **dict.fromkeys(("uv", "tools", "compiled", "torch_pypi", "dev"), ("requirements",)),
@@ -27,13 +25,12 @@ CONSTRAINTS = {
     **dict.fromkeys(("vllm", "kernels"), ("requirements", "dev")),
     **dict.fromkeys(("gguf", "lm-eval"), ("requirements", "dev", "vllm")),
 }
-# Resolved without the dependencies they share: torch and Triton are already installed, from an
-# image's base or from another lock.
+# Locks without dependencies, because the image's base or another lock has them (torch, Triton).
 OVER_TORCH = ("liger", "quantization")
-# Resolved with requirements.in, but omitted from its lock, because other locks have them.
+# Packages that requirements.lock omits, because other locks have them.
 ELSEWHERE = ("pycosat", "torch", "triton")
-# Packages of torch's CUDA build. uv has no pattern for names; a test fails if torch brings another
-# one.
+# Packages of torch's CUDA build, which uv can exclude only by full name. A test fails if one is
+# missing here.
 CUDA = """
 cuda-bindings cuda-pathfinder cuda-toolkit nvidia-cublas nvidia-cuda-cupti nvidia-cuda-nvrtc
 nvidia-cuda-runtime nvidia-cudnn-cu13 nvidia-cufft nvidia-cufile nvidia-curand nvidia-cusolver
@@ -43,7 +40,7 @@ nvidia-nvtx
 
 
 def uv_compile(uv: Path, name: str) -> tuple[str, ...]:
-    """Return uv's command, with paths relative to the root so that a lock names no machine."""
+    """Return uv's argv. Its paths are relative, since uv writes them into the lock."""
     folder = LOCKS.relative_to(ROOT)
     options = "--quiet --generate-hashes --universal --python-version 3.11".split()
     options += ["--custom-compile-command", "make lock"]
@@ -64,7 +61,7 @@ def main() -> int:
         print(f"{name}.lock", flush=True)
         argv = uv_compile(Path(sys.executable).with_name("uv"), name)
         if subprocess.run(argv, cwd=ROOT, check=False).returncode:
-            print(f"error: {name}.in could not be resolved, see uv's message", file=sys.stderr)
+            print(f"error: {name}.in cannot be resolved. See uv's message above.", file=sys.stderr)
             return 3
     return 0
 

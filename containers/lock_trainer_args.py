@@ -1,8 +1,7 @@
-"""Write containers/trainer_args.lock.json: arguments of methods and of vLLM, rewards, tasks.
+"""Write the arguments of methods and vLLM, rewards and tasks to containers/trainer_args.lock.json.
 
-The launcher checks compositions against this file, so that it rejects a removed or misspelt
-argument in milliseconds, without importing the training stack. Run by `make lock`; a test compares
-the file with the installed packages.
+With this file the launcher rejects an unknown argument without importing the training stack, which
+takes seconds. `make lock` runs this program; a test compares the file with the installed packages.
 """
 
 from __future__ import annotations
@@ -28,12 +27,10 @@ from recipes.rank import names
 ROOT = Path(__file__).parents[1]
 LOCK = ROOT / "containers/trainer_args.lock.json"
 PLAIN = {kind: kind.__name__ for kind in (bool, int, float, str, list, dict)} | {type(None): "null"}
-OURS = ("recipes.bench.", "recipes.tune.")  # configuration classes whose integers are counts
-# Arguments whose `choices` are incomplete: torch takes a backend per device, such as
-# cuda:nccl,cpu:gloo.
+OURS = ("recipes.bench.", "recipes.tune.")  # modules whose arguments have minimums
+# Arguments whose `choices` are incomplete: torch also accepts cuda:nccl,cpu:gloo, for example.
 NOT_ALL = ("ddp_backend",)
-# Arguments whose accepted words TRL does not list: read from comparisons in the modules of trainer
-# and configuration.
+# Arguments whose accepted words TRL does not declare. They are read from comparisons in its source.
 COMPARED = {
     "trl.DPOConfig": ("loss_type", "f_divergence_type"),
     "trl.GRPOConfig": ("loss_type", "importance_sampling_level", "scale_rewards"),
@@ -41,7 +38,7 @@ COMPARED = {
 
 
 def type_names(annotation: object) -> list[str]:
-    """Return the JSON types that an argument accepts; `any` if the annotation does not say."""
+    """Return the JSON types that an argument accepts, or `any` for other annotations."""
     origin = typing.get_origin(annotation)
     if origin in (typing.Union, types.UnionType):
         return sorted({name for part in typing.get_args(annotation) for name in type_names(part)})
@@ -49,11 +46,11 @@ def type_names(annotation: object) -> list[str]:
         return sorted({PLAIN[type(word)] for word in typing.get_args(annotation)})
     if origin in (list, dict) or annotation in PLAIN:
         return [PLAIN[origin or annotation]]  # type: ignore[index]
-    if origin is set:  # given as a list
+    if origin is set:  # a list in JSON
         return ["list"]
     if isinstance(annotation, type) and issubclass(annotation, Enum):
         return ["int" if issubclass(annotation, int) else "str"]
-    if dataclasses.is_dataclass(annotation):  # one of vLLM's, set by a mapping
+    if dataclasses.is_dataclass(annotation):  # vLLM accepts a mapping
         return ["dict"]
     return ["any"]
 
@@ -68,10 +65,10 @@ def default_of(field: dataclasses.Field) -> object:
 
 
 def arguments(config_class: str) -> dict[str, dict[str, object]]:
-    """Return argument -> {types, default} of a dataclass named `module.Class`.
+    """Return argument -> {types, default} of the dataclass at the path `module.Class`.
 
-    Lists also have the types of their items, our counts their minimum, and other arguments their
-    names (recipes/rank/names.py) or words.
+    Entries may also have `items` (types of a list's items), `least` (minimum), `names` (accepted
+    words) and `refused` (rejected words and reasons). See recipes/rank/names.py.
     """
     module, name = config_class.rsplit(".", 1)
     cls = getattr(importlib.import_module(module), name)
@@ -95,7 +92,7 @@ def arguments(config_class: str) -> dict[str, dict[str, object]]:
 
 
 def items_of(annotation: object) -> dict[str, object]:
-    """Return the types of a list's items; {} if they are not plain."""
+    """Return {items: types of a list's items}, or {} for other annotations."""
     parts = [annotation, *typing.get_args(annotation)]
     lists = [
         type_names(typing.get_args(part)[0]) for part in parts if typing.get_origin(part) is list
@@ -111,21 +108,21 @@ def names_of(field: dataclasses.Field) -> dict[str, object]:
 
 
 def words(field: dataclasses.Field, annotation: object) -> list[str]:
-    """Return an argument's choices for command lines, or the values of its enumeration."""
+    """Return the words of an argument's `choices` or Enum, or [] if it has neither."""
     if field.metadata.get("choices") and field.name not in NOT_ALL:
         return list(field.metadata["choices"])
     return [str(member.value) for member in members(annotation)]
 
 
 def members(annotation: object) -> list[Enum]:
-    """Return the members of the enumerations in an annotation."""
+    """Return the members of all Enums in an annotation."""
     parts = (annotation, *typing.get_args(annotation))
     enums = [part for part in parts if isinstance(part, type) and issubclass(part, Enum)]
     return [member for enum in enums for member in enum]
 
 
 def compared(cls: type, argument: str) -> list[str]:
-    """Return the words that the sources compare with a variable or attribute of this name."""
+    """Return the strings that TRL's source compares with this argument."""
     words = set()
     for module in (cls.__module__, cls.__module__.replace("_config", "_trainer")):
         spec = importlib.util.find_spec(module)
@@ -144,19 +141,18 @@ def compared(cls: type, argument: str) -> list[str]:
 def engine() -> dict[str, object]:
     """Return the command-line arguments of vLLM's engine, with their types and words.
 
-    If vLLM is not installed, those in the lock stay; a test compares their version with the pinned
-    one.
+    If vLLM is not installed, return those in the current lock.
     """
     if importlib.util.find_spec("vllm") is None:
         print(
-            "vLLM is not installed here: the arguments of its engine stay as they are. `make vllm` "
-            "installs it.",
+            "vLLM is not installed, so the arguments of its engine stay unchanged. To update them: "
+            "make vllm, then make lock.",
             file=sys.stderr,
         )
         return {key: json.loads(LOCK.read_text())[key] for key in ("vllm", "engine")}
     cls = importlib.import_module("vllm.engine.arg_utils").EngineArgs
     parser = importlib.import_module("vllm.utils.argparse_utils").FlexibleArgumentParser()
-    # Its module imports QuantizationConfigArgs only for type checkers.
+    # vLLM imports QuantizationConfigArgs only for type checkers.
     hints = typing.get_type_hints(cls, localns={"QuantizationConfigArgs": dict})
     options = {action.dest for action in cls.add_cli_args(parser)._actions}
     fields = [field.name for field in dataclasses.fields(cls) if field.name in options]
@@ -165,14 +161,14 @@ def engine() -> dict[str, object]:
 
 
 def engine_entry(annotation: object) -> dict[str, object]:
-    """Return an argument's types, and its words if it accepts no others."""
-    types_taken, parts = type_names(annotation), (annotation, *typing.get_args(annotation))
+    """Return an argument's types, and its words if it accepts only those."""
+    accepted, parts = type_names(annotation), (annotation, *typing.get_args(annotation))
     literals = [part for part in parts if typing.get_origin(part) is typing.Literal]
     choices = [word for literal in literals for word in typing.get_args(literal)]
     choices += [member.name for member in members(annotation)]
-    closed = choices and str not in parts and not {"list", "any"} & {*types_taken}
-    names_taken = {"names": choices} if closed and isinstance(choices[0], str) else {}
-    return {"types": types_taken, **names_taken}
+    closed = choices and str not in parts and not {"list", "any"} & {*accepted}
+    names_entry = {"names": choices} if closed and isinstance(choices[0], str) else {}
+    return {"types": accepted, **names_entry}
 
 
 def lock() -> dict[str, object]:

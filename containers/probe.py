@@ -1,4 +1,4 @@
-"""Print the actual contents of an image, as a line of JSON. Needs nothing but Python.
+"""Print the versions and GPU targets in an image as a line of JSON. Needs only Python.
 
 docker run --rm --network none IMAGE python /opt/recipes/probe.py
 """
@@ -13,13 +13,12 @@ import re
 from pathlib import Path
 from typing import Any
 
-# AMD's images state their ROCm here. HIP counts differently from ROCm 10 on (ROCm 10.0 has HIP
-# 7.15).
+# The ROCm version in AMD's images. HIP's version can differ: ROCm 10.0 has HIP 7.15.
 ROCM_VERSION = Path("/opt/rocm/.info/version")
 
 
 def version(package: str) -> str | None:
-    """Return a package's version by its metadata; importing vLLM takes half a minute and a GPU."""
+    """Return a package's version without importing it, since vLLM's import takes half a minute."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -27,23 +26,22 @@ def version(package: str) -> str | None:
 
 
 def targets(torch: Any) -> list[str]:
-    """Return the GPU targets of torch, without features (gfx90a:sramecc+:xnack-)."""
-    # torch.cuda.get_arch_list() answers only where it sees a GPU; the build flags are there without
-    # one.
+    """Return torch's GPU targets without features such as :sramecc+:xnack-."""
+    # Without a GPU, torch.cuda.get_arch_list() is empty.
     flags = getattr(torch._C, "_cuda_getArchFlags", None)
     names = (flags() or "").split() if flags else torch.cuda.get_arch_list()
     return sorted({name.split(":")[0] for name in names})
 
 
 def rccl(torch: Any) -> str | None:
-    """Return the version of torch's library; a CPU build has none."""
+    """Return the version of torch's RCCL or NCCL, or None for a CPU build."""
     if not hasattr(torch._C, "_nccl_version"):
         return None
     return ".".join(str(part) for part in torch.cuda.nccl.version())
 
 
 def rocm(torch_version: str, hip: str | None) -> str | None:
-    """Read it from the installation, else from torch's version (2.13.0+rocm7.2), else HIP's."""
+    """Return ROCm's version from the installation, torch's version (2.13.0+rocm7.2) or HIP's."""
     if ROCM_VERSION.is_file():
         return ROCM_VERSION.read_text(encoding="utf-8").strip()
     local = re.search(r"\+.*?rocm(\d+(?:\.\d+)+)", torch_version)

@@ -1,4 +1,4 @@
-"""Show the phases of a build and their seconds; on a terminal also the current activity."""
+"""Print the phases of a build with their times, and show the current activity on a terminal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Phase:
     result: str = ""
 
     def say(self, text: str) -> None:
-        """Show what is happening now, in place of the last text. Only a terminal shows it."""
+        """Show the current activity, if the output is a terminal."""
         line = f"{self.name:<6} {text.strip()}"
         self.status.update(Text(line, no_wrap=True, overflow="ellipsis"))
 

@@ -1,4 +1,4 @@
-"""Push a built image to a registry, and lock its digest, by which other machines start it."""
+"""Push an image to a registry, and write its digest into the lock for other machines."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from launch.core import json_files
 from launch.core.errors import HostError
 
 
-def push(client: docker.DockerClient, image: Image, place: str, show: engine.Show) -> str:
-    """Push the image and return <place>/<name>:<tag>@sha256:... as the registry stored it."""
-    repository = f"{place}/{image.name}"
+def push(client: docker.DockerClient, image: Image, prefix: str, show: engine.Show) -> str:
+    """Push the image and return <prefix>/<name>:<tag>@sha256:... Raises HostError."""
+    repository = f"{prefix}/{image.name}"
     try:
         client.api.tag(image.local_reference, repository, image.tag)
         digest = ""
         stream = client.api.push(repository, image.tag, stream=True, decode=True)
-        for event in engine.failing(stream):
+        for event in engine.raise_errors(stream):
             digest = (event.get("aux") or {}).get("Digest", digest)
             words = (event.get(key) for key in ("id", "status", "progress"))
             show(" ".join(str(word) for word in words if word))
     except docker.errors.APIError as error:
         raise HostError(
             f"{repository}:{image.tag} cannot be pushed: {error.explanation or error}\n"
-            "If the registry requires a login: docker login <registry>. The engine must know of "
-            "one without TLS (insecure-registries)."
+            "If the registry requires a login, run docker login <registry>. If it has no TLS, add "
+            "it to insecure-registries in the engine's configuration."
         ) from error
     return f"{repository}:{image.tag}@{digest}"
 
 
 def write_pushed(lock: Path, name: str, reference: str) -> bool:
-    """Replace the entry's `pushed` in the lock; return whether it changed. Comments stay."""
+    """Replace only the entry's `pushed` in the lock; return whether it changed."""
     old = lock.read_text(encoding="utf-8")
     node: Any = yaml.compose(old)
     for key in ("images", name, "pushed"):
         node = next(value for field, value in node.value if field.value == key)
     new = old[: node.start_mark.index] + reference + old[node.end_mark.index :]
     if new != old:
-        json_files.write_text(lock, new)  # atomically, since a run that starts may read it
+        json_files.write_text(lock, new)  # atomically, since a run may be reading it
     return new != old

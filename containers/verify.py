@@ -22,9 +22,7 @@ def probe(client: docker.DockerClient, image: str) -> dict[str, Any]:
     code, lines = engine.run(client, image, PROBE, lambda line: None, host_config=config)
     if code or not lines:
         output = "\n".join(lines[-LAST_LINES:])
-        raise BuildFailed(
-            f"The image's probe failed: {' '.join(PROBE)} ended with {code}\n{output}"
-        )
+        raise BuildFailed(f"The image's probe failed: {' '.join(PROBE)} returned {code}\n{output}")
     versions: dict[str, Any] = json.loads(lines[-1])
     return versions
 
@@ -32,7 +30,7 @@ def probe(client: docker.DockerClient, image: str) -> dict[str, Any]:
 def release(version: str) -> tuple[int, ...]:
     """Return the numbers of a version: 2.13.0+rocm7.2 -> (2, 13, 0).
 
-    Any suffix is dropped, because vendors call 2.7.0a0+gitf717b2a their 2.7.0.
+    Suffixes are ignored, because vendors release 2.7.0a0+gitf717b2a as 2.7.0.
     """
     match = re.match(r"\d+(\.\d+)*", version)
     return tuple(int(part) for part in match[0].split(".")) if match else ()
@@ -41,10 +39,10 @@ def release(version: str) -> tuple[int, ...]:
 def matches(field: str, stated: str, actual: str) -> bool:
     """Return whether a version belongs to the release that the lock states.
 
-    2.13 includes every 2.13.x. For example, 2.13.0 does not include 2.13.1, and 2.13.0+cpu does not
-    include 2.13.0+rocm7.2.
+    2.13 matches every 2.13.x, but 2.13.0 does not match 2.13.1. 2.13.0+cpu does not match
+    2.13.0+rocm7.2.
     """
-    if field == "rocm":  # code compiled for one patch release runs on another
+    if field == "rocm":  # patch releases are compatible
         return release(stated)[:2] == release(actual)[:2]
     if release(stated) != release(actual)[: len(release(stated))]:
         return False
@@ -52,7 +50,7 @@ def matches(field: str, stated: str, actual: str) -> bool:
 
 
 def summary(probed: Mapping[str, Any]) -> str:
-    """Return a readable line with the main versions and GPU targets."""
+    """Return the main versions and GPU targets as one line of text."""
     names = [name for name in ("python", "torch", "hip", "vllm", "trl", "rccl") if probed.get(name)]
     targets = [" ".join(probed["gfx"])] if probed.get("gfx") else []
     return ", ".join([f"{name} {probed[name]}" for name in names] + targets)
@@ -61,9 +59,9 @@ def summary(probed: Mapping[str, Any]) -> str:
 def check_entry(image: Image, probed: Mapping[str, Any], base_replaced: bool) -> list[str]:
     """Return notes for the user. Raises BuildFailed if the image contradicts the lock.
 
-    A replaced base may have another Python, since the locks support several versions.
+    With base=, the image may have another Python, since the locks support several versions.
     """
-    notes, wrong = [], []
+    notes, differences = [], []
     for field in VERSIONS:
         stated, value = getattr(image, field), probed.get(field)
         line = f"{field}: the lock says {stated}, the image has {value or NONE}"
@@ -71,17 +69,17 @@ def check_entry(image: Image, probed: Mapping[str, Any], base_replaced: bool) ->
             notes.append(f"note: {line}")
         elif value if stated == NONE else not (value and matches(field, stated, str(value))):
             if field == "python" and base_replaced and not image.verified:
-                notes.append(f"note: {line} (the base is not the lock's)")
+                notes.append(f"note: {line} (base= replaces the lock's base)")
             else:
-                wrong.append(line)
+                differences.append(line)
     compiled = probed.get("gfx") or []
     if any(gfx not in ("cpu", *compiled) for gfx in image.gfx):
-        stated = ", ".join(image.gfx)
-        wrong.append(f"gfx: the lock says {stated}, the image has {', '.join(compiled) or NONE}")
-    if wrong:
-        fields = "\n".join(f"  {line}" for line in wrong)
+        stated, actual = ", ".join(image.gfx), ", ".join(compiled) or NONE
+        differences.append(f"gfx: the lock says {stated}, the image has {actual}")
+    if differences:
+        fields = "\n".join(f"  {line}" for line in differences)
         raise BuildFailed(
             f"images.lock.yaml contradicts the image {image.name}:\n{fields}\nCorrect the "
-            "lock, or choose a base that matches it."
+            "lock, or use a base that matches it."
         )
     return notes

@@ -1,6 +1,6 @@
-"""Run what each rank computes: one program per method.
+"""The programs that ranks execute, one per method.
 
-Each reads one resolved `config.yaml` and writes into its run directory.
+Each program reads a resolved `config.yaml` and writes into its run directory.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ from pathlib import Path
 
 
 def redirect(argv: list[str], environ: Mapping[str, str]) -> None:
-    """Point descriptors 1 and 2 of one of several ranks at logs/rank<RANK>.log next to `--config`.
+    """Write output to logs/rank<RANK>.log next to `--config`, if there are several ranks.
 
-    Redirect descriptors, because native libraries (RCCL, ROCr), faulthandler and child processes
-    write to them. Use a file rather than a pipe, so that no line of a killed rank is lost. Raises
-    OSError.
+    Redirect the file descriptors, because native libraries (RCCL, ROCr), faulthandler and child
+    processes write to them. A pipe could lose the last lines of a killed rank. Raises OSError.
     """
     if int(environ.get("WORLD_SIZE", "1")) == 1 or "--config" not in argv[:-1]:
         return
@@ -30,5 +29,5 @@ def redirect(argv: list[str], environ: Mapping[str, str]) -> None:
     os.close(log)
 
 
-# `python -m recipes.<method>` runs this first, so the log also has the output of library imports.
+# `python -m recipes.<method>` runs this before it imports libraries, whose output is logged too.
 redirect(sys.argv, os.environ)

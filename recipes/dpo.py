@@ -1,12 +1,12 @@
-"""Direct preference optimization: make the chosen answer likelier than the rejected one.
+"""Train with direct preference optimization: make chosen answers likelier than rejected ones.
 
-Started by the launcher, one process per GPU:
+The launcher starts this program, one process per GPU:
 
     1 GPU:   python launch/run.py hardware=mi350x topology=single method=dpo model=qwen3_4b
     8 GPUs:  python launch/run.py hardware=mi350x topology=fsdp method=dpo model=qwen3_8b
 
-Follows the paper (arXiv:2305.18290), with the model at the start of training as frozen reference,
-not the one that made the pairs. For generated problems the rejected answer is the right one to
+As in the paper (arXiv:2305.18290), but the reference is the model at the start of training, not the
+model that generated the pairs. For generated problems, the rejected answer is the correct answer to
 another problem of the same task.
 """
 
@@ -34,34 +34,33 @@ from recipes.training.train_loop import build_arguments, train
 
 
 class Trainer(CompiledLayers, OrderedRows, PreparedRows, AtomicCheckpoints, DPOTrainer):
-    """Extend TRL's trainer: rows are prepared once and ordered, checkpoints are atomic."""
+    """TRL's trainer with compiled layers, shared prepared rows and atomic checkpoints."""
 
     def _precompute_ref_logps(self, dataset: Dataset, name: str, batch_size: int) -> Dataset:
-        """Compute the reference's log-probabilities once, on the main rank, into a shared file.
+        """Compute the reference's log-probabilities once, and share them with all ranks in a file.
 
-        For rows in memory, each rank would otherwise look in its own temporary directory.
+        Otherwise, each rank would look for them in its own temporary directory.
         """
-        shared = Path(self._config.run_dir) / ".reference"
-        shared.mkdir(exist_ok=True)
-        dataset._get_cache_file_path = lambda fingerprint: str(shared / f"{fingerprint}.arrow")
+        cache = Path(self._config.run_dir) / ".reference"
+        cache.mkdir(exist_ok=True)
+        dataset._get_cache_file_path = lambda fingerprint: str(cache / f"{fingerprint}.arrow")
         with beat_by_token(self.ref_model or self.model, Path(self._config.run_dir) / HEARTBEAT):
             return super()._precompute_ref_logps(dataset, name, batch_size)
 
 
 def dpo(config: DictConfig) -> dict[str, Any]:
     args = build_arguments(DPOConfig, config)
-    if config.topology.strategy != "zero3":  # zero3 gathers the head only for the forward pass
+    if config.topology.strategy != "zero3":  # ZeRO-3 gathers the head only for the forward pass
         head.store()
     loaded = load_once(config, "dpo")
     tokenizer = build_tokenizer(config, texts(loaded.rows))
-    # Under FSDP the model is whole until it trains, so TRL needs a reference model even to
-    # precompute (1.16, dpo_trainer.py:908). TRL itself would load one by name, without a revision
-    # and never with random weights.
-    measures = not args.precompute_ref_log_probs or config.topology.strategy == "fsdp"
+    # Under FSDP, TRL needs a reference model even to precompute (1.16, dpo_trainer.py:908). TRL
+    # would load it by name, without a revision, which is impossible for random weights.
+    needs_reference = not args.precompute_ref_log_probs or config.topology.strategy == "fsdp"
     trainer = Trainer(
         model=build_model(config),
-        # With an adapter, the reference is the model with the adapter off.
-        ref_model=build_model(config) if measures and not config.adapter.rank else None,
+        # With an adapter, the reference is the model with the adapter disabled.
+        ref_model=build_model(config) if needs_reference and not config.adapter.rank else None,
         args=args,
         config=config,
         loaded=loaded,
@@ -70,7 +69,7 @@ def dpo(config: DictConfig) -> dict[str, Any]:
         peft_config=adapter_config(config),
     )
     if args.precompute_ref_log_probs:
-        trainer.ref_model = None  # TRL frees only models that it loaded
+        trainer.ref_model = None  # free its memory; TRL does this only for models that it loaded
     result = train(config, trainer, Metrics(config, reference=not args.precompute_ref_log_probs))
     return {**result, **loaded.sha256()}
 

@@ -1,18 +1,18 @@
-"""Evaluate accuracy, pass@k and maj@k on held-out problems: generate, extract the answer, score it.
+"""Evaluate a model's accuracy, pass@k and maj@k on held-out problems.
 
-Started by the launcher, one process per GPU:
+The launcher starts this program, one process per GPU:
 
     1 GPU:   python launch/run.py hardware=mi350x topology=single method=evaluate model=qwen3_4b
     8 GPUs:  python launch/run.py hardware=mi350x method=evaluate model=qwen3_4b
-    A run's model, 8 answers per problem, by vLLM:
+    The model of a run, with 8 samples per problem from vLLM:
              python launch/run.py hardware=mi350x method=evaluate model=qwen3_4b \\
                  model.path=<run>/model method.args.engine=vllm method.args.temperature=0.7 \\
                  method.args.samples_per_prompt=8
 
-A sample of a generated problem is right if the task's own scorer gives 1; one of another row if its
-answer is column `answer` (reward accuracy). With method.rewards it is right if their weighted mean
-is 1. Batches are sampled and scored as by method=sample (recipes/sampling/batches.py): figures do
-not depend on the number of ranks or on interruptions.
+A sample is correct if its score is 1. With method.rewards, the score is their weighted mean. By
+default, the task scores generated problems, and the reward `accuracy` compares other answers with
+the column `answer`. recipes/sampling/batches.py samples and scores, so the results depend neither
+on the number of ranks nor on interruptions.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from recipes.sampling.generation import Generator, build_generator
 from recipes.sampling.samples import is_correct
 
 SAMPLES = "samples.jsonl"
-NUM_SAMPLES_SHOWN = 24  # in result.json; samples.jsonl has all
-NUM_FAILURES_SHOWN = 16  # failures among them, which readers want to see
+NUM_SAMPLES_SHOWN = 24  # samples in result.json; samples.jsonl has all
+NUM_FAILURES_SHOWN = 16  # failures among the samples in result.json
 KEYS_SHOWN = (
     *("task", "level", "prompt", "completion", "answer", "score", "correct", "finished", "error"),
 )
@@ -50,9 +50,8 @@ KEYS_SHOWN = (
 class EvaluateConfig:
     """Arguments of method=evaluate. `batch_size` counts problems.
 
-    `lm_eval_tasks` names tasks of lm-evaluation-harness to run after the held-out problems,
-    `lm_eval_include` a directory with the user's task files, `lm_eval_limit` how many documents of
-    each task to use.
+    After the held-out problems, evaluate `lm_eval_tasks` of lm-evaluation-harness, each on at most
+    `lm_eval_limit` documents. `lm_eval_include` is a directory with the user's task files.
     """
 
     output_dir: str
@@ -80,8 +79,8 @@ def evaluate(config: DictConfig) -> dict[str, Any]:
         manager = harness.load(args.lm_eval_tasks, args.lm_eval_include)
     ranks.join()
     rows = load_heldout(config.data) if has_heldout(config.data) or manager is None else []
-    result, generator = answer(config, args, rows) if rows else ({}, None)
-    if manager is not None and is_main_rank():  # the harness runs on one rank
+    result, generator = evaluate_rows(config, args, rows) if rows else ({}, None)
+    if manager is not None and is_main_rank():  # the harness uses one rank
         generator = generator or build_generator(config, args)
         set_seed(args.seed)
         with generator.autocast():
@@ -90,46 +89,49 @@ def evaluate(config: DictConfig) -> dict[str, Any]:
 
 
 def has_heldout(data: DictConfig) -> bool:
-    """Return whether there are held-out problems, not only the harness's tasks."""
-    own = {"jsonl": data.heldout_path, "hub": data.heldout_split}
-    own |= dict.fromkeys(("reasoning", "code"), data.num_heldout)
-    return bool(own.get(data.kind) or data.heldout_fraction)
+    """Return whether the data has held-out problems."""
+    heldout = {"jsonl": data.heldout_path, "hub": data.heldout_split}
+    heldout |= dict.fromkeys(("reasoning", "code"), data.num_heldout)
+    return bool(heldout.get(data.kind) or data.heldout_fraction)
 
 
-def answer(
+def evaluate_rows(
     config: DictConfig, args: EvaluateConfig, rows: list[Row]
 ) -> tuple[dict[str, Any], Generator | None]:
-    """Write samples.jsonl and return its figures, and the generator if one was made."""
+    """Sample and score `rows`, and write samples.jsonl.
+
+    Return result.json's content ({} except on the main rank), and the generator if one was needed.
+    """
     run_dir = Path(config.run_dir)
     log = Log(run_dir, "accuracy")
     samples, generator = sample_all(config, args, rows, scorer(config, rows), log)
     if not is_main_rank():
         return {}, generator
-    answered = [line(rows[sample["prompt_index"]], sample) for sample in samples]
-    write_rows(run_dir / SAMPLES, answered)
-    result = summary(answered, args.samples_per_prompt, args.seed)
+    scored = [scored_row(rows[sample["prompt_index"]], sample) for sample in samples]
+    write_rows(run_dir / SAMPLES, scored)
+    result = summary(scored, args.samples_per_prompt, args.seed)
     low, high = result["interval"]
     say(
         f"done: {result['accuracy']:.1%} of {len(rows)} held-out problems solved, "
-        f"95% interval {low:.1%} to {high:.1%}; of {result['num_samples']} samples, "
-        f"{result['num_too_long']} had no room for an answer, {result['num_cut_off']} were cut "
-        f"off, {result['verifier_errors']} could not be judged"
+        f"95% interval {low:.1%} to {high:.1%}. Of {result['num_samples']} samples, "
+        f"{result['num_cut_off']} reached the length limit, {result['num_too_long']} have a prompt "
+        f"that fills the model's context, and {result['verifier_errors']} could not be scored."
     )
     result |= {"time_s": sum(log.seconds.values()), "data_sha256": json_sha256(rows)}
     return result, generator
 
 
 def scorer(config: DictConfig, rows: Sequence[Row]) -> Verifier:
-    """Return a verifier of the configured rewards, or of the task's scorer, or of accuracy."""
+    """Return a verifier with method.rewards, or by default with the task's scorer or accuracy."""
     if not config.method.rewards:
-        own = "reasoning_gym" if "entry" in rows[0] else "accuracy"
-        method = {"rewards": {own: 1.0}, "reward_chain": [], "reward_pattern": None}
+        reward = "reasoning_gym" if "entry" in rows[0] else "accuracy"
+        method = {"rewards": {reward: 1.0}, "reward_chain": [], "reward_pattern": None}
         config = OmegaConf.create({"method": {**method, "reward_confined": True}})
     return build_verifier(config, fields(rows), rows)
 
 
-def line(row: Row, sample: Row) -> Row:
-    """Return a line of samples.jsonl. `error` is the reason that a sample could not be scored."""
+def scored_row(row: Row, sample: Row) -> Row:
+    """Return a row of samples.jsonl. `error` is the reason why a sample could not be scored."""
     return {
         "problem": sample["prompt_index"],
         "sample": sample["sample_index"],
@@ -143,32 +145,32 @@ def line(row: Row, sample: Row) -> Row:
     }
 
 
-def summary(answered: Sequence[Row], samples_per_prompt: int, seed: int) -> dict[str, Any]:
-    """Return figures of all lines of samples.jsonl, and some of the lines."""
+def summary(scored: Sequence[Row], samples_per_prompt: int, seed: int) -> dict[str, Any]:
+    """Return figures and examples for result.json from the rows of samples.jsonl."""
     result: dict[str, Any] = {
-        **figures(answered, seed),
-        "num_too_long": sum(row["num_tokens"] == 0 for row in answered),
-        "num_cut_off": sum(not row["finished"] and row["num_tokens"] > 0 for row in answered),
-        "verifier_errors": sum("error" in row for row in answered),
-        "completion_tokens": sum(row["num_tokens"] for row in answered) / len(answered),
+        **figures(scored, seed),
+        "num_too_long": sum(row["num_tokens"] == 0 for row in scored),
+        "num_cut_off": sum(not row["finished"] and row["num_tokens"] > 0 for row in scored),
+        "verifier_errors": sum("error" in row for row in scored),
+        "completion_tokens": sum(row["num_tokens"] for row in scored) / len(scored),
         "samples_per_prompt": samples_per_prompt,
     }
-    result |= curves(list(grouped(answered, "problem").values()), samples_per_prompt, seed)
-    leveled = [row for row in answered if row.get("level") is not None]
+    result |= curves(list(grouped(scored, "problem").values()), samples_per_prompt, seed)
+    leveled = [row for row in scored if row.get("level") is not None]
     groupings = {
-        "by_task": grouped(answered, "task"),
+        "by_task": grouped(scored, "task"),
         "by_level": grouped(leveled, "level"),
         "by_task_and_level": grouped(leveled, "task", "level"),
     }
     for name, groups in groupings.items():
         result[name] = {", level ".join(key): figures(rows, seed) for key, rows in groups.items()}
     if len(result["by_task_and_level"]) in (len(result["by_task"]), len(result["by_level"])):
-        del result["by_task_and_level"]  # repeats one of the others
-    return {**result, "samples": shown(answered)}
+        del result["by_task_and_level"]  # equals by_task or by_level
+    return {**result, "samples": examples(scored)}
 
 
 def curves(problems: list[list[Row]], samples_per_prompt: int, seed: int) -> dict[str, Any]:
-    """Return pass@k and maj@k with their intervals, if each problem has several samples."""
+    """Return correct samples per problem and, if there are several, pass@k and maj@k."""
     right = [sum(row["correct"] for row in rows) for rows in problems]
     result: dict[str, Any] = {"right_per_problem": right}
     votes = [
@@ -188,9 +190,9 @@ def curves(problems: list[list[Row]], samples_per_prompt: int, seed: int) -> dic
 
 
 def figures(rows: Sequence[Row], seed: int) -> dict[str, Any]:
-    """Return accuracy with its interval.
+    """Return the accuracy and its 95% interval.
 
-    The interval is Wilson's if each problem has one sample, else a bootstrap over problems.
+    The interval is Wilson's if each problem has one sample, else from a bootstrap over problems.
     """
     right = sum(row["correct"] for row in rows)
     problems = grouped(rows, "problem").values()
@@ -207,12 +209,12 @@ def figures(rows: Sequence[Row], seed: int) -> dict[str, Any]:
     }
 
 
-def shown(answered: Sequence[Row]) -> list[Row]:
-    """Return samples to show, one per problem: failures first, balanced by task."""
+def examples(scored: Sequence[Row]) -> list[Row]:
+    """Return samples for result.json, at most one per problem: failures first, tasks in turn."""
     chosen: list[Row] = []
     for correct, most in ((False, NUM_FAILURES_SHOWN), (True, NUM_SAMPLES_SHOWN)):
         firsts: dict[int, Row] = {}
-        for row in answered:
+        for row in scored:
             if row["correct"] == correct:
                 firsts.setdefault(row["problem"], row)
         turns = itertools.zip_longest(*grouped(firsts.values(), "task").values())

@@ -1,17 +1,17 @@
-"""Export a trained model: safetensors in the served dtype, tokenizer, model card; GGUF; the hub.
+"""Export a trained model as safetensors with tokenizer and model card, and optionally as GGUF.
 
-Started by the launcher, one process without a GPU:
+The launcher starts this program, one process without a GPU:
 
     1 GPU:   python launch/run.py method=export model.path=<run>
-    8 GPUs:  the same, since it uses none of them
-    In fp8 for vLLM, and with an adapter merged into its base:
+    8 GPUs:  the same, since the export uses no GPU
+    With fp8 weights for vLLM, and with an adapter merged into its base:
              python launch/run.py method=export model.path=<run> method.args.weights=fp8
              python launch/run.py method=export model=qwen3_4b adapter=lora \\
                  adapter.path=<run>/adapter
 
-Weights are converted one at a time, so memory holds one file; only an adapter's base is in memory
-as a whole. The run directory's model/ appears once everything is on disk. Nothing is uploaded
-without method.args.push_to.
+Weights are converted one at a time, so memory holds at most one output file. For an adapter, memory
+holds the complete model. The run directory gets model/ when all files are complete. Only with
+method.args.push_to is the model uploaded to the hub.
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ HEAD = "lm_head.weight"
 OUTTYPES = {"bf16": "bf16", "fp16": "f16", "fp32": "f32"}  # llama.cpp's names
 TOKEN = "HF_TOKEN"
 BEAT_S = 30
-# Environment variables passed to the converter, without the hub's token or other secrets.
-PASSED_ON = (*verify_isolated.PASSED_ON, "HOME", "TMPDIR", "USER", "LOGNAME")
-POLL_S = 0.5  # how soon a signal reaches the converter
+# Environment variables of the converter, which gets no secrets such as the hub's token.
+CONVERTER_VARIABLES = (*verify_isolated.PASSED_ON, "HOME", "TMPDIR", "USER", "LOGNAME")
+POLL_S = 0.5  # between checks for a signal
 
 
 @dataclass
 class ExportConfig:
     """Arguments of method=export.
 
-    `weights` null keeps their dtype. Of `formats`, safetensors is always written, and gguf needs
-    `gguf_converter`, llama.cpp's convert_hf_to_gguf.py. `license` is the hub's name of the licence,
-    for the card. The card quotes the evaluation run `results_from`. `push_to` is owner/name on the
-    hub.
+    With `weights` null, weights keep their dtype. Safetensors is always written, and `formats` may
+    add gguf, which needs llama.cpp's convert_hf_to_gguf.py as `gguf_converter`. For the model card,
+    `license` is the hub's name of the license, and `results_from` is an evaluation run. `push_to`
+    is owner/name on the hub.
     """
 
     weights: str | None = named(lambda: quantize.NAMES, default=None)
@@ -76,10 +76,10 @@ class ExportConfig:
 
 def export(config: DictConfig) -> dict[str, Any]:
     args, run_dir = ExportConfig(**config.trainer_args), Path(config.run_dir)
-    with beating(run_dir / checkpoint.HEARTBEAT):
+    with heartbeat(run_dir / checkpoint.HEARTBEAT):
         target = run_dir / "model"
         staged = target.with_name(f".{target.name}.staging")
-        shutil.rmtree(staged, ignore_errors=True)  # from an attempt that was stopped
+        shutil.rmtree(staged, ignore_errors=True)  # from an interrupted attempt
         result = write_model(config, args, staged)
         move_directory(staged, target)
         if "gguf" in args.formats:
@@ -95,12 +95,12 @@ def export(config: DictConfig) -> dict[str, Any]:
 def write_model(config: DictConfig, args: ExportConfig, staged: Path) -> dict[str, Any]:
     """Write the model and its card into `staged`; return figures for result.json.
 
-    Raises UserError for a damaged model and an adapter of another base, Failed, and Interrupted.
+    Raises UserError for a damaged model or an adapter of another base, Failed, and Interrupted.
     """
     provenance = OmegaConf.to_container(config.provenance)
     source, result = None if config.adapter.path else find_source(config), {}
     if source is not None:
-        check_whole(source, provenance["runs"])
+        check_complete(source, provenance["runs"])
     tokenizer = find_tokenizer(config)
     staged.mkdir()
     if source is not None:
@@ -112,7 +112,7 @@ def write_model(config: DictConfig, args: ExportConfig, staged: Path) -> dict[st
         model, result["merge_error"] = adapters.merge(build_model(config), None)
         model.config.save_pretrained(staged)
         model.generation_config.save_pretrained(staged)
-        tied = model.config.tie_word_embeddings  # if tied, the head is the embedding's tensor
+        tied = model.config.tie_word_embeddings  # then the head shares this tensor
         tensors = (item for item in model.state_dict().items() if not (tied and item[0] == HEAD))
     result = {**write_weights(tensors, staged, args.weights), **result}
     tokenizer.save_pretrained(staged)
@@ -121,15 +121,15 @@ def write_model(config: DictConfig, args: ExportConfig, staged: Path) -> dict[st
     facts = {"weights": args.weights, "chat_template": bool(tokenizer.chat_template), **result}
     facts["files"] = ["safetensors", f"{GGUF}, for llama.cpp"][: 1 + ("gguf" in args.formats)]
     title = args.push_to or config.name or staged.parents[1].name
-    licence = args.license or model_card.stated_license(source or staged)
+    license_name = args.license or model_card.stated_license(source or staged)
     model = OmegaConf.to_container(config.model)
-    card = model_card.card(title, licence, model, provenance, facts)
+    card = model_card.card(title, license_name, model, provenance, facts)
     (staged / "README.md").write_text(card, encoding="utf-8")
     return result
 
 
 def find_source(config: DictConfig) -> Path:
-    """Return the model's directory, downloaded if it is on the hub. Raises UserError."""
+    """Return the model's directory; download it from the hub if necessary. Raises UserError."""
     model = config.model
     if model.path:
         return Path(model.path)
@@ -140,32 +140,34 @@ def find_source(config: DictConfig) -> Path:
         )
     except (OSError, httpx.HTTPError) as error:
         raise UserError(
-            f"model {model.hub_id} at {model.revision}: download failed: {first_line(error)} "
-            "Use: model.path=<directory>."
+            f"model.hub_id={model.hub_id}, revision {model.revision}: download failed: "
+            f"{first_line(error)} Use model.path=<directory>."
         ) from error
 
 
 def find_tokenizer(config: DictConfig) -> PreTrainedTokenizerBase:
-    """Return the tokenizer with the configured chat template, the adapter's, or the model's."""
-    own = config.adapter.path and (Path(config.adapter.path) / "tokenizer_config.json").is_file()
-    if own and not (config.model.chat_template or config.data.chat_template):
+    """Return the tokenizer of the adapter if it has one, unless a chat template is configured."""
+    has_tokenizer = (
+        config.adapter.path and (Path(config.adapter.path) / "tokenizer_config.json").is_file()
+    )
+    if has_tokenizer and not (config.model.chat_template or config.data.chat_template):
         return AutoTokenizer.from_pretrained(config.adapter.path, trust_remote_code=False)
     return build_tokenizer(config, [])
 
 
-def check_whole(source: Path, runs: list[dict[str, Any]]) -> None:
-    """Raise UserError if a checkpoint or a model differs from what its run wrote."""
+def check_complete(source: Path, runs: list[dict[str, Any]]) -> None:
+    """Raise UserError if a checkpoint or model is incomplete or was changed."""
     fault = None
     if (source / checkpoint.MANIFEST).is_file():
         fault = checkpoint.find_fault(source)
     else:
         expected = runs[0]["result"].get("weights_sha256") if runs else None
         if expected and weights_sha256(source) != expected:
-            fault = f"its weights differ from those that run {runs[0]['run']} saved"
+            fault = f"its weights differ from those saved by the run {runs[0]['run']}"
     if fault:
         raise UserError(
             f"model.path={source} is incomplete or was changed: {fault}. "
-            "Use another checkpoint, or run the training again."
+            "Use another checkpoint, or repeat the training."
         )
 
 
@@ -174,15 +176,15 @@ def write_weights(
 ) -> dict[str, Any]:
     """Write weights and their configuration, and return figures for result.json.
 
-    Raises UserError if `weights` does not suit the model, and Interrupted.
+    Raises UserError if the model does not support `weights`, and Interrupted.
     """
     file = staged / "config.json"
     content = json.loads(file.read_text(encoding="utf-8"))
     if weights is not None and content.get("quantization_config"):
         method = content["quantization_config"].get("quant_method", "an unknown method")
         raise UserError(
-            f"method.args.weights={weights}: the model is quantized already ({method}). "
-            "Use the model that it was made from, or method.args.weights=null."
+            f"method.args.weights={weights}: the model is already quantized ({method}). "
+            "Use method.args.weights=null, or export the original model."
         )
     convert, shards = quantize.Converter(weights), Shards(staged)
     for name, tensor in tensors:
@@ -193,18 +195,18 @@ def write_weights(
     shards.close()
     if weights in quantize.EIGHT_BITS and not convert.num_quantized:
         raise UserError(
-            f"method.args.weights={weights}: the model has no linear layers known here. "
-            "Use: method.args.weights=bf16."
+            f"method.args.weights={weights}: cannot quantize this model, because none of its "
+            "linear layers has a known name. Use method.args.weights=bf16."
         )
-    served = json.dumps(quantize.served_config(content, weights), indent=2)
-    file.write_text(f"{served}\n", encoding="utf-8")
+    text = json.dumps(quantize.served_config(content, weights), indent=2)
+    file.write_text(f"{text}\n", encoding="utf-8")
     return {"model_bytes": shards.num_bytes, **convert.figures()}
 
 
 def convert_to_gguf(staged: Path, args: ExportConfig) -> None:
-    """Write model.gguf with llama.cpp's converter, in a separate process.
+    """Write model.gguf with llama.cpp's converter in a separate process.
 
-    Raises Failed with the converter's last line, and Interrupted.
+    Raises Interrupted, and Failed with the converter's last line.
     """
     output = staged / GGUF
     outtype = OUTTYPES[args.weights] if args.weights else "auto"
@@ -212,26 +214,23 @@ def convert_to_gguf(staged: Path, args: ExportConfig) -> None:
     argv += ["--outfile", str(output), "--outtype", outtype]
     say(f"converting: {' '.join(argv[1:])}")
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    env = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+    env = {name: os.environ[name] for name in CONVERTER_VARIABLES if name in os.environ}
     with subprocess.Popen(argv, env=env, **pipes, text=True, errors="replace") as process:
         while process.returncode is None:
-            with contextlib.suppress(subprocess.TimeoutExpired):  # keeps the output
-                printed, _ = process.communicate(timeout=POLL_S)
+            with contextlib.suppress(subprocess.TimeoutExpired):  # communicate() keeps the output
+                output_text, _ = process.communicate(timeout=POLL_S)
             if stop_asked():
                 process.kill()
                 raise Interrupted()
     if process.returncode != 0 or not output.is_file():
-        last = (printed.strip() or "no output").splitlines()[-1]
+        last = (output_text.strip() or "no output").splitlines()[-1]
         raise Failed(
             f"{args.gguf_converter} wrote no {GGUF} (exit code {process.returncode}): {last}"
         )
 
 
 def push(folder: Path, args: ExportConfig, result: dict[str, Any]) -> str:
-    """Upload the model, privately unless configured otherwise, and return the commit's URL.
-
-    Raises Failed if the hub rejects it; the exported files stay.
-    """
+    """Upload the model, and return the commit's URL. Raises Failed if the upload fails."""
     hub = HfApi(token=os.environ[TOKEN])
     try:
         hub.create_repo(args.push_to, private=args.push_private, exist_ok=True)
@@ -241,7 +240,8 @@ def push(folder: Path, args: ExportConfig, result: dict[str, Any]) -> str:
         return str(commit)
     except (OSError, httpx.HTTPError) as error:  # the hub's own errors are subclasses of these
         raise Failed(
-            f"the model is in {folder}, but pushing to {args.push_to} failed: {first_line(error)}",
+            f"method.args.push_to={args.push_to}: upload failed: {first_line(error)} "
+            f"The exported model is in {folder}.",
             **result,
         ) from error
 
@@ -252,13 +252,13 @@ def first_line(error: Exception) -> str:
 
 
 @contextlib.contextmanager
-def beating(beat: Path) -> Iterator[None]:
-    """Touch `beat`, since the watchdog cannot see downloads, uploads and merges."""
+def heartbeat(file: Path) -> Iterator[None]:
+    """Touch `file` regularly, so that the watchdog does not stop long downloads and merges."""
     done = threading.Event()
 
     def touch() -> None:
         while not done.wait(BEAT_S):
-            beat.touch()
+            file.touch()
 
     thread = threading.Thread(target=touch, daemon=True)
     thread.start()

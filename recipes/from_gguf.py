@@ -1,10 +1,10 @@
-"""Convert a GGUF file of llama.cpp to a directory for model.path: bf16 weights and tokenizer.
+"""Convert a GGUF file to a directory with bf16 weights and tokenizer, for model.path.
 
     python -m recipes.from_gguf SmolLM2-135M-Instruct.Q4_1.gguf models/smollm2_135m
 
-For a model that reaches a machine without the hub. transformers reads and dequantizes the file. The
-quantization error remains, so the weights are close to the published ones, but not equal. Needs the
-package gguf (`make gguf`).
+This is for machines that have a model only as GGUF, because they cannot reach the hub. transformers
+reads and dequantizes the file. The quantization error remains, so the weights are only close to the
+published ones. The program needs the package gguf (`make gguf`).
 """
 
 from __future__ import annotations
@@ -22,31 +22,30 @@ from launch.core.errors import EXIT_USER, UserError
 from recipes.rank.files import move_directory
 
 REMEDY = (
-    "Use: a whole file of a common architecture, tokenizer included, and the package gguf (make "
-    "gguf). llama.cpp's llama-gguf-split --merge joins the files of one model."
+    "Use a complete GGUF file with a tokenizer, of an architecture that transformers supports, and "
+    "install the package gguf (make gguf). To join split files: llama-gguf-split --merge."
 )
 
 
 def convert(file: Path, target: Path) -> int:
-    """Write `target`, complete or not at all, and return its number of parameters.
+    """Write the directory `target` atomically, and return the number of parameters.
 
-    Raises UserError for a target that cannot be created, and for a file that transformers cannot
-    read or that lacks weights.
+    Raises UserError if `target` cannot be created, or if the file is incomplete or unreadable.
     """
     if target.exists() or target.is_symlink():
-        raise UserError(f"{target}: already exists. Remove it, or give another directory.")
+        raise UserError(f"{target}: already exists. Remove it, or use another directory.")
     staged = target.with_name(f".{target.name}.staging")
     shutil.rmtree(staged, ignore_errors=True)
     try:
-        staged.mkdir(parents=True)  # fail before the file is read
+        staged.mkdir(parents=True)  # fail before reading the file
         number = write(file, staged)
         move_directory(staged, target)
         return number
     except (UserError, MemoryError):
         raise
-    except Exception as error:  # the readers raise any, tokenizers even bare Exceptions
+    except Exception as error:  # the readers raise many types, tokenizers even Exception
         reason = f"{' '.join(str(error).split()):.300}"
-        raise UserError(f"{file} to {target}: {reason}. {REMEDY}") from error
+        raise UserError(f"cannot convert {file} to {target}: {reason}. {REMEDY}") from error
     finally:
         shutil.rmtree(staged, ignore_errors=True)
 
@@ -58,19 +57,19 @@ def write(file: Path, target: Path) -> int:
         **source, dtype=torch.bfloat16, output_loading_info=True
     )
     tokenizer = AutoTokenizer.from_pretrained(**source)
-    if missing := sorted(info["missing_keys"]):  # transformers has initialized them at random
+    if missing := sorted(info["missing_keys"]):  # transformers gives them random values
         raise UserError(
             f"{file}: {len(missing)} of the model's weights are missing, such as {missing[0]}. "
             f"{REMEDY}"
         )
-    # transformers cannot save a model loaded from GGUF, so save an equal one without quantization.
+    # transformers cannot save a model loaded from GGUF, so copy the weights into another model.
     del loaded.config.quantization_config
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(loaded.config, dtype=loaded.dtype)
     model.load_state_dict(loaded.state_dict(), assign=True)
     model.tie_weights()
     model.generation_config = loaded.generation_config
-    # transformers 5.17 gives SmolLM2's tokenizer `<|im_start|>` as its end, so no answer would end.
+    # transformers 5.17 sets SmolLM2's end token to `<|im_start|>`, so generation would not stop.
     for kind in ("bos", "eos", "pad"):
         number = getattr(model.config, f"{kind}_token_id")
         if number is not None:

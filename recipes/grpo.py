@@ -1,15 +1,15 @@
-"""GRPO: sample several completions per prompt, and make those with above-average rewards likelier.
+"""Train with GRPO: among a prompt's completions, make those with above-average rewards likelier.
 
-Started by the launcher, one process per GPU:
+The launcher starts this program, one process per GPU:
 
     1 GPU:   python launch/run.py hardware=mi350x topology=single method=grpo model=qwen3_4b
-    8 GPUs:  python launch/run.py hardware=mi350x method=grpo model=qwen3_4b    (1 samples, 7 train)
+    8 GPUs:  python launch/run.py hardware=mi350x method=grpo model=qwen3_4b    (1 GPU generates)
 
-Departs from the paper (DeepSeekMath, arXiv:2402.03300) as TRL's defaults do: no KL term (beta 0, so
-no reference model), and a loss averaged over the tokens of the whole batch (`dapo`,
-arXiv:2503.14476) instead of within each completion.
+The defaults are TRL's, which differ from the paper (DeepSeekMath, arXiv:2402.03300) in two points.
+There is no KL term (beta=0) and therefore no reference model. The loss is averaged over all tokens
+of the batch (`dapo`, arXiv:2503.14476) instead of within each completion.
 
-Checkpoints are taken between generation cycles only, since they lack TRL's state inside one.
+Checkpoints do not contain TRL's state within a generation cycle, so they are saved between cycles.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class Trainer(
     AtomicCheckpoints,
     GRPOTrainer,
 ):
-    """Extend TRL's trainer: packed completions, curriculum, timed steps and atomic checkpoints."""
+    """TRL's trainer with packed completions, curriculum, timed steps and atomic checkpoints."""
 
-    ahead = 0  # generations whose rows are read ahead
+    ahead = 0  # number of generations whose rows are read before their turn
 
     def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
         with beat_by_token(self.model, Path(self.args.output_dir).with_name(HEARTBEAT)):
@@ -61,7 +61,7 @@ class Trainer(
 
 
 class OverlappedTrainer(OverlappedGeneration, Trainer):
-    """Generate one generation ahead of training."""
+    """Generate the next completions while training on the current ones."""
 
 
 class StreamedTrainer(StreamedGeneration, Trainer):
@@ -74,9 +74,9 @@ TRAINERS = {False: Trainer, True: OverlappedTrainer, "stream": StreamedTrainer}
 def grpo(config: DictConfig) -> dict[str, Any]:
     loaded = load_once(config, "grpo")
     verifier = build_verifier(config, columns(loaded.rows), loaded.rows)
-    questions = heldout(config)
-    if questions is not None:
-        check_rows(config, columns(questions), questions, "the held-out rows")
+    heldout_rows = heldout(config)
+    if heldout_rows is not None:
+        check_rows(config, columns(heldout_rows), heldout_rows, "the held-out rows")
     rewards, weights = verifier.rewards()
     args = build_arguments(GRPOConfig, config)
     args.reward_weights = weights
@@ -87,15 +87,15 @@ def grpo(config: DictConfig) -> dict[str, Any]:
     if config.topology.servers:
         serving.wait_until_up(args.vllm_server_base_url)
     prompts = prepare_prompts(config, loaded, tokenizer)
-    if questions is not None:
-        questions = prepare_prompts(config, Loaded(questions), tokenizer, heldout=True)
+    if heldout_rows is not None:
+        heldout_rows = prepare_prompts(config, Loaded(heldout_rows), tokenizer, heldout=True)
     trainer = TRAINERS[config.topology.overlap or False](
         model=model,
         args=args,
         config=config,
         reward_funcs=rewards,
         train_dataset=prompts,
-        eval_dataset=questions,
+        eval_dataset=heldout_rows,
         processing_class=tokenizer,
         peft_config=adapter_config(config),
     )
@@ -111,12 +111,12 @@ def grpo(config: DictConfig) -> dict[str, Any]:
 def cycle_steps(args: GRPOConfig) -> int:
     """Return the number of optimizer steps that use one batch of completions.
 
-    Raises UserError if `save_steps` falls inside such a cycle.
+    Raises UserError if `save_steps` is not a multiple of this number.
     """
     micro_steps = args.steps_per_generation * args.num_iterations
     steps, rest = divmod(micro_steps, args.gradient_accumulation_steps)
     if rest:
-        steps = micro_steps  # the first step at whose end a cycle ends too
+        steps = micro_steps  # the first step that ends together with a cycle
     if args.save_strategy == "steps" and args.save_steps % steps:
         multiple = -(-int(args.save_steps) // steps) * steps
         raise UserError(

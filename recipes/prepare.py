@@ -1,6 +1,6 @@
-"""Write a model of random weights, and its tokenizer, for a server that reads a directory.
+"""Write a model with random weights and its tokenizer to a directory, from which vLLM serves it.
 
-Started by the launcher, one process:
+The launcher starts this program, one process:
 
     python launch/run.py hardware=mi300x topology=split method=grpo model=qwen3_4b model.init=random
 """
@@ -18,10 +18,10 @@ from recipes.rank.program import main, say
 
 def prepare(config: DictConfig) -> dict[str, Any]:
     directory = model_directory(config)
-    if directory is None:  # else a resumed run has already written it
+    if directory is None:  # a resumed run has it already
         rows = load(config.data, config.method.rows).rows
         directory = write_random(config, build_tokenizer(config, texts(rows)))
-    say(f"the model of random weights is in {directory}")
+    say(f"the model with random weights is in {directory}")
     return {}
 
 

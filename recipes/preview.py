@@ -1,13 +1,13 @@
-"""Show what the model will see: the first rows, token by token, and the loss mask.
+"""Print the tokens and the loss mask of the first rows.
 
-Started by the launcher on the CPU, for method=sft, dpo and grpo; it leaves no run:
+The launcher starts this program on the CPU, for method=sft, dpo and grpo, without a run directory:
 
     python launch/run.py data.preview=5
     python launch/run.py data=jsonl data.path=tests/data/sft.jsonl data.preview=2
 
-Rows go through the run's own trainer and collator, around a model of one small layer: tokens, mask,
-cuts and packing equal the run's, and no weights are read. All rows are prepared, so that the run
-finds them prepared.
+The run's trainer and collator process the rows, so tokens, mask, truncation and packing equal the
+run's. The trainer has a tiny model, so no weights are read. All rows are prepared, and the run
+reuses them.
 """
 
 from __future__ import annotations
@@ -31,43 +31,43 @@ from recipes.data.data_tokens import IGNORED
 from recipes.models.model_build import build_tokenizer
 from recipes.rank.program import main
 
-# Trainer arguments that a preview does not need.
-LEFT_OUT = (
+# Trainer arguments that a preview omits.
+OMITTED_ARGS = (
     *("fsdp", "fsdp_config", "deepspeed", "torch_compile", "use_liger_kernel", "optim"),
     "eval_strategy",
 )
 ON_CPU = {"use_cpu": True, "bf16": False, "fp16": False, "report_to": "none", "max_steps": 1}
-# Title, token ids, which of them count in the loss, and other columns
-Shown = tuple[str, list[int], list[bool], dict[str, Any]]
-SIDES = {"chosen": "answer that is preferred", "rejected": "answer that is not"}
+# Title, token ids, loss mask, and other columns
+PreviewRow = tuple[str, list[int], list[bool], dict[str, Any]]
+SIDES = {"chosen": "preferred answer", "rejected": "other answer"}
 
 
 def preview(config: DictConfig) -> dict[str, Any]:
     loaded = load_once(config, config.method.name)
     tokenizer = build_tokenizer(config, texts(loaded.rows))
     console = Console(width=120, highlight=False, soft_wrap=True)
-    shown = _prompts if config.method.name == "grpo" else _trained
-    for title, ids, counted, notes in shown(config, loaded, tokenizer):
-        head = f"\n{title}: {len(ids)} tokens, {sum(counted)} in the loss"
+    rows = _prompts if config.method.name == "grpo" else _training_rows
+    for title, ids, mask, columns in rows(config, loaded, tokenizer):
+        head = f"\n{title}: {len(ids)} tokens, {sum(mask)} in the loss"
         console.print(Text(head, style="bold"))
-        for n, (token, counts) in enumerate(zip(ids, counted, strict=True)):
-            text = f"  {n:5} {token:7} {'loss' if counts else '-':4} {tokenizer.decode([token])!r}"
-            console.print(Text(text, style="green" if counts else "dim"))
-        for name, value in notes.items():
+        for n, (token, in_loss) in enumerate(zip(ids, mask, strict=True)):
+            text = f"  {n:5} {token:7} {'loss' if in_loss else '-':4} {tokenizer.decode([token])!r}"
+            console.print(Text(text, style="green" if in_loss else "dim"))
+        for name, value in columns.items():
             console.print(Text(f"    {name} (for rewards): {str(value)[:100]}"))
-    described = Path(config.run_dir) / "data.json"
-    if described.is_file():  # not for a stream
-        facts = json.loads(described.read_text(encoding="utf-8"))
+    description = Path(config.run_dir) / "data.json"
+    if description.is_file():  # streamed data has none
+        facts = json.loads(description.read_text(encoding="utf-8"))
         console.print(Text("\n" + yaml.safe_dump(facts, sort_keys=False, default_flow_style=None)))
     return {}
 
 
 def make_trainer(config: DictConfig, loaded: Loaded, tokenizer: PreTrainedTokenizerBase) -> Any:
-    """Return the method's trainer on the CPU, around models of one layer."""
+    """Return the method's trainer on the CPU, with one-layer models."""
     from recipes import dpo, sft
 
     arguments = OmegaConf.to_container(config.trainer_args)
-    arguments = {key: arguments[key] for key in arguments if key not in LEFT_OUT} | ON_CPU
+    arguments = {key: arguments[key] for key in arguments if key not in OMITTED_ARGS} | ON_CPU
     common = {"processing_class": tokenizer, "config": config, "loaded": loaded}
     if config.method.name == "sft":
         return sft.Trainer(one_layer(tokenizer), args=SFTConfig(**arguments), **common)
@@ -76,15 +76,15 @@ def make_trainer(config: DictConfig, loaded: Loaded, tokenizer: PreTrainedTokeni
 
 
 def one_layer(tokenizer: PreTrainedTokenizerBase) -> Qwen3ForCausalLM:
-    """Return a model of one layer with the tokenizer's vocabulary, since trainers need a model."""
+    """Return a one-layer model with the tokenizer's vocabulary."""
     heads = {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 32}
     size = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
     return Qwen3ForCausalLM(Qwen3Config(**size, **heads, vocab_size=len(tokenizer)))
 
 
-def _trained(
+def _training_rows(
     config: DictConfig, loaded: Loaded, tokenizer: PreTrainedTokenizerBase
-) -> Iterator[Shown]:
+) -> Iterator[PreviewRow]:
     trainer = make_trainer(config, loaded, tokenizer)
     rows = itertools.islice(trainer.train_dataset, config.data.preview)
     for number, row in enumerate(rows, start=1):
@@ -93,20 +93,20 @@ def _trained(
         if config.method.name == "dpo":
             for n, (side, meaning) in enumerate(SIDES.items()):
                 real = batch["attention_mask"][n].bool()
-                counted = batch["completion_mask"][n][real].bool().tolist()
-                yield f"row {number}, {side}: the {meaning}", ids[n][real].tolist(), counted, {}
+                mask = batch["completion_mask"][n][real].bool().tolist()
+                yield f"row {number}, {side}: the {meaning}", ids[n][real].tolist(), mask, {}
             continue
-        if "labels" in batch:  # of TRL's collator
-            counted = (batch["labels"][0] != IGNORED).tolist()
-        else:  # ours has the positions before the targets
+        if "labels" in batch:  # TRL's collator
+            mask = (batch["labels"][0] != IGNORED).tolist()
+        else:  # our collator's target_positions are one before each target
             targets = set((batch["target_positions"] + 1).tolist())
-            counted = [n in targets for n in range(ids.shape[1])]
-        yield f"row {number}", ids[0].tolist(), counted, {}
+            mask = [n in targets for n in range(ids.shape[1])]
+        yield f"row {number}", ids[0].tolist(), mask, {}
 
 
 def _prompts(
     config: DictConfig, loaded: Loaded, tokenizer: PreTrainedTokenizerBase
-) -> Iterator[Shown]:
+) -> Iterator[PreviewRow]:
     rows = itertools.islice(prepare_prompts(config, loaded, tokenizer), config.data.preview)
     for number, row in enumerate(rows, start=1):
         prompt = row.pop("prompt")
@@ -116,7 +116,7 @@ def _prompts(
                 prompt, add_generation_prompt=True, tokenize=False
             )
         ids = tokenizer(prompt, add_special_tokens=plain)["input_ids"]
-        title = f"row {number}: the prompt; what is generated after it is scored"
+        title = f"row {number}: the prompt, after which the model generates"
         yield title, ids, [False] * len(ids), row
 
 

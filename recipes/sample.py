@@ -1,15 +1,15 @@
-"""Sample a model, judge each sample, and keep the best as training rows: rejection sampling.
+"""Sample a model, score the samples, and select the best as training rows (rejection sampling).
 
-That is RAFT's first half (arXiv:2304.06767). Started by the launcher, one process per GPU:
+This is the first half of RAFT (arXiv:2304.06767). The launcher starts this program, one process per
+GPU:
 
     1 GPU:   python launch/run.py hardware=mi350x topology=single method=sample model=qwen3_4b
     8 GPUs:  python launch/run.py hardware=mi350x method=sample model=qwen3_4b
-    RAFT:    python launch/run.py hardware=mi350x method=raft model=qwen3_4b    (cycles with SFT)
+    RAFT:    python launch/run.py hardware=mi350x method=raft model=qwen3_4b    (then SFT, repeated)
 
-Prompts go in batches with seeds from the hash of all that decides what is sampled. A batch is one
-file, whole or absent, so a run that was stopped resumes at the next one and ends with the same
-rows. The number of ranks changes nothing (recipes/sampling/batches.py). recipes/sampling/samples.py
-selects samples.
+Prompts are sampled in batches, each with its own seed and file. So an interrupted run resumes at
+the next batch, and the results do not depend on the number of ranks (recipes/sampling/batches.py).
+recipes/sampling/samples.py selects samples.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from recipes.sampling.samples import (
 )
 
 SELECTED = "selected.jsonl"
-# All samples as rows, from which data=samples makes preference pairs.
+# Has all samples. data=samples makes preference pairs from this file.
 SCORED = "scored.jsonl"
 NUM_SAMPLES_SHOWN = 8
 
@@ -47,9 +47,9 @@ NUM_SAMPLES_SHOWN = 8
 class SampleConfig:
     """Arguments of method=sample. `batch_size` counts prompts.
 
-    `cycle` of `num_cycles` is the position in data.curriculum; each cycle draws different prompts.
-    `reuse` is a run, or a pipeline of runs, whose batches with the same hash are reused. Raises
-    UserError.
+    `cycle` of `num_cycles` is the position in data.curriculum. Each cycle samples other prompts.
+    `reuse` is the directory of a run or pipeline, whose batches with the same hash are reused.
+    Raises UserError if that directory does not exist.
     """
 
     output_dir: str
@@ -78,7 +78,7 @@ class SampleConfig:
         if self.reuse is not None and not Path(self.reuse).is_dir():
             raise UserError(
                 f"method.args.reuse={self.reuse}: no such directory. "
-                "Use a run of method=sample or method=raft."
+                "Use the directory of a run of method=sample or method=raft."
             )
 
 
@@ -86,8 +86,8 @@ class SampleConfig:
 class RaftConfig:
     """Arguments of method=raft, from which launch/study/cycles.py makes phases.
 
-    `base` is the model that each cycle trains: continued (the last cycle's) or fresh. `sample`,
-    `train`, `evaluate` and `start` hold arguments of those phases.
+    Each cycle trains the model of the last cycle (base=continued) or the original one (base=fresh).
+    `sample`, `train`, `evaluate` and `start` are arguments of those phases.
     """
 
     cycles: int = 3
@@ -107,7 +107,7 @@ def sample(config: DictConfig) -> dict[str, Any]:
     verifier = build_verifier(config, columns(rows), rows)
     log = Log(run_dir, "pass_rate")
     samples, _ = sample_all(config, args, rows, verifier, log, args.reuse)
-    return finish(run_dir, args, rows, samples) | log.times() if is_main_rank() else {}
+    return write_results(run_dir, args, rows, samples) | log.times() if is_main_rank() else {}
 
 
 def prompts(config: DictConfig, args: SampleConfig) -> list[Row]:
@@ -125,33 +125,38 @@ def prompts(config: DictConfig, args: SampleConfig) -> list[Row]:
     return chosen
 
 
-def finish(
+def write_results(
     run_dir: Path, args: SampleConfig, rows: list[Row], samples: list[Row]
 ) -> dict[str, Any]:
-    """Write scored.jsonl and selected.jsonl, and return result.json's content. Raises UserError."""
+    """Write scored.jsonl and selected.jsonl, and return result.json's content.
+
+    Raises UserError if no sample is selected.
+    """
     write_rows(run_dir / SCORED, (training_row(rows[s["prompt_index"]], s) for s in samples))
     selected = select(samples, args)
     too_long = sum(s["num_tokens"] == 0 for s in samples)
     errors = sum(s["error"] is not None for s in samples)
     cut_off = sum(not s["finished"] for s in samples) - too_long
-    faults = f"{cut_off} were cut off, {too_long} had no room, {errors} could not be judged"
+    faults = (
+        f"{cut_off} reached the length limit, {too_long} have a prompt that fills the model's "
+        f"context, and {errors} could not be scored"
+    )
     if not selected:
         passing = sum(s["score"] >= args.threshold for s in samples)
         best = max(s["score"] for s in samples)
         raise UserError(
-            f"none of {len(samples)} samples is kept: {passing} reach threshold="
-            f"{args.threshold:g}, {faults}; the best score is {best:g}. Use, of method.args (under "
-            "method=raft of method.args.sample): a lower threshold, more max_new_tokens, "
-            "finished_only=false, or more samples_per_prompt; or easier prompts, or a better "
-            f"model. method.args.reuse={run_dir} reuses these samples while their settings stay "
-            "the same."
+            f"none of {len(samples)} samples is selected: {passing} reach threshold="
+            f"{args.threshold:g}, and the best score is {best:g}; {faults}. In method.args (with "
+            "method=raft: method.args.sample), use a lower threshold, a larger max_new_tokens or "
+            "samples_per_prompt, or finished_only=false. Or use easier prompts or a better model. "
+            f"If only the selection changes, method.args.reuse={run_dir} reuses these samples."
         )
     training_rows = [training_row(rows[s["prompt_index"]], s) for s in selected]
     write_rows(run_dir / SELECTED, training_rows)
     pass_rate = sum(map(is_correct, samples)) / len(samples)
     say(
-        f"done: {len(selected)} of {len(samples)} samples kept, {pass_rate:.1%} pass, {faults}; "
-        f"in {run_dir / SELECTED}"
+        f"done: {len(selected)} of {len(samples)} samples are in {run_dir / SELECTED}. "
+        f"{pass_rate:.1%} are correct, {faults}."
     )
     shown = training_rows[:NUM_SAMPLES_SHOWN]
     return {
@@ -173,7 +178,7 @@ def finish(
 
 
 def training_row(row: Row, sample: Row) -> Row:
-    """Return a row in TRL's prompt-completion format, with `finished` of the sample."""
+    """Return a sample as a row in TRL's prompt-completion format."""
     completion: Any = sample["text"]
     if not isinstance(row["prompt"], str):
         completion = [{"role": "assistant", "content": completion}]

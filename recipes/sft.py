@@ -1,11 +1,11 @@
-"""Supervised fine-tuning: next-token cross-entropy on the completions of the training rows.
+"""Train with supervised fine-tuning: next-token cross-entropy on completions.
 
-Started by the launcher, one process per GPU:
+The launcher starts this program, one process per GPU:
 
     1 GPU:   python launch/run.py hardware=mi350x topology=single method=sft model=qwen3_4b
     8 GPUs:  python launch/run.py hardware=mi350x topology=fsdp method=sft model=qwen3_8b
 
-Rows with a prompt and a completion are trained on the completion only (TRL's
+If rows have a prompt and a completion, the loss covers only the completion (TRL's
 `completion_only_loss`).
 """
 
@@ -30,7 +30,7 @@ from recipes.training.train_loop import build_arguments, train
 
 
 class Trainer(CompiledLayers, FastStep, Curriculum, PreparedRows, AtomicCheckpoints, SFTTrainer):
-    """Extend TRL's trainer: fast step, rows prepared once, curriculum and atomic checkpoints."""
+    """TRL's trainer with fast steps, shared prepared rows, curriculum and atomic checkpoints."""
 
 
 def sft(config: DictConfig) -> dict[str, Any]:

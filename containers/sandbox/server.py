@@ -2,14 +2,15 @@
 
     python server.py TIME_S MEMORY_BYTES OUTPUT_BYTES DISK_BYTES
 
-Each line of stdin is a job, {"language", "code", "tests"}; each line of stdout is its verdict,
+Each line of stdin is a job, {"language", "code", "tests"}. Each line of stdout is a job's verdict,
 {"passed", "total", "error"}. A test is {"call", "expected"} or {"check"} (Python), or {"stdin",
-"stdout"}; the expected value never leaves this process. `error` is set if code was stopped (time,
-memory, processes, output, a signal), but not if its answer is wrong.
+"stdout"}. The code never sees the expected value. `error` is set if the code was stopped (time,
+memory, processes, output, a signal), but not if an answer is wrong.
 
-The code cannot signal this process, because the kernel protects process 1. It cannot trace it or
-open its files, because it is not dumpable. After each test this process kills all others and
-empties /tmp, so jobs cannot affect each other. If it fails nevertheless, its caller replaces it.
+The code cannot send signals to this process, because the kernel protects process 1. The code can
+neither trace this process nor open its files, because it is not dumpable. After each test, this
+process kills all others and empties /tmp, so that jobs cannot affect each other. The caller
+replaces a sandbox whose server has ended.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from typing import Any
 
 PR_SET_DUMPABLE = 4  # linux/prctl.h
 LIBC = ctypes.CDLL(None)
-# Counters of how often a limit of the container was reached: files of cgroup v2 or v1, and keys.
+# Kernel counts of how often a limit of the container was reached: (file, key) in cgroup v2 and v1.
 COUNTS = {
     "processes": (("pids.events", "max"), ("pids/pids.events", "max")),
     "memory": (("memory.events", "oom_kill"), ("memory/memory.oom_control", "oom_kill")),
@@ -39,7 +40,7 @@ COUNTS = {
 TMP = Path("/tmp")
 PROGRAM = TMP / "program"
 POLL_S = 0.002
-NUM_FILES = 256  # open at once
+NUM_FILES = 256  # limit of open files
 ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8"}
 PYTHON = [sys.executable, "-I", "-S"]  # only the standard library
 COMPILERS = {
@@ -52,8 +53,8 @@ EMPTY = {
     "cpp": "int main() { return 0; }",
     "rust": "fn main() {}",
 }
-FIRST_COMPILATION_S = 60.0  # for all workers at once, perhaps from a cold disk
-# Runs a Python test: the program's output goes to stderr, and only the value to stdout.
+FIRST_COMPILATION_S = 60.0  # workers compile at the same time, and the disk may be slow
+# Program that runs a Python test. The code's own output goes to stderr, the value to stdout.
 EVALUATE = """
 import json, os, sys
 job = json.load(sys.stdin)
@@ -69,25 +70,25 @@ answer.flush()
 
 @dataclass(frozen=True)
 class Limits:
-    time_s: float  # of one job: all tests and the compiler
-    memory_bytes: int  # address space of one process; the container limits all of them together
+    time_s: float  # of one job: compiler and all tests
+    memory_bytes: int  # limit of the address space of one process
     output_bytes: int  # limit of a program's stdout and of each file
     disk_bytes: int  # the largest file that a compiler may write
 
 
-class Cut(Exception):
-    """Code was stopped, for the reason in the message."""
+class Stopped(Exception):
+    """The code was stopped. The message is the reason."""
 
 
 class Wrong(Exception):
-    """The answer is wrong, or there is none."""
+    """The code gave a wrong answer or no answer."""
 
 
 def main(arguments: list[str]) -> None:
     if os.getpid() != 1:
-        sys.exit("server.py kills every process that it sees. Run it as process 1 of a container.")
+        sys.exit("server.py kills all other processes. Run it as process 1 of a container.")
     limits = Limits(float(arguments[0]), *map(int, arguments[1:]))
-    # without a handler, process 1 does not receive a signal
+    # process 1 ignores signals without a handler, so remove Python's handler
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     LIBC.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     resource.setrlimit(resource.RLIMIT_NOFILE, (NUM_FILES, NUM_FILES))
@@ -112,35 +113,35 @@ def judge(job: dict[str, Any], languages: list[str], limits: Limits) -> dict[str
             compiled = build(job["language"], job["code"], deadline, limits)
         for test in job["tests"]:
             if time.monotonic() >= deadline:
-                raise Cut(f"it took longer than {limits.time_s:g} s")
+                raise Stopped(f"it took longer than {limits.time_s:g} s")
             try:
                 passed += passes(test, job["code"], compiled, deadline, limits)
             except Wrong:
                 continue
-            except Cut as cut:
-                error = error or str(cut)
+            except Stopped as stop:
+                error = error or str(stop)
             finally:
                 empty_tmp()
     except Wrong:
-        passed = 0  # it does not compile
-    except Cut as cut:
-        error = error or str(cut)
+        passed = 0  # the code does not compile
+    except Stopped as stop:
+        error = error or str(stop)
     return {"passed": passed, "error": error}
 
 
 def compiles(language: str, limits: Limits) -> bool:
-    """Return whether the compiler works. Without a linker, every answer would seem wrong."""
+    """Return whether the compiler can build an empty program."""
     if shutil.which(COMPILERS[language][0], path=ENVIRONMENT["PATH"]) is None:
         return False
     try:
         build(language, EMPTY[language], time.monotonic() + FIRST_COMPILATION_S, limits)
-    except (Wrong, Cut):
+    except (Wrong, Stopped):
         return False
     return True
 
 
 def build(language: str, code: str, deadline: float, limits: Limits) -> bytes:
-    """Return the compiled program. Raises Wrong and Cut."""
+    """Return the compiled program. Raises Wrong, Stopped."""
     argv = COMPILERS[language]
     source = next(a for a in argv if a.startswith("program."))
     (TMP / source).write_text(code)
@@ -154,7 +155,7 @@ def build(language: str, code: str, deadline: float, limits: Limits) -> bytes:
 def passes(
     test: dict[str, Any], code: str, compiled: bytes | None, deadline: float, limits: Limits
 ) -> bool:
-    """Return whether the code passes a test. Raises Wrong and Cut."""
+    """Return whether the code passes a test. Raises Wrong, Stopped."""
     if "stdin" in test:
         if compiled is None:
             (TMP / "program.py").write_text(code)
@@ -172,7 +173,7 @@ def passes(
     try:
         value = json.loads(output)["value"]
         return "check" in test or same(value, test["expected"])
-    # the program ended early, or wrote to stdout itself
+    # the code ended early or wrote to stdout
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise Wrong(str(error)) from error
 
@@ -181,35 +182,35 @@ def lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.rstrip().splitlines()]
 
 
-def same(given: Any, expected: Any) -> bool:
-    """Compare as JSON: a tuple is a list, and floats may differ in the last digits."""
-    if isinstance(expected, float) or isinstance(given, float):
+def same(actual: Any, expected: Any) -> bool:
+    """Return whether JSON values are equal. Floats may differ in the last digits."""
+    if isinstance(expected, float) or isinstance(actual, float):
         numbers = all(
-            isinstance(v, (int, float)) and not isinstance(v, bool) for v in (given, expected)
+            isinstance(v, (int, float)) and not isinstance(v, bool) for v in (actual, expected)
         )
-        return numbers and math.isclose(given, expected, rel_tol=1e-9, abs_tol=1e-12)
-    if type(given) is not type(expected):
+        return numbers and math.isclose(actual, expected, rel_tol=1e-9, abs_tol=1e-12)
+    if type(actual) is not type(expected):
         return False
     if isinstance(expected, list):
-        return len(given) == len(expected) and all(map(same, given, expected))
+        return len(actual) == len(expected) and all(map(same, actual, expected))
     if isinstance(expected, dict):
-        return given.keys() == expected.keys() and all(
-            same(given[key], expected[key]) for key in expected
+        return actual.keys() == expected.keys() and all(
+            same(actual[key], expected[key]) for key in expected
         )
-    return bool(given == expected)
+    return bool(actual == expected)
 
 
 def run(
     argv: list[str], stdin: bytes, deadline: float, limits: Limits, compiling: bool = False
 ) -> bytes:
-    """Run a program, kill all of its processes, and return its stdout.
+    """Run a program, kill its processes, and return its stdout.
 
-    Raises Cut if it was stopped, and Wrong if it fails.
+    Raises Stopped if a limit or a signal stopped it, and Wrong if it fails.
     """
     size = limits.disk_bytes if compiling else limits.output_bytes
-    # Files in memory instead of pipes: nothing to drain, and RLIMIT_FSIZE limits the output.
+    # Use files in memory, because RLIMIT_FSIZE limits them, and nobody has to read them meanwhile.
     source, output, errors = (os.memfd_create(name) for name in ("stdin", "stdout", "stderr"))
-    before, own = counted(), own_limits()
+    counts, limits_before = limit_counts(), own_limits()
     try:
         os.write(source, stdin)
         os.lseek(source, 0, os.SEEK_SET)
@@ -217,7 +218,7 @@ def run(
         def limit() -> None:
             LIBC.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # otherwise root would own its /proc files
             with open("/proc/self/oom_score_adj", "w") as file:
-                file.write("1000")  # killed first, before process 1
+                file.write("1000")  # out of memory, kill this process first
             if not compiling:
                 resource.setrlimit(resource.RLIMIT_AS, (limits.memory_bytes, limits.memory_bytes))
             resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
@@ -236,15 +237,15 @@ def run(
             time.sleep(POLL_S)
         code = process.returncode
         kill_all()
-        if own_limits() != own:
-            sys.exit("code changed the limits of this process, which would affect the next job")
-        # kill_all has reaped it, so Popen must not wait again
+        if own_limits() != limits_before:
+            sys.exit("the code changed this process's limits, which would affect the next job")
+        # kill_all has already waited for the process
         process.returncode = -signal.SIGKILL if code is None else code
         full = any(os.fstat(file).st_size >= size for file in (output, errors))
         stderr = os.pread(errors, limits.output_bytes, 0)
-        reason = why_cut(code, before, full, stderr, limits)
+        reason = reason_for_stop(code, counts, full, stderr, limits)
         if reason:
-            raise Cut(reason)
+            raise Stopped(reason)
         if code != 0:
             raise Wrong(f"exit code {code}")
         return os.pread(output, size, 0)
@@ -253,10 +254,11 @@ def run(
             os.close(file)
 
 
-def why_cut(
-    code: int | None, before: dict[str, int], full: bool, stderr: bytes, limits: Limits
+def reason_for_stop(
+    code: int | None, counts: dict[str, int], full: bool, stderr: bytes, limits: Limits
 ) -> str | None:
-    events = {name: count - before[name] for name, count in counted().items()}
+    """Return why a program was stopped, or None. `counts` are limit_counts() before it ran."""
+    events = {name: count - counts[name] for name, count in limit_counts().items()}
     if events["processes"]:
         return "it started more processes than allowed"
     if events["memory"] or (code not in (0, None) and b"MemoryError" in stderr[-200:]):
@@ -269,7 +271,7 @@ def why_cut(
 
 
 def own_limits() -> list[tuple[int, int]]:
-    """Return the limits of this process, which any process of its user may lower."""
+    """Return the resource limits of this process, which the code could change."""
     return [
         resource.getrlimit(getattr(resource, name))
         for name in dir(resource)
@@ -277,8 +279,8 @@ def own_limits() -> list[tuple[int, int]]:
     ]
 
 
-def counted() -> dict[str, int]:
-    """Return how often each limit was reached so far; 0 if the kernel does not count it."""
+def limit_counts() -> dict[str, int]:
+    """Return how often each limit of the container was reached; 0 if the kernel does not count."""
     counts = dict.fromkeys(COUNTS, 0)
     for name, places in COUNTS.items():
         for file, key in ((Path("/sys/fs/cgroup", place), key) for place, key in places):
@@ -288,7 +290,7 @@ def counted() -> dict[str, int]:
 
 
 def kill_all() -> None:
-    """Kill and reap all other processes; process 1 also inherits the orphans."""
+    """Kill all other processes and wait for them. Process 1 is also the parent of orphans."""
     while True:
         with contextlib.suppress(ProcessLookupError):  # no other process
             os.kill(-1, signal.SIGKILL)
@@ -299,7 +301,7 @@ def kill_all() -> None:
 
 
 def empty_tmp() -> None:
-    """Empty /tmp. An OSError, if something cannot be removed, ends this process."""
+    """Empty /tmp. If that fails, an OSError ends this process, so that the caller replaces it."""
     for path in TMP.iterdir():
         if path.is_dir() and not path.is_symlink():
             path.chmod(0o700)

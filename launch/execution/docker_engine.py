@@ -37,7 +37,7 @@ def connect(hint: str = "Without containers: runtime=local.") -> docker.DockerCl
 
 
 def explain(error: Exception) -> str:
-    return getattr(error, "explanation", None) or images_engine.root(error)
+    return getattr(error, "explanation", None) or images_engine.root_cause(error)
 
 
 @contextlib.contextmanager
@@ -82,7 +82,7 @@ def pull_if_absent(client: docker.DockerClient, plan: Plan) -> Image:
         Console(stderr=True).status(f"pulling {reference}") as status,
         host_errors(f"container={name}: ", f"\nOr build it here: {build}" if build else ""),
     ):
-        return images_engine.have(
+        return images_engine.find_or_pull(
             client,
             reference,
             lambda line: status.update(f"pulling {reference}: {line}"),

@@ -1,1 +1,1 @@
-"""Completions: generated locally or by a server, or read from files."""
+"""Generate completions, locally or with a server, and select samples."""

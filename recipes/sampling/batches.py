@@ -1,10 +1,10 @@
-"""Sample many prompts and judge each sample, in batches that ranks share.
+"""Sample prompts and score the samples in batches, for method=sample and method=evaluate.
 
-method=sample and method=evaluate share this. A batch is a file of samples,
-`samples/<hash>/<batch>.jsonl`, and one of verdicts, `verdicts/<hash>/<batch>.jsonl`, each complete
-or absent. Equal work has an equal hash (recipes/sampling/sample_keys.py), so only batches of the
-same work are reused. Each batch has its own seed, and ranks take batches in turn. So the number of
-ranks does not affect samples, even if it changes between a killed run and its resumption.
+The ranks divide the batches among themselves. Each batch has a file of samples,
+`samples/<hash>/<batch>.jsonl`, and a file of verdicts, `verdicts/<hash>/<batch>.jsonl`. These files
+are complete or absent. The hash covers all inputs (recipes/sampling/sample_keys.py), so a resumed
+run reuses only batches with equal inputs. Each batch has its own seed, so samples do not depend on
+the number of ranks, even if it changes when a run resumes.
 """
 
 from __future__ import annotations
@@ -47,137 +47,145 @@ def sample_all(
     log: Log,
     reuse: str | None = None,
 ) -> tuple[list[Row], Generator | None]:
-    """Return every sample with its verdict, in order, and the generator if one was needed.
+    """Return all samples with their verdicts, in order, and the generator if one was needed.
 
-    Only the main rank gets samples. Batches of the run or pipeline `reuse` with the same hash are
-    reused. Raises UserError, and Interrupted on every rank if a signal reached one of them.
+    Only the main rank gets samples. Batches with the same hash in the run or pipeline `reuse` are
+    reused. Raises UserError. After a signal to any rank, all ranks raise Interrupted.
     """
-    sampled, judged = stores(config, args, rows, reuse)
+    sample_store, verdict_store = open_stores(config, args, rows, reuse)
     numbers = range(math.ceil(len(rows) / args.batch_size))
     own_batches = ranks.mine(len(numbers))
     log.begin(len(own_batches))
     if args.engine == "vllm":
         os.environ.update(ranks.own_gpu(os.environ))
-    # If all batches exist, load no model.
-    missing = any(not sampled.has(number) for number in own_batches)
-    generator = build_generator(config, args) if missing else None
+    # If all batches exist, do not load the model.
+    incomplete = any(not sample_store.has(number) for number in own_batches)
+    generator = build_generator(config, args) if incomplete else None
     done = 0
     model = getattr(generator, "model", None)
     with profiling.session(config, len(own_batches), model=model) as profile:
         for number in own_batches:
             if stop_asked():
                 break
-            one_batch(rows, number, args, generator, verifier, sampled, judged, log)
+            run_batch(rows, number, args, generator, verifier, sample_store, verdict_store, log)
             profile.step()
             done += 1
     if not ranks.on_all(done == len(own_batches)):
-        say(f"interrupted after {done} of {len(own_batches)} batches; the same command resumes")
+        say(
+            f"interrupted after {done} of {len(own_batches)} batches. To resume, repeat the command"
+        )
         raise Interrupted(batches=done)
     if not is_main_rank():
         return [], generator
     batches = [
-        [{**s, **v} for s, v in zip(sampled.finished(n), judged.finished(n), strict=True)]
+        [
+            {**sample, **verdict}
+            for sample, verdict in zip(
+                sample_store.finished(n), verdict_store.finished(n), strict=True
+            )
+        ]
         for n in numbers
     ]
-    log.of_all_ranks(batches)
+    log.include_all_ranks(batches)
     return list(chain.from_iterable(batches)), generator
 
 
-def stores(
+def open_stores(
     config: DictConfig, args: Any, rows: list[Row], reuse: str | None = None
 ) -> tuple[Store, Store]:
-    """Return the stores of samples and of verdicts. The main rank hashes the model for all."""
+    """Return the stores of samples and of verdicts."""
+    # Hashing the model takes long, so only the main rank does it.
     model = ranks.from_main(model_identity(config) if is_main_rank() else None)
     samples = samples_key(config, args, rows, model)
-    opened = []
+    stores = []
     for name, key in (("samples", samples), ("verdicts", verdicts_key(config, samples))):
-        hashed, other = json_sha256(key), None
-        folder = Path(config.run_dir) / name / hashed
+        digest, other = json_sha256(key), None
+        folder = Path(config.run_dir) / name / digest
         if is_main_rank():
             write_json(folder / "key.json", key)
         if reuse:  # a run, or a pipeline with a run in each phase
-            runs = (Path(reuse) / name / hashed, *sorted(Path(reuse).glob(f"*/{name}/{hashed}")))
+            runs = (Path(reuse) / name / digest, *sorted(Path(reuse).glob(f"*/{name}/{digest}")))
             other = next((run for run in runs if run.exists()), None)
-            say(f"reuse={reuse}: {name} of this work {'found' if other else 'not found, so made'}")
-        opened.append(Store(folder, other))
-    return opened[0], opened[1]
+            say(f"reuse={reuse}: {'reusing' if other else 'no'} {name} with the same inputs")
+        stores.append(Store(folder, other))
+    return stores[0], stores[1]
 
 
-def one_batch(
+def run_batch(
     rows: list[Row],
     number: int,
     args: Any,
     generator: Generator | None,
     verifier: Verifier,
-    sampled: Store,
-    judged: Store,
+    sample_store: Store,
+    verdict_store: Store,
     log: Log,
 ) -> None:
-    """Sample and judge batch `number` unless done; `generator` is None if all are sampled."""
+    """Sample and score batch `number`, or read its files; `generator` is None if all exist."""
     first = number * args.batch_size
     numbers = range(first, min(first + args.batch_size, len(rows)))
-    places = [(prompt, n) for prompt in numbers for n in range(args.samples_per_prompt)]
-    prompts = [rows[prompt]["prompt"] for prompt, _ in places]
+    indices = [(prompt, n) for prompt in numbers for n in range(args.samples_per_prompt)]
+    prompts = [rows[prompt]["prompt"] for prompt, _ in indices]
     began = time.monotonic()
-    samples, verdicts = sampled.get(number), judged.get(number)
-    existed = samples is not None and verdicts is not None
+    samples, verdicts = sample_store.get(number), verdict_store.get(number)
+    reused = samples is not None and verdicts is not None
     if samples is None:
         assert generator is not None
-        generated = generator(prompts, sampled.seed_of(number))
+        generated = generator(prompts, sample_store.seed_of(number))
         samples = [
             {"prompt_index": prompt, "sample_index": n, **asdict(sample)}
-            for (prompt, n), sample in zip(places, generated, strict=True)
+            for (prompt, n), sample in zip(indices, generated, strict=True)
         ]
-        sampled.put(number, samples)
+        sample_store.put(number, samples)
     log.heartbeat.touch()
     generated_at = time.monotonic()
     if verdicts is None:
         names = [name for name in fields(rows) if name != "prompt"]
-        columns = {name: [rows[prompt].get(name) for prompt, _ in places] for name in names}
-        # A prompt that fills the model's context has no completion, so its score is 0.
-        judgements = verifier(prompts, [sample["text"] for sample in samples], columns)
+        columns = {name: [rows[prompt].get(name) for prompt, _ in indices] for name in names}
+        # If the prompt fills the model's context, there is no completion, and the score is 0.
+        results = verifier(prompts, [sample["text"] for sample in samples], columns)
         verdicts = [
             {**asdict(verdict), "score": verdict.score if sample["num_tokens"] else 0.0}
-            for verdict, sample in zip(judgements, samples, strict=True)
+            for verdict, sample in zip(results, samples, strict=True)
         ]
-        judged.put(number, verdicts)
-    judged_samples = [{**s, **v} for s, v in zip(samples, verdicts, strict=True)]
+        verdict_store.put(number, verdicts)
+    scored = [{**sample, **verdict} for sample, verdict in zip(samples, verdicts, strict=True)]
     seconds = (generated_at - began, time.monotonic() - generated_at)
-    log.batch(number, judged_samples, existed, *seconds)
+    log.batch(number, scored, reused, *seconds)
 
 
 class Log:
-    """Write a line of metrics.jsonl for each batch of the main rank, also after an interruption.
+    """Write a line of metrics.jsonl for each batch of the main rank.
 
-    Ranks do not wait for one another, so until all are done the figures cover only the main rank's
-    batches; times always do.
+    At the end, `include_all_ranks` replaces the figures by those of all ranks' batches. Times are
+    always the main rank's.
     """
 
     def __init__(self, run_dir: Path, rate: str) -> None:
-        """Create a log; `rate` is the key for the share of correct samples so far."""
+        """Create a log. `rate` is the key for the share of correct samples so far."""
         self.path, self.heartbeat = run_dir / "metrics.jsonl", run_dir / HEARTBEAT
         self.rate = rate
         self.step = self.num_steps = self.num_samples = self.num_correct = 0
         self.seconds = {"generation_s": 0.0, "verification_s": 0.0}
-        self.before: dict[int, Row] = {}
+        self.earlier_lines: dict[int, Row] = {}  # of an interrupted attempt, by step
 
     def begin(self, num_steps: int) -> None:
-        """Start before the first of `num_steps` batches of this rank."""
+        """Start a new metrics.jsonl, for `num_steps` batches of this rank."""
         self.num_steps = num_steps
         if is_main_rank():
-            self.before = {row["step"]: row for row in read_metrics(self.path)}
+            self.earlier_lines = {row["step"]: row for row in read_metrics(self.path)}
             self.path.unlink(missing_ok=True)
 
     def batch(
         self,
         number: int,
         samples: list[Row],
-        existed: bool,
+        reused: bool,
         generation_s: float,
         verification_s: float,
     ) -> None:
-        """Log `samples` with their verdicts. `existed`: they were timed in an earlier attempt."""
-        self.heartbeat.touch()  # progress of any rank counts for the run
+        """Log samples with their verdicts. If `reused`, repeat the line of that attempt."""
+        self.heartbeat.touch()  # the run is alive while any rank makes progress
         if not is_main_rank():
             return
         self.step += 1
@@ -190,34 +198,34 @@ class Log:
             "time_s": sum(self.seconds.values()) + generation_s + verification_s,
             self.rate: self.num_correct / self.num_samples,
             **_figures(samples),
-            "tokens_per_second": None if existed else tokens / generation_s,
+            "tokens_per_second": None if reused else tokens / generation_s,
             "memory_peak_gb": memory_peak_gb(),
             "generation_s": self.seconds["generation_s"] + generation_s,
             "verification_s": self.seconds["verification_s"] + verification_s,
             "batch": number,
         }
-        before = self.before.get(self.step, {}) if existed else {}
-        # If the number of ranks was different, the main rank had different batches.
-        if before.get("batch") == number:
-            line = {**before, "num_steps": self.num_steps}
+        earlier = self.earlier_lines.get(self.step, {}) if reused else {}
+        # With another number of ranks, the main rank had other batches.
+        if earlier.get("batch") == number:
+            line = {**earlier, "num_steps": self.num_steps}
         self.seconds = {name: line[name] for name in self.seconds}
         append(self.path, line)
         say(progress_line(line, line["time_s"] / self.step))
 
-    def of_all_ranks(self, batches: list[list[Row]]) -> None:
-        """Rewrite the lines so that each covers the batches that all ranks took in that turn."""
+    def include_all_ranks(self, batches: list[list[Row]]) -> None:
+        """Rewrite the lines of metrics.jsonl, so that line n covers each rank's n-th batch."""
         lines = read_metrics(self.path)
-        each = ranks.num_ranks()
+        num_ranks = ranks.num_ranks()
         num_samples = num_correct = 0
-        for turn, line in enumerate(lines):
-            samples = list(chain.from_iterable(batches[turn * each : (turn + 1) * each]))
+        for n, line in enumerate(lines):
+            samples = list(chain.from_iterable(batches[n * num_ranks : (n + 1) * num_ranks]))
             num_samples += len(samples)
             num_correct += sum(map(is_correct, samples))
             line |= {self.rate: num_correct / num_samples, **_figures(samples)}
         write_rows(self.path, lines)
 
     def times(self) -> dict[str, float]:
-        """Return the times of the main rank's batches, including those before an interruption."""
+        """Return the times of the main rank's batches, including an interrupted attempt's."""
         generation_s, verification_s = self.seconds.values()
         return {
             "generation_hours": generation_s / 3600,
@@ -236,22 +244,22 @@ def _figures(samples: list[Row]) -> dict[str, float]:
 
 
 class Store:
-    """Hold finished batches of one hash, and those of another run with the same hash."""
+    """Read and write the files of one hash's batches; also read those of another run."""
 
     def __init__(self, folder: Path, other: Path | None = None) -> None:
         self.folder, self.other = folder, other
 
     def seed_of(self, batch: int) -> int:
-        """Return a batch's seed, from 0 to 2**31 - 1, from the hash and the batch's number."""
+        """Return a seed from 0 to 2**31 - 1 that depends on the hash and the batch's number."""
         digest = hashlib.sha256(f"{self.folder.name}/{batch}".encode()).digest()
         return int.from_bytes(digest[:4], "big") >> 1
 
     def get(self, batch: int) -> list[Row] | None:
-        """Return the rows of a finished batch, or None. Copy another run's batch into this run."""
+        """Return the rows of a batch, or None if there is no file. Copy another run's file."""
         path = self._path(batch)
         if not path.is_file():
             return None
-        # Not splitlines, since texts may contain other line separators.
+        # splitlines() would also split at other separators, which texts may contain.
         rows = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
         if path.parent != self.folder:
             self.put(batch, rows)
@@ -261,12 +269,12 @@ class Store:
         return self._path(batch).is_file()
 
     def finished(self, batch: int) -> list[Row]:
-        """Return a batch that some rank has finished. Raises UserError if it is not visible."""
+        """Return a batch that some rank has finished. Raises UserError if its file is missing."""
         rows = self.get(batch)
         if rows is None:
             raise UserError(
-                f"batch {batch} is done, but missing in {self.folder}. All ranks need a shared "
-                "file system. Use: run_root=<shared directory>."
+                f"run_root: batch {batch} of another rank is missing in {self.folder}. Use "
+                "run_root=<directory that all nodes share>."
             )
         return rows
 
@@ -274,12 +282,12 @@ class Store:
         write_rows(self.folder / f"{batch:06d}.jsonl", rows)
 
     def _path(self, batch: int) -> Path:
-        own = self.folder / f"{batch:06d}.jsonl"
-        other = (self.other or self.folder) / own.name
-        return other if other.is_file() and not own.is_file() else own
+        path = self.folder / f"{batch:06d}.jsonl"
+        other = (self.other or self.folder) / path.name
+        return other if other.is_file() and not path.is_file() else path
 
 
 def write_rows(path: Path, rows: Iterable[Row]) -> None:
-    """Write one line per row; the file is complete or absent, even after a power failure."""
+    """Write rows as JSON lines, atomically."""
     lines = (json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
     write_text(path, "".join(lines))

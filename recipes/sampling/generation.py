@@ -1,7 +1,7 @@
 """Generate completions of a batch of prompts on one GPU, with transformers or vLLM.
 
-The same prompts in the same order with the same seed give the same samples. Both engines get the
-same token ids and stop at the same tokens, but their samples differ.
+Samples depend only on the prompts, their order and the seed. Both engines get the same token ids
+and stop at the same tokens, but their samples differ.
 """
 
 from __future__ import annotations
@@ -36,28 +36,28 @@ from recipes.rank.program import TORCHRUN
 from recipes.training.checkpoint import HEARTBEAT
 
 BEAT_EVERY_S = 1.0
-Prompt = str | list[dict[str, str]]  # text, or messages that the chat template renders
+Prompt = str | list[dict[str, str]]  # text, or messages for the chat template
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Hold a completion. `num_tokens` includes the end token; `finished` is False if truncated."""
+    """A completion. `num_tokens` includes the end token; `finished` is False if truncated."""
 
     text: str
     num_tokens: int
     finished: bool
 
 
-TOO_LONG = Sample("", 0, False)  # the prompt leaves no position for a first token
+TOO_LONG = Sample("", 0, False)  # the prompt fills the model's context
 
 
 def beat_by_token(
     model: PreTrainedModel, heartbeat: Path, clock: Callable[[], float] = time.monotonic
 ) -> RemovableHandle:
-    """Touch `heartbeat` whenever tokens are embedded, until the returned handle is removed.
+    """Touch `heartbeat` at every forward pass, until the returned handle is removed.
 
-    transformers reports nothing until a whole batch is generated, which can take longer than the
-    watchdog's limit. The hook is on the embedding because every wrapped model calls it.
+    transformers returns only after a complete batch, which can take longer than the watchdog's
+    limit. The hook is on the embedding, which every wrapper of a model calls.
     """
     last = -BEAT_EVERY_S
 
@@ -71,39 +71,36 @@ def beat_by_token(
 
 
 class Generator(ABC):
-    """Generate one sample for each prompt, in order, from a seed."""
+    """Generate one sample for each prompt."""
 
     def __init__(
         self,
         tokenizer: PreTrainedTokenizerBase,
         args: Any,
         positions: int,
-        own: GenerationConfig,
+        defaults: GenerationConfig,
     ) -> None:
         """Create a generator for a model.
 
         `args` has max_new_tokens, temperature (0 is greedy), top_p and top_k (1 and 0 are off).
-        `positions` is the length of the model's context, for prompt and completion together. `own`
-        is the model's generation configuration.
+        `positions` is the length of the model's context in tokens. `defaults` is the model's own
+        generation configuration, of which only the end tokens are used.
         """
         self.tokenizer, self.args, self.positions = tokenizer, args, positions
-        self.ends = ends(tokenizer, own)
+        self.ends = end_tokens(tokenizer, defaults)
 
     def __call__(self, prompts: list[Prompt], seed: int) -> list[Sample]:
-        """Return a sample for each prompt, or TOO_LONG for one that fills the model's context.
-
-        Raises UserError for messages without a chat template.
-        """
+        """Return a sample for each prompt; TOO_LONG if it fills the context. Raises UserError."""
         encoded: list[list[int]] = []
-        # A prompt's samples are adjacent, so encode it once for all of them.
-        for prompt, same in itertools.groupby(prompts):
-            encoded += [self.encode(prompt)] * len(list(same))
+        # Equal prompts are adjacent, so encode each only once.
+        for prompt, group in itertools.groupby(prompts):
+            encoded += [self.encode(prompt)] * len(list(group))
         fitting = [n for n, ids in enumerate(encoded) if len(ids) < self.positions]
         samples = [TOO_LONG] * len(prompts)
         if not fitting:
             return samples
-        room = [self.positions - len(encoded[n]) for n in fitting]
-        limits = [min(self.args.max_new_tokens, tokens) for tokens in room]
+        available = [self.positions - len(encoded[n]) for n in fitting]
+        limits = [min(self.args.max_new_tokens, tokens) for tokens in available]
         generated = self.generate([encoded[n] for n in fitting], limits, seed)
         for n, sample in zip(fitting, generated, strict=True):
             samples[n] = sample
@@ -112,7 +109,7 @@ class Generator(ABC):
     def encode(self, prompt: Prompt) -> list[int]:
         """Return the token ids of a prompt. Raises UserError if the chat template fails.
 
-        The tokenizer adds its special tokens to plain text only, since a chat template has its own.
+        The tokenizer adds special tokens only to text, since a chat template contains its own.
         """
         if isinstance(prompt, str):
             return self.tokenizer(prompt)["input_ids"]
@@ -120,12 +117,14 @@ class Generator(ABC):
             text = self.tokenizer.apply_chat_template(
                 prompt, tokenize=False, add_generation_prompt=True
             )
-        except (ValueError, jinja2.TemplateError) as error:  # ValueError if there is none
-            raise UserError(f"{error} Use: model.chat_template=<file.jinja>.") from error
+        except (ValueError, jinja2.TemplateError) as error:  # ValueError: no chat template
+            raise UserError(
+                f"model.chat_template: {error} Use model.chat_template=<file.jinja>."
+            ) from error
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def sample(self, ids: list[int]) -> Sample:
-        """Return the sample of generated ids, without padding after the end token."""
+        """Return a sample from generated ids. Remove padding after the end token."""
         end = next((n for n, token in enumerate(ids) if token in self.ends), None)
         completion = ids if end is None else ids[: end + 1]
         text = self.tokenizer.decode(completion, skip_special_tokens=True)
@@ -133,14 +132,14 @@ class Generator(ABC):
 
     @abstractmethod
     def generate(self, prompts: list[list[int]], limits: list[int], seed: int) -> list[Sample]:
-        """Return a sample for each list of token ids, of at most `limits` new tokens each."""
+        """Return a sample for each list of token ids, with at most `limits[n]` new tokens."""
 
 
 class TransformersGenerator(Generator):
-    """Generate each call's prompts as one padded batch."""
+    """Generate with transformers, in one padded batch."""
 
     def __init__(self, config: DictConfig, tokenizer: PreTrainedTokenizerBase, args: Any) -> None:
-        tokenizer.padding_side = "left"  # so that all completions of a batch start together
+        tokenizer.padding_side = "left"  # so that all completions start at the same position
         on_cpu = config.trainer_args.get("use_cpu", False)
         self.model = build_model(config).to("cpu" if on_cpu else device()).eval()
         positions = self.model.config.max_position_embeddings
@@ -155,11 +154,11 @@ class TransformersGenerator(Generator):
         set_seed(seed)
         device, args = self.model.device, self.args
         inputs = self.tokenizer.pad({"input_ids": prompts}, return_tensors="pt").to(device)
-        draws: dict[str, Any] = {"do_sample": False}
+        sampling: dict[str, Any] = {"do_sample": False}
         if args.temperature:
-            # Pass both even if they are off, since GenerationConfig's default is the top 50.
-            draws = {"do_sample": True, "temperature": args.temperature}
-            draws |= {"top_k": args.top_k, "top_p": args.top_p}
+            # Always pass top_k, because GenerationConfig's default is 50.
+            sampling = {"do_sample": True, "temperature": args.temperature}
+            sampling |= {"top_k": args.top_k, "top_p": args.top_p}
         with self.autocast():
             outputs = self.model.generate(
                 input_ids=inputs["input_ids"],
@@ -167,25 +166,25 @@ class TransformersGenerator(Generator):
                 max_new_tokens=max(limits),
                 pad_token_id=self.tokenizer.pad_token_id,
                 eos_token_id=self.ends,
-                **draws,
+                **sampling,
             )
         generated = outputs[:, inputs["input_ids"].shape[1] :].tolist()
         return [self.sample(ids[:limit]) for ids, limit in zip(generated, limits, strict=True)]
 
     def autocast(self) -> torch.autocast:
-        """Return a context that computes in the run's precision, since weights may be fp32."""
+        """Return a context that computes in the run's precision, even with fp32 weights."""
         return torch.autocast(
             self.model.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32
         )
 
 
 class VllmGenerator(Generator):
-    """Generate with vLLM, which batches the prompts; each prompt's seed follows from the call's."""
+    """Generate with vLLM. Each prompt has its own seed, derived from that of the call."""
 
     def __init__(self, config: DictConfig, tokenizer: PreTrainedTokenizerBase, args: Any) -> None:
         directory, revision = model_directory(config), None
         if directory is None and config.model.init == "random":
-            directory = write_random(config, tokenizer)  # since vLLM needs files
+            directory = write_random(config, tokenizer)  # vLLM needs files
         source = str(directory)
         if directory is None:
             source, revision = config.model.hub_id, config.model.revision
@@ -194,13 +193,13 @@ class VllmGenerator(Generator):
         ).max_position_embeddings
         try:
             defaults = GenerationConfig.from_pretrained(source, revision=revision)
-        except OSError:  # some models have none
+        except OSError:  # some models have no generation_config.json
             defaults = GenerationConfig()
         super().__init__(tokenizer, args, positions, defaults)
         on_cpu = config.trainer_args.get("use_cpu", False)
         cache_gb = config.topology.server_cache_gb
-        # Hide torchrun's variables, since with them vLLM's process would act as a rank.
-        removed = {name: os.environ.pop(name) for name in list(os.environ) if TORCHRUN.match(name)}
+        # With torchrun's variables, vLLM's process would act as a rank.
+        hidden = {name: os.environ.pop(name) for name in list(os.environ) if TORCHRUN.match(name)}
         try:
             from vllm import LLM
 
@@ -213,21 +212,21 @@ class VllmGenerator(Generator):
                 max_model_len=positions,
                 gpu_memory_utilization=config.topology.server_memory_share,
                 kv_cache_memory_bytes=int(cache_gb * 1e9) if cache_gb else None,
-                generation_config="vllm",  # ignore the model's own
-                # A CPU has no graphs to capture, and compiling for it takes minutes.
+                generation_config="vllm",  # ignore the model's defaults
+                # On a CPU there are no graphs to capture, and compilation takes minutes.
                 **{"enforce_eager": on_cpu, **engine_args(config)},
             )
         except ImportError as error:
             raise UserError(
-                f"method.args.engine=vllm: vLLM cannot be imported where the ranks run ({error}). "
-                "Use an image that has it (containers/build.py lists them), on a CPU `make vllm`;"
-                " or method.args.engine=transformers."
+                f"method.args.engine=vllm: vLLM cannot be imported ({error}). Use an image with "
+                "vLLM (python containers/build.py lists images), `make vllm` on a CPU, or "
+                "method.args.engine=transformers."
             ) from error
         finally:
-            os.environ.update(removed)
+            os.environ.update(hidden)
 
     def generate(self, prompts: list[list[int]], limits: list[int], seed: int) -> list[Sample]:
-        from vllm import SamplingParams, TokensPrompt  # not installed everywhere
+        from vllm import SamplingParams, TokensPrompt  # may be missing
 
         args, rng = self.args, random.Random(seed)
         parameters = [
@@ -256,7 +255,7 @@ def engine_args(config: DictConfig) -> dict[str, Any]:
 def build_generator(config: DictConfig, args: Any) -> Generator:
     """Return the generator of `method.args.engine`, with the run's model and tokenizer.
 
-    Raises UserError if vLLM is missing, or if there is no model or tokenizer to load.
+    Raises UserError if vLLM, the model or the tokenizer is missing.
     """
     generators = {"transformers": TransformersGenerator, "vllm": VllmGenerator}
     generator = generators[config.trainer_args.get("engine", "transformers")]
@@ -267,8 +266,8 @@ def build_generator(config: DictConfig, args: Any) -> Generator:
     return generator(config, tokenizer, args)
 
 
-def ends(tokenizer: PreTrainedTokenizerBase, model: GenerationConfig) -> list[int]:
-    """Return the ids that end a completion: the tokenizer's, and one or more of the model's."""
-    ids = model.eos_token_id
+def end_tokens(tokenizer: PreTrainedTokenizerBase, defaults: GenerationConfig) -> list[int]:
+    """Return the ids of the tokens that end a completion, the tokenizer's and the model's."""
+    ids = defaults.eos_token_id
     tokens = {tokenizer.eos_token_id, *(ids if isinstance(ids, list) else [ids])}
     return sorted(tokens - {None})

@@ -1,11 +1,12 @@
-"""Generate ahead of training: the base of stream.py, and topology.overlap=true.
+"""Generate completions ahead of training (topology.overlap=true). stream.py uses this too.
 
-With overlap=true the server loads new weights and starts on the next generation's prompts while the
-trainer steps on completions of the previous weights, so training is at most one generation off
-policy. Where each rank holds whole weights they are sent in a thread, until the optimizer changes
-them. TRL's importance-sampling correction weights every token by trainer over server probability,
-which also corrects this difference. TRL's AsyncGRPOTrainer needs attention kernels from the hub,
-which exist for Hopper, gfx942 and gfx950 only; this runs wherever vLLM does, under every strategy.
+While the trainer uses the completions of one generation, the server generates the next, so training
+is at most one generation off-policy. TRL's importance-sampling correction accounts for this by
+weighting each token with the ratio of the trainer's to the server's probability. If weights are not
+sharded, a thread sends them until the next optimizer step.
+
+TRL's AsyncGRPOTrainer is not used, because it needs attention kernels from the hub, which exist
+only for Hopper, gfx942 and gfx950.
 """
 
 from __future__ import annotations
@@ -27,27 +28,27 @@ from transformers import TrainerCallback
 
 
 @dataclass
-class UnderWay:
-    """Hold all ranks' prompts in progress. On the main rank, `answer` yields (result, seconds)."""
+class Request:
+    """All ranks' prompts, and the response (completions, seconds), which only the main rank has."""
 
     prompts: list[list[int]]
-    answer: Future | None
+    response: Future | None
 
 
 class Threads:
-    """Run calls in threads, in the order of submission.
+    """Run calls in at most `limit` threads, in the order of submission.
 
-    Unlike with concurrent.futures, a program exits without waiting for them.
+    Unlike with concurrent.futures, the program can exit while they run.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most, self._threads = most, 0
+    def __init__(self, limit: int) -> None:
+        self._limit, self._threads = limit, 0
         self._calls: queue.SimpleQueue[tuple[Future, Callable, tuple]] = queue.SimpleQueue()
 
     def submit(self, call: Callable, *arguments: Any) -> Future:
         result: Future = Future()
         self._calls.put((result, call, arguments))
-        if self._threads < self._most:
+        if self._threads < self._limit:
             self._threads += 1
             Thread(target=self._work, daemon=True).start()
         return result
@@ -57,13 +58,13 @@ class Threads:
             result, call, arguments = self._calls.get()
             try:
                 result.set_result(call(*arguments))
-            except BaseException as error:  # raised in the thread that waits for the result
+            except BaseException as error:  # Future.result() raises it
                 result.set_exception(error)
-            del result, call, arguments  # else the answer would stay in memory until the next call
+            del result, call, arguments  # free the memory before the next call
 
 
-class WeightsStay(TrainerCallback):
-    """Keep the optimizer from changing weights before they have been sent."""
+class WaitForTransfer(TrainerCallback):
+    """Delay the optimizer step until the weights have been sent."""
 
     def __init__(self, trainer: GenerationAhead) -> None:
         self.trainer = trainer
@@ -73,30 +74,29 @@ class WeightsStay(TrainerCallback):
 
 
 class GenerationAhead:
-    """Read rows ahead of the step that trains on them, and request completions from a server.
+    """Read rows ahead of training, send weights, and request completions from a server.
 
     This is a mixin, placed before a GRPOTrainer with TimedStep.
     """
 
     ahead = 1
     _source: Iterator | None = None
-    _loaded: Future | None = None  # of the step of the weights that were sent last
+    _transfer: Future | None = None  # result of the last _sync_in_thread
     _is_sending = False
 
     def __init__(self, *args: Any, config: DictConfig, **kwargs: Any) -> None:
-        # The remaining batches of this step, then later ones.
+        # Batches that were read: the rest of this step's, then those of later steps.
         self._batches: deque[Any] = deque()
-        # The number of finished micro-batches in this step; an epoch's last step may have fewer.
+        # Number of finished micro-batches in this step.
         self._in_step = 0
-        # Gathering sharded weights is a collective, which must not run concurrently with the
-        # step's.
+        # Sharded weights need collectives, which must not run in parallel with those of the step.
         self._sends_in_thread = config.topology.strategy in ("none", "ddp")
         self._sender = Threads(1)
         super().__init__(*args, config=config, **kwargs)
-        self.add_callback(WeightsStay(self))
+        self.add_callback(WaitForTransfer(self))
 
     def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: Any) -> Any:
-        """Return the parent's batches, from an iterator that reads ahead."""
+        """Return this step's batches like the parent, and read later ones ahead."""
         if epoch_iterator is not self._source:
             self._source = epoch_iterator
             self._batches.clear()
@@ -117,15 +117,15 @@ class GenerationAhead:
         """Return the number of micro-batches from one generation to the next."""
         return self.args.steps_per_generation * self.num_iterations
 
-    def _upcoming(self, cycles: int) -> list[dict[str, Any]] | None:
-        """Return this rank's rows `cycles` generations later; None if epoch or run ends first."""
+    def _rows_ahead(self, cycles: int) -> list[dict[str, Any]] | None:
+        """Return this rank's rows `cycles` generations later, or None if the epoch ends before."""
         steps = (self._in_step + cycles * self._cycle()) // self.args.gradient_accumulation_steps
         if self.state.global_step + steps >= self.state.max_steps:
             return None
         return next(islice(self._batches, cycles * self._cycle(), None), None)
 
     def _send_weights(self) -> None:
-        """Send the weights after an optimizer step, while this step continues if they are whole."""
+        """Send the weights if they have changed. Do not wait if a thread can send them."""
         step = self.state.global_step
         if step == self._last_loaded_step:
             return
@@ -133,10 +133,8 @@ class GenerationAhead:
             updated = torch.cuda.Event() if self.accelerator.device.type == "cuda" else None
             if updated:
                 updated.record()
-            self._loaded, self._is_sending = (
-                self._sender.submit(self._sync_in_thread, updated),
-                True,
-            )
+            self._transfer = self._sender.submit(self._sync_in_thread, updated)
+            self._is_sending = True
         else:
             with self.timed("sync"):
                 self._sync()
@@ -146,7 +144,7 @@ class GenerationAhead:
         self.vllm_generation.sync_weights()
 
     def _sync_in_thread(self, updated: torch.cuda.Event | None) -> tuple[int, float]:
-        """Send the weights in a thread; return their step, and the seconds that took."""
+        """Send the weights, and return their step and the seconds of the transfer."""
         step = self.state.global_step
         if updated:
             torch.cuda.set_device(self.accelerator.device)
@@ -159,18 +157,18 @@ class GenerationAhead:
     def wait_for_transfer(self) -> None:
         if self._is_sending:
             with self.timed("sync"):
-                _, seconds = self._loaded.result()
+                _, seconds = self._transfer.result()
             self.stopwatch.add("transfer", seconds)
             self._is_sending = False
 
     def _loaded_step(self) -> int:
-        """Wait for the last transfer and return the step whose weights the server has."""
-        return self._loaded.result()[0] if self._loaded else self._last_loaded_step
+        """Wait for the last transfer, and return the step of the server's weights."""
+        return self._transfer.result()[0] if self._transfer else self._last_loaded_step
 
-    def _ask(
+    def _request(
         self, prompts: list[list[int]], num_generations: int, **arguments: Any
     ) -> dict[str, list]:
-        """Return the server's completions of each prompt, with log-probabilities."""
+        """Return the server's `num_generations` completions per prompt, with log-probabilities."""
         server = self.vllm_generation
         return server.vllm_client.generate(
             prompts=prompts,
@@ -190,7 +188,7 @@ class GenerationAhead:
 class OverlappedGeneration(GenerationAhead):
     """Implement topology.overlap=true."""
 
-    _under_way: UnderWay | None = None
+    _pending: Request | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -208,46 +206,40 @@ class OverlappedGeneration(GenerationAhead):
             return super()._generate_single_turn(
                 prompt_ids, images, multimodal_fields, num_generations, **kwargs
             )
-        if self._under_way is None or self._under_way.prompts != self._of_all_ranks(prompt_ids):
-            # The first batch of a run or epoch was not requested in advance.
+        if self._pending is None or self._pending.prompts != self._gather_prompts(prompt_ids):
+            # The first prompts of a run or epoch were not sent ahead.
             self._send_weights()
-            self._under_way = self._send(prompt_ids, num_generations)
-        completion_ids, logprobs = self._receive(self._under_way, len(prompt_ids))
+            self._pending = self._send(prompt_ids, num_generations)
+        response = self._pending.response
+        with self.timed("wait"):
+            result, server_s = response.result() if response else ({}, 0.0)
+            shared = [(result.get("completion_ids"), result.get("logprobs"))]
+            broadcast_object_list(shared, from_process=0)
+        self.stopwatch.add("server", server_s)
+        first = self.accelerator.process_index * len(prompt_ids)
+        of_rank = slice(first, first + len(prompt_ids))
+        completion_ids, logprobs = (values[of_rank] for values in shared[0])
         self._send_weights()
-        upcoming = self._upcoming(1)
-        self._under_way = None
-        if upcoming is not None:
-            prompts = self._tokenize_prompts([row["prompt"] for row in upcoming])[0]
-            self._under_way = self._send(prompts, num_generations)
-        return completion_ids, logprobs
+        rows = self._rows_ahead(1)
+        self._pending = None
+        if rows is not None:
+            prompts = self._tokenize_prompts([row["prompt"] for row in rows])[0]
+            self._pending = self._send(prompts, num_generations)
+        return completion_ids, [[token[0] for token in sequence] for sequence in logprobs]
 
-    def _of_all_ranks(self, prompt_ids: list) -> list:
+    def _gather_prompts(self, prompt_ids: list) -> list:
         with self.timed("wait"):
             return gather_object(prompt_ids)
 
-    def _send(self, prompt_ids: list, num_generations: int) -> UnderWay:
-        prompts = self._of_all_ranks(prompt_ids)
+    def _send(self, prompt_ids: list, num_generations: int) -> Request:
+        prompts = self._gather_prompts(prompt_ids)
         if not self.accelerator.is_main_process:
-            return UnderWay(prompts, None)
+            return Request(prompts, None)
         groups = prompts[::num_generations]  # the rows of a group are adjacent and equal
 
-        def timed_answer() -> tuple[Any, float]:
+        def timed_request() -> tuple[Any, float]:
             self._loaded_step()
             began = time.monotonic()
-            return self._ask(groups, num_generations), time.monotonic() - began
+            return self._request(groups, num_generations), time.monotonic() - began
 
-        return UnderWay(prompts, self._threads.submit(timed_answer))
-
-    def _receive(self, under_way: UnderWay, count: int) -> tuple[list, list]:
-        """Return this rank's completions, and the log-probability of each token."""
-        with self.timed("wait"):
-            answer, server_s = under_way.answer.result() if under_way.answer else ({}, 0.0)
-            shared = [(answer.get("completion_ids"), answer.get("logprobs"))]
-            broadcast_object_list(shared, from_process=0)
-        completion_ids, logprobs = shared[0]
-        self.stopwatch.add("server", server_s)
-        first = self.accelerator.process_index * count
-        rows = slice(first, first + count)
-        return completion_ids[rows], [
-            [token[0] for token in sequence] for sequence in logprobs[rows]
-        ]
+        return Request(prompts, self._threads.submit(timed_request))

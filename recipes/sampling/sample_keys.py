@@ -1,7 +1,7 @@
-"""Collect what determines samples and verdicts, for the hashes of batches.
+"""Collect the inputs that determine samples and verdicts, from which batches get their hashes.
 
-The samples' key contains everything that could change a sample; the verdicts' key adds the inputs
-of scoring. So a new verifier needs no new samples, and batches of other work are never reused.
+Verdicts have a separate key, which adds the inputs of scoring. So a change of rewards needs no new
+samples.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ SAMPLING = (
     *("seed", "engine", "samples_per_prompt", "batch_size", "max_new_tokens"),
     *("temperature", "top_p", "top_k", "use_cpu"),
 )
-JUDGING = ("math-verify", "latex2sympy2_extended", "sympy", "reasoning-gym")  # packages
+SCORING = ("math-verify", "latex2sympy2_extended", "sympy", "reasoning-gym")  # packages that score
 
 
 def samples_key(config: DictConfig, args: Any, rows: list[Row], model: Any) -> dict[str, Any]:
-    """Return everything that determines samples of `args` (SAMPLING), including versions."""
+    """Return all inputs that determine samples; `model` is the result of model_identity."""
     packages = ("torch", "transformers", *(["vllm"] if args.engine == "vllm" else []))
     template = config.model.chat_template or config.data.chat_template
     precision = config.precision
     return {
         "model": model,
         "template": template and sha256(Path(template)),
-        "rows": json_sha256(rows),  # prompts and what the verifier reads
+        "rows": json_sha256(rows),  # prompts and columns for rewards
         "sampling": {name: getattr(args, name) for name in SAMPLING},
         "precision": [precision.compute, precision.weights, config.hardware.attention],
         "versions": {name: importlib.metadata.version(name) for name in packages},
@@ -50,10 +50,7 @@ def samples_key(config: DictConfig, args: Any, rows: list[Row], model: Any) -> d
 
 
 def verdicts_key(config: DictConfig, samples: dict[str, Any]) -> dict[str, Any]:
-    """Return the samples' key, the rewards with their arguments, and the code behind them.
-
-    `sandbox_image` is the id of the image for code_tests.
-    """
+    """Return all inputs that determine verdicts: the samples' key, rewards and their code."""
     files = [
         *(RECIPES / "rewards").glob("*.py"),
         *(RECIPES / "data" / name for name in ("tasks.py", "code_tasks.py", "cups.py")),
@@ -63,22 +60,22 @@ def verdicts_key(config: DictConfig, samples: dict[str, Any]) -> dict[str, Any]:
         spec = importlib.util.find_spec(name.rpartition(".")[0]) if "." in name else None
         code |= {name: sha256(Path(spec.origin))} if spec is not None and spec.origin else {}
     method = OmegaConf.to_container(config.method)
-    judging = {k: v for k, v in method.items() if k.startswith("reward") or k == "sandbox"}
-    versions = {name: importlib.metadata.version(name) for name in JUDGING}
-    sandboxed = CODE_TESTS in config.method.rewards
+    scoring = {k: v for k, v in method.items() if k.startswith("reward") or k == "sandbox"}
+    versions = {name: importlib.metadata.version(name) for name in SCORING}
+    runs_code = CODE_TESTS in config.method.rewards
     return {
         "samples": json_sha256(samples),
-        "rewards": judging,
+        "rewards": scoring,
         "code": code,
         "versions": {"python": platform.python_version(), **versions},
-        "sandbox_image": config.get("sandbox_image") if sandboxed else None,
+        "sandbox_image": config.get("sandbox_image") if runs_code else None,
     }
 
 
 def model_identity(config: DictConfig) -> Any:
-    """Return a directory's file hashes, a hub commit, or the inputs of random weights."""
+    """Return hashes of the model's files, its commit on the hub, or inputs of random weights."""
     directory, model = model_directory(config), config.model
-    if model.init == "random" and model.path is None:  # even if they were written for vLLM
+    if model.init == "random" and model.path is None:  # even if the weights were written for vLLM
         return {
             **OmegaConf.to_container(model),
             "seed": config.seed,

@@ -1,4 +1,4 @@
-"""Choose the prompts that a cycle samples and the samples that it keeps. Pure functions."""
+"""Choose the prompts to sample, and select the best samples. Pure functions."""
 
 from __future__ import annotations
 
@@ -16,16 +16,20 @@ Row = dict[str, Any]
 
 
 def select(samples: Sequence[Row], rules: Any) -> list[Row]:
-    """Return the kept samples, in the order of their prompts.
+    """Return the selected samples, in the order of their prompts.
 
     A sample has `prompt_index`, `sample_index`, `text`, `finished` and `score`. `rules` are the
-    arguments of method=sample. Kept samples have a score of at least `threshold`, are finished
-    (`finished_only`), and are distinct texts of a prompt (`deduplicate`). Of these, the best
-    `per_prompt` of each prompt remain, and of all those the best `top_fraction`, rounded up. A
-    sample truncated before its first character is never kept.
+    arguments of method=sample, applied in this order:
 
-    With equal scores, the earlier sample of a prompt wins. Across prompts, each prompt's best comes
-    before any second best; then a hash decides, so that a level's position does not favour it.
+    1. `threshold` excludes lower scores.
+    2. `finished_only` excludes truncated samples. Truncated samples without text never pass.
+    3. `deduplicate` excludes equal texts of a prompt.
+    4. `per_prompt` is the largest number of samples of a prompt.
+    5. `top_fraction` is the share of all remaining samples to select, rounded up.
+
+    Higher scores come first. Of a prompt's samples with equal scores, the earlier comes first. Of
+    different prompts' samples, each prompt's best comes before all second best. Then a hash
+    determines the order, so that the order of rows has no effect.
     """
     by_prompt: dict[int, list[Row]] = defaultdict(list)
     for sample in sorted(samples, key=lambda s: (-s["score"], s["sample_index"])):
@@ -40,65 +44,65 @@ def select(samples: Sequence[Row], rules: Any) -> list[Row]:
                 firsts.setdefault(sample["text"].strip(), sample)
             best = list(firsts.values())
         for n, sample in enumerate(best[: rules.per_prompt]):
-            place = f"{sample['prompt_index']}/{sample['sample_index']}"
-            order = hashlib.sha256(place.encode()).hexdigest()
+            indices = f"{sample['prompt_index']}/{sample['sample_index']}"
+            order = hashlib.sha256(indices.encode()).hexdigest()
             ranked.append((-sample["score"], n, order, sample))
     ranked.sort(key=lambda entry: entry[:3])
-    most = math.ceil(rules.top_fraction * len(ranked) - 1e-9)
+    count = math.ceil(rules.top_fraction * len(ranked) - 1e-9)
     return sorted(
-        (entry[3] for entry in ranked[:most]), key=lambda s: (s["prompt_index"], s["sample_index"])
+        (entry[3] for entry in ranked[:count]), key=lambda s: (s["prompt_index"], s["sample_index"])
     )
 
 
 def is_correct(sample: Row) -> bool:
-    """Return whether the score is 1, even if method=sample keeps lower scores."""
+    """Return whether the score is 1, regardless of `threshold`."""
     return bool(sample["score"] == 1.0)
 
 
 def pass_curve(samples: Sequence[Row]) -> dict[str, float]:
-    """Return k -> pass@k over all prompts, for k = 1, 2, 4 ... up to the samples per prompt."""
+    """Return pass@k over all prompts, for k = 1, 2, 4 ... up to the samples per prompt."""
     counts: dict[int, list[int]] = defaultdict(lambda: [0, 0])
     for sample in samples:
         counts[sample["prompt_index"]][0] += 1
         counts[sample["prompt_index"]][1] += is_correct(sample)
-    most = min(n for n, _ in counts.values())
+    largest = min(n for n, _ in counts.values())
     return {
         str(k): sum(pass_at_k(right, n, k) for n, right in counts.values()) / len(counts)
-        for k in ks(most)
+        for k in ks(largest)
     }
 
 
 def by_level(samples: Sequence[Row], rows: Sequence[Row]) -> dict[str, dict[str, float]]:
-    """Return level -> {pass_rate, num_prompts}; rows without a level count as level 0."""
-    passed: dict[str, list[bool]] = defaultdict(list)
+    """Return level -> {pass_rate, num_prompts}. Rows without a level belong to level 0."""
+    results: dict[str, list[bool]] = defaultdict(list)
     for sample in samples:
-        passed[_level(rows[sample["prompt_index"]])].append(is_correct(sample))
+        results[_level(rows[sample["prompt_index"]])].append(is_correct(sample))
     prompts = Counter(_level(row) for row in rows)
     return {
-        level: {"pass_rate": sum(results) / len(results), "num_prompts": prompts[level]}
-        for level, results in sorted(passed.items())
+        level: {"pass_rate": sum(correct) / len(correct), "num_prompts": prompts[level]}
+        for level, correct in sorted(results.items())
     }
 
 
 def choose_prompts(
     rows: Sequence[Row], number: int | None, weights: Mapping[int, float] | None, seed: int
 ) -> list[Row]:
-    """Return `number` of `rows` (None: as many as the shares allow), in an order drawn by `seed`.
+    """Return `number` rows (None: as many as the shares allow) in a random order.
 
-    `weights` are the levels' shares (data_curriculum.cycle_shares); None ignores levels. A level
-    with too few rows contributes all of them.
+    `weights` are the shares of levels (data_curriculum.cycle_shares). None ignores levels. If a
+    level has too few rows, return all of them.
     """
-    drawn = sorted(rows, key=lambda row: json_sha256([seed, row]))
+    shuffled = sorted(rows, key=lambda row: json_sha256([seed, row]))
     if weights is None:
-        return drawn[:number]
-    groups = {level: [row for row in drawn if row["level"] == level] for level in weights}
+        return shuffled[:number]
+    groups = {level: [row for row in shuffled if row["level"] == level] for level in weights}
     if number is None:
         number = math.floor(
             min(len(groups[level]) / weight for level, weight in weights.items() if weight) + 1e-9
         )
     counts = dict(zip(weights, quotas(number, list(weights.values())), strict=True))
     chosen = {id(row) for level in weights for row in groups[level][: counts[level]]}
-    return [row for row in drawn if id(row) in chosen]
+    return [row for row in shuffled if id(row) in chosen]
 
 
 def _level(row: Row) -> str:

@@ -1,4 +1,4 @@
-"""Set up a trainer and its generation server, and check that weights arrive."""
+"""Set up a trainer's generation with vLLM, and check that the server gets the trainer's weights."""
 
 from __future__ import annotations
 
@@ -26,116 +26,115 @@ from recipes.sampling.generation import engine_args
 
 PROBE = "The quick brown fox jumps over the lazy dog. 1 + 2 = 3."
 PROBE_TOKENS = 32
-ASK_S, POLL_S = 10.0, 0.5
+REQUEST_TIMEOUT_S, POLL_S = 10.0, 0.5
 REPLICA = "X-data-parallel-rank"  # vLLM's header that selects the replica
-# Scale the last norm's weights by this, which changes log-probabilities far more than rounding. A
-# scale above 1 would hardly change those of a confident policy, which are near 0.
+# Factor for the last norm's weights, which changes log-probabilities far more than rounding. A
+# factor above 1 would hardly change those of a confident policy, which are near 0.
 SCALE = 0.25
-# Share of the change that may be missing; rounding in bf16 causes a few hundredths.
-FOLLOWED = 0.25
+# Largest error as a share of the change; rounding in bf16 causes a few hundredths.
+TOLERANCE = 0.25
 
 
 def prepare(config: DictConfig) -> None:
-    """Set up TRL's client of vLLM before a trainer is made. Raises UserError."""
+    """Set up TRL's client of vLLM, before the trainer exists. Raises UserError."""
     check_vllm()
-    for name in ("NO_PROXY", "no_proxy"):  # a proxy cannot reach this machine's loopback
+    for name in ("NO_PROXY", "no_proxy"):  # a proxy cannot reach the loopback interface
         os.environ[name] = ",".join(filter(None, [os.environ.get(name), "127.0.0.1"]))
-    give_up_where_refused(config)
+    end_run_on_rejected_transfer(config)
     pass_engine_args(config)
 
 
 def connect(config: DictConfig, trainer: GRPOTrainer) -> None:
     """Set up a new trainer that generates with vLLM."""
-    send_merged(trainer)
+    send_merged_weights(trainer)
     if config.topology.servers:
-        name_ends(trainer)
-        longest, servers = config.topology.server_max_length, config.topology.servers
-        trainer.add_callback(CheckWeightsArrive(trainer, longest, servers))
+        send_end_tokens(trainer)
+        max_length, servers = config.topology.server_max_length, config.topology.servers
+        trainer.add_callback(CheckWeightsArrive(trainer, max_length, servers))
     elif not (trainer.args.generation_kwargs or trainer.args.vllm_structured_outputs_regex):
-        # Detokenization, which only `stop` and similar options need, took half of an engine's time.
+        # Only options such as `stop` need text, and detokenization took half of the engine's time.
         trainer.vllm_generation.generation_kwargs = {"detokenize": False}
 
 
 def wait_until_up(base_url: str) -> None:
-    """Wait for the server, which loads while this rank does; the launcher limits the time.
+    """Wait until the server has started. The launcher limits this time. Raises Interrupted.
 
-    TRL's client waits only on the main rank, while the others wait in a collective that times out
-    after ten minutes. Raises Interrupted.
+    With TRL's own wait, all ranks except the main rank would wait in a collective, which times out
+    after ten minutes.
     """
     while not stop_asked():
         with contextlib.suppress(requests.RequestException):
-            if requests.get(f"{base_url}/health", timeout=ASK_S).ok:
+            if requests.get(f"{base_url}/health", timeout=REQUEST_TIMEOUT_S).ok:
                 return
         time.sleep(POLL_S)
     raise Interrupted
 
 
-def give_up_where_refused(config: DictConfig) -> None:
-    """End the run if the server rejects a weight transfer.
+def end_run_on_rejected_transfer(config: DictConfig) -> None:
+    """Make TRL's client end the run if the server rejects a weight transfer.
 
-    TRL's client sends tensors while a thread asks the server to receive them. TRL ignores that
-    thread's error, so sending would hang until the watchdog ends the run.
+    TRL ignores an error of the thread that asks the server to receive tensors. Sending would then
+    hang until the watchdog ends the run.
     """
     from trl.generation.vllm_client import VLLMClient
 
     post = VLLMClient._post
 
-    def ask(self: VLLMClient, url: str, **kwargs: Any) -> dict:
+    def checked_post(self: VLLMClient, url: str, **kwargs: Any) -> dict:
         try:
             return post(self, url, **kwargs)
         except Exception as error:
             endpoint = url.rpartition("/")[2]
             if endpoint in ("pause", "init_weight_transfer_engine", "update_weights"):
                 reason = f"the generation server rejects a weight transfer ({endpoint}): {error}"
-                give_up(config, f"{reason}. logs/server.log has its reason")
+                give_up(config, f"{reason}. See logs/server.log.")
             raise
 
-    VLLMClient._post = ask
+    VLLMClient._post = checked_post
 
 
 def pass_engine_args(config: DictConfig) -> None:
-    """Pass topology.server_args to the engine that TRL makes under topology=colocate."""
+    """Pass topology.server_args to the engine that TRL creates under topology=colocate."""
     from trl.generation import vllm_generation
 
-    extra = engine_args(config)
-    if config.topology.name == "colocate" and extra:
+    server_args = engine_args(config)
+    if config.topology.name == "colocate" and server_args:
         engine = vllm_generation.LLM
-        vllm_generation.LLM = lambda **own: engine(**{**own, **extra})
+        vllm_generation.LLM = lambda **trl_args: engine(**{**trl_args, **server_args})
 
 
 def check_vllm() -> None:
-    """Raise UserError if vLLM is missing, or if TRL warns that it does not support its version."""
+    """Raise UserError if vLLM is missing, or if TRL does not support its version."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         available = is_vllm_available()
-    wrong = next((str(w.message) for w in caught if "vLLM" in str(w.message)), None)
-    if wrong or not available:
+    warning = next((str(w.message) for w in caught if "vLLM" in str(w.message)), None)
+    if warning or not available:
         raise UserError(
-            f"{wrong or 'vLLM is not installed where the ranks run.'} Use an image that holds both "
-            "(containers/build.py lists them), on a CPU `make vllm`; or topology=ddp, where "
-            "transformers generates."
+            f"{warning or 'vLLM is not installed.'} Use an image with vLLM (python "
+            "containers/build.py lists images), `make vllm` on a CPU, or topology=ddp, which "
+            "generates with transformers."
         )
 
 
-def send_merged(trainer: GRPOTrainer) -> None:
-    """Send the weights of base and adapter merged.
+def send_merged_weights(trainer: GRPOTrainer) -> None:
+    """With an adapter, make TRL send the merged weights of base and adapter.
 
-    TRL cannot send an adapter alone (1.16: its client names one model and streams whole tensors),
-    and vLLM's LoRA supports neither DoRA nor a base that trains in 4 bits. TRL itself would merge
-    in place and send the base's tensors, which for nf4 are packed bytes.
+    TRL 1.16 cannot send only the adapter, and vLLM's LoRA supports neither DoRA nor 4-bit bases.
+    TRL itself would merge in place and send the base's tensors, which are packed bytes in nf4.
     """
     generation = trainer.vllm_generation
     if isinstance(generation.model, PeftModel):
         generation._iter_named_params = lambda: merged_params(
             generation.model, generation._dist.gather_params
         )
-        say("weights for generation: base and adapter are merged before each transfer")
+        say("merging base and adapter before each weight transfer to vLLM")
 
 
-def name_ends(trainer: GRPOTrainer) -> None:
-    """Put a completion's end tokens into requests.
+def send_end_tokens(trainer: GRPOTrainer) -> None:
+    """Send the trainer's end tokens with each request.
 
-    The server has no tokenizer, so it uses only the end tokens in the model's files.
+    The server knows only the end tokens in the model's files, because it has no tokenizer.
     """
     generation = trainer.vllm_generation
     arguments = generation.generation_kwargs
@@ -145,54 +144,57 @@ def name_ends(trainer: GRPOTrainer) -> None:
 
 
 class CheckWeightsArrive(TrainerCallback):
-    """Check weight transfers once, when training begins and the strategy has sharded the model."""
+    """Check weight transfers when training begins, after the model has been sharded."""
 
-    def __init__(self, trainer: GRPOTrainer, longest: int | None, replicas: int) -> None:
+    def __init__(self, trainer: GRPOTrainer, max_length: int | None, replicas: int) -> None:
         self.trainer = trainer
-        self.longest, self.replicas = longest, replicas
+        self.max_length, self.replicas = max_length, replicas
 
     def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
-        check_weights_arrive(self.trainer, self.longest, self.replicas)
+        check_weights_arrive(self.trainer, self.max_length, self.replicas)
 
 
 @torch.no_grad()
 def check_weights_arrive(
-    trainer: GRPOTrainer, longest: int | None = None, replicas: int = 1
+    trainer: GRPOTrainer, max_length: int | None = None, replicas: int = 1
 ) -> None:
-    """Change a weight and check that every replica's log-probabilities follow, by three transfers.
+    """Change a weight, and check that each replica's log-probabilities change equally.
 
-    If a server ignored weights, the policy would train on completions of a different policy. Every
-    rank must call this. `longest` limits the tokens of prompt and completion; None if the probe
-    fits. Raises RuntimeError on every rank.
+    This costs three transfers. Without it, a server that ignores weights would go unnoticed, and
+    training would use completions of another policy. Every rank must call this function.
+    `max_length` limits the tokens of prompt and completion. Raises RuntimeError on every rank.
     """
     sync = trainer.vllm_generation.sync_weights
     sync()
-    ids, server = _sample(trainer, longest, replicas)
-    apart = _distance(server, _own_log_probs(trainer, ids, server.shape[1]))
+    ids, server = _sample(trainer, max_length, replicas)
+    errors = _distance(server, _log_probs(trainer, ids, server.shape[1]))
     norm = _last_norm(trainer)
-    with _whole(norm):
+    with _gathered(norm):
         original = norm.detach().clone()
         norm.mul_(SCALE)
     sync()
-    ids, server = _sample(trainer, longest, replicas)
-    changed = _own_log_probs(trainer, ids, server.shape[1])
+    ids, server = _sample(trainer, max_length, replicas)
+    changed = _log_probs(trainer, ids, server.shape[1])
     norm = _last_norm(trainer)
-    with _whole(norm):
+    with _gathered(norm):
         norm.copy_(original)
     sync()
-    apart = apart.maximum(_distance(server, changed))
-    moved = _distance(changed, _own_log_probs(trainer, ids, server.shape[1]))
-    for replica, (change, error) in enumerate(zip(moved.tolist(), apart.tolist(), strict=True)):
-        if not (change > 0 and error <= FOLLOWED * change):
+    errors = errors.maximum(_distance(server, changed))
+    changes = _distance(changed, _log_probs(trainer, ids, server.shape[1]))
+    for replica, (change, error) in enumerate(zip(changes.tolist(), errors.tolist(), strict=True)):
+        if not (change > 0 and error <= TOLERANCE * change):
             server_name = f"replica {replica} of " * (replicas > 1) + "the generation server"
             raise RuntimeError(
-                f"weights do not reach {server_name}: a change shifts log-probabilities by "
-                f"{change:.3g} on the trainer, but the server ends {error:.3g} away. vLLM "
-                "and TRL may be incompatible, or the server computes in another precision."
+                f"weights do not reach {server_name}: a test changed the trainer's "
+                f"log-probabilities by {change:.3g}, but the server's differ from them by "
+                f"{error:.3g}. vLLM and TRL may be incompatible, or the server may compute in "
+                "another precision."
             )
-    to = "the server" if replicas == 1 else f"all {replicas} replicas of the server"
-    moved_by, distance = f"{moved.min():.3g}", f"{apart.max():.2g}"
-    say(f"weights reach {to}: log-probabilities changed by {moved_by} and are {distance} apart")
+    target = "the server" if replicas == 1 else f"all {replicas} replicas of the server"
+    say(
+        f"weights reach {target}: a test changed log-probabilities by {changes.min():.3g}, and "
+        f"the server's differ from the trainer's by {errors.max():.2g}"
+    )
 
 
 def _distance(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
@@ -201,9 +203,9 @@ def _distance(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
 
 
 def _last_norm(trainer: GRPOTrainer) -> torch.nn.Parameter:
-    """Return the last norm's weight, a vector that all log-probabilities depend on."""
+    """Return the last norm's weight, which affects all log-probabilities."""
     for module in trainer.model.modules():
-        # Without resharding, a forward pass leaves a gathered copy.
+        # Discard the copy that a forward pass has gathered.
         if isinstance(module, FSDPModule):
             module.reshard()
     model = trainer.accelerator.unwrap_model(trainer.model)
@@ -212,10 +214,10 @@ def _last_norm(trainer: GRPOTrainer) -> torch.nn.Parameter:
 
 
 @contextlib.contextmanager
-def _whole(parameter: torch.nn.Parameter) -> Iterator[None]:
-    """Gather a parameter under ZeRO-3, which stores changes when the block ends.
+def _gathered(parameter: torch.nn.Parameter) -> Iterator[None]:
+    """Gather a parameter under ZeRO-3, and store changes after the block.
 
-    FSDP2's tensors support the computation without gathering.
+    FSDP2's tensors can be changed without gathering.
     """
     if not hasattr(parameter, "ds_id"):
         yield
@@ -227,23 +229,23 @@ def _whole(parameter: torch.nn.Parameter) -> Iterator[None]:
 
 
 def _sample(
-    trainer: GRPOTrainer, longest: int | None, replicas: int
+    trainer: GRPOTrainer, max_length: int | None, replicas: int
 ) -> tuple[list[list[int]], torch.Tensor]:
-    """Return each replica's prompt and completion, and log-probabilities (replicas, tokens)."""
+    """Sample each replica; return token ids and log-probabilities of shape (replicas, tokens)."""
     prompt = trainer.processing_class(PROBE, add_special_tokens=False)["input_ids"]
     num_tokens = PROBE_TOKENS
-    if longest:
-        num_tokens = min(num_tokens, longest // 2)
-        prompt = prompt[: longest - num_tokens]
-    answer: list[Any] = [None]
+    if max_length:
+        num_tokens = min(num_tokens, max_length // 2)
+        prompt = prompt[: max_length - num_tokens]
+    results: list[Any] = [None]
     if trainer.accelerator.is_main_process:
         client = trainer.vllm_generation.vllm_client
-        client.reset_prefix_cache()  # it was computed with other weights
-        answer = [[]]
+        client.reset_prefix_cache()  # computed with other weights
+        results = [[]]
         for replica in range(replicas):
             client.session.headers[REPLICA] = str(replica)
             try:
-                done = client.generate(
+                generated = client.generate(
                     [prompt],
                     temperature=trainer.temperature,
                     max_tokens=num_tokens,
@@ -251,15 +253,15 @@ def _sample(
                 )
             finally:
                 del client.session.headers[REPLICA]
-            log_probs = [token[0] for token in done["logprobs"][0]]
-            answer[0].append((done["completion_ids"][0], log_probs))
-    broadcast_object_list(answer, from_process=0)
-    completions, log_probs = zip(*answer[0], strict=True)
+            log_probs = [token[0] for token in generated["logprobs"][0]]
+            results[0].append((generated["completion_ids"][0], log_probs))
+    broadcast_object_list(results, from_process=0)
+    completions, log_probs = zip(*results[0], strict=True)
     return [[*prompt, *completion] for completion in completions], torch.tensor(log_probs)
 
 
-def _own_log_probs(trainer: GRPOTrainer, ids: list[list[int]], num_tokens: int) -> torch.Tensor:
-    """Return this model's log-probabilities of the last `num_tokens`, at the run's temperature."""
+def _log_probs(trainer: GRPOTrainer, ids: list[list[int]], num_tokens: int) -> torch.Tensor:
+    """Return the trainer's log-probabilities of the last `num_tokens` tokens of each sequence."""
     tokens = torch.tensor(ids, device=trainer.accelerator.device)
     with trainer.accelerator.autocast():
         log_probs, *_ = trainer._get_per_token_logps_and_entropies(

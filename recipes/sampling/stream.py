@@ -1,17 +1,18 @@
-"""Generate continuously: train on groups of completions as they finish.
+"""Generate continuously, and train on completions as they finish (topology.overlap=stream).
 
-Besides the generation that the step waits for, half as many are in flight as the bound on staleness
-allows; the other half leaves room for long completions. A step takes finished groups in the order
-of sending, and new prompts are sent at once. Weights arrive between two decoding steps: vLLM
-freezes its requests (`/pause?mode=keep`), loads the weights and resumes. Running requests keep the
-keys and values of the previous weights, as in PipelineRL (arXiv:2509.19128). Each token keeps the
-log-probability at which it was sampled, so TRL's importance-sampling correction reweights it.
-Prompts share keys and values only with prompts sent under the same weights (vLLM's `cache_salt`).
+A group is the completions of one prompt. A step uses the oldest finished groups, and new prompts
+are sent immediately. In addition to the current generation, half as many generations are in flight
+as `topology.max_staleness` allows, so that long completions have time to finish.
 
-Staleness is the number of optimizer steps from the weights under which a group was sent to the
-first step that trains on it. No group exceeds `topology.max_staleness`: a step waits if later steps
-could not use the remaining groups in time. So no completion is dropped for its age; that would
-favour short completions.
+The server loads weights between two decoding steps: vLLM pauses its requests (`/pause?mode=keep`),
+loads the weights and resumes. Requests continue with the keys and values of the previous weights,
+as in PipelineRL (arXiv:2509.19128). Each token has the log-probability with which it was sampled,
+which TRL's importance-sampling correction uses. Prompts share cached keys and values only with
+prompts sent under the same weights (vLLM's `cache_salt`).
+
+A group's staleness is the number of optimizer steps between sending it and training on it. It never
+exceeds `topology.max_staleness`, because a step waits if later steps could not use the remaining
+groups in time. Completions are never dropped, since this would favor short ones.
 """
 
 from __future__ import annotations
@@ -30,20 +31,20 @@ from launch.core.errors import UserError
 from recipes.rank.program import say
 from recipes.sampling.overlap import GenerationAhead, Threads
 
-THREADS = 64  # concurrent requests, as many as TRL's client has connections
+THREADS = 64  # concurrent requests; TRL's client has 64 connections
 
 
 @dataclass(eq=False)
 class Group:
-    """Hold a row, the optimizer step after which it was sent, and its prompt's completions."""
+    """A row, the optimizer step after which it was sent, and its completions."""
 
     row: dict[str, Any]
     step: int
-    answer: Future
+    completions: Future
 
 
 class Stream:
-    """Hold groups in flight, in the order of sending. `submit` requests a row's completions."""
+    """The groups in flight, oldest first. `submit` requests a row's completions."""
 
     def __init__(self, submit: Callable[[dict[str, Any]], Future]) -> None:
         self._submit = submit
@@ -52,27 +53,26 @@ class Stream:
     def send(self, rows: list[dict[str, Any]], step: int) -> None:
         self.groups += [Group(row, step, self._submit(row)) for row in rows]
 
-    def take(self, count: int, later: Callable[[int], int]) -> list[Group]:
-        """Wait for `count` finished groups, and remove and return the oldest.
+    def take(self, count: int, remaining_calls: Callable[[int], int]) -> list[Group]:
+        """Remove and return the `count` oldest finished groups.
 
-        `later` maps the step of a group to the number of later calls, of `count` each, that may
-        still take it. If they could not take all remaining groups, wait for another group. Raises
-        the error of an answer.
+        `remaining_calls` maps a group's step to the number of later calls that may take the group.
+        Wait until those calls can take all groups that are left. Raises the error of a request.
         """
         while True:
-            whole = [group for group in self.groups if group.answer.done()][:count]
-            remaining = [group for group in self.groups if group not in whole]
-            if len(whole) == count and all(
-                place < count * later(group.step) for place, group in enumerate(remaining)
+            finished = [group for group in self.groups if group.completions.done()][:count]
+            remaining = [group for group in self.groups if group not in finished]
+            if len(finished) == count and all(
+                n < count * remaining_calls(group.step) for n, group in enumerate(remaining)
             ):
                 break
-            unfinished = [group.answer for group in remaining if not group.answer.done()]
+            unfinished = [group.completions for group in remaining if not group.completions.done()]
             assert unfinished, f"steps of {count} cannot consume all groups in flight in time"
             wait(unfinished, return_when=FIRST_COMPLETED)
-        for group in whole:
-            group.answer.result()
+        for group in finished:
+            group.completions.result()
         self.groups = remaining
-        return whole
+        return finished
 
 
 def check_rows(rows: Iterable[dict[str, Any]]) -> None:
@@ -82,20 +82,20 @@ def check_rows(rows: Iterable[dict[str, Any]]) -> None:
             json.dumps(value)
         except TypeError as error:
             raise UserError(
-                "topology.overlap=stream: a checkpoint keeps rows in flight as JSON, but column "
-                f"{column!r} cannot be ({error}). Use topology.overlap=true, or data without that "
+                "topology.overlap=stream: checkpoints contain rows as JSON, which does not support "
+                f"the column {column!r} ({error}). Use topology.overlap=true, or data without this "
                 "column."
             ) from error
 
 
 class StreamState(TrainerCallback, ExportableState):
-    """Save rows in flight in checkpoints. A resumed run sends them again, under its own weights."""
+    """Save rows in flight in checkpoints, so that a resumed run can send them again."""
 
     def __init__(self, trainer: StreamedGeneration) -> None:
         self.trainer = trainer
 
     def state(self) -> dict[str, Any]:
-        # As text, because the state file sorts keys, and a chat template may depend on their order.
+        # A string, because the state file sorts keys, and chat templates may depend on their order.
         return {
             "args": {},
             "attributes": {"rows": json.dumps([group.row for group in self.trainer.stream.groups])},
@@ -113,35 +113,40 @@ class StreamedGeneration(GenerationAhead):
     def __init__(self, *args: Any, config: Any, **kwargs: Any) -> None:
         super().__init__(*args, config=config, **kwargs)
         per_step, cycle = self.args.gradient_accumulation_steps, self._cycle()  # micro-batches
-        # Two generations by default.
+        # The default is two generations.
         self.max_staleness = config.topology.max_staleness or -(-2 * cycle // per_step)
         self.ahead = max(1, self.max_staleness * per_step // cycle // 2)
         threads = Threads(THREADS)
-        self.stream = Stream(lambda row: threads.submit(self._answer, row))
+        self.stream = Stream(lambda row: threads.submit(self._complete, row))
         self.unfinished: list[dict[str, Any]] = []  # rows that a resumed run must send again
-        self._sent = 0  # number of generations whose rows are in flight, including this one
+        self._sent = 0  # number of generations in flight, including the current one
         self.add_callback(StreamState(self))
         check_rows(self.train_dataset)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return the parent's batch for finished groups in place of `inputs`."""
+        """Return the parent's batch, for finished groups instead of `inputs`."""
         if not self.model.training:
             return super()._generate_and_score_completions(inputs)
         count = len(inputs) * self.accelerator.num_processes // self.num_generations
         self._send_weights()
         with self.timed("wait"):
             self._send_rows(count)
-            groups = self._take(count)
+            results: list[Any] = [None]
+            if self.accelerator.is_main_process:
+                groups = self.stream.take(count, self._remaining_calls)
+                results = [[(g.row, g.step, g.completions.result()) for g in groups]]
+            broadcast_object_list(results, from_process=0)
+        (groups,) = results
         self._sent -= 1
         ages = [self.state.global_step - step for _, step, _ in groups]
         self._metrics["train"]["staleness/mean"].append(sum(ages) / len(ages))
-        oldest = self._metrics["train"]["staleness/max"]  # TRL logs the mean of a list
-        oldest[:] = [max([*oldest, *ages])]
+        oldest = self._metrics["train"]["staleness/max"]
+        oldest[:] = [max([*oldest, *ages])]  # one value, because TRL logs the mean
         rows = [row for row, _, _ in groups for _ in range(self.num_generations)]
         first = self.accelerator.process_index * len(inputs)
-        own = slice(first, first + len(inputs))
-        self._completions = [completion for _, _, answer in groups for completion in answer][own]
-        return super()._generate_and_score_completions(rows[own])
+        of_rank = slice(first, first + len(inputs))
+        self._completions = [c for _, _, completions in groups for c in completions][of_rank]
+        return super()._generate_and_score_completions(rows[of_rank])
 
     def _generate_single_turn(
         self, prompt_ids: list, *args: Any, **kwargs: Any
@@ -152,7 +157,7 @@ class StreamedGeneration(GenerationAhead):
         return list(completion_ids), list(logprobs)
 
     def _sync(self) -> None:
-        """Send weights as the parent does, while the server holds its requests."""
+        """Send weights like the parent, while the server's requests are paused."""
         client = self.vllm_generation.vllm_client if self.accelerator.is_main_process else None
         if client:
             client._post(
@@ -163,36 +168,28 @@ class StreamedGeneration(GenerationAhead):
             client._post(f"{client.base_url}/resume")
 
     def _send_rows(self, count: int) -> None:
-        """Send rows until `ahead` generations of `count` groups are in flight besides this one."""
+        """Send rows until `ahead` generations are in flight in addition to the current one."""
         if self.unfinished:
             if self.accelerator.is_main_process:
-                say(f"resending {len(self.unfinished)} prompts that were in flight")
+                say(f"sending {len(self.unfinished)} unfinished prompts again")
                 self.stream.send(self.unfinished, self.state.global_step)
             self._sent, self.unfinished = len(self.unfinished) // count, []
-        while self._sent <= self.ahead and (rows := self._upcoming(self._sent)) is not None:
+        while self._sent <= self.ahead and (rows := self._rows_ahead(self._sent)) is not None:
             # The rows of a group are adjacent and equal.
             rows = gather_object(rows)[:: self.num_generations]
             if self.accelerator.is_main_process:
                 self.stream.send(rows, self.state.global_step)
             self._sent += 1
 
-    def _take(self, count: int) -> list[tuple[dict[str, Any], int, list]]:
-        """Return (row, step of sending, completions with log-probabilities) of `count` groups."""
-        answers: list[Any] = [None]
-        if self.accelerator.is_main_process:
-            groups = self.stream.take(count, self._later)
-            answers = [[(group.row, group.step, group.answer.result()) for group in groups]]
-        broadcast_object_list(answers, from_process=0)
-        return answers[0]
-
-    def _later(self, step: int) -> int:
+    def _remaining_calls(self, step: int) -> int:
         """Return the number of later generations that may train on a group sent after `step`."""
         per_step = self.args.gradient_accumulation_steps
         steps = step + self.max_staleness - self.state.global_step
         return ((steps + 1) * per_step - 1 - self._in_step) // self._cycle()
 
-    def _answer(self, row: dict[str, Any]) -> list[tuple[list[int], list[float]]]:
+    def _complete(self, row: dict[str, Any]) -> list[tuple[list[int], list[float]]]:
         (prompt,) = self._tokenize_prompts([row["prompt"]])[0]
-        answer = self._ask([prompt], self.num_generations, cache_salt=f"step {self._loaded_step()}")
-        logprobs = [[token[0] for token in sequence] for sequence in answer["logprobs"]]
-        return list(zip(answer["completion_ids"], logprobs, strict=True))
+        salt = f"step {self._loaded_step()}"
+        result = self._request([prompt], self.num_generations, cache_salt=salt)
+        logprobs = [[token[0] for token in sequence] for sequence in result["logprobs"]]
+        return list(zip(result["completion_ids"], logprobs, strict=True))

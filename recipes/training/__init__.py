@@ -1,1 +1,1 @@
-"""Trainers, their steps and checkpoints."""
+"""Train: the loop, optimizer steps, checkpoints and the choice of the best model."""

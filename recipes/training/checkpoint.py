@@ -1,8 +1,8 @@
-"""Write checkpoints that are complete or absent.
+"""Write checkpoints atomically, and find the newest complete one.
 
-A checkpoint is written into a staging directory, its manifest (size and sha256 of every file) last,
-and renamed once all of it is on disk. A resumed run takes the newest checkpoint that matches its
-manifest, if the best checkpoint that it refers to also matches its own.
+A checkpoint is written into a staging directory and renamed when all files are on disk. Its
+manifest has the size and sha256 of each file. A resumed run uses the newest checkpoint that matches
+its manifest. If it refers to a best checkpoint, that one must match its own manifest too.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from recipes.rank.program import say
 
 MANIFEST = "manifest.json"
 STAGING = ".staging"
-# A file next to the checkpoints' directory; the launcher's watchdog reads its modification time.
+# A file in the run directory. The launcher's watchdog reads its modification time.
 HEARTBEAT = "heartbeat"
 
 
 class AtomicCheckpoints:
-    """Save checkpoints atomically: a mixin, placed before a trainer of transformers."""
+    """Save checkpoints atomically. This is a mixin, placed before a trainer of transformers."""
 
     _staging: Path | None = None
 
@@ -44,8 +44,8 @@ class AtomicCheckpoints:
             super()._save_checkpoint(model, trial)
         finally:
             self._staging = None
-        self.accelerator.wait_for_everyone()  # every rank has written its part
-        # This path is in the staging directory, and best_global_step is sufficient.
+        self.accelerator.wait_for_everyone()  # until every rank has written its part
+        # Remove this path in the staging directory. best_global_step is sufficient.
         self.state.best_model_checkpoint = None
         if self.args.should_save:
             self.state.save_to_json(str(directory / STAGING / name / TRAINER_STATE_NAME))
@@ -55,27 +55,27 @@ class AtomicCheckpoints:
         self.accelerator.wait_for_everyone()
 
     def _load_from_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        with _dtypes_kept(self.model):
+        with _keep_dtypes(self.model):
             super()._load_from_checkpoint(*args, **kwargs)
 
     def load_weights(self, checkpoint: Path) -> None:
-        """Load the weights of `checkpoint` by the strategy's own loader."""
+        """Load the weights of `checkpoint`, even if the model is sharded."""
         self.state.best_model_checkpoint = str(checkpoint)
-        with _dtypes_kept(self.model):
+        with _keep_dtypes(self.model):
             self._load_best_model()
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         super()._save(output_dir, state_dict)
-        # Remove the pickled arguments: nothing reads them, and config.yaml has them too.
+        # Remove the pickled arguments, which nothing reads. config.yaml has them too.
         (Path(output_dir or self.args.output_dir) / "training_args.bin").unlink()
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """Do nothing: record.json describes the run, and a card would not be written atomically."""
+        """Do nothing. record.json describes the run, and a card would not be written atomically."""
 
 
 @contextlib.contextmanager
-def _dtypes_kept(model: nn.Module) -> Iterator[None]:
-    """Restore dtypes after the block: PEFT loads adapters in fp32, and TRL trains nf4's in bf16."""
+def _keep_dtypes(model: nn.Module) -> Iterator[None]:
+    """Restore dtypes after the block. PEFT loads adapters in fp32, but nf4 trains them in bf16."""
     dtypes = {name: weight.dtype for name, weight in model.named_parameters()}
     yield
     for name, weight in model.named_parameters():
@@ -84,7 +84,7 @@ def _dtypes_kept(model: nn.Module) -> Iterator[None]:
 
 
 def seal(staged: Path, target: Path, heartbeat: Path | None = None) -> None:
-    """Write the manifest of `staged` and rename it to `target`. Touch `heartbeat` while hashing."""
+    """Write a manifest into `staged`, and rename the directory. Touch `heartbeat` while hashing."""
     files = {
         str(p.relative_to(staged)): {"bytes": p.stat().st_size, "sha256": sha256(p, heartbeat)}
         for p in sorted(staged.rglob("*"))
@@ -95,43 +95,43 @@ def seal(staged: Path, target: Path, heartbeat: Path | None = None) -> None:
 
 
 def newest(directory: Path, heartbeat: Path | None = None) -> Path | None:
-    """Return the newest complete checkpoint in `directory`, or None. Print the faults of others.
+    """Return the newest complete checkpoint in `directory`, or None. Report incomplete ones.
 
     Touch `heartbeat` while hashing.
     """
     for path in reversed(_checkpoints(directory)):
         fault, best = find_fault(path, heartbeat), best_of(path)
         if fault is None and best not in (None, path) and (fault := find_fault(best, heartbeat)):
-            fault = f"in the best earlier checkpoint, {best.name}, {fault}"
+            fault = f"its best checkpoint {best.name} is incomplete: {fault}"
         if fault is None:
             return path
-        say(f"checkpoint {path} is incomplete: {fault}; looking for an older one")
+        say(f"checkpoint {path} is incomplete: {fault}. Looking for an older one")
     return None
 
 
 def find_fault(checkpoint: Path, heartbeat: Path | None = None) -> str | None:
-    """Return a difference from the manifest, or None for a complete checkpoint."""
+    """Return how a checkpoint differs from its manifest, or None if it is complete."""
     try:
         files = json.loads((checkpoint / MANIFEST).read_text())["files"]
     except (OSError, ValueError, KeyError) as error:
-        return f"its {MANIFEST} cannot be read ({error!r})"
+        return f"{MANIFEST} cannot be read ({error!r})"
     for name, expected in files.items():
         path = checkpoint / name
         if not path.is_file():
             return f"{name} is missing"
         if path.stat().st_size != expected["bytes"]:
-            return f"{name} has {path.stat().st_size} bytes of {expected['bytes']}"
+            return f"{name} has {path.stat().st_size} of {expected['bytes']} bytes"
         if sha256(path, heartbeat) != expected["sha256"]:
-            return f"the content of {name} has changed"
+            return f"the contents of {name} have changed"
     return None
 
 
 def best_of(checkpoint: Path) -> Path | None:
-    """Return the best checkpoint by held-out rows as of this one, or None if none was chosen."""
+    """Return the best checkpoint up to this one, or None without method.selection."""
     file = checkpoint / TRAINER_STATE_NAME
     try:
         step = json.loads(file.read_text()).get("best_global_step") if file.is_file() else None
-    except ValueError:  # `newest` skips this checkpoint
+    except ValueError:  # find_fault reports the damaged file
         step = None
     return checkpoint.with_name(f"{PREFIX_CHECKPOINT_DIR}-{step}") if step else None
 
@@ -141,7 +141,7 @@ def step_of(checkpoint: Path) -> int:
 
 
 def rotate(directory: Path, limit: int | None) -> None:
-    """Keep the newest `limit` checkpoints and those that they record as best."""
+    """Delete all but the newest `limit` checkpoints and their best checkpoints."""
     if limit:
         checkpoints = _checkpoints(directory)
         best = {best_of(path) for path in checkpoints[-limit:]}

@@ -1,12 +1,11 @@
-"""Run GRPO's forward passes without padding, with the samples of a micro-batch in one row.
+"""Compute GRPO's log-probabilities without padding, with the samples of a micro-batch in one row.
 
-TRL runs all passes in one method: the policy's and, without gradient, those of the sampling policy
-and of the reference. It takes rows padded to the longest of the generation, and returns
-log-probabilities of the same shape. Only the computation in between is replaced here, so loss and
-metrics are TRL's. sampling_ratio.py skips the sampling policy's pass if that policy is this step's.
+This replaces the TRL method that computes log-probabilities for the policy, the sampling policy and
+the reference. Inputs and outputs have TRL's shapes, padded to the longest sample of the generation.
+So TRL still computes loss and metrics. sampling_ratio.py can skip the sampling policy's pass.
 
-A group of equal rewards has advantages of zero, often 15 to 30% of the rows. Their gradient is zero
-too, so they go through a pass without gradient, which gives the metrics alone.
+If all rewards of a group are equal, its advantages and gradients are zero. This is often the case
+for 15 to 30% of the rows. They are computed without gradient, only for metrics.
 """
 
 from __future__ import annotations
@@ -33,15 +32,15 @@ Pair = tuple[torch.Tensor, torch.Tensor | None]
 
 
 class PackedCompletions:
-    """Pack samples, or pad them to the longest of their micro-batch (`step.rows`).
+    """Compute samples in one row (step.rows=packed), or in groups of similar lengths (grouped).
 
-    This is a mixin, placed between CompiledLayers and GRPOTrainer. TRL's own passes are used under
-    `padded`, and under `packed` if the head or the attention is not plain.
+    This is a mixin, placed between CompiledLayers and GRPOTrainer. TRL's own method is used with
+    `padded`, and with `packed` if the model's head or attention is not supported.
     """
 
-    # (samples,): whose advantage is zero; None if those are not skipped
+    # (samples,): True if the advantage is zero. None if all samples need a gradient
     _idle: torch.Tensor | None = None
-    _rehearsed_idle = False
+    _rehearsed_idle = False  # whether the kernels without gradient have been compiled
 
     def __init__(self, *args: Any, config: DictConfig, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -49,17 +48,17 @@ class PackedCompletions:
         models = [self.accelerator.unwrap_model(model) for model in wrapped]
         models = [m.get_base_model() if isinstance(m, PeftModel) else m for m in models]
         # ZeRO-3 shards the head, and a head cast to fp32 has its own forward.
-        plain = (
+        can_pack = (
             config.topology.strategy != "zero3"
             and not self.args.cast_lm_head_to_fp32
             and not self.aux_loss_enabled
             and all(head.fits(model) and packed_attention.fits(model) for model in models)
         )
-        # TRL's tiles are as wide as a large vocabulary, and a small one fills only a strip of them.
+        # TRL's tiles have the width of a large vocabulary. A small one would fill only a part.
         width = models[0].config.get_text_config().vocab_size
         trl_utils._CHUNKED_LOGPROB_CHUNK_SIZE = min(trl_utils._CHUNKED_LOGPROB_CHUNK_SIZE, width)
         self._rows = OmegaConf.select(config, "step.rows")
-        if self._rows == "packed" and not plain:
+        if self._rows == "packed" and not can_pack:
             self._rows = "padded"
         if self._rows == "packed":
             compute = functools.partial(
@@ -67,7 +66,7 @@ class PackedCompletions:
             )
             for model in models:
                 head.add(model, compute)
-        # Sharded weights are gathered in each pass, so all ranks need the same number of passes.
+        # Sharded weights are gathered in each pass, so all ranks need the same number.
         self._skips_idle = (
             self._rows == "packed"
             and self.beta == 0.0
@@ -89,11 +88,11 @@ class PackedCompletions:
         compute_entropy: bool = False,
         **others: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """Return log-probabilities and entropies in place of TRL's method.
+        """Return log-probabilities, entropies and None, like TRL's method.
 
-        input_ids and attention_mask are (samples, tokens); the last `logits_to_keep` tokens are the
-        completion's. Samples are computed `batch_size` at a time. `others` are for images, and for
-        the loss of a mixture of experts.
+        `input_ids` and `attention_mask` are (samples, tokens). The last `logits_to_keep` tokens are
+        the completion. At most `batch_size` samples are computed together. `others` are arguments
+        for images and mixtures of experts, which need TRL's method.
         """
         compute = {"packed": self._packed, "grouped": self._trimmed}.get(self._rows)
         if compute is None or any(
@@ -107,7 +106,7 @@ class PackedCompletions:
             self._rehearse(model)
         if self._idle is not None and torch.is_grad_enabled():
             compute = self._packed_twice
-        # The host needs the lengths, so this waits for the GPU once.
+        # The host needs the lengths, so it waits for the GPU here.
         mask = attention_mask.bool().cpu().numpy()
         size = batch_size or len(mask)
         parts = []
@@ -122,27 +121,30 @@ class PackedCompletions:
     def _packed(
         self, model: nn.Module, ids: torch.Tensor, mask: np.ndarray, keep: int, entropy: bool = True
     ) -> Pair:
-        """Return the pair from one row, in which the samples are consecutive documents.
+        """Compute all samples as consecutive documents of one row.
 
-        The head is computed only where completion tokens are predicted.
+        The head is computed only for the last `keep` tokens of each sample.
         """
         lengths = mask.sum(axis=1)
-        # A row of a single block would need another graph of the compiled layers.
+        # A row of only one block would need another graph of the compiled layers.
         filled = self._filled(max(lengths.sum(), 2 * MULTIPLE if self.compiled == "yes" else 0))
-        of_completion = np.nonzero(mask)[1] >= mask.shape[1] - keep
+        is_completion = np.nonzero(mask)[1] >= mask.shape[1] - keep
         host = {
             "used": np.flatnonzero(mask),
-            "completion": np.flatnonzero(of_completion),
+            "completion": np.flatnonzero(is_completion),
             "places": np.flatnonzero(mask[:, -keep:]),
             **packing.boundaries(lengths.tolist(), filled),
         }
-        at = {name: torch.from_numpy(array).to(ids.device) for name, array in host.items()}
-        used, completion, places = (at.pop(name) for name in ("used", "completion", "places"))
+        tensors = {name: torch.from_numpy(array).to(ids.device) for name, array in host.items()}
+        used, completion, places = (tensors.pop(n) for n in ("used", "completion", "places"))
         padding = (0, filled - len(used))
         row = functional.pad(ids.flatten()[used], padding, value=self._tokenizer.pad_token_id)
         with self.accelerator.autocast():
             output = model(
-                input_ids=row[None], targets=row[completion], target_positions=completion - 1, **at
+                input_ids=row[None],
+                targets=row[completion],
+                target_positions=completion - 1,
+                **tensors,
             )
         zeros = output.log_probs.new_zeros(len(mask) * keep)
         log_probs, entropies = (
@@ -154,20 +156,20 @@ class PackedCompletions:
     def _packed_twice(
         self, model: nn.Module, ids: torch.Tensor, mask: np.ndarray, keep: int, entropy: bool
     ) -> Pair:
-        """Return the pair of _packed, without gradient for rows whose advantage is zero."""
+        """Compute like `_packed`, but without gradient for samples whose advantage is zero."""
         idle = self._idle.cpu().numpy()
         if idle.all():
             idle[mask.sum(axis=1).argmin()] = False  # the backward pass needs a gradient
         learning, idle = np.flatnonzero(~idle), np.flatnonzero(idle)
-        whole = self.accelerator.unwrap_model(model)  # DDP would exchange buffers
+        unwrapped = self.accelerator.unwrap_model(model)  # DDP would exchange buffers
         if len(idle) and self.compiled == "yes" and not self._rehearsed_idle:
             self._rehearsed_idle = True
             with torch.no_grad():
-                self._rehearse(whole)
+                self._rehearse(unwrapped)
         pairs = [self._packed(model, ids[learning], mask[learning], keep)]
         if len(idle):
             with torch.no_grad():
-                pairs.append(self._packed(whole, ids[idle], mask[idle], keep))
+                pairs.append(self._packed(unwrapped, ids[idle], mask[idle], keep))
         order = np.argsort(np.concatenate((learning, idle)))
         log_probs, entropies = (torch.cat(parts)[order] for parts in zip(*pairs, strict=True))
         return log_probs, entropies
@@ -175,7 +177,7 @@ class PackedCompletions:
     def _trimmed(
         self, model: nn.Module, ids: torch.Tensor, mask: np.ndarray, keep: int, entropy: bool
     ) -> Pair:
-        """Return TRL's pair, computed without the columns that are padding in all samples."""
+        """Compute with TRL's method, without columns that are padding in all samples."""
         prompt, used = mask.shape[1] - keep, np.flatnonzero(mask.any(axis=0))
         longest = self._filled(max(1, used[-1] + 1 - prompt))
         columns = slice(prompt - self._filled(prompt - used[0]), prompt + longest)
@@ -189,12 +191,12 @@ class PackedCompletions:
         return functional.pad(log_probs, padding), entropies
 
     def _filled(self, tokens: int) -> int:
-        """Return `tokens` rounded up to the multiple that kernels are compiled for."""
+        """Round up to `pad_to_multiple_of`, since kernels are compiled for its multiples."""
         multiple = self.pad_to_multiple_of or 1
         return -(-int(tokens) // multiple) * multiple
 
     def _rehearsed(self) -> Iterator[dict[str, Any]]:
-        """Yield full micro-batches of samples of the maximum length, half of it, and so on."""
+        """Yield micro-batches for compiling kernels: the maximum length, half of it, and so on."""
         size, device = self.args.per_device_train_batch_size, self.accelerator.device
         longest = self.args.vllm_max_model_length or self.max_completion_length + SHORTEST
         for length in halves(longest if self._rows == "packed" else 0):
@@ -212,9 +214,9 @@ class PackedCompletions:
             }
 
     def _rehearse(self, model: nn.Module) -> None:
-        """Rehearse the passes without gradient, as CompiledLayers rehearses the one with gradient.
+        """Compile the kernels of passes without gradient, which the first generation needs.
 
-        The first generation needs these passes earlier.
+        CompiledLayers compiles those of the pass with gradient.
         """
         with same_draws(self.model):
             for batch in self._rehearsed():

@@ -1,7 +1,6 @@
-"""Turn the rows of one optimizer step into tensors, packed without padding or ordered by length.
+"""Collate rows without padding (packed), and order the rows of a step by length.
 
-Rows are reordered only within a step, so the rows of each step, the steps per epoch and the
-schedule stay the same.
+Rows are reordered only within a step. So each step has the same rows as without this module.
 """
 
 from __future__ import annotations
@@ -22,12 +21,17 @@ from recipes.data.data_tokens import IGNORED
 
 @dataclass
 class Collator:
-    """Collate rows {input_ids, labels} for SFT; with `packed`, into one row of documents.
+    """Collate rows {input_ids, labels} for SFT. With `packed`, join them into one row of documents.
 
-    Return input_ids (rows, tokens), padded to `multiple`; targets (n); target_positions (n), the
-    index in the flattened batch at which each is predicted; and num_tokens, without padding. With
-    `packed` also return position_ids (1, tokens) and document_starts (documents + 1), as offsets.
-    Attention is causal and padding follows the row, so no attention mask is needed.
+    A batch has these entries:
+
+    - input_ids (rows, tokens), where the number of tokens is a multiple of `multiple`
+    - targets (n)
+    - target_positions (n), the indices in the flattened batch at which the targets are predicted
+    - num_tokens, an integer without padding
+    - with `packed`: position_ids (1, tokens), and document_starts (documents + 1) as offsets
+
+    No attention mask is needed, because attention is causal and padding is at the end.
     """
 
     pad_token_id: int
@@ -38,10 +42,10 @@ class Collator:
         ids = [np.asarray(row["input_ids"]) for row in rows]
         labels = [np.array(row.get("labels", row["input_ids"])) for row in rows]
         num_tokens = sum(map(len, ids))
-        lengths: list[int] = []  # a row may hold several documents, joined by packing
-        for row, of_row in zip(rows, labels, strict=True):
-            documents = row.get("seq_lengths", [len(of_row)])
-            of_row[[0, *np.cumsum(documents)[:-1]]] = IGNORED
+        lengths: list[int] = []  # TRL's packing joins several documents in a row
+        for row, row_labels in zip(rows, labels, strict=True):
+            documents = row.get("seq_lengths", [len(row_labels)])
+            row_labels[[0, *np.cumsum(documents)[:-1]]] = IGNORED
             lengths += documents
         if self.packed:
             ids, labels = [np.concatenate(ids)], [np.concatenate(labels)]
@@ -66,7 +70,7 @@ class Collator:
 def boundaries(lengths: Sequence[int], filled: int) -> dict[str, np.ndarray]:
     """Return position_ids (1, filled) and document_starts (documents + 1) of packed documents.
 
-    `lengths` are those of the documents. Padding up to `filled` tokens becomes one more document.
+    `lengths` are the documents' lengths in tokens. Padding to `filled` tokens is the last document.
     """
     rest = filled - sum(lengths)
     lengths = [*lengths, rest] if rest else lengths
@@ -77,11 +81,12 @@ def boundaries(lengths: Sequence[int], filled: int) -> dict[str, np.ndarray]:
 
 
 class StepOrder(Sampler[int]):
-    """Arrange the rows of each optimizer step, on all ranks, among its micro-batches by length.
+    """Distribute the rows of each optimizer step among its micro-batches by length.
 
-    If `balanced`, micro-batches get similar numbers of tokens, which suits packed rows. Otherwise
-    each gets rows of similar length, which suits padded rows. `lengths` are tokens by row; `size`
-    rows make a micro-batch of one rank, and `number` micro-batches make a step of all ranks.
+    If `balanced`, micro-batches have similar numbers of tokens, which is best for packed rows.
+    Otherwise each has rows of similar lengths, which is best for padded rows. `lengths` has the
+    tokens of each row. A micro-batch has `size` rows, and a step has `number` micro-batches on all
+    ranks.
     """
 
     def __init__(
@@ -102,17 +107,17 @@ class StepOrder(Sampler[int]):
         for row in self.sampler:
             step.append(row)
             if len(step) == self.size * self.number:
-                yield from self._arranged(step)
+                yield from self._ordered(step)
                 step = []
-        yield from step  # an epoch's last step, if smaller, keeps its order
+        yield from step  # do not reorder an incomplete last step
 
-    def _arranged(self, rows: list[int]) -> list[int]:
+    def _ordered(self, rows: list[int]) -> list[int]:
         ordered = sorted(rows, key=lambda row: (-self.lengths[row], row))
         if not self.balanced:
             return ordered
         batches: list[list[int]] = [[] for _ in range(self.number)]
         tokens = [0] * self.number
-        for row in ordered:  # longest first, each to the batch with the fewest tokens
+        for row in ordered:  # longest first, into the batch with the fewest tokens
             smallest = min(
                 (n for n in range(self.number) if len(batches[n]) < self.size),
                 key=tokens.__getitem__,
@@ -123,16 +128,16 @@ class StepOrder(Sampler[int]):
 
 
 def arrange(loader: DataLoader, dataset: Dataset, size: int, number: int, balanced: bool) -> None:
-    """Reorder the prepared `loader` of `dataset` by StepOrder."""
+    """Make the data loader of `dataset` use StepOrder."""
     batches = loader.batch_sampler
-    while hasattr(batches, "batch_sampler"):  # accelerate's wrapper, which splits it among ranks
+    while hasattr(batches, "batch_sampler"):  # a wrapper of accelerate
         batches = batches.batch_sampler
     batches.sampler = StepOrder(batches.sampler, lengths(dataset), size, number, balanced)
 
 
 def lengths(dataset: Dataset) -> np.ndarray:
-    """Return the number of tokens of each row, (rows,); for a pair, its longer side's."""
-    if "input_ids" in dataset.column_names:  # without labels if TRL has packed them
+    """Return the number of tokens of each row (rows,), or of the longer side of a pair."""
+    if "input_ids" in dataset.column_names:  # rows for SFT
         tables = dataset.select_columns("input_ids").with_format("arrow").iter(10_000)
         return np.concatenate([pc.list_value_length(t["input_ids"]).to_numpy() for t in tables])
     return data_tokens.lengths(dataset)[0]

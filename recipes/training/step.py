@@ -1,6 +1,7 @@
-"""Run SFT's optimizer step.
+"""Run SFT's optimizer step without waiting for the GPU.
 
-The loss comes from head.py and the batches from packing.py; figures stay on the GPU until logged.
+head.py computes the loss, and packing.py collates the batches. Metrics are copied to the host while
+the next step runs.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from transformers import PreTrainedModel
 from recipes.models import head
 from recipes.training import packing
 
-SHORTEST = 128  # tokens of the shortest row to rehearse
+SHORTEST = 128  # tokens of the shortest row for which kernels are compiled in advance
 COUNTED = ("entropy", "mean_token_accuracy")
 
 
@@ -35,7 +36,7 @@ def halves(length: int) -> Iterator[int]:
 
 
 class OrderedRows:
-    """Order a step's rows by length unless `step.rows` is padded: a mixin before PreparedRows."""
+    """Order rows by length unless step.rows=padded. This is a mixin, placed before PreparedRows."""
 
     def _get_dataloader(
         self, dataset: Any, *args: Any, is_training: bool = False, **kwargs: Any
@@ -54,9 +55,9 @@ class OrderedRows:
 
 
 class FastStep(OrderedRows):
-    """Replace SFTTrainer's step: a mixin, placed before it.
+    """Replace SFTTrainer's loss and logging. This is a mixin, placed before SFTTrainer.
 
-    TRL's step is used unless the loss is plain cross-entropy of a plain head.
+    TRL's loss is used if this one does not support the model or the arguments.
     """
 
     _late: LateLine | None = None
@@ -65,8 +66,8 @@ class FastStep(OrderedRows):
         super().__init__(*args, **kwargs)
         self._sums = {"train": _no_sums(), "eval": _no_sums()}
         base = self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
-        self._fast = self._is_plain(base)
-        # TRL marks documents only by their positions, from which sdpa makes a mask.
+        self._fast = self._supports(base)
+        # TRL marks documents only by their positions, which sdpa turns into a mask.
         if self.padding_free and not self._fast:
             base.set_attn_implementation("sdpa")
         if self._fast:
@@ -78,14 +79,13 @@ class FastStep(OrderedRows):
                 multiple=self.args.pad_to_multiple_of or 1,
             )
             self.data_collator = collator(packed=packs)
-            self._evaluated = collator(packed=self._joins_documents())
+            self._eval_collator = collator(packed=self._joins_documents())
 
     @functools.cached_property
     def one_length(self) -> bool:
-        """Return whether all rows have one length, so that nothing is padded.
+        """Return whether all rows have the same length, except perhaps the last row of packing.
 
-        Kernels without document boundaries are a tenth faster. The last row from packing may be
-        shorter.
+        Such rows need no packing, and kernels without document boundaries are a tenth faster.
         """
         if self.args.packing:
             return not self._joins_documents()
@@ -95,11 +95,11 @@ class FastStep(OrderedRows):
         return bool(lengths.min() == lengths.max())
 
     def _joins_documents(self) -> bool:
-        """Return whether the user's packing puts several documents in a row."""
+        """Return whether TRL's packing joins several documents in a row."""
         return self.args.packing and self.args.packing_strategy != "wrapped"
 
-    def _is_plain(self, model: PreTrainedModel) -> bool:
-        # Accelerate slices the batches of a dispatched stream by rows.
+    def _supports(self, model: PreTrainedModel) -> bool:
+        # With several ranks, accelerate slices the batches of a stream by rows.
         dispatched = isinstance(self.train_dataset, IterableDataset) and self.args.world_size > 1
         attends_packed = self._config.hardware.get("packed_attention") is not None
         return (
@@ -107,34 +107,34 @@ class FastStep(OrderedRows):
             and not self.args.label_smoothing_factor
             and not self.aux_loss_enabled
             and not dispatched
-            and self._config.topology.strategy != "zero3"  # shards the head
+            and self._config.topology.strategy != "zero3"  # ZeRO-3 shards the head
             and (attends_packed or not self._joins_documents())
             and head.fits(model)
         )
 
     def _rehearsed(self) -> Iterator[dict[str, Any]]:
-        """Yield full micro-batches of rows of the maximum length, half of it, and so on.
+        """Yield micro-batches for compiling kernels, of the maximum length, half of it, and so on.
 
-        Yield nothing if all rows have one length. Kernels are compiled for ranges of lengths, by
-        the first length seen in each. Rehearsed lengths are the same in every run, so a resumed run
-        uses the same kernels.
+        Yield nothing if all rows have the same length. Kernels are compiled for ranges of lengths,
+        and depend on the first length in each range. With these lengths, resumed runs get the same
+        kernels.
         """
         for length in halves(0 if not self._fast or self.one_length else self.args.max_length or 0):
             row = {"input_ids": [self._tokenizer.pad_token_id] * length}
-            rows_of_batch = [row] * self.args.per_device_train_batch_size
-            yield self._prepare_inputs(self.data_collator(rows_of_batch))
+            rows = [row] * self.args.per_device_train_batch_size
+            yield self._prepare_inputs(self.data_collator(rows))
 
     def _get_dataloader(self, *args: Any, is_training: bool = False, **kwargs: Any) -> DataLoader:
-        """Return the loader; it pads held-out rows, to average over as many as without packing."""
-        trained = self.data_collator
-        self.data_collator = trained if is_training or not self._fast else self._evaluated
+        """Return the loader. Do not pack held-out rows, to average over the same batches as TRL."""
+        collator = self.data_collator
+        self.data_collator = collator if is_training or not self._fast else self._eval_collator
         try:
             return super()._get_dataloader(*args, is_training=is_training, **kwargs)
         finally:
-            self.data_collator = trained
+            self.data_collator = collator
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
-        """Return the number of targets in the step on all ranks, counted without waiting."""
+        """Return the number of targets in the step on all ranks, without waiting for the GPU."""
         if not self._fast:
             return super()._get_num_items_in_batch(batch_samples, device)
         number = sum(batch["targets"].numel() for batch in batch_samples)
@@ -165,22 +165,22 @@ class FastStep(OrderedRows):
             loss = loss * self.accelerator.num_processes
         return (loss, output) if return_outputs else loss
 
-    def _take_figures(self, mode: str) -> torch.Tensor:
-        """Return this rank's sums of (entropies, correct, targets, tokens) and reset them."""
+    def _take_sums(self, mode: str) -> torch.Tensor:
+        """Return this rank's sums of (entropies, correct, targets, tokens), and reset them."""
         sums, self._sums[mode] = self._sums[mode], _no_sums()
-        device = self.args.device  # full() on the device, since a copy would wait for the GPU
+        device = self.args.device  # a copy from the host would wait for the GPU
         counts = [
             torch.full((1,), float(sums[name]), device=device, dtype=torch.float64)
             for name in ("targets", "tokens")
         ]
         return torch.cat((sums["counted"].double(), *counts))
 
-    def _summed(self, figures: torch.Tensor) -> torch.Tensor:
-        return figures if self.args.world_size == 1 else self.accelerator.reduce(figures, "sum")
+    def _over_ranks(self, sums: torch.Tensor) -> torch.Tensor:
+        return sums if self.args.world_size == 1 else self.accelerator.reduce(sums, "sum")
 
-    def _to_log(self, mode: str, figures: list[float]) -> None:
-        """Store the figures of all ranks for TRL's `log` to add to its line."""
-        *counted, targets, tokens = figures
+    def _set_metrics(self, mode: str, sums: list[float]) -> None:
+        """Set the metrics that TRL's `log` adds to its line, from the sums of all ranks."""
+        *counted, targets, tokens = sums
         self._total_train_tokens += int(tokens) if mode == "train" else 0
         self._metrics[mode].update(
             {name: [value / max(1, targets)] for name, value in zip(COUNTED, counted, strict=True)}
@@ -188,10 +188,10 @@ class FastStep(OrderedRows):
         self._metrics[mode]["num_tokens"] = [self._total_train_tokens]
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Log as TRL does, with the figures since the last line. This waits for the GPU."""
+        """Log like TRL, with metrics since the last line. This waits for the GPU."""
         mode = "train" if self.model.training else "eval"
-        if self._sums[mode]["tokens"]:  # nonzero on all ranks or none, so all ranks join the sum
-            self._to_log(mode, self._summed(self._take_figures(mode)).tolist())
+        if self._sums[mode]["tokens"]:  # equally true on all ranks, which the reduction needs
+            self._set_metrics(mode, self._over_ranks(self._take_sums(mode)).tolist())
         super().log(logs, *args, **kwargs)
 
     def _maybe_log_save_evaluate(
@@ -205,21 +205,21 @@ class FastStep(OrderedRows):
         start: float,
         **kwargs: Any,
     ) -> None:
-        """Log each step during the next one, so that the host never waits for the GPU.
+        """Log each step during the next one, so that the host does not wait for the GPU.
 
-        The last step, and steps after which the run saves or evaluates, are logged at once.
+        Log the last step immediately, and steps after which the run saves or evaluates.
         """
         control, state, should_log = self.control, self.state, self.control.should_log
         self._write_late_line()
-        control.should_log = should_log  # writing the late line has reset it
-        at_once = (
+        control.should_log = should_log  # _write_late_line has reset it
+        log_now = (
             control.should_save
             or control.should_evaluate
             or control.should_training_stop
             or state.global_step >= state.max_steps
         )
         on_gpu = isinstance(grad_norm, torch.Tensor) and tr_loss.device.type == "cuda"
-        if at_once or not control.should_log or not self._fast or not on_gpu:
+        if log_now or not control.should_log or not self._fast or not on_gpu:
             super()._maybe_log_save_evaluate(
                 tr_loss, grad_norm, model, trial, epoch, ignore_keys, start, **kwargs
             )
@@ -227,82 +227,82 @@ class FastStep(OrderedRows):
         steps = state.global_step - self._globalstep_last_logged
         self._globalstep_last_logged = state.global_step
         norm = grad_norm.full_tensor() if isinstance(grad_norm, DTensor) else grad_norm
-        of_rank = torch.stack((tr_loss, norm)).double() / self.args.world_size
-        figures = self._summed(torch.cat((of_rank, self._take_figures("train"))))
-        self._late = LateLine(state.global_step, state.epoch, steps, start, kwargs, figures)
+        means = torch.stack((tr_loss, norm)).double() / self.args.world_size
+        sums = self._over_ranks(torch.cat((means, self._take_sums("train"))))
+        self._late = LateLine(state.global_step, state.epoch, steps, start, kwargs, sums)
         tr_loss.zero_()
-        # As after logging, since this method is called again at an epoch's end.
+        # Logging would reset this too. At an epoch's end, this method is called again.
         control.should_log = False
 
     def _write_late_line(self) -> None:
-        """Log the previous step, once the GPU has finished it."""
+        """Wait until the GPU has finished the previous step, and log it."""
         late, self._late = self._late, None
         if late is None:
             return
         state, now = self.state, (self.state.global_step, self.state.epoch)
-        loss, norm, *figures = late.read()
+        loss, norm, *sums = late.read()
         state.global_step, state.epoch, state.logged_at = late.step, late.epoch, late.ended_at()
         self._total_loss_scalar += loss
-        self._to_log("train", figures)
-        # The run may evaluate after the current step, not after the logged one.
+        self._set_metrics("train", sums)
+        # should_evaluate is about the current step, not about the logged one.
         evaluates, self.control.should_evaluate = self.control.should_evaluate, False
         super().log({"loss": loss / late.steps, "grad_norm": norm, **late.kwargs}, late.start)
         self.control.should_evaluate = evaluates
         (state.global_step, state.epoch), state.logged_at = now, None
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
-        """Return the gradient norm without clipping.
+        """Return the norm of the gradients.
 
-        transformers would clip at infinity, which reads and writes all gradients again.
+        transformers would compute it by clipping at infinity, which rewrites all gradients.
         """
-        whole = self._config.topology.strategy in ("none", "ddp")
-        if grad_norm is None and whole and self.accelerator.scaler is None:
+        unsharded = self._config.topology.strategy in ("none", "ddp")
+        if grad_norm is None and unsharded and self.accelerator.scaler is None:
             gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
             return torch.nn.utils.get_total_norm(gradients)
         return super()._get_grad_norm(model, grad_norm)
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
-        """Return 0, since transformers would count parameters every batch for an unused figure."""
+        """Return 0. transformers would count parameters at every batch for this unused figure."""
         return 0
 
     def store_flos(self) -> None:
-        """Do nothing, since summing an unused figure would make the host wait."""
+        """Do nothing. transformers would wait for the GPU to sum this unused figure."""
 
 
 @dataclass
 class LateLine:
-    """Hold a step's figures while they are copied from the GPU, and the rest of its log line."""
+    """A log line whose sums are being copied from the GPU."""
 
-    # A reference event, and the value of time.monotonic() when the GPU reached it.
+    # A reference event of the GPU, and its time by time.monotonic().
     _clock: ClassVar[tuple[torch.cuda.Event, float] | None] = None
 
     step: int
     epoch: float
-    steps: int  # since the previous line
+    steps: int  # number of steps since the previous line
     start: float
     kwargs: dict[str, Any]
-    figures: torch.Tensor
+    sums: torch.Tensor
 
     def __post_init__(self) -> None:
-        """Start copying the figures to the host."""
+        """Start the copy to the host."""
         if LateLine._clock is None:
-            begun = torch.cuda.Event(enable_timing=True)
-            begun.record()
-            begun.synchronize()
-            LateLine._clock = begun, time.monotonic()
-        on_host = torch.empty(self.figures.shape, dtype=self.figures.dtype, pin_memory=True)
-        self.figures = on_host.copy_(self.figures, non_blocking=True)
+            reference = torch.cuda.Event(enable_timing=True)
+            reference.record()
+            reference.synchronize()
+            LateLine._clock = reference, time.monotonic()
+        on_host = torch.empty(self.sums.shape, dtype=self.sums.dtype, pin_memory=True)
+        self.sums = on_host.copy_(self.sums, non_blocking=True)
         self.ended = torch.cuda.Event(enable_timing=True)
         self.ended.record()
 
     def read(self) -> list[float]:
         self.ended.synchronize()
-        return self.figures.tolist()
+        return self.sums.tolist()
 
     def ended_at(self) -> float:
-        """Return the value of time.monotonic() at which the GPU finished the step."""
-        begun, then = LateLine._clock
-        return then + begun.elapsed_time(self.ended) / 1000
+        """Return when the GPU finished the step, as a value of time.monotonic()."""
+        reference, reference_s = LateLine._clock
+        return reference_s + reference.elapsed_time(self.ended) / 1000
 
 
 def _no_sums() -> dict[str, Any]:

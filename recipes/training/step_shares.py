@@ -1,9 +1,9 @@
-"""Time GRPO's step by kind: generation_s, wait_s, sync_s and reward_s of metrics.jsonl.
+"""Measure the parts of GRPO's step: generation_s, wait_s, sync_s and reward_s in metrics.jsonl.
 
-Seconds are read from the host's clock around calls that wait for the GPU anyway, so timing is free.
-Queued GPU work counts at the host's next wait: in train_s if every step is logged, else in the
-transfer or generation that follows. Sums over ranks on GPUs are queued too, so waiting for other
-ranks there counts as train_s.
+The measured calls wait for the GPU anyway, so timing on the host costs nothing. Queued GPU work is
+included in the part in which the host next waits for it. This is train_s if every step is logged,
+else the next transfer or generation. Collectives are queued too, so train_s also includes time
+waiting for other ranks.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ KINDS = ("generation", "wait", "sync", "reward")
 
 
 class Stopwatch:
-    """Sum seconds by kind. The time of an inner block does not count for the outer one."""
+    """Sum seconds by kind. The time of a nested block is excluded from the outer block."""
 
     def __init__(self) -> None:
         self._seconds = dict.fromkeys(KINDS, 0.0)
-        self._inside = 0.0  # seconds of inner blocks that have ended in the current block
+        self._inside = 0.0  # seconds of finished blocks inside the current block
 
     @contextlib.contextmanager
     def __call__(self, kind: str) -> Iterator[None]:
@@ -31,22 +31,22 @@ class Stopwatch:
         try:
             yield
         finally:
-            lasted = time.monotonic() - began
-            self._seconds[kind] += lasted - self._inside
-            self._inside = before + lasted
+            duration = time.monotonic() - began
+            self._seconds[kind] += duration - self._inside
+            self._inside = before + duration
 
     def add(self, kind: str, seconds: float) -> None:
-        """Add seconds that passed in parallel with the step, under a separate kind."""
+        """Add seconds of a kind that runs in parallel with the step."""
         self._seconds[kind] = self._seconds.get(kind, 0.0) + seconds
 
     def take(self) -> dict[str, float]:
-        """Return the seconds since the last call."""
+        """Return the seconds by kind since the last call, and reset them."""
         seconds, self._seconds = self._seconds, dict.fromkeys(self._seconds, 0.0)
         return seconds
 
 
 class TimedStep:
-    """Time GRPOTrainer's step: a mixin, placed before it."""
+    """Measure the parts of a step. This is a mixin, placed before GRPOTrainer."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -60,35 +60,34 @@ class TimedStep:
             with self.timed("sync"):
                 sync_weights()
 
-        engine.sync_weights = timed_sync  # TRL calls it in two places, but times only one
+        engine.sync_weights = timed_sync  # TRL itself times only one of its two calls
         if engine.mode == "server":
             engine.generate = self._timed_server(engine.generate)
 
     def timed(self, kind: str) -> AbstractContextManager[None]:
         """Return a context that adds its time to `kind`.
 
-        It adds nothing in evaluation, which is eval_s, or in a thread, whose time belongs to no
-        step.
+        Time in evaluation (eval_s) and in other threads is not added.
         """
-        counts = self.model.training and threading.current_thread() is threading.main_thread()
-        return self.stopwatch(kind) if counts else contextlib.nullcontext()
+        is_step = self.model.training and threading.current_thread() is threading.main_thread()
+        return self.stopwatch(kind) if is_step else contextlib.nullcontext()
 
     def _timed_server(self, generate: Callable[..., tuple]) -> Callable[..., tuple]:
-        """Return `generate` with separate times for the request and for exchanges between ranks.
+        """Wrap `generate`, and time the request separately from communication between ranks.
 
-        TRL's `profiler` surrounds only the request.
+        TRL uses `profiler` as the context of only the request.
         """
 
-        def ask(*args: Any, profiler: AbstractContextManager, **kwargs: Any) -> tuple:
+        def timed_generate(*args: Any, profiler: AbstractContextManager, **kwargs: Any) -> tuple:
             @contextlib.contextmanager
-            def both() -> Iterator[None]:
+            def timed_request() -> Iterator[None]:
                 with profiler, self.timed("generation"):
                     yield
 
             with self.timed("wait"):
-                return generate(*args, profiler=both(), **kwargs)
+                return generate(*args, profiler=timed_request(), **kwargs)
 
-        return ask
+        return timed_generate
 
     def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
         with self.timed("generation"):

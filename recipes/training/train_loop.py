@@ -1,4 +1,4 @@
-"""Run what all methods need around `trainer.train()`: resume, stop, profile, save."""
+"""Run a trainer: resume, stop on signals, profile, and save the model."""
 
 from __future__ import annotations
 
@@ -36,25 +36,27 @@ Arguments = TypeVar("Arguments", bound=TrainingArguments)
 
 
 def build_arguments(arguments_class: type[Arguments], config: DictConfig) -> Arguments:
-    """Return the trainer's own configuration from `config.trainer_args`. Raises UserError."""
+    """Return the trainer's arguments from `config.trainer_args`. Raises UserError."""
     if config.hardware.vendor == "none" or sends_over_gloo(config):
         from recipes.smoke import gloo_trainer
 
         gloo_trainer.use(config)
-    # Otherwise a single rank under torchrun gets a process group, with DDP and NCCL for figures.
+    # With these variables, a single rank would use DDP and NCCL.
     if config.topology.strategy == "none":
         for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
             os.environ.pop(name, None)
     if OmegaConf.select(config, "step.compile"):
-        # Imported here because it takes 0.2 s.
+        # This import takes 0.2 s.
         from torch._inductor.async_compile import AsyncCompile
 
-        AsyncCompile.warm_pool()  # start its processes while rows and model load
+        AsyncCompile.warm_pool()  # start compiler processes while rows and model are loaded
     try:
         args = arguments_class(**OmegaConf.to_container(config.trainer_args))
     except (TypeError, ValueError) as error:
-        raise UserError(f"method.args: {arguments_class.__name__} refuses them: {error}") from error
-    # Otherwise the copy of each batch waits for the previous step.
+        raise UserError(
+            f"method.args: {arguments_class.__name__} rejects a value: {error}"
+        ) from error
+    # Otherwise, the copy of each batch would wait for the previous step.
     args.accelerator_config.non_blocking = args.dataloader_pin_memory
     if config.topology.strategy == "fsdp":
         args.fsdp_plugin_args |= _fsdp_policies(config)
@@ -62,9 +64,9 @@ def build_arguments(arguments_class: type[Arguments], config: DictConfig) -> Arg
 
 
 def _fsdp_policies(config: DictConfig) -> dict[str, Any]:
-    """Return FSDP plugin arguments that TrainingArguments cannot set.
+    """Return arguments of accelerate's FSDP plugin that TrainingArguments cannot set.
 
-    accelerate would reduce in the dtype of the matrix products, and pin offloaded memory.
+    By default, accelerate reduces gradients in the compute dtype and pins offloaded memory.
     """
     policies: dict[str, Any] = {}
     compute, reduce = compute_dtype(config), DTYPES[config.topology.fsdp.reduce_dtype]
@@ -82,9 +84,9 @@ def _fsdp_policies(config: DictConfig) -> dict[str, Any]:
 
 
 def sends_over_gloo(config: DictConfig) -> bool:
-    """Return whether server and trainer share one GPU, which NCCL and RCCL reject.
+    """Return whether server and trainer share one GPU, which NCCL and RCCL do not support.
 
-    launch/machine/placement.py (backend) has the same condition.
+    `backend` of launch/machine/placement.py has the same condition.
     """
     return (
         config.topology.servers > 0
@@ -95,12 +97,12 @@ def sends_over_gloo(config: DictConfig) -> bool:
 def train(config: DictConfig, trainer: Trainer, metrics: Metrics, cycle: int = 1) -> dict[str, Any]:
     """Train from the newest complete checkpoint or from the start; return result.json's content.
 
-    Checkpoints may be taken after multiples of `cycle` steps. After a signal, save a checkpoint and
-    raise Interrupted.
+    Checkpoints are possible only after multiples of `cycle` steps. After a signal, save a
+    checkpoint and raise Interrupted. Raises UserError if no step was possible.
     """
     output_dir = Path(trainer.args.output_dir)
     heartbeat = Path(config.run_dir) / checkpoint.HEARTBEAT
-    # A checkpoint of a tuning's trial would only cost time.
+    # Trials of a tuning do not need checkpoints.
     stop = StopOnSignal(cycle, saves="trial" not in config)
     trainer.remove_callback(PrinterCallback)
     for callback in (stop, metrics, Heartbeat(heartbeat), *selection.patience(config)):
@@ -113,27 +115,27 @@ def train(config: DictConfig, trainer: Trainer, metrics: Metrics, cycle: int = 1
     profile = profiling.of(config)
     trainer.add_callback(ProfiledSteps(profile, cycle))
     with profile, metrics.telemetry.running():
-        # One rank reads and hashes the checkpoints for all.
-        resumed = checkpoint.newest(output_dir, heartbeat) if is_main_rank() else None
-        _run_steps(config, trainer, metrics, ranks.from_main(resumed))
+        # Only the main rank reads and hashes the checkpoints.
+        newest = checkpoint.newest(output_dir, heartbeat) if is_main_rank() else None
+        _run_steps(config, trainer, metrics, ranks.from_main(newest))
     steps = trainer.state.global_step
     result = {"steps": steps, **metrics.summary()}
     result |= telemetry.energy(metrics.telemetry.energy_j, metrics.num_tokens())
     if trainer.compiled is not None:
         result["compiled"] = trainer.compiled
     if stop.stopped and steps < trainer.state.max_steps:
-        say(f"interrupted after step {steps}; the same command resumes from {output_dir}")
+        say(f"interrupted after step {steps}. To resume from {output_dir}, repeat the command")
         raise Interrupted(**result)
-    if steps == 0:  # the trainer ends silently if it cannot fill a batch
+    if steps == 0:  # transformers does not report this
         raise UserError(
-            f"no step was taken: the data has {len(trainer.train_dataset)} rows, fewer than one "
-            "batch. Lower method.args.per_device_train_batch_size, or use more data."
+            f"no step was possible, because the data has only {len(trainer.train_dataset)} rows, "
+            "less than a batch. Use a smaller method.args.per_device_train_batch_size or more data."
         )
     if "trial" not in config:
         result |= selection.load_best(config, trainer)
-    # A tuning or a measurement needs only the speed.
+    # Tunings and measurements do not need the model.
     if "trial" in config or not config.get("save_model", True):
-        say(f"done: {steps} steps; the model is not saved")
+        say(f"done: {steps} steps. The model is not saved")
         return result
     model_dir = Path(config.run_dir) / "model"
     result |= save_model(trainer, model_dir)
@@ -160,10 +162,10 @@ class ProfiledSteps(TrainerCallback):
 
 
 def save_model(trainer: Trainer, target: Path) -> dict[str, float]:
-    """Save the trained model with its tokenizer; if it has an adapter, also save the merged model.
+    """Save the model and its tokenizer. With an adapter, save the adapter and the merged model.
 
-    Return an adapter's {merge_error} (adapters.merge), else {}. Every rank must call this to gather
-    the weights; the main rank writes.
+    Return {merge_error} of adapters.merge, or {} without an adapter. All ranks must call this,
+    since weights may be sharded. Only the main rank writes.
     """
     plugin = trainer.accelerator.state.deepspeed_plugin
     sharded = trainer.is_fsdp_enabled or (plugin is not None and plugin.zero_stage == 3)
@@ -175,7 +177,7 @@ def save_model(trainer: Trainer, target: Path) -> dict[str, float]:
     model = trainer.accelerator.unwrap_model(trainer.model)
     figures = {}
     if isinstance(model, PeftModel):
-        # Only this adapter, without the copy that TRL keeps as reference.
+        # Do not save TRL's copy of the adapter, which is the reference.
         model.save_pretrained(staged, state_dict=state, selected_adapters=["default"])
         trainer.processing_class.save_pretrained(staged)
         shutil.copy(target.with_name(adapters.BASE), staged)
@@ -189,7 +191,7 @@ def save_model(trainer: Trainer, target: Path) -> dict[str, float]:
 
 
 def _check_strategy(config: DictConfig, trainer: Trainer) -> None:
-    """Raise RuntimeError if accelerate has silently fallen back to another strategy."""
+    """Raise RuntimeError if accelerate uses another strategy than the configured one."""
     strategy, accelerator = config.topology.strategy, trainer.accelerator
     names = {"FSDP": "fsdp", "DEEPSPEED": "zero", "NO": "none"}
     actual = names.get(accelerator.distributed_type.name, "ddp")
@@ -198,15 +200,15 @@ def _check_strategy(config: DictConfig, trainer: Trainer) -> None:
     world_size = ranks.num_ranks()
     if accelerator.num_processes != world_size or (world_size > 1 and actual != strategy):
         raise RuntimeError(
-            f"topology.strategy={strategy} on {world_size} rank(s) ran as {actual} on "
-            f"{accelerator.num_processes}"
+            f"topology.strategy={strategy} with {world_size} rank(s): accelerate uses {actual} "
+            f"with {accelerator.num_processes}"
         )
 
 
 def _run_steps(
     config: DictConfig, trainer: Trainer, metrics: Metrics, resumed: Path | None
 ) -> None:
-    """Train to the end. If a checkpoint is already at the end, only load it."""
+    """Train from `resumed` or from the start. Only load a checkpoint of the last step."""
     if resumed is None:
         trainer.train()
         return
@@ -216,11 +218,11 @@ def _run_steps(
     if not complete and not selection.stopped_early(config, state):
         trainer.train(resume_from_checkpoint=str(resumed))
         return
-    # Nothing is left to do, but train() would take one more step.
+    # train() would take one more step, so only restore the state.
     trainer.state = state
     metrics.begin(state)
     if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
-        # The model must be sharded before it can load the checkpoint and gather weights.
+        # This shards the model and loads the checkpoint.
         batches = trainer.get_train_dataloader()
         trainer._prepare_for_training(state.max_steps, batches, str(resumed))
     else:
@@ -228,7 +230,7 @@ def _run_steps(
 
 
 class StopOnSignal(TrainerCallback):
-    """Stop and save after SIGTERM or SIGINT, at the next step that is a multiple of `cycle`."""
+    """After SIGTERM or SIGINT, save and stop at the next multiple of `cycle` steps."""
 
     def __init__(self, cycle: int, saves: bool = True) -> None:
         self.cycle, self.saves = cycle, saves
@@ -257,10 +259,10 @@ class Heartbeat(TrainerCallback):
 
 
 class AnyRank:
-    """Determine whether a flag is set on any rank, so that all stop after the same step.
+    """Determine whether a flag is set on any rank, so that all ranks stop after the same step.
 
-    On GPUs, return the answer to the previous call, since the current answer would have to wait for
-    the step.
+    On GPUs, return the previous call's result, because the current one is not ready before the GPU
+    has finished the step.
     """
 
     def __init__(self) -> None:

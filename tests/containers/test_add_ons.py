@@ -1,4 +1,4 @@
-"""Test containers/add_ons.py: what is added to the environment where, from which lock, and once."""
+"""Test containers/add_ons.py."""
 
 import json
 from pathlib import Path
@@ -13,12 +13,12 @@ from launch.core.errors import HostError
 
 @pytest.fixture
 def vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Stand in for a machine that has a build of vLLM, and for a pip that ends with `status`."""
+    """Replace pip by a function that returns `status`, on a machine that supports vLLM."""
     state = SimpleNamespace(argv=[], status=0, venv=tmp_path)
 
     def run(progress: environment.Progress, argv: tuple[str, ...]) -> int:
         state.argv.append(argv)
-        progress.log.write_text("ERROR: what pip said\n")
+        progress.log.write_text("ERROR: from pip\n")
         return state.status
 
     monkeypatch.setattr(environment.Progress, "run", run)
@@ -27,14 +27,14 @@ def vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 def make(venv: Path, build: str = "cpu") -> None:
-    """Lay out an environment as `make setup` leaves it."""
+    """Create the files of an environment made by `make setup`."""
     environment.venv_python(venv).parent.mkdir()
     environment.venv_python(venv).touch()
     (venv / environment.STAMP).write_text(json.dumps({"torch": build}))
 
 
 @pytest.mark.parametrize("name", add_ons.ADD_ONS)
-def test_an_add_on_comes_from_its_lock_once(vllm: SimpleNamespace, name: str) -> None:
+def test_install_add_on_once(vllm: SimpleNamespace, name: str) -> None:
     make(vllm.venv)
     assert add_ons.install(vllm.venv, name)
     assert not add_ons.install(vllm.venv, name)
@@ -46,26 +46,26 @@ def test_an_add_on_comes_from_its_lock_once(vllm: SimpleNamespace, name: str) ->
     ("name", "build", "machine"),
     [("vllm", "rocm", "x86_64"), ("vllm", "cpu", "aarch64"), ("kernels", "rocm", "x86_64")],
 )
-def test_an_add_on_that_this_environment_cannot_have_is_rejected(
+def test_reject_unsupported_add_on(
     vllm: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, name: str, build: str, machine: str
 ) -> None:
     make(vllm.venv, build)
     monkeypatch.setattr(add_ons.platform, "machine", lambda: machine)
-    with pytest.raises(HostError, match=f"make {name}: .*make setup TORCH=cpu"):
+    with pytest.raises(HostError, match=f"make {name} needs .*make setup TORCH=cpu"):
         add_ons.install(vllm.venv, name)
     assert vllm.argv == []
 
 
-def test_vllm_that_cannot_be_installed_is_tried_again(vllm: SimpleNamespace) -> None:
+def test_retry_after_failed_install(vllm: SimpleNamespace) -> None:
     make(vllm.venv)
     vllm.status = 1
-    with pytest.raises(HostError, match=r"(?s)setup\.log.*what pip said"):
+    with pytest.raises(HostError, match=r"(?s)setup\.log.*from pip"):
         add_ons.install(vllm.venv, "vllm")
     vllm.status = 0
     assert add_ons.install(vllm.venv, "vllm")
 
 
-def test_a_refusal_is_one_message_without_a_traceback(
+def test_error_is_one_line(
     vllm: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(add_ons, "VENV", vllm.venv)

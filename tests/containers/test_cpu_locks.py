@@ -1,4 +1,4 @@
-"""Test containers/lock.py and what its locks in containers/cpu/ promise."""
+"""Test containers/lock.py and the locks in containers/cpu/."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from containers import add_ons, environment, lock
 from containers.lock import LOCKS
 
 
-def test_no_lock_names_a_path_of_the_machine_that_resolved_it() -> None:
+def test_uv_paths_are_relative() -> None:
     for name in lock.CONSTRAINTS:
         command = lock.uv_compile(Path("uv"), name)
         assert not [word for word in command if word.startswith("/")]
 
 
-# ---- What they promise
+# ---- The locks
 
 REQUIREMENT = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)==(\S+)")
 DIGEST = re.compile(r"--hash=sha256:([0-9a-f]{64})\b")
 
 
 def blocks(file: Path) -> list[tuple[str, str, list[str]]]:
-    """Return (name, version, digests) of each requirement: its line and those indented below."""
+    """Return (name, version, digests) of each requirement."""
     entries: list[tuple[str, str, list[str]]] = []
     for line in file.read_text().splitlines():
         if match := REQUIREMENT.match(line):
@@ -42,13 +42,13 @@ def blocks_of(name: str) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("name", sorted({*lock.CONSTRAINTS} - {"torch_pypi", "kernels"}))
-def test_no_build_of_torch_and_nothing_of_cuda_in_the_shared_locks(name: str) -> None:
+def test_shared_locks_have_no_torch_or_cuda(name: str) -> None:
     builds = r"(nvidia|cuda)-|(pytorch-)?triton|torch$"
     assert not [package for package, _ in blocks_of(name) if re.match(builds, package)]
 
 
 @pytest.mark.parametrize("name", lock.CONSTRAINTS)
-def test_lock_holds_what_its_source_asks_for(name: str) -> None:
+def test_lock_satisfies_its_source(name: str) -> None:
     lines = [line.split("#")[0].strip() for line in (LOCKS / f"{name}.in").read_text().splitlines()]
     locked = dict(blocks_of(name))
     for need in (Requirement(line) for line in lines if line):
@@ -58,7 +58,7 @@ def test_lock_holds_what_its_source_asks_for(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("one_lock", "other_lock"),
+    ("lock_name", "other_name"),
     [
         *(("requirements", name) for name in ("tools", "dev", "torch_pypi")),
         *(
@@ -70,13 +70,13 @@ def test_lock_holds_what_its_source_asks_for(name: str) -> None:
         *(("vllm", name) for name in ("gguf", "lm-eval")),
     ],
 )
-def test_a_lock_changes_nothing_that_another_has_installed(one_lock: str, other_lock: str) -> None:
-    one, other = (set(blocks_of(name)) for name in (one_lock, other_lock))
-    names = {name for name, _ in one} & {name for name, _ in other}
-    assert {pin for pin in one ^ other if pin[0] in names} == set()
+def test_locks_agree_on_versions(lock_name: str, other_name: str) -> None:
+    pins, others = (set(blocks_of(name)) for name in (lock_name, other_name))
+    names = {name for name, _ in pins} & {name for name, _ in others}
+    assert {pin for pin in pins ^ others if pin[0] in names} == set()
 
 
-def test_cpu_torch_has_one_digest_for_each_python_and_machine() -> None:
+def test_cpu_torch_has_digest_for_each_python_and_machine() -> None:
     text = (LOCKS / "torch.lock").read_text()
     pattern = (
         r"# (torch-\S+\.whl)\ntorch==(\S+)\+cpu ; python_version == \"3\.(\d+)\" and "
@@ -98,7 +98,7 @@ def test_cpu_torch_has_one_digest_for_each_python_and_machine() -> None:
         assert wheel == f"torch-{version}+cpu-cp3{minor}-cp3{minor}-manylinux_2_28_{machine}.whl"
 
 
-def test_torch_and_triton_are_one_version_everywhere() -> None:
+def test_torch_and_triton_versions_agree() -> None:
     of_torch, kernels = (set(blocks_of(file)) for file in ("torch_pypi", "kernels"))
     assert f"torch=={environment.TORCH}" in (LOCKS / "requirements.in").read_text().split()
     assert ("torch", environment.TORCH) in of_torch
@@ -107,7 +107,7 @@ def test_torch_and_triton_are_one_version_everywhere() -> None:
     assert set(add_ons.ADD_ONS) < set(lock.CONSTRAINTS)
 
 
-def test_this_environment_is_the_locked_one() -> None:
+def test_environment_has_locked_versions() -> None:
     for line in (LOCKS / "requirements.in").read_text().splitlines():
         name, _, version = line.partition("==")
         if version:

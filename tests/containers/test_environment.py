@@ -1,4 +1,4 @@
-"""Test containers/environment.py: the build of torch, the commands, and when nothing is done."""
+"""Test containers/environment.py."""
 
 import json
 import os
@@ -21,7 +21,7 @@ BOTH = Facts("Linux", amd_gpu=True, nvidia_driver=True)
 MACOS = Facts("Darwin", amd_gpu=False, nvidia_driver=False)
 
 
-# ---- Which build
+# ---- The build of torch
 
 
 @pytest.mark.parametrize(("facts", "requested", "build"), [
@@ -56,15 +56,15 @@ def test_amd_gpu_is_a_kfd_node_with_simds(tmp_path: Path) -> None:
         assert environment.amd_gpu(kfd, nodes) == (simds > 0)
 
 
-# ---- Which Python
+# ---- The Python
 
 
-def test_make_takes_the_first_python_that_is_new_enough(tmp_path: Path) -> None:
+def test_make_uses_first_python_that_is_new_enough(tmp_path: Path) -> None:
     old, new = tmp_path / "python3", tmp_path / "python3.11"
     old.write_text("#!/bin/sh\nexit 1\n")
     old.chmod(0o755)
     new.symlink_to(sys.executable)
-    # Not what `make test` itself was called with.
+    # Remove the settings of the `make test` that runs this test.
     env = {name: os.environ[name] for name in os.environ if name[:4] not in ("MAKE", "PYTH")}
     env["PATH"] = f"{tmp_path}:{os.environ['PATH']}"
     make: dict[str, Any] = {"env": env, "cwd": environment.ROOT, "text": True}
@@ -74,15 +74,15 @@ def test_make_takes_the_first_python_that_is_new_enough(tmp_path: Path) -> None:
     assert (named.returncode, "no Python 3.11 or newer" in named.stderr) == (2, True)
 
 
-# ---- Which commands
+# ---- The commands
 
 
 @pytest.fixture(autouse=True)
-def bytecode_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def allow_bytecode(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
 
 
-def test_uv_is_told_what_pip_is() -> None:
+def test_uv_settings_from_pip() -> None:
     listed = """:env:.cert='/etc/company.pem'
 global.extra-index-url='\\nhttps://one/simple\\nhttps://two/simple'
 global.find-links='/wheels /more'
@@ -98,7 +98,7 @@ install.no-compile='true'
     assert environment.uv_settings("") == {}
 
 
-def test_uv_gets_pips_settings_and_pip_takes_over_where_uv_fails_or_is_not_there(
+def test_pip_installs_if_uv_fails_or_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PIP_FIND_LINKS", "/wheels")
@@ -116,7 +116,7 @@ def test_uv_gets_pips_settings_and_pip_takes_over_where_uv_fails_or_is_not_there
 
 
 @pytest.mark.parametrize("build", ["cpu", "cuda", "macos", "rocm"])
-def test_every_step_but_rocms_torch_requires_hashes(build: str) -> None:
+def test_all_steps_except_rocm_torch_require_hashes(build: str) -> None:
     steps = environment.plan(PYTHON, build, "3.11.7")
     assert [step.optional for step in steps] == [True, False, False, False, False, True]
     assert steps[3 if build == "rocm" else 2].title.startswith("torch")
@@ -125,11 +125,11 @@ def test_every_step_but_rocms_torch_requires_hashes(build: str) -> None:
         assert hashed is not (build == "rocm" and step.title.startswith("torch"))
 
 
-# ---- Doing it, with uv and venv replaced
+# ---- Setup, with uv and venv replaced
 
 
 class Setup:
-    """Run environment.setup on a temporary folder, and record what it would have done."""
+    """Run environment.setup on a temporary folder, and record its calls."""
 
     def __init__(self, venv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.venv, self.cleared, self.installed = venv, [], []
@@ -161,7 +161,7 @@ def test_second_setup_does_nothing(setup: Setup) -> None:
     assert (setup.installed, setup.cleared) == (["cpu"], [False])
 
 
-def test_changed_lock_makes_a_fresh_environment(
+def test_changed_lock_replaces_environment(
     setup: Setup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     locks = tmp_path / "locks"
@@ -177,9 +177,7 @@ def test_changed_lock_makes_a_fresh_environment(
     assert setup.cleared == [False, True]
 
 
-def test_a_requested_build_and_python_stay_and_a_new_gpu_brings_its_own(
-    setup: Setup, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_requested_build_and_python_stay(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     assert setup()
     setup.facts = NVIDIA
     assert setup()
@@ -192,7 +190,7 @@ def test_a_requested_build_and_python_stay_and_a_new_gpu_brings_its_own(
     assert json.loads((setup.venv / environment.STAMP).read_text())["python"] == "3.13.0"
 
 
-def test_interrupted_setup_is_made_afresh(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeat_interrupted_setup(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(venv: Path, build: str, version: str) -> None:
         (venv / environment.LOG).touch()
         (venv / "lib" / "half_installed").mkdir(parents=True)
@@ -208,7 +206,7 @@ def test_interrupted_setup_is_made_afresh(setup: Setup, monkeypatch: pytest.Monk
     assert not (setup.venv / "lib").exists()
 
 
-def test_exit_codes_of_an_unknown_build_and_an_interruption(
+def test_exit_codes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with pytest.raises(SystemExit) as ended:

@@ -1,4 +1,4 @@
-"""Test containers/fetch.py: the locks' files by the host's pip settings; parts of engine.py."""
+"""Test containers/fetch.py, and parts of engine.py."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ wheel.find-links='/wheel'
 """
 
 
-def test_pips_settings_are_those_of_its_files_and_then_of_its_variables():
+def test_pip_settings_from_files_and_variables():
     assert fetch.pip_settings(LISTED, {"https_proxy": "http://proxy", "NO_PROXY": "localhost"}) == {
         "PIP_INDEX_URL": "https://me:password@pypi.example.com/simple",
         "PIP_EXTRA_INDEX_URL": "https://a.example.com/simple https://b.example.com/simple",
@@ -43,9 +43,7 @@ def test_pips_settings_are_those_of_its_files_and_then_of_its_variables():
 
 
 @pytest.mark.parametrize("variable", fetch.BUNDLES)
-def test_a_companys_certificates_are_those_of_the_environment_else_of_the_system(
-    variable, monkeypatch
-):
+def test_certificates_from_environment_or_system(variable, monkeypatch):
     assert fetch.pip_settings("", {variable: "/company.pem"}) == {"PIP_CERT": "/company.pem"}
     monkeypatch.setattr(
         fetch.ssl, "get_default_verify_paths", lambda: SimpleNamespace(cafile="/system.pem")
@@ -55,7 +53,7 @@ def test_a_companys_certificates_are_those_of_the_environment_else_of_the_system
     assert fetch.pip_settings("", {}) == {}
 
 
-def test_local_folders_are_mounted_and_an_index_with_the_files_beside_it(tmp_path):
+def test_mount_local_folders_and_index_with_its_files(tmp_path):
     for name in ("wheels", "mirror/simple", "page"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "page/index.html").write_text("")
@@ -74,7 +72,7 @@ def test_local_folders_are_mounted_and_an_index_with_the_files_beside_it(tmp_pat
     assert fetch.folders_of({"PIP_INDEX_URL": "file:///", "PIP_FIND_LINKS": "/"}) == []
 
 
-def test_the_settings_lie_in_a_folder_for_the_caller_alone_and_are_gone_afterwards(tmp_path):
+def test_private_folder(tmp_path):
     bundle = tmp_path / "company.pem"
     bundle.write_text("certificate")
     with fetch.private_folder(
@@ -94,7 +92,7 @@ def test_the_settings_lie_in_a_folder_for_the_caller_alone_and_are_gone_afterwar
     assert not folder.exists()
 
 
-def test_what_the_engine_shows_of_the_fetching_container_holds_no_secret(tmp_path, monkeypatch):
+def test_container_configuration_has_no_secret(tmp_path, monkeypatch):
     monkeypatch.setattr(
         fetch,
         "listed_by_pip",
@@ -114,7 +112,7 @@ def test_what_the_engine_shows_of_the_fetching_container_holds_no_secret(tmp_pat
         return 0, []
 
     monkeypatch.setattr(engine, "run", run)
-    client = docker.DockerClient(version="1.41")  # only makes the configuration; nothing is sent
+    client = docker.DockerClient(version="1.41")  # only for create_host_config, which sends nothing
     monkeypatch.setattr(client.api, "info", dict)
     fetch.download(client, IMAGE, "base", tmp_path, print)
     assert len(shown) == 1
@@ -122,7 +120,7 @@ def test_what_the_engine_shows_of_the_fetching_container_holds_no_secret(tmp_pat
     assert json.loads(shown[0])[2]["host_config"]["NetworkMode"] == "host"
 
 
-def test_an_interrupted_download_is_taken_up_and_a_complete_one_used(tmp_path, monkeypatch):
+def test_resume_download_and_reuse_complete_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     facts = {"python": "3.12.3", "machine": "x86_64"}
     seen: list[list[str]] = []
@@ -131,7 +129,7 @@ def test_an_interrupted_download_is_taken_up_and_a_complete_one_used(tmp_path, m
         seen.append(sorted(file.name for file in folder.iterdir()))
         (folder / f"file{len(seen)}").write_text("")
         if len(seen) == 1:
-            raise HostError("the network went away")
+            raise HostError("the network is down")
 
     monkeypatch.setattr(fetch, "download", download)
     with pytest.raises(HostError):
@@ -146,8 +144,8 @@ def test_an_interrupted_download_is_taken_up_and_a_complete_one_used(tmp_path, m
 # ---- The engine
 
 
-def test_a_failure_inside_an_answer_is_raised():
-    events = engine.failing(iter([{"stream": "fine"}, {"error": "it broke"}]))
+def test_raise_error_in_response():
+    events = engine.raise_errors(iter([{"stream": "fine"}, {"error": "it broke"}]))
     assert next(events) == {"stream": "fine"}
     with pytest.raises(docker.errors.APIError, match="it broke"):
         next(events)

@@ -1,7 +1,4 @@
-"""Test containers/images.lock.yaml.
-
-What it promises, what its reader rejects, and what an image's tag is a hash of.
-"""
+"""Test containers/images.lock.yaml and images.py, which reads it."""
 
 from __future__ import annotations
 
@@ -28,8 +25,8 @@ SEEDS = ("seed_mi300x", "seed_mi350x")
 
 # Requires-Dist of TRL's extra `vllm`, from PyPI's metadata of each release.
 TRL_TAKES = {"0.20.0": ">=0.8.3", "0.26.2": "<0.12.0,>=0.10.2", "1.16.0": "<=0.31.0,>=0.22.0"}
-# Requires-Dist of vLLM for transformers, likewise. 0.8.6 was never released; a development build of
-# it states what 0.8.5 does.
+# Requires-Dist of vLLM for transformers, from the same source. 0.8.6 was never released, so use the
+# range of 0.8.5.
 VLLM_TAKES = {
     "0.8.6": ">=4.51.1", "0.11.2": "<5,>=4.56.0", "0.28.0": ">=5.5.3", "0.30.0": ">=5.10.4",
     "0.31.0": "<5.18.0,>=5.10.4",
@@ -37,12 +34,12 @@ VLLM_TAKES = {
 
 
 def pins(file: Path) -> dict[str, str]:
-    """Return the versions of a lock, the newest Python's if a marker makes a difference."""
+    """Return the versions in a lock. If markers differ, return the last version."""
     return dict(re.findall(r"^([A-Za-z0-9._-]+)==(\S+)", file.read_text(), flags=re.MULTILINE))
 
 
 def installed(image: Image) -> dict[str, str]:
-    """Return what an image's locks put into it; a later lock lines earlier ones."""
+    """Return the versions that an image's locks install."""
     return {
         name: version
         for lock in image.locks
@@ -50,10 +47,10 @@ def installed(image: Image) -> dict[str, str]:
     }
 
 
-# ---- What the file promises
+# ---- The file
 
 
-def test_every_image_of_the_plan_is_there():
+def test_names_of_images():
     rocm = {"rocm", "rocm_gfx908", "rocm_gfx906", "rocm_rdna", "rocm_strix_halo"}
     assert set(ENTRIES) == {*rocm, *SEEDS, "cpu", "sandbox"}
 
@@ -61,8 +58,8 @@ def test_every_image_of_the_plan_is_there():
 @pytest.mark.parametrize(
     "name", sorted(file.stem for file in (CONF / "hardware").glob("*.yaml") if file.stem != "auto")
 )
-def test_the_image_of_a_hardware_serves_it(name):
-    """Check its target, TRL, Liger where Triton is, and packages of fp8 and nf4."""
+def test_image_supports_its_hardware(name):
+    """Check GPU target, TRL, Liger (with Triton), and packages for fp8 and nf4."""
     hardware = composed(f"hardware={name}").hardware
     if hardware.container == "none":
         assert hardware.vendor.name == "nvidia"
@@ -72,17 +69,17 @@ def test_the_image_of_a_hardware_serves_it(name):
     assert hardware.gfx in image.gfx
     assert image.trl == trainer_args()["trl"]
     assert ("liger-kernel" in packages) is hardware.triton
-    # A CPU computes in nf4 outside its image, for tests.
+    # For tests, a CPU supports nf4, but not in its image.
     low = {"fp8", "nf4"} & set(hardware.precisions) and name != "cpu"
     assert bool({"torchao", "bitsandbytes"} <= packages) is bool(low)
 
 
-def test_a_group_for_every_image_and_an_image_for_every_group():
+def test_container_options_match_images():
     groups = {
         file.stem: yaml.safe_load(file.read_text()) for file in (CONF / "container").glob("*.yaml")
     }
     assert set(groups) == {*ENTRIES, "auto", "none", "custom"} - {"sandbox"}, (
-        "no run starts in the sandbox"
+        "no run uses the sandbox"
     )
     assert all(content["name"] == name for name, content in groups.items())
     assert {name for name, content in groups.items() if set(content) != {"name"}} == {"custom"}
@@ -90,20 +87,20 @@ def test_a_group_for_every_image_and_an_image_for_every_group():
 
 
 @pytest.mark.parametrize("name", STACKS)
-def test_the_packages_of_an_image_go_together(name):
+def test_versions_in_image_are_compatible(name):
     image, packages = ENTRIES[name], installed(ENTRIES[name])
     assert image.trl == packages["trl"]
     if image.vllm not in (images.NONE, images.UNKNOWN):
         assert SpecifierSet(TRL_TAKES[image.trl]).contains(image.vllm)
         assert SpecifierSet(VLLM_TAKES[image.vllm]).contains(packages["transformers"])
-    assert image.locks[0] == "cpu/tools.lock", "what builds the others"
-    # torch is the base's own; only the cpu image installs one.
+    assert image.locks[0] == "cpu/tools.lock", "the build tools come first"
+    # Only the cpu image installs torch; the other bases have it.
     assert packages.get("torch") == (f"{image.torch}+cpu" if name == "cpu" else None)
     builds = r"(nvidia|cuda)-|(pytorch-)?triton|vllm|flash-attn"
     assert not [package for package in packages if re.match(builds, package)]
 
 
-def test_one_base_has_one_digest():
+def test_each_base_has_one_digest():
     stated = {(image.base, image.digest) for image in ENTRIES.values()}
     assert len(stated) == len({base for base, _ in stated})
 
@@ -112,7 +109,7 @@ def test_one_base_has_one_digest():
 
 
 @pytest.mark.parametrize("name", SEEDS)
-def test_a_seeds_lock_holds_what_its_source_asks_for(name):
+def test_seed_lock_satisfies_its_source(name):
     folder = images.FOLDER / name
     lines = [
         line.split("#")[0].strip() for line in (folder / "requirements.in").read_text().splitlines()
@@ -128,7 +125,7 @@ def test_a_seeds_lock_holds_what_its_source_asks_for(name):
             assert SpecifierSet(specifier).contains(locked[package])
 
 
-# ---- What the reader rejects
+# ---- Validation
 
 VALID = {
     "base": "example.com/a/base:1.0",
@@ -148,7 +145,7 @@ VALID = {
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Make a containers/ for one test."""
+    """Return a temporary folder that replaces containers/."""
     for name in "Dockerfile other/Dockerfile install.py probe.py one.lock two.lock".split():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(f"content of {name}\n")
@@ -161,7 +158,7 @@ def written(folder: Path, text: str) -> Path:
     return folder / "images.lock.yaml"
 
 
-def test_a_valid_entry_is_read_as_it_stands(folder):
+def test_read_valid_entry(folder):
     image = images.load(written(folder, yaml.safe_dump({"images": {"mine": VALID}})))["mine"]
     assert dataclasses.asdict(image) == {
         "name": "mine",
@@ -183,12 +180,12 @@ def test_a_valid_entry_is_read_as_it_stands(folder):
     ({"pushed": "example.com/mine:1.0"}, "pushed"),
     ({"flavour": "x"}, "flavour"),
 ])  # fmt: skip
-def test_a_wrong_field_is_named(folder, change, key):
+def test_reject_wrong_field(folder, change, key):
     with pytest.raises(UserError, match=rf"images\.mine\.{key}\b"):
         images.entry("mine", {**VALID, **change})
 
 
-def test_missing_files_and_fields_are_named(folder):
+def test_reject_missing_files_and_fields(folder):
     locks = ["one.lock", "three.lock", "four.lock"]
     with pytest.raises(UserError, match=r"containers/three\.lock, containers/four\.lock"):
         images.entry("mine", {**VALID, "locks": locks})
@@ -200,14 +197,12 @@ def test_missing_files_and_fields_are_named(folder):
 # ---- The tag
 
 
-def test_a_pushed_image_is_started_by_its_digest(folder):
+def test_reference_of_pushed_image(folder):
     tag, digest = images.entry("mine", VALID).tag, "sha256:" + "1" * 64
     image = images.entry("mine", {**VALID, "pushed": f"example.com/mine:{tag}@{digest}"})
     assert image.reference == f"example.com/mine@{digest}"
     older = images.entry("mine", {**VALID, "pushed": f"example.com/mine:{'0' * 16}@{digest}"})
-    assert older.reference == older.local_reference, (
-        "what was pushed is not what would be built now"
-    )
+    assert older.reference == older.local_reference, "the pushed image was built from other inputs"
     assert image.local_reference == f"rocm-recipes/mine:{image.tag}"
 
 
@@ -222,10 +217,13 @@ OTHERS["pushed"] = f"example.com/mine:{'0' * 16}@sha256:{'1' * 64}"
         ({"digest": "unverified"}, False),
         ({"dockerfile": "other/Dockerfile"}, False),
         *(({"locks": locks}, False) for locks in (["one.lock"], ["two.lock", "one.lock"], [])),
-        ({**dict.fromkeys(images.VERSIONS, "unknown"), **OTHERS}, True),  # statements about it
+        (
+            {**dict.fromkeys(images.VERSIONS, "unknown"), **OTHERS},
+            True,
+        ),  # not inputs
     ],
 )
-def test_the_tag_is_of_the_base_and_of_what_goes_in(folder, change, same):
+def test_tag_depends_on_base_and_inputs(folder, change, same):
     before = images.entry("mine", VALID).tag
     (folder / "build.py").write_text("another file")
     os.utime(folder / "one.lock", (0, 0))
@@ -234,7 +232,7 @@ def test_the_tag_is_of_the_base_and_of_what_goes_in(folder, change, same):
 
 
 @pytest.mark.parametrize("file", ["Dockerfile", "install.py", "probe.py", "one.lock", "two.lock"])
-def test_any_file_that_goes_in_changes_the_tag(folder, file):
+def test_tag_changes_with_each_input_file(folder, file):
     before = images.entry("mine", VALID).tag
     (folder / file).write_text("changed")
     assert images.entry("mine", VALID).tag != before

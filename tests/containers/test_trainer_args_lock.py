@@ -1,7 +1,4 @@
-"""Test that containers/trainer_args.lock.json is what the installed packages say.
-
-The launcher checks arguments without importing them.
-"""
+"""Compare containers/trainer_args.lock.json with the installed packages."""
 
 from __future__ import annotations
 
@@ -16,12 +13,12 @@ from launch.schema.trainer_args import LOCK, NOT_SETTABLE, OWNED, lock
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_lock_is_up_to_date():
+def test_lock_is_up_to_date():
     assert json.loads(LOCK.read_text()) == lock_trainer_args.lock(), "run `make lock`"
 
 
-def test_the_engines_arguments_are_of_the_vllm_that_is_pinned():
-    """Notice another version here: without vLLM the list is not made anew."""
+def test_engine_arguments_match_pinned_vllm():
+    """Compare versions, since `make lock` does not update the list without vLLM."""
     assert f"\nvllm-cpu=={lock()['vllm']} ;" in (ROOT / "containers/cpu/vllm.lock").read_text(), (
         "run `make vllm`, then `make lock`"
     )
@@ -30,10 +27,10 @@ def test_the_engines_arguments_are_of_the_vllm_that_is_pinned():
     assert {"fp8", "auto"} <= set(engine["kv_cache_dtype"]["names"])
     assert "ROCM_AITER_FA" in engine["attention_backend"]["names"]
     assert engine["compilation_config"]["types"] == ["dict"]
-    assert "names" not in engine["quantization"]  # any plugin's
+    assert "names" not in engine["quantization"]  # plugins can add words
 
 
-def test_what_is_called_removed_is_removed():
+def test_removed_arguments_are_absent():
     for name in ("SFTConfig", "DPOConfig", "GRPOConfig"):
         assert set(NOT_SETTABLE["removed"]) & set(lock()["arguments"][f"trl.{name}"]) == set()
 
@@ -44,8 +41,8 @@ def test_owned_arguments_exist_in_some_class():
 
 
 @pytest.mark.parametrize("name", ["SFTConfig", "DPOConfig", "GRPOConfig"])
-def test_words_are_those_the_trainer_takes(name):
-    """Include defaults, and the losses that TRL's documentation names."""
+def test_words_match_trainer(name):
+    """Check that the words include the defaults and the losses in TRL's documentation."""
     arguments = lock()["arguments"][f"trl.{name}"]
     for argument, entry in arguments.items():
         if "names" in entry and entry["default"] is not None:

@@ -1,4 +1,4 @@
-"""Test the lock against an image, the probe, and the digest that a push writes into the lock."""
+"""Test verify.py, probe.py and the digest that push.py writes into the lock."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tests.helpers.build_examples import FOUND, IMAGE, OPEN
 ROOT = Path(__file__).parents[2]
 
 
-# ---- The lock against what was found
+# ---- The lock and the image
 
 
 @pytest.mark.parametrize(("stated", "actual", "match"), [
-    ("rocm 7.2.3", "7.2.53211", True),  # by major and minor
+    ("rocm 7.2.3", "7.2.53211", True),  # compare major and minor
     ("rocm 7.2", "7.14.0", False),
     ("2.13", "2.13.5+rocm7.2", True),
     ("2.13", "2.1.3", False),
@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[2]
     ("3.1", "3.12.13", False),
     ("2.13", "unreadable", False),
 ])  # fmt: skip
-def test_a_version_belongs_to_a_release(stated, actual, match):
+def test_version_matches_release(stated, actual, match):
     field, _, version = stated.rpartition(" ")
     assert verify.matches(field or "torch", version, actual) is match
 
@@ -62,7 +62,7 @@ def test_a_version_belongs_to_a_release(stated, actual, match):
         ),
     ],
 )
-def test_every_field_that_differs_is_named(image, change, wrong, notes):
+def test_report_all_differences(image, change, wrong, notes):
     image, probed = dataclasses.replace(IMAGE, **image), {**FOUND, **change}
     if not wrong:
         assert verify.check_entry(image, probed, base_replaced=False) == notes
@@ -72,10 +72,10 @@ def test_every_field_that_differs_is_named(image, change, wrong, notes):
     assert str(error.value).splitlines()[1:-1] == [f"  {line}" for line in wrong]
 
 
-def test_only_python_may_differ_and_only_on_a_base_of_ones_own():
+def test_only_python_may_differ_with_another_base():
     probed = {**FOUND, "python": "3.11.2"}
-    message = "note: python: the lock says 3.12, the image has 3.11.2 (the base is not the lock's)"
-    assert verify.check_entry(OPEN, probed, base_replaced=True) == [message]
+    (note,) = verify.check_entry(OPEN, probed, base_replaced=True)
+    assert note.startswith("note: python: ")
     for image, replaced in ((OPEN, False), (IMAGE, True)):
         with pytest.raises(BuildFailed, match=r"contradicts the image mine:\n  python: "):
             verify.check_entry(image, probed, base_replaced=replaced)
@@ -84,7 +84,7 @@ def test_only_python_may_differ_and_only_on_a_base_of_ones_own():
 # ---- The probe
 
 
-def test_the_probe_prints_one_line_of_this_environment():
+def test_probe_prints_one_line():
     done = subprocess.run(
         [sys.executable, ROOT / "containers/probe.py"], capture_output=True, text=True, check=True
     )
@@ -109,7 +109,7 @@ images:
 """
 
 
-def test_one_value_of_the_lock_changes(tmp_path):
+def test_write_pushed_changes_one_value(tmp_path):
     lock = tmp_path / "images.lock.yaml"
     lock.write_text(LOCK)
     assert push.write_pushed(lock, "first_and_more", "x/first@d")

@@ -221,7 +221,7 @@ def work(run_dir: Path, *overrides: str) -> tuple[str, str]:
     content = rank_config(make_plan(config, host_with(0), run_dir))
     content = OmegaConf.create(content)
     args = recipe.SampleConfig(**content.trainer_args)
-    sampled, judged = batches.stores(content, args, recipe.prompts(content, args))
+    sampled, judged = batches.open_stores(content, args, recipe.prompts(content, args))
     return sampled.folder.name, judged.folder.name
 
 
@@ -259,7 +259,7 @@ def test_nothing_kept_says_what_to_loosen_and_the_samples_serve_again(begun, who
     assert (refused["code"], refused["status"]) == (2, "failed")
     reuse = f"reuse={begun / SAMPLE}"
     for words in (
-        "none of 24 samples is kept: 0 reach threshold=0.9",
+        "none of 24 samples is selected: 0 reach threshold=0.9",
         "best score is 0",
         "better model",
         "method.args.sample",

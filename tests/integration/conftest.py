@@ -1,7 +1,7 @@
-"""Share a real engine, a registry, a base of Debian's packages, and the cpu image built on it.
+"""Share a docker engine, a registry, a Debian base image, and the cpu image built on it.
 
-If nothing can be pulled, a base is made with mmdebstrap and imported. The base and the cpu image
-stay for the next run, which finds both up to date. All else that a test makes is removed.
+If no base can be pulled, make one with mmdebstrap. The base and the cpu image stay for later test
+runs. Everything else is removed.
 """
 
 from __future__ import annotations
@@ -30,41 +30,46 @@ from xdist.scheduler import LoadFileScheduling
 
 from containers import engine as engines
 from containers import fetch, images, install
-from containers.engine import failing
+from containers.engine import raise_errors
 from tests.conftest import ROOT
 
 BUILD = [sys.executable, str(ROOT / "containers/build.py")]
 BASE = "rocm-recipes-test/debian-python"
 FAKE_ROCM = "fake-rocm"
-# What the fake base has.
-TRUTH = {"torch": "2.13", "rocm": "7.2.0", "vllm": "0.31.0", "gfx": ["gfx90a", "gfx942"]}
-# python3-venv: Debian keeps ensurepip there. ca-certificates: Python has no list of its own.
+# Contents of the fake ROCm base.
+FAKE_ENTRY = {
+    "torch": "2.13",
+    "rocm": "7.2.0",
+    "vllm": "0.31.0",
+    "gfx": ["gfx90a", "gfx942"],
+}
+# python3-venv has ensurepip. ca-certificates has the certificates that Python uses.
 PACKAGES = "python3,python3-venv,ca-certificates"
 SOURCES = ("sources.list", "sources.list.d/debian.sources", "sources.list.d/ubuntu.sources")
-PATIENCE_S = 480  # for what takes a minute on two busy cores
-# Files whose tests share the docker engine. They count its images and containers, so one process
-# runs them all.
+PATIENCE_S = 480  # timeout of operations that take a minute on two busy cores
+# Files whose tests use the docker engine. They count images and containers, so they run in one
+# process.
 WITH_ENGINE = {
     "test_docker_runs.py",
     "test_image_build.py",
     "test_image_secrets.py",
     "test_sandbox.py",
 }
-# Files that take minutes. They begin before the others, so that no process waits long for another.
+# Files that take minutes. They start first, so that all processes end at about the same time.
 LONG = """
 test_clean_clone.py test_split.py test_kernels.py test_tunings.py test_slurm.py test_compiled.py
 """.split()
 
 
-def lacking(what: str) -> None:
-    """Skip on a user's machine; fail in CI, which installs it and would otherwise test nothing."""
+def skip_without(requirement: str) -> None:
+    """Skip the test, or fail in CI, which installs all requirements."""
     if os.environ.get("CI") == "true":
-        pytest.fail(what)
-    pytest.skip(what)
+        pytest.fail(requirement)
+    pytest.skip(requirement)
 
 
 def started(*arguments: str, cwd: Path) -> subprocess.Popen:
-    """Start a launcher in the background; its output goes to the file `output` of `cwd`."""
+    """Start a launcher in the background, with its output in the file `output` of `cwd`."""
     argv = [sys.executable, str(ROOT / "launch/run.py"), *arguments]
     env = {**os.environ, "COLUMNS": "200"}
     with (cwd / "output").open("w") as log:
@@ -73,20 +78,20 @@ def started(*arguments: str, cwd: Path) -> subprocess.Popen:
         )
 
 
-def wait_until(reached: Callable[[], Any], launcher: subprocess.Popen | None = None) -> Any:
-    """Return what `reached` returns once that is true; fail if `launcher` ends first."""
+def wait_until(condition: Callable[[], Any], launcher: subprocess.Popen | None = None) -> Any:
+    """Wait until `condition()` is true, and return its value. Fail if `launcher` ends first."""
     deadline = time.monotonic() + PATIENCE_S
-    while not (value := reached()):
+    while not (value := condition()):
         assert launcher is None or launcher.poll() is None, "the launcher ended first"
         assert time.monotonic() < deadline, f"waited {PATIENCE_S} s"
         time.sleep(0.05)
     return value
 
 
-class OneProcessForTheEngine(LoadFileScheduling):
-    """Give whole files to whichever process is free, and all files of the engine to one process.
+class EngineScheduling(LoadFileScheduling):
+    """Distribute files to processes, and all files that use the engine to the same process.
 
-    loadgroup ignores its marks here, since it renames tests in a way that pytest 9 does not know.
+    xdist's loadgroup does not work, because it renames tests in a way that pytest 9 ignores.
     """
 
     def _split_scope(self, nodeid: str) -> str:
@@ -94,8 +99,8 @@ class OneProcessForTheEngine(LoadFileScheduling):
         return "engine" if Path(file).name in WITH_ENGINE else file
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log) -> OneProcessForTheEngine:
-    return OneProcessForTheEngine(config, log)
+def pytest_xdist_make_scheduler(config: pytest.Config, log) -> EngineScheduling:
+    return EngineScheduling(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -107,8 +112,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "engine" in item.fixturenames and item.path.name not in WITH_ENGINE:
             raise pytest.UsageError(
-                f"{item.nodeid} uses the docker engine: name its file in WITH_ENGINE "
-                "(tests/integration/conftest.py)"
+                f"{item.nodeid} uses the docker engine. Add its file to WITH_ENGINE "
+                "(tests/integration/conftest.py)."
             )
 
 
@@ -118,7 +123,7 @@ def engine() -> Iterator[docker.DockerClient]:
         client = docker.from_env(timeout=600)
         client.ping()
     except docker.errors.DockerException as error:
-        return lacking(f"no docker engine: {error}")
+        return skip_without(f"no docker engine: {error}")
     yield client
     client.close()
     return None
@@ -128,10 +133,10 @@ def engine() -> Iterator[docker.DockerClient]:
 def registry(
     engine: docker.DockerClient, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[str]:
-    """Yield host:port of a registry that is empty at first."""
+    """Yield host:port of a new registry."""
     program = shutil.which("docker-registry")
     if program is None:
-        return lacking("no docker-registry (Debian: apt-get install docker-registry)")
+        return skip_without("no docker-registry (Debian: apt-get install docker-registry)")
     folder = tmp_path_factory.mktemp("registry")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -150,7 +155,7 @@ def registry(
         for image in engine.images.list():
             for name in [*image.tags, *image.attrs["RepoDigests"]]:
                 if name.startswith(f"{address}/"):
-                    # Its digest went with its last tag.
+                    # The digest is deleted together with its last tag.
                     with contextlib.suppress(docker.errors.ImageNotFound):
                         engine.images.remove(name)
         process.terminate()
@@ -170,16 +175,16 @@ def answers(address: str) -> bool:
 def pushed(engine: docker.DockerClient, image: str, repository: str) -> str:
     """Push an image, and return its repository@digest."""
     assert engine.images.get(image).tag(repository, "1")
-    events = failing(engine.api.push(repository, "1", stream=True, decode=True))
+    events = raise_errors(engine.api.push(repository, "1", stream=True, decode=True))
     (digest,) = {event["aux"]["Digest"] for event in events if "aux" in event}
     return f"{repository}@{digest}"
 
 
 @pytest.fixture(scope="session")
 def base(engine: docker.DockerClient, registry: str) -> str:
-    """Return a small Debian (or Ubuntu, like the host) with Python, by its registry digest."""
+    """Return a small Debian or Ubuntu image with Python, by its digest in the registry."""
     if shutil.which("mmdebstrap") is None:
-        return lacking("no mmdebstrap (Debian, Ubuntu: apt-get install mmdebstrap)")
+        return skip_without("no mmdebstrap (Debian, Ubuntu: apt-get install mmdebstrap)")
     suite = platform.freedesktop_os_release()["VERSION_CODENAME"]
     sources = [file for name in SOURCES if (file := Path("/etc/apt") / name).is_file()]
     recipe = ["--quiet", "--variant=minbase", f"--include={PACKAGES}", suite]
@@ -198,32 +203,32 @@ def base(engine: docker.DockerClient, registry: str) -> str:
 
 
 def build(*arguments: str, **options) -> subprocess.CompletedProcess:
-    """Run `python containers/build.py ...`; `environ` adds to the environment."""
+    """Run `python containers/build.py ...` with additional environment variables."""
     env = {**os.environ, "COLUMNS": "200", **options.pop("environ", {})}
     return subprocess.run([*BUILD, *arguments], env=env, capture_output=True, text=True, **options)
 
 
 @pytest.fixture(scope="session")
 def cpu_image(base: str) -> str:
-    """Return the cpu image's reference, built on the base unless it exists."""
+    """Return the cpu image's reference. Build it if it does not exist."""
     done = build("image=cpu", f"base={base}")
     assert done.returncode == 0, done.stdout + done.stderr
     print(done.stdout)
     return images.load()["cpu"].local_reference
 
 
-# ---- Tiny images: their own lock file, and one wheel
+# ---- Tiny images with their own lock file and one wheel
 
 
 def stanzas(file: Path, lock: str, *names: str) -> Path:
-    """Write a lock with a few requirements of another, hashes included."""
+    """Write a lock with some requirements of another lock, with their hashes."""
     pins = [pin for pin in install.read_lock(images.FOLDER / lock, lock) if pin.name in names]
     file.write_text("".join(f"{pin.text}\n" for pin in pins))
     return file
 
 
 def lock_of(folder: Path, base: str, name: str = "tiny", **fields) -> Path:
-    """Write an images.lock.yaml with one entry: by default the base's values, and setuptools."""
+    """Write an images.lock.yaml with one entry, by default with setuptools."""
     repository, _, digest = base.partition("@")
     entry = {
         "base": f"{repository}:1",
@@ -246,7 +251,7 @@ def lock_of(folder: Path, base: str, name: str = "tiny", **fields) -> Path:
 
 @pytest.fixture
 def remove(engine) -> Iterator[list[str]]:
-    """Yield a list of references that are removed after the test."""
+    """Yield a list. Images whose references a test appends are removed after the test."""
     references: list[str] = []
     yield references
     for reference in references:
@@ -256,9 +261,9 @@ def remove(engine) -> Iterator[list[str]]:
 
 @pytest.fixture
 def tiny(base, tmp_path, remove):
-    """Return `tiny("check=true", torch="2.0")`, which builds from a lock of one entry.
+    """Return a function that builds a tiny image, for example `tiny("check=true", torch="2.0")`.
 
-    The entry has the given fields; `tiny` knows its reference.
+    Keywords are fields of its entry. `tiny.reference` is the reference of the last image.
     """
 
     def call(
@@ -278,18 +283,15 @@ def tiny(base, tmp_path, remove):
 
 @pytest.fixture
 def nothing_is_left(engine) -> Iterator[None]:
-    """Check that no build leaves a container or an unnamed image.
-
-    What an earlier build that was killed left is not counted.
-    """
-    before = unnamed(engine), of_builds(engine)
+    """Check that no build of the test leaves a container or an unnamed image."""
+    before = unnamed(engine), build_containers(engine)
     yield
     assert unnamed(engine) <= before[0]
-    assert of_builds(engine) <= before[1]
+    assert build_containers(engine) <= before[1]
 
 
-def of_builds(engine) -> set[str]:
-    """Return the containers of builds, running or not."""
+def build_containers(engine) -> set[str]:
+    """Return the ids of builds' containers in any state."""
     return {
         container.id
         for container in engine.containers.list(
@@ -299,7 +301,7 @@ def of_builds(engine) -> set[str]:
 
 
 def unnamed(engine) -> set[str]:
-    """Return unnamed images of builds without those that a container still needs."""
+    """Return the ids of builds' unnamed images that no container uses."""
     used = {container["ImageID"] for container in engine.api.containers(all=True)}
     return {
         image.id for image in engine.images.list(filters={"dangling": True, "label": engines.BUILD})
@@ -314,15 +316,12 @@ def inside(engine, image: str, *argv: str, **options) -> str:
     return output.decode()
 
 
-# ---- A base as AMD's are
+# ---- A base like AMD's
 
 
 @pytest.fixture(scope="session")
 def fake_rocm(engine, base, registry, tmp_path_factory) -> Iterator[str]:
-    """Yield a base like AMD's: a torch for AMD GPUs, a vLLM and a pip, but no ensurepip.
-
-    Only the kernels are missing.
-    """
+    """Yield a base like AMD's, with stubs of torch for AMD GPUs and vLLM, without ensurepip."""
     folder = tmp_path_factory.mktemp(FAKE_ROCM)
     (folder / "torch.py").write_text(
         textwrap.dedent("""
@@ -343,7 +342,7 @@ def fake_rocm(engine, base, registry, tmp_path_factory) -> Iterator[str]:
     ):
         metadata = folder / f"{package}-{version}.dist-info" / "METADATA"
         metadata.parent.mkdir()
-        # Real bases have packages like `broken`: unmet needs, but nothing of ours needs them.
+        # Real bases have packages like `broken`, with unmet requirements that do not affect ours.
         metadata.write_text(
             f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n"
             "Requires-Dist: not-there==1\n"
@@ -366,7 +365,7 @@ def fake_rocm(engine, base, registry, tmp_path_factory) -> Iterator[str]:
     engine.images.remove(FAKE_ROCM)
 
 
-# ---- What an engine sends, as a file
+# ---- Responses of an engine as a file
 
 
 class Chunks(io.RawIOBase):

@@ -1,9 +1,9 @@
-"""Make the runs of test_split.py fail, by a GRPO reward and a plugin of vLLM as users have them.
+"""Make the runs of test_split.py fail, with a GRPO reward and a plugin of vLLM.
 
-A test copies this file to where it starts the launcher. Each line of the file `fault` there says
-what happens at which step, for example `hang 2` (the last rank) or `first 3` (the first rank dies).
-Lines are taken in turn. The process that meets its fault removes the line first, so that it happens
-once.
+A test copies this file into the launcher's working directory. Each line of the file `fault` there
+has a fault and its step, for example `hang 2` (the last rank hangs) or `first 3` (the first rank
+dies). Lines are processed in order. A process removes the line before it fails, so that each fault
+happens once.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ FAULT = Path("fault")
 
 
 def reward(prompts, completions, trainer_state, **columns) -> list[float]:
-    """Return 0 to 1 by a completion's text: random, and the same in every run.
+    """Return a reward from 0 to 1 that depends only on the completion's text.
 
-    A rank meets its fault here, inside a step.
+    Ranks fail here, inside a step.
     """
     if program.rank() == 0:
         with Path("trained").open("a") as file:
@@ -40,11 +40,8 @@ def reward(prompts, completions, trainer_state, **columns) -> list[float]:
 
 
 def register() -> None:
-    """Have the server die in the middle of a weight transfer.
-
-    vLLM calls this in each of its processes.
-    """
-    from recipes.smoke.gloo_server import GlooWeightTransferEngine  # ranks have no vLLM to import
+    """Make the server die during a weight transfer. vLLM calls this in each of its processes."""
+    from recipes.smoke.gloo_server import GlooWeightTransferEngine  # ranks cannot import vLLM
 
     receive_all, count = GlooWeightTransferEngine.receive_weights, itertools.count(1)
 
@@ -87,7 +84,7 @@ def hang_here() -> None:
 
 
 def lose_launcher() -> None:
-    """Stay in this step until this rank is told to stop, so that the step is known."""
+    """Kill the launcher, and stay in this step until the rank gets a signal."""
     os.kill(int(os.environ["ROCM_RECIPES_PROCESS"].partition("/")[0]), signal.SIGKILL)
     while not program.stop_asked():
         time.sleep(0.02)

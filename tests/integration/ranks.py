@@ -1,9 +1,9 @@
-"""Train several configurations in turn on each rank, so that a strategy's libraries load once.
+"""Train several configurations in the same processes, so that libraries are loaded only once.
 
     python -m torch.distributed.run ... -m tests.integration.ranks <method> <run directory>...
 
-`from:to:last` trains `to` from the checkpoints of `from` up to step `last`, as a killed run would
-resume. `best+2` is two steps after the best one of `from`.
+`from:to:last` resumes: it trains `to` from the checkpoints of `from` up to step `last`. `best+2` is
+two steps after the best step of `from`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "
 
 
 def run_ranks(method: str, *steps: object, num_ranks: int = 2) -> None:
-    """Run this program on so many ranks, and check that it ends well."""
+    """Run this program on `num_ranks` ranks, and check its exit code."""
     start = TORCHRUN if num_ranks > 1 else []
     argv = [sys.executable, *start, "-m", "tests.integration.ranks", method, *map(str, steps)]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=900)
@@ -40,16 +40,16 @@ def train(recipe: Callable, run_dir: Path) -> None:
     if code:
         sys.stderr.flush()
         os._exit(code)
-    PartialState().wait_for_everyone()  # the main rank has saved
-    AcceleratorState._reset_state()  # the precision of the run before
+    PartialState().wait_for_everyone()  # until the main rank has saved
+    AcceleratorState._reset_state()  # discard the previous run's precision
 
 
-def copy_checkpoints(whole: Path, killed: Path, last: str) -> None:
-    """Copy the checkpoints of `whole` up to step `last`."""
+def copy_checkpoints(complete: Path, killed: Path, last: str) -> None:
+    """Copy the checkpoints of `complete` up to step `last`."""
     word, _, more = last.rpartition("+")
-    best = json.loads((whole / "result.json").read_text())["best_step"] if word else 0
+    best = json.loads((complete / "result.json").read_text())["best_step"] if word else 0
     if program.is_main_rank():
-        for saved in (whole / "checkpoints").iterdir():
+        for saved in (complete / "checkpoints").iterdir():
             if checkpoint.step_of(saved) <= best + int(more):
                 shutil.copytree(saved, killed / "checkpoints" / saved.name)
     PartialState().wait_for_everyone()
@@ -65,7 +65,7 @@ def main() -> None:
             copy_checkpoints(Path(copied[0]), run_dir, last)
         train(recipe, run_dir)
     sys.stdout.flush()
-    os._exit(0)  # as recipes/rank/program.py ends ranks of gloo
+    os._exit(0)  # like recipes/rank/program.py, for ranks with gloo
 
 
 if __name__ == "__main__":

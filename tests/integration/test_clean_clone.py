@@ -1,7 +1,4 @@
-"""Test the README's first command in a clean clone with its own environment.
-
-It installs and trains, and the model has learned.
-"""
+"""Test `make quickstart`, the README's first command, in a clean clone."""
 
 from __future__ import annotations
 
@@ -13,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(5400)]  # a whole quickstart
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(5400)]  # the complete quickstart
 ROOT = Path(__file__).parents[2]
 NEEDED = [name for name in ("git", "make") if shutil.which(name) is None]
 
 
 @pytest.fixture(scope="module")
 def quickstart(tmp_path_factory):
-    """Run `make quickstart` as the README says, in a clone of what is committed."""
+    """Run `make quickstart` in a clone of this repository; return the clone and the output."""
     if NEEDED:
         pytest.skip(f"needs {', '.join(NEEDED)}")
     clone = tmp_path_factory.mktemp("clone") / "repository"
@@ -42,10 +39,10 @@ def accuracies(clone: Path) -> list[float]:
     return [json.loads(file.read_text())["accuracy"] for file in results]
 
 
-def test_the_readmes_first_command_installs_trains_and_shows_what_it_gained(quickstart):
+def test_first_command_of_readme(quickstart):
     clone, output = quickstart
     after_sft, after_grpo = accuracies(clone)
-    # On problems that it never saw. Two processors had 20.0 and 26.2 points; others may have less.
+    # Two kinds of processors gained 20.0 and 26.2 points on held-out problems; others may differ.
     assert after_grpo - after_sft >= 0.15
     assert all(f"{accuracy:.1%}" in output for accuracy in (after_sft, after_grpo))
     picture = next(clone.glob("runs/quickstart/*/curves.png"))
@@ -53,7 +50,7 @@ def test_the_readmes_first_command_installs_trains_and_shows_what_it_gained(quic
     assert str(picture) in output
 
 
-def test_setup_brings_no_cuda_and_runs_once(quickstart):
+def test_setup_installs_no_cuda_and_runs_once(quickstart):
     clone, _ = quickstart
     pip = [clone / ".venv/bin/python", "-m", "pip", "list"]
     packages = subprocess.run(pip, capture_output=True, text=True, check=True).stdout

@@ -1,6 +1,6 @@
-"""Test that layers compiled by inductor have the losses of eager ones, on two ranks with gloo.
+"""Test that layers compiled by Inductor have the losses of eager layers, on two ranks with gloo.
 
-Inductor writes C++ on a CPU, so they need a compiler.
+On a CPU, Inductor needs a C++ compiler.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import pytest
 
 from tests.conftest import command
 from tests.e2e.test_resume import SMALL, STEPS, run
-from tests.integration.conftest import lacking
+from tests.integration.conftest import skip_without
 from tests.integration.test_strategies import losses
 
 pytestmark = pytest.mark.integration
@@ -22,17 +22,17 @@ model.num_layers=2 precision=fp32 speed=off method.args.max_steps=3 method.args.
 effective_batch=8 method.args.per_device_train_batch_size=4 method.args.lr_scheduler_type=constant
 method.args.warmup_steps=0 step.rows=packed
 """.split()
-# A step large enough that a gradient that is wrong shows in the next loss.
+# The learning rate is large, so that a wrong gradient changes the next loss.
 SETTINGS.append("method.args.learning_rate=1e-3")
 TWO = ["hardware.gpus_per_node=2", "topology.num_gpus=2"]
-ONE_RECOMPUTED = ["method.args.gradient_checkpointing=true", "step.checkpointed_layers=1"]  # of two
+ONE_RECOMPUTED = ["method.args.gradient_checkpointing=true", "step.checkpointed_layers=1"]
 
 
 @pytest.fixture(scope="module", autouse=True)
 def compiler(tmp_path_factory):
     """Share one cache of compiled layers among all runs."""
     if shutil.which("g++") is None:
-        return lacking("no g++ (Debian, Ubuntu: apt-get install g++)")
+        return skip_without("no g++ (Debian, Ubuntu: apt-get install g++)")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
         yield
@@ -42,10 +42,8 @@ def compiler(tmp_path_factory):
 @pytest.mark.parametrize(
     ("topology", "adapter"), [("ddp", ["adapter=lora", "adapter.rank=4"]), ("fsdp", [])]
 )
-def test_compiled_layers_on_two_ranks_give_the_losses_of_eager_ones_on_one(
-    topology, adapter, tmp_path
-):
-    """Recompute one layer and not the other."""
+def test_compiled_layers_on_two_ranks_have_losses_of_one_eager_rank(topology, adapter, tmp_path):
+    """Recompute one of the two layers."""
     settings = [*SETTINGS, *adapter]
     assert (
         run(tmp_path / "eager", "sft", "topology=single", *settings, "step.compile=false")[0] == 0

@@ -1,8 +1,6 @@
-"""Test runtime=docker with a real engine.
+"""Test runtime=docker with a real engine, in the cpu image, as a user who is not root.
 
-Recipes train in the cpu image as a user who is not root, and nothing is left behind. Device nodes
-are made with mknod, and the engine really passes them. `cpu_image`, `engine` and `registry` are in
-conftest.py.
+Tests create device nodes with mknod.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ from tests.integration.users import UID, Caller, gpu_gids
 
 pytestmark = pytest.mark.integration
 SMOKE = ["runtime=docker", "container=cpu", "smoke=true"]
-# Longer than any test waits.
+# A run that is longer than any test.
 LONG = """
 hardware=cpu container=cpu model=tiny data.num_train=64
 method.args.max_steps=100000 method.args.logging_steps=1
@@ -42,7 +40,7 @@ def is_past(run: Path, step: int) -> bool:
     return any(row["step"] > step for row in json_files.read_metrics(run / "metrics.jsonl"))
 
 
-# Not tmp_path: every start of pytest closes its directories to all but their owner.
+# Other users cannot read tmp_path.
 def open_folder(name: str) -> Path:
     folder = Path(tempfile.mkdtemp(prefix=f"{name}-"))
     folder.chmod(0o755)
@@ -51,7 +49,7 @@ def open_folder(name: str) -> Path:
 
 @pytest.fixture(scope="module")
 def cache() -> Iterator[Path]:
-    """Return ~/.cache of every caller, so that only the first container compiles Python code."""
+    """Yield a ~/.cache for all tests, so that only the first container compiles Python code."""
     folder = open_folder("cache")
     yield folder
     shutil.rmtree(folder, ignore_errors=True)
@@ -69,7 +67,7 @@ def owners(folder: Path) -> set[int]:
 
 
 @pytest.mark.usefixtures("nothing_is_left")
-def test_an_image_is_built_and_its_files_are_the_callers(caller, base, remove):
+def test_built_files_belong_to_the_user(caller, base, remove):
     lock = lock_of(caller.home, base)
     remove.append(images.load.__wrapped__(lock)["tiny"].local_reference)
     done = caller.run("image=tiny", f"lock={lock}", program="containers/build.py")
@@ -78,7 +76,7 @@ def test_an_image_is_built_and_its_files_are_the_callers(caller, base, remove):
     assert owners(caller.cache) == {caller.uid}
 
 
-def test_two_processes_train_inside(caller):
+def test_train_with_two_processes(caller):
     done = caller.run(*SMOKE, "method=grpo", "hardware=mi300x", "model=qwen3_4b", "topology=split")
     assert done.returncode == 0, done.stdout + done.stderr
     run = caller.newest_run()
@@ -89,7 +87,7 @@ def test_two_processes_train_inside(caller):
     assert record["image"]["id"] == caller.engine.images.get(record["image"]["reference"]).id
     assert record["image"]["labels"]["torch"].startswith("2.13.0")
     assert owners(caller.home) == owners(caller.cache) == {caller.uid}, (
-        "every file it leaves is the caller's"
+        "all files belong to the caller"
     )
     lines = [line for log in (run / "logs").glob("*.log") for line in log.read_text().splitlines()]
     shown = [line.partition(" | ") for line in done.stderr.splitlines()]
@@ -98,7 +96,7 @@ def test_two_processes_train_inside(caller):
     assert json_files.read_metrics(run / "metrics.jsonl")[-1]["step"] == 2
 
 
-def test_a_container_is_confined_and_saves_on_a_signal_and_the_run_resumes(caller):
+def test_confined_container_saves_on_signal_and_resumes(caller):
     plan = json.loads(caller.run(*LONG, "mode=plan", "format=json").stdout)
     planned = plan["processes"][0]["container"]
     with caller.running(*LONG) as launcher:
@@ -115,9 +113,9 @@ def test_a_container_is_confined_and_saves_on_a_signal_and_the_run_resumes(calle
         assert not any("docker.sock" in mount["Source"] for mount in mounts)
         writable = {Path(mount["Source"]).parent for mount in mounts if mount["RW"]}
         assert writable >= {caller.cache / "rocm-recipes/home", caller.cache}
-        code, own = caller.root / "x", f"{caller.cache}/rocm-recipes/home/cpu/x"
+        code, home = caller.root / "x", f"{caller.cache}/rocm-recipes/home/cpu/x"
         assert container.exec_run(["touch", str(code)]).exit_code != 0, "the code is read-only"
-        assert container.exec_run(["touch", own]).exit_code == 0
+        assert container.exec_run(["touch", home]).exit_code == 0
         saved = stop(caller, launcher, run, signal.SIGTERM, after_step=0)
     with caller.running(*LONG) as launcher:
         caller.container(launcher)
@@ -130,7 +128,7 @@ def test_a_container_is_confined_and_saves_on_a_signal_and_the_run_resumes(calle
 def stop(
     caller: Caller, launcher: subprocess.Popen, run: Path, number: int, after_step: int
 ) -> int:
-    """Signal the launcher after a step; return the step of the checkpoint that it saves."""
+    """Send a signal to the launcher after a step, and return the step of the saved checkpoint."""
     wait_until(functools.partial(is_past, run, after_step), launcher)
     launcher.send_signal(number)
     output = launcher.communicate(timeout=PATIENCE_S)[0]
@@ -143,7 +141,7 @@ def stop(
 
 @contextmanager
 def device_nodes() -> Iterator[None]:
-    """Make /dev/kfd and eight render nodes as amdgpu does, and the group `render`, as root."""
+    """Create /dev/kfd, eight render nodes and the group `render`, like amdgpu."""
     made: list[Path] = []
     known = "render" in Path("/etc/group").read_text()
     if not known:
@@ -169,9 +167,9 @@ def device_nodes() -> Iterator[None]:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="device nodes are made by root only")
-def test_only_the_chosen_gpu_is_inside(caller, engine):
+def test_container_has_only_the_chosen_gpu(caller, engine):
     with device_nodes():
-        # One of these groups has just been made.
+        # Add the new group.
         caller.identity["extra_groups"] = [*caller.identity["extra_groups"], *gpu_gids()]
         long = ["hardware=mi300x", "model=qwen3_4b", *SMOKE]
         with caller.running(*long, HIP_VISIBLE_DEVICES="5") as launcher:
@@ -187,12 +185,12 @@ def test_only_the_chosen_gpu_is_inside(caller, engine):
             assert launcher.returncode == 0
         assert sorted(nodes.decode().split()) == ["/dev/dri/renderD133", "/dev/kfd"]
         assert {int(g) for g in groups} == {UID, *caller.identity["extra_groups"]} >= gpu_gids()
-        assert can == 0, "the groups open the nodes to a user who is not root"
+        assert can == 0, "the groups give access to the nodes"
 
 
 SENTINELS = {
     "HF_TOKEN": "hf_sentinel_4f1c",
-    # Would be passed as a variable of the stack if it were not listed.
+    # If it were not a secret, it would be passed like other NCCL variables.
     "NCCL_MY_KEY": "nccl_sentinel_03d7",
     "WANDB_API_KEY": "wandb_sentinel_9b2e",
     "HTTPS_PROXY": "http://user:proxy_sentinel_77aa@127.0.0.1:9",
@@ -200,7 +198,7 @@ SENTINELS = {
 }
 
 
-def test_secrets_reach_the_processes_and_stand_nowhere(caller, engine, cpu_image):
+def test_secrets_reach_only_the_processes(caller, engine, cpu_image):
     secrets = f"runtime.secrets=[{','.join(SENTINELS)}]"
     overrides = [*SMOKE, "runtime.network=none", secrets, "user_env.NO_PROXY='*'"]
     with caller.running(*overrides, **SENTINELS) as launcher:
@@ -211,10 +209,10 @@ def test_secrets_reach_the_processes_and_stand_nowhere(caller, engine, cpu_image
         enter = ["python3", str(caller.root / "containers/enter.py"), "python3", "-c", code]
         reached = container.exec_run(enter)
         modes = container.exec_run(["sh", "-c", "stat -c %a /run/secrets/*"]).output.split()
-        engines_copy = b""
+        engine_files = b""
         if os.getuid() == 0:
             files = Path("/var/lib/docker/containers", container.id).glob("*")
-            engines_copy = b"".join(path.read_bytes() for path in files if path.is_file())
+            engine_files = b"".join(path.read_bytes() for path in files if path.is_file())
         output = launcher.communicate(timeout=PATIENCE_S)[0]
         assert launcher.returncode == 0, output
     assert reached.output.strip() == str(len(SENTINELS)).encode()
@@ -225,7 +223,7 @@ def test_secrets_reach_the_processes_and_stand_nowhere(caller, engine, cpu_image
     image = engine.images.get(cpu_image)
     searched = {
         "docker inspect of the container": inspected.encode(),
-        "the engine's own files of the container": engines_copy,
+        "the engine's files of the container": engine_files,
         "the launcher's output": output.encode(),
         "run directory, caches and home": b"".join(path.read_bytes() for path in files),
         "image history": json.dumps(image.history()).encode(),
@@ -234,11 +232,11 @@ def test_secrets_reach_the_processes_and_stand_nowhere(caller, engine, cpu_image
     }
     for place, content in searched.items():
         leaked = [name for name, value in SENTINELS.items() if value.encode() in content]
-        assert leaked == [], f"{place} holds {leaked}"
+        assert leaked == [], f"{place} contains {leaked}"
     assert run / "record.json" in files
     record = json.loads((run / "record.json").read_text())
-    assert set(SENTINELS) <= set(record["secrets"]), "by name"
-    assert not list(Path("/dev/shm").glob(f"rocm-recipes-{caller.uid}/*")), "gone with the run"
+    assert set(SENTINELS) <= set(record["secrets"])  # only the names
+    assert not list(Path("/dev/shm").glob(f"rocm-recipes-{caller.uid}/*")), "removed after the run"
 
 
 def trains(containers: list[docker.models.containers.Container]) -> bool:
@@ -246,10 +244,10 @@ def trains(containers: list[docker.models.containers.Container]) -> bool:
     return any((run_dir / "metrics.jsonl").exists() for run_dir in run_dirs)
 
 
-def test_a_killed_launcher_leaves_nothing_after_the_next_start(caller, engine, cpu_image):
-    """Foreign containers stay; the next start ends though its terminal goes away."""
+def test_next_start_removes_leftovers_of_killed_launcher(caller, engine, cpu_image):
+    """Kill launchers at two times, and check that containers of others stay."""
     labels = {f"{LABEL}.run": str(caller.home), f"{LABEL}.process": "trainers"}
-    foreign = [  # of another name, and of another uid too
+    foreign = [  # with another name, and with another uid
         engine.containers.run(
             cpu_image,
             ["sleep", "3600"],
@@ -261,7 +259,7 @@ def test_a_killed_launcher_leaves_nothing_after_the_next_start(caller, engine, c
     ]
     known = {container.id for container in caller.containers()}
     try:
-        for is_time in (bool, trains):  # as its container is made, and in training
+        for is_time in (bool, trains):  # when the container exists, and during training
             with caller.starting(*LONG, "resume=never", **SENTINELS) as launcher:
                 wait_until(
                     lambda: is_time([c for c in caller.containers() if c.id not in known]),  # noqa: B023
@@ -269,9 +267,9 @@ def test_a_killed_launcher_leaves_nothing_after_the_next_start(caller, engine, c
                 )
                 launcher.kill()
             left = {container.id for container in caller.containers()} - known
-            assert left, "it was killed while its container was there"
+            assert left, "the launcher was killed while its container existed"
             known |= left
-        close_its_terminal(caller)
+        run_with_closed_stderr(caller)
         assert {c.id for c in caller.containers()} == {foreign[0].id}
         assert not list(Path("/dev/shm").glob(f"rocm-recipes-{caller.uid}/*"))
         for container in foreign:
@@ -283,8 +281,8 @@ def test_a_killed_launcher_leaves_nothing_after_the_next_start(caller, engine, c
                 container.remove(force=True)
 
 
-def close_its_terminal(caller: Caller) -> None:
-    """Close the pipe like `2>&1 | head`: the run continues, and its log is whole."""
+def run_with_closed_stderr(caller: Caller) -> None:
+    """Close stderr like `2>&1 | head`, and check that the run continues."""
     with caller.starting(*SMOKE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as launcher:
         while not launcher.stderr.readline().startswith("trainers | "):
             assert launcher.poll() is None
@@ -302,7 +300,7 @@ def test_killed_for_memory(caller):
     assert caller.containers() == []
 
 
-def test_container_removed_by_somebody_else(caller):
+def test_container_removed_during_run(caller):
     with caller.running(*LONG) as launcher:
         caller.container(launcher).remove(force=True)
         output = launcher.communicate(timeout=PATIENCE_S)[0]
@@ -310,20 +308,20 @@ def test_container_removed_by_somebody_else(caller):
         assert "trainers failed" in output
 
 
-def test_socket_not_permitted_and_image_not_built(caller):
-    refused = caller.run("hardware=mi300x", "model=qwen3_4b", "container=rocm", "smoke=true")
-    assert refused.returncode == 3
-    assert "containers/build.py image=rocm" in refused.stderr
+def test_missing_socket_permission_and_missing_image(caller):
+    done = caller.run("hardware=mi300x", "model=qwen3_4b", "container=rocm", "smoke=true")
+    assert done.returncode == 3
+    assert "containers/build.py image=rocm" in done.stderr
     if os.getuid() == 0:
         caller.identity["extra_groups"] = []
-        refused = caller.run(*SMOKE)
-        assert refused.returncode == 3
-        assert "usermod -aG docker" in refused.stderr
-        assert "Traceback" not in refused.stderr
+        done = caller.run(*SMOKE)
+        assert done.returncode == 3
+        assert "usermod -aG docker" in done.stderr
+        assert "Traceback" not in done.stderr
 
 
-def test_an_image_of_ones_own_is_pulled_by_its_digest(caller, engine, base):
-    """Use the base without packages of ours, so the image is pulled and its program fails."""
+def test_pull_custom_image_by_digest(caller, engine, base):
+    """Use the base as custom image. It is pulled, but the program fails without our packages."""
     engine.images.remove(base)
     done = caller.run(
         "container=custom", f"container.reference={base}", "smoke=true", "hardware=cpu"
@@ -331,6 +329,6 @@ def test_an_image_of_ones_own_is_pulled_by_its_digest(caller, engine, base):
     assert done.returncode == 4, done.stdout + done.stderr
     assert "No module named" in done.stdout
     record = json.loads((caller.newest_run() / "record.json").read_text())
-    # The engine keeps digests of other registries too.
+    # repo_digests may also have digests of other registries.
     assert base in record["image"]["repo_digests"]
     assert record["image"]["verified"] is True

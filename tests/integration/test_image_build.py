@@ -1,4 +1,4 @@
-"""Test containers/build.py with a real engine and a registry: images, refusals, and what is left.
+"""Test containers/build.py with a real engine and a registry.
 
 `base`, `cpu_image`, `engine`, `registry` and `tiny` are in conftest.py. The cpu image is built at
 most once; all else is tiny.
@@ -22,8 +22,8 @@ from containers import engine as engines
 from containers import images, verify
 from tests.integration.conftest import (
     BUILD,
+    FAKE_ENTRY,
     FAKE_ROCM,
-    TRUTH,
     Chunks,
     build,
     inside,
@@ -36,7 +36,7 @@ PATIENCE_S = 120
 
 
 def tree(engine, image: str) -> dict[str, dict]:
-    """Return path -> all but the times, of everything that a container of the image sees."""
+    """Return path -> metadata and contents, without times, of all files in the image."""
     container = engine.containers.create(image, ["true"])
     entries = {}
     try:
@@ -55,7 +55,7 @@ def tree(engine, image: str) -> dict[str, dict]:
 # ---- The cpu image
 
 
-def test_the_cpu_image_is_what_the_lock_says_and_leaves_the_base_as_it_was(engine, cpu_image, base):
+def test_cpu_image_matches_lock_and_keeps_base(engine, cpu_image, base):
     entry = images.load()["cpu"]
     probed = json.loads(inside(engine, cpu_image, "python", "/opt/recipes/probe.py"))
     notes = verify.check_entry(entry, probed, base_replaced=True)
@@ -71,8 +71,8 @@ def test_the_cpu_image_is_what_the_lock_says_and_leaves_the_base_as_it_was(engin
 
     names = "import importlib.metadata as m; print(sorted(d.name for d in m.distributions()))"
     assert "'trl'" in inside(engine, cpu_image, "python", "-c", names)
-    own = inside(engine, base, "python3", "-c", names)
-    assert inside(engine, cpu_image, "/usr/bin/python3", "-c", names) == own
+    base_names = inside(engine, base, "python3", "-c", names)
+    assert inside(engine, cpu_image, "/usr/bin/python3", "-c", names) == base_names
     code = "import reasoning_gym; print(reasoning_gym)"
     assert "reasoning_gym" in inside(engine, cpu_image, "python", "-W", "ignore", "-c", code)
 
@@ -83,7 +83,7 @@ def test_the_cpu_image_is_what_the_lock_says_and_leaves_the_base_as_it_was(engin
     assert {image.id for image in engine.images.list(all=True)} == before
 
 
-def test_two_builds_from_scratch_have_the_same_files(engine, tiny, tmp_path):
+def test_builds_are_reproducible(engine, tiny, tmp_path):
     """Install a wheel with machine code, and antlr4, which is built from source."""
     names = ["numpy", "antlr4-python3-runtime"]
     some = stanzas(tmp_path / "some.lock", "cpu/requirements.lock", *names)
@@ -102,9 +102,7 @@ def test_two_builds_from_scratch_have_the_same_files(engine, tiny, tmp_path):
 # ---- Bases, registries, check
 
 
-def test_a_pushed_image_is_written_into_the_lock_and_comes_back_by_its_digest(
-    tiny, engine, registry, tmp_path, remove
-):
+def test_push_writes_digest_for_later_pulls(tiny, engine, registry, tmp_path, remove):
     assert tiny(f"push={registry}/mine").returncode == 0
     lock = tmp_path / "images.lock.yaml"
     image = images.load.__wrapped__(lock)["tiny"]
@@ -119,10 +117,10 @@ def test_a_pushed_image_is_written_into_the_lock_and_comes_back_by_its_digest(
     engine.images.remove(pushed_id, force=True)
     assert engines.find(engine, reference) is None
     remove.append(reference)
-    assert engines.have(engine, reference, print).id == pushed_id
+    assert engines.find_or_pull(engine, reference, print).id == pushed_id
 
 
-def test_check_builds_nothing_and_says_how_things_are(tiny, fake_rocm, engine):
+def test_check(tiny, fake_rocm, engine):
     absent = tiny("check=true")
     assert absent.returncode == 3
     assert "python containers/build.py image=tiny" in absent.stderr
@@ -133,16 +131,16 @@ def test_check_builds_nothing_and_says_how_things_are(tiny, fake_rocm, engine):
         0,
         f"{tiny.reference} matches the lock",
     )
-    lying = tiny("check=true", trl="1.16.0")
-    assert lying.returncode == 4
-    assert "trl: the lock says 1.16.0, the image has none" in lying.stderr
-    up_to_date = tiny(trl="1.16.0")  # nothing to build, and still a lie
-    assert (up_to_date.returncode, up_to_date.stderr) == (4, lying.stderr)
+    contradiction = tiny("check=true", trl="1.16.0")
+    assert contradiction.returncode == 4
+    assert "trl: the lock says 1.16.0, the image has none" in contradiction.stderr
+    up_to_date = tiny(trl="1.16.0")  # nothing to build, but the lock is still wrong
+    assert (up_to_date.returncode, up_to_date.stderr) == (4, contradiction.stderr)
     other = tiny("check=true", f"base={fake_rocm}", digest="unverified")
     assert {image.id for image in engine.images.list(all=True)} == before
-    assert other.returncode == 3  # without a digest the tag is another
+    assert other.returncode == 3  # without a digest, the image has another tag
     assert tiny("check=true").returncode == 0
-    # What somebody changes in the image is found.
+    # Detect changes in the image.
     dockerfile = (
         f"FROM {tiny.reference}\n"
         "RUN mkdir more-1.0.dist-info && echo 'Name: more' > more-1.0.dist-info/METADATA\n"
@@ -157,10 +155,10 @@ def test_check_builds_nothing_and_says_how_things_are(tiny, fake_rocm, engine):
     assert "no_cache=true" in done.stderr
 
 
-# ---- Whoever builds, and however it ends
+# ---- Interruptions and leftovers
 
 
-def test_an_interrupted_build_leaves_nothing(engine, base, tmp_path):
+def test_interrupted_build_leaves_nothing(engine, base, tmp_path):
     lock = lock_of(tmp_path, base)
     process = subprocess.Popen(
         [*BUILD, "image=tiny", f"lock={lock}"],
@@ -169,19 +167,19 @@ def test_an_interrupted_build_leaves_nothing(engine, base, tmp_path):
         text=True,
     )
     deadline = time.monotonic() + PATIENCE_S
-    while not step_of_a_build(engine):
+    while not containers_of_build_steps(engine):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
     process.send_signal(signal.SIGTERM)
     _, error = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 75
-    assert error.startswith("\ninterrupted: run it again")
-    assert not step_of_a_build(engine)
+    assert error.startswith("\ninterrupted; run the same command again")
+    assert not containers_of_build_steps(engine)
     assert engines.find(engine, images.load.__wrapped__(lock)["tiny"].local_reference) is None
 
 
-def step_of_a_build(engine) -> list:
-    """Return containers in which the builder runs a step; they have the stage's labels."""
+def containers_of_build_steps(engine) -> list:
+    """Return the containers of a build's steps, which have its label."""
     containers = engine.api.containers(filters={"label": engines.BUILD})
     return [
         container
@@ -190,8 +188,8 @@ def step_of_a_build(engine) -> list:
     ]
 
 
-def test_an_image_in_use_keeps_its_place_when_it_loses_its_name(engine, base):
-    image = made(engine, base, "1234")
+def test_remove_unnamed_image_unless_in_use(engine, base):
+    image = make_image(engine, base, "1234")
     container = engine.containers.create(image, ["true"])
     engines.remove_unnamed(engine, image)
     assert engines.find(engine, image) is not None
@@ -204,39 +202,43 @@ def test_an_image_in_use_keeps_its_place_when_it_loses_its_name(engine, base):
     assert engines.find(engine, image) is None
 
 
-def made(engine, base: str, build_id: str, tag: str | None = None) -> str:
+def make_image(engine, base: str, build_id: str, tag: str | None = None) -> str:
     """Make an image with the label of a build, unnamed unless `tag` is given."""
     dockerfile = io.BytesIO(f"FROM {base}\nLABEL {engines.BUILD}={build_id} made={tag}\n".encode())
     return engine.images.build(fileobj=dockerfile, tag=tag, rm=True)[0].id
 
 
-# ---- What is rejected
+# ---- Failures
 
 
-def test_a_build_that_fails_says_why_and_leaves_no_image(tiny, base, fake_rocm, engine, tmp_path):
+def test_failed_build_leaves_no_image(tiny, base, fake_rocm, engine, tmp_path):
     wrong_hash = stanzas(tmp_path / "wrong.lock", "cpu/tools.lock", "setuptools")
     zeros = "sha256:" + "0" * 64
     wrong_hash.write_text(re.sub(r"sha256:[0-9a-f]{64}", zeros, wrong_hash.read_text()))
     other_torch = tmp_path / "torch.lock"
     other_torch.write_text(f"torch==2.13.0+cpu --hash={zeros}\n")
     locks = ["cpu/tools.lock", str(other_torch)]
-    for on, fields, reason in (
+    for base_image, fields, reason in (
         (base, {"locks": [str(wrong_hash)]}, "0-wrong.lock: a file's hash differs from the lock's"),
         (
             fake_rocm,
-            {**TRUTH, "locks": locks},
-            "1-torch.lock pins torch==2.13.0+cpu, and",
+            {**FAKE_ENTRY, "locks": locks},
+            "1-torch.lock pins torch==2.13.0+cpu, but",
         ),
-        (fake_rocm, {**TRUTH, "rocm": "6.4.1"}, "rocm: the lock says 6.4.1, the image has 7.2"),
+        (
+            fake_rocm,
+            {**FAKE_ENTRY, "rocm": "6.4.1"},
+            "rocm: the lock says 6.4.1, the image has 7.2",
+        ),
     ):
-        done = tiny(on=on, **fields)
+        done = tiny(on=base_image, **fields)
         assert done.returncode == 4
         assert reason in done.stderr
         assert engines.find(engine, tiny.reference) is None
 
 
-def test_an_image_on_a_rocm_base_keeps_its_torch(tiny, fake_rocm, engine):
-    done = tiny(on=fake_rocm, **TRUTH)
+def test_image_keeps_torch_of_rocm_base(tiny, fake_rocm, engine):
+    done = tiny(on=fake_rocm, **FAKE_ENTRY)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "python 3." in done.stdout
     assert (
@@ -248,8 +250,8 @@ def test_an_image_on_a_rocm_base_keeps_its_torch(tiny, fake_rocm, engine):
         "vllm==0.31.0+rocm723",
     ]
     assert engine.images.get(tiny.reference).labels["io.rocm-recipes.gfx"] == "gfx90a,gfx942"
-    shown = "import torch, setuptools; print(torch.__file__, setuptools.__file__)"
-    torch, setuptools = inside(engine, tiny.reference, "python", "-c", shown).split()
+    code = "import torch, setuptools; print(torch.__file__, setuptools.__file__)"
+    torch, setuptools = inside(engine, tiny.reference, "python", "-c", code).split()
     assert torch == "/usr/lib/python3/dist-packages/torch.py"
     assert setuptools.startswith("/opt/recipes/")
     with pytest.raises(
@@ -260,12 +262,12 @@ def test_an_image_on_a_rocm_base_keeps_its_torch(tiny, fake_rocm, engine):
         )
 
 
-def test_a_base_that_cannot_be_pulled(tiny, registry):
+def test_base_that_cannot_be_pulled(tiny, registry):
     for fields, reference in (
         ({"digest": "unverified"}, f"{registry}/nothing:1"),
-        ({}, f"{registry}/{FAKE_ROCM}:1"),  # it has another digest than the lock's
+        ({}, f"{registry}/{FAKE_ROCM}:1"),  # another digest than the lock's
     ):
         done = tiny(f"base={reference}", **fields)
         assert done.returncode == 3
-        assert "is not here and cannot be pulled: " in done.stderr
+        assert "cannot be pulled: " in done.stderr
         assert "docker login" in done.stderr

@@ -65,7 +65,7 @@ def index_with_a_password(files: Path) -> Iterator[str]:
         thread.join()
 
 
-def test_secrets_of_the_host_end_nowhere(tiny, engine, tmp_path):
+def test_image_has_no_secrets_of_the_host(tiny, engine, tmp_path):
     wheels = tmp_path / "wheels"
     pip = [sys.executable, *"-m pip download -q --no-deps --require-hashes".split()]
     subprocess.run([*pip, "-d", wheels, "-r", ROOT / "containers/cpu/tools.lock"], check=True)
@@ -77,19 +77,19 @@ def test_secrets_of_the_host_end_nowhere(tiny, engine, tmp_path):
             "PIP_INDEX_URL": f"http://me:{PASSWORD}@{server}/simple",
             "HTTPS_PROXY": f"http://me:{PROXY_PASSWORD}@127.0.0.1:1",
             "PIP_CERT": str(bundle),
-            "PIP_CONFIG_FILE": os.devnull,  # nothing else that could have the wheel
+            "PIP_CONFIG_FILE": os.devnull,  # no other source of the wheel
             "XDG_CACHE_HOME": str(cache),
             "TMPDIR": str(tmp_path),
         }
         stripped = {name: "" for name in os.environ if name.startswith("PIP_")}
         done = tiny(environ={**stripped, **environ})
-    # The index was used, since it gives nothing without the password.
+    # The build succeeds only if pip used the password.
     assert done.returncode == 0, done.stdout + done.stderr
     image = engine.images.get(tiny.reference)
     container = engine.containers.create(image.id, ["true"])
     try:
         searched = {
-            "what a person sees": (done.stdout + done.stderr).encode(),
+            "output": (done.stdout + done.stderr).encode(),
             "docker history": json.dumps(image.history()).encode(),
             "docker inspect": json.dumps(image.attrs).encode(),
             "files of a container": b"".join(container.export()),
@@ -109,11 +109,11 @@ def test_secrets_of_the_host_end_nowhere(tiny, engine, tmp_path):
         base64.b64encode(f"me:{PASSWORD}".encode()).decode(),
     ):
         assert [place for place, content in searched.items() if secret.encode() in content] == []
-    assert list(tmp_path.glob("rocm-recipes-*")) == []  # the folder that held them
+    assert list(tmp_path.glob("rocm-recipes-*")) == []  # the folder of secrets
 
 
 def layers(image) -> Iterator[bytes]:
-    """Return every layer of `docker save`, unpacked."""
+    """Yield the layers of `docker save`, decompressed."""
     with tarfile.open(fileobj=Chunks(image.save()), mode="r|") as archive:
         for member in archive:
             content = archive.extractfile(member) if member.isfile() else None

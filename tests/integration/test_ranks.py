@@ -1,8 +1,4 @@
-"""Test what two ranks compute, with gloo in place of RCCL.
-
-A run ends with what its best checkpoint holds, even if it was killed. A reference of DPO that is
-measured beforehand gives the losses of one that stays in memory.
-"""
+"""Test runs on two ranks with gloo: the best checkpoint, and DPO's precomputed reference."""
 
 from __future__ import annotations
 
@@ -29,7 +25,7 @@ method.args.per_device_train_batch_size=4
 """.split()
 LORA = ["adapter=lora", "adapter.rank=4"]
 FULL = "topology.fsdp.state_dict_type=FULL_STATE_DICT"
-KINDS = {"fsdp": {"full": [FULL], "lora": LORA}, "zero3": {"whole": []}}
+KINDS = {"fsdp": {"full": [FULL], "lora": LORA}, "zero3": {"complete": []}}
 DPO = """
 model.num_layers=2 precision=fp32 data.num_train=16 hardware.gpus_per_node=2 topology.num_gpus=2
 effective_batch=4 method.args.per_device_train_batch_size=2 method.args.max_steps=3
@@ -40,18 +36,18 @@ topology=fsdp
 
 @pytest.fixture(scope="module", params=KINDS)
 def runs(request, tmp_path_factory) -> dict[str, Path]:
-    """Return kind -> a directory with a whole run and one that resumes after its best step."""
+    """Return kind -> a directory with a complete run and one that resumes after its best step."""
     home, kinds = tmp_path_factory.mktemp(request.param), KINDS[request.param]
     for kind, overrides in kinds.items():
         (home / kind).mkdir()
-        for name in ("whole", "killed"):
+        for name in ("complete", "killed"):
             topology = f"topology={request.param}"
             configure(home / kind / name, "sft", *BEST, *SETTINGS, topology, *overrides)
     folders = {kind: home / kind for kind in kinds}
     steps = [
         step
         for folder in folders.values()
-        for step in (folder / "whole", f"{folder}/whole:{folder}/killed:best+{SAVE_STEPS}")
+        for step in (folder / "complete", f"{folder}/complete:{folder}/killed:best+{SAVE_STEPS}")
     ]
     run_ranks("sft", *steps)
     return folders
@@ -62,40 +58,39 @@ def result(run: Path) -> dict:
 
 
 def weights(saved: Path, scratch: Path) -> dict[str, torch.Tensor]:
-    """Return the whole weights of a checkpoint.
-
-    FSDP spreads them over the ranks, or writes them to a file of its own.
-    """
-    spread = saved / "pytorch_model_fsdp_0"
-    if spread.is_dir():
-        dcp_to_torch_save(spread, scratch)
-        held = torch.load(scratch, weights_only=True)["model"]
-        # `default` is PEFT's name of the adapter.
-        return {name.replace(".default.", "."): weight for name, weight in held.items()}
+    """Return the complete weights of a checkpoint, which FSDP may have sharded."""
+    sharded = saved / "pytorch_model_fsdp_0"
+    if sharded.is_dir():
+        dcp_to_torch_save(sharded, scratch)
+        state = torch.load(scratch, weights_only=True)["model"]
+        # PEFT's name of the adapter is `default`.
+        return {name.replace(".default.", "."): weight for name, weight in state.items()}
     if (saved / "pytorch_model_fsdp.bin").is_file():
         return torch.load(saved / "pytorch_model_fsdp.bin", weights_only=True)
     return load_file(next(saved.glob("*model.safetensors")))
 
 
-def test_the_model_is_that_of_the_best_checkpoint_also_of_a_killed_run(runs, tmp_path):
-    """Compare with the last one too, which the ranks hold when training ends."""
+def test_use_best_checkpoint_also_after_resume(runs, tmp_path):
+    """Compare with the last checkpoint too, which must have other weights."""
     for kind, folder in runs.items():
-        whole, chosen_by = folder / "whole", result(folder / "whole")
-        measured = {row["step"]: row["eval_loss"] for row in computed(whole) if "eval_loss" in row}
-        assert chosen_by["best_step"] == min(measured, key=measured.get) < chosen_by["steps"], kind
+        complete, outcome = folder / "complete", result(folder / "complete")
+        by_step = {
+            row["step"]: row["eval_loss"] for row in computed(complete) if "eval_loss" in row
+        }
+        assert outcome["best_step"] == min(by_step, key=by_step.get) < outcome["steps"], kind
         model = "adapter/adapter_model" if kind == "lora" else "model/model"
-        saved = load_file(whole / f"{model}.safetensors")
+        saved = load_file(complete / f"{model}.safetensors")
         best, last = (
-            weights(whole / f"checkpoints/checkpoint-{chosen_by[key]}", tmp_path / key)
+            weights(complete / f"checkpoints/checkpoint-{outcome[key]}", tmp_path / key)
             for key in ("best_step", "steps")
         )
         assert all(weight.equal(best[name]) for name, weight in saved.items()), kind
         assert not all(weight.equal(last[name]) for name, weight in saved.items()), kind
-        assert chosen(result(folder / "killed")) == chosen(chosen_by), kind
+        assert chosen(result(folder / "killed")) == chosen(outcome), kind
 
 
-def test_a_reference_measured_beforehand_gives_the_same_losses_under_fsdp(tmp_path):
-    """Use random weights, which TRL could not load again by a name."""
+def test_precomputed_reference_has_same_losses_under_fsdp(tmp_path):
+    """Use random weights, which TRL could not load by name."""
     run_dirs = [tmp_path / beforehand for beforehand in ("false", "true")]
     for run_dir in run_dirs:
         configure(run_dir, "dpo", *DPO, f"method.args.precompute_ref_log_probs={run_dir.name}")

@@ -1,7 +1,4 @@
-"""Test the pages of launch/report.py in a real browser.
-
-They fetch nothing, log nothing, and are readable on a phone and in the dark.
-"""
+"""Test the pages of launch/report.py in a real browser, on a phone and in dark mode."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ from tests.helpers.report_examples import (
     log,
     steps,
 )
-from tests.integration.conftest import lacking
+from tests.integration.conftest import skip_without
 
 pytestmark = pytest.mark.integration
 
@@ -37,8 +34,8 @@ FLAGS = """
 """.split()
 DARK = "--blink-settings=preferredColorScheme=0"
 PHONE, DESKTOP = 390, 1280  # CSS pixels
-# Shows a page in a frame of a given width, and leaves the value of an expression of `page` and
-# `view` (the frame's document and window) for look() to read.
+# Shows a page in a frame of a given width, and stores the value of an expression with `page` and
+# `view` (the frame's document and window), which look() reads.
 FRAME = """<!doctype html><iframe style="width:{width}px;height:900px;border:0"></iframe><script>
 const frame = document.querySelector("iframe");
 frame.onload = () => {{
@@ -47,11 +44,11 @@ frame.onload = () => {{
 }};
 frame.srcdoc = {html};
 </script>"""
-# Elements that reach out of the page, but for those that scroll by themselves.
+# Elements that are wider than the page, except those that scroll.
 TOO_WIDE = """[...page.querySelectorAll("body *")].filter((e) =>
   e.getBoundingClientRect().right > view.innerWidth + 1
   && !e.closest(".wide, pre, .skip")).map((e) => e.outerHTML.slice(0, 80))"""
-# [text, its colour, what it stands on] of texts with less than 4.5:1.
+# [text, color, background] of texts whose contrast is less than 4.5:1.
 TOO_FAINT = """(() => {
   const numbers = (colour) => (colour.match(/[\\d.]+/g) || []).map(Number);
   const light = ([r, g, b]) => [r, g, b].map((v) => v / 255)
@@ -97,7 +94,7 @@ POINTER = """(() => {
 
 
 class Value(HTMLParser):
-    """Find the value that FRAME leaves."""
+    """Read the value that FRAME stores."""
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag == "body":
@@ -106,9 +103,9 @@ class Value(HTMLParser):
 
 @pytest.fixture
 def look(tmp_path):
-    """Return `look(file, expression, width)`, a value of the page; the console must stay empty."""
+    """Return a function that evaluates an expression in a page, and checks for an empty console."""
     if not CHROMIUM:
-        lacking("no Chromium: apt-get install chromium")
+        skip_without("no Chromium: apt-get install chromium")
 
     def value(file: Path, expression: str, width: int, *flags: str) -> Any:
         html = json.dumps(file.read_text()).replace("</", "<\\/")
@@ -126,7 +123,7 @@ def look(tmp_path):
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory) -> dict[str, Path]:
-    """Return a page of each kind, written by the program."""
+    """Return a page of each kind, written by launch/report.py."""
     root = tmp_path_factory.mktemp("pages")
     grpo = log(
         a_run(root / "grpo", "method=grpo", reward=0.9), *steps(600, reward=0.5, **GRPO_STEP)
@@ -159,7 +156,7 @@ def pages(tmp_path_factory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("name", ["grpo", "crashed", "bench", "several", "pipeline", "sweep"])
-def test_a_page_is_readable_on_a_phone_and_in_the_dark_and_loads_nothing(look, pages, name):
+def test_page_is_readable_and_loads_nothing(look, pages, name):
     for width, flags in ((PHONE, []), (DESKTOP, [DARK])):
         seen = look(pages[name], LOOKS, width, *flags)
         assert (seen.pop("paper") != "rgb(255, 255, 255)") is bool(flags)
@@ -167,12 +164,12 @@ def test_a_page_is_readable_on_a_phone_and_in_the_dark_and_loads_nothing(look, p
 
 
 def test_keyboard(look, pages):
-    """The first focus is the link past the header, and is seen; a wide table scrolls."""
+    """Check that the first focus is the visible skip link, and that a wide table scrolls."""
     skip = {"first": "skip", "left": True, "outline": "solid", "main": ["MAIN", -1]}
     assert look(pages["grpo"], KEYBOARD, PHONE) == {**skip, "sections": True, "scrolls": True}
 
 
-def test_values_under_the_pointer(look, pages):
+def test_tooltips(look, pages):
     before, text, after = look(pages["several"], POINTER, DESKTOP)
     assert text.startswith("step 600: B 1.6; C 0.01333")
     assert before is after is True

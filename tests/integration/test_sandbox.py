@@ -1,7 +1,4 @@
-"""Test the sandbox with a real engine.
-
-Hostile code fails alone, and a run whose reward tests code trains beside it.
-"""
+"""Test the sandbox with a real engine: hostile code, languages, and a run that uses it."""
 
 from __future__ import annotations
 
@@ -34,7 +31,7 @@ hardware=cpu method=grpo data=code smoke=true ~method.rewards.reasoning_gym
 """.split()
 GOOD = "def f(x):\n    return x + 1"
 TESTS = [{"call": "f(1)", "expected": 2}, {"call": "f(2)", "expected": 3}]
-# What code may try, what it scores, and the reason where it was cut off.
+# Hostile code, its score, and its error.
 FLOOD = "import sys\nwhile True: sys.stdout.write('x' * 1000)"
 KILLS = """import contextlib, os
 for pid in (1, os.getppid(), -1):
@@ -66,9 +63,9 @@ HOSTILE = {
     "reaches out": (REACHES + GOOD, 0.0, None),
     "leaves a process and closed folders": (LEAVES + GOOD, 1.0, None),
     "leaves shared memory": (SHARES + GOOD, 1.0, None),
-    "is no Python": ("def f(x) return x", 0.0, None),
+    "is not Python": ("def f(x) return x", 0.0, None),
 }
-# Nothing of the host, of the launcher, of another job, and no way to become somebody else.
+# Returns what code can see: users, processes, files, and networks.
 INSIDE = """
 import os
 def f(x):
@@ -111,7 +108,7 @@ def sandbox_image(engine, base) -> Iterator[str]:
 def running(
     engine, run_dir: Path, *overrides: str, mounts: tuple[Mount, ...] = ()
 ) -> Iterator[sandboxed.SandboxProcess]:
-    """Start it like the launcher; `mounts` stand for an image with more in it."""
+    """Run the sandbox like the launcher. `mounts` simulate an image with more files."""
     run_dir.mkdir(exist_ok=True)
     config, _ = prepare(composed(*CODE, "runtime=local", *overrides))
     host = detect.host(sys.executable)
@@ -162,7 +159,7 @@ def test_hostile_code_fails_alone(sandbox, name):
     assert process.poll() is None
 
 
-def test_what_code_sees(sandbox):
+def test_what_code_can_see(sandbox):
     expected = {
         "user": 65534,
         "capabilities": [0, 0, 0],
@@ -179,7 +176,7 @@ def test_what_code_sees(sandbox):
     ]
 
 
-def test_a_share_of_the_tests_is_a_share_of_the_score(sandbox):
+def test_score_is_share_of_passed_tests(sandbox):
     tests = [*TESTS, {"check": "assert f(0) == 7"}, {"stdin": "", "stdout": "a line\n"}]
     program = block(GOOD + "\nprint('a line  ')")
     assert sandbox[1](
@@ -191,11 +188,11 @@ def test_a_share_of_the_tests_is_a_share_of_the_score(sandbox):
 
 @pytest.mark.skipif(
     not all(map(shutil.which, ("gcc", "g++"))) or not Path("/usr/bin/rustc").exists(),
-    reason="no gcc, g++ and rustc of /usr to show to the sandbox",
+    reason="no gcc, g++ and rustc in /usr to mount into the sandbox",
 )
-def test_languages_are_compiled_where_the_image_has_the_compiler(engine, sandbox_image, tmp_path):
-    # The test's base has none. This machine's are mounted: both are of one distribution release.
-    # rustc links with /usr/bin/cc, which leads to /etc/alternatives.
+def test_compile_languages_whose_compiler_exists(engine, sandbox_image, tmp_path):
+    # The test's base has no compilers, so mount this machine's, which has the same distribution.
+    # rustc links with /usr/bin/cc, a link into /etc/alternatives.
     mounts = tuple(
         Mount(folder, folder, True, "compilers") for folder in ("/usr", "/etc/alternatives")
     )
@@ -221,7 +218,7 @@ def test_languages_are_compiled_where_the_image_has_the_compiler(engine, sandbox
     assert answers[-1][1].startswith("the sandbox has no swift, only python, c, cpp, rust")
 
 
-def test_a_run_whose_reward_tests_code(engine, sandbox_image, tmp_path):
+def test_run_with_code_tests(engine, sandbox_image, tmp_path):
     done = command(
         *CODE, "runtime=local", "method.sandbox.workers=2", "run_root=runs", cwd=tmp_path
     )
@@ -232,13 +229,13 @@ def test_a_run_whose_reward_tests_code(engine, sandbox_image, tmp_path):
         engine
     )
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    # Random weights write no code.
+    # Models with random weights do not write code.
     assert [row["rewards/code_tests/mean"] for row in rows] == [0.0, 0.0]
     assert rows[0]["verifier_error_share"] == 0.0
     assert (containers(engine, run_dir), list(run_dir.glob("*.sock"))) == ([], [])
 
 
-def test_it_goes_with_a_launcher_that_is_killed(engine, sandbox_image, tmp_path):
+def test_sandbox_ends_with_killed_launcher(engine, sandbox_image, tmp_path):
     overrides = ["runtime=local", "method.sandbox.workers=1", "method.args.max_steps=9999"]
     launcher = started(*CODE, *overrides, cwd=tmp_path)
     socket = wait_until(lambda: next(tmp_path.glob("runs/*/*/sandbox.sock"), None), launcher)
@@ -248,10 +245,10 @@ def test_it_goes_with_a_launcher_that_is_killed(engine, sandbox_image, tmp_path)
     wait_until(lambda: containers(engine, socket.parent) == [])
 
 
-def test_the_image_has_python_alone(engine, sandbox_image, base):
-    """Nothing installs, nothing gains rights, and nothing reaches a network."""
-    shown = "import os; print(os.getuid(), os.getgid(), os.getgroups())"
-    assert inside(engine, sandbox_image, "python", "-c", shown) == "65534 65534 [65534]\n"
+def test_image_has_only_python(engine, sandbox_image, base):
+    """Check that the image has no installers, no setuid programs and no network."""
+    code = "import os; print(os.getuid(), os.getgid(), os.getgroups())"
+    assert inside(engine, sandbox_image, "python", "-c", code) == "65534 65534 [65534]\n"
     modules = (
         "import importlib.util as u; print([m for m in ('pip', 'ensurepip', 'setuptools', 'wheel', "
         "'torch') if u.find_spec(m)])"

@@ -1,6 +1,6 @@
-"""Test a real Slurm: a controller and two nodes on this machine, stopped at the end.
+"""Test runtime=slurm with a controller and two nodes on this machine.
 
-Jobs train for real, on the CPU with gloo, one rank on each node.
+Jobs train on the CPU with gloo, with one rank per node.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from launch.core import json_files
 from launch.plan import sealed
 from launch.reproduce import compare_metrics
 from tests.conftest import command
-from tests.integration.conftest import PATIENCE_S, lacking, wait_until
+from tests.integration.conftest import PATIENCE_S, skip_without, wait_until
 
 pytestmark = pytest.mark.integration
 NODES = ("n1", "n2")
@@ -56,19 +56,19 @@ NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2 RealMe
 NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=2 RealMemory=1000 Gres=gpu:1
 PartitionName=main Nodes=ALL Default=YES MaxTime=60
 """
-STEPS = 40  # enough that what happens after a few of them happens in the middle
+STEPS = 40  # enough for events in the middle of a run
 SMALL = f"""
 hardware=cpu topology=ddp model.num_layers=1 data.num_train={8 * STEPS} data.num_heldout=8
 method.args.max_steps={STEPS} method.args.logging_steps=1 method.args.save_steps=100
 method.args.per_device_train_batch_size=4 tracking=none
 """.split()
-# Sums of as many threads, here and there.
+# The same number of threads has the same rounding on both sides.
 SMALL.append("user_env.OMP_NUM_THREADS=1")
 TWO_NODES = ["runtime=slurm", "runtime.slurm.nodes=2", "runtime.slurm.interface=lo"]
 
 
 class Cluster:
-    """Hold the daemons by name, and ask Slurm about jobs."""
+    """Run Slurm's daemons, and query jobs."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -93,17 +93,16 @@ class Cluster:
 
     @staticmethod
     def job(number: str) -> dict[str, str]:
-        """Return what Slurm says of a job; values end at their first blank."""
+        """Return the fields of a job. Values end at their first blank."""
         argv = ["scontrol", "show", "job", "--oneliner", number]
         done = subprocess.run(argv, capture_output=True, text=True, check=True)
         return dict(re.findall(r"(\w+)=(\S*)", done.stdout))
 
-    def starts_again(self, job: str) -> None:
-        """Start a requeued job at once, for which Slurm would wait two minutes.
+    def start_again(self, job: str) -> None:
+        """Start a requeued job immediately. Slurm itself would wait two minutes.
 
-        Slurm resets that time while the last start still completes. If the job is started in the
-        second of the kill or before, a node rejects it ("Job credential revoked"), and it has
-        failed.
+        Slurm resets the start time while the previous start completes. A node rejects a job ("Job
+        credential revoked") that starts in the same second as the kill.
         """
 
         def started() -> bool:
@@ -118,7 +117,7 @@ class Cluster:
         wait_until(started)
 
     def ended(self, job: str) -> dict[str, str]:
-        """Return what Slurm says of the job once it has left the queue for good."""
+        """Wait until the job has ended, and return its fields."""
         wait_until(lambda: self.job(job)["JobState"] not in ("PENDING", "RUNNING", "COMPLETING"))
         return self.job(job)
 
@@ -139,7 +138,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         if shutil.which(name) is None
     ]
     if absent:
-        return lacking(
+        return skip_without(
             f"no {', '.join(absent)} (Debian: apt-get install slurmctld slurmd slurm-client munge)"
         )
     folder = tmp_path_factory.mktemp("slurm")
@@ -148,7 +147,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         CONFIG.format(folder=folder, host=host, user=getpass.getuser(), ports=free_ports(3))
     )
     (folder / "state").mkdir()
-    (folder / "gpu").touch()  # a file in place of a device: Slurm counts it
+    (folder / "gpu").touch()  # Slurm counts this file as a device
     (folder / "gres.conf").write_text(f"NodeName=n[1-2] Name=gpu File={folder}/gpu\n")
     key = folder / "munge.key"
     key.write_bytes(secrets.token_bytes(128))
@@ -158,7 +157,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     before = os.environ.get("SLURM_CONF")
     os.environ["SLURM_CONF"] = str(folder / "slurm.conf")
     try:
-        # --force: the folder may stand below one that others can write.
+        # --force, because others may have write access to a parent folder.
         daemons.start(
             "munged",
             "munged",
@@ -221,8 +220,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
     return json_files.read_metrics(metrics)
 
 
-def test_two_nodes_compute_what_two_ranks_of_one_machine_do(cluster, undisturbed, tmp_path):
-    """Use a directory whose name a shell, sbatch and its file patterns would take apart."""
+def test_two_nodes_compute_like_two_ranks_of_one_machine(cluster, undisturbed, tmp_path):
+    """Use a directory whose name has characters that are special in shells and in sbatch."""
     root = tmp_path / "it's 100%j; #new $HOME"
     root.mkdir()
     done = command(
@@ -243,17 +242,17 @@ def test_two_nodes_compute_what_two_ranks_of_one_machine_do(cluster, undisturbed
     assert "trainers-1 is on n2" in (run_dir / "logs/trainers-1.log").read_text()
     assert f"step {STEPS}/{STEPS}" in (run_dir / "logs/rank0.log").read_text()
     assert (run_dir / "logs/rank1.log").exists(), "of the other node"
-    assert f"step {STEPS}/{STEPS}" in done.stdout  # wait=true follows
+    assert f"step {STEPS}/{STEPS}" in done.stdout  # wait=true prints the log
     job = json_files.read_json(run_dir / "slurm.json")["job"]
     assert cluster.job(job)["Comment"] == "a"  # of `a b`
 
 
-def test_an_early_signal_saves_and_requeues_and_the_job_resumes(cluster, undisturbed, tmp_path):
+def test_early_signal_saves_requeues_and_resumes(cluster, undisturbed, tmp_path):
     job, run_dir = submit(tmp_path)
     wait_for_step(run_dir, 2)
-    # What `--signal=B:TERM@` sends when the time is nearly over.
+    # The signal of `--signal=B:TERM@` before the time limit.
     subprocess.run(["scancel", "--batch", "--signal=TERM", job], check=True)
-    cluster.starts_again(job)
+    cluster.start_again(job)
     assert "is requeued" in slurm_log(run_dir)
     end = cluster.ended(job)
     assert (end["JobState"], end["Restarts"]) == ("COMPLETED", "1"), slurm_log(run_dir)
@@ -262,9 +261,9 @@ def test_an_early_signal_saves_and_requeues_and_the_job_resumes(cluster, undistu
     assert json_files.read_json(run_dir / "record.json")["status"] == "done"
 
 
-def test_a_node_that_does_not_come_is_named(cluster, tmp_path):
+def test_report_missing_node(cluster, tmp_path):
     daemon = cluster.daemons["n2"]
-    # The controller takes the node for healthy, but no process starts there.
+    # The controller considers the node healthy, but no process can start there.
     daemon.send_signal(signal.SIGSTOP)
     try:
         job, run_dir = submit(tmp_path, "runtime.slurm.rendezvous_timeout_s=5")
@@ -278,7 +277,7 @@ def test_a_node_that_does_not_come_is_named(cluster, tmp_path):
     assert (end["JobState"], end["ExitCode"]) == ("FAILED", "4:0")
 
 
-def test_gpus_are_asked_for_by_gres_and_a_node_without_one_says_so(cluster, tmp_path):
+def test_request_gpus_by_gres(cluster, tmp_path):
     arguments = """
         runtime=slurm hardware=h200 hardware.gpus_per_node=1 model=qwen3_0_6b model.init=random
         tracking=none
@@ -292,7 +291,7 @@ def test_gpus_are_asked_for_by_gres_and_a_node_without_one_says_so(cluster, tmp_
     assert json_files.read_json(run_dir / "record.json")["status"] == "failed"
 
 
-def test_keys_of_the_job_beat_variables_of_the_shell(cluster, tmp_path, monkeypatch):
+def test_keys_override_shell_variables(cluster, tmp_path, monkeypatch):
     variables = "TIMELIMIT=7 PARTITION=nope NO_REQUEUE=1 JOB_NAME=fromenv GRES=gpu:1 WAIT=1"
     for variable in variables.split():
         name, _, value = variable.partition("=")
@@ -308,12 +307,12 @@ def test_keys_of_the_job_beat_variables_of_the_shell(cluster, tmp_path, monkeypa
         "JobName": "sft-tiny-cpu",
     }
     assert {name: job[name] for name in expected} == expected
-    assert "TresPerNode" not in job  # a CPU's job asks for no GPU
+    assert "TresPerNode" not in job  # a job on CPUs requests no GPU
     cluster.ended(number)
 
 
-def test_a_grid_of_a_sweep_is_jobs_of_the_cluster_and_is_not_run_again(cluster, tmp_path):
-    """A trial that a rule rejects stops no other."""
+def test_sweep_trials_are_jobs_and_run_once(cluster, tmp_path):
+    """Check that other trials continue after a rule has rejected one."""
     overrides = [o for o in SMALL if not o.startswith(("topology=", "method.args.max_steps="))]
     grid = ["-m", *overrides, "method.args.max_steps=2", "effective_batch=4,5,8"]
     grid += ["runtime=slurm", "runtime.slurm.partition=main", "sweep.parallel=3"]

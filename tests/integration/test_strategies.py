@@ -1,7 +1,4 @@
-"""Test ways to spread a training over processes, with gloo in place of RCCL.
-
-The same seed and global batch give the same losses, also after resuming on other ranks.
-"""
+"""Test that all strategies have the losses of one process, on two ranks with gloo."""
 
 from __future__ import annotations
 
@@ -26,10 +23,10 @@ data.num_train=16 effective_batch=8 method.args.per_device_train_batch_size=4
 method.args.max_steps={STEPS} method.args.save_steps=1 method.args.save_total_limit=5
 method.args.lr_scheduler_type=linear method.args.warmup_steps=0
 """.split()
-# A step large enough that a gradient that is wrong shows in the next loss.
+# The learning rate is large, so that a wrong gradient changes the next loss.
 SETTINGS.append("method.args.learning_rate=1e-3")
 TWO = ["hardware.gpus_per_node=2", "topology.num_gpus=2"]
-# What rank 1 alone has written into a checkpoint: its part of the weights, and of the optimizer.
+# Files of a checkpoint that only rank 1 writes: its shards of weights and optimizer.
 PARTS = {
     "single": [],
     "ddp": [],
@@ -40,8 +37,7 @@ PARTS = {
         for part in ("model", "optim")
     ],
 }
-# FSDP2's options, which change where its tensors are and when, and no number. Without a GPU
-# pin_memory pins nothing.
+# Options of FSDP2 that do not affect results. Without a GPU, pin_memory has no effect.
 OPTIONS = {
     "fsdp": """
         topology.fsdp.cpu_offload=true hardware.dataloader.pin_memory=true
@@ -76,7 +72,7 @@ def losses(run: Path) -> list[float]:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> dict[str, Path]:
-    """Return the run of each topology: two ranks, or one process that accumulates."""
+    """Return a run of each topology, on two ranks or, for single, in one process."""
     run_dirs = {}
     with pytest.MonkeyPatch.context() as patch:
         for topology in PARTS:
@@ -88,19 +84,19 @@ def runs(tmp_path_factory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("topology", PARTS)
-def test_each_strategy_runs_and_leaves_the_losses_and_model_of_one_process(runs, topology):
-    """Check what the ranks left; recipes/training/train_loop.py rejects another strategy too."""
+def test_strategies_have_losses_and_model_of_one_process(runs, topology):
+    """Compare checkpoints, losses and models."""
     saved = runs[topology] / f"checkpoints/checkpoint-{STEPS}"
     parts = sorted(path.relative_to(saved).as_posix() for path in saved.rglob("*_1_*"))
     assert parts == PARTS[topology]
     folder = runs[topology].parents[2]
     assert ("--nproc-per-node 2" in plan_argv(folder)) == (topology != "single")
-    # DeepSpeed compiled nothing, since the cpu image has no compiler.
+    # DeepSpeed must not compile, since the cpu image has no compiler.
     assert not (folder / "compiled").exists()
 
     alone = losses(runs["single"])
     assert len(alone) == STEPS
-    assert alone[0] - alone[-1] > 1  # it learned: the steps changed the weights
+    assert alone[0] - alone[-1] > 1  # the loss decreases
     assert losses(runs[topology]) == pytest.approx(alone, rel=0, abs=1e-5)
 
     expected, weights = (
@@ -109,19 +105,16 @@ def test_each_strategy_runs_and_leaves_the_losses_and_model_of_one_process(runs,
     assert weights.keys() == expected.keys()
     for name, weight in expected.items():
         assert weights[name].dtype == weight.dtype
-        # Adam divides a gradient by its own size. If that is near zero, its rounding error moves a
-        # weight by a part of the learning rate.
+        # Adam normalizes gradients, so rounding errors of tiny gradients change weights noticeably.
         assert (weights[name] - weight).abs().mean() < 1e-5, name
 
 
-# fsdp reads no checkpoint of one process.
+# fsdp cannot read a checkpoint of one process.
 @pytest.mark.parametrize(
     ("before", "after", "ranks"),
     [("single", "ddp", TWO), ("fsdp", "fsdp", ["topology.num_gpus=1"])],
 )
-def test_a_run_resumes_on_other_ranks_with_the_losses_of_one_process(
-    runs, tmp_path, before, after, ranks
-):
+def test_resume_on_other_ranks_with_losses_of_one_process(runs, tmp_path, before, after, ranks):
     shutil.copytree(runs[before].parents[2], tmp_path, dirs_exist_ok=True)
     run = run_dir(tmp_path)
     stop_after(run, step=1)
@@ -133,7 +126,7 @@ def test_a_run_resumes_on_other_ranks_with_the_losses_of_one_process(
 
 
 def stop_after(run: Path, step: int) -> None:
-    """Leave the run as if it had been killed after this step."""
+    """Make the run look as if it had been killed after this step."""
     for path in (run / "checkpoints").glob("checkpoint-*"):
         if int(path.name.rpartition("-")[2]) > step:
             shutil.rmtree(path)

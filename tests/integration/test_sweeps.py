@@ -1,7 +1,4 @@
-"""Test a real search on the CPU that is killed, then resumed.
-
-No trial that is done runs twice.
-"""
+"""Test sweeps on the CPU: a search that is killed and resumed, and parallel trials."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ SMALL = """
 hardware=cpu data.num_train=64 data.num_heldout=8 method.args.per_device_train_batch_size=4
 tracking=none
 """.split()
-# A rule rejects the second of the three.
+# A rule rejects the second value.
 RATES = "+sweep.space={rate: {key: method.args.learning_rate, values: [1e-3, fast, 2e-3]}}"
 SEARCH = ["-m", "sweep=sft_learning_rate", "~sweep.space.learning_rate", RATES, *SMALL]
 STEPS = 20
@@ -45,10 +42,10 @@ def steps(root: Path, rate: float) -> int:
     return len(metrics.read_text().splitlines()) if metrics and metrics.is_file() else 0
 
 
-def test_a_killed_search_resumes_and_repeats_no_trial(tmp_path):
+def test_killed_search_resumes_without_repeating_trials(tmp_path):
     process = started(*SEARCH, cwd=tmp_path)
     wait_until(lambda: steps(tmp_path, 2e-3) > 2, process)
-    # Kill the sweep alone; the kernel signals its trial, which saves.
+    # Kill only the sweep. Then the kernel sends a signal to its trial, which saves.
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     assert [trial["status"] for trial in trials(tmp_path)] == ["done", "failed", "running"]
@@ -56,13 +53,13 @@ def test_a_killed_search_resumes_and_repeats_no_trial(tmp_path):
 
     process = started(*SEARCH, cwd=tmp_path)
     code, output = process.wait(timeout=240), (tmp_path / "output").read_text()
-    assert code == 2, output  # of the rejected trial
+    assert code == 2, output  # exit code of the rejected trial
     assert "Continues" in next(tmp_path.glob("runs/sweeps/*/logs/trial0002.log")).read_text()
     assert "learning_rate='fast'" in output
     assert "best loss" in output
     assert "python launch/run.py method=sft" in output
     assert (run_of(tmp_path, 1e-3) / "record.json").stat().st_mtime_ns == done_at
-    # One for each trial that was not rejected.
+    # The rejected trial has no run.
     assert len(list(tmp_path.glob("runs/sft-tiny-cpu/*/record.json"))) == 2
     assert steps(tmp_path, 2e-3) == STEPS
     assert [(trial["status"], trial["ran"]) for trial in trials(tmp_path)] == [
@@ -72,8 +69,8 @@ def test_a_killed_search_resumes_and_repeats_no_trial(tmp_path):
     ]
 
 
-def test_trials_run_beside_one_another_and_a_process_that_fails_stops_no_other(tmp_path):
-    """Run two at once; one names a tool of transformers that only its ranks reject."""
+def test_parallel_trials_continue_after_a_failure(tmp_path):
+    """Run two trials, one with a value that only ranks reject."""
     grid = """
         -m method.args.max_steps=2 method.args.debug=nonsense,underflow_overflow sweep.parallel=2
         sweep.metric=loss

@@ -1,7 +1,4 @@
-"""Test each tuning as a user starts it, small and on the CPU.
-
-The experiment that it writes composes and plans.
-"""
+"""Test small tunings on the CPU, and plan the experiments that they write."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import command
-from tests.integration.conftest import lacking, started, wait_until
+from tests.integration.conftest import skip_without, started, wait_until
 
 pytestmark = pytest.mark.integration
 SMALL = ["hardware=mi350x", "smoke=true", "run_root=runs"]
@@ -25,14 +22,14 @@ SMALL = ["hardware=mi350x", "smoke=true", "run_root=runs"]
     ("rccl", [], "bus_gb_s", 2),
     ("vllm", ["model=qwen3_4b", "topology=single"], "output_tokens_per_second", 2),
 ])  # fmt: skip
-def test_tuning_ends_with_before_after_and_an_experiment(
+def test_tuning_writes_speedup_and_experiment(
     tmp_path, launch, tuning, overrides, figure, num_rows
 ):
     if tuning == "vllm" and importlib.util.find_spec("vllm") is None:
-        lacking("no vLLM (make vllm)")
+        skip_without("no vLLM (make vllm)")
     overrides = [*SMALL, f"method=tune/{tuning}", *overrides]
     if tuning == "rccl":
-        stopped_in_the_second_trial(tmp_path, *overrides)
+        stop_in_second_trial(tmp_path, *overrides)
     done = command(*overrides, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     (result_file,) = tmp_path.glob("runs/*/*/result.json")
@@ -60,10 +57,10 @@ def test_tuning_ends_with_before_after_and_an_experiment(
             assert plan["processes"][0]["env"][key.removeprefix("user_env.")] == value
 
 
-def stopped_in_the_second_trial(folder: Path, *overrides: str) -> None:
-    """Stop the launcher there; no setting fails, and the same command measures that trial."""
+def stop_in_second_trial(folder: Path, *overrides: str) -> None:
+    """Stop the launcher in the second trial, which the next start repeats."""
     launcher = started(*overrides, cwd=folder)
-    # The processes of the second trial, of two, begin to import torch.
+    # When the first trial has a row, the second is importing torch.
     wait_until(
         lambda: any(file.read_text() for file in folder.glob("runs/*/*/metrics.jsonl")), launcher
     )

@@ -1,4 +1,4 @@
-"""Run programs as a user who may use the docker socket and is not root."""
+"""Run programs as a user who has access to docker, but is not root."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from containers.images import LABEL
 from tests.conftest import ROOT
 from tests.integration.conftest import PATIENCE_S, wait_until
 
-UID = 12345  # unused: a user without a name, a home or a password
+UID = 12345  # a user without a name, home or password
 
 
 def can(identity: dict, test: str, path: Path) -> bool:
@@ -24,7 +24,7 @@ def can(identity: dict, test: str, path: Path) -> bool:
 
 
 def python_of(identity: dict, root: Path = ROOT) -> str:
-    """Return a Python of this version that the user may run; root's own may be in root's home."""
+    """Return a Python of this version that the user can execute."""
     version = "python{}.{}".format(*sys.version_info[:2])
     system = shutil.which(version, path="/usr/bin:/usr/local/bin")
     pythons = [str(root / ".venv/bin/python"), *filter(None, [system])]
@@ -32,7 +32,7 @@ def python_of(identity: dict, root: Path = ROOT) -> str:
 
 
 class Caller:
-    """Be a user who may use the docker socket and is not root."""
+    """A user who has access to docker, but is not root."""
 
     def __init__(self, home: Path, cache: Path, engine: docker.DockerClient) -> None:
         self.home, self.cache, self.engine = home, cache, engine
@@ -58,7 +58,7 @@ class Caller:
         self.env["PYTHONPATH"] = site.replace(str(ROOT), str(self.root))
 
     def bind_mounted(self) -> Path:
-        """Mount the repository where the user can read it, even if its own folder is closed."""
+        """Bind-mount the repository to a path that the user can read."""
         root = self.home.with_name(f"{self.home.name}-repository")
         root.mkdir()
         subprocess.run(["mount", "--bind", str(ROOT), str(root)], check=True)
@@ -107,7 +107,7 @@ class Caller:
 
     @contextmanager
     def running(self, *overrides: str, **env: str) -> Iterator[subprocess.Popen]:
-        """Start a launcher in the background; kill it and remove its container afterwards."""
+        """Start a launcher in the background. Kill it and remove its containers afterwards."""
         process = self.starting(*overrides, **env)
         try:
             yield process
@@ -118,7 +118,7 @@ class Caller:
                 container.remove(force=True)
 
     def containers(self) -> list[docker.models.containers.Container]:
-        """Return our containers in any state."""
+        """Return the user's containers in any state."""
         return self.engine.containers.list(
             all=True,
             filters={"label": [f"{LABEL}.run", f"{LABEL}.uid={self.uid}"]},
@@ -126,7 +126,7 @@ class Caller:
         )
 
     def container(self, process: subprocess.Popen) -> docker.models.containers.Container:
-        """Return the container of a launcher in the background once it runs."""
+        """Wait for the launcher's container, and return it."""
         return wait_until(
             lambda: next((c for c in self.containers() if c.status == "running"), None), process
         )

@@ -1,4 +1,4 @@
-"""Test scoring, groups, samples to show and resuming of an evaluation, without a model."""
+"""Test recipes/evaluate.py without a model."""
 
 import json
 
@@ -14,7 +14,7 @@ from recipes.sampling.generation import TOO_LONG, Sample
 
 
 def lines(*answers: tuple[int, str, int, bool]) -> list[dict]:
-    """Return lines of samples.jsonl: problem, task, level, right or not."""
+    """Return rows of samples.jsonl from (problem, task, level, whether it is correct)."""
     same = {"answer": "1", "num_tokens": 2, "finished": True}
     return [
         {"problem": problem, "task": task, "level": level, "prompt": f"p{problem}", **same}
@@ -23,17 +23,17 @@ def lines(*answers: tuple[int, str, int, bool]) -> list[dict]:
     ]
 
 
-def answered(folder, rows, samples, score) -> list[dict]:
-    """Return lines of samples.jsonl for one batch, whose generator gives `samples`."""
+def score(folder, rows, samples, verifier) -> list[dict]:
+    """Return rows of samples.jsonl for a batch whose generator returns `samples`."""
     sampled, judged = batches.Store(folder / "samples"), batches.Store(folder / "verdicts")
     args, log = EvaluateConfig("x", batch_size=len(rows)), batches.Log(folder, "accuracy")
-    batches.one_batch(rows, 0, args, lambda prompts, seed: samples, score, sampled, judged, log)
+    batches.run_batch(rows, 0, args, lambda prompts, seed: samples, verifier, sampled, judged, log)
     pairs = zip(sampled.finished(0), judged.finished(0), strict=True)
-    return [evaluate.line(rows[s["prompt_index"]], {**s, **v}) for s, v in pairs]
+    return [evaluate.scored_row(rows[s["prompt_index"]], {**s, **v}) for s, v in pairs]
 
 
 def configured(tmp_path, **rewards):
-    """Return a configuration as a rank loads it, to which no key can be added."""
+    """Return a struct configuration, like a rank's."""
     method = {"rewards": rewards, "reward_chain": [], "reward_pattern": None}
     method["reward_confined"] = True
     settings = OmegaConf.create({"method": method, "run_dir": str(tmp_path)})
@@ -41,11 +41,11 @@ def configured(tmp_path, **rewards):
     return settings
 
 
-def test_scores_are_the_answers_and_a_prompt_that_is_too_long_has_none(tmp_path):
+def test_score_answers_and_prompt_that_is_too_long(tmp_path):
     rows = [{"prompt": "p", "answer": a, "task": "t"} for a in ("1", "2", "")]
     samples = [Sample("<answer>1</answer>", 5, True), Sample("3", 1, False), TOO_LONG]
-    scorer = evaluate.scorer(configured(tmp_path), rows)
-    scored = answered(tmp_path, rows, samples, scorer)
+    verifier = evaluate.scorer(configured(tmp_path), rows)
+    scored = score(tmp_path, rows, samples, verifier)
     keys = ("completion", "score", "correct", "num_tokens", "finished")
     assert [tuple(row[key] for key in keys) for row in scored] == [
         ("<answer>1</answer>", 1.0, True, 5, True),
@@ -57,14 +57,13 @@ def test_scores_are_the_answers_and_a_prompt_that_is_too_long_has_none(tmp_path)
     assert metrics["completion_tokens"] == 2.0
 
 
-def test_an_answer_that_cannot_be_scored_is_a_failure_and_counted(tmp_path):
-    """Include the default scorer without rewards, which reads what a model wrote too."""
+def test_count_answers_that_cannot_be_scored(tmp_path):
     rows = [{"prompt": "p", "answer": "1", "entry": "no record of a task"}] * 2
     verifier = evaluate.scorer(configured(tmp_path), rows)
     assert list(verifier.judges) == ["reasoning_gym"]
     judged = [Judged(1.0), Judged(0.0, "no score within 5 s")]
     verifier.judges["reasoning_gym"] = lambda prompts, completions, columns: judged
-    scored = answered(tmp_path, rows, [Sample("1", 1, True), Sample("9**9", 1, True)], verifier)
+    scored = score(tmp_path, rows, [Sample("1", 1, True), Sample("9**9", 1, True)], verifier)
     assert [(row["correct"], row.get("error")) for row in scored] == [
         (True, None),
         (False, "reasoning_gym: no score within 5 s"),
@@ -72,25 +71,24 @@ def test_an_answer_that_cannot_be_scored_is_a_failure_and_counted(tmp_path):
     assert evaluate.summary(scored, 1, 0)["verifier_errors"] == 1
 
 
-@pytest.mark.parametrize(("own", "has"), [
+@pytest.mark.parametrize(("data", "expected"), [
     ({}, False),
     ({"num_heldout": 3}, False),
     ({"kind": "reasoning", "num_heldout": 3}, True),
     ({"heldout_path": "a"}, True),
     ({"heldout_fraction": 0.1}, True),
 ])  # fmt: skip
-def test_the_harness_alone_needs_no_problems(own, has):
-    """Run with any kind of data, as launch/rules/data.py allows."""
+def test_has_heldout(data, expected):
     none = dict.fromkeys(("heldout_path", "heldout_split"))
     none |= {"kind": "jsonl", "num_heldout": 0, "heldout_fraction": 0.0}
-    assert evaluate.has_heldout(OmegaConf.create({**none, **own})) is has
+    assert evaluate.has_heldout(OmegaConf.create({**none, **data})) is expected
 
 
-def test_the_rewards_of_the_composition_score_in_place_of_the_answer(tmp_path):
+def test_score_by_rewards(tmp_path):
     rows = [{"prompt": "p", "answer": "1"}] * 2
-    score = evaluate.scorer(configured(tmp_path, accuracy=1.0, format=1.0), rows)
+    verifier = evaluate.scorer(configured(tmp_path, accuracy=1.0, format=1.0), rows)
     texts = ("1", "<think>.</think><answer>1</answer>")
-    scored = answered(tmp_path, rows, [Sample(text, 1, True) for text in texts], score)
+    scored = score(tmp_path, rows, [Sample(text, 1, True) for text in texts], verifier)
     assert [(row["score"], row["correct"]) for row in scored] == [(0.5, False), (1.0, True)]
 
 
@@ -107,13 +105,13 @@ def test_figures_by_task_and_level():
     assert both == {"a, level 0": 1, "a, level 1": 1, "b, level 0": 2}
     assert result["right_per_problem"] == [1, 0, 1, 1]
     assert "pass_at_k" not in result
-    # failures first, and one of each task in turn
+    # failures first, tasks in turn
     assert [row["task"] for row in result["samples"]] == ["a", "a", "b", "b"]
 
 
 def test_figures_of_several_samples():
-    answered = [row for n in range(4) for row in lines((0, "a", 0, n == 0), (1, "a", 0, n < 3))]
-    result = evaluate.summary(answered, 4, seed=0)
+    scored = [row for n in range(4) for row in lines((0, "a", 0, n == 0), (1, "a", 0, n < 3))]
+    result = evaluate.summary(scored, 4, seed=0)
     assert result["accuracy"] == result["pass_at_k"]["1"] == result["maj_at_k"]["1"] == 0.5
     # 1/4 and 3/4; 1 - 3/6 and 1; 1 and 1
     assert result["pass_at_k"] == {"1": 0.5, "2": 0.75, "4": 1.0}

@@ -1,4 +1,4 @@
-"""Test method=export on two layers: what is written, loaded and lost, and each rejection."""
+"""Test method=export with a model of two layers."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ CONVERTER = """
 import pathlib, sys
 model, *options = sys.argv[1:]
 assert all((pathlib.Path(model) / name).is_file() for name in ("config.json", "tokenizer.json"))
-given = dict(zip(options[::2], options[1::2], strict=True))
-assert sorted(given) == ["--outfile", "--outtype"], given
-pathlib.Path(given["--outfile"]).write_text("GGUF " + given["--outtype"])
+values = dict(zip(options[::2], options[1::2], strict=True))
+assert sorted(values) == ["--outfile", "--outtype"], values
+pathlib.Path(values["--outfile"]).write_text("GGUF " + values["--outtype"])
 """
 
 
@@ -45,21 +45,21 @@ def source(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def exported(tmp_path):
-    """Return `exported(model, ...)`, which gives (exit code, result.json, run directory)."""
+    """Return a function that exports a model: (exit code, result.json, run directory)."""
     return functools.partial(run_export, tmp_path)
 
 
 def greedy(folder: Path) -> list[int]:
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    asked = [{"role": "user", "content": "1 + 2 ="}]
-    given = tokenizer.apply_chat_template(
-        asked, add_generation_prompt=True, return_dict=True, return_tensors="pt"
+    messages = [{"role": "user", "content": "1 + 2 ="}]
+    inputs = tokenizer.apply_chat_template(
+        messages, add_generation_prompt=True, return_dict=True, return_tensors="pt"
     )
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    return model.generate(**given, max_new_tokens=8, do_sample=False)[0].tolist()
+    return model.generate(**inputs, max_new_tokens=8, do_sample=False)[0].tolist()
 
 
-def test_weights_as_they_are_load_and_answer_as_before(exported, source):
+def test_export_unchanged_weights(exported, source):
     code, result, run = exported(source)
     assert (code, result["weights_error"]) == (0, 0.0)
     assert result["weights_sha256"] == weights_sha256(source)
@@ -78,12 +78,12 @@ def test_16_bits(exported, source, weights, dtype, error):
     code, result, run = exported(source, f"method.args.weights={weights}")
     written = load_file(run / "model/model.safetensors")
     assert (code, {tensor.dtype for tensor in written.values()}) == (0, {dtype})
-    assert 0 < result["weights_error"] < error  # half of the last bit, and less on average
+    assert 0 < result["weights_error"] < error  # at most half of the last bit
     assert AutoModelForCausalLM.from_pretrained(run / "model").dtype == dtype
 
 
 @pytest.mark.parametrize("weights", ["fp8", "int8"])
-def test_a_code_is_off_by_half_a_step_at_most_and_zeros_stay(weights):
+def test_quantization_error_is_at_most_half_a_step(weights):
     weight = torch.randn(8, 32) * torch.logspace(-6, 3, 8)[:, None]
     weight[3] = 0
     codes, scale = quantize.quantized(weight, quantize.EIGHT_BITS[weights])
@@ -94,12 +94,12 @@ def test_a_code_is_off_by_half_a_step_at_most_and_zeros_stay(weights):
     limit = largest * 0.5 / 127
     if weights == "fp8":  # e4m3 has three bits of mantissa
         limit = torch.maximum(weight.abs() * 2**-4, largest * 2**-10 / 448)
-    # and a scale that is rounded in bf16 cuts the largest
+    # rounding the scale to bf16 affects the largest
     assert (off <= limit + largest * 2**-8).all()
 
 
 def with_adapter(folder: Path, base: Path, fingerprint: str) -> tuple[Path, torch.Tensor]:
-    """Save an adapter that has learnt something; return what the base answers with it."""
+    """Save an adapter with random weights; return its folder and the model's logits."""
     model = get_peft_model(
         AutoModelForCausalLM.from_pretrained(base),
         LoraConfig(task_type="CAUSAL_LM", r=4, lora_alpha=8, target_modules="all-linear"),
@@ -117,7 +117,7 @@ def with_adapter(folder: Path, base: Path, fingerprint: str) -> tuple[Path, torc
 LORA = ["adapter=lora", "adapter.rank=4", "adapter.alpha=8"]
 
 
-def test_an_adapter_is_merged_into_its_base(exported, source, tmp_path):
+def test_merge_adapter_into_base(exported, source, tmp_path):
     base = adapters.fingerprint_of_files(source)
     adapter, logits = with_adapter(tmp_path / "adapter", source, base)
     code, result, run = exported(source, *LORA, f"adapter.path={adapter}")
@@ -129,39 +129,42 @@ def test_an_adapter_is_merged_into_its_base(exported, source, tmp_path):
     assert torch.allclose(merged.logits, logits, atol=1e-4)
 
 
-def test_an_adapter_brings_the_chat_template_that_it_was_trained_with(exported, source, tmp_path):
+def test_chat_template_of_adapter(exported, source, tmp_path):
     adapter, _ = with_adapter(tmp_path / "adapter", source, adapters.fingerprint_of_files(source))
     tokenizer = AutoTokenizer.from_pretrained(source)
-    tokenizer.chat_template = "of its training"
+    tokenizer.chat_template = "of the adapter"
     tokenizer.save_pretrained(adapter)
-    (tmp_path / "own.jinja").write_text("of the user")
-    own = f"model.chat_template={tmp_path}/own.jinja"
-    for overrides, template in (((), "of its training"), ((own,), "of the user")):
+    (tmp_path / "user.jinja").write_text("of the user")
+    override = f"model.chat_template={tmp_path}/user.jinja"
+    for overrides, template in (((), "of the adapter"), ((override,), "of the user")):
         _, _, run = exported(source, *LORA, f"adapter.path={adapter}", *overrides)
         assert (run / "model/chat_template.jinja").read_text() == template
 
 
-def test_an_adapter_of_another_base_is_rejected(exported, source, tmp_path):
-    adapter, _ = with_adapter(tmp_path / "adapter", source, "that of another")
-    error = refused(exported, source, *LORA, f"adapter.path={adapter}")
+def test_reject_adapter_of_another_base(exported, source, tmp_path):
+    adapter, _ = with_adapter(tmp_path / "adapter", source, "another base")
+    error = error_of(exported, source, *LORA, f"adapter.path={adapter}")
     assert "was trained on another base" in error
 
 
-def test_gguf_by_a_converter(exported, source, tmp_path):
+def test_gguf(exported, source, tmp_path):
     converter = tmp_path / "convert_hf_to_gguf.py"
     converter.write_text(CONVERTER)
-    given = ["method.args.formats=[safetensors,gguf]", f"method.args.gguf_converter={converter}"]
-    code, result, run = exported(source, *given, "method.args.weights=fp16")
+    overrides = [
+        "method.args.formats=[safetensors,gguf]",
+        f"method.args.gguf_converter={converter}",
+    ]
+    code, result, run = exported(source, *overrides, "method.args.weights=fp16")
     assert (code, result["gguf"]) == (0, str(run / "model/model.gguf"))
     assert (run / "model/model.gguf").read_text() == "GGUF f16"
     assert "llama.cpp" in (run / "model/README.md").read_text()
     converter.write_text("import sys; sys.exit('Model Qwen9 is not supported')")
-    code, result, run = exported(source, *given)
+    code, result, run = exported(source, *overrides)
     assert (code, (run / "model").exists()) == (1, False)
     assert "wrote no model.gguf (exit code 1): Model Qwen9 is not supported" in result["error"]
 
 
-def test_a_converter_gets_no_secret(exported, source, tmp_path, monkeypatch):
+def test_converter_gets_no_secret(exported, source, tmp_path, monkeypatch):
     converter = tmp_path / "convert_hf_to_gguf.py"
     converter.write_text("import os, sys\nopen(sys.argv[3], 'w').write(' '.join(os.environ))\n")
     for name in ("HF_TOKEN", "MY_OWN_NAME_FOR_IT"):
@@ -169,50 +172,52 @@ def test_a_converter_gets_no_secret(exported, source, tmp_path, monkeypatch):
     formats = "method.args.formats=[gguf]"
     _, _, run = exported(source, formats, f"method.args.gguf_converter={converter}")
     names = set((run / "model/model.gguf").read_text().split())
-    assert "PATH" in names <= {*recipe.PASSED_ON, "LC_CTYPE"}  # Python's own, of the C locale
+    assert (
+        "PATH" in names <= {*recipe.CONVERTER_VARIABLES, "LC_CTYPE"}
+    )  # Python sets LC_CTYPE in the C locale
 
 
-def test_refused_by_the_rank(exported, source, tmp_path):
+def test_reject_weights(exported, source, tmp_path):
     odd = write_model(tmp_path / "odd", intermediate_size=40)
-    assert "of shape (32, 40)" in refused(exported, odd, "method.args.weights=fp8")
+    assert "of shape (32, 40)" in error_of(exported, odd, "method.args.weights=fp8")
     _, _, eight = exported(source, "method.args.weights=int8")
-    assert "quantized already (compressed-tensors)" in refused(
+    assert "already quantized (compressed-tensors)" in error_of(
         exported, eight / "model", "method.args.weights=fp8"
     )
-    assert exported(eight / "model")[0] == 0  # unchanged, a quantized model is exported
+    assert exported(eight / "model")[0] == 0  # a quantized model can be exported unchanged
 
 
-def refused(exported, model, *overrides) -> str:
+def error_of(exported, model, *overrides) -> str:
     code, result, run = exported(model, *overrides)
     assert (code, (run / "model").exists()) == (2, False)
     return result["error"]
 
 
-def test_a_model_that_is_not_whole_is_rejected(exported, source, tmp_path):
+def test_reject_incomplete_model(exported, source, tmp_path):
     folder = Path(shutil.copytree(source, tmp_path / "several"))
     weights, manifest, index = (
         folder / name for name in ("model.safetensors", checkpoint.MANIFEST, INDEX)
     )
     manifest.write_text('{"files": {"model.safetensors": {"bytes": 1, "sha256": "0"}}}')
-    assert "was changed: model.safetensors has" in refused(exported, folder)
+    assert "was changed: model.safetensors has" in error_of(exported, folder)
     manifest.unlink()
     content = weights.read_bytes()
     weights.rename(folder / "model-00001-of-00002.safetensors")
-    assert f"{INDEX} cannot be read" in refused(exported, folder)
+    assert f"{INDEX} cannot be read" in error_of(exported, folder)
     index.write_text('{"weight_map": {"a": "model-00002-of-00002.safetensors"}}')
-    assert "model-00002-of-00002.safetensors cannot be read" in refused(exported, folder)
+    assert "model-00002-of-00002.safetensors cannot be read" in error_of(exported, folder)
     index.unlink()
     weights.write_bytes(content[:-8])
-    assert "the model is incomplete" in refused(exported, folder)
+    assert "the model is incomplete" in error_of(exported, folder)
 
 
-def test_a_model_that_differs_from_what_its_run_left_is_rejected(exported, tmp_path):
+def test_reject_model_changed_after_its_run(exported, tmp_path):
     run = tmp_path / "trained"
     write_model(run / "model")
     composition = plain(composed("hardware=cpu"))
     (run / "record.json").write_text(json.dumps({"composition": composition}))
     (run / "result.json").write_text(json.dumps({"weights_sha256": "0" * 64}))
-    assert "that run trained saved" in refused(exported, run / "model")
+    assert "saved by the run trained" in error_of(exported, run / "model")
 
 
 @pytest.mark.parametrize(("weights", "name", "tensor", "words"), [
@@ -223,7 +228,7 @@ def test_a_model_that_differs_from_what_its_run_left_is_rejected(exported, tmp_p
     ("int8", "m.layers.0.mlp.gate.weight", torch.ones(16, 16),
      "linear layer of qwen3, qwen2 or llama"),
 ])  # fmt: skip
-def test_weights_that_do_not_fit(weights, name, tensor, words):
+def test_reject_tensor(weights, name, tensor, words):
     with pytest.raises(UserError, match=re.escape(words)):
         quantize.Converter(weights)(name, tensor)
 
@@ -238,15 +243,15 @@ def test_several_files_with_an_index(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == [*files, INDEX]
     index = json.loads((tmp_path / INDEX).read_text())
     assert (index["metadata"]["total_size"], index["weight_map"]["t4"]) == (200, files[2])
-    # as some models of the hub have
+    # some models on the hub have such a file
     save_file({"all.in.other.names": torch.zeros(50)}, tmp_path / "consolidated.safetensors")
     assert all(torch.equal(tensors.pop(name), tensor) for name, tensor in stored(tmp_path))
     assert not tensors
 
 
-def test_a_hub_that_cannot_be_reached_leaves_the_model(exported, source, monkeypatch):
+def test_failed_upload_leaves_model(exported, source, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_something")
-    # nothing listens there
+    # no server uses this port
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
     code, result, run = exported(source, "method.args.push_to=me/model")
     assert (code, result["status"], result["model"]) == (1, "failed", str(run / "model"))
@@ -256,9 +261,9 @@ def test_a_hub_that_cannot_be_reached_leaves_the_model(exported, source, monkeyp
     assert "hf_something" not in written
 
 
-def test_a_licence_is_never_invented(tmp_path):
+def test_stated_license(tmp_path):
     (tmp_path / "config.json").write_text("{}")
-    for card, licence in (
+    for card, expected in (
         (None, None),
         ("---\nlicense: apache-2.0\n---\n# A model\n", "apache-2.0"),
         ("---\nlicense: [apache-2.0, mit]\n---\n", "apache-2.0, mit"),
@@ -266,16 +271,13 @@ def test_a_licence_is_never_invented(tmp_path):
     ):
         if card:
             (tmp_path / "README.md").write_text(card)
-        assert model_card.stated_license(tmp_path) == licence
+        assert model_card.stated_license(tmp_path) == expected
     (tmp_path / "config.json").write_text('{"license": "mit"}')
     assert model_card.stated_license(tmp_path) == "mit"
 
 
 @pytest.mark.parametrize("of_the_hub", [False, True])
-def test_the_licence_of_the_model_that_was_trained_stands_on_the_card(
-    exported, tmp_path, monkeypatch, of_the_hub
-):
-    """Save what a training begins with under its card's licence, from run to run."""
+def test_card_has_license_of_original_model(exported, tmp_path, monkeypatch, of_the_hub):
     cached = tmp_path / "hub/models--me--base/snapshots" / ("a" * 40)
     base = write_model(cached if of_the_hub else tmp_path / "base")
     (base / "README.md").write_text("---\nlicense: llama3.1\n---\n# A model\n")

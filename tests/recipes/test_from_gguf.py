@@ -1,4 +1,4 @@
-"""Test recipes/from_gguf.py with a GGUF file made here, and what it rejects."""
+"""Test recipes/from_gguf.py with a small GGUF file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 from recipes import from_gguf
 
 HIDDEN, HEADS, LAYERS = 64, 2, 2
-# As SmolLM2 has them: the end of a text is not the token that transformers takes for it.
+# Like SmolLM2's tokens: transformers chooses the wrong end token.
 TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *"0123456789+=", "12", "34"]
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 needs_gguf = pytest.mark.skipif(
@@ -43,7 +43,7 @@ def interleaved(weight):
 
 
 def write_gguf(path, model):
-    """Write the model and a BPE of TOKENS, matrices in Q8_0, under llama.cpp's names."""
+    """Write the model with llama.cpp's names, matrices in Q8_0, and a BPE tokenizer of TOKENS."""
     import gguf
 
     writer = gguf.GGUFWriter(str(path), "llama")
@@ -97,22 +97,22 @@ def write_gguf(path, model):
 
 
 @needs_gguf
-def test_a_gguf_file_becomes_a_directory_that_model_path_takes(tmp_path, capsys):
+def test_convert_gguf_to_directory(tmp_path, capsys):
     model = small_llama()
     write_gguf(tmp_path / "small.gguf", model)
     assert from_gguf.main([str(tmp_path / "small.gguf"), str(tmp_path / "made")]) == 0
     assert f"{model.num_parameters():,} parameters in bf16" in capsys.readouterr().out
-    # nothing staged is left
+    # the staging directory is gone
     assert sorted(path.name for path in tmp_path.iterdir()) == ["made", "small.gguf"]
     made = AutoModelForCausalLM.from_pretrained(tmp_path / "made", use_safetensors=True)
     assert getattr(made.config, "quantization_config", None) is None
     assert made.dtype == torch.bfloat16
-    for (name, found), (same, given) in zip(
+    for (name, actual), (expected_name, expected) in zip(
         made.state_dict().items(), model.state_dict().items(), strict=True
     ):
-        assert name == same
-        # 1/254 of a block's largest by Q8_0, 1/256 by bf16
-        assert (found.float() - given).abs().max() <= 0.02 * given.abs().max()
+        assert name == expected_name
+        # the error of Q8_0 is 1/254 of a block's largest, that of bf16 1/256
+        assert (actual.float() - expected).abs().max() <= 0.02 * expected.abs().max()
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "made")
     assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token) == (
         "<|im_start|>",
@@ -125,34 +125,33 @@ def test_a_gguf_file_becomes_a_directory_that_model_path_takes(tmp_path, capsys)
     ]
 
 
-def refused(capsys, *arguments):
+def error_of(capsys, *arguments):
     assert from_gguf.main([str(argument) for argument in arguments]) == 2
-    error = capsys.readouterr().err.splitlines()[-1]  # transformers logs what it misses
+    error = capsys.readouterr().err.splitlines()[-1]  # after the warnings of transformers
     assert error.startswith("error: ")
     return error
 
 
 @needs_gguf
-def test_damaged_files_are_rejected_and_leave_nothing(tmp_path, capsys):
-    """Include the first of several files, whose missing weights would be drawn at random."""
+def test_reject_damaged_file(tmp_path, capsys):
     file = tmp_path / "small.gguf"
     write_gguf(file, small_llama())
     content = file.read_bytes()
     part = content.replace(b"blk.1.ffn_up.weight", b"blk.9.ffn_up.weight")
     for damaged, words in ((content[:600], ""), (part, "model.layers.1.mlp.up_proj.weight")):
         file.write_bytes(damaged)
-        assert words in refused(capsys, file, tmp_path / "made")
+        assert words in error_of(capsys, file, tmp_path / "made")
         assert [path.name for path in tmp_path.iterdir()] == [file.name]
 
 
-def test_arguments_that_cannot_be_used_are_rejected(tmp_path, capsys, monkeypatch):
+def test_reject_arguments(tmp_path, capsys, monkeypatch):
     file = tmp_path / "small.gguf"
     file.write_bytes(b"12345678{}")
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     targets = [tmp_path / "made", tmp_path, tmp_path / "link", file / "made"]
     for target in targets:
-        assert str(target) in refused(capsys, file, target)
+        assert str(target) in error_of(capsys, file, target)
         assert not (tmp_path / "made").exists()
-    refused(capsys, tmp_path / "none.gguf", tmp_path / "made")
+    error_of(capsys, tmp_path / "none.gguf", tmp_path / "made")
     monkeypatch.setitem(sys.modules, "gguf", None)
-    assert "make gguf" in refused(capsys, file, tmp_path / "made")
+    assert "make gguf" in error_of(capsys, file, tmp_path / "made")

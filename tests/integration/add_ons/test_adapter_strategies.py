@@ -1,7 +1,4 @@
-"""Test adapters on two ranks, with gloo in place of RCCL.
-
-Every strategy has the losses of one process, and leaves the same whole adapter.
-"""
+"""Test that adapters have the losses and weights of one process, on two ranks with gloo."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.e2e.test_resume import configure
-from tests.integration.conftest import lacking
+from tests.integration.conftest import skip_without
 from tests.integration.ranks import run_ranks
 from tests.integration.test_strategies import losses
 
@@ -25,7 +22,7 @@ KINDS = {
     "lora": ["adapter=lora", "precision=fp32"],
     "dora": ["adapter=dora", "precision=fp32"],
 }
-# Steps so large that a gradient that is wrong shows in the next loss.
+# The learning rate is large, so that a wrong gradient changes the next loss.
 LARGE = [
     "method.args.learning_rate=1e-2",
     "method.args.lr_scheduler_type=constant",
@@ -43,12 +40,9 @@ PAIRS = [
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> dict[str, Path]:
-    """Return topology -> the directory of its runs, one of each kind and `resumed`.
-
-    A topology has two ranks, or one process that accumulates.
-    """
+    """Return topology -> the directory of its runs, one of each kind and `resumed`."""
     if importlib.util.find_spec("bitsandbytes") is None:
-        lacking("no bitsandbytes (make quantization)")
+        skip_without("no bitsandbytes (make quantization)")
     folders = {}
     for topology in ("single", *STRATEGIES):
         folder = folders[topology] = tmp_path_factory.mktemp(topology)
@@ -64,11 +58,11 @@ def runs(tmp_path_factory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize(("strategy", "kind"), PAIRS)
-def test_each_strategy_leaves_the_losses_and_weights_of_one_process(runs, strategy, kind):
+def test_strategies_have_losses_and_weights_of_one_process(runs, strategy, kind):
     alone, spread = runs["single"] / kind, runs[strategy] / kind
     assert len(losses(alone)) == 4
-    assert losses(alone)[0] - losses(alone)[-1] > 1  # it learned
-    # nf4's adapter is in bf16. DeepSpeed steps a copy of it in fp32, the others step it directly.
+    assert losses(alone)[0] - losses(alone)[-1] > 1  # the loss decreases
+    # nf4's adapter is in bf16. DeepSpeed updates an fp32 copy, the others the adapter itself.
     close = 0.05 if (kind, strategy) == ("qlora", "zero2") else 1e-5
     assert losses(spread) == pytest.approx(losses(alone), rel=0, abs=close)
     for saved in ("adapter/adapter_model.safetensors", "model/model.safetensors"):
@@ -84,7 +78,7 @@ def test_each_strategy_leaves_the_losses_and_weights_of_one_process(runs, strate
 
 
 @pytest.mark.parametrize("strategy", ["single", *STRATEGIES])
-def test_a_checkpoint_holds_no_base_and_resumes_exactly(runs, strategy):
+def test_checkpoint_has_no_base_and_resumes_exactly(runs, strategy):
     whole, resumed = runs[strategy] / "dora", runs[strategy] / "resumed"
     base = (whole / "model/model.safetensors").stat().st_size
     held = {

@@ -17,7 +17,7 @@ import yaml
 
 from recipes.bench import vllm_programs as programs
 from tests.conftest import ROOT, command
-from tests.integration.conftest import lacking
+from tests.integration.conftest import skip_without
 from tests.integration.test_split import processes
 
 pytestmark = pytest.mark.integration
@@ -36,13 +36,13 @@ for name, add in modules.items():
     found[name] = sorted(option for action in parser._actions for option in action.option_strings)
 print(json.dumps(found))
 """
-ENDS_WITHIN_S = 1200  # of several starts of an engine, on two cores that do something else too
+ENDS_WITHIN_S = 1200  # timeout of several starts of an engine on two busy cores
 
 
 @pytest.fixture(scope="module", autouse=True)
 def vllm() -> None:
     if importlib.util.find_spec("vllm") is None:
-        lacking("no vLLM (make vllm)")
+        skip_without("no vLLM (make vllm)")
 
 
 @pytest.fixture(scope="module")
@@ -54,24 +54,24 @@ def options() -> dict[str, list[str]]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_arguments_said_to_be_gone_are(options):
+def test_removed_arguments_are_absent(options):
     gone = [name for name in programs.REMOVED if not name.isupper()]
     assert [name for name in gone if "--" + name.replace("_", "-") in options["engine"]] == []
 
 
-def test_arguments_that_replaced_them_and_those_of_the_series_are_there(options):
+def test_vllm_has_used_arguments(options):
     method = yaml.safe_load((ROOT / "conf/method/bench/vllm.yaml").read_text())
     known = {
         option[2:].replace("-", "_") for option in options["throughput"] if option.startswith("--")
     }
-    named = {
+    replacements = {
         word.strip("{:,;")
         for text in programs.REMOVED.values()
         for word in text.split()
         if "_" in word
     }
-    named -= {*programs.REMOVED, "rope_parameters"}  # that one stands within hf_overrides
-    assert {word for word in named if word == word.lower()} <= known
+    replacements -= {*programs.REMOVED, "rope_parameters"}  # a part of hf_overrides
+    assert {word for word in replacements if word == word.lower()} <= known
     used = {
         name
         for setting in [*method["args"]["settings"], method["smoke"]["base"]]
@@ -93,8 +93,8 @@ def result_of(folder: Path) -> dict:
     return json.loads(file.read_text())
 
 
-def test_two_engines_at_once_and_one_that_does_not_start(tmp_path):
-    """Measure over HTTP; test_tunings.py measures offline."""
+def test_two_engines_and_one_that_fails(tmp_path):
+    """Measure over HTTP. test_tunings.py measures offline."""
     settings = [
         "method.smoke.settings=[{max_num_sequences: 4}, {}, {tensor_parallel_size: 4}]",
         "+method.smoke.kinds=[served]",

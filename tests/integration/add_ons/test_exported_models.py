@@ -1,4 +1,4 @@
-"""Test an exported model with vLLM's build for the CPU and with transformers."""
+"""Test exported models with vLLM's build for the CPU and with transformers."""
 
 from __future__ import annotations
 
@@ -14,13 +14,11 @@ from transformers import AutoModelForCausalLM
 from recipes.models import quantize
 from tests.conftest import command
 from tests.helpers.exports import run_export, write_model
-from tests.integration.conftest import lacking
+from tests.integration.conftest import skip_without
 
 pytestmark = pytest.mark.integration
 
-ENDS_WITHIN_S = (
-    900  # four phases, one of which starts an engine, on two cores that do something else too
-)
+ENDS_WITHIN_S = 900  # timeout of four phases on two busy cores, one of which starts an engine
 PHASES = [
     '{name: sft, overrides: ["method=sft"]}',
     '{name: export, model_from: sft, overrides: ["method=export", "method.args.weights=bf16"]}',
@@ -34,9 +32,9 @@ def answers(run: Path) -> list[tuple[str, int]]:
     return [(row["completion"], row["num_tokens"]) for row in rows]
 
 
-def test_vllm_gives_the_greedy_answers_of_transformers_with_an_exported_model(tmp_path):
+def test_vllm_and_transformers_have_same_greedy_answers(tmp_path):
     if importlib.util.find_spec("vllm") is None:
-        lacking("no vLLM (make vllm)")
+        skip_without("no vLLM (make vllm)")
     done = command(
         "hardware=cpu",
         "smoke=true",
@@ -56,9 +54,9 @@ def test_vllm_gives_the_greedy_answers_of_transformers_with_an_exported_model(tm
 
 
 @pytest.mark.parametrize("weights", ["fp8", "int8"])
-def test_8_bits_load_in_transformers_as_they_were_written(tmp_path, weights):
+def test_transformers_load_8_bit_weights(tmp_path, weights):
     if importlib.util.find_spec("compressed_tensors") is None:
-        lacking("no compressed-tensors, which comes with vLLM (make vllm)")
+        skip_without("no compressed-tensors, which comes with vLLM (make vllm)")
     source = write_model(tmp_path / "source")
     code, result, run = run_export(tmp_path, source, f"method.args.weights={weights}")
     before, written = (
@@ -73,11 +71,11 @@ def test_8_bits_load_in_transformers_as_they_were_written(tmp_path, weights):
         if tensor.dtype == quantize.EIGHT_BITS[weights].dtype
     } == set(linear)
     model = AutoModelForCausalLM.from_pretrained(run / "model")
-    model(torch.arange(4)[None])  # at the first forward compressed-tensors unpacks them
+    model(torch.arange(4)[None])  # compressed-tensors decompresses weights here
     loaded = model.state_dict()
     for name in linear:
         wanted = written[name].float() * written[f"{name}_scale"].float()
-        # transformers rounds to bf16 as it loads.
+        # transformers rounds to bf16 when it loads weights.
         assert torch.allclose(loaded[name].float(), wanted, rtol=2**-8, atol=0), name
     lost = sum(
         ((written[n].float() * written[f"{n}_scale"].float()) - before[n]).square().sum().item()

@@ -1,4 +1,4 @@
-"""Test evaluations by lm-evaluation-harness; test_exported_models.py has those by vLLM."""
+"""Test lm-evaluation-harness with transformers. test_exported_models.py tests it with vLLM."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ metric_list: [{{metric: acc}}]
 """
 
 
-def test_a_task_of_ones_own_in_the_harness(tmp_path):
+def test_custom_task(tmp_path):
     if importlib.util.find_spec("lm_eval") is None:
         pytest.skip("no lm-evaluation-harness (make lm-eval)")
     tasks = tmp_path / "tasks"
@@ -48,7 +48,7 @@ def test_a_task_of_ones_own_in_the_harness(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     (file,) = tmp_path.glob("runs/*/*/result.json")
     found = json.loads(file.read_text())["lm_eval"]["own_sums"]
-    assert found["acc"] in (0.0, 1.0)  # six times the same question
+    assert found["acc"] in (0.0, 1.0)  # all six questions are equal
     assert found["acc_stderr"] == 0.0
     assert [
         line

@@ -1,8 +1,7 @@
-"""Compile the recipes' Triton kernels for every AMD GPU that claims Triton.
+"""Compile the recipes' Triton kernels for all AMD GPUs with hardware.triton, without a GPU.
 
-Also check what recipes.tune.occupancy says of real code. Needs `make kernels`, but no GPU. The gate
-is test_every_kernel_compiles_without_spills. All kernels pass today. The first that does not needs
-its reason in the GPU's file in conf/hardware, and a rule that reads it.
+Also compare recipes.tune.occupancy with real code. If a kernel no longer compiles without spills,
+the GPU's file in conf/hardware must say so, and a rule must read it. Needs `make kernels`.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from recipes.tune import occupancy, occupancy_rows
 from recipes.tune.amdgpu import ARCHITECTURES, sgpr_waves, vgpr_waves
 from recipes.tune.occupancy_rows import Row
 
-LACKING = [name for name in ("triton", "liger_kernel") if importlib.util.find_spec(name) is None]
+MISSING = [name for name in ("triton", "liger_kernel") if importlib.util.find_spec(name) is None]
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.skipif(bool(LACKING), reason=f"no {' and no '.join(LACKING)} (make kernels)"),
+    pytest.mark.skipif(bool(MISSING), reason=f"no {' and no '.join(MISSING)} (make kernels)"),
 ]
 
 MATMUL = Path(__file__).parents[2] / "data/matmul.py"
@@ -34,10 +33,9 @@ MODELS = sorted(occupancy.MODELS.glob("*.yaml"))
 
 @cache
 def recipe_launches():
-    """Return what TRL's head and use_liger_kernel=true launch in a step.
+    """Return the launches of a step with TRL's head and use_liger_kernel=true.
 
-    That is for each model in bf16 with few and with many tokens, and for one model in fp16 and
-    fp32.
+    They include all models in bf16, with few and many tokens, and one model in fp16 and fp32.
     """
     from recipes.tune.kernels import library_launches
 
@@ -58,7 +56,7 @@ def recipe_launches():
 
 @cache
 def compiled(arch: str):
-    """Return (purpose, launch, compiled, row) of every kernel of a recipe."""
+    """Return (purpose, launch, compiled kernel, row) of each recipe kernel."""
     from recipes.tune.compile import compile_all
 
     launches = recipe_launches()
@@ -70,7 +68,7 @@ def compiled(arch: str):
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_every_kernel_compiles_without_spills(arch: str) -> None:
+def test_kernels_compile_without_spills(arch: str) -> None:
     bad = [
         f"{what}: {launch.name}: {row.error or row.code.resources}"
         for what, launch, _, row in compiled(arch)
@@ -80,16 +78,13 @@ def test_every_kernel_compiles_without_spills(arch: str) -> None:
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_registers_allow_what_llvm_says_they_do(arch: str) -> None:
-    """Compare with the figure that LLVM writes into the assembly.
-
-    LLVM counts registers alone, since it does not know the size of Triton's LDS.
-    """
+def test_occupancy_equals_llvms(arch: str) -> None:
+    """Compare with the figure in LLVM's assembly, which considers only registers."""
     limits = ARCHITECTURES[arch]
     for _, launch, found, row in compiled(arch):
         needs = row.code.resources
-        said = int(re.search(r"^; Occupancy: (\d+)$", found.isa, re.MULTILINE)[1])
-        assert min(vgpr_waves(limits, needs.vgprs), sgpr_waves(limits, needs.sgprs)) == said, (
+        expected = int(re.search(r"^; Occupancy: (\d+)$", found.isa, re.MULTILINE)[1])
+        assert min(vgpr_waves(limits, needs.vgprs), sgpr_waves(limits, needs.sgprs)) == expected, (
             launch.name
         )
         assert needs.wave_size == limits.wave_size
@@ -98,24 +93,23 @@ def test_registers_allow_what_llvm_says_they_do(arch: str) -> None:
         )
 
 
-# ---- What torch.compile generates for a decoder layer
+# ---- Kernels that torch.compile generates for a decoder layer
 
-# One of each architecture of transformers, with fp32 weights under bf16 autocast (the default) or
-# bf16 weights.
+# One model of each architecture, with fp32 weights and bf16 autocast (the default) or bf16 weights.
 LAYERS = (("qwen3_4b", "amp"), ("qwen2_5_7b", "bf16"), ("llama3_1_8b", "bf16"))
-# One of each wave width, and the one whose hardware files turn compilation off. The others take as
-# long; `python -m recipes.tune.occupancy kernel=inductor:layer` compiled them for docs/kernels.md.
+# One GPU of each wave width, and gfx908, for which compilation is disabled. docs/kernels.md has the
+# others, from `python -m recipes.tune.occupancy kernel=inductor:layer`.
 LAYER_ARCHITECTURES = ("gfx908", "gfx942", "gfx1100")
-# On gfx908 only the layer with the kernel that turns compilation off: without AOTriton's attention
-# each layer generates half as many kernels again.
+# For gfx908, compile only the layer because of which compilation is disabled. Without AOTriton's
+# attention, a layer has 1.5 times as many kernels.
 LAYERS_OF = {arch: LAYERS[1:2] if arch == "gfx908" else LAYERS for arch in LAYER_ARCHITECTURES}
 
 
 @cache
 def generated():
-    """Return architecture -> every configuration of every kernel of these layers.
+    """Return architecture -> all configurations of all kernels of these layers.
 
-    The attention of packed rows is included if there is one.
+    They include the attention of packed rows if the architecture has one.
     """
     from recipes.tune import layer_kernels
 
@@ -138,7 +132,7 @@ def generated():
 
 @cache
 def compiled_layers(arch: str) -> dict[str, list[Row]]:
-    """Return kernel -> the rows of its configurations."""
+    """Return kernel -> rows of its configurations."""
     from recipes.tune.compile import compile_all
     from recipes.tune.kernels import generated_launches
 
@@ -162,16 +156,13 @@ def compiled_layers(arch: str) -> dict[str, list[Row]]:
 
 
 @pytest.mark.parametrize("arch", LAYER_ARCHITECTURES)
-def test_every_kernel_of_a_compiled_layer_has_a_configuration_that_fits(arch: str) -> None:
-    """Require one for every kernel.
-
-    The first kernel without one turns compilation off in its hardware file, with the reason.
-    """
+def test_layer_kernels_have_configuration_without_spills(arch: str) -> None:
+    """Compare with `compile` in the hardware files, which is false if a kernel always spills."""
     from recipes.tune import layer_kernels
 
     kernels = compiled_layers(arch)
     errors = [row.error for rows in kernels.values() for row in rows if row.error]
-    assert errors == [], "every configuration compiles"
+    assert errors == [], "all configurations compile"
     unfit = [
         name
         for name, rows in kernels.items()
@@ -187,7 +178,7 @@ def test_every_kernel_of_a_compiled_layer_has_a_configuration_that_fits(arch: st
 
 
 @pytest.mark.parametrize("arch", LAYER_ARCHITECTURES)
-def test_kernels_are_generated_for_this_gpu_and_not_for_cuda(arch: str) -> None:
+def test_kernels_are_generated_for_target(arch: str) -> None:
     ones, wave = generated()[arch], ARCHITECTURES[arch].wave_size
     for part in ("type='hip', index=0", f"cc='{arch}'", f"warp_size={wave}"):
         assert all(part in one.source for one in ones)
@@ -197,12 +188,12 @@ def test_kernels_are_generated_for_this_gpu_and_not_for_cuda(arch: str) -> None:
         assert len(labels) >= 12
 
 
-# ---- What is compiled is what would be launched
+# ---- Compiled kernels and launched kernels
 
 
 @pytest.fixture
-def patched_for_one_test() -> Iterator[None]:
-    """Undo Liger's replacement of transformers' classes and functions, which is per process."""
+def undo_liger() -> Iterator[None]:
+    """Restore the classes and functions of transformers that Liger replaces."""
     import torch
     from transformers.models.llama import modeling_llama
     from transformers.models.qwen2 import modeling_qwen2
@@ -220,10 +211,10 @@ def patched_for_one_test() -> Iterator[None]:
                 setattr(owner, name, value)
 
 
-@pytest.mark.usefixtures("patched_for_one_test")
+@pytest.mark.usefixtures("undo_liger")
 @pytest.mark.parametrize("kind", ["Qwen3", "Qwen2", "Llama"])
-def test_a_model_s_step_launches_these_kernels_and_no_others(kind: str, tmp_path: Path) -> None:
-    """Run a step with Liger's kernels, put in as by TRL, but without the kernels themselves."""
+def test_model_launches_only_these_kernels(kind: str, tmp_path: Path) -> None:
+    """Run a step with Liger's kernels, but record launches instead of running them."""
     import torch
     import transformers
     from transformers.integrations.liger import apply_liger_kernel
@@ -251,8 +242,8 @@ def test_a_model_s_step_launches_these_kernels_and_no_others(kind: str, tmp_path
     assert len(ours) == (8 if kind == "Qwen3" else 6)  # Qwen3 also normalizes heads
 
 
-def test_steps_of_trl_s_trainers_launch_these_kernels_and_no_others(tmp_path: Path) -> None:
-    """Run one step of each of TRL's trainers, without the kernels themselves."""
+def test_trainers_launch_only_these_kernels(tmp_path: Path) -> None:
+    """Run a step of each of TRL's trainers, but record launches instead of running them."""
     import trl
     from datasets import Dataset
     from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -297,7 +288,7 @@ def test_steps_of_trl_s_trainers_launch_these_kernels_and_no_others(tmp_path: Pa
     }
 
 
-def test_arguments_are_specialized_as_triton_does() -> None:
+def test_specialize_arguments_like_triton() -> None:
     import torch
     from triton.backends.compiler import GPUTarget
     from triton.compiler import make_backend
@@ -335,7 +326,7 @@ def rows(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> 
     return json.loads(capsys.readouterr().out)["rows"]
 
 
-def test_a_user_s_kernel_is_swept(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_sweep_of_custom_kernel(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     words = (
         "arch=gfx942,gfx1100 num_warps=4,8,32 num_stages=2 matrix_instr_nonkdim=16,32 grid=32x16"
     )
@@ -344,7 +335,7 @@ def test_a_user_s_kernel_is_swept(capsys: pytest.CaptureFixture[str], tmp_path: 
     assert len(found) == 2 * 6
     cdna, rdna = found[:6], found[6:]
     assert {one["arch"] for one in cdna} == {"gfx942"}
-    # 32 warps of 64 lanes are too many, of 32 they are not. What fails stands last.
+    # 32 warps are too many with 64 lanes, but not with 32. Errors come last.
     too_many = "num_warps=32 makes a workgroup of 2048 threads, and 1024 are the most"
     assert [one["error"] for one in cdna] == [None] * 4 + [too_many] * 2
     assert [one["error"] for one in rdna] == [None] * 6
@@ -354,14 +345,14 @@ def test_a_user_s_kernel_is_swept(capsys: pytest.CaptureFixture[str], tmp_path: 
         needs, counts = one["code"]["resources"], one["code"]["instructions"]
         size = one["options"]["matrix_instr_nonkdim"]
         assert needs["threads"] == 64 * one["options"]["num_warps"]
-        # One stage is in LDS, the other in registers: two blocks of 128 x 64 with 2 bytes each.
+        # One of two stages is in LDS: two blocks of 128 x 64 values of 2 bytes.
         assert needs["lds_bytes"] == 2 * (128 * 64) * 2
         assert set(counts["global_loads"]) == {"b128"}
         assert all(f"v_mfma_f32_{size}x{size}x" in name for name in counts["matrix"])
         assert one["small_grid"]  # 512
     for one in rdna:
         assert all(name.startswith("v_wmma_") for name in one["code"]["instructions"]["matrix"])
-        # 4 warps on gfx1100 hold 128 x 128 results in fp32, which fill all 256 registers of a lane.
+        # With 4 warps on gfx1100, 128 x 128 fp32 results fill all 256 registers of a lane.
         spills = bool(one["code"]["resources"]["vgpr_spills"])
         assert spills == (one["options"]["num_warps"] == 4)
     assert [one["options"]["num_warps"] for one in rdna[-2:]] == [4, 4]

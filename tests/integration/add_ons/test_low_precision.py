@@ -11,14 +11,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from recipes.models import adapters, low_precision
-from tests.e2e.test_adapter_runs import resumes_exactly
-from tests.e2e.test_raft import check_adapter_is_trained_and_merged
-from tests.e2e.test_resume import computed, run
-from tests.integration.conftest import lacking
+from recipes.models.model_build import build_model
+from tests.e2e.test_raft import PHASES, folder, raft
+from tests.e2e.test_resume import assert_equal, computed, run, signal_in_step_2
+from tests.helpers.trainers import configured
+from tests.integration.conftest import skip_without
 from tests.recipes.models.test_adapters import base, with_adapter
-from tests.recipes.rank.test_program import (
-    test_random_weights_have_no_more_digits_than_they_compute_with as assert_weights_are_rounded,
-)
 
 pytestmark = pytest.mark.integration
 QLORA = ["adapter=qlora", "adapter.rank=4", "precision=nf4"]
@@ -28,16 +26,16 @@ QLORA = ["adapter=qlora", "adapter.rank=4", "precision=nf4"]
 def packages():
     for name in ("bitsandbytes", "torchao"):
         if importlib.util.find_spec(name) is None:
-            lacking(f"no {name} (make quantization)")
+            skip_without(f"no {name} (make quantization)")
 
 
-def test_a_base_in_4_bits_is_merged_unpacked(tmp_path):
+def test_merge_adapter_of_4_bit_base(tmp_path):
     base(hidden=128).save_pretrained(tmp_path)
     quantization = low_precision.nf4(torch.bfloat16)
     small = AutoModelForCausalLM.from_pretrained(
         tmp_path, dtype=torch.bfloat16, quantization_config=quantization, device_map={"": "cpu"}
     )
-    model = with_adapter(small).train()  # bitsandbytes repacks weights for inference on a CPU
+    model = with_adapter(small).train()  # eval() would repack weights
     tokens = torch.arange(16)[None]
     trained = model(tokens).logits
     saved, error = adapters.merge(model, None)
@@ -51,21 +49,25 @@ def test_a_base_in_4_bits_is_merged_unpacked(tmp_path):
     assert all(torch.equal(sent[name], weight) for name, weight in saved.named_parameters())
 
 
-def test_fp8_on_a_cpu_learns_and_keeps_the_head_out():
+def test_fp8_trains_without_head():
     model = low_precision.to_float8(base())
     found = {
         name for name, module in model.named_modules() if type(module).__name__ == "Float8Linear"
     }
     assert len(found) == 7
     assert "lm_head" not in found
-    tokens = torch.arange(15)[None]  # 15 tokens: products of 16 are made by padding
+    tokens = torch.arange(15)[None]  # 15 tokens, which must be padded to 16
     with torch.autocast("cpu", torch.bfloat16):
         model(tokens, labels=tokens).loss.backward()
     assert all(weight.grad.isfinite().all() for weight in model.parameters())
 
 
-def test_random_weights_that_compute_in_fp8_are_those_of_bf16(tmp_path):
-    assert_weights_are_rounded(tmp_path, "fp8", True)
+def test_random_weights_of_fp8_and_bf16_are_equal(tmp_path):
+    config = configured(tmp_path, "sft")
+    config.precision.compute = "fp8"
+    weight = build_model(config).lm_head.weight
+    assert weight.dtype == torch.float32
+    assert torch.equal(weight, weight.bfloat16().float())
 
 
 @pytest.mark.parametrize("method", ["dpo", "grpo"])
@@ -76,9 +78,19 @@ def test_dpo_and_grpo_train_an_adapter_on_nf4(tmp_path, method):
     assert all(math.isfinite(row["loss"]) for row in computed(tmp_path))
 
 
-def test_raft_trains_an_adapter_on_nf4_and_continues_with_it_merged(tmp_path):
-    check_adapter_is_trained_and_merged(tmp_path, *QLORA)
+def test_raft_on_nf4_merges_adapter(tmp_path):
+    results = raft(tmp_path, *QLORA)
+    assert list(results) == PHASES
+    assert {result["status"] for result in results.values()} == {"done"}
+    run_dir = tmp_path / folder("cycle1_train")
+    assert (run_dir / "adapter/adapter_model.safetensors").is_file()
+    assert not (run_dir / "model/adapter_config.json").exists()
+    assert results["cycle1_train"]["weights_sha256"] != results["start"]["weights_sha256"]
 
 
-def test_an_nf4_run_resumes_exactly(tmp_path, monkeypatch):
-    assert resumes_exactly(tmp_path, monkeypatch, *QLORA) == (0, 75, 0)
+def test_resume_nf4_run_exactly(tmp_path, monkeypatch):
+    assert run(tmp_path / "complete", "sft", *QLORA)[0] == 0
+    with signal_in_step_2(monkeypatch):
+        assert run(tmp_path / "stopped", "sft", *QLORA)[0] == 75
+    assert run(tmp_path / "stopped", "sft", *QLORA)[0] == 0
+    assert_equal(tmp_path / "stopped", tmp_path / "complete")

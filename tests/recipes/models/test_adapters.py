@@ -161,12 +161,12 @@ def test_the_planner_counts_what_peft_trains(layers):
 
 
 def test_merged_weights_are_sent_only_for_adapters():
-    from recipes.sampling.serving import send_merged
+    from recipes.sampling.serving import send_merged_weights
 
     gather = SimpleNamespace(gather_params=lambda _: contextlib.nullcontext())
     engine = SimpleNamespace(model=with_adapter(base()), _dist=gather)
-    send_merged(SimpleNamespace(vllm_generation=engine))
+    send_merged_weights(SimpleNamespace(vllm_generation=engine))
     assert {name for name, _ in engine._iter_named_params()} == set(dict(base().named_parameters()))
     plain = SimpleNamespace(model=base())
-    send_merged(SimpleNamespace(vllm_generation=plain))
+    send_merged_weights(SimpleNamespace(vllm_generation=plain))
     assert not hasattr(plain, "_iter_named_params")

@@ -1,4 +1,4 @@
-"""Test which samples are kept, which prompts a cycle gets, pass@k, and files of batches."""
+"""Test the selection of samples and prompts, pass@k, and files of batches."""
 
 import json
 import math
@@ -14,23 +14,23 @@ from launch.schema import Data
 from recipes.data.data_load import load
 from recipes.rank.ranks import own_gpu
 from recipes.rewards.verifier import Verdict
-from recipes.sample import SCORED, SELECTED, SampleConfig, finish, prompts
+from recipes.sample import SCORED, SELECTED, SampleConfig, prompts, write_results
 from recipes.sampling import sample_keys
-from recipes.sampling.batches import Log, Store, one_batch
+from recipes.sampling.batches import Log, Store, run_batch
 from recipes.sampling.generation import TOO_LONG, Sample
 from recipes.sampling.sample_keys import samples_key, verdicts_key
 from recipes.sampling.samples import choose_prompts, select
 
-ERRORS = ("rank", "errors")  # messages only
+ERRORS = ("rank", "errors")  # has only messages
 
 
 def rules(threshold=0.0, **changes):
-    kept = {"finished_only": False, "deduplicate": False, "per_prompt": None, **changes}
-    return SampleConfig("out", threshold=threshold, **kept)
+    changes = {"finished_only": False, "deduplicate": False, "per_prompt": None, **changes}
+    return SampleConfig("out", threshold=threshold, **changes)
 
 
 def samples(*of_prompts):
-    """Return samples of `[(text, score, finished), ...], ...`, a list for each prompt."""
+    """Return samples from a list [(text, score, finished), ...] for each prompt."""
     return [
         {"prompt_index": p, "sample_index": n, "text": text, "score": score, "finished": finished}
         for p, drawn in enumerate(of_prompts)
@@ -46,7 +46,7 @@ def places(selected):
     return [(s["prompt_index"], s["sample_index"]) for s in selected]
 
 
-def test_the_best_fraction_and_texts_with_nothing_to_learn():
+def test_top_fraction_and_empty_texts():
     drawn = samples([("a", 0.5, True), ("b", 1.0, True), ("b", 1.0, True)], [("a", 0.0, True)])
     for fraction, chosen in ((1.0, 4), (0.4, 2), (0.01, 1)):  # rounded up
         best = select(drawn, rules(top_fraction=fraction))
@@ -56,7 +56,7 @@ def test_the_best_fraction_and_texts_with_nothing_to_learn():
     assert places(select(empty, rules())) == [(0, 1), (0, 2)]
 
 
-def test_a_prompts_best_comes_before_any_prompts_second():
+def test_select_best_of_each_prompt_first():
     drawn = samples(*[[("a", 1.0, True), ("b", 1.0, True)]] * 6)
     halves = places(select(drawn, rules(top_fraction=0.5)))
     assert halves == [(p, 0) for p in range(6)]
@@ -66,7 +66,7 @@ def test_a_prompts_best_comes_before_any_prompts_second():
     ({}, [0, 1, 2, 3, 4]),
     ({"threshold": 0.5}, [0, 1, 2, 4]),
     ({"finished_only": True}, [0, 1, 3, 4]),
-    ({"deduplicate": True}, [1, 2, 3]),  # of equal texts the best, then the first
+    ({"deduplicate": True}, [1, 2, 3]),  # among equal texts, the best and then the first
     ({"per_prompt": 2}, [1, 2]),
     ({"deduplicate": True, "finished_only": True, "per_prompt": 1}, [1]),
 ])  # fmt: skip
@@ -77,10 +77,10 @@ def test_each_rule(changes, chosen):
 
 
 def test_only_full_scores_pass(tmp_path):
-    """Count as an evaluation does; smoke=true keeps everything."""
+    """Count correct samples like an evaluation, although threshold=0 selects all samples."""
     drawn = judged([("a", 0.0, True), ("b", 0.5, True)], [("c", 1.0, True), ("d", 0.9, True)])
     rows = [{"prompt": "1+1="}, {"prompt": "1+2="}]
-    result = finish(tmp_path, SampleConfig(str(tmp_path), threshold=0.0), rows, drawn)
+    result = write_results(tmp_path, SampleConfig(str(tmp_path), threshold=0.0), rows, drawn)
     assert (result["num_selected"], result["pass_rate"]) == (4, 0.25)
     assert result["pass_at_k"] == {"1": 0.25, "2": 0.5}
     assert result["by_level"]["0"]["pass_rate"] == 0.25
@@ -94,14 +94,14 @@ def test_prompts_of_a_cycle():
     assert [mixed.count(level) for level in range(3)] == [3, 3, 14]
     assert len(levels(None, None, 0)) == 60
     shares = levels(None, {0: 0.15, 1: 0.15, 2: 0.7}, 0)
-    assert [shares.count(n) for n in range(3)] == [4, 4, 20], "shares stay, where all are taken"
-    assert levels(100, {2: 1.0}, 0) == [2] * 20, "all that the level has"
+    assert [shares.count(n) for n in range(3)] == [4, 4, 20], "shares apply without num_prompts too"
+    assert levels(100, {2: 1.0}, 0) == [2] * 20, "all rows of the level"
     assert choose_prompts(rows, 5, None, 0) == choose_prompts(rows[::-1], 5, None, 0)
     assert choose_prompts(rows, 5, None, 0) != choose_prompts(rows, 5, None, 1), "another cycle"
 
 
 def sampled_levels(tmp_path, curriculum, levels=(0, 1, 2), rates=None, cycle=2):
-    """Return the number of prompts of each level that a cycle of method=sample draws from 30."""
+    """Return the number of prompts of each level that a cycle of method=sample samples."""
     path, result = tmp_path / "rows.jsonl", tmp_path / "result.json"
     drawn = [{"prompt": str(n), "level": levels[n % len(levels)]} for n in range(30)]
     path.write_text("".join(json.dumps(row) + "\n" for row in drawn))
@@ -115,11 +115,11 @@ def sampled_levels(tmp_path, curriculum, levels=(0, 1, 2), rates=None, cycle=2):
     return [chosen.count(level) for level in (0, 1, 2)]
 
 
-def test_samples_take_levels_by_the_curriculum_of_the_data(tmp_path):
+def test_curriculum_chooses_levels(tmp_path):
     mixed = [sampled_levels(tmp_path, "mixed", cycle=cycle) for cycle in (1, 2, 3)]
     assert mixed == [[10, 0, 0], [3, 7, 0], [2, 1, 7]]
     adaptive = sampled_levels(tmp_path, "adaptive", rates={0: 1.0, 1: 0.5, 2: 0.0})
-    assert adaptive == [2, 7, 1], "by 0.05, 0.25 and 0.05"
+    assert adaptive == [2, 7, 1], "shares 0.05, 0.25 and 0.05"
     for levels, message in (((1,), "data.curriculum=mixed"), (("easy", "hard"), "easy")):
         with pytest.raises(UserError, match=message):
             sampled_levels(tmp_path, "mixed", levels=levels)
@@ -143,7 +143,7 @@ def test_batches_of_another_run_are_copied(tmp_path):
 def test_scored_samples_make_preference_pairs(tmp_path):
     rows = [{"prompt": "1+1=", "level": 0}, {"prompt": "1+2=", "level": 0}]
     drawn = judged([("2", 1.0, True), ("3", 0.0, True)], [("4", 0.0, False)])
-    finish(tmp_path, SampleConfig(str(tmp_path)), rows, drawn)
+    write_results(tmp_path, SampleConfig(str(tmp_path)), rows, drawn)
     scored, selected = (
         [json.loads(line) for line in (tmp_path / name).read_text().splitlines()]
         for name in (SCORED, SELECTED)
@@ -164,21 +164,21 @@ def test_prompts_that_fill_the_context_score_zero(tmp_path):
     verifier = lambda prompts, texts, columns: [Verdict(1.0, {"length": 1.0}, None) for _ in texts]  # noqa: E731
     generator = lambda prompts, seed: [TOO_LONG, Sample("", 1, True)]  # noqa: E731
     log, rows = Log(tmp_path, "pass_rate"), [{"prompt": "long"}, {"prompt": "short"}]
-    one_batch(rows, 0, args, generator, verifier, sampled, verdicts, log)
+    run_batch(rows, 0, args, generator, verifier, sampled, verdicts, log)
     assert [verdict["score"] for verdict in verdicts.get(0)] == [0.0, 1.0]
     assert json.loads((tmp_path / "metrics.jsonl").read_text())["pass_rate"] == 0.5
 
 
 @pytest.mark.parametrize(("of_prompt", "num_tokens", "words"), [
     ([("a", 0.5, True), ("b", 0.0, False)], 1, ["0 reach threshold=1,", "best score is 0.5"]),
-    ([("a", 1.0, False)], 1, ["1 reach threshold=1, 1 were cut off"]),
-    ([("", 0.0, False)], 0, ["0 were cut off", "1 had no room"]),
+    ([("a", 1.0, False)], 1, ["1 reach threshold=1,", "1 reached the length limit"]),
+    ([("", 0.0, False)], 0, ["0 reached the length limit", "1 have a prompt"]),
 ])  # fmt: skip
 def test_nothing_selected_explains_the_limits(tmp_path, of_prompt, num_tokens, words):
     unusable = judged(of_prompt, num_tokens=num_tokens)
-    with pytest.raises(UserError, match="is kept: ") as refused:
-        finish(tmp_path, SampleConfig(str(tmp_path)), [{"prompt": "1+1="}], unusable)
-    assert [word for word in words if word not in str(refused.value)] == []
+    with pytest.raises(UserError, match="is selected: ") as error:
+        write_results(tmp_path, SampleConfig(str(tmp_path)), [{"prompt": "1+1="}], unusable)
+    assert [word for word in words if word not in str(error.value)] == []
     assert not (tmp_path / SELECTED).exists()
     assert (tmp_path / SCORED).exists()
 
@@ -214,14 +214,14 @@ def test_verdicts_depend_on_the_sandbox_image_and_own_rewards(tmp_path, monkeypa
 
 
 def test_verdicts_depend_on_all_code_of_rewards():
-    """Find what the verifiers import, so that a module that is split off is not forgotten."""
+    """Check that the key includes all modules that the verifiers import."""
     key = verdicts_key(OmegaConf.create({"method": {"rewards": {"accuracy": 1.0}}}), {})
     recipes, seen = Path(sample_keys.__file__).parents[1], set()
     modules = [("rewards", "verifier"), ("rewards", "verify_worker"), ("data", "tasks")]
     while modules:
-        room, name = modules.pop()
-        seen.add((room, name))
-        text = (recipes / room / f"{name}.py").read_text()
+        folder, name = modules.pop()
+        seen.add((folder, name))
+        text = (recipes / folder / f"{name}.py").read_text()
         imported = re.findall(r"from recipes\.(\w+)(?:\.| import )(\w+)", text)
         modules += [module for module in imported if module not in seen and module != ERRORS]
     assert {f"{name}.py" for _, name in seen} <= set(key["code"])
@@ -229,7 +229,7 @@ def test_verdicts_depend_on_all_code_of_rewards():
 
 
 def test_vllm_sees_only_the_gpu_of_its_rank():
-    own = own_gpu({"LOCAL_RANK": "2", "HIP_VISIBLE_DEVICES": "4,5,6,7"})
-    assert own == {"HIP_VISIBLE_DEVICES": "6", "LOCAL_RANK": "0"}
+    variables = own_gpu({"LOCAL_RANK": "2", "HIP_VISIBLE_DEVICES": "4,5,6,7"})
+    assert variables == {"HIP_VISIBLE_DEVICES": "6", "LOCAL_RANK": "0"}
     assert own_gpu({"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": "3"}) == {"LOCAL_RANK": "0"}
     assert own_gpu({"LOCAL_RANK": "1"}) == {}

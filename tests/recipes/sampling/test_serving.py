@@ -1,4 +1,4 @@
-"""Test a trainer and its server: mismatched versions, and weights that do not arrive."""
+"""Test recipes/sampling/serving.py with simulated servers."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from tests.conftest import composed
 TEMPERATURE = 1.5
 
 
-class Loads(http.server.BaseHTTPRequestHandler):
-    """Answer 503 at first, like a server that loads, and then always 200."""
+class LoadingServer(http.server.BaseHTTPRequestHandler):
+    """Return the statuses in `answers`, and then always 200."""
 
     answers = iter(())
 
@@ -45,9 +45,9 @@ class Loads(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def loading_server(monkeypatch):
     monkeypatch.setattr(serving, "POLL_S", 0.01)
-    for name in ("no_proxy", "NO_PROXY"):  # a proxy's answers would be waited through for ever
+    for name in ("no_proxy", "NO_PROXY"):  # do not use a proxy
         monkeypatch.setenv(name, "127.0.0.1")
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Loads) as server:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), LoadingServer) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}"
@@ -55,19 +55,19 @@ def loading_server(monkeypatch):
         thread.join(20)
 
 
-def test_a_rank_waits_for_a_server_that_loads(loading_server):
-    Loads.answers = iter([503, 503, 200])
+def test_wait_for_server(loading_server):
+    LoadingServer.answers = iter([503, 503, 200])
     serving.wait_until_up(loading_server)
-    assert list(Loads.answers) == []
+    assert list(LoadingServer.answers) == []
 
 
-def test_waiting_for_a_server_stops_on_a_signal(loading_server, monkeypatch):
-    def asked_later():
+def test_signal_ends_wait_for_server(loading_server, monkeypatch):
+    def answers():
         monkeypatch.setattr(program, "_stop_asked", True)
         while True:
             yield 503
 
-    Loads.answers = asked_later()
+    LoadingServer.answers = answers()
     with pytest.raises(program.Interrupted):
         serving.wait_until_up(loading_server)
 
@@ -79,17 +79,18 @@ def log_probs(model, ids: list[int], count: int) -> torch.Tensor:
 
 
 class Server:
-    """Generate with copies of the model; `takes` says of each whether a transfer changes it."""
+    """Generate with copies of the model. A transfer changes those for which `updates` is True."""
 
-    def __init__(self, model, takes: list[bool]) -> None:
-        self.trained, self.takes, self.transfers = model, takes, 0
-        self.models = [copy.deepcopy(model) for _ in takes]
+    def __init__(self, model, updates: list[bool]) -> None:
+        self.trained, self.updates, self.transfers = model, updates, 0
+        self.models = [copy.deepcopy(model) for _ in updates]
         self.vllm_client = self
         self.session = requests.Session()
 
     def sync_weights(self) -> None:
         self.transfers += 1
-        for model in (model for model, takes in zip(self.models, self.takes, strict=True) if takes):
+        pairs = zip(self.models, self.updates, strict=True)
+        for model in (model for model, is_updated in pairs if is_updated):
             model.load_state_dict(self.trained.state_dict())
 
     def reset_prefix_cache(self) -> None:
@@ -107,7 +108,7 @@ class Server:
         return {"completion_ids": [completion], "logprobs": logprobs}
 
 
-def trainer_with(*takes: bool):
+def trainer_with(*updates: bool):
     torch.manual_seed(0)
     shape = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 64, "head_dim": 16}
     layers = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
@@ -123,13 +124,13 @@ def trainer_with(*takes: bool):
         accelerator=accelerator,
         temperature=TEMPERATURE,
         processing_class=train_tokenizer(["The quick brown fox"], 300),
-        vllm_generation=Server(model, takes),
+        vllm_generation=Server(model, updates),
         _get_per_token_logps_and_entropies=compute,
     )
 
 
 @pytest.mark.parametrize("replicas", [1, 3])
-def test_transfers_are_checked_and_weights_restored(capsys, replicas):
+def test_check_transfers_and_restore_weights(capsys, replicas):
     trainer = trainer_with(*[True] * replicas)
     before = copy.deepcopy(trainer.model.state_dict())
     serving.check_weights_arrive(trainer, replicas=replicas)
@@ -139,7 +140,7 @@ def test_transfers_are_checked_and_weights_restored(capsys, replicas):
     assert serving.REPLICA not in trainer.vllm_generation.session.headers
 
 
-def test_a_stale_replica_is_detected():
+def test_detect_stale_replica():
     with pytest.raises(RuntimeError, match="weights do not reach replica 2 of"):
         serving.check_weights_arrive(trainer_with(True, True, False), replicas=3)
 
@@ -158,14 +159,14 @@ def test_the_check_accepts_a_confident_policy_served_in_16_bits():
     ("rx9070xt", "null", "split"),
     ("mi300x", 1, "ddp"),
 ])  # fmt: skip
-def test_trainer_and_launcher_agree_on_the_backend_of_transfers(hardware, gpus, topology):
+def test_trainer_and_launcher_use_same_backend(hardware, gpus, topology):
     groups = [f"hardware={hardware}", "method=grpo", f"topology={topology}"]
     config = composed(*groups, f"topology.num_gpus={gpus}")
-    ours = train_loop.sends_over_gloo(OmegaConf.structured(config))
-    assert ours == (placement.backend(config) == "gloo")
+    uses_gloo = train_loop.sends_over_gloo(OmegaConf.structured(config))
+    assert uses_gloo == (placement.backend(config) == "gloo")
 
 
-class Refuses(http.server.BaseHTTPRequestHandler):
+class RejectingServer(http.server.BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self.send_response(400)
         self.end_headers()
@@ -176,9 +177,9 @@ class Refuses(http.server.BaseHTTPRequestHandler):
 
 
 def sending(folder: Path, port: int) -> None:
-    """Post as a rank that then waits in a transfer, which nobody receives."""
+    """Act as a rank that waits for a transfer that the server has rejected."""
     sys.stdout = sys.stderr = (folder / "log").open("w", buffering=1)
-    serving.give_up_where_refused(OmegaConf.create({"run_dir": str(folder)}))
+    serving.end_run_on_rejected_transfer(OmegaConf.create({"run_dir": str(folder)}))
     client = VLLMClient.__new__(VLLMClient)
     client.session = requests.Session()
     client.session.trust_env = False  # no proxy
@@ -194,9 +195,9 @@ def sending(folder: Path, port: int) -> None:
     threading.Event().wait()
 
 
-def test_a_rejected_transfer_ends_the_waiting_rank(tmp_path):
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Refuses) as server:
-        # Another start method would import everything again.
+def test_rejected_transfer_ends_rank(tmp_path):
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), RejectingServer) as server:
+        # Other start methods are slow, because they repeat the imports.
         rank = multiprocessing.get_context("fork").Process(
             target=sending, args=(tmp_path, server.server_address[1])
         )
@@ -206,7 +207,7 @@ def test_a_rejected_transfer_ends_the_waiting_rank(tmp_path):
         server.shutdown()
     log = (tmp_path / "log").read_text()
     assert rank.exitcode == 1, log
-    # Any other request fails as it does.
+    # Errors of other requests are raised unchanged.
     assert "reset_prefix_cache Request failed: 400, no such parameter" in log
     reason = "the generation server rejects a weight transfer (update_weights): Request failed: 400"
     assert f"error: {reason}" in log
@@ -223,6 +224,6 @@ def test_a_rejected_transfer_ends_the_waiting_rank(tmp_path):
 def test_requests_contain_end_tokens(arguments, expected):
     generation = SimpleNamespace(generation_kwargs=arguments)
     before = dict(arguments)
-    serving.name_ends(SimpleNamespace(vllm_generation=generation, eos_token_ids=[2]))
+    serving.send_end_tokens(SimpleNamespace(vllm_generation=generation, eos_token_ids=[2]))
     assert generation.generation_kwargs == expected
-    assert arguments == before  # it is the argument's own
+    assert arguments == before  # the dictionary is not changed in place

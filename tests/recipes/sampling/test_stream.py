@@ -1,4 +1,4 @@
-"""Test streamed generation: which groups a step gets, and what a resumed run sends again."""
+"""Test recipes/sampling/stream.py: the groups of each step, and resuming."""
 
 import random
 import threading
@@ -33,8 +33,8 @@ SAVED = """
 CYCLES = 40
 
 
-class Simulated:
-    """Make some group whole whenever the trainer waits, and others earlier by chance."""
+class SimulatedServer:
+    """Finish a random group whenever the trainer waits, and random groups in `work`."""
 
     def __init__(self, monkeypatch, chance: random.Random) -> None:
         self.chance, self.open = chance, []
@@ -47,7 +47,7 @@ class Simulated:
         return answer
 
     def answer(self, answers) -> None:
-        assert answers, "the trainer waits for nothing"
+        assert answers, "the trainer waits without a request"
         actual = self.chance.choice(answers)
         self.open.remove(actual)
         actual.set_result([])
@@ -58,11 +58,11 @@ class Simulated:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_groups_are_taken_once_and_in_time(monkeypatch, seed):
+def test_take_each_group_once_and_in_time(monkeypatch, seed):
     chance = random.Random(seed)
     count, staleness = chance.randint(1, 5), chance.randint(1, 6)
     ahead = max(1, staleness // 2)
-    server = Simulated(monkeypatch, chance)
+    server = SimulatedServer(monkeypatch, chance)
     taken, sent = [], 0
     for step in range(CYCLES):
         while sent <= min(step + ahead, CYCLES - 1):
@@ -77,8 +77,8 @@ def test_groups_are_taken_once_and_in_time(monkeypatch, seed):
     assert server.stream.groups == []
 
 
-def test_long_groups_wait_as_long_as_staleness_allows(monkeypatch):
-    server = Simulated(monkeypatch, random.Random(0))
+def test_wait_for_long_groups(monkeypatch):
+    server = SimulatedServer(monkeypatch, random.Random(0))
     server.stream.send([{"row": n} for n in range(4)], 0)
     for answer in server.open[1:]:
         answer.set_result([])
@@ -108,7 +108,7 @@ def test_streamed_runs_respect_max_staleness(tmp_path, monkeypatch, staleness):
 
 @pytest.fixture
 def trained(tmp_path, monkeypatch):
-    """Return (rows of each step, rows sent under each weights) of a streamed run."""
+    """Return a function that trains: (rows of each step, salts of requests)."""
     clock = Clock()
     salts = []
 
@@ -142,13 +142,13 @@ def trained(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("mode", ["true", "stream"])
-def test_weights_are_sent_beside_the_step_and_before_the_update(tmp_path, monkeypatch, mode):
+def test_send_weights_during_step_before_update(tmp_path, monkeypatch, mode):
     computed, events = threading.Event(), []
 
     class Client(client(Clock())):
         def update_named_params(self, metadata, params):
             if threading.current_thread() is not threading.main_thread():
-                # The first generation needs the weights, the others go on beside the step.
+                # Only the first generation waits for the weights.
                 assert not events or computed.wait(60)
                 events.append("sent")
 
@@ -177,23 +177,23 @@ def test_weights_are_sent_beside_the_step_and_before_the_update(tmp_path, monkey
     assert events == ["sent", "updated"] * 3
 
 
-def one_of_each(step: list) -> list[str]:
-    """Return the prompts of a step, whose completions are adjacent."""
+def prompts_of(step: list) -> list[str]:
+    """Return the prompts of a step, each of which has four adjacent rows."""
     groups = [step[n : n + 4] for n in range(0, len(step), 4)]
     assert all(group.count(group[0]) == 4 for group in groups)
     return [str(group[0]) for group in groups]
 
 
-def test_a_resumed_run_trains_on_every_row_once(trained, tmp_path):
+def test_resumed_run_trains_on_each_row_once(trained, tmp_path):
     overrides = ["topology.max_staleness=4", "method.args.gradient_accumulation_steps=2"]
     overrides += ["method.args.max_steps=6"]
-    whole, _ = trained(*overrides)
-    expected = sorted(row for step in whole for row in one_of_each(step))
+    complete, _ = trained(*overrides)
+    expected = sorted(row for step in complete for row in prompts_of(step))
     assert len(set(expected)) == 12
-    for stopped in (5, 3, 1):  # a resumed run writes its later checkpoints again
+    for stopped in (5, 3, 1):  # a resumed run overwrites the later checkpoints
         saved = tmp_path / f"checkpoints/checkpoint-{stopped}"
         rest, salts = trained(*overrides, resume=str(saved))
-        rows = [row for step in [*whole[:stopped], *rest] for row in one_of_each(step)]
+        rows = [row for step in [*complete[:stopped], *rest] for row in prompts_of(step)]
         assert sorted(rows) == expected
         sent_after = [int(salt.split()[1]) for salt in salts]
         assert sent_after == sorted(sent_after)
@@ -202,11 +202,8 @@ def test_a_resumed_run_trains_on_every_row_once(trained, tmp_path):
 
 @pytest.mark.parametrize(("cycle", "per_step"), [(1, 4), (2, 8), (8, 4), (3, 2)])
 def test_epochs_whose_last_step_is_short(monkeypatch, cycle, per_step):
-    """Accumulate in a way that does not divide seven generations an epoch.
-
-    No group gets too old, and no step waits for nothing.
-    """
-    server = Simulated(monkeypatch, random.Random(0))
+    """Train epochs of seven generations, which accumulation steps do not divide."""
+    server = SimulatedServer(monkeypatch, random.Random(0))
     staleness = max(1, -(-cycle // per_step))
     trainer = SimpleNamespace(
         args=SimpleNamespace(gradient_accumulation_steps=per_step),
@@ -224,7 +221,9 @@ def test_epochs_whose_last_step_is_short(monkeypatch, cycle, per_step):
                     server.stream.send([{}, {}], trainer.state.global_step)
                     sent += 1
                 server.work()
-                groups = server.stream.take(2, partial(stream.StreamedGeneration._later, trainer))
+                groups = server.stream.take(
+                    2, partial(stream.StreamedGeneration._remaining_calls, trainer)
+                )
                 assert all(trainer.state.global_step - group.step <= staleness for group in groups)
             trainer._in_step += 1
             if trainer._in_step == per_step or micro == end - 1:

@@ -1,4 +1,4 @@
-"""Test that checkpoints are whole or rejected, the previous one is used, old ones are removed."""
+"""Test recipes/training/checkpoint.py: complete and damaged checkpoints, and rotation."""
 
 import json
 
@@ -16,7 +16,7 @@ def save(directory, step, content="weights", best=None):
     return directory / f"checkpoint-{step}"
 
 
-def test_the_newest_by_number_is_used(tmp_path):
+def test_newest_by_number(tmp_path):
     for step in (9, 100, 20):
         save(tmp_path, step)
     assert checkpoint.newest(tmp_path).name == "checkpoint-100"
@@ -29,7 +29,7 @@ def test_rotation_keeps_the_best_checkpoint(tmp_path):
     checkpoint.rotate(tmp_path, 2)
     steps = lambda: sorted(map(checkpoint.step_of, tmp_path.glob("checkpoint-*")))  # noqa: E731
     assert steps() == [6, 8, 10]
-    # A damaged one ends no training.
+    # A damaged checkpoint does not stop training.
     (tmp_path / "checkpoint-8/trainer_state.json").write_text('{"best')
     checkpoint.rotate(tmp_path, 2)
     checkpoint.rotate(tmp_path, 1)
@@ -42,7 +42,7 @@ def test_checkpoints_with_a_damaged_best_are_skipped(tmp_path, capsys):
     truncate(tmp_path / "checkpoint-4")
     assert checkpoint.newest(tmp_path).name == "checkpoint-2"
     log = capsys.readouterr().out
-    assert "checkpoint-6 is incomplete: in the best earlier checkpoint, checkpoint-4, " in log
+    assert "checkpoint-6 is incomplete: its best checkpoint checkpoint-4 is incomplete: " in log
     assert "checkpoint-4 is incomplete: model.safetensors has" in log
 
 
@@ -51,10 +51,10 @@ def truncate(path):
 
 
 @pytest.mark.parametrize(("name", "content", "fault"), [
-    ("model.safetensors", "wei", "model.safetensors has 3 bytes of 7"),
-    ("model.safetensors", "WEIGHTS", "the content of model.safetensors has changed"),
-    (checkpoint.MANIFEST, "", "its manifest.json cannot be read"),
-    (checkpoint.MANIFEST, '{"files": {', "its manifest.json cannot be read"),
+    ("model.safetensors", "wei", "model.safetensors has 3 of 7 bytes"),
+    ("model.safetensors", "WEIGHTS", "the contents of model.safetensors have changed"),
+    (checkpoint.MANIFEST, "", "manifest.json cannot be read"),
+    (checkpoint.MANIFEST, '{"files": {', "manifest.json cannot be read"),
 ])  # fmt: skip
 def test_damaged_checkpoints_are_skipped(tmp_path, capsys, name, content, fault):
     save(tmp_path, 1)

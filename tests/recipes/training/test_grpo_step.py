@@ -1,4 +1,4 @@
-"""Test that packed and trimmed completions give the losses and gradients of padded ones."""
+"""Test that packed and grouped completions have the losses and gradients of padded ones."""
 
 import functools
 import math
@@ -20,7 +20,7 @@ from tests.recipes.models.test_layers import EVERY_LAYER, LORA, compiled, dynamo
 
 LONGEST = 24
 ROWS = [{"prompt": f"{n} plus {10 ** (n % 7)} ", "answer": "1"} for n in range(16)]
-GIVEN = [
+OPTIONS = [
     *[f"method.args.max_completion_length={LONGEST}", "method.args.max_steps=2"],
     *["method.args.per_device_train_batch_size=4", "method.args.gradient_accumulation_steps=2"],
 ]
@@ -37,7 +37,7 @@ UNTIMED |= {"train_samples_per_second", "train_steps_per_second"}
 
 
 def answers(trainer, seed=0):
-    """Have `trainer` train on random completions of unequal lengths; one in three is cut off."""
+    """Make `trainer` train on random completions, a third of which are truncated."""
     draw, end = random.Random(seed), trainer.processing_class.eos_token_id
 
     def answer(prompt_ids, *args, **kwargs):
@@ -51,16 +51,13 @@ def answers(trainer, seed=0):
 
 def grpo(run_dir, base, *overrides, make=built):
     run_dir.mkdir(exist_ok=True)
-    options = [*rows_of(run_dir, ROWS), f"model.path={base}", *GIVEN, *overrides]
+    options = [*rows_of(run_dir, ROWS), f"model.path={base}", *OPTIONS, *overrides]
     config, trainer = make(run_dir, "grpo", *options)
     return config, answers(trainer)
 
 
-def sampled(trainer, mode, owns_pass):
-    """Have `trainer` correct for log-probabilities of sampling that are not its own.
-
-    `owns_pass`: by TRL's pass without gradient.
-    """
+def correct_sampling(trainer, mode, trls_pass):
+    """Make `trainer` correct for other sampling probabilities, with TRL's pass if `trls_pass`."""
     draw, answer = random.Random(1), trainer._generate_single_turn
 
     def answer_with_log_probs(*args, **kwargs):
@@ -71,7 +68,7 @@ def sampled(trainer, mode, owns_pass):
     trainer._generate_single_turn = answer_with_log_probs
     trainer.use_vllm, trainer.vllm_importance_sampling_mode = True, mode
     trainer.vllm_importance_sampling_clip_min, trainer.vllm_importance_sampling_clip_max = 0.3, 2.0
-    if owns_pass:
+    if trls_pass:
         for name in ("_generate_and_score_completions", "_compute_loss"):
             setattr(trainer, name, getattr(GRPOTrainer, name).__get__(trainer))
     return trainer
@@ -88,21 +85,21 @@ REUSED = """
     ("sequence_mask", []),
     pytest.param("token_mask", REUSED, id="reused-within-a-step"),
 ])  # fmt: skip
-def test_the_ratio_to_vllm_is_that_of_trls_own_pass(tmp_path, base, mode, overrides):
+def test_sampling_ratio_equals_trls(tmp_path, base, mode, overrides):
     results = []
-    for owns_pass in (True, False):
-        # Right before it trains: this sets the seed.
-        _, trainer = grpo(tmp_path / str(owns_pass), base, "step.rows=packed", *overrides)
-        sampled(trainer, mode, owns_pass)
-        without = []
+    for trls_pass in (True, False):
+        # Build each trainer immediately before training, since this sets the seed.
+        _, trainer = grpo(tmp_path / str(trls_pass), base, "step.rows=packed", *overrides)
+        correct_sampling(trainer, mode, trls_pass)
+        without_gradient = []
         trainer.model.model.register_forward_pre_hook(
-            lambda *_, without=without: without.append(not torch.is_grad_enabled())
+            lambda *_, seen=without_gradient: seen.append(not torch.is_grad_enabled())
         )
-        results.append((trained(trainer), lines(trainer), any(without)))
-    (gradients, metrics, _), (ours, our_metrics, _) = results
-    assert [ran for *_, ran in results] == [True, False]
-    assert_same(ours, gradients)
-    assert_lines(our_metrics, metrics)
+        results.append((trained(trainer), lines(trainer), any(without_gradient)))
+    (expected, metrics, _), (actual, actual_metrics, _) = results
+    assert [has_pass for *_, has_pass in results] == [True, False]
+    assert_same(actual, expected)
+    assert_lines(actual_metrics, metrics)
     assert 0.3 <= metrics[0]["sampling/importance_sampling_ratio/mean"] <= 2.0 or "mask" in mode
     assert metrics[0]["grad_norm"] > 0
 
@@ -110,11 +107,11 @@ def test_the_ratio_to_vllm_is_that_of_trls_own_pass(tmp_path, base, mode, overri
 def test_the_compile_check_does_not_count_in_metrics(tmp_path, base, use):  # noqa: F811
     use("eager")
     config, trainer = grpo(tmp_path, base, "step.rows=packed", *EVERY_LAYER, make=compiled)
-    sampled(trainer, "token_truncate", owns_pass=False)
+    correct_sampling(trainer, "token_truncate", trls_pass=False)
     trainer.compile_layers(config)
     trained(trainer)
     _, eager = grpo(tmp_path / "eager", base, "step.rows=packed")
-    trained(sampled(eager, "token_truncate", owns_pass=False))
+    trained(correct_sampling(eager, "token_truncate", trls_pass=False))
     assert is_compiled(trainer)
     assert_lines(lines(trainer), lines(eager))
 
@@ -128,13 +125,13 @@ def lines(trainer):
 
 @pytest.mark.parametrize("equal", ["some", "all"])
 @pytest.mark.parametrize("options", [["method.args.loss_type=grpo"], REUSED])
-def test_rows_without_advantage_are_skipped_and_change_nothing(tmp_path, base, equal, options):
+def test_rows_without_advantage_need_no_gradient(tmp_path, base, equal, options):
     results, passes = [], []
     for skips in (False, True):
         _, trainer = grpo(tmp_path / str(skips), base, "step.rows=packed", *options)
         assert trainer._skips_idle
         trainer._skips_idle = skips
-        sampled(trainer, "token_truncate", owns_pass=False)
+        correct_sampling(trainer, "token_truncate", trls_pass=False)
         reward = trainer.reward_funcs[0]
 
         def partly_equal(prompts, reward=reward, **columns):
@@ -154,20 +151,20 @@ def test_rows_without_advantage_are_skipped_and_change_nothing(tmp_path, base, e
         trainer.model.model.register_forward_pre_hook(count, with_kwargs=True)
         results.append((trained(trainer), lines(trainer)))
         passes.append(tokens)
-    (expected, metrics), (actual, our_metrics) = results
+    (expected, metrics), (actual, actual_metrics) = results
     assert passes[1][True] < (0.5 if equal == "all" else 0.8) * passes[0][True]
     assert passes[0][False] == 0
     assert sum(passes[1].values()) == sum(passes[0].values())
     assert (expected[0][0]["grad_norm"] == 0) == (equal == "all")
     assert_same(actual, expected, within=1e-6)
-    assert_lines(our_metrics, metrics, within=1e-6)
+    assert_lines(actual_metrics, metrics, within=1e-6)
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    """Save a model, from which TRL loads the reference too."""
+    """Return the folder of a model, from which TRL also loads the reference."""
     folder = tmp_path_factory.mktemp("base")
-    _, trainer = built(folder / "run", "grpo", *rows_of(folder, ROWS), *GIVEN)
+    _, trainer = built(folder / "run", "grpo", *rows_of(folder, ROWS), *OPTIONS)
     trainer.save_model(str(folder / "model"))
     trainer.processing_class.save_pretrained(folder / "model")
     return folder / "model"
@@ -175,7 +172,7 @@ def base(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def trls(base, tmp_path_factory):
-    """Return `trls(case)`: TRL's own trainer, its metrics and gradients."""
+    """Return a function that trains with TRL's trainer: (gradients, metrics) of a case."""
     results = {}
 
     def of(case):
@@ -198,8 +195,8 @@ def assert_lines(results, expected, within=1e-5):
     ("case", "rows"),
     [*((case, "packed") for case in CASES), ("plain", "grouped"), ("twice", "grouped")],
 )
-def test_each_step_is_that_of_trls_trainer(tmp_path, base, trls, case, rows):
-    gradients, metrics = trls(case)  # before the other one is built, which sets the seed anew
+def test_steps_equal_trls(tmp_path, base, trls, case, rows):
+    gradients, metrics = trls(case)  # before building the other trainer, which sets the seed
     _, trainer = grpo(tmp_path, base, f"step.rows={rows}", *CASES[case])
     assert trainer._rows == rows
     assert_same(trained(trainer), gradients)
@@ -211,7 +208,7 @@ def test_each_step_is_that_of_trls_trainer(tmp_path, base, trls, case, rows):
         assert metrics[1]["kl"] > 0
 
 
-def test_compiled_layers_compute_the_same(tmp_path, base, trls, use):  # noqa: F811
+def test_compiled_layers_have_equal_results(tmp_path, base, trls, use):  # noqa: F811
     gradients, metrics = trls("twice")
     use("aot_eager")
     config, trainer = grpo(tmp_path, base, "step.rows=packed", *CASES["twice"], make=compiled)
@@ -240,14 +237,14 @@ def test_packed_rows_have_no_padding(tmp_path, base):
     assert ((entropies != 0) == mask[:, 3:].bool()).all()
 
 
-def test_passes_by_batch_size_and_without_targets(tmp_path, base):
+def test_batch_size_and_rows_without_targets(tmp_path, base):
     _, trainer = grpo(tmp_path, base, "step.rows=packed")
     compute, model = trainer._get_per_token_logps_and_entropies, trainer.model
     ids, mask = torch.randint(5, 300, (6, 9)), torch.ones(6, 9, dtype=torch.long)
     with torch.no_grad():
-        whole, parts = (compute(model, ids, mask, 4, size) for size in (None, 4))
-    torch.testing.assert_close(whole[0], parts[0], rtol=1e-5, atol=1e-5)
-    assert whole[1:] == parts[1:] == (None, None)
+        complete, parts = (compute(model, ids, mask, 4, size) for size in (None, 4))
+    torch.testing.assert_close(complete[0], parts[0], rtol=1e-5, atol=1e-5)
+    assert complete[1:] == parts[1:] == (None, None)
     mask[:, 5:] = 0  # truncated completions are masked and have a loss of zero
     log_probs, _, _ = compute(model, ids, mask, 4)
     log_probs.sum().backward()
@@ -272,17 +269,17 @@ def test_generation_from_left_padded_prompts(tmp_path, base):
 
 
 def graphs_over_lengths(run_dir, base, seed):
-    """Count the graphs of the first steps and of 20 more lengths, and their lengths."""
+    """Return the number of graphs after one step and after 20 more lengths, and their sizes."""
     sizes, counter = [], CompileCounterWithBackend("eager")
 
     def backend(graph, inputs):
-        # int(size) would make it fixed
+        # int(size) would specialize the graph
         sizes.append([size.node.hint for size in inputs if isinstance(size, torch.SymInt)])
         return counter(graph, inputs)
 
     with pytest.MonkeyPatch.context() as patch:
-        each = functools.partial(layers.compile_each, backend=backend)
-        patch.setattr(layers, "compile_each", each)
+        compile_each = functools.partial(layers.compile_each, backend=backend)
+        patch.setattr(layers, "compile_each", compile_each)
         options = ["step.rows=packed", "method.args.num_iterations=2", "method.args.max_steps=1"]
         config, trainer = grpo(run_dir, base, *options, make=compiled)
         trainer.compile_layers(config)
@@ -299,9 +296,9 @@ def graphs_over_lengths(run_dir, base, seed):
     return first, counter.frame_count, sizes
 
 
-def test_graphs_are_few_and_the_same_in_a_run_that_resumes(tmp_path, base):
+def test_graphs_do_not_depend_on_lengths(tmp_path, base):
     first, last, sizes = graphs_over_lengths(tmp_path / "one", base, seed=1)
-    assert first == last == 2  # with a gradient, and without
+    assert first == last == 2  # with and without gradient
     torch._dynamo.reset()
     assert graphs_over_lengths(tmp_path / "other", base, seed=2)[2][:first] == sizes[:first]
 
@@ -310,21 +307,21 @@ def test_graphs_are_few_and_the_same_in_a_run_that_resumes(tmp_path, base):
     "options",
     [["method.args.cast_lm_head_to_fp32=true"], ["model.tied_embeddings=false", "adapter=lora"]],
 )
-def test_special_heads_use_the_passes_of_trl(tmp_path, base, options):
+def test_rows_of_special_heads(tmp_path, base, options):
     _, trainer = grpo(tmp_path, base, "step.rows=packed", *options)
     assert trainer._rows == ("padded" if "cast" in options[0] else "packed")
 
 
-def test_only_attention_to_everything_before_fits():
+def test_sliding_window_cannot_be_packed():
     windowed = small_model("mistral", sliding_window=8)
     assert packed_attention.fits(small_model())
     assert not packed_attention.fits(windowed)
     assert head.fits(windowed)
 
 
-def test_too_few_rows_for_a_batch_are_rejected(tmp_path):
+def test_reject_too_few_rows_for_a_batch(tmp_path):
     config, trainer = built(
         tmp_path, "grpo", *rows_of(tmp_path, ROWS), "method.args.per_device_train_batch_size=256"
     )
-    with pytest.raises(UserError, match="no step was taken: the data has 16 rows"):
+    with pytest.raises(UserError, match="the data has only 16 rows"):
         train_loop.train(config, trainer, Metrics(config))

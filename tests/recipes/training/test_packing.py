@@ -1,4 +1,4 @@
-"""Test that rows, packed or padded, change places only within their optimizer step."""
+"""Test recipes/training/packing.py: collated batches, and the order of rows in a step."""
 
 from collections import Counter
 
@@ -18,7 +18,7 @@ ROWS = [
 ]
 
 
-def test_padded_rows_have_the_targets_of_single_rows():
+def test_collate_padded_rows():
     batch = Collator(PAD, packed=False)(ROWS)
     assert batch["input_ids"].tolist() == [[1, 2, 3], [4, 5, PAD], [6, PAD, PAD]]
     assert batch["targets"].tolist() == [2, 3, 5]
@@ -28,18 +28,18 @@ def test_padded_rows_have_the_targets_of_single_rows():
     assert batch["num_tokens"] == 6
 
 
-def test_packed_rows_are_documents_and_padding_is_one_more():
+def test_collate_packed_rows():
     batch = Collator(PAD, packed=True, multiple=4)(ROWS)
     assert batch["input_ids"].tolist() == [[1, 2, 3, 4, 5, 6, PAD, PAD]]
     assert batch["position_ids"].tolist() == [[0, 1, 2, 0, 1, 0, 0, 1]]
     assert batch["document_starts"].tolist() == [0, 3, 5, 6, 8]
-    assert batch["document_starts"].dtype == torch.int32  # what kernels take
+    assert batch["document_starts"].dtype == torch.int32  # required by kernels
     assert batch["targets"].tolist() == [2, 3, 5]
     assert batch["target_positions"].tolist() == [0, 1, 3]
     assert batch["num_tokens"] == 6
 
 
-def test_documents_that_were_joined_stay_apart():
+def test_collate_rows_of_several_documents():
     joined = {"input_ids": [1, 2, 3, 4, 5], "labels": [1, 2, 3, 4, 5], "seq_lengths": [2, 3]}
     batch = Collator(PAD, packed=True)([joined, ROWS[1]])
     assert batch["document_starts"].tolist() == [0, 2, 5, 7]
@@ -48,14 +48,14 @@ def test_documents_that_were_joined_stay_apart():
     assert batch["target_positions"].tolist() == [0, 2, 3, 5]
 
 
-def test_a_collator_leaves_the_rows_as_they_are():
+def test_collator_does_not_change_rows():
     row = {"input_ids": np.array([1, 2]), "labels": np.array([1, 2])}
     Collator(PAD, packed=False)([row])
     assert row["labels"].tolist() == [1, 2]
 
 
 SIZE, NUMBER = 3, 4  # rows of a micro-batch, micro-batches of a step of all ranks
-LENGTHS = np.random.default_rng(0).integers(1, 100, 30)  # two whole steps, and one of six rows
+LENGTHS = np.random.default_rng(0).integers(1, 100, 30)  # two complete steps, and one of six rows
 
 
 def steps(rows):
@@ -63,40 +63,40 @@ def steps(rows):
 
 
 @pytest.mark.parametrize("balanced", [True, False])
-def test_each_step_of_each_epoch_keeps_its_rows(balanced):
-    ours, theirs = (
+def test_order_changes_only_within_steps(balanced):
+    sampler, same_sampler = (
         RandomSampler(LENGTHS, generator=torch.Generator().manual_seed(0)) for _ in range(2)
     )
-    order = StepOrder(ours, LENGTHS, SIZE, NUMBER, balanced)
+    order = StepOrder(sampler, LENGTHS, SIZE, NUMBER, balanced)
     assert len(order) == len(LENGTHS)
     epochs = []
     for _ in range(3):
-        actual, drawn = list(order), list(theirs)
+        actual, drawn = list(order), list(same_sampler)
         assert [Counter(step) for step in steps(actual)] == [Counter(step) for step in steps(drawn)]
-        assert steps(actual)[-1] == steps(drawn)[-1], "a step that is not whole stays as it is"
+        assert steps(actual)[-1] == steps(drawn)[-1], "an incomplete step keeps its order"
         assert steps(actual)[0] != steps(drawn)[0]
         epochs.append(actual)
     assert epochs[0] != epochs[1]
 
 
-def arranged(balanced):
-    """Return the whole steps in their new order."""
+def lengths_of_steps(balanced):
+    """Return the rows' lengths of both complete steps, in the new order."""
     order = StepOrder(SequentialSampler(LENGTHS), LENGTHS, SIZE, NUMBER, balanced)
     return [LENGTHS[step] for step in steps(list(order))[:2]]
 
 
-def test_grouped_rows_have_neighbours_of_like_length():
-    for tokens in arranged(balanced=False):
+def test_grouped_rows_are_sorted_by_length():
+    for tokens in lengths_of_steps(balanced=False):
         assert tokens.tolist() == sorted(tokens, reverse=True)
 
 
-def test_balanced_micro_batches_have_about_the_same_tokens():
-    for tokens in arranged(balanced=True):
+def test_balanced_micro_batches_have_similar_tokens():
+    for tokens in lengths_of_steps(balanced=True):
         sums = tokens.reshape(NUMBER, SIZE).sum(axis=1)
         assert max(sums) < 1.1 * np.mean(sums)
 
 
-def test_lengths_are_tokens_and_of_a_pair_those_of_its_longer_side():
+def test_lengths_of_rows_and_pairs():
     rows = Dataset.from_list(
         [{"input_ids": [1, 2], "labels": [1, 2]}, {"input_ids": [1], "labels": [1]}]
     )

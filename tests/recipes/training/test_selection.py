@@ -1,7 +1,4 @@
-"""Test what the launcher makes of the best model by held-out rows.
-
-Trainings that choose are in tests/e2e/test_best_checkpoint.py.
-"""
+"""Test method.selection without training; tests/e2e/test_best_checkpoint.py trains."""
 
 from __future__ import annotations
 
@@ -19,7 +16,6 @@ from launch.schema.trainer_args import complete
 from recipes.training import selection
 from tests.conftest import composed
 
-# Which trains by sft.
 TRAINED = [
     (method, metric)
     for method in ("sft", "dpo", "grpo")
@@ -28,7 +24,7 @@ TRAINED = [
 
 
 @pytest.mark.parametrize(("method", "metric"), TRAINED)
-def test_models_are_measured_where_they_are_saved(method, metric):
+def test_evaluate_at_every_save(method, metric):
     overrides = ["hardware=cpu", f"method={method}", f"method.selection.metric={metric}"]
     overrides += ["model=qwen3_0_6b", "topology=single", "method.args.save_steps=30"]
     config, _ = prepare(composed(*overrides, "method.args.per_device_train_batch_size=8"))
@@ -41,19 +37,19 @@ def test_models_are_measured_where_they_are_saved(method, metric):
 
 
 def load_best(**state):
-    selected = {"metric": "eval_loss", "patience": 2, "min_delta": 0.5}
-    config = OmegaConf.create({"method": {"selection": selected}})
+    options = {"metric": "eval_loss", "patience": 2, "min_delta": 0.5}
+    config = OmegaConf.create({"method": {"selection": options}})
     return selection.load_best(config, SimpleNamespace(state=TrainerState(**state)))
 
 
-def test_metrics_that_are_never_numbers_select_no_model():
-    """Use the loss of a diverged training, of which transformers finds no best step."""
-    with pytest.raises(UserError, match=r"metric=eval_loss.*Lower method.args.learning_rate"):
+def test_reject_nan_metrics():
+    """Use the state of a training that diverged, which has no best step."""
+    with pytest.raises(UserError, match=r"metric=eval_loss.*method.args.learning_rate"):
         load_best(global_step=4, max_steps=4, best_metric=float("inf"))
 
 
 def test_stopped_early_with_the_last_model_as_best():
-    """Improve each measurement by less than min_delta."""
+    """Use the state of a training that improved by less than min_delta."""
     actual = load_best(global_step=6, max_steps=9, best_metric=0.9, best_global_step=6)
     assert actual == {"best_step": 6, "best_eval_loss": 0.9, "stopped_early": True}
 
@@ -62,7 +58,7 @@ def test_stopped_early_with_the_last_model_as_best():
     ("sft", "eval_loss", "eval_packing=true"),
     ("grpo", "eval_reward", "num_generations_eval=1"),
 ])  # fmt: skip
-def test_arguments_of_evaluations_are_not_ignored(method, metric, argument):
+def test_reject_evaluation_arguments_without_metric(method, metric, argument):
     key = argument.split("=")[0]
     message = f"method.args.{key} takes no effect .*Use: method.selection.metric={metric}"
     with pytest.raises(UserError, match=message):

@@ -1,4 +1,4 @@
-"""Test that packed, grouped and padded rows give the losses and gradients of TRL's trainer."""
+"""Test that packed, grouped and padded rows have the losses and gradients of TRL's trainer."""
 
 import pytest
 from datasets import Dataset
@@ -20,7 +20,7 @@ def batch_of(size, accumulation=1):
 
 @pytest.fixture(scope="module")
 def trls(tmp_path_factory):
-    """Run three steps of TRL's trainer, which pads: eight rows a step, two steps an epoch."""
+    """Return three steps of TRL's trainer, with eight padded rows per step."""
     folder = tmp_path_factory.mktemp("trl")
     config = configured(folder, "sft", *rows_of(folder), *batch_of(8), "method.args.max_steps=3")
     loaded = load_once(config, "sft")
@@ -36,15 +36,15 @@ def trls(tmp_path_factory):
 
 @pytest.mark.parametrize("batch", [(8, 1), (2, 4)])
 @pytest.mark.parametrize("rows", ["packed", "grouped", "padded"])
-def test_each_step_is_that_of_trls_trainer(tmp_path, trls, rows, batch):
+def test_steps_equal_trls(tmp_path, trls, rows, batch):
     overrides = [*rows_of(tmp_path), *batch_of(*batch), "method.args.max_steps=3"]
     _, trainer = built(tmp_path, "sft", *overrides, f"step.rows={rows}")
     assert_same(trained(trainer), trls)
     assert len(trls[0]) == 3
-    assert trls[0][0]["loss"] - trls[0][-1]["loss"] > 0.1, "it learns"
+    assert trls[0][0]["loss"] - trls[0][-1]["loss"] > 0.1, "the loss decreases"
 
 
-def test_a_batch_is_packed_where_rows_are_and_held_out_ones_never(tmp_path):
+def test_pack_training_rows_but_not_held_out_rows(tmp_path):
     _, packed = built(tmp_path, "sft", *rows_of(tmp_path), "step.rows=packed")
     (batch, *_) = packed.get_train_dataloader()
     shape = (1, int(batch["document_starts"][-1]))
@@ -54,7 +54,7 @@ def test_a_batch_is_packed_where_rows_are_and_held_out_ones_never(tmp_path):
     assert "document_starts" not in held_out
 
 
-def test_rows_joined_by_the_user_stay_documents(tmp_path):
+def test_documents_of_trls_packing(tmp_path):
     """Compare batches of one and of four rows packed by TRL (method.args.packing)."""
     packing = "method.args.packing=true method.args.max_length=64 method.args.max_steps=1".split()
     actual = []
@@ -65,31 +65,31 @@ def test_rows_joined_by_the_user_stay_documents(tmp_path):
     assert_same(*actual)
 
 
-def test_evaluation_is_that_of_trls_trainer(tmp_path):
+def test_evaluation_equals_trls(tmp_path):
     _, trainer = built(tmp_path, "sft", *rows_of(tmp_path), "step.rows=packed")
-    # One batch: TRL averages entropy and accuracy over batches, we over tokens.
+    # Use one batch, because TRL averages entropy and accuracy over batches instead of tokens.
     rows = Dataset.from_list(ROWS[:8])
-    ours = trainer.evaluate(rows)
-    theirs = SFTTrainer(
+    actual = trainer.evaluate(rows)
+    expected = SFTTrainer(
         build_model(trainer._config),
         args=trainer.args,
         train_dataset=rows,
         processing_class=trainer.processing_class,
     ).evaluate(rows)
     for name in ("eval_loss", "eval_entropy", "eval_mean_token_accuracy"):
-        assert ours[name] == pytest.approx(theirs[name], rel=1e-5), name
+        assert actual[name] == pytest.approx(expected[name], rel=1e-5), name
 
 
 @pytest.mark.parametrize(
     "overrides", ["method.args.loss_type=dft", "method.args.label_smoothing_factor=0.1"]
 )
-def test_another_loss_keeps_trls_step(tmp_path, overrides):
+def test_use_trls_step_for_other_losses(tmp_path, overrides):
     _, trainer = built(tmp_path, "sft", *rows_of(tmp_path), overrides)
     assert "labels" in trainer.data_collator([trainer.train_dataset[0]])
     assert len(trained(trainer)[0]) == 2
 
 
-def test_pairs_are_ordered_inside_a_step_only(tmp_path):
+def test_order_pairs_only_within_steps(tmp_path):
     steps, size = {}, 8
     for rows in ("padded", "grouped"):
         _, trainer = built(tmp_path / rows, "dpo", f"step.rows={rows}", *batch_of(2, size // 2))
@@ -99,7 +99,7 @@ def test_pairs_are_ordered_inside_a_step_only(tmp_path):
     assert steps["grouped"] != steps["padded"]
 
 
-def test_a_step_without_targets_has_a_loss_of_zero(tmp_path):
+def test_step_without_targets(tmp_path):
     _, trainer = built(tmp_path, "sft", *rows_of(tmp_path))
     batch = trainer.data_collator([{"input_ids": [5, 6], "labels": [-100, -100]}])
     number = trainer._get_num_items_in_batch([batch], trainer.args.device)
