@@ -187,7 +187,7 @@ def lock() -> dict[str, object]:
         "transformers": importlib.metadata.version("transformers"),
         "reasoning-gym": importlib.metadata.version("reasoning-gym"),
         "rewards": rewards.NAMES,
-        "tasks": {"reasoning": reasoning.known(), "code": code.known()},
+        "tasks": {"reasoning": reasoning.task_facts(), "code": code.task_facts()},
         "arguments": {name: arguments(name) for name in classes},
         **engine(),
     }

@@ -96,7 +96,7 @@ def test_every_row_of_a_level_comes_before_one_comes_again_and_the_seed_decides(
 
 def test_the_sampler_repeats_as_grpo_wants_it():
     schedule = Schedule(configured("progressive"), LEVELS, 2, 3, seed=0)
-    sampler = ScheduleSampler(schedule, repeats=3, cycles=2)
+    sampler = ScheduleSampler(schedule, row_repeats=3, batch_repeats=2)
     actual = list(sampler)
     assert len(actual) == len(sampler) == 3 * 2 * 3 * 2
     a, b = actual[0], actual[3]
@@ -156,4 +156,4 @@ def test_rows_need_levels_that_differ(levels):
         train_dataset = Dataset.from_list([{"level": level} for level in levels])
 
     with pytest.raises(UserError, match="data.curriculum=progressive"):
-        Trainer().use(configured("progressive"), seed=0)
+        Trainer().use_curriculum(configured("progressive"), seed=0)

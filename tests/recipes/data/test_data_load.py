@@ -109,8 +109,8 @@ def test_sides_of_a_pair_differ_only_in_the_answer():
 @pytest.mark.parametrize(("own", "message"), [
     ({"tasks": [task(min_term=2)]}, "chain_sum.*min_term"),
     ({"tasks": [task(min_terms=0)]}, "chain_sum.*min_terms must be positive"),
-    ({"tasks": [task("rubiks_cube")]}, "rubiks_cube.*own answer"),
-    ({"tasks": [task()], "num_heldout": 500}, "too few different questions"),
+    ({"tasks": [task("rubiks_cube")]}, "rubiks_cube cannot be scored"),
+    ({"tasks": [task()], "num_heldout": 500}, "too few distinct questions"),
     ({"tasks": [task("shuffled_cups", cups="five")]}, "shuffled_cups.*cups"),
     ({"tasks": [task("shuffled_cups", min_swaps=2.5)]}, "shuffled_cups.*min_swaps"),
     ({"tasks": [task("spell_backward", data_file=3)]}, "spell_backward.*data_file"),
@@ -184,18 +184,18 @@ TURNS = {"messages": [MESSAGE, ANSWER]}
 
 
 @pytest.mark.parametrize(("method", "row", "field"), [
-    ("sft", {"prompt": "a", "completion": 3}, "completion has 3"),
-    ("sft", {"prompt": None, "completion": "b"}, "prompt has null"),
-    ("sft", {"messages": []}, r"messages has \[\]"),
-    ("sft", {"messages": [MESSAGE, {"from": "human"}]}, "messages has {.*from"),
-    ("sft", {"text": [MESSAGE]}, "text has"),
-    ("sft", {"text": "a", **TURNS}, "has messages, and text"),
-    ("sft", {**TURNS, "tools": "[{]"}, "tools has"),
-    ("sft", {**TURNS, "chat_template_kwargs": "a"}, "chat_template_kwargs has"),
-    ("dpo", {"prompt": "a", "chosen": "b", "rejected": None}, "rejected has null"),
-    ("evaluate", {"prompt": "a", "answer": ["1"]}, "answer has"),
-    ("evaluate", {"prompt": "a", "answer": True}, "answer has true"),
-    ("grpo", {"prompt": "a", "answer": True}, "answer has true"),
+    ("sft", {"prompt": "a", "completion": 3}, "completion is 3"),
+    ("sft", {"prompt": None, "completion": "b"}, "prompt is null"),
+    ("sft", {"messages": []}, r"messages is \[\]"),
+    ("sft", {"messages": [MESSAGE, {"from": "human"}]}, "messages is {.*from"),
+    ("sft", {"text": [MESSAGE]}, "text is"),
+    ("sft", {"text": "a", **TURNS}, "messages, and text"),
+    ("sft", {**TURNS, "tools": "[{]"}, "tools is"),
+    ("sft", {**TURNS, "chat_template_kwargs": "a"}, "chat_template_kwargs is"),
+    ("dpo", {"prompt": "a", "chosen": "b", "rejected": None}, "rejected is null"),
+    ("evaluate", {"prompt": "a", "answer": ["1"]}, "answer is"),
+    ("evaluate", {"prompt": "a", "answer": True}, "answer is true"),
+    ("grpo", {"prompt": "a", "answer": True}, "answer is true"),
     ("sft", {"messages": [MESSAGE, {"role": "GPT", "content": "b"}]}, "GPT.*assistant"),
     ("grpo", {"prompt": [{"role": "narrator", "content": "a"}]}, "narrator"),
     ("sft", {"messages": [MESSAGE, ANSWER, MESSAGE]}, "messages ends with"),
@@ -211,9 +211,9 @@ def test_rows_that_a_method_cannot_read(monkeypatch, method, row, field):
 def test_a_format_of_a_method_of_ones_own(monkeypatch):
     monkeypatch.setitem(data_check.FORMATS, "rated", [{"prompt", "rating"}])
     monkeypatch.setitem(data_check.READ, "rated", ("prompt", "rating"))
-    monkeypatch.setitem(data_check.VALUES, "rating", (data_check.is_of(bool), "true or false"))
+    monkeypatch.setitem(data_check.VALUES, "rating", (data_check.has_type(bool), "true or false"))
     assert row_fault({"prompt": "a", "rating": True}, "rated") is None
-    assert row_fault({"prompt": "a", "rating": 1}, "rated").startswith("rating has 1")
+    assert row_fault({"prompt": "a", "rating": 1}, "rated").startswith("rating is 1")
     with pytest.raises(UserError, match="data=reasoning: .* needs .*rating"):
         load(configured(num_train=4), "rated")
 
@@ -223,7 +223,7 @@ def test_null_fields_of_another_format_are_left_out():
     assert row_fault({"prompt": None, "messages": called}, "sft") is None
     row = {"prompt": "a", "completion": "", "messages": None, "text": None}
     assert row_fault(row, "sft") is None
-    assert data_load.read_of(row, "sft") == ["prompt", "completion"]
+    assert data_load.trainer_fields(row, "sft") == ["prompt", "completion"]
 
 
 @pytest.mark.parametrize(("method", "streaming"), [("sft", False), ("sft", True), ("dpo", False)])
@@ -265,7 +265,7 @@ def test_template_arguments_must_be_in_all_rows_or_none(tmp_path):
 def test_rows_read_in_pieces_equal_those_read_at_once(tmp_path, monkeypatch, rows):
     settings = configured("jsonl", path=jsonl(tmp_path, *rows))
     whole = load(settings, "grpo")
-    monkeypatch.setattr(data_load, "PIECE", 1)
+    monkeypatch.setattr(data_load, "CHUNK", 1)
     pieces = load(settings, "grpo")
     assert pieces.rows.to_list() == whole.rows.to_list()
     assert pieces.rows.features == whole.rows.features
@@ -276,9 +276,9 @@ def test_rows_read_in_pieces_equal_those_read_at_once(tmp_path, monkeypatch, row
 @pytest.mark.parametrize("piece", [1, 100])
 @pytest.mark.parametrize("values", [[1, "1"], [10**30, 1]])
 def test_values_that_no_column_holds(tmp_path, monkeypatch, piece, values):
-    monkeypatch.setattr(data_load, "PIECE", piece)
+    monkeypatch.setattr(data_load, "CHUNK", piece)
     path = jsonl(tmp_path, *({"prompt": "a", "answer": value} for value in values))
-    with pytest.raises(UserError, match="column"):
+    with pytest.raises(UserError, match="common type"):
         load(configured("jsonl", path=path), "grpo")
 
 

@@ -217,7 +217,7 @@ def test_pairs_leave_truncated_samples_out_except_in_smoke_runs():
     assert data_select.pairs_of_samples(truncated, 2) == ([], {"all cut off": 1})
     whole = sample("a", "2", 1.0, finished=True)
     assert data_select.pairs_of_samples([whole, *truncated], 2) == ([], {"one answer": 1})
-    pairs, skipped = data_select.pairs_of_samples(truncated, 2, of_any=True)
+    pairs, skipped = data_select.pairs_of_samples(truncated, 2, any_scores=True)
     sides = [(pair["chosen"][0]["content"], pair["rejected"][0]["content"]) for pair in pairs]
     assert (sides, skipped) == ([("x", "z")], {})  # the third text has no partner
 
@@ -237,7 +237,7 @@ def test_equal_sides_are_rejected(tmp_path):
 @pytest.mark.parametrize("score", [None, True, float("nan")])
 def test_scores_are_finite_numbers(tmp_path, score):
     path = jsonl(tmp_path / "a.jsonl", [sample("a", "b", score)])
-    with pytest.raises(UserError, match=r"a.jsonl:1: score has"):
+    with pytest.raises(UserError, match=r"a.jsonl:1: score is"):
         load(configured(kind="samples", path=path), "dpo")
 
 
@@ -271,7 +271,7 @@ def test_heldout_questions_in_the_training_file_cause_a_warning(tmp_path, capsys
     assert len(load_heldout(settings)) == 3
     warning = capsys.readouterr().out
     assert warning.startswith("warning: ")
-    assert "2 of 3 rows" in warning
+    assert "2 of 3" in warning
     jsonl(tmp_path / "a.jsonl", train[2:])
     load_heldout(settings)
     assert capsys.readouterr().out == ""

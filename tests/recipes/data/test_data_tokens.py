@@ -15,7 +15,7 @@ from launch.schema import Data
 from recipes import dpo, sft
 from recipes.data import data_tokens
 from recipes.data.data_load import Loaded
-from recipes.data.data_tokens import Progress, mapped
+from recipes.data.data_tokens import Progress, map_rows
 from recipes.models.model_build import train_tokenizer
 from recipes.preview import one_layer
 
@@ -151,7 +151,7 @@ def test_rows_of_several_processes_keep_their_order(tmp_path):
 
     (tmp_path / "key").mkdir()
     file, progress = tmp_path / "key/rows.arrow", Progress("doubling", tmp_path / "heartbeat")
-    tokens = mapped(rows, doubled, ("n",), file, progress, number=3)
+    tokens = map_rows(rows, doubled, ("n",), file, progress, num_processes=3)
     assert tokens.to_list() == [{"other": "x", "twice": 2 * n} for n in range(10)]
     assert len(list((tmp_path / "key").glob("rows*.arrow"))) == 3
 
@@ -168,6 +168,6 @@ def test_errors_of_worker_processes_are_raised(tmp_path):
     before = signal.signal(signal.SIGTERM, lambda number, frame: None)
     try:
         with pytest.raises(UserError, match="nine"):
-            mapped(rows, make, (), None, progress, number=2)
+            map_rows(rows, make, (), None, progress, num_processes=2)
     finally:
         signal.signal(signal.SIGTERM, before)
