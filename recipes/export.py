@@ -37,7 +37,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from launch.core.errors import UserError
 from recipes.models import adapters, model_card, quantize
 from recipes.models.model_build import build_model, build_tokenizer
-from recipes.models.shards import Shards, stored
+from recipes.models.shards import Shards, read_tensors
 from recipes.rank.files import move_directory, weights_sha256
 from recipes.rank.names import named
 from recipes.rank.program import Failed, Interrupted, main, say, stop_asked
@@ -104,7 +104,7 @@ def write_model(config: DictConfig, args: ExportConfig, staged: Path) -> dict[st
     tokenizer = find_tokenizer(config)
     staged.mkdir()
     if source is not None:
-        tensors = stored(source)
+        tensors = read_tensors(source)
         for name in ("config.json", "generation_config.json"):
             if (source / name).is_file():
                 shutil.copyfile(source / name, staged / name)
@@ -121,7 +121,7 @@ def write_model(config: DictConfig, args: ExportConfig, staged: Path) -> dict[st
     facts = {"weights": args.weights, "chat_template": bool(tokenizer.chat_template), **result}
     facts["files"] = ["safetensors", f"{GGUF}, for llama.cpp"][: 1 + ("gguf" in args.formats)]
     title = args.push_to or config.name or staged.parents[1].name
-    licence = args.license or model_card.stated_license(source or staged)
+    licence = args.license or model_card.read_license(source or staged)
     model = OmegaConf.to_container(config.model)
     card = model_card.card(title, licence, model, provenance, facts)
     (staged / "README.md").write_text(card, encoding="utf-8")

@@ -132,8 +132,8 @@ def _draws(seed: int, task: DictConfig, split: str, attempts: int) -> Iterator[P
         # every answer 0.
         if index == 0 and score(answer, record) < 1.0:
             raise UserError(
-                f"data.tasks: {name} cannot be scored, because its scorer needs data that JSON does "
-                "not preserve. Use another task."
+                f"data.tasks: {name} cannot be scored, because its scorer needs data that JSON "
+                "does not preserve. Use another task."
             )
         yield {
             "prompt": [{"role": "user", "content": entry["question"]}],

@@ -79,7 +79,7 @@ def test_layers_without_an_adapter_are_unpacked_too(monkeypatch):
     model = get_peft_model(base(), config)
     packed = model.get_base_model().model.layers[0].mlp.up_proj.weight
     doubled = lambda weight: (weight * 2 if weight is packed else weight).detach()  # noqa: E731
-    monkeypatch.setattr(adapters, "dequantized", doubled)
+    monkeypatch.setattr(adapters, "dequantize", doubled)
     saved, _ = adapters.merge(model, None)
     assert torch.equal(saved.model.layers[0].mlp.up_proj.weight, packed * 2)
 
@@ -144,9 +144,9 @@ def test_a_fingerprint_is_that_of_the_files_and_of_any_precision(tmp_path):
 
 def test_checkpoints_of_another_base_are_not_resumed(tmp_path):
     for _ in range(2):
-        adapters.note_base(tmp_path, "one")
+        adapters.record_base(tmp_path, "one")
     with pytest.raises(UserError, match="trained on other base weights"):
-        adapters.note_base(tmp_path, "two")
+        adapters.record_base(tmp_path, "two")
 
 
 @pytest.mark.parametrize("layers", ["all-linear", "[v_proj,down_proj]"])

@@ -86,7 +86,7 @@ def test_no_target_is_a_loss_of_zero_with_gradients_of_zero():
 
 
 @pytest.mark.parametrize(
-    "compute", [head.sums, functools.partial(head.log_probs, temperature=1.0, of_entropy=False)]
+    "compute", [head.sums, functools.partial(head.log_probs, temperature=1.0, entropy_grad=False)]
 )
 def test_a_model_that_is_compiled_whole_returns_the_same(compute):
     ours = small_model()
