@@ -82,7 +82,7 @@ def arguments(config_class: str) -> dict[str, dict[str, object]]:
         hint = hints[field.name]
         is_compared = field.name in COMPARED.get(config_class, ())
         choices = compared(cls, field.name) if is_compared else words(field, hint)
-        least = names.least(field) if module.startswith(OURS) else None
+        least = names.minimum(field) if module.startswith(OURS) else None
         entries[field.name] = {
             "types": type_names(hint),
             "default": default_of(field),

@@ -39,8 +39,8 @@ from recipes.models import adapters, model_card, quantize
 from recipes.models.model_build import build_model, build_tokenizer
 from recipes.models.shards import Shards, read_tensors
 from recipes.rank.files import move_directory, weights_sha256
-from recipes.rank.names import named
-from recipes.rank.program import Failed, Interrupted, main, say, stop_asked
+from recipes.rank.names import name_field
+from recipes.rank.program import Failed, Interrupted, main, say, stop_requested
 from recipes.rewards import verify_isolated
 from recipes.training import checkpoint
 
@@ -65,8 +65,8 @@ class ExportConfig:
     hub.
     """
 
-    weights: str | None = named(lambda: quantize.NAMES, default=None)
-    formats: list[str] = named(lambda: FORMATS, default=["safetensors"])
+    weights: str | None = name_field(lambda: quantize.NAMES, default=None)
+    formats: list[str] = name_field(lambda: FORMATS, default=["safetensors"])
     gguf_converter: str | None = None
     license: str | None = None
     results_from: str | None = None
@@ -186,7 +186,7 @@ def write_weights(
         )
     convert, shards = quantize.Converter(weights), Shards(staged)
     for name, tensor in tensors:
-        if stop_asked():
+        if stop_requested():
             raise Interrupted()
         for new, converted in convert(name, tensor).items():
             shards.add(new, converted)
@@ -217,7 +217,7 @@ def convert_to_gguf(staged: Path, args: ExportConfig) -> None:
         while process.returncode is None:
             with contextlib.suppress(subprocess.TimeoutExpired):  # keeps the output
                 printed, _ = process.communicate(timeout=POLL_S)
-            if stop_asked():
+            if stop_requested():
                 process.kill()
                 raise Interrupted()
     if process.returncode != 0 or not output.is_file():

@@ -89,5 +89,5 @@ def hang_here() -> None:
 def lose_launcher() -> None:
     """Stay in this step until this rank is told to stop, so that the step is known."""
     os.kill(int(os.environ["ROCM_RECIPES_PROCESS"].partition("/")[0]), signal.SIGKILL)
-    while not program.stop_asked():
+    while not program.stop_requested():
         time.sleep(0.02)

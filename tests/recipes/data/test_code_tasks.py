@@ -8,7 +8,7 @@ from launch.core.json_files import plain
 from launch.schema import Data
 from recipes.data import code_tasks
 from recipes.data.data_load import load, load_heldout
-from recipes.rewards.verify_code import code_of, parse_tests
+from recipes.rewards.verify_code import extract_code, parse_tests
 
 
 def data(**changes):
@@ -21,7 +21,7 @@ def test_every_solution_passes_its_tests_and_not_every_one_is_the_same():
     train, heldout = code_tasks.generate(data())
     assert (len(train), len(heldout)) == (60, 30)
     for problem in [*train, *heldout]:
-        language, code = code_of(problem["completion"][0]["content"])
+        language, code = extract_code(problem["completion"][0]["content"])
         space = {}
         exec(code, space)  # ours: the tables of code_tasks.py
         tests = parse_tests(problem["tests"])

@@ -83,11 +83,11 @@ def test_a_signal_is_seen_and_forgotten_after_the_run(tmp_path):
 
     def work(_config):
         os.kill(os.getpid(), number)
-        return {"asked": program.stop_asked()}
+        return {"requested": program.stop_requested()}
 
     before = signal.getsignal(number)
-    assert run(tmp_path, work)[1]["asked"] is True
-    assert (program.stop_asked(), signal.getsignal(number)) == (False, before)
+    assert run(tmp_path, work)[1]["requested"] is True
+    assert (program.stop_requested(), signal.getsignal(number)) == (False, before)
 
 
 def test_random_weights_follow_from_the_seed(tmp_path):
@@ -210,7 +210,7 @@ def test_flops_count_products_and_attention(tmp_path):
 
 
 def test_a_signal_stops_between_cycles_only(monkeypatch):
-    monkeypatch.setattr(train_loop, "stop_asked", lambda: True)
+    monkeypatch.setattr(train_loop, "stop_requested", lambda: True)
     stop, args = train_loop.StopOnSignal(cycle=4), SimpleNamespace(device=torch.device("cpu"))
     for step, expected in [(3, False), (4, True)]:
         control = SimpleNamespace(should_save=False, should_training_stop=False)

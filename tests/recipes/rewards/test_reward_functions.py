@@ -137,4 +137,4 @@ def test_regex_matches_the_whole_answer():
 ])  # fmt: skip
 def test_a_dotted_path_that_leads_nowhere(path, message):
     with pytest.raises(UserError, match=message):
-        functions.imported(path)
+        functions.import_reward(path)

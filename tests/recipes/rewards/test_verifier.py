@@ -96,7 +96,7 @@ def test_weighted_and_chained():
 def alone(isolated, name, text, **row):
     """Return the score of one completion, or the reason why it has none."""
     columns = {key: [value] for key, value in row.items()}
-    scores, error = isolated.ask(name, [""], [text], columns)
+    scores, error = isolated.attempt(name, [""], [text], columns)
     return error or scores[0]
 
 
@@ -165,13 +165,13 @@ def test_forbidden_actions_fail_only_their_sample(tmp_path):
     target = tmp_path / "a"
     target.write_text("kept")
     errors = {
-        "socket": "a scorer may not: socket.__new__",
-        "process": "a scorer may not: subprocess.Popen",
-        "fork": "a scorer may not: os.fork",
-        "write": f"a scorer may not: open {str(target)!r}",
-        "remove": "a scorer may not: os.remove",
+        "socket": "rewards may not call socket.__new__",
+        "process": "rewards may not call subprocess.Popen",
+        "fork": "rewards may not call os.fork",
+        "write": f"rewards may not call open {str(target)!r}",
+        "remove": "rewards may not call os.remove",
         "read": None,
-        "memory": "more memory than a scorer may use",
+        "memory": "the reward exceeds its memory limit",
         "length": None,
     }
     _, replies = worker(
@@ -185,7 +185,7 @@ def test_forbidden_actions_fail_only_their_sample(tmp_path):
 def test_scorers_do_not_see_the_environment_of_the_rank(monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "a secret")
     isolated = Isolated(["length"])
-    with open(f"/proc/{isolated.start().pid}/environ", "rb") as file:
+    with open(f"/proc/{isolated.wait_until_ready().pid}/environ", "rb") as file:
         names = {entry.partition(b"=")[0].decode() for entry in file.read().split(b"\0") if entry}
     assert "PATH" in names <= {*PASSED_ON, *ENVIRONMENT}
 
@@ -193,7 +193,7 @@ def test_scorers_do_not_see_the_environment_of_the_rank(monkeypatch):
 def test_hanging_scorers_end_soon_after_a_killed_rank():
     code = (
         "import sys; sys.argv = ['', '60', '1000000000']; "
-        "from recipes.rewards import verify_worker as w; w.ALONE_S = 0.2; w.main()"
+        "from recipes.rewards import verify_worker as w; w.ORPHAN_S = 0.2; w.main()"
     )
     question = {"completions": ["a" * 40 + "b"], "columns": {"pattern": ["(a+)+"]}}
     assert worker(code, {"name": "regex", **question}) == (-signal.SIGALRM, [])
@@ -284,9 +284,14 @@ def test_functions_for_trl_and_the_share_of_errors():
 
 def test_code_and_its_language():
     text = "First:\n```python\nx = 1\n```\nBetter:\n```c++\nint main() {}\n```\n"
-    assert verify_code.code_of(text) == ("cpp", "int main() {}\n")
-    assert verify_code.code_of("<think>so</think><answer>x = 2</answer>") == ("python", "x = 2")
-    languages = [verify_code.code_of(f"```{name}\nx\n```")[0] for name in ("C++", "py", "rust", "")]
+    assert verify_code.extract_code(text) == ("cpp", "int main() {}\n")
+    assert verify_code.extract_code("<think>so</think><answer>x = 2</answer>") == (
+        "python",
+        "x = 2",
+    )
+    languages = [
+        verify_code.extract_code(f"```{name}\nx\n```")[0] for name in ("C++", "py", "rust", "")
+    ]
     assert languages == ["cpp", "python", "rust", "python"]
     tests = [{"call": "f(1)", "expected": None, "check": None}, "assert f(1)"]
     assert verify_code.parse_tests(json.dumps(tests)) == [

@@ -63,7 +63,7 @@ def test_a_rank_waits_for_a_server_that_loads(loading_server):
 
 def test_waiting_for_a_server_stops_on_a_signal(loading_server, monkeypatch):
     def asked_later():
-        monkeypatch.setattr(program, "_stop_asked", True)
+        monkeypatch.setattr(program, "_stop_requested", True)
         while True:
             yield 503
 
