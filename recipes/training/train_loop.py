@@ -109,8 +109,8 @@ def train(config: DictConfig, trainer: Trainer, metrics: Metrics, cycle: int = 1
         checkpoint.clear_staging(output_dir)
     _check_strategy(config, trainer)
     trainer.compile_layers(config)
-    metrics.telemetry = telemetry.of_this_rank(config.hardware.vendor)
-    profile = profiling.of(config)
+    metrics.telemetry = telemetry.for_this_rank(config.hardware.vendor)
+    profile = profiling.create_profile(config)
     trainer.add_callback(ProfiledSteps(profile, cycle))
     with profile, metrics.telemetry.running():
         # One rank reads and hashes the checkpoints for all.

@@ -179,11 +179,11 @@ def test_memory_at_the_fullest_moment():
         "num_alloc_retries": 1,
     }
     snapshot, most = {"device_traces": [[], trace]}, len(trace)
-    assert memory_table.summary(snapshot, stats, 1, most_events=most)["history_is_cut"]
-    table = memory_table.summary(snapshot, stats, 1, most_events=most + 1)
+    assert memory_table.summary(snapshot, stats, 1, max_events=most)["history_is_cut"]
+    table = memory_table.summary(snapshot, stats, 1, max_events=most + 1)
     assert table.pop("at_peak") == [
         {"line": "trl/trainer/sft.py:40 loss", "blocks": 2, "gb": 3.0},
-        {"line": "no line of Python (backward)", "blocks": 1, "gb": 3.0},
+        {"line": "no Python line (backward)", "blocks": 1, "gb": 3.0},
     ]
     sizes = {"allocated_peak_gb": 10.0, "reserved_peak_gb": 12.0, "before_gb": 4.0}
     counts = {"history_is_cut": False, "num_alloc_retries": 1, "num_ooms": 0}

@@ -207,7 +207,7 @@ def unsupported(*_):
 
 
 def test_nvml(tmp_path, nvml):
-    read = telemetry.source(ADDRESS, tmp_path)
+    read = telemetry.find_reader(ADDRESS, tmp_path)
     readings = read()
     assert readings.pop("energy_j") == 5.0
     assert readings == pytest.approx(NVML)
@@ -218,4 +218,4 @@ def test_nvml(tmp_path, nvml):
     counted.begin()
     counted.sample(3.0)
     assert counted.energy_j == 0.0
-    assert telemetry.source("0000:99:00.0", tmp_path) is None
+    assert telemetry.find_reader("0000:99:00.0", tmp_path) is None
