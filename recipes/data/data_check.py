@@ -27,7 +27,7 @@ READ = {
     "evaluate": ("prompt", "answer"),
     "samples": ("prompt", "completion", "score"),
 }
-# Optional in training, but needed to evaluate the same rows.
+# Fields for rewards: optional in training, but needed to evaluate the same rows.
 REWARDS_READ = {"grpo": ("answer",)}
 # Fields whose last message must be the assistant's answer, which the method learns.
 ANSWERS = {
@@ -65,9 +65,7 @@ def has_type(*types: type) -> Callable[[Any], bool]:
     return lambda value: type(value) in types
 
 
-MESSAGES = (
-    f"a non-empty list of messages {{role, content}} with one of the roles {', '.join(ROLES)}"
-)
+MESSAGES = f"a non-empty list of messages {{role, content}} with roles {' | '.join(ROLES)}"
 # Field -> (check of a value, description of valid values)
 VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "text": (has_type(str), "text"),
@@ -75,19 +73,13 @@ VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "messages": (are_messages, MESSAGES),
     "tools": (are_tools, "a list of tools, each an object, or its JSON"),
     "chat_template_kwargs": (has_type(dict), "an object {name: value}"),
-    "score": (
-        lambda value: type(value) in (int, float) and math.isfinite(value),
-        "a finite number",
-    ),
+    "score": (lambda v: type(v) in (int, float) and math.isfinite(v), "a finite number"),
 }
-TEXT_OR_MESSAGES = (
-    lambda value: isinstance(value, str) or are_messages(value),
-    f"text or {MESSAGES}",
-)
+TEXT_OR_MESSAGES = (lambda v: isinstance(v, str) or are_messages(v), f"text or {MESSAGES}")
 
 
 def check_row(row: Row, where: str, method: str) -> None:
-    """Raise UserError if `method` cannot use a row. `where` is the row's place, for the message."""
+    """Raise UserError if `method` cannot use a row. `where` locates the row in the message."""
     if fault := row_fault(row, method):
         raise UserError(f"{where}: {fault}")
 
@@ -119,11 +111,11 @@ def row_fault(row: Row, method: str) -> str | None:
         value, (is_valid, expected) = row[name], VALUES.get(name, TEXT_OR_MESSAGES)
         if not is_valid(value):
             items = value if isinstance(value, list) and "messages" in expected else ()
-            wrong = next((item for item in items if not is_message(item)), value)
-            text = json.dumps(wrong, ensure_ascii=False, default=str)  # as in the file
+            invalid = next((item for item in items if not is_message(item)), value)
+            text = json.dumps(invalid, ensure_ascii=False, default=str)  # as in the file
             return f"{name} is {text:.{QUOTE_LENGTH}}, but must be {expected}."
-        learned = name in ANSWERS.get(method, ())
-        if learned and isinstance(value, list) and value[-1]["role"] != "assistant":
+        is_learned = name in ANSWERS.get(method, ())
+        if is_learned and isinstance(value, list) and value[-1]["role"] != "assistant":
             return (
                 f"{name} ends with a message of {value[-1]['role']}, but {method} learns from the "
                 "assistant's answer, which must be last. Remove the row, or the messages after its "

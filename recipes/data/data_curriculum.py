@@ -32,10 +32,10 @@ def shares(
 ) -> Shares:
     """Return each level's share of a batch at `progress` (0 to 1) of a run.
 
-    data.curriculum=progressive has one stage per level, all equally long, from the lowest level up.
-    mixed also spreads a share `earlier` of each batch over the lower levels. adaptive weights a
-    level by p(1-p), but at least by `floor`; p is its pass rate. If all answers to a prompt are
-    right, or all are wrong, GRPO's advantages are zero.
+    The curriculum `progressive` has a stage for each level, all equally long, from the lowest up.
+    `mixed` also spreads a share `earlier` of each batch over the lower levels. `adaptive` weights a
+    level of pass rate p by p(1-p), but at least by `floor`. If all answers to a prompt are right,
+    or all are wrong, GRPO's advantages are zero.
     """
     args = data.curriculum_args
     if data.curriculum == "adaptive":
@@ -93,10 +93,7 @@ def check_levels(curriculum: str, levels: Sequence[Any]) -> None:
 
 
 def read_pass_rates(path: str | None) -> dict[int, float]:
-    """Return {level: pass rate or accuracy} from a result.json, or {} if `path` is None.
-
-    Raises UserError if the file cannot be used.
-    """
+    """Return {level: pass rate or accuracy} from a result.json, or {} without. Raises UserError."""
     if path is None:
         return {}
     try:
@@ -116,7 +113,7 @@ class Schedule:
     """Choose the rows of every batch. If `online`, shares follow the scores passed to `observe`.
 
     `lag` is the number of batches drawn before the answers to a batch are known. Batch n uses only
-    scores of batches before n - lag. So batches do not depend on prefetching or on a resume.
+    scores of batches before n - lag. So batches do not depend on prefetching or resuming.
     """
 
     def __init__(
@@ -157,21 +154,19 @@ class Schedule:
     def batches(self) -> Iterator[list[int]]:
         """Yield the row indices of each batch. A row repeats only after all rows of its level."""
         rng = random.Random(self.seed)
-        waiting: dict[int, list[int]] = {level: [] for level in self.rows}
-        owed = dict.fromkeys(self.rows, 0.0)
+        unused: dict[int, list[int]] = {level: [] for level in self.rows}
+        deficits = dict.fromkeys(self.rows, 0.0)  # rows that a level is below its share
         for batch in range(self.num_batches):
             chosen, batch_shares = [], self.shares(batch)
             present = [level for level, share in batch_shares.items() if share > 0]
             for _ in range(self.batch_size):
                 for level, share in batch_shares.items():
-                    owed[level] += share
-                # Pick the level that is furthest below its share, which evens out rounding. Levels
-                # without a share get no rows.
-                level = max(present, key=owed.__getitem__)
-                owed[level] -= 1.0
-                if not waiting[level]:
-                    waiting[level] = rng.sample(self.rows[level], len(self.rows[level]))
-                chosen.append(waiting[level].pop())
+                    deficits[level] += share
+                level = max(present, key=deficits.__getitem__)
+                deficits[level] -= 1.0
+                if not unused[level]:
+                    unused[level] = rng.sample(self.rows[level], len(self.rows[level]))
+                chosen.append(unused[level].pop())
             rng.shuffle(chosen)
             yield chosen
 
@@ -199,10 +194,8 @@ class ScheduleState(TrainerCallback, ExportableState):
         self.schedule = schedule
 
     def state(self) -> dict[str, Any]:
-        # JSON has no integer keys
-        rates = [
-            {str(level): rate for level, rate in rates.items()} for rates in self.schedule.rates
-        ]
+        history = self.schedule.rates  # JSON has no integer keys
+        rates = [{str(level): rate for level, rate in by_level.items()} for by_level in history]
         return {"args": {}, "attributes": {"rates": rates}}
 
     def on_train_begin(
@@ -212,8 +205,8 @@ class ScheduleState(TrainerCallback, ExportableState):
         self.schedule.logged_step = state.global_step
         if saved:
             self.schedule.rates[:] = [
-                {int(level): rate for level, rate in rates.items()}
-                for rates in saved["attributes"]["rates"]
+                {int(level): rate for level, rate in by_level.items()}
+                for by_level in saved["attributes"]["rates"]
             ]
 
 
@@ -223,10 +216,9 @@ class Curriculum:
     _schedule: Schedule | None = None
 
     def use_curriculum(self, data: DictConfig, seed: int, ahead: int = 0) -> None:
-        """Create the schedule. Call this once, after __init__.
+        """Create the schedule; call once, after __init__. Raises UserError if rows have no levels.
 
-        `ahead` is the number of generations requested in advance. Raises UserError if rows lack
-        levels.
+        `ahead` is the number of generations that are requested in advance.
         """
         if data.curriculum == "none":
             return

@@ -85,7 +85,7 @@ def load(
 
 
 def _load(data: DictConfig, method: str, chunk: int, progress: Callable[[int], None]) -> Loaded:
-    """Convert `chunk` rows at a time to Arrow, since Python objects take several times as much."""
+    """Load `chunk` rows at a time into Arrow, which takes less memory than Python objects."""
     extra = ("task", "level") if data.curriculum != "none" else ()
     counts: dict[str, Any] = {"rows": 0}
     shares: dict[str, Counter[str]] = {"task": Counter(), "level": Counter()}
@@ -159,7 +159,7 @@ def _training_split(
 
 
 def _table(rows: list[Row], name: str, is_complete: bool = True) -> Dataset:
-    """Return a table with the fields of all rows. Dataset.from_list would use the first row's.
+    """Return a table with the fields of all rows; Dataset.from_list uses only those of the first.
 
     Raises UserError for a field without a common type. Raises ArrowInvalid for tool calls unless
     `is_complete`, since the columns of other rows would differ.
@@ -249,12 +249,8 @@ def texts(rows: Iterable[Row]) -> list[str]:
         rows = itertools.islice(rows, TOKENIZER_ROWS)
     elif isinstance(rows, Dataset) and len(rows) > LARGE_TABLE:
         rows = rows.select(range(0, len(rows), len(rows) // TOKENIZER_ROWS))
-    return [
-        text
-        for row in rows
-        for name in select.TEXT_FIELDS
-        for text in message_texts(row.get(name) or [])
-    ]
+    values = (row.get(name) or [] for row in rows for name in select.TEXT_FIELDS)
+    return [text for value in values for text in message_texts(value)]
 
 
 def _read(data: DictConfig, method: str, counts: dict[str, Any]) -> Iterable[Row]:
@@ -322,15 +318,13 @@ def _stream(data: DictConfig, method: str) -> IterableDataset:
 
 
 def _one_pass(data: dict[str, Any], method: str) -> Iterator[Row]:
-    """Yield the rows of a source once.
+    """Yield the rows of a source once. Raises UserError for no rows, or for rows of two forms.
 
-    Raises UserError if rows have two forms. Raises it also without rows, since an endless stream
-    would search for one forever.
+    Without rows, an endless stream would search for one forever.
     """
     config, form, counts = OmegaConf.create(data), None, {}
-    rows = _training_split(
-        _rows(config, method, streaming=True), config, counts, lambda number: None
-    )
+    rows = _rows(config, method, streaming=True)
+    rows = _training_split(rows, config, counts, lambda number: None)
     for row in itertools.islice(rows, config.limit):
         columns = _columns(row, method)
         form = form or _form(columns, method)
@@ -378,7 +372,7 @@ def _hub(data: DictConfig, split: str, method: str, streaming: bool = False) -> 
 
 
 def _pairs(problems: list[Row], seed: int) -> list[Row]:
-    """Pair each right answer with a wrong one, after the same worked solution if there is one."""
+    """Pair each right answer with a wrong answer. Both follow the same worked solution, if any."""
     from recipes.data import tasks
 
     rng, by_task = random.Random(seed), defaultdict(list)
@@ -398,7 +392,7 @@ def _columns(row: Row, method: str, extra: tuple[str, ...] = ()) -> Row:
     if method == "grpo":
         return {key: value for key, value in row.items() if key not in ("completion", "source")}
     if method == "sft":
-        extra = (*extra, "finished")  # training must not teach the end of truncated samples
+        extra = (*extra, "finished")  # so that training does not learn ends of truncated samples
     columns = {key: row[key] for key in (*trainer_fields(row, method), *extra) if key in row}
     if not isinstance(columns.get("tools", ""), str):
         # TRL also reads JSON. In a column of objects, each tool would get the keys of all tools.

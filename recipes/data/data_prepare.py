@@ -60,7 +60,7 @@ def check_template(tokenizer: PreTrainedTokenizerBase, rows: Dataset | IterableD
         tokenizer.apply_chat_template(messages, tokenize=False)
     except (ValueError, jinja2.TemplateError) as error:  # ValueError: no template
         raise UserError(
-            f"the chat template cannot render the messages of the first row: {error}. Use: "
+            f"data: the chat template cannot render the first row's messages: {error}. Use: "
             "data.chat_template=<file.jinja>, the model's instruct version, or rows of plain text."
         ) from error
 
@@ -110,7 +110,7 @@ class PreparedRows:
                 final = final if len(indices) == len(final) else final.select(indices)
                 if lengths["tokens"].max() > limit:
                     final = data_tokens.first_tokens(final, limit)
-                args = _with(args, max_length=None)
+                args = _copy_with(args, max_length=None)
             final = super()._prepare_dataset(final, processing_class, args, *rest)
         if rest[-1] == "train":  # data.json describes only the training rows
             describe(config, self._loaded, lengths, final if packs else None)
@@ -120,7 +120,7 @@ class PreparedRows:
         self, dataset: IterableDataset, processing_class: Any, args: Any, *rest: Any
     ) -> IterableDataset:
         unpacked = [False if isinstance(value, bool) else value for value in rest]
-        untruncated = _with(args, max_length=None, shuffle_dataset=False)
+        untruncated = _copy_with(args, max_length=None, shuffle_dataset=False)
         stream = super()._prepare_dataset(dataset, processing_class, untruncated, *unpacked)
         if self._config.method.name == "sft":
             special = sorted(processing_class.all_special_ids)
@@ -131,7 +131,7 @@ class PreparedRows:
         return super()._prepare_dataset(stream, processing_class, args, *rest)
 
 
-def _with(args: Any, **changes: Any) -> Any:
+def _copy_with(args: Any, **changes: Any) -> Any:
     changed = copy.copy(args)
     vars(changed).update(changes)
     return changed
@@ -171,13 +171,13 @@ def cache_key(
         "rows": digest,
         "tokenizer": [definition, special],
         "template": template,
-        "code": [*_code("data_prepare.py", "data_tokens.py"), *versions],
+        "code": [*_code_hashes("data_prepare.py", "data_tokens.py"), *versions],
         "arguments": arguments,
     }
     return json_sha256({name: json_sha256(value) for name, value in content.items()})
 
 
-def _code(*patterns: str) -> list[str]:
+def _code_hashes(*patterns: str) -> list[str]:
     folder = Path(__file__).parent
     return [sha256(file) for pattern in patterns for file in sorted(folder.glob(pattern))]
 
@@ -195,7 +195,7 @@ def load_once(config: DictConfig, method: str) -> Loaded:
     paths = (data.path, data.heldout_path, *(source.path for source in data.sources))
     paths = filter(None, (*paths, *settings.get("files", ())))  # `files` of a directory of samples
     files = [sha256(Path(path), progress.heartbeat) for path in paths if os.path.isfile(path)]
-    key = json_sha256([settings, files, method, _code("data*.py"), datasets.__version__])
+    key = json_sha256([settings, files, method, _code_hashes("data*.py"), datasets.__version__])
 
     def write(staged: Path) -> None:
         loaded = load(data, method, progress)
@@ -300,7 +300,7 @@ def _fits_stream(row: Row, config: DictConfig) -> bool:
 def _reject_prompts(config: DictConfig, numbers: str, first: str) -> NoReturn:
     limit, reason = prompt_limit(config)
     raise UserError(
-        f"{numbers} too long for an answer to follow ({first}), because {reason}. Use: "
+        f"data: {numbers} too long for an answer to follow ({first}), because {reason}. Use: "
         f"data.filter.max_prompt_tokens={limit - 1}, which omits such rows, or raise that limit."
     )
 
@@ -362,20 +362,21 @@ def statistics(
     edges = np.unique(np.linspace(tokens.min(), tokens.max() + 1, BINS + 1).round().astype(int))
     counts, edges = np.histogram(tokens, bins=edges)
     bins = zip(edges[:-1], edges[1:], counts, strict=True)
-    cut = np.minimum(tokens, limit) if limit else tokens
+    truncated = np.minimum(tokens, limit) if limit else tokens
     if packed is not None:
         efficiency = sum(map(len, packed["input_ids"])) / (len(packed) * limit)
     else:
         batch = args.get("per_device_train_batch_size", 8)
-        order = np.random.default_rng(0).permutation(cut)
+        order = np.random.default_rng(0).permutation(truncated)
         starts = np.arange(0, len(order), batch)
         sizes = np.minimum(batch, len(order) - starts)
-        efficiency = float(cut.sum() / (np.maximum.reduceat(order, starts) * sizes).sum())
+        padded = np.maximum.reduceat(order, starts) * sizes
+        efficiency = float(truncated.sum() / padded.sum())
     shortest, longest = int(tokens.min()), int(tokens.max())
     return {
         "method": method,
         "rows": len(tokens),
-        "tokens": int(cut.sum()),
+        "tokens": int(truncated.sum()),
         "length": {"shortest": shortest, "mean": float(tokens.mean()), "longest": longest},
         "histogram": [[int(low), int(high) - 1, int(n)] for low, high, n in bins],
         "max_length": limit,

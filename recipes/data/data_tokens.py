@@ -77,18 +77,13 @@ def map_rows(
     numbered files.
     """
     num_processes = num_processes or default_processes(len(rows))
-    rows_of_first = -(-len(rows) // num_processes)
+    share = -(-len(rows) // num_processes)
     return rows.map(
         _with_progress,
         batched=True,
         batch_size=BATCH,
         with_indices=True,
-        fn_kwargs={
-            "make": make,
-            "progress": progress,
-            "rows_of_first": rows_of_first,
-            "num_processes": num_processes,
-        },
+        fn_kwargs={"make": make, "progress": progress, "share": share, "processes": num_processes},
         num_proc=num_processes if num_processes > 1 else None,
         remove_columns=[name for name in rows.column_names if name in drop],
         cache_file_name=file and str(file),
@@ -103,12 +98,12 @@ def _with_progress(
     indices: list[int],
     make: Callable[[Batch], Batch],
     progress: Progress,
-    rows_of_first: int,
-    num_processes: int,
+    share: int,
+    processes: int,
 ) -> Batch:
     columns = make({name: batch[name] for name in batch})
-    if indices[-1] < rows_of_first:  # the first process reports for all, at equal speed
-        progress((indices[-1] + 1) * num_processes)
+    if indices[-1] < share:  # the first process reports progress, as if all were equally fast
+        progress((indices[-1] + 1) * processes)
     else:
         progress.heartbeat.touch()
     return columns
@@ -259,10 +254,7 @@ def _encoded(tokenizer: PreTrainedTokenizerBase, texts: list[str], special: bool
     Calling a fast tokenizer's backend without offsets takes a quarter less time.
     """
     kind, fast = type(tokenizer), PreTrainedTokenizerFast
-    if (kind.__call__, kind._encode_plus) != (
-        fast.__call__,
-        fast._encode_plus,
-    ):  # slow or customized
+    if (kind.__call__, kind._encode_plus) != (fast.__call__, fast._encode_plus):  # not fast
         encoded = tokenizer(texts, add_special_tokens=special, return_attention_mask=False)
         return encoded["input_ids"]
     tokenizer(texts[:1])  # sets truncation, padding and special tokens in the backend
@@ -298,9 +290,9 @@ def drop_end_token(row: Row, special: Collection[int]) -> Row:
     )
     if end is None:
         raise UserError(
-            "a row has finished=false, but the chat template ends answers without a special token, "
-            "so their end cannot be dropped. Use method.args.finished_only=true for method=sample, "
-            "or remove such rows."
+            "data: the chat template ends answers without a special token, so the end of rows with "
+            "finished=false cannot be dropped. Remove these rows, or sample again with "
+            "method.args.finished_only=true."
         )
     return {"input_ids": ids[:end], "labels": labels[:end]}
 

@@ -58,10 +58,7 @@ def generate(
 
 
 def task_facts() -> dict[str, dict[str, Any]]:
-    """Return, by task, its `highest` level or None and the `fields` of its config.
-
-    `working` is whether the task has worked solutions.
-    """
+    """Return {task: {highest level or None, fields of its config, working: has solutions}}."""
     highest = {
         name: max(len(attribute.levels) for attribute in curriculum().attributes.values()) - 1
         for name, curriculum in CURRICULA.items()
@@ -83,10 +80,7 @@ def score(answer: str, problem_entry: str) -> float:
 
 
 def wrong_answer(problem: Problem, others: list[Problem], rng: random.Random) -> str:
-    """Return the answer to one of `others`, of the same task, that is wrong for `problem`.
-
-    Raises UserError if there is none.
-    """
+    """Return the answer to one of `others` that is wrong for `problem`. Raises UserError."""
     # Nearly every draw is wrong. Scoring all answers to each of n problems would take n * n calls.
     for _ in range(DRAWS):
         if (answer := rng.choice(others)["answer"]) != problem["answer"] and score(

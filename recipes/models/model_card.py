@@ -66,19 +66,16 @@ def card(
         f"## License\n\n{license_name or 'Unknown at export. See the source model.'}",
         f"## Weights\n\n{_facts({**exported, 'weights': exported['weights'] or 'unchanged'})}",
         f"## Results\n\n{_facts(results)}{note}",
-        *(f"## {number}. {run['method']}\n\n{_run(run)}" for number, run in enumerate(runs, 1)),
     ]
+    for number, run in enumerate(runs, start=1):
+        command = " ".join(["python launch/run.py", *run["overrides"]])
+        facts = {name: run[name] for name in RUN_FACTS}
+        facts["data"] = _data(run["data"], run["data_files"])
+        facts["precision"] = {name: run["precision"][name] for name in ("compute", "weights")}
+        if run["adapter"]["rank"] is not None:
+            facts["adapter"] = {name: run["adapter"][name] for name in ("name", "rank", "alpha")}
+        parts.append(f"## {number}. {run['method']}\n\n    {command}\n\n{_facts(facts)}")
     return "\n\n".join(parts) + "\n"
-
-
-def _run(run: Facts) -> str:
-    command = " ".join(["python launch/run.py", *run["overrides"]])
-    facts = {name: run[name] for name in RUN_FACTS}
-    facts["data"] = _data(run["data"], run["data_files"])
-    facts["precision"] = {name: run["precision"][name] for name in ("compute", "weights")}
-    if run["adapter"]["rank"] is not None:
-        facts["adapter"] = {name: run["adapter"][name] for name in ("name", "rank", "alpha")}
-    return f"    {command}\n\n{_facts(facts)}"
 
 
 def _facts(facts: Facts | None) -> str:

@@ -24,10 +24,7 @@ def move_directory(source: Path, target: Path) -> None:
 
 
 def place_directory(source: Path, target: Path) -> None:
-    """Rename `source` to `target`. If `target` already exists, remove `source` instead.
-
-    Raises OSError.
-    """
+    """Rename `source` to `target`, or remove `source` if `target` exists. Raises OSError."""
     _sync_tree(source)
     try:
         source.rename(target)

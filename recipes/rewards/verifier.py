@@ -24,10 +24,7 @@ Columns = dict[str, Any]
 
 @dataclass(frozen=True)
 class Verdict:
-    """Hold the scores by reward, without those that do not apply, their mean, and the first error.
-
-    `score` is the mean, weighted by `method.rewards`.
-    """
+    """Hold a completion's scores by reward, their weighted mean `score`, and the first error."""
 
     score: float
     scores: dict[str, float]
@@ -63,9 +60,8 @@ class Verifier:
 
     def rewards(self) -> tuple[list[Reward], list[float]]:
         """Return functions for TRL, under the names of the rewards, and their weights."""
-        return [self._function(name) for name in self.judges], [
-            self.weights[name] for name in self.judges
-        ]
+        names = list(self.judges)
+        return [self._function(name) for name in names], [self.weights[name] for name in names]
 
     def _function(self, name: str) -> Reward:
         def reward(
@@ -151,10 +147,7 @@ def build_verifier(
 def check_rows(
     config: DictConfig, columns: list[str], rows: Iterable[Columns], title: str = "the rows"
 ) -> None:
-    """Raise UserError if a column is missing, tests are malformed, or there are two patterns.
-
-    `title` names the rows in messages.
-    """
+    """Raise UserError if a column is missing, tests are malformed, or there are two patterns."""
     pattern = config.method.reward_pattern
     if pattern is not None and "pattern" in columns:
         raise UserError(
@@ -176,10 +169,9 @@ def check_rows(
 class FunctionJudge:
     """Judge completions with a named reward, or with a user's function.
 
-    Named rewards get one completion at a time. A user's function gets all, or one at a time if that
-    fails. The process of `isolated` can be killed, since a huge number may take forever. There,
-    functions get only columns, not the trainer's state. Raises UserError if a user's function fails
-    for every completion of its first batch.
+    Named rewards get one completion at a time; a user's function gets all, unless that fails. In
+    the process of `isolated`, which can be killed, functions get only columns, not the trainer's
+    state. Raises UserError if a user's function fails for its entire first batch.
     """
 
     name: str

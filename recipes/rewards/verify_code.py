@@ -31,10 +31,7 @@ class CodeTests:
     def __call__(
         self, prompts: list[Any], completions: list[Completion], columns: dict[str, Any]
     ) -> list[Judgment]:
-        """Return each completion's share of passed tests.
-
-        Raises UserError for malformed tests, and RuntimeError if the sandbox does not answer.
-        """
+        """Return each completion's share of passed tests. Raises UserError and RuntimeError."""
         jobs = []
         languages = columns.get("language") or [None] * len(completions)
         rows = zip(completions, columns["tests"], languages, strict=True)
@@ -84,10 +81,7 @@ def check_tests(rows: Iterable[dict[str, Any]]) -> None:
 
 
 def parse_tests(column: Any) -> list[dict[str, Any]]:
-    """Return a row's tests from column `tests`: a list, or its JSON if rows differ in form.
-
-    Raises UserError for malformed tests.
-    """
+    """Return a row's tests from column `tests`, a list or its JSON. Raises UserError."""
     try:
         items = json.loads(column) if isinstance(column, str) else column
     except json.JSONDecodeError:
