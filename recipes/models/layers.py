@@ -27,12 +27,12 @@ from transformers import TrainerCallback
 from launch.core.errors import UserError
 from recipes.rank.program import say
 
-# Tokens. Batches are padded to multiples of COMPILED_MULTIPLE in launch/schema/trainer_args.py.
+# In tokens. Equal to COMPILED_MULTIPLE of launch/schema/trainer_args.py, for padding batches.
 MULTIPLE = 64
 COMPILE_ERRORS = (TorchDynamoException, FailOnRecompileLimitHit, InductorError)
-# Attributes of a trainer that computing a loss changes. The last three belong to GRPO's adaptive
+# Attributes of a trainer that compute_loss changes. The last three belong to GRPO's adaptive
 # entropy, and the two before them to its sampling ratio.
-FIGURES = (
+LOSS_STATE = (
     *("_metrics", "_sums", "_total_train_tokens", "_differences", "_ratios"),
     *("entropy_coef", "_entropy_window_stats", "_last_world_entropy"),
 )
@@ -52,7 +52,7 @@ def compile_each(
     backend: str = "inductor",
     dynamic: bool = True,
 ) -> None:
-    """Compile each layer's forward in place, as one graph. If `dynamic`, it fits any batch shape.
+    """Compile each layer's forward in place, as one graph; if `dynamic`, for any batch shape.
 
     Layers of the same class share kernels. Forward passes with a KV cache, as in generation, stay
     eager. If compiling fails, the forward calls `on_failure(reason)` and runs eagerly. An exception
@@ -167,7 +167,7 @@ class CompiledLayers:
         elif None in layers:
             self._use_eager("the model has no list of identical layers")
         else:
-            self._layers = [layer for of_model in layers for layer in of_model]
+            self._layers = [layer for model_layers in layers for layer in model_layers]
             compile_each(
                 self._layers, self._use_eager, dynamic=not getattr(self, "one_length", False)
             )
@@ -229,7 +229,7 @@ class CompiledLayers:
         self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> tuple[float, float]:
         """Return (loss, gradient norm) of a micro-batch. Leave gradients and metrics unchanged."""
-        saved = {name: copy.deepcopy(vars(self)[name]) for name in FIGURES if name in vars(self)}
+        saved = {name: copy.deepcopy(vars(self)[name]) for name in LOSS_STATE if name in vars(self)}
         try:
             with without_dropout(self.model):
                 if self.is_fsdp_enabled:  # FSDP reduces gradients only in a full backward
@@ -243,9 +243,9 @@ class CompiledLayers:
                     model.zero_grad()
                     model.set_requires_gradient_sync(self.accelerator.sync_gradients)
                 else:
-                    plain = self.accelerator.unwrap_model(model)
-                    loss = super().compute_loss(plain, dict(inputs), *args, **kwargs)
-                    weights = [weight for weight in plain.parameters() if weight.requires_grad]
+                    unwrapped = self.accelerator.unwrap_model(model)
+                    loss = super().compute_loss(unwrapped, dict(inputs), *args, **kwargs)
+                    weights = [weight for weight in unwrapped.parameters() if weight.requires_grad]
                     grads = torch.autograd.grad(loss, weights, allow_unused=True)
                     norm = torch.nn.utils.get_total_norm(
                         [grad for grad in grads if grad is not None]

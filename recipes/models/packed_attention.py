@@ -1,9 +1,9 @@
 """Compute causal attention within the documents of packed rows, without a mask.
 
 transformers makes a mask for every batch. To find out whether it is needed, transformers reads from
-the GPU, so the host waits for all queued work. SFT and DPO need no mask: they pad the ends of rows,
-to which no token attends. GRPO pads prompts on the left, so batches that are not packed, as in
-generation, get a mask.
+the GPU, so the host waits for all queued work. SFT and DPO need no mask, since they pad the ends of
+rows, to which no token attends. GRPO pads prompts on the left. So its batches get a mask unless
+they are packed, for example in generation.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ def implementation(config: DictConfig) -> str:
             mask = attention_mask
             if document_starts is not None:
                 # (1, 1, tokens, tokens): True where a token attends to another.
-                places = torch.arange(query.shape[2], device=document_starts.device)
-                documents = torch.bucketize(places, document_starts[1:], right=True)
-                same = documents[:, None] == documents
-                mask = (same & (places[:, None] >= places))[None, None]
+                positions = torch.arange(query.shape[2], device=document_starts.device)
+                documents = torch.bucketize(positions, document_starts[1:], right=True)
+                is_same = documents[:, None] == documents
+                mask = (is_same & (positions[:, None] >= positions))[None, None]
             return sdpa_attention_forward(
                 module, query, key, value, mask, scaling=scaling, dropout=dropout
             )
         # Under autocast, norms return queries and keys in fp32, and autocast casts them back only
         # for torch's own attention.
         packed = (part[0].transpose(0, 1).to(value.dtype) for part in (query, key, value))
-        out = KERNELS[kernel](*packed, document_starts, longest or query.shape[2], scaling)
-        return out[None], None
+        output = KERNELS[kernel](*packed, document_starts, longest or query.shape[2], scaling)
+        return output[None], None
 
     name = PADDED if packs else NAME
     AttentionInterface.register(name, forward)

@@ -2,7 +2,7 @@
 
 8-bit weights use the format compressed-tensors, which vLLM and transformers read
 (https://github.com/vllm-project/compressed-tensors). `weight` (out, in) contains 8-bit codes, and
-`weight_scale` (out, 1) a bf16 scale for each row. The exact weight is about codes x scale.
+`weight_scale` (out, 1) a bf16 scale for each row. Their product approximates the weight.
 Activations are scaled per token at run time. Embedding, head and norms stay in bf16.
 """
 
@@ -75,7 +75,7 @@ class Converter:
         rounded = weight.to(dtype)
         if not torch.isfinite(rounded).all():
             raise UserError(
-                f"{name} is not finite in {str(dtype).removeprefix('torch.')}: the model is "
+                f"{name} is not finite in {str(dtype).removeprefix('torch.')}, so the model is "
                 "damaged or its numbers exceed this format. Use an earlier checkpoint, or "
                 "method.args.weights=bf16."
             )

@@ -1,7 +1,7 @@
 """Compare answers: as mathematics if the right answer is an expression, otherwise as text.
 
-math-verify looks for an expression in any text, so to math-verify `blue 5` equals `red 5`. It is
-called only if an entire text is an expression.
+math-verify extracts an expression from any text, so `blue 5` would equal `red 5`. So it is called
+only if all of the right answer is an expression.
 """
 
 from __future__ import annotations

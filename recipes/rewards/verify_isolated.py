@@ -39,8 +39,8 @@ ENVIRONMENT = {
 READY = b"ready\n"
 HANGS = "no score within"
 IN_RANK = (
-    "Its process has no access to the rank's environment, GPU and network. To run it in the rank, "
-    "where a hang stops the run, use: method.reward_confined=false."
+    "The reward's process has no access to the rank's environment, GPU and network. To run it in "
+    "the rank, where a hang stops the run, use: method.reward_confined=false."
 )
 
 

@@ -17,7 +17,7 @@ from tests.e2e.test_resume import computed, run
 from tests.integration.conftest import lacking
 from tests.recipes.models.test_adapters import base, with_adapter
 from tests.recipes.rank.test_program import (
-    test_random_weights_have_no_more_digits_than_they_compute_with as assert_weights_are_rounded,
+    test_random_weights_are_rounded_to_the_compute_dtype as assert_weights_are_rounded,
 )
 
 pytestmark = pytest.mark.integration

@@ -1,4 +1,4 @@
-"""Test generated programming problems: solutions pass, held-out ones are never trained on."""
+"""Test generated programming problems: solutions pass, and splits are disjoint."""
 
 import json
 
@@ -17,7 +17,7 @@ def data(**changes):
     return OmegaConf.create({**plain(Data()), **own, **changes})
 
 
-def test_every_solution_passes_its_tests_and_not_every_one_is_the_same():
+def test_solutions_pass_their_tests_and_differ():
     train, heldout = code_tasks.generate(data())
     assert (len(train), len(heldout)) == (60, 30)
     for problem in [*train, *heldout]:
@@ -31,7 +31,7 @@ def test_every_solution_passes_its_tests_and_not_every_one_is_the_same():
     assert len({problem["answer"] for problem in heldout}) > 25
 
 
-def test_sets_do_not_meet_and_follow_from_the_seed():
+def test_splits_are_disjoint_and_depend_on_the_seed():
     train, heldout = code_tasks.generate(data())
     trained, measured = ({p["prompt"][0]["content"] for p in part} for part in (train, heldout))
     assert not trained & measured
@@ -39,7 +39,7 @@ def test_sets_do_not_meet_and_follow_from_the_seed():
     assert code_tasks.generate(data(seed=1))[1] != heldout
 
 
-def test_rows_have_what_each_method_reads():
+def test_rows_have_the_fields_of_each_method():
     assert load(data(), "sft").rows.column_names == ["prompt", "completion"]
     assert load(data(), "grpo").rows.column_names == ["prompt", "answer", "task", "level", "tests"]
     assert {"prompt", "answer", "tests"} <= load_heldout(data())[0].keys()
