@@ -364,7 +364,8 @@ def _hub(data: DictConfig, split: str, method: str, streaming: bool = False) -> 
         )
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         raise UserError(
-            f"data.hub_id={data.hub_id} at {data.revision}, split {split}: {error}"
+            f"data.hub_id={data.hub_id} at data.revision={data.revision}, split {split}, cannot be "
+            f"loaded: {error}"
         ) from error
     for number, row in enumerate(rows):
         check_row(row, f"{data.hub_id}, split {split}, row {number}", method)

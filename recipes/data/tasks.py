@@ -117,7 +117,9 @@ def _draws(seed: int, task: DictConfig, split: str, attempts: int) -> Iterator[P
         dataset = dataset_class(dataclasses.replace(config, **overrides, seed=start, size=attempts))
         dataset[0]  # some values are rejected only here
     except (AssertionError, TypeError, ValueError) as error:
-        raise UserError(f"data.tasks: {name} rejects config={overrides}: {error}") from error
+        raise UserError(
+            f"data.tasks: {name} rejects config={overrides}: {error}. Change it."
+        ) from error
     for index in range(attempts):
         entry = dataset[index]
         answer = str(entry["answer"])

@@ -36,7 +36,7 @@ class ModuleRanges:
 
     def add(self) -> None:
         for name, module in self.model.named_modules() if self.model is not None else ():
-            # Layers are reported together.
+            # All layers share one name.
             name = re.sub(r"(?<=[.])[0-9]+(?=[.]|$)", "*", name) or "(whole model)"
             mark = f"{MARK}{name} {type(module).__name__}"
             self.handles += [
@@ -101,15 +101,15 @@ def summary(events: Iterable[Event], time_s: float) -> dict[str, Any]:
 
 
 def _operators(events: list[Event]) -> list[dict[str, Any]]:
-    """Return operators with their innermost module and backward node, and without nested time."""
+    """Return the operators with their innermost module, backward node and exclusive time."""
     nodes: dict[int, dict[str, Any]] = {}
-    for event, around in nested(
+    for event, enclosing in nested(
         event
         for event in events
         if event.get("cat") == "cpu_op"
         or (event.get("cat") == "user_annotation" and event["name"].startswith(MARK))
     ):
-        outer = nodes[id(around)] if around else dict(OUTERMOST)
+        outer = nodes[id(enclosing)] if enclosing else dict(OUTERMOST)
         if event["cat"] != "cpu_op":  # the mark of a module
             module = event["name"].removeprefix(MARK)
             mark = {"id": None, "module": module, "sequence": None, "backward": False}

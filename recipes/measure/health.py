@@ -35,7 +35,7 @@ from recipes.rank.device import DTYPES, pci_address
 MAX_USED = 0.10
 # Three matrices, two copies or three buffers, and the memory of libraries.
 NEEDED_GB = 4.0
-# Time for the slowest process to import torch; launch/checks/measuring.py has its own deadline.
+# For the slowest process to import torch. launch/checks/measuring.py has another deadline.
 JOIN_S = 120.0
 NUM_CHECKED = 64  # rows and columns of a product that are recomputed
 

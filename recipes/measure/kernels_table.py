@@ -79,10 +79,12 @@ def summary(events: Iterable[Event]) -> dict[str, Any]:
     spent = [stop - start for start, stop, _ in intervals]
     if not kernels:
         place = {id(event): n for n, event in enumerate(calls)}
-        for event, around in nested(calls):
-            if around is not None:
-                spent[place[id(around)]] -= min(end(event), last) - max(float(event["ts"]), begin)
-    number, time = Counter(name for *_, name in intervals), defaultdict[str, float](float)
+        for event, enclosing in nested(calls):
+            if enclosing is not None:
+                spent[place[id(enclosing)]] -= min(end(event), last) - max(
+                    float(event["ts"]), begin
+                )
+    counts, time = Counter(name for *_, name in intervals), defaultdict[str, float](float)
     for (*_, name), microseconds in zip(intervals, spent, strict=True):
         time[name] += microseconds
     if kernels:
@@ -104,7 +106,7 @@ def summary(events: Iterable[Event]) -> dict[str, Any]:
             {
                 "name": name,
                 "kind": kind(name),
-                "calls": number[name],
+                "calls": counts[name],
                 "time_s": microseconds / 1e6,
                 "share": microseconds / (last - begin),
             }

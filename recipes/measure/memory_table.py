@@ -18,7 +18,7 @@ def summary(
 
     The arguments come from torch.cuda.memory._snapshot() and memory_stats(). `before_gb` was
     allocated before the history begins. In a trainer, these are the weights. If `history_is_cut`,
-    `before_gb` also includes events that exceeded `max_events`.
+    the recorder has dropped events beyond `max_events`, so `before_gb` is too high.
     """
     traces = snapshot["device_traces"][device] if snapshot["device_traces"] else []
     live, peak = _at_peak(traces)
@@ -77,7 +77,7 @@ def text(table: dict[str, Any]) -> str:
         f"reserved; fragmentation {table['fragmentation']:.1%}"
     ]
     if table["history_is_cut"]:
-        lines.append("the history is full, so it lacks the first recorded allocations")
+        lines.append("the history is full, so the oldest allocations are missing from the table")
     lines.append(f"{'GB':>9} {'blocks':>7}  allocated by (in use at the peak)")
     lines += [f"{row['gb']:>9.3f} {row['blocks']:>7}  {row['line']}" for row in table["at_peak"]]
     return "\n".join(lines)

@@ -19,12 +19,12 @@ from recipes.rank.files import append
 from recipes.rank.program import Failed, is_main_rank, say
 from recipes.training.step_shares import KINDS, Stopwatch
 
-RENAMED = {"eval_runtime": "eval_s"}  # TRL's names without a unit
+RENAMED = {"eval_runtime": "eval_s"}  # TRL's name has no unit
 # TRL's counts restart from zero in a resumed run, and its step_time excludes the optimizer.
 OMITTED = ("num_tokens", "epoch", "step_time")
 HELD_OUT = "eval_"
-SUMMARIZED = ("loss", "reward", "mfu", "tflops_per_gpu", "memory_peak_gb")
-UNUSED = ("eval_num_tokens", "eval_samples_per_second", "eval_steps_per_second")
+SUMMARY_KEYS = ("loss", "reward", "mfu", "tflops_per_gpu", "memory_peak_gb")
+OMITTED_HELD_OUT = ("eval_num_tokens", "eval_samples_per_second", "eval_steps_per_second")
 
 
 class Metrics(TrainerCallback):
@@ -57,12 +57,12 @@ class Metrics(TrainerCallback):
         lines = drop_after(self.path, state.global_step) if is_main_rank() else []
         self.last = lines[-1] if lines else {}
         self.first_step, self.previous_step = state.global_step, state.global_step
-        self.began = self.previous_time = time.monotonic()
+        self.start_time = self.previous_time = time.monotonic()
         self.previous_tokens = state.num_input_tokens_seen
-        self.evaluated_s = 0.0  # since `began`
+        self.evaluation_s = 0.0  # since `start_time`
         self.first_tokens = self.last.get("num_tokens", 0)
         self.first_time_s = self.last.get("time_s", 0.0)
-        self.telemetry.begin(self.began)
+        self.telemetry.begin(self.start_time)
         if self.stopwatch is not None:
             self.stopwatch.take()  # discard seconds before the first step
 
@@ -87,7 +87,7 @@ class Metrics(TrainerCallback):
             row = {
                 "step": state.global_step,
                 "num_steps": state.max_steps,
-                "time_s": self.first_time_s + now - self.began,
+                "time_s": self.first_time_s + now - self.start_time,
                 **{RENAMED.get(k, k): v for k, v in logs.items() if k not in OMITTED},
                 **self._speed(args, state, tokens, model, now),
                 "memory_peak_gb": max(self.loading_gb, memory_peak_gb()),
@@ -111,11 +111,11 @@ class Metrics(TrainerCallback):
             return
         # Exclude the evaluation from the time of the next step.
         self.previous_time += logs["eval_runtime"]
-        self.evaluated_s += logs["eval_runtime"]
+        self.evaluation_s += logs["eval_runtime"]
         held_out = {
             RENAMED.get(k, k): v
             for k, v in logs.items()
-            if k.startswith(HELD_OUT) and k not in UNUSED
+            if k.startswith(HELD_OUT) and k not in OMITTED_HELD_OUT
         }
         self._write({**self.pending, **held_out}, state)
 
@@ -126,7 +126,7 @@ class Metrics(TrainerCallback):
             self.last[key] = value if is_finite else None
         append(self.path, self.last)
         steps = state.global_step - self.first_step
-        say(progress_line(self.last, (time.monotonic() - self.began) / steps))
+        say(progress_line(self.last, (time.monotonic() - self.start_time) / steps))
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -137,9 +137,9 @@ class Metrics(TrainerCallback):
 
     def summary(self) -> dict[str, Any]:
         """Return metrics of the last line, and the speed over all steps of this process."""
-        elapsed = self.previous_time - self.began - self.evaluated_s
+        elapsed = self.previous_time - self.start_time - self.evaluation_s
         steps = self.previous_step - self.first_step
-        shown = {key: self.last[key] for key in SUMMARIZED if key in self.last}
+        shown = {key: self.last[key] for key in SUMMARY_KEYS if key in self.last}
         if not steps:
             return shown
         return {

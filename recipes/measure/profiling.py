@@ -32,7 +32,7 @@ MEMORY_EVENTS = 100_000  # allocations and frees, as in torch's memory snapshot 
 
 
 class Profile:
-    """Do nothing, for profile=none, and for profile=rocprof, which profiles from outside."""
+    """Do nothing, for profile=none, and for profile=rocprof, which runs outside the process."""
 
     def begin(
         self, num_steps: int | None = None, cycle: int = 1, model: nn.Module | None = None

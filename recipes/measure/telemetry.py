@@ -1,8 +1,8 @@
 """Sample this rank's GPU during training: utilization, memory, power, temperature and clocks.
 
 For AMD, read amdgpu's files in sysfs, as amdsmi does. For NVIDIA, use NVML through pynvml. Without
-these sources, metrics have no such keys. For both vendors, `gpu_memory_bandwidth_share` is the
-share of time in which memory was read or written.
+these sources, metrics.jsonl has none of these readings. `gpu_memory_bandwidth_share` is the share
+of time in which memory was read or written, for both vendors.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Read = Callable[[], dict[str, float]]
 
 
 def amd(address: str, sysfs: Path = Path("/sys")) -> Read:
-    """Return a reader of a GPU's files in sysfs (Linux documentation of amdgpu)."""
+    """Return a reader of a GPU's sysfs files, as Linux's documentation of amdgpu describes them."""
     folder = sysfs / "bus/pci/devices" / address
     hwmon = next(iter(sorted(folder.glob("hwmon/hwmon*"))), folder / "hwmon")
     labels = {_text(path): path.name.partition("_")[0] for path in hwmon.glob("temp*_label")}

@@ -82,9 +82,9 @@ def build_model(config: DictConfig) -> PreTrainedModel | PeftModel:
 def plain_model(config: DictConfig, **kwargs) -> PreTrainedModel:
     """Return the model with weights in the dtype of `config.precision` (nf4: its compute dtype).
 
-    The license of the model card is in its configuration. Pretrained weights are on the CPU. Random
-    weights depend on `config.seed`. They are drawn on a GPU, if there is one, since a CPU takes
-    minutes for 8e9. `kwargs` are passed to from_pretrained. Raises UserError as build_model does.
+    Its configuration contains the license of the model card. Pretrained weights are on the CPU.
+    Random weights depend on `config.seed`. They are drawn on a GPU, if there is one, since a CPU
+    takes minutes for 8e9. from_pretrained gets `kwargs`. Raises UserError as build_model does.
     """
     set_seed(config.seed)  # for random weights, and for the adapter that the trainer will draw
     model, directory, weights = config.model, model_directory(config), config.precision.weights

@@ -105,7 +105,7 @@ def run(work: Callable[[DictConfig], dict[str, Any]], argv: list[str] | None = N
             write_json(Path(config.run_dir) / "result.json", result)
         return int(result["exit_code"])
     finally:
-        # Handle signals until the result is written: torchrun signals the others when a rank ends.
+        # Not earlier, because torchrun signals the other ranks as soon as one rank ends.
         _stop_requested = False
         for number, handler in handlers.items():
             signal.signal(number, handler)

@@ -14,7 +14,7 @@ from recipes.rank.program import rank
 
 Value = TypeVar("Value")
 # One rank may work for hours after the others are done.
-WAIT = datetime.timedelta(days=1)
+TIMEOUT = datetime.timedelta(days=1)
 
 
 def num_ranks() -> int:
@@ -24,7 +24,7 @@ def num_ranks() -> int:
 def join() -> None:
     """Join all ranks in a gloo group, which needs no GPU. Do nothing for a single rank."""
     if num_ranks() > 1:
-        dist.init_process_group("gloo", timeout=WAIT)
+        dist.init_process_group("gloo", timeout=TIMEOUT)
 
 
 def rank_share(count: int) -> list[int]:

@@ -31,7 +31,7 @@ class CodeTests:
     def __call__(
         self, prompts: list[Any], completions: list[Completion], columns: dict[str, Any]
     ) -> list[Judgment]:
-        """Return each completion's share of passed tests. Raises UserError and RuntimeError."""
+        """Return each completion's share of passed tests. Raises UserError for malformed tests."""
         jobs = []
         languages = columns.get("language") or [None] * len(completions)
         rows = zip(completions, columns["tests"], languages, strict=True)

@@ -20,7 +20,7 @@ from typing import Any
 from launch.core.errors import UserError
 from recipes.rewards import reward_functions
 
-# Time limit per score, far above verify_isolated.WAIT_S, in case the rank was killed.
+# Seconds until this process ends itself because its rank was killed; far above WAIT_S.
 ORPHAN_S = 120.0
 BLOCKED = (
     *("socket.", "subprocess.", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.kill"),
@@ -62,8 +62,8 @@ def main() -> None:
         return
     except Exception as error:  # any exception of a user's module
         message = (
-            f"method.rewards.{name}: importing it raises {type(error).__name__}: {error}. Its "
-            "process does not see the rank's environment. To run it in the rank, use: "
+            f"method.rewards.{name}: importing it raises {type(error).__name__}: {error}. The "
+            "reward's process does not see the rank's environment. To run it in the rank, use: "
             "method.reward_confined=false."
         )
         print(" ".join(message.split()), file=replies, flush=True)
