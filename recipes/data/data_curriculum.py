@@ -93,7 +93,7 @@ def check_levels(curriculum: str, levels: Sequence[Any]) -> None:
 
 
 def read_pass_rates(path: str | None) -> dict[int, float]:
-    """Return {level: pass rate or accuracy} from a result.json, or {} without. Raises UserError."""
+    """Return {level: pass rate or accuracy} of a result.json. Raises UserError if it is invalid."""
     if path is None:
         return {}
     try:

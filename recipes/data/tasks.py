@@ -58,7 +58,7 @@ def generate(
 
 
 def task_facts() -> dict[str, dict[str, Any]]:
-    """Return {task: {highest level or None, fields of its config, working: has solutions}}."""
+    """Return {task: {highest: level or None, fields: of its config, working: has solutions}}."""
     highest = {
         name: max(len(attribute.levels) for attribute in curriculum().attributes.values()) - 1
         for name, curriculum in CURRICULA.items()
@@ -80,7 +80,7 @@ def score(answer: str, problem_entry: str) -> float:
 
 
 def wrong_answer(problem: Problem, others: list[Problem], rng: random.Random) -> str:
-    """Return the answer to one of `others` that is wrong for `problem`. Raises UserError."""
+    """Return an answer of `others` that is wrong for `problem`. Raises UserError without one."""
     # Nearly every draw is wrong. Scoring all answers to each of n problems would take n * n calls.
     for _ in range(DRAWS):
         if (answer := rng.choice(others)["answer"]) != problem["answer"] and score(
@@ -102,7 +102,7 @@ _scorer = functools.cache(reasoning_gym.get_score_answer_fn)
 
 
 def _draws(seed: int, task: DictConfig, split: str, attempts: int) -> Iterator[Problem]:
-    name, level = task.name, task.level  # OmegaConf is slow
+    name, level = task.name, task.level  # read once, since OmegaConf is slow
     # A data set draws item i from seed + i, so neighboring seeds would share problems. Hashed
     # seeds are far apart.
     start = int.from_bytes(hashlib.sha256(f"{split}/{name}/{seed}".encode()).digest()[:4], "big")
@@ -118,7 +118,7 @@ def _draws(seed: int, task: DictConfig, split: str, attempts: int) -> Iterator[P
         dataset[0]  # some values are rejected only here
     except (AssertionError, TypeError, ValueError) as error:
         raise UserError(
-            f"data.tasks: {name} rejects config={overrides}: {error}. Change it."
+            f"data.tasks: {name} rejects config={overrides}: {error}. Change the config."
         ) from error
     for index in range(attempts):
         entry = dataset[index]

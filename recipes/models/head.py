@@ -24,7 +24,7 @@ from trl.trainer import utils as trl_utils
 
 TOKENS = 4096  # per tile; its logits take 1.2 GB in 16 bits for a vocabulary of 152,000
 FP16_SCALE = 1024.0  # of gradients, since many probabilities are below fp16's normal range
-# Of the logits' gradients in StoredHead. 4 pairs of 1,024 tokens take 2.5e9.
+# For the logits' gradients in StoredHead. 4 pairs of 1,024 tokens take 2.5e9.
 MAX_STORED_BYTES = 3_000_000_000
 # Configuration keys of models whose head does more than a matrix product. They use TRL's head.
 SCALING_KEYS = (
@@ -141,11 +141,11 @@ class StoredHead:
         outputs: tuple[str, ...],
     ) -> tuple[Any, ...]:
         is_plain = bias is None and softcap is None and temperature == scale == 1.0
-        stored = len(hidden) * len(weight) * 2 if weight.requires_grad else 0
+        stored_bytes = len(hidden) * len(weight) * 2 if weight.requires_grad else 0
         if (
             not (is_plain and len(hidden) and torch.is_grad_enabled())
             or "log_sum_sq_probs" in outputs
-            or stored > MAX_STORED_BYTES
+            or stored_bytes > MAX_STORED_BYTES
         ):
             arguments = (hidden, weight, bias, targets, temperature, chunk, softcap, scale, outputs)
             return trl_kernels.ChunkedLogProbFunction.apply(*arguments)

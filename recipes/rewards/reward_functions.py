@@ -58,7 +58,7 @@ def length(prompts: list[Any], completions: list[Completion], **columns: Any) ->
 def reasoning_gym(
     prompts: list[Any], completions: list[Completion], entry: list[str], **columns: Any
 ) -> list[float]:
-    """Return the task's own score from 0 to 1. Column `entry` is the task's record."""
+    """Return the task's score from 0 to 1. Column `entry` is the task's record."""
     from recipes.data import tasks  # takes two seconds to import
 
     return [tasks.score(final_answer(text(c)), e) for c, e in zip(completions, entry, strict=True)]
@@ -67,7 +67,7 @@ def reasoning_gym(
 def regex(
     prompts: list[Any], completions: list[Completion], pattern: list[str], **columns: Any
 ) -> list[float]:
-    """Return 1 if the whole answer matches column `pattern`, a regular expression, else 0."""
+    """Return 1 if the entire answer matches column `pattern`, a regular expression, else 0."""
     return [
         float(re.fullmatch(p, final_answer(text(c)), re.DOTALL) is not None)
         for c, p in zip(completions, pattern, strict=True)
@@ -119,7 +119,7 @@ def judge(
         # Thresholds and metrics assume scores from 0 to 1. This rejects NaN too.
         if score is not None and not -ROUNDING <= score <= 1 + ROUNDING:
             raise ValueError(
-                f"a score outside 0 to 1: {score:g}. To strengthen or negate a reward, change its "
+                f"score {score:g} is outside 0 to 1. To strengthen or negate a reward, change its "
                 "weight in method.rewards"
             )
     return [None if score is None else min(max(score, 0.0), 1.0) for score in scores]

@@ -81,7 +81,7 @@ def check_tests(rows: Iterable[dict[str, Any]]) -> None:
 
 
 def parse_tests(column: Any) -> list[dict[str, Any]]:
-    """Return a row's tests from column `tests`, a list or its JSON. Raises UserError."""
+    """Return a row's tests from column `tests`. Raises UserError if they are malformed."""
     try:
         items = json.loads(column) if isinstance(column, str) else column
     except json.JSONDecodeError:

@@ -204,9 +204,9 @@ def test_scores_outside_0_to_1_are_errors():
     verifier = of({name: 1.0}, confined=False)
     verdicts = verifier(["p"] * 4, ["good", "bad", "worse", "rounded"], {})
     assert [v.score for v in verdicts] == [1.0, 0.0, 0.0, 1.0]
-    assert verdicts[1].error.startswith(f"{name}: ValueError: a score outside 0 to 1: 1.5")
+    assert verdicts[1].error.startswith(f"{name}: ValueError: score 1.5 is outside 0 to 1")
     assert verifier.errors == 2
-    with pytest.raises(UserError, match=r"fails for every completion: .*outside 0 to 1: nan"):
+    with pytest.raises(UserError, match=r"fails for every completion: .*score nan is outside"):
         of({name: 1.0}, confined=False)(["p"], ["nothing"], {})
 
 
