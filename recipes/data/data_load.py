@@ -27,12 +27,10 @@ from recipes.data.data_select import Row, message_texts
 from recipes.rank.program import is_main_rank, say
 
 
-def _reasoning(
-    data: DictConfig, heldout_in_training_format: bool = False
-) -> tuple[list[Row], list[Row]]:
+def _reasoning(data: DictConfig, training_format: bool = False) -> tuple[list[Row], list[Row]]:
     from recipes.data import tasks  # takes two seconds to import
 
-    return tasks.generate(data, heldout_in_training_format)
+    return tasks.generate(data, heldout_in_training_format=training_format)
 
 
 # Kind of data -> a function that returns training and held-out rows
@@ -201,7 +199,7 @@ def load_heldout(data: DictConfig, method: str = "evaluate") -> list[Row]:
     `data.limit` applies only to method=evaluate.
     """
     if data.kind == "reasoning":
-        rows = _reasoning(data, heldout_in_training_format=method != "evaluate")[1]
+        rows = _reasoning(data, training_format=method != "evaluate")[1]
     elif data.kind in GENERATED:
         rows = GENERATED[data.kind](data)[1]
     elif data.heldout_fraction:
