@@ -79,7 +79,7 @@ def arguments(config_class: str) -> dict[str, dict[str, object]]:
         hint = hints[field.name]
         is_compared = field.name in COMPARED.get(config_class, ())
         choices = compared(cls, field.name) if is_compared else words(field, hint)
-        least = names.least(field) if module.startswith(OURS) else None
+        least = names.minimum(field) if module.startswith(OURS) else None
         entries[field.name] = {
             "types": type_names(hint),
             "default": default_of(field),
@@ -183,7 +183,7 @@ def lock() -> dict[str, object]:
         "transformers": importlib.metadata.version("transformers"),
         "reasoning-gym": importlib.metadata.version("reasoning-gym"),
         "rewards": rewards.NAMES,
-        "tasks": {"reasoning": reasoning.known(), "code": code.known()},
+        "tasks": {"reasoning": reasoning.task_facts(), "code": code.task_facts()},
         "arguments": {name: arguments(name) for name in classes},
         **engine(),
     }

@@ -51,7 +51,7 @@ class Trainer(CompiledLayers, OrderedRows, PreparedRows, AtomicCheckpoints, DPOT
 def dpo(config: DictConfig) -> dict[str, Any]:
     args = build_arguments(DPOConfig, config)
     if config.topology.strategy != "zero3":  # ZeRO-3 gathers the head only for the forward pass
-        head.store()
+        head.use_stored_head()
     loaded = load_once(config, "dpo")
     tokenizer = build_tokenizer(config, texts(loaded.rows))
     # Under FSDP, TRL needs a reference model even to precompute (1.16, dpo_trainer.py:908). TRL

@@ -37,10 +37,10 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from launch.core.errors import UserError
 from recipes.models import adapters, model_card, quantize
 from recipes.models.model_build import build_model, build_tokenizer
-from recipes.models.shards import Shards, stored
+from recipes.models.shards import Shards, read_tensors
 from recipes.rank.files import move_directory, weights_sha256
-from recipes.rank.names import named
-from recipes.rank.program import Failed, Interrupted, main, say, stop_asked
+from recipes.rank.names import name_field
+from recipes.rank.program import Failed, Interrupted, main, say, stop_requested
 from recipes.rewards import verify_isolated
 from recipes.training import checkpoint
 
@@ -65,8 +65,8 @@ class ExportConfig:
     is owner/name on the hub.
     """
 
-    weights: str | None = named(lambda: quantize.NAMES, default=None)
-    formats: list[str] = named(lambda: FORMATS, default=["safetensors"])
+    weights: str | None = name_field(lambda: quantize.NAMES, default=None)
+    formats: list[str] = name_field(lambda: FORMATS, default=["safetensors"])
     gguf_converter: str | None = None
     license: str | None = None
     results_from: str | None = None
@@ -104,7 +104,7 @@ def write_model(config: DictConfig, args: ExportConfig, staged: Path) -> dict[st
     tokenizer = find_tokenizer(config)
     staged.mkdir()
     if source is not None:
-        tensors = stored(source)
+        tensors = read_tensors(source)
         for name in ("config.json", "generation_config.json"):
             if (source / name).is_file():
                 shutil.copyfile(source / name, staged / name)
@@ -121,7 +121,7 @@ def write_model(config: DictConfig, args: ExportConfig, staged: Path) -> dict[st
     facts = {"weights": args.weights, "chat_template": bool(tokenizer.chat_template), **result}
     facts["files"] = ["safetensors", f"{GGUF}, for llama.cpp"][: 1 + ("gguf" in args.formats)]
     title = args.push_to or config.name or staged.parents[1].name
-    license_name = args.license or model_card.stated_license(source or staged)
+    license_name = args.license or model_card.read_license(source or staged)
     model = OmegaConf.to_container(config.model)
     card = model_card.card(title, license_name, model, provenance, facts)
     (staged / "README.md").write_text(card, encoding="utf-8")
@@ -188,7 +188,7 @@ def write_weights(
         )
     convert, shards = quantize.Converter(weights), Shards(staged)
     for name, tensor in tensors:
-        if stop_asked():
+        if stop_requested():
             raise Interrupted()
         for new, converted in convert(name, tensor).items():
             shards.add(new, converted)
@@ -219,7 +219,7 @@ def convert_to_gguf(staged: Path, args: ExportConfig) -> None:
         while process.returncode is None:
             with contextlib.suppress(subprocess.TimeoutExpired):  # communicate() keeps the output
                 output_text, _ = process.communicate(timeout=POLL_S)
-            if stop_asked():
+            if stop_requested():
                 process.kill()
                 raise Interrupted()
     if process.returncode != 0 or not output.is_file():

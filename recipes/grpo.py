@@ -99,7 +99,7 @@ def grpo(config: DictConfig) -> dict[str, Any]:
         processing_class=tokenizer,
         peft_config=adapter_config(config),
     )
-    trainer.use(config.data, config.seed, trainer.ahead)
+    trainer.use_curriculum(config.data, config.seed, trainer.ahead)
     if args.use_vllm:
         serving.connect(config, trainer)
     metrics = Metrics(config, reference=args.beta != 0.0, stopwatch=trainer.stopwatch)

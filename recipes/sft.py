@@ -46,7 +46,7 @@ def sft(config: DictConfig) -> dict[str, Any]:
         processing_class=tokenizer,
         peft_config=adapter_config(config),
     )
-    trainer.use(config.data, config.seed)
+    trainer.use_curriculum(config.data, config.seed)
     result = train(config, trainer, Metrics(config))
     return {**result, **loaded.sha256()}
 

@@ -26,7 +26,7 @@ from launch.core.errors import UserError
 from recipes.bench.benchmark import Row, SeriesConfig, Table, device_of, grid, measure, rate
 from recipes.bench.timing import median_ms
 from recipes.rank.device import compute_dtype
-from recipes.rank.names import named
+from recipes.rank.names import name_field
 from recipes.rank.program import main
 
 Tensor = torch.Tensor
@@ -44,10 +44,10 @@ class AttentionConfig(SeriesConfig):
     `tokens`: rows times sequence in one call, with at least one row.
     """
 
-    backends: list[str] = named(lambda: BACKENDS)
+    backends: list[str] = name_field(lambda: BACKENDS)
     sequences: list[int] = field(default_factory=list)
     heads: list[list[int]] = field(default_factory=list)
-    passes: list[str] = named(lambda: PASSES)
+    passes: list[str] = name_field(lambda: PASSES)
     tokens: int = 16384
     warmup: int = 5
     repetitions: int = 20

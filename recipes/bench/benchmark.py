@@ -34,7 +34,7 @@ from recipes.bench.consensus import Alone, agreed
 from recipes.bench.timing import fresh
 from recipes.measure import profiling
 from recipes.rank.device import device
-from recipes.rank.program import Failed, Interrupted, give_up, is_main_rank, say, stop_asked
+from recipes.rank.program import Failed, Interrupted, give_up, is_main_rank, say, stop_requested
 
 Row = dict[str, Any]
 WIDTH = 150  # of the table; fixed, since logs have no terminal width
@@ -198,7 +198,7 @@ def measure_rows(
 
     with profiling.session(config, max(1, len(pending))) as profile:
         for i in pending:
-            if any(agreed(stop_asked)):  # all ranks continue or none does
+            if any(agreed(stop_requested)):  # all ranks continue or none does
                 raise Interrupted(rows=rows)
             if reason := skip(cases[i], rows[:i]):
                 figures: Row = {"error": f"not measured: {reason}"}
@@ -213,7 +213,7 @@ def measure_rows(
                     give_up(config, f"only this rank failed: {rows[i]['error']}")
             # The signal may have caused this failure, so leave the case to the next start.
             failed = figures["error"] is not None
-            if any(agreed(lambda failed=failed: failed and stop_asked())):
+            if any(agreed(lambda failed=failed: failed and stop_requested())):
                 raise Interrupted(rows=rows)
             add(i, figures)
             if is_main_rank():

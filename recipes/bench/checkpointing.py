@@ -18,7 +18,7 @@ from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 from recipes.bench.benchmark import Row, Table, device_of, measure
 from recipes.bench.language_model import TrainingConfig, build, random_tokens, speed
-from recipes.rank.names import named
+from recipes.rank.names import name_field
 from recipes.rank.program import main
 
 MODES = ("off", "on", "selective")
@@ -38,7 +38,7 @@ SAVED = [
 class CheckpointingConfig(TrainingConfig):
     """Hold the arguments. `modes` are measured in this order and compared with `off`."""
 
-    modes: list[str] = named(lambda: MODES)
+    modes: list[str] = name_field(lambda: MODES)
     batch_size: int = 2
 
 

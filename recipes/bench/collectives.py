@@ -38,7 +38,7 @@ from recipes.bench.benchmark import (
 )
 from recipes.bench.consensus import agreed, free_port
 from recipes.rank.device import DTYPES
-from recipes.rank.names import named
+from recipes.rank.names import name_field
 from recipes.rank.program import is_main_rank, main, rank
 
 Setting = dict[str, str | None]
@@ -75,13 +75,13 @@ class CollectivesConfig(SeriesConfig):
     `timeout_s`: limit for one case, including the start of its processes.
     """
 
-    ops: list[str] = named(lambda: BUS_FACTOR)
+    ops: list[str] = name_field(lambda: BUS_FACTOR)
     min_bytes: int = 1 << 10
     max_bytes: int = 4 << 30
     factor: int = field(default=4, metadata={"least": 2})
     ranks: list[int] = field(default_factory=lambda: [2, 4, 8], metadata={"least": 2})
-    dtypes: list[str] | None = named(lambda: DTYPES, None)
-    programs: list[str] = named(lambda: PROGRAMS, ["torch"])
+    dtypes: list[str] | None = name_field(lambda: DTYPES, None)
+    programs: list[str] = name_field(lambda: PROGRAMS, ["torch"])
     settings: list[dict[str, Any]] = field(default_factory=list)
     warmup: int = 5
     repetitions: int = 20

@@ -28,7 +28,7 @@ from recipes.bench.timing import timed, training_step
 from recipes.measure.flops import flops_per_token
 from recipes.models.low_precision import to_float8
 from recipes.models.model_build import adapter_config, build_model
-from recipes.rank.names import named
+from recipes.rank.names import name_field
 from recipes.rank.program import main
 
 MODES = {
@@ -43,7 +43,7 @@ MODES = {
 class FinetuneConfig(SeriesConfig):
     """Hold the arguments. `modes`: names in MODES. `batch`: sequences per GPU."""
 
-    modes: list[str] = named(lambda: MODES, ["full_bf16", "full_fp8", "lora_bf16"])
+    modes: list[str] = name_field(lambda: MODES, ["full_bf16", "full_fp8", "lora_bf16"])
     batch: int = 14
     sequence: int = 8192
     lora_rank: int = 16

@@ -30,7 +30,7 @@ from recipes.bench.benchmark import (
     rate,
 )
 from recipes.bench.timing import median_ms
-from recipes.rank.names import named
+from recipes.rank.names import name_field
 from recipes.rank.program import main
 
 DTYPES = {
@@ -66,9 +66,9 @@ class GemmConfig(SeriesConfig):
     """
 
     shapes: list[list[int]] = field(default_factory=list)
-    dtypes: list[str] | None = named(lambda: DTYPES, None)
-    ops: list[str] = named(lambda: OPS, ["matmul", "linear"])
-    values: list[str] = named(lambda: VALUES, ["normal"])
+    dtypes: list[str] | None = name_field(lambda: DTYPES, None)
+    ops: list[str] = name_field(lambda: OPS, ["matmul", "linear"])
+    values: list[str] = name_field(lambda: VALUES, ["normal"])
     paddings: list[int] = field(default_factory=lambda: [0])
     warmup: int = 30
     repetitions: int = 200

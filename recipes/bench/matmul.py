@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 from recipes.bench import gemm
 from recipes.bench.benchmark import Row, SeriesConfig, Table, device_of, grid, measure, rate
 from recipes.bench.timing import steps_ms
-from recipes.rank.names import named
+from recipes.rank.names import name_field
 from recipes.rank.program import main
 
 
@@ -23,7 +23,7 @@ class MatmulConfig(SeriesConfig):
     """Hold the arguments. `sizes`: rows and columns. `dtypes` null: all that the hardware has."""
 
     sizes: list[int] = field(default_factory=list)
-    dtypes: list[str] | None = named(lambda: gemm.DTYPES, None)
+    dtypes: list[str] | None = name_field(lambda: gemm.DTYPES, None)
     warmup: int = 5
     iterations: int = 20
 

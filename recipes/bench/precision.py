@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from recipes.bench.benchmark import Row, Table, device_of, measure
 from recipes.bench.language_model import TrainingConfig, build, sft_step
 from recipes.bench.timing import fresh, timed
-from recipes.rank.names import named
+from recipes.rank.names import name_field
 from recipes.rank.program import main
 
 # precision.compute and precision.weights, as in conf/precision
@@ -32,7 +32,7 @@ LORA_RANK, LORA_ALPHA = 16, 32  # conf/adapter/qlora.yaml
 class PrecisionConfig(TrainingConfig):
     """Hold the arguments. `batch_size`: rows of a step. The loss is that of the last step."""
 
-    precisions: list[str] = named(lambda: PRECISIONS)
+    precisions: list[str] = name_field(lambda: PRECISIONS)
     batch_size: int = 4
 
 

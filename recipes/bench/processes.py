@@ -17,7 +17,7 @@ import psutil
 
 from launch.core.errors import UserError
 from recipes.bench.benchmark import OUT_OF_MEMORY
-from recipes.rank.program import Failed, Interrupted, stop_asked
+from recipes.rank.program import Failed, Interrupted, stop_requested
 
 POLL_S = 0.1
 STOP_TIMEOUT_S = 60.0  # from SIGTERM to SIGKILL: vLLM's engines have processes to end
@@ -102,7 +102,7 @@ def wait(
                 raise UserError(failures[0])
             if finished:
                 return
-            if stop_asked():
+            if stop_requested():
                 raise Interrupted
             if times != (times := [path.stat().st_mtime_ns for path in files if path.exists()]):
                 changed = now

@@ -19,7 +19,7 @@ from omegaconf import DictConfig
 from recipes.bench import consensus, gpt
 from recipes.bench.benchmark import Row, SeriesConfig, Table, device_of, measure
 from recipes.bench.timing import weights_dtype
-from recipes.rank.names import named
+from recipes.rank.names import name_field
 from recipes.rank.program import main
 
 STRATEGIES = ("ddp", "fsdp")
@@ -32,9 +32,9 @@ class ScalingConfig(SeriesConfig):
     `batch` (sequences per GPU) and `sequence` (tokens) null: the defaults of each model size.
     """
 
-    models: list[str] = named(lambda: gpt.SIZES, [])
+    models: list[str] = name_field(lambda: gpt.SIZES, [])
     num_gpus: list[int] = field(default_factory=lambda: [1, 2, 4, 8])
-    strategies: list[str] = named(lambda: STRATEGIES)
+    strategies: list[str] = name_field(lambda: STRATEGIES)
     batch: int | None = None
     sequence: int | None = None
     warmup: int = 5

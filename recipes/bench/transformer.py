@@ -18,7 +18,7 @@ from omegaconf import DictConfig
 from recipes.bench import gpt
 from recipes.bench.benchmark import Row, SeriesConfig, Table, device_of, measure, rate
 from recipes.bench.timing import weights_dtype
-from recipes.rank.names import named
+from recipes.rank.names import name_field
 from recipes.rank.program import main
 
 
@@ -29,10 +29,10 @@ class TransformerConfig(SeriesConfig):
     `batch` (sequences) and `sequence` null: the defaults of each model size.
     """
 
-    models: list[str] = named(lambda: gpt.SIZES, [])
+    models: list[str] = name_field(lambda: gpt.SIZES, [])
     batch: int | None = None
     sequence: int | None = None
-    attention: str = named(lambda: gpt.ATTENTION, "sdpa")
+    attention: str = name_field(lambda: gpt.ATTENTION, "sdpa")
     dropout: float = 0.0
     warmup: int = 5
     steps: int = 20

@@ -33,7 +33,7 @@ from recipes.bench.vllm_programs import argv_of, gpus_of
 from recipes.models.model_build import END, PAD, model_config
 from recipes.rank.device import compute_dtype
 from recipes.rank.files import move_directory
-from recipes.rank.names import named
+from recipes.rank.names import name_field
 from recipes.rank.program import Interrupted, is_main_rank, main, rank, say
 
 KINDS = ("offline", "served", "latency")
@@ -56,7 +56,7 @@ class EngineConfig(SeriesConfig):
     open, `rounds` times that in total. `timeout_s`: limit for one start and for one measurement.
     """
 
-    kinds: list[str] = named(lambda: KINDS, ["offline", "served"])
+    kinds: list[str] = name_field(lambda: KINDS, ["offline", "served"])
     lengths: list[list[int]] = field(default_factory=list)
     base: dict[str, Any] = field(default_factory=dict, metadata=REFUSED)
     settings: list[dict[str, Any]] = field(default_factory=lambda: [{}], metadata=REFUSED)

@@ -1,4 +1,4 @@
-"""Rows: their fields, and how they are read, chosen, ordered and tokenized."""
+"""Load, check, select, order and tokenize rows of data."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import types
 from typing import Any
 
 
-class Later(types.ModuleType):
-    """Stand for a module and import it when one of its attributes is first used."""
+class LazyModule(types.ModuleType):
+    """Stand in for a module, and import it at the first use of an attribute."""
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # code that scans sys.modules reads these; do not import for it
+        if name.startswith("__"):  # read by code that scans sys.modules
             raise AttributeError(name)
         if sys.modules[self.__name__] is self:
             del sys.modules[self.__name__]
         return getattr(importlib.import_module(self.__name__), name)
 
 
-# Only two of reasoning-gym's hundred tasks need cellpylib, which imports matplotlib and takes 2 s.
-sys.modules.setdefault("cellpylib", Later("cellpylib"))
+# Importing cellpylib takes 2 s (matplotlib), and only two of reasoning-gym's 100 tasks need it.
+sys.modules.setdefault("cellpylib", LazyModule("cellpylib"))

@@ -1,7 +1,7 @@
-"""Generate programming problems: a function of one argument, described by its steps, with tests.
+"""Generate programming problems: write a function of one argument from a list of steps.
 
-The steps come from the tables below, so every solution is our own code. The tests expect the
-results of that solution.
+Solutions consist of expressions from the tables below, so they are safe to evaluate. Their results
+are the expected values of the tests.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ PROMPT = (
 
 @dataclass(frozen=True)
 class Kind:
-    """Describe the problems of a task.
+    """Define a task by its type of argument and its possible steps.
 
-    A step is (words, Python expression in x); {k} is replaced by a random number from 2 to 9.
+    A step is (words, Python expression in x). {k} stands for a random integer from 2 to 9.
     """
 
     takes: str
@@ -95,11 +95,11 @@ KINDS = {
 
 
 def generate(data: DictConfig) -> tuple[list[Problem], list[Problem]]:
-    """Generate the training and held-out problems of `data` (kind code), which share no question.
+    """Return training and held-out problems for `data` (kind code), with no question in common.
 
-    Both follow from `data.seed`. A problem is {prompt: [user message], completion: [assistant
-    message], answer, task, level, tests}: `answer` is the solution, `tests` the JSON that reward
-    code_tests reads. Raises UserError as `disjoint` does.
+    Both depend only on `data.seed`. A problem is {prompt: [user message], completion: [assistant
+    message], answer, task, level, tests}. `answer` is the solution, and `tests` is JSON for the
+    reward code_tests. Raises UserError as `disjoint_splits` does.
     """
 
     def draws(task: DictConfig, split: str, attempts: int) -> Iterator[Problem]:
@@ -107,47 +107,49 @@ def generate(data: DictConfig) -> tuple[list[Problem], list[Problem]]:
         rng = random.Random(int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big"))
         return (_problem(task, rng) for _ in range(attempts))
 
-    return disjoint(data, draws)
+    return disjoint_splits(data, draws)
 
 
-def disjoint(
+def disjoint_splits(
     data: DictConfig,
     draws: Callable[[DictConfig, str, int], Iterator[Problem]],
     finish: Callable[[list[Problem], DictConfig, str], None] = lambda *_: None,
 ) -> tuple[list[Problem], list[Problem]]:
-    """Return training and held-out problems in random order, by the weights of `data.tasks`.
+    """Return shuffled training and held-out problems with no question in common.
 
-    `draws` yields random problems of a task and split; `finish` changes the chosen ones.
-    launch/rules/data.py has checked the tasks. Raises UserError if a task has too few different
-    questions.
+    `data.tasks` weights the tasks; launch/rules/data.py has validated them. `draws` yields random
+    problems for (task, split, attempts), and `finish` modifies the chosen ones in place. Raises
+    UserError if a task has too few distinct questions.
     """
     sets: dict[str, list[Problem]] = {"heldout": [], "train": []}
     for task in data.tasks:
         share = task.weight / sum(task.weight for task in data.tasks)
-        seen: set[str] = set()  # held-out questions so far, to keep them distinct
-        for split, least, total in (("heldout", 0, data.num_heldout), ("train", 1, data.num_train)):
-            count, problems = max(least, round(total * share)), []
+        heldout_questions: set[str] = set()
+        for split, minimum, total in (
+            ("heldout", 0, data.num_heldout),
+            ("train", 1, data.num_train),
+        ):
+            count, problems = max(minimum, round(total * share)), []
             attempts = 20 * count + 1000
             drawn = draws(task, split, attempts)
             while len(problems) < count:
                 problem = next(drawn, None)
                 if problem is None:
                     raise UserError(
-                        f"task {task.name} at level {task.level} gave {len(problems)} of {count} "
-                        f"{split} problems in {attempts} attempts: it has too few different "
-                        "questions. Raise its level or widen its config, or lower "
-                        "data.num_heldout."
+                        f"data.tasks: {task.name} at level {task.level} has too few distinct "
+                        f"questions: {attempts} attempts found {len(problems)} of {count} {split} "
+                        "problems. Raise its level, widen its config, or lower data.num_heldout."
                     )
-                if question(problem) not in seen:
+                if question(problem) not in heldout_questions:
                     problems.append(problem)
                     if split == "heldout":
-                        seen.add(question(problem))
+                        heldout_questions.add(question(problem))
             finish(problems, task, split)
             sets[split] += problems
     order = random.Random(data.seed)
     order.shuffle(sets["heldout"])
     order.shuffle(sets["train"])
-    questions = set(map(question, sets["heldout"]))  # questions held out by other tasks, too
+    questions = set(map(question, sets["heldout"]))  # of all tasks, since tasks may share questions
     return [p for p in sets["train"] if question(p) not in questions], sets["heldout"]
 
 
@@ -155,8 +157,8 @@ def question(problem: Problem) -> str:
     return problem["prompt"][0]["content"]
 
 
-def known() -> dict[str, dict[str, Any]]:
-    """Return what tasks.known returns, for these tasks."""
+def task_facts() -> dict[str, dict[str, Any]]:
+    """Return the facts of tasks.task_facts for the tasks of this module."""
     return {name: {"highest": HIGHEST_LEVEL, "fields": [], "working": False} for name in KINDS}
 
 
@@ -172,14 +174,14 @@ def _problem(task: DictConfig, rng: random.Random) -> Problem:
     tests = [
         {
             "call": f"f({argument!r})",
-            # `eval` gets only expressions of the tables above.
+            # `eval` gets only expressions from the tables above.
             "expected": functools.reduce(lambda x, step: eval(step[1], {"x": x}), steps, argument),
         }
         for argument in arguments
     ]
-    listed = "\n".join(f"{i}. {words}" for i, (words, _) in enumerate(steps, start=1))
+    numbered = "\n".join(f"{i}. {words}" for i, (words, _) in enumerate(steps, start=1))
     return {
-        "prompt": [{"role": "user", "content": PROMPT.format(takes=kind.takes, steps=listed)}],
+        "prompt": [{"role": "user", "content": PROMPT.format(takes=kind.takes, steps=numbered)}],
         "completion": [{"role": "assistant", "content": f"```python\n{solution}```"}],
         "answer": solution,
         "task": task.name,

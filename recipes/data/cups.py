@@ -1,8 +1,8 @@
 """Define a task that is missing from reasoning-gym: find the ball after swaps of two cups.
 
-Each swap is a small step that depends on the one before. A transformer that answers at once has
-only as many steps as layers (arXiv:2404.08819); one that writes its working has a step for each
-token. The task resembles BIG-bench's "tracking shuffled objects" (arXiv:2206.04615).
+Each swap depends on the one before. A transformer that answers immediately can compute only as many
+steps as it has layers (arXiv:2404.08819). If it first writes a worked solution, each token adds a
+step. The task resembles BIG-bench's "tracking shuffled objects" (arXiv:2206.04615).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NAME = "shuffled_cups"
 
 @dataclass
 class CupsConfig:
-    """Hold the task's arguments; as reasoning-gym requires, `validate` raises AssertionError."""
+    """Hold the task's arguments. reasoning-gym expects `validate` to raise AssertionError."""
 
     cups: int = 5
     min_swaps: int = 4
@@ -28,9 +28,9 @@ class CupsConfig:
     size: int = 500
 
     def validate(self) -> None:
-        assert 2 <= self.cups <= 9, "cups must be from 2 to 9"  # one digit each, and so one token
+        assert 2 <= self.cups <= 9, "cups must be from 2 to 9"  # a single digit is a single token
         assert 1 <= self.min_swaps <= self.max_swaps, (
-            "min_swaps must be 1 or more, and max_swaps no less"
+            "min_swaps must be at least 1, and max_swaps at least min_swaps"
         )
 
 
@@ -46,10 +46,10 @@ class CupsDataset(ProceduralDataset):
             rng.sample(cups, 2)
             for _ in range(rng.randint(self.config.min_swaps, self.config.max_swaps))
         ]
-        named = ", ".join(f"{a} {b}" for a, b in swaps)
+        swap_text = ", ".join(f"{a} {b}" for a, b in swaps)
         return {
             "question": f"The ball is under cup {start} of {len(cups)}. These are swapped: "
-            f"{named}. Under which cup is the ball?",
+            f"{swap_text}. Under which cup is the ball?",
             "answer": str(positions(start, swaps)[-1]),
             "metadata": {
                 "source_dataset": NAME,
@@ -65,14 +65,14 @@ class CupsDataset(ProceduralDataset):
 
 def positions(start: int, swaps: list[list[int]]) -> list[int]:
     """Return the position of the ball after each swap."""
-    path, here = [], start
+    path, position = [], start
     for a, b in swaps:
-        here = {a: b, b: a}.get(here, here)
-        path.append(here)
+        position = {a: b, b: a}.get(position, position)
+        path.append(position)
     return path
 
 
-def working(metadata: dict[str, Any]) -> str:
+def worked_solution(metadata: dict[str, Any]) -> str:
     """Return the ball's positions as text, such as `2 2 4` for start 1 and swaps 1 2, 3 4, 4 2."""
     return " ".join(map(str, positions(metadata["start"], metadata["swaps"])))
 

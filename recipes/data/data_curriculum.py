@@ -1,9 +1,8 @@
-"""Schedule the levels and rows of each batch, by step, seed and (adaptive) pass rates.
+"""Schedule the levels and rows of each batch by step, seed and, if adaptive, pass rates.
 
-All methods share one function for the shares of levels: a batch of sft or grpo is at a point of the
-run, and a cycle of samples covers a part of it. A batch is what all ranks use in one optimizer
-step, or for GRPO the prompts of one generation. All ranks compute the same batches from the same
-numbers; the data loader then gives each rank its part.
+A batch contains the rows of all ranks for one optimizer step, or GRPO's prompts for one generation.
+All ranks compute the same batches; the data loader then selects each rank's part. A sampling cycle
+covers a part of the run, so its level shares are means over that part.
 """
 
 from __future__ import annotations
@@ -24,24 +23,24 @@ from transformers.trainer_callback import ExportableState
 
 from launch.core.errors import UserError
 
-Shares = dict[int, float]  # level -> share of a batch; they sum to 1
-UNKNOWN = 0.5  # assumed pass rate of a level not tried yet, which gives it the largest weight
+Shares = dict[int, float]  # level -> share of a batch; the shares sum to 1
+UNTRIED_PASS_RATE = 0.5  # of a level without samples; it maximizes the level's weight p(1-p)
 
 
 def shares(
     data: DictConfig, levels: Sequence[int], progress: float, pass_rates: Mapping[int, float]
 ) -> Shares:
-    """Return the share of each level at `progress` (0 to 1) of a run, by `data.curriculum`.
+    """Return each level's share of a batch at `progress` (0 to 1) of a run.
 
-    progressive: stages of equal length, one per level, from the lowest. mixed: the same, but a
-    share `earlier` of each batch is spread over the lower levels. adaptive: in proportion to p(1-p)
-    for the pass rate p, at least `floor`, because GRPO's advantages are zero if all answers are
-    right or all are wrong.
+    The curriculum `progressive` has a stage for each level, all equally long, from the lowest up.
+    `mixed` also spreads a share `earlier` of each batch over the lower levels. `adaptive` weights a
+    level of pass rate p by p(1-p), but at least by `floor`. If all answers to a prompt are right,
+    or all are wrong, GRPO's advantages are zero.
     """
     args = data.curriculum_args
     if data.curriculum == "adaptive":
         weights = {
-            level: max(args.floor, (p := pass_rates.get(level, UNKNOWN)) * (1 - p))
+            level: max(args.floor, (p := pass_rates.get(level, UNTRIED_PASS_RATE)) * (1 - p))
             for level in levels
         }
         return {level: weight / sum(weights.values()) for level, weight in weights.items()}
@@ -60,21 +59,22 @@ def cycle_shares(
     num_cycles: int,
     pass_rates: Mapping[int, float],
 ) -> Shares:
-    """Return the share of each level in cycle `cycle` (from 1): the mean over its part of the run.
+    """Return each level's mean share over cycle `cycle` (from 1) of `num_cycles`.
 
-    So if there are fewer cycles than levels, none is left out; a single cycle has equal shares.
+    The mean includes every level, even if there are fewer cycles than levels.
     """
-    # sampling points; no stage ends between two of them
-    places = [(cycle - 1 + (n + 0.5) / len(levels)) / num_cycles for n in range(len(levels))]
-    parts = [shares(data, levels, place, pass_rates) for place in places]
+    # All stages end at multiples of 1 / (levels x cycles), so the mean of these midpoints is exact.
+    midpoints = [(cycle - 1 + (n + 0.5) / len(levels)) / num_cycles for n in range(len(levels))]
+    parts = [shares(data, levels, midpoint, pass_rates) for midpoint in midpoints]
     return {level: sum(part[level] for part in parts) / len(parts) for level in levels}
 
 
 def pass_scores(rewards: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Score each completion from 0 to 1; a pass rate is the mean of these.
+    """Return each completion's score from 0 to 1. A pass rate is a mean of scores.
 
-    rewards: (completions, rewards), NaN if a reward does not apply; weights: (rewards), negative
-    for a penalty. As in recipes/rewards/verifier.py, the mean divides by the weights' absolute sum.
+    rewards: (completions, rewards), NaN where a reward does not apply. weights: (rewards), negative
+    for penalties. As in recipes/rewards/verifier.py, a score is the sum of the weighted rewards
+    over the sum of the absolute weights.
     """
     sizes = weights.abs() * ~rewards.isnan()
     score = (rewards.nan_to_num() * weights).sum(1) / sizes.sum(1)
@@ -82,18 +82,18 @@ def pass_scores(rewards: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
 
 
 def check_levels(curriculum: str, levels: Sequence[Any]) -> None:
-    """Reject rows that do not have two or more levels, each a whole number."""
+    """Raise UserError unless the rows have at least two levels, all integers."""
     values = set(levels)
     if len(values) < 2 or not all(isinstance(level, int) for level in values):
         raise UserError(
-            f"data.curriculum={curriculum}: the rows have the levels {sorted(map(str, values))}. "
-            "Give every row a whole number as level, of two or more levels, or use "
+            f"data.curriculum={curriculum} needs rows of at least two levels, but the rows have "
+            f"the levels {sorted(map(str, values))}. Set an integer `level` in every row, or use: "
             "data.curriculum=none."
         )
 
 
 def read_pass_rates(path: str | None) -> dict[int, float]:
-    """Return level -> pass rate (or accuracy) from a result.json, or {} without a path."""
+    """Return {level: pass rate or accuracy} of a result.json. Raises UserError if it is invalid."""
     if path is None:
         return {}
     try:
@@ -104,16 +104,16 @@ def read_pass_rates(path: str | None) -> dict[int, float]:
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
-            f"data.pass_rates={path}: a result.json with by_level (pass_rate or accuracy) is "
-            f"needed: {error!r}."
+            f"data.pass_rates={path} is not a result.json with pass_rate or accuracy in by_level: "
+            f"{error!r}. Use the result.json of method=sample or method=evaluate."
         ) from error
 
 
 class Schedule:
-    """Choose the rows of every batch; adaptive schedules also use what `observe` records.
+    """Choose the rows of every batch. If `online`, shares follow the scores passed to `observe`.
 
-    `lag` is the number of batches drawn before the answers to a batch are known. Batch n uses those
-    before n - lag, so it depends neither on how early the data loader draws it nor on a resume.
+    `lag` is the number of batches drawn before the answers to a batch are known. Batch n uses only
+    scores of batches before n - lag. So batches do not depend on prefetching or resuming.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Schedule:
         self.data, self.batch_size, self.num_batches = data, batch_size, num_batches
         self.seed, self.lag, self.online = seed, lag, online
         self.rows = {
-            level: [n for n, of in enumerate(row_levels) if of == level]
+            level: [n for n, row_level in enumerate(row_levels) if row_level == level]
             for level in sorted(set(row_levels))
         }
         # Pass rates by level after each answered batch. The first entry comes from data.pass_rates.
@@ -142,62 +142,60 @@ class Schedule:
         return shares(self.data, list(self.rows), batch / self.num_batches, rates)
 
     def observe(self, levels: Sequence[int], scores: Sequence[float]) -> None:
-        """Record the levels and scores of the next batch's prompts on all ranks."""
+        """Update the pass rates by the completions of the next batch, from all ranks."""
         memory, rates = self.data.curriculum_args.memory, dict(self.rates[-1])
         for level in sorted(set(levels)):
-            of_level = [score for of, score in zip(levels, scores, strict=True) if of == level]
+            pairs = zip(levels, scores, strict=True)
+            of_level = [score for score_level, score in pairs if score_level == level]
             rate = sum(of_level) / len(of_level)
             rates[level] = memory * rates[level] + (1 - memory) * rate if level in rates else rate
         self.rates.append(rates)
 
     def batches(self) -> Iterator[list[int]]:
-        """Yield the row numbers of every batch; no row repeats before its level is used up."""
+        """Yield the row indices of each batch. A row repeats only after all rows of its level."""
         rng = random.Random(self.seed)
-        waiting: dict[int, list[int]] = {level: [] for level in self.rows}
-        owed = dict.fromkeys(self.rows, 0.0)
+        unused: dict[int, list[int]] = {level: [] for level in self.rows}
+        deficits = dict.fromkeys(self.rows, 0.0)  # rows that a level is below its share
         for batch in range(self.num_batches):
             chosen, batch_shares = [], self.shares(batch)
             present = [level for level, share in batch_shares.items() if share > 0]
             for _ in range(self.batch_size):
                 for level, share in batch_shares.items():
-                    owed[level] += share
-                # Each place gets the level that is furthest below its share. So later places
-                # correct rounding, and a level without a share gets none.
-                level = max(present, key=owed.__getitem__)
-                owed[level] -= 1.0
-                if not waiting[level]:
-                    waiting[level] = rng.sample(self.rows[level], len(self.rows[level]))
-                chosen.append(waiting[level].pop())
+                    deficits[level] += share
+                level = max(present, key=deficits.__getitem__)
+                deficits[level] -= 1.0
+                if not unused[level]:
+                    unused[level] = rng.sample(self.rows[level], len(self.rows[level]))
+                chosen.append(unused[level].pop())
             rng.shuffle(chosen)
             yield chosen
 
 
 class ScheduleSampler(Sampler[int]):
-    """Yield a schedule's rows in order, each row `each` times and each batch `whole` times."""
+    """Yield the row indices of a schedule in order, with repeated rows and batches for GRPO."""
 
-    def __init__(self, schedule: Schedule, repeats: int = 1, cycles: int = 1) -> None:
-        self.schedule, self.each, self.whole = schedule, repeats, cycles
+    def __init__(self, schedule: Schedule, row_repeats: int = 1, batch_repeats: int = 1) -> None:
+        self.schedule, self.row_repeats, self.batch_repeats = schedule, row_repeats, batch_repeats
 
     def __iter__(self) -> Iterator[int]:
         for batch in self.schedule.batches():
-            for _ in range(self.whole):
-                yield from (row for row in batch for _ in range(self.each))
+            for _ in range(self.batch_repeats):
+                yield from (row for row in batch for _ in range(self.row_repeats))
 
     def __len__(self) -> int:
-        return self.schedule.num_batches * self.schedule.batch_size * self.each * self.whole
+        num_rows = self.schedule.num_batches * self.schedule.batch_size
+        return num_rows * self.row_repeats * self.batch_repeats
 
 
 class ScheduleState(TrainerCallback, ExportableState):
-    """Save an adaptive schedule's observations in the trainer's state and checkpoints."""
+    """Save an adaptive schedule's pass rates in checkpoints, and restore them."""
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
 
     def state(self) -> dict[str, Any]:
-        # JSON has no integer keys
-        rates = [
-            {str(level): rate for level, rate in known.items()} for known in self.schedule.rates
-        ]
+        history = self.schedule.rates  # JSON has no integer keys
+        rates = [{str(level): rate for level, rate in by_level.items()} for by_level in history]
         return {"args": {}, "attributes": {"rates": rates}}
 
     def on_train_begin(
@@ -207,20 +205,20 @@ class ScheduleState(TrainerCallback, ExportableState):
         self.schedule.logged_step = state.global_step
         if saved:
             self.schedule.rates[:] = [
-                {int(level): rate for level, rate in known.items()}
-                for known in saved["attributes"]["rates"]
+                {int(level): rate for level, rate in by_level.items()}
+                for by_level in saved["attributes"]["rates"]
             ]
 
 
 class Curriculum:
-    """Choose rows by `data.curriculum` and log the shares: a mixin, placed before a TRL trainer."""
+    """Choose rows by `data.curriculum` and log level shares. Mixin, listed before a TRL trainer."""
 
     _schedule: Schedule | None = None
 
-    def use(self, data: DictConfig, seed: int, ahead: int = 0) -> None:
-        """Set the schedule up; call once, after __init__. Raises UserError for missing levels.
+    def use_curriculum(self, data: DictConfig, seed: int, ahead: int = 0) -> None:
+        """Create the schedule; call once, after __init__. Raises UserError if rows have no levels.
 
-        `ahead` is the number of generations that are requested early.
+        `ahead` is the number of generations that are requested in advance.
         """
         if data.curriculum == "none":
             return
@@ -228,20 +226,19 @@ class Curriculum:
         levels = self.train_dataset["level"] if has_levels else [None]
         check_levels(data.curriculum, levels)
         args = self.args
-        # Draws of a row in sequence, passes over a batch, and draws from the data loader per
-        # optimizer step.
-        self._each = self._whole = self._per_step = 1
+        self._row_repeats = self._batch_repeats = 1
+        self._draws_per_step = 1  # from the data loader, per optimizer step
         size = args.per_device_train_batch_size * args.world_size * args.gradient_accumulation_steps
         if hasattr(self, "num_generations"):
-            self._each = self.num_generations
-            self._whole = self.num_iterations * args.steps_per_generation
-            self._per_step = args.gradient_accumulation_steps
+            self._row_repeats = self.num_generations
+            self._batch_repeats = self.num_iterations * args.steps_per_generation
+            self._draws_per_step = args.gradient_accumulation_steps
             size = args.generation_batch_size // self.num_generations
-        num_batches = math.ceil(args.max_steps * self._per_step / self._whole)
-        # The loader is one draw ahead to detect its end. Its workers are further ahead. A step
-        # takes all of its draws at once.
-        early = args.dataloader_num_workers * (args.dataloader_prefetch_factor or 2)
-        lag = math.ceil((self._per_step + 1 + early) / self._whole) + 1 + ahead
+        num_batches = math.ceil(args.max_steps * self._draws_per_step / self._batch_repeats)
+        # The loader draws one batch ahead to detect its end, and its workers prefetch more. A step
+        # takes all of its draws together.
+        prefetched = args.dataloader_num_workers * (args.dataloader_prefetch_factor or 2)
+        lag = math.ceil((self._draws_per_step + 1 + prefetched) / self._batch_repeats) + 1 + ahead
         online = hasattr(self, "num_generations") and data.curriculum == "adaptive"
         self._schedule = Schedule(data, levels, size, num_batches, seed, lag, online)
         self.add_callback(ScheduleState(self._schedule))
@@ -249,7 +246,7 @@ class Curriculum:
     def _get_train_sampler(self, dataset: Any = None) -> Sampler:
         if self._schedule is None:
             return super()._get_train_sampler(dataset)
-        return ScheduleSampler(self._schedule, self._each, self._whole)
+        return ScheduleSampler(self._schedule, self._row_repeats, self._batch_repeats)
 
     def _calculate_rewards(
         self, inputs: list[dict[str, Any]], *args: Any, **kwargs: Any
@@ -261,7 +258,7 @@ class Curriculum:
         return rewards
 
     def log(self, logs: dict[str, Any], *args: Any, **kwargs: Any) -> None:
-        """Add the mean shares since the last line, as scheduled, before rounding to rows."""
+        """Add the mean scheduled shares of the levels since the last logged step."""
         if self._schedule is not None and "loss" in logs:
             logs = {**logs, **self.level_shares(self._schedule.logged_step, self.state.global_step)}
             self._schedule.logged_step = self.state.global_step
@@ -269,8 +266,9 @@ class Curriculum:
 
     def level_shares(self, after: int, until: int) -> dict[str, float]:
         """Return the mean share of each level in the optimizer steps `after` + 1 to `until`."""
-        draws = range(min(after, until - 1) * self._per_step, until * self._per_step)
-        parts = [self._schedule.shares(draw // self._whole) for draw in draws]
+        per_step = self._draws_per_step
+        draws = range(min(after, until - 1) * per_step, until * per_step)
+        parts = [self._schedule.shares(draw // self._batch_repeats) for draw in draws]
         return {
             f"level_share/{level}": sum(part[level] for part in parts) / len(parts)
             for level in parts[0]

@@ -1,8 +1,8 @@
-"""Tokenize, check and describe rows, once per combination of rows, tokenizer, template and code.
+"""Tokenize and check rows, and cache the tokens by rows, tokenizer, template and code.
 
-The tokens equal those of TRL's trainers (recipes/data/data_tokens.py). One process writes them, and
-all processes read its files. data.json in the run directory holds the statistics. They are also
-cached under a key that the launcher can compute, so that a plan shows them
+The tokens equal those of TRL's trainers (recipes/data/data_tokens.py). One process writes the
+files that all processes read. data.json in the run directory has statistics of the rows. They are
+also cached under a key that the launcher can compute, so that plans show them
 (launch/plan/data_cache.py).
 """
 
@@ -32,25 +32,25 @@ from launch.core.errors import UserError
 from launch.core.json_files import sha256, write_json
 from recipes.data import data_select as select
 from recipes.data import data_tokens
-from recipes.data.data_check import QUOTED, READ
+from recipes.data.data_check import QUOTE_LENGTH, READ
 from recipes.data.data_load import GENERATED, Loaded, load, rows_sha256
 from recipes.data.data_select import Row
-from recipes.data.data_tokens import PairTokens, Progress, PromptTokens, Tokens, without_end
+from recipes.data.data_tokens import PairTokens, Progress, PromptTokens, Tokens, drop_end_token
 from recipes.rank.files import json_sha256, place_directory
 from recipes.rank.program import is_main_rank, say
 from recipes.training.checkpoint import HEARTBEAT
 
-# Trainer arguments that affect tokens or the loss mask. Rows are cached before cutting and packing.
+# Trainer arguments that affect tokens or the loss mask. The cache precedes truncation and packing.
 ARGUMENTS = (
     *("completion_only_loss", "assistant_only_loss", "dataset_text_field"),
     *("chat_template_path", "eos_token", "chat_template_kwargs"),
 )
-ASIDE = ("preview", "cache")  # keys of data that do not affect rows
+NOT_ROWS = ("preview", "cache")  # keys of data that do not affect rows
 BINS = 10  # in the histogram of lengths
 
 
 def check_template(tokenizer: PreTrainedTokenizerBase, rows: Dataset | IterableDataset) -> None:
-    """Raise UserError if rows are messages and the chat template is missing or fails on one."""
+    """Raise UserError if the first row is messages that the chat template cannot render."""
     row: Row = next(iter(rows))
     fields = [row.get(name) for name in ("messages", "prompt", "chosen")]
     messages = next((value for value in fields if isinstance(value, list)), None)
@@ -58,15 +58,15 @@ def check_template(tokenizer: PreTrainedTokenizerBase, rows: Dataset | IterableD
         return
     try:
         tokenizer.apply_chat_template(messages, tokenize=False)
-    except (ValueError, jinja2.TemplateError) as error:  # ValueError if there is none
+    except (ValueError, jinja2.TemplateError) as error:  # ValueError: no template
         raise UserError(
-            f"chat template: the first row is messages, and rendering it fails: {error}. Use: "
+            f"data: the chat template cannot render the first row's messages: {error}. Use: "
             "data.chat_template=<file.jinja>, the model's instruct version, or rows of plain text."
         ) from error
 
 
 class PreparedRows:
-    """Cache the tokens of a trainer's rows: a mixin, placed before SFTTrainer or DPOTrainer."""
+    """Cache the tokens of a trainer's rows. Mixin, listed before SFTTrainer or DPOTrainer."""
 
     def __init__(
         self,
@@ -81,10 +81,9 @@ class PreparedRows:
         super().__init__(*args, train_dataset=loaded.rows, eval_dataset=heldout, **kwargs)
 
     def _prepare_dataset(self, dataset: Any, processing_class: Any, args: Any, *rest: Any) -> Any:
-        """Return the tokens of `dataset`. Cache them uncut, since cutting and packing are fast.
+        """Return the tokens of `dataset`, cached before truncation and packing, which are fast.
 
-        For SFT, `rest` is whether to pack, a formatting function (always None), and the name of the
-        split; for DPO, only the name.
+        `rest` is (packing, formatting function, split name) for SFT, and (split name,) for DPO.
         """
         if isinstance(dataset, IterableDataset):
             return self._prepare_stream(dataset, processing_class, args, *rest)
@@ -100,20 +99,20 @@ class PreparedRows:
         templates = (processing_class.chat_template, template)
         key = cache_key(digest, processing_class, templates, arguments)
         drop = (*READ[config.method.name], "finished")
-        tokens = cached(config, key, dataset, tokenize, drop, args.dataset_num_proc)
-        final, lengths = kept_rows(tokens, config, dataset)
+        tokens = map_cached(config, key, dataset, tokenize, drop, args.dataset_num_proc)
+        final, lengths = filter_by_length(tokens, config, dataset)
         packs = bool(rest[0]) and not pairs
-        if not pairs:  # DPO's collator cuts its rows
-            most = args.max_length
-            if not packs and most is not None and args.truncation_mode == "keep_start":
-                # As in TRL, drop rows whose whole answer is cut.
-                indices = np.flatnonzero(lengths["prompt"] < np.minimum(lengths["tokens"], most))
+        if not pairs:  # DPO's collator truncates its rows
+            limit = args.max_length
+            if not packs and limit is not None and args.truncation_mode == "keep_start":
+                # Like TRL, drop rows whose answer would be cut off entirely.
+                indices = np.flatnonzero(lengths["prompt"] < np.minimum(lengths["tokens"], limit))
                 final = final if len(indices) == len(final) else final.select(indices)
-                if lengths["tokens"].max() > most:
-                    final = data_tokens.first_tokens(final, most)
-                args = _with(args, max_length=None)
+                if lengths["tokens"].max() > limit:
+                    final = data_tokens.first_tokens(final, limit)
+                args = _copy_with(args, max_length=None)
             final = super()._prepare_dataset(final, processing_class, args, *rest)
-        if rest[-1] == "train":  # held-out rows are not described
+        if rest[-1] == "train":  # data.json describes only the training rows
             describe(config, self._loaded, lengths, final if packs else None)
         return final
 
@@ -121,18 +120,18 @@ class PreparedRows:
         self, dataset: IterableDataset, processing_class: Any, args: Any, *rest: Any
     ) -> IterableDataset:
         unpacked = [False if isinstance(value, bool) else value for value in rest]
-        uncut = _with(args, max_length=None, shuffle_dataset=False)
-        stream = super()._prepare_dataset(dataset, processing_class, uncut, *unpacked)
+        untruncated = _copy_with(args, max_length=None, shuffle_dataset=False)
+        stream = super()._prepare_dataset(dataset, processing_class, untruncated, *unpacked)
         if self._config.method.name == "sft":
             special = sorted(processing_class.all_special_ids)
-            stream = stream.map(without_end, fn_kwargs={"special": special})
+            stream = stream.map(drop_end_token, fn_kwargs={"special": special})
         stream = stream.filter(lambda row: _fits_stream(row, self._config))
         if "chosen_ids" in next(iter(stream)):
             return stream
         return super()._prepare_dataset(stream, processing_class, args, *rest)
 
 
-def _with(args: Any, **changes: Any) -> Any:
+def _copy_with(args: Any, **changes: Any) -> Any:
     changed = copy.copy(args)
     vars(changed).update(changes)
     return changed
@@ -141,9 +140,10 @@ def _with(args: Any, **changes: Any) -> Any:
 def prepare_prompts(
     config: DictConfig, loaded: Loaded, tokenizer: PreTrainedTokenizerBase, heldout: bool = False
 ) -> Dataset | IterableDataset:
-    """Return the filtered rows for GRPO, as text, since its trainer tokenizes when it generates.
+    """Return GRPO's rows, filtered by length, as text: its trainer tokenizes when it generates.
 
-    Held-out rows are not described. Raises the UserErrors of check_template and kept_rows.
+    data.json describes only the training rows. Raises UserError as check_template and
+    filter_by_length do.
     """
     check_template(tokenizer, loaded.rows)
     tokenize = PromptTokens(tokenizer)
@@ -152,7 +152,8 @@ def prepare_prompts(
         return stream.filter(lambda row: _fits_stream(row, config)).remove_columns("prompt_ids")
     template, arguments = (tokenizer.chat_template,), {"method": "grpo"}
     key = cache_key(loaded.sha256()["data_sha256"], tokenizer, template, arguments)
-    rows, lengths = kept_rows(cached(config, key, loaded.rows, tokenize), config, loaded.rows)
+    tokens = map_cached(config, key, loaded.rows, tokenize)
+    rows, lengths = filter_by_length(tokens, config, loaded.rows)
     if not heldout:
         describe(config, loaded, lengths, None)
     return rows.remove_columns("prompt_ids")
@@ -161,7 +162,7 @@ def prepare_prompts(
 def cache_key(
     digest: str, tokenizer: PreTrainedTokenizerBase, template: Any, arguments: dict[str, Any]
 ) -> str:
-    """Return a hash of all that determines tokens: rows, tokenizer, template, arguments, code."""
+    """Return a hash of all that affects tokens: rows, tokenizer, template, arguments and code."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     definition = backend.to_str() if backend is not None else tokenizer.get_vocab()
     special = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
@@ -170,13 +171,13 @@ def cache_key(
         "rows": digest,
         "tokenizer": [definition, special],
         "template": template,
-        "code": [*_code("data_prepare.py", "data_tokens.py"), *versions],
+        "code": [*_code_hashes("data_prepare.py", "data_tokens.py"), *versions],
         "arguments": arguments,
     }
     return json_sha256({name: json_sha256(value) for name, value in content.items()})
 
 
-def _code(*patterns: str) -> list[str]:
+def _code_hashes(*patterns: str) -> list[str]:
     folder = Path(__file__).parent
     return [sha256(file) for pattern in patterns for file in sorted(folder.glob(pattern))]
 
@@ -184,57 +185,58 @@ def _code(*patterns: str) -> list[str]:
 def load_once(config: DictConfig, method: str) -> Loaded:
     """Return the rows of data_load.load, from the cache if the same files were read before.
 
-    The key hashes the files, the settings that select rows, and our code.
+    The cache key hashes the files, the settings that select rows, and the code that reads them.
     """
     data, progress = config.data, Progress("reading", Path(config.run_dir) / HEARTBEAT)
-    gc.freeze()  # so that garbage collections skip the objects of all imports
+    gc.freeze()  # exclude the imports' objects from garbage collection
     if "data_cache" not in config or data.streaming or data.kind in GENERATED:
         return load(data, method, progress)
-    settings = {**OmegaConf.to_container(data), **dict.fromkeys(ASIDE)}
+    settings = {**OmegaConf.to_container(data), **dict.fromkeys(NOT_ROWS)}
     paths = (data.path, data.heldout_path, *(source.path for source in data.sources))
-    paths = filter(None, (*paths, *settings.get("files", ())))  # samples may be a directory
+    paths = filter(None, (*paths, *settings.get("files", ())))  # `files` of a directory of samples
     files = [sha256(Path(path), progress.heartbeat) for path in paths if os.path.isfile(path)]
-    key = json_sha256([settings, files, method, _code("data*.py"), datasets.__version__])
+    key = json_sha256([settings, files, method, _code_hashes("data*.py"), datasets.__version__])
 
-    def make(staged: Path) -> None:
+    def write(staged: Path) -> None:
         loaded = load(data, method, progress)
         loaded.rows.save_to_disk(str(staged))
         metadata = {"counts": loaded.counts, "digest": rows_sha256(loaded.rows)}
         write_json(staged / "loaded.json", metadata)
 
-    folder = stored(Path(config.data_cache.directory) / "read" / key, make)
+    folder = make_once(Path(config.data_cache.directory) / "read" / key, write)
     metadata = json.loads((folder / "loaded.json").read_text(encoding="utf-8"))
     return Loaded(Dataset.load_from_disk(str(folder)), **metadata)
 
 
-def cached(
+def map_cached(
     config: DictConfig,
     key: str,
     rows: Dataset,
     make: Any,
     drop: Collection[str] = (),
-    number: int | None = None,
+    num_processes: int | None = None,
 ) -> Dataset:
-    """Return the rows with the columns of `make` in place of those in `drop`, cached by `key`."""
+    """Return `rows` with the columns `drop` replaced by those of `make`, cached under `key`."""
     progress = Progress("tokenizing", Path(config.run_dir) / HEARTBEAT)
-    if "data_cache" not in config:  # the launcher did not write this configuration
-        return data_tokens.mapped(rows, make, drop, None, progress, number)
+    if "data_cache" not in config:  # only the launcher sets it
+        return data_tokens.map_rows(rows, make, drop, None, progress, num_processes)
 
     def write(staged: Path) -> None:
-        data_tokens.mapped(rows, make, drop, staged / "rows.arrow", progress, number)
+        file = staged / "rows.arrow"
+        data_tokens.map_rows(rows, make, drop, file, progress, num_processes)
 
-    folder = stored(Path(config.data_cache.directory) / "rows" / key, write)
+    folder = make_once(Path(config.data_cache.directory) / "rows" / key, write)
     files = sorted(folder.glob("rows*.arrow"))
     return datasets.concatenate_datasets([Dataset.from_file(str(file)) for file in files])
 
 
-def stored(folder: Path, make: Callable[[Path], Any]) -> Path:
-    """Return `folder`, which the first process makes while the others wait.
+def make_once(folder: Path, make: Callable[[Path], Any]) -> Path:
+    """Return `folder`. The first process makes it while the others wait.
 
-    It is moved into place when complete, so an existing folder is always complete.
+    It is renamed into place when complete, so a folder that exists is complete.
     """
     if folder.is_dir():
-        say(f"prepared rows taken from {folder}")
+        say(f"reusing prepared rows from {folder}")
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     with WeakFileLock(folder.with_suffix(".lock")):
@@ -248,12 +250,14 @@ def stored(folder: Path, make: Callable[[Path], Any]) -> Path:
     return folder
 
 
-def kept_rows(rows: Dataset, config: DictConfig, raw: Dataset) -> tuple[Dataset, dict[str, Any]]:
-    """Return the rows whose lengths `data.filter` allows, and {tokens, prompt, filtered}.
+def filter_by_length(
+    rows: Dataset, config: DictConfig, raw: Dataset
+) -> tuple[Dataset, dict[str, Any]]:
+    """Return the rows that pass the length filters, and {tokens, prompt, filtered}.
 
-    `tokens` and `prompt` are the lengths of the returned rows; `filtered` counts the others by
-    filter. `raw` holds the same rows before tokenization, for an error to
-    quote. Raises UserError if no row is left, or if a prompt leaves no room for an answer.
+    `tokens` and `prompt` are the lengths of these rows in tokens; `filtered` counts the others by
+    filter. `raw` holds the rows before tokenization, to quote one in an error. Raises UserError if
+    no row passes, or if a prompt is too long for an answer to follow.
     """
     tokens, prompt = data_tokens.lengths(rows)
     masks = _masks(tokens, prompt, config.data.filter)
@@ -261,17 +265,18 @@ def kept_rows(rows: Dataset, config: DictConfig, raw: Dataset) -> tuple[Dataset,
     filtered = {name: int(mask.sum()) for name, mask in masks.items() if mask.any()}
     lengths = {"tokens": f"{tokens.min()} to {tokens.max()}"}
     select.require(range(passing.sum()), "data.filter", filtered | lengths)
-    long = np.flatnonzero(passing & (prompt >= room_for_prompt(config)[0]))
-    if len(long):
-        text = select.question(raw[int(long[0])])
-        first = f"the first with {prompt[long[0]]} tokens and the question {text[:QUOTED]!r}"
-        _reject_prompt(config, f"{len(long)} of {passing.sum()} rows, {first}")
+    too_long = np.flatnonzero(passing & (prompt >= prompt_limit(config)[0]))
+    if len(too_long):
+        first = too_long[0]
+        text = select.question(raw[int(first)])[:QUOTE_LENGTH]
+        numbers = f"{len(too_long)} of {passing.sum()} prompts are"
+        _reject_prompts(config, numbers, f"the first has {prompt[first]} tokens: {text!r}")
     rows = rows if passing.all() else rows.select(np.flatnonzero(passing))
     return rows, {"tokens": tokens[passing], "prompt": prompt[passing], "filtered": filtered}
 
 
 def _masks(tokens: Any, prompt: Any, filters: DictConfig) -> dict[str, Any]:
-    """Return, for each configured filter, a mask of the rows that it rejects."""
+    """Return {filter: mask of the rows that it rejects} for the configured filters."""
     masks = {
         "min_tokens": (np.less, tokens),
         "max_tokens": (np.greater, tokens),
@@ -282,105 +287,100 @@ def _masks(tokens: Any, prompt: Any, filters: DictConfig) -> dict[str, Any]:
 
 
 def _fits_stream(row: Row, config: DictConfig) -> bool:
-    """Return whether kept_rows would keep this row of a stream. Raises its UserErrors."""
+    """Do the same as filter_by_length for one row of a stream: return whether the row passes."""
     ids = {name: [row[name]] for name in row if name in data_tokens.LENGTH_COLUMNS}
-    tokens, prompt = (int(length[0]) for length in data_tokens.lengths_of(ids))
+    tokens, prompt = (int(length[0]) for length in data_tokens.lengths_of_columns(ids))
     if any(_masks(tokens, prompt, config.data.filter).values()):
         return False
-    if prompt >= room_for_prompt(config)[0]:
-        _reject_prompt(config, f"a row with {prompt} tokens")
+    if prompt >= prompt_limit(config)[0]:
+        _reject_prompts(config, "a prompt is", f"it has {prompt} tokens")
     return True
 
 
-def _reject_prompt(config: DictConfig, rows: str) -> NoReturn:
-    room, reason = room_for_prompt(config)
+def _reject_prompts(config: DictConfig, numbers: str, first: str) -> NoReturn:
+    limit, reason = prompt_limit(config)
     raise UserError(
-        f"prompt longer than the context: {rows}, and {reason}. Use: "
-        f"data.filter.max_prompt_tokens={room - 1}, which leaves such rows out, or more room."
+        f"data: {numbers} too long for an answer to follow ({first}), because {reason}. Use: "
+        f"data.filter.max_prompt_tokens={limit - 1}, which omits such rows, or raise that limit."
     )
 
 
-def room_for_prompt(config: DictConfig) -> tuple[int, str]:
-    """Return the shortest prompt length that leaves no room for an answer, and the reason."""
+def prompt_limit(config: DictConfig) -> tuple[int, str]:
+    """Return the length in tokens from which prompts are rejected, and the reason as text."""
     args, context = config.trainer_args, config.model.max_positions
     if config.method.name == "grpo":
         if config.topology.servers:
             context = min(context, config.topology.server_max_length or context)
         completion = args.get("max_completion_length") or 256  # TRL's default
-        reason = f"method.args.max_completion_length={completion} of {context} positions"
-        return context - completion + 1, f"{reason} are for the completion"
+        reason = f"method.args.max_completion_length={completion} reserves {completion}"
+        return context - completion + 1, f"{reason} of {context} positions"
     length = args.get("max_length", 1024)  # TRL's default
     if length is None or args.get("packing") or args.get("truncation_mode") == "keep_end":
         return context, f"model={config.model.name} has {context} positions"
-    return length, f"method.args.max_length={length} would cut off the whole answer"
+    return length, f"method.args.max_length={length} would cut off all of the answer"
 
 
 def describe(
     config: DictConfig, loaded: Loaded, lengths: dict[str, Any], packed: Dataset | None
 ) -> None:
-    """Log warnings, and write data.json to the run directory and, for plans, to the cache."""
+    """Log warnings. Write data.json to the run directory, and to the cache, where plans read it."""
     if not is_main_rank():
         return
     content = {**loaded.counts, **statistics(config, lengths, packed)}
     if lengths["filtered"]:
         content["filtered"] = {**loaded.counts.get("filtered", {}), **lengths["filtered"]}
-    _warn(content, config.trainer_args)
+    args, limit, rows = config.trainer_args, content["max_length"], content["rows"]
+    splits = args.get("packing") and args.get("packing_strategy") in ("wrapped", "bfd_split")
+    if content["truncated"] and not splits:
+        say(
+            f"warning: method.args.max_length={limit} truncates {content['truncated']} of {rows} "
+            f"rows. Use: method.args.max_length={content['length']['longest']}, or "
+            f"data.filter.max_tokens={limit}, which omits them."
+        )
+    for name, number in content.get("blank", {}).items():
+        fault = "an empty last message" if name == "messages" else f"an empty {name}"
+        say(
+            f"warning: {number} of {rows} rows have {fault}. Remove them, unless the model should "
+            "learn that."
+        )
     write_json(Path(config.run_dir) / "data.json", content)
     if "data_cache" in config:
         folder = Path(config.data_cache.directory) / "statistics"
         write_json(folder / f"{config.data_cache.key}.json", content)
 
 
-def _warn(content: dict[str, Any], args: DictConfig) -> None:
-    """Log warnings of truncated rows and blank fields in data.json's `content`."""
-    most, rows = content["max_length"], content["rows"]
-    uncut = args.get("packing") and args.get("packing_strategy") in ("wrapped", "bfd_split")
-    if content["truncated"] and not uncut:
-        say(
-            f"warning: {content['truncated']} of {rows} rows are longer than "
-            f"method.args.max_length={most}, so they are cut to it. Use: "
-            f"method.args.max_length={content['length']['longest']}, or "
-            f"data.filter.max_tokens={most}, which leaves them out."
-        )
-    for name, number in content.get("blank", {}).items():
-        fault = "an empty last turn in messages" if name == "messages" else f"nothing in {name}"
-        say(
-            f"warning: {number} of {rows} rows have {fault}. Remove them, unless the model should "
-            "learn that."
-        )
-
-
 def statistics(
     config: DictConfig, lengths: dict[str, Any], packed: Dataset | None
 ) -> dict[str, Any]:
-    """Return the content of data.json: lengths in tokens before cutting, and counts of rows.
+    """Return the content of data.json: lengths in tokens before truncation, and counts of rows.
 
-    `efficiency` is the share of positions in a batch that are not padding, for packed rows or else
-    for batches of rows in random order.
+    `efficiency` is the share of positions in batches that are not padding. Unless rows are packed,
+    it is computed for rows in random order.
     """
     args, method, tokens = config.trainer_args, config.method.name, lengths["tokens"]
-    most = args.get("max_length", 1024) if method != "grpo" else None
+    limit = args.get("max_length", 1024) if method != "grpo" else None
     edges = np.unique(np.linspace(tokens.min(), tokens.max() + 1, BINS + 1).round().astype(int))
     counts, edges = np.histogram(tokens, bins=edges)
     bins = zip(edges[:-1], edges[1:], counts, strict=True)
-    cut = np.minimum(tokens, most) if most else tokens
+    truncated = np.minimum(tokens, limit) if limit else tokens
     if packed is not None:
-        efficiency = sum(map(len, packed["input_ids"])) / (len(packed) * most)
+        efficiency = sum(map(len, packed["input_ids"])) / (len(packed) * limit)
     else:
         batch = args.get("per_device_train_batch_size", 8)
-        order = np.random.default_rng(0).permutation(cut)
+        order = np.random.default_rng(0).permutation(truncated)
         starts = np.arange(0, len(order), batch)
         sizes = np.minimum(batch, len(order) - starts)
-        efficiency = float(cut.sum() / (np.maximum.reduceat(order, starts) * sizes).sum())
+        padded = np.maximum.reduceat(order, starts) * sizes
+        efficiency = float(truncated.sum() / padded.sum())
     shortest, longest = int(tokens.min()), int(tokens.max())
     return {
         "method": method,
         "rows": len(tokens),
-        "tokens": int(cut.sum()),
+        "tokens": int(truncated.sum()),
         "length": {"shortest": shortest, "mean": float(tokens.mean()), "longest": longest},
         "histogram": [[int(low), int(high) - 1, int(n)] for low, high, n in bins],
-        "max_length": most,
-        "truncated": int((tokens > most).sum()) if most else 0,
+        "max_length": limit,
+        "truncated": int((tokens > limit).sum()) if limit else 0,
         "without_answer": int((lengths["prompt"] == tokens).sum()) if method == "sft" else 0,
         "packing": packed is not None,
         "packed_rows": None if packed is None else len(packed),

@@ -1,7 +1,6 @@
 """Make the same tokens and labels as TRL, but in batches and in several processes.
 
-TRL 1.16 calls the tokenizer once for each text and passes over all rows four times, which takes ten
-times longer.
+TRL 1.16 tokenizes text by text and makes four passes over the rows, which takes ten times longer.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ from launch.core.errors import UserError
 from recipes.data.data_select import TEMPLATE_FIELDS, Row
 from recipes.rank.program import say
 
-IGNORED = -100  # the label of a token that does not count in the loss
+IGNORED = -100  # label of tokens that the loss ignores
 BATCH = 1_000
-ROWS_PER_PROCESS = 20_000  # tokenizing fewer takes no longer than starting a process
+ROWS_PER_PROCESS = 20_000  # tokenizing fewer is faster than starting a process
 MEMORY_PER_PROCESS = 2**30  # bytes, for its batches and its copies of the parent's pages
 REPORT_EVERY_S = 10.0
 
-# The pool of `datasets` stops its workers by SIGTERM and waits for them. Workers forked by a rank
-# inherit its handler, which only records the signal, so the pool could wait forever.
+# `datasets` stops its workers by SIGTERM and waits for them. Workers forked from a rank inherit its
+# handler, which only records the signal, so the wait could last forever.
 multiprocess.context.ForkProcess.terminate = multiprocess.context.ForkProcess.kill
 
 logger = logging.get_logger(__name__)
@@ -45,9 +44,9 @@ Ids = list[list[int]]
 
 @dataclass
 class Progress:
-    """Touch the heartbeat for the launcher's watchdog during work on rows, and log progress."""
+    """Log progress, and touch the heartbeat file for the launcher's watchdog."""
 
-    what: str
+    task: str
     heartbeat: Path
     reported_at: float = field(default_factory=time.monotonic)
 
@@ -55,41 +54,41 @@ class Progress:
         self.heartbeat.touch()
         if time.monotonic() - self.reported_at > REPORT_EVERY_S:
             self.reported_at = time.monotonic()
-            say(f"{self.what}: {done:,} rows")
+            say(f"{self.task}: {done:,} rows")
 
 
-def processes(rows: int) -> int:
-    """Return the number of processes to use: one if rows are few or memory is short."""
+def default_processes(rows: int) -> int:
+    """Return how many processes to use for this number of rows and the free memory."""
     by_memory = psutil.virtual_memory().available // MEMORY_PER_PROCESS
     return max(1, min(len(os.sched_getaffinity(0)), rows // ROWS_PER_PROCESS, by_memory))
 
 
-def mapped(
+def map_rows(
     rows: Dataset,
     make: Callable[[Batch], Batch],
     drop: Collection[str],
     file: Path | None,
     progress: Progress,
-    number: int | None = None,
+    num_processes: int | None = None,
 ) -> Dataset:
-    """Return `rows` without the columns `drop`, and with the columns that `make` returns per batch.
+    """Return `rows` with the columns `drop` replaced by those that `make` returns for each batch.
 
-    Without `file` the result stays in memory. Several processes write one file each, with a number
-    in its name.
+    The result is written to `file`, or stays in memory if `file` is None. Several processes write
+    numbered files.
     """
-    number = number or processes(len(rows))
-    first = -(-len(rows) // number)
+    num_processes = num_processes or default_processes(len(rows))
+    share = -(-len(rows) // num_processes)
     return rows.map(
         _with_progress,
         batched=True,
         batch_size=BATCH,
         with_indices=True,
-        fn_kwargs={"make": make, "progress": progress, "first": first, "number": number},
-        num_proc=number if number > 1 else None,
+        fn_kwargs={"make": make, "progress": progress, "share": share, "processes": num_processes},
+        num_proc=num_processes if num_processes > 1 else None,
         remove_columns=[name for name in rows.column_names if name in drop],
         cache_file_name=file and str(file),
         load_from_cache_file=False,
-        # The fingerprint is not used; computing one would hash everything that `make` refers to.
+        # Nothing uses the fingerprint. Computing it would hash everything that `make` refers to.
         new_fingerprint=rows._fingerprint,
     )
 
@@ -99,12 +98,12 @@ def _with_progress(
     indices: list[int],
     make: Callable[[Batch], Batch],
     progress: Progress,
-    first: int,
-    number: int,
+    share: int,
+    processes: int,
 ) -> Batch:
     columns = make({name: batch[name] for name in batch})
-    if indices[-1] < first:  # the first process reports progress, assuming all are equally fast
-        progress((indices[-1] + 1) * number)
+    if indices[-1] < share:  # the first process reports progress, as if all were equally fast
+        progress((indices[-1] + 1) * processes)
     else:
         progress.heartbeat.touch()
     return columns
@@ -112,7 +111,7 @@ def _with_progress(
 
 @dataclass(frozen=True)
 class Tokens:
-    """Make input_ids and labels of prompt and completion, messages or text, as SFTTrainer does."""
+    """Tokenize prompt and completion, messages or text to input_ids and labels, like SFTTrainer."""
 
     tokenizer: PreTrainedTokenizerBase
     template: str | None
@@ -124,12 +123,12 @@ class Tokens:
         tokenizer, rows = self.tokenizer, _rows(batch)
         end = tokenizer.eos_token
         if "prompt" in batch:
-            texts = [row["prompt"] + _ended(row["completion"], end) for row in rows]
+            texts = [row["prompt"] + _with_end(row["completion"], end) for row in rows]
         else:
             field = "messages" if "messages" in batch else self.text_field
-            texts = [_ended(text, end) for text in batch[field]]
+            texts = [_with_end(text, end) for text in batch[field]]
         if self.assistant_only and isinstance(texts[0], list):
-            tokens, labels = self._turns(texts, rows)
+            tokens, labels = self._assistant_labels(texts, rows)
         else:
             tokens = labels = _ids(tokenizer, texts, rows, self.template)
         if "prompt" in batch and self.completion_only:
@@ -140,16 +139,16 @@ class Tokens:
         if "finished" in batch:
             special = set(tokenizer.all_special_ids)
             rows = [
-                without_end({**row, "input_ids": ids, "labels": kind}, special)
-                for row, ids, kind in zip(rows, tokens, labels, strict=True)
+                drop_end_token({**row, "input_ids": ids, "labels": row_labels}, special)
+                for row, ids, row_labels in zip(rows, tokens, labels, strict=True)
             ]
             tokens, labels = ([row[name] for row in rows] for name in ("input_ids", "labels"))
         return {"input_ids": tokens, "labels": labels}
 
-    def _turns(self, texts: list[Any], rows: list[Row]) -> tuple[Ids, Ids]:
-        """Return ids and labels, with labels only for text of the assistant.
+    def _assistant_labels(self, texts: list[Any], rows: list[Row]) -> tuple[Ids, Ids]:
+        """Return ids, and labels for the assistant's tokens only.
 
-        Raises UserError if the template does not mark any.
+        Raises UserError if the template marks none in a row.
         """
         encoded = [
             self.tokenizer.apply_chat_template(
@@ -161,21 +160,21 @@ class Tokens:
             )
             for text, row in zip(texts, rows, strict=True)
         ]
-        if not all(1 in each["assistant_masks"] for each in encoded):
+        if not all(1 in row["assistant_masks"] for row in encoded):
             raise UserError(
                 "method.args.assistant_only_loss=true: the chat template marks no token of a row "
-                "as the assistant's. Give a template whose {% generation %} encloses each answer, "
-                "by data.chat_template=<file.jinja>."
+                "as the assistant's. Use: data.chat_template=<file.jinja>, with {% generation %} "
+                "around each answer."
             )
-        pairs = [zip(each["input_ids"], each["assistant_masks"], strict=True) for each in encoded]
-        return [each["input_ids"] for each in encoded], [
-            [token if counts else IGNORED for token, counts in pair] for pair in pairs
+        pairs = [zip(row["input_ids"], row["assistant_masks"], strict=True) for row in encoded]
+        return [row["input_ids"] for row in encoded], [
+            [token if is_answer else IGNORED for token, is_answer in pair] for pair in pairs
         ]
 
 
 @dataclass(frozen=True)
 class PairTokens:
-    """Make prompt_ids, chosen_ids and rejected_ids of preference pairs, as DPOTrainer does."""
+    """Tokenize preference pairs to prompt_ids, chosen_ids and rejected_ids, like DPOTrainer."""
 
     tokenizer: PreTrainedTokenizerBase
 
@@ -185,23 +184,23 @@ class PairTokens:
             rows = [{**row, **extract_prompt(row)} for row in rows]
         prompts = _ids(self.tokenizer, [row["prompt"] for row in rows], rows, prompt=True)
         chosen, rejected = (
-            _ids(self.tokenizer, [row["prompt"] + _ended(row[side], end) for row in rows], rows)
+            _ids(self.tokenizer, [row["prompt"] + _with_end(row[side], end) for row in rows], rows)
             for side in ("chosen", "rejected")
         )
         starts = [
-            min(_prompt_length(self.tokenizer, prompt, whole) for whole in sides)
+            min(_prompt_length(self.tokenizer, prompt, both) for both in sides)
             for prompt, *sides in zip(prompts, chosen, rejected, strict=True)
         ]
         return {
-            "prompt_ids": [each[:start] for start, each in zip(starts, prompts, strict=True)],
-            "chosen_ids": [each[start:] for start, each in zip(starts, chosen, strict=True)],
-            "rejected_ids": [each[start:] for start, each in zip(starts, rejected, strict=True)],
+            "prompt_ids": [ids[:start] for start, ids in zip(starts, prompts, strict=True)],
+            "chosen_ids": [ids[start:] for start, ids in zip(starts, chosen, strict=True)],
+            "rejected_ids": [ids[start:] for start, ids in zip(starts, rejected, strict=True)],
         }
 
 
 @dataclass(frozen=True)
 class PromptTokens:
-    """Make prompt_ids as GRPOTrainer does, which passes only the prompt to a template."""
+    """Tokenize prompts to prompt_ids, like GRPOTrainer, which passes a template only the prompt."""
 
     tokenizer: PreTrainedTokenizerBase
 
@@ -214,13 +213,13 @@ def _rows(batch: Batch) -> list[Row]:
     return [dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True)]
 
 
-def _ended(text: Any, end: str) -> Any:
-    """Return a plain text with the end token; a template adds it to messages."""
+def _with_end(text: Any, end: str) -> Any:
+    """Return a plain text with the end token. In messages, the chat template adds it."""
     return text if isinstance(text, list) or text.endswith(end) else text + end
 
 
 def _options(row: Row) -> dict[str, Any]:
-    """Return the arguments that a chat template gets from a row besides its messages."""
+    """Return a row's arguments for the chat template, except the messages."""
     tools = row.get("tools")
     return {
         "tools": json.loads(tools) if isinstance(tools, str) else tools,
@@ -235,24 +234,24 @@ def _ids(
     template: str | None = None,
     prompt: bool = False,
 ) -> Ids:
-    """Return the ids of plain texts or messages. With `prompt`, open the assistant's turn."""
+    """Return the token ids of texts or messages. If `prompt`, the assistant's turn follows."""
     if isinstance(texts[0], str):
         return _encoded(tokenizer, texts, True)
     options = {"chat_template": template, "add_generation_prompt": prompt, "tokenize": False}
     if any(row.get(name) is not None for row in rows for name in TEMPLATE_FIELDS):
-        written = [
+        rendered = [
             tokenizer.apply_chat_template(text, **options, **_options(row))
             for text, row in zip(texts, rows, strict=True)
         ]
-    else:  # rendering all at once takes three quarters of the time
-        written = tokenizer.apply_chat_template(texts, **options)
-    return _encoded(tokenizer, written, False)
+    else:  # one call for all texts takes a quarter less time
+        rendered = tokenizer.apply_chat_template(texts, **options)
+    return _encoded(tokenizer, rendered, False)
 
 
 def _encoded(tokenizer: PreTrainedTokenizerBase, texts: list[str], special: bool) -> Ids:
-    """Return the ids of texts, if `special` with the tokens that begin or end a text.
+    """Return the token ids of texts. If `special`, add the tokens that begin or end a text.
 
-    A fast tokenizer's backend is called without offsets, which takes three quarters of the time.
+    Calling a fast tokenizer's backend without offsets takes a quarter less time.
     """
     kind, fast = type(tokenizer), PreTrainedTokenizerFast
     if (kind.__call__, kind._encode_plus) != (fast.__call__, fast._encode_plus):  # not fast
@@ -260,28 +259,28 @@ def _encoded(tokenizer: PreTrainedTokenizerBase, texts: list[str], special: bool
         return encoded["input_ids"]
     tokenizer(texts[:1])  # sets truncation, padding and special tokens in the backend
     encoded = tokenizer.backend_tokenizer.encode_batch_fast(texts, add_special_tokens=special)
-    return [each.ids for each in encoded]
+    return [encoding.ids for encoding in encoded]
 
 
-def _prompt_length(tokenizer: PreTrainedTokenizerBase, prompt: list[int], whole: list[int]) -> int:
-    """Return the number of tokens before the completion, which starts where the two differ."""
-    length = common_prefix_length(prompt, whole)
+def _prompt_length(tokenizer: PreTrainedTokenizerBase, prompt: list[int], both: list[int]) -> int:
+    """Return the number of tokens that `prompt` shares with `both` (prompt and completion)."""
+    length = common_prefix_length(prompt, both)
     if length < len(prompt):
         logger.warning_once(
-            "The tokens of a prompt are not the first of prompt and completion: "
-            f"{tokenizer.decode(prompt[length:])!r} is trained on as part of the completion. End "
-            "the prompt at a token boundary, or use a chat template that renders it identically "
-            "with and without an answer."
+            "The last tokens of a prompt change if the completion follows, so "
+            f"{tokenizer.decode(prompt[length:])!r} is learned as part of the completion. End the "
+            "prompt at a token boundary, or use a chat template that renders it identically with "
+            "and without an answer."
         )
     return length
 
 
-def without_end(row: Row, special: Collection[int]) -> Row:
-    """Return tokens and labels; if `finished` is False, without the token that ends the completion.
+def drop_end_token(row: Row, special: Collection[int]) -> Row:
+    """Return tokens and labels. If `finished` is False, drop the token that ends the completion.
 
-    Trained on ends of truncated samples, a model would learn to stop anywhere. Sampled text has
-    no special tokens, so the last one is the end token that TRL or the chat template has added.
-    Raises UserError if there is none.
+    A model that learned the ends of truncated samples would stop anywhere. Sampled text has no
+    special tokens, so the last special token is the end token that TRL or the chat template added.
+    Raises UserError if there is no special token.
     """
     ids, labels = row["input_ids"], row["labels"]
     if row.get("finished") is not False:
@@ -291,10 +290,9 @@ def without_end(row: Row, special: Collection[int]) -> Row:
     )
     if end is None:
         raise UserError(
-            "a row with finished=false: the chat template ends answers without a special token, "
-            "so the end cannot be left out. Use: method.args.finished_only=true for the samples, "
-            "or "
-            "rows without it."
+            "data: the chat template ends answers without a special token, so the end of rows with "
+            "finished=false cannot be dropped. Remove these rows, or sample again with "
+            "method.args.finished_only=true."
         )
     return {"input_ids": ids[:end], "labels": labels[:end]}
 
@@ -303,23 +301,23 @@ LENGTH_COLUMNS = ("labels", "prompt_ids", "chosen_ids", "rejected_ids")
 
 
 def lengths(rows: Dataset) -> tuple[Any, Any]:
-    """Return the number of tokens in each row, and in its prompt, (rows,) each.
+    """Return the number of tokens of each row and of its prompt, (rows,) each.
 
-    A pair counts its longer side, a row of GRPO only its prompt.
+    The number of a preference pair is that of its longer side; GRPO's rows have only a prompt.
     """
     columns = rows.select_columns(
         [name for name in rows.column_names if name in LENGTH_COLUMNS]
     ).with_format("arrow")
     parts = [
-        lengths_of({name: table[name] for name in table.column_names})
+        lengths_of_columns({name: table[name] for name in table.column_names})
         for table in columns.iter(10 * BATCH)
     ]
     tokens, prompt = (np.concatenate(part) for part in zip(*parts, strict=True))
     return tokens, prompt
 
 
-def lengths_of(columns: dict[str, Any]) -> tuple[Any, Any]:
-    """Return lengths as `lengths` does, from LENGTH_COLUMNS as lists or arrays of lists."""
+def lengths_of_columns(columns: dict[str, Any]) -> tuple[Any, Any]:
+    """Return the same as `lengths`, from columns that are lists or Arrow arrays of token ids."""
     arrays = {
         name: pyarrow.chunked_array([ids]) if isinstance(ids, list) else ids
         for name, ids in columns.items()
@@ -332,18 +330,18 @@ def lengths_of(columns: dict[str, Any]) -> tuple[Any, Any]:
         return number["prompt_ids"] + np.max(answers or [0], axis=0), number["prompt_ids"]
     tokens = number["labels"]
     starts = np.cumsum(tokens) - tokens
-    counted = np.flatnonzero(pc.list_flatten(arrays["labels"]).to_numpy() != IGNORED)
-    first = np.append(counted, tokens.sum())[np.searchsorted(counted, starts)]
+    in_loss = np.flatnonzero(pc.list_flatten(arrays["labels"]).to_numpy() != IGNORED)
+    first = np.append(in_loss, tokens.sum())[np.searchsorted(in_loss, starts)]
     return tokens, np.minimum(first - starts, tokens)
 
 
 def first_tokens(rows: Dataset, number: int) -> Dataset:
-    """Return `rows` cut to their first `number` tokens."""
+    """Return `rows` truncated to their first `number` tokens."""
 
-    def cut(table: pyarrow.Table) -> pyarrow.Table:
+    def truncate(table: pyarrow.Table) -> pyarrow.Table:
         for n, name in enumerate(table.column_names):
             if name in ("input_ids", "labels"):
                 table = table.set_column(n, name, pc.list_slice(table[name], 0, number))
         return table
 
-    return rows.with_format("arrow").map(cut, batched=True).with_format(None)
+    return rows.with_format("arrow").map(truncate, batched=True).with_format(None)

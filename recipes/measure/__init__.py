@@ -1,1 +1,1 @@
-"""Metrics, telemetry, profiles and health checks."""
+"""Measure runs and GPUs: metrics, telemetry, profiles and health."""

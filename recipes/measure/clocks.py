@@ -5,21 +5,21 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
-# Version -> first byte of `current_gfxclk`, eight 16-bit numbers in MHz: gpu_metrics_v1_4 to v1_8
-# in Linux's drivers/gpu/drm/amd/include/kgd_pp_interface.h. Tables v1.0 to v1.3, v2 and v3 are for
-# GPUs with one die; v1.9 has no fixed offsets.
+# Table version -> first byte of `current_gfxclk`, eight 16-bit numbers in MHz. Source:
+# gpu_metrics_v1_4 to v1_8 in Linux's drivers/gpu/drm/amd/include/kgd_pp_interface.h. Tables v1.0 to
+# v1.3, v2 and v3 are for GPUs with one die; v1.9 has no fixed offsets.
 OFFSETS = {(1, 4): 240, (1, 5): 312, (1, 6): 264, (1, 7): 296, (1, 8): 296}
 DIES = 8
-ABSENT = (0, 0xFFFF)  # values for a missing die; an MI300A has only six
+ABSENT = (0, 0xFFFF)  # values of a missing die; an MI300A has only six dies
 
 
-def of_device(address: str, sysfs: Path = Path("/sys")) -> list[int]:
-    """Return the MHz of each die of the GPU at a PCI address. Raise OSError and ValueError."""
+def die_clocks(address: str, sysfs: Path = Path("/sys")) -> list[int]:
+    """Return the MHz of each die of the GPU at a PCI address. Raises OSError, ValueError."""
     return parse((sysfs / "bus/pci/devices" / address / "gpu_metrics").read_bytes())
 
 
 def parse(table: bytes) -> list[int]:
-    """Return the MHz of each die. Raise ValueError if the table does not contain them."""
+    """Return the MHz of each die. Raises ValueError if the table does not contain them."""
     size, *version = struct.unpack_from("<HBB", table.ljust(4, b"\0"))
     offset = OFFSETS.get(tuple(version))
     dies = []

@@ -6,12 +6,11 @@ from torch import nn
 
 
 def flops_per_token(model: nn.Module, sequence_tokens: float, reference: bool = False) -> float:
-    """Return the operations of training on one token.
+    """Return the operations of training on one token, including causal attention.
 
-    Each weight of a matrix product counts 6, or 4 if it is frozen, and causal attention is added.
-    Recomputation by gradient checkpointing does not count (MFU, not HFU; arXiv:2204.02311, appendix
-    B). `sequence_tokens` is the mean length of a sequence; `reference` adds the forward pass of a
-    frozen copy.
+    Each weight of a matrix product counts 6, or 4 if it is frozen. Recomputation by gradient
+    checkpointing does not count (MFU, not HFU; arXiv:2204.02311, appendix B). `sequence_tokens` is
+    the mean length of a sequence. `reference` adds the forward pass of a frozen copy.
     """
     config = model.config
     embedding = 0 if config.tie_word_embeddings else _numel(model.get_input_embeddings().weight)
@@ -23,7 +22,7 @@ def flops_per_token(model: nn.Module, sequence_tokens: float, reference: bool = 
         frozen -= embedding
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     # Scores and weighted sum take 4 operations per pair of positions and dimension. Half of the
-    # pairs are masked, and backward takes twice as many: 4 / 2 * 3 = 6.
+    # pairs are masked, and the backward pass takes twice as many operations: 4 / 2 * 3 = 6.
     attention = (
         6 * config.num_hidden_layers * config.num_attention_heads * head_dim * sequence_tokens
     )
@@ -32,5 +31,5 @@ def flops_per_token(model: nn.Module, sequence_tokens: float, reference: bool = 
 
 
 def _numel(parameter: nn.Parameter) -> int:
-    """Return the size of the whole parameter; under ZeRO-3 the parameter itself is empty."""
+    """Return a parameter's full size. Under ZeRO-3, the parameter itself is empty."""
     return int(getattr(parameter, "ds_numel", parameter.numel()))

@@ -1,10 +1,10 @@
-"""Find modules that compute in fp32 in a run with 16-bit computation, and their cost.
+"""Find modules that compute in fp32 although the run computes in a lower precision.
 
-A matrix product in fp32 takes 8 to 16 times as long as in bf16 on GPUs with matrix units; a norm in
-fp32 is intended and cheap. So the costs of matrix products are reported separately.
+On GPUs with matrix units, a matrix product takes 8 to 16 times as long in fp32 as in bf16. Norms in
+fp32 are intended and cheap. So the time of matrix products is reported separately.
 
-`Ranges` marks each module's forward pass in the trace, `record_shapes` records dtypes, and an
-operator of a backward pass carries the sequence number of its forward operator.
+In the trace, `ModuleRanges` marks each module's forward pass, and `record_shapes` adds dtypes. An
+operator of a backward pass has the sequence number of its forward operator.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from recipes.measure.kernels_table import DEVICE, Event, kind, nested
 MARK = "module: "
 PRODUCTS, REST = "matrix products", "norms and the like"
 PRINTED, WRITTEN = 10, 100
-OUTERMOST = {"module": None, "sequence": None, "backward": False, "own": 0.0, "wrapper": False}
+OUTERMOST = {"module": None, "sequence": None, "backward": False, "self_us": 0.0, "wrapper": False}
 
 
-class Ranges:
+class ModuleRanges:
     """Mark the forward pass of each module of a model as `module: <name> <class>`."""
 
     def __init__(self, model: nn.Module | None) -> None:
-        # Checkpointing recomputes in the thread of the backward pass, so the stack is per thread.
-        self.model, self.open = model, threading.local()
+        # Checkpointing recomputes in the thread of the backward pass, so each thread has a stack.
+        self.model, self.local = model, threading.local()
         self.handles: list[Any] = []
 
     def add(self) -> None:
         for name, module in self.model.named_modules() if self.model is not None else ():
-            # All layers share one row.
+            # All layers share one name.
             name = re.sub(r"(?<=[.])[0-9]+(?=[.]|$)", "*", name) or "(whole model)"
             mark = f"{MARK}{name} {type(module).__name__}"
             self.handles += [
                 module.register_forward_pre_hook(lambda *_, mark=mark: self.enter(mark)),
                 module.register_forward_hook(
-                    lambda *_: self.open.stack.pop().__exit__(None, None, None), always_call=True
+                    lambda *_: self.local.stack.pop().__exit__(None, None, None), always_call=True
                 ),
             ]
 
@@ -52,22 +52,22 @@ class Ranges:
         self.handles.clear()
 
     def enter(self, mark: str) -> None:
-        entered = torch.profiler.record_function(mark)
-        entered.__enter__()
-        self.open.stack = [*getattr(self.open, "stack", []), entered]
+        module_range = torch.profiler.record_function(mark)
+        module_range.__enter__()
+        self.local.stack = [*getattr(self.local, "stack", []), module_range]
 
 
 def summary(events: Iterable[Event], time_s: float) -> dict[str, Any]:
-    """Return the content of fp32_modules.json, with shares of the steps' `time_s`."""
-    whole = [event for event in events if event.get("ph") == "X"]
-    operators = _operators(whole)
-    kernels = [event for event in whole if event.get("cat") in DEVICE]
-    # Microseconds by operator: that of its kernels, or its own without a GPU.
+    """Return the content of fp32_modules.json. Shares are those of the steps' `time_s`."""
+    complete_events = [event for event in events if event.get("ph") == "X"]
+    operators = _operators(complete_events)
+    kernels = [event for event in complete_events if event.get("cat") in DEVICE]
+    # Operator -> microseconds of its kernels, or of the operator itself without a GPU.
     cost: dict[Any, float] = defaultdict(float)
     for kernel in kernels:
         cost[kernel.get("args", {}).get("External id")] += float(kernel["dur"])
     if not kernels:
-        cost |= {operator["id"]: operator["own"] for operator in operators}
+        cost |= {operator["id"]: operator["self_us"] for operator in operators}
     forward = {
         op["sequence"]: op["module"]
         for op in operators
@@ -79,18 +79,18 @@ def summary(events: Iterable[Event], time_s: float) -> dict[str, Any]:
         module = operator["module"]
         if not module and operator["backward"]:
             module = forward.get(operator["sequence"])
-        spends = operator["fp32"] and not operator["wrapper"] and cost.get(operator["id"])
+        has_cost = operator["fp32"] and not operator["wrapper"] and cost.get(operator["id"])
         # Operators outside modules belong to the optimizer, whose fp32 weights are intended.
-        if not module or not spends:
+        if not module or not has_cost:
             continue
-        what = PRODUCTS if _is_product(operator) else REST
-        calls[module, what] += 1
-        spent[module, what] += cost[operator["id"]]
+        group = PRODUCTS if _is_product(operator) else REST
+        calls[module, group] += 1
+        spent[module, group] += cost[operator["id"]]
     rows = []
-    for (module, what), microseconds in sorted(spent.items(), key=lambda item: -item[1]):
+    for (module, group), microseconds in sorted(spent.items(), key=lambda item: -item[1]):
         name, _, class_name = module.rpartition(" ")
         seconds = microseconds / 1e6
-        row = {"name": name, "class": class_name, "what": what, "calls": calls[module, what]}
+        row = {"name": name, "class": class_name, "what": group, "calls": calls[module, group]}
         rows.append({**row, "time_s": seconds, "share": seconds / time_s})
     products = sum(row["share"] for row in rows if row["what"] == PRODUCTS)
     return {
@@ -101,15 +101,15 @@ def summary(events: Iterable[Event], time_s: float) -> dict[str, Any]:
 
 
 def _operators(events: list[Event]) -> list[dict[str, Any]]:
-    """Return operators with their innermost module and backward node, and their own time."""
+    """Return the operators with their innermost module, backward node and exclusive time."""
     nodes: dict[int, dict[str, Any]] = {}
-    for event, around in nested(
+    for event, enclosing in nested(
         event
         for event in events
         if event.get("cat") == "cpu_op"
         or (event.get("cat") == "user_annotation" and event["name"].startswith(MARK))
     ):
-        outer = nodes[id(around)] if around else dict(OUTERMOST)
+        outer = nodes[id(enclosing)] if enclosing else dict(OUTERMOST)
         if event["cat"] != "cpu_op":  # the mark of a module
             module = event["name"].removeprefix(MARK)
             mark = {"id": None, "module": module, "sequence": None, "backward": False}
@@ -121,16 +121,16 @@ def _operators(events: list[Event]) -> list[dict[str, Any]]:
             **outer,
             "name": event["name"],
             "id": args.get("External id"),
-            "own": float(event["dur"]),  # operators inside it later subtract theirs
-            "fp32": floats & set(args.get("Input type", [])) == {"float"},  # a cast has two dtypes
+            "self_us": float(event["dur"]),  # from which nested operators subtract their time
+            "fp32": floats & set(args.get("Input type", [])) == {"float"},  # false for casts
             "wrapper": False,
         }
         if (sequence := args.get("Sequence number")) is not None:
             node |= {"sequence": sequence, "backward": bool(args.get("Fwd thread id"))}
         nodes[id(event)] = node
         if node["id"] is not None:
-            outer["own"] -= float(event["dur"])
-            # Under autocast aten::linear gets fp32 inputs and calls itself with 16-bit inputs.
+            outer["self_us"] -= float(event["dur"])
+            # Under autocast, aten::linear gets fp32 inputs and calls itself with 16-bit inputs.
             outer["wrapper"] = outer["wrapper"] or _is_product(node)
     return [node for node in nodes.values() if node["id"] is not None]
 
@@ -141,7 +141,7 @@ def _is_product(operator: dict[str, Any]) -> bool:
 
 def text(table: dict[str, Any], precision: str) -> str:
     if not table["modules"]:
-        return f"fp32 under precision={precision}: no module computes in it"
+        return f"fp32 under precision={precision}: no module computes in fp32"
     lines = [
         f"fp32 under precision={precision}: {table['share']:.1%} of the time, "
         f"{table['products_share']:.1%} in matrix products",

@@ -17,14 +17,14 @@ from recipes.rank.program import say
 def load(names: list[str], include: str | None) -> Any:
     """Return the harness's TaskManager, after loading each task's data once to fail early.
 
-    `include` is a directory with the user's task files. Raise UserError if the harness is missing,
-    a task is unknown, or its data is not available.
+    `include` is a directory with the user's task files. Raises UserError if the harness is missing,
+    a task is unknown, or a task's data is not available.
     """
     if importlib.util.find_spec("lm_eval") is None:
         raise UserError(
             f"method.args.lm_eval_tasks={names}: lm-evaluation-harness is not installed where the "
-            "ranks run. Use: make lm-eval outside a container, containers/cpu/lm-eval.lock in an "
-            "image of your own, or no lm_eval_tasks."
+            "ranks run. Outside a container: make lm-eval. In your own image: install "
+            "containers/cpu/lm-eval.lock. Or use: method.args.lm_eval_tasks=[]."
         )
     from lm_eval.tasks import TaskManager
 
@@ -41,17 +41,16 @@ def load(names: list[str], include: str | None) -> Any:
         except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
             reason = str(error).strip().splitlines()[0]
             raise UserError(
-                f"method.args.lm_eval_tasks: the data of {name} is neither on this machine nor on "
-                "the hub: "
-                f"{reason}"
+                f"method.args.lm_eval_tasks: the data of {name} cannot be loaded from this machine "
+                f"or the hub: {reason}"
             ) from error
     return manager
 
 
 def evaluate(manager: Any, generator: Any, args: Any) -> dict[str, dict[str, float]]:
-    """Return {task: {metric: value}}, with `<metric>_stderr` as the harness computes it.
+    """Return {task: {metric: value}}, including the harness's standard errors `<metric>_stderr`.
 
-    `generator` has the model and the tokenizer; `args` are those of method=evaluate.
+    `generator` has the model and the tokenizer. `args` are those of method=evaluate.
     """
     from lm_eval import simple_evaluate
     from lm_eval.models.huggingface import HFLM
@@ -69,7 +68,7 @@ def evaluate(manager: Any, generator: Any, args: Any) -> dict[str, dict[str, flo
     )
     results = {}
     for task, values in report["results"].items():
-        # `acc,none` (metric, filter) becomes `acc`; a filter other than none stays in the name.
+        # Keys are metric,filter. Remove the filter if it is none.
         results[task] = {
             key.removesuffix(",none"): float(value)
             for key, value in values.items()

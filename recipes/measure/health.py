@@ -1,14 +1,14 @@
 """Measure each GPU of this machine: correct products, speed, memory, all-reduce.
 
-Started by `python launch/doctor.py active=true`, which judges the results: one process per GPU, no
-model, no TRL. By hand, with 1 or 8 in place of N:
+`python launch/doctor.py active=true` starts one process per GPU and judges the results. To start
+the processes by hand, with the number of GPUs in place of N:
 
     python -m torch.distributed.run --standalone --local-addr 127.0.0.1 --nproc-per-node N \\
         -m recipes.measure.health --folder measured
 
-FOLDER/rank<RANK>.json is rewritten before each phase, so it shows what a process did before it
-died or hung; launch/checks/measured.py describes its keys. All GPUs are loaded at once, as in
-training: they share power and cooling. It takes about 8 s per phase and less than 4 GB.
+FOLDER/rank<RANK>.json is rewritten before each phase, so it shows in which phase a process died or
+hung. launch/checks/measured.py describes its keys. All GPUs are loaded together, as in training,
+since they share power and cooling. A phase takes about 8 s and less than 4 GB.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from recipes.measure import clocks
 from recipes.rank.device import DTYPES, pci_address
 
 # If more of the memory is in use, someone else uses the GPU, and both would be slowed down.
-MOST_USED = 0.10
-# Three matrices, two copies or three buffers at a time, and the libraries' own memory.
+MAX_USED = 0.10
+# Three matrices, two copies or three buffers, and the memory of libraries.
 NEEDED_GB = 4.0
-# Time for the slowest process to import torch; launch/checks/measuring.py has its own deadline.
+# For the slowest process to import torch. launch/checks/measuring.py has another deadline.
 JOIN_S = 120.0
-SAMPLED = 64  # rows and columns of a product that are recomputed
+NUM_CHECKED = 64  # rows and columns of a product that are recomputed
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Rank:
             torch.cuda.synchronize(self.device)
 
     def fault(self) -> str | None:
-        """Read the GPU's memory, and return why the GPU is not measured, or None."""
+        """Record the GPU's memory. Return the reason not to measure the GPU, or None."""
         if self.device.type == "cpu":
             return None
         if self.num_gpus <= self.number:
@@ -91,23 +91,23 @@ class Rank:
         self.measured |= {"product": properties.name, **sizes}
         # An integrated GPU shares memory with the system, so other use is normal.
         shared = bool(getattr(properties, "is_integrated", False))
-        return unusable(free, total, self.force or shared)
+        return unusable_reason(free, total, self.force or shared)
 
 
-def unusable(free_gb: float, total_gb: float, force: bool) -> str | None:
-    """Return why a GPU with this much free memory is not measured, or None."""
+def unusable_reason(free_gb: float, total_gb: float, force: bool) -> str | None:
+    """Return the reason not to measure a GPU with this much free memory, or None."""
     if free_gb < NEEDED_GB:
         return (
             f"memory is short: {free_gb:.1f} of {total_gb:.0f} GB are free, "
             f"but {NEEDED_GB:g} GB are needed"
         )
-    if total_gb - free_gb > MOST_USED * total_gb and not force:
+    if total_gb - free_gb > MAX_USED * total_gb and not force:
         return f"it is in use: {total_gb - free_gb:.1f} of {total_gb:.0f} GB are taken"
     return None
 
 
 def all_ready(ready: bool) -> bool:
-    """Wait for every process, on the CPU, and return whether all are ready."""
+    """Wait on the CPU for every process, and return whether all are ready."""
     flag = torch.tensor(int(ready))
     dist.all_reduce(flag, dist.ReduceOp.MIN)
     return bool(flag)
@@ -120,10 +120,10 @@ def call_s(
     meanwhile: Callable[[], None] = lambda: None,
     calls: int | None = None,
 ) -> float:
-    """Return the seconds of a call: the median of five rounds of `calls`.
+    """Return the seconds of a call, as the median of five rounds of `calls`.
 
-    Without `calls`, a round lasts a fifth of `load_s`. `meanwhile` runs in each round while the
-    device computes.
+    Without `calls`, a round lasts a fifth of `load_s`. Each round runs `meanwhile` on the host
+    while the device computes.
     """
     for _ in range(2):  # load the kernels and let clocks rise
         call()
@@ -144,13 +144,14 @@ def call_s(
 
 
 def error(product: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> float | None:
-    """Return the largest difference from float64 on a grid, in standard deviations of an entry.
+    """Return the largest error of a @ b on a grid of entries, or None if an entry is not finite.
 
-    The deviation is sqrt(K) for normal a and b. Return None if an entry is not finite.
+    The unit is the standard deviation of an entry, sqrt(K) for normal a and b. The reference is
+    computed in float64.
     """
     if not torch.isfinite(product).all():
         return None
-    step = max(1, len(a) // SAMPLED)
+    step = max(1, len(a) // NUM_CHECKED)
     exact = a[::step].double() @ b[:, ::step].double()
     return float((product[::step, ::step].double() - exact).abs().max()) / len(b) ** 0.5
 
@@ -168,13 +169,13 @@ def measure_gemm(rank: Rank) -> None:
         for _ in range(2)
     )
     product = torch.empty_like(a)
-    measured, sampled = rank.measured, list[list[int]]()
+    measured, samples = rank.measured, list[list[int]]()
 
     def sample_clocks() -> None:
         if torch.version.hip is None or "clocks_unknown" in measured:
             return
         try:
-            sampled.append(clocks.of_device(pci_address(rank.device) or "unknown"))
+            samples.append(clocks.die_clocks(pci_address(rank.device) or "unknown"))
         except (OSError, ValueError) as error:
             measured["clocks_unknown"] = str(error)
 
@@ -182,7 +183,7 @@ def measure_gemm(rank: Rank) -> None:
     measured["gemm_tflops"] = 2 * size**3 / seconds / 1e12
     measured["gemm_error"] = error(product, a, b)
     measured["clocks_mhz"] = [
-        int(statistics.median(die)) for die in zip(*sampled, strict=True)
+        int(statistics.median(die)) for die in zip(*samples, strict=True)
     ] or None
     if rank.device.type == "cpu" or rank.dtype == torch.float32:
         return  # torch supports fp32 output only for 16-bit inputs on GPUs
@@ -196,14 +197,14 @@ def measure_gemm(rank: Rank) -> None:
         )
         measured["fp32_output_tflops"] = 2 * size**3 / seconds / 1e12
     except (RuntimeError, TypeError) as failure:
-        # TypeError: torch before 2.8 does not have the argument
+        # TypeError: torch before 2.8 does not have the argument.
         measured["fp32_output_refused"] = str(failure).strip().splitlines()[0]
 
 
 def measure_copy(rank: Rank) -> None:
-    """Measure bytes read and written by torch's copy, and by a kernel like BabelStream's `Mul`.
+    """Measure GB/s read and written by torch's copy, and by a kernel like BabelStream's `Mul`.
 
-    On ROCm the two use different code paths.
+    On ROCm, the two use different code paths.
     """
     source = torch.ones(rank.sizes.copied // 4, device=rank.device)
     target = torch.empty_like(source)
@@ -224,7 +225,7 @@ def measure_all_reduce(rank: Rank) -> None:
     rank.measured["all_reduce_wrong"] = int(
         (buffer != pattern * (rank.world * (rank.world + 1) // 2)).sum()
     )
-    buffer.zero_()  # keeps repeated sums finite
+    buffer.zero_()  # keep repeated sums finite
     seconds = call_s(rank, lambda: dist.all_reduce(buffer), rank.sizes.load_s, calls=10)
     rank.measured["all_reduce_gb_s"] = (
         2 * (rank.world - 1) / rank.world * rank.sizes.reduced / seconds / 1e9
@@ -244,7 +245,7 @@ def run(rank: Rank) -> None:
         ("all-reduce", measure_all_reduce),
     ):
         rank.phase(name)
-        all_ready(usable)  # a barrier: all ranks begin at once
+        all_ready(usable)  # a barrier, so that all ranks begin together
         if usable and (measure is not measure_all_reduce or (complete and rank.world > 1)):
             measure(rank)
         if rank.device.type == "cuda":
@@ -262,7 +263,7 @@ def main() -> None:
     )
     parser.add_argument("--device", choices=SIZES, default="cuda")
     parser.add_argument("--dtype", choices=DTYPES, default="bf16")
-    parser.add_argument("--force", action="store_true", help="GPUs that others use too")
+    parser.add_argument("--force", action="store_true", help="also measure GPUs that are in use")
     args = parser.parse_args()
     run(Rank(args.device, args.dtype, args.folder, args.force))
     sys.stdout.flush()

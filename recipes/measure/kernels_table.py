@@ -1,8 +1,8 @@
 """Tabulate how profiled steps spend their time, from a torch trace.
 
-Every instant belongs to one share: the running kernel's (if several run, the first in ORDER),
-exposed communication's if only that runs, or `idle`. Communication during a computing kernel is
-hidden and takes no extra time, so all shares but `communication_hidden` add up to 1.
+Each instant counts toward one share: that of the running kernel (of several, the first in ORDER),
+`communication_exposed` if only communication runs, or `idle`. Communication during a computing
+kernel takes no extra time. So all shares except `communication_hidden` add up to 1.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 ORDER = ("gemm", "attention", "memory_bound", "other")  # kernels that compute
 # The first pattern that matches a kernel's name determines its kind. Attention precedes gemm,
-# because its kernels also have cutlass or ck_tile in their names. Sources:
+# because names of attention kernels also contain cutlass or ck_tile. Sources:
 # tests/recipes/measure/test_kernels_table.py.
 KINDS = (
     (
@@ -62,29 +62,36 @@ def kind(name: str) -> str:
 def summary(events: Iterable[Event]) -> dict[str, Any]:
     """Return the content of kernels.json from the `traceEvents` of the profiled steps.
 
-    In a trace without a GPU, operators on the CPU stand in for kernels, each with its own time.
+    Without a GPU, operators on the CPU are counted instead of kernels. The time of an operator
+    excludes nested operators.
     """
-    whole = [event for event in events if event.get("ph") == "X"]
-    steps = [e for e in whole if e.get("cat") == "user_annotation" and STEP.match(e["name"])]
+    complete_events = [event for event in events if event.get("ph") == "X"]
+    steps = [
+        e for e in complete_events if e.get("cat") == "user_annotation" and STEP.match(e["name"])
+    ]
     begin, last = min(float(step["ts"]) for step in steps), max(map(end, steps))
-    inside = [event for event in whole if end(event) > begin and float(event["ts"]) < last]
+    inside = [
+        event for event in complete_events if end(event) > begin and float(event["ts"]) < last
+    ]
     kernels = [event for event in inside if event.get("cat") in DEVICE]
     calls = kernels or [event for event in inside if event.get("cat") == "cpu_op"]
-    ran = [(max(float(e["ts"]), begin), min(end(e), last), e["name"]) for e in calls]
-    spent = [stop - start for start, stop, _ in ran]
+    intervals = [(max(float(e["ts"]), begin), min(end(e), last), e["name"]) for e in calls]
+    spent = [stop - start for start, stop, _ in intervals]
     if not kernels:
         place = {id(event): n for n, event in enumerate(calls)}
-        for event, around in nested(calls):
-            if around is not None:
-                spent[place[id(around)]] -= min(end(event), last) - max(float(event["ts"]), begin)
-    number, time = Counter(name for *_, name in ran), defaultdict[str, float](float)
-    for (*_, name), microseconds in zip(ran, spent, strict=True):
+        for event, enclosing in nested(calls):
+            if enclosing is not None:
+                spent[place[id(enclosing)]] -= min(end(event), last) - max(
+                    float(event["ts"]), begin
+                )
+    counts, time = Counter(name for *_, name in intervals), defaultdict[str, float](float)
+    for (*_, name), microseconds in zip(intervals, spent, strict=True):
         time[name] += microseconds
     if kernels:
-        by_kind = shares(ran, begin, last)
+        by_kind = shares(intervals, begin, last)
     else:
         by_kind = dict.fromkeys(SHARES, 0.0)
-        # Threads may compute side by side, for longer than the steps took.
+        # Threads run in parallel, so their total time may exceed the duration of the steps.
         total = max(sum(spent), last - begin)
         for name, microseconds in time.items():
             by_kind[EXPOSED.get(kind(name), kind(name))] += microseconds / total
@@ -99,7 +106,7 @@ def summary(events: Iterable[Event]) -> dict[str, Any]:
             {
                 "name": name,
                 "kind": kind(name),
-                "calls": number[name],
+                "calls": counts[name],
                 "time_s": microseconds / 1e6,
                 "share": microseconds / (last - begin),
             }
@@ -108,10 +115,10 @@ def summary(events: Iterable[Event]) -> dict[str, Any]:
     }
 
 
-def shares(ran: Iterable[Interval], begin: float, last: float) -> dict[str, float]:
+def shares(intervals: Iterable[Interval], begin: float, last: float) -> dict[str, float]:
     """Return the shares of the time from `begin` to `last`, by kind of kernel."""
     edges = [(last, 0, "other")]
-    for start, stop, name in ran:
+    for start, stop, name in intervals:
         edges += [(start, 1, kind(name)), (stop, -1, kind(name))]
     running, time, before = Counter[str](), dict.fromkeys(SHARES, 0.0), begin
     for at, change, name in sorted(edges):
@@ -128,7 +135,7 @@ def shares(ran: Iterable[Interval], begin: float, last: float) -> dict[str, floa
 
 
 def nested(events: Iterable[Event]) -> Iterator[tuple[Event, Event | None]]:
-    """Yield events of each thread in order, with the innermost event around it, or None."""
+    """Yield the events of each thread in order, with their innermost enclosing event or None."""
     threads: dict[Any, list[Event]] = defaultdict(list)
     for event in events:
         threads[event.get("pid"), event.get("tid")].append(event)
@@ -150,9 +157,9 @@ def text(table: dict[str, Any]) -> str:
     shares_text = ", ".join(
         f"{name.replace('_', ' ')} {share:.1%}" for name, share in table["shares"].items()
     )
-    what = "kernels" if table["device"] == "gpu" else "operators on the CPU"
+    title = "kernels" if table["device"] == "gpu" else "operators on the CPU"
     lines = [f"profile: {table['steps']} steps, {table['time_s']:.4g} s; {shares_text}"]
-    lines.append(f"{'share':>7} {'calls':>7} {'ms':>10}  {'kind':<13}  {what}")
+    lines.append(f"{'share':>7} {'calls':>7} {'ms':>10}  {'kind':<13}  {title}")
     for row in table["kernels"][:PRINTED]:
         name = row["name"] if len(row["name"]) <= 90 else row["name"][:87] + "..."
         lines.append(

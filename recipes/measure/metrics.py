@@ -19,32 +19,31 @@ from recipes.rank.files import append
 from recipes.rank.program import Failed, is_main_rank, say
 from recipes.training.step_shares import KINDS, Stopwatch
 
-# TRL's names without a unit, and TRL's counts that restart from zero in a resumed run.
-RENAMED = {"eval_runtime": "eval_s"}
-COUNTED_HERE = ("num_tokens", "epoch", "step_time")  # step_time is without the optimizer's step
+RENAMED = {"eval_runtime": "eval_s"}  # TRL's name has no unit
+# TRL's counts restart from zero in a resumed run, and its step_time excludes the optimizer.
+OMITTED = ("num_tokens", "epoch", "step_time")
 HELD_OUT = "eval_"
-SUMMARIZED = ("loss", "reward", "mfu", "tflops_per_gpu", "memory_peak_gb")
-UNUSED = ("eval_num_tokens", "eval_samples_per_second", "eval_steps_per_second")
+SUMMARY_KEYS = ("loss", "reward", "mfu", "tflops_per_gpu", "memory_peak_gb")
+OMITTED_HELD_OUT = ("eval_num_tokens", "eval_samples_per_second", "eval_steps_per_second")
 
 
 class Metrics(TrainerCallback):
-    """Append a line to metrics.jsonl for each logged step and print a short one.
+    """Append a line to metrics.jsonl for each logged step, and print a short line.
 
-    `reference`: every token also goes through a frozen copy of the model. `stopwatch` measures the
-    seconds of a step by kind.
+    `reference` is whether every token also goes through a frozen copy of the model. `stopwatch`
+    measures the seconds of a step by kind.
     """
 
     def __init__(
         self, config: DictConfig, reference: bool = False, stopwatch: Stopwatch | None = None
     ) -> None:
-        self.telemetry = Telemetry(None)  # train_loop.py replaces it with this rank's
+        self.telemetry = Telemetry(None)  # train_loop.py sets that of this rank
         self.path = Path(config.run_dir) / "metrics.jsonl"
         self.peak_tflops = config.hardware.peak_tflops.get(config.precision.compute)
         self.reference, self.stopwatch = reference, stopwatch
         self.last: dict[str, Any] = {}
         self.first_tokens = 0
-        # The line of a step that waits for its held-out figures.
-        self.waiting: dict[str, Any] = {}
+        self.pending: dict[str, Any] = {}  # the line of a step, until held-out rows are evaluated
         # DeepSpeed 0.19 resets torch's peak during its setup (runtime.utils.empty_cache).
         self.loading_gb = memory_peak_gb()
 
@@ -54,16 +53,16 @@ class Metrics(TrainerCallback):
         self.begin(state)
 
     def begin(self, state: TrainerState) -> None:
-        """Continue after the step of `state` (0 for a new run), dropping later lines."""
+        """Start after the step of `state` (0 for a new run), and drop later lines."""
         lines = drop_after(self.path, state.global_step) if is_main_rank() else []
         self.last = lines[-1] if lines else {}
         self.first_step, self.previous_step = state.global_step, state.global_step
-        self.began = self.previous_time = time.monotonic()
+        self.start_time = self.previous_time = time.monotonic()
         self.previous_tokens = state.num_input_tokens_seen
-        self.evaluated_s = 0.0  # since `began`
+        self.evaluation_s = 0.0  # since `start_time`
         self.first_tokens = self.last.get("num_tokens", 0)
         self.first_time_s = self.last.get("time_s", 0.0)
-        self.telemetry.begin(self.began)
+        self.telemetry.begin(self.start_time)
         if self.stopwatch is not None:
             self.stopwatch.take()  # discard seconds before the first step
 
@@ -76,11 +75,11 @@ class Metrics(TrainerCallback):
         model: Any = None,
         **kwargs: Any,
     ) -> None:
-        # The loss is the mean over all ranks, so all of them stop here.
+        # The loss is the mean over all ranks, so all ranks stop here.
         diverged = not math.isfinite(logs.get("loss", 0.0))
         if is_main_rank():
             self.write_held_out(state, logs)
-        if is_main_rank() and "loss" in logs:  # without: TRL's summary at the end of training
+        if is_main_rank() and "loss" in logs:  # TRL's final summary has no loss
             # FastStep logs a step while the next one runs, so it records the time itself.
             now = getattr(state, "logged_at", None) or time.monotonic()
             # GRPO logs tokens only after generating.
@@ -88,59 +87,59 @@ class Metrics(TrainerCallback):
             row = {
                 "step": state.global_step,
                 "num_steps": state.max_steps,
-                "time_s": self.first_time_s + now - self.began,
-                **{RENAMED.get(k, k): v for k, v in logs.items() if k not in COUNTED_HERE},
+                "time_s": self.first_time_s + now - self.start_time,
+                **{RENAMED.get(k, k): v for k, v in logs.items() if k not in OMITTED},
                 **self._speed(args, state, tokens, model, now),
                 "memory_peak_gb": max(self.loading_gb, memory_peak_gb()),
                 **self.telemetry.take(),
             }
-            if control.should_evaluate and not diverged:  # add held-out figures to the same line
-                self.waiting = row
+            if control.should_evaluate and not diverged:
+                self.pending = row
             else:
                 self._write(row, state)
         if diverged:
             raise Failed(
                 f"the loss of step {state.global_step} is {logs['loss']}: the training diverged. "
                 f"Lower method.args.learning_rate ({args.learning_rate:g}) or "
-                f"method.args.max_grad_norm ({args.max_grad_norm:g}), or compute in a wider "
-                "precision. Do not use checkpoints saved since the loss began to rise."
+                f"method.args.max_grad_norm ({args.max_grad_norm:g}), or use a wider precision. "
+                "Do not use checkpoints from after the loss began to rise."
             )
 
     def write_held_out(self, state: TrainerState, logs: dict[str, Any]) -> None:
-        """Complete the line of the step that waits for these held-out figures, if any."""
-        if not self.waiting or f"{HELD_OUT}loss" not in logs:
+        """Add held-out metrics to the pending line of their step, and write it."""
+        if not self.pending or f"{HELD_OUT}loss" not in logs:
             return
-        # Exclude the time of held-out rows from the next step.
+        # Exclude the evaluation from the time of the next step.
         self.previous_time += logs["eval_runtime"]
-        self.evaluated_s += logs["eval_runtime"]
-        figures = {
+        self.evaluation_s += logs["eval_runtime"]
+        held_out = {
             RENAMED.get(k, k): v
             for k, v in logs.items()
-            if k.startswith(HELD_OUT) and k not in UNUSED
+            if k.startswith(HELD_OUT) and k not in OMITTED_HELD_OUT
         }
-        self._write({**self.waiting, **figures}, state)
+        self._write({**self.pending, **held_out}, state)
 
     def _write(self, row: dict[str, Any], state: TrainerState) -> None:
-        self.last, self.waiting = {}, {}
+        self.last, self.pending = {}, {}
         for key, value in row.items():
             is_finite = not isinstance(value, float) or math.isfinite(value)
             self.last[key] = value if is_finite else None
         append(self.path, self.last)
         steps = state.global_step - self.first_step
-        say(progress_line(self.last, (time.monotonic() - self.began) / steps))
+        say(progress_line(self.last, (time.monotonic() - self.start_time) / steps))
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        # A checkpoint does not contain the mean loss since the last line, so log that line first.
+        # A checkpoint does not contain the losses since the last line, so log a line first.
         if control.should_save:
             control.should_log = True
 
     def summary(self) -> dict[str, Any]:
-        """Return the figures of the last line, and the speed over all steps of this process."""
-        elapsed = self.previous_time - self.began - self.evaluated_s
+        """Return metrics of the last line, and the speed over all steps of this process."""
+        elapsed = self.previous_time - self.start_time - self.evaluation_s
         steps = self.previous_step - self.first_step
-        shown = {key: self.last[key] for key in SUMMARIZED if key in self.last}
+        shown = {key: self.last[key] for key in SUMMARY_KEYS if key in self.last}
         if not steps:
             return shown
         return {
@@ -150,20 +149,21 @@ class Metrics(TrainerCallback):
         }
 
     def num_tokens(self) -> int:
-        """Return all ranks' tokens in this process's steps; it is right on the main rank only."""
+        """Return the tokens of all ranks in this process's steps. Valid on the main rank only."""
         return int(self.last.get("num_tokens", 0) - self.first_tokens)
 
     def _speed(
         self, args: TrainingArguments, state: TrainerState, tokens: int, model: Any, now: float
     ) -> dict[str, Any]:
-        done, steps = tokens - self.previous_tokens, state.global_step - self.previous_step
+        new_tokens, steps = tokens - self.previous_tokens, state.global_step - self.previous_step
         step_s = (now - self.previous_time) / steps
-        per_second = done / (now - self.previous_time)
+        per_second = new_tokens / (now - self.previous_time)
         rows = steps * args.train_batch_size * args.gradient_accumulation_steps * args.world_size
         # Packed documents attend only within themselves, and their lengths are unknown here, so
         # omit attention.
-        reach = 0.0 if getattr(args, "packing", False) else done / rows
-        tflops = per_second / args.world_size * flops_per_token(model, reach, self.reference) / 1e12
+        length = 0.0 if getattr(args, "packing", False) else new_tokens / rows
+        flops = flops_per_token(model, length, self.reference)
+        tflops = per_second / args.world_size * flops / 1e12
         self.previous_tokens, self.previous_step = tokens, state.global_step
         self.previous_time = now
         shares = {}  # mean seconds per step by kind since the last line; they sum to `step_s`
@@ -174,7 +174,7 @@ class Metrics(TrainerCallback):
         return {
             "step_s": step_s,
             **shares,
-            "num_tokens": self.last.get("num_tokens", self.first_tokens) + done,
+            "num_tokens": self.last.get("num_tokens", self.first_tokens) + new_tokens,
             "tokens_per_second": per_second,
             "tokens_per_second_per_gpu": per_second / args.world_size,
             "tflops_per_gpu": tflops,
@@ -183,7 +183,7 @@ class Metrics(TrainerCallback):
 
 
 def drop_after(path: Path, step: int) -> list[dict[str, Any]]:
-    """Remove lines of steps after `step`, and a truncated line. Return the remaining lines."""
+    """Remove the lines of steps after `step` and a truncated line. Return the remaining lines."""
     rows = [row for row in read_metrics(path) if row["step"] <= step]
     if path.is_file():
         write_text(path, "".join(json.dumps(row) + "\n" for row in rows))

@@ -5,7 +5,7 @@
             ...
             profile.step()
 
-train_loop.py does the same in a Trainer. Files and their content: docs/profiling.md.
+train_loop.py does the same for a trainer. docs/profiling.md describes the files.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from recipes.rank.program import is_main_rank, rank, say
 SKIPPED = 3
 # One step could be an outlier; each further step adds 100 MB of JSON for a 7B model.
 PROFILED = 2
-MEMORY_STEPS = 3  # the first has no optimizer state until its end
+MEMORY_STEPS = 3  # optimizer states do not exist before the end of the first step
 MEMORY_EVENTS = 100_000  # allocations and frees, as in torch's memory snapshot tutorial
 
 
 class Profile:
-    """Do nothing, for profile=none and for profile=rocprof, which profiles from outside."""
+    """Do nothing, for profile=none, and for profile=rocprof, which runs outside the process."""
 
     def begin(
         self, num_steps: int | None = None, cycle: int = 1, model: nn.Module | None = None
     ) -> None:
-        """Start before the first of `num_steps` steps (None: unknown); `cycle` steps repeat."""
+        """Start before the first of `num_steps` steps (None: unknown); `cycle` is their period."""
 
     def step(self) -> None:
         """Record that a step has ended."""
@@ -53,9 +53,9 @@ class Profile:
 
 
 class TorchProfile(Profile):
-    """Write trace-rank<N>.json.gz on every rank and kernels.json on the main one.
+    """Write trace-rank<N>.json.gz on every rank, and kernels.json on the main rank.
 
-    Under mixed precision the main rank also writes fp32_modules.json.
+    Below fp32, the main rank also writes fp32_modules.json.
     """
 
     def __init__(self, config: DictConfig) -> None:
@@ -70,20 +70,20 @@ class TorchProfile(Profile):
     ) -> None:
         wait, warmup, active = steps(num_steps, cycle)
         self.at, self.edges = 0, (wait + warmup, wait + warmup + active)
-        self.ranges = fp32_modules.Ranges(model if self.low_precision else None)
+        self.ranges = fp32_modules.ModuleRanges(model if self.low_precision else None)
         self.profiler = torch.profiler.profile(
             schedule=torch.profiler.schedule(wait=wait, warmup=warmup, active=active, repeat=1),
             on_trace_ready=self._write,
             record_shapes=bool(self.low_precision),  # includes dtypes, for fp32_modules
         )
-        self._edge()
+        self._update_ranges()
         self.profiler.start()
 
     def step(self) -> None:
         if self.profiler is None:
             return
         self.at += 1
-        self._edge()
+        self._update_ranges()
         self.profiler.step()
 
     def end(self) -> None:
@@ -94,11 +94,11 @@ class TorchProfile(Profile):
         last = self.edges[1]
         if self.at < last:
             profiler.on_trace_ready = None  # do not write a partial measurement
-            say(f"profile=torch: no trace after {self.at} of {last} steps. Take more steps.")
+            say(f"profile=torch needs {last} steps, but there were {self.at}, so there is no trace")
         profiler.stop()
 
-    def _edge(self) -> None:
-        """Wait for the GPU at both ends, so that the trace includes all work of the steps."""
+    def _update_ranges(self) -> None:
+        """Mark modules in the profiled steps. Wait for the GPU, so that the trace is complete."""
         if self.at in self.edges and torch.cuda.is_available():
             torch.cuda.synchronize()
         if self.at == self.edges[0]:
@@ -109,7 +109,7 @@ class TorchProfile(Profile):
     def _write(self, profiler: torch.profiler.profile) -> None:
         self.folder.mkdir(exist_ok=True)
         trace = self.folder / f"trace-rank{rank()}.json.gz"
-        staged = trace.with_name(f".{trace.name}")  # keeps .gz, by which torch compresses
+        staged = trace.with_name(f".{trace.name}")  # torch compresses files named .gz
         profiler.export_chrome_trace(str(staged))
         staged.replace(trace)
         if not is_main_rank():
@@ -127,7 +127,7 @@ class TorchProfile(Profile):
 
 
 class MemoryProfile(Profile):
-    """Write memory.pickle, torch's snapshot, and memory.json, on the main rank."""
+    """Write memory.json and torch's snapshot memory.pickle on the main rank."""
 
     def __init__(self, config: DictConfig) -> None:
         self.folder = Path(config.run_dir) / "profile"
@@ -147,7 +147,7 @@ class MemoryProfile(Profile):
             self.end()
 
     def end(self) -> None:
-        """Write the snapshot, also after running out of memory, when it is most useful."""
+        """Write the snapshot. It is most useful after running out of memory."""
         if not self.recording:
             return
         self.recording = False
@@ -163,7 +163,7 @@ class MemoryProfile(Profile):
         say(f"profile: {self.folder / 'memory.pickle'} opens at pytorch.org/memory_viz")
 
 
-def of(config: DictConfig) -> Profile:
+def create_profile(config: DictConfig) -> Profile:
     if config.profile == "torch":
         return TorchProfile(config)
     return MemoryProfile(config) if config.profile == "memory" else Profile()
@@ -173,15 +173,15 @@ def session(
     config: DictConfig, num_steps: int | None = None, cycle: int = 1, model: nn.Module | None = None
 ) -> Profile:
     """Return the profile of a plain loop, which calls `step` after each of `num_steps` steps."""
-    profile = of(config)
+    profile = create_profile(config)
     profile.begin(num_steps, cycle, model)
     return profile
 
 
 def steps(num_steps: int | None, cycle: int = 1) -> tuple[int, int, int]:
-    """Return the numbers of skipped, warm-up and profiled steps.
+    """Return the numbers of steps to skip, warm up and profile.
 
-    The profiled steps are whole cycles after SKIPPED steps, or the last steps of a short run.
+    Complete cycles are profiled after SKIPPED steps. In a short run, the last steps are profiled.
     """
     active = -(-PROFILED // cycle) * cycle
     first = -(-SKIPPED // cycle) * cycle

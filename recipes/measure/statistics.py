@@ -1,4 +1,4 @@
-"""Compute pass@k, maj@k and 95% intervals from right and wrong samples. Pure functions."""
+"""Compute pass@k, maj@k and 95% intervals from right and wrong samples."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ RESAMPLES = 2000
 def wilson(right: float, total: int) -> tuple[float, float]:
     """Return the interval of the share `right`/`total` of independent trials (Wilson, 1927).
 
-    Unlike p +- 1.96 standard errors it stays within 0 and 1, and is valid for few trials and
+    Unlike p +- 1.96 standard errors, it stays within 0 and 1, and is valid for few trials and
     extreme shares.
     """
     share, spread = right / total, Z * Z / total
     middle = (share + spread / 2) / (1 + spread)
     half = Z / (1 + spread) * math.sqrt(share * (1 - share) / total + spread / (4 * total))
-    # For shares of 0 and 1 the interval ends exactly there, which rounding would miss.
+    # For shares of 0 and 1, the interval ends exactly there, which rounding would miss.
     return (0.0 if right == 0 else middle - half), (1.0 if right == total else middle + half)
 
 
@@ -32,7 +32,7 @@ def bootstrap(values: Sequence[float], seed: int = 0) -> tuple[float, float]:
     """Return the percentile interval of the mean of `values`, one per problem, by resampling.
 
     Problems are resampled, not samples, because samples of one problem are correlated. If all
-    values are equal up to rounding, use Wilson's interval, since every draw would be the same. The
+    values are equal up to rounding, every draw would be the same, so the interval is Wilson's. The
     same seed gives the same interval.
     """
     if max(values) - min(values) < ROUNDING:
@@ -56,7 +56,7 @@ def maj_at_k(answers: Sequence[tuple[str, float]], k: int) -> float:
     """Return the chance that the most frequent answer among k drawn samples is right.
 
     `answers` pairs each sample's final answer with 1 if it is right, else 0. Ties are broken at
-    random. The value is exact, from counting subsets.
+    random. Counting subsets makes the value exact.
     """
     counts = Counter(answer for answer, _ in answers)
     value = {
@@ -80,16 +80,16 @@ def ks(num_samples: int) -> list[int]:
 
 @functools.lru_cache(maxsize=65536)  # many problems have the same counts
 def _chance_to_win(count: int, others: tuple[int, ...], k: int) -> float:
-    """Return the chance that an answer given `count` times wins among k samples.
+    """Return the chance that an answer with `count` samples is the most frequent among k of them.
 
-    `others` are the counts of the other answers.
+    `others` are the numbers of samples with other answers.
     """
     total = count + sum(others)
     if k == 1:
         return count / total
     won = 0.0
     for votes in range(1, min(count, k) + 1):
-        if 2 * votes > k:  # no other answer can have as many votes
+        if 2 * votes > k:  # every other answer has fewer votes
             won += math.comb(count, votes) * math.comb(total - count, k - votes)
             continue
         ways = {(0, 0): 1}  # (answers with as many votes, votes cast) -> subsets

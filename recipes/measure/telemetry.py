@@ -1,8 +1,8 @@
 """Sample this rank's GPU during training: utilization, memory, power, temperature and clocks.
 
-For AMD, read amdgpu's files in sysfs, as amdsmi does; for NVIDIA, use NVML through pynvml. Without
-either there are no keys. For both vendors, `gpu_memory_bandwidth_share` is the share of time in
-which memory was read or written.
+For AMD, read amdgpu's files in sysfs, as amdsmi does. For NVIDIA, use NVML through pynvml. Without
+these sources, metrics.jsonl has none of these readings. `gpu_memory_bandwidth_share` is the share
+of time in which memory was read or written, for both vendors.
 """
 
 from __future__ import annotations
@@ -20,32 +20,30 @@ import torch.distributed as dist
 from recipes.measure import clocks
 from recipes.rank.device import device, pci_address
 
-# The counters are means over 0.1 to 1 s; reading ten files twice a second costs under 0.1% of a
-# core.
+# Counters are means over 0.1 to 1 s. Reading ten files twice a second takes under 0.1% of a core.
 INTERVAL_S = 0.5
 KWH_J = 3.6e6
-# Return the counters of one GPU without those that it lacks. `energy_j`, which only rises, is used
-# for the energy and not shown.
+# Reads the counters that a GPU has. `energy_j`, which only rises, is not logged.
 Read = Callable[[], dict[str, float]]
 
 
 def amd(address: str, sysfs: Path = Path("/sys")) -> Read:
-    """Return a reader of amdgpu's files of one GPU (kernel documentation of amdgpu)."""
+    """Return a reader of a GPU's sysfs files, as Linux's documentation of amdgpu describes them."""
     folder = sysfs / "bus/pci/devices" / address
     hwmon = next(iter(sorted(folder.glob("hwmon/hwmon*"))), folder / "hwmon")
     labels = {_text(path): path.name.partition("_")[0] for path in hwmon.glob("temp*_label")}
-    # The junction is the hottest sensor, and throttling depends on it.
+    # The junction is the hottest sensor, so it determines throttling.
     temperature = labels.get("junction") or labels.get("edge") or "temp1"
     # MI300 and newer report only the current power.
     power = hwmon / ("power1_average" if (hwmon / "power1_average").is_file() else "power1_input")
-    # A partition reports its card's power, which must not be summed over ranks as energy.
-    whole = _text(folder / "current_compute_partition") in ("", "SPX")
+    # A partition reports the power of its card, which must not be summed over ranks as energy.
+    is_entire_card = _text(folder / "current_compute_partition") in ("", "SPX")
     files = {
         "gpu_utilization": (folder / "gpu_busy_percent", 0.01),
         "gpu_memory_bandwidth_share": (folder / "mem_busy_percent", 0.01),
         "gpu_memory_used_gb": (folder / "mem_info_vram_used", 1e-9),
         "gpu_gtt_used_gb": (folder / "mem_info_gtt_used", 1e-9),
-        "gpu_power_w" if whole else "card_power_w": (power, 1e-6),
+        "gpu_power_w" if is_entire_card else "card_power_w": (power, 1e-6),
         "gpu_temperature_c": (hwmon / f"{temperature}_input", 1e-3),
         "gpu_clock_mhz": (hwmon / "freq1_input", 1e-6),
         "gpu_memory_clock_mhz": (hwmon / "freq2_input", 1e-6),
@@ -56,8 +54,8 @@ def amd(address: str, sysfs: Path = Path("/sys")) -> Read:
         for name, (file, unit) in files.items():
             with contextlib.suppress(ValueError):
                 readings[name] = float(_text(file)) * unit
-        with contextlib.suppress(OSError, ValueError):  # a GPU of one die
-            dies = clocks.of_device(address, sysfs)
+        with contextlib.suppress(OSError, ValueError):  # a GPU with one die
+            dies = clocks.die_clocks(address, sysfs)
             readings["gpu_clock_mhz"] = sum(dies) / len(dies)
         return readings
 
@@ -65,7 +63,7 @@ def amd(address: str, sysfs: Path = Path("/sys")) -> Read:
 
 
 def nvml(pynvml: Any, address: str) -> Read:
-    """Return a reader of NVIDIA's counters. The one of energy begins with Volta."""
+    """Return a reader of NVIDIA's counters. The energy counter needs Volta or newer."""
     pynvml.nvmlInit()
     gpu = pynvml.nvmlDeviceGetHandleByPciBusId(address.encode())
     sm, memory = pynvml.NVML_CLOCK_SM, pynvml.NVML_CLOCK_MEM
@@ -95,19 +93,19 @@ def nvml(pynvml: Any, address: str) -> Read:
 
 
 class Telemetry:
-    """Collect mean readings since the last `take`, and energy since `begin`."""
+    """Collect the means of readings since the last `take`, and the energy since `begin`."""
 
     def __init__(self, read: Read | None, interval_s: float = INTERVAL_S) -> None:
         self.read, self.interval_s = read, interval_s
         self.lock, self.ended = threading.Lock(), threading.Event()
-        # Sum and number of samples, not a list, which would grow on ranks that never call `take`.
+        # Sums and numbers of samples. A list would grow on ranks that never call `take`.
         self.sums: dict[str, tuple[float, int]] = {}
         self.begin()
 
     def begin(self, now_s: float | None = None) -> None:
         """Discard earlier samples, so that setup does not count as training.
 
-        Energy counts from `now_s` if set, otherwise from the first sample.
+        Energy is counted from `now_s` or, without it, from the first sample.
         """
         with self.lock:
             self.sums.clear()
@@ -139,7 +137,7 @@ class Telemetry:
             self.sample(time.monotonic())
 
     def take(self) -> dict[str, float]:
-        """Return the means since the last call. If there was no sample since, take one now."""
+        """Return the means since the last call. Sample now if there is no sample yet."""
         if self.read is None:
             return {}
         if not self.sums:
@@ -152,7 +150,7 @@ class Telemetry:
         return means
 
     def sample(self, now_s: float) -> None:
-        """Read the counters once; `now_s` is the time by a monotonic clock."""
+        """Read the counters once. `now_s` is the time of a monotonic clock in seconds."""
         assert self.read is not None
         readings = self.read()
         counter = readings.pop("energy_j", None)
@@ -164,7 +162,7 @@ class Telemetry:
                 if self._counter_at_start is None:
                     self._counter_at_start = counter
                 self.energy_j = counter - self._counter_at_start
-            # If the counter cannot be read now, its next value includes this time.
+            # Integrate the power only without an energy counter, which misses nothing.
             power = readings.get("gpu_power_w")
             if self._counter_at_start is None and power is not None:
                 previous_s, previous_power = self._previous or (now_s, power)
@@ -173,43 +171,43 @@ class Telemetry:
                 self._previous = (now_s, power)
 
 
-def of_this_rank(vendor: str) -> Telemetry:
-    """Return the telemetry of this rank's GPU, without a source for vendor `none` (the CPU)."""
+def for_this_rank(vendor: str) -> Telemetry:
+    """Return the telemetry of this rank's GPU. For vendor `none` (CPU), it reads nothing."""
     address = pci_address(device()) if vendor != "none" and torch.cuda.is_available() else None
-    return Telemetry(source(address) if address else None)
+    return Telemetry(find_reader(address) if address else None)
 
 
-def source(address: str, sysfs: Path = Path("/sys")) -> Read | None:
-    """Return the reader of the GPU at this PCI address, or None."""
+def find_reader(address: str, sysfs: Path = Path("/sys")) -> Read | None:
+    """Return a reader of the GPU at this PCI address, or None without readable counters."""
     read = amd(address, sysfs)
     if read():
         return read
     try:
-        import pynvml  # not a dependency: vLLM's CUDA builds bring it
+        import pynvml  # not a dependency, but vLLM for CUDA installs it
     except ImportError:
         return None
     try:
         return nvml(pynvml, address)
-    except pynvml.NVMLError:  # no driver, or it does not know this GPU
+    except pynvml.NVMLError:  # no driver, or another driver's GPU
         return None
 
 
 def fragmentation(stats: dict[str, Any]) -> float:
-    """Return the share of torch's reserved memory that is free inside used blocks."""
+    """Return the share of torch's reserved memory that is unused inside partly used segments."""
     reserved = stats.get("reserved_bytes.all.current", 0)
     return stats.get("inactive_split_bytes.all.current", 0) / reserved if reserved else 0.0
 
 
-def energy(mine_j: float | None, num_tokens: float) -> dict[str, float]:
-    """Return the energy of all ranks' GPUs, in total and per million tokens. Every rank must call.
+def energy(rank_j: float | None, num_tokens: float) -> dict[str, float]:
+    """Return the energy of all ranks' GPUs, in total and per million tokens.
 
-    Return {} without tokens (known to the main rank), or if one GPU has no counter, because an
-    incomplete sum would look plausible.
+    Every rank must call this; `num_tokens` is needed on the main rank. Return {} without tokens, or
+    if any GPU has no counter, because an incomplete sum would look plausible.
     """
-    joules = [mine_j]
+    joules = [rank_j]
     if dist.is_initialized():
         joules = [None] * dist.get_world_size()
-        dist.all_gather_object(joules, mine_j)
+        dist.all_gather_object(joules, rank_j)
     if None in joules or not num_tokens:
         return {}
     kwh_per_million = sum(joules) / KWH_J / (num_tokens / 1e6)
@@ -219,5 +217,5 @@ def energy(mine_j: float | None, num_tokens: float) -> dict[str, float]:
 def _text(file: Path) -> str:
     try:
         return file.read_text().strip()
-    except OSError:  # not every GPU and driver has every file, and a busy GPU gives EBUSY
+    except OSError:  # a missing file, or EBUSY from a busy GPU
         return ""

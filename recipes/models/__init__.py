@@ -1,1 +1,1 @@
-"""Models, adapters, and layers that train faster."""
+"""Build, speed up, convert and merge models."""

@@ -1,9 +1,9 @@
-"""Compile each decoder layer separately, and limit how many layers recompute in backward.
+"""Compile each decoder layer separately, and checkpoint the activations of some layers only.
 
-`torch.compile` of a whole model takes nine times as long to start and trains slower
+Compiling the entire model takes nine times as long to start, and it trains slower
 (docs/results/speed.md). accelerate's compile_regions wraps layers in other modules, which trainers
-and checkpoints would have to unwrap. Here a layer stays the same module and only its forward is
-compiled, inside the hooks that FSDP, DeepSpeed and checkpointing put around it.
+and checkpoints would have to unwrap. Here only a layer's forward is compiled, inside the hooks of
+FSDP, DeepSpeed and checkpointing.
 """
 
 from __future__ import annotations
@@ -27,36 +27,36 @@ from transformers import TrainerCallback
 from launch.core.errors import UserError
 from recipes.rank.program import say
 
-# In tokens; launch/schema/trainer_args.py pads batches to a multiple of this (COMPILED_MULTIPLE)
+# In tokens. Equal to COMPILED_MULTIPLE of launch/schema/trainer_args.py, for padding batches.
 MULTIPLE = 64
-NOT_COMPILED = (TorchDynamoException, FailOnRecompileLimitHit, InductorError)
-# Attributes that a trainer changes when it computes a loss; the last three belong to GRPO's
-# adaptive entropy, and the two before them to its sampling ratio.
-FIGURES = (
+COMPILE_ERRORS = (TorchDynamoException, FailOnRecompileLimitHit, InductorError)
+# Attributes of a trainer that compute_loss changes. The last three belong to GRPO's adaptive
+# entropy, and the two before them to its sampling ratio.
+LOSS_STATE = (
     *("_metrics", "_sums", "_total_train_tokens", "_differences", "_ratios"),
     *("entropy_coef", "_entropy_window_stats", "_last_world_entropy"),
 )
-# Allowed relative difference between compiled and eager loss and gradient norm: the accumulated
-# rounding of the compute dtype.
+# Relative difference in loss and gradient norm that rounding may cause between compiled and eager
+# layers, by compute dtype.
 TOLERANCE = {"fp32": 1e-4, "fp16": 1e-2, "bf16": 2e-2, "fp8": 5e-2}
 
 
 def decoder_layers(model: nn.Module) -> nn.ModuleList | None:
-    """Return the repeated blocks of `model`, or None if none are found."""
+    """Return the model's list of decoder layers, or None if it has none."""
     return next((module for module in model.modules() if is_repeated_blocks(module)), None)
 
 
 def compile_each(
     layers: Iterable[nn.Module],
-    failed: Callable[[str], None],
+    on_failure: Callable[[str], None],
     backend: str = "inductor",
     dynamic: bool = True,
 ) -> None:
-    """Compile each layer's forward in place, as one graph; with `dynamic`, for any rows and tokens.
+    """Compile each layer's forward in place, as one graph; if `dynamic`, for any batch shape.
 
-    Equal layers share their kernels. Forward passes with a KV cache, as in generation, stay eager.
-    If compiling fails, `failed(reason)` is called and the layers stay eager. The fallback is inside
-    the hooks of FSDP and DDP, which an exception would leave half-done.
+    Layers of the same class share kernels. Forward passes with a KV cache, as in generation, stay
+    eager. If compiling fails, the forward calls `on_failure(reason)` and runs eagerly. An exception
+    would leave the hooks of FSDP and DDP unfinished.
     """
     # A layer is smaller than DDP's buckets, so splitting it would only break its graph.
     torch._dynamo.config.optimize_ddp = False
@@ -67,52 +67,54 @@ def compile_each(
     # reference model.
     torch._dynamo.config.recompile_limit = 16
     for kind in {type(layer) for layer in layers}:
-        forward = (
-            _any_length(kind.forward, options)
+        compiled = (
+            _compiled_for_any_length(kind.forward, options)
             if dynamic
             else torch.compile(kind.forward, **options)
         )
+        forward = _with_fallback(kind.forward, compiled, on_failure, dynamic)
         for layer in (layer for layer in layers if type(layer) is kind):
-            layer.forward = types.MethodType(
-                _or_eager(kind.forward, forward, failed, dynamic), layer
-            )
+            layer.forward = types.MethodType(forward, layer)
 
 
-def _or_eager(
+def _with_fallback(
     eager: Callable[..., Any],
     compiled: Callable[..., Any],
-    failed: Callable[[str], None],
-    evaluates: bool,
+    on_failure: Callable[[str], None],
+    in_evaluation: bool,
 ) -> Callable[..., Any]:
-    """Return a forward that falls back to `eager`.
+    """Return a forward that runs `compiled`, or `eager` if that fails.
 
-    Forwards in evaluation, where lengths are arbitrary, are compiled only if `evaluates`.
+    In evaluation, where lengths vary, it runs `compiled` only if `in_evaluation`.
     """
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("past_key_values") is None and (self.training or evaluates):
+        if kwargs.get("past_key_values") is None and (self.training or in_evaluation):
             try:
                 return compiled(self, *args, **kwargs)
-            except NOT_COMPILED as error:
-                failed(_first_line(error))
+            except COMPILE_ERRORS as error:
+                on_failure(_first_line(error))
         return eager(self, *args, **kwargs)
 
     return forward
 
 
-def _any_length(eager: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
-    """Return `eager` compiled for lengths that are multiples of MULTIPLE: fp8 is a tenth faster.
+def _compiled_for_any_length(
+    eager: Callable[..., Any], options: dict[str, Any]
+) -> Callable[..., Any]:
+    """Return `eager` compiled twice: for multiples of MULTIPLE tokens, and for other lengths.
 
-    Other lengths use a second compiled version, without that assumption.
+    fp8 is a tenth faster if the compiler knows the multiple.
     """
 
-    def joined(
+    def from_blocks(
         self: nn.Module, blocks: Tensor, *args: Any, position_embeddings: Any, **kwargs: Any
     ) -> Any:
         angles = tuple(part.flatten(1, 2) for part in position_embeddings)
         return eager(self, blocks.flatten(1, 2), *args, position_embeddings=angles, **kwargs)
 
-    of_blocks, of_any = torch.compile(joined, **options), torch.compile(eager, **options)
+    compiled_blocks = torch.compile(from_blocks, **options)
+    compiled_any = torch.compile(eager, **options)
 
     def forward(
         self: nn.Module,
@@ -123,9 +125,9 @@ def _any_length(eager: Callable[..., Any], options: dict[str, Any]) -> Callable[
     ) -> Any:
         angles = position_embeddings
         if angles is None or hidden_states.shape[1] % MULTIPLE:
-            return of_any(self, hidden_states, *args, position_embeddings=angles, **kwargs)
+            return compiled_any(self, hidden_states, *args, position_embeddings=angles, **kwargs)
         blocks, *angles = (part.unflatten(1, (-1, MULTIPLE)) for part in (hidden_states, *angles))
-        return of_blocks(self, blocks, *args, position_embeddings=angles, **kwargs)
+        return compiled_blocks(self, blocks, *args, position_embeddings=angles, **kwargs)
 
     return forward
 
@@ -137,22 +139,21 @@ def use_eager(layers: Iterable[nn.Module]) -> None:
 
 
 class CompiledLayers:
-    """Compile a TRL trainer's layers if `config.step.compile`: a mixin, placed before the trainer.
+    """Compile a trainer's layers if `config.step.compile`. Mixin, listed before a TRL trainer.
 
-    If they cannot be compiled and the user did not request it, the run continues in eager mode, and
-    `compiled` holds the reason.
+    If compiling fails and the user did not request it, the run continues with eager layers.
     """
 
     _layers: Sequence[nn.Module] = ()
-    _some: CheckpointSome | None = None
-    _fresh = _doubted = False  # compiled but not yet used; must be compared with eager
-    compiled: str | None = None  # "yes", or the reason why not; None if never tried
+    _checkpointing: CheckpointFirstLayers | None = None
+    _is_first_batch = _needs_comparison = False
+    compiled: str | None = None  # "yes", or the reason why not, or None if not requested
 
     def compile_layers(self, config: DictConfig) -> None:
-        """Compile the layers; call once, before training. Raises UserError as _give_up does."""
+        """Compile the layers. Call once, before training. Raises UserError as _use_eager does."""
         if (number := OmegaConf.select(config, "step.checkpointed_layers")) is not None:
-            self._some = CheckpointSome(number)
-            self.add_callback(self._some)
+            self._checkpointing = CheckpointFirstLayers(number)
+            self.add_callback(self._checkpointing)
         if not OmegaConf.select(config, "step.compile"):
             return
         self._requested = "step.compile" not in [choice.key for choice in config.get("chosen", [])]
@@ -160,83 +161,78 @@ class CompiledLayers:
         models = filter(None, (self.model, getattr(self, "ref_model", None)))
         layers = [decoder_layers(model) for model in models]
         if config.topology.strategy == "zero3":
-            self._give_up("ZeRO-3 gathers weights inside the layers, which a graph cannot wait for")
-        elif None in layers:
-            self._give_up("the model has no list of identical layers")
-        else:
-            self._layers = [layer for of_model in layers for layer in of_model]
-            compile_each(
-                self._layers, self._give_up, dynamic=not getattr(self, "one_length", False)
+            self._use_eager(
+                "ZeRO-3 gathers weights inside the layers, which a graph cannot contain"
             )
-            # torch.autograd.grad, which the comparison uses, rejects reentrant checkpointing
+        elif None in layers:
+            self._use_eager("the model has no list of identical layers")
+        else:
+            self._layers = [layer for model_layers in layers for layer in model_layers]
+            compile_each(
+                self._layers, self._use_eager, dynamic=not getattr(self, "one_length", False)
+            )
+            # The comparison uses torch.autograd.grad, which rejects reentrant checkpointing.
             reentrant = (self.args.gradient_checkpointing_kwargs or {}).get("use_reentrant")
-            self.compiled, self._fresh = "yes", not reentrant
-            self._doubted = not config.hardware.get("compile_measured", False)
+            self.compiled, self._is_first_batch = "yes", not reentrant
+            self._needs_comparison = not config.hardware.get("compile_measured", False)
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> Any:
-        if self._some:  # TRL turns checkpointing off for a reference, then on again for all layers
-            self._some.on_train_begin(model=self.model)
-        if self._fresh and model.training:
-            self._fresh = False
-            self._begin(model, inputs, *args, **kwargs)
+        if self._checkpointing:  # TRL turns it off for a reference, then on again for all layers
+            self._checkpointing.on_train_begin(model=self.model)
+        if self._is_first_batch and model.training:
+            self._is_first_batch = False
+            self._try_first_batch(model, inputs, *args, **kwargs)
         return super().compute_loss(model, inputs, *args, **kwargs)
 
-    def _begin(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> None:
-        """Compile before the first update; on unmeasured hardware, compare with eager.
-
-        The comparison uses the first micro-batch.
-        """
-        reason, measured = None, (0.0, 0.0)
+    def _try_first_batch(
+        self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> None:
+        """Run the layers before the first update. Compare with eager on unmeasured hardware."""
+        reason, compiled = None, (0.0, 0.0)
         try:
             for batch in getattr(self, "_rehearsed", tuple)():
-                self._measured(model, batch)
-            measured = self._measured(model, inputs, *args, **kwargs)
-        except NOT_COMPILED as error:  # raised by the backward pass
+                self._loss_and_norm(model, batch)
+            compiled = self._loss_and_norm(model, inputs, *args, **kwargs)
+        except COMPILE_ERRORS as error:  # raised by the backward pass
             reason = _first_line(error)
-        if self._gave_up(reason):
+        if self._any_rank_failed(reason) or not self._needs_comparison:
             return
-        if self._doubted:
-            compiled = [layer.forward for layer in self._layers]
-            use_eager(self._layers)
-            eager = self._measured(model, inputs, *args, **kwargs)
-            for layer, forward in zip(self._layers, compiled, strict=True):
-                layer.forward = forward
-            figures = (
-                "loss and gradient norm of the first micro-batch are "
-                f"{_formatted(measured)} compiled and {_formatted(eager)} eager"
-            )
-            # For losses the tolerance is also absolute: GRPO's first losses cancel to zero except
-            # for rounding, and others are of order 1.
-            tolerance = TOLERANCE[self._precision]
-            agree = all(
-                math.isclose(a, b, rel_tol=tolerance, abs_tol=least)
-                for a, b, least in zip(eager, measured, (tolerance, 0.0), strict=True)
-            )
-            reason = None if agree else figures
-            say(f"compiled layers: {figures}")
-            self._gave_up(reason)
+        forwards = [layer.forward for layer in self._layers]
+        use_eager(self._layers)
+        eager = self._loss_and_norm(model, inputs, *args, **kwargs)
+        for layer, forward in zip(self._layers, forwards, strict=True):
+            layer.forward = forward
+        comparison = (
+            "loss and gradient norm of the first micro-batch are "
+            f"{_formatted(compiled)} compiled and {_formatted(eager)} eager"
+        )
+        # GRPO's first losses are zero except for rounding, so losses have an absolute tolerance.
+        tolerance = TOLERANCE[self._precision]
+        agree = all(
+            math.isclose(a, b, rel_tol=tolerance, abs_tol=absolute)
+            for a, b, absolute in zip(eager, compiled, (tolerance, 0.0), strict=True)
+        )
+        say(f"compiled layers: {comparison}")
+        self._any_rank_failed(None if agree else comparison)
 
-    def _gave_up(self, reason: str | None) -> bool:
-        """Return whether any rank has a reason to give up; if one has, all continue uncompiled."""
-        own = reason if self.compiled == "yes" else self.compiled
-        reasons = [text for text in gather_object([own]) if text]
+    def _any_rank_failed(self, reason: str | None) -> bool:
+        """Return whether any rank has a reason not to compile. If so, switch all ranks to eager."""
+        local_reason = reason if self.compiled == "yes" else self.compiled
+        reasons = [text for text in gather_object([local_reason]) if text]
         if reasons and self.compiled == "yes":
-            self._give_up(reasons[0])
+            self._use_eager(reasons[0])
         return bool(reasons)
 
-    def _measured(
+    def _loss_and_norm(
         self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> tuple[float, float]:
-        """Return (loss, gradient norm) of a micro-batch.
-
-        Its gradients are discarded, and the step's figures restored.
-        """
-        saved = {name: copy.deepcopy(vars(self)[name]) for name in FIGURES if name in vars(self)}
+        """Return (loss, gradient norm) of a micro-batch. Leave gradients and metrics unchanged."""
+        saved = {name: copy.deepcopy(vars(self)[name]) for name in LOSS_STATE if name in vars(self)}
         try:
-            with same_draws(self.model):
-                if self.is_fsdp_enabled:  # FSDP reduces gradients only in a whole backward
+            with without_dropout(self.model):
+                if self.is_fsdp_enabled:  # FSDP reduces gradients only in a full backward
                     model.set_requires_gradient_sync(True)
                     loss = super().compute_loss(model, dict(inputs), *args, **kwargs)
                     loss.backward()
@@ -247,9 +243,9 @@ class CompiledLayers:
                     model.zero_grad()
                     model.set_requires_gradient_sync(self.accelerator.sync_gradients)
                 else:
-                    whole = self.accelerator.unwrap_model(model)
-                    loss = super().compute_loss(whole, dict(inputs), *args, **kwargs)
-                    weights = [weight for weight in whole.parameters() if weight.requires_grad]
+                    unwrapped = self.accelerator.unwrap_model(model)
+                    loss = super().compute_loss(unwrapped, dict(inputs), *args, **kwargs)
+                    weights = [weight for weight in unwrapped.parameters() if weight.requires_grad]
                     grads = torch.autograd.grad(loss, weights, allow_unused=True)
                     norm = torch.nn.utils.get_total_norm(
                         [grad for grad in grads if grad is not None]
@@ -258,20 +254,22 @@ class CompiledLayers:
             vars(self).update(saved)
         return loss.item(), norm.item()
 
-    def _give_up(self, reason: str) -> None:
-        """Switch to eager. Raises UserError if the user requested compiled layers, and for fp8."""
+    def _use_eager(self, reason: str) -> None:
+        """Switch to eager. Raises UserError for fp8, and if the user requested compiled layers."""
         use_eager(self._layers)
-        self.compiled, self._doubted = reason, False
+        self.compiled, self._needs_comparison = reason, False
         remedy = "step.compile=false" if self._requested else None
         if self._precision == "fp8":  # uncompiled, it takes three times as long as bf16
             remedy = "precision=bf16"
         if remedy:
-            raise UserError(f"layers cannot be compiled: {reason}. Use: {remedy}.")
+            raise UserError(
+                f"step.compile=true: layers cannot be compiled: {reason}. Use: {remedy}."
+            )
         say(f"warning: layers are not compiled: {reason}")
 
 
-class CheckpointSome(TrainerCallback):
-    """Recompute only the first `number` decoder layers, after checkpointing is on for all."""
+class CheckpointFirstLayers(TrainerCallback):
+    """Limit activation checkpointing, which is on for all layers, to the first `number` layers."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -282,13 +280,10 @@ class CheckpointSome(TrainerCallback):
 
 
 @contextlib.contextmanager
-def same_draws(model: nn.Module) -> Iterator[None]:
-    """Turn off dropout, which compiled layers draw in a different order.
-
-    Restore dropout and the random generators afterwards.
-    """
+def without_dropout(model: nn.Module) -> Iterator[None]:
+    """Turn off dropout, since compiled layers draw in another order. Restore random generators."""
     rates = [(module, module.p) for module in model.modules() if isinstance(module, nn.Dropout)]
-    # fork_rng would initialize every GPU of the node
+    # by default, fork_rng would initialize every GPU of the node
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     try:
         for module, _ in rates:
@@ -301,7 +296,7 @@ def same_draws(model: nn.Module) -> Iterator[None]:
 
 
 def _first_line(error: Exception) -> str:
-    """Return an error's first line; if that is `backend='inductor' raised:`, with the second."""
+    """Return an error's first line, and the second line if the first ends with a colon."""
     first, *more = str(error).strip().splitlines()
     return f"{first} {more[0]}" if first.endswith(":") and more else first
 

@@ -25,8 +25,8 @@ from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from launch.core.errors import UserError
 from recipes.models import adapters, packed_attention
-from recipes.models.low_precision import nf4, to_float8
-from recipes.models.model_card import stated_license
+from recipes.models.low_precision import nf4_config, to_float8
+from recipes.models.model_card import read_license
 from recipes.rank.device import DTYPES, compute_dtype, device
 from recipes.rank.files import place_directory
 from recipes.rank.program import is_main_rank, rank
@@ -34,8 +34,7 @@ from recipes.rank.program import is_main_rank, rank
 RANDOM = "model_init"  # in the run directory
 
 PAD, USER, ASSISTANT, END = "<|pad|>", "<|user|>", "<|assistant|>", "<|end|>"
-# The generation markers enclose what TRL's assistant_only_loss trains on: the answer and its end
-# token.
+# TRL's assistant_only_loss trains on the {% generation %} block, the answer and its end token.
 CHAT_TEMPLATE = (
     "{% for message in messages %}{% if message['role'] == 'assistant' %}"
     f"{{{{ '{ASSISTANT}' }}}}{{% generation %}}{{{{ message['content'] + '{END}' }}}}"
@@ -46,9 +45,9 @@ TRAINED_VOCABULARY = 512
 
 
 def build_tokenizer(config: DictConfig, texts: Iterable[str]) -> PreTrainedTokenizerBase:
-    """Return the tokenizer of a directory or the hub, or for random weights one trained on `texts`.
+    """Return the tokenizer of a directory or of the hub. For random weights, train it on `texts`.
 
-    Raises UserError if it cannot be loaded from the hub.
+    Raises UserError if the hub does not provide the tokenizer.
     """
     model, directory = config.model, model_directory(config)
     if directory is not None:
@@ -64,16 +63,16 @@ def build_tokenizer(config: DictConfig, texts: Iterable[str]) -> PreTrainedToken
 
 
 def build_model(config: DictConfig) -> PreTrainedModel | PeftModel:
-    """Return the model as `config.precision` trains it, with the adapter of `config.adapter.path`.
+    """Return the model in the run's precision, with the adapter of `config.adapter.path`, if set.
 
-    If an adapter is trained, write the base's fingerprint to the run directory. Raises UserError
-    for a model that the hub does not provide, a missing package, or an adapter of another base.
+    For an adapter, record the base's fingerprint in the run directory. Raises UserError if the hub
+    does not provide the model, a package is missing, or the adapter has another base.
     """
     is_nf4 = config.precision.weights == "nf4"
-    model, base = _quantized(config) if is_nf4 else (plain_model(config), None)
+    model, base = _nf4_model(config) if is_nf4 else (plain_model(config), None)
     if config.adapter.rank is not None:
         base = base or _fingerprint(config, model)
-        adapters.note_base(Path(config.run_dir), base)
+        adapters.record_base(Path(config.run_dir), base)
     if config.precision.compute == "fp8":
         multiple = OmegaConf.select(config, "trainer_args.pad_to_multiple_of")
         model = to_float8(model, pads=not isinstance(multiple, int))
@@ -81,11 +80,11 @@ def build_model(config: DictConfig) -> PreTrainedModel | PeftModel:
 
 
 def plain_model(config: DictConfig, **kwargs) -> PreTrainedModel:
-    """Return the model with parameters in the dtype of `config.precision` (nf4: its compute dtype).
+    """Return the model with weights in the dtype of `config.precision` (nf4: its compute dtype).
 
-    Its configuration has the licence of the model's card. Pretrained weights are on the CPU. Random
-    weights follow from `config.seed` and are drawn on the GPU, if any, since a CPU needs minutes
-    for 8e9 of them. `kwargs` go to from_pretrained. Raises UserError as build_model does.
+    Its configuration contains the license of the model card. Pretrained weights are on the CPU.
+    Random weights depend on `config.seed`. They are drawn on a GPU, if there is one, since a CPU
+    takes minutes for 8e9. from_pretrained gets `kwargs`. Raises UserError as build_model does.
     """
     set_seed(config.seed)  # for random weights, and for the adapter that the trainer will draw
     model, directory, weights = config.model, model_directory(config), config.precision.weights
@@ -95,56 +94,59 @@ def plain_model(config: DictConfig, **kwargs) -> PreTrainedModel:
         **kwargs,
     }
     if directory is None and model.init == "random":
-        # ZeRO-3 would draw each rank's shard, so its weights would differ from other strategies'
+        # ZeRO-3 would draw each shard separately, so weights would depend on the strategy.
         unset_hf_deepspeed_config()
         with torch.device(device()):
-            drawn = AutoModelForCausalLM.from_config(model_config(model), **kwargs)
-        # Round, because DeepSpeed's fp32 copy starts from 16-bit weights. Without it, a first step
-        # of 2e-5 changed the loss by 3.1 under ddp and fsdp and by 1.2 under ZeRO
+            random_model = AutoModelForCausalLM.from_config(model_config(model), **kwargs)
+        # Round, because DeepSpeed's fp32 copy starts from 16-bit weights. Without rounding, a first
+        # step of 2e-5 changed the loss by 3.1 under ddp and fsdp and by 1.2 under ZeRO
         # (docs/results/topologies.md).
-        for weight in drawn.parameters():
+        for weight in random_model.parameters():
             weight.data = weight.data.to(compute_dtype(config)).to(weight.dtype)
-        return drawn
+        return random_model
     if directory is None:
         loaded = _from_hub(AutoModelForCausalLM, model, use_safetensors=True, **kwargs)
-        # from_pretrained does not fetch the card. It is cached if a whole snapshot was downloaded.
+        # from_pretrained does not fetch the card, but a downloaded snapshot of the model has it.
         card = try_to_load_from_cache(model.hub_id, "README.md", revision=model.revision)
         directory = Path(card).parent if isinstance(card, str) else None
     else:
         loaded = AutoModelForCausalLM.from_pretrained(
             directory, trust_remote_code=False, use_safetensors=True, **kwargs
         )
-    if directory is not None and (stated := stated_license(directory)):
-        loaded.config.license = stated
+    if directory is not None and (license_name := read_license(directory)):
+        loaded.config.license = license_name
     return loaded
 
 
-def _quantized(config: DictConfig) -> tuple[PreTrainedModel, str]:
+def _nf4_model(config: DictConfig) -> tuple[PreTrainedModel, str]:
     """Return the model with its linear layers in nf4, and its fingerprint.
 
-    Only files can be loaded in 4 bits, so the main rank draws random weights and writes them for
-    all ranks. On other ranks transformers writes nothing. Every rank must call this.
+    Quantization needs files, so the main rank writes random weights for all ranks. Every rank must
+    call this function.
     """
-    kwargs = {"quantization_config": nf4(compute_dtype(config)), "device_map": {"": device()}}
+    kwargs = {
+        "quantization_config": nf4_config(compute_dtype(config)),
+        "device_map": {"": device()},
+    }
     if model_directory(config) is not None or config.model.init != "random":
         model = plain_model(config, **kwargs)
         return model, _fingerprint(config, model)
     ranks = PartialState()
-    written = Path(config.run_dir) / ".random_weights"  # visible to ranks on other nodes
+    directory = Path(config.run_dir) / ".random_weights"  # visible to ranks on other nodes
     if is_main_rank():
-        plain_model(config).save_pretrained(written)
+        plain_model(config).save_pretrained(directory)
     ranks.wait_for_everyone()
-    model = plain_model(OmegaConf.merge(config, {"model": {"path": str(written)}}), **kwargs)
-    base = adapters.fingerprint_of_files(written)
+    model = plain_model(OmegaConf.merge(config, {"model": {"path": str(directory)}}), **kwargs)
+    base = adapters.fingerprint_of_files(directory)
     ranks.wait_for_everyone()
     if is_main_rank():
-        shutil.rmtree(written)
+        shutil.rmtree(directory)
     model.name_or_path = model.config._name_or_path = ""  # not the removed directory
     return model, base
 
 
 def _fingerprint(config: DictConfig, model: PreTrainedModel) -> str:
-    """Return the files' fingerprint, if any: weights in memory may be in 4 bits or sharded."""
+    """Return the fingerprint, of files if possible: loaded weights may be sharded or in 4 bits."""
     directory = model_directory(config)
     if directory is None and config.model.init != "random":
         hub_id, revision = config.model.hub_id, config.model.revision
@@ -153,9 +155,9 @@ def _fingerprint(config: DictConfig, model: PreTrainedModel) -> str:
 
 
 def write_random(config: DictConfig, tokenizer: PreTrainedTokenizerBase) -> Path:
-    """Write random weights and their tokenizer for vLLM, which needs files; return the directory.
+    """Write random weights and their tokenizer for vLLM, which needs files. Return the directory.
 
-    If several ranks write at once, the first one's files stay.
+    If several ranks write, the files of the first remain.
     """
     target = Path(config.run_dir) / RANDOM
     staged = target.with_name(f".{target.name}.{rank()}.staging")
@@ -169,11 +171,11 @@ def write_random(config: DictConfig, tokenizer: PreTrainedTokenizerBase) -> Path
 
 
 def model_directory(config: DictConfig) -> Path | None:
-    """Return the directory of the weights: the user's, or write_random's, or None."""
+    """Return model.path, or the directory of write_random if that has been called, or None."""
     if config.model.path:
         return Path(config.model.path)
-    written = Path(config.run_dir) / RANDOM
-    return written if written.is_dir() else None
+    directory = Path(config.run_dir) / RANDOM
+    return directory if directory.is_dir() else None
 
 
 def model_config(model: DictConfig) -> AutoConfig:
@@ -192,14 +194,14 @@ def model_config(model: DictConfig) -> AutoConfig:
         max_position_embeddings=model.max_positions,
         rope_parameters={"rope_type": "default", "rope_theta": model.rope_theta},
         rms_norm_eps=model.rms_norm_eps,
-        # transformers' 0.02 suits widths near 2500; at width 128 the first layers contribute almost
-        # nothing, and arithmetic is learned late.
+        # transformers' 0.02 suits widths near 2500. At width 128, the first layers would contribute
+        # almost nothing, and the model would learn arithmetic late.
         initializer_range=model.hidden_size**-0.5,
     )
 
 
 def adapter_config(config: DictConfig) -> LoraConfig | None:
-    """Return the peft configuration of a new adapter; None for full training or a loaded one."""
+    """Return the PEFT configuration of a new adapter, or None if no new adapter is needed."""
     adapter = config.adapter
     if adapter.rank is None or adapter.path:
         return None
@@ -215,10 +217,10 @@ def adapter_config(config: DictConfig) -> LoraConfig | None:
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """Return a byte-level BPE tokenizer trained on `texts`; equal texts give equal tokenizers.
+    """Return a byte-level BPE tokenizer trained on `texts`. Equal texts give equal tokenizers.
 
-    Digits stay single tokens, so that a number always has the same tokens. Merges may cross
-    spaces, so that a phrase that all problems share becomes one token.
+    Each digit is a token, so that a number always has the same tokens. Tokens may contain spaces,
+    so that a phrase in all problems becomes one token.
     """
     tokenizer = Tokenizer(models.BPE())
     digits = pre_tokenizers.Digits(individual_digits=True)
@@ -245,6 +247,6 @@ def _from_hub(auto_class: type, model: DictConfig, **kwargs):
     except OSError as error:
         reason = str(error).strip().splitlines()[0]
         raise UserError(
-            f"model {model.hub_id} at {model.revision} cannot be loaded: {reason} Use: "
-            "model.path=<directory>, or model.init=random."
+            f"model.hub_id={model.hub_id} at revision {model.revision} cannot be loaded: {reason} "
+            "Use: model.path=<directory>, or model.init=random."
         ) from error

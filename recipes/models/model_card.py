@@ -13,15 +13,15 @@ import yaml
 from huggingface_hub import metadata_load
 
 Facts = dict[str, Any]
-# Facts of a run on the card, besides its command, data and code
+# Facts of a run on the card, besides its command, data, precision and adapter.
 RUN_FACTS = ("run", "left", "args", "result", "seed", "code", "packages")
 
 
-def stated_license(directory: Path) -> str | None:
-    """Return the licence in config.json or in the card of a model directory, or None."""
+def read_license(directory: Path) -> str | None:
+    """Return the license in config.json or in the model card of a directory, or None."""
     content = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-    licences = content.get("license") or front_matter(directory / "README.md").get("license")
-    names = licences if isinstance(licences, list) else [licences]  # some cards list several
+    licenses = content.get("license") or front_matter(directory / "README.md").get("license")
+    names = licenses if isinstance(licenses, list) else [licenses]  # some cards list several
     return ", ".join(str(name) for name in names if name) or None
 
 
@@ -34,13 +34,13 @@ def front_matter(card: Path) -> Facts:
 
 
 def card(
-    title: str, license_name: str | None, model: Facts, provenance: Facts, written: Facts
+    title: str, license_name: str | None, model: Facts, provenance: Facts, exported: Facts
 ) -> str:
     """Return the text of the model card.
 
-    `provenance` comes from launch/execution/provenance.py. If it has no runs, `model`, from the
-    export's own composition, describes the origin. `written` describes the exported files:
-    `weights`, `chat_template` (whether it has one), `files` and figures of result.json.
+    `provenance` comes from launch/execution/provenance.py. If it lists no runs, the origin is
+    `model`, from the composition of the export. `exported` describes the exported files: `weights`,
+    `chat_template` (whether there is one), `files` and figures of result.json.
     """
     runs = provenance["runs"][::-1]  # from the first run to the last
     first = runs[0]["model"] if runs else model
@@ -57,34 +57,31 @@ def card(
     results, note = provenance["results"], ""
     if results:
         results = {**results, "data": _data(results["data"], {})}
-        if written["weights_error"]:
-            note = "\nThe weights that were measured are those before the conversion above."
+        if exported["weights_error"]:
+            note = "\nThese results were measured before the weights were converted as above."
     parts = [
         f"---\n{yaml.safe_dump(head, sort_keys=False)}---",
         f"# {title}",
         f"Made from {origin}{methods}",
-        f"## Licence\n\n{license_name or 'Not stated at export. See that of the source model.'}",
-        f"## Weights\n\n{_facts({**written, 'weights': written['weights'] or 'as they were'})}",
+        f"## License\n\n{license_name or 'Unknown at export. See the source model.'}",
+        f"## Weights\n\n{_facts({**exported, 'weights': exported['weights'] or 'unchanged'})}",
         f"## Results\n\n{_facts(results)}{note}",
-        *(f"## {number}. {run['method']}\n\n{_run(run)}" for number, run in enumerate(runs, 1)),
     ]
+    for number, run in enumerate(runs, start=1):
+        command = " ".join(["python launch/run.py", *run["overrides"]])
+        facts = {name: run[name] for name in RUN_FACTS}
+        facts["data"] = _data(run["data"], run["data_files"])
+        facts["precision"] = {name: run["precision"][name] for name in ("compute", "weights")}
+        if run["adapter"]["rank"] is not None:
+            facts["adapter"] = {name: run["adapter"][name] for name in ("name", "rank", "alpha")}
+        parts.append(f"## {number}. {run['method']}\n\n    {command}\n\n{_facts(facts)}")
     return "\n\n".join(parts) + "\n"
-
-
-def _run(run: Facts) -> str:
-    command = " ".join(["python launch/run.py", *run["overrides"]])
-    facts = {name: run[name] for name in RUN_FACTS}
-    facts["data"] = _data(run["data"], run["data_files"])
-    facts["precision"] = {name: run["precision"][name] for name in ("compute", "weights")}
-    if run["adapter"]["rank"] is not None:
-        facts["adapter"] = {name: run["adapter"][name] for name in ("name", "rank", "alpha")}
-    return f"    {command}\n\n{_facts(facts)}"
 
 
 def _facts(facts: Facts | None) -> str:
     """Return facts as a block of YAML, without those that are null."""
     if not facts:
-        return "Nothing is recorded."
+        return "Not recorded."
     present = {name: value for name, value in facts.items() if value not in (None, {}, [])}
     text = yaml.safe_dump(
         present, sort_keys=False, allow_unicode=True, default_flow_style=None, width=100
@@ -93,7 +90,7 @@ def _facts(facts: Facts | None) -> str:
 
 
 def _data(data: Facts | None, files: dict[str, str]) -> Facts:
-    """Return the facts on data, with files by name and hash; paths mean nothing elsewhere."""
+    """Return facts about data. Files appear by name and hash, since paths are local."""
     if not data:
         return {}
     facts = {name: data.get(name) for name in ("kind", "tasks", "num_train", "num_heldout")}

@@ -1,9 +1,9 @@
-"""Attend causally within documents of packed rows, without a mask.
+"""Compute causal attention within the documents of packed rows, without a mask.
 
-transformers makes a mask for every batch, and reads from the GPU whether it is needed, so the host
-waits for all queued work. SFT and DPO pad at the end of rows, where no token attends, so they need
-no mask. GRPO pads prompts on the left, so batches that are not packed, as in generation, get a
-mask.
+transformers makes a mask for every batch. To find out whether it is needed, transformers reads from
+the GPU, so the host waits for all queued work. SFT and DPO need no mask, since they pad the ends of
+rows, to which no token attends. GRPO pads prompts on the left. So its batches get a mask unless
+they are packed, for example in generation.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PADDED = "documents_or_padded"  # the same, but with a mask for batches that hav
 
 
 def implementation(config: DictConfig) -> str:
-    """Return the attn_implementation for `config`'s model, after registering it if necessary."""
+    """Return attn_implementation for the run's model. Register it with transformers if needed."""
     hardware, method = config.hardware, OmegaConf.select(config, "method.name")
     packs = method == "grpo" and OmegaConf.select(config, "step.rows") == "packed"
     if hardware.attention != "sdpa" or not (packs or method in ("sft", "dpo")):
@@ -48,38 +48,38 @@ def implementation(config: DictConfig) -> str:
         if document_starts is None or kernel == "sdpa" or value.dtype is torch.float32:
             mask = attention_mask
             if document_starts is not None:
-                # (1, 1, tokens, tokens), True for the tokens that each token attends to
-                places = torch.arange(query.shape[2], device=document_starts.device)
-                documents = torch.bucketize(places, document_starts[1:], right=True)
-                same = documents[:, None] == documents
-                mask = (same & (places[:, None] >= places))[None, None]
+                # (1, 1, tokens, tokens): True where a token attends to another.
+                positions = torch.arange(query.shape[2], device=document_starts.device)
+                documents = torch.bucketize(positions, document_starts[1:], right=True)
+                is_same = documents[:, None] == documents
+                mask = (is_same & (positions[:, None] >= positions))[None, None]
             return sdpa_attention_forward(
                 module, query, key, value, mask, scaling=scaling, dropout=dropout
             )
         # Under autocast, norms return queries and keys in fp32, and autocast casts them back only
         # for torch's own attention.
         packed = (part[0].transpose(0, 1).to(value.dtype) for part in (query, key, value))
-        out = KERNELS[kernel](*packed, document_starts, longest or query.shape[2], scaling)
-        return out[None], None
+        output = KERNELS[kernel](*packed, document_starts, longest or query.shape[2], scaling)
+        return output[None], None
 
     name = PADDED if packs else NAME
     AttentionInterface.register(name, forward)
     if packs:
-        AttentionMaskInterface.register(PADDED, _mask_of_padding)
+        AttentionMaskInterface.register(PADDED, _padding_mask)
     return name
 
 
 def fits(model: PreTrainedModel) -> bool:
-    """Return whether tokens attend to all earlier ones, since the kernels support no window."""
+    """Return whether all layers have full attention. The kernels support no sliding window."""
     config = model.config.get_text_config()
     kinds = getattr(config, "layer_types", None) or ["full_attention"]
     return set(kinds) == {"full_attention"} and not getattr(config, "sliding_window", None)
 
 
-def _mask_of_padding(*args: Any, attention_mask: Tensor | None = None, **kwargs: Any) -> Any:
+def _padding_mask(*args: Any, attention_mask: Tensor | None = None, **kwargs: Any) -> Any:
     """Return sdpa's mask, or None without padding.
 
-    For packed rows, transformers would make a mask of (tokens, tokens).
+    Otherwise transformers would make a mask of (tokens, tokens) for packed rows.
     """
     if attention_mask is None:
         return None
@@ -89,9 +89,9 @@ def _mask_of_padding(*args: Any, attention_mask: Tensor | None = None, **kwargs:
 def _varlen(
     query: Tensor, key: Tensor, value: Tensor, starts: Tensor, longest: int, scaling: float
 ) -> Tensor:
-    """Return attention by torch's own kernel, which exists since 2.10.
+    """Return attention by the kernel of torch 2.10 and newer.
 
-    `longest` is a constant bound, since an exact length would recompile the kernel at every step.
+    `longest` is an upper bound. The exact length would recompile the kernel at every step.
     """
     from torch.nn.attention.varlen import varlen_attn  # missing from the torch of some images
 
@@ -101,7 +101,7 @@ def _varlen(
 
 @functools.cache
 def _gqa() -> dict[str, bool]:
-    """Return the argument for heads that share keys; before 2.12 the kernel detects this itself."""
+    """Return the argument for heads that share keys. Kernels before torch 2.12 detect them."""
     from torch.nn.attention.varlen import varlen_attn
 
     return {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}

@@ -1,9 +1,9 @@
-"""Convert a model's weights to the dtype that they are served in: 16 or 32 bits, or 8 bits.
+"""Convert a model's weights to the dtype for serving: 32, 16 or 8 bits.
 
 8-bit weights use the format compressed-tensors, which vLLM and transformers read
-(https://github.com/vllm-project/compressed-tensors): `weight` (out, in) in 8 bits, and a scale for
-each row, `weight_scale` (out, 1) in bf16, so that weight = codes x scale. Activations are scaled
-per token at run time. Embedding, head and norms stay in bf16.
+(https://github.com/vllm-project/compressed-tensors). `weight` (out, in) contains 8-bit codes, and
+`weight_scale` (out, 1) a bf16 scale for each row. Their product approximates the weight.
+Activations are scaled per token at run time. Embedding, head and norms stay in bf16.
 """
 
 from __future__ import annotations
@@ -20,55 +20,54 @@ PLAIN = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 @dataclass(frozen=True)
 class EightBits:
-    """Describe a format of compressed-tensors: its names, dtype and largest number."""
+    """Describe an 8-bit format of compressed-tensors."""
 
     format: str
     type: str
     dtype: torch.dtype
-    most: float
+    max_code: float
 
 
 EIGHT_BITS = {
     "fp8": EightBits("float-quantized", "float", torch.float8_e4m3fn, 448.0),
-    # -128 is not used, so that codes are symmetric
+    # symmetric, so -128 is not used
     "int8": EightBits("int-quantized", "int", torch.int8, 127.0),
 }
 NAMES = [*PLAIN, *EIGHT_BITS]
-# torch._scaled_mm's fp8 products, and int8 products of the same kernels, need sizes that are
-# multiples of this
+# The fp8 and int8 kernels of torch._scaled_mm need sizes that are multiples of this.
 MULTIPLE = 16
 # Parts of the names of linear layers' weights in qwen3, qwen2 and llama
 LAYERS, LINEAR = (".layers.", "_proj.weight")
 
 
-def quantized(weight: torch.Tensor, bits: EightBits) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return codes (out, in) and scales (out, 1) in bf16; a row's maximum gets the largest code.
+def quantize(weight: torch.Tensor, bits: EightBits) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return 8-bit codes (out, in) and bf16 scales (out, 1). A row's maximum gets the largest code.
 
     The codes are computed from the rounded scale, so its rounding adds no error. A row of zeros has
     scale 1.
     """
     exact = weight.float()
-    scale = (exact.abs().amax(dim=1, keepdim=True) / bits.most).to(torch.bfloat16)
+    scale = (exact.abs().amax(dim=1, keepdim=True) / bits.max_code).to(torch.bfloat16)
     scale[scale == 0] = 1
-    # If the scale was rounded down, the largest codes would leave the range
-    codes = (exact / scale.float()).clamp(-bits.most, bits.most)
+    # If the scale was rounded down, the largest codes would be out of range.
+    codes = (exact / scale.float()).clamp(-bits.max_code, bits.max_code)
     return (codes if bits.dtype.is_floating_point else codes.round()).to(bits.dtype), scale
 
 
 @dataclass
 class Converter:
-    """Convert weights one by one to `weights` (None: unchanged), and sum the error."""
+    """Convert weights one at a time to the dtype `weights` (None: unchanged), and sum the error."""
 
     weights: str | None
     num_quantized: int = 0
-    lost: float = 0.0  # sum of squared differences, over the tensors whose dtype changed
-    whole: float = 0.0  # sum of squares of these tensors
-    worst: dict[str, Any] = field(default_factory=dict)
+    squared_error: float = 0.0  # sum over the tensors whose dtype changed
+    squared_norm: float = 0.0  # of these tensors
+    worst: dict[str, Any] = field(default_factory=dict)  # name and relative error of a tensor
 
     def __call__(self, name: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return the tensors that replace `weight`, by name.
 
-        Raises UserError if it is not finite, or has an unsupported shape for 8 bits.
+        Raises UserError if the weight is not finite, or if its shape rules out 8 bits.
         """
         if not weight.dtype.is_floating_point or weight.dtype.itemsize == 1:
             return {name: weight}
@@ -76,7 +75,7 @@ class Converter:
         rounded = weight.to(dtype)
         if not torch.isfinite(rounded).all():
             raise UserError(
-                f"{name} is not finite in {str(dtype).removeprefix('torch.')}: the model is "
+                f"{name} is not finite in {str(dtype).removeprefix('torch.')}, so the model is "
                 "damaged or its numbers exceed this format. Use an earlier checkpoint, or "
                 "method.args.weights=bf16."
             )
@@ -92,39 +91,41 @@ class Converter:
                     "not a linear layer of qwen3, qwen2 or llama with sizes in multiples of "
                     f"{MULTIPLE}. Use: method.args.weights=bf16."
                 )
-            codes, scale = quantized(weight, bits)
-            self._count(name, weight, codes.float() * scale.float())
+            codes, scale = quantize(weight, bits)
+            self._add_error(name, weight, codes.float() * scale.float())
             self.num_quantized += 1
             return {name: codes, f"{name}_scale": scale}
         if dtype != weight.dtype:
-            self._count(name, weight, rounded)
+            self._add_error(name, weight, rounded)
         return {name: rounded}
 
     def figures(self) -> dict[str, Any]:
         """Return figures for result.json.
 
-        `weights_error` is |written - original| / |original| over all tensors that changed
+        `weights_error` is |converted - original| / |original| over all tensors whose dtype changed
         (Frobenius norms).
         """
-        if not self.whole:
+        if not self.squared_norm:
             return {"weights_error": 0.0}
         return {
-            "weights_error": (self.lost / self.whole) ** 0.5,
+            "weights_error": (self.squared_error / self.squared_norm) ** 0.5,
             "weights_error_worst": self.worst,
             "num_quantized": self.num_quantized,
         }
 
-    def _count(self, name: str, weight: torch.Tensor, written: torch.Tensor) -> None:
+    def _add_error(self, name: str, weight: torch.Tensor, converted: torch.Tensor) -> None:
         exact = weight.float()
-        lost, whole = (written.float() - exact).norm().item() ** 2, exact.norm().item() ** 2
-        self.lost, self.whole = self.lost + lost, self.whole + whole
-        error = (lost / whole) ** 0.5 if whole else 0.0
+        squared_error = (converted.float() - exact).norm().item() ** 2
+        squared_norm = exact.norm().item() ** 2
+        self.squared_error += squared_error
+        self.squared_norm += squared_norm
+        error = (squared_error / squared_norm) ** 0.5 if squared_norm else 0.0
         if error >= self.worst.get("error", 0.0):
             self.worst = {"name": name, "error": error}
 
 
 def served_config(content: dict[str, Any], weights: str | None) -> dict[str, Any]:
-    """Return config.json of a model whose weights were converted."""
+    """Return the content of config.json for weights converted to the dtype `weights`."""
     if weights is None:
         return content
     dtype = str(PLAIN.get(weights, torch.bfloat16)).removeprefix("torch.")

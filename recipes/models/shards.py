@@ -17,10 +17,10 @@ INDEX = "model.safetensors.index.json"
 SHARD_BYTES = 5_000_000_000  # per file; limits memory use and the size of a repeated download
 
 
-def stored(directory: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield name and tensor from every file that transformers loads, in the order of file names.
+def read_tensors(directory: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield (name, tensor) from the files that transformers loads, sorted by file name.
 
-    Other files (such as consolidated.safetensors) duplicate these weights. Raises UserError if the
+    Other files, such as consolidated.safetensors, duplicate these weights. Raises UserError if the
     directory is incomplete.
     """
     path = directory / SINGLE
@@ -34,49 +34,51 @@ def stored(directory: Path) -> Iterator[tuple[str, torch.Tensor]]:
                 for name in file.keys():  # noqa: SIM118 (no iterator)
                     yield name, file.get_tensor(name)
     except (FileNotFoundError, SafetensorError) as error:
-        raise UserError(f"{path} cannot be read, so the model is incomplete: {error}") from error
+        raise UserError(
+            f"{path} cannot be read, so the model is incomplete: {error}. Copy the model again."
+        ) from error
 
 
 class Shards:
-    """Write files of at most `most` bytes (or one larger tensor), with transformers' names.
+    """Write files of at most `max_bytes` (or one larger tensor), with transformers' names.
 
     If there are several files, write an index.
     """
 
-    def __init__(self, folder: Path, most: int = SHARD_BYTES) -> None:
-        self.folder, self.most = folder, most
-        self.held: dict[str, torch.Tensor] = {}
-        self.written: list[list[str]] = []  # names of each file
-        self.held_bytes = self.num_bytes = 0
+    def __init__(self, folder: Path, max_bytes: int = SHARD_BYTES) -> None:
+        self.folder, self.max_bytes = folder, max_bytes
+        self.buffer: dict[str, torch.Tensor] = {}  # tensors of the next file
+        self.names: list[list[str]] = []  # of the tensors in each file
+        self.buffer_bytes = self.num_bytes = 0
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
         size = tensor.numel() * tensor.element_size()
-        if self.held and self.held_bytes + size > self.most:
+        if self.buffer and self.buffer_bytes + size > self.max_bytes:
             self._write()
-        self.held[name] = tensor.contiguous()
-        self.held_bytes += size
+        self.buffer[name] = tensor.contiguous()
+        self.buffer_bytes += size
         self.num_bytes += size
 
     def close(self) -> None:
-        if self.held:
+        if self.buffer:
             self._write()
-        count = len(self.written)
-        names = [SINGLE] * count
+        count = len(self.names)
+        files = [SINGLE] * count
         if count > 1:
-            names = [f"model-{n:05d}-of-{count:05d}.safetensors" for n in range(1, count + 1)]
-        for number, name in enumerate(names):
-            self._unnamed(number).rename(self.folder / name)
+            files = [f"model-{n:05d}-of-{count:05d}.safetensors" for n in range(1, count + 1)]
+        for number, file in enumerate(files):
+            self._temporary_path(number).rename(self.folder / file)
         if count > 1:
-            pairs = zip(names, self.written, strict=True)
-            weights = {tensor: name for name, tensors in pairs for tensor in tensors}
+            pairs = zip(files, self.names, strict=True)
+            weights = {name: file for file, names in pairs for name in names}
             content = {"metadata": {"total_size": self.num_bytes}, "weight_map": weights}
             (self.folder / INDEX).write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
 
     def _write(self) -> None:
-        save_file(self.held, self._unnamed(len(self.written)), metadata={"format": "pt"})
-        self.written.append([*self.held])
-        self.held, self.held_bytes = {}, 0
+        save_file(self.buffer, self._temporary_path(len(self.names)), metadata={"format": "pt"})
+        self.names.append([*self.buffer])
+        self.buffer, self.buffer_bytes = {}, 0
 
-    def _unnamed(self, number: int) -> Path:
-        """Return a file's temporary path, used until the number of files is known."""
+    def _temporary_path(self, number: int) -> Path:
+        """Return a file's path until the number of files is known."""
         return self.folder / f".{number}.safetensors"

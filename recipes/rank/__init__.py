@@ -1,1 +1,1 @@
-"""Provide what every rank needs, independent of the method."""
+"""Start, stop and coordinate ranks, independent of the method."""

@@ -1,4 +1,4 @@
-"""Determine a rank's device, the cores next to it, its compute dtype and its peak memory."""
+"""Determine a rank's device, CPU cores, compute dtype and peak memory."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def device() -> torch.device:
 
 
 def bind_to_cores(policy: str, local_rank: int) -> str:
-    """Bind all threads and future children to cores next to the GPU, as torch chooses them.
+    """Bind all threads and future children to the cores near the GPU. Return a line with the cores.
 
-    torchrun's --numa-binding needs the program numactl, which images and small machines do not
-    have. Return a line with the cores. Raises UserError if they are unknown or not allowed.
+    torch chooses the cores. torchrun's --numa-binding would need numactl, which images do not have.
+    Raises UserError if the cores are unknown or not allowed.
     """
     try:
         from torch.numa import binding  # missing before torch 2.9
@@ -34,18 +34,18 @@ def bind_to_cores(policy: str, local_rank: int) -> str:
         binding._bind_all_threads_in_current_process_to_logical_cpus(logical_cpu_indices=cores)
     except (ImportError, AttributeError, OSError, RuntimeError, ValueError) as error:
         raise UserError(
-            f"topology.numa_binding={policy}: the cores next to GPU {local_rank} are unknown or "
+            f"topology.numa_binding={policy}: the cores near GPU {local_rank} are unknown or "
             f"not allowed here ({error}). Use: topology.numa_binding=null."
         ) from error
     first, last = min(cores), max(cores)
     return (
-        f"topology.numa_binding={policy}: {len(cores)} core(s) from {first} to {last}, next to "
+        f"topology.numa_binding={policy}: {len(cores)} core(s) from {first} to {last}, near "
         f"GPU {local_rank}"
     )
 
 
 def pci_address(device: torch.device | int) -> str | None:
-    """Return a GPU's address (`0000:05:00.0`), or None if torch is too old to provide it."""
+    """Return a GPU's PCI address (`0000:05:00.0`), or None if torch is too old to know it."""
     gpu = torch.cuda.get_device_properties(device)
     if not hasattr(gpu, "pci_bus_id"):
         return None
@@ -58,7 +58,7 @@ def compute_dtype(config: DictConfig) -> torch.dtype:
 
 
 def memory_peak_gb() -> float:
-    """Return the peak memory of this process in GB: on the GPU, or on the host if it has no GPU."""
+    """Return this process's peak memory in GB: of the GPU, or of the host without a GPU."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 1e9
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9  # Linux counts in KiB

@@ -1,4 +1,4 @@
-"""Move directories atomically, even if the power fails, and hash their contents."""
+"""Move directories atomically, even if the power fails, hash files, and append lines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from launch.core.json_files import sha256, sync
 
 
 def move_directory(source: Path, target: Path) -> None:
-    """Rename `source` to `target`, replacing it, after everything in it has reached the disk."""
+    """Rename `source` to `target`, replacing it, once all files in `source` are on the disk."""
     _sync_tree(source)
     old = target.with_name(f".{target.name}.old")
     shutil.rmtree(old, ignore_errors=True)  # left by a crash between the two renames
@@ -24,7 +24,7 @@ def move_directory(source: Path, target: Path) -> None:
 
 
 def place_directory(source: Path, target: Path) -> None:
-    """Rename `source` to `target`, or remove it if `target` already exists. Raises OSError."""
+    """Rename `source` to `target`, or remove `source` if `target` exists. Raises OSError."""
     _sync_tree(source)
     try:
         source.rename(target)
@@ -44,7 +44,7 @@ def _sync_tree(source: Path) -> None:
 def weights_sha256(directory: Path, heartbeat: Path | None = None) -> str:
     """Return a hash of the sorted names and hashes of a model directory's .safetensors files.
 
-    `heartbeat` as in sha256.
+    `heartbeat` is touched while files are read, as in sha256.
     """
     total = hashlib.sha256()
     for path in sorted(directory.glob("*.safetensors")):
@@ -53,11 +53,11 @@ def weights_sha256(directory: Path, heartbeat: Path | None = None) -> str:
 
 
 def json_sha256(value: Any) -> str:
-    """Return the sha256 of a value as JSON with sorted keys; equal content has equal hashes."""
+    """Return the sha256 of a value as JSON with sorted keys, so equal content has equal hashes."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def append(path: Path, row: dict[str, Any]) -> None:
-    """Append a line in one write, because the launcher reads the file while it grows."""
+    """Append a row as a JSON line in one write, because the launcher reads the file as it grows."""
     with path.open("a") as file:
         file.write(json.dumps(row, allow_nan=False) + "\n")

@@ -1,7 +1,7 @@
-"""Declare arguments whose values are known names or whole numbers.
+"""Declare which names and whole numbers the arguments of benchmarks and tunings accept.
 
-`make lock` writes the names into containers/trainer_args.lock.json, so that the launcher rejects
-other names and numbers without importing torch.
+`make lock` writes them to containers/trainer_args.lock.json, so that the launcher rejects other
+values without importing torch.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ ALL = object()
 MAY_BE_ZERO = ("seed", "warmup", "num_warmups", "num_workers", "paddings")
 
 
-def named(
+def name_field(
     known: Callable[[], Iterable[str]],
     default: object = ALL,
     refused: Mapping[str, str] | None = None,
 ) -> Any:
-    """Declare a dataclass field that takes a name of `known()`, or a list of them.
+    """Declare a dataclass field that accepts one of the names `known()`, or a list of them.
 
-    `refused` maps names that a user may try to the reasons why they are rejected. `known` is a
-    function so that its table may be defined below the class.
+    By default, the field is a list of all names. `refused` maps names that a user may try to the
+    reasons why they are rejected. `known` is a function so that the table of names may be defined
+    after the class.
     """
     metadata = {"names": known, "refused": refused or {}}
     if default is ALL:
@@ -34,7 +35,7 @@ def named(
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def least(field: dataclasses.Field) -> int | None:
+def minimum(field: dataclasses.Field) -> int | None:
     """Return the minimum of a field of type int or list of int; None for other fields."""
     if not re.search(r"\bint\b", str(field.type)):
         return None

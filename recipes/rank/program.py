@@ -1,4 +1,4 @@
-"""Run a recipe: read the configuration, handle signals, write result.json, set an exit code."""
+"""Run a recipe: read the configuration, handle signals, write result.json, exit with a code."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from launch.core.errors import EXIT_INTERRUPTED, EXIT_USER, UserError
 from launch.core.json_files import write_json
 from recipes.rank.device import bind_to_cores
 
-EXIT_FAILED = 1  # of a rank, like Python's for an exception; the launcher's is 4
+EXIT_FAILED = 1  # of a rank, as for an exception in Python; the launcher's is 4
 # torchrun's variables. With them, a vLLM engine would treat its own processes as our ranks.
 TORCHRUN = re.compile(
     r"^(TORCHELASTIC_.*|TORCH_NCCL_ASYNC_ERROR_HANDLING|MASTER_(ADDR|PORT)|"
     r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE|NAME))$"
 )
 
-_stop_asked = False
+_stop_requested = False
 
 
 class Interrupted(Exception):
-    """Stop after a signal, with resumable work saved. `result` is written to result.json."""
+    """Report that a signal stopped the work, which can resume. `result` goes to result.json."""
 
     def __init__(self, **result: Any) -> None:
         super().__init__("interrupted")
@@ -43,7 +43,7 @@ class Interrupted(Exception):
 class Failed(Exception):
     """Report that the work failed, such as a benchmark below its gate or a loss that is not finite.
 
-    `result` is written to result.json.
+    `result` goes to result.json.
     """
 
     def __init__(self, message: str, **result: Any) -> None:
@@ -51,9 +51,9 @@ class Failed(Exception):
         self.result = result
 
 
-def stop_asked() -> bool:
+def stop_requested() -> bool:
     """Return whether SIGTERM or SIGINT has reached this process."""
-    return _stop_asked
+    return _stop_requested
 
 
 def rank() -> int:
@@ -65,7 +65,7 @@ def is_main_rank() -> bool:
 
 
 def say(line: str) -> None:
-    """Print a line on the main rank, flushed, since the launcher follows the log."""
+    """Print a line on the main rank, and flush it because the launcher follows the log."""
     if is_main_rank():
         print(line, flush=True)
 
@@ -73,9 +73,9 @@ def say(line: str) -> None:
 def run(work: Callable[[DictConfig], dict[str, Any]], argv: list[str] | None = None) -> int:
     """Call `work` with the configuration and write its return value as result.json.
 
-    Return the exit code: 0 done, 1 failed, 2 a user's mistake, 75 interrupted with a checkpoint.
+    Return the exit code: 0 done, 1 failed, 2 wrong configuration, 75 interrupted with a checkpoint.
     """
-    global _stop_asked
+    global _stop_requested
     parser = argparse.ArgumentParser(description="One rank of a recipe; launch/run.py starts it.")
     parser.add_argument(
         "--config", type=Path, required=True, help="the resolved config.yaml of a run directory"
@@ -94,19 +94,19 @@ def run(work: Callable[[DictConfig], dict[str, Any]], argv: list[str] | None = N
         # accelerate would import DeepSpeed (2 s) only to test whether the model is a DeepSpeed one.
         accelerate.is_deepspeed_available = lambda: False
     handlers = {
-        number: signal.signal(number, _ask_stop) for number in (signal.SIGTERM, signal.SIGINT)
+        number: signal.signal(number, _request_stop) for number in (signal.SIGTERM, signal.SIGINT)
     }
     try:
         result = _result(work, config)
         # torchrun turns every nonzero exit code of a rank into 1, so the launcher reads a file.
         if result["exit_code"] in (EXIT_FAILED, EXIT_USER):
-            _leave_failure(config, result["error"], result["exit_code"])
+            _write_failure(config, result["error"], result["exit_code"])
         if is_main_rank():
             write_json(Path(config.run_dir) / "result.json", result)
         return int(result["exit_code"])
     finally:
-        # Only after the result is written, because torchrun signals the others when one rank ends.
-        _stop_asked = False
+        # Not earlier, because torchrun signals the other ranks as soon as one rank ends.
+        _stop_requested = False
         for number, handler in handlers.items():
             signal.signal(number, handler)
 
@@ -114,33 +114,33 @@ def run(work: Callable[[DictConfig], dict[str, Any]], argv: list[str] | None = N
 def _result(work: Callable[[DictConfig], dict[str, Any]], config: DictConfig) -> dict[str, Any]:
     try:
         numa = OmegaConf.select(config, "topology.numa_binding")
-        # A tuning's trials have their own ranks, which bind themselves.
+        # The ranks of a tuning's trials bind themselves.
         if numa and torch.cuda.is_available() and "tuned" not in config:
             print(bind_to_cores(numa, int(os.environ.get("LOCAL_RANK", "0"))), flush=True)
         return {"status": "done", **work(config), "exit_code": 0}
     except Interrupted as interruption:
-        ended = {"status": "interrupted", "exit_code": EXIT_INTERRUPTED}
-        return {**ended, **interruption.result}
+        outcome = {"status": "interrupted", "exit_code": EXIT_INTERRUPTED}
+        return {**outcome, **interruption.result}
     except (UserError, Failed) as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         exit_code = EXIT_USER if isinstance(error, UserError) else EXIT_FAILED
-        ended = {"status": "failed", "error": str(error), "exit_code": exit_code}
-        return {**getattr(error, "result", {}), **ended}
+        outcome = {"status": "failed", "error": str(error), "exit_code": exit_code}
+        return {**getattr(error, "result", {}), **outcome}
     except Exception as error:
         traceback.print_exc()
         summary = traceback.format_exception_only(error)[-1].strip()
         return {"status": "failed", "error": summary, "exit_code": EXIT_FAILED}
 
 
-def _leave_failure(config: DictConfig, error: str, exit_code: int) -> None:
+def _write_failure(config: DictConfig, error: str, exit_code: int) -> None:
     failure = {"rank": rank(), "time": time.time(), "error": error, "exit_code": exit_code}
     write_json(Path(config.run_dir) / "failures" / f"rank{rank()}.json", failure)
 
 
 def give_up(config: DictConfig, error: str) -> NoReturn:
-    """End this process at once, from any thread, because another thread would wait forever."""
+    """Exit immediately, from any thread, because another thread would wait forever."""
     print(f"error: {error}", file=sys.stderr, flush=True)
-    _leave_failure(config, error, EXIT_FAILED)
+    _write_failure(config, error, EXIT_FAILED)
     os._exit(EXIT_FAILED)
 
 
@@ -156,6 +156,6 @@ def main(work: Callable[[DictConfig], dict[str, Any]]) -> None:
     sys.exit(exit_code)
 
 
-def _ask_stop(_number: int, _frame: Any) -> None:
-    global _stop_asked
-    _stop_asked = True
+def _request_stop(_number: int, _frame: Any) -> None:
+    global _stop_requested
+    _stop_requested = True

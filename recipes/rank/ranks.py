@@ -1,4 +1,4 @@
-"""Share batches of work and files, but not gradients, among ranks."""
+"""Coordinate ranks that share work and files, but no gradients."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from recipes.rank.program import rank
 
 Value = TypeVar("Value")
 # One rank may work for hours after the others are done.
-WAIT = datetime.timedelta(days=1)
+TIMEOUT = datetime.timedelta(days=1)
 
 
 def num_ranks() -> int:
@@ -24,15 +24,15 @@ def num_ranks() -> int:
 def join() -> None:
     """Join all ranks in a gloo group, which needs no GPU. Do nothing for a single rank."""
     if num_ranks() > 1:
-        dist.init_process_group("gloo", timeout=WAIT)
+        dist.init_process_group("gloo", timeout=TIMEOUT)
 
 
-def mine(number: int) -> list[int]:
-    """Return this rank's part of the numbers from 0 to `number` - 1."""
-    return list(range(rank(), number, num_ranks()))
+def rank_share(count: int) -> list[int]:
+    """Return this rank's part of the numbers from 0 to `count` - 1."""
+    return list(range(rank(), count, num_ranks()))
 
 
-def from_main(value: Value | None) -> Value:
+def broadcast(value: Value | None) -> Value:
     """Return the main rank's `value` on every rank."""
     values = [value]
     if dist.is_initialized():
@@ -40,10 +40,10 @@ def from_main(value: Value | None) -> Value:
     return values[0]
 
 
-def on_all(flag: bool) -> bool:
+def all_ranks(flag: bool) -> bool:
     """Return whether `flag` is true on every rank.
 
-    Flags may differ: a signal may reach one rank during its batches and another after its last.
+    Flags may differ, since a signal may reach one rank before its last batch and another after it.
     """
     if not dist.is_initialized():
         return flag
@@ -52,8 +52,8 @@ def on_all(flag: bool) -> bool:
     return bool(flags.item())
 
 
-def own_gpu(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return variables that leave only this rank's GPU visible, since vLLM uses the first one."""
+def single_gpu_env(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return variables that hide the GPUs of other ranks, since vLLM uses the first visible GPU."""
     local = int(environ.get("LOCAL_RANK", "0"))
     masks = {
         name: environ[name].split(",")

@@ -1,1 +1,1 @@
-"""Rewards and the verifiers that compute them."""
+"""Compute rewards, and combine them in a verifier."""

@@ -19,8 +19,8 @@ Reward = Callable[..., list[float] | list[float | None]]
 Completion = str | list[dict[str, str]]
 
 
-class Judged(NamedTuple):
-    """Hold one reward's score of one completion (None if it does not apply) and its error."""
+class Judgment(NamedTuple):
+    """Hold a reward's score of a completion (None if it does not apply) and the error, if any."""
 
     score: float | None
     error: str | None = None
@@ -31,7 +31,7 @@ INSIDE = r"(?:(?!</?(?:think|answer)>).)*"  # text without another such tag
 FORMAT = re.compile(rf"\s*<think>{INSIDE}</think>\s*<answer>{INSIDE}</answer>\s*", re.DOTALL)
 ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 HALF_LENGTH_CHARACTERS = 200
-ROUNDING = 1e-9  # of sums of floats
+ROUNDING = 1e-9  # tolerance for sums of floats
 
 
 def accuracy(
@@ -58,8 +58,8 @@ def length(prompts: list[Any], completions: list[Completion], **columns: Any) ->
 def reasoning_gym(
     prompts: list[Any], completions: list[Completion], entry: list[str], **columns: Any
 ) -> list[float]:
-    """Return the task's own score from 0 to 1. Column `entry` is the task's record."""
-    from recipes.data import tasks  # its import takes two seconds
+    """Return the task's score from 0 to 1. Column `entry` is the task's record."""
+    from recipes.data import tasks  # takes two seconds to import
 
     return [tasks.score(final_answer(text(c)), e) for c, e in zip(completions, entry, strict=True)]
 
@@ -67,7 +67,7 @@ def reasoning_gym(
 def regex(
     prompts: list[Any], completions: list[Completion], pattern: list[str], **columns: Any
 ) -> list[float]:
-    """Return 1 if the whole answer matches column `pattern`, a regular expression, else 0."""
+    """Return 1 if the entire answer matches column `pattern`, a regular expression, else 0."""
     return [
         float(re.fullmatch(p, final_answer(text(c)), re.DOTALL) is not None)
         for c, p in zip(completions, pattern, strict=True)
@@ -102,24 +102,24 @@ def final_answer(generated: str) -> str:
 def judge(
     name: str, prompts: list[Any], completions: list[Completion], columns: dict[str, Any]
 ) -> list[float | None]:
-    """Return the scores of a named reward or a user's function; None if it does not apply.
+    """Return the scores by a named reward or a user's function. None means that it does not apply.
 
-    Raises UserError for a wrong number of scores, ValueError for a score outside 0 to 1, and
-    whatever the function raises.
+    Raises UserError for a wrong number of scores, ValueError for a score outside 0 to 1, and any
+    exception of the function.
     """
-    function = imported(name) if "." in name else REWARDS[name]
+    function = import_reward(name) if "." in name else REWARDS[name]
     returned = function(prompts=prompts, completions=completions, **columns)
     if len(returned) != len(completions):
         raise UserError(
             f"method.rewards.{name} returned {len(returned)} scores for {len(completions)} "
-            "completions. Return one each."
+            "completions. Return one score per completion."
         )
     scores = [None if score is None else float(score) for score in returned]
     for score in scores:
-        # Thresholds and figures assume scores from 0 to 1. NaN is outside too.
+        # Thresholds and metrics assume scores from 0 to 1. This rejects NaN too.
         if score is not None and not -ROUNDING <= score <= 1 + ROUNDING:
             raise ValueError(
-                f"a score outside 0 to 1: {score:g}. To strengthen or negate a reward, change its "
+                f"score {score:g} is outside 0 to 1. To strengthen or negate a reward, change its "
                 "weight in method.rewards"
             )
     return [None if score is None else min(max(score, 0.0), 1.0) for score in scores]
@@ -128,16 +128,17 @@ def judge(
 def attempt(
     name: str, prompts: list[Any], completions: list[Completion], columns: dict[str, Any]
 ) -> tuple[list[float | None] | None, str | None]:
-    """Return (scores, None), or (None, reason), with the line of a user's function.
+    """Return (scores, None), or (None, reason) if the reward fails for these completions.
 
-    Raises UserError if the function itself is at fault, instead of these completions.
+    The reason includes the line of a user's function. Raises UserError if the function itself is at
+    fault.
     """
     try:
         return judge(name, prompts, completions, columns), None
     except UserError:
         raise
     except MemoryError:
-        return None, "more memory than a scorer may use"
+        return None, "the reward exceeds its memory limit"
     except Exception as error:  # any exception of a user's function
         reason = f"{type(error).__name__}: {error}"
         file = getattr(sys.modules.get(name.rpartition(".")[0]), "__file__", None)
@@ -146,13 +147,13 @@ def attempt(
         return None, reason if line is None else f"{reason} ({file}:{line})"
 
 
-def imported(path: str) -> Reward:
-    """Return a user's function by its dotted path. Raises UserError."""
+def import_reward(path: str) -> Reward:
+    """Return a user's function by its dotted path. Raises UserError if the import fails."""
     module_name, _, function_name = path.rpartition(".")
     try:
         return getattr(importlib.import_module(module_name), function_name)
     except (ImportError, AttributeError) as error:
         raise UserError(
-            f"method.rewards.{path}: {error}. Name a function of a module that is on PYTHONPATH "
+            f"method.rewards.{path}: {error}. Use a function of a module that is on PYTHONPATH "
             "where the run starts."
         ) from error

@@ -1,7 +1,7 @@
-"""Combine the configured rewards: weight and chain them, and isolate harmful completions.
+"""Combine the configured rewards by weights and chains.
 
-If a reward crashes or hangs on a completion, that score is 0, with the reason. Later completions
-are unaffected.
+If a reward crashes or hangs on a completion, its score is 0, and the reason is recorded. Other
+completions are unaffected.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 
 from launch.core.errors import UserError
 from recipes.rewards import reward_functions as functions
-from recipes.rewards.reward_functions import Completion, Judged, Reward
+from recipes.rewards.reward_functions import Completion, Judgment, Reward
 from recipes.rewards.verify_code import CodeTests, check_tests
 from recipes.rewards.verify_isolated import HANGS, IN_RANK, Isolated
 
@@ -24,15 +24,15 @@ Columns = dict[str, Any]
 
 @dataclass(frozen=True)
 class Verdict:
-    """Hold the weighted mean of the `scores` that apply, from 0 to 1, and the first error."""
+    """Hold a completion's scores by reward, their weighted mean `score`, and the first error."""
 
     score: float
     scores: dict[str, float]
     error: str | None
 
 
-Judge = Callable[[list[Any], list[Completion], Columns], list[Judged]]
-FEW = 3  # if a new function hangs on this many completions, the run fails
+Judge = Callable[[list[Any], list[Completion], Columns], list[Judgment]]
+MAX_HANGS = 3  # if an untried function hangs on this many completions, the run fails
 
 
 class Verifier:
@@ -43,7 +43,7 @@ class Verifier:
     ) -> None:
         self.judges, self.weights, self.chain = judges, weights, chain
         self.errors = 0
-        self._last: tuple[Any, list[dict[str, Judged]]] | None = None
+        self._last: tuple[Any, list[dict[str, Judgment]]] | None = None
 
     def __call__(
         self, prompts: list[Any], completions: list[Completion], columns: Columns
@@ -60,20 +60,19 @@ class Verifier:
 
     def rewards(self) -> tuple[list[Reward], list[float]]:
         """Return functions for TRL, under the names of the rewards, and their weights."""
-        return [self._function(name) for name in self.judges], [
-            self.weights[name] for name in self.judges
-        ]
+        names = list(self.judges)
+        return [self._function(name) for name in names], [self.weights[name] for name in names]
 
     def _function(self, name: str) -> Reward:
         def reward(
             prompts: list[Any], completions: list[Completion], **columns: Any
         ) -> list[float | None]:
-            # TRL calls the rewards one by one; judge a batch once.
+            # TRL calls the rewards one after another, so judge the batch at the first call.
             if self._last is None or self._last[0] is not completions:
                 self._last = (completions, self._judge(prompts, completions, columns))
                 if "log_metric" in columns:
                     # TRL averages over ranks and batches, so log a share, not a count.
-                    errors = sum(any(j.error for j in of.values()) for of in self._last[1])
+                    errors = sum(any(j.error for j in row.values()) for row in self._last[1])
                     columns["log_metric"]("verifier_error_share", errors / len(completions))
             return [judged[name].score for judged in self._last[1]]
 
@@ -82,30 +81,30 @@ class Verifier:
 
     def _judge(
         self, prompts: list[Any], completions: list[Completion], columns: Columns
-    ) -> list[dict[str, Judged]]:
-        judged: list[dict[str, Judged]] = [{} for _ in completions]
-        everyone = passing = list(range(len(completions)))
+    ) -> list[dict[str, Judgment]]:
+        judged: list[dict[str, Judgment]] = [{} for _ in completions]
+        all_rows = passing = list(range(len(completions)))
         for name in (*self.chain, *(name for name in self.judges if name not in self.chain)):
             chained = name in self.chain
-            rows = passing if chained else everyone
+            rows = passing if chained else all_rows
             if rows:
-                batch = _take(rows, prompts, completions, columns)
+                batch = _select(rows, prompts, completions, columns)
                 for n, result in zip(rows, self.judges[name](*batch), strict=True):
                     judged[n][name] = result
             if chained:
                 for results in judged:
-                    results.setdefault(name, Judged(0.0))
+                    results.setdefault(name, Judgment(0.0))
                 passing = [n for n in passing if judged[n][name].score == 1.0]
         self.errors += sum(any(j.error for j in results.values()) for results in judged)
         return judged
 
 
-def _take(
+def _select(
     rows: Sequence[int], prompts: list[Any], completions: list[Completion], columns: Columns
 ) -> tuple[list[Any], list[Completion], Columns]:
     """Return the arguments of a judge for some rows of a batch.
 
-    Values that are not columns come from TRL: its state and its logging functions.
+    TRL also passes values that are not columns, such as its state. They stay as they are.
     """
     arguments = {
         name: [values[n] for n in rows] if _is_column(values, completions) else values
@@ -123,8 +122,8 @@ def build_verifier(
 ) -> Verifier:
     """Return the verifier of `method.rewards`, `reward_chain` and `reward_pattern`.
 
-    `columns` are those of `rows`. launch/rules/rewards.py has checked the names. Raises UserError
-    for a function that cannot be imported, and as check_rows does.
+    launch/rules/rewards.py has checked the names. Raises UserError for a function that cannot be
+    imported, and as check_rows does.
     """
     method = config.method
     check_rows(config, columns, rows)
@@ -136,11 +135,11 @@ def build_verifier(
             judges[name] = CodeTests(Path(config.run_dir))
         else:
             in_rank = "." in name and not method.reward_confined
-            judges[name] = Function(name, None if in_rank else isolated, method.reward_pattern)
+            judges[name] = FunctionJudge(name, None if in_rank else isolated, method.reward_pattern)
     if confined:
-        isolated.start()  # fail before completions are generated
+        isolated.wait_until_ready()  # fail before completions are generated
     elif isolated.names:
-        isolated.begin()  # import while the model loads
+        isolated.start()  # import while the model loads
     weights = {name: float(weight) for name, weight in method.rewards.items()}
     return Verifier(judges, weights, list(method.reward_chain))
 
@@ -148,7 +147,7 @@ def build_verifier(
 def check_rows(
     config: DictConfig, columns: list[str], rows: Iterable[Columns], title: str = "the rows"
 ) -> None:
-    """Raise UserError for a missing column, for two patterns, and for malformed tests."""
+    """Raise UserError if a column is missing, tests are malformed, or there are two patterns."""
     pattern = config.method.reward_pattern
     if pattern is not None and "pattern" in columns:
         raise UserError(
@@ -159,19 +158,20 @@ def check_rows(
         column = functions.NEEDED_COLUMN.get(name)
         if column and column not in columns and not (column == "pattern" and pattern is not None):
             raise UserError(
-                f"method.rewards.{name} reads column {column!r}, but {title} have "
-                f"{', '.join(columns)}."
+                f"method.rewards.{name} reads column {column!r}, but {title} have only "
+                f"{', '.join(columns)}. Add the column, or remove the reward."
             )
     if functions.CODE_TESTS in config.method.rewards:
         check_tests(rows)
 
 
 @dataclass
-class Function:
-    """Judge one by one with a named reward, or with a user's function: all at once, if possible.
+class FunctionJudge:
+    """Judge completions with a named reward, or with a user's function.
 
-    In the process of `isolated`, which can be killed since one huge number may take forever, it
-    gets only columns, no trainer state. Raises UserError if a user's function has never worked.
+    Named rewards get one completion at a time; a user's function gets all, unless that fails. In
+    the process of `isolated`, which can be killed, functions get only columns, not the trainer's
+    state. Raises UserError if a user's function fails for its entire first batch.
     """
 
     name: str
@@ -179,46 +179,46 @@ class Function:
     pattern: str | None
 
     def __post_init__(self) -> None:
-        self.own = "." in self.name
-        self.works = not self.own
-        self.ask = self.isolated.ask if self.isolated else functions.attempt
+        self.is_users = "." in self.name
+        self.has_worked = not self.is_users
+        self.attempt = self.isolated.attempt if self.isolated else functions.attempt
         if self.isolated is None:
-            functions.imported(self.name)  # fail before completions are generated
+            functions.import_reward(self.name)  # fail before completions are generated
 
     def __call__(
         self, prompts: list[Any], completions: list[Completion], columns: Columns
-    ) -> list[Judged]:
-        columns = self._read(columns, completions)
-        judged: list[Judged] = []
-        if self.own:
-            scores, error = self.ask(self.name, prompts, completions, columns)
+    ) -> list[Judgment]:
+        columns = self._function_columns(columns, completions)
+        judged: list[Judgment] = []
+        if self.is_users:
+            scores, error = self.attempt(self.name, prompts, completions, columns)
             if scores is not None:
-                self.works = True
-                return [Judged(score) for score in scores]
-            judged = [Judged(0.0, error)] if len(completions) == 1 else []
+                self.has_worked = True
+                return [Judgment(score) for score in scores]
+            judged = [Judgment(0.0, error)] if len(completions) == 1 else []
         while len(judged) < len(completions):
-            row = _take([len(judged)], prompts, completions, columns)
-            scores, error = self.ask(self.name, *row)
-            judged.append(Judged(0.0, error) if scores is None else Judged(scores[0]))
+            row = _select([len(judged)], prompts, completions, columns)
+            scores, error = self.attempt(self.name, *row)
+            judged.append(Judgment(0.0, error) if scores is None else Judgment(scores[0]))
             hangs = all((j.error or "").startswith(HANGS) for j in judged)
-            # Waiting for all of them, one by one, would exceed runtime.hang_timeout_s.
-            if not self.works and len(judged) == FEW and hangs:
+            # Waiting for every completion would exceed runtime.hang_timeout_s.
+            if not self.has_worked and len(judged) == MAX_HANGS and hangs:
                 break
-        if not self.works and all(j.error for j in judged):
+        if not self.has_worked and all(j.error for j in judged):
             names = [name for name, values in columns.items() if isinstance(values, list)]
             raise UserError(
                 f"method.rewards.{self.name} fails for every completion: {judged[0].error}. The "
                 f"columns are {', '.join(names) or '(none)'}. {IN_RANK if self.isolated else ''}"
             )
-        self.works = True
+        self.has_worked = True
         return judged
 
-    def _read(self, columns: Columns, completions: list[Completion]) -> Columns:
+    def _function_columns(self, columns: Columns, completions: list[Completion]) -> Columns:
         """Return the columns that the function gets."""
         if self.isolated is None:
             return columns
         column = functions.NEEDED_COLUMN.get(self.name)
         if column == "pattern" and self.pattern is not None:
             return {column: [self.pattern] * len(completions)}
-        names = columns if self.own else filter(None, [column])
+        names = columns if self.is_users else filter(None, [column])
         return {name: columns[name] for name in names if _is_column(columns[name], completions)}

@@ -1,6 +1,6 @@
 """Reward `code_tests`: the share of a row's tests that a completion's code passes.
 
-Tests run in the sandbox next to the run.
+Tests run in the run's sandbox, a separate container.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.core.errors import UserError
-from recipes.rewards.reward_functions import Completion, Judged, final_answer, text
+from recipes.rewards.reward_functions import Completion, Judgment, final_answer, text
 
 SOCKET = "sandbox.sock"  # in the run directory; launch/execution/sandboxed.py listens
 BLOCK = re.compile(r"```([\w+#-]*)[^\n]*\n(.*?)```", re.DOTALL)
@@ -23,22 +23,22 @@ FORMS = ({"call", "expected"}, {"stdin", "stdout"}, {"check"})
 
 
 class CodeTests:
-    """Judge the completions of a batch by one request to the sandbox."""
+    """Judge the completions of a batch with one request to the sandbox."""
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
 
     def __call__(
         self, prompts: list[Any], completions: list[Completion], columns: dict[str, Any]
-    ) -> list[Judged]:
-        """Return the share of passed tests of each completion. Raises UserError for its tests."""
+    ) -> list[Judgment]:
+        """Return each completion's share of passed tests. Raises UserError for malformed tests."""
         jobs = []
         languages = columns.get("language") or [None] * len(completions)
         rows = zip(completions, columns["tests"], languages, strict=True)
         for completion, tests, language in rows:
-            fenced, code = code_of(text(completion))
-            named = _language(language) if language else fenced
-            jobs.append({"language": named, "code": code, "tests": parse_tests(tests)})
+            fence_language, code = extract_code(text(completion))
+            name = _sandbox_language(language) if language else fence_language
+            jobs.append({"language": name, "code": code, "tests": parse_tests(tests)})
         folder = os.open(self.run_dir, os.O_RDONLY)
         try:
             with socket.socket(socket.AF_UNIX) as connection:
@@ -49,54 +49,54 @@ class CodeTests:
                     file.flush()
                     answer = file.readline()
                     if not answer:
-                        raise ConnectionError(0, "it has ended")
+                        raise ConnectionError(0, "it has stopped")
         except OSError as error:
             raise RuntimeError(
-                f"the sandbox does not answer at {self.run_dir / SOCKET}: {error.strerror}; "
-                "logs/sandbox.log has the reason"
+                f"the sandbox does not answer at {self.run_dir / SOCKET}: {error.strerror}. See "
+                "logs/sandbox.log"
             ) from error
         finally:
             os.close(folder)
-        return [Judged(v["passed"] / v["total"], v["error"]) for v in json.loads(answer)]
+        return [Judgment(v["passed"] / v["total"], v["error"]) for v in json.loads(answer)]
 
 
-def code_of(completion: str) -> tuple[str, str]:
-    """Return language and text of the last fenced block, or the final answer as Python."""
+def extract_code(completion: str) -> tuple[str, str]:
+    """Return (language, code) of the last fenced block, or the final answer as Python code."""
     blocks = BLOCK.findall(completion)
     if not blocks:
         return "python", final_answer(completion)
     name, code = blocks[-1]
-    return _language(name), code
+    return _sandbox_language(name), code
 
 
-def _language(name: str) -> str:
-    """Return the sandbox's name of a language."""
+def _sandbox_language(name: str) -> str:
+    """Return the sandbox's name for a language."""
     return LANGUAGES.get(name.lower(), name.lower())
 
 
 def check_tests(rows: Iterable[dict[str, Any]]) -> None:
-    """Reject tests that cannot be parsed, before a run reaches their prompt."""
+    """Raise UserError for malformed tests now, before the run reaches their prompt."""
     for row in rows if isinstance(rows, Sized) else ():  # skip streams
         parse_tests(row["tests"])
 
 
 def parse_tests(column: Any) -> list[dict[str, Any]]:
-    """Return a row's tests from column `tests`, a list or JSON (for rows with different forms)."""
+    """Return a row's tests from column `tests`. Raises UserError if they are malformed."""
     try:
         items = json.loads(column) if isinstance(column, str) else column
     except json.JSONDecodeError:
         items = None
-    tests = [_test(item) for item in items] if isinstance(items, list) else []
+    tests = [_parse_test(item) for item in items] if isinstance(items, list) else []
     if not tests or None in tests:
         forms = ", ".join("{" + ", ".join(sorted(form)) + "}" for form in FORMS)
         raise UserError(
-            f"column 'tests' holds {str(column)[:80]!r}. Use a list (or its JSON) of one or more "
-            f"{forms} (all strings except expected), or Python statements."
+            f"column 'tests' has {str(column)[:80]!r}, but must be a non-empty list (or its JSON) "
+            f"of {forms} (all strings except expected), or of Python statements. Fix the row."
         )
     return tests
 
 
-def _test(item: Any) -> dict[str, Any] | None:
+def _parse_test(item: Any) -> dict[str, Any] | None:
     """Return a test in one of FORMS, or None if it is malformed."""
     if isinstance(item, str):
         return {"check": item}
@@ -105,5 +105,5 @@ def _test(item: Any) -> dict[str, Any] | None:
     if "call" not in test:  # tables fill missing keys with null
         test.pop("expected", None)
     texts = [value for key, value in test.items() if key != "expected"]
-    right = set(test) in FORMS and all(isinstance(value, str) for value in texts)
-    return test if right else None
+    is_valid = set(test) in FORMS and all(isinstance(value, str) for value in texts)
+    return test if is_valid else None

@@ -1,4 +1,4 @@
-"""Run rewards in a separate process, which is ended if a completion exceeds time or memory."""
+"""Run rewards in a separate process, which is killed if a completion takes too long."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from typing import Any
 from launch.core.errors import UserError
 
 READY_WITHIN_S = 300.0  # enough for imports from a slow disk
-# CPU seconds, so that samples do not fail on a busy machine. math-verify's own limit is the same.
+# CPU seconds, so that samples do not fail on a busy machine. math-verify has the same limit.
 TIME_S = 5.0
 # Wall-clock seconds, for a reward that waits without using the CPU.
 WAIT_S = 60.0
 END_WITHIN_S = 30.0
 MEMORY_GB = 1.0  # in addition to the memory of the imports
-# Only these variables are passed to the process, since others may hold tokens.
+# Only these variables are passed to the process, since others may contain secrets.
 PASSED_ON = (
     *("PATH", "PYTHONPATH", "PYTHONSAFEPATH", "PYTHONHASHSEED"),
     *("LD_LIBRARY_PATH", "LANG", "LC_ALL"),
 )
 ENVIRONMENT = {
-    # One thread, since the CPU time of BLAS threads would count.
+    # One thread, since the limit counts the CPU time of all threads.
     **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
     # Each thread's arena takes 64 MB of the limited address space.
     "MALLOC_ARENA_MAX": "1",
@@ -39,16 +39,16 @@ ENVIRONMENT = {
 READY = b"ready\n"
 HANGS = "no score within"
 IN_RANK = (
-    "It runs without the rank's environment, GPU and network. To run it in the rank, where a hang "
-    "stops the run: method.reward_confined=false."
+    "The reward's process has no access to the rank's environment, GPU and network. To run it in "
+    "the rank, where a hang stops the run, use: method.reward_confined=false."
 )
 
 
 class Isolated:
-    """Compute rewards in a process that is restarted after it has ended.
+    """Compute rewards in a worker process, which is restarted if it ends.
 
     Requests and replies are lines of JSON. `time_s` limits the CPU seconds per completion. `wait_s`
-    limits the wall-clock seconds of one completion; each additional completion of a request adds
+    limits the wall-clock seconds of a request for one completion. Each additional completion adds
     `time_s`.
     """
 
@@ -63,22 +63,22 @@ class Isolated:
         self.process: subprocess.Popen[bytes] | None = None
         self._ready = False
 
-    def ask(
+    def attempt(
         self, name: str, prompts: list[Any], completions: list[Any], columns: dict[str, Any]
     ) -> tuple[list[Any] | None, str | None]:
-        """Return the worker's (scores, error), or (None, reason) if it ended or was too slow.
+        """Return (scores, None), or (None, reason) if the reward or the worker fails.
 
-        Raises UserError if the worker rejects the reward.
+        Raises UserError if the reward itself is at fault.
         """
         content = {"prompts": prompts, "completions": completions, "columns": columns}
         try:
             request = json.dumps({"name": name, **content})
         except TypeError as error:
             raise UserError(
-                f"method.rewards.{name}: columns {', '.join(columns)} go to its process as JSON, "
-                f"but one cannot ({error}). {IN_RANK}"
+                f"method.rewards.{name} gets columns {', '.join(columns)} as JSON, but one of them "
+                f"cannot be converted ({error}). {IN_RANK}"
             ) from error
-        process = self.start()
+        process = self.wait_until_ready()
         try:
             process.stdin.write(request.encode() + b"\n")
             process.stdin.flush()
@@ -88,16 +88,16 @@ class Isolated:
         if not line:
             return None, self._end(hangs=line is None)
         reply = json.loads(line)
-        if "refused" in reply:
-            raise UserError(reply["refused"])
+        if "rejected" in reply:
+            raise UserError(reply["rejected"])
         return reply["scores"], reply["error"]
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Start the process without waiting for its imports, which take seconds."""
         argv = [sys.executable, "-m", "recipes.rewards.verify_worker"]
         argv += [str(self.time_s), str(int(self.memory_gb * 1e9)), *self.names]
         passed_on = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
-        # After a signal, ranks finish their step and need this process, so use a new session.
+        # A new session, since ranks still need the process to finish their step after a signal.
         self.process = subprocess.Popen(
             argv,
             env=passed_on | ENVIRONMENT,
@@ -106,13 +106,13 @@ class Isolated:
             start_new_session=True,
         )
 
-    def start(self) -> subprocess.Popen[bytes]:
+    def wait_until_ready(self) -> subprocess.Popen[bytes]:
         """Start the process if necessary, and return it once its rewards are imported.
 
-        Raises UserError for a missing reward, and RuntimeError if the process does not start.
+        Raises UserError if an import fails, and RuntimeError if the process does not start.
         """
         if self.process is None:
-            self.begin()
+            self.start()
         elif self._ready:
             return self.process
         line = _line(self.process, READY_WITHIN_S)
@@ -122,12 +122,14 @@ class Isolated:
         reason = self._end(hangs=line is None)
         if line:
             raise UserError(line.decode().strip())
-        raise RuntimeError(f"the process of the rewards does not start: {reason}; see above")
+        raise RuntimeError(
+            f"the process of the rewards does not start: {reason}. See the lines above"
+        )
 
     def _end(self, hangs: bool) -> str:
         """Kill the process, and return the reason why it ended.
 
-        A process that does not hang is already ending, which takes a while if it holds much memory.
+        A process that does not hang is already ending. Freeing its memory may take a while.
         """
         process, self.process, self._ready = self.process, None, False
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -136,7 +138,7 @@ class Isolated:
         process.kill()
         process.wait()
         for pipe in (process.stdin, process.stdout):
-            with contextlib.suppress(BrokenPipeError):  # close flushes an unfinished request
+            with contextlib.suppress(BrokenPipeError):  # from flushing an unfinished request
                 pipe.close()
         if code is None:
             return f"{HANGS} {self.wait_s:g} s"
@@ -150,6 +152,6 @@ class Isolated:
 
 
 def _line(process: subprocess.Popen[bytes], timeout_s: float) -> bytes | None:
-    """Return the next line, or b"" if the process has ended, or None after `timeout_s`."""
+    """Return the next line, or b"" if the process ends, or None after `timeout_s`."""
     ready, _, _ = select.select([process.stdout], [], [], timeout_s)
     return process.stdout.readline() if ready else None

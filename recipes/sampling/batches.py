@@ -31,7 +31,7 @@ from recipes.measure.metrics import progress_line
 from recipes.rank import ranks
 from recipes.rank.device import memory_peak_gb
 from recipes.rank.files import append, json_sha256
-from recipes.rank.program import Interrupted, is_main_rank, say, stop_asked
+from recipes.rank.program import Interrupted, is_main_rank, say, stop_requested
 from recipes.rewards.verifier import Verifier
 from recipes.sampling.generation import Generator, build_generator
 from recipes.sampling.sample_keys import model_identity, samples_key, verdicts_key
@@ -54,10 +54,10 @@ def sample_all(
     """
     sample_store, verdict_store = open_stores(config, args, rows, reuse)
     numbers = range(math.ceil(len(rows) / args.batch_size))
-    own_batches = ranks.mine(len(numbers))
+    own_batches = ranks.rank_share(len(numbers))
     log.begin(len(own_batches))
     if args.engine == "vllm":
-        os.environ.update(ranks.own_gpu(os.environ))
+        os.environ.update(ranks.single_gpu_env(os.environ))
     # If all batches exist, do not load the model.
     incomplete = any(not sample_store.has(number) for number in own_batches)
     generator = build_generator(config, args) if incomplete else None
@@ -65,12 +65,12 @@ def sample_all(
     model = getattr(generator, "model", None)
     with profiling.session(config, len(own_batches), model=model) as profile:
         for number in own_batches:
-            if stop_asked():
+            if stop_requested():
                 break
             run_batch(rows, number, args, generator, verifier, sample_store, verdict_store, log)
             profile.step()
             done += 1
-    if not ranks.on_all(done == len(own_batches)):
+    if not ranks.all_ranks(done == len(own_batches)):
         say(
             f"interrupted after {done} of {len(own_batches)} batches. To resume, repeat the command"
         )
@@ -95,7 +95,7 @@ def open_stores(
 ) -> tuple[Store, Store]:
     """Return the stores of samples and of verdicts."""
     # Hashing the model takes long, so only the main rank does it.
-    model = ranks.from_main(model_identity(config) if is_main_rank() else None)
+    model = ranks.broadcast(model_identity(config) if is_main_rank() else None)
     samples = samples_key(config, args, rows, model)
     stores = []
     for name, key in (("samples", samples), ("verdicts", verdicts_key(config, samples))):

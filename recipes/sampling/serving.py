@@ -21,7 +21,7 @@ from trl.import_utils import is_vllm_available
 
 from launch.core.errors import UserError
 from recipes.models.adapters import merged_params
-from recipes.rank.program import Interrupted, give_up, say, stop_asked
+from recipes.rank.program import Interrupted, give_up, say, stop_requested
 from recipes.sampling.generation import engine_args
 
 PROBE = "The quick brown fox jumps over the lazy dog. 1 + 2 = 3."
@@ -62,7 +62,7 @@ def wait_until_up(base_url: str) -> None:
     With TRL's own wait, all ranks except the main rank would wait in a collective, which times out
     after ten minutes.
     """
-    while not stop_asked():
+    while not stop_requested():
         with contextlib.suppress(requests.RequestException):
             if requests.get(f"{base_url}/health", timeout=REQUEST_TIMEOUT_S).ok:
                 return

@@ -23,7 +23,7 @@ from torch.nn import functional
 from trl.trainer import utils as trl_utils
 
 from recipes.models import head, packed_attention
-from recipes.models.layers import MULTIPLE, same_draws
+from recipes.models.layers import MULTIPLE, without_dropout
 from recipes.training import packing
 from recipes.training.step import SHORTEST, halves
 
@@ -62,7 +62,9 @@ class PackedCompletions:
             self._rows = "padded"
         if self._rows == "packed":
             compute = functools.partial(
-                head.log_probs, temperature=self.temperature, of_entropy=self._entropy_bonus_enabled
+                head.log_probs,
+                temperature=self.temperature,
+                entropy_grad=self._entropy_bonus_enabled,
             )
             for model in models:
                 head.add(model, compute)
@@ -102,7 +104,7 @@ class PackedCompletions:
             return super()._get_per_token_logps_and_entropies(
                 model, input_ids, attention_mask, *settings, **others
             )
-        if self._fresh and not torch.is_grad_enabled():
+        if self._is_first_batch and not torch.is_grad_enabled():
             self._rehearse(model)
         if self._idle is not None and torch.is_grad_enabled():
             compute = self._packed_twice
@@ -218,7 +220,7 @@ class PackedCompletions:
 
         CompiledLayers compiles those of the pass with gradient.
         """
-        with same_draws(self.model):
+        with without_dropout(self.model):
             for batch in self._rehearsed():
                 ids = torch.cat((batch["prompt_ids"], batch["completion_ids"]), dim=1)
                 self._packed(model, ids, np.ones(ids.shape, dtype=bool), ids.shape[1] // 2)

@@ -29,7 +29,7 @@ from recipes.models import adapters
 from recipes.rank import ranks
 from recipes.rank.device import DTYPES, compute_dtype
 from recipes.rank.files import move_directory, weights_sha256
-from recipes.rank.program import Interrupted, is_main_rank, say, stop_asked
+from recipes.rank.program import Interrupted, is_main_rank, say, stop_requested
 from recipes.training import checkpoint, selection
 
 Arguments = TypeVar("Arguments", bound=TrainingArguments)
@@ -111,13 +111,13 @@ def train(config: DictConfig, trainer: Trainer, metrics: Metrics, cycle: int = 1
         checkpoint.clear_staging(output_dir)
     _check_strategy(config, trainer)
     trainer.compile_layers(config)
-    metrics.telemetry = telemetry.of_this_rank(config.hardware.vendor)
-    profile = profiling.of(config)
+    metrics.telemetry = telemetry.for_this_rank(config.hardware.vendor)
+    profile = profiling.create_profile(config)
     trainer.add_callback(ProfiledSteps(profile, cycle))
     with profile, metrics.telemetry.running():
         # Only the main rank reads and hashes the checkpoints.
         newest = checkpoint.newest(output_dir, heartbeat) if is_main_rank() else None
-        _run_steps(config, trainer, metrics, ranks.from_main(newest))
+        _run_steps(config, trainer, metrics, ranks.broadcast(newest))
     steps = trainer.state.global_step
     result = {"steps": steps, **metrics.summary()}
     result |= telemetry.energy(metrics.telemetry.energy_j, metrics.num_tokens())
@@ -240,7 +240,7 @@ class StopOnSignal(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        if self.any_rank(stop_asked(), args.device) and state.global_step % self.cycle == 0:
+        if self.any_rank(stop_requested(), args.device) and state.global_step % self.cycle == 0:
             control.should_training_stop = self.stopped = True
             control.should_save = control.should_save or self.saves
 

@@ -14,7 +14,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from recipes.bench.benchmark import Row, Table
-from recipes.rank.names import named
+from recipes.rank.names import name_field
 from recipes.rank.program import main
 from recipes.tune.trial import Setting, folder_of
 from recipes.tune.tuning import TRAINING, TrainingTuneConfig, finish, measure_trials, training
@@ -53,7 +53,7 @@ CPU_ONLY = ("cpp",)
 class InductorConfig(TrainingTuneConfig):
     """Hold the arguments. `candidates` null: all that this hardware supports."""
 
-    candidates: list[str] | None = named(
+    candidates: list[str] | None = name_field(
         lambda: CANDIDATES,
         None,
         {

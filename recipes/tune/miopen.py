@@ -17,7 +17,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from recipes.bench.benchmark import Row, Table
-from recipes.rank.names import named
+from recipes.rank.names import name_field
 from recipes.rank.program import main
 from recipes.tune.trial import Setting, folder_of
 from recipes.tune.tuning import TRAINING, TrainingTuneConfig, finish, measure_trials, training
@@ -33,7 +33,7 @@ MODES = {"normal": "1", "fast": "2", "hybrid": "3", "dynamic-hybrid": "5"}
 class MiopenConfig(TrainingTuneConfig):
     """Hold the arguments. `find_mode` is how later runs look up a kernel."""
 
-    find_mode: str = named(lambda: MODES, "normal")
+    find_mode: str = name_field(lambda: MODES, "normal")
 
 
 def miopen(config: DictConfig) -> dict[str, Any]:

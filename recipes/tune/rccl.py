@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from recipes.bench.benchmark import Table
 from recipes.bench.collectives import CollectivesConfig
 from recipes.rank.device import DTYPES
-from recipes.rank.names import named
+from recipes.rank.names import name_field
 from recipes.rank.program import is_main_rank, main
 from recipes.rank.ranks import num_ranks
 from recipes.tune.search import Point, SearchConfig, search_bench
@@ -28,7 +28,7 @@ class RcclConfig(SearchConfig):
     # Libraries read no other variables, so the best of equal trials would seem a gain.
     prefixes = ("NCCL_", "RCCL_", "HSA_", "HIP_", "GPU_", "ROC_", "TORCH_NCCL_")
 
-    recipe: str = named(lambda: ("bench/collectives",), "bench/collectives")
+    recipe: str = name_field(lambda: ("bench/collectives",), "bench/collectives")
 
 
 def rccl(config: DictConfig) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from optuna.trial import TrialState
 from launch.core.errors import UserError
 from recipes.bench.benchmark import Row, Table
 from recipes.rank.files import append
-from recipes.rank.program import Interrupted, say, stop_asked
+from recipes.rank.program import Interrupted, say, stop_requested
 from recipes.tune.trial import Setting, run
 from recipes.tune.tuning import TuneConfig, finish
 
@@ -102,7 +102,7 @@ def search(
     while len(rows) < most and repeats < MAX_REPEATS:
         if rows and rows[0]["error"]:  # nothing to compare with
             break
-        if stop_asked():
+        if stop_requested():
             raise Interrupted(rows=rows)
         # A single seeded sampler would repeat its proposals after a resume.
         seed = args.seed + len(study.trials)
@@ -151,7 +151,9 @@ def _measured(
     except optuna.TrialPruned:
         row["error"], state = PRUNED, TrialState.PRUNED
     except UserError as error:
-        if stop_asked():  # the signal may have caused the failure, so the trial is repeated later
+        if (
+            stop_requested()
+        ):  # the signal may have caused the failure, so the trial is repeated later
             raise Interrupted() from error
         row["error"], state = str(error), TrialState.FAIL
     trial.set_user_attr("row", row)  # before `tell`, so that every finished trial has a row

@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from launch.core.errors import UserError
 from recipes.bench.benchmark import Row, Table, measure_rows, show
-from recipes.rank.names import named
+from recipes.rank.names import name_field
 from recipes.rank.program import Failed
 from recipes.rank.ranks import num_ranks
 from recipes.tune.trial import Setting, run, speed, word
@@ -57,7 +57,7 @@ class TrainingTuneConfig(TuneConfig):
 
     steps: int = 10
     warmup: int = field(default=5, metadata={"least": 1})
-    rows: str = named(lambda: ("full", "data"), "full")
+    rows: str = name_field(lambda: ("full", "data"), "full")
 
 
 def training(

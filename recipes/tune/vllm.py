@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from recipes.bench import vllm_programs
 from recipes.bench.benchmark import Table
-from recipes.rank.names import named
+from recipes.rank.names import name_field
 from recipes.rank.program import is_main_rank, main, say
 from recipes.tune.search import Point, SearchConfig, search_bench
 from recipes.tune.trial import Setting
@@ -39,7 +39,7 @@ RUN_ARGUMENTS = (
 class VllmConfig(SearchConfig):
     """Hold the arguments. `space` maps vLLM's arguments, named as in bench/vllm, to values."""
 
-    recipe: str = named(lambda: ("bench/vllm",), "bench/vllm")
+    recipe: str = name_field(lambda: ("bench/vllm",), "bench/vllm")
     space: dict[str, list[Any]] = field(
         default_factory=dict, metadata={"refused": vllm_programs.REFUSED}
     )

@@ -164,7 +164,7 @@ def test_export_a_run(trained, tmp_path):
         f"method.args.max_steps={STEPS}",
         "train.jsonl",
         f"steps: {STEPS}",
-        "Not stated",
+        "Unknown at export",
     )
     assert [words for words in expected if words not in card] == []
 

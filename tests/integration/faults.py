@@ -86,5 +86,5 @@ def hang_here() -> None:
 def lose_launcher() -> None:
     """Kill the launcher, and stay in this step until the rank gets a signal."""
     os.kill(int(os.environ["ROCM_RECIPES_PROCESS"].partition("/")[0]), signal.SIGKILL)
-    while not program.stop_asked():
+    while not program.stop_requested():
         time.sleep(0.02)

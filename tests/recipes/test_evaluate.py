@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 from recipes import evaluate
 from recipes.evaluate import EvaluateConfig
 from recipes.measure import statistics
-from recipes.rewards.verifier import Judged
+from recipes.rewards.verifier import Judgment
 from recipes.sampling import batches
 from recipes.sampling.generation import TOO_LONG, Sample
 
@@ -61,7 +61,7 @@ def test_count_answers_that_cannot_be_scored(tmp_path):
     rows = [{"prompt": "p", "answer": "1", "entry": "no record of a task"}] * 2
     verifier = evaluate.scorer(configured(tmp_path), rows)
     assert list(verifier.judges) == ["reasoning_gym"]
-    judged = [Judged(1.0), Judged(0.0, "no score within 5 s")]
+    judged = [Judgment(1.0), Judgment(0.0, "no score within 5 s")]
     verifier.judges["reasoning_gym"] = lambda prompts, completions, columns: judged
     scored = score(tmp_path, rows, [Sample("1", 1, True), Sample("9**9", 1, True)], verifier)
     assert [(row["correct"], row.get("error")) for row in scored] == [

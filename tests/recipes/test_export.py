@@ -22,7 +22,7 @@ from launch.core.json_files import plain
 from recipes import export as recipe
 from recipes.models import adapters, model_card, quantize
 from recipes.models.model_build import build_model
-from recipes.models.shards import INDEX, Shards, stored
+from recipes.models.shards import INDEX, Shards, read_tensors
 from recipes.rank.files import weights_sha256
 from recipes.training import checkpoint
 from tests.conftest import composed
@@ -86,7 +86,7 @@ def test_16_bits(exported, source, weights, dtype, error):
 def test_quantization_error_is_at_most_half_a_step(weights):
     weight = torch.randn(8, 32) * torch.logspace(-6, 3, 8)[:, None]
     weight[3] = 0
-    codes, scale = quantize.quantized(weight, quantize.EIGHT_BITS[weights])
+    codes, scale = quantize.quantize(weight, quantize.EIGHT_BITS[weights])
     off = (codes.float() * scale.float() - weight).abs()
     assert torch.isfinite(codes.float()).all()
     assert (scale[3].item(), codes[3].float().abs().max().item()) == (1.0, 0.0)
@@ -234,7 +234,7 @@ def test_reject_tensor(weights, name, tensor, words):
 
 
 def test_several_files_with_an_index(tmp_path):
-    shards = Shards(tmp_path, most=100)
+    shards = Shards(tmp_path, max_bytes=100)
     tensors = {f"t{n}": torch.full((10,), float(n)) for n in range(5)}
     for name, tensor in tensors.items():
         shards.add(name, tensor)
@@ -245,7 +245,7 @@ def test_several_files_with_an_index(tmp_path):
     assert (index["metadata"]["total_size"], index["weight_map"]["t4"]) == (200, files[2])
     # some models on the hub have such a file
     save_file({"all.in.other.names": torch.zeros(50)}, tmp_path / "consolidated.safetensors")
-    assert all(torch.equal(tensors.pop(name), tensor) for name, tensor in stored(tmp_path))
+    assert all(torch.equal(tensors.pop(name), tensor) for name, tensor in read_tensors(tmp_path))
     assert not tensors
 
 
@@ -261,7 +261,7 @@ def test_failed_upload_leaves_model(exported, source, monkeypatch):
     assert "hf_something" not in written
 
 
-def test_stated_license(tmp_path):
+def test_read_license(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     for card, expected in (
         (None, None),
@@ -271,9 +271,9 @@ def test_stated_license(tmp_path):
     ):
         if card:
             (tmp_path / "README.md").write_text(card)
-        assert model_card.stated_license(tmp_path) == expected
+        assert model_card.read_license(tmp_path) == expected
     (tmp_path / "config.json").write_text('{"license": "mit"}')
-    assert model_card.stated_license(tmp_path) == "mit"
+    assert model_card.read_license(tmp_path) == "mit"
 
 
 @pytest.mark.parametrize("of_the_hub", [False, True])

@@ -31,7 +31,7 @@ def packages():
 
 def test_merge_adapter_of_4_bit_base(tmp_path):
     base(hidden=128).save_pretrained(tmp_path)
-    quantization = low_precision.nf4(torch.bfloat16)
+    quantization = low_precision.nf4_config(torch.bfloat16)
     small = AutoModelForCausalLM.from_pretrained(
         tmp_path, dtype=torch.bfloat16, quantization_config=quantization, device_map={"": "cpu"}
     )

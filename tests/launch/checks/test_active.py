@@ -145,7 +145,7 @@ def test_a_torch_for_cpus_next_to_gpus():
     (3.0, True, "memory is short: 3.0 of 141 GB are free, but 4 GB are needed"),
 ])  # fmt: skip
 def test_a_gpu_in_use_is_left_alone(free_gb, force, reason):
-    assert health.unusable(free_gb, 141.0, force) == reason
+    assert health.unusable_reason(free_gb, 141.0, force) == reason
 
 
 def test_wrong_products_are_noticed():

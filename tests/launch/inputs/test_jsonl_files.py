@@ -77,7 +77,7 @@ def test_fields_of_other_programs_are_named_with_the_renaming(tmp_path, row, com
     )
     with pytest.raises(
         UserError,
-        match=f"jsonl:1: has the fields {', '.join(sorted(row))}, and sft needs .* Use: {command}",
+        match=f"jsonl:1: has the fields {', '.join(sorted(row))}, but sft needs .* Use: {command}",
     ):
         list(lines(str(path), "sft"))
     path.write_text(json.dumps(row | ROWS[0]) + "\n")

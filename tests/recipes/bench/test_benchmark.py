@@ -117,7 +117,7 @@ def test_a_stopped_series_resumes_with_its_time(config, monkeypatch):
     measured: list[str] = []
 
     def work(case):
-        monkeypatch.setattr(program, "_stop_asked", not measured)
+        monkeypatch.setattr(program, "_stop_requested", not measured)
         measured.append(case["shape"])
         return {"tflops": 1.0}
 
@@ -127,7 +127,7 @@ def test_a_stopped_series_resumes_with_its_time(config, monkeypatch):
     with open(f"{config.run_dir}/metrics.jsonl", "w") as file:
         file.write(json.dumps({**row, "time_s": 100.0}) + "\n")
         file.write('{"step": 2, "num')  # a line cut off by a crash
-    monkeypatch.setattr(program, "_stop_asked", False)
+    monkeypatch.setattr(program, "_stop_requested", False)
     result = measure(config, args(), TABLE, CASES, work)
     assert measured == ["8192 8192 8192", "1 1 1"]
     assert len(result["rows"]) == len(lines(config)) == 2
@@ -137,14 +137,14 @@ def test_a_stopped_series_resumes_with_its_time(config, monkeypatch):
 def test_an_interrupted_case_is_measured_at_the_next_start(config, monkeypatch):
     def work(case):
         if case is CASES[1]:
-            monkeypatch.setattr(program, "_stop_asked", True)
+            monkeypatch.setattr(program, "_stop_requested", True)
             raise UserError("its process ended with exit code -15")
         return {"tflops": 1.0}
 
     with pytest.raises(Interrupted) as stopped:
         measure(config, args(), TABLE, CASES, work)
     assert column(stopped.value.result, "tflops") == [1.0]
-    monkeypatch.setattr(program, "_stop_asked", False)
+    monkeypatch.setattr(program, "_stop_requested", False)
     assert column(measure(config, args(), TABLE, CASES, of_tflops(2.0)), "tflops") == [1.0, 2.0]
 
 

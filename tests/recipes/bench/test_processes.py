@@ -65,7 +65,7 @@ def test_a_program_leaves_no_process_however_it_ends(
 
     def done() -> bool:
         started = log.read_text().endswith("\n")
-        monkeypatch.setattr(processes, "stop_asked", lambda: stopped and started)
+        monkeypatch.setattr(processes, "stop_requested", lambda: stopped and started)
         return process.ended() and started
 
     if error:

@@ -81,4 +81,4 @@ def test_ranks_agree_on_the_slowest(alone, monkeypatch):
     ("norm", nn.LayerNorm(32), False),
 ])  # fmt: skip
 def test_layers_that_compute_in_fp8(name, module, takes):
-    assert low_precision.takes_float8(module, name) is takes
+    assert low_precision.supports_float8(module, name) is takes

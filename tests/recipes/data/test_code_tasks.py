@@ -1,4 +1,4 @@
-"""Test generated programming problems: solutions pass, held-out ones are never trained on."""
+"""Test generated programming problems: solutions pass, and splits are disjoint."""
 
 import json
 
@@ -8,7 +8,7 @@ from launch.core.json_files import plain
 from launch.schema import Data
 from recipes.data import code_tasks
 from recipes.data.data_load import load, load_heldout
-from recipes.rewards.verify_code import code_of, parse_tests
+from recipes.rewards.verify_code import extract_code, parse_tests
 
 
 def data(**changes):
@@ -17,11 +17,11 @@ def data(**changes):
     return OmegaConf.create({**plain(Data()), **own, **changes})
 
 
-def test_every_solution_passes_its_tests_and_not_every_one_is_the_same():
+def test_solutions_pass_their_tests_and_differ():
     train, heldout = code_tasks.generate(data())
     assert (len(train), len(heldout)) == (60, 30)
     for problem in [*train, *heldout]:
-        language, code = code_of(problem["completion"][0]["content"])
+        language, code = extract_code(problem["completion"][0]["content"])
         space = {}
         exec(code, space)  # ours: the tables of code_tasks.py
         tests = parse_tests(problem["tests"])
@@ -31,7 +31,7 @@ def test_every_solution_passes_its_tests_and_not_every_one_is_the_same():
     assert len({problem["answer"] for problem in heldout}) > 25
 
 
-def test_sets_do_not_meet_and_follow_from_the_seed():
+def test_splits_are_disjoint_and_depend_on_the_seed():
     train, heldout = code_tasks.generate(data())
     trained, measured = ({p["prompt"][0]["content"] for p in part} for part in (train, heldout))
     assert not trained & measured
@@ -39,7 +39,7 @@ def test_sets_do_not_meet_and_follow_from_the_seed():
     assert code_tasks.generate(data(seed=1))[1] != heldout
 
 
-def test_rows_have_what_each_method_reads():
+def test_rows_have_the_fields_of_each_method():
     assert load(data(), "sft").rows.column_names == ["prompt", "completion"]
     assert load(data(), "grpo").rows.column_names == ["prompt", "answer", "task", "level", "tests"]
     assert {"prompt", "answer", "tests"} <= load_heldout(data())[0].keys()

@@ -1,4 +1,4 @@
-"""Test rows: disjoint generated problems, local files and their errors, preference pairs."""
+"""Test loading: disjoint generated problems, local files and their errors, preference pairs."""
 
 import itertools
 import json
@@ -27,7 +27,7 @@ def questions(problems):
     return {problem["prompt"][0]["content"] for problem in problems}
 
 
-def test_quickstart_problems_are_disjoint_from_heldout_ones():
+def test_training_and_heldout_problems_are_disjoint():
     train, heldout = tasks.generate(configured())
     assert (len(train), len(heldout), len(questions(heldout))) == (8000, 500, 500)
     assert not questions(train) & questions(heldout)
@@ -62,7 +62,7 @@ def test_worked_rows_of_cups_follow_the_ball():
     worked = 0
     for problem in train:
         metadata = json.loads(problem["entry"])["metadata"]
-        # The ball is where the cup is that covered it.
+        # Move the cups instead of the ball.
         order, places = ["1", "2", "3", "4", "5"], []
         ball = order[metadata["start"] - 1]
         for first, second in metadata["swaps"]:
@@ -70,9 +70,9 @@ def test_worked_rows_of_cups_follow_the_ball():
             places.append(str(order.index(ball) + 1))
         answer, text = problem["answer"], problem["completion"][0]["content"]
         assert answer == places[-1]
-        with_working = f"<think>{' '.join(places)}</think>{answer}"
-        assert text in (f"<think></think>{answer}", with_working)
-        worked += text == with_working
+        with_solution = f"<think>{' '.join(places)}</think>{answer}"
+        assert text in (f"<think></think>{answer}", with_solution)
+        worked += text == with_solution
         assert tasks.score(answer, problem["entry"]) == 1.0
         assert tasks.score(str(int(answer) % 5 + 1), problem["entry"]) == 0.0
     assert worked == pytest.approx(400, abs=62)  # four standard deviations
@@ -81,7 +81,7 @@ def test_worked_rows_of_cups_follow_the_ball():
     assert all(problem["completion"][0]["content"] == problem["answer"] for problem in heldout)
 
 
-def test_heldout_completions_for_losses_have_the_form_of_training():
+def test_heldout_completions_for_losses_have_the_training_format():
     settings = configured("cups", num_train=300, num_heldout=300)
     heldout = load_heldout_table(settings, "sft")
     for rows in (heldout, load(settings, "sft").rows):
@@ -92,7 +92,7 @@ def test_heldout_completions_for_losses_have_the_form_of_training():
     assert list(heldout["prompt"]) == [row["prompt"] for row in load_heldout(settings)]
 
 
-def test_sides_of_a_pair_differ_only_in_the_answer():
+def test_chosen_and_rejected_differ_only_in_the_answer():
     settings = configured("cups", num_train=200, num_heldout=30)
     for pairs in (
         load(settings, "dpo").rows,
@@ -109,13 +109,13 @@ def test_sides_of_a_pair_differ_only_in_the_answer():
 @pytest.mark.parametrize(("own", "message"), [
     ({"tasks": [task(min_term=2)]}, "chain_sum.*min_term"),
     ({"tasks": [task(min_terms=0)]}, "chain_sum.*min_terms must be positive"),
-    ({"tasks": [task("rubiks_cube")]}, "rubiks_cube.*own answer"),
-    ({"tasks": [task()], "num_heldout": 500}, "too few different questions"),
+    ({"tasks": [task("rubiks_cube")]}, "rubiks_cube cannot be scored"),
+    ({"tasks": [task()], "num_heldout": 500}, "too few distinct questions"),
     ({"tasks": [task("shuffled_cups", cups="five")]}, "shuffled_cups.*cups"),
     ({"tasks": [task("shuffled_cups", min_swaps=2.5)]}, "shuffled_cups.*min_swaps"),
     ({"tasks": [task("spell_backward", data_file=3)]}, "spell_backward.*data_file"),
 ])  # fmt: skip
-def test_configurations_that_a_task_rejects(own, message):
+def test_tasks_reject_wrong_configurations(own, message):
     with pytest.raises(UserError, match=message):
         tasks.generate(configured(**own))
 
@@ -137,7 +137,7 @@ def test_columns_of_each_method(method, columns):
     assert (rows.column_names, len(rows)) == (columns, 6)
 
 
-def test_pairs_are_right_and_wrong_and_need_few_scores(monkeypatch):
+def test_pairs_have_a_wrong_answer_and_need_few_scores(monkeypatch):
     """Scoring all answers for all problems would take hours for data=cups."""
     settings, scores, score = configured(num_train=300), [], tasks.score
     problems = tasks.generate(settings)[0]
@@ -173,7 +173,7 @@ CALL = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "argument
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_a_prompt_next_to_messages_is_left_out(tmp_path, streaming):
+def test_a_prompt_next_to_messages_is_omitted(tmp_path, streaming):
     row = {"messages": [MESSAGE, ANSWER]}
     path = jsonl(tmp_path, row, {"prompt": "a", **row})
     rows = load(configured("jsonl", path=path, streaming=streaming), "sft").rows
@@ -184,50 +184,50 @@ TURNS = {"messages": [MESSAGE, ANSWER]}
 
 
 @pytest.mark.parametrize(("method", "row", "field"), [
-    ("sft", {"prompt": "a", "completion": 3}, "completion has 3"),
-    ("sft", {"prompt": None, "completion": "b"}, "prompt has null"),
-    ("sft", {"messages": []}, r"messages has \[\]"),
-    ("sft", {"messages": [MESSAGE, {"from": "human"}]}, "messages has {.*from"),
-    ("sft", {"text": [MESSAGE]}, "text has"),
-    ("sft", {"text": "a", **TURNS}, "has messages, and text"),
-    ("sft", {**TURNS, "tools": "[{]"}, "tools has"),
-    ("sft", {**TURNS, "chat_template_kwargs": "a"}, "chat_template_kwargs has"),
-    ("dpo", {"prompt": "a", "chosen": "b", "rejected": None}, "rejected has null"),
-    ("evaluate", {"prompt": "a", "answer": ["1"]}, "answer has"),
-    ("evaluate", {"prompt": "a", "answer": True}, "answer has true"),
-    ("grpo", {"prompt": "a", "answer": True}, "answer has true"),
+    ("sft", {"prompt": "a", "completion": 3}, "completion is 3"),
+    ("sft", {"prompt": None, "completion": "b"}, "prompt is null"),
+    ("sft", {"messages": []}, r"messages is \[\]"),
+    ("sft", {"messages": [MESSAGE, {"from": "human"}]}, "messages is {.*from"),
+    ("sft", {"text": [MESSAGE]}, "text is"),
+    ("sft", {"text": "a", **TURNS}, "messages, and text"),
+    ("sft", {**TURNS, "tools": "[{]"}, "tools is"),
+    ("sft", {**TURNS, "chat_template_kwargs": "a"}, "chat_template_kwargs is"),
+    ("dpo", {"prompt": "a", "chosen": "b", "rejected": None}, "rejected is null"),
+    ("evaluate", {"prompt": "a", "answer": ["1"]}, "answer is"),
+    ("evaluate", {"prompt": "a", "answer": True}, "answer is true"),
+    ("grpo", {"prompt": "a", "answer": True}, "answer is true"),
     ("sft", {"messages": [MESSAGE, {"role": "GPT", "content": "b"}]}, "GPT.*assistant"),
     ("grpo", {"prompt": [{"role": "narrator", "content": "a"}]}, "narrator"),
     ("sft", {"messages": [MESSAGE, ANSWER, MESSAGE]}, "messages ends with"),
     ("dpo", {"prompt": [MESSAGE], "chosen": [ANSWER], "rejected": [MESSAGE]}, "rejected ends"),
 ])  # fmt: skip
-def test_rows_that_a_method_cannot_read(monkeypatch, method, row, field):
+def test_invalid_rows_are_rejected(monkeypatch, method, row, field):
     table = Dataset.from_list([row])
     monkeypatch.setattr(data_load.datasets, "load_dataset", lambda *args, **kwargs: table)
     with pytest.raises(UserError, match=f"me/rows, split train, row 0: .*{field}"):
         list(data_load._hub(configured("hub", hub_id="me/rows", revision="0"), "train", method))
 
 
-def test_a_format_of_a_method_of_ones_own(monkeypatch):
+def test_an_added_method_has_its_own_format(monkeypatch):
     monkeypatch.setitem(data_check.FORMATS, "rated", [{"prompt", "rating"}])
     monkeypatch.setitem(data_check.READ, "rated", ("prompt", "rating"))
-    monkeypatch.setitem(data_check.VALUES, "rating", (data_check.is_of(bool), "true or false"))
+    monkeypatch.setitem(data_check.VALUES, "rating", (data_check.has_type(bool), "true or false"))
     assert row_fault({"prompt": "a", "rating": True}, "rated") is None
-    assert row_fault({"prompt": "a", "rating": 1}, "rated").startswith("rating has 1")
+    assert row_fault({"prompt": "a", "rating": 1}, "rated").startswith("rating is 1")
     with pytest.raises(UserError, match="data=reasoning: .* needs .*rating"):
         load(configured(num_train=4), "rated")
 
 
-def test_null_fields_of_another_format_are_left_out():
+def test_null_fields_of_another_format_are_omitted():
     called = [MESSAGE, {"role": "assistant", "content": None, "tool_calls": [{"name": "f"}]}]
     assert row_fault({"prompt": None, "messages": called}, "sft") is None
     row = {"prompt": "a", "completion": "", "messages": None, "text": None}
     assert row_fault(row, "sft") is None
-    assert data_load.read_of(row, "sft") == ["prompt", "completion"]
+    assert data_load.trainer_fields(row, "sft") == ["prompt", "completion"]
 
 
 @pytest.mark.parametrize(("method", "streaming"), [("sft", False), ("sft", True), ("dpo", False)])
-def test_tools_and_template_arguments_are_those_of_each_row(tmp_path, method, streaming):
+def test_each_row_keeps_its_tools_and_template_arguments(tmp_path, method, streaming):
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"a": "int"}}}]
     calls = [
         {"role": "assistant", "content": "", "tool_calls": [{"name": "f", "arguments": arguments}]}
@@ -262,10 +262,10 @@ def test_template_arguments_must_be_in_all_rows_or_none(tmp_path):
      {"prompt": [MESSAGE], "note": {"b": "c"}}],
     [{"prompt": [MESSAGE]}, {"prompt": [MESSAGE, CALL, MESSAGE]}],
 ])  # fmt: skip
-def test_rows_read_in_pieces_equal_those_read_at_once(tmp_path, monkeypatch, rows):
+def test_chunks_of_rows_equal_a_complete_table(tmp_path, monkeypatch, rows):
     settings = configured("jsonl", path=jsonl(tmp_path, *rows))
     whole = load(settings, "grpo")
-    monkeypatch.setattr(data_load, "PIECE", 1)
+    monkeypatch.setattr(data_load, "CHUNK", 1)
     pieces = load(settings, "grpo")
     assert pieces.rows.to_list() == whole.rows.to_list()
     assert pieces.rows.features == whole.rows.features
@@ -275,10 +275,10 @@ def test_rows_read_in_pieces_equal_those_read_at_once(tmp_path, monkeypatch, row
 
 @pytest.mark.parametrize("piece", [1, 100])
 @pytest.mark.parametrize("values", [[1, "1"], [10**30, 1]])
-def test_values_that_no_column_holds(tmp_path, monkeypatch, piece, values):
-    monkeypatch.setattr(data_load, "PIECE", piece)
+def test_values_without_a_common_type_are_rejected(tmp_path, monkeypatch, piece, values):
+    monkeypatch.setattr(data_load, "CHUNK", piece)
     path = jsonl(tmp_path, *({"prompt": "a", "answer": value} for value in values))
-    with pytest.raises(UserError, match="column"):
+    with pytest.raises(UserError, match="common type"):
         load(configured("jsonl", path=path), "grpo")
 
 
@@ -292,14 +292,14 @@ def test_tokenizer_texts(monkeypatch):
     assert data_load.texts(table.select(range(10))) == [str(n) for n in range(10)]
 
 
-def test_empty_sets(tmp_path):
+def test_empty_data_is_rejected(tmp_path):
     with pytest.raises(UserError, match="no rows"):
         load(configured("jsonl", path=jsonl(tmp_path, "")), "sft")
     with pytest.raises(UserError, match="no rows"):
         load_heldout(configured(num_train=5, num_heldout=0))
 
 
-def test_an_unreachable_hub(monkeypatch):
+def test_an_unreachable_hub_is_a_user_error(monkeypatch):
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
     with pytest.raises(UserError, match="nobody/nothing"):
         load(configured("hub", hub_id="nobody/nothing", revision="0" * 40), "sft")

@@ -1,4 +1,4 @@
-"""Test prepared rows: the parts of the cache key, a whole cache, and rejected rows."""
+"""Test prepared rows: the cache and its key, and rejected rows."""
 
 import json
 from types import SimpleNamespace
@@ -16,11 +16,11 @@ from recipes.data import data_prepare
 from recipes.data.data_load import Loaded, rows_sha256
 from recipes.data.data_prepare import (
     cache_key,
-    cached,
+    drop_end_token,
     load_once,
+    map_cached,
     prepare_prompts,
     statistics,
-    without_end,
 )
 from recipes.models.model_build import train_tokenizer
 from recipes.rank.files import json_sha256
@@ -72,27 +72,30 @@ def test_the_key_changes_with_rows_tokenizer_template_and_code(tokenizer, monkey
     assert key(Dataset.from_list(ROWS.to_list()), train_tokenizer(["1 plus 2"], 300)) == actual[0]
 
 
-def test_rows_are_made_once_and_a_cut_off_write_is_not_taken(tmp_path):
+def test_rows_are_made_once_despite_an_incomplete_write(tmp_path):
     config, calls = configured(tmp_path), []
-    (tmp_path / "cache/rows/.key.1").mkdir(parents=True)  # what a process that was killed has left
+    (tmp_path / "cache/rows/.key.1").mkdir(parents=True)  # left by a killed process
 
     def make(batch):
         calls.append(len(batch["prompt"]))
         return {"length": [len(prompt) for prompt in batch["prompt"]]}
 
-    first, again = cached(config, "key", ROWS, make, ("prompt",)), cached(config, "key", ROWS, make)
+    first, again = (
+        map_cached(config, "key", ROWS, make, ("prompt",)),
+        map_cached(config, "key", ROWS, make),
+    )
     assert first.to_list() == again.to_list() == [{"length": 1}] * len(ROWS)
     assert calls == [len(ROWS)]
     assert (tmp_path / "heartbeat").is_file()
 
 
-def test_files_are_read_once_and_again_when_their_content_changes(tmp_path, capsys):
+def test_files_are_read_again_only_if_their_content_changes(tmp_path, capsys):
     config, path = configured(tmp_path, "sft"), tmp_path / "rows.jsonl"
     config.data.path = str(path)
     lines = [{"prompt": f"{n}+{n}=", "completion": str(2 * n)} for n in range(5)]
     path.write_text("".join(json.dumps(row) + "\n" for row in lines))
     first, again = load_once(config, "sft"), load_once(config, "sft")
-    assert "prepared rows taken from" in capsys.readouterr().out
+    assert "reusing prepared rows" in capsys.readouterr().out
     assert first.rows.to_list() == again.rows.to_list() == lines
     assert first.counts == again.counts == {"read": 5, "rows": 5}
     assert first.sha256() == again.sha256() == {"data_sha256": json_sha256(lines)}
@@ -122,30 +125,30 @@ def test_a_prompt_that_is_too_long_is_quoted(tmp_path, tokenizer):
     config = configured(tmp_path, positions=40)
     texts = ["short", "also short", "much longer " * 9]
     rows = Dataset.from_list([{"prompt": [{"role": "user", "content": text}]} for text in texts])
-    with pytest.raises(UserError, match=r"1 of 3 rows, .* question 'much longer"):
+    with pytest.raises(UserError, match=r"1 of 3 .*: 'much longer"):
         prepare_prompts(config, Loaded(rows), tokenizer, heldout=True)
 
 
-def test_statistics_by_hand(tmp_path):
+def test_statistics_equal_manual_counts(tmp_path):
     lengths = {"tokens": np.array([6, 6, 20]), "prompt": np.array([2, 6, 2]), "filtered": {}}
     actual = statistics(configured(tmp_path, "sft"), lengths, None)
     assert (actual["truncated"], actual["tokens"], actual["without_answer"]) == (1, 6 + 6 + 12, 1)
     assert actual["histogram"][0][0] == 6
     assert [n for *_, n in actual["histogram"] if n] == [2, 1]
-    # the long row with a short one, or alone
+    # The long row is in a batch with a short one, or alone.
     assert actual["efficiency"] in (24 / (12 * 2 + 6), 24 / (6 * 2 + 12))
     packed = Dataset.from_dict({"input_ids": [[0] * 12, [0] * 12]})
     assert statistics(configured(tmp_path, "sft"), lengths, packed)["efficiency"] == 1.0
 
 
 def test_truncated_rows_lose_their_end_token():
-    # 9 is special, and 7 the line break after it
+    # 9 is the end token, followed by the line break 7.
     row = {"input_ids": [9, 1, 5, 6, 9, 7], "labels": [-100, -100, 5, 6, 9, 7]}
-    assert without_end({**row, "finished": False}, {9}) == {
+    assert drop_end_token({**row, "finished": False}, {9}) == {
         "input_ids": [9, 1, 5, 6],
         "labels": [-100, -100, 5, 6],
     }
     for finished in (True, None):
-        assert without_end({**row, "finished": finished}, {9}) == row
-    with pytest.raises(UserError, match="out a special token, so the end cannot be left out"):
-        without_end({**row, "finished": False, "labels": [-100] * 6}, {9})
+        assert drop_end_token({**row, "finished": finished}, {9}) == row
+    with pytest.raises(UserError, match="finished_only=true"):
+        drop_end_token({**row, "finished": False, "labels": [-100] * 6}, {9})

@@ -1,4 +1,4 @@
-"""Test the choice of rows: filters, duplicates, a stable split, shares, pairs and streams."""
+"""Test filters, duplicates, the stable held-out split, mixes, pairs and streams."""
 
 import itertools
 from collections import Counter
@@ -23,7 +23,7 @@ def configured(**own):
     return data_config("jsonl", **own)
 
 
-def test_filters_count_what_they_reject(tmp_path):
+def test_filters_count_rejected_rows(tmp_path):
     path = jsonl(tmp_path / "a.jsonl", rows(30))
     filters = {"levels": [0, 1], "regex": {"prompt": "[5-9]"}, "equals": {"answer": "15"}}
     loaded = load(configured(path=path, filter=filters), "sft")
@@ -37,7 +37,7 @@ def test_filters_count_what_they_reject(tmp_path):
             function(settings)
 
 
-def test_duplicates():
+def test_duplicates_are_dropped():
     texts = [{"text": "Add 1-2"}, {"text": "add  1-2 "}, {"text": "add 1+2"}, {"text": "Add 1-2"}]
     for how, remaining in (("none", 4), ("exact", 3), ("normalized", 2)):
         counts = {}
@@ -45,7 +45,7 @@ def test_duplicates():
         assert counts.get("duplicates", 0) == 4 - remaining
 
 
-def test_roles_calls_and_tools_make_rows_different():
+def test_rows_with_other_roles_calls_or_tools_are_no_duplicates():
     def row(role, own=None, **message):
         turns = [{"role": role, "content": "Go", **message}, {"role": "assistant", "content": "Y"}]
         return {"messages": turns, **(own or {})}
@@ -60,7 +60,7 @@ def test_roles_calls_and_tools_make_rows_different():
     assert list(data_select.without_duplicates(different * 2, "exact", {})) == different
 
 
-def test_heldout_rows_stay_held_out_when_rows_are_added(tmp_path):
+def test_added_rows_do_not_change_the_heldout_split(tmp_path):
     def split(number):
         path = jsonl(tmp_path / f"{number}.jsonl", rows(number))
         settings = configured(path=path, heldout_fraction=0.2)
@@ -84,7 +84,7 @@ def test_heldout_rows_stay_held_out_when_rows_are_added(tmp_path):
         load_heldout(configured(path=path, heldout_fraction=0.001))
 
 
-def test_pairs_without_a_prompt_are_split_by_their_shared_beginning(tmp_path):
+def test_pairs_without_a_prompt_are_split_by_their_common_beginning(tmp_path):
     def conversation(n, answer):
         question = {"role": "user", "content": f"What is {n} plus 1?"}
         system = {"role": "system", "content": "Add."}
@@ -153,7 +153,7 @@ def test_a_mix_has_exact_shares_and_is_reproducible(tmp_path):
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_formats_are_not_mixed(tmp_path, streaming):
+def test_mixed_formats_are_rejected(tmp_path, streaming):
     messages = {
         "prompt": [{"role": "user", "content": "a"}],
         "completion": [{"role": "assistant", "content": "b"}],
@@ -168,9 +168,9 @@ def test_formats_are_not_mixed(tmp_path, streaming):
         load(mix(tmp_path, [[text], [messages]], [0.5, 0.5], streaming=streaming), "sft")
 
 
-def test_the_limit_of_a_streamed_mix_is_of_the_mix(tmp_path):
+def test_the_limit_applies_to_an_entire_streamed_mix(tmp_path):
     contents = [[{"text": f"{n} {row}"} for row in range(90)] for n in range(3)]
-    # The weights are 1 but for digits, of which NumPy tolerates fewer.
+    # The weights add up to 1 only after rounding, which NumPy does not accept.
     own = {"streaming": True, "shuffle_buffer": 1, "limit": 12}
     settings = mix(tmp_path, contents, [0.3333333] * 3, **own)
     first = [row["text"] for row in itertools.islice(load(settings, "sft").rows, 36)]
@@ -198,7 +198,7 @@ def sample(prompt, completion, score, **more):
     return {"prompt": prompt, "completion": completion, "score": score, **more}
 
 
-def test_pairs_are_of_the_best_and_the_worst(tmp_path):
+def test_the_best_sample_is_paired_with_the_worst(tmp_path):
     scores = [("right", 1.0), ("half", 0.5), ("wrong", 0.0), ("near", 0.75)]
     useless = [("b", "x", 0.0), ("b", "y", 0.0), ("c", "same", 1.0), ("c", "same ", 0.0)]
     samples = [sample("a", *each) for each in scores] + [sample(*each) for each in useless]
@@ -212,12 +212,12 @@ def test_pairs_are_of_the_best_and_the_worst(tmp_path):
         load(configured(kind="samples", path=jsonl(tmp_path / "b.jsonl", samples[4:])), "dpo")
 
 
-def test_pairs_leave_truncated_samples_out_except_in_smoke_runs():
+def test_pairs_omit_truncated_samples_except_in_smoke_runs():
     truncated = [sample("a", text, 0.0, finished=False) for text in "xyzx"]
     assert data_select.pairs_of_samples(truncated, 2) == ([], {"all cut off": 1})
     whole = sample("a", "2", 1.0, finished=True)
     assert data_select.pairs_of_samples([whole, *truncated], 2) == ([], {"one answer": 1})
-    pairs, skipped = data_select.pairs_of_samples(truncated, 2, of_any=True)
+    pairs, skipped = data_select.pairs_of_samples(truncated, 2, any_scores=True)
     sides = [(pair["chosen"][0]["content"], pair["rejected"][0]["content"]) for pair in pairs]
     assert (sides, skipped) == ([("x", "z")], {})  # the third text has no partner
 
@@ -235,9 +235,9 @@ def test_equal_sides_are_rejected(tmp_path):
 
 
 @pytest.mark.parametrize("score", [None, True, float("nan")])
-def test_scores_are_finite_numbers(tmp_path, score):
+def test_scores_must_be_finite_numbers(tmp_path, score):
     path = jsonl(tmp_path / "a.jsonl", [sample("a", "b", score)])
-    with pytest.raises(UserError, match=r"a.jsonl:1: score has"):
+    with pytest.raises(UserError, match=r"a.jsonl:1: score is"):
         load(configured(kind="samples", path=path), "dpo")
 
 
@@ -271,7 +271,7 @@ def test_heldout_questions_in_the_training_file_cause_a_warning(tmp_path, capsys
     assert len(load_heldout(settings)) == 3
     warning = capsys.readouterr().out
     assert warning.startswith("warning: ")
-    assert "2 of 3 rows" in warning
+    assert "2 of 3" in warning
     jsonl(tmp_path / "a.jsonl", train[2:])
     load_heldout(settings)
     assert capsys.readouterr().out == ""

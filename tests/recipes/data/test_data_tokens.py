@@ -1,4 +1,4 @@
-"""Test that tokens and labels are TRL's, in every form and from any number of processes."""
+"""Test that tokens and labels equal TRL's for all row formats and numbers of processes."""
 
 import copy
 import json
@@ -15,12 +15,12 @@ from launch.schema import Data
 from recipes import dpo, sft
 from recipes.data import data_tokens
 from recipes.data.data_load import Loaded
-from recipes.data.data_tokens import Progress, mapped
+from recipes.data.data_tokens import Progress, map_rows
 from recipes.models.model_build import train_tokenizer
 from recipes.preview import one_layer
 
 NUMBERS = range(7)
-# Options of a row and tools are written before the turns; generation encloses the answers.
+# The template renders options and tools before the messages, and marks the answers.
 TEMPLATE = (
     "{% if tools %}{{ tools[0]['name'] }}{% endif %}{{ mood or '' }}"
     "{% for m in messages %}{% if m['role'] == 'assistant' %}"
@@ -38,7 +38,7 @@ def assistant(text):
 
 
 TEXT = [{"text": f"{n} plus {n} is {10**n}" + "<|end|>" * (n % 2)} for n in NUMBERS]
-# tokens span the boundary
+# tokens span the boundary of prompt and completion
 PROMPTS = [{"prompt": f"{n} plu", "completion": f"s {'plus ' * n}" if n else ""} for n in NUMBERS]
 MESSAGES = [
     {"messages": [user(f"{n} plus"), assistant("plus"), user("and"), assistant(f"{10**n}")]}
@@ -71,7 +71,7 @@ def tokenizer():
 
 
 def prepared(tmp_path, method, tokenizer, rows, **settings):
-    """Return the rows of our trainer, and of TRL's."""
+    """Return the rows of our trainer and of TRL's trainer."""
     arguments, theirs, ours = TRAINERS[method]
     settings = {"max_length": 64, "use_cpu": True, "bf16": False, "report_to": "none", **settings}
     args = arguments(output_dir=str(tmp_path), **settings)
@@ -110,13 +110,13 @@ def prepared(tmp_path, method, tokenizer, rows, **settings):
     (TURNS, {"assistant_only_loss": True}),
     ([row | extra for row, extra in zip(TURNS, EXTRAS, strict=True)], {}),
 ])  # fmt: skip
-def test_tokens_and_labels_of_sft_are_trls(tmp_path, tokenizer, rows, settings):
+def test_sft_tokens_and_labels_equal_trls(tmp_path, tokenizer, rows, settings):
     ours, theirs = prepared(tmp_path, "sft", tokenizer, rows, **settings)
     columns = {"input_ids", "labels", "seq_lengths"}.intersection(theirs.column_names)
     assert ours.select_columns([*columns]).to_list() == theirs.select_columns([*columns]).to_list()
 
 
-def test_a_tokenizer_that_cuts_or_pads_texts_does_neither_with_rows(tokenizer):
+def test_truncation_and_padding_of_the_tokenizer_are_off(tokenizer):
     cutting = copy.deepcopy(tokenizer)
     cutting.backend_tokenizer.enable_truncation(2)
     cutting.backend_tokenizer.enable_padding(length=99)
@@ -131,7 +131,7 @@ def test_a_tokenizer_that_cuts_or_pads_texts_does_neither_with_rows(tokenizer):
     "rows",
     [PAIRS, PAIRED_TURNS, [row | extra for row, extra in zip(PAIRED_TURNS, EXTRAS, strict=True)]],
 )
-def test_tokens_of_pairs_are_trls(tmp_path, tokenizer, rows):
+def test_pair_tokens_equal_trls(tmp_path, tokenizer, rows):
     ours, theirs = prepared(tmp_path, "dpo", tokenizer, rows)
     columns = ["prompt_ids", "chosen_ids", "rejected_ids"]
     assert ours.select_columns(columns).to_list() == theirs.select_columns(columns).to_list()
@@ -143,7 +143,7 @@ def test_templates_must_mark_answers(tokenizer):
         data_tokens.Tokens(tokenizer, None, "text", False, True)({"messages": rows})
 
 
-def test_rows_of_several_processes_keep_their_order(tmp_path):
+def test_several_processes_keep_the_order_of_rows(tmp_path):
     rows = Dataset.from_dict({"n": list(range(10)), "other": ["x"] * 10})
 
     def doubled(batch):
@@ -151,13 +151,13 @@ def test_rows_of_several_processes_keep_their_order(tmp_path):
 
     (tmp_path / "key").mkdir()
     file, progress = tmp_path / "key/rows.arrow", Progress("doubling", tmp_path / "heartbeat")
-    tokens = mapped(rows, doubled, ("n",), file, progress, number=3)
+    tokens = map_rows(rows, doubled, ("n",), file, progress, num_processes=3)
     assert tokens.to_list() == [{"other": "x", "twice": 2 * n} for n in range(10)]
     assert len(list((tmp_path / "key").glob("rows*.arrow"))) == 3
 
 
 def test_errors_of_worker_processes_are_raised(tmp_path):
-    """End processes that inherit a run's SIGTERM handler, which only notes the signal."""
+    """End processes that inherit a run's SIGTERM handler, which only records the signal."""
 
     def make(batch):
         if 9 in batch["n"]:
@@ -168,6 +168,6 @@ def test_errors_of_worker_processes_are_raised(tmp_path):
     before = signal.signal(signal.SIGTERM, lambda number, frame: None)
     try:
         with pytest.raises(UserError, match="nine"):
-            mapped(rows, make, (), None, progress, number=2)
+            map_rows(rows, make, (), None, progress, num_processes=2)
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -1,4 +1,4 @@
-"""Test clocks of the dies of an AMD GPU, from tables as the kernel writes them."""
+"""Test reading the clocks of an AMD GPU's dies from the kernel's tables."""
 
 import struct
 
@@ -10,7 +10,7 @@ MI300X = [2100, 2098, 2100, 2095, 2100, 2100, 2088, 1990]
 
 
 def table(version: tuple[int, int], size: int, mhz: list[int]) -> bytes:
-    """Return a table in which everything but the clocks is 7, which no clock is."""
+    """Return a table whose bytes are 7 except for the clocks."""
     offset = clocks.OFFSETS[version]
     body = bytearray(b"\x07" * size)
     struct.pack_into("<HBB", body, 0, size, *version)
@@ -18,12 +18,11 @@ def table(version: tuple[int, int], size: int, mhz: list[int]) -> bytes:
     return bytes(body)
 
 
-# Sizes of the structs up to the clocks' end and beyond, as the kernel's compiler lays them out:
-# worked out by ctypes from the header.
+# Sizes of the kernel's structs, computed by ctypes from the header.
 @pytest.mark.parametrize(
     ("version", "size"), [((1, 4), 288), ((1, 5), 360), ((1, 6), 312), ((1, 7), 344), ((1, 8), 344)]
 )
-def test_each_version(version, size):
+def test_clocks_of_each_version(version, size):
     assert clocks.parse(table(version, size, MI300X)) == MI300X
     assert clocks.parse(table(version, size, MI300X[:6])) == MI300X[:6], "an MI300A has six dies"
 
@@ -34,6 +33,6 @@ def test_each_version(version, size):
     table((1, 5), 360, MI300X)[:320],  # cut off
     table((1, 4), 288, []),  # no die
 ])  # fmt: skip
-def test_a_table_without_clocks_of_dies(content):
+def test_tables_without_clocks_are_rejected(content):
     with pytest.raises(ValueError, match=f"of {len(content)} bytes"):
         clocks.parse(content)

@@ -57,20 +57,20 @@ COMMUNICATION, NORM = "ncclDevKernel_Generic", "rms_norm_kernel"
 
 
 @pytest.mark.parametrize("expected", NAMES)
-def test_kind(expected):
+def test_kernel_names_have_the_expected_kind(expected):
     names = [name.strip() for name in NAMES[expected].strip().splitlines()]
     assert {name: kind(name) for name in names} == dict.fromkeys(names, expected)
 
 
 def of(*ran: tuple[float, float, str], end: float = 10.0) -> dict[str, float]:
-    """Return the shares that are not 0."""
+    """Return the nonzero shares."""
     by_kind = shares(ran, 0.0, end)
     assert sum(by_kind.values()) - by_kind["communication_hidden"] == pytest.approx(1.0)
     return {name: pytest.approx(value) for name, value in by_kind.items() if value}
 
 
 @pytest.mark.parametrize(("ran", "expected"), [
-    # Communication is exposed where nothing computes.
+    # Communication is exposed while no kernel computes.
     ([(0, 4, GEMM), (2, 7, COMMUNICATION), (8, 9, NORM)], {
         "gemm": 0.4,
         "communication_hidden": 0.2,
@@ -78,7 +78,7 @@ def of(*ran: tuple[float, float, str], end: float = 10.0) -> dict[str, float]:
         "memory_bound": 0.1,
         "idle": 0.2,
     }),
-    # What runs side by side counts once.
+    # Concurrent kernels count once.
     ([(0, 4, COMMUNICATION), (2, 6, COMMUNICATION)], {"communication_exposed": 0.6, "idle": 0.4}),
     ([(0, 6, NORM), (2, 4, GEMM), (3, 5, ATTENTION)], {
         "gemm": 0.2,
@@ -87,7 +87,7 @@ def of(*ran: tuple[float, float, str], end: float = 10.0) -> dict[str, float]:
         "idle": 0.4,
     }),
 ])  # fmt: skip
-def test_every_instant_belongs_to_one_share(ran, expected):
+def test_each_instant_counts_for_one_share(ran, expected):
     assert of(*ran) == expected
 
 
@@ -96,7 +96,7 @@ def event(name: str, ts: float, dur: float, cat: str, tid: int = 1) -> dict:
     return {"ph": "X", "name": name, "ts": ts, "dur": dur, **place}
 
 
-def test_summary_of_a_gpu():
+def test_summary_of_a_gpu_trace():
     """Count in microseconds.
 
     Of the kernel that begins before the step only its part in it counts.
@@ -121,8 +121,8 @@ def test_summary_of_a_gpu():
     assert "gemm 40.0%" in text(table)
 
 
-def test_operators_in_place_of_kernels():
-    """Have a linear (0 to 100) call addmm (20 to 80) while another thread computes a norm."""
+def test_operators_count_without_a_gpu():
+    """A linear (0 to 100) calls addmm (20 to 80), and another thread computes a norm."""
     events = [
         event("ProfilerStep#1", 0, 200, "user_annotation"),
         event("aten::linear", 0, 100, "cpu_op"),
@@ -132,7 +132,7 @@ def test_operators_in_place_of_kernels():
     table = summary(events)
     assert table["device"] == "cpu"
     used = {name: share for name, share in table["shares"].items() if share}
-    # 60 of 200 each: addmm alone, and 40 of linear; the norm's 100 ran beside them.
+    # Of 200 in total, addmm took 60, linear itself 40, and the parallel norm 100.
     assert used == pytest.approx({"gemm": 0.5, "memory_bound": 0.5})
     times = {row["name"]: row["time_s"] * 1e6 for row in table["kernels"]}
     assert times == pytest.approx(

@@ -27,12 +27,12 @@ def config(tmp_path, profile: str = "torch", compute: str = "fp32"):
     (100, 4, (3, 1, 4)),  # grpo: whole generation cycles
     (6, 4, (1, 1, 4)),
 ])  # fmt: skip
-def test_skipped_warmup_and_profiled_steps(num_steps, cycle, expected):
+def test_numbers_of_skipped_warmup_and_profiled_steps(num_steps, cycle, expected):
     assert profiling.steps(num_steps, cycle) == expected
 
 
 class InFp32(nn.Module):
-    """Compute like a library that does not trust autocast."""
+    """Compute in fp32 like a library that casts its inputs itself."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,8 +96,7 @@ def test_files_of_a_plain_loop_with_modules_in_fp32(tmp_path, capsys):
     table = read(tmp_path, "fp32_modules.json")
     (product,) = (row for row in table["modules"] if row["what"] == fp32_modules.PRODUCTS)
     assert (product["name"], product["class"]) == ("last", "InFp32")
-    # The backward pass has one product for the input and one for the weight, and belongs to the
-    # same module.
+    # The backward pass has a product for the input and one for the weight, in the same module.
     assert product["calls"] == 2 * 3
     assert product["share"] == pytest.approx(product["time_s"] / kernels["time_s"])
     assert table["products_share"] == pytest.approx(product["share"])
@@ -122,8 +121,8 @@ def kernel(name: str, dur: float, identifier: int) -> dict:
     return event("kernel", name, 0, dur, 0, 7, {"External id": identifier})
 
 
-def test_the_cost_is_that_of_the_kernels():
-    """Run kernels after short operators, as on a GPU, and the backward in another thread."""
+def test_modules_cost_the_time_of_their_kernels():
+    """As on a GPU, kernels run after short operators, and the backward pass in another thread."""
     fp32, bf16 = ["float", "float"], ["c10::BFloat16", "c10::BFloat16"]
     forward, backward = ({"Sequence number": 9, "Fwd thread id": thread} for thread in (0, 1))
     node = "autograd::engine::evaluate_function: MmBackward0"
@@ -154,8 +153,8 @@ def entry(action: str, addr: int, size: int, *frames: tuple[str, int, str]) -> d
     }
 
 
-def test_memory_at_the_fullest_moment():
-    """Use the keys and actions of torch.cuda.memory._snapshot()'s docstring."""
+def test_memory_at_its_peak():
+    """The snapshot has the keys and actions in the docstring of torch.cuda.memory._snapshot."""
     own, inside = (
         ("/opt/lib/trl/trainer/sft.py", 40, "loss"),
         ("/opt/lib/torch/nn/functional.py", 7, "linear"),
@@ -179,11 +178,11 @@ def test_memory_at_the_fullest_moment():
         "num_alloc_retries": 1,
     }
     snapshot, most = {"device_traces": [[], trace]}, len(trace)
-    assert memory_table.summary(snapshot, stats, 1, most_events=most)["history_is_cut"]
-    table = memory_table.summary(snapshot, stats, 1, most_events=most + 1)
+    assert memory_table.summary(snapshot, stats, 1, max_events=most)["history_is_cut"]
+    table = memory_table.summary(snapshot, stats, 1, max_events=most + 1)
     assert table.pop("at_peak") == [
         {"line": "trl/trainer/sft.py:40 loss", "blocks": 2, "gb": 3.0},
-        {"line": "no line of Python (backward)", "blocks": 1, "gb": 3.0},
+        {"line": "no Python line (backward)", "blocks": 1, "gb": 3.0},
     ]
     sizes = {"allocated_peak_gb": 10.0, "reserved_peak_gb": 12.0, "before_gb": 4.0}
     counts = {"history_is_cut": False, "num_alloc_retries": 1, "num_ooms": 0}
@@ -192,7 +191,7 @@ def test_memory_at_the_fullest_moment():
 
 @pytest.fixture
 def recorder(monkeypatch):
-    """Stand in for torch's recorder, which only a GPU has, and return its arguments."""
+    """Replace torch's recorder, which needs a GPU, and return the list of its arguments."""
     calls: list[str] = []
 
     def record(enabled: str | None = "all", **kwargs) -> None:

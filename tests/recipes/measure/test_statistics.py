@@ -1,4 +1,4 @@
-"""Test statistics of evaluations against values worked out by hand and by counting every case."""
+"""Test statistics of evaluations against published values and complete enumeration."""
 
 import itertools
 import math
@@ -10,7 +10,7 @@ import pytest
 from recipes.measure import statistics
 
 
-def test_wilsons_interval():
+def test_wilson_intervals_equal_published_ones():
     # Newcombe (Statistics in Medicine 17, 1998), table I, method 3: 81 of 263, 15 of 148, 0 of 20,
     # 1 of 29.
     for right, total, low, high in [
@@ -46,18 +46,18 @@ def test_maj_at_k_is_the_share_of_subsets_whose_majority_is_right():
             assert statistics.maj_at_k(answers, k) == pytest.approx(sum(shares) / len(shares))
 
 
-def test_a_bootstrap_is_that_of_the_mean_and_follows_from_its_seed():
+def test_a_bootstrap_interval_depends_only_on_values_and_seed():
     values = [0.0, 0.5, 1.0, 0.5] * 50
     low, high = statistics.bootstrap(values, seed=3)
     half = statistics.Z * math.sqrt(0.125 / len(values))  # 0.125: the variance of the values
     assert (low, high) == pytest.approx((0.5 - half, 0.5 + half), abs=0.01)
     assert statistics.bootstrap(values, seed=3) == (low, high)
-    # Every draw is the same, and says nothing.
+    # All draws are equal, so resampling gives no interval.
     assert statistics.bootstrap([1.0] * 9) == statistics.wilson(9, 9)
 
 
-def test_problems_with_equal_shares_have_an_interval_all_the_same():
-    """Take one problem that was half right: it says little of the next, so a draw misleads."""
+def test_problems_with_equal_shares_have_an_interval():
+    """Resampling one half-right problem would suggest certainty about other problems."""
     assert statistics.bootstrap([0.5]) == statistics.wilson(0.5, 1)
     low, high = statistics.bootstrap([0.25] * 8)
     assert low < 0.1

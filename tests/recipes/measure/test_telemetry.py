@@ -1,4 +1,4 @@
-"""Test GPU telemetry, with files as amdgpu writes them and a stand-in for pynvml."""
+"""Test GPU telemetry with copies of amdgpu's files and a fake pynvml."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from recipes.measure.telemetry import Telemetry, amd
 from tests.recipes.measure.test_clocks import MI300X, table
 
 ADDRESS = "0000:05:00.0"
-# Files of one AMD GPU, with what the kernel writes into them.
+# Files of an AMD GPU with their content
 FILES = {
     "gpu_busy_percent": "97", "mem_busy_percent": "41", "mem_info_vram_used": "150000000000",
     "mem_info_gtt_used": "2000000000", "hwmon/hwmon4/power1_average": "700000000",
@@ -38,7 +38,7 @@ EXPECTED = {
 
 @pytest.fixture
 def gpu(tmp_path):
-    """Return a function of name=content that writes files over FILES, or removes one with None."""
+    """Return a function that changes files: name=content, or name=None to remove a file."""
 
     def build(changes=None):
         for name, content in {**FILES, **(changes or {})}.items():
@@ -53,16 +53,16 @@ def gpu(tmp_path):
     return build
 
 
-def test_amdgpu(gpu):
+def test_amdgpu_files_are_read(gpu):
     assert amd(ADDRESS, gpu())() == pytest.approx(EXPECTED)
-    # MI300X: present power only, clocks of eight dies in gpu_metrics.
+    # MI300X: only the current power, and clocks of eight dies in gpu_metrics.
     power = {"hwmon/hwmon4/power1_average": None, "hwmon/hwmon4/power1_input": "650000000"}
     of_dies = gpu({**power, "gpu_metrics": table((1, 5), 360, MI300X)})
     expected = {**EXPECTED, "gpu_power_w": 650.0, "gpu_clock_mhz": sum(MI300X) / 8}
     assert amd(ADDRESS, of_dies)() == pytest.approx(expected)
 
 
-def test_a_partition_has_no_power_and_no_energy_of_its_own(gpu):
+def test_a_partition_reports_the_power_of_its_card_and_no_energy(gpu):
     partition = Telemetry(amd(ADDRESS, gpu({"current_compute_partition": "CPX"})))
     for second in (0.0, 2.0):
         partition.sample(second)
@@ -70,8 +70,8 @@ def test_a_partition_has_no_power_and_no_energy_of_its_own(gpu):
     assert "gpu_power_w" in amd(ADDRESS, gpu({"current_compute_partition": "SPX"}))()
 
 
-def test_means_since_the_last_line_and_energy(gpu):
-    """Draw 700 W for 2 s, then 500 W: half of each counts between the two samples."""
+def test_means_and_energy(gpu):
+    """Between two samples, 700 W and 500 W, the mean power counts."""
     counted = Telemetry(amd(ADDRESS, gpu()))
     for second, power in ((0.0, "700000000"), (2.0, "700000000"), (4.0, "500000000")):
         gpu({"hwmon/hwmon4/power1_average": power})
@@ -85,7 +85,7 @@ def test_means_since_the_last_line_and_energy(gpu):
     assert counted.energy_j == pytest.approx(700)  # without what sets the steps up
 
 
-def test_the_thread_samples_and_ends(gpu, monkeypatch):
+def test_the_sampling_thread_ends(gpu, monkeypatch):
     counted, third = Telemetry(amd(ADDRESS, gpu()), interval_s=0.001), threading.Event()
     numbers, read = itertools.count(1), counted.read
 
@@ -138,7 +138,7 @@ def settings(run_dir: Path) -> DictConfig:
     )
 
 
-def test_a_line_of_metrics(gpu, tmp_path):
+def test_a_line_of_metrics_has_telemetry(gpu, tmp_path):
     metrics = Metrics(settings(tmp_path))
     metrics.telemetry = Telemetry(amd(ADDRESS, gpu()))
     metrics.telemetry.energy_j = 7000.0  # while the trainer was set up
@@ -148,16 +148,16 @@ def test_a_line_of_metrics(gpu, tmp_path):
     assert metrics.telemetry.energy_j < 7000
 
 
-def test_a_step_that_counts_no_tokens_takes_none_away(tmp_path):
-    """Count where GRPO generates; with num_iterations=2 every other step does not."""
+def test_steps_without_new_tokens_do_not_reduce_the_count(tmp_path):
+    """With num_iterations=2, GRPO generates and counts tokens only in every other step."""
     steps = ({"num_tokens": 10.0}, {}, {"num_tokens": 30.0})
     rows = lines(Metrics(settings(tmp_path)), tmp_path, *steps)
     assert [row["num_tokens"] for row in rows] == [10, 10, 30]
     assert [row["tokens_per_second"] > 0 for row in rows] == [True, False, True]
 
 
-def test_the_memory_of_loading_counts_although_a_counter_begins_anew(tmp_path, monkeypatch):
-    """Keep the peak although DeepSpeed resets torch's counter when it is set up.
+def test_the_memory_peak_includes_loading_despite_a_reset(tmp_path, monkeypatch):
+    """DeepSpeed resets torch's counter during its setup.
 
     ZeRO-2 with offload seemed to take 7.6 GB although loading took 8.7.
     """
@@ -168,7 +168,7 @@ def test_the_memory_of_loading_counts_although_a_counter_begins_anew(tmp_path, m
 
 
 class NvmlError(Exception):
-    """Stand in for pynvml.NVMLError."""
+    """Replace pynvml.NVMLError."""
 
 
 NVML = {"gpu_utilization": 0.9, "gpu_memory_bandwidth_share": 0.3, "gpu_memory_used_gb": 100.0}
@@ -178,7 +178,7 @@ NVML |= {"gpu_clock_mhz": 1980.0, "gpu_memory_clock_mhz": 3201.0}
 
 @pytest.fixture
 def nvml(monkeypatch):
-    """Return pynvml's functions for a GPU whose energy counter rises by 2 J at each look."""
+    """Return a fake pynvml for a GPU whose energy counter rises by 2 J per reading."""
     millijoules = itertools.count(5000, 2000)
 
     def handle(address: bytes) -> str:
@@ -206,8 +206,8 @@ def unsupported(*_):
     raise NvmlError("not supported")
 
 
-def test_nvml(tmp_path, nvml):
-    read = telemetry.source(ADDRESS, tmp_path)
+def test_nvml_counters_are_read(tmp_path, nvml):
+    read = telemetry.find_reader(ADDRESS, tmp_path)
     readings = read()
     assert readings.pop("energy_j") == 5.0
     assert readings == pytest.approx(NVML)
@@ -218,4 +218,4 @@ def test_nvml(tmp_path, nvml):
     counted.begin()
     counted.sample(3.0)
     assert counted.energy_j == 0.0
-    assert telemetry.source("0000:99:00.0", tmp_path) is None
+    assert telemetry.find_reader("0000:99:00.0", tmp_path) is None

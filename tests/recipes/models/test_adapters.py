@@ -1,4 +1,4 @@
-"""Test adapters on a model of one layer: merged as PEFT merges, and bound to their base."""
+"""Test adapters on a model of one layer: merging, and the check of the base."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def base(dtype=torch.float32, seed=0):
 
 
 def with_adapter(model, **kind):
-    """Return one that has learnt: B is zero before the first step, so merging would do nothing."""
+    """Return an adapter with random B, since merging with the initial B of zero does nothing."""
     torch.manual_seed(1)
     adapted = get_peft_model(
         model,
@@ -45,8 +45,8 @@ KINDS = {"lora": {}, "rslora": {"use_rslora": True}, "dora": {"use_dora": True}}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_merging_equals_pefts(kind):
-    """Merge what is saved and what a generation server is sent; the base stays unchanged."""
+def test_merged_weights_equal_pefts(kind):
+    """Merge for export and for a generation server, without changing the base."""
     model = with_adapter(base(), **KINDS[kind])
     before = {name: weight.clone() for name, weight in model.named_parameters()}
     sent = dict(adapters.merged_params(model, lambda _: contextlib.nullcontext()))
@@ -61,7 +61,7 @@ def test_merging_equals_pefts(kind):
     assert saved.lm_head.weight is saved.model.embed_tokens.weight
 
 
-def test_the_error_of_a_merge_is_what_rounding_takes():
+def test_the_error_of_a_merge_is_the_rounding():
     model = with_adapter(base(torch.bfloat16))
     saved, error = adapters.merge(model, None)
     start, learnt, lost = dict(base(torch.bfloat16).named_parameters()), 0.0, 0.0
@@ -73,13 +73,13 @@ def test_the_error_of_a_merge_is_what_rounding_takes():
     assert error > 0
 
 
-def test_layers_without_an_adapter_are_unpacked_too(monkeypatch):
-    """Adapt some layers of a base in 4 bits: the others would be saved as packed bytes."""
+def test_layers_without_an_adapter_are_dequantized(monkeypatch):
+    """Otherwise layers of a 4-bit base without an adapter would be saved as packed bytes."""
     config = LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=["q_proj"])
     model = get_peft_model(base(), config)
     packed = model.get_base_model().model.layers[0].mlp.up_proj.weight
     doubled = lambda weight: (weight * 2 if weight is packed else weight).detach()  # noqa: E731
-    monkeypatch.setattr(adapters, "dequantized", doubled)
+    monkeypatch.setattr(adapters, "dequantize", doubled)
     saved, _ = adapters.merge(model, None)
     assert torch.equal(saved.model.layers[0].mlp.up_proj.weight, packed * 2)
 
@@ -134,7 +134,7 @@ def test_adapters_of_other_layers_are_rejected(adapter_dir):
         adapters.load_adapter(base(), settings(adapter_dir), adapters.fingerprint_of(base()))
 
 
-def test_a_fingerprint_is_that_of_the_files_and_of_any_precision(tmp_path):
+def test_files_and_models_of_any_precision_have_one_fingerprint(tmp_path):
     base().save_pretrained(tmp_path)
     half, other = base(torch.bfloat16), base(seed=5)
     fingerprint = adapters.fingerprint_of_files(tmp_path)
@@ -142,16 +142,16 @@ def test_a_fingerprint_is_that_of_the_files_and_of_any_precision(tmp_path):
     assert fingerprint != adapters.fingerprint_of(other)
 
 
-def test_checkpoints_of_another_base_are_not_resumed(tmp_path):
+def test_checkpoints_of_another_base_are_rejected(tmp_path):
     for _ in range(2):
-        adapters.note_base(tmp_path, "one")
+        adapters.record_base(tmp_path, "one")
     with pytest.raises(UserError, match="trained on other base weights"):
-        adapters.note_base(tmp_path, "two")
+        adapters.record_base(tmp_path, "two")
 
 
 @pytest.mark.parametrize("layers", ["all-linear", "[v_proj,down_proj]"])
-def test_the_planner_counts_what_peft_trains(layers):
-    """Count for model=tiny, whose shape the launcher has too."""
+def test_the_planner_counts_the_parameters_that_peft_trains(layers):
+    """Compare counts for model=tiny, whose shape the launcher knows."""
     target = f"adapter.target_modules={layers}"
     config = composed("hardware=cpu", "model=tiny", "adapter=lora", target)
     whole = AutoModelForCausalLM.from_config(model_config(config.model))

@@ -13,7 +13,7 @@ from trl.trainer.utils import add_fused_lm_head
 from recipes.models import head
 from tests.helpers.small_models import small_model
 
-# TRL's kernels fold blocks of a vocabulary, and the last one is not full
+# TRL's kernels process blocks of the vocabulary; the last block is partial.
 TOKENS, WIDTH, VOCABULARY = (37, 16, 2500)
 
 
@@ -38,7 +38,7 @@ def plain(hidden, weight, targets):
     return loss, -(logs.exp() * logs).sum(), (logits.argmax(1) == targets).sum()
 
 
-def test_sums_and_gradients_are_those_of_cross_entropy():
+def test_sums_and_gradients_equal_cross_entropy():
     hidden, weight, targets = drawn()
     expected = plain(hidden, weight, targets)
     gradients = torch.autograd.grad(expected[0] * 3, (hidden, weight))
@@ -63,7 +63,7 @@ def test_frozen_tensors_get_no_gradient(frozen, trained):
 @pytest.mark.parametrize(
     ("dtype", "within", "autocast"), [(torch.bfloat16, 2e-2, True), (torch.float16, 3e-3, False)]
 )
-def test_halves_are_close_to_fp32(dtype, within, autocast):
+def test_16_bit_results_are_close_to_fp32(dtype, within, autocast):
     hidden, weight, targets = drawn(torch.float32 if autocast else dtype)
     expected = plain(hidden, weight, targets)
     gradients = torch.autograd.grad(expected[0], (hidden, weight))
@@ -77,7 +77,7 @@ def test_halves_are_close_to_fp32(dtype, within, autocast):
         assert (actual - gradient).norm() < within * gradient.norm()
 
 
-def test_no_target_is_a_loss_of_zero_with_gradients_of_zero():
+def test_loss_and_gradients_are_zero_without_targets():
     hidden, weight, _ = drawn()
     loss, counted = head.NllHead.apply(hidden[:0], weight, torch.zeros(0, dtype=torch.long), True)
     loss.backward()
@@ -86,9 +86,9 @@ def test_no_target_is_a_loss_of_zero_with_gradients_of_zero():
 
 
 @pytest.mark.parametrize(
-    "compute", [head.sums, functools.partial(head.log_probs, temperature=1.0, of_entropy=False)]
+    "compute", [head.sums, functools.partial(head.log_probs, temperature=1.0, entropy_grad=False)]
 )
-def test_a_model_that_is_compiled_whole_returns_the_same(compute):
+def test_a_compiled_model_returns_the_same(compute):
     ours = small_model()
     head.add(ours, compute)
     ids = torch.randint(0, 320, (2, 8))
@@ -100,7 +100,7 @@ def test_a_model_that_is_compiled_whole_returns_the_same(compute):
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_a_model_gives_the_sums_and_gradients_of_trls_head(tied):
+def test_sums_and_gradients_equal_those_of_trls_head(tied):
     ours = small_model(tie_word_embeddings=tied)
     theirs = copy.deepcopy(ours)
     head.add(ours)
@@ -122,7 +122,7 @@ def test_a_model_gives_the_sums_and_gradients_of_trls_head(tied):
         torch.testing.assert_close(weight.grad, other.grad, rtol=1e-5, atol=1e-5, msg=name)
 
 
-def test_evaluation_keeps_no_gradient_and_logits_are_there_without_targets():
+def test_evaluation_stores_no_gradient_and_returns_logits_without_targets():
     whole = small_model()
     ids = torch.randint(0, 320, (1, 8))
     expected = whole(input_ids=ids).logits
@@ -136,7 +136,7 @@ def test_evaluation_keeps_no_gradient_and_logits_are_there_without_targets():
     assert not actual.loss.requires_grad
 
 
-def test_only_a_plain_product_fits():
+def test_only_plain_matrix_products_are_supported():
     plain_head = small_model()
     assert head.fits(plain_head)
     with_bias = small_model()

@@ -1,4 +1,4 @@
-"""Test that compiled layers compute what eager ones do, and the fall-back to eager."""
+"""Test that compiled layers equal eager layers, and the fallback to eager layers."""
 
 import functools
 import random
@@ -23,9 +23,9 @@ LORA = ["adapter=lora", "adapter.rank=4", "adapter.dropout=0.0"]
 
 @pytest.fixture(autouse=True)
 def dynamo():
-    """Reset what is compiled, and the settings for it, after each test."""
+    """Reset compiled code and its settings after each test."""
     settings = {"optimize_ddp": True, "specialize_float": False, "recompile_limit": 8}
-    # One thread starts no pool of processes.
+    # With one thread, inductor starts no processes.
     with torch._dynamo.config.patch(settings), torch._inductor.config.patch(compile_threads=1):
         yield
     torch._dynamo.reset()
@@ -41,8 +41,8 @@ def use(monkeypatch):
 
 
 def compiled(run_dir, method, *overrides, measured=True, requested=True):
-    """Return what `built` does, with batches padded for compiling, which is not called yet."""
-    # Micro-batches of 4 rows of the longest length are rehearsed.
+    """Return the trainer of `built`, with batches padded for compiling, before compile_layers."""
+    # Four rows of the maximum length are the rehearsal batch.
     lengths = [] if method == "grpo" else ["method.args.max_length=128"]
     measured = f"hardware.compile_measured={str(measured).lower()}"
     config, trainer = built(run_dir, method, "step.compile=true", measured, *lengths, *overrides)
@@ -66,7 +66,7 @@ QWEN2 = ["model.architecture=qwen2", "model.attention_bias=true", "step.rows=gro
     ("sft", [*QWEN2, *LORA, *EVERY_LAYER, "step.checkpointed_layers=1"], "eager"),
     ("dpo", [], "eager"),
 ])  # fmt: skip
-def test_losses_and_gradients_are_those_of_eager_layers(tmp_path, use, method, overrides, backend):
+def test_losses_and_gradients_equal_eager_layers(tmp_path, use, method, overrides, backend):
     """Compare SFT and DPO; tests/recipes/training/test_grpo_step.py compares GRPO."""
     use(backend)
     actual = []
@@ -79,7 +79,7 @@ def test_losses_and_gradients_are_those_of_eager_layers(tmp_path, use, method, o
     assert_same(*actual)
 
 
-def test_the_number_of_graphs_is_bounded_over_lengths():
+def test_varying_lengths_need_few_graphs():
     multiple = layers.MULTIPLE
     model, failures = small_model(num_hidden_layers=2), []
     graphs, draw = CompileCounterWithBackend("eager"), random.Random(0)
@@ -87,13 +87,13 @@ def test_the_number_of_graphs_is_bounded_over_lengths():
     for _ in range(12):
         rows, tokens = draw.randint(1, 4), multiple * -(-draw.randint(1, 500) // multiple)
         model(torch.zeros(rows, tokens, dtype=torch.long), use_cache=False)
-    # One row or several, of one block of tokens or several.
+    # One or several rows of one or several blocks of tokens.
     assert graphs.frame_count <= 4
     assert failures == []
 
 
 def with_item(module, args, output):
-    """Print, which no graph can hold."""
+    """Print, which a graph cannot contain."""
     print(output.sum().item())
 
 
@@ -120,7 +120,7 @@ def test_uncompilable_layers_end_the_run_if_compile_was_requested(tmp_path, use)
 
 
 def one_more(graph, inputs):
-    """Miscompile."""
+    """Return a compiled function with a wrong result."""
     return lambda *args: tuple(
         part + 1 if torch.is_floating_point(part) else part for part in graph(*args)
     )
@@ -133,10 +133,10 @@ def one_more(graph, inputs):
 def test_unmeasured_hardware_compares_the_first_micro_batch(
     tmp_path, use, method, overrides, backend, agrees
 ):
-    """Keep losses, gradients, figures and random numbers, with dropout and with sampling."""
+    """The comparison must not change losses, gradients, metrics or random numbers."""
     use(backend)
     lora = [*overrides, *LORA[:2], "adapter.dropout=0.1"]
-    # before the other one is built, which sets the seed anew
+    # Compute this before building the other trainer, which resets the seed.
     expected = trained(compiled(tmp_path / "eager", method, *lora)[1])
     config, trainer = compiled(
         tmp_path / "compiled", method, *lora, measured=False, requested=False
@@ -150,8 +150,8 @@ def no_kernel(graph, inputs):
     raise InternalTorchDynamoError("no kernel")
 
 
-def test_failed_kernels_leave_dropout_and_figures_unchanged(tmp_path, use):
-    # of the backward pass, which is made last
+def test_failed_kernels_leave_dropout_and_metrics_unchanged(tmp_path, use):
+    # The kernel of the backward pass is compiled last.
     use(aot_autograd(fw_compiler=nop, bw_compiler=no_kernel))
     lora = [*LORA[:2], "adapter.dropout=0.25"]
     expected = trained(compiled(tmp_path / "eager", "sft", *lora)[1])

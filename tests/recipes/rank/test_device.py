@@ -30,7 +30,7 @@ def test_every_thread_of_the_process_is_bound(monkeypatch, policy):
             os.sched_setaffinity(int(thread), before)
 
 
-def test_unknown_cores_are_the_users_to_turn_off(monkeypatch):
+def test_unknown_cores_are_a_user_error(monkeypatch):
     # The error of a set of no cores comes from the operating system.
     monkeypatch.setattr(numa, "_get_logical_cpus_to_bind_to", lambda **_: set())
     with pytest.raises(UserError, match="topology.numa_binding=null"):

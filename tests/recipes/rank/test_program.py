@@ -72,25 +72,25 @@ def test_result_and_exit_code(tmp_path, work, code, result):
     assert run(tmp_path, work) == (code, {**result, "exit_code": code})
 
 
-def test_only_the_first_rank_writes(tmp_path, monkeypatch):
+def test_only_the_main_rank_writes_a_result(tmp_path, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     with pytest.raises(FileNotFoundError):
         run(tmp_path, lambda _: {})
 
 
-def test_a_signal_is_seen_and_forgotten_after_the_run(tmp_path):
+def test_a_signal_requests_a_stop_until_the_run_ends(tmp_path):
     number = signal.SIGTERM
 
     def work(_config):
         os.kill(os.getpid(), number)
-        return {"asked": program.stop_asked()}
+        return {"requested": program.stop_requested()}
 
     before = signal.getsignal(number)
-    assert run(tmp_path, work)[1]["asked"] is True
-    assert (program.stop_asked(), signal.getsignal(number)) == (False, before)
+    assert run(tmp_path, work)[1]["requested"] is True
+    assert (program.stop_requested(), signal.getsignal(number)) == (False, before)
 
 
-def test_random_weights_follow_from_the_seed(tmp_path):
+def test_random_weights_depend_on_the_seed(tmp_path):
     settings = config(tmp_path, num_layers=1)
     first, again = (build_model(settings).state_dict() for _ in range(2))
     settings.seed = 1
@@ -100,7 +100,7 @@ def test_random_weights_follow_from_the_seed(tmp_path):
 
 
 @pytest.mark.parametrize("compute", ["fp32", "fp16", "bf16"])
-def test_random_weights_have_no_more_digits_than_they_compute_with(tmp_path, compute):
+def test_random_weights_are_rounded_to_the_compute_dtype(tmp_path, compute):
     """Start every strategy from the same weights: DeepSpeed makes fp32 of 16-bit ones."""
     settings = config(tmp_path, num_layers=1)
     settings.precision.compute = compute
@@ -111,7 +111,7 @@ def test_random_weights_have_no_more_digits_than_they_compute_with(tmp_path, com
         assert rounded == (dtype == DTYPES[compute])
 
 
-def test_a_tokenizer_is_trained_the_same_way_each_time(tmp_path):
+def test_training_a_tokenizer_is_reproducible(tmp_path):
     settings = config(tmp_path)
     first, again = (build_tokenizer(settings, ["Calculate 12 + 34.", "46"]) for _ in range(2))
     assert first.get_vocab() == again.get_vocab()
@@ -120,7 +120,7 @@ def test_a_tokenizer_is_trained_the_same_way_each_time(tmp_path):
     assert first.decode(first("é → 7")["input_ids"]) == "é → 7"
 
 
-def test_the_chat_template_marks_what_the_assistant_says(tmp_path):
+def test_the_chat_template_marks_answers(tmp_path):
     tokenizer = build_tokenizer(config(tmp_path), ["ab"])
     messages = [{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}]
     encoded = tokenizer.apply_chat_template(
@@ -132,7 +132,7 @@ def test_the_chat_template_marks_what_the_assistant_says(tmp_path):
     assert tokenizer.apply_chat_template(messages, tokenize=False).startswith(prompt)
 
 
-def test_a_model_directory_is_read_back(tmp_path):
+def test_a_saved_model_is_loaded(tmp_path):
     settings = config(tmp_path, num_layers=1)
     built = build_model(settings)
     built.save_pretrained(tmp_path / "m")
@@ -143,7 +143,7 @@ def test_a_model_directory_is_read_back(tmp_path):
     assert names.chat_template == CHAT_TEMPLATE
 
 
-def test_trainer_arguments_that_trl_rejects(tmp_path):
+def test_arguments_that_trl_rejects_are_user_errors(tmp_path):
     settings = config(tmp_path)
     settings.hardware = {"vendor": "amd"}
     settings.topology = {"strategy": "none", "servers": 0}
@@ -197,7 +197,7 @@ def test_metrics_after_the_resumed_step_are_dropped(tmp_path):
     assert metrics.drop_after(tmp_path / "none.jsonl", 2) == []
 
 
-def test_flops_count_products_and_attention(tmp_path):
+def test_flops_include_products_and_attention(tmp_path):
     built: AutoModelForCausalLM = build_model(config(tmp_path))
     products = sum(p.numel() for p in built.parameters()) - 512 * 128
     attention = 6 * 4 * 4 * 32 * 10  # layers, heads, head size, positions
@@ -209,8 +209,8 @@ def test_flops_count_products_and_attention(tmp_path):
     assert flops_per_token(built, 0.0) == 4 * products + 2 * trained
 
 
-def test_a_signal_stops_between_cycles_only(monkeypatch):
-    monkeypatch.setattr(train_loop, "stop_asked", lambda: True)
+def test_a_signal_stops_training_at_the_end_of_a_cycle(monkeypatch):
+    monkeypatch.setattr(train_loop, "stop_requested", lambda: True)
     stop, args = train_loop.StopOnSignal(cycle=4), SimpleNamespace(device=torch.device("cpu"))
     for step, expected in [(3, False), (4, True)]:
         control = SimpleNamespace(should_save=False, should_training_stop=False)

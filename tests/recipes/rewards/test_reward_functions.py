@@ -1,4 +1,4 @@
-"""Test each named reward, and the names that a reward may not have."""
+"""Test each named reward, and functions that cannot be imported."""
 
 import json
 
@@ -21,7 +21,7 @@ def said(text):
     ("46", 46, 1.0),
     ("47", "46", 0.0),
     ("", "46", 0.0),
-    ("None", None, None),  # of a row without an answer, in a table of others that have one
+    ("None", None, None),  # a row without an answer
 ])  # fmt: skip
 def test_accuracy(text, answer, expected):
     assert functions.accuracy(["p"], [said(text)], answer=[answer]) == [expected]
@@ -105,11 +105,11 @@ RIGHT = [
 @pytest.mark.parametrize(
     ("pair", "expected"), [*((pair, 0.0) for pair in WRONG), *((pair, 1.0) for pair in RIGHT)]
 )
-def test_accuracy_is_of_mathematics_only_where_the_right_answer_is(pair, expected):
+def test_answers_are_compared_as_mathematics_only_if_the_right_answer_is(pair, expected):
     assert functions.accuracy(["p"], [said(pair[1])], answer=[pair[0]]) == [expected]
 
 
-def test_format():
+def test_format_needs_the_exact_layout():
     texts = {
         "<think>a</think>\n<answer>b</answer>": 1.0,
         "<answer>b</answer>": 0.0,
@@ -120,13 +120,13 @@ def test_format():
     assert functions.format(["p"] * 5, [said(text) for text in texts]) == [*texts.values()]
 
 
-def test_reasoning_gym_is_the_tasks_own_scorer():
+def test_reasoning_gym_uses_the_tasks_scorer():
     texts = [said(text) for text in ("<think>no</think> 46", "<answer>046</answer>", "45", "")]
     scores = functions.reasoning_gym(["p"] * 4, texts, entry=[ENTRY] * 4)
     assert scores == [1.0, 1.0, 0.0, 0.0]
 
 
-def test_regex_matches_the_whole_answer():
+def test_regex_must_match_the_entire_answer():
     texts = ["<answer>12</answer>", "12 or so", ""]
     assert functions.regex(["p"] * 3, texts, pattern=[r"\d+"] * 3) == [1.0, 0.0, 0.0]
 
@@ -135,6 +135,6 @@ def test_regex_matches_the_whole_answer():
     ("nowhere.reward", "No module named 'nowhere'"),
     ("recipes.rewards.reward_functions.lenght", "has no attribute 'lenght'"),
 ])  # fmt: skip
-def test_a_dotted_path_that_leads_nowhere(path, message):
+def test_functions_that_cannot_be_imported(path, message):
     with pytest.raises(UserError, match=message):
-        functions.imported(path)
+        functions.import_reward(path)

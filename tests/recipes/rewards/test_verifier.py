@@ -1,4 +1,4 @@
-"""Test the rewards of a composition: weighted, chained, and safe from crashes and hangs."""
+"""Test verifiers: weights, chains, crashes and hangs of rewards, and isolation."""
 
 import functools
 import json
@@ -53,7 +53,7 @@ def says_one(prompts, completions, **columns):
 
 
 def goes_wrong(prompts, completions, **columns):
-    """Fail in the way that the completion names."""
+    """Hang or crash, as the completion says."""
     ways = {"hangs": lambda: [None for _ in iter(int, 1)], "dies": os.abort}
     for completion in completions:
         ways.get(completion, lambda: None)()
@@ -78,7 +78,7 @@ GOOD = "<think>a</think><answer>7</answer>"
 OWN = "tests.recipes.rewards.test_verifier"
 
 
-def test_weighted_and_chained():
+def test_scores_are_weighted_and_chained():
     texts = [GOOD, "7", "<think>a</think><answer>8</answer>"]
     verifier = of({"format": 1.0, "regex": 3.0}, chain=["format", "regex"], pattern="[0-7]+")
     verdicts = verifier(["p"] * 3, texts, {})
@@ -96,7 +96,7 @@ def test_weighted_and_chained():
 def alone(isolated, name, text, **row):
     """Return the score of one completion, or the reason why it has none."""
     columns = {key: [value] for key, value in row.items()}
-    scores, error = isolated.ask(name, [""], [text], columns)
+    scores, error = isolated.attempt(name, [""], [text], columns)
     return error or scores[0]
 
 
@@ -112,7 +112,7 @@ def test_hangs_and_crashes_fail_only_their_completion():
     assert alone(isolated, "length", "") == 1.0
 
 
-def test_waiting_scorers_are_limited_by_wall_clock():
+def test_rewards_that_wait_are_limited_by_wall_clock():
     isolated = Isolated(["length"], wait_s=0.3)
     assert alone(isolated, "length", "") == 1.0
     isolated.process.send_signal(signal.SIGSTOP)
@@ -124,10 +124,10 @@ MISBEHAVES = """
 import os, socket, subprocess, sys
 from recipes.rewards import reward_functions, verify_worker
 
-def silent(what):  # as many scorers do: whatever happens, the answer is wrong
+def silent(call):  # like rewards that treat any exception as a wrong answer
     def scorer(prompts, completions, **columns):
         try:
-            what(completions[0])
+            call(completions[0])
         except Exception:
             return [0.5]
         return [1.0]
@@ -161,17 +161,17 @@ def worker(code, *questions):
     return done.returncode, [json.loads(reply) for reply in replies]
 
 
-def test_forbidden_actions_fail_only_their_sample(tmp_path):
+def test_blocked_calls_fail_only_their_completion(tmp_path):
     target = tmp_path / "a"
     target.write_text("kept")
     errors = {
-        "socket": "a scorer may not: socket.__new__",
-        "process": "a scorer may not: subprocess.Popen",
-        "fork": "a scorer may not: os.fork",
-        "write": f"a scorer may not: open {str(target)!r}",
-        "remove": "a scorer may not: os.remove",
+        "socket": "rewards may not call socket.__new__",
+        "process": "rewards may not call subprocess.Popen",
+        "fork": "rewards may not call os.fork",
+        "write": f"rewards may not call open {str(target)!r}",
+        "remove": "rewards may not call os.remove",
         "read": None,
-        "memory": "more memory than a scorer may use",
+        "memory": "the reward exceeds its memory limit",
         "length": None,
     }
     _, replies = worker(
@@ -182,18 +182,18 @@ def test_forbidden_actions_fail_only_their_sample(tmp_path):
     assert target.read_text() == "kept"
 
 
-def test_scorers_do_not_see_the_environment_of_the_rank(monkeypatch):
+def test_rewards_do_not_see_the_environment_of_the_rank(monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "a secret")
     isolated = Isolated(["length"])
-    with open(f"/proc/{isolated.start().pid}/environ", "rb") as file:
+    with open(f"/proc/{isolated.wait_until_ready().pid}/environ", "rb") as file:
         names = {entry.partition(b"=")[0].decode() for entry in file.read().split(b"\0") if entry}
     assert "PATH" in names <= {*PASSED_ON, *ENVIRONMENT}
 
 
-def test_hanging_scorers_end_soon_after_a_killed_rank():
+def test_a_hanging_worker_ends_after_its_rank_was_killed():
     code = (
         "import sys; sys.argv = ['', '60', '1000000000']; "
-        "from recipes.rewards import verify_worker as w; w.ALONE_S = 0.2; w.main()"
+        "from recipes.rewards import verify_worker as w; w.ORPHAN_S = 0.2; w.main()"
     )
     question = {"completions": ["a" * 40 + "b"], "columns": {"pattern": ["(a+)+"]}}
     assert worker(code, {"name": "regex", **question}) == (-signal.SIGALRM, [])
@@ -204,9 +204,9 @@ def test_scores_outside_0_to_1_are_errors():
     verifier = of({name: 1.0}, confined=False)
     verdicts = verifier(["p"] * 4, ["good", "bad", "worse", "rounded"], {})
     assert [v.score for v in verdicts] == [1.0, 0.0, 0.0, 1.0]
-    assert verdicts[1].error.startswith(f"{name}: ValueError: a score outside 0 to 1: 1.5")
+    assert verdicts[1].error.startswith(f"{name}: ValueError: score 1.5 is outside 0 to 1")
     assert verifier.errors == 2
-    with pytest.raises(UserError, match=r"fails for every completion: .*outside 0 to 1: nan"):
+    with pytest.raises(UserError, match=r"fails for every completion: .*score nan is outside"):
         of({name: 1.0}, confined=False)(["p"], ["nothing"], {})
 
 
@@ -214,7 +214,7 @@ def test_scores_outside_0_to_1_are_errors():
     ("hangs", "no score within 0.5 s of CPU time"),
     ("dies", "its process ended with exit code -6"),
 ])  # fmt: skip
-def test_own_functions_that_hang_or_crash_fail_one_completion(monkeypatch, way, error):
+def test_user_functions_that_hang_or_crash_fail_one_completion(monkeypatch, way, error):
     monkeypatch.setattr(verifying, "Isolated", functools.partial(Isolated, time_s=0.5))
     verifier = of({f"{OWN}.goes_wrong": 1.0})
     verdicts = verifier(["p"] * 2, ["good", way], {})
@@ -223,7 +223,7 @@ def test_own_functions_that_hang_or_crash_fail_one_completion(monkeypatch, way, 
         (0.0, f"{OWN}.goes_wrong: {error}"),
     ]
     assert verifier.errors == 1
-    # The next batch, as one.
+    # The next batch is judged in one call.
     assert [v.score for v in verifier(["p"] * 3, ["good"] * 3, {})] == [1 / 3] * 3
 
 
@@ -243,13 +243,13 @@ def test_confined_functions_get_columns_but_no_gpu_or_secret(monkeypatch):
     ({"regex": 1.0}, {}, "reads column 'pattern'"),
     ({"regex": 1.0}, {"columns": ["pattern"], "pattern": "a"}, "reward_pattern=null"),
 ])  # fmt: skip
-def test_columns_that_rewards_need(rewards, options, message):
+def test_rewards_need_their_columns(rewards, options, message):
     with pytest.raises(UserError, match=message):
         of(rewards, **options)
 
 
 def line_of(text):
-    """Return the place of a line of this file as errors show it."""
+    """Return a pattern of the file and line as errors show them."""
     lines = Path(__file__).read_text().splitlines()
     number = next(n for n, line in enumerate(lines, 1) if line.strip().startswith(text))
     return rf"\({__file__}:{number}\)"
@@ -262,13 +262,13 @@ def line_of(text):
     ("says_one", False, "1 scores for 2"),
     ("reads_answers", False, "required positional argument: 'answers'.* are answer, level"),
 ])  # fmt: skip
-def test_own_functions_that_never_work(name, confined, message):
+def test_user_functions_that_never_work_end_the_run(name, confined, message):
     columns = {"answer": ["7", "8"], "level": [1, 2], "log_metric": "of TRL"}
     with pytest.raises(UserError, match=message):
         of({f"{OWN}.{name}": 1.0}, confined=confined)(["p"] * 2, ["a", "b"], columns)
 
 
-def test_functions_for_trl_and_the_share_of_errors():
+def test_trl_gets_functions_and_the_share_of_errors():
     verifier = of({f"{OWN}.fails_for_bad": 1.0, "format": 0.5})
     functions, weights = verifier.rewards()
     assert ([f.__name__ for f in functions], weights) == (["fails_for_bad", "format"], [1.0, 0.5])
@@ -282,11 +282,16 @@ def test_functions_for_trl_and_the_share_of_errors():
     assert (logged, verifier.errors) == ({"verifier_error_share": 0.5}, 1)
 
 
-def test_code_and_its_language():
+def test_code_and_language_are_extracted():
     text = "First:\n```python\nx = 1\n```\nBetter:\n```c++\nint main() {}\n```\n"
-    assert verify_code.code_of(text) == ("cpp", "int main() {}\n")
-    assert verify_code.code_of("<think>so</think><answer>x = 2</answer>") == ("python", "x = 2")
-    languages = [verify_code.code_of(f"```{name}\nx\n```")[0] for name in ("C++", "py", "rust", "")]
+    assert verify_code.extract_code(text) == ("cpp", "int main() {}\n")
+    assert verify_code.extract_code("<think>so</think><answer>x = 2</answer>") == (
+        "python",
+        "x = 2",
+    )
+    languages = [
+        verify_code.extract_code(f"```{name}\nx\n```")[0] for name in ("C++", "py", "rust", "")
+    ]
     assert languages == ["cpp", "python", "rust", "python"]
     tests = [{"call": "f(1)", "expected": None, "check": None}, "assert f(1)"]
     assert verify_code.parse_tests(json.dumps(tests)) == [

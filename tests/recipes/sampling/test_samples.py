@@ -12,7 +12,7 @@ from launch.core.errors import UserError
 from launch.core.json_files import plain
 from launch.schema import Data
 from recipes.data.data_load import load
-from recipes.rank.ranks import own_gpu
+from recipes.rank.ranks import single_gpu_env
 from recipes.rewards.verifier import Verdict
 from recipes.sample import SCORED, SELECTED, SampleConfig, prompts, write_results
 from recipes.sampling import sample_keys
@@ -229,7 +229,7 @@ def test_verdicts_depend_on_all_code_of_rewards():
 
 
 def test_vllm_sees_only_the_gpu_of_its_rank():
-    variables = own_gpu({"LOCAL_RANK": "2", "HIP_VISIBLE_DEVICES": "4,5,6,7"})
+    variables = single_gpu_env({"LOCAL_RANK": "2", "HIP_VISIBLE_DEVICES": "4,5,6,7"})
     assert variables == {"HIP_VISIBLE_DEVICES": "6", "LOCAL_RANK": "0"}
-    assert own_gpu({"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": "3"}) == {"LOCAL_RANK": "0"}
-    assert own_gpu({"LOCAL_RANK": "1"}) == {}
+    assert single_gpu_env({"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": "3"}) == {"LOCAL_RANK": "0"}
+    assert single_gpu_env({"LOCAL_RANK": "1"}) == {}

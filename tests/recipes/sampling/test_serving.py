@@ -63,7 +63,7 @@ def test_wait_for_server(loading_server):
 
 def test_signal_ends_wait_for_server(loading_server, monkeypatch):
     def answers():
-        monkeypatch.setattr(program, "_stop_asked", True)
+        monkeypatch.setattr(program, "_stop_requested", True)
         while True:
             yield 503
 

@@ -81,13 +81,13 @@ def test_an_interrupted_trial_is_not_a_failed_setting(tmp_path, monkeypatch):
     def measure(number, point, report):
         seen.append(tuple(point.items()))
         if len(seen) == 2:
-            monkeypatch.setattr(program, "_stop_asked", True)
+            monkeypatch.setattr(program, "_stop_requested", True)
             raise UserError("its process ended with exit code -15")
         return {"speed": speed_of(point)}
 
     with pytest.raises(Interrupted):
         run(tmp_path, settings(2, a=[1]), measure)
-    monkeypatch.setattr(program, "_stop_asked", False)
+    monkeypatch.setattr(program, "_stop_requested", False)
     assert [row["error"] for row in run(tmp_path, settings(2, a=[1]), measure)] == [None, None]
     assert seen[1] == seen[2] == (("a", 1),)
 
