@@ -35,7 +35,7 @@ def batch(config: DictConfig) -> dict[str, Any]:
     if not is_main_rank():  # the trials start their own ranks on the same GPUs
         return {}
     planned: list[dict[str, Any]] = OmegaConf.to_container(config.tuned.planned)  # type: ignore[assignment]
-    candidates, notes = to_measure(planned)
+    candidates, notes = select_candidates(planned)
     keys = f"batch checkpointing planned_gb {TRAINING}"
     table = Table("batch", keys, figure="tokens_per_second")
     cases = [
@@ -69,7 +69,7 @@ def batch(config: DictConfig) -> dict[str, Any]:
     return finish(config, table, rows, before, settings, notes)
 
 
-def to_measure(planned: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
+def select_candidates(planned: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
     """Return, of each kind of checkpointing, all that fit and one more, and notes on the others."""
     candidates, omitted = [], []
     for kind in dict.fromkeys(candidate["args"][CHECKPOINTING] for candidate in planned):

@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from recipes.bench.benchmark import Row, Table
 from recipes.rank.names import named
 from recipes.rank.program import main
-from recipes.tune.trial import Setting, folder_of
+from recipes.tune.trial import Setting, trial_folder
 from recipes.tune.tuning import TRAINING, TrainingTuneConfig, finish, measure_trials, training
 
 BACK_ENDS = "TORCHINDUCTOR_MAX_AUTOTUNE_GEMM_BACKENDS"
@@ -73,7 +73,7 @@ def inductor(config: DictConfig) -> dict[str, Any]:
 
     def work(case: Row) -> Row:
         name = case["candidate"]
-        folder = folder_of(config, name)
+        folder = trial_folder(config, name)
         caches = {
             "TORCHINDUCTOR_CACHE_DIR": str(folder / "torchinductor"),
             "TRITON_CACHE_DIR": str(folder / "triton"),

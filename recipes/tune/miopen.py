@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from recipes.bench.benchmark import Row, Table
 from recipes.rank.names import named
 from recipes.rank.program import main
-from recipes.tune.trial import Setting, folder_of
+from recipes.tune.trial import Setting, trial_folder
 from recipes.tune.tuning import TRAINING, TrainingTuneConfig, finish, measure_trials, training
 
 BEFORE, SEARCH, AFTER = "before", "search", "after"
@@ -51,7 +51,7 @@ def miopen(config: DictConfig) -> dict[str, Any]:
             database.mkdir(parents=True, exist_ok=True)
             env["MIOPEN_FIND_ENFORCE"] = "SEARCH_DB_UPDATE"
         row = training(config, args, case["run"], setting, env)
-        return {**row, "calls": len(calls(folder_of(config, case["run"]) / "log"))}
+        return {**row, "calls": len(calls(trial_folder(config, case["run"]) / "log"))}
 
     rows = measure_trials(config, args, table, [{"run": BEFORE}], work)
     if not rows[0]["error"] and not rows[0]["calls"]:

@@ -123,7 +123,7 @@ def search(
     return rows
 
 
-def set_only(point: Mapping[str, Any]) -> Point:
+def without_nulls(point: Mapping[str, Any]) -> Point:
     return {name: value for name, value in point.items() if value is not None}
 
 
@@ -143,11 +143,11 @@ def _measured(
         if number > 0 and trial.should_prune():
             raise optuna.TrialPruned
 
-    changes = " ".join(f"{name}={value}" for name, value in set_only(params).items())
+    changes = " ".join(f"{name}={value}" for name, value in without_nulls(params).items())
     row: Row = {"trial": number, "setting": changes or "as it stands", "point": params}
     row["error"], state = None, TrialState.COMPLETE
     try:
-        row |= measure(number, set_only(params), report)
+        row |= measure(number, without_nulls(params), report)
     except optuna.TrialPruned:
         row["error"], state = PRUNED, TrialState.PRUNED
     except UserError as error:
@@ -198,10 +198,10 @@ def search_bench(
         return {figure: mean, f"{figure}_by_{kind}": figures}
 
     rows = search(config, args, table, measure)
-    settings = [setting_of(set_only(row["point"])) for row in rows]
+    settings = [setting_of(without_nulls(row["point"])) for row in rows]
     content = finish(config, table, rows, rows[0], settings)
     best = max((row for row in rows if not row["error"]), key=lambda row: row[figure])
-    return content, set_only(best["point"])
+    return content, without_nulls(best["point"])
 
 
 def open_study(journal: Path, args: SearchConfig) -> optuna.Study:

@@ -44,8 +44,8 @@ class Setting:
 
     def overrides(self) -> list[str]:
         """Return the setting as overrides for launch/run.py."""
-        args = [f"method.args.{name}={word(value)}" for name, value in _flat(self.args)]
-        return args + [f"user_env.{name}={word(value)}" for name, value in self.env.items()]
+        args = [f"method.args.{name}={hydra_value(value)}" for name, value in _flat(self.args)]
+        return args + [f"user_env.{name}={hydra_value(value)}" for name, value in self.env.items()]
 
 
 def run(
@@ -63,7 +63,7 @@ def run(
     config.data. `on_rows` is called with new lines and returns true to stop. Raise UserError if the
     trial failed, and Interrupted after a signal.
     """
-    folder = folder_of(config, name)
+    folder = trial_folder(config, name)
     shutil.rmtree(folder, ignore_errors=True)  # left by an interrupted trial
     folder.mkdir(parents=True)
     content: dict[str, Any] = OmegaConf.to_container(config)  # type: ignore[assignment]
@@ -122,7 +122,7 @@ def follow(
     return rows
 
 
-def folder_of(config: DictConfig, name: str) -> Path:
+def trial_folder(config: DictConfig, name: str) -> Path:
     return Path(config.run_dir) / "trials" / name
 
 
@@ -156,13 +156,13 @@ def _flat(args: Mapping[str, Any], at: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{at}{name}", value
 
 
-def word(value: Any) -> str:
+def hydra_value(value: Any) -> str:
     """Return a value as Hydra's command line needs it; a comma outside quotes would be a sweep."""
     if value is None or isinstance(value, (bool, int, float)):
         return json.dumps(value)
     if isinstance(value, (list, tuple)):
-        return f"[{','.join(map(word, value))}]"
+        return f"[{','.join(map(hydra_value, value))}]"
     if isinstance(value, dict):
-        return "{" + ",".join(f"{key}:{word(item)}" for key, item in value.items()) + "}"
+        return "{" + ",".join(f"{key}:{hydra_value(item)}" for key, item in value.items()) + "}"
     text = str(value)
     return text if PLAIN.fullmatch(text) else "'" + text.replace("'", "\\'") + "'"

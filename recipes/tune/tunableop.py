@@ -51,7 +51,7 @@ def tunableop(config: DictConfig) -> dict[str, Any]:
     args = TunableopConfig(**OmegaConf.to_container(config.trainer_args))
     shown = f"run {TRAINING} products tuning_s"
     table = Table("tunableop", shown, figure="tokens_per_second")
-    result = trial.folder_of(config, COLLECT) / "tuned_file"
+    result = trial.trial_folder(config, COLLECT) / "tuned_file"
 
     def work(case: Row) -> Row:
         if case["run"] == COLLECT:
@@ -77,13 +77,13 @@ def tunableop(config: DictConfig) -> dict[str, Any]:
 
 def collect(config: DictConfig, args: TunableopConfig, result: Path) -> Row:
     """Record the products of one step, tune them in a new process, and return the step's row."""
-    folder = trial.folder_of(config, COLLECT)
+    folder = trial.trial_folder(config, COLLECT)
     untuned, tuned = folder / "untuned.csv", folder / FILE
     recording = {"ENABLED": "1", "TUNING": "0", "RECORD_UNTUNED": "1"}
     recording |= {"UNTUNED_FILENAME": str(untuned), "FILENAME": str(tuned)}
     env = {f"{PREFIX}{name}": value for name, value in recording.items()}
     row = training(config, args, COLLECT, Setting(), env, steps=1)
-    untuned = folder / numbered(untuned.name, 0)
+    untuned = folder / file_of_gpu(untuned.name, 0)
     row |= {"products": len(products(untuned)), "tuning_s": None}
     if torch.version.hip is None:
         return row
@@ -123,15 +123,15 @@ def keep(tuned: Path, cache: Path) -> Path:
     )
     folder = cache / f"{gfx}-rocm{rocm}-hipblaslt{hipblaslt}-torch{torch_version}"
     names = {tuple(line.split(",")[:2]) for line in kernels}
-    existing = products(folder / numbered(FILE, 0))
+    existing = products(folder / file_of_gpu(FILE, 0))
     earlier = [line for line in existing if tuple(line.split(",")[:2]) not in names]
     content = "\n".join([*head, *sorted([*earlier, *kernels])]) + "\n"
     for gpu in range(MOST_GPUS):
-        write_text(folder / numbered(FILE, gpu), content)
+        write_text(folder / file_of_gpu(FILE, gpu), content)
     return folder
 
 
-def numbered(name: str, gpu: int) -> str:
+def file_of_gpu(name: str, gpu: int) -> str:
     return name.replace(".", f"{gpu}.", 1)
 
 

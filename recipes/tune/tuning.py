@@ -25,7 +25,7 @@ from recipes.bench.benchmark import Row, Table, measure_rows, show
 from recipes.rank.names import named
 from recipes.rank.program import Failed
 from recipes.rank.ranks import num_ranks
-from recipes.tune.trial import Setting, run, speed, word
+from recipes.tune.trial import Setting, hydra_value, run, speed
 
 CHARACTERS = 4  # digits per token; no tokenizer in use joins more than three into a token
 # Their product is the number of rows that a rank reads for an optimizer step.
@@ -138,7 +138,7 @@ def finish(
     best, setting = max(measured, key=lambda pair: pair[0][figure])
     gain, overrides = best[figure] / before[figure], setting.overrides()
     path, command = write_experiment(config, table, setting, before, best)
-    content["notes"] += other_steps(config, setting)
+    content["notes"] += batch_change_notes(config, setting)
     lines = [*content["notes"]]
     spread = max(before.get("spread", 0.0), best.get("spread", 0.0))
     if 1 < gain < 1 + spread:
@@ -161,7 +161,7 @@ def finish(
     }
 
 
-def other_steps(config: DictConfig, setting: Setting) -> list[str]:
+def batch_change_notes(config: DictConfig, setting: Setting) -> list[str]:
     """Return a note if the setting changes the number of sequences per optimizer step."""
     own: dict[str, Any] = dict(config.tuned.trainer_args)
     tuned = {**own, **setting.args}
@@ -177,9 +177,9 @@ def other_steps(config: DictConfig, setting: Setting) -> list[str]:
     return [f"{after} sequences per step, before {before}, at the same learning rate; {remedy}"]
 
 
-def start_of(path: Path) -> list[str]:
+def launch_command(path: Path) -> list[str]:
     """Return the command that runs an experiment file in a run directory."""
-    searchpath = f"hydra.searchpath=[{word(f'file://{path.parents[1]}')}]"
+    searchpath = f"hydra.searchpath=[{hydra_value(f'file://{path.parents[1]}')}]"
     return ["python", "launch/run.py", searchpath, f"experiment={path.stem}"]
 
 
@@ -214,11 +214,11 @@ def write_experiment(
         values["method"] = {**method, "args": {**method.get("args", {}), **setting.args}}
     if setting.env:
         values["user_env"] = {**values.get("user_env", {}), **setting.env}
-    command = shlex.join(start_of(path))
+    command = shlex.join(launch_command(path))
     header = [
         f"Result of method=tune/{table.benchmark} for {groups['method']}: "
         f"{table.figure} {before[table.figure]:.6g} before, {after[table.figure]:.6g} after.",
-        *other_steps(config, setting),
+        *batch_change_notes(config, setting),
         f"Needs:     {config.hardware.product}, and the image and versions of {config.run_dir}.",
     ]
     defaults = [{f"override /{group}": option} for group, option in groups.items()]

@@ -24,7 +24,7 @@ from recipes.rank.names import named
 from recipes.rank.program import is_main_rank, main, say
 from recipes.tune.search import Point, SearchConfig, search_bench
 from recipes.tune.trial import Setting
-from recipes.tune.tuning import start_of, write_file
+from recipes.tune.tuning import launch_command, write_file
 
 FIGURE = "output_tokens_per_second"
 SHARE = "gpu_memory_utilization"  # topology.server_memory_share in runs that generate
@@ -70,7 +70,7 @@ def write_engine(config: DictConfig, engine: Mapping[str, Any]) -> tuple[Path, s
     groups = config.tuned.experiment.groups
     name = f"tuned_engine_{groups.model}_{groups.hardware}.yaml".replace("/", "_")
     path = Path(config.run_dir) / "conf/experiment" / name
-    start = [*start_of(path), f"hardware={groups.hardware}", f"model={groups.model}"]
+    start = [*launch_command(path), f"hardware={groups.hardware}", f"model={groups.model}"]
     command = shlex.join([*start, "method=grpo", "topology=split"])
     ours = (*vllm_programs.OURS, *RUN_ARGUMENTS)
     values = {key: value for key, value in engine.items() if value is not None and key not in ours}

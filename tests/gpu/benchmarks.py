@@ -187,9 +187,9 @@ def section(result: dict[str, Any], hardware: str) -> list[str]:
     benchmark = result.get("benchmark", "")  # nothing is published of a tuning
     figure = result.get("figure") or next((row.figure for row in published.load(benchmark)[0]), "")
     if hardware != BESIDE:
-        references = [published.published(benchmark, BESIDE, row, figure) for row in rows]
+        references = [published.find_reference(benchmark, BESIDE, row, figure) for row in rows]
         rows = [
-            {**row, BESIDE: reference.of(figure) if reference else None}
+            {**row, BESIDE: reference.value_of(figure) if reference else None}
             for row, reference in zip(rows, references, strict=True)
         ]
     filled = {key for row in rows for key, value in row.items() if value is not None}

@@ -257,7 +257,7 @@ def test_steps_of_trl_s_trainers_launch_these_kernels_and_no_others(tmp_path: Pa
     from datasets import Dataset
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    from recipes.bench.vllm_engine import whole_tokenizer
+    from recipes.bench.vllm_engine import word_tokenizer
     from recipes.tune import kernels
 
     shape = {"hidden_size": 64, "intermediate_size": 128, "vocab_size": 64, "head_dim": 16}
@@ -279,7 +279,7 @@ def test_steps_of_trl_s_trainers_launch_these_kernels_and_no_others(tmp_path: Pa
         config = getattr(trl, f"{method}Config")(**settings, **more)
         own = {"DPO": {"ref_model": model()}, "GRPO": {"reward_funcs": [reward]}}.get(method, {})
         getattr(trl, f"{method}Trainer")(
-            model(), args=config, train_dataset=rows, processing_class=whole_tokenizer(64), **own
+            model(), args=config, train_dataset=rows, processing_class=word_tokenizer(64), **own
         ).train()
 
     generation = {"num_generations": 2, "max_completion_length": 4}

@@ -185,7 +185,7 @@ def planned(size, checkpointing, fits):
 def test_the_first_batch_that_should_not_fit_is_tried():
     small, fails, larger = (planned(n, True, n == 1) for n in (1, 2, 4))
     without = planned(1, False, False)
-    candidates, (note,) = batch.to_measure([small, fails, larger, without])
+    candidates, (note,) = batch.select_candidates([small, fails, larger, without])
     assert candidates == [small, fails, without]
     assert "batches of 4 with checkpointing" in note
 
@@ -204,7 +204,11 @@ def test_the_nearest_batch_that_runs_stands_for_the_recipes_own(tmp_path, monkey
     monkeypatch.setattr(batch, "training", train)
     result = batch.batch(config)
     errors = [row["error"] for row in result["rows"]]
-    assert errors == [None, None, "out of memory", "not measured: 4 was out of memory"] + [None] * 4
+    assert (
+        errors
+        == [None, None, "out of memory", "not measured: batch 4 already ran out of memory"]
+        + [None] * 4
+    )
     note = "batch 4 with checkpointing, does not run here, so `before` is batch 2 with"
     assert note in " ".join(result["notes"])
 
