@@ -21,7 +21,7 @@ SIZE, CHECKPOINTING = STEP[0], "gradient_checkpointing"
 
 @dataclass
 class BatchConfig(TrainingTuneConfig):
-    """Hold the arguments. `batches` are rows per rank, in any order.
+    """Arguments. `batches` are rows per rank, in any order.
 
     `checkpointing`: whether the backward pass recomputes activations.
     """

@@ -51,7 +51,7 @@ CPU_ONLY = ("cpp",)
 
 @dataclass
 class InductorConfig(TrainingTuneConfig):
-    """Hold the arguments. `candidates` null: all that this hardware supports."""
+    """Arguments. `candidates` null: all that this hardware supports."""
 
     candidates: list[str] | None = named(
         lambda: CANDIDATES,

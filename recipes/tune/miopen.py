@@ -31,7 +31,7 @@ MODES = {"normal": "1", "fast": "2", "hybrid": "3", "dynamic-hybrid": "5"}
 
 @dataclass
 class MiopenConfig(TrainingTuneConfig):
-    """Hold the arguments. `find_mode` is how later runs look up a kernel."""
+    """Arguments. `find_mode` is how later runs look up a kernel."""
 
     find_mode: str = named(lambda: MODES, "normal")
 

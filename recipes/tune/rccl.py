@@ -23,7 +23,7 @@ from recipes.tune.trial import Setting
 
 @dataclass
 class RcclConfig(SearchConfig):
-    """Hold the arguments. `space` maps environment variables to values."""
+    """Arguments. `space` maps environment variables to values."""
 
     # Libraries read no other variables, so the best of equal trials would seem a gain.
     prefixes = ("NCCL_", "RCCL_", "HSA_", "HIP_", "GPU_", "ROC_", "TORCH_NCCL_")

@@ -38,7 +38,7 @@ VERSIONS = ("GCN_ARCH_NAME", "ROCM_VERSION", "HIPBLASLT_VERSION", "PT_VERSION")
 
 @dataclass
 class TunableopConfig(TrainingTuneConfig):
-    """Hold the arguments.
+    """Arguments.
 
     A kernel is timed up to `max_duration_ms` or `max_iterations`, whichever is reached first.
     """

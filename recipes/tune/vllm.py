@@ -37,7 +37,7 @@ RUN_ARGUMENTS = (
 
 @dataclass
 class VllmConfig(SearchConfig):
-    """Hold the arguments. `space` maps vLLM's arguments, named as in bench/vllm, to values."""
+    """Arguments. `space` maps vLLM's arguments, named as in bench/vllm, to values."""
 
     recipe: str = named(lambda: ("bench/vllm",), "bench/vllm")
     space: dict[str, list[Any]] = field(
