@@ -1,8 +1,9 @@
-"""Find how a recipe trains fastest with torch.compile: modes, back ends of products, C++ wrapper.
+"""Find the options of torch.compile with which a recipe trains fastest.
 
-Each candidate is a run of the recipe with new caches, so the cost of compiling is a column. A
-candidate that does not compile is a row with its error. Freezing inlines weights as constants, so
-inductor supports it only without gradients (torch/_inductor/compile_fx.py); it is rejected here.
+Candidates are modes, back ends of matrix products, and the C++ wrapper. Each one is a run of the
+recipe with empty caches, so first_step_s includes the time to compile. If a candidate does not
+compile, its row has the error. Freezing is rejected: it turns weights into constants, which
+Inductor only supports without gradients (torch/_inductor/compile_fx.py).
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ from recipes.tune.tuning import TRAINING, TrainingTuneConfig, finish, measure_tr
 BACK_ENDS = "TORCHINDUCTOR_MAX_AUTOTUNE_GEMM_BACKENDS"
 CPP_WRAPPER = "TORCHINDUCTOR_CPP_WRAPPER"
 MODE, BACK_END = "torch_compile_mode", "torch_compile_backend"
-AS_IT_STANDS = "as it stands"  # the candidate for a recipe that already compiles
+AS_IT_STANDS = "as it stands"  # the unchanged recipe, if it already compiles
 
 
 def _compiled(mode: str | None = None, **env: str) -> Setting:
     return Setting({"torch_compile": True, **({MODE: mode} if mode else {})}, env)
 
 
-# Candidates for back ends of products use no CUDA graphs; `max-autotune` also uses graphs.
+# The mode in which back ends are compared. `max-autotune` would also use CUDA graphs.
 _TUNED = "max-autotune-no-cudagraphs"
 CANDIDATES = {
     "eager": Setting({"torch_compile": False}),
-    "graphs-only": Setting({"torch_compile": True, BACK_END: "aot_eager"}),  # without inductor
+    "graphs-only": Setting({"torch_compile": True, BACK_END: "aot_eager"}),  # without Inductor
     "default": _compiled(),
     "reduce-overhead": _compiled("reduce-overhead"),
     "max-autotune-no-cudagraphs": _compiled(_TUNED),
@@ -56,10 +57,7 @@ class InductorConfig(TrainingTuneConfig):
     candidates: list[str] | None = named(
         lambda: CANDIDATES,
         None,
-        {
-            "freezing": "makes weights constants, which training changes; inductor does it without "
-            "gradients only. Leave it out."
-        },
+        {"freezing": "turns weights into constants, but training changes them. Leave it out."},
     )
     warmup: int = field(default=8, metadata={"least": 1})
 
@@ -87,9 +85,10 @@ def inductor(config: DictConfig) -> dict[str, Any]:
 def candidates(
     args: InductorConfig, own: Mapping[str, Any], gfx: str, on_cpu: bool
 ) -> tuple[dict[str, Setting], list[str]]:
-    """Return the candidates, the unchanged recipe first, and notes on those left out.
+    """Return the candidates, and notes on those that were left out.
 
-    `own` are the recipe's arguments; candidates unset a mode or back end among them.
+    The first candidate is the unchanged recipe. `own` has the recipe's arguments. Candidates unset
+    its mode and back end.
     """
     unsupported = () if gfx.startswith("gfx") and not on_cpu else ROCM_ONLY
     unsupported += () if on_cpu else CPU_ONLY
@@ -104,9 +103,9 @@ def candidates(
     # transformers compiles if a mode or a back end is set.
     if unset or own.get("torch_compile"):
         settings = {AS_IT_STANDS: Setting(), **settings}
-    notes = ["freezing is for inference: Inductor freezes only without gradients."]
+    notes = ["freezing is not tried, because Inductor supports it only for inference."]
     if omitted:
-        notes.append(f"left out, because this hardware lacks them: {', '.join(omitted)}.")
+        notes.append(f"Left out, because this hardware does not support it: {', '.join(omitted)}.")
     return settings, notes
 
 
