@@ -115,10 +115,7 @@ def grid(**axes: Iterable[Any]) -> list[Row]:
 
 
 def rate(tflops: float, config: DictConfig, dtype: str | None = None) -> Row:
-    """Return `tflops` and its share of the GPU's peak in `dtype` (default: precision.compute).
-
-    The share is None if conf/hardware has no peak for the dtype.
-    """
+    """Return `tflops` and its share of the peak in `dtype` (default: precision.compute), or None."""
     peak = config.hardware.peak_tflops.get(dtype or config.precision.compute)
     return {"tflops": tflops, "share_of_peak": tflops / peak if peak else None}
 
@@ -166,8 +163,10 @@ def measure(
         first = f"{table.name(rows[0])}: {rows[0]['error']}"
         raise Failed(f"all cases failed. The first: {first}", **content)
     if below:
-        gate = f"method.args.fail_below={args.fail_below:g}: rows below that share of the published"
-        raise Failed(f"{gate} figure: {'; '.join(below)}", **content)
+        gate = f"method.args.fail_below={args.fail_below:g}"
+        raise Failed(
+            f"{gate}: below this share of the published figure: {'; '.join(below)}", **content
+        )
     return content
 
 
@@ -244,7 +243,7 @@ def attempt(case: Row, work: Callable[[Row], Row]) -> Row:
     except UserError as failure:
         return {"error": str(failure)}
     except (RuntimeError, OSError) as failure:
-        # After an error on only one rank, this rank would wait for the others forever.
+        # If only this rank failed, continuing would make it wait for the others forever.
         if dist.is_initialized() and dist.get_world_size() > 1:
             raise
         return {"error": (str(failure).strip() or type(failure).__name__).splitlines()[0]}

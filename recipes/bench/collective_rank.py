@@ -71,7 +71,7 @@ def measure_case(
             collective = Collective(case, group, device)
     except torch.OutOfMemoryError:
         out_of_memory = True
-    if highest(out_of_memory):  # otherwise ranks would wait for the one without buffers
+    if highest(out_of_memory):  # checked now, because ranks would wait for one without buffers
         del collective
         return {"error": "out of memory"}
     wrong = ms = 0.0
@@ -125,14 +125,14 @@ class Collective:
         )
 
     def prepare(self) -> None:
-        """Fill the buffers for timing with normal values, or zeros if repeated calls add up."""
+        """Fill the buffers with normal values, or with zeros if repeated calls would add up."""
         if self.op == "all_reduce":
             self.output.zero_()
         else:
             self.input.normal_()
 
     def _sent(self, index: torch.Tensor, rank: torch.Tensor | int) -> torch.Tensor:
-        """Return a rank's input at these indices. It differs between neighbors and ranks."""
+        """Return a rank's input at these indices. Adjacent elements differ, and so do ranks."""
         return (index + rank) % (SUMMED_BELOW if self.op in SUMS else MOVED_BELOW)
 
     def _expected(self, index: torch.Tensor) -> torch.Tensor:

@@ -42,7 +42,7 @@ from recipes.rank.names import named
 from recipes.rank.program import is_main_rank, main, rank
 
 Setting = dict[str, str | None]
-# Minimum of bytes that n ranks each send, as a share of the size (nccl-tests, doc/PERFORMANCE.md).
+# Minimum of bytes that each of n ranks sends, divided by the size (nccl-tests, PERFORMANCE.md).
 BUS_FACTOR = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
     "all_gather": lambda n: (n - 1) / n,
@@ -72,8 +72,8 @@ class CollectivesConfig(SeriesConfig):
 
     `ranks`: numbers larger than that of the run's ranks are skipped. `dtypes` null: the hardware's
     preferred dtype and fp32. `settings`: sets of environment variables, added to those of the run;
-    null unsets a variable. Other dtypes than the first, and `settings`, are only measured on the
-    largest number of ranks. `timeout_s`: limit for one case, including the start of its processes.
+    null unsets a variable. On fewer ranks than the most, only the first dtype is measured, without
+    `settings`. `timeout_s`: limit for one case, including the start of its processes.
     """
 
     ops: list[str] = named(lambda: BUS_FACTOR)
@@ -164,7 +164,7 @@ def distinct_settings(settings: Sequence[Setting], notes: list[str]) -> dict[str
             f"{key} unset" if value is None else f"{key}={value}" for key, value in setting.items()
         )
         if all(os.environ.get(key) == value for key, value in setting.items()):
-            notes.append(f"{name}: already set so in this run, so it is not measured again.")
+            notes.append(f"{name}: already part of this run's environment, so not measured again.")
         else:
             by_name[name] = setting
     return by_name
@@ -268,8 +268,8 @@ class Workers:
         options |= {"use_cpu": self.args.use_cpu, "descriptor": theirs.fileno()}
         argv = [sys.executable, "-m", "recipes.bench.collective_rank", json.dumps(options)]
         env = {**self.env(setting), "MASTER_PORT": str(port[0])}
-        # torchrun sends its signals to the new process too. It inherits this mask, so it ignores
-        # them and ends when this rank closes the connection.
+        # torchrun's signals reach the new process too, so it inherits a mask that blocks them. It
+        # ends when this rank closes the connection.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
         try:
             self.process = subprocess.Popen(argv, env=env, pass_fds=[theirs.fileno()])
@@ -327,7 +327,7 @@ def by_rccl_tests(case: Row, args: CollectivesConfig, workers: Workers) -> tuple
     def by_size() -> dict[int, tuple[float, int]]:
         rows = {}
         for first, last in args.series if is_main_rank() else ():
-            # One process with a thread per GPU, which works without MPI.
+            # One process with a thread per GPU (-t), because several processes would need MPI.
             argv = (
                 f"{RCCL_TESTS[case['op']]} -b {first} -e {last} -f {args.factor} "
                 f"-t {case['ranks']} -g 1 -d {RCCL_DTYPES[case['dtype']]} "
@@ -350,9 +350,9 @@ def by_rccl_tests(case: Row, args: CollectivesConfig, workers: Workers) -> tuple
 def parse_rccl_tests(text: str) -> dict[int, tuple[float, int]]:
     """Return size in bytes -> (milliseconds per call, number of wrong elements), out of place.
 
-    The columns are: size, count, type, reduction, root. Then, first out of place and again in
-    place: time in microseconds, algorithm bandwidth, bus bandwidth, number of wrong elements. The
-    number is N/A if the program did not check the result.
+    The columns are size, count, type, reduction and root, followed by time in microseconds,
+    algorithm bandwidth, bus bandwidth and number of wrong elements (N/A: not checked) out of place.
+    The last four are repeated for in place.
     """
     rows = {}
     for line in text.splitlines():

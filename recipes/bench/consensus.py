@@ -22,7 +22,7 @@ from recipes.rank.program import Failed, Interrupted
 PATIENCE = timedelta(hours=2)
 GRACE = timedelta(seconds=20)  # ranks that all run out of memory do so within the same step
 
-_calls = itertools.count()  # the same numbers on all ranks
+_calls = itertools.count()  # numbers the calls of gather_results, equally on all ranks
 
 
 class RankFailedAlone(Exception):
@@ -58,10 +58,9 @@ def _destroy_nccl(device: torch.device) -> None:
 def slowest_rank(
     control: dist.ProcessGroup, work: Callable[[], dict[str, float]] | None
 ) -> dict[str, Any]:
-    """Run `work` on the ranks that have it, and return the largest value of each key on all ranks.
+    """Run `work` on the ranks that have it, and return the largest value of each key to all ranks.
 
-    The largest time is that of the slowest rank, which the others wait for. Raise as
-    `gather_results` does.
+    The largest time is that of the slowest rank. Exceptions are those of `gather_results`.
     """
     measured = [
         figures for figures in gather_results(work or (lambda: None), control, GRACE) if figures

@@ -23,8 +23,8 @@ POLL_S = 0.1
 STOP_TIMEOUT_S = 60.0  # from SIGTERM to SIGKILL, so that vLLM's engines can end their processes
 # From SIGKILL to giving up, because a process that waits in the kernel for a hung GPU cannot die.
 KILL_TIMEOUT_S = 30.0
-# Environment variable that marks all descendants of a program; nested programs each add a line.
-# torchrun and vLLM start new sessions, so a signal to one process group does not reach all of them.
+# Environment variable that marks all descendants of a program; each nested program adds a line.
+# Signals to the process group are not enough, because torchrun and vLLM start new sessions.
 MARK = "RECIPES_TRIAL"
 ERROR_TEXT = re.compile(r"(?:\b\w*(?:Error|Exception)|\berror): .*")
 UNINFORMATIVE = ("Engine core initialization failed", "See root cause above", "Failed core proc")
@@ -77,10 +77,9 @@ class Process:
                 with contextlib.suppress(psutil.Error):
                     process.kill()
             if time.monotonic() > deadline:
-                pids = ", ".join(str(process.pid) for process in remaining)
+                pids = [process.pid for process in remaining]
                 raise Failed(
-                    f"processes {pids} survived SIGKILL and still occupy GPU memory. "
-                    f"They were started for {self.log}. Restart the machine if they stay."
+                    f"{self.log}: processes {pids} survived SIGKILL. Reboot to free the GPU."
                 )
             psutil.wait_procs(remaining, POLL_S)
         self.popen.wait()
@@ -97,8 +96,8 @@ def wait(
     """Wait until `done` returns true. While logs or `files` change, touch `heartbeat`.
 
     The launcher's watchdog reads the heartbeat. Raise UserError if a process fails, `timeout_s` has
-    passed, or nothing has changed for `patience_s`. Raise Interrupted after a signal. In all of
-    these cases, first end all processes.
+    passed, or nothing has changed for `patience_s`. Raise Interrupted after a signal. All processes
+    are ended before an exception.
     """
     files = [*files, *(process.log for process in processes)]
     start = changed = time.monotonic()

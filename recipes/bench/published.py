@@ -19,15 +19,10 @@ import yaml
 from launch.core.errors import UserError
 
 FOLDER = Path(__file__).parent / "reference"
-# Our rows are compared with figures of the first two kinds only.
-KINDS = (
-    "measured",
-    "least",  # the minimum that the source accepts
-    "peak",  # from a data sheet
-    "estimate",  # rough, or predicted
-    "base",  # 1, to which the source relates its other figures
-)
-COMPARED = KINDS[:2]
+# `least` is the minimum that a source accepts, `peak` is from a data sheet, `estimate` is rough or
+# predicted, and `base` is the 1 to which a source relates its other figures.
+KINDS = ("measured", "least", "peak", "estimate", "base")
+COMPARED = KINDS[:2]  # our rows are compared with these kinds only
 
 
 @dataclass(frozen=True)
@@ -134,9 +129,9 @@ def compare(
 ) -> tuple[list[dict[str, Any]], list[str], list[str]]:
     """Return our rows with published figures, the notes, and a message for each row below the gate.
 
-    A `ratio` above 1 means that our figure is better. A row is below the gate if its ratio is, or
-    if it failed although a figure was published. Raise UserError if there is a gate but no row has
-    a published figure.
+    A `ratio` above 1 means that our figure is better. A row is below the gate if its ratio is below
+    `fail_below`, or if it failed although a figure was published. Raise UserError if there is a
+    gate but no row has a published figure.
     """
     compared: list[dict[str, Any]] = []
     below: list[str] = []

@@ -52,15 +52,18 @@ def batch(config: DictConfig) -> dict[str, Any]:
         return training(config, args, name, settings[cases.index(case)])
 
     rows = measure_rows(config, args, table, cases, work, skip_larger("batch", "checkpointing"))
-    own = config.tuned.trainer_args
+    recipe = config.tuned.trainer_args
     # The unchanged recipe or, if it does not run, the nearest candidate that does.
     before = min(
         [row for row in rows if not row["error"]] or rows,
-        key=lambda row: (row["checkpointing"] != own[CHECKPOINTING], abs(row["batch"] - own[SIZE])),
+        key=lambda row: (
+            row["checkpointing"] != recipe[CHECKPOINTING],
+            abs(row["batch"] - recipe[SIZE]),
+        ),
     )
-    if (before["batch"], before["checkpointing"]) != (own[SIZE], own[CHECKPOINTING]):
+    if (before["batch"], before["checkpointing"]) != (recipe[SIZE], recipe[CHECKPOINTING]):
         notes.append(
-            f"The unchanged recipe (batch {own[SIZE]} {_kind(own[CHECKPOINTING])}) does not run "
+            f"The unchanged recipe (batch {recipe[SIZE]} {_kind(recipe[CHECKPOINTING])}) does not run "
             f"here, so `before` is batch {before['batch']} {_kind(before['checkpointing'])}."
         )
     notes += margin(rows, candidates)

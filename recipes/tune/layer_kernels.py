@@ -74,7 +74,7 @@ def generate_all(layers: Mapping[str, Sequence[Layer]], jobs: int) -> dict[str, 
 
 
 def generate(layers: Sequence[Layer], arch: str) -> list[Generated]:
-    """Return the layers' kernels. Call this once per process, because it changes torch for good."""
+    """Return the layers' kernels. Call this once per process, because torch stays changed."""
     stand_in_for_gpu(arch)
     return [kernel for layer in layers for kernel in kernels_of(layer)]
 
@@ -217,9 +217,8 @@ def nodes_between(roots: list[Any], ends: set[Any]) -> list[Any]:
         if node not in nodes | ends:
             nodes.add(node)
             stack += [next_node for next_node, _ in node.next_functions if next_node is not None]
-    inner = [
-        node for node in nodes if node.next_functions
-    ]  # gradients of other leaves are not needed
+    # The gradients of leaves other than the ends are not needed.
+    inner = [node for node in nodes if node.next_functions]
     return sorted(inner, key=lambda node: node._sequence_nr(), reverse=True)
 
 

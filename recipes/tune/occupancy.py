@@ -9,15 +9,21 @@ This program is not a method of launch/run.py, because it starts no ranks and wr
 directory. kernel, arch and the compiler options accept several values, separated by commas, and
 every combination is compiled. Defaults are in parentheses.
 
-    kernel                liger:<operation>; liger:all for all that use_liger_kernel=true turns on
-                          trl:lm_head or trl:all for the head of SFT, DPO and GRPO
-                          inductor:layer for the kernels that torch.compile generates for one
-                          decoder layer, forward and backward, with the attention of the hardware
-                          file for padded rows and for packed rows
-                          file.py:function for a kernel of yours
+    kernel                one of:
+      liger:<operation>   a kernel of Liger, such as liger:rms_norm
+      liger:all           all kernels that method.args.use_liger_kernel=true turns on
+      trl:lm_head         the head of SFT, DPO and GRPO (also: trl:all)
+      inductor:layer      the kernels that torch.compile generates for one decoder layer, forward
+                          and backward, with the hardware file's attention for padded and for
+                          packed rows
+      file.py:function    a kernel of yours
     arch                  gfx908 gfx90a gfx942 gfx950 gfx1100 gfx1151 gfx1201 (all)
     num_warps, num_stages, waves_per_eu, matrix_instr_nonkdim
                           options of the compiler (those of the kernel's launch)
+    save                  a folder for the assembly (.s) and Triton's IR with layouts (.ttgir)
+    format                text or json (text)
+    jobs                  the number of parallel compilations (one per core)
+    timeout_s             the limit for one compilation in seconds (300)
 
 Not for file.py:function:
     model                 the name of a file in conf/model (qwen3_8b)
@@ -29,11 +35,6 @@ Only for file.py:function:
     args                  name=value for each parameter, separated by commas. A value is a type
                           (*bf16, i32, or i32:16 for a multiple of 16) or a constant (128)
     grid                  the number of workgroups, such as 2048 or 64x32
-
-    save                  a folder for the assembly (.s) and Triton's IR with layouts (.ttgir)
-    format                text or json (text)
-    jobs                  the number of parallel compilations (one per core)
-    timeout_s             the limit for one compilation in seconds (300)
 
 Rows of the same kernel and architecture are sorted by occupancy, and kernels that spill come last.
 Higher occupancy does not guarantee more speed. It hides latency, but a wave with enough independent
