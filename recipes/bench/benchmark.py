@@ -115,7 +115,7 @@ def grid(**axes: Iterable[Any]) -> list[Row]:
 
 
 def rate(tflops: float, config: DictConfig, dtype: str | None = None) -> Row:
-    """Return `tflops` and its share of the peak in `dtype` (default: precision.compute), or None."""
+    """Return `tflops`, and its share of the GPU's peak in `dtype` if conf/hardware has one."""
     peak = config.hardware.peak_tflops.get(dtype or config.precision.compute)
     return {"tflops": tflops, "share_of_peak": tflops / peak if peak else None}
 
@@ -163,10 +163,8 @@ def measure(
         first = f"{table.name(rows[0])}: {rows[0]['error']}"
         raise Failed(f"all cases failed. The first: {first}", **content)
     if below:
-        gate = f"method.args.fail_below={args.fail_below:g}"
-        raise Failed(
-            f"{gate}: below this share of the published figure: {'; '.join(below)}", **content
-        )
+        gate = f"method.args.fail_below={args.fail_below:g}: {len(below)} row(s) below the gate"
+        raise Failed(f"{gate}: {'; '.join(below)}", **content)
     return content
 
 

@@ -298,12 +298,12 @@ class Engines:
     def engine(self) -> Engine:
         return {**self.options, **self.setting}
 
-    def start(self, argv: list[str], what: str) -> Process:
+    def start(self, argv: list[str], name: str) -> Process:
         argv = [*self.program, *argv]
         first = int(os.environ.get("LOCAL_RANK", "0"))
         env = vllm.environment(vllm.env_of(self.setting), first, gpus_of(self.setting))
-        say(f"{what}: {' '.join(argv)}")
-        return Process(argv, env, self.logs / f"vllm{self.number}-rank{rank()}-{what}.log")
+        say(f"{name}: {' '.join(argv)}")
+        return Process(argv, env, self.logs / f"vllm{self.number}-rank{rank()}-{name}.log")
 
     def wait(self, processes: Sequence[Process], done: Callable[[], bool]) -> None:
         wait(processes, done, Path(self.config.run_dir) / "heartbeat", self.args.timeout_s)

@@ -52,18 +52,18 @@ def batch(config: DictConfig) -> dict[str, Any]:
         return training(config, args, name, settings[cases.index(case)])
 
     rows = measure_rows(config, args, table, cases, work, skip_larger("batch", "checkpointing"))
-    recipe = config.tuned.trainer_args
+    size, checkpointing = (config.tuned.trainer_args[key] for key in (SIZE, CHECKPOINTING))
     # The unchanged recipe or, if it does not run, the nearest candidate that does.
     before = min(
         [row for row in rows if not row["error"]] or rows,
         key=lambda row: (
-            row["checkpointing"] != recipe[CHECKPOINTING],
-            abs(row["batch"] - recipe[SIZE]),
+            row["checkpointing"] != checkpointing,
+            abs(row["batch"] - size),
         ),
     )
-    if (before["batch"], before["checkpointing"]) != (recipe[SIZE], recipe[CHECKPOINTING]):
+    if (before["batch"], before["checkpointing"]) != (size, checkpointing):
         notes.append(
-            f"The unchanged recipe (batch {recipe[SIZE]} {_kind(recipe[CHECKPOINTING])}) does not run "
+            f"The unchanged recipe (batch {size} {_kind(checkpointing)}) does not run "
             f"here, so `before` is batch {before['batch']} {_kind(before['checkpointing'])}."
         )
     notes += margin(rows, candidates)
