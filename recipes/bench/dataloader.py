@@ -36,7 +36,7 @@ class DataloaderConfig(SeriesConfig):
     """Arguments. `num_workers`, `pin_memory` null: all values that the hardware allows.
 
     `steps`: a list of true (a step of `step_ms` after each batch) and false (no steps). `sequence`:
-    tokens per row. `batches` are timed, after `warmup` others, which wait for the workers to start.
+    tokens per row. `batches` are timed after `warmup` others, which wait until the workers start.
     """
 
     num_workers: list[int] | None = None

@@ -5,7 +5,7 @@ The report states layers, heads, width and feed-forward. The rest is derived fro
 - In all eight rows TFLOPS are 6 N x tokens/s, so the number of parameters N is known to at least
   three digits. N fits GPT-2's vocabulary of 50,257, a head tied to the embedding, a learned
   position for each token, two feed-forward matrices, and five vectors of the width per layer. We
-  use the five for two layer norms with bias, and a bias on attention's output.
+  use these five for two layer norms with bias and for a bias on attention's output.
 - The memory of the two largest models (107.9 and 119.7 GB) fits to 0.1 GB with
   `attention="eager", dropout=0.1` and bf16 weights, gradients and moments. That attention saves its
   scores, and dropout applies to the scores and to both branches.

@@ -3,8 +3,8 @@
 Models and steps are those of bench/transformer. Every GPU trains the same number of sequences. One
 run measures all numbers of GPUs up to the number that it has. For n GPUs, the first n ranks train
 and the others wait without using their GPUs. The row for one GPU is the loop without DDP or FSDP2;
-efficiency is relative to this row. Time is that of the slowest rank, memory that of the rank which
-uses most. Both strategies reduce gradients in the dtype of the weights.
+efficiency is relative to this row. Time is that of the slowest rank, and memory the largest of
+all ranks. Both strategies reduce gradients in the dtype of the weights.
 """
 
 from __future__ import annotations

@@ -56,10 +56,7 @@ def batch(config: DictConfig) -> dict[str, Any]:
     # The unchanged recipe or, if it does not run, the nearest candidate that does.
     before = min(
         [row for row in rows if not row["error"]] or rows,
-        key=lambda row: (
-            row["checkpointing"] != checkpointing,
-            abs(row["batch"] - size),
-        ),
+        key=lambda row: (row["checkpointing"] != checkpointing, abs(row["batch"] - size)),
     )
     if (before["batch"], before["checkpointing"]) != (size, checkpointing):
         notes.append(

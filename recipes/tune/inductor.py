@@ -46,7 +46,7 @@ CANDIDATES = {
     "cpp": _compiled(_TUNED, **{BACK_ENDS: "ATEN,CPP"}),
     "cpp-wrapper": _compiled(**{CPP_WRAPPER: "1"}),
 }
-ROCM_ONLY = ("ck", "cktile")  # Composable Kernel is AMD's
+ROCM_ONLY = ("ck", "cktile")  # AMD's Composable Kernel
 CPU_ONLY = ("cpp",)
 
 
@@ -64,8 +64,8 @@ class InductorConfig(TrainingTuneConfig):
 
 def inductor(config: DictConfig) -> dict[str, Any]:
     args = InductorConfig(**OmegaConf.to_container(config.trainer_args))
-    own, on_cpu = config.tuned.trainer_args, config.hardware.vendor == "none"
-    settings, notes = candidates(args, own, str(config.hardware.gfx), on_cpu)
+    recipe_args, on_cpu = config.tuned.trainer_args, config.hardware.vendor == "none"
+    settings, notes = candidates(args, recipe_args, str(config.hardware.gfx), on_cpu)
     shown = f"candidate {TRAINING} first_step_s"
     table = Table("inductor", shown, figure="tokens_per_second", notes=notes)
 
@@ -83,25 +83,25 @@ def inductor(config: DictConfig) -> dict[str, Any]:
 
 
 def candidates(
-    args: InductorConfig, own: Mapping[str, Any], gfx: str, on_cpu: bool
+    args: InductorConfig, recipe_args: Mapping[str, Any], gfx: str, on_cpu: bool
 ) -> tuple[dict[str, Setting], list[str]]:
     """Return the candidates, and notes on those that were left out.
 
-    The first candidate is the unchanged recipe. `own` has the recipe's arguments. Candidates unset
-    its mode and back end.
+    The first candidate is the unchanged recipe. Other candidates unset
+    the mode and back end in `recipe_args`.
     """
     unsupported = () if gfx.startswith("gfx") and not on_cpu else ROCM_ONLY
     unsupported += () if on_cpu else CPU_ONLY
     names = args.candidates or list(CANDIDATES)
     omitted = [name for name in names if name in unsupported]
-    unset = {name: None for name in (MODE, BACK_END) if own.get(name)}
+    unset = {name: None for name in (MODE, BACK_END) if recipe_args.get(name)}
     settings = {
         name: Setting({**unset, **CANDIDATES[name].args}, CANDIDATES[name].env)
         for name in dict.fromkeys(["eager", *names])
         if name not in unsupported
     }
     # transformers compiles if a mode or a back end is set.
-    if unset or own.get("torch_compile"):
+    if unset or recipe_args.get("torch_compile"):
         settings = {AS_IT_STANDS: Setting(), **settings}
     notes = ["freezing is not tried, because Inductor supports it only for inference."]
     if omitted:

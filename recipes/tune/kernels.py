@@ -181,8 +181,8 @@ def library_launches(operation: str, model: Path, tokens: int, dtype: str) -> li
     Each distinct kernel is returned once, with its smallest grid. `model` is a file of conf/model.
     """
     if operation.startswith("trl:"):
-        # Import before recording(), which makes torch look like ROCm: imports would then look for
-        # ROCm's tools.
+        # Import before recording() makes torch look like ROCm, because the imports would then look
+        # for ROCm's tools.
         import trl.trainer.utils  # noqa: F401
     shapes = Shapes(tokens, DTYPES[dtype], SimpleNamespace(**yaml.safe_load(model.read_text())))
     with recording() as recorded:
@@ -198,7 +198,7 @@ def library_launches(operation: str, model: Path, tokens: int, dtype: str) -> li
 def distinct_names(launches: list[tuple[str, Launch]]) -> list[Launch]:
     """Make the names of launches distinct.
 
-    Launches of equal names get the constants that differ, and the value of kernel= if it differs.
+    To equal names, append the constants that differ, and the value of kernel= if it differs.
     """
     renamed = []
     for key, launch in launches:
@@ -217,7 +217,7 @@ def distinct_names(launches: list[tuple[str, Launch]]) -> list[Launch]:
 def recording() -> Iterator[list[Launch]]:
     """Record kernel launches instead of executing them, and yield the list of launches.
 
-    torch looks like a ROCm build meanwhile, for which Liger chooses fewer warps.
+    Meanwhile torch looks like a ROCm build, so that Liger chooses ROCm's number of warps.
     """
     recorded: list[Launch] = []
 
@@ -242,7 +242,7 @@ def recording() -> Iterator[list[Launch]]:
 
 
 def specialize(function: JITFunction, values: dict[str, Any], options: dict[str, int]) -> Launch:
-    """Return the launch of a call, specialized on its arguments like Triton's launcher does."""
+    """Return the launch of a call, specialized on its arguments as by Triton's launcher."""
     arguments = []
     for parameter in function.params:
         value = values.get(parameter.name, parameter.default)
@@ -261,7 +261,7 @@ def _launch(
     by_name = dict(zip(function.arg_names, arguments, strict=True))
     signature = {key: kind for key, (kind, _, _) in by_name.items()}
     constants = {key: value for key, (kind, _, value) in by_name.items() if kind == "constexpr"}
-    attributes = {(i,): listed for i, (_, listed, _) in enumerate(arguments) if listed}
+    attributes = {(i,): known for i, (_, known, _) in enumerate(arguments) if known}
     return Launch(name, function, signature, constants, attributes, options, workgroups)
 
 

@@ -66,7 +66,7 @@ def tunableop(config: DictConfig) -> dict[str, Any]:
     runs = [{"run": run} for run in (WITHOUT, COLLECT, WITH)]
     rows = measure_trials(config, args, table, runs, work)
     file = result.read_text()
-    note = f"Tuned products are in {file}; each GPU's file has its number before the dot."
+    note = f"Tuned products are in {file}, with the number of the GPU before the dot."
     after = {**rows[2], "products": rows[1]["products"], "tuning_s": rows[1]["tuning_s"]}
     settings = [Setting(), setting_with(file)]
     return finish(config, table, [rows[0], after], rows[0], settings, [note])
@@ -109,7 +109,7 @@ def add_to_cache(tuned: Path, cache: Path) -> Path:
     """Add tuned kernels to the cached file of the same versions, and return its folder.
 
     The folder is called, for example, gfx942-rocm7.2.0-hipblaslt1.2.0-torch2.13.0, and has a copy
-    of the file per GPU. Raise UserError if `tuned` has no kernels or lacks a version.
+    of the file per GPU. Raise UserError if kernels or versions are missing from `tuned`.
     """
     head = [line for line in tuned.read_text().splitlines() if line.startswith("Validator")]
     kernels, versions = products(tuned), dict(line.split(",", 2)[1:] for line in head)
