@@ -1,9 +1,9 @@
 """Measure causal attention with every back end, forward and backward, and compare it with fp32.
 
 Operations are counted as FlashAttention does. For s tokens and h query heads of width d, the two
-matrix products of the forward pass are 4 s^2 d h operations per row, and half of that with a causal
-mask. The backward pass has five products instead of two, so it is 2.5 times as much. The dtype is
-precision.compute, or bf16 for fp8.
+matrix products of the forward pass are 4 s^2 d h operations per row. A causal mask halves them. The
+backward pass has five products instead of two, so it counts 2.5 times as many operations. The dtype
+is precision.compute, or bf16 for fp8.
 """
 
 from __future__ import annotations

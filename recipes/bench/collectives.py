@@ -2,7 +2,7 @@
 
 As in nccl-tests (doc/PERFORMANCE.md), 20 calls are timed together after 5 untimed calls. Algorithm
 bandwidth is size divided by time. Bus bandwidth is algorithm bandwidth times the share of the array
-that every rank must send under any algorithm, so it can be compared with the links. Each set of
+that a rank must send under any algorithm. So it can be compared with the links. Each set of
 environment variables is measured in new processes (recipes/bench/collective_rank.py). Times of
 torch include its cost on the host, which matters for small sizes. Times of rccl-tests do not.
 """
@@ -350,9 +350,9 @@ def by_rccl_tests(case: Row, args: CollectivesConfig, workers: Workers) -> tuple
 def parse_rccl_tests(text: str) -> dict[int, tuple[float, int]]:
     """Return size in bytes -> (milliseconds per call, number of wrong elements), out of place.
 
-    The columns are size, count, type, reduction and root, followed by time in microseconds,
-    algorithm bandwidth, bus bandwidth and number of wrong elements (N/A: not checked) out of place.
-    The last four are repeated for in place.
+    The columns are size, count, type, reduction and root. Four more follow: time in microseconds,
+    algorithm bandwidth, bus bandwidth and number of wrong elements (N/A: not checked). These four
+    are out of place, and are repeated for in place.
     """
     rows = {}
     for line in text.splitlines():

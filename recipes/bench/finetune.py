@@ -4,11 +4,11 @@ The report used AMD's MAD. Here each GPU trains on 14 sequences of 8192 random t
 is compiled, and recomputed in the backward pass. The optimizer is fused AdamW. Weights, gradients
 and moments are bf16. On several GPUs, FSDP2 shards the model and also reduces gradients in bf16.
 Weights are random, because they do not affect the speed. The loss is TRL's, which has one tile of
-the logits in memory at a time; all 14 x 8192 rows would take 35 GB in bf16. fp8 applies torchao's
-dynamic per-tensor scaling to all linear layers except the head.
+the logits in memory at a time. All 14 x 8192 rows would take 35 GB in bf16. In fp8, all linear
+layers except the head use torchao's dynamic per-tensor scaling.
 
-The report does not state whether 14 is per GPU, whether rows are full, LoRA's rank (here that of
-conf/adapter/lora.yaml), the scaling of fp8, or the dtype in which gradients are reduced.
+The report does not state whether 14 is per GPU, or whether rows are full. It does not state LoRA's
+rank (here that of conf/adapter/lora.yaml), the scaling of fp8, or the dtype of reduced gradients.
 """
 
 from __future__ import annotations

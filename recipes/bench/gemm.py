@@ -1,8 +1,8 @@
 """Time the matrix products of a 70B model's training, by precision, call, values and strides.
 
 As in SemiAnalysis' measurements (December 2024), a figure is the median of 200 calls after 30
-warm-up calls, with caches cleared between calls and normal random values. A product of (m, k) and
-(k, n) counts as 2 m n k operations.
+warm-up calls. Caches are cleared between calls, and values are normal and random. A product of
+(m, k) and (k, n) counts as 2 m n k operations.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def gemm(config: DictConfig) -> dict[str, Any]:
     table = Table("gemm", COLUMNS, figure="tflops")
     if "hipblaslt-bench" in args.ops and shutil.which("hipblaslt-bench") is None:
         table.notes.append(
-            "Without hipblaslt-bench, which is not installed (ROCm package hipblaslt-clients)."
+            "hipblaslt-bench is left out. To measure it, install ROCm's package hipblaslt-clients."
         )
     rows = cases(args, config.hardware.peak_tflops)
     return measure(config, args, table, rows, lambda case: measure_one(case, config, args, device))
@@ -171,7 +171,7 @@ def hipblaslt_ms(
     """Return the milliseconds that hipblaslt-bench measures. Raise UserError if it fails.
 
     hipblaslt-bench draws uniform random values (`hpl`), because older versions have no normal ones.
-    fp8 products have results in bf16, as in `product`.
+    Results of fp8 products are bf16, as in `product`.
     """
     types = f"--precision {HIPBLASLT[dtype]}"
     if dtype == "fp8":

@@ -84,7 +84,7 @@ def program(config: DictConfig) -> list[str]:
     raise UserError(
         "vLLM is not installed where the ranks run. Use an image with vLLM "
         "(containers/build.py lists the images) or install vLLM. For smoke=true on a CPU, run: "
-        "make vllm."
+        "make vllm"
     )
 
 

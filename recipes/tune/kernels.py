@@ -317,7 +317,7 @@ def file_launch(place: str, arguments: dict[str, str], workgroups: int | None) -
     functions = load_kernels(Path(file))
     if name not in functions:
         raise UserError(
-            f"{file} has no function {name} with @triton.jit.{near_or_all(name, functions)}"
+            f"kernel={place}: no such function with @triton.jit.{near_or_all(name, functions)}"
         )
     function = functions[name]
     for key in arguments:

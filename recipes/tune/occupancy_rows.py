@@ -107,7 +107,7 @@ def show(rows: list[Row], versions: dict[str, str], saved: Path | None) -> None:
         console = Console(width=WIDTH)
     title = f"Compiled by {', '.join(f'{name} {version}' for name, version in versions.items())}"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    cells = [_cells(row) for row in rows]
+    cells = [table_cells(row) for row in rows]
     # Leave out empty columns.
     headings = list(dict.fromkeys(key for row in cells for key, text in row.items() if text))
     for heading in headings:
@@ -125,7 +125,7 @@ def show(rows: list[Row], versions: dict[str, str], saved: Path | None) -> None:
     console.print(lines, markup=False, highlight=False, soft_wrap=True)
 
 
-def _cells(row: Row) -> dict[str, str]:
+def table_cells(row: Row) -> dict[str, str]:
     grid = "one per CU" if row.per_compute_unit else row.workgroups
     cells = {"kernel": row.kernel, "arch": row.arch, **row.options}
     cells["grid"] = f"{grid} !" if row.small_grid else grid

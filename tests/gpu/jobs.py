@@ -119,8 +119,8 @@ def run(todo: list[Job], hardware: str, folder: Path, num_gpus: int, until: floa
     """Run the unfinished jobs in parallel, and start none that would end after `until`.
 
     `until` is in monotonic seconds. The first job is always started; if it is stopped, the next
-    call resumes it. When a run with little memory has logged its last step, the next job already
-    starts on its GPUs, to load libraries while the first run saves.
+    call resumes it. After the last step of a run with little memory, the next job starts on the
+    same GPUs. So it loads libraries while the first run saves.
     """
     folder.mkdir(parents=True, exist_ok=True)
     write_data(folder)
