@@ -184,7 +184,7 @@ def run(
         raise SystemExit(
             f"--gpus {options.gpus} needs more GPUs than {MASK}={os.environ.get(MASK, '')} has."
         )
-    left = [(one, ATTEMPTS) for one in todo]
+    left = [(pipeline, ATTEMPTS) for pipeline in todo]
     running: list[tuple[Pipeline, int, subprocess.Popen[bytes], list[int], float]] = []
     stopped = False
     options.folder.mkdir(parents=True, exist_ok=True)
@@ -194,37 +194,37 @@ def run(
             for _, _, process, _, _ in running:
                 process.terminate()
         while left and free and not stopped:
-            one, attempts = left.pop(0)
+            pipeline, attempts = left.pop(0)
             mask = free.pop(0)
-            running.append(
-                (one, attempts - 1, start(one, mask, options.folder), mask, time.monotonic())
-            )
+            process = start(pipeline, mask, options.folder)
+            running.append((pipeline, attempts - 1, process, mask, time.monotonic()))
         time.sleep(0.5)
         for entry in list(running):
-            one, attempts, process, mask, began = entry
+            pipeline, attempts, process, mask, began = entry
             code = process.poll()
-            harvest(one)
+            harvest(pipeline)
             if code is not None:
                 running.remove(entry)
                 free.append(mask)
-                print(f"{one.name}: exit {code}, {time.monotonic() - began:.0f} s", flush=True)
+                print(f"{pipeline.name}: exit {code}, {time.monotonic() - began:.0f} s", flush=True)
                 if code not in (EXIT_DONE, EXIT_INTERRUPTED):
-                    print(f"  reason: see the end of {options.folder / one.name}.log", flush=True)
-                    left += [(one, attempts)] if attempts and code != EXIT_USER else []
-    for one, _ in left:
-        print(f"{one.name}: not run, no time left", flush=True)
+                    log = options.folder / f"{pipeline.name}.log"
+                    print(f"  reason: see the end of {log}", flush=True)
+                    left += [(pipeline, attempts)] if attempts and code != EXIT_USER else []
+    for pipeline, _ in left:
+        print(f"{pipeline.name}: not run, no time left", flush=True)
 
 
-def start(one: Pipeline, mask: list[int], folder: Path) -> subprocess.Popen[bytes]:
+def start(pipeline: Pipeline, mask: list[int], folder: Path) -> subprocess.Popen[bytes]:
     env = {**os.environ, **({MASK: ",".join(map(str, mask))} if mask else {})}
-    with (folder / f"{one.name}.log").open("ab") as log:
-        argv = [sys.executable, str(ROOT / "launch/run.py"), *one.overrides]
+    with (folder / f"{pipeline.name}.log").open("ab") as log:
+        argv = [sys.executable, str(ROOT / "launch/run.py"), *pipeline.overrides]
         return subprocess.Popen(argv, env=env, stdout=log, stderr=log)
 
 
-def newest(one: Pipeline, folder: Path) -> dict[str, Path]:
+def newest(pipeline: Pipeline, folder: Path) -> dict[str, Path]:
     """Return phase -> directory of a pipeline's newest run, in order."""
-    run_dirs = sorted((folder / "runs" / one.name).glob("*/record.json"))
+    run_dirs = sorted((folder / "runs" / pipeline.name).glob("*/record.json"))
     record = json_files.read_json(run_dirs[-1]) if run_dirs else None
     phases = record["phases"] if record else {}
     return {name: run_dirs[-1].parent / path for name, path in phases.items()}
@@ -237,9 +237,9 @@ def model_of(sft: Pipeline, folder: Path) -> Path | None:
     return phase / "model" if phase and result and result.get("status") == "done" else None
 
 
-def row_of(one: Pipeline, method: str, folder: Path, hardware: str) -> dict[str, Any] | None:
+def row_of(pipeline: Pipeline, method: str, folder: Path, hardware: str) -> dict[str, Any] | None:
     """Return a row with a method's last evaluation, or None if an evaluation is not done."""
-    run_phases = newest(one, folder).items()
+    run_phases = newest(pipeline, folder).items()
     phases = {name: path for name, path in run_phases if name.startswith(METHODS[method])}
     evaluations = [path for name, path in phases.items() if "evaluate" in name]
     results = [json_files.read_json(path / "result.json") or {} for path in evaluations]
@@ -247,7 +247,7 @@ def row_of(one: Pipeline, method: str, folder: Path, hardware: str) -> dict[str,
         return None
     record = json_files.read_json(evaluations[-1] / "record.json") or {}
     last = results[-1]
-    row = {"hardware": hardware, "start": one.start, "seed": one.seed, "method": method}
+    row = {"hardware": hardware, "start": pipeline.start, "seed": pipeline.seed, "method": method}
     row |= {key: last[key] for key in ("accuracy", "interval")}
     row["right"] = "".join(map(str, last["right_per_problem"]))
     row["by_level"] = {level: figures["accuracy"] for level, figures in last["by_level"].items()}
@@ -303,23 +303,23 @@ def measure(options: argparse.Namespace) -> None:
     known = {(row["hardware"], row["start"], row["seed"], row["method"]) for row in rows}
     name, until = options.hardware.partition("=")[2], time.monotonic() + options.seconds
 
-    def harvest(one: Pipeline) -> None:
+    def harvest(pipeline: Pipeline) -> None:
         for method in METHODS:
-            key = (name, one.start, one.seed, method)
-            row = None if key in known else row_of(one, method, options.folder, name)
+            key = (name, pipeline.start, pipeline.seed, method)
+            row = None if key in known else row_of(pipeline, method, options.folder, name)
             if row is not None:
                 known.add(key)
                 options.rows.parent.mkdir(parents=True, exist_ok=True)
                 with options.rows.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(row) + "\n")
-                print(f"{one.name}: {method} {row['accuracy']:.1%}", flush=True)
+                print(f"{pipeline.name}: {method} {row['accuracy']:.1%}", flush=True)
 
     firsts = sfts(options)
     for sft in firsts:
-        for one in branches(options, sft):
-            harvest(one)  # adds rows of earlier calls if --rows is another file
+        for pipeline in branches(options, sft):
+            harvest(pipeline)  # adds rows of earlier calls if --rows is another file
     names = [f"{sft.name}-{method}" for sft in firsts for method in BRANCHES]
-    if not any(word in one for one in names for word in options.only):
+    if not any(word in pipeline_name for pipeline_name in names for word in options.only):
         raise SystemExit(
             f"--only {','.join(options.only)} matches no pipeline. Names: {', '.join(names)}."
         )
@@ -330,11 +330,11 @@ def measure(options: argparse.Namespace) -> None:
         if any((name, sft.start, sft.seed, row) not in known for row in rows)
         and any(word in f"{sft.name}-{method}" for word in options.only)
     }
-    firsts = [sft for sft in firsts if any(one.startswith(f"{sft.name}-") for one in missing)]
+    firsts = [sft for sft in firsts if any(key.startswith(f"{sft.name}-") for key in missing)]
     untrained = [sft for sft in firsts if model_of(sft, options.folder) is None]
-    run(untrained, slots(options, 1), options, lambda one: None, until)
-    todo = [one for sft in firsts for one in branches(options, sft) if one.name in missing]
-    todo.sort(key=lambda one: list(BRANCHES).index(one.name.rpartition("-")[2]))
+    run(untrained, slots(options, 1), options, lambda pipeline: None, until)
+    todo = [p for sft in firsts for p in branches(options, sft) if p.name in missing]
+    todo.sort(key=lambda pipeline: list(BRANCHES).index(pipeline.name.rpartition("-")[2]))
     run(todo, slots(options, min(2, options.gpus)), options, harvest, until)
 
 
@@ -365,10 +365,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         "--smollm2", type=Path, help="directory with SmolLM2's weights (recipes/from_gguf.py)"
     )
     parser.add_argument(
-        "--seconds",
-        type=float,
-        default=540,
-        help="time limit; stopping takes up to 30 s more",
+        "--seconds", type=float, default=540, help="time limit; stopping takes up to 30 s more"
     )
     parser.add_argument("--folder", type=Path, default=Path("runs/learning"))
     parser.add_argument("--rows", type=Path)
