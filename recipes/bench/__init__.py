@@ -1,1 +1,1 @@
-"""Benchmarks: programs that measure series of cases, each figure next to a published one."""
+"""Benchmarks, which measure series of cases and show published figures next to the results."""

@@ -1,8 +1,9 @@
-"""Measure causal attention by every back end, forward and backward, and check it against fp32.
+"""Measure causal attention with every back end, forward and backward, and compare it with fp32.
 
-The forward pass counts 4 s^2 d h operations per row, for s tokens and h query heads of width d (two
-matrix products, as FlashAttention counts), and half as many with a causal mask. The backward pass
-counts 2.5 times that (five products instead of two). The dtype is that of precision= (fp8: bf16).
+Operations are counted as FlashAttention does. For s tokens and h query heads of width d, the two
+matrix products of the forward pass are 4 s^2 d h operations per row. A causal mask halves them. The
+backward pass has five products instead of two, so it counts 2.5 times as many operations. The dtype
+is precision.compute, or bf16 for fp8.
 """
 
 from __future__ import annotations
@@ -30,18 +31,19 @@ from recipes.rank.names import name_field
 from recipes.rank.program import main
 
 Tensor = torch.Tensor
-# Takes queries, keys and values, (rows, heads, tokens, width); returns the shape of the queries.
+# From queries, keys and values (rows, heads, tokens, width) to a result in the queries' shape.
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 PASSES = ("forward", "backward")
 CHECKED_TOKENS = 256
-WRONG = 0.05  # share of the largest value; correct kernels in bf16 stay below 0.02
+# A larger error, as a share of the largest value, is wrong. Correct bf16 kernels stay below 0.02.
+WRONG = 0.05
 
 
 @dataclass
 class AttentionConfig(SeriesConfig):
-    """Hold the arguments. `heads`: lists of [query heads, key and value heads, width of a head].
+    """Arguments. `heads`: lists of [query heads, key and value heads, width of a head].
 
-    `tokens`: rows times sequence in one call, with at least one row.
+    `tokens`: tokens in one call, from which the number of rows follows (at least one).
     """
 
     backends: list[str] = name_field(lambda: BACKENDS)
@@ -60,8 +62,8 @@ def attention(config: DictConfig) -> dict[str, Any]:
     args = AttentionConfig(**config.trainer_args)
     device, dtype = device_of(args), compute_dtype(config)
     note = (
-        "max error: the largest difference from attention in fp32 over its largest value, "
-        f"on {CHECKED_TOKENS} tokens."
+        "max error: the largest difference from attention in fp32, divided by the largest fp32 "
+        f"value, on {CHECKED_TOKENS} tokens."
     )
     table = Table("attention", COLUMNS, figure="tflops", notes=[note])
     cases = grid(
@@ -72,7 +74,9 @@ def attention(config: DictConfig) -> dict[str, Any]:
         **{"pass": args.passes},
     )
 
-    checked = functools.cache(functools.partial(errors, dtype=dtype, device=device, seed=args.seed))
+    cached_errors = functools.cache(
+        functools.partial(errors, dtype=dtype, device=device, seed=args.seed)
+    )
 
     def work(case: Row) -> Row:
         query_heads, _, width = map(int, case["heads"].split())
@@ -81,17 +85,17 @@ def attention(config: DictConfig) -> dict[str, Any]:
         call, keys = supported(case["backend"], inputs, case["pass"])
         ms = median_ms(call, device, args.warmup, args.repetitions)
         tflops = rows * operations(case["sequence"], query_heads, width, case["pass"]) / ms / 1e9
-        # No back end here uses the hardware's fp8.
-        computed = "bf16" if config.precision.compute == "fp8" else config.precision.compute
-        figures = {"batch_size": rows, "ms": ms, **rate(tflops, config, computed), "keys": keys}
-        return {**figures, "max_error": checked(case["backend"], case["heads"]).get(case["pass"])}
+        # None of these back ends computes in fp8.
+        compute = "bf16" if config.precision.compute == "fp8" else config.precision.compute
+        figures = {"batch_size": rows, "ms": ms, **rate(tflops, config, compute), "keys": keys}
+        max_errors = cached_errors(case["backend"], case["heads"])
+        return {**figures, "max_error": max_errors.get(case["pass"])}
 
     def note_wrong(rows: list[Row]) -> None:
         wrong = [row for row in rows if (row.get("max_error") or 0) > WRONG]
         largest = {(row["backend"], row["pass"]): row["max_error"] for row in wrong}
         table.notes.extend(
-            f"{backend} is wrong in the {direction} pass: its error is {error:.2g} of the largest "
-            "value."
+            f"{backend}: wrong results in the {direction} pass. The max error is {error:.2g}."
             for (backend, direction), error in largest.items()
         )
 
@@ -99,7 +103,7 @@ def attention(config: DictConfig) -> dict[str, Any]:
 
 
 def operations(sequence: int, query_heads: int, width: int, direction: str) -> float:
-    """Return the operations of one row; this module's docstring gives the formula."""
+    """Return the operations of one row, by the formula in this module's docstring."""
     forward = 4 * sequence**2 * width * query_heads / 2
     return forward if direction == "forward" else 2.5 * forward
 
@@ -107,19 +111,21 @@ def operations(sequence: int, query_heads: int, width: int, direction: str) -> f
 def supported(
     backend: str, inputs: list[Tensor], direction: str
 ) -> tuple[Callable[[], tuple[Tensor, ...]], str]:
-    """Return the call to time, and `grouped` or `repeated`.
+    """Return the call to time, and how it passes keys and values: `grouped` or `repeated`.
 
-    Keys are repeated for each query head if the back end does not support groups. Raise UserError
-    with the reason if it supports neither.
+    Grouped heads are preferred. If the back end does not support them, keys and values are repeated
+    for each query head. Raise UserError with the reason if it supports neither.
     """
     query, key, _ = inputs
     failure = ""
     for keys in ("grouped", "repeated") if query.shape[1] != key.shape[1] else ("grouped",):
         try:
-            # torch gives the reason for a missing kernel as a warning.
+            # torch explains in a warning why it has no kernel.
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
-                call = timed(BACKENDS[backend](inputs), inputs, direction, keys == "repeated")
+                call = prepare_pass(
+                    BACKENDS[backend](inputs), inputs, direction, keys == "repeated"
+                )
                 return call, keys
         except torch.OutOfMemoryError:
             raise
@@ -130,10 +136,10 @@ def supported(
     raise UserError(failure)
 
 
-def timed(
+def prepare_pass(
     attend: Attention, inputs: list[Tensor], direction: str, repeated: bool
 ) -> Callable[[], tuple[Tensor, ...]]:
-    """Return a call that runs one pass and returns its results, after running it once."""
+    """Run one pass once, and return a call that runs it again and returns its results."""
     query, key, value = inputs
     group = query.shape[1] // key.shape[1] if repeated else 1
     for tensor in inputs:
@@ -145,7 +151,7 @@ def timed(
     output = forward()
     if direction == "forward":
         return lambda: (forward(),)
-    # Not randn_like(output), whose values would depend on the strides of the kernel's output.
+    # randn_like(output) would draw values in an order that depends on the kernel's strides.
     gradient = random(output.shape, output.dtype, output.device)
 
     def backward() -> tuple[Tensor, ...]:
@@ -156,7 +162,7 @@ def timed(
 
 
 def reason(error: Exception, warned: list[str]) -> str:
-    """Return the error's first sentence, and the warning that explains the missing kernel."""
+    """Return the error's first sentence, with the warning that explains it, if any."""
     first = re.split(r"(?<=\.)\s", str(error).strip() or type(error).__name__)[0].splitlines()[0]
     for text in warned:
         cause = text.split(" (Triggered internally")[0].strip()
@@ -168,20 +174,20 @@ def reason(error: Exception, warned: list[str]) -> str:
 def errors(
     backend: str, heads: str, dtype: torch.dtype, device: torch.device, seed: int
 ) -> dict[str, float]:
-    """Return each pass's largest difference from fp32 attention, relative to its largest value.
+    """Return, by pass, the largest difference from fp32 attention over the largest fp32 value.
 
-    `backward` covers the gradients of queries, keys and values. A pass that the back end does not
-    support is absent.
+    `backward` compares the gradients of queries, keys and values. A pass that the back end does not
+    support is missing.
     """
     torch.manual_seed(seed)
     inputs = random_inputs(1, CHECKED_TOKENS, heads, dtype, device)
     exact = [tensor.detach().float() for tensor in inputs]
     largest = {}
     for direction in PASSES:
-        torch.manual_seed(seed)  # the same random gradient for both
-        expected = timed(eager, exact, direction, repeated=False)()
+        torch.manual_seed(seed)  # so that both draw the same gradient
+        expected = prepare_pass(eager, exact, direction, repeated=False)()
         torch.manual_seed(seed)
-        with contextlib.suppress(UserError):  # the row of this pass reports it
+        with contextlib.suppress(UserError):  # this error is reported in the row of the pass
             pairs = zip(supported(backend, inputs, direction)[0](), expected, strict=True)
             largest[direction] = max(
                 float((actual.float() - exact).abs().max() / exact.abs().max())
@@ -193,10 +199,10 @@ def errors(
 def random_inputs(
     rows: int, sequence: int, heads: str, dtype: torch.dtype, device: torch.device
 ) -> list[Tensor]:
-    """Return normal queries, keys and values.
+    """Return queries, keys and values with normal random values.
 
-    In memory a token's heads are next to each other, as a model's projections write them. A back
-    end that needs another layout pays for the copy.
+    In memory, the heads of a token are adjacent, because a model's projections write them so. If a
+    back end needs another layout, the copy is part of its time.
     """
     query_heads, key_heads, width = map(int, heads.split())
     numbers = (query_heads, key_heads, key_heads)
@@ -213,7 +219,7 @@ def repeat(tensor: Tensor, group: int) -> Tensor:
 
 
 def eager(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Return attention by transformers' eager method: scores in memory, softmax in fp32."""
+    """Compute attention like transformers' eager method: scores in memory, softmax in fp32."""
     group, tokens = query.shape[1] // key.shape[1], query.shape[2]
     masked = torch.ones(tokens, tokens, dtype=torch.bool, device=query.device).triu(1)
     scores = query @ repeat(key, group).transpose(2, 3) / math.sqrt(query.shape[3])
@@ -233,7 +239,7 @@ def sdpa(backend: SDPBackend, _inputs: list[Tensor]) -> Attention:
 
 
 def flash_attn(_inputs: list[Tensor]) -> Attention:
-    """Return a call of the package, which takes (rows, tokens, heads, width)."""
+    """Return attention by the flash-attn package, which takes (rows, tokens, heads, width)."""
     func = importlib.import_module("flash_attn").flash_attn_func
 
     def attend(*inputs: Tensor) -> Tensor:
@@ -243,11 +249,11 @@ def flash_attn(_inputs: list[Tensor]) -> Attention:
 
 
 def flex(inputs: list[Tensor]) -> Attention:
-    """Return flex attention, compiled for these shapes on a GPU but not on a CPU, to save time."""
+    """Return flex attention, compiled for these shapes on a GPU, and not compiled on a CPU."""
     from torch._functorch import config as functorch
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    functorch.donated_buffer = False  # otherwise the compiled backward pass runs only once
+    functorch.donated_buffer = False  # otherwise the compiled backward pass can run only once
     tokens, device = inputs[0].shape[2], inputs[0].device
     func = torch.compile(flex_attention, dynamic=False) if inputs[0].is_cuda else flex_attention
     mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, tokens, tokens, device=device)
@@ -257,7 +263,7 @@ def flex(inputs: list[Tensor]) -> Attention:
 
 
 def varlen(inputs: list[Tensor]) -> Attention:
-    """Return attention on packed rows, by torch's function (since 2.11)."""
+    """Return attention on packed rows by torch's varlen_attn (torch 2.11 or newer)."""
     func = importlib.import_module("torch.nn.attention.varlen").varlen_attn
     rows, _, tokens, _ = inputs[0].shape
     ends = torch.arange(0, (rows + 1) * tokens, tokens, dtype=torch.int32, device=inputs[0].device)
@@ -267,7 +273,7 @@ def varlen(inputs: list[Tensor]) -> Attention:
             tensor.transpose(1, 2).reshape(rows * tokens, tensor.shape[1], tensor.shape[3])
             for tensor in (query, key, value)
         ]
-        # Raises TypeError if groups are not supported; `supported` then repeats the keys.
+        # A torch without enable_gqa raises TypeError, and `supported` then repeats the keys.
         grouped = {"enable_gqa": True} if query.shape[1] != key.shape[1] else {}
         output = func(*packed, ends, ends, tokens, tokens, window_size=(-1, 0), **grouped)
         return output.reshape(rows, tokens, query.shape[1], query.shape[3]).transpose(1, 2)
@@ -276,7 +282,7 @@ def varlen(inputs: list[Tensor]) -> Attention:
 
 
 def default(_inputs: list[Tensor]) -> Attention:
-    """Return scaled_dot_product_attention; torch chooses its kernel."""
+    """Return scaled_dot_product_attention with the kernel that torch chooses."""
     return functools.partial(F.scaled_dot_product_attention, is_causal=True, enable_gqa=True)
 
 

@@ -1,8 +1,8 @@
 """Find the largest and the fastest batch for training a model: tokens/s and memory by batch size.
 
-`model`, `adapter` and `precision` are set as for a run; every row is `sequence` random tokens.
-recipes/bench/language_model.py defines a step. `mode=plan find=largest_batch` with method=sft
-predicts what this measures.
+Choose model=, adapter= and precision= as for a run. Every row is `sequence` random tokens.
+recipes/bench/language_model.py defines a step. To predict the largest batch without a GPU, use
+method=sft mode=plan find=largest_batch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from recipes.rank.program import main
 
 @dataclass
 class BatchSizeConfig(TrainingConfig):
-    """Hold the arguments. `batch_sizes`: rows of a step. `gradient_checkpointing`: as in sft."""
+    """Arguments. `batch_sizes`: rows per step. `gradient_checkpointing`: as in method=sft."""
 
     batch_sizes: list[int] = field(default_factory=lambda: [1, 2, 4, 8, 16, 32, 64, 128])
     gradient_checkpointing: bool = True
@@ -46,7 +46,7 @@ def batch_size(config: DictConfig) -> dict[str, Any]:
 
     def complete(rows: list[Row]) -> Row:
         sizes = best(rows)
-        line = ", ".join(f"{name} batch {size}" for name, size in sizes.items()) or "no batch fits"
+        line = ", ".join(f"{name} batch {size}" for name, size in sizes.items()) or "no batch ran"
         table.notes.append(f"{config.model.name}, rows of {args.sequence} tokens: {line}.")
         return sizes
 
@@ -54,7 +54,7 @@ def batch_size(config: DictConfig) -> dict[str, Any]:
 
 
 def best(rows: list[Row]) -> dict[str, int]:
-    """Return the `largest` size that fits and the `fastest` (the first of equals), or {}."""
+    """Return the `largest` and the `fastest` size among the measured rows, or {} without any."""
     measured = [row for row in rows if row["error"] is None]
     if not measured:
         return {}

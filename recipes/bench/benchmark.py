@@ -1,11 +1,11 @@
-"""Measure a series of cases, keep each row, and compare it with published figures.
+"""Measure a series of cases, save a row for each, and compare it with published figures.
 
-A benchmark lists its cases and passes a function that measures one of them:
+A benchmark lists its cases and passes a function that measures one case:
 
     table = Table("gemm", "shape tflops", figure="tflops")
     return measure(config, args, table, grid(shape=shapes), lambda case: {"tflops": ...})
 
-conf/method/bench/<name>.yaml shows how to start it.
+conf/method/bench/<name>.yaml has the command that starts it.
 """
 
 from __future__ import annotations
@@ -30,23 +30,24 @@ from rich.table import Table as RichTable
 from launch.core.errors import UserError
 from launch.core.json_files import read_metrics, write_text
 from recipes.bench import published
-from recipes.bench.consensus import Alone, agreed
-from recipes.bench.timing import fresh
+from recipes.bench.consensus import RankFailedAlone, gather_results
+from recipes.bench.timing import free_leftovers
 from recipes.measure import profiling
 from recipes.rank.device import device
 from recipes.rank.program import Failed, Interrupted, give_up, is_main_rank, say, stop_requested
 
 Row = dict[str, Any]
-WIDTH = 150  # of the table; fixed, since logs have no terminal width
+WIDTH = 150  # columns of the printed table; fixed, because logs have no terminal width
 COLUMNS = yaml.safe_load(Path(__file__).with_name("columns.yaml").read_text())
-OUT_OF_MEMORY = "out of memory"  # the `error` of a row that ran out of memory
+OUT_OF_MEMORY = "out of memory"  # `error` of a row whose case ran out of memory
 
 
 @dataclass
 class SeriesConfig:
-    """Hold the arguments of every benchmark; launch/rules/method.py rejects lists that cannot work.
+    """Arguments of every benchmark.
 
-    `fail_below`: the run fails (exit code 4) if a figure's ratio to the published one is lower.
+    `fail_below`: the run fails (exit code 4) if a row's figure, divided by the published figure, is
+    below this ratio. launch/rules/method.py rejects lists of values that cannot work.
     """
 
     output_dir: str
@@ -57,17 +58,17 @@ class SeriesConfig:
 
 @dataclass(frozen=True)
 class Column:
-    key: str  # of the row
+    key: str  # key of a row
     title: str  # with the unit
-    digits: int | None = None  # decimals of a figure; None for a column that names the row
+    digits: int | None = None  # number of decimals; None if the column is part of the row's name
 
 
 @dataclass(frozen=True)
 class Table:
-    """Describe a benchmark's table. `figure` is the column compared with published figures."""
+    """A benchmark's table. `figure` is the column that is compared with published figures."""
 
     benchmark: str
-    keys: str  # of the columns, between spaces; columns.yaml has their titles
+    keys: str  # keys of the columns, separated by spaces; columns.yaml has their titles
     figure: str
     higher_is_better: bool = True
     notes: list[str] = field(default_factory=list)
@@ -77,12 +78,12 @@ class Table:
         return [Column(key, *COLUMNS.get(key, [key])) for key in self.keys.split()]
 
     def name(self, row: Row) -> str:
-        """Return a row's name: the values of its columns that are not figures."""
+        """Return a row's name, made of the values of all columns without decimals."""
         names = [row.get(column.key) for column in self.columns if column.digits is None]
         return " ".join(str(name) for name in names if name is not None)
 
     def content(self, rows: Sequence[Row], notes: Sequence[str]) -> Row:
-        """Return the keys of result.json that describe a table; the reports read them."""
+        """Return the part of result.json that describes a table. The reports read it."""
         return {
             "columns": [asdict(column) for column in self.columns],
             "figure": self.figure,
@@ -104,7 +105,7 @@ def device_of(args: SeriesConfig) -> torch.device:
 def require_gpu(args: SeriesConfig) -> None:
     if not args.use_cpu and not torch.cuda.is_available():
         raise UserError(
-            "torch sees no GPU here. Use: smoke=true, which runs the benchmark's code on a CPU."
+            "torch does not see a GPU. To run the benchmark's code on a CPU, use smoke=true."
         )
 
 
@@ -114,7 +115,7 @@ def grid(**axes: Iterable[Any]) -> list[Row]:
 
 
 def rate(tflops: float, config: DictConfig, dtype: str | None = None) -> Row:
-    """Return `tflops` and its share of the GPU's peak in `dtype` (default: precision.compute)."""
+    """Return `tflops`, and its share of the GPU's peak in `dtype` if conf/hardware has one."""
     peak = config.hardware.peak_tflops.get(dtype or config.precision.compute)
     return {"tflops": tflops, "share_of_peak": tflops / peak if peak else None}
 
@@ -128,14 +129,14 @@ def measure(
     complete: Callable[[list[Row]], Row | None] = lambda rows: None,
     skip: Callable[[Row, list[Row]], str | None] = lambda case, rows: None,
 ) -> dict[str, Any]:
-    """Measure the cases, print rows next to published figures, and return result.json.
+    """Measure the cases, print them next to published figures, and return result.json's content.
 
-    `complete` may add columns and notes that depend on all rows, and returns additional keys of the
-    result. `work` and `skip` are those of `measure_rows`. Raise Failed if a figure is below the
-    gate or no row has one, and Interrupted between two cases after a signal.
+    `work` and `skip` are passed to `measure_rows`. `complete` runs after the last case. It may add
+    columns and notes, and returns additional keys for result.json. Raise Failed if a figure is
+    below the gate or every case failed, and Interrupted after a signal.
     """
     rows = measure_rows(config, args, table, cases, work, skip)
-    own = complete(rows) or {}
+    additional_keys = complete(rows) or {}
     # A smoke run measures the CPU, even if configured for a GPU.
     hardware = "cpu" if config.get("smoke") else config.hardware.name
     rows, notes, below = published.compare(
@@ -149,7 +150,7 @@ def measure(
     ]
     on_gpu = torch.cuda.is_available() and not args.use_cpu
     content = {
-        **own,
+        **additional_keys,
         **table.content(rows, notes),
         "benchmark": table.benchmark,
         "fail_below": args.fail_below,
@@ -160,9 +161,9 @@ def measure(
         show(table, rows, hardware, notes)
     if all(row["error"] for row in rows):
         first = f"{table.name(rows[0])}: {rows[0]['error']}"
-        raise Failed(f"no row could be measured; the first: {first}", **content)
+        raise Failed(f"all cases failed. The first: {first}", **content)
     if below:
-        gate = f"below method.args.fail_below={args.fail_below:g} of what was published"
+        gate = f"method.args.fail_below={args.fail_below:g}: {len(below)} row(s) below the gate"
         raise Failed(f"{gate}: {'; '.join(below)}", **content)
     return content
 
@@ -175,21 +176,22 @@ def measure_rows(
     work: Callable[[Row], Row],
     skip: Callable[[Row, list[Row]], str | None] = lambda case, rows: None,
 ) -> list[Row]:
-    """Return a row for each case; measure those that have no row yet or failed.
+    """Measure the cases that have no row yet or failed, and return a row for each case.
 
-    `work` returns a case's figures; its errors become rows (see `attempt`). `skip` returns why a
-    case is not measured, given the rows before it, or None. Every case starts with the same seed.
+    `work` measures a case and returns its figures; `attempt` turns its errors into rows. `skip`
+    takes a case and all earlier rows, and returns a reason not to measure the case, or None. The
+    seed is reset before every case. Raise Interrupted after a signal.
     """
     cases = list(cases)
     if not cases:
-        raise UserError(f"{table.benchmark}: nothing can be measured here. {' '.join(table.notes)}")
+        raise UserError(f"{table.benchmark}: no case can be measured. {' '.join(table.notes)}")
     published.require(table.benchmark, config.hardware.name, table.figure, args.fail_below, cases)
     path = Path(config.run_dir) / "metrics.jsonl"
     rows = earlier_rows(path, cases)
-    # Retry failed rows, since a package or driver may be fixed by now, unless memory ran out.
+    # Retry failed rows, because a package or driver may be fixed by now, unless memory ran out.
     pending = [i for i, row in enumerate(rows) if row["error"] not in (None, OUT_OF_MEMORY)]
     for i in pending:
-        say(f"trying again: {table.name(rows[i])}, which failed: {rows[i]['error']}")
+        say(f"retrying {table.name(rows[i])}, which failed: {rows[i]['error']}")
     pending += range(len(rows), len(cases))
     start = time.monotonic() - max((row["time_s"] for row in rows), default=0)
 
@@ -198,22 +200,22 @@ def measure_rows(
 
     with profiling.session(config, max(1, len(pending))) as profile:
         for i in pending:
-            if any(agreed(stop_requested)):  # all ranks continue or none does
+            if any(gather_results(stop_requested)):  # all ranks must stop at the same case
                 raise Interrupted(rows=rows)
             if reason := skip(cases[i], rows[:i]):
                 figures: Row = {"error": f"not measured: {reason}"}
             else:
                 torch.manual_seed(args.seed)
-                fresh()
+                free_leftovers()
                 try:
                     figures = attempt(cases[i], work)
-                except Alone as failure:  # a resumed run continues with the next row
+                except RankFailedAlone as failure:  # save the row so that a resumed run skips it
                     add(i, {"error": str(failure) or OUT_OF_MEMORY})
                     write_rows(path, rows, len(cases))
                     give_up(config, f"only this rank failed: {rows[i]['error']}")
-            # The signal may have caused this failure, so leave the case to the next start.
+            # A signal may have caused this failure, so the resumed run measures the case again.
             failed = figures["error"] is not None
-            if any(agreed(lambda failed=failed: failed and stop_requested())):
+            if any(gather_results(lambda failed=failed: failed and stop_requested())):
                 raise Interrupted(rows=rows)
             add(i, figures)
             if is_main_rank():
@@ -226,10 +228,11 @@ def measure_rows(
 
 
 def attempt(case: Row, work: Callable[[Row], Row]) -> Row:
-    """Return a case's figures and `error`.
+    """Measure a case, and return its figures with an `error` that is None on success.
 
-    UserError, out of memory and, on one rank, errors of torch or the system become the `error`.
-    JSON has neither inf nor nan: such figures become None and are named in `not_finite`.
+    UserError and running out of memory become the `error`. With a single rank, so do RuntimeError
+    and OSError. JSON does not allow inf or nan, so these figures become None and their keys are
+    listed in `not_finite`.
     """
     try:
         figures = work(case)
@@ -238,7 +241,7 @@ def attempt(case: Row, work: Callable[[Row], Row]) -> Row:
     except UserError as failure:
         return {"error": str(failure)}
     except (RuntimeError, OSError) as failure:
-        # One of several ranks that continued after its error would wait for the others forever.
+        # If only this rank failed, continuing would make it wait for the others forever.
         if dist.is_initialized() and dist.get_world_size() > 1:
             raise
         return {"error": (str(failure).strip() or type(failure).__name__).splitlines()[0]}
@@ -249,66 +252,72 @@ def attempt(case: Row, work: Callable[[Row], Row]) -> Row:
 
 
 def skip_larger(key: str, *same: str) -> Callable[[Row, list[Row]], str | None]:
-    """Return a `skip` of cases larger than one, equal in `same`, that ran out of memory."""
+    """Return a `skip` function for `measure_rows`.
+
+    It skips a case if a row with a smaller `key` and equal `same` keys ran out of memory.
+    """
 
     def skip(case: Row, rows: list[Row]) -> str | None:
         for row in rows:
             is_alike = all(row[name] == case[name] for name in same)
             if is_alike and row["error"] == OUT_OF_MEMORY and row[key] < case[key]:
-                return f"{row[key]} was out of memory"
+                return f"{key} {row[key]} already ran out of memory"
         return None
 
     return skip
 
 
-def parsed_output(
+def parse_output(
     argv: Sequence[str],
     parse: Callable[[str], Any],
     env: Mapping[str, str] | None = None,
     timeout_s: float | None = None,
 ) -> Any:
-    """Run a program and return `parse` of its output. Raise UserError if that is empty."""
+    """Run a program and return its stdout, parsed by `parse`.
+
+    Raise UserError if the program takes longer than `timeout_s` or `parse` returns nothing.
+    """
     try:
         done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=timeout_s)
         figures = parse(done.stdout)
         last = "".join((done.stderr or done.stdout).strip().splitlines()[-1:]) or "no output"
         reason = f"no figures (exit code {done.returncode}): {last}"
     except subprocess.TimeoutExpired:
-        figures, reason = None, f"no end after {timeout_s:g} s"
+        figures, reason = None, f"still running after {timeout_s:g} s"
     if not figures:
         raise UserError(f"{argv[0]}: {reason}")
     return figures
 
 
 def write_rows(path: Path, rows: Sequence[Row], num_cases: int) -> None:
-    """Replace metrics.jsonl atomically, since other ranks read it too."""
+    """Replace metrics.jsonl atomically, because other ranks read it too."""
     lines = ({"step": i, "num_steps": num_cases, **row} for i, row in enumerate(rows, 1))
     write_text(path, "".join(json.dumps(line) + "\n" for line in lines))
 
 
 def show(table: Table, rows: Sequence[Row], hardware: str, lines: Sequence[str]) -> None:
-    """Print the table, then why rows failed, then `lines`."""
-    shown = RichTable(title=table.benchmark, title_justify="left")
-    headings = table.columns
-    if any(row.get("published") is not None for row in rows):  # with all its digits
-        headings += [Column("published", f"published {hardware}"), Column("ratio", "ratio", 2)]
-    for column in headings:
-        shown.add_column(column.title, justify="left" if column.digits is None else "right")
+    """Print the table, the errors of failed rows, and `lines`."""
+    rich_table = RichTable(title=table.benchmark, title_justify="left")
+    columns = table.columns
+    if any(row.get("published") is not None for row in rows):  # printed with all its digits
+        columns += [Column("published", f"published {hardware}"), Column("ratio", "ratio", 2)]
+    for column in columns:
+        rich_table.add_column(column.title, justify="left" if column.digits is None else "right")
     for row in rows:
         cells = {**row, **({table.figure: "failed"} if row["error"] else {})}
-        shown.add_row(*(_cell(cells.get(column.key), column.digits) for column in headings))
+        rich_table.add_row(*(_cell(cells.get(column.key), column.digits) for column in columns))
     console = Console(width=WIDTH)
-    console.print(shown)
+    console.print(rich_table)
     failures = [f"{table.name(row)}: {row['error']}" for row in rows if row["error"]]
     for line in [*failures, *lines]:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def earlier_rows(path: Path, cases: Sequence[Row]) -> list[Row]:
-    """Return the rows that an interrupted run wrote for the first cases.
+    """Return the rows that an interrupted run has written for the first cases.
 
-    If a line was truncated by a crash or belongs to another case, it and all later lines are
-    removed, and their cases are measured again.
+    Stop at the first line that a crash truncated or that belongs to another case. That line and all
+    later ones are removed from the file, and their cases are measured again.
     """
     rows: list[Row] = []
     lines = read_metrics(path)
@@ -320,7 +329,7 @@ def earlier_rows(path: Path, cases: Sequence[Row]) -> list[Row]:
     if is_main_rank() and path.is_file():
         write_rows(path, rows, len(cases))
     if rows:
-        say(f"{len(rows)} of {len(cases)} were measured before the interruption")
+        say(f"resuming: {len(rows)} of {len(cases)} cases were measured before the interruption")
     return rows
 
 

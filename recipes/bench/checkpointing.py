@@ -1,8 +1,8 @@
-"""Measure the cost and savings of gradient checkpointing: off, on, and on except matrix products.
+"""Measure the cost and the savings of gradient checkpointing.
 
-`off` keeps every activation for the backward pass. `on` keeps the input of each layer and
-recomputes the rest (use_reentrant=False, as transformers does). `selective` also keeps the results
-of matrix products and attention, which cost most to recompute.
+`off` saves all activations for the backward pass. `on` saves the input of each layer and recomputes
+the rest (use_reentrant=False, as in transformers). `selective` also saves the results of matrix
+products and attention, which are the most expensive to recompute.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SAVED = [
 
 @dataclass
 class CheckpointingConfig(TrainingConfig):
-    """Hold the arguments. `modes` are measured in this order and compared with `off`."""
+    """Arguments. `modes`: measured in this order, and compared with `off`."""
 
     modes: list[str] = name_field(lambda: MODES)
     batch_size: int = 2
@@ -50,7 +50,7 @@ def checkpointing(config: DictConfig) -> dict[str, Any]:
     device = device_of(args)
     model = build(config, device)
     tokens = random_tokens(config, args, args.batch_size, device)
-    note = "MFU counts what the model needs, not recomputation. slowdown: the time relative to off."
+    note = "slowdown: the time divided by that of off. MFU does not count recomputed operations."
     table = Table("checkpointing", COLUMNS, "slowdown", higher_is_better=False, notes=[note])
     same = {"model": config.model.name, "sequence": args.sequence, "batch_size": args.batch_size}
     cases = [{**same, "mode": mode, "checkpointing": mode != "off"} for mode in args.modes]

@@ -1,8 +1,8 @@
-"""Measure collectives as one rank of bench/collectives, under one set of environment variables.
+"""Measure collectives as one rank of bench/collectives, with one set of environment variables.
 
 recipes/bench/collectives.py starts a new process for each set, because RCCL and NCCL read most
-variables only once per process (NCCL's src/misc/param.cc: a static cache for each). Cases and
-their figures pass through the connection whose descriptor is in the argument.
+variables only once per process (NCCL caches them in src/misc/param.cc). The process receives cases
+and sends results through the connection whose descriptor is in its argument.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from recipes.bench.timing import steps_ms
 from recipes.rank.device import DTYPES
 
 SUMS = ("all_reduce", "reduce_scatter")
-# Limits of the values that check results: the 8 bits of mantissa of bf16 hold every number below
-# 101, and every sum over up to 64 ranks of numbers below 5.
+# Limits of the values that check results. bf16 has 8 bits of mantissa, so it represents exactly
+# every integer below 101, and every sum over up to 64 ranks of integers below 5.
 SUMMED_BELOW, MOVED_BELOW = 5, 101
 # torch 2.13 renamed these two.
 GATHER = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 SCATTER = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
-BLOCK = 1 << 24  # elements filled or compared at once, in memory next to the buffers
+BLOCK = 1 << 24  # elements that are filled or compared at once, to limit memory
 
 
 def main(connection: Connection, ranks: list[int], timeout_s: float, use_cpu: bool) -> None:
@@ -43,7 +43,7 @@ def main(connection: Connection, ranks: list[int], timeout_s: float, use_cpu: bo
         groups = {n: dist.new_group(range(n)) if n < dist.get_world_size() else None for n in ranks}
         while True:
             case = connection.recv()
-            connection.send(measured(case, groups[case["ranks"]], device))
+            connection.send(measure_case(case, groups[case["ranks"]], device))
     except EOFError:  # there are no more cases
         pass
     except Exception as error:
@@ -53,16 +53,17 @@ def main(connection: Connection, ranks: list[int], timeout_s: float, use_cpu: bo
         connection.send({"error": " ".join(ends)})
     sys.stdout.flush()
     sys.stderr.flush()
-    # With gloo's threads, one normal exit in six aborts (recipes/rank/program.py).
+    # Because of gloo's threads, one in six normal exits aborts (see recipes/rank/program.py).
     os._exit(0)
 
 
-def measured(
+def measure_case(
     case: dict[str, Any], group: dist.ProcessGroup | None, device: torch.device
 ) -> dict[str, Any]:
-    """Return the slowest rank's `ms` for a call and the number of `wrong` elements, or an `error`.
+    """Return `ms` per call and the number of `wrong` elements, the largest of all ranks.
 
-    All ranks call this; those beyond the first `ranks` wait for the others.
+    If a rank runs out of memory, return an `error` instead. All ranks call this; those beyond the
+    first case["ranks"] only wait.
     """
     collective, out_of_memory = None, False
     try:
@@ -70,25 +71,25 @@ def measured(
             collective = Collective(case, group, device)
     except torch.OutOfMemoryError:
         out_of_memory = True
-    if highest(out_of_memory):  # checked before any rank waits for one without buffers
+    if highest(out_of_memory):  # checked now, because ranks would wait for one without buffers
         del collective
         return {"error": "out of memory"}
     wrong = ms = 0.0
     if collective is not None:
         wrong = collective.wrong()
         collective.prepare()
-        highest(0.0, group)  # a barrier: all ranks start together
+        highest(0.0, group)  # a barrier, so that all ranks start together
         ms = steps_ms(collective.call, device, case["warmup"], case["repetitions"])
     del collective
     if device.type == "cuda":
-        torch.cuda.empty_cache()  # frees all memory for the next size
+        torch.cuda.empty_cache()  # the next size may need all memory
     return {"ms": highest(ms), "wrong": int(highest(wrong))}
 
 
 class Collective:
-    """Hold one operation and its buffers.
+    """One operation and its buffers.
 
-    `bytes` is the size that nccl-tests reports: that of the whole array on one rank.
+    case["bytes"] is the size that nccl-tests reports, which is that of the whole array on one rank.
     """
 
     def __init__(
@@ -112,11 +113,11 @@ class Collective:
         self.call = calls[self.op]
 
     def wrong(self) -> int:
-        """Call once and return the number of elements in this rank's result that are not exact."""
+        """Call once, and return the number of elements of this rank's result that are not exact."""
         for part, index in blocks(self.input):
             part.copy_(self._sent(index, self.rank))
         if self.output is not self.input:
-            # The allocator may return memory that still holds a correct result of an earlier call.
+            # The memory may still contain the correct result of an earlier call.
             self.output.fill_(-1)
         self.call()
         return int(
@@ -124,14 +125,14 @@ class Collective:
         )
 
     def prepare(self) -> None:
-        """Fill the buffers for timing: normal values, or zeros if calls add to earlier results."""
+        """Fill the buffers with normal values, or with zeros if repeated calls would add up."""
         if self.op == "all_reduce":
             self.output.zero_()
         else:
             self.input.normal_()
 
     def _sent(self, index: torch.Tensor, rank: torch.Tensor | int) -> torch.Tensor:
-        """Return a rank's input at these indices; neighbours differ, and so do ranks."""
+        """Return a rank's input at these indices. Adjacent elements differ, and so do ranks."""
         return (index + rank) % (SUMMED_BELOW if self.op in SUMS else MOVED_BELOW)
 
     def _expected(self, index: torch.Tensor) -> torch.Tensor:
@@ -151,13 +152,13 @@ class Collective:
 
 
 def blocks(buffer: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield parts of a buffer with their indices, which take eight bytes each."""
+    """Yield parts of a buffer with the indices of their elements, which take eight bytes each."""
     for part, start in zip(buffer.split(BLOCK), range(0, len(buffer), BLOCK), strict=True):
         yield part, torch.arange(start, start + len(part), device=buffer.device)
 
 
 def highest(value: float, group: dist.ProcessGroup | None = None) -> float:
-    """Return the largest value of all ranks, over gloo, so that the GPU stays idle."""
+    """Return the largest value of all ranks. Gloo exchanges them, so the GPU stays idle."""
     shared = torch.tensor(float(value), dtype=torch.float64)
     dist.all_reduce(shared, dist.ReduceOp.MAX, group=group)
     return float(shared)

@@ -1,10 +1,10 @@
-"""Measure collective operations between GPUs over sizes, ranks and settings of RCCL (NCCL).
+"""Measure collective operations between GPUs by size, number of ranks and settings of RCCL (NCCL).
 
-Method and factors are those of nccl-tests (doc/PERFORMANCE.md): 5 untimed calls, then 20 timed as a
-whole. Algorithm bandwidth is size over time. Bus bandwidth multiplies it by the share of the array
-that one rank must send under any algorithm, so it can be compared with the links. Each set of
-environment variables has its own processes (recipes/bench/collective_rank.py). Small sizes include
-the cost of torch.distributed on the host; the rows of rccl-tests do not.
+As in nccl-tests (doc/PERFORMANCE.md), 20 calls are timed together after 5 untimed calls. Algorithm
+bandwidth is size divided by time. Bus bandwidth is algorithm bandwidth times the share of the array
+that a rank must send under any algorithm. So it can be compared with the links. Each set of
+environment variables is measured in new processes (recipes/bench/collective_rank.py). Times of
+torch include its cost on the host, which matters for small sizes. Times of rccl-tests do not.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from recipes.bench.benchmark import (
     device_of,
     grid,
     measure,
-    parsed_output,
+    parse_output,
 )
-from recipes.bench.consensus import agreed, free_port
+from recipes.bench.consensus import free_port, gather_results
 from recipes.rank.device import DTYPES
 from recipes.rank.names import name_field
 from recipes.rank.program import is_main_rank, main, rank
 
 Setting = dict[str, str | None]
-# The fewest bytes that a rank must send, as a share of the size (nccl-tests, doc/PERFORMANCE.md).
+# Minimum of bytes that each of n ranks sends, divided by the size (nccl-tests, PERFORMANCE.md).
 BUS_FACTOR = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
     "all_gather": lambda n: (n - 1) / n,
@@ -51,7 +51,7 @@ BUS_FACTOR = {
     "broadcast": lambda n: 1.0,
 }
 PROGRAMS = ("torch", "rccl-tests")
-# RCCL's benchmark programs (package rccl-tests; nccl-tests has the same ones) and their dtypes.
+# Benchmark programs of the package rccl-tests, which have the same names in nccl-tests.
 RCCL_TESTS = {
     "all_reduce": "all_reduce_perf",
     "all_gather": "all_gather_perf",
@@ -60,19 +60,20 @@ RCCL_TESTS = {
     "broadcast": "broadcast_perf",
 }
 RCCL_DTYPES = {"fp32": "float", "fp16": "half", "bf16": "bfloat16"}
-MESH = ("gfx942", "gfx950")  # boards with a direct link between any two GPUs
-BASELINE = "as configured"
-TORCHRUN = "TORCHELASTIC_USE_AGENT_STORE"  # its store belongs to the parents
+MESH = ("gfx942", "gfx950")  # their boards link every pair of GPUs directly
+BASELINE = "as configured"  # name of the setting that adds no variables
+# If this is set, ranks use torchrun's store, which belongs to the parent processes.
+AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 
 
 @dataclass
 class CollectivesConfig(SeriesConfig):
-    """Hold the arguments. Sizes grow from `min_bytes` by `factor`, up to and including `max_bytes`.
+    """Arguments. Sizes grow from `min_bytes` by `factor`, up to and including `max_bytes`.
 
-    `ranks`: numbers above that of the run's ranks are skipped. `dtypes` null: the hardware's
-    preferred one and fp32. `settings`: sets of environment variables added to the run's; null
-    unsets one. Dtypes after the first, and settings, are measured on the most ranks only.
-    `timeout_s`: limit for one case, including the start of its processes.
+    `ranks`: numbers larger than that of the run's ranks are skipped. `dtypes` null: the hardware's
+    preferred dtype and fp32. `settings`: sets of environment variables, added to those of the run;
+    null unsets a variable. On fewer ranks than the most, only the first dtype is measured, without
+    `settings`. `timeout_s`: limit for one case, including the start of its processes.
     """
 
     ops: list[str] = name_field(lambda: BUS_FACTOR)
@@ -98,12 +99,12 @@ class CollectivesConfig(SeriesConfig):
     def series(self) -> list[tuple[int, int]]:
         """Return the first and last size of each run of rccl-tests.
 
-        The programs skip a last size that the factor does not reach, so that size gets its own run.
+        rccl-tests multiplies by the factor and may miss the last size, which then has its own run.
         """
-        *before, last = self.sizes
-        if not before or last == before[-1] * self.factor:
+        *others, last = self.sizes
+        if not others or last == others[-1] * self.factor:
             return [(self.min_bytes, last)]
-        return [(self.min_bytes, before[-1]), (last, last)]
+        return [(self.min_bytes, others[-1]), (last, last)]
 
 
 COLUMNS = "op ranks bytes dtype setting program us algorithm_gb_s bus_gb_s share_of_limit"
@@ -114,7 +115,7 @@ def collectives(config: DictConfig) -> dict[str, Any]:
     world = int(os.environ.get("WORLD_SIZE", "1"))
     ranks = sorted(n for n in args.ranks if n <= world)
     device_of(args)
-    # This group joins the parents; each process that measures creates its own group.
+    # This group connects the parent processes. The processes that measure create their own groups.
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=10 * args.timeout_s))
     table = Table("collectives", COLUMNS, figure="bus_gb_s")
     settings = distinct_settings(args.settings, table.notes)
@@ -134,16 +135,17 @@ def collectives(config: DictConfig) -> dict[str, Any]:
 def cases(
     args: CollectivesConfig, config: DictConfig, ranks: Sequence[int], settings: dict[str, Setting]
 ) -> list[Row]:
-    """Return a case for each operation, number of ranks and size.
+    """Return a case for each number of ranks, operation and size, then other dtypes and settings.
 
-    A size has an fp32 element for each rank. Other dtypes and settings follow, on the most ranks.
+    Other dtypes and settings have cases only for the largest number of ranks. Sizes with less than
+    one fp32 element per rank are left out.
     """
     preferred = next(name for name in config.hardware.precisions if name in DTYPES)
     dtypes = args.dtypes or list(dict.fromkeys([preferred, "fp32"]))
     series = [(BASELINE, n, dtypes[0]) for n in ranks]
-    for most in ranks[-1:]:
-        series += [(BASELINE, most, dtype) for dtype in dtypes[1:]]
-        series += [(name, most, dtypes[0]) for name in settings if name != BASELINE]
+    for largest in ranks[-1:]:
+        series += [(BASELINE, largest, dtype) for dtype in dtypes[1:]]
+        series += [(name, largest, dtypes[0]) for name in settings if name != BASELINE]
     return [
         {**case, "ranks": n, "dtype": dtype, "setting": setting}
         for setting, n, dtype in series
@@ -154,7 +156,7 @@ def cases(
 
 
 def distinct_settings(settings: Sequence[Setting], notes: list[str]) -> dict[str, Setting]:
-    """Return settings by name, the run's own first; add a note for those that change nothing."""
+    """Return settings by name, first BASELINE. Add a note for each setting that changes nothing."""
     by_name: dict[str, Setting] = {BASELINE: {}}
     for setting in settings:
         setting = {key: None if value is None else str(value) for key, value in setting.items()}
@@ -162,7 +164,7 @@ def distinct_settings(settings: Sequence[Setting], notes: list[str]) -> dict[str
             f"{key} unset" if value is None else f"{key}={value}" for key, value in setting.items()
         )
         if all(os.environ.get(key) == value for key, value in setting.items()):
-            notes.append(f"{name}: equals this run's environment, so it is not measured twice.")
+            notes.append(f"{name}: already part of this run's environment, so not measured again.")
         else:
             by_name[name] = setting
     return by_name
@@ -172,22 +174,22 @@ def notes(args: CollectivesConfig, ranks: Sequence[int]) -> list[str]:
     lines = []
     unavailable = [str(n) for n in args.ranks if n not in ranks]
     if unavailable:
-        lines.append(f"Left out: {', '.join(unavailable)} ranks; this run has fewer.")
+        lines.append(f"{', '.join(unavailable)} ranks are left out, because this run has fewer.")
     if not ranks:
-        lines.append(f"Use: topology=ddp topology.num_gpus={min(args.ranks)}.")
+        lines.append(f"Use topology=ddp topology.num_gpus={min(args.ranks)}.")
     missing = [RCCL_TESTS[op] for op in args.ops if not shutil.which(RCCL_TESTS[op])]
     if "rccl-tests" in args.programs and missing:
-        lines.append(f"rccl-tests: {', '.join(missing)} not on the PATH (ROCm's rccl-tests).")
+        lines.append(f"Not on the PATH: {', '.join(missing)}. Install ROCm's package rccl-tests.")
     return lines
 
 
 def limit_gb_s(config: DictConfig, ranks: int) -> float | None:
-    """Return the GB/s that one of `ranks` devices can send over its links, or None if unknown."""
+    """Return the GB/s that each of `ranks` devices can send over its links, or None if unknown."""
     hardware = config.hardware
     if hardware.link_gb_s is None or hardware.link == "none" or ranks > hardware.gpus_per_node:
         return None
     hive = hardware.hive or hardware.gpus_per_node
-    if ranks > hive:  # the ring passes through links between hives
+    if ranks > hive:  # links between hives limit the ring
         return float(hardware.hives_gb_s) if hardware.hives_gb_s else None
     if hardware.link == "xgmi" and ranks < hive:
         return hardware.link_gb_s * (ranks - 1) / (hive - 1) if hardware.gfx in MESH else None
@@ -196,12 +198,15 @@ def limit_gb_s(config: DictConfig, ranks: int) -> float | None:
 
 def measure_one(case: Row, args: CollectivesConfig, config: DictConfig, workers: Workers) -> Row:
     """Measure a case and return its figures. Raise UserError if it fails or the result is wrong."""
-    ms, wrong = (
-        workers.measure(case) if case["program"] == "torch" else by_rccl_tests(case, args, workers)
-    )
-    if wrong != 0:
-        problem = "the program printed no row for this size"
-        raise UserError(f"{wrong} elements of the result are wrong" if wrong else problem)
+    wrong: int | None
+    if case["program"] == "torch":
+        ms, wrong = workers.measure(case)
+    else:
+        ms, wrong = by_rccl_tests(case, args, workers)
+    if wrong is None:
+        raise UserError("the program printed no row for this size")
+    if wrong:
+        raise UserError(f"{wrong} elements of the result are wrong")
     algorithm = case["bytes"] / ms / 1e6
     bus = algorithm * BUS_FACTOR[case["op"]](case["ranks"])
     limit = limit_gb_s(config, case["ranks"])
@@ -214,7 +219,7 @@ def measure_one(case: Row, args: CollectivesConfig, config: DictConfig, workers:
 
 
 class Workers:
-    """Hold this rank's process for the current setting; all ranks measure in the same order."""
+    """This rank's process for the current setting. All ranks measure in the same order."""
 
     def __init__(
         self, args: CollectivesConfig, ranks: Sequence[int], settings: dict[str, Setting]
@@ -222,10 +227,10 @@ class Workers:
         self.args, self.ranks, self.settings = args, ranks, settings
         self.process: subprocess.Popen[bytes] | None = None
         self.setting: str | None = None
-        self.answered = False  # if a process never answered, its setting is not tried again
-        self.failures: dict[tuple, str] = {}  # series of cases -> why it is not tried again
-        # Results of rccl-tests, which measures all sizes in one run.
-        self.by_program: dict[tuple, dict[int, tuple[float, int]]] = {}
+        self.answered = False  # if a process never answers, its setting is not tried again
+        self.failures: dict[tuple, str] = {}  # series -> the reason to skip its other cases
+        # Series -> results of rccl-tests by size, because one run measures all sizes.
+        self.rccl_results: dict[tuple, dict[int, tuple[float, int]]] = {}
 
     def skip(self, case: Row, rows: list[Row]) -> str | None:
         return self.failures.get(series_of(case))
@@ -233,19 +238,19 @@ class Workers:
     def env(self, setting: str) -> dict[str, str]:
         env = {**os.environ, **self.settings[setting]}
         return {
-            name: value for name, value in env.items() if value is not None and name != TORCHRUN
+            name: value for name, value in env.items() if value is not None and name != AGENT_STORE
         }
 
     def measure(self, case: Row) -> tuple[float, int]:
-        """Return milliseconds and wrong elements.
+        """Return milliseconds per call and the number of wrong elements.
 
-        Raise UserError or OutOfMemoryError on every rank if one of them has no figure.
+        If one rank fails, raise UserError or OutOfMemoryError on every rank.
         """
         if self.process is None or self.setting != case["setting"]:
             self.start(case["setting"])
         counts = {"warmup": self.args.warmup, "repetitions": self.args.repetitions}
         try:
-            answer, *_ = agreed(lambda: self.ask({**case, **counts}))
+            answer, *_ = gather_results(lambda: self.ask({**case, **counts}))
         except UserError as failure:
             self.close()
             if not self.answered:
@@ -263,8 +268,8 @@ class Workers:
         options |= {"use_cpu": self.args.use_cpu, "descriptor": theirs.fileno()}
         argv = [sys.executable, "-m", "recipes.bench.collective_rank", json.dumps(options)]
         env = {**self.env(setting), "MASTER_PORT": str(port[0])}
-        # torchrun's signal to a rank also reaches this process, which inherits the blocked signals.
-        # The rank stops it by closing the connection.
+        # torchrun's signals reach the new process too, so it inherits a mask that blocks them. It
+        # ends when this rank closes the connection.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
         try:
             self.process = subprocess.Popen(argv, env=env, pass_fds=[theirs.fileno()])
@@ -275,14 +280,14 @@ class Workers:
 
     def ask(self, case: Row) -> dict[str, Any]:
         assert self.process is not None
-        answer = {"error": f"no answer in {self.args.timeout_s:g} s (method.args.timeout_s)"}
+        answer = {"error": f"no answer within method.args.timeout_s={self.args.timeout_s:g} s"}
         try:
             self.connection.send(case)
             if self.connection.poll(self.args.timeout_s):
                 answer = self.connection.recv()
         except (EOFError, OSError):
             code = self.process.wait()
-            answer["error"] = f"its process ended with exit code {code}: logs/ has its output"
+            answer["error"] = f"the measuring process ended with exit code {code}; see logs/"
         if answer.get("error") == OUT_OF_MEMORY:
             raise torch.OutOfMemoryError
         if "error" in answer:
@@ -292,7 +297,7 @@ class Workers:
     def close(self) -> None:
         if self.process is None:
             return
-        self.connection.close()  # which makes it exit
+        self.connection.close()  # the process then exits
         try:
             self.process.wait(self.args.timeout_s if self.answered else 0)
         except subprocess.TimeoutExpired:
@@ -302,48 +307,52 @@ class Workers:
 
 
 def series_of(case: Row) -> tuple:
-    """Return a key of cases that fail together: a setting's, or all sizes of rccl-tests."""
+    """Return a key for cases that fail together.
+
+    With torch these are all cases of a setting; with rccl-tests, all sizes of one run.
+    """
     if case["program"] == "torch":
         return (case["setting"],)
     return (case["setting"], case["op"], case["dtype"], case["ranks"])
 
 
 def by_rccl_tests(case: Row, args: CollectivesConfig, workers: Workers) -> tuple[float, int | None]:
-    """Return milliseconds and wrong elements (None: no row), after one run for all sizes.
+    """Return milliseconds per call and the number of wrong elements, or (0, None) without a row.
 
-    The main rank runs the program while the others wait. Raise UserError on every rank if it fails.
+    The first case of a series runs the program for all sizes, on the main rank while the others
+    wait. Raise UserError on every rank if it fails.
     """
     key = series_of(case)
 
     def by_size() -> dict[int, tuple[float, int]]:
         rows = {}
         for first, last in args.series if is_main_rank() else ():
-            # One process with a thread for each GPU, so it needs no MPI.
+            # One process with a thread per GPU (-t), because several processes would need MPI.
             argv = (
                 f"{RCCL_TESTS[case['op']]} -b {first} -e {last} -f {args.factor} "
                 f"-t {case['ranks']} -g 1 -d {RCCL_DTYPES[case['dtype']]} "
                 f"-w {args.warmup} -n {args.repetitions}"
             ).split()
             env = workers.env(case["setting"])
-            rows |= parsed_output(argv, parse_rccl_tests, env, args.timeout_s)
+            rows |= parse_output(argv, parse_rccl_tests, env, args.timeout_s)
         return rows
 
-    if key not in workers.by_program:
-        workers.close()  # frees the process's buffers and communicators
+    if key not in workers.rccl_results:
+        workers.close()  # frees the memory of the process's buffers and communicators
         try:
-            workers.by_program[key] = agreed(by_size)[0]
+            workers.rccl_results[key] = gather_results(by_size)[0]
         except UserError as failure:
             workers.failures[key] = str(failure)
             raise
-    return workers.by_program[key].get(case["bytes"], (0.0, None))
+    return workers.rccl_results[key].get(case["bytes"], (0.0, None))
 
 
 def parse_rccl_tests(text: str) -> dict[int, tuple[float, int]]:
-    """Return size in bytes -> (milliseconds of a call, wrong elements), both out of place.
+    """Return size in bytes -> (milliseconds per call, number of wrong elements), out of place.
 
-    A row is: size, count, type, reduction, root, then time in microseconds, algorithm bandwidth,
-    bus bandwidth and wrong elements, first out of place, then in place. Wrong elements are N/A if
-    they were not counted.
+    The columns are size, count, type, reduction and root. Four more follow: time in microseconds,
+    algorithm bandwidth, bus bandwidth and number of wrong elements (N/A: not checked). These four
+    are out of place, and are repeated for in place.
     """
     rows = {}
     for line in text.splitlines():

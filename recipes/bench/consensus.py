@@ -1,4 +1,7 @@
-"""Let all ranks, or the first few, measure together, and agree over gloo, which uses no GPU."""
+"""Exchange results and failures between ranks that measure together, over gloo.
+
+Gloo does not use the GPUs, so ranks that only wait do not disturb the measurement.
+"""
 
 from __future__ import annotations
 
@@ -15,59 +18,63 @@ import torch.distributed as dist
 from launch.core.errors import UserError
 from recipes.rank.program import Failed, Interrupted
 
-# How long ranks wait while others measure; the launcher's watchdog ends a hang much earlier.
+# Limit for waiting until other ranks have measured. The launcher's watchdog ends a hang earlier.
 PATIENCE = timedelta(hours=2)
-GRACE = timedelta(seconds=20)  # ranks that run out of memory together do so within a step
+GRACE = timedelta(seconds=20)  # ranks that all run out of memory do so within the same step
 
-_calls = itertools.count()  # the same numbers on all ranks
+_calls = itertools.count()  # numbers the calls of gather_results, equally on all ranks
 
 
-class Alone(Exception):
-    """This rank failed and others did not; they wait for it in a collective."""
+class RankFailedAlone(Exception):
+    """Only this rank failed, and the others wait for it in a collective."""
 
 
 @contextmanager
-def joined(device: torch.device) -> Iterator[dist.ProcessGroup]:
-    """Join torchrun's ranks, over NCCL (RCCL) if they have GPUs, and yield a gloo group of them."""
+def control_group(device: torch.device) -> Iterator[dist.ProcessGroup]:
+    """Initialize torch.distributed for torchrun's ranks, and yield a gloo group of all ranks.
+
+    The default group uses NCCL (RCCL) on GPUs, and gloo on a CPU.
+    """
     if device.type == "cuda":
         dist.init_process_group("nccl", device_id=device)
     else:
         dist.init_process_group("gloo", timeout=PATIENCE)
     try:
-        # Also under gloo, because a rank may be in the middle of measuring with the first group.
+        # A separate group even on a CPU, because a rank may still be using the default group.
         yield dist.new_group(backend="gloo", timeout=PATIENCE)
     except (Failed, Interrupted, UserError):
-        _leave(device)
+        _destroy_nccl(device)
         raise
-    # Skipped after other errors: it waits for collectives that other ranks may never reach.
-    _leave(device)
+    # After other errors this could hang, because it waits for collectives of other ranks.
+    _destroy_nccl(device)
 
 
-def _leave(device: torch.device) -> None:
-    """Leave NCCL's group; with gloo, recipes.rank.program.main ends the process instead."""
+def _destroy_nccl(device: torch.device) -> None:
+    """Destroy the NCCL group, if any. With gloo, recipes.rank.program.main ends the process."""
     if device.type == "cuda":
         dist.destroy_process_group()
 
 
-def slowest(
+def slowest_rank(
     control: dist.ProcessGroup, work: Callable[[], dict[str, float]] | None
 ) -> dict[str, Any]:
-    """Return, on every rank, the largest value of each key that the ranks with `work` measured.
+    """Run `work` on the ranks that have it, and return the largest value of each key to all ranks.
 
-    So time is the slowest rank's, and memory is the fullest rank's. Raise OutOfMemoryError or
-    UserError on all ranks if all with `work` did, and Alone on a rank that others wait for.
+    The largest time is that of the slowest rank. Exceptions are those of `gather_results`.
     """
-    measured = [figures for figures in agreed(work or (lambda: None), control, GRACE) if figures]
+    measured = [
+        figures for figures in gather_results(work or (lambda: None), control, GRACE) if figures
+    ]
     return {key: max(figures[key] for figures in measured) for key in measured[0]}
 
 
-def agreed(
+def gather_results(
     work: Callable[[], Any], group: dist.ProcessGroup | None = None, grace: timedelta = PATIENCE
 ) -> list[Any]:
-    """Return the results of all ranks.
+    """Run `work` on every rank, and return the results of all ranks.
 
-    Raise Interrupted, OutOfMemoryError or UserError on all ranks if one of them did. Raise Alone if
-    this rank's `work` failed and the others' has not ended after `grace`.
+    If one rank raises Interrupted, OutOfMemoryError or UserError, raise it on all ranks. If this
+    rank failed and others are still working after `grace`, raise RankFailedAlone.
     """
     outcome: dict[str, Any] = {}
     try:
@@ -85,17 +92,17 @@ def agreed(
             store, mark = next(dist.rendezvous("env://"))[0], next(_calls)
             store.set(f"ended{mark}/{dist.get_rank()}", "")
             try:
-                if "error" in outcome:
+                if "error" in outcome:  # the collective below would hang if others still work
                     store.wait([f"ended{mark}/{rank}" for rank in range(len(outcomes))], grace)
             except dist.DistStoreError as late:
-                raise Alone(outcome["error"]) from late
+                raise RankFailedAlone(outcome["error"]) from late
         dist.all_gather_object(outcomes, outcome, group=group)
-    if any("interrupted" in other for other in outcomes):
+    if any("interrupted" in outcome for outcome in outcomes):
         raise Interrupted
-    errors = [other["error"] for other in outcomes if "error" in other]
+    errors = [outcome["error"] for outcome in outcomes if "error" in outcome]
     if errors:
         raise UserError(max(errors)) if max(errors) else torch.OutOfMemoryError()
-    return [other["result"] for other in outcomes]
+    return [outcome["result"] for outcome in outcomes]
 
 
 def free_port() -> int:

@@ -1,11 +1,11 @@
-"""Measure SFT's data loader by workers and pinned memory, alone and during a step of the GPU.
+"""Measure SFT's data loader by number of workers and pinned memory, with and without GPU steps.
 
-The path is that of recipes/sft.py: tokenized rows in a `datasets.Dataset`, TRL's collator, torch's
-DataLoader, a copy to the GPU. A step is matrix products that keep the GPU busy for `step_ms`, and
-`wait_ms` is the remaining wait for the next batch.
+Batches are made as in recipes/sft.py: tokenized rows in a `datasets.Dataset`, TRL's collator,
+torch's DataLoader, and a copy to the GPU. A step multiplies matrices to keep the GPU busy for
+`step_ms`. `wait_ms` is the time after a step until the next batch is on the GPU.
 
-If conf/hardware turns workers and pinning off (they hang Strix Halo), they are measured only when
-the arguments name them.
+If conf/hardware turns workers and pinning off (they hang Strix Halo), they are measured only if
+method.args requests them.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from recipes.bench.timing import median_ms, synchronize
 from recipes.rank.program import main
 
 NUM_WORKERS = [0, 1, 2, 4, 8]
-VOCABULARY = 32000  # tokens are random; only their number matters
-TIMEOUT_S = 120  # after this time without a batch, workers count as hung and the row fails
+VOCABULARY = 32000  # any size works, because the speed does not depend on the random tokens
+TIMEOUT_S = 120  # the row fails if workers produce no batch for this time
 
 
 @dataclass
 class DataloaderConfig(SeriesConfig):
-    """Hold the arguments. `num_workers`, `pin_memory` null: all values that the hardware allows.
+    """Arguments. `num_workers`, `pin_memory` null: all values that the hardware allows.
 
-    `steps`: measure with a step of `step_ms` (true), without (false), or both. `sequence`: tokens
-    of a row. `batches` are timed after `warmup` others; the first one waits for the workers.
+    `steps`: a list of true (a step of `step_ms` after each batch) and false (no steps). `sequence`:
+    tokens per row. `batches` are timed after `warmup` others, which wait until the workers start.
     """
 
     num_workers: list[int] | None = None
@@ -57,7 +57,7 @@ def dataloader(config: DictConfig) -> dict[str, Any]:
     args = DataloaderConfig(**config.trainer_args)
     device = device_of(args)
     notes = [
-        f"batches of {args.batch_size} rows of {args.sequence} tokens; a step keeps the GPU busy "
+        f"Batches have {args.batch_size} rows of {args.sequence} tokens. A step keeps the GPU busy "
         f"for {args.step_ms:g} ms.",
     ]
     limits, name = config.hardware.dataloader, config.hardware.name
@@ -65,9 +65,8 @@ def dataloader(config: DictConfig) -> dict[str, Any]:
         args.pin_memory is None and not limits.pin_memory
     ):
         notes.append(
-            f"Limited to what conf/hardware/{name}.yaml allows (the reason is there). To measure "
-            "more: "
-            "method.args.num_workers=[0,1,2,4,8] method.args.pin_memory=[false,true]."
+            f"conf/hardware/{name}.yaml limits workers or pinning, and states the reason. To "
+            "measure all: method.args.num_workers=[0,1,2,4,8] method.args.pin_memory=[false,true]."
         )
     table = Table("dataloader", COLUMNS, figure="samples_per_second", notes=notes)
     cases = grid(
@@ -99,9 +98,9 @@ def dataloader(config: DictConfig) -> dict[str, Any]:
 
 
 def tokenized(args: DataloaderConfig) -> datasets.Dataset:
-    """Return rows as SFTTrainer tokenizes them; the first half is a prompt, without labels."""
+    """Return rows as SFTTrainer tokenizes them. The first half is a prompt, with labels of -100."""
     generator = torch.Generator().manual_seed(args.seed)
-    count = max(args.rows, args.batch_size)  # the loader yields whole batches only
+    count = max(args.rows, args.batch_size)  # the loader drops incomplete batches
     tokens = torch.randint(VOCABULARY, (count, args.sequence), generator=generator)
     labels = tokens.clone()
     labels[:, : args.sequence // 2] = -100
@@ -127,10 +126,10 @@ def batch_ms(
     args: DataloaderConfig,
     device: torch.device,
 ) -> tuple[float, float]:
-    """Return milliseconds per batch, and those spent waiting until it is on the device.
+    """Return milliseconds per batch, and how many of them were spent waiting for the batch.
 
-    A step waits for the device, like one that logs its loss. Epochs repeat, so the start of new
-    workers counts.
+    Each step waits for the device, like a training step that logs its loss. Epochs repeat, so the
+    times include the start of new workers.
     """
     batches = itertools.chain.from_iterable(itertools.repeat(loader))
     waited_s = 0.0

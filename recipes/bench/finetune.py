@@ -1,13 +1,14 @@
-"""Fine-tune Qwen3-8B, in bf16, with fp8 products, or by LoRA: the MI350X report's fifth benchmark.
+"""Fine-tune Qwen3-8B in bf16, with fp8 products, or with LoRA: the MI350X report's fifth benchmark.
 
-The report used AMD's MAD. Each GPU trains on 14 sequences of 8192 random tokens. Every layer is
-compiled and recomputed in backward; the optimizer is fused AdamW; weights, gradients and moments
-are bf16. Several GPUs use FSDP2, which also reduces gradients in bf16. Speed does not depend on the
-weights, so they are random. The loss is TRL's, with a tile of the logits in memory at a time,
-because 14 x 8192 rows of them would take 35 GB in bf16. fp8 is torchao's dynamic scaling of whole
-tensors, in all linear layers except the head. The report does not state whether 14 is per GPU,
-whether rows are full, LoRA's rank (here from conf/adapter/lora.yaml), the scaling of fp8, or the
-dtype in which gradients are reduced.
+The report used AMD's MAD. Here each GPU trains on 14 sequences of 8192 random tokens. Every layer
+is compiled, and recomputed in the backward pass. The optimizer is fused AdamW. Weights, gradients
+and moments are bf16. On several GPUs, FSDP2 shards the model and also reduces gradients in bf16.
+Weights are random, because they do not affect the speed. The loss is TRL's, which has one tile of
+the logits in memory at a time. All 14 x 8192 rows would take 35 GB in bf16. In fp8, all linear
+layers except the head use torchao's dynamic per-tensor scaling.
+
+The report does not state whether 14 is per GPU, or whether rows are full. It does not state LoRA's
+rank (here that of conf/adapter/lora.yaml), the scaling of fp8, or the dtype of reduced gradients.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from trl.trainer.utils import add_fused_lm_head
 from recipes.bench import consensus
 from recipes.bench.benchmark import Row, SeriesConfig, Table, device_of, measure, rate
 from recipes.bench.gpt import shard
-from recipes.bench.timing import timed, training_step
+from recipes.bench.timing import time_steps, training_step
 from recipes.measure.flops import flops_per_token
 from recipes.models.low_precision import to_float8
 from recipes.models.model_build import adapter_config, build_model
 from recipes.rank.names import name_field
 from recipes.rank.program import main
 
-MODES = {
+MODES = {  # mode -> (precision, adapter)
     "full_bf16": ("bf16", "none"),
     "full_fp8": ("fp8", "none"),
     "lora_bf16": ("bf16", "lora"),
@@ -41,7 +42,7 @@ MODES = {
 
 @dataclass
 class FinetuneConfig(SeriesConfig):
-    """Hold the arguments. `modes`: names in MODES. `batch`: sequences per GPU."""
+    """Arguments. `modes`: names in MODES. `batch`: sequences per GPU."""
 
     modes: list[str] = name_field(lambda: MODES, ["full_bf16", "full_fp8", "lora_bf16"])
     batch: int = 14
@@ -64,14 +65,14 @@ def finetune(config: DictConfig) -> dict[str, Any]:
     args = FinetuneConfig(**config.trainer_args)
     device = device_of(args)
     note = (
-        "Here: full rows of random tokens; weights, gradients and moments in bf16; the loss "
-        "of a tile of the logits at a time; fused AdamW."
+        "Measured with full rows of random tokens; bf16 weights, gradients and moments; a loss "
+        "that computes one tile of the logits at a time; fused AdamW."
     )
     table = Table("finetune", COLUMNS, figure="tokens_per_second_per_gpu", notes=[note])
-    # Distinguishes published rows of the same shape. "plain": a loop without a trainer.
+    # `setup` distinguishes published rows of the same shape. "plain" is a loop without a trainer.
     compiled = "_compiled" if args.torch_compile else ""
     checkpointed = "_checkpointing" if args.gradient_checkpointing else ""
-    with consensus.joined(device) as control:
+    with consensus.control_group(device) as control:
         same = {
             "model": config.model.name,
             "num_gpus": dist.get_world_size(),
@@ -85,7 +86,9 @@ def finetune(config: DictConfig) -> dict[str, Any]:
         ]
 
         def work(case: Row) -> Row:
-            figures = consensus.slowest(control, lambda: trained(case, config, args, device))
+            figures = consensus.slowest_rank(
+                control, lambda: train_case(case, config, args, device)
+            )
             per_gpu = case["batch"] * case["sequence"] / figures["ms"] * 1e3
             tflops = per_gpu * figures.pop("flops_per_token") / 1e12
             return {
@@ -97,30 +100,30 @@ def finetune(config: DictConfig) -> dict[str, Any]:
             }
 
         def skip(case: Row, rows: list[Row]) -> str | None:
-            """Return a reason not to measure in fp8 on a device without it."""
+            """Skip fp8 on a device that does not support it."""
             name = "the CPU" if args.use_cpu else config.hardware.name
             on_fp8 = not args.use_cpu and "fp8" in config.hardware.peak_tflops
             if case["precision"] != "fp8" or on_fp8:
                 return None
-            return f"{name} has no fp8 matrix units; leave fp8 out of method.args.modes"
+            return f"{name} has no fp8 matrix units. Use method.args.modes=[full_bf16,lora_bf16]."
 
         return measure(config, args, table, cases, work, skip=skip)
 
 
-def trained(
+def train_case(
     case: Row, config: DictConfig, args: FinetuneConfig, device: torch.device
 ) -> dict[str, float]:
-    """Train a case on all ranks together, and return this rank's figures."""
+    """Train a case together with all other ranks, and return this rank's figures."""
     dtype = "fp32" if args.use_cpu else "bf16"
     adapter = {"name": case["adapter"]}
     if case["adapter"] == "lora":
         adapter |= {"rank": args.lora_rank, "alpha": args.lora_alpha}
     numerics = {"precision": {"compute": dtype, "weights": dtype}, "adapter": adapter}
-    own = OmegaConf.merge(config, numerics)
-    model = build_model(own).to(device)
+    case_config = OmegaConf.merge(config, numerics)
+    model = build_model(case_config).to(device)
     if case["adapter"] == "lora":
         # The adapter is bf16 too, because FSDP2 only gathers weights of equal dtype together.
-        lora = adapter_config(own)
+        lora = adapter_config(case_config)
         model = get_peft_model(model, lora, autocast_adapter_dtype=False).get_base_model()
     flops = flops_per_token(model, case["sequence"])
     if case["precision"] == "fp8":
@@ -130,7 +133,7 @@ def trained(
         model.gradient_checkpointing_enable({"use_reentrant": False})
     if args.torch_compile:
         for layer in layers:
-            # Compile inside checkpointing and inside FSDP2's hooks.
+            # Only forward, so that checkpointing and FSDP2's hooks stay outside the compiled code.
             layer.forward = torch.compile(layer.forward)
     add_fused_lm_head(model.train())  # as SFTTrainer does
     if case["num_gpus"] > 1:
@@ -140,7 +143,7 @@ def trained(
     tokens = torch.randint(config.model.vocab_size, shape, device=device)
     inputs = {"input_ids": tokens, "labels": tokens, "fused_lm_head": True, "use_cache": False}
     step = training_step(model, None, loss_of=lambda: model(**inputs).loss)
-    figures = timed(step, device, args.warmup, args.steps)
+    figures = time_steps(step, device, args.warmup, args.steps)
     return {"flops_per_token": flops, **figures}
 
 

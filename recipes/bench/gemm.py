@@ -1,8 +1,8 @@
-"""Time matrix products from the training of a 70B model, by precision, call, values and strides.
+"""Time the matrix products of a 70B model's training, by precision, call, values and strides.
 
-The method is SemiAnalysis's (December 2024): the median of 200 calls after 30 warm-up calls, with
-caches cleared between calls and normal random values. A product of (m, k) and (k, n) counts 2 m n k
-operations.
+As in SemiAnalysis' measurements (December 2024), a figure is the median of 200 calls after 30
+warm-up calls. Caches are cleared between calls, and values are normal and random. A product of
+(m, k) and (k, n) counts as 2 m n k operations.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from recipes.bench.benchmark import (
     device_of,
     grid,
     measure,
-    parsed_output,
+    parse_output,
     rate,
 )
 from recipes.bench.timing import median_ms
@@ -47,22 +47,24 @@ VALUES: dict[str, Callable[..., torch.Tensor]] = {
     "constant": torch.ones,
     "zeros": torch.zeros,
 }
-# hipblaslt-bench's names (hipblaslt-bench --help); fp8 as in float8(), with results in bf16.
+# Names of dtypes in hipblaslt-bench --help.
 HIPBLASLT = {"fp32": "f32_r", "fp16": "f16_r", "bf16": "bf16_r", "fp8": "f8_r"}
-ROTATED_MB = 512  # of operands that hipblaslt-bench's calls take in turn, to miss the caches
+ROTATED_MB = 512  # hipblaslt-bench's calls take turns on this much memory, so that caches miss
 
 
 @dataclass
 class GemmConfig(SeriesConfig):
-    """Hold the arguments. `shapes`: lists [m, n, k]. `dtypes` null: all that the hardware has.
+    """Arguments. `shapes`: lists [m, n, k]. `dtypes` null: all that the hardware supports.
 
-    `ops`: torch.matmul; F.linear, whose second matrix is transposed; matmul under torch.compile
-    with max-autotune; hipBLASLt's own program if it is installed.
+    `ops`: `matmul` is torch.matmul; `linear` is F.linear, whose second matrix is transposed;
+    `compiled` is matmul under torch.compile with max-autotune; `hipblaslt-bench` is hipBLASLt's
+    benchmark program, if installed.
 
-    `values` and `paddings` (bytes per row, cut to whole elements) beyond the first are measured for
-    the first shape only. Zeros, ones (`constant`) and small integers switch fewer transistors and
-    run at higher clocks. Rows whose stride is a multiple of 512 bytes share cache tags on MI300
-    (AMD's workload guide, "Tagram channel hotspotting").
+    Only the first of `values` and `paddings` is measured for every shape; the others are measured
+    for the first shape. Zeros, ones (`constant`) and small integers switch fewer transistors, so
+    they run at higher clocks. A padding is in bytes per row, rounded down to complete elements. On
+    MI300, rows whose stride is a multiple of 512 bytes share cache tags (AMD's workload guide,
+    "Tagram channel hotspotting").
     """
 
     shapes: list[list[int]] = field(default_factory=list)
@@ -83,17 +85,16 @@ def gemm(config: DictConfig) -> dict[str, Any]:
     table = Table("gemm", COLUMNS, figure="tflops")
     if "hipblaslt-bench" in args.ops and shutil.which("hipblaslt-bench") is None:
         table.notes.append(
-            "hipblaslt-bench is not installed here (package hipblaslt-clients of ROCm): its rows "
-            "are left out."
+            "hipblaslt-bench is left out. To measure it, install ROCm's package hipblaslt-clients."
         )
     rows = cases(args, config.hardware.peak_tflops)
     return measure(config, args, table, rows, lambda case: measure_one(case, config, args, device))
 
 
 def cases(args: GemmConfig, peaks: DictConfig | dict[str, float]) -> list[Row]:
-    """Return a case for each shape, precision and call, then the other values and paddings.
+    """Return a case for each precision, shape and call, then cases of other values and paddings.
 
-    The latter are measured for the first shape and the first of torch's calls.
+    Other values and paddings only have cases for the first shape and one of torch's calls.
     """
     ops = [op for op in args.ops if op != "hipblaslt-bench" or shutil.which(op)]
     dtypes = args.dtypes or [dtype for dtype in DTYPES if dtype in peaks]
@@ -109,7 +110,7 @@ def cases(args: GemmConfig, peaks: DictConfig | dict[str, float]) -> list[Row]:
         if not calls:
             continue
         rows += [{**calls[0], "values": values} for values in args.values[1:]]
-        # According to AMD's guide, strides slow linear most.
+        # According to AMD's guide, bad strides slow down F.linear most.
         linear = next((row for row in calls if row["op"] == "linear"), calls[0])
         rows += [{**linear, "padding": padding} for padding in args.paddings[1:]]
     return rows
@@ -152,13 +153,13 @@ def product(m: int, n: int, k: int, case: Row, device: torch.device) -> Callable
 def matrix(
     rows: int, columns: int, case: Row, dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
-    """Return a matrix (rows, columns) whose rows are followed by the padding in memory."""
+    """Return a matrix (rows, columns) with the case's padding after each row in memory."""
     shape = (rows, columns + int(case["padding"]) // dtype.itemsize)
     return VALUES[case["values"]](shape, device=device).float().to(dtype)[:, :columns]
 
 
 def float8(device: torch.device) -> torch.dtype:
-    """Return the OCP fp8 dtype, or on gfx942 the fnuz dtype, in which negative zero is NaN."""
+    """Return the fp8 dtype that the device computes in: fnuz on gfx942, otherwise OCP."""
     properties = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
     gfx942 = getattr(properties, "gcnArchName", "").startswith("gfx942")
     return torch.float8_e4m3fnuz if gfx942 else torch.float8_e4m3fn
@@ -169,7 +170,8 @@ def hipblaslt_ms(
 ) -> float:
     """Return the milliseconds that hipblaslt-bench measures. Raise UserError if it fails.
 
-    It draws its own random values (`hpl`: uniform; only newer versions draw normal ones).
+    hipblaslt-bench draws uniform random values (`hpl`), because older versions have no normal ones.
+    Results of fp8 products are bf16, as in `product`.
     """
     types = f"--precision {HIPBLASLT[dtype]}"
     if dtype == "fp8":
@@ -178,11 +180,11 @@ def hipblaslt_ms(
         types += " --compute_type f32_r"
     options = f"-m {m} -n {n} -k {k} --rotating {ROTATED_MB} {types}"
     counts = f"--iters {args.repetitions} --cold_iters {args.warmup}"
-    return parsed_output(f"hipblaslt-bench {options} {counts}".split(), microseconds) / 1e3
+    return parse_output(f"hipblaslt-bench {options} {counts}".split(), microseconds) / 1e3
 
 
 def microseconds(text: str) -> float | None:
-    """Return the value in column `us` of hipblaslt-bench's comma-separated table, if it has one."""
+    """Return the value in column `us` of hipblaslt-bench's comma-separated table, or None."""
     for head, values in itertools.pairwise(text.splitlines()):
         names = [re.sub(r"^\[\d+\]:", "", name) for name in head.strip().split(",")]
         if "us" in names:

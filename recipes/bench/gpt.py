@@ -1,15 +1,18 @@
 """Define the GPT-style transformers of the MI350X report's benchmarks 3 and 4, 30M to 10.1B.
 
-The report gives layers, heads, width and feed-forward. The rest follows from its figures. In all
-eight rows TFLOPS are 6 N x tokens/s, so N is known to three digits or more. N matches a model with
-GPT-2's vocabulary of 50,257, a head tied to the embedding, a learned position for each token of the
-sequence, two matrices in the feed-forward, and five vectors of the width in a layer: here two layer
-norms with bias, and a bias on attention's output. The memory of the two largest (107.9 and 119.7
-GB) matches to 0.1 GB with bf16 weights, gradients and moments, attention that keeps its scores, and
-dropout on them and on both branches: `attention="eager", dropout=0.1`. The default is torch's
-scaled_dot_product_attention without dropout, which needs 45 and 35 GB less. The report does not
-state the activation; here it is GELU. tests/recipes/bench/test_transformer.py compares all of this
-with the report.
+The report states layers, heads, width and feed-forward. The rest is derived from its figures:
+
+- In all eight rows TFLOPS are 6 N x tokens/s, so the number of parameters N is known to at least
+  three digits. N fits GPT-2's vocabulary of 50,257, a head tied to the embedding, a learned
+  position for each token, two feed-forward matrices, and five vectors of the width per layer. We
+  use these five for two layer norms with bias and for a bias on attention's output.
+- The memory of the two largest models (107.9 and 119.7 GB) fits to 0.1 GB with
+  `attention="eager", dropout=0.1` and bf16 weights, gradients and moments. That attention saves its
+  scores, and dropout applies to the scores and to both branches.
+
+The default is torch's scaled_dot_product_attention without dropout, which needs 45 and 35 GB less.
+The report does not state the activation; we use GELU. tests/recipes/bench/test_transformer.py
+compares these models with the report.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from recipes.bench.benchmark import Row
-from recipes.bench.timing import autocast, numerics, timed, training_step, weights_dtype
+from recipes.bench.timing import autocast, numerics, time_steps, training_step, weights_dtype
 
 VOCABULARY = 50257
 ATTENTION = ("sdpa", "eager")
@@ -36,7 +39,7 @@ ATTENTION = ("sdpa", "eager")
 
 @dataclass(frozen=True)
 class Size:
-    """Describe a model, and the `batch` and `sequence` that the report used on one GPU."""
+    """A model's shape, with the `batch` and `sequence` that the report used on one GPU."""
 
     layers: int
     heads: int
@@ -74,7 +77,7 @@ class Block(nn.Module):
         self.down = nn.Linear(size.feed_forward, size.width, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Apply the block to (batch, sequence, width); the shape stays the same."""
+        """Apply the block to (batch, sequence, width), and return the same shape."""
         batch, sequence, width = x.shape
         heads = self.qkv(self.norm1(x)).view(batch, sequence, 3, self.heads, width // self.heads)
         attended = self.attend(*heads.permute(2, 0, 3, 1, 4).unbind(0))
@@ -97,7 +100,10 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Compute the mean loss in nats for tokens (batch, sequence) and those that follow them."""
+    """A model that returns the mean loss in nats of predicting `following` from `tokens`.
+
+    Both are (batch, sequence).
+    """
 
     def __init__(self, size: Size, sequence: int) -> None:
         super().__init__()
@@ -115,7 +121,7 @@ class GPT(nn.Module):
 
 
 def build(size: Size, sequence: int, device: torch.device, dtype: torch.dtype) -> GPT:
-    """Build a model with random weights, drawn on `device`; a CPU takes minutes to draw 10e9."""
+    """Build a model with random weights, drawn on `device` because a CPU takes minutes for 10B."""
     with torch.device("meta"):
         model = GPT(size, sequence).to(dtype)
     model.to_empty(device=device)
@@ -127,7 +133,7 @@ def build(size: Size, sequence: int, device: torch.device, dtype: torch.dtype) -
     return model
 
 
-def trained(
+def train_case(
     size: Size,
     case: Row,
     config: DictConfig,
@@ -135,44 +141,45 @@ def trained(
     device: torch.device,
     group: dist.ProcessGroup | None = None,
 ) -> dict[str, float]:
-    """Train a case with the ranks of `group`, or alone, and return this rank's figures.
+    """Train a case with the ranks of `group`, or on one GPU, and return this rank's figures.
 
-    `args` has the seed, and the numbers of steps before (`warmup`) and in the measurement.
+    `args` has the `seed`, and the numbers of untimed (`warmup`) and timed steps (`steps`).
     """
     model: nn.Module = build(size, case["sequence"], device, weights_dtype(config))
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    if group is not None:  # the same weights on all ranks, since FSDP2 does not broadcast
+    # All ranks have drawn the same weights, as FSDP2 requires. Their batches differ.
+    if group is not None:
         torch.manual_seed(args.seed + dist.get_rank())
     batch = random_batch(size.vocabulary, case["batch"], case["sequence"], device)
     if group is not None and case["strategy"] == "ddp":
         ids = [device.index] if device.type == "cuda" else None
-        # Without views, every gradient is in memory twice.
+        # Without views into buckets, every gradient is in memory twice.
         model = DistributedDataParallel(
             model, process_group=group, device_ids=ids, gradient_as_bucket_view=True
         )
     elif group is not None:
         shard([*model.blocks, model], device, group)
     step = training_step(model, autocast(config))
-    figures = timed(lambda: step(*batch), device, args.warmup, args.steps)
+    figures = time_steps(lambda: step(*batch), device, args.warmup, args.steps)
     return {"parameters": parameters, **figures}
 
 
 def shard(modules: Sequence[nn.Module], device: torch.device, group: dist.ProcessGroup) -> None:
-    """Apply FSDP2 to modules, outermost last; each module's parameters are gathered together."""
+    """Apply FSDP2 to modules, outermost last. Each module's parameters are gathered together."""
     mesh = DeviceMesh.from_group(group, device.type)
     for module in modules:
         fully_shard(module, mesh=mesh)
 
 
 def shape(name: str, batch: int | None, sequence: int | None) -> dict[str, int]:
-    """Return `batch` and `sequence`, with the size's own values in place of None."""
+    """Return `batch` and `sequence`, by default those of the model size."""
     return {"batch": batch or SIZES[name].batch, "sequence": sequence or SIZES[name].sequence}
 
 
 def note(config: DictConfig, attention: str = "sdpa", dropout: float = 0.0) -> str:
     return (
-        f"Here: {numerics(config)}; fused AdamW; attention {attention}, dropout {dropout:g}; "
-        "TFLOPS are 6 x parameters x tokens/s."
+        f"Measured with {numerics(config)}; fused AdamW; attention {attention}, dropout "
+        f"{dropout:g}. TFLOPS are 6 x parameters x tokens/s."
     )
 
 

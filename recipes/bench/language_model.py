@@ -1,7 +1,7 @@
-"""Train a model of conf/model in a bare loop, for batch_size, precision and checkpointing.
+"""Train a model of conf/model in a plain loop, for bench/batch_size, precision and checkpointing.
 
-A step matches method=sft: autocast, TRL's loss (one tile of the logits in memory at a time),
-gradients clipped at 1, and AdamW.
+A step is that of method=sft: autocast, TRL's loss (one tile of the logits in memory at a time),
+gradients clipped to norm 1, and AdamW.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from trl.trainer.utils import add_fused_lm_head
 
 from launch.core.errors import UserError
 from recipes.bench.benchmark import Row, SeriesConfig, rate
-from recipes.bench.timing import Step, timed, training_step
+from recipes.bench.timing import Step, time_steps, training_step
 from recipes.measure.flops import flops_per_token
 from recipes.models.model_build import adapter_config, build_model
 from recipes.rank.device import compute_dtype
@@ -26,7 +26,7 @@ MAX_NORM = 1.0  # conf/method/sft.yaml
 
 @dataclass
 class TrainingConfig(SeriesConfig):
-    """Hold the arguments. `sequence`: tokens of a row. `steps` are timed after `warmup` others."""
+    """Arguments. `sequence`: tokens per row. `steps` are timed, after `warmup` untimed steps."""
 
     sequence: int = 2048
     warmup: int = 3
@@ -44,13 +44,13 @@ def build(config: DictConfig, device: torch.device) -> nn.Module:
         return (get_peft_model(model, adapter) if adapter else model).to(device).train()
     except torch.OutOfMemoryError as error:
         raise UserError(
-            f"model={config.model.name}: its weights alone do not fit in memory ({error}). "
+            f"model={config.model.name}: the weights alone do not fit in memory ({error}). "
             "Use precision.weights=bf16, adapter=lora or a smaller model."
         ) from error
 
 
 def sft_step(model: nn.Module, config: DictConfig, args: TrainingConfig) -> Step:
-    """Return a step of training on tokens (rows, sequence)."""
+    """Return a function that trains one step on tokens (rows, sequence) and returns the loss."""
     run = torch.compile(model, dynamic=False) if args.torch_compile else model
 
     def loss_of(tokens: torch.Tensor) -> torch.Tensor:
@@ -69,12 +69,12 @@ def random_tokens(
 
 
 def speed(model: nn.Module, tokens: torch.Tensor, config: DictConfig, args: TrainingConfig) -> Row:
-    """Return the speed and memory of repeated training on the same tokens (rows, sequence)."""
+    """Train repeatedly on the same tokens (rows, sequence), and return speed and memory."""
     step = sft_step(model, config, args)
     try:
-        figures = timed(lambda: step(tokens), tokens.device, args.warmup, args.steps)
+        figures = time_steps(lambda: step(tokens), tokens.device, args.warmup, args.steps)
     finally:
-        model.zero_grad()  # gradients lie between activations and keep those blocks allocated
+        model.zero_grad()  # gradients lie between activations, so their blocks could not be freed
     tokens_per_second = tokens.numel() / figures["ms"] * 1e3
     tflops = rate(tokens_per_second * flops_per_token(model, args.sequence) / 1e12, config)
     mfu = {"tflops": tflops["tflops"], "mfu": tflops["share_of_peak"]}

@@ -1,7 +1,7 @@
 """Multiply square matrices twenty times in a row: the MI350X report's first benchmark.
 
-Unlike bench/gemm, this runs products in a loop without clearing caches and times the whole loop.
-The report states neither warm-up nor values; here 5 calls and normal random values are used.
+Unlike bench/gemm, this times a complete loop of products without clearing caches. The report does
+not state the warm-up or the values. We use 5 warm-up calls and normal random values.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from recipes.rank.program import main
 
 @dataclass
 class MatmulConfig(SeriesConfig):
-    """Hold the arguments. `sizes`: rows and columns. `dtypes` null: all that the hardware has."""
+    """Arguments. `sizes`: numbers of rows and columns. `dtypes` null: all that the GPU supports."""
 
     sizes: list[int] = field(default_factory=list)
     dtypes: list[str] | None = name_field(lambda: gemm.DTYPES, None)

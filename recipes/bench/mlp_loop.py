@@ -1,8 +1,8 @@
 """Train three linear layers, 134M parameters, in a loop: the MI350X report's second benchmark.
 
-The widths are 4096 - 8192 - 8192 - 4096 with ReLU between, for 100 steps on one batch of 256. The
-report does not state precision, optimizer or loss; here they are `precision`, fused AdamW and the
-mean squared error. TFLOPS count 6 operations per weight and sample.
+The widths are 4096 - 8192 - 8192 - 4096 with ReLU in between. A run trains 100 steps on one batch
+of 256 samples. The report does not state the precision, optimizer or loss. We use precision=, fused
+AdamW and the mean squared error. TFLOPS count 6 operations per weight and sample.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from omegaconf import DictConfig
 from torch import nn
 
 from recipes.bench.benchmark import Row, SeriesConfig, Table, device_of, measure, rate
-from recipes.bench.timing import autocast, numerics, timed, training_step, weights_dtype
+from recipes.bench.timing import autocast, numerics, time_steps, training_step, weights_dtype
 from recipes.rank.program import main
 
 
 @dataclass
 class MlpLoopConfig(SeriesConfig):
-    """Hold the arguments. `width`: of input and output. `inner`: of the layers between them."""
+    """Arguments. `width`: size of input and output. `inner`: size of the two hidden layers."""
 
     batch: int = 256
     width: int = 4096
@@ -31,7 +31,7 @@ class MlpLoopConfig(SeriesConfig):
 
 
 class Mlp(nn.Module):
-    """Compute the mean squared error for inputs and targets (batch, width)."""
+    """A model that returns the mean squared error for inputs and targets (batch, width)."""
 
     def __init__(self, width: int, inner: int) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ def mlp_loop(config: DictConfig) -> dict[str, Any]:
     args = MlpLoopConfig(**config.trainer_args)
     device, dtype = device_of(args), weights_dtype(config)
     shown = "batch parameters samples_per_second ms total_s tflops share_of_peak memory_gb"
-    note = f"Here: {numerics(config)}; fused AdamW; mean squared error."
+    note = f"Measured with {numerics(config)}; fused AdamW; mean squared error."
     table = Table("mlp_loop", shown, figure="samples_per_second", notes=[note])
 
     def work(case: Row) -> Row:
@@ -59,7 +59,7 @@ def mlp_loop(config: DictConfig) -> dict[str, Any]:
             model = Mlp(args.width, args.inner).to(dtype)
             batch = [torch.randn(args.batch, args.width).to(dtype) for _ in range(2)]
         step = training_step(model, autocast(config))
-        figures = timed(lambda: step(*batch), device, args.warmup, args.iterations)
+        figures = time_steps(lambda: step(*batch), device, args.warmup, args.iterations)
         weights = sum(parameter.numel() for parameter in model.parameters() if parameter.dim() > 1)
         return {
             "parameters": sum(parameter.numel() for parameter in model.parameters()),

@@ -1,8 +1,9 @@
-"""Run the same training steps in every precision: tokens/s, memory, and the loss next to fp32's.
+"""Run the same training steps in every precision, and compare tokens/s, memory and loss.
 
-All start from the same weights and see the same rows, which count upwards from random numbers so
-that the loss can fall. A precision is that of a run with precision=<name>; nf4 freezes the linear
-layers and trains LoRA on them. method.args.precisions selects them; precision= takes no effect.
+All precisions start from the same weights and train on the same rows. Rows count upwards from
+random numbers, so the model can learn them. Each precision trains like a run with
+precision=<name>. nf4 freezes the linear layers and trains LoRA on them. Select precisions with
+method.args.precisions; precision= takes no effect.
 """
 
 from __future__ import annotations
@@ -15,22 +16,22 @@ from omegaconf import DictConfig, OmegaConf
 
 from recipes.bench.benchmark import Row, Table, device_of, measure
 from recipes.bench.language_model import TrainingConfig, build, sft_step
-from recipes.bench.timing import fresh, timed
+from recipes.bench.timing import free_leftovers, time_steps
 from recipes.rank.names import name_field
 from recipes.rank.program import main
 
-# precision.compute and precision.weights, as in conf/precision
+# name -> (precision.compute, precision.weights), as in conf/precision
 PRECISIONS = {
     **{name: (name, "fp32") for name in ("fp32", "fp16", "bf16", "fp8")},
     "nf4": ("bf16", "nf4"),
 }
-PERIOD = 97  # after which the rows repeat; a prime
-LORA_RANK, LORA_ALPHA = 16, 32  # conf/adapter/qlora.yaml
+PERIOD = 97  # rows count from 0 to 96 and start again
+LORA_RANK, LORA_ALPHA = 16, 32  # from conf/adapter/qlora.yaml
 
 
 @dataclass
 class PrecisionConfig(TrainingConfig):
-    """Hold the arguments. `batch_size`: rows of a step. The loss is that of the last step."""
+    """Arguments. `batch_size`: rows per step."""
 
     precisions: list[str] = name_field(lambda: PRECISIONS)
     batch_size: int = 4
@@ -43,11 +44,12 @@ def precision(config: DictConfig) -> dict[str, Any]:
     args = PrecisionConfig(**config.trainer_args)
     device = device_of(args)
     tokens = counting(config, args).to(device)
-    table = Table("precision", COLUMNS, "slowdown", False, ["slowdown: times bf16."])
+    note = "slowdown: the time divided by bf16's. The loss is that of the last step."
+    table = Table("precision", COLUMNS, "slowdown", higher_is_better=False, notes=[note])
     if "nf4" in args.precisions:
         table.notes.append(
-            f"nf4 trains LoRA of rank {LORA_RANK} on frozen weights, so its loss cannot be "
-            "compared."
+            f"nf4 trains LoRA of rank {LORA_RANK} on frozen weights, so do not compare its loss "
+            "with the others."
         )
     same = {"model": config.model.name, "sequence": args.sequence, "batch_size": args.batch_size}
     cases = [{**same, "precision": name} for name in args.precisions]
@@ -63,25 +65,25 @@ def precision(config: DictConfig) -> dict[str, Any]:
     def unsupported(case: Row, rows: list[Row]) -> str | None:
         if device.type == "cpu" or case["precision"] in config.hardware.precisions:
             return None
-        return f"{config.hardware.name} trains in {', '.join(config.hardware.precisions)}"
+        return f"{config.hardware.name} only trains in {', '.join(config.hardware.precisions)}"
 
     def work(case: Row) -> Row:
         compute, weights = PRECISIONS[case["precision"]]
         rank = LORA_RANK if case["precision"] == "nf4" else None
         adapter = {"rank": rank, "alpha": LORA_ALPHA, "path": None}
         precision = {"name": case["precision"], "compute": compute, "weights": weights}
-        own = OmegaConf.merge(config, {"precision": precision, "adapter": adapter})
-        model, batches = build(own, device), iter(tokens)
-        fresh()  # the peak memory is that of training
-        step = sft_step(model, own, args)
-        figures = timed(lambda: step(next(batches)), device, args.warmup, args.steps)
+        case_config = OmegaConf.merge(config, {"precision": precision, "adapter": adapter})
+        model, batches = build(case_config, device), iter(tokens)
+        free_leftovers()  # so that the peak memory does not include building the model
+        step = sft_step(model, case_config, args)
+        figures = time_steps(lambda: step(next(batches)), device, args.warmup, args.steps)
         return {**figures, "tokens_per_second": tokens[0].numel() / figures["ms"] * 1e3}
 
     return measure(config, args, table, cases, work, compare, unsupported)
 
 
 def counting(config: DictConfig, args: PrecisionConfig) -> torch.Tensor:
-    """Return tokens (warmup + steps, batch_size, sequence); each row counts up modulo PERIOD."""
+    """Return tokens (warmup + steps, batch_size, sequence). Each row counts up modulo PERIOD."""
     generator = torch.Generator().manual_seed(args.seed)
     period = min(PERIOD, config.model.vocab_size)
     shape = (args.warmup + args.steps, args.batch_size, 1)

@@ -1,4 +1,4 @@
-"""Run programs that log to files, watch them, and end all of their processes."""
+"""Run programs that log to files, watch their progress, and end all of their processes."""
 
 from __future__ import annotations
 
@@ -20,26 +20,27 @@ from recipes.bench.benchmark import OUT_OF_MEMORY
 from recipes.rank.program import Failed, Interrupted, stop_requested
 
 POLL_S = 0.1
-STOP_TIMEOUT_S = 60.0  # from SIGTERM to SIGKILL: vLLM's engines have processes to end
-DIES_WITHIN_S = 30.0  # after SIGKILL; a process that waits in the kernel for a hung GPU may not
-# An environment variable with a line for each program that started a process, directly or not.
-# torchrun and vLLM start new sessions, so a signal to one process group does not reach all.
+STOP_TIMEOUT_S = 60.0  # from SIGTERM to SIGKILL, so that vLLM's engines can end their processes
+# From SIGKILL to giving up, because a process that waits in the kernel for a hung GPU cannot die.
+KILL_TIMEOUT_S = 30.0
+# Environment variable that marks all descendants of a program; each nested program adds a line.
+# Signals to the process group are not enough, because torchrun and vLLM start new sessions.
 MARK = "RECIPES_TRIAL"
-SAYS_WHY = re.compile(r"(?:\b\w*(?:Error|Exception)|\berror): .*")
-SAYS_NOTHING = ("Engine core initialization failed", "See root cause above", "Failed core proc")
+ERROR_TEXT = re.compile(r"(?:\b\w*(?:Error|Exception)|\berror): .*")
+UNINFORMATIVE = ("Engine core initialization failed", "See root cause above", "Failed core proc")
 
 
-def marked(mark: str) -> list[psutil.Process]:
+def marked_processes(mark: str) -> list[psutil.Process]:
     processes = []
     for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):  # another user's, or one that just ended
+        with contextlib.suppress(psutil.Error):  # another user's process, or it has just ended
             if mark in process.environ().get(MARK, "").split("\n"):
                 processes.append(process)
     return processes
 
 
 class Process:
-    """Run a program in its own session, so that all of its processes can be ended."""
+    """A program in its own session, with a mark by which all of its processes can be ended."""
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str], log: Path) -> None:
         self.log = log
@@ -58,22 +59,28 @@ class Process:
         return self.popen.poll() is not None
 
     def failure(self) -> str | None:
-        """Return the reason if the program has failed, else None."""
-        return why(self.log, self.popen.returncode) if self.popen.poll() else None
+        """Return the reason if the program has failed, otherwise None."""
+        return failure_reason(self.log, self.popen.returncode) if self.popen.poll() else None
 
     def end(self) -> None:
-        """End the program and its leftovers, which would hold GPU memory."""
+        """End the program and all of its processes, which would otherwise occupy GPU memory.
+
+        Raise Failed if processes are still alive KILL_TIMEOUT_S after SIGKILL.
+        """
         if not self.ended():
             os.killpg(self.popen.pid, signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.popen.wait(STOP_TIMEOUT_S)
-        deadline = time.monotonic() + DIES_WITHIN_S
-        while remaining := marked(str(self.log)):
+        deadline = time.monotonic() + KILL_TIMEOUT_S
+        while remaining := marked_processes(str(self.log)):
             for process in remaining:
                 with contextlib.suppress(psutil.Error):
                     process.kill()
             if time.monotonic() > deadline:
-                raise Failed(f"{remaining} of {self.log} do not end, and hold their GPU memory")
+                pids = [process.pid for process in remaining]
+                raise Failed(
+                    f"{self.log}: processes {pids} survived SIGKILL. Reboot to free the GPU."
+                )
             psutil.wait_procs(remaining, POLL_S)
         self.popen.wait()
 
@@ -86,10 +93,11 @@ def wait(
     patience_s: float = math.inf,
     files: Sequence[Path] = (),
 ) -> None:
-    """Wait until `done`, and touch `heartbeat` while logs and `files` change, for the watchdog.
+    """Wait until `done` returns true. While logs or `files` change, touch `heartbeat`.
 
-    Raise UserError if a process fails, if it takes `timeout_s`, or if nothing changes for
-    `patience_s`, and Interrupted after a signal, once all processes have ended.
+    The launcher's watchdog reads the heartbeat. Raise UserError if a process fails, `timeout_s` has
+    passed, or nothing has changed for `patience_s`. Raise Interrupted after a signal. All processes
+    are ended before an exception.
     """
     files = [*files, *(process.log for process in processes)]
     start = changed = time.monotonic()
@@ -108,11 +116,11 @@ def wait(
                 changed = now
                 heartbeat.touch()
             if now - changed > patience_s:
-                raise UserError(f"hung: no progress for {patience_s:.0f} s")
+                raise UserError(f"hung: logs have not changed for {patience_s:.0f} s")
             if now - start > timeout_s:
                 log = processes[0].log.name
                 raise UserError(
-                    f"still running after {timeout_s:g} s (method.args.timeout_s); logs/{log}"
+                    f"still running after method.args.timeout_s={timeout_s:g} s; see logs/{log}"
                 )
             time.sleep(POLL_S)
     except BaseException:
@@ -121,10 +129,10 @@ def wait(
         raise
 
 
-def why(log: Path, code: int) -> str:
-    """Return the reason of a failure: a rank's report, or the log's last informative line."""
+def failure_reason(log: Path, code: int) -> str:
+    """Return why a program failed: the error that a rank reported, or a line of its log."""
     reports = [json.loads(path.read_text()) for path in log.parent.glob("failures/rank*.json")]
-    # The first rank to fail has the cause; the others only report the lost connection.
+    # The first rank to fail knows the cause. The others only report the lost connection.
     reports.sort(key=lambda report: report["time"])
     if (result := log.with_name("result.json")).exists():
         reports.append(json.loads(result.read_text()))
@@ -134,8 +142,8 @@ def why(log: Path, code: int) -> str:
     if reported:
         return reported[0].splitlines()[0][:300]
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    errors = [match.group(0) for line in lines if (match := SAYS_WHY.search(line))]
-    informative = [line for line in errors if not any(phrase in line for phrase in SAYS_NOTHING)]
+    errors = [match.group(0) for line in lines if (match := ERROR_TEXT.search(line))]
+    informative = [line for line in errors if not any(phrase in line for phrase in UNINFORMATIVE)]
     last = (informative or errors or lines or ["no output"])[-1][:300]
-    how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    return f"{last} ({how}; {log.parent.name}/{log.name})"
+    end = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    return f"{last} ({end}; {log.parent.name}/{log.name})"

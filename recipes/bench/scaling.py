@@ -1,10 +1,10 @@
 """Train on 1, 2, 4 and 8 GPUs with DDP and FSDP2: the MI350X report's fourth benchmark.
 
-Models and step are from bench/transformer; every GPU has the same number of sequences. One run
-measures every number n of GPUs up to its own: the first n ranks train, and the others wait without
-touching their GPUs. One GPU averages and shards nothing, so its row is the plain loop,
-and efficiency is relative to it. Time is the slowest rank's, memory the fullest rank's.
-Gradients are reduced in the dtype of the weights under both strategies.
+Models and steps are those of bench/transformer. Every GPU trains the same number of sequences. One
+run measures all numbers of GPUs up to the number that it has. For n GPUs, the first n ranks train
+and the others wait without using their GPUs. The row for one GPU is the loop without DDP or FSDP2;
+efficiency is relative to this row. Time is that of the slowest rank, and memory the largest of
+all ranks. Both strategies reduce gradients in the dtype of the weights.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ STRATEGIES = ("ddp", "fsdp")
 
 @dataclass
 class ScalingConfig(SeriesConfig):
-    """Hold the arguments. `num_gpus`: numbers above that of the run's GPUs are skipped.
+    """Arguments. `num_gpus`: numbers larger than that of the run's GPUs are skipped.
 
-    `batch` (sequences per GPU) and `sequence` (tokens) null: the defaults of each model size.
+    `batch` is in sequences per GPU, `sequence` in tokens. Null: the default of each model size.
     """
 
     models: list[str] = name_field(lambda: gpt.SIZES, [])
@@ -51,14 +51,14 @@ def scaling(config: DictConfig) -> dict[str, Any]:
     args = ScalingConfig(**config.trainer_args)
     device = device_of(args)
     weights_dtype(config)  # rejects an unsupported precision before the first row
-    with consensus.joined(device) as control:
+    with consensus.control_group(device) as control:
         world = dist.get_world_size()
         notes = [gpt.note(config)]
         unavailable = [str(n) for n in args.num_gpus if n > world]
         if unavailable:
             notes.append(
-                f"{', '.join(unavailable)} GPUs are left out: this run has {world}. "
-                "Use: topology.num_gpus=<n>."
+                f"{', '.join(unavailable)} GPUs are left out, because this run has {world}. "
+                f"To measure them, use topology.num_gpus={max(args.num_gpus)}."
             )
         # torch requires every rank to create every group, even those it does not join.
         counts = sorted(n for n in set(args.num_gpus) if 1 < n <= world)
@@ -67,12 +67,12 @@ def scaling(config: DictConfig) -> dict[str, Any]:
 
         def work(case: Row) -> Row:
             n = case["num_gpus"]
-            mine = None  # None for a rank that only waits
+            train = None  # None for a rank that only waits
             if dist.get_rank() < n:
                 size = gpt.SIZES[case["model"]]
                 group = groups.get(n)
-                mine = functools.partial(gpt.trained, size, case, config, args, device, group)
-            figures = consensus.slowest(control, mine)
+                train = functools.partial(gpt.train_case, size, case, config, args, device, group)
+            figures = consensus.slowest_rank(control, train)
             speed = case["global_batch"] * case["sequence"] / figures["ms"] * 1e3
             tflops = 6 * figures["parameters"] * speed / 1e12
             rates = {"tokens_per_second": speed, "tflops": tflops, "tflops_per_gpu": tflops / n}
@@ -90,7 +90,7 @@ def compare(rows: list[Row]) -> None:
 
 
 def cases(args: ScalingConfig, world: int) -> list[Row]:
-    """Return the cases of each model. One GPU comes once, since all strategies are equal there."""
+    """Return the cases of each model. One GPU has one case, because it uses no strategy."""
     rows = []
     for name in args.models:
         size = gpt.shape(name, args.batch, args.sequence)

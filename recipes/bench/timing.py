@@ -1,4 +1,4 @@
-"""Time calls, and train a model on one batch: its numerics, its optimizer, one step."""
+"""Time calls on the device, and define the training step that several benchmarks share."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from launch.core.errors import UserError
 from recipes.rank.device import DTYPES, memory_peak_gb
 
 Step = Callable[..., torch.Tensor]
-# Bytes to write before each call: the largest cache, the Infinity Cache of MI300X and MI350X.
+# Bytes to overwrite before each call: the size of the largest cache, MI300X's Infinity Cache.
 CACHE_BYTES = 256 << 20
-# Small, because every step has the same batch, and an overflow would change the timings.
+# Small, because every step trains on the same batch, and an overflow would change the timings.
 LEARNING_RATE = 1e-5
 
 
 def weights_dtype(config: DictConfig) -> torch.dtype:
-    """Return the dtype of parameters, gradients and moments. Raise UserError for nf4 and fp8."""
+    """Return the dtype of weights, gradients and moments. Raise UserError for nf4 and fp8."""
     precision = config.precision
     if not {precision.weights, precision.compute} <= {*DTYPES}:
         raise UserError(
-            f"precision={precision.name}: this loop computes and trains in {', '.join(DTYPES)}. "
-            "Use precision=bf16; or method=bench/finetune for fp8."
+            f"precision={precision.name}: this benchmark only trains in {', '.join(DTYPES)}. "
+            "Use precision=bf16. For fp8, use method=bench/finetune."
         )
     return DTYPES[precision.weights]
 
 
 def numerics(config: DictConfig) -> str:
-    """Return a description of the dtypes for a table's note."""
+    """Return a description of the dtypes for the note of a table."""
     compute, weights = config.precision.compute, config.precision.weights
     autocast = ", autocast" if compute != weights else ""
     return f"{compute} products, {weights} weights, gradients and moments{autocast}"
 
 
 def autocast(config: DictConfig) -> torch.dtype | None:
-    """Return the dtype of products, or None if it is that of the weights."""
+    """Return the dtype to autocast to, or None if it equals the dtype of the weights."""
     compute = DTYPES[config.precision.compute]
     return compute if compute != weights_dtype(config) else None
 
@@ -54,10 +54,11 @@ def training_step(
     max_norm: float | None = None,
     loss_of: Callable[..., torch.Tensor] | None = None,
 ) -> Step:
-    """Return a function that takes a step of AdamW on the loss `model(*inputs)` and returns it.
+    """Return a function that trains one step with AdamW and returns the loss.
 
-    It autocasts to `compute`, if any. With `max_norm` it clips gradients, and scales a loss in
-    fp16; without, nothing is learned, so an fp16 loss is not scaled.
+    The loss is `loss_of(*inputs)`, by default `model(*inputs)`, under autocast to `compute` unless
+    it is None. If `max_norm` is set, gradients are clipped and an fp16 loss is scaled. Otherwise
+    only the time matters, so an fp16 loss is not scaled.
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=learning_rate, weight_decay=0.0, fused=True)
@@ -80,30 +81,30 @@ def training_step(
     return step
 
 
-def timed(step: Step, device: torch.device, warmup: int, steps: int) -> dict[str, float]:
-    """Return milliseconds per step, peak memory of this case, and the last loss.
+def time_steps(step: Step, device: torch.device, warmup: int, steps: int) -> dict[str, float]:
+    """Return milliseconds per step (`ms`), peak memory in GB (`memory_gb`), and the last `loss`.
 
-    The loss shows whether the numbers stayed finite.
+    The loss shows whether the training stayed finite.
     """
     losses: deque[torch.Tensor] = deque(maxlen=1)
     ms = steps_ms(lambda: losses.append(step()), device, warmup, steps)
-    # Read after the clock has stopped, since reading waits for the GPU.
+    # The loss is read after timing, because reading it waits for the GPU.
     return {"ms": ms, "memory_gb": memory_peak_gb(), "loss": losses[0].item()}
 
 
 def median_ms(
     call: Callable[[], object], device: torch.device, warmup: int, repetitions: int
 ) -> float:
-    """Return the median milliseconds of a call on the device, after `warmup` untimed calls.
+    """Return the median milliseconds of `repetitions` calls, after `warmup` untimed calls.
 
-    As in Triton's do_bench and SemiAnalysis' measurements, caches are cold. Calls are queued and
-    timed by events, which excludes Python's overhead as long as the device is slower than Python.
+    Caches are cold, as in Triton's do_bench and in SemiAnalysis' measurements. Calls are queued and
+    timed by events, which excludes Python's overhead unless Python is slower than the device.
     """
     for _ in range(warmup):
         call()
     if device.type != "cuda":
         return statistics.median(steps_ms(call, device, 0, 1) for _ in range(repetitions))
-    # As in do_bench, the cache is overwritten before each call; compute units may idle meanwhile.
+    # Like do_bench, overwrite the cache before each call.
     cache = torch.empty(CACHE_BYTES // 4, dtype=torch.int32, device=device)
     events = [
         (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
@@ -119,7 +120,7 @@ def median_ms(
 
 
 def steps_ms(step: Callable[[], object], device: torch.device, warmup: int, steps: int) -> float:
-    """Return the mean milliseconds of a step, from the wall-clock time of the whole loop."""
+    """Return the mean milliseconds of a step, from the wall-clock time of all `steps`."""
     for _ in range(warmup):
         step()
     synchronize(device)
@@ -135,11 +136,11 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def fresh() -> None:
-    """Free leftovers of earlier cases, including compiled code, and reset the peak memory."""
+def free_leftovers() -> None:
+    """Free memory and compiled code of earlier cases, and reset the peak memory."""
     if dynamo := sys.modules.get("torch._dynamo"):
-        dynamo.reset()  # it also stops compiling a function after eight shapes
+        dynamo.reset()  # otherwise Dynamo stops compiling a function after eight shapes
     if torch.cuda.is_initialized():
-        gc.collect()  # reference cycles keep tensors of an interrupted backward pass
+        gc.collect()  # reference cycles hold tensors of an interrupted backward pass
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()

@@ -1,10 +1,11 @@
 """Train GPT-style transformers, 30M to 10.1B parameters: the MI350X report's third benchmark.
 
-Steps use one batch of random tokens and fused AdamW; recipes/bench/gpt.py lists what is known of
-the report's settings. TFLOPS are 6 N x tokens/s, with N all parameters (the tied embedding once).
-That reproduces all rows of the report to the last digit, and omits attention's own products, 3 to
-8% more. Numerics are those of `precision`. The report does not state its numerics, but with fp32
-weights and moments 10.1B parameters would take 162 GB, and it reports 119.7.
+Every step trains on the same random tokens with fused AdamW. recipes/bench/gpt.py lists the known
+settings of the report. TFLOPS are 6 N x tokens/s, where N is the number of parameters (the tied
+embedding once). This formula reproduces all rows of the report to the last digit. It omits the
+matrix products of attention, which would add 3 to 8%. precision= sets the dtypes. The report does
+not state its dtypes. With fp32 weights and moments, 10.1B parameters would take 162 GB, but the
+report says 119.7 GB.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from recipes.rank.program import main
 
 @dataclass
 class TransformerConfig(SeriesConfig):
-    """Hold the arguments. `models`: names in gpt.SIZES. `attention`: sdpa, or eager (keeps scores).
+    """Arguments. `models`: names in gpt.SIZES. `attention`: sdpa, or eager, which saves the scores.
 
-    `batch` (sequences) and `sequence` null: the defaults of each model size.
+    `batch` is in sequences, `sequence` in tokens. Null: the default of each model size.
     """
 
     models: list[str] = name_field(lambda: gpt.SIZES, [])
@@ -58,7 +59,7 @@ def measure_one(
     case: Row, config: DictConfig, args: TransformerConfig, device: torch.device
 ) -> Row:
     size = replace(gpt.SIZES[case["model"]], attention=args.attention, dropout=args.dropout)
-    figures = gpt.trained(size, case, config, args, device)
+    figures = gpt.train_case(size, case, config, args, device)
     tokens_per_second = case["batch"] * case["sequence"] / figures["ms"] * 1e3
     tflops = 6 * figures["parameters"] * tokens_per_second / 1e12
     return {"tokens_per_second": tokens_per_second, **rate(tflops, config), **figures}

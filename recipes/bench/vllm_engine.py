@@ -1,10 +1,10 @@
-"""Measure vLLM's engine: throughput offline and served, and latencies, by lengths and settings.
+"""Measure vLLM's throughput, offline and served, and its latencies, by lengths and settings.
 
-vLLM's own programs measure (vllm bench throughput, serve and latency). This one starts them, sums
-the rates of concurrent engines, and continues if an engine does not start. Each GPU has its own
-engine; with tensor_parallel_size=2, each pair of GPUs shares one. A setting's `instances: 2` puts
-two engines on each GPU. Prompts are random and of exact length, and every answer is as long as
-requested. Random weights are vLLM's dummy weights, which take the same time.
+vLLM's own programs do the measurement (vllm bench throughput, serve and latency). This program
+starts them, sums the rates of concurrent engines, and continues if an engine does not start. Each
+GPU has its own engine; with tensor_parallel_size=2, each pair of GPUs has one. `instances: 2` in a
+setting puts two engines on each GPU. Prompts are random and have exactly the requested length, and
+so do answers. With random weights, vLLM's dummy weights are used, which are as fast as real ones.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from launch.core.errors import UserError
 from recipes.bench import vllm_programs as vllm
 from recipes.bench.benchmark import Row, SeriesConfig, Table, measure, require_gpu
-from recipes.bench.consensus import agreed, free_port
+from recipes.bench.consensus import free_port, gather_results
 from recipes.bench.processes import Process, wait
 from recipes.bench.vllm_programs import argv_of, gpus_of
 from recipes.models.model_build import END, PAD, model_config
@@ -39,7 +39,7 @@ from recipes.rank.program import Interrupted, is_main_rank, main, rank, say
 KINDS = ("offline", "served", "latency")
 SUMMED = ("output_tokens_per_second", "total_tokens_per_second")
 WORST = ("ttft_p99_ms", "itl_p99_ms")
-WEIGHT_BYTES = {"fp8": 1, "awq": 0.5, "fp32": 4}  # others: 2
+WEIGHT_BYTES = {"fp8": 1, "awq": 0.5, "fp32": 4}  # bytes per parameter; all others: 2
 LOOPBACK = "127.0.0.1"
 Engine = dict[str, Any]
 REFUSED = {"refused": vllm.REFUSED}
@@ -47,13 +47,16 @@ REFUSED = {"refused": vllm.REFUSED}
 
 @dataclass
 class EngineConfig(SeriesConfig):
-    """Hold the arguments. `kinds`: offline, served (HTTP), latency (a batch of `batch_sizes`).
+    """Arguments.
 
-    `lengths`: lists [tokens in, tokens out]. `settings`: vLLM's arguments, which override `base`;
-    {} keeps vLLM's defaults. Upper-case keys are environment variables, `instances` puts several
-    engines on a GPU, `label` names the row. Offline, an engine gets `num_prompts` requests at once,
-    after `num_warmups` untimed ones (0: vLLM's default). Served, at most `concurrency` requests are
-    open, `rounds` times that in total. `timeout_s`: limit for one start and for one measurement.
+    `kinds`: `offline` sends `num_prompts` requests together, after `num_warmups` untimed ones (0:
+    vLLM's default). `served` sends requests over HTTP, with at most `concurrency` in progress and
+    `rounds` times as many in total. `latency` times one batch of each of `batch_sizes`.
+
+    `lengths`: lists [tokens in, tokens out]. `settings`: dicts of vLLM's arguments, which override
+    `base`; {} uses vLLM's defaults. Upper-case keys are environment variables. `instances` is the
+    number of engines per GPU, `label` the name of the row. `timeout_s`: limit for each start and
+    for each measurement.
     """
 
     kinds: list[str] = name_field(lambda: KINDS, ["offline", "served"])
@@ -72,7 +75,9 @@ class EngineConfig(SeriesConfig):
     def __post_init__(self) -> None:
         names = [vllm.name_of(setting) for setting in self.settings]
         if len({*names}) < len(names):
-            raise UserError(f"method.args.settings: two have one label among {', '.join(names)}.")
+            raise UserError(
+                f"method.args.settings: labels must differ, but they are {', '.join(names)}."
+            )
 
 
 COLUMNS = (
@@ -87,7 +92,7 @@ def engine(config: DictConfig) -> dict[str, Any]:
     program = vllm.program(config)
     require_gpu(args)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        # A rank whose engine has failed waits for ranks that still measure.
+        # A rank whose engine has failed waits for ranks that are still measuring.
         patience = datetime.timedelta(seconds=3 * args.timeout_s + 600)
         dist.init_process_group("gloo", timeout=patience)
     table = Table("vllm", COLUMNS, figure="output_tokens_per_second")
@@ -102,10 +107,10 @@ def engine(config: DictConfig) -> dict[str, Any]:
 def cases(args: EngineConfig, config: DictConfig, notes: list[str]) -> list[Row]:
     """Return the cases ordered by setting, so that each server starts only once.
 
-    A setting that needs more GPUs than the run has is skipped, with a note.
+    A setting whose engines do not fit the node's number of GPUs is skipped, with a note.
     """
     world, local = (int(os.environ.get(name, "1")) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
-    at_once = {
+    concurrencies = {
         "offline": [args.num_prompts],
         "served": args.concurrency,
         "latency": args.batch_sizes,
@@ -116,38 +121,39 @@ def cases(args: EngineConfig, config: DictConfig, notes: list[str]) -> list[Row]
         needed = gpus_of(engine)
         if local % needed:
             notes.append(
-                f"Left out: {name}: an engine of {needed} GPUs, but this run has {local} on a node."
+                f"{name}: left out, because an engine uses {needed} GPUs, but the run has {local} "
+                "per node."
             )
             continue
-        same = {
+        shared = {
             "model": config.model.name,
             "setting": name,
-            # Published rows match by these two keys.
+            # Needed to match published rows.
             "quantization": engine.get("quantization", "none"),
             "tensor_parallel": int(engine.get("tensor_parallel_size", 1)),
             "num_gpus": world,
             "engines": world // needed * int(engine.get("instances") or 1),
         }
         rows += [
-            {**same, "kind": kind, "input": tokens_in, "output": tokens_out, "concurrency": n}
+            {**shared, "kind": kind, "input": tokens_in, "output": tokens_out, "concurrency": n}
             for kind in args.kinds
             for tokens_in, tokens_out in args.lengths
-            for n in at_once[kind]
+            for n in concurrencies[kind]
         ]
     if any(row["engines"] > 1 for row in rows):
         notes.append(
-            "Several engines: rates are summed, medians averaged, and the worst p99 is shown. "
-            "Servers begin together. Offline engines begin when loaded, and are counted as if "
-            "they overlapped."
+            "With several engines, rates are summed, medians are averaged, and the worst p99 is "
+            "shown. Servers are measured at the same time. Each offline engine starts as soon as "
+            "it is loaded, and rates are summed as if all ran at the same time."
         )
     return rows
 
 
 def model_source(config: DictConfig) -> tuple[str, Engine]:
-    """Return the model that vLLM loads, a directory or a name on the hub, and options for it.
+    """Return the model that vLLM loads (a directory or a hub id), and vLLM's options for it.
 
-    Random weights become a directory with a configuration and a tokenizer, and vLLM's dummy
-    weights.
+    For random weights, write a directory with a configuration and a tokenizer. vLLM then fills in
+    dummy weights.
     """
     model = config.model
     if model.path:
@@ -161,15 +167,15 @@ def model_source(config: DictConfig) -> tuple[str, Engine]:
         shape.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model.architecture]]
         shape.dtype = compute_dtype(config)
         shape.save_pretrained(staged)
-        whole_tokenizer(model.vocab_size).save_pretrained(staged)
+        word_tokenizer(model.vocab_size).save_pretrained(staged)
         move_directory(staged, target)
     if dist.is_initialized():
         dist.barrier()
     return str(target), {"load_format": "dummy"}
 
 
-def whole_tokenizer(vocab_size: int) -> PreTrainedTokenizerFast:
-    """Return a tokenizer with a word for each id, for exact prompts and decodable answers."""
+def word_tokenizer(vocab_size: int) -> PreTrainedTokenizerFast:
+    """Return a tokenizer with one word per id, so that prompts have the exact length."""
     words = [PAD, END, *(f"w{number}" for number in range(2, vocab_size))]
     vocabulary = {word: number for number, word in enumerate(words)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=PAD))
@@ -178,9 +184,9 @@ def whole_tokenizer(vocab_size: int) -> PreTrainedTokenizerFast:
 
 
 class Engines:
-    """Hold this rank's engines; there are none if another rank's engine uses its GPU.
+    """This rank's engines. A rank has none if another rank's engine uses its GPU.
 
-    A setting's servers stay up for all its served cases.
+    The servers of a setting run until all of its served cases are measured.
     """
 
     def __init__(self, args: EngineConfig, config: DictConfig, program: list[str]) -> None:
@@ -193,19 +199,19 @@ class Engines:
         self.folder, self.logs = Path(config.run_dir) / "vllm", Path(config.run_dir) / "logs"
         self.servers: list[tuple[Process, int]] = []
         self.serving: str | None = None
-        self.no_server: dict[str, str] = {}  # setting -> why its servers do not start
+        self.server_errors: dict[str, str] = {}  # setting -> why its servers did not start
         self.number = 0
         for folder in (self.folder, self.logs):
             folder.mkdir(exist_ok=True)
 
     def measure(self, case: Row) -> Row:
-        """Measure a case on all ranks.
+        """Measure a case on all ranks, and return its figures.
 
-        Raise UserError on every rank if one of them has no figures, Interrupted after a signal.
+        If one rank fails, raise UserError on every rank. Raise Interrupted after a signal.
         """
         self.number += 1
         self.setting = self.settings[case["setting"]]
-        # If an engine spans the GPUs of several ranks, the first of them starts it.
+        # If an engine uses the GPUs of several ranks, the first of these ranks starts it.
         first = int(os.environ.get("LOCAL_RANK", "0")) % gpus_of(self.setting) == 0
         count = int(self.setting.get("instances") or 1) if first else 0
         try:
@@ -213,57 +219,57 @@ class Engines:
                 self.close()
             elif self.serving != case["setting"]:
                 self.serve(case["setting"], count)
-            by_rank = agreed(lambda: self.run(case, count))
+            by_rank = gather_results(lambda: self.run(case, count))
         except (UserError, Interrupted):
             self.close()
             raise
-        figures = combined([*itertools.chain(*by_rank)])
+        figures = combine_engines([*itertools.chain(*by_rank)])
         return {**figures, **shares(figures, case, self.setting, self.config)}
 
     def serve(self, name: str, count: int) -> None:
-        """Start a setting's servers on all ranks. Raise UserError on all if one does not start."""
+        """Start a setting's servers. If one does not start, raise UserError on every rank."""
         self.close()
         self.serving = name
 
         def start() -> None:
             for instance in range(count):
                 port = free_port()
-                own = {"host": LOOPBACK, "port": port, "disable_uvicorn_access_log": True}
-                options = argv_of({**own, "seed": self.args.seed, **self.engine})
+                server = {"host": LOOPBACK, "port": port, "disable_uvicorn_access_log": True}
+                options = argv_of({**server, "seed": self.args.seed, **self.engine})
                 process = self.start(["serve", self.source, *options], f"server{instance}")
                 self.servers.append((process, port))
             processes = [process for process, _ in self.servers]
-            self.wait(processes, lambda: all(vllm.answers(port) for _, port in self.servers))
+            self.wait(processes, lambda: all(vllm.is_healthy(port) for _, port in self.servers))
 
         try:
-            agreed(start)
+            gather_results(start)
         except UserError as error:
-            self.no_server[name] = str(error)
+            self.server_errors[name] = str(error)
             raise
 
     def skip(self, case: Row, rows: list[Row]) -> str | None:
-        """Return why the case's servers did not start before, if they did not."""
-        return self.no_server.get(case["setting"]) if case["kind"] == "served" else None
+        """Return the error of the case's servers if they have failed to start, otherwise None."""
+        return self.server_errors.get(case["setting"]) if case["kind"] == "served" else None
 
     def run(self, case: Row, count: int) -> list[Row]:
-        """Run vLLM's programs, one per engine, all at once, and return the figures of each."""
+        """Run vLLM's programs in parallel, one per engine, and return the figures of each."""
         programs: dict[Path, Process] = {}
         for instance in range(count):
             file = self.folder / f"{self.number}-rank{rank()}-{instance}.json"
-            file.unlink(missing_ok=True)  # an interrupted run may have left it
+            file.unlink(missing_ok=True)  # left by an interrupted run
             options = argv_of({"model": self.source, "seed": self.args.seed})
             argv = ["bench", *self.benchmark(case, instance, file), *options]
             programs[file] = self.start(argv, f"{case['kind']}{instance}")
         watched = [*programs.values(), *(process for process, _ in self.servers)]
         self.wait(watched, lambda: all(process.ended() for process in programs.values()))
         for process in programs.values():
-            process.end()  # children that an engine left behind would keep its memory
+            process.end()  # also ends child processes, which would occupy GPU memory
         return [vllm.figures(case, file) for file in programs]
 
     def benchmark(self, case: Row, instance: int, file: Path) -> list[str]:
-        """Return the name of a case's benchmark program and its options."""
+        """Return the name of the case's benchmark program, followed by its options."""
         args, number = self.args, case["concurrency"]
-        # Not --input-len, which vLLM 0.31's throughput replaces by the data set's default of 1024.
+        # vLLM 0.31's throughput would replace --input-len by the data set's default of 1024.
         prompts = (
             f"--dataset-name random --random-input-len {case['input']} "
             f"--random-output-len {case['output']} --random-range-ratio 0"
@@ -292,12 +298,12 @@ class Engines:
     def engine(self) -> Engine:
         return {**self.options, **self.setting}
 
-    def start(self, argv: list[str], what: str) -> Process:
+    def start(self, argv: list[str], name: str) -> Process:
         argv = [*self.program, *argv]
         first = int(os.environ.get("LOCAL_RANK", "0"))
         env = vllm.environment(vllm.env_of(self.setting), first, gpus_of(self.setting))
-        say(f"{what}: {' '.join(argv)}")
-        return Process(argv, env, self.logs / f"vllm{self.number}-rank{rank()}-{what}.log")
+        say(f"{name}: {' '.join(argv)}")
+        return Process(argv, env, self.logs / f"vllm{self.number}-rank{rank()}-{name}.log")
 
     def wait(self, processes: Sequence[Process], done: Callable[[], bool]) -> None:
         wait(processes, done, Path(self.config.run_dir) / "heartbeat", self.args.timeout_s)
@@ -309,11 +315,11 @@ class Engines:
 
 
 def shares(figures: Row, case: Row, setting: Engine, config: DictConfig) -> Row:
-    """Return the reached shares of the GPUs' limits.
+    """Return the shares of the GPUs' peak TFLOPS and bandwidth that the engines reach.
 
     `share_of_peak` counts two operations per parameter and token, without attention.
-    `share_of_bandwidth` assumes that the weights are read once between two tokens, and does not
-    count the KV cache.
+    `share_of_bandwidth` counts one read of the weights per token of a request, without the KV
+    cache.
     """
     quantization, compute = str(setting.get("quantization") or ""), config.precision.compute
     kind = next((name for name in WEIGHT_BYTES if quantization.startswith(name)), compute)
@@ -329,8 +335,8 @@ def shares(figures: Row, case: Row, setting: Engine, config: DictConfig) -> Row:
     return row
 
 
-def combined(figures: Sequence[Row]) -> Row:
-    """Return concurrent engines' figures: the sum of rates, the worst p99, else the mean."""
+def combine_engines(figures: Sequence[Row]) -> Row:
+    """Return the figures of concurrent engines: the sum of rates, the worst p99, other means."""
     row = {}
     for key in figures[0]:
         values = [float(engine[key]) for engine in figures]

@@ -1,6 +1,6 @@
-"""Start vLLM's own programs: their command lines, environment and results.
+"""Build the command lines and environments of vLLM's programs, and read their results.
 
-vllm_arguments.yaml has the arguments that are rejected, and their replacements.
+vllm_arguments.yaml lists the arguments that are rejected, and their replacements.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from recipes.rank.program import TORCHRUN
 
 _TABLE = yaml.safe_load(Path(__file__).with_name("vllm_arguments.yaml").read_text())
 REMOVED: dict[str, str] = _TABLE["removed"]
-REFUSED = {name: f"is gone from vLLM. Instead: {what}." for name, what in REMOVED.items()}
-REFUSED |= {name: f"is set elsewhere. Use {what}." for name, what in _TABLE["owned"].items()}
-OURS = ("label", "instances")  # keys of a setting that vLLM does not see
+REFUSED = {name: f"was removed from vLLM. {remedy}." for name, remedy in REMOVED.items()}
+REFUSED |= {name: f"is set elsewhere. {remedy}." for name, remedy in _TABLE["owned"].items()}
+OURS = ("label", "instances")  # keys of a setting that are not passed to vLLM
 WIDTHS = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 MASKS = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
-LENGTHS_DIFFER = 0.05
-SERVED = {  # our figures -> those of `vllm bench serve`
+MAX_LENGTH_ERROR = 0.05  # share by which re-tokenization can change the number of tokens
+SERVED = {  # our figures -> figures of `vllm bench serve`
     "output_tokens_per_second": "output_throughput",
     "total_tokens_per_second": "total_token_throughput",
     "ttft_ms": "median_ttft_ms",
@@ -40,7 +40,7 @@ SERVED = {  # our figures -> those of `vllm bench serve`
     "itl_ms": "median_itl_ms",
     "itl_p99_ms": "p99_itl_ms",
 }
-# Bypass a proxy, which cannot reach this machine's loopback.
+# Bypass proxies, which cannot reach the loopback address of this machine.
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -55,7 +55,7 @@ def name_of(setting: Mapping[str, Any]) -> str:
 
 
 def argv_of(setting: Mapping[str, Any]) -> list[str]:
-    """Return a setting's options, without our own keys and environment variables."""
+    """Return a setting's command-line options, without our own keys and environment variables."""
     return options({k: v for k, v in setting.items() if k not in OURS and not k.isupper()})
 
 
@@ -66,14 +66,14 @@ def env_of(setting: Mapping[str, Any]) -> dict[str, str]:
 
 
 def gpus_of(setting: Mapping[str, Any]) -> int:
-    """Return the number of GPUs of one engine."""
+    """Return the number of GPUs that one engine uses."""
     return math.prod(int(setting.get(name) or 1) for name in WIDTHS)
 
 
 def program(config: DictConfig) -> list[str]:
-    """Return the command that starts vLLM. Raise UserError if it is not installed.
+    """Return the command that starts vLLM. Raise UserError if vLLM is not installed.
 
-    In a container it is the image's own program, which uses the packages of the base image.
+    In a container, this is the image's `vllm`, which uses the packages of the base image.
     """
     runtime = config.runtime.name
     if runtime == "docker" or (runtime == "slurm" and config.runtime.slurm.inner == "docker"):
@@ -82,16 +82,16 @@ def program(config: DictConfig) -> list[str]:
     elif importlib.util.find_spec("vllm"):
         return [sys.executable, "-m", "vllm.entrypoints.cli.main"]
     raise UserError(
-        "vLLM is not installed where the ranks run. Use an image that holds it "
-        "(containers/build.py lists them), or an environment with vLLM; for smoke=true on a CPU: "
-        "make vllm."
+        "vLLM is not installed where the ranks run. Use an image with vLLM "
+        "(containers/build.py lists the images) or install vLLM. For smoke=true on a CPU, run: "
+        "make vllm"
     )
 
 
 def environment(setting_env: Mapping[str, str], first: int, count: int) -> dict[str, str]:
-    """Return the environment for a process on `count` of this process's GPUs, from `first` on.
+    """Return the environment of a process that uses `count` of our GPUs, starting at `first`.
 
-    Variables of torchrun are removed. `setting_env` overrides all others.
+    Variables of torchrun are removed. `setting_env` overrides all other variables.
     """
     env = {name: value for name, value in os.environ.items() if not TORCHRUN.match(name)}
     mask = next((name for name in MASKS if name in env), None)
@@ -101,7 +101,7 @@ def environment(setting_env: Mapping[str, str], first: int, count: int) -> dict[
     return {**env, "NO_PROXY": local, "no_proxy": local, **setting_env}
 
 
-def answers(port: int) -> bool:
+def is_healthy(port: int) -> bool:
     """Return whether the server at a port reports that it is healthy."""
     try:
         DIRECT.open(f"http://127.0.0.1:{port}/health", timeout=5).close()
@@ -111,16 +111,16 @@ def answers(port: int) -> bool:
 
 
 def figures(case: Mapping[str, Any], path: Path) -> dict[str, float]:
-    """Return the figures of a case from the file that `vllm bench` wrote.
+    """Return a case's figures from the file that `vllm bench` wrote.
 
-    Raise UserError if there is none, if requests failed, or if their lengths differ from the case's
-    by more than re-tokenization can cause.
+    Raise UserError if there is no file, if requests failed, or if the number of tokens differs from
+    the case's by more than MAX_LENGTH_ERROR.
     """
     content = read_json(path)
     if content is None:
-        raise UserError(f"vLLM left no figures in {path.name}")
+        raise UserError(f"vLLM wrote no results to {path.name}")
     expected = case["input"] + case["output"]
-    if case["kind"] == "latency":  # seconds from a batch's prompts to its last tokens
+    if case["kind"] == "latency":  # seconds from sending a batch to its last tokens
         seconds = content["avg_latency"]
         return {
             "output_tokens_per_second": case["concurrency"] * case["output"] / seconds,
@@ -136,10 +136,10 @@ def figures(case: Mapping[str, Any], path: Path) -> dict[str, float]:
     else:
         answered, failed = content["completed"], content["failed"]
         tokens = content["total_input_tokens"] + content["total_output_tokens"]
-        figures = {name: content[theirs] for name, theirs in SERVED.items()}
-    if failed or not answered or abs(tokens / answered / expected - 1) > LENGTHS_DIFFER:
+        figures = {name: content[vllm_name] for name, vllm_name in SERVED.items()}
+    if failed or not answered or abs(tokens / answered / expected - 1) > MAX_LENGTH_ERROR:
         raise UserError(
-            f"vLLM failed {failed} requests, and answered {answered} with {tokens} tokens in and "
-            f"out; {expected} of each requested"
+            f"vLLM failed {failed} requests and answered {answered}. The answered ones had "
+            f"{tokens} tokens of input and output in total; expected: {expected} per request."
         )
     return figures

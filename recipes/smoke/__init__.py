@@ -1,4 +1,4 @@
-"""Stand-ins for machines without a GPU: FSDP2 and ZeRO ranks, and weight transfer over gloo.
+"""Parts of smoke runs on a CPU: FSDP2 and ZeRO without GPUs, and weight transfer over gloo.
 
-topology=split on one GPU also uses the transfer.
+The weight transfer also serves topology=split on one GPU.
 """

@@ -1,4 +1,4 @@
-"""Receive weights over gloo: a plugin for vLLM, whose own transfers need a GPU per process."""
+"""Receive weights over gloo, as a plugin for vLLM, whose own transfers need a GPU per process."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ BACKEND = "gloo"
 
 
 def register() -> None:
-    """Register the engine; vLLM calls this in each of its processes."""
+    """Register the engine. vLLM calls this in each of its processes."""
     if BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(BACKEND, GlooWeightTransferEngine)
 
 
 @dataclass
 class GlooInitInfo(WeightTransferInitInfo):
-    """Hold the address of the trainer (rank 0), and this worker's position in the group."""
+    """The address of the trainer (rank 0), and the rank of vLLM's first worker in the group."""
 
     master_address: str
     master_port: int
@@ -37,7 +37,7 @@ class GlooInitInfo(WeightTransferInitInfo):
 
 
 class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, NCCLWeightTransferUpdateInfo]):
-    """Receive each tensor by a broadcast and load it like a tensor of a checkpoint."""
+    """Receive each tensor by broadcast, and load it like a tensor of a checkpoint."""
 
     init_info_cls = GlooInitInfo
     update_info_cls = NCCLWeightTransferUpdateInfo
@@ -58,7 +58,7 @@ class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, NCCLWeightTran
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict) -> None:
-        # Unlike the base class, do not wait for an accelerator afterwards.
+        # The base class would also synchronize an accelerator.
         self.receive_weights(self.parse_update_info(update_info))
 
     def receive_weights(self, update_info: NCCLWeightTransferUpdateInfo) -> None:
@@ -77,12 +77,12 @@ class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, NCCLWeightTran
 
     @staticmethod
     def trainer_send_weights(iterator: Iterator[Any], trainer_args: dict[str, Any] | Any) -> None:
-        """Raise NotImplementedError; gloo_trainer sends, but vLLM 0.26 requires the method."""
+        """Raise NotImplementedError. vLLM 0.26 requires this method, but gloo_trainer sends."""
         raise NotImplementedError
 
 
 def join(host: str, port: int, rank: int, world_size: int) -> ProcessGroup:
-    """Join a group separate from torch.distributed's and return it once all have joined."""
+    """Create a group separate from torch.distributed's, and return it when all have joined."""
     return stateless_init_torch_distributed_process_group(
         host, port, rank, world_size, backend="gloo"
     )

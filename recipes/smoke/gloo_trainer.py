@@ -1,4 +1,4 @@
-"""Run trainers without a GPU: TRL's weight transfer over gloo, and accelerate's FSDP2 and ZeRO."""
+"""Patch libraries so that trainers with FSDP2, ZeRO, fp16 or a vLLM server run without a GPU."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from transformers import training_args
 
 
 def use(config: DictConfig) -> None:
-    """Patch the libraries, before any TrainingArguments are made."""
+    """Patch the libraries. Call this before creating any TrainingArguments."""
     if config.topology.servers:
         from trl.generation import vllm_generation
 
-        vllm_generation.VLLMClient = _client()
+        vllm_generation.VLLMClient = gloo_client()
     if config.hardware.vendor != "none":
         return
-    # accelerate imports DeepSpeed under any strategy, and DeepSpeed warns if it finds no GPU.
+    # accelerate imports DeepSpeed under every strategy, and DeepSpeed warns if there is no GPU.
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    # For several ranks accelerate uses cpu:0, with which torch.load cannot restore an optimizer.
+    # accelerate would use cpu:0 for several ranks, but torch.load cannot restore optimizers there.
     os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
     if config.topology.strategy not in ("none", "ddp"):
-        # Keep FSDP and DeepSpeed on a CPU, where accelerate would silently use DDP, by reporting
-        # several GPUs. transformers then tests the GPU for bf16, which the CPU supports.
+        # On a CPU, accelerate would silently replace FSDP and DeepSpeed by DDP, so report several
+        # GPUs. transformers then asks whether the GPU supports bf16; the CPU does.
         PartialState._prepare_backend = lambda *_, **__: ("gloo", DistributedType.MULTI_GPU)
         training_args.is_torch_bf16_gpu_available = lambda: True
     if config.topology.strategy.startswith("zero"):
         import deepspeed
 
-        # CPU collectives for inference need g++ and 26 s to compile.
+        # Do not compile CPU collectives for inference, which takes g++ and 26 s.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     if config.precision.compute == "fp16":
-        _scaled_halves()
+        enable_fp16()
 
 
-def _scaled_halves() -> None:
-    """Cast to fp16 and scale the loss on a CPU, where accelerate would train in fp32."""
+def enable_fp16() -> None:
+    """Make accelerate train in fp16 with a scaled loss on a CPU, where it would use fp32."""
     init = Accelerator.__init__
 
     @functools.wraps(init)
@@ -58,7 +58,8 @@ def _scaled_halves() -> None:
     Accelerator.__init__ = with_scaler
 
 
-def _client() -> type:
+def gloo_client() -> type:
+    """Return TRL's client of a vLLM server, changed to send weights over gloo."""
     from trl.generation.vllm_client import VLLMClient
 
     from recipes.smoke.gloo_server import join
@@ -72,17 +73,17 @@ def _client() -> type:
                 "rank_offset": 1,
                 "world_size": world_size,
             }
-            # Under torchrun, a store made here would be treated as the agent's, and wait for it.
+            # With this variable, the store of the new group would wait for torchrun's store.
             agent = os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
             try:
                 with ThreadPoolExecutor(max_workers=1) as executor:
-                    answer = executor.submit(
+                    response = executor.submit(
                         self._post,
                         f"{self.base_url}/init_weight_transfer_engine",
                         json={"init_info": info},
                     )
                     self.communicator = join("127.0.0.1", self.group_port, 0, world_size)
-                    answer.result()
+                    response.result()
             finally:
                 if agent is not None:
                     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = agent
@@ -96,12 +97,12 @@ def _client() -> type:
             if not self._updating_weights:
                 self._start_weight_update()
             with ThreadPoolExecutor(max_workers=1) as executor:
-                answer = executor.submit(
+                response = executor.submit(
                     self._post, f"{self.base_url}/update_weights", json={"update_info": info}
                 )
                 for _name, weight in named_params:
                     self.communicator.broadcast(weight.detach().cpu().contiguous(), 0).wait()
-                answer.result()
+                response.result()
             if not self._updating_weights:
                 self._finish_weight_update()
 

@@ -1,1 +1,1 @@
-"""Programs that help to choose settings and do not train a model to keep."""
+"""Programs that measure or predict which settings are fastest. They leave no trained model."""

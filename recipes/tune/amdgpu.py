@@ -1,10 +1,10 @@
-"""List the resources of an AMD compute unit, and derive occupancy from a kernel's assembly.
+"""List the resources of AMD's compute units, and derive occupancy from a kernel's assembly.
 
-The numbers are LLVM's: llvm/lib/Target/AMDGPU/Utils/AMDGPUBaseInfo.cpp (each field names its
-function) and the lists of features in AMDGPU.td. The formula is from AMD's workload optimization
-guide ("Compute the occupancy of a kernel"), which gives it for the MI300X, registers and LDS;
-scalar registers and barriers are limits of the same form. Scratch memory can be a limit too, but
-LLVM does not know its size.
+The numbers come from LLVM: llvm/lib/Target/AMDGPU/Utils/AMDGPUBaseInfo.cpp (each field below names
+the function) and the feature lists in AMDGPU.td. The formula comes from AMD's workload optimization
+guide ("Compute the occupancy of a kernel"), which describes registers and LDS on the MI300X. Scalar
+registers and barriers limit occupancy in the same way. Scratch memory can be a limit too, but LLVM
+does not know its size.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ import yaml
 
 @dataclass(frozen=True)
 class Architecture:
-    """Describe the unit that runs a workgroup: a compute unit on CDNA, two of them on RDNA.
+    """The unit that runs a workgroup: a compute unit on CDNA, a workgroup processor on RDNA.
 
-    RDNA's figures are for workgroup-processor mode and 32 lanes, for which Triton compiles.
-    Registers are counted per lane.
+    A workgroup processor consists of two compute units. RDNA's figures are for waves of 32 lanes,
+    for which Triton compiles. Registers are counted per lane.
     """
 
     wave_size: int  # lanes
-    simds: int  # getEUsPerCU: 4, or 2 x 2 in workgroup-processor mode
-    max_waves: int  # waves of one SIMD, getMaxWavesPerEU
-    vgprs: int  # of one SIMD, getTotalNumVGPRs; gfx90a and later: VGPRs and AGPRs together
+    simds: int  # getEUsPerCU: 4 on CDNA, 2 x 2 on RDNA
+    max_waves: int  # per SIMD, getMaxWavesPerEU
+    vgprs: int  # per SIMD, getTotalNumVGPRs; on gfx90a and later, VGPRs plus AGPRs
     vgpr_granule: int  # getVGPRAllocGranule
-    # of one SIMD, getTotalNumSGPRs; 0: every wave has its own full set (isSGPROccupancyLimited)
+    # per SIMD, getTotalNumSGPRs; 0 if every wave has a full set (isSGPROccupancyLimited)
     sgprs: int
     sgpr_granule: int  # getSGPRAllocGranule
     lds_bytes: int  # getLocalMemorySize
     lds_granule: int  # bytes, getLdsDwGranularity
-    lds_max_bytes: int  # of one workgroup, FeatureAddressableLocalMemorySize
-    barriers: int  # workgroups of more than one wave, getMaxWorkGroupsPerCU
+    lds_max_bytes: int  # per workgroup, FeatureAddressableLocalMemorySize
+    barriers: int  # limit of workgroups that have more than one wave, getMaxWorkGroupsPerCU
 
 
 _CDNA = Architecture(64, 4, 8, 512, 8, 800, 16, 64 << 10, 512, 64 << 10, 16)
-# Feature1_5xVGPRs: 1536 registers in granules of 24. gfx1100, gfx1151 and gfx1201 have it; smaller
-# RDNA chips do not, and are not listed.
+# 1536 registers in granules of 24 (Feature1_5xVGPRs). Smaller RDNA chips have fewer registers; they
+# are not listed here.
 _RDNA = Architecture(32, 4, 16, 1536, 24, 0, 0, 128 << 10, 512, 64 << 10, 32)
 ARCHITECTURES = {
-    # AGPRs are a second file of 256: getTotalNumVGPRs takes the larger count
+    # AGPRs are a second register file of 256, and getTotalNumVGPRs counts only one of the two.
     "gfx908": replace(_CDNA, vgprs=256, vgpr_granule=4, max_waves=10),
     "gfx90a": _CDNA,
     "gfx942": _CDNA,
@@ -53,23 +53,23 @@ ARCHITECTURES = {
     "gfx1201": _RDNA,
 }
 
-MAX_THREADS = 1024  # of a workgroup, getMaxFlatWorkGroupSize
-ENOUGH_WORKGROUPS = 1024  # AMD's workload guide: a smaller grid leaves parts of an MI300X idle
+MAX_THREADS = 1024  # per workgroup, getMaxFlatWorkGroupSize
+ENOUGH_WORKGROUPS = 1024  # a smaller grid leaves parts of an MI300X idle (AMD's workload guide)
 
 
 @dataclass(frozen=True)
 class Resources:
-    """Describe a kernel's needs, from its code object: registers per lane, and bytes."""
+    """A kernel's needs according to its code object. Registers are counted per lane."""
 
-    vgprs: int  # allocated; on gfx90a and later including AGPRs
+    vgprs: int  # allocated; on gfx90a and later, including AGPRs
     agprs: int
     sgprs: int
     vgpr_spills: int
     sgpr_spills: int
     scratch_bytes: int  # per lane
     lds_bytes: int  # per workgroup
-    threads: int  # of a workgroup
-    wave_size: int
+    threads: int  # per workgroup
+    wave_size: int  # lanes
 
     @property
     def waves(self) -> int:
@@ -83,10 +83,10 @@ class Resources:
 
 @dataclass(frozen=True)
 class Occupancy:
-    """Hold the waves per SIMD, averaged over the SIMDs that share a workgroup's LDS.
+    """Waves per SIMD, averaged over the SIMDs that share a workgroup's LDS.
 
-    `by_*` is the number that one resource alone would allow, in whole workgroups. A workgroup of w
-    waves on s SIMDs adds w / s; 0 means that no workgroup fits.
+    Each `by_*` is the number of waves if only that resource limited it. Only complete workgroups
+    fit. A workgroup of w waves on s SIMDs adds w / s, and 0 means that no workgroup fits.
     """
 
     by_vgpr: float
@@ -94,9 +94,8 @@ class Occupancy:
     by_lds: float
     by_slots: float  # limits on waves and barriers
     waves: float
-    workgroups: int  # that run at once on one LDS
-    # the resources that limit occupancy; empty if none of the kernel's resources does
-    limits: tuple[str, ...]
+    workgroups: int  # that share one LDS at the same time
+    limits: tuple[str, ...]  # resources of the kernel that limit the occupancy
     max_waves: int
 
 
@@ -109,22 +108,26 @@ def _waves(architecture: Architecture, total: int, granule: int, number: int) ->
 
 
 def vgpr_waves(architecture: Architecture, vgprs: int) -> int:
-    """Return the waves per SIMD for `vgprs` registers per lane: getNumWavesPerEUWithNumVGPRs."""
+    """Return waves per SIMD for this many VGPRs per lane (getNumWavesPerEUWithNumVGPRs)."""
     return _waves(architecture, architecture.vgprs, architecture.vgpr_granule, vgprs)
 
 
 def sgpr_waves(architecture: Architecture, sgprs: int) -> int:
-    """Return the waves per SIMD. LLVM's older table has 8, not 7, for 97 to 100 registers."""
+    """Return waves per SIMD for this many SGPRs.
+
+    LLVM's older table has 8 waves instead of 7 for 97 to 100 registers.
+    """
     if not architecture.sgprs:
         return architecture.max_waves
     return _waves(architecture, architecture.sgprs, architecture.sgpr_granule, sgprs)
 
 
 def occupancy(architecture: Architecture, needs: Resources) -> Occupancy:
-    """Compute min(floor(occ_vgpr * 4 / nW), occ_lds) * nW / 4 for workgroups of nW waves.
+    """Return the occupancy of a kernel that needs these resources.
 
-    That is AMD's formula for 4 SIMDs; other resources limit in the same way. LDS is counted in
-    allocated blocks, while the guide divides 65536 by the bytes.
+    AMD's formula for 4 SIMDs and workgroups of nW waves is min(floor(occ_vgpr * 4 / nW), occ_lds) *
+    nW / 4. SGPRs and barriers are added to the minimum in the same way. LDS is rounded up to
+    allocated blocks, unlike in the guide, which divides 65536 by the bytes.
     """
     waves, simds = needs.waves, architecture.simds
     slots = architecture.max_waves * simds // waves
@@ -151,16 +154,17 @@ _METADATA = re.compile(r"\.amdgpu_metadata\n(.*?)\n\s*\.end_amdgpu_metadata", re
 
 
 def read_resources(isa: str, dynamic_lds_bytes: int = 0) -> Resources:
-    """Return a kernel's needs from its assembly's metadata, which omits Triton's dynamic LDS.
+    """Return a kernel's needs from the metadata in its assembly.
 
-    Raise ValueError if the text does not contain the metadata of exactly one kernel.
+    The metadata does not include Triton's dynamic LDS, so that is a parameter. Raise ValueError
+    unless the text contains the metadata of exactly one kernel.
     """
     metadata = _METADATA.search(isa)
     content = yaml.safe_load(metadata[1]) if metadata else {}
     (kernel,) = content.get("amdhsa.kernels", [])
     return Resources(
         vgprs=kernel[".vgpr_count"],
-        agprs=kernel.get(".agpr_count", 0),  # RDNA has none
+        agprs=kernel.get(".agpr_count", 0),  # missing on RDNA, which has no AGPRs
         sgprs=kernel[".sgpr_count"],
         vgpr_spills=kernel[".vgpr_spill_count"],
         sgpr_spills=kernel[".sgpr_spill_count"],
@@ -173,27 +177,27 @@ def read_resources(isa: str, dynamic_lds_bytes: int = 0) -> Resources:
 
 @dataclass(frozen=True)
 class Instructions:
-    """Hold how often each instruction stands in a kernel's assembly, not how often it runs.
+    """Counts of instructions in a kernel's assembly, no matter how often each one runs.
 
-    Memory accesses are counted by their width per lane, such as b128 for 16 bytes.
+    Memory accesses are counted by width per lane, such as b128 for 16 bytes.
     """
 
     global_loads: dict[str, int]
     global_stores: dict[str, int]
     lds_loads: dict[str, int]
     lds_stores: dict[str, int]
-    matrix: dict[str, int]  # by mnemonic: v_mfma_..., v_wmma_...
+    matrix: dict[str, int]  # by mnemonic, such as v_mfma_... and v_wmma_...
 
 
-# Up to gfx90a, buffer instructions also store and load spilled registers. LLVM marks these with a
-# comment, so they are excluded.
+# Exclude instructions that LLVM marks as spills by a comment. Up to gfx90a, spills use the same
+# buffer instructions as accesses to global memory.
 _INSTRUCTION = re.compile(r"^\s+([a-z]\w*)(?!.*Folded (?:Spill|Reload))", re.MULTILINE)
 _GLOBAL = re.compile(r"(?:global|buffer|flat)_(load|store)_(?:lds_|tr_|d16_hi_|d16_)?(\w+)")
 _LDS = re.compile(
     r"ds_(read|load|write|store)_?(2|2addr|2st64|2addr_stride64)?_(?:tr_|addtid_)?([bui]\d+)\w*"
 )
 _MATRIX = re.compile(r"v_(?:mfma|smfmac|wmma|swmmac)_\w+")
-# Names up to gfx9; later names contain the width. Scratch and scalar loads have other names.
+# Width in bits by the suffix of instructions up to gfx9. Later suffixes contain the width.
 _BITS = {
     "dword": 32,
     "dwordx2": 64,
@@ -205,7 +209,7 @@ _BITS = {
 
 
 def count_instructions(isa: str) -> Instructions:
-    """Return the counts of memory instructions by width per lane, and of matrix instructions."""
+    """Count memory instructions by width per lane, and matrix instructions by mnemonic."""
     counts = {field.name: Counter[str]() for field in fields(Instructions)}
     for mnemonic in _INSTRUCTION.findall(isa):
         name = re.sub(r"_e(32|64)$", "", mnemonic)
@@ -220,9 +224,9 @@ def count_instructions(isa: str) -> Instructions:
 
 
 def _width(suffix: str) -> str:
-    """Return a suffix's width: b128 for dwordx4 and b128, b16 for ushort and short_d16.
+    """Return the width of an instruction's suffix, such as b128 for dwordx4 and b16 for ushort.
 
-    Return a suffix without a width (format loads) unchanged.
+    If the suffix has no width (format loads), return the suffix.
     """
     name = suffix.split("_")[0]
     match = re.fullmatch(r"[bui](\d+)", name)

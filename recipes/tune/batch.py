@@ -1,7 +1,8 @@
-"""Find the batch per rank, and the checkpointing, that train the most tokens per second.
+"""Find the batch per rank and the checkpointing that train the most tokens per second.
 
-The launcher plans every candidate. This measures those that should fit and, of each kind, the
-smallest that should not, which shows the margin of the plan.
+The launcher plans every candidate. This program measures those that should fit in memory. With and
+without checkpointing, it also measures the smallest batch that should not fit, which tests the
+plan.
 """
 
 from __future__ import annotations
@@ -21,10 +22,7 @@ SIZE, CHECKPOINTING = STEP[0], "gradient_checkpointing"
 
 @dataclass
 class BatchConfig(TrainingTuneConfig):
-    """Hold the arguments. `batches` are rows per rank, in any order.
-
-    `checkpointing`: whether the backward pass recomputes activations.
-    """
+    """Arguments. `batches`: numbers of rows per rank. `checkpointing`: with, without, or both."""
 
     batches: list[int] = field(default_factory=lambda: [1, 2, 4, 8, 16, 32, 64, 128])
     checkpointing: list[bool] = field(default_factory=lambda: [True, False])
@@ -35,17 +33,17 @@ def batch(config: DictConfig) -> dict[str, Any]:
     if not is_main_rank():  # the trials start their own ranks on the same GPUs
         return {}
     planned: list[dict[str, Any]] = OmegaConf.to_container(config.tuned.planned)  # type: ignore[assignment]
-    candidates, notes = to_measure(planned)
+    candidates, notes = select_candidates(planned)
     keys = f"batch checkpointing planned_gb {TRAINING}"
     table = Table("batch", keys, figure="tokens_per_second")
     cases = [
         {
-            "batch": each["args"][SIZE],
-            "checkpointing": each["args"][CHECKPOINTING],
-            "planned_gb": each["planned_gb"],
-            "accumulation": each["args"].get("gradient_accumulation_steps", 1),
+            "batch": candidate["args"][SIZE],
+            "checkpointing": candidate["args"][CHECKPOINTING],
+            "planned_gb": candidate["planned_gb"],
+            "accumulation": candidate["args"].get("gradient_accumulation_steps", 1),
         }
-        for each in candidates
+        for candidate in candidates
     ]
     settings = [Setting(candidate["args"]) for candidate in candidates]
 
@@ -54,31 +52,34 @@ def batch(config: DictConfig) -> dict[str, Any]:
         return training(config, args, name, settings[cases.index(case)])
 
     rows = measure_rows(config, args, table, cases, work, skip_larger("batch", "checkpointing"))
-    own = config.tuned.trainer_args
-    # The unchanged recipe, or else the nearest candidate that runs.
+    size, checkpointing = (config.tuned.trainer_args[key] for key in (SIZE, CHECKPOINTING))
+    # The unchanged recipe or, if it does not run, the nearest candidate that does.
     before = min(
         [row for row in rows if not row["error"]] or rows,
-        key=lambda row: (row["checkpointing"] != own[CHECKPOINTING], abs(row["batch"] - own[SIZE])),
+        key=lambda row: (row["checkpointing"] != checkpointing, abs(row["batch"] - size)),
     )
-    if (before["batch"], before["checkpointing"]) != (own[SIZE], own[CHECKPOINTING]):
+    if (before["batch"], before["checkpointing"]) != (size, checkpointing):
         notes.append(
-            f"the unchanged recipe, batch {own[SIZE]} {_kind(own[CHECKPOINTING])}, does not "
-            f"run here, so `before` is batch {before['batch']} {_kind(before['checkpointing'])}."
+            f"The unchanged recipe (batch {size} {_kind(checkpointing)}) does not run "
+            f"here, so `before` is batch {before['batch']} {_kind(before['checkpointing'])}."
         )
     notes += margin(rows, candidates)
     return finish(config, table, rows, before, settings, notes)
 
 
-def to_measure(planned: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return, of each kind of checkpointing, all that fit and one more, and notes on the others."""
+def select_candidates(planned: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the candidates to measure, and a note on the others.
+
+    With and without checkpointing, these are all that fit and the first one that does not.
+    """
     candidates, omitted = [], []
     for kind in dict.fromkeys(candidate["args"][CHECKPOINTING] for candidate in planned):
-        same_kind = [each for each in planned if each["args"][CHECKPOINTING] == kind]
-        too_large = [each for each in same_kind if not each["fits"]]
-        candidates += [each for each in same_kind if each["fits"]] + too_large[:1]
-        omitted += [f"{each['args'][SIZE]} {_kind(kind)}" for each in too_large[1:]]
-    note = "not measured, because the plan says that they do not fit: batches of "
-    return candidates, [f"{note}{', '.join(omitted)}."] if omitted else []
+        same_kind = [plan for plan in planned if plan["args"][CHECKPOINTING] == kind]
+        too_large = [plan for plan in same_kind if not plan["fits"]]
+        candidates += [plan for plan in same_kind if plan["fits"]] + too_large[:1]
+        omitted += [f"{plan['args'][SIZE]} {_kind(kind)}" for plan in too_large[1:]]
+    note = "Not measured, because they do not fit according to the plan: batch "
+    return candidates, [f"{note}{', batch '.join(omitted)}."] if omitted else []
 
 
 def _kind(checkpointing: bool) -> str:
@@ -86,7 +87,7 @@ def _kind(checkpointing: bool) -> str:
 
 
 def margin(rows: list[Row], candidates: list[dict[str, Any]]) -> list[str]:
-    """Return notes that compare the plan with the measurements."""
+    """Return a note on each measured candidate that should not fit according to the plan."""
     notes = []
     for row, candidate in zip(rows, candidates, strict=True):
         if candidate["fits"]:
@@ -95,9 +96,9 @@ def margin(rows: list[Row], candidates: list[dict[str, Any]]) -> list[str]:
         if outcome == OUT_OF_MEMORY:
             outcome = "did not fit"
         elif not outcome:
-            outcome = f"fitted, with {row['memory_gb']:.1f} GB at its peak"
+            outcome = f"did fit, with a peak of {row['memory_gb']:.1f} GB"
         notes.append(
-            f"batch {row['batch']}, planned to exceed the memory of "
+            f"Batch {row['batch']}, planned to exceed the memory of "
             f"{candidate['capacity_gb']:.0f} GB: {outcome}."
         )
     return notes

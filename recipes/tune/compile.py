@@ -1,4 +1,4 @@
-"""Compile kernels for absent GPUs in new processes, because LLVM ends its process on an error."""
+"""Compile kernels for any GPU, each in a new process because LLVM aborts the process on errors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Compiled:
-    """Hold a compiled kernel, or the `error` that prevented it."""
+    """The result of compiling a kernel, or the `error`."""
 
     isa: str = ""
     ttgir: str = ""
@@ -35,16 +35,16 @@ class Compiled:
 def compile_all(
     tasks: Sequence[tuple[Launch, str]], jobs: int, timeout_s: float
 ) -> Iterator[tuple[int, Compiled]]:
-    """Compile each (launch, architecture) in its own process, at most `jobs` at once.
+    """Compile each (launch, architecture) in its own process, at most `jobs` in parallel.
 
-    Yield (index, result) of each as it finishes.
+    Yield the index of a task and its result as soon as it finishes.
     """
-    with contextlib.suppress(ImportError):  # a hash of the installation, which every fork needs
+    with contextlib.suppress(ImportError):  # cache the hash of the installation for all forks
         from triton.runtime.cache import triton_key
 
         triton_key()
-    # fork, so that torch and Triton are imported once, and tasks need no pickling. It is safe,
-    # since this process has no threads.
+    # Fork, so that torch and Triton are imported only once and tasks need not be pickled. This is
+    # safe because this process has only one thread.
     context, waiting = multiprocessing.get_context("fork"), deque(enumerate(tasks))
     running: dict[Connection, tuple[int, ForkProcess, IO[bytes], float]] = {}
     with tempfile.TemporaryDirectory(prefix="triton-") as cache:
@@ -55,14 +55,14 @@ def compile_all(
                     connection, child_end = context.Pipe(duplex=False)
                     stderr = tempfile.TemporaryFile()  # noqa: SIM115 - _result closes it
                     arguments = (*task, cache, child_end, stderr.fileno())
-                    process = context.Process(target=_work, args=arguments, daemon=True)
+                    process = context.Process(target=compile_in_child, args=arguments, daemon=True)
                     process.start()
                     child_end.close()
                     running[connection] = (index, process, stderr, time.monotonic() + timeout_s)
-                first_end_s = min(end_s for *_, end_s in running.values())
-                ready = wait(list(running), max(0.0, first_end_s - time.monotonic()))
-                for connection, (index, process, stderr, end_s) in list(running.items()):
-                    if connection in ready or time.monotonic() >= end_s:
+                next_deadline = min(deadline for *_, deadline in running.values())
+                ready = wait(list(running), max(0.0, next_deadline - time.monotonic()))
+                for connection, (index, process, stderr, deadline) in list(running.items()):
+                    if connection in ready or time.monotonic() >= deadline:
                         del running[connection]
                         yield index, _result(connection, process, stderr, timeout_s)
         finally:
@@ -74,31 +74,33 @@ def compile_all(
 def _result(
     connection: Connection, process: ForkProcess, stderr: IO[bytes], timeout_s: float
 ) -> Compiled:
-    """Return what a process sent. If it died or is late, kill it and return an error."""
-    result, reason = None, f"not compiled after {timeout_s:g} s (timeout_s)"
+    """Return the result that a process sent. If it died or is late, kill it and return an error."""
+    result, reason = None, f"still compiling after timeout_s={timeout_s:g}"
     with connection, stderr:
         try:
             result = connection.recv() if connection.poll() else None
         except EOFError:
             process.join()
             code = process.exitcode or 0
-            how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-            reason = f"the compiler died ({how})"
+            reason = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+            reason = f"the compiler crashed ({reason})"
         process.kill()
         process.join()
         if result and not result.error:
             return result
-        # Triton's exceptions leave out what MLIR or LLVM has printed.
+        # MLIR and LLVM print the cause to stderr. Triton's exceptions do not contain it.
         stderr.seek(0)
         lines = [line.strip() for line in stderr.read().decode(errors="replace").splitlines()]
     errors = [line[-400:] for line in lines if "error" in line.lower() or "LLVM" in line]
     return Compiled(error=": ".join([result.error if result else reason, *errors[:1]]))
 
 
-def _work(launch: Launch, arch: str, cache: str, connection: Connection, stderr: int) -> None:
+def compile_in_child(
+    launch: Launch, arch: str, cache: str, connection: Connection, stderr: int
+) -> None:
     os.dup2(stderr, 2)
-    os.environ["TRITON_CACHE_DIR"] = cache  # new for each call, so times include compilation
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and ends this process
+    os.environ["TRITON_CACHE_DIR"] = cache  # an empty cache, so that times include compilation
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C, the parent ends this process
     try:
         result = compile_one(launch, arch)
     except Exception as error:  # any failure becomes a row of the table
@@ -107,15 +109,15 @@ def _work(launch: Launch, arch: str, cache: str, connection: Connection, stderr:
 
 
 def compile_one(launch: Launch, arch: str) -> Compiled:
-    """Compile a launch in this process and return the result. Raise what Triton does."""
+    """Compile a launch in this process and return the result. Triton's exceptions pass through."""
     wave_size = ARCHITECTURES[arch].wave_size
     threads = launch.options.get("num_warps", 4) * wave_size  # 4: HIPOptions
     if threads > MAX_THREADS:
         return Compiled(
-            error=f"num_warps={launch.options['num_warps']} makes a workgroup of {threads} "
-            f"threads, and {MAX_THREADS} are the most"
+            error=f"num_warps={launch.options['num_warps']}: {threads} threads per workgroup, but "
+            f"the maximum is {MAX_THREADS}. Use num_warps={MAX_THREADS // wave_size}."
         )
-    from triton import compile as triton_compile  # imported here, since the parent does not need it
+    from triton import compile as triton_compile  # only child processes need these imports
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 

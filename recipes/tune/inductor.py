@@ -1,8 +1,9 @@
-"""Find how a recipe trains fastest with torch.compile: modes, back ends of products, C++ wrapper.
+"""Find the options of torch.compile with which a recipe trains fastest.
 
-Each candidate is a run of the recipe with new caches, so the cost of compiling is a column. A
-candidate that does not compile is a row with its error. Freezing inlines weights as constants, so
-inductor supports it only without gradients (torch/_inductor/compile_fx.py); it is rejected here.
+Candidates are modes, back ends of matrix products, and the C++ wrapper. Each one is a run of the
+recipe with empty caches, so first_step_s includes the time to compile. If a candidate does not
+compile, its row has the error. Freezing is rejected: it turns weights into constants, which
+Inductor only supports without gradients (torch/_inductor/compile_fx.py).
 """
 
 from __future__ import annotations
@@ -16,24 +17,24 @@ from omegaconf import DictConfig, OmegaConf
 from recipes.bench.benchmark import Row, Table
 from recipes.rank.names import name_field
 from recipes.rank.program import main
-from recipes.tune.trial import Setting, folder_of
+from recipes.tune.trial import Setting, trial_folder
 from recipes.tune.tuning import TRAINING, TrainingTuneConfig, finish, measure_trials, training
 
 BACK_ENDS = "TORCHINDUCTOR_MAX_AUTOTUNE_GEMM_BACKENDS"
 CPP_WRAPPER = "TORCHINDUCTOR_CPP_WRAPPER"
 MODE, BACK_END = "torch_compile_mode", "torch_compile_backend"
-AS_IT_STANDS = "as it stands"  # the candidate for a recipe that already compiles
+AS_IT_STANDS = "as it stands"  # the unchanged recipe, if it already compiles
 
 
 def _compiled(mode: str | None = None, **env: str) -> Setting:
     return Setting({"torch_compile": True, **({MODE: mode} if mode else {})}, env)
 
 
-# Candidates for back ends of products use no CUDA graphs; `max-autotune` also uses graphs.
+# The mode in which back ends are compared. `max-autotune` would also use CUDA graphs.
 _TUNED = "max-autotune-no-cudagraphs"
 CANDIDATES = {
     "eager": Setting({"torch_compile": False}),
-    "graphs-only": Setting({"torch_compile": True, BACK_END: "aot_eager"}),  # without inductor
+    "graphs-only": Setting({"torch_compile": True, BACK_END: "aot_eager"}),  # without Inductor
     "default": _compiled(),
     "reduce-overhead": _compiled("reduce-overhead"),
     "max-autotune-no-cudagraphs": _compiled(_TUNED),
@@ -45,35 +46,32 @@ CANDIDATES = {
     "cpp": _compiled(_TUNED, **{BACK_ENDS: "ATEN,CPP"}),
     "cpp-wrapper": _compiled(**{CPP_WRAPPER: "1"}),
 }
-ROCM_ONLY = ("ck", "cktile")  # Composable Kernel is AMD's
+ROCM_ONLY = ("ck", "cktile")  # AMD's Composable Kernel
 CPU_ONLY = ("cpp",)
 
 
 @dataclass
 class InductorConfig(TrainingTuneConfig):
-    """Hold the arguments. `candidates` null: all that this hardware supports."""
+    """Arguments. `candidates` null: all that this hardware supports."""
 
     candidates: list[str] | None = name_field(
         lambda: CANDIDATES,
         None,
-        {
-            "freezing": "makes weights constants, which training changes; inductor does it without "
-            "gradients only. Leave it out."
-        },
+        {"freezing": "turns weights into constants, but training changes them. Leave it out."},
     )
     warmup: int = field(default=8, metadata={"least": 1})
 
 
 def inductor(config: DictConfig) -> dict[str, Any]:
     args = InductorConfig(**OmegaConf.to_container(config.trainer_args))
-    own, on_cpu = config.tuned.trainer_args, config.hardware.vendor == "none"
-    settings, notes = candidates(args, own, str(config.hardware.gfx), on_cpu)
+    recipe_args, on_cpu = config.tuned.trainer_args, config.hardware.vendor == "none"
+    settings, notes = candidates(args, recipe_args, str(config.hardware.gfx), on_cpu)
     shown = f"candidate {TRAINING} first_step_s"
     table = Table("inductor", shown, figure="tokens_per_second", notes=notes)
 
     def work(case: Row) -> Row:
         name = case["candidate"]
-        folder = folder_of(config, name)
+        folder = trial_folder(config, name)
         caches = {
             "TORCHINDUCTOR_CACHE_DIR": str(folder / "torchinductor"),
             "TRITON_CACHE_DIR": str(folder / "triton"),
@@ -85,28 +83,29 @@ def inductor(config: DictConfig) -> dict[str, Any]:
 
 
 def candidates(
-    args: InductorConfig, own: Mapping[str, Any], gfx: str, on_cpu: bool
+    args: InductorConfig, recipe_args: Mapping[str, Any], gfx: str, on_cpu: bool
 ) -> tuple[dict[str, Setting], list[str]]:
-    """Return the candidates, the unchanged recipe first, and notes on those left out.
+    """Return the candidates, and notes on those that were left out.
 
-    `own` are the recipe's arguments; candidates unset a mode or back end among them.
+    The first candidate is the unchanged recipe. Other candidates unset
+    the mode and back end in `recipe_args`.
     """
     unsupported = () if gfx.startswith("gfx") and not on_cpu else ROCM_ONLY
     unsupported += () if on_cpu else CPU_ONLY
     names = args.candidates or list(CANDIDATES)
     omitted = [name for name in names if name in unsupported]
-    unset = {name: None for name in (MODE, BACK_END) if own.get(name)}
+    unset = {name: None for name in (MODE, BACK_END) if recipe_args.get(name)}
     settings = {
         name: Setting({**unset, **CANDIDATES[name].args}, CANDIDATES[name].env)
         for name in dict.fromkeys(["eager", *names])
         if name not in unsupported
     }
     # transformers compiles if a mode or a back end is set.
-    if unset or own.get("torch_compile"):
+    if unset or recipe_args.get("torch_compile"):
         settings = {AS_IT_STANDS: Setting(), **settings}
-    notes = ["freezing is for inference: Inductor freezes only without gradients."]
+    notes = ["freezing is not tried, because Inductor supports it only for inference."]
     if omitted:
-        notes.append(f"left out, because this hardware lacks them: {', '.join(omitted)}.")
+        notes.append(f"Left out, because this hardware does not support it: {', '.join(omitted)}.")
     return settings, notes
 
 

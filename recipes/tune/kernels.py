@@ -1,7 +1,7 @@
-"""Find the Triton kernels to compile and their arguments, in a library or a user's file.
+"""Find the Triton kernels to compile, with their arguments, in a library or a user's file.
 
-This needs Triton, torch, and liger-kernel for Liger's kernels. No kernel is launched: Liger's and
-TRL's host code runs on tensors without memory, and its launches are recorded.
+Kernels of Liger and TRL are found by running these libraries on tensors without memory. Their
+launches are recorded instead of executed. This needs Triton, torch and, for its kernels, Liger.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from recipes.rank.device import DTYPES
 from recipes.tune import layer_kernels
 from recipes.tune.layer_kernels import Generated
 
-# Triton's names of types. A pointer is `*` and the type of what it points to.
+# torch's dtypes -> Triton's names. The type of a pointer is `*` and one of these names.
 POINTEES = {dtype: name for name, dtype in DTYPES.items()} | {
     torch.float64: "fp64",
     torch.bool: "i1",
@@ -40,52 +40,52 @@ POINTEES = {dtype: name for name, dtype in DTYPES.items()} | {
 }
 TYPES = (*POINTEES.values(), "u16", "u32", "u64", "fp8e4nv", "fp8e4b8", "fp8e5", "fp8e5b16")
 
-# Facts on arguments that Triton's launcher passes to its compiler: an address or number is a
-# multiple of 16, or a tensor is smaller than 2 GB (HIPBackend.get_tensor_specialization of Triton
-# 3.7). torch allocates at multiples of 512 bytes.
-DIVISIBLE = ["tt.divisibility", 16]
-SMALL = ["tt.pointer_range", 32]
-ANY_NUMBER = 17  # neither 1 nor a multiple of 16, so Triton does not specialize on it
+# Attributes of arguments that Triton's launcher passes to its compiler
+# (HIPBackend.get_tensor_specialization of Triton 3.7).
+DIVISIBLE = ["tt.divisibility", 16]  # a number, or an address, is a multiple of 16
+SMALL = ["tt.pointer_range", 32]  # a tensor is smaller than 2 GB
+ANY_NUMBER = 17  # Triton specializes on 1 and on multiples of 16 only
 
 
 @dataclass(frozen=True)
 class Launch:
-    """Hold a kernel and all that its compilation depends on, except the architecture."""
+    """A kernel and everything that its compilation depends on, except the architecture."""
 
     name: str
     function: JITFunction
     signature: dict[str, str]  # parameter -> type; "constexpr" for compile-time constants
     constants: dict[str, Any]
-    attributes: dict[tuple[int, ...], list[list[Any]]]  # by position of the parameter
+    attributes: dict[tuple[int, ...], list[list[Any]]]  # by the parameter's position
     # num_warps, num_stages, waves_per_eu, matrix_instr_nonkdim
     options: dict[str, int] = field(default_factory=dict)
-    workgroups: int | None = None  # of the grid; None: unknown
-    per_compute_unit: bool = False  # the grid does not depend on the input
+    workgroups: int | None = None  # in the grid; None if unknown
+    per_compute_unit: bool = False  # the grid has one workgroup per compute unit
 
     @property
-    def same(self) -> str:
-        """Return a text that is equal for launches that compile to the same code."""
+    def identity(self) -> str:
+        """Return a text that is equal for all launches that compile to the same code."""
         code = self.function.src.partition("(")[2]  # without the name, which Inductor numbers
         return repr((code, self.signature, self.constants, self.attributes, self.options))
 
     @property
     def blocks(self) -> dict[str, int]:
-        """Return Inductor's block sizes, the constants that vary between its configurations."""
+        """Return Inductor's block sizes, which differ between configurations of a kernel."""
         return {name: value for name, value in self.constants.items() if name.endswith("BLOCK")}
 
 
-# ---- Liger's and TRL's
+# ---- Kernels of Liger and TRL
 
 
 @dataclass(frozen=True)
 class Shapes:
-    """Describe a model's step: `tokens` go through the layers at once, in `dtype`."""
+    """The sizes in one pass of `tokens` through a model's layers, in `dtype`."""
 
     tokens: int
     dtype: torch.dtype
     model: SimpleNamespace  # a file of conf/model
 
     def leaf(self, *size: int) -> torch.Tensor:
+        """Return a tensor without memory that requires a gradient."""
         return torch.empty(size, dtype=self.dtype, device="meta", requires_grad=True)
 
 
@@ -93,7 +93,7 @@ def run_rms_norm(shapes: Shapes) -> None:
     from liger_kernel.ops import LigerRMSNormFunction
 
     model, norms = shapes.model, [(shapes.tokens, shapes.model.hidden_size)]
-    if model.architecture.startswith("qwen3"):  # normalizes each head of queries and of keys
+    if model.architecture.startswith("qwen3"):  # it also normalizes each head of queries and keys
         numbers = (model.num_heads, model.num_kv_heads)
         norms += [(shapes.tokens * heads, model.head_dim) for heads in numbers]
     for norm in norms:
@@ -121,21 +121,20 @@ def run_cross_entropy(shapes: Shapes) -> None:
     from liger_kernel.ops import cross_entropy
 
     logits = shapes.leaf(shapes.tokens, shapes.model.vocab_size)
-    # A real tensor, since Liger checks that labels are in range
+    # A tensor with memory, because Liger checks that labels are in range.
     labels = torch.zeros(shapes.tokens, dtype=torch.int64)
     cross_entropy.cross_entropy_forward(logits, labels, None, -100, 0.0, 0.0, "mean", None, False)
-    # Not 1, since Liger would then skip the kernel that scales gradients
+    # With a gradient of 1, Liger would skip the kernel that scales gradients.
     cross_entropy.cross_entropy_backward(logits, torch.tensor(2.0))
 
 
-# Outputs of the head that TRL 1.16's trainers request next to log-probabilities: a reference model,
-# SFT, DPO, DPO with use_weighting, GRPO.
+# Outputs of the head that TRL 1.16 requests in addition to log-probabilities.
 OUTPUTS = (
-    (),
-    ("entropy", "is_top1"),
-    ("entropy", "mean_logits", "is_top1"),
-    ("entropy", "mean_logits", "is_top1", "log_sum_sq_probs"),
-    ("entropy",),
+    (),  # reference model
+    ("entropy", "is_top1"),  # SFT
+    ("entropy", "mean_logits", "is_top1"),  # DPO
+    ("entropy", "mean_logits", "is_top1", "log_sum_sq_probs"),  # DPO with use_weighting
+    ("entropy",),  # GRPO
 )
 
 
@@ -144,8 +143,8 @@ def run_lm_head(shapes: Shapes) -> None:
     from trl.trainer.utils import _CHUNKED_LOGPROB_CHUNK_SIZE
 
     model = shapes.model
-    # Fake instead of meta tensors, because the head tests for autocast, which meta does not support
-    with FakeTensorMode(), head_takes_triton():
+    # Fake tensors, because the head queries autocast, which the meta device does not support.
+    with FakeTensorMode(), head_uses_triton():
         like = {"dtype": shapes.dtype, "requires_grad": True}
         hidden = torch.empty(shapes.tokens, model.hidden_size, **like)
         head = torch.empty(model.vocab_size, model.hidden_size, **like)
@@ -158,8 +157,8 @@ def run_lm_head(shapes: Shapes) -> None:
         (outputs[0] + outputs[1]).sum().backward()  # GRPO with entropy_coef
 
 
-def head_takes_triton() -> contextlib.AbstractContextManager[Any]:
-    """Return a patch that lets TRL's head launch kernels for tensors on any device."""
+def head_uses_triton() -> contextlib.AbstractContextManager[Any]:
+    """Return a patch that makes TRL's head launch Triton kernels on any device."""
     return mock.patch("trl.kernels.chunked_logprob._use_triton", return_value=True)
 
 
@@ -171,50 +170,54 @@ OPERATIONS: dict[str, Callable[[Shapes], None]] = {
     "trl:lm_head": run_lm_head,
 }
 
-# These kernels' grid is the number of compute units. It is unknown here, as is the number of rows
-# per program.
+# The grid of these kernels is the number of compute units, which is unknown here. So is the number
+# of rows per program.
 PER_COMPUTE_UNIT = ("_rms_norm_backward_kernel", "_block_rms_norm_backward_kernel")
 
 
 def library_launches(operation: str, model: Path, tokens: int, dtype: str) -> list[Launch]:
-    """Return a library's launches on ROCm for one operation, forward and backward.
+    """Return the launches of a library's operation on ROCm, forward and backward.
 
-    Each distinct kernel appears once, with its smallest grid. `model` is a file of conf/model.
+    Each distinct kernel is returned once, with its smallest grid. `model` is a file of conf/model.
     """
     if operation.startswith("trl:"):
-        # Import before recording(), because under a ROCm torch its imports look for ROCm's tools.
+        # Import before recording() makes torch look like ROCm, because the imports would then look
+        # for ROCm's tools.
         import trl.trainer.utils  # noqa: F401
     shapes = Shapes(tokens, DTYPES[dtype], SimpleNamespace(**yaml.safe_load(model.read_text())))
     with recording() as recorded:
         OPERATIONS[operation](shapes)
     distinct: dict[str, Launch] = {}
     for launch in recorded:
-        earlier = distinct.setdefault(launch.same, launch)
+        earlier = distinct.setdefault(launch.identity, launch)
         if (launch.workgroups or 0) < (earlier.workgroups or 0):
-            distinct[launch.same] = launch
+            distinct[launch.identity] = launch
     return list(distinct.values())
 
 
 def distinct_names(launches: list[tuple[str, Launch]]) -> list[Launch]:
-    """Name launches of equally named kernels by the constants, and the key kernel=, that differ."""
+    """Make the names of launches distinct.
+
+    To equal names, append the constants that differ, and the value of kernel= if it differs.
+    """
     renamed = []
     for key, launch in launches:
-        twins = [(other_key, other) for other_key, other in launches if other.name == launch.name]
+        namesakes = [pair for pair in launches if pair[1].name == launch.name]
         words = [
             f"{name}={value}"
             for name, value in launch.constants.items()
-            if any(twin.constants.get(name) != value for _, twin in twins)
+            if any(namesake.constants.get(name) != value for _, namesake in namesakes)
         ]
-        words += [f"of {key}"] if any(other_key != key for other_key, _ in twins) else []
+        words += [f"of {key}"] if any(other_key != key for other_key, _ in namesakes) else []
         renamed.append(replace(launch, name=" ".join([launch.name, *words])))
     return renamed
 
 
 @contextlib.contextmanager
 def recording() -> Iterator[list[Launch]]:
-    """Yield a list that records launches in place of executing them.
+    """Record kernel launches instead of executing them, and yield the list of launches.
 
-    Liger treats this torch as a ROCm build, for which it chooses fewer warps.
+    Meanwhile torch looks like a ROCm build, so that Liger chooses ROCm's number of warps.
     """
     recorded: list[Launch] = []
 
@@ -239,7 +242,7 @@ def recording() -> Iterator[list[Launch]]:
 
 
 def specialize(function: JITFunction, values: dict[str, Any], options: dict[str, int]) -> Launch:
-    """Return a call's launch, with types, constants and facts, as Triton's launcher finds them."""
+    """Return the launch of a call, specialized on its arguments as by Triton's launcher."""
     arguments = []
     for parameter in function.params:
         value = values.get(parameter.name, parameter.default)
@@ -254,21 +257,22 @@ def _launch(
     options: dict[str, int],
     workgroups: int | None = None,
 ) -> Launch:
-    """Return a launch; `arguments` are type, facts and value of each parameter."""
+    """Return a launch from the type, attributes and value of each parameter."""
     by_name = dict(zip(function.arg_names, arguments, strict=True))
     signature = {key: kind for key, (kind, _, _) in by_name.items()}
     constants = {key: value for key, (kind, _, value) in by_name.items() if kind == "constexpr"}
-    attributes = {(i,): facts for i, (_, facts, _) in enumerate(arguments) if facts}
+    attributes = {(i,): known for i, (_, known, _) in enumerate(arguments) if known}
     return Launch(name, function, signature, constants, attributes, options, workgroups)
 
 
 def _argument(parameter: KernelParam, value: Any) -> tuple[str, list[list[Any]]]:
-    """Return the type of an argument and the known facts on it.
+    """Return the type and attributes of an argument.
 
-    None (an omitted tensor) and 1 (a contiguous stride) are compile-time constants.
+    None (an omitted tensor) and 1 (a contiguous stride) become compile-time constants.
     """
-    free = not parameter.do_not_specialize
-    if parameter.is_constexpr or value is None or (type(value) is int and value == 1 and free):
+    may_specialize = not parameter.do_not_specialize
+    is_one = type(value) is int and value == 1
+    if parameter.is_constexpr or value is None or (is_one and may_specialize):
         return "constexpr", []
     if isinstance(value, torch.Tensor):
         small = [SMALL] if value.untyped_storage().size() <= 2**31 - 1 else []
@@ -277,15 +281,15 @@ def _argument(parameter: KernelParam, value: Any) -> tuple[str, list[list[Any]]]
         return "u1", []
     if isinstance(value, int):
         kind = "i32" if -(2**31) <= value < 2**31 else "i64"
-        return kind, [DIVISIBLE] if value % 16 == 0 and free else []
+        return kind, [DIVISIBLE] if value % 16 == 0 and may_specialize else []
     return "fp32", []
 
 
-# ---- Inductor's
+# ---- Kernels of Inductor
 
 
 def generated_launches(generated: Iterable[Generated]) -> list[Launch]:
-    """Return the launches of kernels that recipes.tune.layer_kernels has generated."""
+    """Return the launches of kernels that were generated by recipes.tune.layer_kernels."""
     from torch._inductor.codecache import PyCodeCache
 
     launches = []
@@ -298,22 +302,22 @@ def generated_launches(generated: Iterable[Generated]) -> list[Launch]:
     return launches
 
 
-# ---- A user's
+# ---- Kernels in a user's file
 
 
 def file_launch(place: str, arguments: dict[str, str], workgroups: int | None) -> Launch:
-    """Return the launch of `file.py:function` with its arguments as text.
+    """Return the launch of `file.py:function`.
 
-    An argument is a type (`*bf16`, `i32`, `i32:16` for a multiple of 16) or a constant. Pointers
-    are assumed to be torch's: multiples of 16, to less than 2 GB. A parameter without an argument
-    has the type of its annotation, or its default. Raise UserError for a file, function or argument
-    that is missing or unknown.
+    An argument is the text of a type (`*bf16`, `i32`, or `i32:16` for a multiple of 16) or of a
+    constant. Without an argument, a parameter has the type of its annotation, or its default.
+    Pointers are assumed to be multiples of 16, and their tensors smaller than 2 GB. Raise UserError
+    if the file, the function or an argument is missing or unknown.
     """
     file, _, name = place.rpartition(":")
-    functions = _functions_of(Path(file))
+    functions = load_kernels(Path(file))
     if name not in functions:
         raise UserError(
-            f"{file} has no function {name} under @triton.jit.{near_or_all(name, functions)}"
+            f"kernel={place}: no such function with @triton.jit.{near_or_all(name, functions)}"
         )
     function = functions[name]
     for key in arguments:
@@ -331,44 +335,44 @@ def file_launch(place: str, arguments: dict[str, str], workgroups: int | None) -
 
 
 def _from_text(parameter: KernelParam, text: str) -> tuple[str, list[list[Any]], Any]:
-    """Return type, known facts and constant of a parameter from its text."""
+    """Return type, attributes and constant of a parameter from the text of its argument."""
     match = re.fullmatch(rf"((\**|\*k)(?:{'|'.join(TYPES)}))(:16)?", text)
     if match and not parameter.is_constexpr:
         kind, pointer, multiple = match.groups()
-        pointed = [DIVISIBLE, SMALL] if pointer else []
-        return kind, pointed or ([DIVISIBLE] if multiple else []), None
+        return kind, [DIVISIBLE, SMALL] if pointer else [DIVISIBLE] if multiple else [], None
     if text.startswith("tl.") and isinstance(getattr(tl, text[3:], None), tl.dtype):
         return "constexpr", [], getattr(tl, text[3:])
     with contextlib.suppress(ValueError):
         return "constexpr", [], json.loads({"none": "null"}.get(text.lower(), text.lower()))
     example = "128" if parameter.is_constexpr else "*bf16"
     raise UserError(
-        f"args: {parameter.name}={text or '?'} is neither a type ({', '.join(TYPES)}; prefix * "
-        "for a pointer, suffix :16 for a multiple of 16) nor a constant (a number, "
-        f"true, false, none, tl.float32). Write args={parameter.name}={example}."
-        f"{near_or_all(text.lstrip('*'), TYPES)}"
+        f"args: {parameter.name}={text or '?'} is neither a type nor a constant. Use, for example, "
+        f"args={parameter.name}={example}. Types: {', '.join(TYPES)}, with prefix * for a pointer "
+        "or suffix :16 for a multiple of 16. Constants: numbers, true, false, none and Triton's "
+        f"dtypes, such as tl.float32.{near_or_all(text.lstrip('*'), TYPES)}"
     )
 
 
-def _functions_of(file: Path) -> dict[str, JITFunction]:
+def load_kernels(file: Path) -> dict[str, JITFunction]:
+    """Import a file and return its Triton kernels by name. Raise UserError if that fails."""
     name = f"kernels_of_{file.stem}"
     loader = SourceFileLoader(name, str(file))  # accepts any file extension
     spec = importlib.util.spec_from_loader(name, loader)
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look it up there
-    sys.path.insert(0, str(file.parent))  # as `python file.py` does, for imports of its neighbours
+    sys.modules[name] = module  # dataclasses look up their module there
+    sys.path.insert(0, str(file.parent))  # like `python file.py`, for imports from its folder
     try:
         loader.exec_module(module)
     except (Exception, SystemExit) as error:  # the file may raise anything
         raise UserError(
-            f"{file} cannot be imported: {type(error).__name__}: {error}. Name a kernel as "
-            "kernel=path/to/file.py:function."
+            f"kernel={file}: the file cannot be imported: {type(error).__name__}: {error}. "
+            "Use kernel=path/to/file.py:function."
         ) from error
     finally:
         sys.path.pop(0)
     kernels = {}
     for key, value in vars(module).items():
-        # @triton.autotune and @triton.heuristics keep the kernel in `fn`.
+        # @triton.autotune and @triton.heuristics wrap the kernel and store it in `fn`.
         while type(value).__module__.startswith("triton.") and not isinstance(value, JITFunction):
             value = getattr(value, "fn", None)
         if isinstance(value, JITFunction):

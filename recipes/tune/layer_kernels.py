@@ -1,10 +1,10 @@
-"""Generate the Triton kernels of one compiled decoder layer for an AMD GPU without having one.
+"""Generate the Triton kernels of one compiled decoder layer for an AMD GPU, without the GPU.
 
 torch.compile runs completely: Dynamo, AOTAutograd and Inductor work on tensors without memory on
-`cuda:0`, in a process where torch behaves as a ROCm build and finds the properties of a GPU in
-conf/hardware. So the kernels, their block sizes and warps are those of ROCm's torch of the same
-version. Nothing is captured on CUDA. Three parts are missing from a CPU build of torch and replaced
-here: a device guard, the driver's answers, and autograd's engine, which needs streams.
+`cuda:0`. torch is made to look like a ROCm build, and reads the GPU's properties from
+conf/hardware. So the kernels, their block sizes and their warps are those of ROCm's torch of the
+same version. Three parts do not exist in a CPU build of torch and are replaced here: the device
+guard, the driver's answers, and autograd's engine, which needs streams.
 
 This needs torch's CPU build (2.13), Triton and transformers. It does not compile or launch kernels.
 """
@@ -31,29 +31,29 @@ from recipes.rank.device import DTYPES
 from recipes.tune.amdgpu import ARCHITECTURES, MAX_THREADS
 
 HARDWARE = Path(__file__).resolve().parents[2] / "conf/hardware"
-SEQUENCES = 2  # rows of a batch that is not packed
-# Inductor's abbreviations in the names of kernels
+SEQUENCES = 2  # rows in a padded batch
+# Abbreviations in the names of Inductor's kernels
 KINDS = {"poi": "pointwise", "red": "reduction", "per": "persistent reduction"}
-# A line in every kernel's source that fails without a GPU.
+# A line in the source of every kernel, which fails without a GPU and is therefore removed.
 DRIVER = "triton_helpers.set_driver_to_gpu()\n"
 
 
 @dataclass(frozen=True)
 class Layer:
-    """Describe a decoder layer of a model in conf/model. `amp`: fp32 weights, bf16 autocast."""
+    """A decoder layer of a model in conf/model, and the batch that it is compiled for."""
 
     model: Path
     attention: str  # a key of ATTENTIONS
     tokens: int
-    dtype: str
+    dtype: str  # a key of DTYPES, or `amp` for fp32 weights under bf16 autocast
 
 
 @dataclass(frozen=True)
 class Generated:
-    """Hold one configuration of a kernel as plain data, which can be sent between processes."""
+    """One configuration of a kernel, as plain data that can be sent between processes."""
 
     layer: Layer
-    label: str  # forward 3 reduction
+    label: str  # such as "forward 3 reduction"
     function: str
     source: str
     signature: dict[str, str]
@@ -65,7 +65,7 @@ class Generated:
 def generate_all(layers: Mapping[str, Sequence[Layer]], jobs: int) -> dict[str, list[Generated]]:
     """Return the kernels of each architecture's layers.
 
-    Each architecture has its own process, because torch remembers its GPU.
+    Each architecture has its own process, because torch caches the properties of the GPU.
     """
     with ProcessPoolExecutor(
         min(jobs, len(layers)), mp_context=get_context("spawn"), max_tasks_per_child=1
@@ -74,7 +74,7 @@ def generate_all(layers: Mapping[str, Sequence[Layer]], jobs: int) -> dict[str, 
 
 
 def generate(layers: Sequence[Layer], arch: str) -> list[Generated]:
-    """Return the layers' kernels. Call once per process, since changes to torch are not undone."""
+    """Return the layers' kernels. Call this once per process, because torch stays changed."""
     stand_in_for_gpu(arch)
     return [kernel for layer in layers for kernel in kernels_of(layer)]
 
@@ -83,8 +83,8 @@ def generate(layers: Sequence[Layer], arch: str) -> list[Generated]:
 
 
 def stand_in_for_gpu(arch: str) -> None:
-    torch.version.hip = "7.2"  # the only value that Inductor reads; set before its import
-    # Register for `cuda` the guard of `meta`, which does nothing; CUDA builds have their own.
+    torch.version.hip = "7.2"  # this is how Inductor recognizes ROCm when it is imported
+    # Use meta's device guard, which does nothing, for `cuda` too.
     c10 = ctypes.CDLL(str(Path(torch.__file__).parent / "lib/libc10.so"))
     guards = (ctypes.c_void_p * 22).in_dll(c10, "_ZN3c104impl26device_guard_impl_registryE")
     cuda, meta = (int(getattr(torch._C._autograd.DeviceType, name)) for name in ("CUDA", "Meta"))
@@ -106,7 +106,7 @@ def device_properties(arch: str) -> SimpleNamespace:
         gcnArchName=arch,
         major=int(arch[3:-2]),
         minor=int(arch[-2], 16),
-        # On RDNA, HIP counts workgroup processors, of two compute units each.
+        # On RDNA, HIP counts workgroup processors, which have two compute units each.
         multi_processor_count=gpu["compute_units"] // (1 if limits.wave_size == 64 else 2),
         warp_size=limits.wave_size,
         regs_per_multiprocessor=limits.vgprs * limits.simds * limits.wave_size,
@@ -125,16 +125,16 @@ def hardware_of(arch: str) -> dict[str, Any]:
 
 
 def read_hardware(file: Path) -> dict[str, Any]:
-    """Return a file of conf/hardware over its bases. Nested values are neither merged nor read."""
-    own, gpu = yaml.safe_load(file.read_text()), dict[str, Any]()
-    for base in own.pop("defaults", []):
+    """Return the top-level keys of a file in conf/hardware, with those of its base files."""
+    content, gpu = yaml.safe_load(file.read_text()), dict[str, Any]()
+    for base in content.pop("defaults", []):
         if base != "_self_":
             gpu |= read_hardware(file.parent / f"{base.removesuffix('@_here_')}.yaml")
-    return gpu | own
+    return gpu | content
 
 
 def attentions_of(arch: str) -> tuple[str, ...]:
-    """Return the hardware file's attention for padded rows and, if any, for packed rows."""
+    """Return the attention for padded rows and, if the hardware file has one, for packed rows."""
     gpu = hardware_of(arch)
     padded = gpu["attention"]
     if padded == "sdpa":
@@ -143,7 +143,7 @@ def attentions_of(arch: str) -> tuple[str, ...]:
 
 
 def pretend_device(properties: SimpleNamespace) -> None:
-    """Replace torch's queries of the driver by answers from `properties`."""
+    """Make torch's queries of the driver return `properties`."""
     answers = {
         "is_available": True,
         "device_count": 1,
@@ -156,19 +156,20 @@ def pretend_device(properties: SimpleNamespace) -> None:
     }
     for name, answer in answers.items():
         setattr(torch.cuda, name, lambda *_, answer=answer, **__: answer)
-    torch._C._cuda_getCurrentRawStream = lambda index: 0  # imported by generated wrappers
+    torch._C._cuda_getCurrentRawStream = lambda index: 0  # generated code imports it
     from torch._dynamo.device_interface import CudaInterface
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     for name in ("device_count", "current_device", "get_device_properties"):
         setattr(CudaInterface, name, staticmethod(getattr(torch.cuda, name)))
     FakeTensorMode.avoid_device_init = property(lambda self: True)
-    global folding  # operators only exist while their library does
-    # Inductor computes the constants that it folds, so these operators must work
-    folding = torch.library.Library("aten", "IMPL", "CUDA")
-    folding.impl("full", lambda *args, dtype=None, **_: torch.full(*args, dtype=dtype))
-    scalar = torch.scalar_tensor
-    folding.impl("scalar_tensor", lambda *args, dtype=None, **_: scalar(*args, dtype=dtype))
+    # Inductor calls these operators to fold constants. They exist as long as the library does.
+    global constant_operators
+    constant_operators = torch.library.Library("aten", "IMPL", "CUDA")
+    for name, operator in (("full", torch.full), ("scalar_tensor", torch.scalar_tensor)):
+        constant_operators.impl(
+            name, lambda *args, operator=operator, dtype=None, **_: operator(*args, dtype=dtype)
+        )
 
 
 def gradients(
@@ -177,46 +178,47 @@ def gradients(
     grad_outputs: Sequence[torch.Tensor | None],
     **_: Any,
 ) -> tuple[torch.Tensor | None, ...]:
-    """Return the gradients of torch.autograd.grad without its engine, which needs streams."""
+    """Compute torch.autograd.grad without autograd's engine, which needs streams."""
     edges = [torch.autograd.graph.get_gradient_edge(tensor) for tensor in inputs]
     roots = [torch.autograd.graph.get_gradient_edge(tensor) for tensor in outputs]
     ends = {edge.node for edge in edges}
-    arrived: dict[Any, dict[int, torch.Tensor]] = defaultdict(dict)
+    sums: dict[Any, dict[int, torch.Tensor]] = defaultdict(dict)  # node -> input -> gradient
     for root, grad in zip(roots, grad_outputs, strict=True):
-        accumulate(arrived[root.node], root.node, root.output_nr, grad)
+        accumulate(sums[root.node], root.node, root.output_nr, grad)
     with torch.no_grad():
-        for node in nodes_from([root.node for root in roots], ends):
-            call = node if callable(node) else node.apply  # C++'s, or Python's of varlen_attn
-            grads = call(*[arrived[node].get(i) for i in range(len(node._input_metadata))])
+        for node in nodes_between([root.node for root in roots], ends):
+            call = node if callable(node) else node.apply  # varlen_attn's node is a Python one
+            grads = call(*[sums[node].get(i) for i in range(len(node._input_metadata))])
             grads = grads if isinstance(grads, tuple) else (grads,)
-            # A node in Python also returns None for each argument that is not a tensor; the tensors
-            # of varlen_attn are its first arguments.
-            for (following, number), grad in zip(node.next_functions, grads, strict=False):
-                if following is not None:
-                    accumulate(arrived[following], following, number, grad)
-    return tuple(arrived[edge.node].get(edge.output_nr) for edge in edges)
+            # strict=False, because a Python node also returns None for arguments that are not
+            # tensors. varlen_attn's tensors are its first arguments.
+            for (next_node, number), grad in zip(node.next_functions, grads, strict=False):
+                if next_node is not None:
+                    accumulate(sums[next_node], next_node, number, grad)
+    return tuple(sums[edge.node].get(edge.output_nr) for edge in edges)
 
 
 def accumulate(
-    arrived: dict[int, torch.Tensor], node: Any, number: int, grad: torch.Tensor | None
+    sums: dict[int, torch.Tensor], node: Any, number: int, grad: torch.Tensor | None
 ) -> None:
-    """Add a gradient to those of a node, in its input's shape and dtype, as the engine does."""
+    """Add a gradient to a node's input, in the shape and dtype of that input."""
     if grad is None:
         return
     like = node._input_metadata[number]
     grad = grad.sum_to_size(like.shape).to(like.dtype)
-    arrived[number] = arrived[number] + grad if number in arrived else grad
+    sums[number] = sums[number] + grad if number in sums else grad
 
 
-def nodes_from(roots: list[Any], ends: set[Any]) -> list[Any]:
-    """Return the nodes between roots and ends in reverse order of the forward pass."""
+def nodes_between(roots: list[Any], ends: set[Any]) -> list[Any]:
+    """Return the graph's nodes from roots to ends, in reverse order of the forward pass."""
     nodes, stack = set(), list(roots)
     while stack:
         node = stack.pop()
         if node not in nodes | ends:
             nodes.add(node)
-            stack += [following for following, _ in node.next_functions if following is not None]
-    inner = [node for node in nodes if node.next_functions]  # the gradients of leaves are not used
+            stack += [next_node for next_node, _ in node.next_functions if next_node is not None]
+    # The gradients of leaves other than the ends are not needed.
+    inner = [node for node in nodes if node.next_functions]
     return sorted(inner, key=lambda node: node._sequence_nr(), reverse=True)
 
 
@@ -224,7 +226,7 @@ def nodes_from(roots: list[Any], ends: set[Any]) -> list[Any]:
 
 
 def kernels_of(layer: Layer) -> list[Generated]:
-    """Return every configuration of every kernel of the layer's forward and backward pass."""
+    """Return all configurations of all kernels in the layer's forward and backward passes."""
     from torch._inductor.codecache import PyCodeCache
 
     kernels = []
@@ -239,9 +241,9 @@ def kernels_of(layer: Layer) -> list[Generated]:
 
 
 def sources_of(layer: Layer) -> list[tuple[str, str, str]]:
-    """Return label, name and source of each kernel, in order.
+    """Compile the layer as in training, and return label, name and source of each kernel.
 
-    The layer is compiled as in training, with a dynamic sequence dimension.
+    The sequence dimension is dynamic.
     """
     import torch._functorch.config
     import torch._inductor.config
@@ -250,9 +252,10 @@ def sources_of(layer: Layer) -> list[tuple[str, str, str]]:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     torch._inductor.config.fx_graph_cache = torch._functorch.config.enable_autograd_cache = False
-    # Compile the backward pass together with the forward pass.
+    # Compile the backward pass immediately after the forward pass.
     torch._functorch.config.force_non_lazy_backward_lowering = True
-    sources: dict[tuple[str, str], str] = {}  # by direction and name; Inductor imports twice
+    # (direction, name) -> source; a dict, because Inductor imports each kernel twice
+    sources: dict[tuple[str, str], str] = {}
     direction = ["forward"]
 
     def record(self: AsyncCompile, name: str, source: str, device_str: str = "cuda") -> None:
@@ -282,11 +285,11 @@ def sources_of(layer: Layer) -> list[tuple[str, str, str]]:
 
 
 class Finished(Exception):
-    """Stop once everything is generated, when the compiled layer would be called."""
+    """Raised in place of calling the compiled layer, when all kernels are generated."""
 
 
 def build(layer: Layer) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """Return the layer's forward pass and its arguments; mark sequence dimensions as dynamic."""
+    """Return the layer's forward pass and its arguments, with dynamic sequence dimensions."""
     from transformers import AttentionInterface, AutoModelForCausalLM
 
     AttentionInterface.register(ATTENTION, ATTENTIONS[layer.attention])
@@ -317,7 +320,7 @@ def build(layer: Layer) -> tuple[Callable[..., Any], dict[str, Any]]:
 
 def config_of(model: Path) -> Any:
     """Return transformers' configuration of one layer, with a small vocabulary."""
-    # Imported after stand_in_for_gpu, since these may import Inductor.
+    # Imported after stand_in_for_gpu, because these may import Inductor.
     from omegaconf import OmegaConf
 
     from recipes.models.model_build import model_config
@@ -326,9 +329,9 @@ def config_of(model: Path) -> Any:
     return model_config(OmegaConf.merge({"attention_bias": False}, OmegaConf.load(model), small))
 
 
-# ---- Attention: SDPA with and without fused kernels, transformers' eager method, packed rows
+# ---- Attention
 
-ATTENTION = "of_the_kernel_gate"
+ATTENTION = "layer_kernels"  # the name by which transformers finds it
 Tensor = torch.Tensor
 Attended = tuple[Tensor, None]
 
@@ -358,6 +361,7 @@ def varlen(module: Any, *qkv: Any, boundaries: Tensor, longest: int, **_: Any) -
     return out.unsqueeze(0), None
 
 
+# SDPA with and without fused kernels, transformers' eager method, and packed rows
 ATTENTIONS: dict[str, Callable[..., Any]] = {
     attention.__name__: attention for attention in (flash, math, eager, varlen)
 }

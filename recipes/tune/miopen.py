@@ -1,9 +1,9 @@
-"""Show MIOpen's operations in a recipe and, if any, measure steps before and after its search.
+"""Find the calls of MIOpen in a recipe, let MIOpen search for faster kernels, and measure the gain.
 
-MIOpen has convolutions, pooling, normalisation of images and recurrent layers. The language models
-of conf/model have none of these, so there is nothing to tune. A model.path with a vision tower has
-some; then every kernel is timed once (MIOPEN_FIND_ENFORCE=SEARCH_DB_UPDATE). The results go into
-this run's database, which the experiment names.
+MIOpen implements convolutions, pooling, normalization of images and recurrent layers. The language
+models of conf/model do not use these, so there is nothing to tune. A model.path with a vision tower
+may use them. MIOpen then times all kernels once (MIOPEN_FIND_ENFORCE=SEARCH_DB_UPDATE) and writes
+the results to a database. The experiment sets the path of this database.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from omegaconf import DictConfig, OmegaConf
 from recipes.bench.benchmark import Row, Table
 from recipes.rank.names import name_field
 from recipes.rank.program import main
-from recipes.tune.trial import Setting, folder_of
+from recipes.tune.trial import Setting, trial_folder
 from recipes.tune.tuning import TRAINING, TrainingTuneConfig, finish, measure_trials, training
 
 BEFORE, SEARCH, AFTER = "before", "search", "after"
-# MIOPEN_ENABLE_LOGGING_CMD=1 prints each call as the command of MIOpen's driver that repeats it.
+# With MIOPEN_ENABLE_LOGGING_CMD=1, MIOpen logs each call as a command of MIOpenDriver.
 CALL = re.compile(r"MIOpenDriver (\w+ .+?)(?: -V \d)?\s*$", re.MULTILINE)
-# MIOPEN_FIND_MODE; 5 is MIOpen's default
+# Values of MIOPEN_FIND_MODE. MIOpen's default is 5.
 MODES = {"normal": "1", "fast": "2", "hybrid": "3", "dynamic-hybrid": "5"}
 
 
 @dataclass
 class MiopenConfig(TrainingTuneConfig):
-    """Hold the arguments. `find_mode` is how later runs look up a kernel."""
+    """Arguments. `find_mode`: how later runs choose a kernel."""
 
     find_mode: str = name_field(lambda: MODES, "normal")
 
@@ -51,7 +51,7 @@ def miopen(config: DictConfig) -> dict[str, Any]:
             database.mkdir(parents=True, exist_ok=True)
             env["MIOPEN_FIND_ENFORCE"] = "SEARCH_DB_UPDATE"
         row = training(config, args, case["run"], setting, env)
-        return {**row, "calls": len(calls(folder_of(config, case["run"]) / "log"))}
+        return {**row, "calls": len(calls(trial_folder(config, case["run"]) / "log"))}
 
     rows = measure_trials(config, args, table, [{"run": BEFORE}], work)
     if not rows[0]["error"] and not rows[0]["calls"]:
@@ -60,7 +60,7 @@ def miopen(config: DictConfig) -> dict[str, Any]:
             "convolutions. There is nothing to tune."
         )
         if torch.version.hip is None:
-            note = "This torch has no MIOpen, so its log names no calls; on ROCm it does."
+            note = "This torch has no MIOpen. Only a ROCm build can be tuned."
         return finish(config, table, rows, rows[0], [Setting()], [note])
     runs = [{"run": run} for run in (BEFORE, SEARCH, AFTER)]
     rows = measure_trials(config, args, table, runs, work)
@@ -68,7 +68,7 @@ def miopen(config: DictConfig) -> dict[str, Any]:
 
 
 def calls(log: Path) -> list[str]:
-    """Return the distinct calls in a log, sorted."""
+    """Return the distinct MIOpen calls in a log, sorted."""
     return sorted(set(CALL.findall(log.read_text(errors="replace"))))
 
 

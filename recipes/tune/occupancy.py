@@ -1,35 +1,46 @@
-"""Report registers, LDS and occupancy of Triton kernels on AMD GPUs by compiling them. No GPU.
+"""Compile Triton kernels for AMD GPUs, without a GPU, and report registers, LDS and occupancy.
 
     python -m recipes.tune.occupancy kernel=liger:rms_norm arch=gfx942
     python -m recipes.tune.occupancy kernel=liger:all,trl:all model=qwen3_8b tokens=8192 format=json
     python -m recipes.tune.occupancy kernel=inductor:layer model=qwen3_4b dtype=amp arch=gfx942
     python -m recipes.tune.occupancy kernel=my.py:scale 'args=x=*bf16,n=i32,BLOCK=128' num_warps=4,8
 
-This is a separate program, not a method of launch/run.py: it starts no ranks, takes no GPU and
-leaves a table, not a run. Keys (several values, separated by commas, are all tried):
-    kernel                liger:<operation>, liger:all for what use_liger_kernel=true turns on,
-                          trl:lm_head (trl:all) for the head that SFT, DPO and GRPO compute on a GPU
-                          with Triton, inductor:layer for what torch.compile generates for one
-                          decoder layer, forward and backward, or file.py:function (several).
-                          inductor:layer takes the attention that the hardware file names for padded
-                          and for packed rows
-    arch                  gfx908 gfx90a gfx942 gfx950 gfx1100 gfx1151 gfx1201 (several; all)
-    num_warps, num_stages, waves_per_eu, matrix_instr_nonkdim
-                          (several; default: what the launch says)
-    model, tokens, dtype  of all but a file's: a file of conf/model (qwen3_8b), tokens in a layer at
-                          once (4096), bf16 fp16 fp32 (bf16); amp, of inductor's only, is fp32
-                          weights under bf16 autocast
-    args                  of a file's kernel: name=*bf16, name=i32, name=i32:16 (a multiple of 16),
-                          name=128 (a constant); commas between
-    grid                  of a file's kernel: its number of workgroups, or 64x32
-    save                  a folder for the assembly (.s) and Triton's form with layouts (.ttgir)
-    format                text or json
-    jobs, timeout_s       compilations at once (default: one per core), and seconds for one (300)
+This program is not a method of launch/run.py, because it starts no ranks and writes no run
+directory. kernel, arch and the compiler options accept several values, separated by commas, and
+every combination is compiled. Defaults are in parentheses.
 
-For one kernel on one architecture, the highest occupancy comes first and spills come last. That
-promises no speed: occupancy hides latency, and a wave with enough independent work needs none of
-it. Instructions are counted in the text, not as they run. The same Triton compiles the same for a
-GPU that is present: the table names the version.
+    kernel                one of:
+      liger:<operation>   a kernel of Liger, such as liger:rms_norm
+      liger:all           all kernels that method.args.use_liger_kernel=true turns on
+      trl:lm_head         the head of SFT, DPO and GRPO (also: trl:all)
+      inductor:layer      the kernels that torch.compile generates for one decoder layer, forward
+                          and backward, with the hardware file's attention for padded and for
+                          packed rows
+      file.py:function    a kernel of yours
+    arch                  gfx908 gfx90a gfx942 gfx950 gfx1100 gfx1151 gfx1201 (all)
+    num_warps, num_stages, waves_per_eu, matrix_instr_nonkdim
+                          options of the compiler (those of the kernel's launch)
+    save                  a folder for the assembly (.s) and Triton's IR with layouts (.ttgir)
+    format                text or json (text)
+    jobs                  the number of parallel compilations (one per core)
+    timeout_s             the limit for one compilation in seconds (300)
+
+Not for file.py:function:
+    model                 the name of a file in conf/model (qwen3_8b)
+    tokens                the number of tokens in one pass through a layer (4096)
+    dtype                 bf16, fp16 or fp32; for inductor:layer also amp, which is fp32 weights
+                          under bf16 autocast (bf16)
+
+Only for file.py:function:
+    args                  name=value for each parameter, separated by commas. A value is a type
+                          (*bf16, i32, or i32:16 for a multiple of 16) or a constant (128)
+    grid                  the number of workgroups, such as 2048 or 64x32
+
+Rows of the same kernel and architecture are sorted by occupancy, and kernels that spill come last.
+Higher occupancy does not guarantee more speed. It hides latency, but a wave with enough independent
+work does not need that. Instructions are counted in the assembly, no matter how often they run. The
+table names the version of Triton; the same version compiles the same code on a machine with the
+GPU.
 
 Exit codes: 0 done, 2 the request is wrong, 3 Triton or Liger is not installed, 4 nothing compiled
 for some kernel and architecture.
@@ -76,12 +87,12 @@ DEFAULTS = {
     "model": "qwen3_8b", "tokens": "4096", "dtype": "bf16", "args": "", "grid": "",
     "save": "", "format": "text", "jobs": str(os.cpu_count() or 1), "timeout_s": "300",
 }  # fmt: skip
-MOST = {"tokens": 2**24}  # Liger reads a real label for each; 4096 wide in bf16: 137 GB
+MAXIMUMS = {"tokens": 2**24}  # activations of width 4096 in bf16 would already be 137 GB
 MAY_BE_ZERO = ("waves_per_eu", "matrix_instr_nonkdim")
-NONKDIMS = ("0", "16", "32")  # of matrix_instr_nonkdim; 0: Triton chooses
+NONKDIMS = ("0", "16", "32")  # values of matrix_instr_nonkdim; with 0, Triton chooses
 MODELS = Path(__file__).resolve().parents[2] / "conf/model"
 
-# Prefix in kernel= -> module, distribution.
+# Prefix of kernel= -> (module, distribution)
 LIBRARIES = {
     "liger": ("liger_kernel", "liger-kernel"),
     "trl": ("trl", "trl"),
@@ -91,9 +102,10 @@ KERNELS = """
     liger:rms_norm liger:rope liger:swiglu liger:cross_entropy liger:all
     trl:lm_head trl:all inductor:layer file.py:function
 """.split()
-# The kernels of liger:all and trl:all. method.args.use_liger_kernel=true puts Liger's into our
-# models (liger_kernel.transformers.apply_liger_kernel_to_qwen3, _qwen2 and _llama), except the
-# loss, for which TRL 1.16 uses its own head (liger_kernel_config in SFT, DPO and GRPO trainers).
+# The kernels of liger:all and trl:all. method.args.use_liger_kernel=true uses these Liger kernels
+# (liger_kernel.transformers.apply_liger_kernel_to_qwen3, _qwen2 and _llama). It does not use
+# Liger's loss, because TRL 1.16 has its own head (liger_kernel_config in SFT, DPO and GRPO
+# trainers).
 RECIPE_KERNELS = ("liger:rms_norm", "liger:rope", "liger:swiglu", "trl:lm_head")
 
 
@@ -119,70 +131,67 @@ class Request:
 
 
 def parse(argv: list[str]) -> Request:
-    """Return the request in key=value words. Raise UserError for unknown keys and values."""
+    """Parse key=value words. Raise UserError for unknown keys and values."""
     words = key_values.read(argv, DEFAULTS, "kernel=liger:rms_norm")
-    kernels = _several(words["kernel"])
+    kernels = _split(words["kernel"])
     prefixes = {kernel.partition(":")[0] for kernel in kernels}
     for kernel in kernels:
         library, _, name = kernel.partition(":")
         if library in LIBRARIES or not (library and name):
-            _known("kernel", kernel, KERNELS)
-    unread = ("model", "tokens") if not prefixes & {*LIBRARIES} else ()
-    for key in ("args", "grid") if prefixes <= {*LIBRARIES} else unread:
+            _checked("kernel", kernel, KERNELS)
+    unused_keys = ("model", "tokens") if not prefixes & {*LIBRARIES} else ()
+    for key in ("args", "grid") if prefixes <= {*LIBRARIES} else unused_keys:
         if words[key] != DEFAULTS[key]:
-            raise UserError(f"{key} takes no effect on kernel={words['kernel']}. Leave it out.")
-    for value in _several(words["matrix_instr_nonkdim"]):
-        _known("matrix_instr_nonkdim", value, NONKDIMS)
+            raise UserError(f"{key} has no effect on kernel={words['kernel']}. Leave {key}= out.")
+    for value in _split(words["matrix_instr_nonkdim"]):
+        _checked("matrix_instr_nonkdim", value, NONKDIMS)
     sides = [_number("grid", side) for side in words["grid"].split("x") if words["grid"]]
     dtypes = ["bf16", "fp16", "fp32", *(["amp"] if prefixes == {"inductor"} else [])]
     models = [file.stem for file in MODELS.glob("*.yaml")]
-    arguments = [pair.strip().partition("=") for pair in _several(words["args"])]
+    arguments = [pair.strip().partition("=") for pair in _split(words["args"])]
     return Request(
         kernels=kernels,
-        archs=[_known("arch", arch, ARCHITECTURES) for arch in _several(words["arch"])],
+        archs=[_checked("arch", arch, ARCHITECTURES) for arch in _split(words["arch"])],
         sweep={
-            key: [_number(key, value) for value in _several(words[key])]
+            key: [_number(key, value) for value in _split(words[key])]
             for key in SWEPT
             if words[key]
         },
-        model=MODELS / f"{_known('model', words['model'], models)}.yaml",
+        model=MODELS / f"{_checked('model', words['model'], models)}.yaml",
         tokens=_number("tokens", words["tokens"]),
-        dtype=_known("dtype", words["dtype"], dtypes),
+        dtype=_checked("dtype", words["dtype"], dtypes),
         args={name: value for name, _, value in arguments},
         workgroups=math.prod(sides) if sides else None,
         save=Path(words["save"]) if words["save"] else None,
-        json=_known("format", words["format"], ("text", "json")) == "json",
+        json=_checked("format", words["format"], ("text", "json")) == "json",
         jobs=_number("jobs", words["jobs"]),
         timeout_s=_number("timeout_s", words["timeout_s"]),
     )
 
 
-def _several(text: str) -> list[str]:
-    """Return the distinct values between commas."""
+def _split(text: str) -> list[str]:
+    """Return the distinct values of a comma-separated list."""
     return list(dict.fromkeys(text.split(","))) if text else []
 
 
-def _known(key: str, value: str, known: Iterable[str]) -> str:
-    """Return a value that is among the known ones. Raise UserError for others."""
+def _checked(key: str, value: str, known: Iterable[str]) -> str:
+    """Return the value. Raise UserError if it is not among the known ones."""
     if value not in known:
         raise UserError(f"{key}={value} is not known.{near_or_all(value, known)}")
     return value
 
 
 def _number(key: str, text: str) -> int:
-    least, most = int(key not in MAY_BE_ZERO), MOST.get(key, 2**31 - 1)
-    if not (re.fullmatch(r"[0-9]{1,18}", text) and least <= int(text) <= most):
-        raise UserError(f"{key}={text} is not known. Known: {least} to {most}.")
+    minimum, maximum = int(key not in MAY_BE_ZERO), MAXIMUMS.get(key, 2**31 - 1)
+    if not (re.fullmatch(r"[0-9]{1,18}", text) and minimum <= int(text) <= maximum):
+        raise UserError(f"{key}={text} is out of range. Use a number from {minimum} to {maximum}.")
     return int(text)
 
 
-# ---- The work
-
-
 def launches(request: Request) -> list[tuple[Launch, str]]:
-    """Return every launch with its architecture.
+    """Return every kernel launch to compile, with its architecture.
 
-    Raise HostError if Triton or a library is missing, and UserError for a kernel that does not
+    Raise HostError if Triton or a library is not installed, and UserError if a kernel does not
     exist.
     """
     try:
@@ -193,7 +202,7 @@ def launches(request: Request) -> list[tuple[Launch, str]]:
     except ModuleNotFoundError as error:
         package = str(error.name).split(".")[0]
         raise HostError(
-            f"{package} is not installed, and this program compiles with it. In .venv on Linux: "
+            f"{package} is not installed, but kernel= needs it. In .venv on Linux, run: "
             "make kernels"
         ) from error
     named: list[tuple[str, Launch]] = []
@@ -202,26 +211,26 @@ def launches(request: Request) -> list[tuple[Launch, str]]:
         if library not in LIBRARIES:
             named.append((kernel, kernels.file_launch(kernel, request.args, request.workgroups)))
         elif library != "inductor":
-            all_of_library = [each for each in RECIPE_KERNELS if each.startswith(f"{library}:")]
+            in_recipes = [kernel for kernel in RECIPE_KERNELS if kernel.startswith(f"{library}:")]
             shape = (request.model, request.tokens, request.dtype)
-            for operation in all_of_library if name == "all" else [kernel]:
-                launched = kernels.library_launches(operation, *shape)
-                named += [(kernel, launch) for launch in launched]
+            for operation in in_recipes if name == "all" else [kernel]:
+                recorded = kernels.library_launches(operation, *shape)
+                named += [(kernel, launch) for launch in recorded]
     distinct = kernels.distinct_names(named)
-    of_layers = layer_launches(request) if "inductor" in request.libraries else []
-    return [(launch, arch) for launch in distinct for arch in request.archs] + of_layers
+    generated = layer_launches(request) if "inductor" in request.libraries else []
+    return [(launch, arch) for launch in distinct for arch in request.archs] + generated
 
 
 def layer_launches(request: Request) -> list[tuple[Launch, str]]:
-    """Return the kernels that torch.compile generates for a layer with each attention."""
+    """Return the launches that torch.compile generates for a layer, for each kind of attention."""
     import torch
 
     from recipes.tune import kernels, layer_kernels
 
     if torch.version.cuda or torch.version.hip:
         raise HostError(
-            "kernel=inductor:layer needs torch's CPU build, which can imitate another GPU. Use: "
-            "make setup TORCH=cpu, make kernels."
+            "kernel=inductor:layer needs torch's CPU build, which can stand in for any GPU. Run: "
+            "make setup TORCH=cpu && make kernels"
         )
     generated = layer_kernels.generate_all(
         {
@@ -241,7 +250,10 @@ def layer_launches(request: Request) -> list[tuple[Launch, str]]:
 
 
 def measure(request: Request) -> list[Row]:
-    """Return a row per configuration, by kernel and architecture, the best of each group first."""
+    """Compile every configuration, and return its row.
+
+    Rows are grouped by kernel and architecture, and sorted by rank within a group.
+    """
     tasks = [
         (
             replace(launch, options=launch.options | dict(zip(request.sweep, values, strict=True))),
@@ -250,11 +262,12 @@ def measure(request: Request) -> list[Row]:
         for launch, arch in launches(request)
         for values in itertools.product(*request.sweep.values())
     ]
-    from recipes.tune.compile import compile_all  # after launches(), which reports missing packages
+    # Imported after launches(), which reports missing packages.
+    from recipes.tune.compile import compile_all
 
     rows: dict[int, Row] = {}
     results = compile_all(tasks, request.jobs, request.timeout_s)
-    # Without auto_refresh the bar has no thread: the compiling processes are forked from this one.
+    # auto_refresh would start a thread, but compile_all forks and therefore needs a single thread.
     bar = track(
         results,
         "compiling",
@@ -277,7 +290,7 @@ def measure(request: Request) -> list[Row]:
 
 
 def versions(request: Request) -> dict[str, str]:
-    """Return the versions of Triton and of the kernels' libraries."""
+    """Return the versions of Triton and of the requested kernels' libraries."""
     names = ["triton", *(LIBRARIES[library][1] for library in request.libraries)]
     return {name: metadata.version(name) for name in names}
 
@@ -291,7 +304,7 @@ def main(argv: list[str]) -> int:
         if request.save:
             request.save.mkdir(parents=True, exist_ok=True)
         rows = measure(request)
-    except (UserError, HostError, OSError) as error:  # OSError: of save=
+    except (UserError, HostError, OSError) as error:  # OSError if save= cannot be written
         print(f"error: {error}", file=sys.stderr)
         return getattr(error, "exit_code", EXIT_USER)
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""Judge a compiled kernel, and print the table of recipes.tune.occupancy."""
+"""Turn compiled kernels into rows, and print the table of recipes.tune.occupancy."""
 
 from __future__ import annotations
 
@@ -25,23 +25,24 @@ if TYPE_CHECKING:  # both need Triton
     from recipes.tune.compile import Compiled
     from recipes.tune.kernels import Launch
 
-# Keys of resources, occupancy and instructions that the table shows; format=json has all of them.
-SHOWN = """
+# Fields of Code's parts that the table shows; format=json has all fields.
+COLUMNS = """
     vgprs agprs sgprs vgpr_spills sgpr_spills scratch_bytes lds_bytes by_vgpr by_sgpr by_lds waves
     max_waves limits matrix global_loads
 """.split()
-WIDE = 230  # columns if the output is not a terminal, so that no line wraps
+WIDTH = 230  # characters per line if the output is not a terminal, so that no line wraps
 LEGEND = f"""\
-waves: held by one SIMD, of max_waves; by_...: if only that resource limited them (docs/kernels.md).
-vgprs: on gfx90a, gfx942 and gfx950 including AGPRs. b128: accesses of 16 bytes a lane.
-Spilled registers go to memory. More warps, smaller blocks, fewer stages or a lower waves_per_eu
-avoid them. !: fewer than {ENOUGH_WORKGROUPS} workgroups, the least that AMD's guide recommends for
-an MI300X. More occupancy promises no speed: measure."""
+waves: waves that fit on one SIMD, of max_waves. by_...: waves if only that resource limited them
+(docs/kernels.md). vgprs: including AGPRs on gfx90a, gfx942 and gfx950. b128: accesses of 16 bytes
+per lane. !: the grid has fewer than {ENOUGH_WORKGROUPS} workgroups, the minimum that AMD's guide
+recommends for an MI300X.
+Spilled registers are stored in memory. To avoid spills, use more warps, smaller blocks, fewer
+stages or a lower waves_per_eu. Higher occupancy does not guarantee more speed, so measure it."""
 
 
 @dataclass(frozen=True)
 class Code:
-    """Describe a compiled kernel."""
+    """The properties of a compiled kernel."""
 
     resources: Resources
     occupancy: Occupancy
@@ -50,9 +51,9 @@ class Code:
 
 @dataclass(frozen=True)
 class Row:
-    """Describe one kernel, compiled for one architecture with one set of options.
+    """One kernel, compiled for one architecture with one set of options.
 
-    If there is no `code`, `error` is the reason.
+    If the compilation failed, `code` is None and `error` is the reason.
     """
 
     kernel: str
@@ -73,7 +74,10 @@ class Row:
 
     @property
     def rank(self) -> tuple[Any, ...]:
-        """Return a sort key: no errors, no spills, high occupancy, wide loads, few registers."""
+        """Return a sort key. Rows without spills come first and errors last.
+
+        Ties are resolved by high occupancy, then wide loads, then few registers.
+        """
         if not self.code:
             return (2,)
         needs, loads = self.code.resources, self.code.instructions.global_loads
@@ -82,7 +86,7 @@ class Row:
 
 
 def row_of(launch: Launch, arch: str, compiled: Compiled) -> Row:
-    # Omit switches such as debug
+    # Leave out boolean options, such as debug.
     options = {key: value for key, value in launch.options.items() if type(value) is int}
     grid = (launch.workgroups, launch.per_compute_unit)
     row = Row(launch.name, arch, launch.blocks | options, *grid, compiled.seconds, compiled.error)
@@ -92,19 +96,19 @@ def row_of(launch: Launch, arch: str, compiled: Compiled) -> Row:
     fit = occupancy(ARCHITECTURES[arch], needs)
     if not fit.workgroups:
         limits = " and ".join(fit.limits)
-        return replace(row, error=f"cannot start: a workgroup needs more {limits} than there is")
+        return replace(row, error=f"cannot start: one workgroup exceeds the available {limits}")
     return replace(row, code=Code(needs, fit, count_instructions(compiled.isa)))
 
 
 def show(rows: list[Row], versions: dict[str, str], saved: Path | None) -> None:
-    """Print the table, the reasons for missing rows, and an explanation of the terms."""
+    """Print the table, the errors of failed kernels, a legend, and the folder of saved files."""
     console = Console()
     if not console.is_terminal:
-        console = Console(width=WIDE)
+        console = Console(width=WIDTH)
     title = f"Compiled by {', '.join(f'{name} {version}' for name, version in versions.items())}"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    cells = [_cells(row) for row in rows]
-    # Empty columns are left out.
+    cells = [table_cells(row) for row in rows]
+    # Leave out empty columns.
     headings = list(dict.fromkeys(key for row in cells for key, text in row.items() if text))
     for heading in headings:
         table.add_column(heading, overflow="fold")
@@ -116,17 +120,17 @@ def show(rows: list[Row], versions: dict[str, str], saved: Path | None) -> None:
         for row in rows
         if row.error
     ]
-    files = [f"Assembly (.s) and .ttgir of each row: {saved}/"] if saved else []
+    files = [f"Saved the assembly (.s) and .ttgir of each row in {saved}/"] if saved else []
     lines = "\n".join([*failures, LEGEND, *files])
     console.print(lines, markup=False, highlight=False, soft_wrap=True)
 
 
-def _cells(row: Row) -> dict[str, str]:
+def table_cells(row: Row) -> dict[str, str]:
     grid = "one per CU" if row.per_compute_unit else row.workgroups
     cells = {"kernel": row.kernel, "arch": row.arch, **row.options}
     cells["grid"] = f"{grid} !" if row.small_grid else grid
     for part in asdict(row.code).values() if row.code else ():
-        cells |= {key: part[key] for key in SHOWN if key in part}
+        cells |= {key: part[key] for key in COLUMNS if key in part}
     return {key: _text(value) for key, value in cells.items()}
 
 

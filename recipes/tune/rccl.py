@@ -1,7 +1,7 @@
-"""Search environment variables of RCCL (NCCL) for the fastest all-reduce here, with Optuna.
+"""Search with Optuna for RCCL's (NCCL's) environment variables with the fastest all-reduce.
 
 A trial is a run of method=bench/collectives. Its figure is the geometric mean of the bus bandwidths
-over the sizes.
+of all sizes.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from recipes.tune.trial import Setting
 
 @dataclass
 class RcclConfig(SearchConfig):
-    """Hold the arguments. `space` maps environment variables to values."""
+    """Arguments. `space` maps environment variables to values."""
 
-    # Libraries read no other variables, so the best of equal trials would seem a gain.
+    # Other variables would only add noise, because the libraries do not read them.
     prefixes = ("NCCL_", "RCCL_", "HSA_", "HIP_", "GPU_", "ROC_", "TORCH_NCCL_")
 
     recipe: str = name_field(lambda: ("bench/collectives",), "bench/collectives")
@@ -38,7 +38,7 @@ def rccl(config: DictConfig) -> dict[str, Any]:
     bench = CollectivesConfig(**OmegaConf.to_container(config.tuned.trainer_args))
     dtype = next(name for name in bench.dtypes or config.hardware.precisions if name in DTYPES)
     sizes = ", ".join(map(str, bench.sizes))
-    notes = [f"{num_ranks()} ranks, {', '.join(bench.ops)} of {sizes} bytes."]
+    notes = [f"Measured {', '.join(bench.ops)} of {sizes} bytes on {num_ranks()} ranks."]
     table = Table("rccl", "trial setting bus_gb_s", figure="bus_gb_s", notes=notes)
     only = {"ranks": [num_ranks()], "dtypes": [dtype], "programs": ["torch"], "settings": []}
 

@@ -1,8 +1,7 @@
-"""Search over settings with Optuna; a journal holds finished trials, so a killed run resumes.
+"""Search over settings with Optuna. A journal records trials, so a killed run can resume.
 
-The first trial is the unchanged recipe, with every parameter null. A trial reports a figure after
-each row that it measures, and is stopped (`pruned`) if it is then behind the median of earlier
-trials.
+The first trial is the unchanged recipe, for which every parameter is null. A trial reports a figure
+after each row. It is stopped early (pruned) if the figure is below the median of earlier trials.
 """
 
 from __future__ import annotations
@@ -32,24 +31,24 @@ from recipes.tune.trial import Setting, run
 from recipes.tune.tuning import TuneConfig, finish
 
 JOURNAL = "journal.log"
-PRUNED = "pruned: behind the median of earlier trials"
-BEFORE_PRUNING = 4  # finished trials before pruning; a median of fewer means little
-MAX_REPEATS = 20  # known proposals in a row that end the search
+PRUNED = "pruned: below the median of earlier trials"
+BEFORE_PRUNING = 4  # finished trials before pruning, because a median of fewer means little
+MAX_REPEATS = 20  # the search ends after this many known points in a row
 FINISHED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 
 Point = dict[str, Any]
-Report = Callable[[float], None]  # reports a figure; raises optuna.TrialPruned
+Report = Callable[[float], None]  # reports a trial's next figure; raises optuna.TrialPruned
 
 
 @dataclass
 class SearchConfig(TuneConfig):
-    """Hold the arguments of a search. `space`: the values to try for each parameter.
+    """Arguments of a search. `space`: the values to try for each parameter.
 
-    Null, which leaves a parameter unchanged, is always tried too. `num_trials` includes the
-    unchanged recipe.
+    Null is always tried too, which leaves a parameter unchanged. `num_trials` includes the
+    unchanged recipe. Raise UserError for an invalid `space`.
     """
 
-    prefixes: ClassVar[tuple[str, ...]] = ("",)  # of the names in `space`
+    prefixes: ClassVar[tuple[str, ...]] = ("",)  # allowed beginnings of names in `space`
 
     space: dict[str, list[Any]] = field(default_factory=dict)
     num_trials: int = field(default=30, metadata={"least": 2})
@@ -57,14 +56,14 @@ class SearchConfig(TuneConfig):
     def __post_init__(self) -> None:
         self.space = {name: values for name, values in self.space.items() if values}
         for name, values in self.space.items():
-            plain = isinstance(values, list) and not any(
+            is_flat = isinstance(values, list) and not any(
                 isinstance(value, (list, dict)) for value in values
             )
             problem = None
             if not name.startswith(self.prefixes):
-                problem = f"its name has to start with {', '.join(self.prefixes)}"
-            elif not plain or len(set(map(str, values))) < len(values):
-                problem = "use a list of different numbers or words, as [1,2,4]; [] leaves it out"
+                problem = f"the name must start with one of {', '.join(self.prefixes)}"
+            elif not is_flat or len(set(map(str, values))) < len(values):
+                problem = "use a list of distinct numbers or words, such as [1,2,4], or [] to skip"
             if problem:
                 raise UserError(f"method.args.space.{name}={values}: {problem}.")
 
@@ -75,36 +74,37 @@ def search(
     table: Table,
     measure: Callable[[int, Point, Report], Row],
 ) -> list[Row]:
-    """Return a row for each finished trial, the unchanged recipe first.
+    """Run trials and return a row for each one, first the unchanged recipe.
 
-    `measure` takes the trial's number, the point without nulls, and a function that reports a
-    figure. It returns a row with the table's figure; a UserError becomes the row's `error`. Raise
-    Interrupted after a signal.
+    `measure` runs one trial. It takes the trial's number, the point without nulls, and a function
+    to report figures. It returns a row with the table's figure. Its UserError becomes the row's
+    `error`. Raise Interrupted after a signal.
     """
     folder, figure = Path(config.run_dir), table.figure
     lines = folder / "metrics.jsonl"
     study = open_study(folder / JOURNAL, args)
-    for trial in study.get_trials(states=(TrialState.RUNNING,)):  # queue again after a kill
-        # `params` may be incomplete, because parameters are recorded one by one.
+    for trial in study.get_trials(states=(TrialState.RUNNING,)):  # repeat after a kill
+        # Prefer fixed_params, because params are recorded one by one and may be incomplete.
         study.enqueue_trial(trial.system_attrs.get("fixed_params") or trial.params)
         study.tell(trial.number, state=TrialState.FAIL)
     finished = study.get_trials(states=FINISHED)
     rows = [trial.user_attrs["row"] for trial in finished if "row" in trial.user_attrs]
     if rows:
-        say(f"{len(rows)} trials were finished before the interruption")
-    lines.unlink(missing_ok=True)  # a killed run may have written to the journal but not here
+        say(f"resuming: {len(rows)} trials were finished before the interruption")
+    # Write all rows again, because a killed run may have written a row only to the journal.
+    lines.unlink(missing_ok=True)
     for step, row in enumerate(rows, 1):
         append(lines, {"step": step, "num_steps": args.num_trials, **row})
     choices = {name: list(dict.fromkeys([None, *values])) for name, values in args.space.items()}
     space = {name: CategoricalDistribution(values) for name, values in choices.items()}
-    most = min(args.num_trials, math.prod(map(len, choices.values())))
+    num_trials = min(args.num_trials, math.prod(map(len, choices.values())))
     repeats = 0
-    while len(rows) < most and repeats < MAX_REPEATS:
-        if rows and rows[0]["error"]:  # nothing to compare with
+    while len(rows) < num_trials and repeats < MAX_REPEATS:
+        if rows and rows[0]["error"]:  # without the unchanged recipe, there is no comparison
             break
         if stop_requested():
             raise Interrupted(rows=rows)
-        # A single seeded sampler would repeat its proposals after a resume.
+        # A new seed for each trial, because a resumed run would repeat the sampler's proposals.
         seed = args.seed + len(study.trials)
         study.sampler = TPESampler(seed=seed, multivariate=True, n_startup_trials=5)
         trial = study.ask(space)
@@ -115,7 +115,7 @@ def search(
             study.tell(trial, earlier.get(figure), state=state)
             continue
         repeats = 0
-        row = _measured(study, trial, table, measure, len(rows))
+        row = run_trial(study, trial, table, measure, len(rows))
         rows.append(row)
         append(lines, {"step": len(rows), "num_steps": args.num_trials, **row})
         outcome = f"{figure} {row[figure]:,.4g}" if row.get(figure) else row["error"]
@@ -123,40 +123,40 @@ def search(
     return rows
 
 
-def set_only(point: Mapping[str, Any]) -> Point:
+def without_nulls(point: Mapping[str, Any]) -> Point:
+    """Return the parameters that a point changes."""
     return {name: value for name, value in point.items() if value is not None}
 
 
-def _measured(
+def run_trial(
     study: optuna.Study,
     trial: optuna.Trial,
     table: Table,
     measure: Callable[[int, Point, Report], Row],
     number: int,
 ) -> Row:
+    """Run one trial, record the outcome in the study, and return the row."""
     params, figures = trial.params, list[float]()
 
     def report(figure: float) -> None:
         figures.append(figure)
-        # The geometric mean, so that equal ratios of figures have equal weight.
+        # Use the geometric mean, so that each figure's ratio has the same weight.
         trial.report(statistics.geometric_mean(figures), len(figures))
         if number > 0 and trial.should_prune():
             raise optuna.TrialPruned
 
-    changes = " ".join(f"{name}={value}" for name, value in set_only(params).items())
+    changes = " ".join(f"{name}={value}" for name, value in without_nulls(params).items())
     row: Row = {"trial": number, "setting": changes or "as it stands", "point": params}
     row["error"], state = None, TrialState.COMPLETE
     try:
-        row |= measure(number, set_only(params), report)
+        row |= measure(number, without_nulls(params), report)
     except optuna.TrialPruned:
         row["error"], state = PRUNED, TrialState.PRUNED
     except UserError as error:
-        if (
-            stop_requested()
-        ):  # the signal may have caused the failure, so the trial is repeated later
+        if stop_requested():  # a signal may have caused the failure, so a resumed run tries again
             raise Interrupted() from error
         row["error"], state = str(error), TrialState.FAIL
-    trial.set_user_attr("row", row)  # before `tell`, so that every finished trial has a row
+    trial.set_user_attr("row", row)  # saved before `tell`, so that every finished trial has a row
     study.tell(trial, row[table.figure] if state == TrialState.COMPLETE else None, state=state)
     return row
 
@@ -170,10 +170,11 @@ def search_bench(
     name_of: Callable[[Row], str],
     unrecorded: Mapping[str, Any] = {},
 ) -> tuple[Row, Point]:
-    """Search with a benchmark as the trial; return result.json's content and the best point.
+    """Search with runs of a benchmark as trials.
 
-    A trial's figure is the geometric mean over the benchmark's rows. Its row also has the figures
-    by `kind`, named by `name_of`. `unrecorded` are arguments of every trial.
+    A trial's figure is the geometric mean over the benchmark's rows. Its row also has each figure,
+    under `<figure>_by_<kind>`, with names by `name_of`. `unrecorded` are arguments of every trial.
+    Return result.json's content and the best point.
     """
     figure = table.figure
 
@@ -200,17 +201,17 @@ def search_bench(
         return {figure: mean, f"{figure}_by_{kind}": figures}
 
     rows = search(config, args, table, measure)
-    settings = [setting_of(set_only(row["point"])) for row in rows]
+    settings = [setting_of(without_nulls(row["point"])) for row in rows]
     content = finish(config, table, rows, rows[0], settings)
     best = max((row for row in rows if not row["error"]), key=lambda row: row[figure])
-    return content, set_only(best["point"])
+    return content, without_nulls(best["point"])
 
 
 def open_study(journal: Path, args: SearchConfig) -> optuna.Study:
-    optuna.logging.set_verbosity(optuna.logging.WARNING)  # we print the line for each trial
+    optuna.logging.set_verbosity(optuna.logging.WARNING)  # `search` prints each trial instead
     warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-    # A kill during a write leaves Optuna's lock and a truncated line. They can be removed, because
-    # the launcher holds the run's lock, so no other process writes.
+    # A kill during a write leaves Optuna's lock file and a truncated line. Removing them is safe,
+    # because the launcher locks the run directory, so no other process writes to the journal.
     journal.with_name(f"{journal.name}.lock").unlink(missing_ok=True)
     content = journal.read_bytes() if journal.exists() else b""
     if not content.endswith(b"\n"):

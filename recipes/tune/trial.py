@@ -1,7 +1,7 @@
-"""Run one trial of a tuning: a short run of the recipe with changed arguments and variables.
+"""Run one trial of a tuning, which is a short run of the recipe with changed settings.
 
-A trial uses the same program, arguments, strategy and ranks as a user's run. Its processes are new,
-because compilers, libraries and allocators keep state from earlier settings.
+A trial uses the same program, arguments, strategy and number of ranks as a user's run. It runs in
+new processes, because compilers, libraries and allocators keep state of earlier settings.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from recipes.rank.ranks import num_ranks
 from recipes.training.checkpoint import HEARTBEAT
 
 METRICS = "metrics.jsonl"
-# Share of runtime.hang_timeout_s after which a hung trial ends, so that the watchdog does not end
-# the whole tuning.
+# A trial counts as hung after this share of runtime.hang_timeout_s, before the launcher's watchdog
+# would end the whole tuning.
 HUNG_SHARE = 0.8
-PLAIN = re.compile(r"[\w./:+@%-]+")  # text that Hydra's grammar accepts without quotes
+UNQUOTED = re.compile(r"[\w./:+@%-]+")  # text that Hydra accepts without quotes
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Hold the recipe's arguments and the environment variables that a trial changes."""
+    """The arguments of the recipe and the environment variables that a trial changes."""
 
     args: dict[str, Any] = field(default_factory=dict)
     env: dict[str, str] = field(default_factory=dict)
 
     def overrides(self) -> list[str]:
         """Return the setting as overrides for launch/run.py."""
-        args = [f"method.args.{name}={word(value)}" for name, value in _flat(self.args)]
-        return args + [f"user_env.{name}={word(value)}" for name, value in self.env.items()]
+        args = [f"method.args.{name}={hydra_value(value)}" for name, value in _flat(self.args)]
+        return args + [f"user_env.{name}={hydra_value(value)}" for name, value in self.env.items()]
 
 
 def run(
@@ -59,11 +59,12 @@ def run(
 ) -> list[Row]:
     """Run the recipe in `<run>/trials/<name>`, and return the lines of its metrics.jsonl.
 
-    `unrecorded` and `env` are arguments and variables besides the setting; `data` replaces keys of
-    config.data. `on_rows` is called with new lines and returns true to stop. Raise UserError if the
-    trial failed, and Interrupted after a signal.
+    `unrecorded` and `env` are arguments and variables that are not part of the setting. `data`
+    replaces keys of config.data. `on_rows` is called when there are new lines, with all lines, and
+    returns true to stop the trial. Raise UserError if the trial fails, and Interrupted after a
+    signal.
     """
-    folder = folder_of(config, name)
+    folder = trial_folder(config, name)
     shutil.rmtree(folder, ignore_errors=True)  # left by an interrupted trial
     folder.mkdir(parents=True)
     content: dict[str, Any] = OmegaConf.to_container(config)  # type: ignore[assignment]
@@ -79,8 +80,8 @@ def run(
     if num_ranks() > 1:
         torchrun = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
         program = [*torchrun, "--nproc-per-node", str(num_ranks()), *program]
-    # A trial must not inherit torchrun's variables. For one rank they are set here, since starting
-    # torchrun takes seconds.
+    # A trial must not inherit torchrun's variables. For a single rank they are set here, because
+    # starting torchrun would take seconds.
     environ = {name: value for name, value in os.environ.items() if not TORCHRUN.match(name)}
     if num_ranks() == 1:
         environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
@@ -97,7 +98,10 @@ def follow(
     log_name: str,
     on_rows: Callable[[list[Row]], bool] = lambda rows: False,
 ) -> list[Row]:
-    """Run a program that logs to `folder`/`log_name`, as `run` does, and end its processes."""
+    """Run a program that logs to `folder`/`log_name`, and return the lines of its metrics.jsonl.
+
+    `on_rows` and exceptions are those of `run`. All processes of the program are ended.
+    """
     metrics, rows = folder / METRICS, list[Row]()
     process = Process(argv, env, folder / log_name)
 
@@ -122,20 +126,21 @@ def follow(
     return rows
 
 
-def folder_of(config: DictConfig, name: str) -> Path:
+def trial_folder(config: DictConfig, name: str) -> Path:
     return Path(config.run_dir) / "trials" / name
 
 
 def speed(rows: list[Row], warmup: int) -> Row:
     """Return speed and memory from a trainer's lines, one per step.
 
-    tokens_per_second counts all ranks, step_s is the median, spread is the range of step times as a
-    share of it, and first_step_s includes compilation.
+    tokens_per_second is the sum of all ranks. step_s is the median, and spread is the range of step
+    times divided by step_s. first_step_s includes compilation. Raise UserError if there are no
+    tokens after `warmup` steps.
     """
     measured = list(zip(rows[warmup - 1 :], rows[warmup:], strict=False)) if warmup else []
     tokens = measured and rows[-1]["num_tokens"] - rows[warmup - 1]["num_tokens"]
     if not tokens:
-        raise UserError(f"no tokens in {len(rows)} steps, of which {warmup} are warm-up")
+        raise UserError(f"no tokens after {warmup} warm-up steps; the trial had {len(rows)} steps")
     times = [after["time_s"] - before["time_s"] for before, after in measured]
     step_s = statistics.median(times)
     return {
@@ -156,13 +161,13 @@ def _flat(args: Mapping[str, Any], at: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{at}{name}", value
 
 
-def word(value: Any) -> str:
-    """Return a value as Hydra's command line needs it; a comma outside quotes would be a sweep."""
+def hydra_value(value: Any) -> str:
+    """Return a value quoted for Hydra's command line, where an unquoted comma means a sweep."""
     if value is None or isinstance(value, (bool, int, float)):
         return json.dumps(value)
     if isinstance(value, (list, tuple)):
-        return f"[{','.join(map(word, value))}]"
+        return f"[{','.join(map(hydra_value, value))}]"
     if isinstance(value, dict):
-        return "{" + ",".join(f"{key}:{word(item)}" for key, item in value.items()) + "}"
+        return "{" + ",".join(f"{key}:{hydra_value(item)}" for key, item in value.items()) + "}"
     text = str(value)
-    return text if PLAIN.fullmatch(text) else "'" + text.replace("'", "\\'") + "'"
+    return text if UNQUOTED.fullmatch(text) else "'" + text.replace("'", "\\'") + "'"

@@ -1,11 +1,11 @@
 """Tune the matrix products of a recipe with PyTorch's TunableOp, and measure the gain.
 
-It collects the products of the recipe's steps, times every kernel of rocBLAS and hipBLASLt for each
-product, and writes the fastest into a CSV file. It is for ROCm only; elsewhere there is only one
-kernel. The file's folder, which later runs and their containers see, is named by GPU, ROCm,
-hipBLASLt and torch, because TunableOp rejects files of other versions (PyTorch,
-aten/src/ATen/cuda/tunable/README.md). Later runs use the file through the three variables that the
-experiment sets.
+TunableOp records the products of a training step, times every kernel of rocBLAS and hipBLASLt for
+each product, and writes the fastest ones to a CSV file. This only works on ROCm, because other
+builds have a single kernel. The file's folder is mounted in later runs. Its name contains the GPU
+and the versions of ROCm, hipBLASLt and torch, because TunableOp rejects files of other versions
+(PyTorch, aten/src/ATen/cuda/tunable/README.md). The experiment sets the three variables by which
+later runs use the file.
 """
 
 from __future__ import annotations
@@ -29,19 +29,16 @@ from recipes.tune import trial
 from recipes.tune.trial import Setting
 from recipes.tune.tuning import TRAINING, TrainingTuneConfig, finish, measure_trials, training
 
-FILE = "tunableop.csv"  # TunableOp inserts the number of the process's GPU before the dot
+FILE = "tunableop.csv"  # TunableOp inserts the GPU's number before the dot
 PREFIX = "PYTORCH_TUNABLEOP_"
-MOST_GPUS = 8  # per node; each GPU reads its own copy
+MAX_GPUS = 8  # per node; each GPU reads its own copy
 WITHOUT, COLLECT, WITH = "without", "collect", "with"
 VERSIONS = ("GCN_ARCH_NAME", "ROCM_VERSION", "HIPBLASLT_VERSION", "PT_VERSION")
 
 
 @dataclass
 class TunableopConfig(TrainingTuneConfig):
-    """Hold the arguments.
-
-    A kernel is timed up to `max_duration_ms` or `max_iterations`, whichever is reached first.
-    """
+    """Arguments. Each kernel is timed until `max_duration_ms` or `max_iterations` is reached."""
 
     max_duration_ms: int = 30
     max_iterations: int = 100
@@ -51,7 +48,7 @@ def tunableop(config: DictConfig) -> dict[str, Any]:
     args = TunableopConfig(**OmegaConf.to_container(config.trainer_args))
     shown = f"run {TRAINING} products tuning_s"
     table = Table("tunableop", shown, figure="tokens_per_second")
-    result = trial.folder_of(config, COLLECT) / "tuned_file"
+    result = trial.trial_folder(config, COLLECT) / "tuned_file"
 
     def work(case: Row) -> Row:
         if case["run"] == COLLECT:
@@ -64,85 +61,92 @@ def tunableop(config: DictConfig) -> dict[str, Any]:
         show(table, rows, config.hardware.name, [])
         raise Failed(f"nothing was tuned: {error}", tuning=table.benchmark, rows=rows)
     if not result.exists():
-        note = "Nothing was tuned: without ROCm, torch has no other kernels to choose from."
+        note = "Nothing was tuned, because without ROCm torch has only one kernel per product."
         return finish(config, table, rows[:1], rows[0], [Setting()], [note])
     runs = [{"run": run} for run in (WITHOUT, COLLECT, WITH)]
     rows = measure_trials(config, args, table, runs, work)
     file = result.read_text()
-    note = f"Tuned products are in {file}, with the GPU's number before the dot."
+    note = f"Tuned products are in {file}, with the number of the GPU before the dot."
     after = {**rows[2], "products": rows[1]["products"], "tuning_s": rows[1]["tuning_s"]}
     settings = [Setting(), setting_with(file)]
     return finish(config, table, [rows[0], after], rows[0], settings, [note])
 
 
 def collect(config: DictConfig, args: TunableopConfig, result: Path) -> Row:
-    """Record the products of one step, tune them in a new process, and return the step's row."""
-    folder = trial.folder_of(config, COLLECT)
+    """Record the products of one step, tune them in a new process, and return the step's row.
+
+    On ROCm, write the path of the tuned file to `result`.
+    """
+    folder = trial.trial_folder(config, COLLECT)
     untuned, tuned = folder / "untuned.csv", folder / FILE
     recording = {"ENABLED": "1", "TUNING": "0", "RECORD_UNTUNED": "1"}
     recording |= {"UNTUNED_FILENAME": str(untuned), "FILENAME": str(tuned)}
     env = {f"{PREFIX}{name}": value for name, value in recording.items()}
     row = training(config, args, COLLECT, Setting(), env, steps=1)
-    untuned = folder / numbered(untuned.name, 0)
+    untuned = folder / file_of_gpu(untuned.name, 0)
     row |= {"products": len(products(untuned)), "tuning_s": None}
     if torch.version.hip is None:
         return row
     limits = (str(args.max_duration_ms), str(args.max_iterations))
     argv = [sys.executable, "-m", "recipes.tune.tunableop", "--tune", untuned, tuned, *limits]
-    # The user's variables would override the program's switches.
+    # Without the user's variables, which would override the switches of tune_offline.
     env = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
     start = time.monotonic()
     trial.follow(config, [*map(str, argv)], env, folder, "tuning.log")
     row["tuning_s"] = time.monotonic() - start
-    cache = keep(tuned, Path(config.tuned.cache) / "tunableop")
+    cache = add_to_cache(tuned, Path(config.tuned.cache) / "tunableop")
     write_text(result, str(cache / FILE))
     return row
 
 
 def products(path: Path) -> list[str]:
-    """Return the distinct product lines of a file, sorted."""
+    """Return the distinct lines of a file that describe matrix products, sorted."""
     lines = path.read_text().splitlines() if path.exists() else []
     return sorted({line for line in lines if line.startswith(("Gemm", "ScaledGemm"))})
 
 
-def keep(tuned: Path, cache: Path) -> Path:
-    """Add tuned kernels to the file of these versions, with a copy per GPU; return its folder.
+def add_to_cache(tuned: Path, cache: Path) -> Path:
+    """Add tuned kernels to the cached file of the same versions, and return its folder.
 
-    Its name is such as gfx942-rocm7.2.0-hipblaslt1.2.0-torch2.13.0.
+    The folder is called, for example, gfx942-rocm7.2.0-hipblaslt1.2.0-torch2.13.0, and has a copy
+    of the file per GPU. Raise UserError if kernels or versions are missing from `tuned`.
     """
     head = [line for line in tuned.read_text().splitlines() if line.startswith("Validator")]
     kernels, versions = products(tuned), dict(line.split(",", 2)[1:] for line in head)
     missing = [name for name in VERSIONS if name not in versions]
     if missing or not kernels:
         raise UserError(
-            f"{tuned}: TunableOp wrote {len(kernels)} kernels; it named no "
-            f"{', '.join(missing) or 'product'}. Turn hipBLASLt on."
+            f"{tuned}: TunableOp wrote {len(kernels)} kernels. Missing from the file: "
+            f"{', '.join(missing) or 'products'}. Enable hipBLASLt."
         )
     gfx, rocm, hipblaslt, torch_version = (
         re.sub(r"[^\w.-]", "-", versions[name].split(":")[0]) for name in VERSIONS
     )
     folder = cache / f"{gfx}-rocm{rocm}-hipblaslt{hipblaslt}-torch{torch_version}"
     names = {tuple(line.split(",")[:2]) for line in kernels}
-    existing = products(folder / numbered(FILE, 0))
+    existing = products(folder / file_of_gpu(FILE, 0))
     earlier = [line for line in existing if tuple(line.split(",")[:2]) not in names]
     content = "\n".join([*head, *sorted([*earlier, *kernels])]) + "\n"
-    for gpu in range(MOST_GPUS):
-        write_text(folder / numbered(FILE, gpu), content)
+    for gpu in range(MAX_GPUS):
+        write_text(folder / file_of_gpu(FILE, gpu), content)
     return folder
 
 
-def numbered(name: str, gpu: int) -> str:
+def file_of_gpu(name: str, gpu: int) -> str:
     return name.replace(".", f"{gpu}.", 1)
 
 
 def setting_with(file: str) -> Setting:
-    """Return the setting with which a run uses the tuned file."""
+    """Return the setting that makes a run use the tuned file."""
     switches = {"ENABLED": "1", "TUNING": "0", "FILENAME": file}
     return Setting(env={f"{PREFIX}{name}": value for name, value in switches.items()})
 
 
 def tune_offline(untuned: str, out: str, max_duration_ms: str, max_iterations: str) -> None:
-    """Tune, in a new process: the recipe's has recorded, and TunableOp reads its switches once."""
+    """Tune the recorded products, and write the results to `out`.
+
+    This needs a new process, because TunableOp reads its switches only once per process.
+    """
     from torch.cuda import tunable
 
     tunable.enable(True)
@@ -155,7 +159,7 @@ def tune_offline(untuned: str, out: str, max_duration_ms: str, max_iterations: s
     for number, product in enumerate(lines, 1):
         single.write_text(f"{product}\n")
         tunable.tune_gemm_in_file(str(single))
-        print(f"{number}/{len(lines)}  {product}", flush=True)  # a growing log shows progress
+        print(f"{number}/{len(lines)}  {product}", flush=True)  # the log shows the progress
     torch.cuda.synchronize()
     results = [("Validator", *pair) for pair in tunable.get_validators()] + [*tunable.get_results()]
     Path(out).write_text("".join(",".join(map(str, result)) + "\n" for result in results))

@@ -1,9 +1,9 @@
-"""Run the steps around the trials of any tuning, and write an experiment file with the result.
+"""Run the trials of a tuning, and write an experiment file with the best setting.
 
     python launch/run.py 'hydra.searchpath=[file://<run>/conf]' experiment=<name>
 
-starts the measured setting. If copied to conf/experiment/, the file is an ordinary experiment.
-conf/method/tune/<name>.yaml shows how to start a tuning.
+runs that setting. A copy of the file in conf/experiment/ works without hydra.searchpath.
+conf/method/tune/<name>.yaml has the command that starts a tuning.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from recipes.bench.benchmark import Row, Table, measure_rows, show
 from recipes.rank.names import name_field
 from recipes.rank.program import Failed
 from recipes.rank.ranks import num_ranks
-from recipes.tune.trial import Setting, run, speed, word
+from recipes.tune.trial import Setting, hydra_value, run, speed
 
-CHARACTERS = 4  # digits per token; no tokenizer in use joins more than three into a token
-# Their product is the number of rows that a rank reads for an optimizer step.
+CHARACTERS = 4  # digits per token, because tokenizers join at most three digits
+# The product of these arguments is the number of rows that a rank reads per optimizer step.
 STEP = ("per_device_train_batch_size", "gradient_accumulation_steps")
 TRAINING = "tokens_per_second step_s spread memory_gb"  # columns
 
 
 @dataclass
 class TuneConfig:
-    """Hold the arguments of every tuning. `recipe` is the method whose runs are its trials.
+    """Arguments of every tuning. `recipe`: the method that the trials run.
 
-    Arguments that are not declared here or in a subclass go to the recipe.
+    Arguments that are not declared here or in a subclass are passed to the recipe.
     """
 
     fail_below: ClassVar[None] = None  # only benchmarks have a gate
@@ -49,10 +49,10 @@ class TuneConfig:
 
 @dataclass
 class TrainingTuneConfig(TuneConfig):
-    """Hold the arguments of a tuning whose trials train. `steps` are measured after `warmup`.
+    """Arguments of a tuning whose trials train. `steps` are measured, after `warmup` others.
 
-    `rows`: `full` is text that fills every row to max_length, so that each step has the planned
-    shapes and memory; `data` is the rows of `data=`.
+    `rows`: with `full`, text fills every row to max_length, so that each step has the planned
+    shapes and memory. With `data`, rows are those of `data=`.
     """
 
     steps: int = 10
@@ -68,7 +68,10 @@ def training(
     env: Mapping[str, str] = {},
     steps: int | None = None,
 ) -> Row:
-    """Return the speed of `steps` steps after args.warmup. Raise UserError if the trial failed."""
+    """Run a trial, and return the speed of `steps` steps after args.warmup others.
+
+    Raise UserError if the trial fails.
+    """
     steps = steps or args.steps
     bounds = {"max_steps": args.warmup + steps, "num_train_epochs": 1, "logging_steps": 1}
     bounds |= {"save_strategy": "no", "eval_strategy": "no"}
@@ -79,24 +82,26 @@ def training(
 def full_rows(
     config: DictConfig, args: TrainingTuneConfig, setting: Setting, steps: int
 ) -> dict[str, Any]:
-    """Write rows that fill max_length, and return the keys of config.data for a trial with them.
+    """Write rows that fill max_length, so that every step has the same shape.
 
-    Every step then has the same shape. Raise UserError if rows cannot be full.
+    Return the keys of config.data that use these rows. Raise UserError for other methods than sft
+    and dpo, and without max_length.
     """
-    own = {**config.tuned.trainer_args, **setting.args}
-    length = own.get("max_length")
+    trial_args = {**config.tuned.trainer_args, **setting.args}
+    length = trial_args.get("max_length")
     if args.recipe not in ("sft", "dpo") or length is None:
         raise UserError(
-            f"method.args.rows=full with method.args.recipe={args.recipe}: rows are filled for sft "
-            "and dpo, up to method.args.max_length tokens. Set both, or use method.args.rows=data."
+            f"method.args.rows=full with method.args.recipe={args.recipe}: only sft and dpo with "
+            "method.args.max_length have full rows. Use method.args.rows=data."
         )
-    count = num_ranks() * math.prod(own.get(key) or 1 for key in STEP) * (steps + args.warmup)
+    rows_per_step = num_ranks() * math.prod(trial_args.get(key) or 1 for key in STEP)
+    count = rows_per_step * (steps + args.warmup)
     path = Path(config.run_dir) / "trials" / f"rows-{count}.jsonl"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         rng, staged = random.Random(args.seed), path.with_suffix(".staged")
         with staged.open("w") as file:
-            for _ in range(count):  # the trainer cuts longer rows
+            for _ in range(count):  # the trainer truncates these rows to max_length
                 text = "".join(rng.choices("0123456789", k=CHARACTERS * length))
                 pair = {"prompt": text[:CHARACTERS], "chosen": text, "rejected": text[::-1]}
                 file.write(json.dumps({"text": text} if args.recipe == "sft" else pair) + "\n")
@@ -107,7 +112,7 @@ def full_rows(
 def measure_trials(
     config: DictConfig, args: TuneConfig, table: Table, runs: Sequence[Row], work: Callable
 ) -> list[Row]:
-    """Return a row for each run of the recipe. If the first fails, do not measure the others."""
+    """Measure runs of the recipe, and return their rows. Skip the others if the first fails."""
 
     def after_failure(case: Row, rows: list[Row]) -> str | None:
         failed = case != runs[0] and rows[0]["error"]
@@ -124,28 +129,32 @@ def finish(
     settings: Sequence[Setting],
     notes: Sequence[str] = (),
 ) -> Row:
-    """Return the content of result.json: the best of `rows` compared with `before`, one of them.
+    """Write an experiment with the best of `settings`, and return the content of result.json.
 
-    `settings` are those of the rows. Raises Failed with the rows if `before` failed.
+    Each setting belongs to one of `rows`. `before` is the row of the unchanged recipe. Raise Failed
+    if this row has an error.
     """
     figure = table.figure
     content = {"tuning": table.benchmark, **table.content(rows, [*table.notes, *notes])}
     if before["error"]:
         show(table, rows, config.hardware.name, content["notes"])
-        raise Failed(f"the unchanged recipe could not be measured: {before['error']}", **content)
+        raise Failed(f"the unchanged recipe failed: {before['error']}", **content)
     pairs = zip(rows, settings, strict=True)
     measured = [pair for pair in pairs if not pair[0]["error"] and pair[0].get(figure)]
     best, setting = max(measured, key=lambda pair: pair[0][figure])
     gain, overrides = best[figure] / before[figure], setting.overrides()
     path, command = write_experiment(config, table, setting, before, best)
-    content["notes"] += other_steps(config, setting)
+    content["notes"] += batch_change_notes(config, setting)
     lines = [*content["notes"]]
     spread = max(before.get("spread", 0.0), best.get("spread", 0.0))
     if 1 < gain < 1 + spread:
-        lines.append(f"steps of one run vary by {spread:.3f}, so a smaller gain may be noise")
+        lines.append(
+            f"step times within a run vary by {spread:.1%}, so a gain of {gain - 1:.1%} may be "
+            "noise"
+        )
     lines += [
-        f"before: {before[figure]:,.4g} {figure}; after: {best[figure]:,.4g}, {gain:.3f} times",
-        f"overrides: {shlex.join(overrides) or 'none: the recipe as it stands is the fastest'}",
+        f"{figure}: {before[figure]:,.4g} before, {best[figure]:,.4g} after ({gain:.3f} times)",
+        f"overrides: {shlex.join(overrides) or 'none, the unchanged recipe is the fastest'}",
         f"experiment: {path}\n  {command}",
     ]
     show(table, rows, config.hardware.name, lines)
@@ -161,25 +170,25 @@ def finish(
     }
 
 
-def other_steps(config: DictConfig, setting: Setting) -> list[str]:
+def batch_change_notes(config: DictConfig, setting: Setting) -> list[str]:
     """Return a note if the setting changes the number of sequences per optimizer step."""
-    own: dict[str, Any] = dict(config.tuned.trainer_args)
-    tuned = {**own, **setting.args}
+    recipe_args: dict[str, Any] = dict(config.tuned.trainer_args)
+    tuned = {**recipe_args, **setting.args}
     before, after = (
-        num_ranks() * math.prod(args.get(key) or 1 for key in STEP) for args in (own, tuned)
+        num_ranks() * math.prod(args.get(key) or 1 for key in STEP) for args in (recipe_args, tuned)
     )
     if before == after:
         return []
-    at_once = num_ranks() * (tuned.get(STEP[0]) or 1)
-    remedy = "a sweep of learning rates shows whether to change it."
-    if before % at_once == 0:
-        remedy = f"effective_batch={before} keeps them."
-    return [f"{after} sequences per step, before {before}, at the same learning rate; {remedy}"]
+    micro_step = num_ranks() * (tuned.get(STEP[0]) or 1)
+    remedy = "Sweep the learning rate to find the best one."
+    if before % micro_step == 0:
+        remedy = f"To restore {before}, use effective_batch={before}."
+    return [f"{after} sequences per step instead of {before}, at the same learning rate. {remedy}"]
 
 
-def start_of(path: Path) -> list[str]:
-    """Return the command that runs an experiment file in a run directory."""
-    searchpath = f"hydra.searchpath=[{word(f'file://{path.parents[1]}')}]"
+def launch_command(path: Path) -> list[str]:
+    """Return the command that starts an experiment file of a run directory."""
+    searchpath = f"hydra.searchpath=[{hydra_value(f'file://{path.parents[1]}')}]"
     return ["python", "launch/run.py", searchpath, f"experiment={path.stem}"]
 
 
@@ -190,8 +199,8 @@ def write_file(
     commands: tuple[str, str],
     content: dict[str, Any],
 ) -> None:
-    """Write an experiment file. `commands` are its launch line and one override."""
-    smoke = "From a smoke run: its figures say nothing about this GPU."
+    """Write an experiment file. `commands` are the command that starts it and an override."""
+    smoke = "From a smoke run, whose figures say nothing about this GPU."
     launch, override = commands
     lines = ["@package _global_", *header, *([smoke] if config.smoke else [])]
     lines += [f"Launch:    {launch}", f"Override:  {override}"]
@@ -203,7 +212,7 @@ def write_file(
 def write_experiment(
     config: DictConfig, table: Table, setting: Setting, before: Row, after: Row
 ) -> tuple[Path, str]:
-    """Write the experiment file where Hydra can search; return it and its launch command."""
+    """Write the experiment file, and return its path and the command that starts it."""
     base: dict[str, Any] = OmegaConf.to_container(config.tuned.experiment)  # type: ignore[assignment]
     groups, values = base["groups"], base["values"]
     parts = ["tuned", table.benchmark, groups["method"], groups["model"], groups["hardware"]]
@@ -214,11 +223,11 @@ def write_experiment(
         values["method"] = {**method, "args": {**method.get("args", {}), **setting.args}}
     if setting.env:
         values["user_env"] = {**values.get("user_env", {}), **setting.env}
-    command = shlex.join(start_of(path))
+    command = shlex.join(launch_command(path))
     header = [
         f"Result of method=tune/{table.benchmark} for {groups['method']}: "
         f"{table.figure} {before[table.figure]:.6g} before, {after[table.figure]:.6g} after.",
-        *other_steps(config, setting),
+        *batch_change_notes(config, setting),
         f"Needs:     {config.hardware.product}, and the image and versions of {config.run_dir}.",
     ]
     defaults = [{f"override /{group}": option} for group, option in groups.items()]

@@ -1,10 +1,10 @@
-"""Search arguments of vLLM's engine for the most tokens per second, with Optuna and bench/vllm.
+"""Search with Optuna for the arguments of vLLM's engine with the most tokens per second.
 
-A trial starts vLLM's own benchmark with one set of arguments and reports after each pair of
-lengths, the shortest first; a trial that is behind is stopped. Its figure is the geometric mean of
-output tokens per second over the lengths.
+A trial is a run of method=bench/vllm with one set of arguments. It reports after each pair of
+lengths, shortest first, so that slow trials stop early. Its figure is the geometric mean of output
+tokens per second over all lengths.
 
-Besides the benchmark's experiment, the tuning writes one for all methods that generate:
+The tuning writes one experiment for the benchmark, and one for all methods that generate:
 conf/experiment/tuned_engine_<model>_<hardware>.yaml.
 """
 
@@ -24,11 +24,11 @@ from recipes.rank.names import name_field
 from recipes.rank.program import is_main_rank, main, say
 from recipes.tune.search import Point, SearchConfig, search_bench
 from recipes.tune.trial import Setting
-from recipes.tune.tuning import start_of, write_file
+from recipes.tune.tuning import launch_command, write_file
 
 FIGURE = "output_tokens_per_second"
 SHARE = "gpu_memory_utilization"  # topology.server_memory_share in runs that generate
-# Arguments that other keys of such a run determine: GPUs of an engine, dtype, longest sequence.
+# Arguments that other keys set in runs that generate.
 RUN_ARGUMENTS = (
     *("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"),
     *("dtype", "max_model_len"),
@@ -37,7 +37,7 @@ RUN_ARGUMENTS = (
 
 @dataclass
 class VllmConfig(SearchConfig):
-    """Hold the arguments. `space` maps vLLM's arguments, named as in bench/vllm, to values."""
+    """Arguments. `space` maps vLLM's arguments, written as in bench/vllm, to values."""
 
     recipe: str = name_field(lambda: ("bench/vllm",), "bench/vllm")
     space: dict[str, list[Any]] = field(
@@ -63,18 +63,18 @@ def vllm(config: DictConfig) -> dict[str, Any]:
 
 
 def write_engine(config: DictConfig, engine: Mapping[str, Any]) -> tuple[Path, str]:
-    """Write an experiment that gives `engine`'s arguments to GRPO's server and to engine=vllm.
+    """Write an experiment that passes `engine`'s arguments to GRPO's server and to engine=vllm.
 
     Return its path and a command that uses it.
     """
     groups = config.tuned.experiment.groups
     name = f"tuned_engine_{groups.model}_{groups.hardware}.yaml".replace("/", "_")
     path = Path(config.run_dir) / "conf/experiment" / name
-    start = [*start_of(path), f"hardware={groups.hardware}", f"model={groups.model}"]
+    start = [*launch_command(path), f"hardware={groups.hardware}", f"model={groups.model}"]
     command = shlex.join([*start, "method=grpo", "topology=split"])
     ours = (*vllm_programs.OURS, *RUN_ARGUMENTS)
     values = {key: value for key, value in engine.items() if value is not None and key not in ours}
-    args = {key: value for key, value in values.items() if not key.isupper()}  # not variables
+    args = {key: value for key, value in values.items() if not key.isupper()}  # without variables
     share = {"server_memory_share": args.pop(SHARE)} if SHARE in args else {}
     topology = {**share, "server_args": args}
     header = [

@@ -20,7 +20,7 @@ consensus.GRACE = timedelta(seconds=1)
 
 
 def bench(config: DictConfig) -> dict[str, Any]:
-    with consensus.joined(torch.device("cpu")) as control:
+    with consensus.control_group(torch.device("cpu")) as control:
         table = Table("gemm", "shape sum", figure="sum")
 
         def work(case: Row) -> dict[str, float]:
@@ -36,7 +36,7 @@ def bench(config: DictConfig) -> dict[str, Any]:
             SeriesConfig("out", use_cpu=True),
             table,
             cases,
-            lambda case: consensus.slowest(control, lambda: work(case)),
+            lambda case: consensus.slowest_rank(control, lambda: work(case)),
         )
 
 

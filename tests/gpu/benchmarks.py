@@ -1,18 +1,19 @@
 """Run every benchmark and tuning on this machine's GPUs, and write docs/results/<hardware>.md.
 
     python tests/gpu/benchmarks.py measure hardware=h200 --gpus 2 --seconds 540
-                            a second call continues
+                            a second call resumes
     python tests/gpu/benchmarks.py report hardware=h200 --folder docs/results/h200 \
                             --folder benchmarks > docs/results/h200.md
-                            from what is there; says what is missing
+                            shows the available rows, and lists missing benchmarks
 
-They run in order of worth. With several GPUs, what needs them comes first, and benchmarks of one
-GPU run side by side. A call ends soon after `--seconds`: what still runs is stopped, and every row
-measured is kept. The next call continues, without what is finished. Files are in `--folder`; report
-reads several, takes the run with the most rows of each benchmark, and begins with their about.md.
-docs/results/h200 keeps result.json of complete runs and metrics.jsonl of the others.
-`--only gemm_fp16,scaling` takes the benchmarks of these names; any other word takes those whose
-names contain it.
+Benchmarks run in order of importance. With several GPUs, those that need most GPUs run first, and
+benchmarks of one GPU run in parallel. After `--seconds`, running benchmarks are stopped and their
+rows are saved. The next call resumes them and skips finished ones.
+
+`measure` writes to `--folder`. `report` reads several folders. It starts with their about.md, and
+shows the run of each benchmark with most rows. docs/results/h200 contains result.json of complete
+runs and metrics.jsonl of the others. `--only gemm_fp16,scaling` selects benchmarks by name; a word
+that is not a name selects all names that contain it.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from recipes.bench import published
 from tests.gpu.jobs import Job, rows_of, run
 
-# Name, GPUs, seconds on an H200, overrides; in order of worth. Measured on 2026-11-25: transformer,
-# precision to tune_batch, and on H100s scaling_2 and collectives_2. tune_inductor was stopped, so
-# its seconds follow from its rows, tune_vllm's from two trials of another space, the others from
-# the operations. Each call prints what it took.
+# Name, GPUs, seconds on an H200, and overrides, in order of importance. Seconds were measured on
+# 2026-11-25 for transformer and for precision to tune_batch, and on H100s for scaling_2 and
+# collectives_2. Those of tune_inductor are estimated from the rows of a stopped run, those of
+# tune_vllm from two trials of another space, and all others from the number of operations.
 TABLE = """
 matmul 1 45 method=bench/matmul method.args.dtypes=[fp16,bf16]
 mlp_loop 1 40 method=bench/mlp_loop
@@ -43,11 +44,11 @@ attention 1 300 method=bench/attention
 precision 1 110 method=bench/precision model=qwen3_0_6b
 checkpointing 1 45 method=bench/checkpointing model=qwen3_4b
 batch_size 1 90 method=bench/batch_size model=qwen3_4b method.args.warmup=1 method.args.steps=3
-# As the published row of this shape: compiled, no checkpointing.
+# Compiled and without checkpointing, like the published row of this shape.
 finetune_4b 1 60 method=bench/finetune model=qwen3_4b method.args.modes=[full_bf16] \
     method.args.batch=4 method.args.sequence=4096 method.args.gradient_checkpointing=false \
     method.args.steps=10
-# A step is 10 to 14 s.
+# A step takes 10 to 14 s.
 finetune 1 165 method=bench/finetune model=qwen3_8b method.args.warmup=1 method.args.steps=2
 dataloader 1 95 method=bench/dataloader
 vllm_served 1 370 method=bench/vllm model=qwen3_4b method.args.kinds=[served] \
@@ -60,18 +61,18 @@ vllm_offline 1 300 method=bench/vllm model=qwen3_4b method.args.kinds=[offline] 
     method.args.lengths=[[1024,128],[128,1024]] method.args.num_prompts=500 \
     method.args.settings=[{}]
 gemm_fp16 1 40 method=bench/gemm method.args.dtypes=[fp16] method.args.ops=[matmul,linear]
-# fp32 without TF32 is 40 s a row at 16384.
+# fp32 without TF32 would take 40 s per row at 16384.
 gemm_fp32 1 55 method=bench/gemm method.args.dtypes=[fp32,tf32] method.args.ops=[matmul] \
     method.args.shapes=[[8192,8192,8192]]
 mlp_loop_fp32 1 25 method=bench/mlp_loop precision=fp32
 transformer_eager 1 80 method=bench/transformer precision.weights=bf16 \
     method.args.attention=eager method.args.dropout=0.1
-# Its compiler tries twenty kernels a shape.
+# The compiler tries twenty kernels per shape.
 gemm_compiled 1 45 method=bench/gemm method.args.dtypes=[bf16] method.args.ops=[compiled] \
     method.args.values=[normal] method.args.paddings=[0] \
     method.args.shapes=[[8192,8192,8192],[4096,4096,4096]]
-# A trial of a training takes 30 s or more, most of it the start of its processes, and two
-# minutes more if it compiles.
+# A trial that trains takes at least 30 s, mostly to start its processes, and two minutes more if
+# it compiles.
 tune_batch 1 205 method=tune/batch model=qwen3_0_6b method.args.batches=[8,32] \
     method.args.max_length=2048
 tune_inductor 1 500 method=tune/inductor model=qwen3_0_6b \
@@ -96,7 +97,7 @@ BENCHMARKS: dict[str, tuple[int, int, str]] = {
     )
 }
 BESIDE = "mi350x"  # its published figures are shown next to ours
-NO_FIGURES = ("step", "num_steps", "time_s", "error")  # of a line of metrics.jsonl
+NO_FIGURES = ("step", "num_steps", "time_s", "error")  # keys of metrics.jsonl that are not figures
 
 
 def job(name: str) -> Job:
@@ -112,8 +113,8 @@ def command(name: str, hardware: str) -> str:
 
 
 def todo(gpus: int, only: list[str] | None, folder: Path) -> list[Job]:
-    """Return what is not finished and fits these GPUs: most GPUs first, then by worth."""
-    words = only or [""]  # in every name
+    """Return unfinished jobs that fit these GPUs, sorted by number of GPUs, then by importance."""
+    words = only or [""]  # the empty word is in every name
     jobs = [
         job(name)
         for name in BENCHMARKS
@@ -124,9 +125,9 @@ def todo(gpus: int, only: list[str] | None, folder: Path) -> list[Job]:
 
 
 def report(hardware: str, folders: list[Path]) -> str:
-    """Return a section for each benchmark that has rows, after the names of those without.
+    """Return a page that lists missing benchmarks and has a section for each of the others.
 
-    A section has the command, and the rows next to published figures.
+    A section has the command, and the rows with published figures.
     """
     results = {name: result for name in BENCHMARKS if (result := best(name, folders))}
     partial = [
@@ -134,7 +135,7 @@ def report(hardware: str, folders: list[Path]) -> str:
         for name, result in results.items()
         if "of" in result
     ]
-    made = "Made by `python tests/gpu/benchmarks.py report`; commands are beside each table."
+    made = "Made by `python tests/gpu/benchmarks.py report`. The command is above each table."
     about = [file.read_text() for folder in folders if (file := folder / "about.md").is_file()]
     missing = [name for name in BENCHMARKS if name not in results]
     lines = [f"# Benchmarks on {hardware.upper()}", "", made, "", *about]
@@ -147,7 +148,7 @@ def report(hardware: str, folders: list[Path]) -> str:
 
 
 def best(name: str, folders: list[Path]) -> dict[str, Any] | None:
-    """Return a finished run's result.json, or the rows of the run with most of them."""
+    """Return the result.json of a finished run, or the rows of the run that has most rows."""
     unfinished: dict[str, Any] = {}
     run_dirs = sorted(path for folder in folders for path in (folder / "runs" / name).glob("*/"))
     for run_dir in run_dirs:
@@ -167,7 +168,7 @@ def best(name: str, folders: list[Path]) -> dict[str, Any] | None:
 def section(result: dict[str, Any], hardware: str) -> list[str]:
     """Return a table of the rows, with published figures for these GPUs and for BESIDE, if any.
 
-    For a tuning, also what it gained and by which overrides.
+    For a tuning, add the gain and its overrides.
     """
     rows = result["rows"]
     keys = {
@@ -184,16 +185,16 @@ def section(result: dict[str, Any], hardware: str) -> list[str]:
         ("ratio", "ratio", 2),
         (BESIDE, f"{BESIDE} published", "g"),
     ]
-    benchmark = result.get("benchmark", "")  # nothing is published of a tuning
+    benchmark = result.get("benchmark", "")  # there are no published figures for tunings
     figure = result.get("figure") or next((row.figure for row in published.load(benchmark)[0]), "")
     if hardware != BESIDE:
-        references = [published.published(benchmark, BESIDE, row, figure) for row in rows]
+        references = [published.find_reference(benchmark, BESIDE, row, figure) for row in rows]
         rows = [
-            {**row, BESIDE: reference.of(figure) if reference else None}
+            {**row, BESIDE: reference.value_of(figure) if reference else None}
             for row, reference in zip(rows, references, strict=True)
         ]
     filled = {key for row in rows for key, value in row.items() if value is not None}
-    filled |= {figure} if "error" in filled else set()  # whose cell then has the error
+    filled |= {figure} if "error" in filled else set()  # its cell shows the error
     shown = [column for column in columns if column[0] in filled]
     lines = [f"{result['device']}.", ""] if "device" in result else []
     lines.append("| " + " | ".join(title for _, title, _ in shown) + " |")
@@ -213,7 +214,7 @@ def section(result: dict[str, Any], hardware: str) -> list[str]:
 
 
 def text(value: object, digits: int | str | None) -> str:
-    """Format with `digits` after the point; "g": at most six digits."""
+    """Format a value with `digits` decimals, or with at most six digits for "g"."""
     if value is None:
         return ""
     if digits is None or not isinstance(value, (int, float)):
@@ -228,19 +229,22 @@ def main() -> None:
     parser.add_argument("what", choices=["measure", "report"])
     parser.add_argument("hardware", help="hardware=h200")
     parser.add_argument("--gpus", type=int, default=1)
-    parser.add_argument("--only", type=lambda given: given.split(","))
+    parser.add_argument("--only", type=lambda text: text.split(","))
     parser.add_argument("--folder", type=Path, action="append")
     parser.add_argument(
-        "--seconds", type=float, default=540, help="of a call; 570 s leave 30 s to stop in"
+        "--seconds",
+        type=float,
+        default=540,
+        help="time limit; stopping takes up to 30 s more",
     )
-    given = parser.parse_args()
-    hardware, folders = given.hardware.partition("=")[2], given.folder or [Path("benchmarks")]
-    if given.what == "report":
+    options = parser.parse_args()
+    hardware, folders = options.hardware.partition("=")[2], options.folder or [Path("benchmarks")]
+    if options.what == "report":
         print(report(hardware, folders))
     else:
-        jobs = todo(given.gpus, given.only, folders[0])
-        until = time.monotonic() + given.seconds
-        run(jobs, given.hardware, folders[0].resolve(), given.gpus, until)
+        jobs = todo(options.gpus, options.only, folders[0])
+        until = time.monotonic() + options.seconds
+        run(jobs, options.hardware, folders[0].resolve(), options.gpus, until)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""Compare on a CPU the loss curves of everything that `speed=auto` may choose.
+"""Compare the loss curves of all settings that speed=auto may choose, on a CPU.
 
     nice -n 5 python tests/gpu/curves.py measure
-                            writes runs/curves/curves.jsonl; a second call continues
+                            writes runs/curves/curves.jsonl; a second call resumes
     python tests/gpu/curves.py report
-                            the table, into docs/results/speed.md; exit code 4 if curves disagree
+                            writes the table to docs/results/speed.md; exit code 4 if curves differ
 
-A tiny Qwen3 with random weights trains for 200 steps of generated text, with three seeds. All
-settings of a seed start from the same weights and take the same rows. The compiled layers need a
+A tiny Qwen3 with random weights trains for 200 steps on generated text, with three seeds. All
+settings of a seed start from the same weights and train on the same rows. Compiled layers need a
 C++ compiler.
 """
 
@@ -26,8 +26,9 @@ from tests.gpu.jobs import ROOT, Job, rows_of, run
 from tests.gpu.speed_report import page
 
 STEPS, SEEDS, PRECISIONS = 200, (0, 1, 2), ("fp32", "bf16")
-FIRST, LAST = 10, 20  # steps compared one by one, and those whose mean is the final loss
-FIRST_WITHIN = 1e-3  # of the loss, in bf16
+# The first steps are compared one by one. The mean of the last steps is the final loss.
+FIRST, LAST = 10, 20
+FIRST_WITHIN = 1e-3  # tolerance of the first steps in bf16, as a share of the loss
 EAGER = "eager"
 TINY = "method=sft model=tiny topology=single"
 PLAIN = (
@@ -42,10 +43,10 @@ SETTINGS = {
     EAGER: f"speed=off {PLAIN}",
     "compiled": f"speed=off step.compile=true {PLAIN}",
     "packed": f"speed=off step.rows=packed {PLAIN}",
-    # In bf16 another micro-batch alone moves the losses: in 12 steps of 32 rows by up to 2.7e-3,
-    # which is 6e-4 of the loss.
+    # In bf16, the micro-batch alone changes losses by up to 2.7e-3 in 12 steps of 32 rows, which is
+    # 6e-4 of the loss.
     "micro-batch": f"speed=off {WHOLE}",
-    # The CPU's own choices are few, so these are all that a GPU's may be.
+    # All choices that are possible on a GPU. On a CPU, speed=auto would choose fewer.
     "chosen": f"speed=off step.compile=true step.rows=packed {WHOLE}",
 }
 Curves = dict[tuple[str, str, int], list[float]]
@@ -64,7 +65,7 @@ def combinations() -> list[tuple[str, str, int]]:
 
 
 def measure(folder: Path, at_once: int, seconds: float) -> None:
-    """Train what has not been trained, several at a time, and write the losses of what has."""
+    """Train the settings that are not finished, and write the losses of all finished ones."""
     jobs = [job(*key) for key in combinations()]
     run(jobs, "hardware=cpu", folder, at_once, time.monotonic() + seconds)
     with (folder / "curves.jsonl").open("w") as file:
@@ -77,9 +78,9 @@ def measure(folder: Path, at_once: int, seconds: float) -> None:
 
 
 def table(curves: Curves) -> tuple[str, bool]:
-    """Compare each setting with eager of the same precision and seed; return whether all agree too.
+    """Compare each setting with eager, and return the table and whether all settings agree.
 
-    Final losses agree if they differ from eager's by no more than the final losses of two seeds do.
+    A final loss agrees if it differs from that of eager by no more than the seeds of eager differ.
     """
     columns = ["precision", "setting", "seeds", f"{FIRST} steps within", "final loss"]
     columns += ["less eager's", "seeds differ by", "agrees"]
@@ -113,12 +114,13 @@ def table(curves: Curves) -> tuple[str, bool]:
                 "yes" if agrees else "**no**",
             ]
             lines.append("| " + " | ".join(map(str, cells)) + " |")
-    said = (
-        f"Final is the mean of the last {LAST} of {STEPS} steps. "
-        "A setting agrees where that differs from eager's by no more than two seeds do, "
-        f"in bf16 also each of the first {FIRST} losses by no more than {FIRST_WITHIN:g} of it."
+    legend = (
+        f"The final loss is the mean of the last {LAST} of {STEPS} steps. "
+        "A setting agrees if its final loss differs from eager's by no more than two seeds do. "
+        f"In bf16, each of the first {FIRST} losses must also be within {FIRST_WITHIN:g} of "
+        "eager's."
     )
-    return "\n".join([*lines, "", said]), whole
+    return "\n".join([*lines, "", legend]), whole
 
 
 def first_apart(losses: list[float], others: list[float]) -> float:
@@ -139,14 +141,12 @@ def main() -> int:
     parser.add_argument("what", choices=["measure", "report"])
     parser.add_argument("--folder", type=Path, default=ROOT / "runs/curves")
     parser.add_argument("--at-once", type=int, default=1, help="runs at a time")
-    parser.add_argument(
-        "--seconds", type=float, default=7200, help="no run is started after so many"
-    )
-    given = parser.parse_args()
-    if given.what == "measure":
-        measure(given.folder.resolve(), given.at_once, given.seconds)
+    parser.add_argument("--seconds", type=float, default=7200, help="start no run after this time")
+    options = parser.parse_args()
+    if options.what == "measure":
+        measure(options.folder.resolve(), options.at_once, options.seconds)
         return 0
-    shown, whole = table(read(given.folder / "curves.jsonl"))
+    shown, whole = table(read(options.folder / "curves.jsonl"))
     print(shown)
     target = ROOT / "docs/results/speed.md"
     target.write_text(page(target.read_text(), "curves", shown))

@@ -1,7 +1,7 @@
-"""Force the length of every completion that vLLM generates, whoever asks for it: a plugin of vLLM.
+"""A plugin for vLLM that forces the length of every completion.
 
-Random weights hardly ever end a completion. `install` writes what vLLM finds the plugin by into a
-folder for PYTHONPATH; every engine that starts with that path loads it.
+It is needed because random weights hardly ever end a completion. `install` writes the plugin's
+metadata to a folder. Every engine that has this folder on its PYTHONPATH loads the plugin.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ def install(folder: Path) -> None:
 
 
 def register() -> None:
-    """Give the requests for LONGEST tokens the lengths of the list, in the order they arrive."""
+    """Give requests for LONGEST tokens the lengths of forced_lengths, in order of arrival."""
     from vllm.v1.request import Request
 
     lengths = itertools.cycle(forced_lengths())
     original = Request.from_engine_core_request
 
-    def of_the_list(request: Any, block_hasher: Any) -> Request:
+    def with_forced_length(request: Any, block_hasher: Any) -> Request:
         parameters = request.sampling_params
         if parameters is not None and parameters.max_tokens == LONGEST:
             parameters.max_tokens = parameters.min_tokens = next(lengths)
         return original(request, block_hasher)
 
-    Request.from_engine_core_request = staticmethod(of_the_list)
+    Request.from_engine_core_request = staticmethod(with_forced_length)

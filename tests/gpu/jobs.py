@@ -1,4 +1,4 @@
-"""Run launch/run.py on this machine's GPUs, several at a time, with data that needs no download."""
+"""Run launch/run.py on this machine's GPUs, several runs in parallel, with generated data."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 MASK = "HIP_VISIBLE_DEVICES" if Path("/dev/kfd").exists() else "CUDA_VISIBLE_DEVICES"
-WARM_UP = 3  # steps that allocate, compile and tune
-SMALL_GB = 45  # of a run that saves: another may start next to it
+WARM_UP = 3  # steps that are not timed, because they allocate, compile and tune
+SMALL_GB = 45  # below this peak memory, another run may start while this one saves
 
 
 @dataclass(frozen=True)
 class Job:
-    """Describe a run: its name, its number of GPUs, its overrides, and the data file that it reads.
+    """A run. `data` is the name of a data file that it reads.
 
-    `data` is `none` for a benchmark, which makes its own, and whose overrides name the model. It is
-    `own` for a training whose overrides name model and data.
+    With `none`, the run is a benchmark, which needs no data; its overrides set the model. With
+    `own`, the overrides set both model and data.
     """
 
     name: str
     gpus: int
     overrides: list[str]
     data: str = "sft"
-    seconds: float = 0.0  # an estimate: not started if less time is left
-    # Another program than launch/run.py, without arguments; its output is its result.
+    seconds: float = 0.0  # estimated time; the job is not started if less is left
+    # A program to run instead of launch/run.py, without arguments. Its output is the result.
     program: str | None = None
-    keeps_model: bool = False  # for another job to start from
+    keeps_model: bool = False  # another job starts from the model
 
 
 def digits(drawn: random.Random, count: int) -> str:
@@ -45,14 +45,14 @@ def digits(drawn: random.Random, count: int) -> str:
 
 
 def distinct(completions: list[str], **_: Any) -> list[float]:
-    """Return a reward that costs nothing and differs within a group, so that all rows train."""
+    """Return a cheap reward that differs within a group, so that all rows contribute gradients."""
     return [len(set(text)) / 100 for text in completions]
 
 
 def write_data(folder: Path) -> None:
-    """Write random digits for SFT (`long`: up to 16,384 tokens) and DPO, and sums for GRPO.
+    """Write random digits for SFT and DPO, and sums for GRPO.
 
-    Rows for SFT and DPO are longer than any sequence.
+    Rows for SFT and DPO are longer than any sequence. `long` is for up to 16,384 tokens.
     """
     drawn = random.Random(0)
     rows: dict[str, list[dict[str, Any]]] = {
@@ -82,14 +82,14 @@ def start(
     gpus: list[int],
     environment: dict[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start a run on these GPUs, with what `environment` adds to ours."""
+    """Start a run on these GPUs, with `environment` added to that of this process."""
     fixed = [f"name={job.name}", f"run_root={folder / 'runs'}", hardware]
-    fixed.append("preflight=warn")  # the run before on this GPU may still be saving
+    fixed.append("preflight=warn")  # the previous run on this GPU may still be saving
     if job.data == "none":
-        # It resumes with the missing rows, and has nothing to save when stopped.
+        # A benchmark resumes with the missing rows, and has nothing to save when stopped.
         fixed += ["resume=auto", "runtime.stop_timeout_s=20"]
     else:
-        # Saving and hashing took 41 of the 75 s of an 8B in 16 bits.
+        # Saving and hashing would take 41 of 75 s for an 8B model in 16 bits.
         fixed += ["method.args.save_strategy=no", f"save_model={str(job.keeps_model).lower()}"]
         fixed += ["tracking=none", "method.args.logging_steps=1"]
         fixed += ["resume=never", "runtime.hang_timeout_s=300"]
@@ -111,22 +111,22 @@ def gpus_here(num_gpus: int) -> list[int]:
     if not masked:
         return list(range(num_gpus))
     if not re.fullmatch(r"\d+(,\d+)*", masked):
-        raise SystemExit(f"{MASK}={masked}: GPUs need numbers here. Use, for example: {MASK}=0,1.")
+        raise SystemExit(f"{MASK}={masked}: use the numbers of GPUs, such as {MASK}=0,1.")
     return [int(gpu) for gpu in masked.split(",")]
 
 
 def run(todo: list[Job], hardware: str, folder: Path, num_gpus: int, until: float) -> None:
-    """Run several jobs at a time, without those that are finished or would end after `until`.
+    """Run the unfinished jobs in parallel, and start none that would end after `until`.
 
-    `until` is in seconds, monotonic. The first job is started even if it would end later: it is
-    stopped then and resumes the next time. The GPUs of a run that holds little memory go to the
-    next one when its last step is logged, which loads its libraries while the first saves.
+    `until` is in monotonic seconds. The first job is always started; if it is stopped, the next
+    call resumes it. After the last step of a run with little memory, the next job starts on the
+    same GPUs. So it loads libraries while the first run saves.
     """
     folder.mkdir(parents=True, exist_ok=True)
     write_data(folder)
     todo = [job for job in todo if rows_of(job, folder) is None]
     free = gpus_here(num_gpus)
-    running, many, stopping = [], len(todo), False
+    running, num_jobs, stopping = [], len(todo), False
     while todo or running:
         now = time.monotonic()
         if not stopping and now > until and any(job.data == "none" for job, *_ in running):
@@ -134,9 +134,9 @@ def run(todo: list[Job], hardware: str, folder: Path, num_gpus: int, until: floa
             for _, process, *_ in running:
                 process.terminate()
         for job in list(todo):
-            first = not running and len(todo) == many
+            is_first = not running and len(todo) == num_jobs
             now = time.monotonic()
-            if job.gpus <= len(free) and now + (0 if first else job.seconds) < until:
+            if job.gpus <= len(free) and now + (0 if is_first else job.seconds) < until:
                 taken, free = free[: job.gpus], free[job.gpus :]
                 todo.remove(job)
                 running.append((job, start(job, hardware, folder, taken), taken, time.monotonic()))
@@ -152,10 +152,10 @@ def run(todo: list[Job], hardware: str, folder: Path, num_gpus: int, until: floa
             if not ended:
                 continue
             running.remove(entry)
-            # 4: it measured, and a figure is not as it should be.
+            # With exit code 4 the program has measured, but a figure misses its limit.
             if job.program and process.returncode in (0, 4):
-                keep_output(job, folder)
-            if not job.keeps_model:  # an 8B in fp32 fills 33 GB, and nothing reads it
+                save_output(job, folder)
+            if not job.keeps_model:  # an 8B model in fp32 occupies 33 GB
                 for weights in (folder / "runs" / job.name).rglob("*.safetensors"):
                     weights.unlink()
             seconds = time.monotonic() - began
@@ -164,16 +164,16 @@ def run(todo: list[Job], hardware: str, folder: Path, num_gpus: int, until: floa
         print(f"{job.name}: not run, no time left", flush=True)
 
 
-def keep_output(job: Job, folder: Path) -> None:
-    kept = folder / "runs" / job.name / "output"
-    kept.mkdir(parents=True, exist_ok=True)
-    (kept / "metrics.jsonl").touch()
+def save_output(job: Job, folder: Path) -> None:
+    run_dir = folder / "runs" / job.name / "output"
+    run_dir.mkdir(parents=True, exist_ok=True)
+    (run_dir / "metrics.jsonl").touch()
     result = {"status": "done", "output": (folder / f"{job.name}.log").read_text()}
-    (kept / "result.json").write_text(json.dumps(result))
+    (run_dir / "result.json").write_text(json.dumps(result))
 
 
 def trained(job: Job, folder: Path) -> bool:
-    """Return whether the job's newest run has logged its last step, and holds little memory."""
+    """Return whether the job's newest run has logged its last step and needs little memory."""
     files = sorted((folder / "runs" / job.name).glob("*/metrics.jsonl"))
     lines = files[-1].read_text().split("\n")[:-1] if files and job.data != "none" else []
     if not lines:
@@ -183,7 +183,7 @@ def trained(job: Job, folder: Path) -> bool:
 
 
 def rows_of(job: Job, folder: Path) -> list[dict[str, Any]] | None:
-    """Return the metrics of the job's newest run, or None if that is not done."""
+    """Return the metrics of the job's newest run, or None if that run is not done."""
     files = sorted((folder / "runs" / job.name).glob("*/result.json"))
     if not files or json.loads(files[-1].read_text()).get("status") != "done":
         return None
@@ -192,7 +192,7 @@ def rows_of(job: Job, folder: Path) -> list[dict[str, Any]] | None:
 
 
 def step_s(rows: list[dict[str, Any]]) -> float:
-    """Return the median of the steps after the warm-up."""
+    """Return the median seconds of the steps after the warm-up."""
     pairs = itertools.pairwise(row["time_s"] for row in rows)
     steps = [after - before for before, after in pairs]
     return statistics.median(steps[WARM_UP - 1 :])

@@ -1,7 +1,4 @@
-"""Make the page of tests/gpu/learning.py: accuracy by method and seed, gains, and curves.
-
-Only the plots write files.
-"""
+"""Build the page of tests/gpu/learning.py: accuracy by method and seed, gains, and curves."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ Row = dict[str, Any]
 # Modes of GRPO that are compared with the synchronous one -> topology.overlap
 MODES = {"overlap": "true", "stream": "stream"}
 GRPO = ("grpo", *MODES)
-# method -> what the names of its phases begin with; the first evaluation of RAFT is that of the SFT
+# method -> prefix of the names of its phases. RAFT's first evaluation is that of the SFT.
 METHODS = {
     "sft": "raft_cycle0_evaluate",
     "raft": "raft_",
@@ -33,16 +30,16 @@ TITLES = {
     "stream": "GRPO, streaming",
     "dpo": "DPO",
 }
-SHARES = (0.25, 0.5, 0.75, 1.0)  # of the samples, at which the modes are compared
-SMOOTHED = 0.05  # share of the steps whose rewards are averaged
-REACHED = 0.9  # of the reward with which synchronous GRPO ends
-WANTED = {"raft": 15.0, "grpo": 15.0}  # points over the SFT
-# Two-sided 95% of Student's t by the number of seeds, with one degree of freedom less.
+SHARES = (0.25, 0.5, 0.75, 1.0)  # shares of the samples at which modes are compared
+SMOOTHED = 0.05  # share of the steps over which rewards are averaged
+REACHED = 0.9  # share of synchronous GRPO's final reward
+WANTED = {"raft": 15.0, "grpo": 15.0}  # required gain over the SFT in percentage points
+# Number of seeds -> Student's t for a two-sided 95% interval (one degree of freedom less).
 T = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
 
 
 def report(rows: Sequence[Row], folder: Path) -> str:
-    """Return Markdown; plot `folder`/learning_<start>.png of each start with RAFT."""
+    """Return the page in Markdown, and write its plots to `folder`/learning_<start>*.png."""
     lines = ["# What each method learned, measured", ""]
     if not rows:
         return "\n".join([*lines, "Nothing is measured yet: docs/learning.md says how.", ""])
@@ -88,7 +85,7 @@ def report(rows: Sequence[Row], folder: Path) -> str:
 
 
 def command(rows: Sequence[Row]) -> str:
-    """Return the command that measured the rows of a start."""
+    """Return the command that measured these rows, which have the same start."""
     gpus = 1 if any(row.get("gpus") == 1 for row in rows) else 2
     start = rows[0]["start"]
     weights = f" --smollm2 models/{start}" if start == "smollm2_135m" else ""
@@ -126,14 +123,14 @@ def table(rows: Sequence[Row]) -> list[str]:
 
 
 def gains(rows: Sequence[Row], method: str) -> dict[int, paired.Comparison]:
-    """Compare the method with the SFT of each seed.
+    """Compare a method with the SFT of each seed.
 
-    Seeds without both rows, or with other problems, are left out.
+    Seeds are left out if a row is missing or the rows have different problems.
     """
     if method == "sft":
         return {}
     before = {row["seed"]: row for row in rows if row["method"] == "sft"}
-    found = {}
+    comparisons = {}
     for row in rows:
         first = before.get(row["seed"])
         if (
@@ -141,24 +138,24 @@ def gains(rows: Sequence[Row], method: str) -> dict[int, paired.Comparison]:
             and first is not None
             and first["data_sha256"] == row["data_sha256"]
         ):
-            found[row["seed"]] = paired.compare(counts(first), counts(row))
-    return dict(sorted(found.items()))
+            comparisons[row["seed"]] = paired.compare(counts(first), counts(row))
+    return dict(sorted(comparisons.items()))
 
 
 def counts(row: Row) -> list[tuple[int, int]]:
     return [(int(right), 1) for right in row["right"]]
 
 
-def gained(found: dict[int, paired.Comparison]) -> str:
+def gained(by_seed: dict[int, paired.Comparison]) -> str:
     """Format the mean gain of the seeds with its 95% interval by Student's t.
 
-    For one seed the interval is that of its paired differences.
+    For a single seed, the interval is that of its paired differences.
     """
-    if not found:
+    if not by_seed:
         return ""
-    points = [100 * one.difference for one in found.values()]
+    points = [100 * comparison.difference for comparison in by_seed.values()]
     if len(points) == 1:
-        (one,) = found.values()
+        (one,) = by_seed.values()
         return f"{points[0]:+.1f} ({100 * one.low:+.1f} to {100 * one.high:+.1f}, one seed)"
     low, high = interval(points)
     return f"{statistics.mean(points):+.1f} ({low:+.1f} to {high:+.1f}); " + ", ".join(
@@ -167,9 +164,9 @@ def gained(found: dict[int, paired.Comparison]) -> str:
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the 95% interval of the mean of two values or more, by Student's t.
+    """Return the 95% interval of the mean of two or more values, by Student's t.
 
-    More than five values use the t of five, which is slightly too wide.
+    More than five values use the t of five, so the interval is slightly too wide.
     """
     half = T[min(len(values), max(T))] * statistics.stdev(values) / math.sqrt(len(values))
     return statistics.mean(values) - half, statistics.mean(values) + half
@@ -178,7 +175,7 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 def verdicts(rows: Sequence[Row]) -> list[str]:
     lines = []
     for method, wanted in WANTED.items():
-        points = [100 * one.difference for one in gains(rows, method).values()]
+        points = [100 * comparison.difference for comparison in gains(rows, method).values()]
         if points:
             mean = statistics.mean(points)
             reached = "reached" if mean >= wanted else "missed"
@@ -190,23 +187,23 @@ def verdicts(rows: Sequence[Row]) -> list[str]:
 
 
 def gap(rows: Sequence[Row]) -> list[str]:
-    """Say how far the trainer's log-probability of a sampled token is from the server's."""
-    found = [
+    """Return a line on the difference between the trainer's and the server's log-probabilities."""
+    gaps = [
         f"seed {row['seed']} {row['logp_gap'][0]:.4f} (at most {row['logp_gap'][1]:.3f})"
         for row in rows
         if row["method"] == "grpo" and "logp_gap" in row
     ]
     gpus = {1: "shared one GPU", 2: "had a GPU each"}
     where = sorted({gpus[row["gpus"]] for row in rows if "logp_gap" in row})
-    said = (
+    legend = (
         f"GRPO's server and trainer {' or '.join(where)}. "
         "The trainer's log-probability of a sampled token less the server's, mean size: "
     )
-    return [f"{said}{', '.join(sorted(found))}.  "] if found else []
+    return [f"{legend}{', '.join(sorted(gaps))}.  "] if gaps else []
 
 
 def levels(rows: Sequence[Row]) -> list[str]:
-    """Return rows of accuracy by level, the mean of the seeds."""
+    """Return a table of the mean accuracy of all seeds by level."""
     names = sorted({level for row in rows for level in row["by_level"]})
     lines = ["| by level | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
     for method in METHODS:
@@ -220,7 +217,7 @@ def levels(rows: Sequence[Row]) -> list[str]:
 
 
 def smoothed(row: Row) -> list[float]:
-    """Return each step's reward as the mean of the last steps up to it."""
+    """Return the moving average of the rewards over the share SMOOTHED of the steps."""
     rewards = [reward for _, reward in row["rewards"]]
     width = max(1, round(SMOOTHED * len(rewards)))
     return [
@@ -229,18 +226,18 @@ def smoothed(row: Row) -> list[float]:
 
 
 def modes(rows: Sequence[Row]) -> list[str]:
-    """Compare the rewards of GRPO's modes at equal samples, of the seeds that all of them have.
+    """Compare the rewards of GRPO's modes at equal samples, for the seeds that all modes have.
 
-    A mode agrees if its mean differs from the synchronous one's by no more than two seeds of that
-    do.
+    A mode agrees if its mean differs from that of the synchronous mode by no more than two seeds of
+    the synchronous mode do.
     """
-    there = [method for method in GRPO if any(row["method"] == method for row in rows)]
-    runs = {(row["method"], row["seed"]): row for row in rows if row["method"] in there}
+    methods = [method for method in GRPO if any(row["method"] == method for row in rows)]
+    runs = {(row["method"], row["seed"]): row for row in rows if row["method"] in methods}
     curves = {key: smoothed(row) for key, row in runs.items()}
     seeds = sorted(
-        {seed for _, seed in curves if all((method, seed) in curves for method in there)}
+        {seed for _, seed in curves if all((method, seed) in curves for method in methods)}
     )
-    if len(there) < 2 or not seeds:
+    if len(methods) < 2 or not seeds:
         return []
     lines = [
         "",
@@ -255,10 +252,10 @@ def modes(rows: Sequence[Row]) -> list[str]:
             [curves[method, seed][round(share * len(curves[method, seed])) - 1] for seed in seeds]
             for share in SHARES
         ]
-        for method in there
+        for method in methods
     }
     spreads = [max(values) - min(values) for values in at["grpo"]]
-    for method in there:
+    for method in methods:
         means = [statistics.mean(values) for values in at[method]]
         apart = [
             abs(mean - statistics.mean(values))
@@ -280,16 +277,16 @@ def modes(rows: Sequence[Row]) -> list[str]:
 
 
 def samples_to(row: Row, synchronous: Row) -> float | None:
-    """Return the samples until REACHED of the last synchronous reward, or None."""
+    """Return the samples until the share REACHED of the final synchronous reward, or None."""
     curve, wanted = smoothed(row), REACHED * smoothed(synchronous)[-1]
     step = next((number for number, reward in enumerate(curve, 1) if reward >= wanted), None)
     return None if step is None else row["samples"] * step / len(curve)
 
 
 def plot_modes(rows: Sequence[Row], path: Path) -> bool:
-    """Plot GRPO's reward against time, a color for each mode and a line for each seed.
+    """Plot GRPO's reward against time, with a color for each mode and a line for each seed.
 
-    Return False if only the synchronous mode was run.
+    Return False, without a plot, if only the synchronous mode was run.
     """
     rows = [row for row in rows if "time_s" in row]
     if not any(row["method"] in MODES for row in rows):
@@ -322,9 +319,9 @@ def shown(ends: Sequence[float]) -> str:
 
 
 def plot(rows: Sequence[Row], path: Path) -> bool:
-    """Plot GRPO's reward by step and RAFT's accuracy by cycle, a line for each seed.
+    """Plot GRPO's reward by step and RAFT's accuracy by cycle, with a line for each seed.
 
-    Return False if there is neither.
+    Return False, without a plot, if there are no such rows.
     """
     rows = sorted(rows, key=lambda row: row["seed"])
     grpo = [row for row in rows if row["method"] == "grpo"]

@@ -1,15 +1,15 @@
-"""Compare predicted memory and speed with measured: docs/results/memory.md and speed.md.
+"""Compare predicted with measured memory and speed: docs/results/memory.md and speed.md.
 
     python tests/gpu/predictions.py measure hardware=h200 --gpus 2
                             writes runs/predictions/h200/predictions.jsonl
     python tests/gpu/predictions.py predict hardware=h100
-                            made docs/results/predicted.jsonl; needs no GPU
+                            prints the lines of docs/results/predicted.jsonl; needs no GPU
     python tests/gpu/predictions.py report
-                            docs/results/predictions.jsonl as tables; needs no GPU
+                            prints docs/results/predictions.jsonl as tables; needs no GPU
 
-HELD_OUT and the planner's formulas are fixed before any of it is measured, so that its rows of the
-file keep the prediction of that time. Formulas may be fitted to the rows afterwards, and new
-configurations take their place here.
+HELD_OUT lists configurations that have not been measured. The planner's formulas are fixed before
+the measurement, and each measured row contains the prediction of that time. After the measurement,
+formulas may be fitted to the rows, and new configurations replace the old ones here.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from tests.gpu.jobs import Job, rows_of, run, step_s
 ROOT = Path(__file__).parents[2]
 MEASURED = ROOT / "docs/results/predictions.jsonl"
 STEPS = {"sft": 6, "dpo": 6, "grpo": 6}
-LONG_ENOUGH = 60  # steps under speed=auto: compiling pays
-# name: GPUs, overrides. `batch` is that of one rank; accumulation is 1 by default. None of these
-# has been measured; docs/results/predictions.jsonl has what was, and constants are fitted to it.
+LONG_ENOUGH = 60  # steps after which speed=auto compiles
+# name: (GPUs, overrides). `batch` is the batch of one rank; the default of `accumulation` is 1.
+# docs/results/predictions.jsonl has the measured configurations, to which constants are fitted.
 HELD_OUT: dict[str, tuple[int, str]] = {
     "grpo-1.7b-colocate": (1, "grpo qwen3_1_7b batch=16 topology=colocate"),
     "grpo-0.6b-split-2": (2, "grpo qwen3_0_6b batch=16 topology=split accumulation=2"),
@@ -56,7 +56,7 @@ HELD_OUT: dict[str, tuple[int, str]] = {
     "sft-1.7b-zero3-4": (4, "sft qwen3_1_7b batch=4 max_length=2048 topology=zero3"),
     "dpo-4b-fsdp-4": (4, "dpo qwen3_4b batch=2 max_length=1024 topology=fsdp"),
     "grpo-1.7b-split-4": (4, "grpo qwen3_1_7b batch=16 topology=split"),
-    # Of what speed=auto chooses. `batch` is given, so the micro-batch stays.
+    # Settings that speed=auto chooses, except the micro-batch, because `batch` is set.
     "sft-4b-auto": (1, "sft qwen3_4b batch=4 max_length=4096 speed=auto"),
     "sft-4b-16-bits-plain-auto": (
         1,
@@ -79,7 +79,7 @@ HELD_OUT: dict[str, tuple[int, str]] = {
 
 
 def job(name: str) -> Job:
-    """Return the words of a configuration as overrides."""
+    """Return the job that measures a configuration of HELD_OUT."""
     gpus, words = HELD_OUT[name]
     method, model, *rest = words.split()
     steps = LONG_ENOUGH if "speed=auto" in rest else STEPS[method]
@@ -116,15 +116,16 @@ def measure(hardware: str, gpus: int, only: list[str] | None, folder: Path, seco
     fitting = [j for j in jobs if j.gpus <= gpus]
     run(fitting, hardware, folder.resolve(), gpus, time.monotonic() + seconds)
     lines = []
-    for one in jobs:
-        rows = rows_of(one, folder)
+    for measured_job in jobs:
+        rows = rows_of(measured_job, folder)
         if not rows:
             continue
-        row: dict[str, Any] = {"name": one.name, "held_out": True}
+        row: dict[str, Any] = {"name": measured_job.name, "held_out": True}
         row["peak_gb"] = round(max(r["memory_peak_gb"] for r in rows), 3)
-        if "offload" not in one.name:  # times of the host's optimizer and PCIe are not predicted
+        if "offload" not in measured_job.name:  # the planner does not predict offloaded optimizers
             row["step_s"] = round(step_s(rows), 4)
-        row |= {"head": "own", "overrides": [hardware, "model.init=random", *one.overrides]}
+        overrides = [hardware, "model.init=random", *measured_job.overrides]
+        row |= {"head": "own", "overrides": overrides}
         row["predicted"] = figures(*planned(row["overrides"]))
         lines.append(json.dumps(row))
     (folder / "predictions.jsonl").write_text("\n".join(lines) + "\n")
@@ -137,10 +138,10 @@ def figures(memory: Memory, speed: Speed) -> dict[str, Any]:
 
 
 def planned(overrides: list[str], trls_step: bool = False) -> tuple[Memory, Speed]:
-    """Return the memory of a rank and the speed of the run; `speed=off` unless overridden.
+    """Return the memory of a rank and the speed of the run, with speed=off unless overridden.
 
-    `trls_step`: plan for TRL's head, TRL's pass for vLLM's importance ratio, and servers with a
-    tokenizer, as other programs and our earlier versions compute.
+    `trls_step`: plan a step of TRL and of our earlier versions, which have TRL's head, TRL's pass
+    for vLLM's importance ratio, and servers with a tokenizer.
     """
     with contextlib.ExitStack() as patched:
         if trls_step:
@@ -157,9 +158,9 @@ def planned(overrides: list[str], trls_step: bool = False) -> tuple[Memory, Spee
 
 
 def planned_row(row: dict[str, Any]) -> tuple[Memory, Speed]:
-    """Return today's plan for a line of predictions.jsonl, with the step it was measured with.
+    """Return today's plan for a line of predictions.jsonl, with the kind of step that it measured.
 
-    All were measured before weights were sent beside the step.
+    All lines were measured before weights were sent during the step.
     """
     memory, speed = planned(row["overrides"], trls_step="head" not in row)
     memory.parts_gb.pop("weights being sent", None)
@@ -167,13 +168,13 @@ def planned_row(row: dict[str, Any]) -> tuple[Memory, Speed]:
 
 
 def composition(overrides: list[str]) -> Config:
-    said = [] if any(override.startswith("speed=") for override in overrides) else ["speed=off"]
+    speed_off = [] if any(word.startswith("speed=") for word in overrides) else ["speed=off"]
     host = detect.Host(python="python", num_cores=64)
-    return choose(prepare(compose([*overrides, *said]))[0], host)
+    return choose(prepare(compose([*overrides, *speed_off]))[0], host)
 
 
 def predict(hardware: str) -> str:
-    """Return a line for each configuration under speed=auto: the choices and the predictions."""
+    """Return a JSON line with choices and predictions for each configuration with speed=auto."""
     lines = []
     for name in HELD_OUT:
         overrides = [hardware, "model.init=random", *job(name).overrides]
@@ -202,9 +203,10 @@ def tables(
     measured: str,
     predict: Callable[[dict[str, Any]], tuple[float | None, str]],
 ) -> str:
-    """Compare every row that has `measured` with its predictions, with worst and mean error.
+    """Return a table of earlier predictions and a table of today's, for rows with key `measured`.
 
-    Held-out runs are compared with what was predicted before, all rows with what is predicted now.
+    The first table compares held-out runs with the predictions before their measurement. The second
+    compares all runs with today's predictions.
     """
     rows = [
         _named(row)
@@ -216,8 +218,8 @@ def tables(
     then = [(row["name"], row[measured], row["predicted"][measured]) for row in held_out]
     now = [(row["name"], row[measured], *predict(row)) for row in rows]
     now = [row for row in now if row[2]]
-    before = _table("Predicted before it was measured", columns, then)
-    return "\n".join([*before, *_table("All, as they are predicted now", [*columns, reason], now)])
+    before = _table("Predicted before the measurement", columns, then)
+    return "\n".join([*before, *_table("All runs, as predicted now", [*columns, reason], now)])
 
 
 def _named(row: dict[str, Any]) -> dict[str, Any]:
@@ -227,58 +229,56 @@ def _named(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _table(title: str, columns: list[str], rows: list[tuple[Any, ...]]) -> list[str]:
-    """Make a table of (name, measured, predicted, further cells)."""
+    """Return a table with its worst and mean error. Rows are (name, measured, predicted, ...)."""
     errors = [predicted / measured - 1 for _, measured, predicted, *_ in rows]
     mean = statistics.mean(abs(error) for error in errors)
     summary = f"{len(errors)} runs; worst {max(errors, key=abs):+.1%}, mean {mean:.1%}."
     lines = [f"## {title}", "", summary, ""]
     lines += ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    for (name, measured, predicted, *said), error in zip(rows, errors, strict=True):
-        cells = [name, f"{measured:.2f}", f"{predicted:.2f}", f"{error:+.1%}", *said]
+    for (name, measured, predicted, *reasons), error in zip(rows, errors, strict=True):
+        cells = [name, f"{measured:.2f}", f"{predicted:.2f}", f"{error:+.1%}", *reasons]
         lines.append("| " + " | ".join(cells) + " |")
     return [*lines, ""]
 
 
 def memory_report() -> str:
     def predict(row: dict[str, Any]) -> tuple[float | None, str]:
-        found = planned_row(row)[0]
-        return found.allocated_gb, found.moment
+        memory = planned_row(row)[0]
+        return memory.allocated_gb, memory.moment
 
     return tables("GB", "most at", "peak_gb", predict)
 
 
 def speed_report() -> str:
     def predict(row: dict[str, Any]) -> tuple[float | None, str]:
-        found = planned_row(row)[1]
-        return found.step_s, found.basis.partition(": ")[2]
+        speed = planned_row(row)[1]
+        return speed.step_s, speed.basis.partition(": ")[2]
 
     return tables("s a step", "what takes the time", "step_s", predict)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Predicted memory and speed beside measured.")
+    parser = argparse.ArgumentParser(description="Compare predictions with measurements.")
     parser.add_argument("what", choices=["measure", "predict", "report"])
     parser.add_argument(
         "hardware", nargs="?", default="hardware=h200", help="hardware=<a group of conf/hardware>"
     )
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument(
-        "--only", nargs="*", help="words, one of which a configuration's name holds"
+        "--only", nargs="*", help="only configurations whose name contains one of these words"
     )
     parser.add_argument("--folder", type=Path, help="default: runs/predictions/<hardware>")
-    parser.add_argument(
-        "--seconds", type=float, default=3600, help="no run is started after so many"
-    )
-    asked = parser.parse_args()
-    if asked.what == "report":
+    parser.add_argument("--seconds", type=float, default=3600, help="start no run after this time")
+    options = parser.parse_args()
+    if options.what == "report":
         print(memory_report())
         print(speed_report())
-    elif asked.what == "predict":
-        print(predict(asked.hardware))
+    elif options.what == "predict":
+        print(predict(options.hardware))
     else:
-        # By hardware, since a run on one kind of GPU says nothing of another kind.
-        folder = asked.folder or Path("runs/predictions") / asked.hardware.partition("=")[2]
-        measure(asked.hardware, asked.gpus, asked.only, folder, asked.seconds)
+        # One folder per kind of GPU, because runs are looked up by name.
+        folder = options.folder or Path("runs/predictions") / options.hardware.partition("=")[2]
+        measure(options.hardware, options.gpus, options.only, folder, options.seconds)
 
 
 if __name__ == "__main__":

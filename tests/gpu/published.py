@@ -2,15 +2,17 @@
 
     python tests/gpu/published.py
 
-published.yaml has the figures. The MI350X report's transformers have two matrices in their MLP and
-hold all logits. The planner's have three, so they stand in with two thirds of the width (as many
-products), and what the logits of a batch take (bf16, twice fp32, a 16-bit gradient) is added.
+published.yaml has the published figures. The MI350X report's transformers have two matrices in
+their MLP, and keep all logits in memory. The planner's models have three matrices. So their MLP has
+two thirds of the width, which gives the same number of operations, and the memory of the logits is
+added (one bf16, two fp32 and one 16-bit gradient tensor).
 """
 
 from __future__ import annotations
 
 import statistics
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,12 +30,12 @@ from tests.gpu.predictions import planned
 CONTENT: dict[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
 TRANSFORMERS: dict[str, list[int]] = CONTENT["transformers"]
 MEMORY_REASONS: dict[str, str] = CONTENT["memory_reasons"]
-REASONS: dict[str, str] = CONTENT["speed_reasons"]
-VOCABULARY = 50257  # with it the report's numbers of parameters come out
+SPEED_REASONS: dict[str, str] = CONTENT["speed_reasons"]
+VOCABULARY = 50257  # with this size, the numbers of parameters equal those of the report
 
 
 def stand_in(name: str, gpus: int) -> list[str]:
-    """Return overrides for one of the report's transformers, weights and moments in bf16."""
+    """Return overrides for a model like one of the report's, with bf16 weights and moments."""
     layers, heads, width, mlp, batch, length, _ = TRANSFORMERS[name]
     parameters = layers * (4 * width**2 + 2 * width * mlp) + VOCABULARY * width
     return f"""
@@ -50,7 +52,7 @@ def stand_in(name: str, gpus: int) -> list[str]:
 
 @dataclass(frozen=True)
 class Published:
-    """Hold what is `stated` of a run, GB or speed, and known `reasons` of a difference."""
+    """A published figure, as `stated`, and known `reasons` for a difference to the prediction."""
 
     name: str
     stated: str
@@ -64,10 +66,10 @@ class Published:
 
 @dataclass(frozen=True)
 class PublishedMemory(Published):
-    """Compare GB of a GPU with what torch allocates by the plan.
+    """Memory per GPU in GB, compared with the plan's allocation by torch.
 
-    `logits`: GB that a loop holds and the plan does not count. `parts`: those of the plan that were
-    counted, or all.
+    `logits`: GB to add to the plan. `parts`: the parts of the plan that the source counts; empty:
+    all.
     """
 
     logits: float = 0.0
@@ -82,17 +84,17 @@ class PublishedMemory(Published):
 
     @property
     def error(self) -> str:
-        least, _, most = self.stated.partition(" to ")
-        if not most:
-            return f"{self.predicted_gb / float(least) - 1:+.0%}"
-        if self.predicted_gb < float(least):
+        low, _, high = self.stated.partition(" to ")
+        if not high:
+            return f"{self.predicted_gb / float(low) - 1:+.0%}"
+        if self.predicted_gb < float(low):
             return "below"
-        return "above" if self.predicted_gb > float(most) else "within"
+        return "above" if self.predicted_gb > float(high) else "within"
 
 
 @dataclass(frozen=True)
 class PublishedSpeed(Published):
-    """Compare the seconds of a step: `seconds`, or `tokens` by a stated rate, or as stated."""
+    """Seconds per step: `seconds`, or `tokens` divided by the stated rate, or as stated."""
 
     tokens: int = 0
     seconds: float = 0.0
@@ -105,15 +107,15 @@ class PublishedSpeed(Published):
     def predicted_s(self) -> float:
         step_s = planned(self.overrides, trls_step=True)[1].step_s
         assert step_s
-        return step_s - (of_a_trainer(self.overrides) if "loop" in self.reasons else 0.0)
+        return step_s - (trainer_seconds(self.overrides) if "loop" in self.reasons else 0.0)
 
     @property
     def error(self) -> float:
         return self.predicted_s / self.step_s - 1
 
 
-def of_a_trainer(overrides: list[str]) -> float:
-    """Compute the seconds of a step that a bare loop lacks: between steps, waiting for the host."""
+def trainer_seconds(overrides: list[str]) -> float:
+    """Return the seconds per step that a trainer takes in addition to a plain loop."""
     config, _ = prepare(compose(overrides))
     peak = config.hardware.peak_tflops[config.precision.compute] * 1e12
     parts = step_parts(config, batch(config), peak)
@@ -142,8 +144,8 @@ def speed_rows(section: str) -> list[PublishedSpeed]:
         tokens = row.get("tokens", 0)
         if name := row.get("transformer"):
             gpus, (*_, batch, length, _) = row["gpus"], TRANSFORMERS[name]
-            of = name.partition(",")[0]
-            row |= {"run": f"transformer of {of}, {gpus} MI350X, {batch} x {length}"}
+            size = name.partition(",")[0]
+            row |= {"run": f"transformer of {size}, {gpus} MI350X, {batch} x {length}"}
             overrides, tokens = stand_in(name, gpus), gpus * batch * length
         else:
             overrides = row["overrides"].split()
@@ -158,47 +160,47 @@ MEMORY = {
 }
 SPEED = {
     "AMD, measured by others": speed_rows("speed_amd"),
-    "AMD, expected by others": speed_rows("speed_hoped"),
+    "AMD, expected by others": speed_rows("speed_expected"),
     "TRL on an H200, measured by others": speed_rows("speed_h200"),
 }
 
 
 def memory_report() -> str:
-    """Return the tables, and what the words in their last column mean."""
-    lines = []
-    for title, rows in MEMORY.items():
-        lines += [f"### {title}", ""]
-        lines += ["| published run | GB published | predicted | | known of the reason |"]
-        lines += ["|---|---|---|---|---|"]
-        lines += [
-            f"| {row.name} | {row.stated} | {row.predicted_gb:.1f} | {row.error} | "
-            f"{', '.join(row.reasons)} |"
-            for row in rows
-        ]
-        lines.append("")
-    return "\n".join([*lines, *meanings(MEMORY_REASONS)]) + "\n"
+    def cells(row: PublishedMemory) -> list[str]:
+        return [row.name, row.stated, f"{row.predicted_gb:.1f}", row.error]
+
+    return tables(MEMORY, ["run", "GB published", "predicted", "error"], cells, MEMORY_REASONS)
 
 
 def speed_report() -> str:
-    """Return the tables, and what the words in their last column mean."""
-    lines = []
-    for title, rows in SPEED.items():
+    def cells(row: PublishedSpeed) -> list[str]:
+        times = [f"{row.step_s:.4g}", f"{row.predicted_s:.3g}", f"{row.error:+.0%}"]
+        return [row.name, row.stated, *times]
+
+    def summary(rows: list[PublishedSpeed]) -> list[str]:
         errors = [row.error for row in rows]
         mean, worst = statistics.mean(map(abs, errors)), max(errors, key=abs)
-        lines += [f"### {title}", "", f"{len(rows)} rows; worst {worst:+.0%}, mean {mean:.0%}.", ""]
-        lines += ["| run | stated | s a step | predicted | error | known of the reason |"]
-        lines += ["|---|---|---|---|---|---|"]
-        lines += [
-            f"| {row.name} | {row.stated} | {row.step_s:.4g} | {row.predicted_s:.3g} | "
-            f"{row.error:+.0%} | {', '.join(row.reasons)} |"
-            for row in rows
-        ]
+        return [f"{len(rows)} rows; worst {worst:+.0%}, mean {mean:.0%}.", ""]
+
+    columns = ["run", "published", "s per step", "predicted", "error"]
+    return tables(SPEED, columns, cells, SPEED_REASONS, summary)
+
+
+def tables(
+    sections: dict[str, list[Any]],
+    columns: list[str],
+    cells: Callable[[Any], list[str]],
+    reasons: dict[str, str],
+    summary: Callable[[list[Any]], list[str]] = lambda rows: [],
+) -> str:
+    """Return a table for each section, followed by the explanations of the reasons."""
+    lines = []
+    for title, rows in sections.items():
+        lines += [f"### {title}", "", *summary(rows)]
+        lines += [f"| {' | '.join(columns)} | reasons |", "|---" * (len(columns) + 1) + "|"]
+        lines += [f"| {' | '.join(cells(row))} | {', '.join(row.reasons)} |" for row in rows]
         lines.append("")
-    return "\n".join([*lines, *meanings(REASONS)]) + "\n"
-
-
-def meanings(reasons: dict[str, str]) -> list[str]:
-    return [f"- *{word}*: {meaning}." for word, meaning in reasons.items()]
+    return "\n".join([*lines, *(f"- *{word}*: {text}." for word, text in reasons.items())]) + "\n"
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""Compare our speed with what a user would run instead on the same GPU: docs/results/speed.md.
+"""Compare our speed with that of programs a user could run instead: docs/results/speed.md.
 
     python tests/gpu/speed.py measure --out runs/speed --gpus 2         appends to speed.jsonl there
-    python tests/gpu/speed.py measure --out runs/speed --only dpo fp8   some rows
+    python tests/gpu/speed.py measure --out runs/speed --only dpo fp8   measures some rows
     python tests/gpu/speed.py report [--write]                          the table; needs no GPU
 
-Each side trains WARM_UP steps and then its row's `timed` more, all of them logged, and is stopped.
-With two GPUs the rows of one GPU run side by side. A side that fails or takes longer than its row's
-`seconds` is a result too, with the last lines of its output; the others continue.
+Each side trains WARM_UP steps, then its row's `timed` steps, and is stopped. It logs every step.
+With two GPUs, rows that need one GPU run in parallel. If a side fails or exceeds its row's
+`seconds`, its result has the last lines of the output, and the other sides continue.
 """
 
 from __future__ import annotations
@@ -38,39 +38,39 @@ from tests.gpu.speed_report import page, table
 from tests.gpu.speed_rows import FRESH, ROWS, Row, chat_lengths
 
 WARM_UP = 5
-STEPS = WARM_UP + 15  # of the row of chat-like lengths, whose rows last so long
-LEAST_S = 45.0  # no side is started with less time than that left
-# The planner leaves a short run eager, so ours is told of a long one and stopped.
+STEPS = WARM_UP + 15  # number of steps for which there are rows of chat-like lengths
+LEAST_S = 45.0  # start no side if less time is left
+# Our side plans a long run and is stopped early, because the planner does not compile short runs.
 LONG = 1000
-PROMPT = 200  # tokens of each
+PROMPT = 200  # tokens per prompt
 POLL_S = 0.05
 LAST_LINES = 15
 MEASURED = ROOT / "docs/results/speed.jsonl"
 PAGE = ROOT / "docs/results/speed.md"
 PEERS = [sys.executable, str(ROOT / "tests/gpu/peers.py")]
-# When stopped, it has nothing to save.
+# stop_timeout_s is short because nothing needs to be saved.
 COMMON = [f"method.args.max_steps={LONG}", "runtime=local", "runtime.stop_timeout_s=1"]
 KERNEL_CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
-# Of metrics.jsonl; all but the last sum to a step.
+# Keys of metrics.jsonl. All except the last add up to a step.
 SHARES = ("generation_s", "wait_s", "sync_s", "reward_s", "train_s", "server_s", "transfer_s")
 Result = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Session:
-    """Hold what the sides of one call have in common."""
+    """Settings of one call that all sides share."""
 
     hardware: str
     gpu: str
-    folder: Path  # of the runs
-    out: Path  # of the results
-    until: float  # monotonic
+    folder: Path  # for runs
+    out: Path  # for results
+    until: float  # monotonic seconds
     lock: threading.Lock
-    sides: list[str] | None = None  # those to run; None: all
+    sides: list[str] | None = None  # names of sides to run; None: all
 
 
 def overrides(row: Row, side: str) -> list[str]:
-    """Return the arguments of launch/run.py, but for those of jobs.start."""
+    """Return the arguments of launch/run.py, without those that jobs.start adds."""
     words = [*COMMON, *row.sides[side].split()]
     if FRESH in words:
         words.remove(FRESH)
@@ -81,7 +81,7 @@ def overrides(row: Row, side: str) -> list[str]:
 
 
 def write_data(folder: Path) -> None:
-    """Write rows of digits, each one token; those of chat-like lengths last one epoch."""
+    """Write rows of digits, each of which is one token. Chat-like rows suffice for one epoch."""
     folder.mkdir(parents=True, exist_ok=True)
     jobs.write_data(folder)
     drawn = random.Random(0)
@@ -96,7 +96,7 @@ def write_data(folder: Path) -> None:
 def start(
     row: Row, name: str, side: str, session: Session, gpus: list[int]
 ) -> subprocess.Popen[bytes]:
-    """Start one side; its output goes to <name>.log of the session's folder."""
+    """Start one side, with its output in <name>.log of the session's folder."""
     rows, saved = session.folder / f"{row.data}.jsonl", saved_model(row, session)
     more = {}
     if row.forced:
@@ -121,7 +121,7 @@ def start(
 
 
 def metrics(name: str, side: str, folder: Path) -> list[dict[str, Any]]:
-    """Return the whole lines that a side has written so far."""
+    """Return the complete lines that a side has written so far."""
     files = [folder / f"{name}.jsonl"]
     if side.startswith("ours"):
         files = sorted((folder / "runs" / name).glob("*/metrics.jsonl"))
@@ -131,19 +131,19 @@ def metrics(name: str, side: str, folder: Path) -> list[dict[str, Any]]:
 
 
 def measure_side(row_name: str, side: str, session: Session, gpus: list[int]) -> Result:
-    """Run one side until its steps are timed, it ends, or its time is over."""
+    """Run one side until its steps are timed, it ends, or its time is up, and return its result."""
     row, name = ROWS[row_name], f"{row_name}-{side}"
     shutil.rmtree(session.folder / "runs" / name, ignore_errors=True)
     (session.folder / f"{name}.jsonl").unlink(missing_ok=True)
-    wanted = 1 if row.first_step else WARM_UP + row.timed
+    num_steps = 1 if row.first_step else WARM_UP + row.timed
     gpus = gpus[: 1 if side == "ours_one" else row.gpus]
     began = time.monotonic()
     deadline = min(began + row.seconds, session.until)
     process = start(row, name, side, session, gpus)
     first_step_s: float | None = None
     lines: list[dict[str, Any]] = []
-    while len(lines) < wanted and time.monotonic() < deadline:
-        ended = process.poll() is not None  # asked first: what it wrote before it ended is read
+    while len(lines) < num_steps and time.monotonic() < deadline:
+        ended = process.poll() is not None  # checked before reading, so that no line is missed
         lines = metrics(name, side, session.folder)
         if lines and first_step_s is None:
             first_step_s = round(time.monotonic() - began, 2)
@@ -155,24 +155,24 @@ def measure_side(row_name: str, side: str, session: Session, gpus: list[int]) ->
     result: Result = {"row": row_name, "side": side, "gpu": session.gpu, "gpus": len(gpus)}
     result["first_step_s"] = first_step_s
     result["settings"] = settings(row, name, side, session.folder)
-    if len(lines) >= wanted:
-        result |= {} if row.first_step else figures(lines[:wanted])
+    if len(lines) >= num_steps:
+        result |= {} if row.first_step else figures(lines[:num_steps])
         if "micro_batch" in lines[-1]:  # a peer's may have been halved
             result["micro_batch"] = lines[-1]["micro_batch"]
     else:
         why = f"exit code {code}"
         if code is None:
-            why = f"no {wanted} steps in {time.monotonic() - began:.0f} s"
+            why = f"less than {num_steps} steps in {time.monotonic() - began:.0f} s"
         output = (session.folder / f"{name}.log").read_text(errors="replace").splitlines()
         result["error"] = "\n".join([f"{why}, {len(lines)} steps", *output[-LAST_LINES:]])
         shutil.copy(session.folder / f"{name}.log", session.out)
     for checkpoints in (session.folder / "runs" / name).glob("*/checkpoints"):
-        shutil.rmtree(checkpoints, ignore_errors=True)  # incomplete: stopped while saving
+        shutil.rmtree(checkpoints, ignore_errors=True)  # saving may have been interrupted
     return result
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """End a side and wait, so that the next one has the GPU's memory."""
+    """End a side and wait, so that the next side has all of the GPU's memory."""
     process.terminate()
     try:
         process.wait(30)
@@ -182,10 +182,11 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def figures(lines: list[dict[str, Any]]) -> Result:
-    """Return the median time of the steps after the warm-up, and their tokens without padding.
+    """Return the speed of the steps after the warm-up, and other figures of a side.
 
-    A step's time is that between two lines, so it counts all that a run does. With steps of
-    different sizes the rate is that of all their tokens in all their time.
+    A step's time is that between two lines, so it includes all work of the run. Tokens do not count
+    padding. If steps differ in size, tokens_per_second is total tokens over total time; otherwise
+    it uses the median time.
     """
     timed = list(itertools.pairwise(lines[WARM_UP - 1 :]))
     seconds = [after["time_s"] - before["time_s"] for before, after in timed]
@@ -196,7 +197,7 @@ def figures(lines: list[dict[str, Any]]) -> Result:
         key: [line[key] for line in lines[WARM_UP:] if line.get(key) is not None] for key in SHARES
     }
     return {
-        # Means, which sum to a step.
+        # Means, because they add up to a step.
         **{key: round(statistics.mean(values), 3) for key, values in shares.items() if values},
         "tokens_per_second": round(tokens[0] / median if same else sum(tokens) / sum(seconds)),
         "step_s": round(median, 4),
@@ -208,15 +209,16 @@ def figures(lines: list[dict[str, Any]]) -> Result:
 
 
 def settings(row: Row, name: str, side: str, folder: Path) -> Result:
-    """Say what ran: the words of its command, and what our planner chose."""
-    found: Result = {"command": row.sides[side]}
+    """Return the words of a side's command, and the settings that our planner chose."""
+    command: Result = {"command": row.sides[side]}
     plans = sorted((folder / "runs" / name).glob("*/plan.json"))
-    chosen = json.loads(plans[-1].read_text()).get("chosen") if plans else None
-    return {**found, "chosen": {one["key"]: one["value"] for one in chosen}} if chosen else found
+    choices = json.loads(plans[-1].read_text()).get("chosen") if plans else None
+    chosen = {choice["key"]: choice["value"] for choice in choices or ()}
+    return {**command, "chosen": chosen} if chosen else command
 
 
 def saved_model(row: Row, session: Session) -> Path | None:
-    """Return the weights of a row whose sides start servers, written once: that takes a minute."""
+    """Return the directory of a row's saved weights, and write it at the first call."""
     if row.saved is None:
         return None
     folder = session.folder / "models" / row.saved
@@ -231,7 +233,7 @@ def measure_row(name: str, session: Session, gpus: list[int]) -> None:
         if session.until - time.monotonic() < LEAST_S:
             print(f"{name} {side}: not run, no time left", flush=True)
             continue
-        saved_model(ROWS[name], session)  # before the side's time begins
+        saved_model(ROWS[name], session)  # written before the side's time starts
         result = measure_side(name, side, session, gpus)
         with session.lock, (session.out / "speed.jsonl").open("a") as file:
             file.write(json.dumps(result) + "\n")
@@ -267,7 +269,7 @@ def measure(names: list[str], session: Session, gpus: list[int]) -> None:
 
 
 def gpu_name() -> str:
-    """Ask torch in a process of its own: this one must hold no GPU memory."""
+    """Return the GPU's name from a new process, so that this one does not occupy GPU memory."""
     code = "import torch; print(torch.cuda.get_device_name())"
     return subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
@@ -277,7 +279,7 @@ def gpu_name() -> str:
 def hardware_of(gpu: str) -> str:
     name = next((name for name in ("h100", "h200") if name in gpu.lower()), None)
     if name is None:
-        raise SystemExit(f"{gpu}: say which of conf/hardware it is, as --hardware mi300x.")
+        raise SystemExit(f"{gpu} is not known. Use --hardware NAME with a name of conf/hardware.")
     return name
 
 
@@ -286,31 +288,37 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("what", choices=["measure", "report"])
-    parser.add_argument("--out", type=Path, default=Path("runs/speed"), help="of the results")
-    parser.add_argument("--only", nargs="*", help="words, one of which a row's name holds")
-    parser.add_argument("--sides", nargs="*", help="of those rows, and their order; default: all")
+    parser.add_argument("--out", type=Path, default=Path("runs/speed"), help="folder for results")
+    parser.add_argument("--only", nargs="*", help="only rows whose name contains one of the words")
+    parser.add_argument("--sides", nargs="*", help="sides to run, in this order; default: all")
     parser.add_argument("--gpus", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=570, help="for all of it")
-    parser.add_argument("--hardware", help="a name of conf/hardware; default: by the GPU's name")
-    parser.add_argument("--folder", type=Path, default=ROOT / "runs/speed", help="of data and runs")
-    parser.add_argument("--write", action="store_true", help="report: change speed.md, don't print")
-    given = parser.parse_args()
-    if given.what == "report":
+    parser.add_argument("--seconds", type=float, default=570, help="time limit of the call")
+    parser.add_argument("--hardware", help="name in conf/hardware; default: from the GPU's name")
+    parser.add_argument(
+        "--folder", type=Path, default=ROOT / "runs/speed", help="folder for data and runs"
+    )
+    parser.add_argument(
+        "--write", action="store_true", help="with report: update speed.md instead of printing"
+    )
+    options = parser.parse_args()
+    if options.what == "report":
         shown = table([json.loads(line) for line in MEASURED.read_text().splitlines()])
-        if given.write:
+        if options.write:
             PAGE.write_text(page(PAGE.read_text(), "speed", shown))
         else:
             print(shown)
         return
-    until, gpu = time.monotonic() + given.seconds, gpu_name()
-    names = [name for name in ROWS if not given.only or any(word in name for word in given.only)]
-    given.out.mkdir(parents=True, exist_ok=True)
-    write_data(given.folder)
-    hardware = f"hardware={given.hardware or hardware_of(gpu)}"
+    until, gpu = time.monotonic() + options.seconds, gpu_name()
+    names = [
+        name for name in ROWS if not options.only or any(word in name for word in options.only)
+    ]
+    options.out.mkdir(parents=True, exist_ok=True)
+    write_data(options.folder)
+    hardware = f"hardware={options.hardware or hardware_of(gpu)}"
     session = Session(
-        hardware, gpu, given.folder.resolve(), given.out, until, threading.Lock(), given.sides
+        hardware, gpu, options.folder.resolve(), options.out, until, threading.Lock(), options.sides
     )
-    measure(names, session, jobs.gpus_here(given.gpus))
+    measure(names, session, jobs.gpus_here(options.gpus))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ DETAILS = [
 
 
 def page(text: str, name: str, section: str) -> str:
-    """Put `section` between the markers of that name; raise ValueError if they are missing."""
+    """Replace the text between the markers of that name. Raise ValueError if they are missing."""
     begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
     before, began, rest = text.partition(begin)
     _, ended, after = rest.partition(end)
@@ -25,7 +25,7 @@ def page(text: str, name: str, section: str) -> str:
 
 
 def table(results: list[Result]) -> str:
-    """Compare each row of each kind of GPU with its marks; the newest result of a side counts."""
+    """Compare the newest result of each row and kind of GPU with its marks."""
     newest = {(result["gpu"], result["row"], result["side"]): result for result in results}
     kinds = list(dict.fromkeys(result["gpu"] for result in results))
     lines = [cells_of(COLUMNS), "|" + "---|" * len(COLUMNS)]
@@ -80,7 +80,7 @@ def shown(result: Result, figure: str, unit: str, times: int = 1) -> str:
 
 
 def details(results: Any) -> list[str]:
-    """List each side with its command, and what the planner chose for ours."""
+    """List each side with its command, and the settings that the planner chose for ours."""
     lines = ["Every side:", "", cells_of(DETAILS), "|" + "---|" * len(DETAILS)]
     for result in results:
         command, chosen = result["settings"]["command"], result["settings"].get("chosen", {})

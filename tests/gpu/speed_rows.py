@@ -1,4 +1,4 @@
-"""List the rows that tests/gpu/speed.py measures: their sides, and the speed ours must reach."""
+"""List the rows that tests/gpu/speed.py measures, with the speed that our side must reach."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 SFT_4B = "method=sft model=qwen3_4b precision=bf16 method.args.max_length=4096"
 PACKED_4B = f"{SFT_4B} method.args.packing=true method.args.packing_strategy=wrapped"
-# As the plain loop trains, on each GPU: 16-bit weights, no checkpointing; no clipping, see below.
+# The settings of the plain loop on each GPU: 16-bit weights, no checkpointing.
 TWO_ROWS = (
     "precision.weights=bf16 method.args.gradient_checkpointing=false "
     "method.args.per_device_train_batch_size=2"
@@ -32,15 +32,15 @@ GRPO = (
     " method.args.max_completion_length=512 effective_batch=96"
 )
 TRL_GRPO = "trl --method grpo --rows 96 --micro-batch 8 --length 512"
-LONGEST = 2048  # tokens of a completion whose length is forced
-FRESH = "FRESH_CACHE"  # replaced: a cache of compiled kernels that is empty
+LONGEST = 2048  # maximum tokens of a completion with a forced length
+FRESH = "FRESH_CACHE"  # a placeholder for overrides that set empty caches of compiled kernels
 
 
 @dataclass(frozen=True)
 class Mark:
-    """Require of `ours` the tokens/s of `side`, times `times`, with a ratio of at least `least`.
+    """Require that the tokens/s of `ours` are at least `least` * `times` those of `side`.
 
-    In a row of first steps the seconds are compared, and `least` is how many more ours may take.
+    In a row with `first_step`, seconds are compared, and ours may take `least` seconds more.
     """
 
     side: str
@@ -52,11 +52,11 @@ class Mark:
 
 @dataclass(frozen=True)
 class Row:
-    """Hold the sides that run one after the other on the same GPUs, by name.
+    """Sides that run one after another on the same GPUs, by name.
 
-    Sides named ours* are overrides of launch/run.py, the others arguments of tests/gpu/peers.py.
-    `data` is a file of speed.write_data. A side that has not timed its steps after `seconds` has
-    failed.
+    Sides named ours* are overrides of launch/run.py. The others are arguments of
+    tests/gpu/peers.py. `data` is a file of speed.write_data. A side fails if its steps are not
+    timed after `seconds`.
     """
 
     work: str
@@ -66,17 +66,15 @@ class Row:
     gpus: int = 1
     first_step: bool = False
     seconds: float = 150.0
-    saved: str | None = (
-        None  # the model whose random weights are written once, for servers to start with
-    )
+    saved: str | None = None  # a model whose random weights are saved for servers to load
     timed: int = 15  # steps after the warm-up
-    forced: bool = False  # vLLM ends each completion at its length of forced_lengths
+    forced: bool = False  # the lengths of completions are those of forced_lengths
 
 
 def two_gpus(work: str, words: str, kinds: list[str], rows: int | None = None) -> Row:
-    """Make a row that compares topologies on two GPUs with one GPU.
+    """Return a row that compares topologies on two GPUs with one GPU.
 
-    A GPU has `rows` a step, or what `words` say.
+    `rows`: rows per GPU and step; None: set by `words`.
     """
     one, two = (f" effective_batch={rows * gpus}" if rows else "" for gpus in (1, 2))
     sides = {
@@ -93,10 +91,10 @@ def two_gpus(work: str, words: str, kinds: list[str], rows: int | None = None) -
 def grpo(
     size: str, model: str, sync: float | None, fastest: float, timed: int = 15, forced: bool = False
 ) -> Row:
-    """Make a row with one GPU that trains and one that generates.
+    """Return a row with one GPU that trains and one that generates.
 
-    `sync` and `fastest` are the ratios to TRL's rate that ours must reach. `forced` gives every
-    completion a length of its own.
+    `sync` and `fastest` are the ratios to TRL's rate that ours must reach, without and with
+    overlap. With `forced`, every completion has the length of forced_lengths.
     """
     split = f"{GRPO} model={model} topology=split topology.num_gpus=2"
     peer = f"{TRL_GRPO} --model {model}"
@@ -177,7 +175,7 @@ ROWS: dict[str, Row] = {
             Mark("trl", "TRL's defaults", 2.2),
         ],
     ),
-    # Of saved weights, which unsloth reads from a directory only.
+    # With saved weights, because unsloth loads only from a directory.
     "unsloth": Row(
         "SFT 8B LoRA, 2 x 4,096 tokens, bf16 base",
         {"ours": f"{LORA_8B} {ONE_GPU}", "unsloth": f"{UNSLOTH_8B} --no-checkpointing"},
@@ -230,7 +228,7 @@ ROWS: dict[str, Row] = {
         saved="qwen3_1_7b",
         timed=10,
     ),
-    # Last, so that neither side reads its libraries from a cold disk.
+    # Last, so that libraries are already cached in memory for both sides.
     "first_step": Row(
         "seconds from command to first step, 4B",
         {
@@ -244,7 +242,7 @@ ROWS: dict[str, Row] = {
 
 
 def chat_lengths(count: int, longest: int = 4096) -> list[int]:
-    """Draw tokens of rows as chats have them: log-normal with a median of 250 and sigma 1.0."""
+    """Draw numbers of tokens like those of chats: log-normal, median 250, sigma 1.0."""
     drawn = random.Random(0)
     return [
         max(2, min(longest, round(drawn.lognormvariate(math.log(250), 1.0)))) for _ in range(count)
@@ -252,7 +250,7 @@ def chat_lengths(count: int, longest: int = 4096) -> list[int]:
 
 
 def forced_lengths(count: int = 9600) -> list[int]:
-    """Draw tokens of completions: log-normal with a mean of 250 and sigma 1.0."""
+    """Draw numbers of tokens for completions: log-normal, mean 250, sigma 1.0."""
     drawn = random.Random(0)
     median = 250 / math.exp(0.5)
     return [

@@ -1,4 +1,4 @@
-"""Test the list of benchmarks that a GPU session measures, and the page it makes of them."""
+"""Test the list of benchmarks for a GPU session, and the page of its results."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_every_benchmark_and_tuning_is_in_the_list():
 
 
 @pytest.mark.parametrize("name", sorted(AMD_ONLY))
-def test_the_others_are_refused_without_an_amd_gpu(name):
+def test_tunings_for_amd_are_rejected_on_other_gpus(name):
     with pytest.raises(UserError, match="AMD"):
         prepare(composed("hardware=h200", "topology=single", f"method={name}"))
 
@@ -38,7 +38,7 @@ def test_each_can_run_on_an_h200(name):
     assert (config.topology.num_gpus or 1) == job.gpus
 
 
-def test_the_page_shows_ours_beside_the_other_gpu_and_what_failed(tmp_path):
+def test_the_page_shows_published_figures_and_failures(tmp_path):
     row = {"shape": "8192 8192 8192", "dtype": "bf16", "op": "matmul", "values": "normal"}
     row |= {"padding": 0, "error": None}
     columns = [
@@ -61,7 +61,7 @@ def test_the_page_shows_ours_beside_the_other_gpu_and_what_failed(tmp_path):
     page = benchmarks.report("h200", [tmp_path])
     assert "python launch/run.py hardware=h200 method=bench/gemm" in page
     assert "| m n k | TFLOPS | h200 published | ratio | mi350x published |" in page
-    # The last product of the MI350X report.
+    # The MI350X report has 1,104 TFLOPS.
     assert "| 8192 8192 8192 | 700.0 | 1,720 | 0.41 | 1,104 |" in page
     assert "| 1 1 1 | out of memory |  |  |  |" in page
     assert "One sentence." in page
@@ -75,13 +75,13 @@ def test_the_page_shows_ours_beside_the_other_gpu_and_what_failed(tmp_path):
 
 
 @pytest.mark.parametrize("hardware", ["h100", "h200"])
-def test_the_documents_are_made_of_the_files_beside_them(hardware):
+def test_the_documents_match_the_result_files(hardware):
     page = benchmarks.report(hardware, [ROOT / "docs/results" / hardware])
     assert (ROOT / f"docs/results/{hardware}.md").read_text() == page + "\n"
     assert f"One machine of two {hardware.upper()}s" in page
 
 
-def test_a_call_stops_what_still_runs_and_the_next_runs_it_again(tmp_path, monkeypatch):
+def test_a_job_is_stopped_at_the_end_of_a_call(tmp_path, monkeypatch):
     (tmp_path / "long.py").write_text("import time; time.sleep(60)")
     monkeypatch.setattr(jobs, "ROOT", tmp_path)
     began = time.monotonic()

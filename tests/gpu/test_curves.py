@@ -1,4 +1,4 @@
-"""Test the commands of tests/gpu/curves.py, and when its curves agree."""
+"""Test the commands of tests/gpu/curves.py, and its comparison of curves."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.gpu import curves
 
 
 @pytest.mark.parametrize("setting", curves.SETTINGS)
-def test_each_setting_trains_64_rows_a_step_from_one_seed(setting):
+def test_each_setting_trains_64_rows_per_step(setting):
     words = curves.job(setting, "bf16", 1).overrides
     config, _ = prepare(composed("hardware=cpu", "model.init=random", *words))
     args = config.method.args
@@ -23,13 +23,13 @@ def all_curves(shift=0.0, first=0.0):
 
     `chosen` ends `shift` higher and begins `first` higher.
     """
-    found = {key: [2.0 + 0.1 * key[2]] * curves.STEPS for key in curves.combinations()}
-    for key in found:
+    curves_by_key = {key: [2.0 + 0.1 * key[2]] * curves.STEPS for key in curves.combinations()}
+    for key in curves_by_key:
         if key[0] == "chosen":
-            found[key] = [loss + first for loss in found[key][:100]] + [
-                loss + shift for loss in found[key][100:]
+            curves_by_key[key] = [loss + first for loss in curves_by_key[key][:100]] + [
+                loss + shift for loss in curves_by_key[key][100:]
             ]
-    return found
+    return curves_by_key
 
 
 @pytest.mark.parametrize(("shift", "first", "whole"), [
@@ -43,9 +43,9 @@ def test_curves_agree_within_the_spread_of_seeds_and_in_their_first_steps(shift,
     assert curves.table(all_curves(shift, first))[1] is whole
 
 
-def test_a_setting_that_was_not_measured_is_no_agreement():
-    found = {key: losses for key, losses in all_curves().items() if key[0] != "packed"}
-    shown, whole = curves.table(found)
+def test_a_missing_setting_does_not_agree():
+    curves_by_key = {key: losses for key, losses in all_curves().items() if key[0] != "packed"}
+    shown, whole = curves.table(curves_by_key)
     assert not whole
     assert "| bf16 | chosen | 3 | 0.0e+00 | 2.1000 |" in shown
     assert "packed" not in shown

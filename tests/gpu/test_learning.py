@@ -1,4 +1,4 @@
-"""Test tests/gpu/learning.py: its pipelines, the rows it keeps, and the page it makes of them."""
+"""Test tests/gpu/learning.py: pipelines, rows, and the page."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def row(method, seed, right, **more):
 
 
 def of_seed(seed, shift=0):
-    """Return rows: SFT has half of 20 right, RAFT 3 + `shift` more, GRPO 5 more, DPO one less."""
+    """Return rows for 20 problems. SFT solves 10, RAFT 13 + `shift`, GRPO 15 and DPO 9."""
     grpo = {"rewards": [[1, 0.4], [2, 0.6]], "samples": 1024, "gpus": 1, "logp_gap": [0.0012, 0.25]}
     return [
         row("sft", seed, "1" * 10 + "0" * 10),
@@ -40,7 +40,7 @@ def of_seed(seed, shift=0):
     ]
 
 
-def test_the_page_gives_gains_over_the_sft_of_each_seed(tmp_path):
+def test_the_page_shows_gains_over_the_sft_of_each_seed(tmp_path):
     page = report([*of_seed(0), *of_seed(1, 1), *of_seed(2, -1)], tmp_path)
     raft = next(line for line in page.splitlines() if line.startswith("| RAFT | 65.0%"))
     assert raft.startswith(
@@ -68,7 +68,7 @@ def test_modes_of_grpo_are_compared_at_equal_samples(tmp_path):
 
     rows = [run("grpo", 0, 0.8), run("grpo", 1, 0.9), run("overlap", 0, 0.88)]
     rows += [run("overlap", 1, 0.81), run("stream", 0, 0.6), run("stream", 1, 0.7)]
-    page = report([*rows, run("grpo", 2, 0.1)], tmp_path)  # a seed that the others lack
+    page = report([*rows, run("grpo", 2, 0.1)], tmp_path)  # a seed that other modes do not have
     compared = [line for line in page.splitlines() if line.startswith("| GRPO")][-3:]
     assert [line.split(" | ")[-1] for line in compared] == ["yes |", "yes |", "no |"]
     assert compared[0].split(" | ")[1:6] == ["0.583", "0.671", "0.758", "0.846", "310"]
@@ -76,7 +76,7 @@ def test_modes_of_grpo_are_compared_at_equal_samples(tmp_path):
     assert (tmp_path / "learning_qwen3_76m_modes.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def test_the_interval_is_students():
+def test_the_interval_uses_students_t():
     low, high = interval([10.0, 20.0, 30.0])  # 4.303 * 10 / sqrt(3)
     assert (low, high) == pytest.approx((20 - 24.844, 20 + 24.844), abs=1e-3)
 
@@ -102,7 +102,7 @@ def test_each_method_has_the_same_samples_and_the_same_start(experiment, samples
     assert grpo["max_steps"] * batch == samples
     assert {plan.config.topology.num_gpus for name, plan in plans.items() if name != "grpo"} == {
         1
-    }, "where two of eight GPUs are given"
+    }, "with two of eight GPUs"
     starts = {
         Path(str(plans[name].config.model.path)).parent.name
         for name in ("raft_cycle0_evaluate", "raft_cycle1_train", "grpo", "dpo")
@@ -113,17 +113,17 @@ def test_each_method_has_the_same_samples_and_the_same_start(experiment, samples
         plan.trainer_args.get("max_new_tokens", plan.trainer_args.get("max_completion_length"))
         for plan in plans.values()
     } - {None}
-    assert len(longest) == 1  # samples, rewards and evaluations see answers of the same length
+    assert len(longest) == 1  # samples, rewards and evaluations have the same limit
 
 
 def settings(tmp_path, *arguments):
     rows = tmp_path / "rows.jsonl"
-    given = ["measure", "hardware=h200", f"--folder={tmp_path}", f"--rows={rows}", *arguments]
-    return learning.parse(given)
+    options = ["measure", "hardware=h200", f"--folder={tmp_path}", f"--rows={rows}", *arguments]
+    return learning.parse(options)
 
 
 def leave_run(folder, name, phases):
-    """Leave a run directory like the launcher's, with the results of these phases."""
+    """Write a run directory with the results of these phases, like the launcher."""
     run = folder / "runs" / name / "20260101-000000-aaaaaa"
     for phase, result in phases.items():
         (run / phase).mkdir(parents=True)
@@ -145,7 +145,7 @@ def evaluated(right):
     return result | {"right_per_problem": right, "by_level": level, "data_sha256": "d"}
 
 
-def test_rows_are_made_of_what_phases_left_and_only_of_those_that_ended(tmp_path):
+def test_rows_contain_the_results_of_finished_phases(tmp_path):
     one = Pipeline("learning-qwen3_76m-1", 2, [], "qwen3_76m", 1)
     assert learning.row_of(one, "sft", tmp_path, "h200") is None
     phases = {"raft_cycle0_evaluate": evaluated([1, 0]), "raft_cycle1_sample": {"num_samples": 16}}
@@ -172,17 +172,17 @@ def leave_sft(folder, name, status="done"):
     return run
 
 
-def test_the_sfts_come_first_and_what_goes_on_from_them_is_run_once(tmp_path, monkeypatch, capsys):
-    """Keep the rows of earlier runs, even in another file, and start GRPO first of the rest."""
+def test_sfts_run_first_and_each_pipeline_runs_once(tmp_path, monkeypatch, capsys):
+    """Reuse the rows of earlier runs, and start GRPO first among the missing pipelines."""
     started = []
     monkeypatch.setattr(
         learning, "start", lambda one, mask, folder: started.append((one.name, mask)) or finished()
     )
-    given = settings(
+    options = settings(
         tmp_path, *"--only qwen3_76m- --seeds 0,1,2 --gpus 2 --share 2 --seconds 60".split()
     )
     rows = [row(method, 0, "10") for method in METHODS]
-    given.rows.write_text("".join(json.dumps(one) + "\n" for one in rows))
+    options.rows.write_text("".join(json.dumps(one) + "\n" for one in rows))
     leave_sft(tmp_path, "learning-qwen3_76m-1")
     leave_sft(tmp_path, "learning-qwen3_76m-2", "failed")
     leave_run(
@@ -190,9 +190,9 @@ def test_the_sfts_come_first_and_what_goes_on_from_them_is_run_once(tmp_path, mo
         "learning-qwen3_76m-1-raft",
         {"raft_cycle0_evaluate": evaluated([1, 0]), "raft_cycle1_evaluate": {}},
     )
-    learning.measure(given)
-    learning.measure(given)
-    kept = [(one["seed"], one["method"]) for one in learning.read_rows(given.rows)]
+    learning.measure(options)
+    learning.measure(options)
+    kept = [(one["seed"], one["method"]) for one in learning.read_rows(options.rows)]
     assert kept == [*((0, method) for method in METHODS), (1, "sft")]
     sft = ("learning-qwen3_76m-2", [0])
     own = [
@@ -204,10 +204,10 @@ def test_the_sfts_come_first_and_what_goes_on_from_them_is_run_once(tmp_path, mo
 
 
 @pytest.mark.parametrize("start", learning.EXPERIMENTS)
-def test_what_goes_on_from_an_sft_is_the_experiments_and_plans(tmp_path, start):
+def test_pipelines_after_an_sft_equal_the_experiment(tmp_path, start):
     model = leave_sft(tmp_path, f"learning-{start}-0") / "sft/model"
-    given = settings(tmp_path, "--seeds", "0", "--smollm2", str(model))
-    (sft,) = (one for one in learning.sfts(given) if one.start == start)
+    options = settings(tmp_path, "--seeds", "0", "--smollm2", str(model))
+    (sft,) = (one for one in learning.sfts(options) if one.start == start)
     plans = pipeline.make_plans(
         composed(*sft.overrides), Request(sft.overrides), host_with(8), tmp_path
     )
@@ -219,7 +219,7 @@ def test_what_goes_on_from_an_sft_is_the_experiments_and_plans(tmp_path, start):
     ]
     expected = pipeline.make_plans(composed(*whole), Request(whole), host_with(8), tmp_path)
     found = {"sft": plans["sft"]}
-    for one in learning.branches(given, sft):
+    for one in learning.branches(options, sft):
         found |= pipeline.make_plans(
             composed(*one.overrides), Request(one.overrides), host_with(8), tmp_path
         )
@@ -245,7 +245,7 @@ def test_what_goes_on_from_an_sft_is_the_experiments_and_plans(tmp_path, start):
 
 
 class finished:
-    """Stand in for a launcher that has ended."""
+    """A launcher process that has ended."""
 
     def __init__(self, code=0):
         self.code = code
@@ -255,7 +255,7 @@ class finished:
 
 
 @pytest.mark.parametrize(("code", "times"), [(4, 2), (2, 1), (75, 1)])
-def test_a_failed_pipeline_is_tried_again_once_and_a_wrong_one_is_not(
+def test_a_failed_pipeline_is_retried_once_unless_its_configuration_is_wrong(
     tmp_path, monkeypatch, capsys, code, times
 ):
     started = []
@@ -265,5 +265,5 @@ def test_a_failed_pipeline_is_tried_again_once_and_a_wrong_one_is_not(
     learning.measure(settings(tmp_path, "--only", "qwen3_76m-", "--seeds", "0"))
     assert len(started) == times
     assert (
-        f"why: the end of {tmp_path / 'learning-qwen3_76m-0'}.log" in capsys.readouterr().out
+        f"reason: see the end of {tmp_path / 'learning-qwen3_76m-0'}.log" in capsys.readouterr().out
     ) == (code != 75)

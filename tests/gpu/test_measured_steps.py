@@ -1,6 +1,6 @@
-"""Test the planner against steps that were measured on an H100 with TRL.
+"""Compare the planner with steps of TRL that were measured on an H100.
 
-They are eager, with Liger, and compiled, with and without checkpointing.
+Steps are eager, with Liger, and compiled, with and without checkpointing.
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ def test_speed_within_15_percent_and_memory_within_5(row):
         assert memory.allocated_gb * 1e9 / GIB == pytest.approx(row["peak_gib"], rel=0.05)
 
 
-def test_what_was_written_down_before_it_is_measured_has_a_configuration():
-    written = [json.loads(line) for line in (RESULTS / "predicted.jsonl").read_text().splitlines()]
-    assert {row["name"] for row in written} <= set(predictions.HELD_OUT)
-    assert all(row["predicted"]["step_s"] > 0 and row["chosen"]["step.rows"] for row in written)
+def test_every_recorded_prediction_has_a_configuration():
+    predicted = [
+        json.loads(line) for line in (RESULTS / "predicted.jsonl").read_text().splitlines()
+    ]
+    assert {row["name"] for row in predicted} <= set(predictions.HELD_OUT)
+    assert all(row["predicted"]["step_s"] > 0 and row["chosen"]["step.rows"] for row in predicted)
 
 
 @pytest.mark.parametrize("key", ["peak_gb", "step_s"])
@@ -38,14 +40,14 @@ def test_layers_that_recompute_trade_memory_for_time(key):
         "step.compile=true speed=off"
     ).split()
     some = [[*base, f"step.checkpointed_layers={n}"] for n in (1, 14, 28)]
-    found = [
+    plans = [
         predictions.planned(overrides)
         for overrides in ([*base, "method.args.gradient_checkpointing=false"], *some, base)
     ]
     figures = (
-        [memory.allocated_gb for memory, _ in found]
+        [memory.allocated_gb for memory, _ in plans]
         if key == "peak_gb"
-        else [-speed.step_s for _, speed in found]
+        else [-speed.step_s for _, speed in plans]
     )
     assert figures == sorted(figures, reverse=True)
-    assert figures[-1] == figures[-2]  # 28 are all
+    assert figures[-1] == figures[-2]  # the model has 28 layers

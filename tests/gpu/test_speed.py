@@ -1,4 +1,4 @@
-"""Test the table of speeds beside peers: its commands, its data, its figures and its page."""
+"""Test tests/gpu/speed.py: commands, data, figures and the page."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ def test_each_command_of_ours_is_planned_for_an_h100(name, side):
 
 
 @pytest.mark.parametrize(("name", "side"), PEERS)
-def test_each_peer_takes_the_batch_of_ours(name, side):
-    given = peers.parse([*ROWS[name].sides[side].split(), "--metrics=x"])
+def test_each_peer_has_the_batch_of_ours(name, side):
+    options = peers.parse([*ROWS[name].sides[side].split(), "--metrics=x"])
     ours = composed("hardware=h100", *ROWS[name].sides["ours"].split())
     rows = ours.effective_batch or value(ours, "per_device_train_batch_size")
-    length = value(ours, "max_completion_length" if given.method == "grpo" else "max_length")
-    assert (given.rows, given.length, given.model) == (rows, length, ours.model.name)
-    assert given.method == ours.method.name
+    length = value(ours, "max_completion_length" if options.method == "grpo" else "max_length")
+    assert (options.rows, options.length, options.model) == (rows, length, ours.model.name)
+    assert options.method == ours.method.name
 
 
-def test_chat_rows_have_the_drawn_tokens(tmp_path):
+def test_chat_rows_have_the_expected_lengths(tmp_path):
     speed.write_data(tmp_path)
     texts = [
         json.loads(line)["text"] for line in (tmp_path / "lengths.jsonl").read_text().splitlines()
@@ -65,10 +65,10 @@ def test_chat_rows_have_the_drawn_tokens(tmp_path):
     )
 
 
-def test_forced_lengths_are_found_by_vllm_and_have_their_mean(tmp_path):
+def test_vllm_finds_the_forced_lengths(tmp_path):
     forced_lengths.install(tmp_path)
     (plugin,) = (
-        point for found in distributions(path=[str(tmp_path)]) for point in found.entry_points
+        point for package in distributions(path=[str(tmp_path)]) for point in package.entry_points
     )
     assert (plugin.group, plugin.load()) == ("vllm.general_plugins", forced_lengths.register)
     lengths = forced_lengths.forced_lengths()
@@ -76,7 +76,7 @@ def test_forced_lengths_are_found_by_vllm_and_have_their_mean(tmp_path):
     assert statistics.mean(lengths) == pytest.approx(250, rel=0.05)
 
 
-def test_steps_of_one_size_count_by_their_median_and_others_by_their_sum():
+def test_speed_is_the_median_for_equal_steps_and_the_total_otherwise():
     lines = [
         {"time_s": float(n), "num_tokens": 100 * n, "memory_peak_gb": 1.0, "loss": 2.0}
         for n in range(1, speed.STEPS + 1)
@@ -88,7 +88,7 @@ def test_steps_of_one_size_count_by_their_median_and_others_by_their_sum():
     assert speed.figures(lines)["tokens_per_second"] == round((1500 + 5000) / (15 + 50))
 
 
-def test_a_peer_is_measured_and_one_that_fails_is_a_result(tmp_path, monkeypatch):
+def test_results_of_a_peer_and_of_a_failure(tmp_path, monkeypatch):
     tiny = "loop --tiny --no-compile --model tiny --rows 2 --length 16"
     row = dataclasses.replace(ROWS["best_bf16"], sides={"loop": tiny, "broken": f"{tiny} --data"})
     monkeypatch.setitem(speed.ROWS, "best_bf16", row)
@@ -111,7 +111,7 @@ def test_a_peer_is_measured_and_one_that_fails_is_a_result(tmp_path, monkeypatch
     assert "tokens_per_second" not in broken
 
 
-def test_a_saved_model_is_one_that_ours_starts_from(tmp_path):
+def test_our_side_can_start_from_a_saved_model(tmp_path):
     speed.write_data(tmp_path)
     peers.save(
         peers.parse(
@@ -122,25 +122,25 @@ def test_a_saved_model_is_one_that_ours_starts_from(tmp_path):
             ]
         )
     )
-    given = [
+    overrides = [
         "method=grpo",
         "model=tiny",
         "topology=split",
         "topology.num_gpus=2",
         "~method.rewards.reasoning_gym",
     ]
-    given += [
+    overrides += [
         "+method.rewards.accuracy=1.0",
         "data=jsonl",
         f"data.path={tmp_path / 'prompts.jsonl'}",
         f"model.path={tmp_path / 'model'}",
     ]
-    config, _ = prepare(composed("hardware=h100", *given))
+    config, _ = prepare(composed("hardware=h100", *overrides))
     check_files(config, all_lines=True)
     assert (tmp_path / "model/tokenizer.json").exists()
 
 
-def test_the_table_compares_and_says_what_failed_or_is_missing():
+def test_the_table_shows_ratios_failures_and_missing_rows():
     results = [
         *(
             result("sft_4b", side, rate)
@@ -153,8 +153,8 @@ def test_the_table_compares_and_says_what_failed_or_is_missing():
         ),
         result("dpo", "ours", 50),
         {
-            key: found
-            for key, found in result("dpo", "trl", 0, error="exit code 1, 0 steps\nwhy").items()
+            key: value
+            for key, value in result("dpo", "trl", 0, error="exit code 1, 0 steps\nwhy").items()
             if key != "tokens_per_second"
         },
     ]

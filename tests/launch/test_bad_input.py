@@ -28,8 +28,8 @@ method.args.learning_rate=fast | learning_rate='fast' | takes float
 method=dpo method.args.loss_type=ipo | takes list | Use: 'method.args.loss_type=[ipo]'
 method=raft method.args.train.max_steps=0 mode=plan | method.args.max_steps=0 | at least 1, or -1
 method.args.output_dir=x | output_dir=x | run_root=
-hardware=h200 method=bench/vllm 'method.args.settings=[{num_scheduler_steps: 8}]' mode=plan | method.args.settings: num_scheduler_steps is gone from vLLM. Instead: engine V1
-hardware=h200 method=tune/inductor 'method.args.candidates=[freezing]' mode=plan | candidates: freezing makes weights
+hardware=h200 method=bench/vllm 'method.args.settings=[{num_scheduler_steps: 8}]' mode=plan | method.args.settings: num_scheduler_steps was removed from vLLM. Use async_scheduling
+hardware=h200 method=tune/inductor 'method.args.candidates=[freezing]' mode=plan | candidates: freezing turns weights
 topology=tensor | topology=tensor: no such topology | Options:
 hardware=mi210 precision=fp8 mode=plan | precision=fp8: mi210 (gfx90a) has no fp8 matrix units | Use: precision=bf16
 method=grpo '++method.rewards={no_such_module.reward: 1}' | no_such_module | no module

@@ -49,7 +49,8 @@ def recipe_launches():
     ]
     return list(
         {
-            one.same: (f"{shape[0].stem} {shape[1]} tokens {shape[2]}", one) for shape, one in found
+            one.identity: (f"{shape[0].stem} {shape[1]} tokens {shape[2]}", one)
+            for shape, one in found
         }.values()
     )
 
@@ -138,7 +139,7 @@ def compiled_layers(arch: str) -> dict[str, list[Row]]:
 
     ones = generated()[arch]
     launches = generated_launches(ones)
-    distinct = {launch.same: launch for launch in launches}
+    distinct = {launch.identity: launch for launch in launches}
     results = compile_all(
         [(launch, arch) for launch in distinct.values()], os.cpu_count() or 1, timeout_s=300
     )
@@ -150,7 +151,7 @@ def compiled_layers(arch: str) -> dict[str, list[Row]]:
     kernels: dict[str, list[Row]] = {}
     for one, launch in zip(ones, launches, strict=True):
         kernels.setdefault(f"{one.layer.model.stem} {one.layer.dtype} {launch.name}", []).append(
-            rows[launch.same]
+            rows[launch.identity]
         )
     return kernels
 
@@ -236,9 +237,11 @@ def test_model_launches_only_these_kernels(kind: str, tmp_path: Path) -> None:
     )
     of_liger = [name for name in occupancy.RECIPE_KERNELS if name.startswith("liger:")]
     ours = {
-        one.same for name in of_liger for one in kernels.library_launches(name, file, 32, "bf16")
+        one.identity
+        for name in of_liger
+        for one in kernels.library_launches(name, file, 32, "bf16")
     }
-    assert {one.same for one in launched} == ours
+    assert {one.identity for one in launched} == ours
     assert len(ours) == (8 if kind == "Qwen3" else 6)  # Qwen3 also normalizes heads
 
 
@@ -248,7 +251,7 @@ def test_trainers_launch_only_these_kernels(tmp_path: Path) -> None:
     from datasets import Dataset
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    from recipes.bench.vllm_engine import whole_tokenizer
+    from recipes.bench.vllm_engine import word_tokenizer
     from recipes.tune import kernels
 
     shape = {"hidden_size": 64, "intermediate_size": 128, "vocab_size": 64, "head_dim": 16}
@@ -270,11 +273,11 @@ def test_trainers_launch_only_these_kernels(tmp_path: Path) -> None:
         config = getattr(trl, f"{method}Config")(**settings, **more)
         own = {"DPO": {"ref_model": model()}, "GRPO": {"reward_funcs": [reward]}}.get(method, {})
         getattr(trl, f"{method}Trainer")(
-            model(), args=config, train_dataset=rows, processing_class=whole_tokenizer(64), **own
+            model(), args=config, train_dataset=rows, processing_class=word_tokenizer(64), **own
         ).train()
 
     generation = {"num_generations": 2, "max_completion_length": 4}
-    with kernels.head_takes_triton(), kernels.recording() as launched:
+    with kernels.head_uses_triton(), kernels.recording() as launched:
         for method, more in (("SFT", {}), ("DPO", {}), ("GRPO", generation)):
             before = len(launched)
             step(method, **more)
@@ -283,8 +286,8 @@ def test_trainers_launch_only_these_kernels(tmp_path: Path) -> None:
         step("GRPO", **generation, entropy_coef=0.01)
     file = tmp_path / "model.yaml"
     file.write_text(json.dumps(shape))
-    assert {one.same for one in launched} == {
-        one.same for one in kernels.library_launches("trl:lm_head", file, 32, "fp32")
+    assert {one.identity for one in launched} == {
+        one.identity for one in kernels.library_launches("trl:lm_head", file, 32, "fp32")
     }
 
 
@@ -296,7 +299,7 @@ def test_specialize_arguments_like_triton() -> None:
 
     from recipes.tune import kernels
 
-    kernel = kernels._functions_of(MATMUL)["matmul"]
+    kernel = kernels.load_kernels(MATMUL)["matmul"]
     backend = make_backend(GPUTarget("hip", "gfx942", 64))
     bind = create_function_from_signature(kernel.signature, kernel.params, backend)
     large = torch.empty(2**30 + 1, dtype=torch.bfloat16, device="meta")  # 2 bytes more than 2 GB
@@ -335,8 +338,10 @@ def test_sweep_of_custom_kernel(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     assert len(found) == 2 * 6
     cdna, rdna = found[:6], found[6:]
     assert {one["arch"] for one in cdna} == {"gfx942"}
-    # 32 warps are too many with 64 lanes, but not with 32. Errors come last.
-    too_many = "num_warps=32 makes a workgroup of 2048 threads, and 1024 are the most"
+    # 32 warps of 64 lanes are too many, of 32 they are not. What fails stands last.
+    too_many = (
+        "num_warps=32: 2048 threads per workgroup, but the maximum is 1024. Use num_warps=16."
+    )
     assert [one["error"] for one in cdna] == [None] * 4 + [too_many] * 2
     assert [one["error"] for one in rdna] == [None] * 6
     waves = [one["code"]["occupancy"]["waves"] for one in cdna[:4]]

@@ -1,4 +1,4 @@
-"""Test the loader benchmark: the limits of the hardware, rows like SFT's, and dying workers."""
+"""Test the benchmark of the data loader: limits of the hardware, and workers that die."""
 
 import os
 
@@ -18,7 +18,7 @@ SMALL = {"rows": 16, "sequence": 8, "batch_size": 4, "batches": 3, "warmup": 1, 
     (0, False, {"num_workers": [0, 4]}, [(0, False), (4, False)], 1),
     (0, False, {"num_workers": [4], "pin_memory": [True]}, [(4, True)], 0),
 ])  # fmt: skip
-def test_hardware_limits_the_series_unless_the_arguments_name_it(
+def test_hardware_limits_the_series_unless_the_arguments_set_it(
     tmp_path, monkeypatch, workers, pinned, args, expected, num_notes
 ):
     series = []
@@ -32,7 +32,7 @@ def test_hardware_limits_the_series_unless_the_arguments_name_it(
 
 
 class Deadly(datasets.Dataset):
-    """Hold rows that end the process which reads them."""
+    """Rows that end the process that reads them."""
 
     def __getitems__(self, keys):
         os._exit(9)

@@ -24,9 +24,7 @@ def measure(shape: str, **changes: str) -> dict:
     return gemm.measure_one({**case, **changes}, config, args(), CPU)
 
 
-def test_values_and_paddings_are_measured_for_the_first_shape_and_a_call_that_takes_them(
-    monkeypatch,
-):
+def test_other_values_and_paddings_are_measured_for_one_shape_and_call(monkeypatch):
     monkeypatch.setattr(gemm.shutil, "which", lambda name: name)
     variants = {"values": ["normal", "zeros"], "paddings": [0, 64]}
     shapes = [[8, 4, 16], [4, 4, 4]]
@@ -70,7 +68,7 @@ HIPBLASLT = """\
 """
 
 
-def test_hipblaslt_bench_is_called_and_read_by_the_name_of_its_column(monkeypatch, tmp_path):
+def test_hipblaslt_bench(monkeypatch, tmp_path):
     program, argv = tmp_path / "hipblaslt-bench", tmp_path / "argv"
     program.write_text(f"#!/bin/sh\necho \"$@\" > {argv}\ncat <<'E'\n{HIPBLASLT}E\n")
     program.chmod(0o755)

@@ -1,4 +1,4 @@
-"""Test training steps: batch sizes up to the memory, precisions, checkpointing."""
+"""Test the benchmarks of batch sizes, precisions and checkpointing."""
 
 import importlib.util
 
@@ -14,15 +14,15 @@ SMALL = {"sequence": 16, "warmup": 1, "steps": 2}
 
 
 def memory_for(rows):
-    """Return a `build` whose model runs out of memory with more rows, as a GPU would."""
+    """Return a `build` whose model runs out of memory if a batch has more than `rows` rows."""
 
     def build(config, device):
-        def refuse(_module, _args, kwargs):
+        def limit(_module, _args, kwargs):
             if len(kwargs["input_ids"]) > rows:
                 raise torch.OutOfMemoryError("tried to allocate 64 GiB")
 
         model = language_model.build(config, device)
-        model.register_forward_pre_hook(refuse, with_kwargs=True)
+        model.register_forward_pre_hook(limit, with_kwargs=True)
         return model
 
     return build
@@ -32,7 +32,7 @@ ADAPTER = {"name": "lora", "rank": 2, "alpha": 4}
 
 
 @pytest.mark.parametrize("adapter", [None, ADAPTER])
-def test_the_loss_is_that_of_all_logits_and_holds_a_tile_of_them(tmp_path, adapter):
+def test_the_loss_is_correct_without_computing_all_logits(tmp_path, adapter):
     config = bench_config(tmp_path, adapter=adapter)
     args = language_model.TrainingConfig(output_dir="x", use_cpu=True, **SMALL)
     model = language_model.build(config, CPU)
@@ -42,29 +42,34 @@ def test_the_loss_is_that_of_all_logits_and_holds_a_tile_of_them(tmp_path, adapt
         assert all("lora_" in name for name in names)
     tokens = language_model.random_tokens(config, args, 2, CPU)
     with torch.no_grad():
-        whole = float(model(input_ids=tokens, labels=tokens, use_cache=False).loss)
+        expected = float(model(input_ids=tokens, labels=tokens, use_cache=False).loss)
     calls = []
     model.get_output_embeddings().register_forward_hook(lambda *_: calls.append("all logits"))
     assert float(language_model.sft_step(model, config, args)(tokens)) == pytest.approx(
-        whole, rel=1e-5
+        expected, rel=1e-5
     )
     assert calls == []
 
 
 def test_an_interrupted_series_remembers_what_was_out_of_memory(tmp_path, monkeypatch):
-    """Keep the rows of a run that ended after the third size, and try no larger sizes."""
+    """Resume after three sizes, and skip the sizes above the one that ran out of memory."""
     monkeypatch.setattr(batch_size, "build", memory_for(rows=2))
     batch_size.batch_size(bench_config(tmp_path, batch_sizes=[4, 1, 2], **SMALL))
-    # Any size that is tried again fails.
+    # Every further measurement would fail.
     monkeypatch.setattr(batch_size, "build", memory_for(rows=0))
     result = batch_size.batch_size(bench_config(tmp_path, batch_sizes=[16, 1, 2, 8, 4], **SMALL))
     errors = [row["error"] for row in result["rows"]]
-    assert errors == [None, None, "out of memory", *["not measured: 4 was out of memory"] * 2]
+    assert errors == [
+        None,
+        None,
+        "out of memory",
+        *["not measured: batch_size 4 already ran out of memory"] * 2,
+    ]
     assert result["largest"] == 2
     assert f"largest batch 2, fastest batch {result['fastest']}" in result["notes"][0]
 
 
-def test_precisions_start_alike_and_are_compared_with_fp32(tmp_path):
+def test_precisions_are_compared_with_fp32_and_bf16(tmp_path):
     names = ["fp16", "fp32", "bf16", "fp8", "nf4"]
     args = {**SMALL, "precisions": names, "batch_size": 2, "learning_rate": 1e-2, "steps": 6}
     result = precision.precision(bench_config(tmp_path, **args))
@@ -83,7 +88,7 @@ def test_precisions_start_alike_and_are_compared_with_fp32(tmp_path):
 
 
 class Products(TorchDispatchMode):
-    """Count products of two matrices."""
+    """Count matrix products."""
 
     def __init__(self):
         super().__init__()
@@ -95,7 +100,7 @@ class Products(TorchDispatchMode):
 
 
 def products(model, tokens, mode):
-    """Return the products of a backward pass, and the loss."""
+    """Return the number of matrix products in a backward pass, and the loss."""
     checkpointing.switch(model, mode)
     loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
     with Products() as counted:
@@ -103,13 +108,13 @@ def products(model, tokens, mode):
     return counted.count, float(loss.detach())
 
 
-def test_selective_checkpointing_computes_no_product_again(tmp_path):
+def test_selective_checkpointing_does_not_recompute_products(tmp_path):
     config = bench_config(tmp_path)
     args = checkpointing.CheckpointingConfig(output_dir="x", use_cpu=True, **SMALL)
     model = language_model.build(config, CPU)
     tokens = language_model.random_tokens(config, args, 2, CPU)
     backward = {mode: products(model, tokens, mode) for mode in checkpointing.MODES}
-    # Each of two layers has seven products, of which the last is not needed again.
+    # Each of two layers recomputes six of seven products; the last one is not needed.
     assert backward["on"][0] == backward["off"][0] + 2 * 6
     assert backward["selective"] == backward["off"]
     result = checkpointing.checkpointing(bench_config(tmp_path, batch_size=2, **SMALL))

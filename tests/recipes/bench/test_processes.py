@@ -1,4 +1,4 @@
-"""Test programs that are watched: why they ended, how long they may take, what they leave."""
+"""Test how programs are watched: reasons of failures, time limits, and leftover processes."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ ENGINE = """\
 RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}
 """
 USAGE = "usage: vllm\nvllm: error: unrecognized arguments: --max-num-sequences 4\n"
-HOW = r" \(exit code 7; .*/log\)"
+ENDED = r" \(exit code 7; .*/log\)"
 
 
 @pytest.mark.parametrize(("log", "report", "code", "reason"), [
-    (ENGINE, None, 7, "OutOfMemoryError: HIP out of memory. Tried to allocate 2 GiB" + HOW),
-    (USAGE, None, 7, "error: unrecognized arguments: --max-num-sequences 4" + HOW),
+    (ENGINE, None, 7, "OutOfMemoryError: HIP out of memory. Tried to allocate 2 GiB" + ENDED),
+    (USAGE, None, 7, "error: unrecognized arguments: --max-num-sequences 4" + ENDED),
     ("", None, -9, r"no output \(killed by SIGKILL; "),
     ("", "torch.OutOfMemoryError: CUDA", 1, "out of memory$"),
     ("", "ValueError: no\nsecond line", 1, "ValueError: no$"),
 ])  # fmt: skip
-def test_why_a_program_ended(tmp_path, log, report, code, reason):
+def test_reason_of_a_failure(tmp_path, log, report, code, reason):
     start = f"import os, sys; sys.stdout.write({log!r}); sys.stdout.flush(); "
     end = f"sys.exit({code})" if code > 0 else f"os.kill(os.getpid(), {-code})"
     if report:
@@ -38,7 +38,7 @@ def test_why_a_program_ended(tmp_path, log, report, code, reason):
         processes.wait([process], process.ended, tmp_path / "heartbeat")
 
 
-# A child in a session of its own, as torchrun and vLLM start theirs.
+# Starts a child in a new session, as torchrun and vLLM do.
 CHILD = """
 import subprocess, sys, time
 sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
@@ -47,20 +47,20 @@ print(subprocess.Popen(sleep, start_new_session=True).pid, flush=True)
 SLEEP = "time.sleep(600)"
 
 
-@pytest.mark.parametrize(("then", "limits", "stopped", "error", "message"), [
+@pytest.mark.parametrize(("end", "limits", "stopped", "error", "message"), [
     ("", {}, False, None, ""),
     ("sys.exit(3)", {}, False, UserError, "exit code 3"),
-    (SLEEP, {"timeout_s": 0.5}, False, UserError, r"still running after 0\.5 s"),
+    (SLEEP, {"timeout_s": 0.5}, False, UserError, r"method\.args\.timeout_s=0\.5 s"),
     (SLEEP, {"patience_s": 0.5}, False, UserError, "hung"),
     (SLEEP, {}, True, Interrupted, "interrupted"),
 ])  # fmt: skip
-def test_a_program_leaves_no_process_however_it_ends(
-    tmp_path, monkeypatch, then, limits, stopped, error, message
+def test_all_processes_of_a_program_end(
+    tmp_path, monkeypatch, end, limits, stopped, error, message
 ):
     log, beat = tmp_path / "log", tmp_path / "heartbeat"
-    # Marked by the program that started this one, too, which must find it as well.
+    # The mark of an outer program must not hide the mark of this one.
     process = processes.Process(
-        [sys.executable, "-c", CHILD + then], {**os.environ, processes.MARK: "\nouter"}, log
+        [sys.executable, "-c", CHILD + end], {**os.environ, processes.MARK: "\nouter"}, log
     )
 
     def done() -> bool:

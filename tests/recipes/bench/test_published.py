@@ -1,4 +1,4 @@
-"""Test published figures: the files, their arithmetic, and the comparison with ours."""
+"""Test the files of published figures, their arithmetic, and the comparison with our rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from recipes.bench import published
 from recipes.bench.published import Reference
 
 CONF = Path(__file__).parents[3] / "conf/hardware"
-HARDWARE = {path.stem for path in CONF.glob("*.yaml")} | {"a100"}  # only its peak is compared
+HARDWARE = {path.stem for path in CONF.glob("*.yaml")} | {"a100"}  # only in rows of kind peak
 BENCHMARKS = [path.stem for path in published.FOLDER.glob("*.yaml")]
 REPORT = "AMD MI350X Training Benchmark Results"
 
@@ -28,8 +28,8 @@ def rows(benchmark: str, hardware: str, where: str = "") -> list[Reference]:
 
 
 @pytest.mark.parametrize("benchmark", BENCHMARKS)
-def test_rows_name_their_source_and_none_hides_another(benchmark: str):
-    """Check that a measured row is found by its own keys, and that no two match equally well."""
+def test_every_row_has_a_source_and_can_be_found(benchmark: str):
+    """Check that keys find their measured row, and that no two rows match equally well."""
     content = yaml.safe_load((published.FOLDER / f"{benchmark}.yaml").read_text())
     references, _ = published.load(benchmark)
     assert references
@@ -42,7 +42,7 @@ def test_rows_name_their_source_and_none_hides_another(benchmark: str):
         assert all((row.source["title"], row.where, row.unit, row.value > 0))
         assert set(row.hardware) <= HARDWARE
         for hardware in row.hardware if row.kind in published.COMPARED else ():
-            match = published.published(benchmark, hardware, row.match, row.figure)
+            match = published.find_reference(benchmark, hardware, row.match, row.figure)
             assert match == row if row.kind == "measured" else match is not None
             keys = [(r.kind, r.match, r.figure) for r in rows(benchmark, hardware)]
             assert keys.count((row.kind, row.match, row.figure)) == 1
@@ -81,8 +81,6 @@ def test_tflops_and_totals_follow_from_tokens():
             assert row.value * 8 == row.also["tokens_per_second"]
 
 
-# Ours next to theirs
-
 GEMM: dict[str, Any] = {"shape": "8192 8192 8192", "dtype": "bf16", "op": "matmul"}
 GEMM |= {"values": "normal", "padding": 0, "error": None}
 FINETUNE: dict[str, Any] = {"model": "qwen3_8b", "precision": "bf16", "adapter": "none"}
@@ -92,15 +90,15 @@ SCALING: dict[str, Any] = {"model": "7b", "num_gpus": 8, "strategy": "ddp", "bat
 
 @pytest.mark.parametrize(("benchmark", "hardware", "row", "figure", "value"), [
     ("gemm", "mi350x", GEMM, "tflops", 1104),
-    # Measured before the least that somebody accepts.
+    # A measurement is preferred to a minimum.
     ("gemm", "mi300x", GEMM, "tflops", 620),
     ("gemm", "mi355x", GEMM, "tflops", 600),
-    # A peak and an estimate are not compared.
+    # Peaks and estimates are not compared.
     ("matmul", "h100", {"size": 8192, "dtype": "fp16"}, "tflops", None),
-    # The row that names the batch comes first.
+    # The row with the batch is preferred.
     ("scaling", "mi350x", SCALING, "tokens_per_second", 101124),
     ("scaling", "mi350x", {**SCALING, "batch": 4}, "tokens_per_second", 70763),
-    # All that the report states must be the same.
+    # All keys of the published row must match.
     ("finetune", "mi350x", {**FINETUNE, "setup": "plain"}, "tokens_per_second_per_gpu", None),
 ])  # fmt: skip
 def test_the_published_figure_of_a_row(benchmark, hardware, row, figure, value):
@@ -112,7 +110,7 @@ def compared(*rows, hardware="mi350x", figure="tflops", more=()):
     return published.compare(rows, "gemm", hardware, figure, *more)
 
 
-def test_a_rate_and_a_time_are_both_better_above_1():
+def test_a_ratio_above_1_is_better_for_rates_and_times():
     (rate,), _, _ = compared({**GEMM, "tflops": 552.0})
     assert rate["published_source"] == f"{REPORT}, 2026-01-08, Benchmark 1b, BF16"
     assert rate["ratio"] == 0.5
@@ -122,7 +120,7 @@ def test_a_rate_and_a_time_are_both_better_above_1():
     assert least["published_source"].startswith("at least: AMD-AGI/Primus")
 
 
-def test_the_gate_names_what_is_below_it():
+def test_rows_below_the_gate():
     measured = [
         {**GEMM, "tflops": 1000.0},
         {**GEMM, "dtype": "fp16", "tflops": 900.0},

@@ -16,13 +16,13 @@ from tests.helpers.bench_config import bench_config
 
 @pytest.fixture
 def alone():
-    """Join a group of one rank."""
+    """Initialize a group of one rank."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield dist.group.WORLD
     dist.destroy_process_group()
 
 
-def test_matmul_counts_two_operations_a_pair(tmp_path):
+def test_matmul_counts_two_operations_per_pair_of_elements(tmp_path):
     args = {"sizes": [32, 48], "dtypes": ["fp32"], "warmup": 0, "iterations": 4}
     rows = matmul.matmul(bench_config(tmp_path, **args))["rows"]
     assert [(row["size"], row["dtype"]) for row in rows] == [(32, "fp32"), (48, "fp32")]
@@ -31,7 +31,7 @@ def test_matmul_counts_two_operations_a_pair(tmp_path):
         assert row["share_of_peak"] == pytest.approx(row["tflops"] / 0.1)
 
 
-def test_mlp_loop_is_the_reports(tmp_path):
+def test_mlp_loop_has_the_shape_of_the_report(tmp_path):
     with torch.device("meta"):
         layers = Mlp(MlpLoopConfig("out").width, MlpLoopConfig("out").inner).layers
     weights = [layer.weight.numel() for layer in layers if isinstance(layer, nn.Linear)]
@@ -63,22 +63,22 @@ def test_efficiency_is_relative_to_one_gpu_of_the_same_model():
     assert [row["efficiency"] for row in rows] == [1.0, 0.75, None, None]
 
 
-def test_ranks_agree_on_the_slowest(alone, monkeypatch):
+def test_the_slowest_rank_determines_the_figures(alone, monkeypatch):
     def gather(results, mine, group):
         others = ({"ms": 3.0, "memory_gb": 1.0}, None)
         results[:] = [mine, *({"result": other} for other in others)]
 
     monkeypatch.setattr(dist, "all_gather_object", gather)
-    slowest = consensus.slowest(alone, lambda: {"ms": 2.0, "memory_gb": 4.0})
+    slowest = consensus.slowest_rank(alone, lambda: {"ms": 2.0, "memory_gb": 4.0})
     assert slowest == {"ms": 3.0, "memory_gb": 4.0}
 
 
-@pytest.mark.parametrize(("name", "module", "takes"), [
+@pytest.mark.parametrize(("name", "module", "expected"), [
     ("model.layers.0.mlp.up_proj", nn.Linear(32, 64), True),
     ("lm_head", nn.Linear(32, 64), False),
     ("model.layers.0.mlp.up_proj.lora_A.default", nn.Linear(32, 16), False),
     ("odd", nn.Linear(30, 64), False),
     ("norm", nn.LayerNorm(32), False),
 ])  # fmt: skip
-def test_layers_that_compute_in_fp8(name, module, takes):
-    assert low_precision.supports_float8(module, name) is takes
+def test_layers_that_compute_in_fp8(name, module, expected):
+    assert low_precision.supports_float8(module, name) is expected

@@ -1,4 +1,4 @@
-"""Test the MI350X report's transformers against its figures."""
+"""Compare the transformers with the figures of the MI350X report."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def config(tmp_path=".", compute="fp32", weights="fp32"):
     return run
 
 
-def test_parameters_are_the_reports_and_take_six_operations_a_token():
-    """Hold within rounding in all eight rows, as with no other number of vectors in a layer."""
+def test_parameters_and_tflops_fit_the_report():
+    """Check all eight rows to rounding. No other number of vectors per layer passes."""
     rows = [row for row in published.load("transformer")[0] if "layers" in row.also]
     assert len(rows) == 8
     for row in rows:
@@ -44,7 +44,7 @@ def test_both_kinds_of_attention_compute_the_same():
     assert model(*batch).item() == pytest.approx(loss.item(), rel=1e-5)
 
 
-def test_rows_of_a_model_and_of_one_that_is_too_large(tmp_path, monkeypatch):
+def test_a_model_that_runs_out_of_memory_does_not_end_the_series(tmp_path, monkeypatch):
     build = gpt.build
 
     def build_small(size, *more):
@@ -59,12 +59,12 @@ def test_rows_of_a_model_and_of_one_that_is_too_large(tmp_path, monkeypatch):
     result = transformer.transformer(run)
     wide, tiny = result["rows"]
     assert (wide["model"], wide["error"], tiny["error"]) == ("wide", "out of memory", None)
-    assert CASE.items() <= tiny.items(), "the keys by which published rows are found"
+    assert CASE.items() <= tiny.items(), "keys that published rows match"
     assert tiny["tokens_per_second"] == pytest.approx(64 / tiny["ms"] * 1e3)
     operations = 6 * tiny["parameters"] * tiny["tokens_per_second"]
     assert tiny["tflops"] == pytest.approx(operations / 1e12)
     assert tiny["share_of_peak"] == pytest.approx(tiny["tflops"] / 0.1)
-    assert tiny["loss"] == pytest.approx(6.24, abs=0.2)  # ln(512), since nothing is learnt yet
+    assert tiny["loss"] == pytest.approx(6.24, abs=0.2)  # ln(512), the loss of an untrained model
 
 
 def test_autocast_for_wider_weights():
@@ -77,6 +77,6 @@ def test_autocast_for_wider_weights():
 
 
 @pytest.mark.parametrize(("compute", "weights"), [("bf16", "nf4"), ("fp8", "bf16")])
-def test_precisions_that_the_loop_does_not_have(compute, weights):
+def test_unsupported_precisions_are_rejected(compute, weights):
     with pytest.raises(UserError, match=f"precision={compute}"):
         timing.weights_dtype(config(compute=compute, weights=weights))

@@ -17,24 +17,26 @@ def tensors() -> tuple[torch.Tensor, ...]:
 def function(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, unused: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Use a tensor twice, broadcast one, change the type, and take a part."""
+    """Compute with a reused tensor, a broadcast, a conversion and a slice."""
     hidden = (x @ weight + bias).to(torch.float64)
     mixed = torch.nn.functional.silu(hidden) * hidden[:, :1]
     return mixed, (mixed.to(torch.float32) * x).sum()
 
 
-def test_gradients_are_those_of_the_engine() -> None:
+def test_gradients_equal_those_of_the_engine() -> None:
     inputs = tensors()
     outputs = function(*inputs)
     seeds = [torch.ones_like(output) for output in outputs]
     expected = torch.autograd.grad(outputs, inputs, seeds, allow_unused=True, retain_graph=True)
-    ours = layer_kernels.gradients(outputs, inputs, seeds, allow_unused=True)
-    assert ours[-1] is expected[-1] is None
-    torch.testing.assert_close(ours[:-1], expected[:-1])
+    actual = layer_kernels.gradients(outputs, inputs, seeds, allow_unused=True)
+    assert actual[-1] is expected[-1] is None
+    torch.testing.assert_close(actual[:-1], expected[:-1])
     # An output without a gradient adds nothing.
     outputs = function(*inputs)
-    one = torch.autograd.grad(outputs[:1], inputs[:2], seeds[:1], retain_graph=True)
-    torch.testing.assert_close(layer_kernels.gradients(outputs, inputs[:2], [seeds[0], None]), one)
+    expected = torch.autograd.grad(outputs[:1], inputs[:2], seeds[:1], retain_graph=True)
+    torch.testing.assert_close(
+        layer_kernels.gradients(outputs, inputs[:2], [seeds[0], None]), expected
+    )
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)

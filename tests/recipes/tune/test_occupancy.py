@@ -1,4 +1,4 @@
-"""Test recipes/tune/occupancy.py without Triton: arguments, processes and the table."""
+"""Test recipes/tune/occupancy.py without Triton: arguments, child processes and the table."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ FILE = "kernel=my.py:scale"
     ([LIGER, "model=qwen3_9b"], "Did you mean qwen3_8b"),
     (["kernel=inductor:layer,liger:rope", "dtype=amp"], "dtype=amp"),
     ([LIGER, "num_stages=" + "9" * 5000], "num_stages=9"),
-    ([LIGER, "matrix_instr_nonkdim=8"], "Known: 0, 16, 32"),
+    ([LIGER, "matrix_instr_nonkdim=8"], "0, 16, 32"),
     ([LIGER, f"tokens={10**12}"], "1 to 16777216"),
     ([FILE, "grid=32xn"], "grid=n "),
     ([FILE, "save=/dev/null/out"], "/dev/null/out"),
-    ([FILE, "model=tiny"], "model takes no effect"),
-    ([LIGER, "grid=32"], "grid takes no effect"),
+    ([FILE, "model=tiny"], "model has no effect"),
+    ([LIGER, "grid=32"], "grid has no effect"),
 ])  # fmt: skip
-def test_a_wrong_argument_is_one_message(
+def test_a_wrong_argument_prints_one_message(
     arguments: list[str], word: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert occupancy.main(arguments) == 2
@@ -63,7 +63,7 @@ def test_defaults_and_keys_of_a_request(tmp_path: Path) -> None:
     assert request.save == tmp_path / "out"
 
 
-def test_without_triton_the_target_that_installs_it_is_named(
+def test_a_missing_triton_is_reported_with_the_command_that_installs_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)  # as if Triton were not installed
@@ -76,7 +76,7 @@ def test_without_triton_the_target_that_installs_it_is_named(
     assert captured.out == ""
 
 
-# ---- Compiling in other processes: workers get the compiler's stand-in by fork
+# ---- Compiling in child processes, which inherit the stand-in of the compiler by fork
 
 
 def compile_with(monkeypatch, tasks: list[str], jobs: int = 2, timeout_s: float = 30):
@@ -105,9 +105,9 @@ def test_a_failed_compilation_is_a_row_and_the_rest_continues(
     by_task = compile_with(monkeypatch, tasks, jobs=1, timeout_s=0.5)
     assert {task: compiled.error for task, compiled in by_task.items()} == {
         "raises": "RuntimeError: PassManager::run failed",
-        "dies": "the compiler died (SIGKILL): <unknown>:0: error: ran out of registers",
-        "exits": "the compiler died (exit code 7)",
-        "sleeps": "not compiled after 0.5 s (timeout_s)",
+        "dies": "the compiler crashed (SIGKILL): <unknown>:0: error: ran out of registers",
+        "exits": "the compiler crashed (exit code 7)",
+        "sleeps": "still compiling after timeout_s=0.5",
         "a": None,
         "b": None,
     }
@@ -122,8 +122,7 @@ def test_closing_the_results_leaves_no_process(monkeypatch: pytest.MonkeyPatch) 
     assert multiprocessing.active_children() == []
 
 
-# ---- What is made of it
-
+# ---- Rows
 
 ISA = """
 \tbuffer_load_dwordx4 v[0:3], v4, s[0:3], 0 offen
@@ -153,7 +152,7 @@ LAUNCH = SimpleNamespace(
 def test_rows_and_their_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     row = occupancy_rows.row_of(LAUNCH, "gfx942", Compiled(ISA, "ttgir", 32768, 0.2))
     assert row.code
-    # 136 registers: 3 waves, floor(3 * 4 / 4) = 3 workgroups. LDS: 2 of them, 2 * 4 / 4 waves.
+    # 136 registers allow floor(3 * 4 / 4) = 3 workgroups, but LDS only 2, so 2 * 4 / 4 waves.
     needs, fit = row.code.resources, row.code.occupancy
     assert (needs.lds_bytes, fit.by_vgpr, fit.waves) == (32768, 3, 2)
     assert row.code.instructions.global_loads == {"b128": 1}
@@ -166,6 +165,6 @@ def test_rows_and_their_table(capsys: pytest.CaptureFixture[str], tmp_path: Path
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert "k gfx942 64 4 8 ! 130 30 32768 3 8 2 2 8 LDS b128=1" in lines
     assert not any("scratch" in line for line in lines)  # nothing spills
-    failure = "cannot start: a workgroup needs more LDS than there is"
+    failure = "cannot start: one workgroup exceeds the available LDS"
     assert f"failed: k gfx942 XBLOCK=64 num_warps=4: {failure}" in lines
     assert any(f"{tmp_path}/" in line for line in lines)

@@ -1,4 +1,4 @@
-"""Test recipes/tune/search.py: what is searched, given up, kept, and resumed after a kill."""
+"""Test recipes/tune/search.py: proposals, pruning, failures, and resuming after a kill."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_space_that_cannot_be_searched_is_rejected(values):
         RcclConfig(output_dir="", space={"PATH": ["a"]})
 
 
-def test_the_first_is_the_recipe_as_it_stands_and_no_point_is_measured_twice(tmp_path):
+def test_the_first_trial_is_the_unchanged_recipe_and_no_point_is_repeated(tmp_path):
     seen = []
 
     def measure(number, point, report):
@@ -56,7 +56,7 @@ def test_the_first_is_the_recipe_as_it_stands_and_no_point_is_measured_twice(tmp
     assert [line["step"] for line in lines] == list(range(1, len(rows) + 1))
 
 
-def test_a_trial_that_is_behind_is_pruned_and_one_that_fails_is_a_row(tmp_path):
+def test_pruned_and_failed_trials_are_rows(tmp_path):
     reported = []
 
     def measure(number, point, report):
@@ -75,14 +75,14 @@ def test_a_trial_that_is_behind_is_pruned_and_one_that_fails_is_a_row(tmp_path):
 
 
 def test_an_interrupted_trial_is_not_a_failed_setting(tmp_path, monkeypatch):
-    """Try a trial again whose process may have been told to stop with the search."""
+    """Repeat a trial that failed after a signal, which may have reached its process too."""
     seen = []
 
     def measure(number, point, report):
         seen.append(tuple(point.items()))
         if len(seen) == 2:
             monkeypatch.setattr(program, "_stop_requested", True)
-            raise UserError("its process ended with exit code -15")
+            raise UserError("exit code -15")
         return {"speed": speed_of(point)}
 
     with pytest.raises(Interrupted):
@@ -92,13 +92,13 @@ def test_an_interrupted_trial_is_not_a_failed_setting(tmp_path, monkeypatch):
     assert seen[1] == seen[2] == (("a", 1),)
 
 
-def test_a_search_that_is_killed_repeats_no_finished_trial(tmp_path):
+def test_a_killed_search_does_not_repeat_finished_trials(tmp_path):
     def kill(number, point, report):
         if number == 3:
             os.kill(os.getpid(), signal.SIGKILL)
         return {"speed": speed_of(point)}
 
-    # A kill before a trial has its parameters, which come one by one.
+    # As if killed before the parameters of a trial were recorded.
     open_study(tmp_path / "journal.log", settings()).ask()
     process = get_context("fork").Process(target=run, args=(tmp_path, settings(), kill))
     process.start()
@@ -107,7 +107,7 @@ def test_a_search_that_is_killed_repeats_no_finished_trial(tmp_path):
     finished = [line["setting"] for line in read_metrics(tmp_path / "metrics.jsonl")]
     assert len(finished) == 3
     with (tmp_path / "journal.log").open("a") as journal:
-        journal.write('{"op_code": 5, "worker')  # a line cut off
+        journal.write('{"op_code": 5, "worker')  # a truncated line
     (tmp_path / "journal.log.lock").write_text("")
     seen = []
 

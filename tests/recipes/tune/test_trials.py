@@ -1,6 +1,6 @@
-"""Test recipes/tune: trials in processes of their own, and what tunings make of them.
+"""Test trials, and the results of tunings, with a stand-in for the recipe.
 
-Recipes here are stand-ins; tests/e2e runs real ones.
+tests/e2e runs real recipes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.conftest import ROOT
 
 
 def tuned_config(run_dir, **args):
-    """Return what a rank reads of a tuning."""
+    """Return the configuration that a rank of a tuning reads."""
     recipe = {"output_dir": "", "max_steps": 1, "size": 2, "sleep_s": 0.0, "says": None}
     recipe |= {"ends_with": 0, "max_length": 8, **args}
     groups = {"hardware": "mi350x", "model": "qwen3_4b", "method": "sft", "adapter": "none"}
@@ -66,22 +66,22 @@ def importable(monkeypatch):
 def test_a_trial_gets_its_setting_and_is_measured(tmp_path):
     setting = Setting({"size": 4}, {"MINE": "yes"})
     row = training(tuned_config(tmp_path), training_args(steps=3, warmup=2), "one", setting)
-    assert row["tokens_per_second"] == 400 / 0.5  # 100 x 4 tokens in each step of half a second
+    assert row["tokens_per_second"] == 400 / 0.5  # 100 x 4 tokens per step of 0.5 s
     expected = {"step_s": 0.5, "spread": 0.0, "first_step_s": 10.5, "memory_gb": 5.0}
     assert expected.items() <= row.items()
     assert (tmp_path / "trials/one/log").read_text() == "started jsonl yes 0\n"
     written = yaml.safe_load((tmp_path / "trials/one/config.yaml").read_text())
     assert written["trial"] is True
     assert "tuned" not in written
-    assert (tmp_path / "heartbeat").exists()  # the watchdog sees that a trial gets on
+    assert (tmp_path / "heartbeat").exists()  # so that the watchdog sees progress
 
 
 @pytest.mark.parametrize(("args", "message"), [
     ({"ends_with": 1, "says": "torch.OutOfMemoryError: CUDA"}, "^out of memory"),
     ({"ends_with": 7}, "started reasoning None 0 .exit code 7; one/log"),
-    ({"size": 0}, "no tokens in 2 steps"),
+    ({"size": 0}, "no tokens after 1 warm-up steps"),
 ])  # fmt: skip
-def test_a_failed_trial_has_its_reason(tmp_path, args, message):
+def test_a_failed_trial_has_a_reason(tmp_path, args, message):
     with pytest.raises(UserError, match=message):
         training(tuned_config(tmp_path, **args), training_args(rows="data"), "one", Setting())
 
@@ -90,7 +90,7 @@ def test_overrides_compose_to_the_same_values():
     values = ["ATEN,TRITON,CK", "it's", "a b", "{x}", ["a", "b c"], [1, 2], None, 0.5, True]
     values += [{"type": "yarn", "factor": 2.0}]
     args = {f"value{number}": value for number, value in enumerate(values)}
-    overrides = [f"+{word}" for word in Setting(args).overrides()]
+    overrides = [f"+{override}" for override in Setting(args).overrides()]
     known = inductor.CANDIDATES["ck"]
     config = compose(["hardware=mi350x", "model=qwen3_4b", *overrides, *known.overrides()])
     expected = {**args, **known.args}
@@ -107,7 +107,7 @@ def row(batch_size, figure, error=None, **more):
 
 def test_before_after_and_an_experiment_that_composes(tmp_path, capsys):
     rows = [row(4, 100.0, spread=0.2), row(8, 110.0), row(16, None, "out of memory: all of it")]
-    settings = [Setting({STEP[0]: each["batch"]}, {"A_B": "1"}) for each in rows]
+    settings = [Setting({STEP[0]: row["batch"]}, {"A_B": "1"}) for row in rows]
     config = tuned_config(tmp_path)
     config.smoke = True
     result = finish(config, TABLE, rows, rows[0], settings)
@@ -121,11 +121,11 @@ def test_before_after_and_an_experiment_that_composes(tmp_path, capsys):
     assert (config.name, config.user_env) == (name, {"A_B": "1"})
     out = capsys.readouterr().out
     assert "16: out of memory: all of it\n" in out
-    assert "steps of one run vary by 0.200" in out
+    assert "vary by 20.0%, so a gain of 10.0%" in out
     assert "From a smoke run" in Path(result["experiment"]).read_text()
 
 
-def test_a_failed_recipe_is_retried_and_what_depends_on_it_is_not_measured(tmp_path):
+def test_a_failed_recipe_is_retried_and_other_runs_are_skipped(tmp_path):
     config, seen = tuned_config(tmp_path), []
     config.profile, args = "none", TrainingTuneConfig(output_dir="")
 
@@ -138,21 +138,21 @@ def test_a_failed_recipe_is_retried_and_what_depends_on_it_is_not_measured(tmp_p
     errors = [row["error"] for row in rows]
     assert errors == ["no engine", "not measured: the unchanged recipe failed"]
     assert seen == [1, 1]
-    with pytest.raises(Failed, match="unchanged recipe could not be measured: no engine"):
+    with pytest.raises(Failed, match="unchanged recipe failed: no engine"):
         finish(config, TABLE, rows, rows[0], [Setting(), Setting()])
 
 
-@pytest.mark.parametrize(("batch_size", "accumulated", "counts", "remedy"), [
-    (32, 1, "128 sequences per step, before 16", "a sweep of learning rates"),
-    (1, 2, "8 sequences per step, before 16", "effective_batch=16"),
+@pytest.mark.parametrize(("batch_size", "accumulation", "counts", "remedy"), [
+    (32, 1, "128 sequences per step instead of 16", "Sweep the learning rate"),
+    (1, 2, "8 sequences per step instead of 16", "effective_batch=16"),
     (2, 2, None, None),
 ])  # fmt: skip
-def test_a_batch_that_changes_learning_is_noted(
-    tmp_path, monkeypatch, batch_size, accumulated, counts, remedy
+def test_a_note_reports_a_changed_number_of_sequences_per_step(
+    tmp_path, monkeypatch, batch_size, accumulation, counts, remedy
 ):
     monkeypatch.setenv("WORLD_SIZE", "4")
     rows = [row(4, 1.0), row(batch_size, 2.0)]
-    changes = dict(zip(STEP, (batch_size, accumulated), strict=True))
+    changes = dict(zip(STEP, (batch_size, accumulation), strict=True))
     config = tuned_config(tmp_path, per_device_train_batch_size=4)
     result = finish(config, TABLE, rows, rows[0], [Setting(), Setting(changes)])
     notes = [line for line in result["notes"] if "sequences per step" in line]
@@ -169,7 +169,7 @@ def test_full_rows(tmp_path, recipe):
     lines = [json.loads(line) for line in text.splitlines()]
     assert len(lines) == 3
     assert all(len(line["text" if recipe == "sft" else "chosen"]) == 64 for line in lines)
-    args.seed = 1  # rows are kept for an interrupted tuning
+    args.seed = 1  # a resumed tuning reuses the rows
     assert full_rows(tuned_config(tmp_path, max_length=16), args, setting, 1) == data
     assert Path(data["path"]).read_text() == text
 
@@ -182,15 +182,15 @@ def planned(size, checkpointing, fits):
     return {"args": args, "planned_gb": 10.0 * size, "capacity_gb": 80.0, "fits": fits}
 
 
-def test_the_first_batch_that_should_not_fit_is_tried():
+def test_the_smallest_batch_that_should_not_fit_is_measured():
     small, fails, larger = (planned(n, True, n == 1) for n in (1, 2, 4))
     without = planned(1, False, False)
-    candidates, (note,) = batch.to_measure([small, fails, larger, without])
+    candidates, (note,) = batch.select_candidates([small, fails, larger, without])
     assert candidates == [small, fails, without]
-    assert "batches of 4 with checkpointing" in note
+    assert "batch 4 with checkpointing" in note
 
 
-def test_the_nearest_batch_that_runs_stands_for_the_recipes_own(tmp_path, monkeypatch):
+def test_before_is_the_nearest_batch_that_runs(tmp_path, monkeypatch):
     config = tuned_config(tmp_path, **planned(4, True, True)["args"])
     config.tuned.planned = [planned(n, on, True) for on in (True, False) for n in (1, 2, 4, 8)]
     config.trainer_args, config.profile = {"output_dir": ""}, "none"
@@ -204,8 +204,12 @@ def test_the_nearest_batch_that_runs_stands_for_the_recipes_own(tmp_path, monkey
     monkeypatch.setattr(batch, "training", train)
     result = batch.batch(config)
     errors = [row["error"] for row in result["rows"]]
-    assert errors == [None, None, "out of memory", "not measured: 4 was out of memory"] + [None] * 4
-    note = "batch 4 with checkpointing, does not run here, so `before` is batch 2 with"
+    assert (
+        errors
+        == [None, None, "out of memory", "not measured: batch 4 already ran out of memory"]
+        + [None] * 4
+    )
+    note = "(batch 4 with checkpointing) does not run here, so `before` is batch 2 with"
     assert note in " ".join(result["notes"])
 
 
@@ -223,7 +227,7 @@ def test_candidates_of_the_hardware_and_of_a_recipe_that_compiles():
     settings, _ = inductor.candidates(args, own, "gfx950", on_cpu=False)
     assert list(settings) == ["as it stands", "eager", "default", "ck"]
     assert settings["as it stands"] == Setting()
-    # transformers compiles where a mode is given, whatever torch_compile says
+    # transformers compiles if a mode is set, even with torch_compile=False
     assert settings["eager"].args == {"torch_compile": False, "torch_compile_mode": None}
     assert settings["default"].args == {"torch_compile": True, "torch_compile_mode": None}
 
@@ -239,11 +243,11 @@ Validator,GCN_ARCH_NAME,gfx950:sramecc+:xnack-
 """
 
 
-def test_tuned_products_are_kept_by_version_and_added_to(tmp_path):
+def test_tuned_products_are_added_to_the_file_of_their_versions(tmp_path):
     file, first = tmp_path / "tuned.csv", "GemmTunableOp_BFloat16_TN,tn_1_2_3,A,0.1"
     for lines in ((first, "Gemm_x,y,Z,1"), ("Gemm_x,y,W,2", "Gemm_x,z,W,2")):
         file.write_text(VALIDATORS + "\n".join(lines) + "\n")
-        folder = tunableop.keep(file, tmp_path / "cache")
+        folder = tunableop.add_to_cache(file, tmp_path / "cache")
     assert folder.name == "gfx950-rocm7.2.0.0-1-hipblaslt1.2.0-abc-torch2.13.0"
     expected = [*VALIDATORS.splitlines(), first, "Gemm_x,y,W,2", "Gemm_x,z,W,2"]
     for gpu in range(8):
@@ -254,4 +258,4 @@ def test_tuned_products_are_kept_by_version_and_added_to(tmp_path):
     ):
         file.write_text(content)
         with pytest.raises(UserError, match=message):
-            tunableop.keep(file, tmp_path)
+            tunableop.add_to_cache(file, tmp_path)
