@@ -15,7 +15,7 @@ from launch.config.identity import has_phases
 from launch.config.request import Request
 from launch.core import json_files
 from launch.core.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, HostError, UserError
-from launch.execution.logs import last_words
+from launch.execution.logs import tail
 from launch.machine import masks
 from launch.machine.detect import Host
 from launch.machine.placement import MASK
@@ -177,7 +177,7 @@ class Loop:
             self.settle(trial, "failed", EXIT_FAILED, f"ended by signal {-exit_code}; {log}")
         else:
             result = json_files.read_json(run_dir / "result.json") if run_dir else None
-            error = (result or {}).get("error") or "".join(last_words(log).lines[-1:])
+            error = (result or {}).get("error") or "".join(tail(log).lines[-1:])
             self.settle(trial, "failed", exit_code, f"{error} ({log})")
 
     def _settle_done(self, trial: Trial, run_dir: Path) -> None:

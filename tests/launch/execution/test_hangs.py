@@ -35,7 +35,7 @@ def test_a_server_that_repeats_itself_and_never_answers_hangs(tmp_path, capsys):
     code, record = executed(plan_of(tmp_path, {"server": server, "trainers": DONE}, *SOON))
     assert (code, record["status"], record["exit_code"]) == (5, "hung", 5)
     out = capsys.readouterr().out
-    assert "server hung: no step, no token and no load progress for 1 s" in out
+    assert "server hung: no step, token or loading progress for 1 s" in out
     assert "  | waiting for the engine (5 s)" in out
 
 
@@ -89,7 +89,7 @@ def test_ranks_in_a_container_are_signalled_though_another_process_vanishes(tmp_
                 (tmp_path / pid / "status").mkdir()
             else:
                 (tmp_path / pid / "status").write_text(status)
-        program = contained.SIGNAL_RANKS.replace("/proc", str(tmp_path))
+        program = contained.SIGNAL_RANKS_PROGRAM.replace("/proc", str(tmp_path))
         subprocess.run([sys.executable, "-c", program], check=True)
         assert rank.wait(20) == 7
     finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from launch.execution import logs
-from launch.execution.logs import Follower, LastWords, last_words
+from launch.execution.logs import Follower, LogTail, tail
 
 API = "W1121 14:12:47.579000 2899 /x/torch/distributed/elastic/multiprocessing/api.py"
 STOPS = f"{API}:1028] Sending process 2962 closing signal SIGTERM"
@@ -29,9 +29,9 @@ def test_whole_lines_since_the_last_look(tmp_path):
     append(log, b"o\nthree")
     assert follower.lines() == ["two"]
     assert follower.lines() == []
-    assert follower.lines(all_of_it=True) == ["three"]
+    assert follower.lines(with_partial=True) == ["three"]
     log.write_bytes(b"")  # somebody empties it
-    assert follower.lines(all_of_it=True) == []
+    assert follower.lines(with_partial=True) == []
     append(log, b"new\n")
     assert follower.lines() == ["new"]
 
@@ -47,7 +47,10 @@ def test_torchruns_report_of_a_failure_is_left_out(tmp_path):
         "saving",
     ]
     append(log, b"ChildFailedError\n")
-    assert [follower.lines(all_of_it=True) for follower in followers] == [["ChildFailedError"], []]
+    assert [follower.lines(with_partial=True) for follower in followers] == [
+        ["ChildFailedError"],
+        [],
+    ]
 
 
 STOP = "torch.distributed.elastic.multiprocessing.api.SignalException: Process 13759 got signal: 15"
@@ -60,7 +63,7 @@ TRACEBACK = ["Traceback (most recent call last):", '  File "run.py", line 1', " 
     ([*TRACEBACK, "ValueError: x"], [*TRACEBACK, "ValueError: x"]),
 ])  # fmt: skip
 def test_the_traceback_of_a_stopped_torchrun_is_left_out(lines, shown):
-    assert logs.without_stop(lines) == shown
+    assert logs.without_stop_traceback(lines) == shown
 
 
 def test_a_line_without_an_end_is_bounded_and_a_moving_one_shows_its_last_state(tmp_path):
@@ -106,7 +109,7 @@ def test_last_words_are_those_before_torchrun_reports(tmp_path):
         "\n".join(["rank 1 says", "", STOPS, "rank 0 lost rank 1", FAILED, "Traceback of torchrun"])
         + "\n"
     )
-    assert last_words(log) == LastWords(["rank 1 says"], rank=1, exit_code=-9)
+    assert tail(log) == LogTail(["rank 1 says"], rank=1, exit_code=-9)
 
 
 @pytest.mark.parametrize(("codes", "stops", "first"), [
@@ -121,19 +124,19 @@ def test_a_rank_that_was_killed_failed_first(tmp_path, codes, stops, first):
         for rank, code in codes.items()
     ]
     log.write_text("\n".join(["rank 0 lost rank 1", stops, FAILED_0, *summary]) + "\n")
-    assert last_words(log) == LastWords(["rank 0 lost rank 1"], *first)
+    assert tail(log) == LogTail(["rank 0 lost rank 1"], *first)
 
 
 def test_last_words_are_those_of_this_attempt(tmp_path):
     log = tmp_path / "a.log"
     log.write_text(f"first attempt\n{STOPS}\n{FAILED}\n")
-    since = Follower(log).began
+    since = Follower(log).start_offset
     append(log, b"second attempt\n")
-    assert last_words(log, since) == LastWords(["second attempt"])
-    assert last_words(log).rank == 1
-    assert last_words(tmp_path / "none.log") == LastWords([])
+    assert tail(log, since) == LogTail(["second attempt"])
+    assert tail(log).rank == 1
+    assert tail(tmp_path / "none.log") == LogTail([])
     append(log, b"\xff line\n" * 200_000 + b"the end")
-    assert last_words(log, count=2).lines == ["\ufffd line", "the end"]
+    assert tail(log, count=2).lines == ["\ufffd line", "the end"]
 
 
 LOST = "Worker proc VllmWorker-0 died unexpectedly (exit code: -9)"

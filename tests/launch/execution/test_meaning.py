@@ -7,7 +7,7 @@ import re
 import pytest
 
 from launch.config.request import Request
-from launch.execution.meaning import of, table
+from launch.execution.meaning import explain, table
 
 MEAN_NOTHING = [
     "",
@@ -33,12 +33,12 @@ def test_real_messages_are_explained_by_their_row(row):
     assert row["examples"]
     for message in row["examples"]:
         lines = ["Traceback (most recent call last):", *message.splitlines(), "  and more after it"]
-        assert of(lines) == row["means"]
+        assert explain(lines) == row["means"]
 
 
 @pytest.mark.parametrize("line", MEAN_NOTHING)
 def test_a_harmless_line_has_no_explanation(line):
-    assert of([line]) is None
+    assert explain([line]) is None
 
 
 def test_remedies_are_overrides_that_exist():

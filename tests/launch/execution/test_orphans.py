@@ -106,7 +106,7 @@ def test_processes_that_a_guard_ends_may_save_first(start, tmp_path, capfd):
 def guard_of(launcher: str, stop_timeout_s: str) -> Iterator[subprocess.Popen]:
     argv = [sys.executable, "-SEP", orphans.__file__, launcher, stop_timeout_s]
     with subprocess.Popen(argv, stdin=subprocess.PIPE) as guard:
-        assert eventually(lambda: orphans._waits_of_guards({launcher}))
+        assert eventually(lambda: orphans._guard_timeouts({launcher}))
         yield guard
 
 

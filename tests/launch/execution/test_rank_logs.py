@@ -184,7 +184,7 @@ def test_ranks_of_another_node_have_the_runs_numbers(tmp_path):
     log = tmp_path / "logs/rank9.log"
     log.write_text("before\nthis time\n")
     (tmp_path / "logs/trainers-1.log").write_text(REPORT)
-    outcome = Outcome("failed", "trainers-1", began={log: len("before\n")})
+    outcome = Outcome("failed", "trainers-1", log_offsets={log: len("before\n")})
     description = supervise.describe(plan, outcome)
     assert description.startswith("\ntrainers-1, rank 9 failed: killed by signal 9 (SIGKILL)\n")
     assert f"{log}:\n  | this time\n" in description

@@ -115,6 +115,6 @@ def test_a_container_is_not_replaced_after_the_run_has_ended(
     )
     threading.Timer(0.05, worker.end if during_creation else worker.close).start()
     began = time.monotonic()
-    assert worker.run({"tests": [1]})["error"] == sandboxed.WENT
+    assert worker.run({"tests": [1]})["error"] == sandboxed.ENDED_DURING_JOB
     assert time.monotonic() - began < 4
     assert [container.removed.is_set() for container in made] == [True] * (1 + during_creation)

@@ -169,7 +169,7 @@ def test_an_option_that_the_composition_decides_is_rejected(override, rules):
 
 @pytest.fixture
 def watching(monkeypatch):
-    monkeypatch.setattr(slurm, "ASK_EVERY_S", 0.0)
+    monkeypatch.setattr(slurm, "QUERY_EVERY_S", 0.0)
     return "runtime.slurm.wait=true"
 
 

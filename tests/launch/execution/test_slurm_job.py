@@ -31,7 +31,7 @@ def test_slurms_mask_becomes_the_one_that_the_launcher_reads(monkeypatch, vendor
         monkeypatch.delenv(name, raising=False)
     for name, value in assigned.items():
         monkeypatch.setenv(f"{name}_VISIBLE_DEVICES", value)
-    slurm_job.take_mask(vendor)
+    slurm_job.adopt_mask(vendor)
     masks = {name: os.environ.get(f"{name}_VISIBLE_DEVICES") for name in ("HIP", "ROCR", "CUDA")}
     assert {name: value for name, value in masks.items() if value} == mask
     monkeypatch.undo()
@@ -90,7 +90,7 @@ def test_the_job_plans_with_its_own_address(launch, tools, tmp_path, monkeypatch
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.setenv(name, "1")  # undone after the test, whatever prepared() sets
         del os.environ[name]
-    plan, _ = slurm_job.prepared(run_dir)
+    plan, _ = slurm_job.node_plan(run_dir)
     assert os.environ["MASTER_ADDR"] == "127.0.0.1"
     addresses = [p.argv[p.argv.index("--master-addr") + 1] for p in plan.processes]
     assert addresses == ["127.0.0.1"] * 2

@@ -121,11 +121,11 @@ def test_a_failing_rank_ends_the_server_and_its_error_is_explained(tmp_path, cap
     trainers = "print('torch.OutOfMemoryError: HIP out of memory', flush=True); sys.exit(1)"
     code, _ = executed(plan_of(tmp_path, {"server": SERVER, "trainers": trainers}, QUICK))
     assert code == 4
-    assert "This usually means: the GPU's memory is full." in capsys.readouterr().out
+    assert "This usually means: the GPU's memory is full" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("end", "why"), [
-    ("os._exit(0)", "server failed: it ended by itself"),
+    ("os._exit(0)", "server failed: it exited with code 0"),
     ("os.kill(os.getpid(), signal.SIGKILL)", "server failed: killed by signal 9 (SIGKILL)"),
 ])  # fmt: skip
 def test_trainers_save_when_their_server_ends_and_the_run_fails(tmp_path, capsys, end, why):
