@@ -36,7 +36,7 @@ from launch.reports.parts import (
     text,
 )
 from launch.reports.run_files import Run, dig, is_number
-from launch.study.trials import typed
+from launch.study.trials import command_line
 
 LAST_LINES = 20
 
@@ -229,7 +229,7 @@ def what_ran(run: Run) -> list[Block]:
     files = dig(record, "data", "files") or {}
     facts = {
         "run": run.folder,
-        "command": None if overrides is None else typed([str(o) for o in overrides]),
+        "command": None if overrides is None else command_line([str(o) for o in overrides]),
         **{key: record.get(key) for key in ("started", "finished", "restarts")},
         "hardware": run.named("hardware"),
         "device": run.result.get("device"),

@@ -144,7 +144,7 @@ def test_each_method_spends_the_samples_that_it_says(learned):
 
 def test_the_end_and_the_report_list_them(learned):
     plans, results, _ = learned
-    summary = phase_curves.show_all(next(iter(plans.values())).run_dir.parent, list(plans.values()))
+    summary = phase_curves.summary(next(iter(plans.values())).run_dir.parent, list(plans.values()))
     evaluated = [name for name, result in results.items() if "accuracy" in result]
     for name in evaluated:
         assert (
@@ -152,7 +152,7 @@ def test_the_end_and_the_report_list_them(learned):
             in summary
         )
     assert summary.count(" points on ") == len(evaluated) - 1
-    assert summary.count("samples kept; pass@1") == 3
+    assert summary.count("samples selected; pass@1") == 3
     run_dir = plans["sft"].run_dir.parent
     record = {
         "status": "done",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.study.lineage import Phase, cycles, gains, lines, points, steps_before
+from launch.study.lineage import Phase, cycles, gain_points, gains, lineages, steps_before
 
 RUN = Path("/runs/p/20261122-101500-abc")
 
@@ -41,7 +41,7 @@ TREE = [  # two methods from one SFT, whose evaluation is the first of one of th
 
 def found(phases: list[Phase]) -> dict[str, tuple[str | None, float | None]]:
     return {
-        phase.name: (before.name, round(points(phase, before), 6)) if before else (None, None)
+        phase.name: (before.name, round(gain_points(phase, before), 6)) if before else (None, None)
         for phase, before in gains(phases)
     }
 
@@ -53,7 +53,7 @@ def test_each_evaluation_is_compared_with_that_of_the_model_it_came_from():
         "6_raft_cycle1_evaluate": ("4_raft_cycle0_evaluate", 15.0),
         "8_raft_cycle2_evaluate": ("6_raft_cycle1_evaluate", -10.0),
     }
-    assert [[p.name[0] for p in line] for line in lines(TREE)] == [["4", "3"], ["4", "6", "8"]]
+    assert [[p.name[0] for p in line] for line in lineages(TREE)] == [["4", "3"], ["4", "6", "8"]]
     assert [steps_before(TREE, p) for p in (TREE[2], TREE[3], TREE[7])] == [150, 100, 140]
 
 

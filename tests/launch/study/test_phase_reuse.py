@@ -18,7 +18,7 @@ from launch.core import json_files
 from launch.core.errors import EXIT_DONE, EXIT_INTERRUPTED, UserError
 from launch.plan import container
 from launch.reports.run_files import phases_of, read
-from launch.study import keeping, pipeline
+from launch.study import phase_reuse, pipeline
 from tests.conftest import composed, host_with
 
 SFT = "{name: sft}"
@@ -66,13 +66,13 @@ CHANGES = {
     "a middle one": ([SFT, MORE % 1e-5, LAST % 1e-4], FOLDERS[:1], FOLDERS[1:], f"more.{RATE}"),
     "one is added at the end": (
         [*THREE, "{name: e, model_from: last, overrides: ['method=evaluate']}"],
-        FOLDERS, ["4_e"], "e: it is new",
+        FOLDERS, ["4_e"], "e is new",
     ),
     "one is inserted": (
         [SFT, "{name: e, model_from: sft, overrides: ['method=evaluate']}", *THREE[1:]],
-        ["1_sft"], ["2_e", "3_more", "4_last"], "e: 2_more was in its place",
+        ["1_sft"], ["2_e", "3_more", "4_last"], "e replaces 2_more",
     ),
-    "the last is left out": (THREE[:2], FOLDERS[:2], [], "nothing is left to run"),
+    "the last is left out": (THREE[:2], FOLDERS[:2], [], "no other phase has to run"),
     "nothing": (THREE, [], FOLDERS, ""),
 }  # fmt: skip
 
@@ -86,7 +86,7 @@ def test_what_is_kept_where_a_phase_changes(begin, phases, kept, run, said):
     assert second != first
     assert links(second) == {name: first / name for name in kept}
     assert said in out
-    assert ("Keeps 1_sft" in out) == bool(kept)
+    assert ("Reusing 1_sft" in out) == bool(kept)
     of_second = json_files.read_json(second / "record.json")
     assert (of_second["status"], list(of_second["phases"].values())) == ("done", [*kept, *run])
     assert content(first) == before, "the earlier run stays as it is"
@@ -118,7 +118,7 @@ def test_nothing_is_kept_under_resume_never(begin):
     begin(THREE[:2])
     started, run_dir, out = begin([*THREE[:2], LAST % 1e-5], "resume=never")
     assert (started, links(run_dir)) == (FOLDERS, {})
-    assert "Keeps" not in out
+    assert "Reusing" not in out
 
 
 def test_stopped_after_the_change_it_resumes_there(begin, phases_that_end):
@@ -146,20 +146,20 @@ def test_a_phase_that_is_no_longer_whole_is_not_kept(begin):
     phase = first / "2_more"
     whole = content(phase)
     for damage, message in {
-        lambda: (phase / "model/model.safetensors").unlink(): "model.safetensors is gone",
+        lambda: (phase / "model/model.safetensors").unlink(): "model.safetensors is missing",
         lambda: edit(phase / "record.json"): "cannot be trusted (sha256",
-        lambda: shutil.rmtree(phase): "there is no record of it in",
+        lambda: shutil.rmtree(phase): "has no record.json",
     }.items():
         damage()
-        assert message in keeping.fault(phase)
+        assert message in phase_reuse.fault(phase)
         for file, data in whole.items():
             Path(file).parent.mkdir(parents=True, exist_ok=True)
             Path(file).write_bytes(data)
-    assert keeping.fault(phase) is None
+    assert phase_reuse.fault(phase) is None
     shutil.rmtree(phase)
     started, run_dir, out = begin([*THREE[:2], LAST % 1e-5])
     assert (started, links(run_dir)) == (["2_more", "3_last"], {"1_sft": first / "1_sft"})
-    assert "runs what comes after: more: " in out
+    assert "running the phases after them: more: " in out
 
 
 def test_a_run_whose_kept_phases_are_gone_is_not_resumed(begin, phases_that_end):
@@ -171,7 +171,7 @@ def test_a_run_whose_kept_phases_are_gone_is_not_resumed(begin, phases_that_end)
     _, second, _ = begin(changed, code=EXIT_INTERRUPTED)
     asked.clear()
     shutil.rmtree(first)
-    why = f"sft: there is no record of it in {first / '1_sft'}"
+    why = f"sft: {first / '1_sft'} has no record.json"
     with pytest.raises(UserError) as refused:
         begin(changed, f"resume={second}")
     assert why in str(refused.value)
@@ -199,7 +199,7 @@ def test_the_plan_says_what_is_kept_and_makes_nothing(begin, tmp_path, capsys):
     changed, there = [*THREE[:2], LAST % 1e-5], sorted(tmp_path.rglob("*"))
     started, _, out = begin(changed, "mode=plan")
     assert started == []
-    assert f"Keeps 1_sft, 2_more of {first}; runs what comes after: last.{RATE}." in out
+    assert f"Reusing 1_sft, 2_more of {first}; running the phases after them: last.{RATE}." in out
     assert "p-last" in out
     assert "p-sft" not in out
     shown = json.loads(begin(changed, "mode=plan", "format=json")[2])
