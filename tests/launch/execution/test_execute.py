@@ -1,4 +1,4 @@
-"""Test the signals that the launcher takes, and its exit code."""
+"""Test the signals that the launcher handles, and its exit code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.helpers.supervised import DONE, plan_of
 
 
 @pytest.mark.usefixtures("hangups")
-def test_signals_are_collected_and_the_old_handlers_return():
+def test_signals_are_collected_and_the_old_handlers_restored():
     before = [signal.getsignal(number) for number in execute.STOP_SIGNALS]
     with execute.signals() as received:
         for number in execute.STOP_SIGNALS:

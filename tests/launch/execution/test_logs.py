@@ -1,4 +1,4 @@
-"""Test logs that are followed while they grow, and read back after a failure."""
+"""Test following logs while they grow, and reading them after a failure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def append(file, content: bytes) -> None:
         log.write(content)
 
 
-def test_whole_lines_since_the_last_look(tmp_path):
+def test_complete_lines_since_the_last_call(tmp_path):
     log = tmp_path / "a.log"
     assert Follower(log).lines() == []
     log.write_bytes(b"of an earlier attempt\n")
@@ -30,13 +30,13 @@ def test_whole_lines_since_the_last_look(tmp_path):
     assert follower.lines() == ["two"]
     assert follower.lines() == []
     assert follower.lines(with_partial=True) == ["three"]
-    log.write_bytes(b"")  # somebody empties it
+    log.write_bytes(b"")  # the file is truncated
     assert follower.lines(with_partial=True) == []
     append(log, b"new\n")
     assert follower.lines() == ["new"]
 
 
-def test_torchruns_report_of_a_failure_is_left_out(tmp_path):
+def test_torchruns_report_of_a_failure_is_not_shown(tmp_path):
     log = tmp_path / "a.log"
     followers = [Follower(log), Follower(log, without_report=True)]
     append(
@@ -62,11 +62,11 @@ TRACEBACK = ["Traceback (most recent call last):", '  File "run.py", line 1', " 
     ([STOP], []),
     ([*TRACEBACK, "ValueError: x"], [*TRACEBACK, "ValueError: x"]),
 ])  # fmt: skip
-def test_the_traceback_of_a_stopped_torchrun_is_left_out(lines, shown):
+def test_the_traceback_of_a_stopped_torchrun_is_not_shown(lines, shown):
     assert logs.without_stop_traceback(lines) == shown
 
 
-def test_a_line_without_an_end_is_bounded_and_a_moving_one_shows_its_last_state(tmp_path):
+def test_an_incomplete_line_is_bounded_and_a_progress_bar_shows_its_last_state(tmp_path):
     log = tmp_path / "a.log"
     follower = Follower(log)
     for _ in range(3):
@@ -79,14 +79,14 @@ def test_a_line_without_an_end_is_bounded_and_a_moving_one_shows_its_last_state(
     assert follower.lines() == ["100%|###", "windows"]
 
 
-def test_control_characters_are_left_out():
+def test_control_characters_are_removed():
     assert logs.text(b"\xff\xfe caf\xc3\xa9 \xc3") == "\ufffd\ufffd café \ufffd"
     assert logs.text(b"a\x00b\x07\x1b[31mred\x1b[0m\x1b[2J\tend") == "abred\tend"
     assert logs.text(b"\x1b]0;a title\x07[bold]not markup[/bold]") == "[bold]not markup[/bold]"
 
 
-def test_repeated_lines_are_no_progress(tmp_path, monkeypatch):
-    """A server that waits for its engine logs that every ten seconds, for ever."""
+def test_repeated_lines_are_not_progress(tmp_path, monkeypatch):
+    """A server that waits for its engine logs the same line every ten seconds."""
     log = tmp_path / "a.log"
     follower = Follower(log)
     for minute in range(10, 60):
@@ -103,7 +103,7 @@ def test_repeated_lines_are_no_progress(tmp_path, monkeypatch):
     assert len(follower.distinct) == 100
 
 
-def test_last_words_are_those_before_torchrun_reports(tmp_path):
+def test_the_tail_ends_before_torchruns_report(tmp_path):
     log = tmp_path / "a.log"
     log.write_text(
         "\n".join(["rank 1 says", "", STOPS, "rank 0 lost rank 1", FAILED, "Traceback of torchrun"])
@@ -113,8 +113,8 @@ def test_last_words_are_those_before_torchrun_reports(tmp_path):
 
 
 @pytest.mark.parametrize(("codes", "stops", "first"), [
-    ({0: 1, 1: -9}, "", (1, -9)),  # torchrun saw 0, which lost 1, before 1
-    ({0: 1, 1: -9}, STOPS, (0, 1)),  # torchrun's own SIGKILL, for a rank that does not end
+    ({0: 1, 1: -9}, "", (1, -9)),  # torchrun saw rank 0 first, which failed because of rank 1
+    ({0: 1, 1: -9}, STOPS, (0, 1)),  # torchrun sent the SIGKILL itself
     ({0: 1, 1: -6}, "", (0, 1)),
 ])  # fmt: skip
 def test_a_rank_that_was_killed_failed_first(tmp_path, codes, stops, first):
@@ -127,7 +127,7 @@ def test_a_rank_that_was_killed_failed_first(tmp_path, codes, stops, first):
     assert tail(log) == LogTail(["rank 0 lost rank 1"], *first)
 
 
-def test_last_words_are_those_of_this_attempt(tmp_path):
+def test_the_tail_begins_at_this_attempt(tmp_path):
     log = tmp_path / "a.log"
     log.write_text(f"first attempt\n{STOPS}\n{FAILED}\n")
     since = Follower(log).start_offset

@@ -1,4 +1,4 @@
-"""Test which runs and which evaluation stand behind an exported model."""
+"""Test the runs and the evaluation in the provenance of an exported model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def files_of(folder: Path, **content) -> Path:
 
 def test_provenance_ends_where_another_version_wrote_the_record(tmp_path, capsys):
     older = plain(composed("hardware=cpu"))
-    del older["data"]["sources"]  # a key that came later
+    del older["data"]["sources"]  # a key of newer versions
     older["model"]["path"] = str(
         files_of(tmp_path / "odd", record={"composition": {"model": {"path": None}}}) / "model"
     )

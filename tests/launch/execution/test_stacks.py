@@ -1,4 +1,4 @@
-"""Test stacks of hung processes, by py-spy or by the process itself."""
+"""Test stacks of hung processes, from py-spy or from the process itself."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_py_spy_shows_where_a_rank_waits(start, tmp_path):
     ("echo no leave >&2; exit 1", "no leave"),
     ("exec sleep 30", "py-spy did not answer"),
 ])  # fmt: skip
-def test_without_py_spys_stacks_the_process_prints_them_into_its_log(
+def test_without_py_spy_the_process_prints_its_stacks_into_its_log(
     start, tmp_path, monkeypatch, script, reason
 ):
     (spy := tmp_path / "py-spy").write_text(f"#!/bin/sh\n{script}\n")

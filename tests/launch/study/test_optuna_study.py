@@ -1,4 +1,4 @@
-"""Test a search that resumes, and what it suggests next."""
+"""Test that a search resumes, and its next suggestions."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def finish(trial: Trial, value: float | None) -> None:
 
 
 def resumed(search: Search, of: Sweep | None = None) -> Search:
-    """Return the search after a kill: from its sweep.json."""
+    """Return a new search from the sweep.json of another."""
     rows = sweep_json(Path("s"), search.sweep, [], search.trials, search.total)["trials"]
     return Search(of or search.sweep, 0, json.loads(json.dumps(rows)))
 
 
 def test_a_search_that_died_resumes():
-    """The trial that ran comes first, with its values; the others are as without the kill."""
+    """The unfinished trial comes first with its values; the others do not change."""
     whole, varied = Search(sweep(), 0), []
     for value in (2.0, None, 1.0, 3.0):
         trial = whole.next()
@@ -44,7 +44,7 @@ def test_a_search_that_died_resumes():
     for value in (2.0, None):
         finish(first.next(), value)
     first.trials[1].why = "no memory"
-    first.next().status = "running"  # and here it dies
+    first.next().status = "running"  # then the sweep dies
     again = resumed(first)
     assert [(t.status, t.value, t.why) for t in again.trials] == [
         ("done", 2.0, None),
@@ -60,12 +60,12 @@ def test_a_search_that_died_resumes():
     assert (more.next().number, more.next()) == (4, None)
 
 
-def test_a_search_of_a_version_without_parameters_begins_again():
+def test_a_search_of_a_version_without_parameters_starts_again():
     rows = [{"number": 0, "varied": ["seed=0"], "status": "done", "value": 1.0}]
     assert Search(sweep(), 0, rows).trials == []
 
 
-def test_lists_are_tried_whole_and_once():
+def test_each_point_of_lists_is_tried_once():
     lists = sweep(
         rank=Parameter(key="adapter.rank", values=[4, 8]),
         dora=Parameter(key="adapter.dora", values=[True, False]),
@@ -105,7 +105,7 @@ def test_the_best_is_a_command_to_paste(tmp_path, direction, number):
     (None, "reward", "add sweep.metric=reward sweep.direction=maximize."),
     ("loss", "loss", "best loss 0.5, trial 1:"),
 ])  # fmt: skip
-def test_a_grid_without_a_metric_says_how_the_best_is_named(tmp_path, capsys, metric, figure, said):
+def test_a_grid_tells_how_to_select_the_best_trial(tmp_path, capsys, metric, figure, said):
     grid = Sweep(name="none", metric=metric)
     config = dataclasses.replace(composed("hardware=cpu"), sweep=grid)
     trials = [Trial(n, [f"seed={n}"], "done", figure, 1.0 - n / 2) for n in range(2)]

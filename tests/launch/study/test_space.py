@@ -1,4 +1,4 @@
-"""The space of a search and the lists of a grid: what they come to, and what is refused."""
+"""Test the space of a search and the lists of a grid."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def test_lists_of_the_command_line(override, values):
     (["ipo", 2], "[ipo,2]"),
     ({"a": [1]}, "{a:[1]}"),
 ])  # fmt: skip
-def test_a_value_reaches_the_override_as_it_was(value, text):
-    """Hydra reads back what we write."""
+def test_a_value_reaches_the_override_unchanged(value, text):
+    """Hydra parses the override to the same value."""
     assert sweep_space.overrides_of(space(x=Parameter(key="k", values=[value])), {"x": text}) == [
         f"k={text}"
     ]
@@ -62,7 +62,7 @@ def test_a_value_reaches_the_override_as_it_was(value, text):
     assert OverridesParser.create().parse_override(f"k={text}").value() == value
 
 
-def test_a_space_of_lists_is_tried_whole_where_the_trials_are_enough():
+def test_a_space_of_lists_is_tried_completely_with_enough_trials():
     found = sweep_space.combinations(space(rank=RANK, seed=SEED, num_trials=6))
     assert found == [
         {"rank": rank, "seed": seed} for rank in ("8", "16") for seed in ("0", "1", "2")

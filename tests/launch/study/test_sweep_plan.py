@@ -1,4 +1,4 @@
-"""-m mode=plan shows what would run and writes nothing; what no trial could do is refused."""
+"""Test -m mode=plan, which writes nothing, and invalid sweeps, which are rejected."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ONE_GPU = ["hardware=mi300x", "model=qwen3_4b", "topology=single"]
 
 
 def sweep_commands() -> list[str]:
-    """Of the README, docs/ and conf/: what test_documented_commands leaves out."""
+    """Return the sweeps in README, docs/ and conf/, which test_documented_commands skips."""
     found = set()
     for file in FILES:
         for line in file.read_text().splitlines():
@@ -76,7 +76,7 @@ def test_the_plan_of_a_grid_names_every_trial(planned):
 def test_trials_that_cannot_run_are_named(launch, planned):
     grid = ["hardware=mi300x", "topology=ddp", "model=qwen3_4b,llama3_1_70b", "speed=off"]
     done = launch("-m", *grid, "mode=plan")
-    assert done.code == 0  # as of one plan that does not fit
+    assert done.code == 0  # as for a single plan that does not fit
     assert "! [1] trainers: 1417.5 GB needed on each of its GPUs" in done.out
     plan = planned(*grid, "seed=1,x")
     assert (list(plan["refused"]), list(plan["lacking"])) == (["1", "3"], ["2"])
@@ -85,7 +85,7 @@ def test_trials_that_cannot_run_are_named(launch, planned):
     assert "[1] seed: Value 'x'" in refused.err
 
 
-def test_the_same_sweep_has_the_same_directory_and_another_has_another(planned):
+def test_equal_sweeps_share_a_directory_and_others_do_not(planned):
     def directory(*overrides: str) -> str:
         return planned("sweep=grpo", *ONE_GPU, *overrides)["directory"]
 
@@ -115,14 +115,14 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("overrides", "said"), REFUSED.items(), ids=REFUSED)
-def test_refused_before_anything_is_made(launch, tmp_path, overrides, said):
+def test_invalid_sweeps_are_rejected_and_write_nothing(launch, tmp_path, overrides, said):
     done = launch(*overrides.split(), "mode=plan")
     assert (done.code, done.out) == (2, "")
     assert said in done.err
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_host_without_the_gpus_is_said_before_the_first_trial(launch, tmp_path):
+def test_missing_gpus_are_reported_before_the_first_trial(launch, tmp_path):
     done = launch("-m", "seed=0,1", *ONE_GPU, "runtime=local")
     assert done.code == 3
     assert "GPU(s) needed" in done.err
@@ -137,7 +137,7 @@ def test_jobs_of_a_cluster_need_no_gpu_here():
     assert planned.first.num_gpus == 0
 
 
-def test_figures_are_those_of_the_end_and_of_the_last_step(tmp_path):
+def test_figures_come_from_the_result_and_the_last_step(tmp_path):
     (tmp_path / "metrics.jsonl").write_text(
         '{"step": 1, "loss": 3.0, "kl": 0.1}\n{"step": 2, "loss": null, "kl": 0.2}\n'
     )
@@ -159,21 +159,21 @@ def test_a_grid_of_a_benchmark_is_shown_by_its_best_row(tmp_path, better, name, 
     assert found[name] == value
     assert sweep_report.default_metric(found) == name
     assert sweep_report.less_is_better(name) is not better
-    assert check_metric_early(name, tmp_path)  # no line of the first steps holds it
+    assert check_metric_early(name, tmp_path)  # the first steps do not log it
 
 
-def test_a_metric_that_no_run_writes_is_said_at_the_first_step(tmp_path):
+def test_a_missing_metric_is_reported_at_the_first_step(tmp_path):
     assert check_metric_early("rewrd", tmp_path) is False
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "reward": 0.5}\n')
     assert check_metric_early("reward", tmp_path) is True
-    assert check_metric_early("accuracy", tmp_path) is True  # of the end
+    assert check_metric_early("accuracy", tmp_path) is True  # logged only at the end
     with pytest.raises(UserError, match=r"sweep.metric=rewrd: .* Did you mean reward\?.* step"):
         check_metric_early("rewrd", tmp_path)
     with pytest.raises(UserError, match="sweep.metric="):
         check_metric("accuracy", {"loss": 1.0})
 
 
-def test_unlike_figures_stand_under_their_own_names(capsys, tmp_path):
+def test_different_metrics_are_shown_with_their_names(capsys, tmp_path):
     trials = [
         Trial(0, ["method=sft"], "done", "loss", 2.5, 0),
         Trial(1, ["method=bench/matmul"], "done", "most_tflops", 400.0, 0),

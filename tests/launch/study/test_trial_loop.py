@@ -1,4 +1,4 @@
-"""Which GPUs a trial gets: disjoint sets, within the user's own mask."""
+"""Test the GPUs of trials: disjoint sets within the user's mask."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def test_trials_that_run_together_share_no_gpu(gpus, size, sets):
     ([], 0, 4, 4),
     ([0], 2, None, 1),
 ])  # fmt: skip
-def test_at_once(gpus, wanted, parallel, count):
+def test_num_parallel(gpus, wanted, parallel, count):
     assert num_parallel(gpus, wanted, parallel) == count
 
 
-def test_a_trial_sees_its_own_gpus_only():
+def test_a_trial_sees_only_its_own_gpus():
     host = host_with(8, HIP_VISIBLE_DEVICES="2,3,6,7")
     trial = plan_trial(Request(ONE_GPU), host)
     assert trial.num_gpus == 1
@@ -51,12 +51,12 @@ def test_a_trial_sees_its_own_gpus_only():
     ("overrides", "num_gpus"),
     [(["method=grpo"], 8), (["topology=ddp", "topology.num_gpus=2"], 2)],  # a server and 7 ranks
 )
-def test_a_trial_of_several_gpus_is_counted_whole(overrides, num_gpus):
+def test_all_gpus_of_a_trial_are_counted(overrides, num_gpus):
     trial = plan_trial(Request([*ONE_GPU[:2], *overrides]), host_with(8))
     assert trial.num_gpus == num_gpus
 
 
-def test_on_a_cpu_a_trial_takes_no_gpu_and_alone_keeps_all_cores():
+def test_a_cpu_trial_uses_no_gpu_and_all_cores_if_alone():
     host = host_with(0)
     trial = plan_trial(Request(["hardware=cpu"]), host)
     assert (trial.num_gpus, trial.gpus_here(host, planned=False)) == (0, [])
@@ -67,6 +67,6 @@ def test_on_a_cpu_a_trial_takes_no_gpu_and_alone_keeps_all_cores():
     assert trial_environment(on_slurm, [], 4, host) == {}
 
 
-def test_a_mask_of_the_users_that_names_no_index_is_refused():
+def test_a_mask_without_indices_is_rejected():
     with pytest.raises(HostError, match="indices are needed"):
         plan_trial(Request(ONE_GPU), host_with(8, HIP_VISIBLE_DEVICES="GPU-1234"))
