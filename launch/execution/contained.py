@@ -93,7 +93,7 @@ class ContainedProcess:
             limit = f"its limit of {self.spec.memory_gb:g} GB (runtime.memory_gb)"
         return (
             f"killed because it exceeded {limit}. Lower method.args.per_device_train_batch_size, "
-            "method.args.max_length or hardware.dataloader.num_workers, or raise the limit."
+            "method.args.max_length or hardware.dataloader.num_workers, or raise runtime.memory_gb."
         )
 
     def query(self, port: int, path: str) -> str:

@@ -135,7 +135,7 @@ def submit(plan: Plan, host: Host) -> int:
     if dropped:
         show.say(
             plan.config,
-            f"{', '.join(dropped)}: not passed to sbatch, because sbatch would override the plan. "
+            f"{', '.join(dropped)}: not passed to sbatch, to keep the settings of this run. "
             "Use runtime.slurm.<key>= or runtime.slurm.options instead.",
         )
     # A GPU mask of this shell applies to this machine. Slurm sets the mask of the job.

@@ -131,7 +131,7 @@ def requeue(job: str, made_progress: bool) -> None:
     if not made_progress:
         print(
             f"job {job} is not requeued, because it was interrupted before it saved a checkpoint. "
-            "Increase runtime.slurm.time, or save more often with method.args.save_steps=.",
+            "Increase runtime.slurm.time, or save more often with method.args.save_steps=N.",
             flush=True,
         )
         return

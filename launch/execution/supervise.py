@@ -26,7 +26,7 @@ from launch.machine import placement
 from launch.schema.plan import Plan, Process
 
 POLL_S = 0.2
-# A query of a server in a container starts a program there, so limit their rate.
+# Querying a server in a container starts a program there, so limit the rate.
 QUERY_EVERY_S = 1.0
 # Query the server's progress after this share of hang_timeout_s without a step.
 QUERY_AFTER = 0.1
@@ -85,7 +85,7 @@ class Outcome:
 
 @dataclass
 class Group:
-    """A running process group, with a follower for each of its logs by the prefix to show."""
+    """A running process group. `followers` maps the prefix of shown lines to a log."""
 
     process: Process
     handle: GroupHandle
@@ -160,13 +160,13 @@ class Attempt:
             # Send SIGTERM, give processes time to save, then send SIGKILL. Stop the last group
             # first, so that a server outlives its trainers.
             deadline = time.monotonic() + self.grace_s
-            with contextlib.ExitStack() as last_first:  # continues if one of the calls raises
+            with contextlib.ExitStack() as stack:  # continues if one of the calls raises
                 for group in self.groups:
-                    last_first.callback(self._end, group, deadline)
+                    stack.callback(self._end, group, deadline)
             self._show_logs()
 
     def _until(self, condition: Callable[[], bool]) -> Outcome | None:
-        """Wait until the condition is true and return None, or the outcome if the attempt ends."""
+        """Wait for the condition, and return None; return an outcome if the attempt ends first."""
         while True:
             self._show_logs()
             # Check this before failures, because a scheduler signals the ranks too.
@@ -175,7 +175,7 @@ class Attempt:
                 self.progress.note(
                     f"{name}: waiting for {last.process.name} to "
                     f"{'end' if last.is_server else 'save and end'} "
-                    f"(at most {self._grace_of(last):g} s; another signal does not shorten this)"
+                    f"(at most {self._grace_of(last):g} s; further signals have no effect)"
                 )
                 return self._ended(last, "interrupted")
             if failed := self._first_failure():
@@ -187,10 +187,10 @@ class Attempt:
             time.sleep(POLL_S)
 
     def _may_start_next(self, group: Group) -> bool:
-        """Return whether the next group may start.
+        """Return whether the group after this one may start.
 
-        It waits for a preparation to end. It also waits for a server on the same GPU to answer,
-        because vLLM fails if free memory changes while it measures it.
+        A preparation has to end first. A server on the ranks' GPU has to answer first, because vLLM
+        fails if other processes change the free memory while it measures it.
         """
         if group.process.kind == "prepare":
             if group.handle.poll() != 0:
@@ -283,6 +283,7 @@ class Attempt:
         return self._ended(next(loading, self.groups[-1]), "hung", why)
 
     def _grace_of(self, group: Group) -> float:
+        """Return the seconds that the group has to end after SIGTERM."""
         return min(self.grace_s, SERVER_GRACE_S) if group.is_server else self.grace_s
 
     def _end(self, group: Group, deadline: float) -> None:

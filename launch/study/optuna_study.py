@@ -35,8 +35,8 @@ class Grid:
 class Search:
     """A search by Optuna that continues from `rows`, the trials in sweep.json.
 
-    Unfinished trials come first. Rows of old versions have no parameters. Then the search starts
-    again, but finished runs are still found on disk.
+    Unfinished trials come first. If the rows have no parameters, an old version wrote them, and the
+    search starts again. Finished runs are still found on disk.
     """
 
     def __init__(self, sweep: Sweep, seed: int, rows: Sequence[Mapping[str, Any]] = ()) -> None:

@@ -42,7 +42,7 @@ class Reuse:
 def find(
     config: Config, home: Path, plans: dict[str, Plan], make_plans: Callable[..., dict[str, Plan]]
 ) -> Reuse | None:
-    """Return the most phases that can be reused from a pipeline in `home`, preferring newer ones.
+    """Return the phases of the pipeline in `home` with most reusable phases; of equals, the newest.
 
     `plans` reuse nothing; `make_plans(folders)` returns plans that reuse `folders`. Return None
     without an earlier pipeline. Also return None if this pipeline is done, because like any run it

@@ -154,9 +154,9 @@ def _check_names(fixed: list[str], grid: list[list[str]]) -> None:
 
 
 def _compose_first(shared: list[str], grid: list[list[str]]) -> Config:
-    """Return the first valid composition of a trial, because some trials may be invalid.
+    """Return the first valid composition of a trial.
 
-    Raises the first trial's UserError if all are invalid.
+    Raises the first trial's UserError if all trials are invalid.
     """
     errors = []
     for varied in grid:

@@ -83,7 +83,7 @@ def plan_trials(
 
 
 def show(config: Config, content: dict[str, Any], planned: TrialPlans, host: Host) -> None:
-    """Show the space, the number of trials and their GPUs, the first plan, and shortages."""
+    """Show the space, the trials and their GPUs, the plan of the next trial, and shortages."""
     sweep, first, total = config.sweep, planned.first, content["num_trials"]
     gpus, size = first.gpus_here(host, planned=True), first.num_gpus
     num_running = min(num_parallel(gpus, size, sweep.parallel), max(1, total))

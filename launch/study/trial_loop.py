@@ -54,7 +54,7 @@ class RunningTrial:
 
 
 class Loop:
-    """Runs the trials of a source with the overrides that they share, and writes sweep.json."""
+    """Run the trials of `source` with the `shared` overrides, and write sweep.json."""
 
     def __init__(
         self, config: Config, folder: Path, shared: list[str], source: Source, host: Host
@@ -139,9 +139,8 @@ class Loop:
                 process = start_launcher([*self.shared, *trial.varied], env, log)
                 self.running.append(RunningTrial(trial, planned, gpus, process, log))
                 where = f" on GPU {','.join(map(str, gpus))}" if gpus else ""
-                self.say(
-                    f"[{trial.number}] starts{where}: {sweep_report.short_overrides(trial.varied)}"
-                )
+                overrides = sweep_report.short_overrides(trial.varied)
+                self.say(f"[{trial.number}] starting{where}: {overrides}")
             self.waiting = None
         return False
 
@@ -200,6 +199,7 @@ class Loop:
         self.settle(trial, "done", EXIT_DONE)
 
     def settle(self, trial: Trial, status: str, exit_code: int, why: str | None = None) -> None:
+        """Record the end of a trial in sweep.json and print it."""
         trial.status, trial.exit_code, trial.why = status, exit_code, why
         self._write()
         value = "" if trial.value is None else f", {trial.metric} {trial.value:.6g}"
@@ -234,7 +234,7 @@ def gpu_blocks(gpus: list[int], size: int) -> list[list[int]]:
     """
     if not 0 < size <= len(gpus):  # the trial's own launcher rejects too many GPUs
         return [[]]
-    return [gpus[at : at + size] for at in range(0, len(gpus) - size + 1, size)]
+    return [gpus[i : i + size] for i in range(0, len(gpus) - size + 1, size)]
 
 
 def num_parallel(gpus: list[int], size: int, parallel: int | None) -> int:

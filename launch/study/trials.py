@@ -27,8 +27,8 @@ from launch.study import pipeline
 
 # Metrics that only result.json contains, and not metrics.jsonl.
 END_ONLY = ("steps", "num_problems", "step_s", "accuracy", "time_s")
-ROW_PREFIXES = ("most_", "least_")  # of the best row of a benchmark, such as most_tflops
-# Held-out metrics are first logged with a checkpoint, and those of rows at the end.
+ROW_PREFIXES = ("most_", "least_")  # prefixes of a benchmark's best value, such as most_tflops
+# Held-out metrics are first logged with a checkpoint, and best values at the end.
 MEASURED_LATER = ("eval_", "best_", *ROW_PREFIXES)
 
 
@@ -59,7 +59,7 @@ class PlannedTrial:
 
     @property
     def num_gpus(self) -> int:
-        """Number of GPUs that the trial uses on this host; 0 if it runs on another machine."""
+        """Return the number of GPUs that the trial uses on this host; 0 if it runs elsewhere."""
         if self.plans[0].config.runtime.name not in ("local", "docker"):
             return 0
         return max(len({gpu for p in plan.processes for gpu in p.gpus}) for plan in self.plans)
