@@ -63,7 +63,7 @@ def of_ranks(plan: Plan, process: Process) -> dict[int, Path]:
 
 
 class Follower:
-    """Read complete lines that are added to a file after `start_offset`, its first size in bytes.
+    """Read lines that are added to a file. `start_offset` is its size at the start, in bytes.
 
     `without_report` stops at torchrun's report of a failure, because the launcher prints its own.
     """
@@ -82,28 +82,28 @@ class Follower:
         with self.file.open("rb") as file:
             size = file.seek(0, 2)
             self.offset = min(self.offset, size)  # the file may have been truncated
-            left_out = max(0, size - self.offset - MOST_BYTES)
-            file.seek(self.offset + left_out)
+            num_skipped = max(0, size - self.offset - MOST_BYTES)
+            file.seek(self.offset + num_skipped)
             chunk = file.read(MOST_BYTES)
-        self.offset += left_out + len(chunk)
-        # A progress bar ends each state with a carriage return. Each state is a line here.
+        self.offset += num_skipped + len(chunk)
+        # Each state of a progress bar ends with \r and is a line of its own in `distinct`.
         *pieces, self.bar_rest = (self.bar_rest + chunk).replace(b"\r", b"\n").split(b"\n")
         self.bar_rest = self.bar_rest[-LONGEST_LINE:]
         for piece in pieces:
             if len(self.distinct) < MOST_DISTINCT:
                 self.distinct.add(hash(TIMES.sub(b"", piece)))
-        *whole, self.rest = (self.rest + chunk).split(b"\n")
+        *complete, self.rest = (self.rest + chunk).split(b"\n")
         if with_partial and self.rest:
-            whole, self.rest = [*whole, self.rest], b""
+            complete, self.rest = [*complete, self.rest], b""
         self.rest = self.rest[-LONGEST_LINE:]
-        lines = [] if self.reports else [text(line) for line in whole]
+        lines = [] if self.reports else [text(line) for line in complete]
         if self.without_report:
             for number, line in enumerate(lines):
                 if REPORT.search(line) and FIRST_FAILED.search(line):
                     lines, self.reports = lines[:number], True
                     break
-        if left_out:
-            lines.insert(0, f"({left_out / 1e6:.1f} MB not shown; see {self.file})")
+        if num_skipped:
+            lines.insert(0, f"({num_skipped / 1e6:.1f} MB not shown; see {self.file})")
         return lines
 
 

@@ -52,7 +52,7 @@ def mark(name: str) -> dict[str, str]:
 
 
 def launcher() -> str:
-    """Return this process's pid namespace, pid and start time. A reused pid differs."""
+    """Identify this process by pid namespace, pid and start time, because pids are reused."""
     return f"{_namespace()}:{identity(os.getpid())}"
 
 

@@ -27,7 +27,7 @@ NAME = re.compile(r"[0-9a-f]{12}")
 def written(names: list[str], host: Host, run_dir: Path) -> Iterator[None]:
     """Write the shell's variables of these names to files, and remove them at the end.
 
-    Raises HostError if others can read the directory, and OSError.
+    Raises OSError, and HostError if other users can open the directory.
     """
     folder = secret_dir(host, run_dir)
     if names:

@@ -49,7 +49,7 @@ def expand(
 ) -> list[Phase]:
     """Return `phases`, and replace each phase of method=raft with the phases of its cycles.
 
-    A reference to a RAFT becomes one to its chosen training, last samples or chosen evaluation.
+    References to a RAFT are replaced by its chosen training, last samples or chosen evaluation.
     `accuracies` maps finished evaluations to their accuracy. Raises UserError.
     """
     expanded: list[Phase] = []
