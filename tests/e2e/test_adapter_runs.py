@@ -17,19 +17,27 @@ def names(path):
         return set(file.keys())
 
 
-def test_a_checkpoint_contains_only_the_adapter_and_resumes_exactly(tmp_path, monkeypatch):
-    """An SFT that is stopped in step 2 and resumed equals one that was not stopped."""
-    overrides = ("adapter=dora", "adapter.rank=4")
-    assert run(tmp_path / "whole", "sft", *overrides)[0] == 0
-    held = tmp_path / "whole/checkpoints/checkpoint-4"
-    assert {
-        name for name in names(held / "adapter_model.safetensors") if "lora_" not in name
-    } == set()
-    assert not list(held.glob("model*.safetensors"))
+def resumes_exactly(folder, monkeypatch, *overrides: str) -> tuple[int, int, int]:
+    """Return the exit codes of an SFT, of one stopped in step 2, and of its resumption.
+
+    Assert that both SFTs end with the same results.
+    """
+    whole, _ = run(folder / "whole", "sft", *overrides)
     with signal_in_step_2(monkeypatch):
-        assert run(tmp_path / "cut", "sft", *overrides)[0] == 75
-    assert run(tmp_path / "cut", "sft", *overrides)[0] == 0
-    assert_equal(tmp_path / "cut", tmp_path / "whole")
+        stopped, _ = run(folder / "stopped", "sft", *overrides)
+    resumed, _ = run(folder / "stopped", "sft", *overrides)
+    assert_equal(folder / "stopped", folder / "whole")
+    return whole, stopped, resumed
+
+
+def test_a_checkpoint_contains_only_the_adapter_and_resumes_exactly(tmp_path, monkeypatch):
+    overrides = ("adapter=dora", "adapter.rank=4")
+    assert resumes_exactly(tmp_path, monkeypatch, *overrides) == (0, 75, 0)
+    checkpoint = tmp_path / "whole/checkpoints/checkpoint-4"
+    assert {
+        name for name in names(checkpoint / "adapter_model.safetensors") if "lora_" not in name
+    } == set()
+    assert not list(checkpoint.glob("model*.safetensors"))
 
 
 def test_a_run_continues_the_adapter_of_another_only_on_its_base(tmp_path):

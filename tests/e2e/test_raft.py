@@ -78,8 +78,8 @@ def begun(tmp_path, whole):
     return tmp_path
 
 
-def test_an_adapter_is_trained_and_merged_for_the_next_phase(tmp_path):
-    run_dir, overrides = tmp_path, ("adapter=dora", "adapter.rslora=true", "adapter.rank=4")
+def check_adapter_is_trained_and_merged(run_dir: Path, *overrides: str) -> None:
+    """Run RAFT with an adapter, and assert that the next phase uses the merged model."""
     results = raft(run_dir, *overrides)
     assert list(results) == PHASES
     assert {result["status"] for result in results.values()} == {"done"}
@@ -91,6 +91,12 @@ def test_an_adapter_is_trained_and_merged_for_the_next_phase(tmp_path):
     assert results["cycle1_train"]["weights_sha256"] != results["start"]["weights_sha256"]
     assert not (merged / "adapter_config.json").exists()
     assert Path(planned(run_dir, *overrides)["cycle1_evaluate"].config.model.path) == merged
+
+
+def test_an_adapter_is_trained_and_merged_for_the_next_phase(tmp_path):
+    check_adapter_is_trained_and_merged(
+        tmp_path, "adapter=dora", "adapter.rslora=true", "adapter.rank=4"
+    )
 
 
 def begin(run_dir: Path, whole, phase: str) -> None:
