@@ -48,7 +48,7 @@ def run(overrides: list[str]) -> int:
     request, search_result = Request(overrides), None
     config = compose(request)
     hydra_options.refuse(request)
-    sweep.refuse(config, request)
+    sweep.reject_sweep_keys(config, request)
     if has_phases(config):
         request.say_warnings()
         return pipeline.run(config, request)

@@ -57,7 +57,7 @@ def launch(capfd, tmp_path, monkeypatch):
 def quick_supervision(monkeypatch):
     """Poll often, and check afterwards that no process is left."""
     monkeypatch.setattr(supervise, "POLL_S", 0.02)
-    monkeypatch.setattr(supervise, "ASK_EVERY_S", 0.02)
+    monkeypatch.setattr(supervise, "QUERY_EVERY_S", 0.02)
     yield
     assert orphans.marked({orphans.LAUNCHER: orphans.launcher()}) == [], "processes are left"
 

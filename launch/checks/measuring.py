@@ -152,7 +152,7 @@ def _fault(
         return "; ".join(f"process {rank}: {why}" for rank, why in unread.items()) or None
     at = {rank: f"was in {result.phase}" for rank, result in measured.items()} | unread
     where = ", ".join(f"process {rank} {at[rank]}" for rank in sorted(at))
-    words = logs.last_words(log)
+    words = logs.tail(log)
     if words.lines:
         shown = (line.strip()[:200] for line in words.lines[-SHOWN_LINES:])
         where += f". Last lines: {' | '.join(shown)}"

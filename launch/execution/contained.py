@@ -16,30 +16,27 @@ from launch.execution import docker_engine, server_client
 from launch.machine.detect import Host
 from launch.schema.plan import ContainerSpec
 
-KILLED = 137  # 128 + SIGKILL: the exit code if the engine reports none
-# Do not use a proxy that a secret may name, because it cannot reach this loopback.
-ASK = """
+KILLED = 137  # 128 + SIGKILL, the exit code if the engine does not report one
+# A proxy from the secrets cannot reach the container's loopback, so bypass it.
+QUERY_PROGRAM = """
 import sys, urllib.request
 direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 print(direct.open(sys.argv[1], timeout=float(sys.argv[2])).read().decode(errors="replace"))
 """
-# Ranks have a handler for SIGUSR1, which prints their stacks. The signal would end other processes.
-SIGNAL_RANKS = """
+# Signal only processes that handle SIGUSR1. Ranks print their stacks; others would die of it.
+SIGNAL_RANKS_PROGRAM = """
 import contextlib, os, pathlib, signal
 for status in pathlib.Path("/proc").glob("[0-9]*/status"):
-    with contextlib.suppress(OSError):  # it has just ended
+    with contextlib.suppress(OSError):  # the process has just ended
         caught = status.read_text().partition("SigCgt:")[2].split()
         if caught and int(caught[0], 16) >> (signal.SIGUSR1 - 1) & 1:
             os.kill(int(status.parent.name), signal.SIGUSR1)
 """
-LOST = "the engine stopped answering while this container ran; `docker ps -a` may still list it"
+LOST = "lost contact with the engine while this container ran; `docker ps -a` may still list it"
 
 
 class ContainedProcess:
-    """A process group (Started) in a container, from creation to removal.
-
-    A thread copies the container's output into the log.
-    """
+    """A GroupHandle for processes in a container. A thread copies their output into the log."""
 
     def __init__(
         self, client: docker.DockerClient, spec: ContainerSpec, image_id: str, host: Host, log: Path
@@ -53,8 +50,7 @@ class ContainedProcess:
         self.container = docker_engine.create(client, spec, image_id, host)
         try:
             with docker_engine.host_errors(f"container {spec.name}: "):
-                # Attach before the start, so that no output is missed and the engine's log
-                # rotation does not matter.
+                # Attach before the start, because the engine's own log may have been rotated.
                 self.output = self.container.attach(stdout=True, stderr=True, stream=True)
                 self.container.start()
         except HostError:
@@ -66,10 +62,10 @@ class ContainedProcess:
     def poll(self) -> int | None:
         return self.exit_code
 
-    def ask_to_stop(self) -> None:
+    def terminate(self) -> None:
         """Send SIGTERM to the container's init, which passes it to torchrun and the ranks."""
         if self.exit_code is None:
-            # If it has just ended or the engine is gone, the follower finds out which.
+            # On an error, the container or the engine is gone. The follower records which.
             with contextlib.suppress(DockerException):
                 self.container.kill("SIGTERM")
 
@@ -77,7 +73,7 @@ class ContainedProcess:
         self.follower.join(timeout_s)
 
     def remove(self) -> None:
-        """Kill what is left of the container, which completes its log."""
+        """Kill the container, wait for the rest of its output, and remove it."""
         try:
             if self.exit_code is None:
                 self.container.kill("SIGKILL")
@@ -87,50 +83,46 @@ class ContainedProcess:
         try:
             docker_engine.remove(self.container)
         except (DockerException, requests.RequestException, HostError):
-            self.state.setdefault("Error", LOST)  # the next start removes it by its label
+            self.state.setdefault("Error", LOST)  # the next launcher removes it
 
-    def why(self) -> str | None:
+    def end_reason(self) -> str | None:
         if not self.state.get("OOMKilled"):
             return self.state.get("Error") or None
         limit = "the memory of this host"
         if self.spec.memory_gb:
             limit = f"its limit of {self.spec.memory_gb:g} GB (runtime.memory_gb)"
         return (
-            f"killed for memory: it exceeded {limit}. Use a smaller "
-            "per_device_train_batch_size or max_length, "
-            "fewer dataloader workers, or a larger limit."
+            f"killed because it exceeded {limit}. Lower method.args.per_device_train_batch_size, "
+            "method.args.max_length or hardware.dataloader.num_workers, or raise runtime.memory_gb."
         )
 
-    def ask(self, port: int, path: str) -> str:
-        """Return a server's answer, by a request from inside unless the network is the host's."""
+    def query(self, port: int, path: str) -> str:
+        """Return a server's answer. Send the request from inside unless network=host."""
         if self.spec.network == "host":
             return server_client.get(port, path)
         url = f"http://127.0.0.1:{port}{path}"
-        return self.python(ASK, url, str(server_client.ANSWERS_WITHIN_S))
+        return self.python(QUERY_PROGRAM, url, str(server_client.TIMEOUT_S))
 
     def dump_stacks(self, folder: Path) -> None:
         """Make ranks write their stacks into their logs.
 
-        py-spy may not look into a container from outside, nor inside without CAP_SYS_PTRACE.
+        py-spy cannot, because it needs CAP_SYS_PTRACE in the container.
         """
-        self.python(SIGNAL_RANKS)
+        self.python(SIGNAL_RANKS_PROGRAM)
 
     def python(self, program: str, *arguments: str) -> str:
         """Run a Python program inside the container and return its output. Raises OSError."""
         try:
-            done = self.container.exec_run(["python3", "-c", program, *arguments])
-            failed, answer = done.exit_code != 0, str(done.output.decode(errors="replace"))
+            result = self.container.exec_run(["python3", "-c", program, *arguments])
         except (DockerException, requests.RequestException) as error:
-            failed, answer = True, str(error)
-        if failed:
-            raise OSError(answer.strip())
-        return answer
+            raise OSError(str(error)) from error
+        output = str(result.output.decode(errors="replace"))
+        if result.exit_code != 0:
+            raise OSError(output.strip())
+        return output
 
     def follow(self) -> None:
-        """Copy log lines until the container ends, then record how it ended.
-
-        Whatever happens, set the exit code.
-        """
+        """Copy output to the log until the container ends, then set its state and exit code."""
         exit_code = KILLED
         try:
             with self.log.open("ab") as file:

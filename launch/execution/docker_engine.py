@@ -1,7 +1,6 @@
-"""Query and prepare the docker engine before and around a run's containers. Raises HostErrors.
+"""Check images, and create and remove the containers of runs. Raises HostError.
 
-Imported only under runtime=docker. containers/engine.py, which also builds images, connects to the
-engine and pulls.
+containers/engine.py connects to the engine and pulls images.
 """
 
 from __future__ import annotations
@@ -31,18 +30,19 @@ from launch.schema.plan import ContainerSpec, Plan
 
 
 def connect(hint: str = "Without containers: runtime=local.") -> docker.DockerClient:
-    """Connect to the engine; `hint` follows its error."""
+    """Connect to the engine. On failure, append `hint` to the error."""
     with host_errors(hint=f"\n{hint}"):
         return images_engine.connect()
 
 
 def explain(error: Exception) -> str:
+    """Return the engine's own message, or the root cause of a connection error."""
     return getattr(error, "explanation", None) or images_engine.root_cause(error)
 
 
 @contextlib.contextmanager
 def host_errors(prefix: str = "", hint: str = "") -> Iterator[None]:
-    """Turn the engine's errors into HostErrors, with `prefix` before and `hint` after them."""
+    """Raise the engine's errors as HostError, with `prefix` before and `hint` after each."""
     try:
         yield
     except (DockerException, requests.RequestException, HostError) as error:
@@ -54,20 +54,20 @@ def host_errors(prefix: str = "", hint: str = "") -> Iterator[None]:
 
 
 def check(plan: Plan, host: Host) -> dict[str, Any]:
-    """Check all that can be known before a container is created.
+    """Remove orphaned containers, pull the image if it is missing, and check it.
 
-    Return the facts of the image for the record.
+    Return the image's facts for the record.
     """
     client = connect()
     with host_errors():
         remove_orphans(client, host)
-        facts = image_facts(pull_if_absent(client, plan))
+        facts = image_facts(pull_if_missing(client, plan))
     check_image(plan, facts)
     return facts
 
 
-def pull_if_absent(client: docker.DockerClient, plan: Plan) -> Image:
-    """Return the image of a plan, pulled if it is absent and in a registry."""
+def pull_if_missing(client: docker.DockerClient, plan: Plan) -> Image:
+    """Return the plan's image; pull it from a registry if it is not on this machine."""
     name, reference = plan.config.container.name, image_reference(plan.config)
     if (present := images_engine.find(client, reference)) is not None:
         return present
@@ -75,7 +75,7 @@ def pull_if_absent(client: docker.DockerClient, plan: Plan) -> Image:
     build = f"python containers/build.py image={name}" if image else ""
     if image and reference == image.local_reference:
         raise HostError(
-            f"container={name}: {reference} is neither on this machine nor in a registry. "
+            f"container={name}: {reference} is not on this machine, and no registry has it. "
             f"Build it: {build}"
         )
     with (
@@ -90,7 +90,7 @@ def pull_if_absent(client: docker.DockerClient, plan: Plan) -> Image:
 
 
 def image_facts(image: Image) -> dict[str, Any]:
-    """Return what the record keeps of an image: its contents, not its name."""
+    """Return the facts that the record keeps about an image's contents."""
     labels = image.labels or {}
     ours = {
         key.removeprefix(f"{LABEL}."): value
@@ -106,7 +106,7 @@ def image_facts(image: Image) -> dict[str, Any]:
 
 
 def check_image(plan: Plan, facts: dict[str, Any]) -> None:
-    """Reject an image built from other inputs than the lock's, or without support for this GPU."""
+    """Raise HostError if the image is out of date or has no code for this GPU."""
     config = plan.config
     if config.container.name == "custom":
         return
@@ -115,21 +115,21 @@ def check_image(plan: Plan, facts: dict[str, Any]) -> None:
     if labels.get("image") != image.name or labels.get("tag") != image.tag:
         built = f"{labels.get('image')}:{labels.get('tag')}"
         fault = (
-            f"{image.reference} was built from other inputs ({built}) than this repository "
-            f"holds ({image.tag})"
+            f"{image.reference} is out of date: it was built as {built}, and this repository "
+            f"builds {image.tag}"
         )
     elif gfx.startswith("gfx") and not config.smoke and gfx not in labels.get("gfx", "").split(","):
         fault = f"the image has no code for {gfx}, only for {labels.get('gfx')}"
     if fault:
-        rebuild = f"python containers/build.py image={image.name}"
+        rebuild = f"Rebuild it: python containers/build.py image={image.name}"
         raise HostError(f"container={image.name}: {fault}. {rebuild}")
 
 
 def remove_orphans(client: docker.DockerClient, host: Host) -> list[str]:
-    """Stop and remove our containers whose launcher is gone, and return messages about them.
+    """Stop and remove our containers whose launcher is dead; return their names.
 
-    A launcher holds its run directory's lock while it lives. If the engine cannot remove a
-    container (a GPU process in an uninterruptible sleep), report that and continue.
+    A live launcher holds the lock of its run directory. If the engine cannot remove a container,
+    usually because of a GPU process in uninterruptible sleep, report that and continue.
     """
     removed = []
     for container in client.containers.list(
@@ -140,7 +140,7 @@ def remove_orphans(client: docker.DockerClient, host: Host) -> list[str]:
         if not is_ours(container, host) or rundir.is_locked(Path(container.labels[f"{LABEL}.run"])):
             continue
         print(
-            f"{container.name}: its launcher has ended, so the container is removed",
+            f"{container.name}: removing this container, because its launcher has ended",
             file=sys.stderr,
         )
         try:
@@ -154,7 +154,7 @@ def remove_orphans(client: docker.DockerClient, host: Host) -> list[str]:
 def is_ours(container: Container, host: Host) -> bool:
     """Return whether the container's labels and name are ours.
 
-    Labels alone are not proof: an image made from a container inherits them.
+    Labels alone do not prove it, because an image committed from a container inherits them.
     """
     labels = container.labels
     run, process = labels.get(f"{LABEL}.run", ""), labels.get(f"{LABEL}.process", "")
@@ -166,17 +166,14 @@ def is_ours(container: Container, host: Host) -> bool:
 
 
 def remove(container: Container) -> None:
-    """Remove a container in any state.
-
-    If it is running, it first gets its stop timeout to save.
-    """
+    """Remove a container. If it is running, stop it first, so that its processes can save."""
     with contextlib.suppress(NotFound):
         try:
             if container.status == "running":
                 container.stop()
             container.remove(force=True)
         except APIError as error:
-            if error.status_code != 409:  # somebody else is removing it already
+            if error.status_code != 409:  # another process is already removing it
                 raise
             for _ in range(100):
                 container.reload()
@@ -189,15 +186,15 @@ def create(
 ) -> Container:
     """Create, but do not start, a container from the checked image."""
     with host_errors():
-        # A container of ours with this name belongs to a dead launcher, because we hold this run's
-        # lock. If it is not ours, the engine rejects the name.
+        # We hold this run's lock, so a container of ours with this name belongs to a dead
+        # launcher. If another user owns it, the engine rejects the name.
         with contextlib.suppress(NotFound):
             old = client.containers.get(spec.name)
             if is_ours(old, host):
                 remove(old)
         arguments = sdk_arguments(spec)
         host_config = client.api.create_host_config(**arguments["host"])
-        # A rootless engine's root is its caller. The sandbox writes no files that need an owner.
+        # The caller owns the files that ranks write, and is root in a rootless engine.
         user = spec.user if spec.confinement else images_engine.caller(client)
         settings = {"image": image_id, "user": user, "host_config": host_config}
         created = client.api.create_container(**{**arguments["container"], **settings})

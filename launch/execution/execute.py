@@ -27,13 +27,13 @@ from launch.execution.local import LocalProcess
 from launch.execution.progress_line import Progress
 from launch.execution.slurm_process import NodeProcess
 from launch.execution.supervise import (
+    GroupHandle,
     Outcome,
-    Started,
     Starter,
     describe,
     failures,
+    may_retry,
     supervise,
-    worth_another,
 )
 from launch.machine import placement
 from launch.machine.detect import Host
@@ -44,33 +44,33 @@ from launch.schema.enums import Format, Preflight, Vendor
 from launch.schema.plan import Plan, Process
 from launch.search import fit
 
-ASKS_TO_STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 STATUS = {EXIT_DONE: "done", EXIT_INTERRUPTED: "interrupted", EXIT_HUNG: "hung"}
 
 
 def check_host(plan: Plan, host: Host) -> dict[str, Any] | None:
-    """Raise HostError if this machine cannot run the plan; mode=plan skips this.
+    """Raise HostError if this machine cannot run the plan.
 
-    Return the facts of the image; None without containers.
+    Return the facts of its container image, or None if it runs without containers.
     """
     config = plan.config
     check_gpus(plan, host)
     check_plan(plan)
     if config.runtime.slurm.nodes > 1 and "SLURM_JOB_ID" not in host.environ:
         raise HostError(
-            f"runtime.slurm.nodes={config.runtime.slurm.nodes}: this run needs a Slurm job. "
-            "Submit it with launch/run.py runtime=slurm."
+            f"runtime.slurm.nodes={config.runtime.slurm.nodes}: several nodes need a Slurm job. "
+            "Use runtime=slurm to submit one."
         )
-    # Imported here because it would make mode=plan 5% slower.
+    # At the top of the file, this import would make mode=plan 5% slower.
     from launch.checks import preflight
 
-    # Check only after removing processes of dead launchers, which hold GPU memory.
+    # First remove processes of dead launchers, because they occupy GPU memory.
     if config.runtime.on_node != "docker":
         orphans.remove()
         check_sandbox(plan, host)
         preflight.check(plan, host)
         return None
-    # The import takes 0.25 s, and only containers need it.
+    # The import takes 0.25 s, so runs without containers skip it.
     from launch.execution import docker_engine
 
     secret_files.remove_orphans(host)
@@ -81,18 +81,19 @@ def check_host(plan: Plan, host: Host) -> dict[str, Any] | None:
 
 
 def check_gpus(plan: Plan, host: Host) -> None:
-    """Raise HostError if this machine lacks GPUs of the plan."""
+    """Raise HostError if the plan uses GPUs that this machine does not have."""
     vendor = plan.config.hardware.vendor
     if vendor == Vendor.none:
         return
-    # The preparation uses a GPU that later trains.
+    # Collect GPUs in a set, because the preparation and a rank share one.
     count, gpus = len(host.gpus_of(vendor)), {gpu for p in plan.processes for gpu in p.gpus}
     if gpus <= set(range(count)):
         return
     withheld = f" ({len(host.withheld)} more were not passed to this container)"
-    remedy = "mode=plan shows what would run; smoke=true runs it small, on the CPU."
+    remedy = "smoke=true runs a tiny version on the CPU; mode=plan only shows the plan."
     if count >= len(gpus):
-        remedy = f"The run would use GPU {','.join(map(str, sorted(gpus)))}. Fix your mask."
+        numbers = ",".join(map(str, sorted(gpus)))
+        remedy = f"Your mask selects GPU {numbers}. Fix {placement.MASK[vendor]}."
     raise HostError(
         f"hardware={plan.config.hardware.name}: {len(gpus)} {vendor.name} GPU(s) needed, "
         f"{count} found here{withheld if host.withheld else ''}. {remedy}"
@@ -100,13 +101,13 @@ def check_gpus(plan: Plan, host: Host) -> None:
 
 
 def check_sandbox(plan: Plan, host: Host) -> None:
-    """Raise HostError if the plan tests code but the engine or the image for that is missing."""
+    """Raise HostError if the plan tests code without a container engine or the sandbox image."""
     if not placement.needs_sandbox(plan.config):
         return
     from launch.execution import docker_engine, sandboxed
 
     client = docker_engine.connect(
-        "method.rewards.code_tests runs code in containers, under every runtime."
+        "method.rewards.code_tests always needs a container engine, even with runtime=local."
     )
     sandboxed.image_id(client)
     with docker_engine.host_errors():
@@ -114,12 +115,11 @@ def check_sandbox(plan: Plan, host: Host) -> None:
 
 
 def check_plan(plan: Plan) -> None:
-    """Raise HostError if no machine of this kind can run the plan."""
+    """Raise HostError if the plan exceeds the memory of its GPUs or hosts."""
     shortage = fit.shortage(plan)
     if shortage and plan.config.preflight == Preflight.refuse:
         raise HostError(
-            f"{shortage} The same command with mode=plan names changes that make it fit; "
-            "preflight=warn starts it anyway."
+            f"{shortage} mode=plan lists changes that make it fit; preflight=warn starts it anyway."
         )
     if shortage:
         print(f"warning: {shortage}", file=sys.stderr)
@@ -132,10 +132,10 @@ def execute(
     parent: str | None = None,
     stopping: list[int] | None = None,
 ) -> int:
-    """Run the plan to its end and return the exit code; the run directory holds everything else.
+    """Run the plan to its end and return the exit code.
 
-    `image` is what check_host returned. `stopping` is the caller's own `signals()` if it does more
-    than this run. Raises HostError if the engine rejects a container.
+    `image` is the result of check_host. A caller of several runs passes `stopping`, the signals
+    that it collects. Raises HostError if a process or container cannot be created.
     """
     run_dir = plan.run_dir
     rundir.make(run_dir)
@@ -152,8 +152,7 @@ def execute(
         run_record = record.begin(plan, host, image, parent, sandbox_image)
         json_files.write_json(run_dir / "record.json", run_record)
         secrets = sorted({name for spec in plan.containers.values() for name in spec.secrets})
-        # Containers need no guard: they outlive the launcher, and the next start removes them by
-        # their labels.
+        # Containers need no guard, because the next launcher removes them by their labels.
         guard: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if plan.config.runtime.on_node != "docker":
             guard = orphans.guarded(plan.config.runtime.stop_timeout_s)
@@ -177,7 +176,10 @@ def execute(
 
 
 def write_inputs(plan: Plan, sandbox_image: str | None = None) -> None:
-    """Write files for ranks and for people. Verdicts are kept under the sandbox image's id."""
+    """Write config.yaml for the ranks and plan.json for the user.
+
+    Ranks cache verdicts on code by the id of the sandbox image.
+    """
     content = rank_config(plan)
     if sandbox_image:
         content["sandbox_image"] = sandbox_image
@@ -200,7 +202,7 @@ def starter(plan: Plan, host: Host, image: dict[str, Any] | None) -> Starter:
 
     client = docker_engine.connect()
 
-    def start(process: Process, log: Path) -> Started:
+    def start(process: Process, log: Path) -> GroupHandle:
         if process.kind == "verifier":
             return sandboxed.SandboxProcess(client, plan, process, host, log)
         if image is None:
@@ -214,14 +216,13 @@ def starter(plan: Plan, host: Host, image: dict[str, Any] | None) -> Starter:
 
 @contextlib.contextmanager
 def signals() -> Iterator[list[int]]:
-    """Collect the signals that ask to stop, for the loop to handle; then restore the old handlers.
+    """Collect stop signals in a list instead of acting on them; restore the handlers at the end.
 
-    SIGHUP comes from a terminal that closed, SIGUSR1 and SIGUSR2 from schedulers before the time
-    limit.
+    A closed terminal sends SIGHUP. Schedulers send SIGUSR1 or SIGUSR2 before the time limit.
     """
     received: list[int] = []
-    # A signal that the caller made the launcher ignore (nohup) stays ignored.
-    numbers = [n for n in ASKS_TO_STOP if signal.getsignal(n) != signal.SIG_IGN]
+    # nohup makes its child ignore SIGHUP, so leave ignored signals alone.
+    numbers = [n for n in STOP_SIGNALS if signal.getsignal(n) != signal.SIG_IGN]
     old = {n: signal.signal(n, lambda number, _frame: received.append(number)) for n in numbers}
     try:
         yield received
@@ -237,7 +238,7 @@ def exit_code(plan: Plan, outcome: Outcome, result: dict[str, Any]) -> int:
     if outcome.status == "done":
         if is_done:
             return EXIT_DONE
-        outcome.why = "it ended without a result"
+        outcome.why = "it ended without writing result.json"
     if outcome.status == "hung":
         return EXIT_HUNG
-    return EXIT_FAILED if worth_another(plan.run_dir) else EXIT_USER
+    return EXIT_FAILED if may_retry(plan.run_dir) else EXIT_USER

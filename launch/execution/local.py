@@ -1,4 +1,4 @@
-"""Run a process group on this machine, in the launcher's own environment (runtime=local)."""
+"""Run a process group on this machine without a container (runtime=local)."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from launch.schema.plan import Process
 
 
 class LocalProcess:
-    """A process group (Started) in its own session, so that Ctrl-C reaches only the launcher.
+    """A GroupHandle for processes in their own session, so that Ctrl-C reaches only the launcher.
 
-    Raises OSError.
+    Raises OSError if the program cannot be started.
     """
 
     def __init__(self, process: Process, log: Path) -> None:
         self.log = log
         self.mark = orphans.mark(process.name)
-        self.stopping: list[str] = []
+        self.stopping_ranks: list[str] = []
         with log.open("ab") as file:
             self.child = subprocess.Popen(
                 process.argv,
@@ -35,17 +35,17 @@ class LocalProcess:
             )
 
     def poll(self) -> int | None:
-        """Return torchrun's exit code once its ranks have ended too; None before.
+        """Return torchrun's exit code after its ranks have ended; None before.
 
-        If somebody else signals torchrun too, such as a service manager, it exits while its ranks
-        still save.
+        torchrun exits before its ranks have saved if it receives a second signal.
         """
         code = self.child.poll()
-        saving = (orphans.identity(int(rank.partition(":")[0])) == rank for rank in self.stopping)
-        return None if code is not None and any(saving) else code
+        if any(orphans.identity(int(r.partition(":")[0])) == r for r in self.stopping_ranks):
+            return None
+        return code
 
-    def ask_to_stop(self) -> None:
-        self.stopping = orphans.children(self.child.pid)
+    def terminate(self) -> None:
+        self.stopping_ranks = orphans.children(self.child.pid)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.child.pid, signal.SIGTERM)
 
@@ -57,27 +57,27 @@ class LocalProcess:
             time.sleep(orphans.POLL_S)
 
     def remove(self) -> None:
-        """Kill leftovers.
+        """Kill leftovers, which the mark in their environment identifies.
 
-        torchrun starts ranks in their own sessions, so find them by the mark in their environment.
+        torchrun starts ranks in their own sessions, so a signal to the group does not reach them.
         """
         survivors = set(orphans.kill(self.mark))
         try:
-            self.child.wait(orphans.DIES_WITHIN_S)
+            self.child.wait(orphans.KILL_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             survivors.add(self.child.pid)
         if survivors:
             with self.log.open("a") as file:
                 file.write(
-                    f"process {', '.join(map(str, sorted(survivors)))} survived SIGKILL. It waits "
-                    "in the kernel, usually for a hung GPU (see `dmesg`). Restart this machine.\n"
+                    f"SIGKILL did not end process {', '.join(map(str, sorted(survivors)))}, which "
+                    "probably waits for a hung GPU (see `dmesg`). Restart this machine.\n"
                 )
 
-    def why(self) -> str | None:
+    def end_reason(self) -> str | None:
         code = self.child.poll()
         return logs.killed_by(-code) if code is not None and code < 0 else None
 
-    def ask(self, port: int, path: str) -> str:
+    def query(self, port: int, path: str) -> str:
         return server_client.get(port, path)
 
     def dump_stacks(self, folder: Path) -> Path | None:

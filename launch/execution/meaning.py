@@ -1,4 +1,4 @@
-"""Explain the last lines of a failed process, and what helps (meanings.yaml)."""
+"""Explain error messages of failed processes and suggest remedies, from meanings.yaml."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def table() -> list[dict[str, Any]]:
     return list(yaml_file(Path(__file__).with_name("meanings.yaml")))
 
 
-def of(*texts: Iterable[str]) -> str | None:
-    """Return the meaning of the first text that matches a pattern; None without a match."""
+def explain(*texts: Iterable[str]) -> str | None:
+    """Return the explanation of the first text that matches a pattern; None without a match."""
     flags = re.IGNORECASE | re.MULTILINE
     for lines in texts:
         text = "\n".join(lines)

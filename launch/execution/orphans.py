@@ -1,11 +1,12 @@
-"""Find and end processes of runs whose launcher is gone, by a mark in their environment.
+"""End the processes of launchers that died. A mark in their environment identifies them.
 
-A guard next to the launcher ends them whenever the launcher dies. No signal to a group or
-session reaches all of them, because torchrun gives each rank its own session. The next run waits
-until guards have ended such processes, since they may be saving. It then kills what is left of
-guards that were killed too.
+Every launcher has a guard, a process that ends the launcher's processes if it dies. No signal to a
+group or session reaches all of them, because torchrun gives each rank its own session.
 
-The guard runs this file with the standard library alone, so it reads /proc without psutil.
+The next launcher waits for such guards, because the processes may still be saving. If a guard was
+killed too, the next launcher kills the processes.
+
+The guard runs this file with the standard library alone, so the file reads /proc without psutil.
 """
 
 from __future__ import annotations
@@ -23,16 +24,14 @@ from typing import NamedTuple
 LAUNCHER, PROCESS = "ROCM_RECIPES_OWNER", "ROCM_RECIPES_PROCESS"
 PROC = Path("/proc")
 POLL_S = 0.05
-# Empty scans in a row. During one scan, a process that forks and ends may fall between two entries
-# of /proc.
-SURE = 3
-# Reading every process's environment takes 10 ms on a large machine.
-GUARD_POLL_S = 0.2
-# After SIGKILL. A process that waits inside the kernel, for a hung GPU, does not die.
-DIES_WITHIN_S = 10.0
+# Consecutive empty scans of /proc before we stop. One scan can miss a process that forks and ends.
+EMPTY_SCANS = 3
+GUARD_POLL_S = 0.2  # a scan takes 10 ms on a large machine
+# SIGKILL has no effect while a process waits in the kernel, for example for a hung GPU.
+KILL_TIMEOUT_S = 10.0
 
 
-class _Marked(NamedTuple):
+class _MarkedProcess(NamedTuple):
     """A process that carries a mark, and its process group."""
 
     pid: int
@@ -45,46 +44,42 @@ class _Marked(NamedTuple):
 
 
 def mark(name: str) -> dict[str, str]:
-    """Return the environment variables that mark a process as ours.
+    """Return the environment variables that mark a process of the group `name` as ours.
 
-    SPT_NOENV keeps setproctitle, which vLLM's processes call, from writing their titles over the
-    mark.
+    vLLM calls setproctitle, which would overwrite the mark without SPT_NOENV.
     """
     return {LAUNCHER: launcher(), PROCESS: f"{os.getpid()}/{name}", "SPT_NOENV": "1"}
 
 
 def launcher() -> str:
-    """Return a permanent identity of this process: its pid namespace, pid and start time."""
+    """Identify this process by pid namespace, pid and start time, because pids are reused."""
     return f"{_namespace()}:{identity(os.getpid())}"
 
 
 def identity(pid: int) -> str | None:
-    """Return pid and start time (clock ticks since boot); None if there is no such process."""
+    """Return `pid:start time` in clock ticks since boot; None if the process is not alive."""
     stat = _stat(pid)
     return f"{pid}:{stat[19]}" if stat else None
 
 
 def marked(mark: dict[str, str]) -> list[int]:
-    """Return the living processes of this user that carry this mark."""
+    """Return the pids of this user's live processes that carry the mark."""
     return [process.pid for process in _all_marked() if process.carries(mark)]
 
 
 def children(pid: int) -> list[str]:
-    """Return the identities of a process's living children."""
+    """Return the identities of a process's live children."""
     stats = ((folder.name, _stat(int(folder.name))) for folder in PROC.glob("[0-9]*"))
     return [f"{child}:{stat[19]}" for child, stat in stats if stat and stat[1] == str(pid)]
 
 
 def kill(mark: dict[str, str]) -> list[int]:
-    """Send SIGKILL to everything that carries this mark until nothing is left.
-
-    Return the pids that do not die.
-    """
-    deadline, empty = time.monotonic() + DIES_WITHIN_S, 0
-    leftovers: list[_Marked] = []
-    while empty < SURE and time.monotonic() < deadline:
+    """Kill every process that carries the mark; return the pids that survive."""
+    deadline, num_empty = time.monotonic() + KILL_TIMEOUT_S, 0
+    leftovers: list[_MarkedProcess] = []
+    while num_empty < EMPTY_SCANS and time.monotonic() < deadline:
         leftovers = [process for process in _all_marked() if process.carries(mark)]
-        empty = 0 if leftovers else empty + 1
+        num_empty = 0 if leftovers else num_empty + 1
         if leftovers:
             _kill(leftovers)
             time.sleep(POLL_S)
@@ -92,26 +87,23 @@ def kill(mark: dict[str, str]) -> list[int]:
 
 
 def remove() -> list[int]:
-    """Kill leftovers of dead launchers, after waiting for their guards.
-
-    Return the pids of the killed processes.
-    """
+    """Wait for the guards of dead launchers, then kill what is left; return the killed pids."""
     deadline = None
-    while waits := _waits_of_guards({process.launcher for process in _left()}):
+    while timeouts := _guard_timeouts({process.launcher for process in _orphans()}):
         if deadline is None:
-            deadline = time.monotonic() + max(waits) + DIES_WITHIN_S
-            note = "waiting for the processes of a launcher that was killed: they may be saving"
+            deadline = time.monotonic() + max(timeouts) + KILL_TIMEOUT_S
+            note = "waiting for processes of a launcher that died, because they may be saving"
             print(note, file=sys.stderr, flush=True)
         if time.monotonic() > deadline:
             break
         time.sleep(GUARD_POLL_S)
-    leftovers = _left()
+    leftovers = _orphans()
     _kill(leftovers)
     return [process.pid for process in leftovers]
 
 
-def _left() -> list[_Marked]:
-    """Return processes whose launcher is known to be gone. Other namespaces are never known."""
+def _orphans() -> list[_MarkedProcess]:
+    """Return processes of dead launchers in this pid namespace; others cannot be checked."""
     leftovers, namespace = [], _namespace()
     for process in _all_marked():
         namespace_of, _, launcher = process.launcher.partition(":")
@@ -121,11 +113,8 @@ def _left() -> list[_Marked]:
     return leftovers
 
 
-def _kill(processes: list[_Marked]) -> None:
-    """Kill whole process groups, parents first.
-
-    If killed one by one, processes could fork faster than they are found.
-    """
+def _kill(processes: list[_MarkedProcess]) -> None:
+    """Kill complete process groups, parents first, because single processes could fork faster."""
     for process in reversed(processes):
         with contextlib.suppress(ProcessLookupError):
             if process.group != os.getpgrp():
@@ -136,8 +125,8 @@ def _kill(processes: list[_Marked]) -> None:
 
 @contextlib.contextmanager
 def guarded(stop_timeout_s: float) -> Iterator[None]:
-    """Run a guard that waits for this process to die and then ends the processes with its mark."""
-    # Without site-packages, the guard starts before the first rank.
+    """Run a guard that ends the processes of this launcher if the launcher dies."""
+    # -S skips site-packages, so the guard is ready before the first rank starts.
     argv = [sys.executable, "-SEP", str(Path(__file__).resolve()), launcher(), str(stop_timeout_s)]
     guard = subprocess.Popen(
         argv, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
@@ -145,27 +134,26 @@ def guarded(stop_timeout_s: float) -> Iterator[None]:
     try:
         yield
     finally:
-        # Send a byte, since a process that was forked meanwhile may hold the pipe open.
+        # Closing the pipe is not enough, because a forked process may hold it open.
         guard.communicate(b"\n")
 
 
 def guard(launcher: str, stop_timeout_s: float) -> None:
-    """Wait for a byte or the end of stdin; then end process groups, the last started first."""
-    # A service manager signals the guard too, while it waits for ranks that save.
+    """Wait for a byte or the end of stdin, then end process groups, youngest first."""
+    # A service manager signals the guard too, but the guard has to outlive ranks that save.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     sys.stdin.buffer.read(1)
     deadline = time.monotonic() + stop_timeout_s
     while stats := {p: _stat(p.pid) for p in _all_marked() if p.launcher == launcher}:
-        # A group is as old as its oldest process.
-        starts: dict[str, int] = {}
+        starts: dict[str, int] = {}  # of the oldest process of each group
         for process, stat in stats.items():
             start = int(stat[19]) if stat else 0
             starts[process.process] = min(start, starts.get(process.process, start))
         newest = max(starts, key=lambda name: starts[name])
         parents = {p.pid: stat[1] for p, stat in stats.items() if stat and p.process == newest}
         for pid, parent in parents.items():
-            # torchrun passes SIGTERM on to its ranks.
+            # Signal only torchrun, which forwards SIGTERM to its ranks.
             if int(parent) not in parents:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGTERM)
@@ -176,15 +164,15 @@ def guard(launcher: str, stop_timeout_s: float) -> None:
             return
 
 
-def _waits_of_guards(launchers: set[str]) -> list[float]:
-    """Return the seconds that living guards of these launchers give their processes to end."""
-    waits = []
+def _guard_timeouts(launchers: set[str]) -> list[float]:
+    """Return the stop timeouts, in seconds, of the live guards of these launchers."""
+    timeouts = []
     for folder in PROC.glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has just ended
+        with contextlib.suppress(OSError):  # the process has just ended
             words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
             if words[2:3] and words[2].endswith("launch/execution/orphans.py"):
-                waits += [float(words[4])] if words[3] in launchers else []
-    return waits
+                timeouts += [float(words[4])] if words[3] in launchers else []
+    return timeouts
 
 
 def _namespace() -> str:
@@ -192,7 +180,7 @@ def _namespace() -> str:
 
 
 def _stat(pid: int) -> list[str] | None:
-    """Return /proc/<pid>/stat from its third field (state) on; None if the process is not alive."""
+    """Return the fields of /proc/<pid>/stat from `state` on; None if the process is not alive."""
     try:
         text = (PROC / str(pid) / "stat").read_text(errors="replace")
     except OSError:
@@ -201,11 +189,10 @@ def _stat(pid: int) -> list[str] | None:
     return None if fields[0] in "ZX" else fields
 
 
-def _all_marked() -> Iterator[_Marked]:
-    """Yield this user's living processes that carry a mark.
+def _all_marked() -> Iterator[_MarkedProcess]:
+    """Yield this user's live processes that carry a mark, highest pids first.
 
-    The youngest come first, because a process that forks and ends would be gone after the others
-    are read.
+    A process that forks and ends would otherwise be gone before the scan reaches it.
     """
     for folder in sorted(PROC.glob("[0-9]*"), key=lambda entry: -int(entry.name)):
         stat = _stat(int(folder.name))
@@ -213,12 +200,12 @@ def _all_marked() -> Iterator[_Marked]:
             if stat is None or folder.stat().st_uid != os.getuid():
                 continue
             pairs = (folder / "environ").read_bytes().split(b"\0")
-        except OSError:  # it has just ended, or may not be read
+        except OSError:  # the process has just ended or is not readable
             continue
         split = (pair.decode(errors="replace").partition("=") for pair in pairs)
-        own = {name: value for name, _, value in split if name in (LAUNCHER, PROCESS)}
-        if len(own) == 2:
-            yield _Marked(int(folder.name), int(stat[2]), own[LAUNCHER], own[PROCESS])
+        marks = {name: value for name, _, value in split if name in (LAUNCHER, PROCESS)}
+        if len(marks) == 2:
+            yield _MarkedProcess(int(folder.name), int(stat[2]), marks[LAUNCHER], marks[PROCESS])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Show a run's logs and, on a terminal, a moving line below them from metrics.jsonl."""
+"""Show a run's logs and, on a terminal, a status line below them from metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from launch.schema.plan import Plan
 
 
 class Progress:
-    """A context manager; `update()` shows lines written since the last call."""
+    """A context manager that shows the status line; `update()` reads the newest metrics."""
 
     def __init__(self, plan: Plan) -> None:
         self.console = Console(stderr=True)
@@ -43,44 +43,44 @@ class Progress:
             passed = (f" {time.monotonic() - self.started:.0f} s", "dim")
             self.status.update(Text.assemble(self.line, passed))
 
-    def say(self, what: str) -> None:
-        """Show the current activity, until a step is logged."""
-        line = f"{self.label}: {what}"
+    def say(self, activity: str) -> None:
+        """Show what the run is doing, until the next step is logged."""
+        line = f"{self.label}: {activity}"
         if line != self.line:
             self.line = line
             if not self.console.is_terminal:
                 self.console.print(line, highlight=False, markup=False)
 
     def note(self, text: str) -> None:
-        """Print text that stays on the screen."""
+        """Print text above the status line."""
         self.console.print(Text(text), soft_wrap=True)
 
     def log(self, process: str, lines: list[str]) -> None:
-        """Print lines of a process group's log, under its name."""
+        """Print lines of a process group's log, each after the group's name."""
         if lines:
             self.note("\n".join(f"{process} | {line}" for line in lines))
 
     def newest_row(self) -> dict[str, Any] | None:
-        """Return the last whole row added since the last call."""
+        """Return the last complete row added since the last call, if any."""
         try:
             with self.file.open("rb") as file:
-                # A resumed run cuts off the rows that it will write again.
+                # A resumed run first removes the rows that it will write again.
                 if file.seek(0, 2) < self.offset:
                     self.offset = 0
                 file.seek(self.offset)
-                whole, newline, _ = file.read().rpartition(b"\n")
+                complete, newline, _ = file.read().rpartition(b"\n")
         except FileNotFoundError:
             return None
-        self.offset += len(whole) + len(newline)
+        self.offset += len(complete) + len(newline)
         try:
-            row = json.loads(whole.splitlines()[-1]) if whole else None
+            row = json.loads(complete.splitlines()[-1]) if complete else None
         except ValueError:
             return None
         return row if isinstance(row, dict) else None
 
 
 def describe(row: dict[str, Any]) -> str:
-    """Return step 40/400, loss or reward, tokens/s, time left and peak memory, as far as known."""
+    """Return the row's step, loss or reward, tokens/s, time left and peak memory, if known."""
     done, total = row.get("step"), row.get("num_steps")
     parts = [f"step {done}/{total}" if total else f"step {done}"]
     for key in ("loss", "eval_loss", "reward", "accuracy"):

@@ -1,7 +1,7 @@
-"""Describe the runs behind a model, and an evaluation of it, for the card of method=export.
+"""Collect the runs that produced a model, and its evaluation, for the card of method=export.
 
-This is read when the run starts and passed to its rank in config.yaml, because directories of other
-runs are not mounted into a container.
+The launcher reads them and passes them in config.yaml, because containers do not mount the
+directories of other runs.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ EVALUATION_KEYS = (
 
 
 def of(config: Config) -> dict[str, Any] | None:
-    """Return `runs`, newest first, and `results`; None unless the method exports.
+    """Return the runs behind the model, newest first, and the results of its evaluation.
 
-    `results` come from the evaluation method.args.results_from.
+    method.args.results_from is the run directory of the evaluation. Return None unless the method
+    exports.
     """
     if not config.method.exports:
         return None
@@ -51,14 +52,14 @@ def of(config: Config) -> dict[str, Any] | None:
 
 
 def run_of(path: Path) -> Path | None:
-    """Return the run that wrote this model, adapter or checkpoint; None without its record."""
+    """Return the run that wrote this model, adapter or checkpoint; None if it has no record."""
     run = path.parent.parent if path.parent.name == "checkpoints" else path.parent
     is_output = path.name in ("model", "adapter") or run != path.parent
     return run if is_output and (run / "record.json").is_file() else None
 
 
 def runs_behind(path: str | None) -> list[dict[str, Any]]:
-    """Return the runs from `path` back to a model from elsewhere, or an unreadable record."""
+    """Return the runs that led to `path`, back to a model from elsewhere or a damaged record."""
     runs: list[dict[str, Any]] = []
     visited: set[Path] = set()
     while path is not None and (run := run_of(Path(path))) is not None and run not in visited:
@@ -67,11 +68,11 @@ def runs_behind(path: str | None) -> list[dict[str, Any]]:
         try:
             composition = plain(recorded_config(record["composition"]))
         except (LookupError, AttributeError, OmegaConfBaseException) as error:
-            lost = "the model card omits that run and those before it"
-            lost += "" if runs else ", and the weights are not compared with what it left"
+            effect = "the model card omits that run and those before it"
+            effect += "" if runs else ", and the weights are not checked against its record"
             print(
-                f"warning: {run / 'record.json'} has no composition of this version "
-                f"({str(error).splitlines()[0]}): {lost}.",
+                f"warning: {run / 'record.json'}: this version cannot read its composition "
+                f"({str(error).splitlines()[0]}). So {effect}.",
                 file=sys.stderr,
             )
             return runs
@@ -99,6 +100,6 @@ def runs_behind(path: str | None) -> list[dict[str, Any]]:
 
 
 def _table(record: dict[str, Any], key: str) -> dict[str, Any]:
-    """Return the mapping at `key`; {} if another version or tool wrote something else there."""
+    """Return the mapping at `key`; {} if the value is not a mapping."""
     table = record.get(key)
     return table if isinstance(table, dict) else {}

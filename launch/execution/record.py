@@ -1,4 +1,4 @@
-"""Write record.json, from which a run can be reproduced. It names secrets but never holds them."""
+"""Write record.json, from which a run can be reproduced. It never contains values of secrets."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from launch.schema import Config
 from launch.schema.plan import Plan, Process
 from launch.schema.variables import SECRET
 
-# Variables that change numbers or speed and hold no secret. No other variable is recorded.
+# Recorded variables of the shell: those that affect results or speed and contain no secret.
 ALLOWED = re.compile(
     r"^(HIP_|HSA_|ROCR_|CUDA_|NCCL_|RCCL_|TORCH|PYTORCH_|MIOPEN_|OMP_|MKL_|VLLM_|GPU_MAX|PYTHONHASHSEED|TOKENIZERS_)"
 )
@@ -43,7 +43,7 @@ def begin(
 ) -> dict[str, Any]:
     """Return the record of a run that is about to start.
 
-    `sandbox_image` is the id of the image that tests code.
+    `image` is the result of check_host, and `sandbox_image` the id of the sandbox's image.
     """
     config = plan.config
     secrets = {name for name in host.environ if SECRET.search(name)}
@@ -85,13 +85,13 @@ def begin(
 
 
 def earlier_parts(plan: Plan) -> list[dict[str, Any]]:
-    """Return earlier parts of a run that resumes on other ranks, which reproducing it needs."""
+    """Return the earlier parts of a run that resumes with other settings, such as more ranks."""
     old = read_json(plan.run_dir / "record.json")
     if old is None:
         return []
-    same = identity(old.get("composition", {})) == identity_of(plan.config)
+    is_same = identity(old.get("composition", {})) == identity_of(plan.config)
     part = {key: old.get(key) for key in ("composition_hash", "overrides", "finished", "metrics")}
-    return [*old.get("earlier", []), *([] if same else [part])]
+    return [*old.get("earlier", []), *([] if is_same else [part])]
 
 
 def finish(
@@ -103,7 +103,7 @@ def finish(
     result: Any,
     restarts: int = 0,
 ) -> dict[str, Any]:
-    """Return the record of a run that has ended, whether it succeeded or failed."""
+    """Return the complete record of a run that has ended."""
     files = sorted(f for f in (run_dir / "model").glob("*") if f.is_file())
     ended = {
         "status": status,
@@ -118,13 +118,13 @@ def finish(
 
 
 def write_failure(record: dict[str, Any], run_dir: Path, exit_code: int, why: str) -> None:
-    """Write the record of a run that failed before or outside its processes."""
+    """Write the record of a run that failed in the launcher and not in its processes."""
     failed = finish(record, run_dir, "failed", exit_code, [], {"error": why})
     write_json(run_dir / "record.json", failed)
 
 
 def environment(plan: Plan, process: Process, host: Host) -> dict[str, str]:
-    """Return the process's variables and, without a container, inherited ones of ALLOWED."""
+    """Return the process's variables and, without a container, those in ALLOWED of the shell."""
     spec = plan.containers.get(process.name)
     inherited = {name: value for name, value in host.environ.items() if ALLOWED.match(name)}
     environ = spec.environment if spec else {**inherited, **process.env}
@@ -133,7 +133,7 @@ def environment(plan: Plan, process: Process, host: Host) -> dict[str, str]:
 
 
 def code() -> dict[str, Any]:
-    """Return the commit, whether the tree differs from it, and a hash of the difference."""
+    """Return the commit, whether the working tree differs from it, and a hash of the diff."""
     commit = _git("rev-parse", "HEAD").strip()
     changed = _git("diff", "HEAD") + _git("status", "--porcelain", "--untracked-files=all")
     return {
@@ -152,15 +152,15 @@ def _git(*arguments: str) -> str:
     return done.stdout if done.returncode == 0 else ""
 
 
-# Reading a file of each package takes a second, for every phase of a pipeline.
-@functools.cache
+@functools.cache  # takes a second, and every phase of a pipeline needs it
 def packages() -> dict[str, str]:
-    """Return name -> version of installed packages. The result is shared, so do not modify it."""
+    """Return the version of each installed package by name. Do not modify the cached result."""
     installed = (distribution.metadata for distribution in importlib.metadata.distributions())
     return dict(sorted((metadata["Name"], metadata["Version"]) for metadata in installed))
 
 
 def model(plan: Plan) -> dict[str, Any]:
+    """Return the source of the model, with a hash of each local file."""
     source = plan.config.model
     files = sorted(p for p in Path(source.path).glob("*") if p.is_file()) if source.path else []
     adapter = {file: sha256(Path(file)) for file in adapter_files(plan.config)}
@@ -175,9 +175,9 @@ def model(plan: Plan) -> dict[str, Any]:
 
 
 def adapter_files(config: Config) -> list[str]:
-    """Return the files read from adapter.path: weights, configuration, fingerprint and tokenizer.
+    """Return the files that a run reads from adapter.path.
 
-    The tokenizer is exported with the adapter.
+    The tokenizer is included, because method=export copies it.
     """
     if not config.adapter.path:
         return []
@@ -186,16 +186,16 @@ def adapter_files(config: Config) -> list[str]:
 
 
 def data_paths(plan: Plan) -> list[str]:
-    """Return the existing files, and a directory of samples, that the composition's data names."""
+    """Return the existing data files and sample directories of the composition."""
     source = plan.config.data
     paths = [source.path, source.heldout_path, *named_files(plan.config).values()]
     return [path for path in paths if path and Path(path).exists()]
 
 
 def contents(paths: Iterable[str]) -> dict[str, Any]:
-    """Return a hash of each file's content.
+    """Return a hash of each file's content, and the files of each directory.
 
-    A directory's files are also listed, since one file more or less makes other data.
+    Without the list, an added file would go unnoticed.
     """
     listed = {path: sample_files.files(path) for path in paths}
     folders = {path: files for path, files in listed.items() if files != [path]}
@@ -204,7 +204,7 @@ def contents(paths: Iterable[str]) -> dict[str, Any]:
 
 
 def data(plan: Plan) -> dict[str, Any]:
-    """Return data files by their content, and generated problems by their generator."""
+    """Return hashes of the data files, the hub revision, and the settings of generated problems."""
     source = plan.config.data
     return {
         "kind": source.kind,
@@ -217,7 +217,7 @@ def data(plan: Plan) -> dict[str, Any]:
 
 
 def machine(host: Host) -> dict[str, Any]:
-    """Return facts of this machine; None for a fact that cannot be read."""
+    """Return facts about this machine; a fact that cannot be read is None."""
     firmware = sorted(Path("/sys/class/drm").glob("card*/device/fw_version/*"))
     return {
         "hostname": socket.gethostname(),

@@ -1,6 +1,6 @@
-"""Print rows as the model will see them, by a program of recipes/ on this CPU (data.preview).
+"""Print rows as the model will see them (data.preview).
 
-It leaves no run directory.
+recipes/preview.py prepares the rows on the CPU, without a run directory.
 """
 
 from __future__ import annotations
@@ -27,14 +27,13 @@ def run(config: Config, host: Host, warnings: Sequence[str], request: Request) -
     """Print the rows and return the exit code."""
     local = dataclasses.replace(config, runtime=Runtime(name="local"))
     with tempfile.TemporaryDirectory(prefix="preview-") as folder:
-        # Prepare rows where the run looks for them, which may be in a container.
+        # Cache the rows where the ranks will look for them, even in a container.
         plan = dataclasses.replace(
             make_plan(local, host, Path(folder), warnings, request),
             data_cache=data_cache.for_ranks(without_choices(config), host),
         )
         write_inputs(plan)
-        # As for ranks (launch/plan/process_env.py): use our recipes, not another folder of that
-        # name.
+        # Import our recipes package even if the current directory contains another `recipes`.
         env = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),

@@ -1,7 +1,6 @@
-"""Run the sandbox: its containers, and the socket between them and the ranks.
+"""Run the sandbox's containers, and the socket through which ranks send them jobs.
 
-Imported only if a composition tests code. A container that ends, whatever the cause, is replaced,
-and the job that it ran fails.
+If a container ends, its job fails, and a new container replaces it.
 """
 
 from __future__ import annotations
@@ -33,28 +32,27 @@ from launch.machine.detect import Host
 from launch.plan.container import container_name
 from launch.schema.plan import ContainerSpec, Plan, Process
 
-SOCKET = "sandbox.sock"  # recipes/rewards/verify_code.py connects
-READY_WITHIN_S = 60.0
-# Beyond a job's time limit, to start and end its processes on a busy machine.
-GRACE_S = 10.0
-WENT = "the sandbox ended during this job"
+SOCKET = "sandbox.sock"  # recipes/rewards/verify_code.py connects to it
+READY_TIMEOUT_S = 60.0
+GRACE_S = 10.0  # after a job's time limit, because a busy machine starts and ends processes late
+ENDED_DURING_JOB = "the sandbox's container ended during this job"
 
 
 def image_id(client: docker.DockerClient) -> str:
-    """Return the id of the image `sandbox`. Raises HostError."""
+    """Return the id of the image `sandbox`. Raises HostError if it is missing."""
     reference = images.load()["sandbox"].reference
     with docker_engine.host_errors():
         image = images_engine.find(client, reference)
     if image is None:
         raise HostError(
-            f"method.rewards.code_tests: its image {reference} is not on this machine. "
+            f"method.rewards.code_tests needs the image {reference}, which is not on this machine. "
             "Build it: python containers/build.py image=sandbox"
         )
     return str(image.id)
 
 
 class Worker:
-    """One container, replaced after it has ended. Raises HostError if it cannot be created."""
+    """A container that is replaced if it ends. Raises HostError if it cannot be created."""
 
     def __init__(
         self,
@@ -72,7 +70,7 @@ class Worker:
 
     def start(self) -> None:
         self.container = self.create()
-        if self.closed:  # close() has removed the container before this one meanwhile
+        if self.closed:  # close() was called while this container was being created
             self.end()
             return
         try:
@@ -81,9 +79,9 @@ class Worker:
                 self.stream = self.container.attach_socket(params=streams)
                 self.answers = self.lines()
                 self.container.start()
-            ready = self._answer(READY_WITHIN_S)
+            ready = self._answer(READY_TIMEOUT_S)
             if ready is None:
-                raise HostError(f"the container {self.name} does not start; {self.log} says more.")
+                raise HostError(f"container {self.name} did not start; see {self.log}.")
         except HostError:
             self.end()
             raise
@@ -91,29 +89,29 @@ class Worker:
 
     def run(self, job: dict[str, Any]) -> dict[str, Any]:
         """Return a job's verdict. Raises HostError if an ended container cannot be replaced."""
-        with contextlib.suppress(OSError):  # it has ended, so it gives no answer either
+        with contextlib.suppress(OSError):  # the container has ended, so there will be no answer
             self.stream._sock.sendall(json.dumps(job).encode() + b"\n")
         verdict = self._answer(self.job_s + GRACE_S)
         if verdict is None:
             self.end()
             if not self.closed:
                 self.start()
-            return {"passed": 0, "total": len(job["tests"]), "error": WENT}
+            return {"passed": 0, "total": len(job["tests"]), "error": ENDED_DURING_JOB}
         return verdict
 
     def close(self) -> None:
-        """End the container for good, even if one of its jobs is still waited for."""
+        """End the container and do not replace it, even if a job is still running."""
         self.closed = True
         self.end()
 
     def end(self) -> None:
-        # The next start removes what is left, by its label.
+        # On an error, the next launcher removes the container by its label.
         with contextlib.suppress(DockerException, requests.RequestException, HostError):
             self.container.remove(force=True)
 
-    def _answer(self, within_s: float) -> dict[str, Any] | None:
-        """Return the container's answer; None if it has ended, or was ended after its time."""
-        timer = threading.Timer(within_s, self.end)
+    def _answer(self, timeout_s: float) -> dict[str, Any] | None:
+        """Return the container's answer; None if it ended or had to be ended after `timeout_s`."""
+        timer = threading.Timer(timeout_s, self.end)
         timer.start()
         try:
             line = next(self.answers, None)
@@ -122,7 +120,7 @@ class Worker:
             timer.cancel()
 
     def lines(self) -> Iterator[bytes]:
-        """Yield the output lines of the container's first process; its stderr goes to the log."""
+        """Yield the lines of the container's stdout, and copy its stderr to the log."""
         rest = b""
         with contextlib.suppress(OSError), self.log.open("ab") as log:
             for kind, data in frames_iter(self.stream, tty=False):
@@ -130,19 +128,19 @@ class Worker:
                     log.write(data)
                     log.flush()
                     continue
-                *whole, rest = (rest + data).split(b"\n")
-                yield from whole
+                *complete, rest = (rest + data).split(b"\n")
+                yield from complete
 
 
 class SandboxProcess:
-    """All containers as one process group (Started), ready once constructed. Raises HostError."""
+    """A GroupHandle for all containers, which have started when it returns. Raises HostError."""
 
     def __init__(
         self, client: docker.DockerClient, plan: Plan, process: Process, host: Host, log: Path
     ) -> None:
         spec, job_s = plan.containers[process.name], plan.config.method.sandbox.time_s
         assert spec.confinement is not None
-        self.broken: str | None = None
+        self.error: str | None = None
         self.ended = threading.Event()
         self.workers: list[Worker] = []
         self.server: _Server | None = None
@@ -153,11 +151,12 @@ class SandboxProcess:
         for copy in range(spec.confinement.copies):
             name = f"{process.name}-{copy}"
             labels = {**spec.labels, f"{LABEL}.process": name}
-            each = dataclasses.replace(spec, name=container_name(plan.run_dir, name), labels=labels)
-            futures.append(self.pool.submit(Worker, client, each, image, host, log, job_s))
+            copy_name = container_name(plan.run_dir, name)
+            copy_spec = dataclasses.replace(spec, name=copy_name, labels=labels)
+            futures.append(self.pool.submit(Worker, client, copy_spec, image, host, log, job_s))
         try:
             wait(futures)
-            # If one of them fails, remove the others.
+            # Collect the others before a failed one raises, so that remove() ends them.
             self.workers = [future.result() for future in futures if not future.exception()]
             for future in futures:
                 self.idle.put(future.result())
@@ -172,22 +171,22 @@ class SandboxProcess:
             raise
 
     def verdict(self, job: dict[str, Any]) -> dict[str, Any]:
-        """Return the verdict of the next idle container. Raises HostError."""
+        """Run the job in the next idle container and return its verdict. Raises HostError."""
         worker = self.idle.get()
         try:
             return worker.run(job)
         except HostError as error:
-            self.broken = str(error)
+            self.error = str(error)
             raise
         finally:
             self.idle.put(worker)
 
     def poll(self) -> int | None:
-        if self.broken:
+        if self.error:
             return 1
         return 0 if self.ended.is_set() else None
 
-    def ask_to_stop(self) -> None:
+    def terminate(self) -> None:
         self.ended.set()
 
     def wait(self, timeout_s: float) -> None:
@@ -203,18 +202,18 @@ class SandboxProcess:
             worker.close()
         self.pool.shutdown(wait=False, cancel_futures=True)
 
-    def why(self) -> str | None:
-        return self.broken
+    def end_reason(self) -> str | None:
+        return self.error
 
-    def ask(self, port: int, path: str) -> str:
-        return ""  # it has no port, so no requests come
+    def query(self, port: int, path: str) -> str:
+        return ""  # the supervisor sends no requests, because the sandbox has no port
 
     def dump_stacks(self, folder: Path) -> None:
-        """Do nothing: a job has a time limit, so it ends."""
+        """Do nothing, because a time limit ends every job."""
 
 
 class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
-    """A socket in the run directory, to which only this user may connect."""
+    """A socket in the run directory that only this user can connect to."""
 
     daemon_threads = True
 
@@ -223,21 +222,18 @@ class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         self.path.unlink(missing_ok=True)
         folder = os.open(run_dir, os.O_RDONLY)
         try:
-            # A socket's path has at most 107 bytes.
+            # A socket's path is limited to 107 bytes, so open the directory and use a short path.
             super().__init__(f"/proc/self/fd/{folder}/{SOCKET}", _Handler)
         finally:
             os.close(folder)
         self.path.chmod(0o600)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore a rank that disconnected.
-
-        The sandbox's own errors are in `broken`, which the supervisor reads.
-        """
+        """Ignore ranks that disconnect. The sandbox's own errors are in SandboxProcess.error."""
 
 
 class _Handler(socketserver.StreamRequestHandler):
-    """Read one JSON list of jobs per line, and write one list of verdicts per line."""
+    """Read JSON lists of jobs, one per line, and answer each with a list of verdicts."""
 
     server: _Server
 

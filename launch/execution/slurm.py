@@ -1,4 +1,4 @@
-"""Write a job script into the run directory and hand it to sbatch (runtime=slurm)."""
+"""Write a job script into the run directory and submit it with sbatch (runtime=slurm)."""
 
 from __future__ import annotations
 
@@ -31,39 +31,39 @@ from launch.schema.plan import Plan
 
 # Files in the run directory.
 SCRIPT, JOB, LOG = "job.sh", "slurm.json", "logs/slurm.log"
-# Slurm's masks of the GPUs that it assigns (gres.conf: Flags), ROCr's first. HIP_VISIBLE_DEVICES
-# would come from a shell.
+# Variables in which Slurm lists the job's GPUs (gres.conf: Flags), ROCr's first. Slurm does not set
+# HIP_VISIBLE_DEVICES.
 MASKS = ("ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
-# SBATCH_<NAME> in the shell overrides an option of the script. Only these defaults of a site are
-# passed, if their key is null.
+# SBATCH_* variables of the shell override options of the script. Pass only these defaults of a
+# site, and only if the key is null.
 SITE_DEFAULTS = {
     "SBATCH_PARTITION": "partition",
     "SBATCH_ACCOUNT": "account",
     "SBATCH_QOS": "qos",
     "SBATCH_TIMELIMIT": "time",
 }
-# A cluster's jobs continue while its controller restarts or is busy.
+# Jobs continue while the controller restarts or is busy, so keep following them.
 PATIENCE_S = 3600.0
-# Slurm itself advises against asking its controller in a tight loop.
-ASK_EVERY_S = 5.0
+# The squeue manual warns against frequent calls in a loop.
+QUERY_EVERY_S = 5.0
 HEAD = """\
 #!/usr/bin/env bash
 # {name}, written by `python launch/run.py runtime=slurm`. Every node must see the run directory,
-# the repository and Python. The job takes its environment from the shell that submits it: tokens
-# come from there and are not written to files.
+# the repository and Python. The job inherits the environment of the shell that submits it, so
+# tokens are not written to files.
 """
 
 
 def call(*argv: str, env: dict[str, str] | None = None) -> str:
-    """Return what a Slurm command prints. Raises HostError if it fails or is missing."""
+    """Return the output of a Slurm command. Raises HostError if it fails or is not installed."""
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, env=env)
+        result = subprocess.run(argv, capture_output=True, text=True, env=env)
     except OSError as error:
         why = str(error.strerror)
     else:
-        if done.returncode == 0:
-            return done.stdout
-        why = done.stderr.strip() or f"exit code {done.returncode}"
+        if result.returncode == 0:
+            return result.stdout
+        why = result.stderr.strip() or f"exit code {result.returncode}"
     raise HostError(f"{shlex.join(argv)} failed: {why}")
 
 
@@ -81,11 +81,11 @@ def script(plan: Plan, host: Host) -> str:
         "qos": slurm.qos,
         "time": slurm.time,
         "chdir": host.cwd,
-        # In sbatch, % begins a field.
+        # sbatch replaces fields such as %j in file names.
         "output": str(plan.run_dir / LOG).replace("%", "%%"),
         "open-mode": "append",
-        # Signal only the batch shell, which is the launcher and lets every rank save. Other
-        # processes would end at once.
+        # B: signals only the launcher, which lets every rank save. Other processes would end
+        # immediately.
         "signal": f"B:TERM@{slurm.early_signal_s}",
         "export": "ALL",
     }
@@ -97,7 +97,7 @@ def script(plan: Plan, host: Host) -> str:
 
 
 def overrides_script(name: str, slurm: Slurm) -> bool:
-    """Return whether a variable of the shell would override the script."""
+    """Return whether this variable of the shell would override an option of the script."""
     if name == "SLURM_CLUSTERS":
         return any(option.startswith("--clusters") for option in slurm.options)
     key = SITE_DEFAULTS.get(name)
@@ -105,22 +105,22 @@ def overrides_script(name: str, slurm: Slurm) -> bool:
 
 
 def submit(plan: Plan, host: Host) -> int:
-    """Write the run directory, hand the script to sbatch, and return the exit code.
+    """Write the run directory and submit its script; return the exit code.
 
-    Raises HostError and UserError.
+    Raises HostError if sbatch fails, and UserError if a job of this run is still queued.
     """
     text = script(plan, host)
     check_plan(plan)
     job = str((json_files.read_json(plan.run_dir / JOB) or {}).get("job", ""))
     if job and (state := state_of(job)):
-        words = f"{plan.run_dir}: job {job} of this run is {state}."
-        # Two jobs of one run would wait for each other's lock, and fail.
+        status = f"{plan.run_dir}: job {job} of this run is {state}."
+        # A second job of the same run would fail, because the first one holds the lock.
         if not plan.config.runtime.slurm.wait:
             raise UserError(
-                f"{words} Use runtime.slurm.wait=true to follow it, resume=never to start another "
-                f"run, or `scancel {_words(job)}` first."
+                f"{status} Use runtime.slurm.wait=true to follow it, resume=never to start another "
+                f"run, or `scancel {_job_arguments(job)}` first."
             )
-        show.say(plan.config, f"{words} Following it.")
+        show.say(plan.config, f"{status} Following it.")
         return follow(plan, job)
     rundir.make(plan.run_dir)
     file = plan.run_dir / SCRIPT
@@ -131,61 +131,61 @@ def submit(plan: Plan, host: Host) -> int:
         json_files.write_json(plan.run_dir / "record.json", submitted)
         json_files.write_text(file, text)
     slurm = plan.config.runtime.slurm
-    overruled = sorted(name for name in os.environ if overrides_script(name, slurm))
-    if overruled:
+    dropped = sorted(name for name in os.environ if overrides_script(name, slurm))
+    if dropped:
         show.say(
             plan.config,
-            f"{', '.join(overruled)}: not passed to sbatch, because the composition sets them. "
-            "Use runtime.slurm.options.",
+            f"{', '.join(dropped)}: not passed to sbatch, to keep the settings of this run. "
+            "Use runtime.slurm.<key>= or runtime.slurm.options instead.",
         )
-    # A mask in this shell names this machine's GPUs. In the job, Slurm sets the mask.
-    withheld = {*MASKS, *MASK.values(), *overruled}
+    # A GPU mask of this shell applies to this machine. Slurm sets the mask of the job.
+    withheld = {*MASKS, *MASK.values(), *dropped}
     environ = {name: value for name, value in os.environ.items() if name not in withheld}
     try:
         job = call("sbatch", "--parsable", str(file), env=environ).strip()
     except HostError as error:
         record.write_failure(run_record, plan.run_dir, EXIT_HOST, str(error))
         raise HostError(
-            f"{error}\nruntime.slurm.<key>= changes the script. Without sbatch, use a login node "
-            "(Debian: apt-get install slurm-client); runtime=local runs here."
+            f"{error}\nruntime.slurm.<key>= changes the script. If sbatch is missing, use a login "
+            "node or install it (Debian: apt-get install slurm-client). runtime=local runs here."
         ) from error
     json_files.write_json(plan.run_dir / JOB, {"job": job})
     if plan.config.format == Format.json:
         print(json.dumps({"run_dir": str(plan.run_dir), "job": job, "script": str(file)}, indent=1))
     show.say(
         plan.config,
-        f"{plan.name}: job {job} is submitted; `scancel {_words(job)}` ends it.\n"
-        f"Everything is in {plan.run_dir}; its output is {LOG}",
+        f"{plan.name}: submitted job {job}; `scancel {_job_arguments(job)}` ends it.\n"
+        f"All files are in {plan.run_dir}; the output is in {LOG}",
     )
     return follow(plan, job) if plan.config.runtime.slurm.wait else EXIT_DONE
 
 
-def _words(job: str) -> str:
-    """Return how squeue and scancel name the job that sbatch names `number;cluster`."""
+def _job_arguments(job: str) -> str:
+    """Convert sbatch's `number;cluster` into arguments of squeue and scancel."""
     return job.replace(";", " --clusters=")
 
 
 def state_of(job: str) -> str | None:
-    """Return Slurm's state of a queued job, such as RUNNING; None once it has left the queue.
+    """Return the state of a job, such as RUNNING; None if it has left the queue.
 
-    Raises HostError.
+    Raises HostError if squeue fails.
     """
-    number, *cluster = _words(job).split()
+    number, *cluster = _job_arguments(job).split()
     try:
-        printed = call("squeue", "--noheader", f"--jobs={number}", *cluster, "--format=%T")
+        output = call("squeue", "--noheader", f"--jobs={number}", *cluster, "--format=%T")
     except HostError as error:
-        if "Invalid job id" in str(error):  # the job ended long ago
+        if "Invalid job id" in str(error):  # Slurm has forgotten the job
             return None
         raise
-    # With a cluster, older versions print `CLUSTER: name` even with these options.
-    lines = (line for line in printed.split("\n") if not line.startswith("CLUSTER:"))
+    # With --clusters, older versions print `CLUSTER: name` despite --noheader.
+    lines = (line for line in output.split("\n") if not line.startswith("CLUSTER:"))
     return "\n".join(filter(None, lines)) or None
 
 
 def follow(plan: Plan, job: str) -> int:
-    """Show what the job writes until it leaves the queue, and return its exit code.
+    """Show the job's output until it leaves the queue, and return its exit code.
 
-    Ctrl-C only stops watching. Raises HostError after an hour without an answer of Slurm.
+    Ctrl-C does not end the job. Raises HostError if Slurm does not answer for an hour.
     """
     log, since, answers = Follower(plan.run_dir / LOG), time.monotonic(), True
     state: str | None = "unknown"
@@ -193,24 +193,24 @@ def follow(plan: Plan, job: str) -> int:
         while state:
             try:
                 state, answers, since = state_of(job), True, time.monotonic()
-            except HostError as error:  # as from a busy controller
+            except HostError as error:  # the controller may be busy
                 if time.monotonic() >= since + PATIENCE_S:
                     raise
                 if answers:
-                    show.say(plan.config, f"{error}. Asking again.")
+                    show.say(plan.config, f"{error}. Trying again.")
                 answers = False
-            for line in log.lines(all_of_it=not state):
+            for line in log.lines(with_partial=not state):
                 show.say(plan.config, line)
             if state:
-                time.sleep(ASK_EVERY_S)
+                time.sleep(QUERY_EVERY_S)
     except KeyboardInterrupt:
-        show.say(plan.config, f"job {job} continues; `scancel {_words(job)}` ends it.")
+        show.say(plan.config, f"job {job} continues; `scancel {_job_arguments(job)}` ends it.")
         return EXIT_INTERRUPTED
     exit_code = (json_files.read_json(plan.run_dir / "record.json") or {}).get("exit_code")
     if exit_code is None:
         show.say(
             plan.config,
-            f"job {job} has left the queue, and its run did not end: cancelled or killed. "
+            f"job {job} has left the queue without a result, so it was cancelled or killed. "
             f"See {plan.run_dir / LOG}.",
         )
         return EXIT_FAILED

@@ -1,7 +1,7 @@
-"""Run on the nodes of a Slurm job: job.sh on the first node, which starts the others.
+"""Run a plan on the nodes of a Slurm job.
 
-python launch/execution/slurm_job.py RUN_DIR            the launcher: executes and records the plan
-python launch/execution/slurm_job.py RUN_DIR PROCESS    on another node: becomes its torchrun
+python launch/execution/slurm_job.py RUN_DIR            first node: executes and records the plan
+python launch/execution/slurm_job.py RUN_DIR PROCESS    other nodes: starts torchrun for PROCESS
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from launch.schema.plan import Plan
 
 
 def composition(run_dir: Path) -> Config:
-    """Return the composition as submitted. Raises UserError."""
+    """Return the composition of the submitted run. Raises UserError if config.yaml is missing."""
     try:
         content: Any = OmegaConf.load(run_dir / "config.yaml")
     except OSError as error:
@@ -49,9 +49,9 @@ def composition(run_dir: Path) -> Config:
     return recorded_config(content)
 
 
-def take_mask(vendor: Vendor) -> None:
-    """Put Slurm's mask of this node's GPUs, if any, under the one name that the launcher reads."""
-    # The variable comes from the shell that submitted, or from the job's first node.
+def adopt_mask(vendor: Vendor) -> None:
+    """Move Slurm's mask of this node's GPUs into the variable that the launcher reads."""
+    # Slurm did not set this variable. It comes from the submitting shell or the first node.
     os.environ.pop("HIP_VISIBLE_DEVICES", None)
     masks = [os.environ.pop(name, "") for name in MASKS]
     mask = next((mask for mask in masks if re.fullmatch(r"\d+(,\d+)*", mask)), None)
@@ -59,17 +59,17 @@ def take_mask(vendor: Vendor) -> None:
         os.environ[MASK[vendor]] = mask
 
 
-def prepared(run_dir: Path) -> tuple[Plan, detect.Host]:
-    """Return this node's plan and host facts. Raises UserError and HostError."""
+def node_plan(run_dir: Path) -> tuple[Plan, detect.Host]:
+    """Make the run's plan for this node; return it with the host. Raises UserError, HostError."""
     config, warnings = prepare(composition(run_dir))
     record = json_files.read_json(run_dir / "record.json") or {}
     request = Request(record.get("overrides", ()))
-    take_mask(config.hardware.vendor)
+    adopt_mask(config.hardware.vendor)
     slurm = config.runtime.slurm
     if slurm.nodes > 1:
         address = slurm_network.address(slurm.interface)
         slurm_network.check_adapters(slurm)
-        # The first node sets these, and the others inherit them.
+        # The first node sets these for all nodes, which inherit them through srun.
         os.environ.setdefault("MASTER_ADDR", address)
         os.environ.setdefault("MASTER_PORT", str(slurm_network.free_port(address)))
     host = detect.host(sys.executable)
@@ -78,37 +78,37 @@ def prepared(run_dir: Path) -> tuple[Plan, detect.Host]:
 
 def launch(run_dir: Path) -> int:
     """Execute the run on the first node, and requeue the job if it was interrupted."""
-    # These come from the shell that submitted. With SLURM_CLUSTERS, squeue and scontrol would ask
-    # other clusters.
+    # Drop values from the submitting shell. SLURM_CLUSTERS would send squeue and scontrol to other
+    # clusters.
     for name in ("MASTER_ADDR", "MASTER_PORT", "SLURM_CLUSTERS"):
         os.environ.pop(name, None)
     step_before = newest_step(run_dir)
-    for file in (run_dir / "nodes").glob("*"):  # of an earlier job
+    for file in (run_dir / "nodes").glob("*"):  # from an earlier job
         file.unlink()
-    sign(run_dir)
+    mark_started(run_dir)
     try:
-        plan, host = prepared(run_dir)
+        plan, host = node_plan(run_dir)
         image = check_host(plan, host)
         show.show_start(plan.config, plan, image, step_before > 0)
         exit_code = execute(plan, host, image)
     except (UserError, HostError) as error:
         run_record = json_files.read_json(run_dir / "record.json")
-        if run_record and run_record.get("status") != "failed":  # execute recorded it
+        if run_record and run_record.get("status") != "failed":  # execute() may have recorded it
             record.write_failure(run_record, run_dir, error.exit_code, str(error))
         raise
     show.show_end(plan.config, plan, exit_code)
     if exit_code == EXIT_FAILED:
         with contextlib.suppress(HostError):  # the controller may not answer
-            say_missing(run_dir)
+            print_missing_nodes(run_dir)
     if exit_code == EXIT_INTERRUPTED and plan.config.runtime.slurm.requeue:
         requeue(os.environ["SLURM_JOB_ID"], newest_step(run_dir) > step_before)
     return exit_code
 
 
-def become(run_dir: Path, name: str) -> NoReturn:
-    """Replace this program by torchrun on another node, if the node can run it."""
-    sign(run_dir)
-    plan, host = prepared(run_dir)
+def exec_process(run_dir: Path, name: str) -> NoReturn:
+    """Check this node, and replace this process with torchrun."""
+    mark_started(run_dir)
+    plan, host = node_plan(run_dir)
     check_host(plan, host)
     process = next(p for p in plan.processes if p.name == name)
     print(f"{name} is on {node_name()}, job {os.environ.get('SLURM_JOB_ID')}", flush=True)
@@ -116,26 +116,26 @@ def become(run_dir: Path, name: str) -> NoReturn:
 
 
 def newest_step(run_dir: Path) -> int:
-    """Return the step of the newest checkpoint, or 0."""
+    """Return the step of the newest checkpoint; 0 if there is no checkpoint."""
     folders = run_dir.glob("checkpoints/checkpoint-*[0-9]")
     return max((int(folder.name.rpartition("-")[2]) for folder in folders), default=0)
 
 
-def requeue(job: str, saved_more: bool) -> None:
-    """Requeue the job, unless it was cancelled or would be interrupted like this for ever."""
+def requeue(job: str, made_progress: bool) -> None:
+    """Requeue the job unless it was cancelled or has saved no checkpoint this time."""
     try:
         if state_of(job) != "RUNNING":
             return
-    except HostError as error:  # the controller is busy, but it may still requeue the job
+    except HostError as error:  # try to requeue even if squeue fails
         print(error, flush=True)
-    if not saved_more:
+    if not made_progress:
         print(
-            f"job {job} is not requeued: interrupted before it saved anything new. Use: a "
-            "longer runtime.slurm.time.",
+            f"job {job} is not requeued, because it was interrupted before it saved a checkpoint. "
+            "Increase runtime.slurm.time, or save more often with method.args.save_steps=N.",
             flush=True,
         )
         return
-    print(f"job {job} is requeued, to resume from its newest checkpoint", flush=True)
+    print(f"requeueing job {job}, which will resume from its newest checkpoint", flush=True)
     call("scontrol", "requeue", job)
 
 
@@ -143,23 +143,22 @@ def node_name() -> str:
     return os.environ.get("SLURMD_NODENAME", os.uname().nodename)
 
 
-def sign(run_dir: Path) -> None:
-    """Write a file that shows that this node has started and sees the run directory."""
-    if run_dir.is_dir():  # otherwise composition() reports it
+def mark_started(run_dir: Path) -> None:
+    """Write a file that shows that this node has started and can see the run directory."""
+    if run_dir.is_dir():  # composition() reports a missing directory
         (run_dir / "nodes").mkdir(exist_ok=True)
         (run_dir / "nodes" / node_name()).touch()
 
 
-def say_missing(run_dir: Path) -> None:
-    """Print the names of the job's nodes that have not written their file."""
+def print_missing_nodes(run_dir: Path) -> None:
+    """Print the names of the job's nodes that have not called mark_started()."""
     hostnames = call("scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"])
     missing = [name for name in hostnames.split() if not (run_dir / "nodes" / name).exists()]
     if missing:
         print(
-            f"missing at the rendezvous: {', '.join(missing)}. Nothing of this run started "
-            f"there, or it does not see {run_dir}. "
-            f"`scontrol show node {missing[0]}` shows its state; --exclude={missing[0]} in "
-            "runtime.slurm.options leaves it out.",
+            f"missing nodes: {', '.join(missing)}. They did not start or cannot see {run_dir}. "
+            f"`scontrol show node {missing[0]}` shows the state of a node. "
+            f"runtime.slurm.options=[--exclude={missing[0]}] runs without it.",
             file=sys.stderr,
         )
 
@@ -168,11 +167,11 @@ def main(arguments: list[str]) -> int:
     if len(arguments) not in (1, 2):
         print(__doc__)
         return UserError.exit_code
-    # Outside execute(), which has its own handlers, nothing is lost by a signal.
+    # execute() installs its own handlers. At other times, there is nothing to save.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_INTERRUPTED))
     try:
         run_dir, *process = arguments
-        return become(Path(run_dir), *process) if process else launch(Path(run_dir))
+        return exec_process(Path(run_dir), *process) if process else launch(Path(run_dir))
     except (UserError, HostError) as error:
         print(f"{node_name()}: {error}", file=sys.stderr)
         return error.exit_code

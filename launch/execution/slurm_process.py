@@ -14,33 +14,33 @@ from launch.execution.local import LocalProcess
 from launch.schema.plan import Process
 
 JOB_PROGRAM = Path(__file__).with_name("slurm_job.py")
-TAKES_USR1_S = 2.0  # ranks print their stacks at once, but their lines come over the network
+STACKS_S = 2.0  # until the stacks arrive over the network
 
 
 class NodeProcess(LocalProcess):
-    """An srun on this machine, as a process group (Started).
+    """A GroupHandle for an srun on this machine, which runs the group on another node.
 
-    On SIGTERM, srun kills the step at once. So send it only after the first node's ranks have saved
-    and ended.
+    On SIGTERM, srun kills its step immediately. So the supervisor signals it only after the first
+    node's ranks have saved and ended.
     """
 
     def __init__(self, run_dir: Path, process: Process, log: Path) -> None:
-        # The settings are computed on that node, because they follow from its GPUs and cores.
+        # The other node computes the settings, because they depend on its GPUs and cores.
         srun = dataclasses.replace(process, argv=step(run_dir, process), settings=[])
         super().__init__(srun, log)
 
     def dump_stacks(self, folder: Path) -> None:
-        """Signal srun, which signals every process of the step; ranks print into their logs."""
+        """Send SIGUSR1 to srun, which forwards it to the ranks; they print into their logs."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.child.pid, signal.SIGUSR1)
-        self.wait(TAKES_USR1_S)
+        self.wait(STACKS_S)
 
 
 def step(run_dir: Path, process: Process) -> list[str]:
-    """Return the srun command of one task on the process's node, with all the job's cores there."""
+    """Return an srun command that runs the process on its node with all of the job's cores."""
     srun = ["srun", "--nodes=1", "--ntasks=1", f"--relative={process.node}"]
     srun += ["--cpu-bind=none", "--export=ALL", "--unbuffered", f"--job-name={process.name}"]
-    # The mark names a launcher by its pid on this machine. On the other node the process would pass
-    # for an orphan.
+    # Remove the mark, which contains the launcher's pid on this machine. On the other node, the
+    # process would look like an orphan.
     unmarked = ["env", "-u", orphans.LAUNCHER, "-u", orphans.PROCESS]
     return [*srun, *unmarked, sys.executable, str(JOB_PROGRAM), str(run_dir), process.name]

@@ -1,8 +1,8 @@
 """Start process groups in order, watch them, and stop them together.
 
-A failure, a hang or a signal ends all of them. An attempt ends done, interrupted, failed or hung.
-Server and trainers share an attempt, because restarted trainers need a server without the weights
-and the communicator of the attempt before.
+A failure, a hang or a signal ends all groups. The outcome of an attempt is done, interrupted,
+failed or hung. A restart replaces the server too, because the old one has stale weights and a
+broken communicator.
 """
 
 from __future__ import annotations
@@ -19,114 +19,113 @@ from typing import Any, Protocol
 from launch.core import json_files
 from launch.core.errors import EXIT_USER
 from launch.execution import logs, watchdog
-from launch.execution.meaning import of as meaning_of
+from launch.execution.meaning import explain
 from launch.execution.progress_line import Progress
 from launch.execution.watchdog import Watchdog
 from launch.machine import placement
 from launch.schema.plan import Plan, Process
 
 POLL_S = 0.2
-# Asking a server in a container starts a program there.
-ASK_EVERY_S = 1.0
-# Share of hang_timeout_s without a step after which the server is asked for its progress.
-ASK_AFTER = 0.1
-# From SIGTERM to SIGKILL. A hung process saves nothing, or it would not have hung. A server saves
-# nothing either. If vLLM is stopped while it loads, it waits for an engine that has ended.
+# Querying a server in a container starts a program there, so limit the rate.
+QUERY_EVERY_S = 1.0
+# Query the server's progress after this share of hang_timeout_s without a step.
+QUERY_AFTER = 0.1
+# Seconds from SIGTERM to SIGKILL. Hung processes and servers save nothing. vLLM ignores SIGTERM
+# while it loads, because it waits for its engine.
 HUNG_GRACE_S = 15.0
 SERVER_GRACE_S = 30.0
-# The same for trainers whose server has failed, from their last step, micro-batch or saved byte.
-# Most wait for an answer that does not come: TRL's client for a minute, ranks in a collective for
-# ever. torchrun gives ranks the same time after one has failed.
+# The same for trainers whose server has failed, from their last step or saved byte. Most trainers
+# wait for an answer that never comes. torchrun gives ranks the same time after a failure.
 UNSERVED_GRACE_S = 30.0
 SHOWN_LINES = 15
-# Keys that recipes/rank/program.py writes.
+# Keys of failures/*.json, which recipes/rank/program.py writes.
 FAILURE = ("rank", "time", "error", "exit_code")
 
 
-class Started(Protocol):
-    """A started process group, for example a LocalProcess or a ContainedProcess."""
+class GroupHandle(Protocol):
+    """A running process group, for example a LocalProcess or a ContainedProcess."""
 
     def poll(self) -> int | None:
-        """Return the exit code; None while it runs."""
+        """Return the exit code; None while the group runs."""
 
-    def ask_to_stop(self) -> None:
-        """Send SIGTERM; every rank then saves and ends."""
+    def terminate(self) -> None:
+        """Send SIGTERM, on which every rank saves and ends."""
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until the group has ended or the time is over."""
+        """Wait until the group has ended, at most `timeout_s`."""
 
     def remove(self) -> None:
-        """Kill what is left of the group."""
+        """Kill all remaining processes of the group."""
 
-    def why(self) -> str | None:
-        """Return how the operating system or engine ended the group; its log cannot show it."""
+    def end_reason(self) -> str | None:
+        """Return why the kernel or the container engine ended the group, if it did."""
 
-    def ask(self, port: int, path: str) -> str:
+    def query(self, port: int, path: str) -> str:
         """Return the answer of the group's server. Raises OSError."""
 
     def dump_stacks(self, folder: Path) -> Path | None:
-        """Return the folder of its stacks; None if its processes print them into their logs.
+        """Dump the stacks of all processes; return their folder, or None if they are in the logs.
 
         Raises OSError.
         """
 
 
-Starter = Callable[[Process, Path], Started]
+Starter = Callable[[Process, Path], GroupHandle]
 
 
 @dataclass
 class Outcome:
-    """How, where and why an attempt ended, and the byte at which each of its logs began."""
+    """How an attempt ended, in which process, and why, with the size of each log at its start."""
 
     status: str
     process: str
     why: str | None = None
-    began: dict[Path, int] = field(default_factory=dict)
+    log_offsets: dict[Path, int] = field(default_factory=dict)
 
 
 @dataclass
 class Group:
-    """A running process group, its logs by the prefix of their lines, and its server's state."""
+    """A running process group. `followers` maps the prefix of shown lines to a log."""
 
     process: Process
-    started: Started
+    handle: GroupHandle
     followers: dict[str, logs.Follower]
-    asked_at: float = 0.0
+    queried_at: float = 0.0
     tokens: float = 0.0
-    serves: bool = False  # its server has answered
+    serves: bool = False  # whether its server has answered
 
     @property
     def is_server(self) -> bool:
-        return self.process.kind in logs.SERVE
+        return self.process.kind in logs.SERVER_KINDS
 
     @property
     def is_running(self) -> bool:
-        return self.started.poll() is None
+        return self.handle.poll() is None
 
-    def ask(self, path: str) -> str:
+    def query(self, path: str) -> str:
         """Return the answer of the group's server. Raises OSError."""
         assert self.process.port is not None
-        return self.started.ask(self.process.port, path)
+        return self.handle.query(self.process.port, path)
 
-    def may_be_asked(self) -> bool:
-        """Return whether the group is a server that was not asked recently."""
+    def may_query(self) -> bool:
+        """Return whether the group has a server that was not queried in the last QUERY_EVERY_S."""
         now = time.monotonic()
-        if self.process.port is None or now - self.asked_at < ASK_EVERY_S:
+        if self.process.port is None or now - self.queried_at < QUERY_EVERY_S:
             return False
-        self.asked_at = now
+        self.queried_at = now
         return True
 
 
 @dataclass
 class Attempt:
-    """The running groups, and how long they have made no progress."""
+    """One attempt to run the plan: its running groups and their progress."""
 
     plan: Plan
     progress: Progress
     stopping: list[int]
     groups: list[Group] = field(default_factory=list)
-    begun: bool = False
-    saved: int = 0
+    training_began: bool = False
+    bytes_saved: int = 0
 
     def __post_init__(self) -> None:
         self.watchdog = Watchdog(self.plan.config.runtime.hang_timeout_s, time.monotonic())
@@ -135,258 +134,257 @@ class Attempt:
         self.unserved: Watchdog | None = None
 
     def run(self, start: Starter) -> Outcome:
-        """Start all groups in order, wait until the last has ended, and return the outcome.
+        """Start all groups in order, wait for them, and return the outcome.
 
-        Ranks load while their server does. Raises HostError.
+        Ranks load while their server loads. Raises HostError if a group cannot be started.
         """
         try:
             for process in self.plan.processes:
                 log = logs.of_group(self.plan, process)
-                # Ranks first, then the output of their group.
+                # Show the ranks' logs before the log of their group.
                 files = {f"rank {n}": f for n, f in logs.of_ranks(self.plan, process).items()}
                 files[process.name] = log
                 followers = {
                     name: logs.Follower(f, without_report=True) for name, f in files.items()
                 }
                 self.groups.append(group := Group(process, start(process, log), followers))
-                if outcome := self._until(functools.partial(self._lets_others_start, group)):
+                if outcome := self._until(functools.partial(self._may_start_next, group)):
                     return outcome
-            # A server that has ended never answers. _first_failure judges it.
+            # Do not wait for a server that has ended. _first_failure reports it.
             return (
                 self._until(lambda: all(self._serves(g) or not g.is_running for g in self.groups))
                 or self._until(self._finished)
                 or self._ended(self.groups[-1], "done")
             )
         finally:
-            # Send SIGTERM, give processes time to save, then send SIGKILL. The last started goes
-            # first, so that a server outlives those that it serves.
+            # Send SIGTERM, give processes time to save, then send SIGKILL. Stop the last group
+            # first, so that a server outlives its trainers.
             deadline = time.monotonic() + self.grace_s
-            with contextlib.ExitStack() as last_first:  # continues if one of them raises
+            with contextlib.ExitStack() as stack:  # continues if one of the calls raises
                 for group in self.groups:
-                    last_first.callback(self._end, group, deadline)
-            self._look()
+                    stack.callback(self._end, group, deadline)
+            self._show_logs()
 
-    def _until(self, reached: Callable[[], bool]) -> Outcome | None:
+    def _until(self, condition: Callable[[], bool]) -> Outcome | None:
+        """Wait for the condition, and return None; return an outcome if the attempt ends first."""
         while True:
-            self._look()
-            # Check this before failures: a scheduler signals every process, so ranks end on
-            # request.
+            self._show_logs()
+            # Check this before failures, because a scheduler signals the ranks too.
             if self.stopping:
                 last, name = self.groups[-1], signal.Signals(self.stopping[0]).name
                 self.progress.note(
                     f"{name}: waiting for {last.process.name} to "
                     f"{'end' if last.is_server else 'save and end'} "
-                    f"(at most {self._grace_of(last):g} s; another signal does not shorten this)"
+                    f"(at most {self._grace_of(last):g} s; further signals have no effect)"
                 )
                 return self._ended(last, "interrupted")
             if failed := self._first_failure():
                 return failed
-            if reached():
+            if condition():
                 return None
             if self._hung():
                 return self._dump_stacks()
             time.sleep(POLL_S)
 
-    def _lets_others_start(self, group: Group) -> bool:
-        """Return whether preparation has ended and a server on its ranks' GPU answers.
+    def _may_start_next(self, group: Group) -> bool:
+        """Return whether the group after this one may start.
 
-        vLLM refuses to start if others take or free memory while it measures how much is free.
+        A preparation has to end first. A server on the ranks' GPU has to answer first, because vLLM
+        fails if other processes change the free memory while it measures it.
         """
         if group.process.kind == "prepare":
-            if group.started.poll() != 0:
+            if group.handle.poll() != 0:
                 return False
-            forget(self.plan.run_dir)  # its result would be taken for that of the ranks
+            remove_results(self.plan.run_dir)  # the preparation wrote a result.json of its own
         return not placement.shares_gpu(self.plan.config) or self._serves(group)
 
     def _serves(self, group: Group) -> bool:
-        """Return whether the group's server, if any, answers."""
+        """Return whether the group's server answers, or True if the group has no server."""
         if group.process.port is None or group.serves:
             return True
         self.progress.say(f"waiting for {group.process.name} to load and answer")
-        with contextlib.suppress(OSError):  # it loads, or has ended, which the next look detects
-            if group.may_be_asked():
-                group.ask("/health")
+        with contextlib.suppress(OSError):  # the server is still loading, or has ended
+            if group.may_query():
+                group.query("/health")
                 group.serves = True
                 self.progress.say("starting (imports and model)")
         return group.serves
 
     def _finished(self) -> bool:
+        """Return whether all groups other than servers have ended with exit code 0."""
         all_started = len(self.groups) == len(self.plan.processes)
-        return all_started and all(g.started.poll() == 0 for g in self.groups if not g.is_server)
+        return all_started and all(g.handle.poll() == 0 for g in self.groups if not g.is_server)
 
-    def _look(self) -> None:
+    def _show_logs(self) -> None:
         """Copy new log lines to the terminal."""
         for group in self.groups:
             is_final = not group.is_running
             for name, follower in group.followers.items():
-                self.progress.log(name, logs.without_stop(follower.lines(all_of_it=is_final)))
+                lines = follower.lines(with_partial=is_final)
+                self.progress.log(name, logs.without_stop_traceback(lines))
         self.progress.update()
 
     def _ended(self, group: Group, status: str, why: str | None = None) -> Outcome:
         followers = [f for each in self.groups for f in each.followers.values()]
-        return Outcome(status, group.process.name, why, {f.file: f.began for f in followers})
+        return Outcome(status, group.process.name, why, {f.file: f.start_offset for f in followers})
 
     def _first_failure(self) -> Outcome | None:
-        """Return the first failure, servers before the trainers that fail because of them.
+        """Return the first failure; servers come first, because trainers fail without them.
 
-        A server that ends after the trainers have finished did not fail.
+        A server may end after the trainers have finished.
         """
         for group in self.groups:
-            code = group.started.poll()
-            ended_well = self._finished() if group.is_server else code == 0
-            if code is None or ended_well:
+            code = group.handle.poll()
+            succeeded = self._finished() if group.is_server else code == 0
+            if code is None or succeeded:
                 continue
             result = json_files.read_json(self.plan.run_dir / "result.json") or {}
             if not group.is_server and result.get("status") == "interrupted":
-                return self._ended(group, "interrupted")  # something else stopped the ranks
+                return self._ended(group, "interrupted")  # something else sent SIGTERM to the ranks
             if group.is_server:
                 self.unserved = Watchdog(UNSERVED_GRACE_S, time.monotonic())
-            why = group.started.why() or ("it ended by itself" if code == 0 else None)
+            early = "it exited with code 0 before the trainers" if code == 0 else None
+            why = group.handle.end_reason() or early
             return self._ended(group, "failed", why)
         return None
 
     def _hung(self) -> bool:
+        """Return whether nothing has progressed for runtime.hang_timeout_s."""
         steps, now = watchdog.steps_done(self.plan.run_dir), time.monotonic()
-        self.begun = self.begun or steps != self.steps_before
-        # Until training begins, new log lines count as progress: a server loads, or a model is
-        # created.
+        self.training_began = self.training_began or steps != self.steps_before
+        # Before training begins, new log lines show that a server or model is loading.
         followers = [f for group in self.groups for f in group.followers.values()]
-        loading = () if self.begun else tuple(len(follower.distinct) for follower in followers)
-        if self.watchdog.quiet_s(now) > ASK_AFTER * self.watchdog.timeout_s:
-            self.saved = watchdog.bytes_saved(self.plan.run_dir)
-            for group in filter(Group.may_be_asked, self.groups):
-                with contextlib.suppress(OSError):  # without an answer there is no progress
-                    group.tokens = max(group.tokens, watchdog.tokens(group.ask("/metrics")))
+        loading = () if self.training_began else tuple(len(f.distinct) for f in followers)
+        if self.watchdog.quiet_s(now) > QUERY_AFTER * self.watchdog.timeout_s:
+            self.bytes_saved = watchdog.bytes_saved(self.plan.run_dir)
+            for group in filter(Group.may_query, self.groups):
+                with contextlib.suppress(OSError):  # no answer means no progress
+                    group.tokens = max(group.tokens, watchdog.tokens(group.query("/metrics")))
         tokens = tuple(group.tokens for group in self.groups)
-        return self.watchdog.hung((steps, loading, self.saved, tokens), now)
+        return self.watchdog.hung((steps, loading, self.bytes_saved, tokens), now)
 
     def _dump_stacks(self) -> Outcome:
+        """Dump the stacks of a hung attempt and return its outcome."""
         quiet = self.watchdog.quiet_s(time.monotonic())
-        why = f"no step, no token and no load progress for {quiet:.0f} s (runtime.hang_timeout_s)"
-        self.progress.say("no progress; taking the stacks of all processes")
-        # A verifier limits the time of the code that it runs.
+        why = f"no step, token or loading progress for {quiet:.0f} s (runtime.hang_timeout_s)"
+        self.progress.say("no progress; dumping the stacks of all processes")
+        # A verifier cannot hang, because it limits the time of its jobs.
         for group in (g for g in self.groups if g.is_running and g.process.kind != "verifier"):
             process, log = group.process, logs.of_group(self.plan, group.process)
             printed = log.with_name("rank*.log") if logs.of_ranks(self.plan, process) else log
             try:
-                stacks = group.started.dump_stacks(self.plan.run_dir / "stacks") or printed
+                stacks = group.handle.dump_stacks(self.plan.run_dir / "stacks") or printed
                 why += f"; stacks of {process.name} are in {stacks}"
             except OSError as error:
-                why += f"; stacks of {process.name} cannot be taken: {error}"
+                why += f"; stacks of {process.name} could not be dumped: {error}"
         self.grace_s = min(self.grace_s, HUNG_GRACE_S)
-        # Ranks wait for a server that has not answered yet.
+        # If a server has not answered yet, blame it, because the ranks wait for it.
         loading = (g for g in self.groups if g.process.port is not None and not g.serves)
         return self._ended(next(loading, self.groups[-1]), "hung", why)
 
     def _grace_of(self, group: Group) -> float:
+        """Return the seconds that the group has to end after SIGTERM."""
         return min(self.grace_s, SERVER_GRACE_S) if group.is_server else self.grace_s
 
     def _end(self, group: Group, deadline: float) -> None:
+        """Stop a group and show its last output. `deadline` is in monotonic seconds."""
         deadline = min(deadline, time.monotonic() + self._grace_of(group))
         try:
             if group.is_running:
-                group.started.ask_to_stop()
+                group.handle.terminate()
             while group.is_running and time.monotonic() < deadline:
-                done = (
-                    watchdog.steps_done(self.plan.run_dir),
-                    watchdog.bytes_saved(self.plan.run_dir),
-                )
-                # Trainers make no progress after their server has failed.
-                if self.unserved is not None and self.unserved.hung(done, time.monotonic()):
+                run_dir = self.plan.run_dir
+                work = watchdog.steps_done(run_dir), watchdog.bytes_saved(run_dir)
+                # Do not wait for trainers that wait for a failed server.
+                if self.unserved is not None and self.unserved.hung(work, time.monotonic()):
                     break
-                group.started.wait(POLL_S)
-                self._look()
+                group.handle.wait(POLL_S)
+                self._show_logs()
         finally:
-            group.started.remove()
+            group.handle.remove()
 
 
 def supervise(
     plan: Plan, start: Starter, progress: Progress, stopping: list[int]
 ) -> tuple[Outcome, int]:
-    """Run attempts until one is done or interrupted, or runtime.max_restarts are used up.
+    """Run an attempt, and restart it up to runtime.max_restarts times if it fails or hangs.
 
     Return the last outcome and the number of restarts.
     """
     most = plan.config.runtime.max_restarts
     for restarts in range(most + 1):
-        forget(plan.run_dir)
+        remove_results(plan.run_dir)
         outcome = Attempt(plan, progress, stopping).run(start)
         is_final = outcome.status in ("done", "interrupted")
-        if is_final or stopping or restarts == most or not worth_another(plan.run_dir):
+        if is_final or stopping or restarts == most or not may_retry(plan.run_dir):
             break
         progress.note(describe(plan, outcome))
-        progress.say(f"restart {restarts + 1} of {most}, from the newest whole checkpoint")
+        progress.say(f"restart {restarts + 1} of {most}, from the newest complete checkpoint")
     return outcome, restarts
 
 
-def forget(run_dir: Path) -> None:
-    """Remove files of an earlier attempt that would pass for this one's."""
+def remove_results(run_dir: Path) -> None:
+    """Remove result.json and failures/ of an earlier attempt."""
     (run_dir / "result.json").unlink(missing_ok=True)
     for file in (run_dir / "failures").glob("*.json"):
         file.unlink()
 
 
-def worth_another(run_dir: Path) -> bool:
-    """Return False if a rank rejected the user's input, because it would do so again."""
+def may_retry(run_dir: Path) -> bool:
+    """Return False if a rank rejected the user's input, because a restart cannot help."""
     return all(failure["exit_code"] != EXIT_USER for failure in failures(run_dir))
 
 
 def failures(run_dir: Path) -> list[dict[str, Any]]:
-    """Return what ranks wrote as they failed, the first failure first.
-
-    Skip files that were cut off.
-    """
+    """Return the complete failure reports of ranks, oldest first."""
     rows = [
         json_files.read_json(file) or {} for file in sorted((run_dir / "failures").glob("*.json"))
     ]
-    whole = [row for row in rows if all(key in row for key in FAILURE)]
-    return sorted(
-        (row for row in whole if isinstance(row["time"], (int, float))), key=lambda row: row["time"]
-    )
+    complete = [row for row in rows if all(key in row for key in FAILURE)]
+    timed = [row for row in complete if isinstance(row["time"], (int, float))]
+    return sorted(timed, key=lambda row: row["time"])
 
 
 def describe(plan: Plan, outcome: Outcome) -> str:
-    """Describe which process failed first, why, its last lines, and what they usually mean."""
+    """Return a message: which process failed first, why, its last lines, and their usual cause."""
     report = next(iter(failures(plan.run_dir)), None)
     process = next(p for p in plan.processes if p.name == outcome.process)
     hung = outcome.status == "hung"
     if report and not hung and plan.config.runtime.slurm.nodes > 1:
-        # Every torchrun ends when one does, so take the node of the rank that failed first.
+        # When one torchrun ends, all do. So show the node of the rank that failed first.
         process = next(p for p in plan.processes if p.node == int(report["rank"]) // p.num_ranks)
-    if hung or process.kind in logs.SERVE:
+    if hung or process.kind in logs.SERVER_KINDS:
         report = None
     log, of_ranks = logs.of_group(plan, process), logs.of_ranks(plan, process)
-    began = outcome.began.get(log, 0)
-    words = logs.last_words(log, began)
+    offset = outcome.log_offsets.get(log, 0)
+    tail = logs.tail(log, offset)
     rank, why = None, outcome.why
     if process.kind == "server":
-        # vLLM's API server exits with 0 after its engine has died, hundreds of lines after the
-        # engine logged why.
-        why = logs.root_cause(logs.last_words(log, began, count=1000).lines) or why
+        # The engine logs its error hundreds of lines before the API server exits with code 0.
+        why = logs.root_cause(logs.tail(log, offset, count=1000).lines) or why
     elif not hung and process.kind != "verifier":
-        # torchrun counts the ranks of its node.
-        reported = None if words.rank is None else process.node * process.num_ranks + words.rank
-        if words.exit_code is not None and words.exit_code < 0:
-            # A killed rank could write nothing, and others failed because of it.
-            rank, why = reported, words.why
+        # torchrun reports the rank's number on its node.
+        reported = None if tail.rank is None else process.node * process.num_ranks + tail.rank
+        if tail.exit_code is not None and tail.exit_code < 0:
+            # A killed rank cannot write a report. Reports of other ranks are consequences.
+            rank, why = reported, tail.end_reason
         elif report:
             rank, why = report["rank"], str(report["error"])
-        elif words.exit_code is not None:
-            rank, why = reported, words.why
+        elif tail.exit_code is not None:
+            rank, why = reported, tail.end_reason
     name = process.name + (f", rank {rank}" if rank is not None and of_ranks else "")
-    # Show the failed rank's log, or rank 0's in a hang. If the rank is unknown, the group's
-    # comes first. If one is empty, show the other.
+    # Prefer the failed rank's log, rank 0's in a hang, or the group's if the rank is unknown. If it
+    # is empty, show the other one.
     rank_log = next(iter(of_ranks.values()), None) if rank is None else of_ranks.get(rank)
     files = filter(None, [log, rank_log] if rank is None and not hung else [rank_log, log])
-    last_lines = {file: logs.last_words(file, outcome.began.get(file, 0)).lines for file in files}
+    last_lines = {file: logs.tail(file, outcome.log_offsets.get(file, 0)).lines for file in files}
     log, lines = next(((file, rows) for file, rows in last_lines.items() if rows), (log, []))
-    if (report or {}).get("exit_code") == EXIT_USER:  # its message is complete
-        return f"\n{name} failed: {why}\nThe whole log is {log}\n"
-    tail = lines[-SHOWN_LINES:]
-    # Look further up only if no rank has written why it failed, because an old warning would match
-    # too easily.
-    meaning = meaning_of([why or ""], tail, [] if report else lines)
+    if (report or {}).get("exit_code") == EXIT_USER:  # the message explains itself
+        return f"\n{name} failed: {why}\nThe complete log is {log}\n"
+    shown = lines[-SHOWN_LINES:]
+    # Search earlier lines only without a report, because old warnings may match by accident.
+    meaning = explain([why or ""], shown, [] if report else lines)
     verb, reason = "hung" if hung else "failed", f": {why}" if why else ""
-    quoted = "".join(f"  | {line}\n" for line in tail) or "  (nothing)\n"
+    quoted = "".join(f"  | {line}\n" for line in shown) or "  (nothing)\n"
     usually = f"This usually means: {meaning}\n" if meaning else ""
     return f"\n{name} {verb}{reason}\nLast lines of {log}:\n{quoted}{usually}"

@@ -13,7 +13,7 @@ from launch.schema import Config
 def followed(folder: Path) -> Path:
     """Return the real location of a phase's directory.
 
-    A kept phase is a link into another run (launch/study/keeping.py).
+    A kept phase is a link into another run (launch/study/phase_reuse.py).
     """
     if not folder.is_symlink():
         return folder

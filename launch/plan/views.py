@@ -79,7 +79,7 @@ def shared_warnings(phases: dict[str, Plan]) -> list[str]:
 
 
 def outside(run_dir: Path, plans: dict[str, Plan]) -> dict[str, Path]:
-    """Return the directories of phases that lie in another run (launch/study/keeping.py)."""
+    """Return the directories of phases that lie in another run (launch/study/phase_reuse.py)."""
     return {name: plan.run_dir for name, plan in plans.items() if plan.run_dir.parent != run_dir}
 
 

@@ -102,7 +102,9 @@ def _is_held_out(run: Run, key: str) -> bool:
 def as_phase(run: Run) -> lineage.Phase:
     """Return the facts of a run that a pipeline's tree needs."""
     trains = run.get("method", "kind") == "trainer"
-    return lineage.ended(run.folder, run.get("model") or {}, trains, run.metrics.rows, run.result)
+    return lineage.make_phase(
+        run.folder, run.get("model") or {}, trains, run.metrics.rows, run.result
+    )
 
 
 def phases(runs: Sequence[Run]) -> list[Chart]:
@@ -118,7 +120,7 @@ def phases(runs: Sequence[Run]) -> list[Chart]:
         for n, (run, phase) in enumerate(zip(runs, tree, strict=True))
         if run.get("method", "kind") == "trainer"
     ]
-    lines = lineage.lines(tree)
+    lines = lineage.lineages(tree)
     accuracies = [
         curve(
             "Held-out accuracy" if len(lines) == 1 else f"to {line[-1].name}",

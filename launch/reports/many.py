@@ -73,7 +73,9 @@ def pipeline(folder: Path) -> Page:
                 row: dict[str, Any] = {"evaluation": phase.name, "before": before.name}
                 row |= {"accuracy before": percent_cell(before.accuracy)}
                 row |= {"accuracy": percent_cell(phase.accuracy)}
-                rows.append(row | {"points": Cell(f"{lineage.points(phase, before):+.1f}", True)})
+                rows.append(
+                    row | {"points": Cell(f"{lineage.gain_points(phase, before):+.1f}", True)}
+                )
                 pairs.append((by_name[before.name], by_name[phase.name]))
         note = (
             "Before: the nearest evaluation, on the same problems, "

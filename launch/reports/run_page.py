@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.execution import logs
-from launch.execution.meaning import of as meaning_of
+from launch.execution.meaning import explain
 from launch.execution.supervise import failures
 from launch.reports import evaluations, key_charts, run_tables
 from launch.reports.curves import Charts
@@ -36,7 +36,7 @@ from launch.reports.parts import (
     text,
 )
 from launch.reports.run_files import Run, dig, is_number
-from launch.study.trials import typed
+from launch.study.trials import command_line
 
 LAST_LINES = 20
 
@@ -107,13 +107,13 @@ def last_words(run: Run) -> list[Block]:
     groups = [file for file in every if not file.stem.startswith("rank")]
     files = [own] if own.is_file() and own.stat().st_size else groups or every
     for file in files:
-        words = logs.last_words(file, count=1000)
+        words = logs.tail(file, count=1000)
         lines = words.lines[-LAST_LINES:]
-        why = str(first["error"]) if first else logs.root_cause(words.lines) or words.why
+        why = str(first["error"]) if first else logs.root_cause(words.lines) or words.end_reason
         if lines:
             title = f"Last lines of logs/{file.name}" + (f" ({why})" if why else "")
             blocks.append(Pre(title, "\n".join(lines)))
-            if meaning := meaning_of([why or ""], lines):
+            if meaning := explain([why or ""], lines):
                 blocks.append(Note(f"This usually means: {meaning}"))
     return blocks
 
@@ -229,7 +229,7 @@ def what_ran(run: Run) -> list[Block]:
     files = dig(record, "data", "files") or {}
     facts = {
         "run": run.folder,
-        "command": None if overrides is None else typed([str(o) for o in overrides]),
+        "command": None if overrides is None else command_line([str(o) for o in overrides]),
         **{key: record.get(key) for key in ("started", "finished", "restarts")},
         "hardware": run.named("hardware"),
         "device": run.result.get("device"),

@@ -29,7 +29,7 @@ from launch.reports.parts import (
 )
 from launch.reports.run_files import Run, dig, is_number, kind_of, phases_of, read
 from launch.study import optuna_study
-from launch.study.sweep_report import less_is_better, metric_of, short
+from launch.study.sweep_report import less_is_better, metric_of, short_overrides
 
 MOST_CURVES = 16  # trials that share axes: the best ones
 MOST_SIDE_BY_SIDE = 4  # trials of a benchmark side by side, two columns each
@@ -215,6 +215,6 @@ def _runs(folder: Path, trials: Sequence[Trial]) -> list[Run]:
             if kind == "pipeline":
                 phases = [p for p in phases_of(run_dir) if (p / "metrics.jsonl").is_file()]
                 run_dir = [run_dir, *phases][-1]
-            runs.append(read(run_dir, f"{trial['number']}: {short(trial['varied'])}"))
+            runs.append(read(run_dir, f"{trial['number']}: {short_overrides(trial['varied'])}"))
             break
     return runs

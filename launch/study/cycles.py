@@ -1,7 +1,7 @@
-"""Expand RAFT into phases of a pipeline: per cycle samples, a training on the best, an evaluation.
+"""Expand RAFT into phases of a pipeline. A cycle samples, trains on the best, and evaluates.
 
-What a phase does is defined by its own method in conf/method/. RAFT's additions to that are in
-args.sample, args.train and args.evaluate of method=raft.
+Each phase has its own method in conf/method/. method=raft overrides arguments of that method with
+its args.sample, args.train and args.evaluate.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from launch.inputs.sample_files import SCORED
 from launch.rules import phases as phase_rules
 from launch.rules.data import has_heldout
 from launch.schema import Adapter, Config, Data, Method, Phase, Topology
-from launch.schema.cycle_choice import Choice, OfCycle, choose, phase_name
+from launch.schema.cycle_choice import OfCycle, choose, phase_name
 from launch.schema.data import Curriculum, CurriculumArgs, Selection
 from launch.schema.enums import Init
 from launch.schema.trainer_args import own, value
 
-SELECTED = "selected.jsonl"  # recipes/sample.py writes it for trainings, next to SCORED
+SELECTED = "selected.jsonl"  # recipes/sample.py writes it next to SCORED, for training
 VERIFIER = ("rewards", "reward_chain", "reward_pattern", "reward_confined", "sandbox")
 SERVER_KEYS = ("server_memory_share", "server_cache_gb", "server_args")
 METHODS = {"start": "sft", "sample": "sample", "train": "sft", "evaluate": "evaluate"}
@@ -35,28 +35,27 @@ class CyclePhase(Phase):
     part: str = "sample"  # a key of METHODS
     cycle: int = 0  # 0 means before the first cycle
     chosen: OfCycle | None = None  # if method.selection is set
-    # Group options that this phase sets, overriding the command line.
+    # Group options that override the command line.
     groups: list[str] = field(default_factory=list)
     args: dict[str, Any] = field(default_factory=dict)  # override the method's arguments
-    verifier: dict[str, Any] = field(default_factory=dict)  # method keys that judge completions
+    verifier: dict[str, Any] = field(default_factory=dict)  # the keys in VERIFIER
     learning_rate_factor: float = 1.0
-    pass_rates_from: str | None = None  # the phase that sampled in the previous cycle
-    smoke_keeps: list[str] = field(default_factory=list)  # arguments given on the command line
+    pass_rates_from: str | None = None  # the previous cycle's sampling phase
+    smoke_keeps: list[str] = field(default_factory=list)  # arguments that smoke must not change
 
 
 def expand(
     phases: list[Phase], compose: Callable[[Phase], Config], accuracies: Mapping[str, float]
 ) -> list[Phase]:
-    """Return `phases`, with each phase of method=raft replaced by those of its cycles.
+    """Return `phases`, and replace each phase of method=raft with the phases of its cycles.
 
-    References to a RAFT become its resulting training, its last samples, or its evaluation.
-    `compose` returns a phase's composition; `accuracies` are those of the finished evaluations.
-    Raises UserError.
+    References to a RAFT are replaced by its chosen training, last samples or chosen evaluation.
+    `accuracies` maps finished evaluations to their accuracy. Raises UserError.
     """
     expanded: list[Phase] = []
-    models: dict[str, str] = {}  # phase as the user wrote it -> the phase that leaves its model
-    samples: dict[str, str] = {}  # the same for the samples
-    # The same for its last evaluation, with the phase whose model it measured.
+    models: dict[str, str] = {}  # the user's phase -> the phase that writes its model
+    samples: dict[str, str] = {}  # the user's phase -> the phase that writes its samples
+    # The user's phase -> its evaluation, and the phase whose model that evaluates.
     evaluated: dict[str, tuple[str, str | None]] = {}
     for phase in phases:
         config = compose(phase)
@@ -67,11 +66,17 @@ def expand(
         if method.has_cycles:
             if phase.results_from is not None:
                 raise UserError(
-                    f"phases: results_from of {name}: method=raft writes no model card. "
-                    "Leave it out."
+                    f"phases: {name} has results_from, but method=raft writes no model card. "
+                    "Remove results_from."
                 )
-            raft = of_raft(config, name, model_from, phase.overrides)
-            choice = _choose(raft, config, name, accuracies)
+            raft = raft_phases(config, name, model_from, phase.overrides)
+            evaluations = [part.name for part in raft if part.part == "evaluate"]
+            ended = itertools.takewhile(accuracies.__contains__, evaluations)
+            known = [accuracies[evaluation] for evaluation in ended]
+            choice = choose(name, method.selection, known, int(value(config, "cycles")))
+            if choice.selection.metric is not None:
+                for part in raft:
+                    part.chosen = OfCycle(part.cycle, choice)
             names = {(part.part, part.cycle): part.name for part in raft}
             expanded += raft
             models[name] = names["train", choice.cycle]
@@ -91,30 +96,18 @@ def expand(
     return expanded
 
 
-def _choose(
-    raft: list[CyclePhase], config: Config, name: str, accuracies: Mapping[str, float]
-) -> Choice:
-    """Return the chosen cycle so far. If method.selection is set, note it in the phases."""
-    evaluations = [phase.name for phase in raft if phase.part == "evaluate"]
-    known = [accuracies[e] for e in itertools.takewhile(accuracies.__contains__, evaluations)]
-    choice = choose(name, config.method.selection, known, int(value(config, "cycles")))
-    if choice.selection.metric is not None:
-        for phase in raft:
-            phase.chosen = OfCycle(phase.cycle, choice)
-    return choice
-
-
-def of_raft(
+def raft_phases(
     config: Config, prefix: str, model_from: str | None, overrides: Sequence[str]
 ) -> list[CyclePhase]:
-    """Return the phases of a composition of method=raft, after smoke=true was applied.
+    """Return the phases of a composition of method=raft, to which smoke=true was already applied.
 
-    `model_from` is the phase whose model samples first; None for the composition's own model.
+    `model_from` is the phase whose model generates the first samples. If it is None, the
+    composition's model does.
     """
     args = {name: value(config, name) for name in own(config)}
     verifier = {name: getattr(config.method, name) for name in VERIFIER}
     several = (config.topology.num_gpus or config.hardware.gpus_per_node) > 1
-    # A phase that does not train takes one GPU, or puts a replica on each.
+    # Sampling and evaluating use one GPU, or a replica on each GPU.
     inference = "ddp" if several and config.topology.name != "single" else "single"
     phases: list[CyclePhase] = []
 
@@ -123,7 +116,7 @@ def of_raft(
         if part == "start":
             name = f"{prefix}_start" if prefix else "start"
         phase = CyclePhase(name, without_method(overrides), part=part, cycle=cycle, **fields)
-        phase.args, phase.smoke_keeps = dict(args[part]), of_part(part, config.smoke_keeps)
+        phase.args, phase.smoke_keeps = dict(args[part]), part_keys(part, config.smoke_keeps)
         phase.groups = [f"method={METHODS[part]}"]
         if part in ("sample", "evaluate"):
             phase.groups.append(f"topology={inference}")
@@ -134,10 +127,10 @@ def of_raft(
     base = model_from
     is_random = config.model.path is None and (config.model.init == Init.random or config.smoke)
     if base is None and is_random:
-        base = add("start", 0)  # random weights solve nothing and leave no tokenizer
+        base = add("start", 0)  # random weights solve no problem and have no tokenizer
     newest, samples = base, None
-    measured = has_heldout(config)
-    if measured:
+    evaluates = has_heldout(config)
+    if evaluates:
         add("evaluate", 0, model_from=base)
     for cycle in range(1, int(args["cycles"]) + 1):
         samples = add("sample", cycle, model_from=newest, pass_rates_from=samples)
@@ -149,32 +142,32 @@ def of_raft(
             data_from=samples,
             learning_rate_factor=float(args["learning_rate_decay"]) ** (cycle - 1),
         )
-        if measured:
+        if evaluates:
             add("evaluate", cycle, model_from=newest)
     return phases
 
 
 def apply(config: Config, phase: CyclePhase) -> None:
-    """Turn a phase's composition into that of its part of the cycle (sample, train or evaluate).
+    """Change a phase's composition in place to that of its part of the cycle.
 
-    This also drops the keys for method=raft that an experiment's overrides have added.
+    This removes arguments of method=raft, which an experiment's overrides may have added.
     """
     method, data, topology = config.method, config.data, config.topology
-    of_raft = {"cycles", "base", "learning_rate_decay", *METHODS}
-    method.args = {n: arg for n, arg in method.args.items() if n not in of_raft} | phase.args
-    method.selection = Selection()  # RAFT's own selection chooses among cycles
+    raft_arguments = {"cycles", "base", "learning_rate_decay", *METHODS}
+    method.args = {n: arg for n, arg in method.args.items() if n not in raft_arguments} | phase.args
+    method.selection = Selection()  # method.selection of RAFT chooses a cycle
     for name in VERIFIER:
         setattr(method, name, phase.verifier.get(name, getattr(Method(), name)))
     config.smoke_keeps = sorted({*config.smoke_keeps, *phase.smoke_keeps})
     names = {f"method.args.{name}" for name in phase.args}
     config.speed_keeps = sorted({*config.speed_keeps, *names})
-    if phase.part != "sample":  # only sampling follows a curriculum
+    if phase.part != "sample":  # only sampling has a curriculum
         data.curriculum, data.curriculum_args = Curriculum.none, CurriculumArgs()
         data.pass_rates = None
-    if method.args.get("engine") != "vllm":  # these are for the vLLM of another phase
+    if method.args.get("engine") != "vllm":  # these keys are for another phase's vLLM
         topology.server_memory_share = Topology.server_memory_share
         topology.server_cache_gb, topology.server_args = None, {}
-    if phase.part in ("sample", "evaluate"):  # these do not read settings of a training
+    if phase.part in ("sample", "evaluate"):  # these methods reject settings of a training
         config.effective_batch, config.adapter = None, Adapter("none")
         read_keys = ("name", "num_gpus", "strategy", "numa_binding", *SERVER_KEYS)
         config.topology = Topology(**{key: getattr(topology, key) for key in read_keys})
@@ -183,10 +176,10 @@ def apply(config: Config, phase: CyclePhase) -> None:
         method.args["learning_rate"] = rate * phase.learning_rate_factor
 
 
-def samples_of(folder: Path, config: Config) -> Data:
-    """Return the data of a training on the samples in `folder`: the selected ones, or DPO's pairs.
+def samples_data(folder: Path, config: Config) -> Data:
+    """Return data that reads the samples in `folder`: the selected ones, or pairs for DPO.
 
-    Chat template, cache and pairing come from the composition's own data.
+    The chat template, cache and pairing are those of the composition.
     """
     data = config.data
     if config.method.rows != "dpo":
@@ -200,11 +193,11 @@ def samples_of(folder: Path, config: Config) -> Data:
 
 
 def without_method(overrides: Sequence[str]) -> list[str]:
-    """Return the overrides of other groups than the method, whose arguments RAFT passes on."""
+    """Return the overrides without those of the method, which RAFT passes to its phases itself."""
     return [o for o in overrides if not o.lstrip("+~").startswith(("method=", "method."))]
 
 
-def of_part(part: str, keys: Iterable[str]) -> list[str]:
-    """Return the phase's method.args.NAME for each method.args.<part>.NAME in `keys`."""
+def part_keys(part: str, keys: Iterable[str]) -> list[str]:
+    """Return method.args.NAME for each method.args.<part>.NAME in `keys`."""
     prefix = f"method.args.{part}."
     return [f"method.args.{key.removeprefix(prefix)}" for key in keys if key.startswith(prefix)]

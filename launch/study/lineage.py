@@ -1,7 +1,7 @@
-"""Trace which model each phase of a pipeline started from, and the gain of each evaluation.
+"""Trace the model that each phase of a pipeline started from, and the gain of each evaluation.
 
-These are pure functions. A pipeline is a tree: GRPO, RAFT and DPO may each start from the same SFT,
-and the gain of one does not depend on another.
+These are pure functions. A pipeline is a tree, because GRPO, RAFT and DPO may start from the same
+SFT. The gain of each is relative to that SFT.
 """
 
 from __future__ import annotations
@@ -12,33 +12,36 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# launch/study/cycles.py names RAFT's evaluations like this.
+# Directories of RAFT's evaluations, as launch/study/cycles.py names them.
 CYCLE = re.compile(r"\d+_(?:(.+)_)?cycle(\d+)_evaluate")
 
 
 @dataclass(frozen=True)
 class Phase:
-    """A finished phase, with the path or name of the model that it began with."""
+    """A finished phase, with the path or name of the model that it started from."""
 
     folder: Path
     model: str | None
-    num_steps: int = 0  # steps that it trained
-    accuracy: float | None = None  # held-out accuracy; None if the phase is not an evaluation
-    problems: str | None = None  # hash of its problems
+    num_steps: int = 0  # training steps
+    accuracy: float | None = None  # held-out accuracy of an evaluation
+    problems: str | None = None  # hash of the held-out problems
 
     @property
     def name(self) -> str:
         return self.folder.name
 
 
-def ended(
+def make_phase(
     folder: Path,
     model: Mapping[str, Any],
     trains: bool,
     rows: Sequence[Mapping[str, Any]],
     result: Mapping[str, Any],
 ) -> Phase:
-    """Return a phase from its composition's model, the lines of its metrics, and its result."""
+    """Return the phase in `folder`.
+
+    `model` is that of its composition, `rows` and `result` are its metrics.jsonl and result.json.
+    """
     accuracy: Any = result.get("accuracy")
     if trains or type(accuracy) not in (int, float) or not 0 <= accuracy <= 1:
         accuracy = None
@@ -51,17 +54,17 @@ def ended(
     )
 
 
-def points(phase: Phase, before: Phase) -> float:
-    """Return the gain in accuracy over an earlier evaluation, in points."""
+def gain_points(phase: Phase, before: Phase) -> float:
+    """Return the gain in accuracy over an earlier evaluation, in percentage points."""
     return 100 * ((phase.accuracy or 0.0) - (before.accuracy or 0.0))
 
 
 def parents(phases: Sequence[Phase]) -> dict[str, Phase | None]:
-    """Map each phase to the earlier one that produced its model; None if there is none."""
+    """Map each phase to the earlier phase that produced its model, if any."""
     earlier: dict[tuple[str, str], Phase] = {}
     result = {}
     for phase in phases:
-        # <pipeline>/<phase>/model, wherever the pipeline's directory has been moved.
+        # Compare only <pipeline>/<phase>/model, because the pipeline may have been moved.
         path = Path(phase.model or "")
         source = (path.parent.parent.name, path.parent.name)
         result[phase.name] = earlier.get(source) if path.name == "model" else None
@@ -72,24 +75,25 @@ def parents(phases: Sequence[Phase]) -> dict[str, Phase | None]:
 def ancestors(phases: Sequence[Phase], phase: Phase) -> list[Phase]:
     """Return the phases that trained the model `phase` started from, newest first."""
     parent = parents(phases)
-    line, at = [], parent[phase.name]
-    while at is not None:
-        line.append(at)
-        at = parent[at.name]
-    return line
+    result, ancestor = [], parent[phase.name]
+    while ancestor is not None:
+        result.append(ancestor)
+        ancestor = parent[ancestor.name]
+    return result
 
 
 def steps_before(phases: Sequence[Phase], phase: Phase) -> int:
+    """Return the training steps of the model that `phase` started from."""
     return sum(before.num_steps for before in ancestors(phases, phase))
 
 
 def gains(phases: Sequence[Phase]) -> list[tuple[Phase, Phase | None]]:
-    """Pair each evaluation with the nearest earlier one in its lineage on the same problems."""
+    """Pair each evaluation with the latest one of an ancestor on the same problems, if any."""
     parent = parents(phases)
     evaluations = [phase for phase in phases if phase.accuracy is not None]
 
-    def of_same_start(phase: Phase, trained: Phase) -> Phase | None:
-        """Return the first other evaluation of the model that `trained` began with."""
+    def evaluation_before(phase: Phase, trained: Phase) -> Phase | None:
+        """Return the first other evaluation of the model that `trained` started from."""
         start = parent[trained.name]
         for other in evaluations:
             is_same = parent[other.name] is start and (start or other.model == trained.model)
@@ -99,31 +103,31 @@ def gains(phases: Sequence[Phase]) -> list[tuple[Phase, Phase | None]]:
 
     result = []
     for phase in evaluations:
-        earlier = (of_same_start(phase, trained) for trained in ancestors(phases, phase))
+        earlier = (evaluation_before(phase, trained) for trained in ancestors(phases, phase))
         result.append((phase, next(filter(None, earlier), None)))
     return result
 
 
-def lines(phases: Sequence[Phase]) -> list[list[Phase]]:
-    """Return the evaluations of each lineage, first to last; lineages may share the first ones."""
+def lineages(phases: Sequence[Phase]) -> list[list[Phase]]:
+    """Return the evaluations of each lineage, oldest first. Lineages may share the oldest."""
     before = {phase.name: earlier for phase, earlier in gains(phases)}
     inner = {phase.name for phase in before.values() if phase is not None}
     result = []
     for phase in phases:
         if phase.accuracy is None or phase.name in inner:
             continue
-        line, at = [phase], before[phase.name]
-        while at is not None:
-            line.insert(0, at)
-            at = before[at.name]
+        line, earlier = [phase], before[phase.name]
+        while earlier is not None:
+            line.insert(0, earlier)
+            earlier = before[earlier.name]
         result.append(line)
     return result
 
 
 def cycles(phases: Sequence[Phase]) -> dict[str, list[tuple[int, float]]]:
-    """Map each phase of method=raft (`raft` if alone) to its cycles and their held-out accuracy.
+    """Map each phase of method=raft to (cycle, held-out accuracy) pairs; cycle 0 is its start.
 
-    Cycle 0 is before the first.
+    A RAFT that is not a phase has the key `raft`.
     """
     result: dict[str, list[tuple[int, float]]] = {}
     for phase in phases:

@@ -1,4 +1,4 @@
-"""Supply the next trial: a grid in order, or a search as Optuna suggests it."""
+"""Supply the trials of a sweep: a grid in order, or the suggestions of Optuna."""
 
 from __future__ import annotations
 
@@ -15,73 +15,72 @@ if TYPE_CHECKING:
 
 
 class Grid:
-    """All combinations. Keeps no state: finished runs are found on disk, failed ones run again.
+    """All combinations in order. Finished runs are found on disk, so it has no state of its own.
 
-    As in Search, `total` counts all trials, and `known` are those that have begun.
+    `trials` are those that have started, and `total` is the number of all, as in Search.
     """
 
-    def __init__(self, trials: list[list[str]]) -> None:
-        self.known: list[Trial] = []
-        self.waiting = [Trial(number, varied) for number, varied in enumerate(trials)]
-        self.total = len(trials)
+    def __init__(self, combinations: list[list[str]]) -> None:
+        self.trials: list[Trial] = []
+        self.waiting = [Trial(number, varied) for number, varied in enumerate(combinations)]
+        self.total = len(combinations)
 
     def next(self) -> Trial | None:
         if not self.waiting:
             return None
-        self.known.append(self.waiting.pop(0))
-        return self.known[-1]
+        self.trials.append(self.waiting.pop(0))
+        return self.trials[-1]
 
 
 class Search:
     """A search by Optuna that continues from `rows`, the trials in sweep.json.
 
-    Trials that ran when the sweep died come first. If the rows are of a version that kept no
-    parameters, the search begins again; finished runs are found by their values.
+    Unfinished trials come first. If the rows have no parameters, an old version wrote them, and the
+    search starts again. Finished runs are still found on disk.
     """
 
     def __init__(self, sweep: Sweep, seed: int, rows: Sequence[Mapping[str, Any]] = ()) -> None:
         self.sweep, self.seed = sweep, seed
-        whole = all(row.get("params") for row in rows)
-        self.known = [Trial(**{**row, "ran": False}) for row in rows if whole]
-        self.again = [trial for trial in self.known if trial.status not in ("done", "failed")]
-        for trial in self.again:
+        has_params = all(row.get("params") for row in rows)
+        self.trials = [Trial(**{**row, "ran": False}) for row in rows if has_params]
+        self.unfinished = [trial for trial in self.trials if trial.status not in ("done", "failed")]
+        for trial in self.unfinished:
             trial.status = "interrupted"
-        points, tried = sweep_space.combinations(sweep), [trial.params for trial in self.known]
-        self.points = [point for point in points or [] if point not in tried]
-        # This exceeds num_trials if the sampler chose a point twice while num_trials was smaller.
-        self.total = sweep.num_trials if points is None else len(tried) + len(self.points)
+        points, used = sweep_space.combinations(sweep), [trial.params for trial in self.trials]
+        self.points = [point for point in points or [] if point not in used]
+        # More than num_trials if the sampler repeated a point before num_trials was raised.
+        self.total = sweep.num_trials if points is None else len(used) + len(self.points)
 
     def next(self) -> Trial | None:
-        if self.again:
-            trial = self.again.pop(0)
+        if self.unfinished:
+            trial = self.unfinished.pop(0)
             trial.status = "waiting"
             return trial
-        if len(self.known) >= self.total:
+        if len(self.trials) >= self.total:
             return None
         if self.points:
             params: dict[str, Any] = dict(self.points.pop(0))
         else:
-            study = study_of(self.sweep, self.known, self.seed + len(self.known))
+            study = study_of(self.sweep, self.trials, self.seed + len(self.trials))
             params = study.ask(_distributions(self.sweep)).params
-        varied = sweep_space.point(self.sweep, params)
-        self.known.append(Trial(len(self.known), varied, params=params))
-        return self.known[-1]
+        varied = sweep_space.overrides_of(self.sweep, params)
+        self.trials.append(Trial(len(self.trials), varied, params=params))
+        return self.trials[-1]
 
 
 Source = Grid | Search
 
 
 def study_of(sweep: Sweep, trials: list[Trial], seed: int = 0) -> Study:
-    """Return a study of these trials, in memory.
+    """Return an in-memory study that contains these trials.
 
-    Each suggestion has a sampler with its own seed, because a resumed sampler would repeat its
-    first points. constant_liar counts running trials as bad, so that the next ones search
-    elsewhere.
+    Use another seed for each suggestion, because a new sampler would repeat its first points.
+    constant_liar treats running trials as bad, so that the next one differs from them.
     """
     import optuna
     from optuna.trial import TrialState, create_trial
 
-    optuna.logging.set_verbosity(optuna.logging.WARNING)  # we print a line per trial ourselves
+    optuna.logging.set_verbosity(optuna.logging.WARNING)  # the sweep prints its own line per trial
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
@@ -102,7 +101,7 @@ def _distributions(sweep: Sweep) -> dict[str, Any]:
 
 
 def importances(content: Mapping[str, Any]) -> dict[str, float]:
-    """Return each parameter's share by Optuna's PED-ANOVA of a sweep.json, largest first."""
+    """Return the importance of each parameter in a sweep.json by PED-ANOVA, largest first."""
     import optuna
 
     space = {name: Parameter(**fields) for name, fields in content["space"].items()}

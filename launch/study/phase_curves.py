@@ -1,4 +1,4 @@
-"""Show what a pipeline learned: held-out accuracies in the terminal, curves in curves.png."""
+"""Summarize a pipeline's training: accuracies as text, and curves in curves.png."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from launch.study import lineage
 
 Points = tuple[list[int], list[float]]  # steps and values
 
-# Metrics of metrics.jsonl between 0 and 1, and the names of their curves.
+# Metrics between 0 and 1 in metrics.jsonl, and the names of their curves.
 CURVES = {"reward": "reward (training)", "mean_token_accuracy": "token accuracy (training)"}
 
 
 def phases_of(plans: list[Plan]) -> list[lineage.Phase]:
     """Return the finished phases, in the order of `plans`."""
     return [
-        lineage.ended(
+        lineage.make_phase(
             plan.run_dir,
             vars(plan.config.model),
             plan.config.method.trains,
@@ -29,15 +29,15 @@ def phases_of(plans: list[Plan]) -> list[lineage.Phase]:
     ]
 
 
-def gather(plans: list[Plan], phases: list[lineage.Phase]) -> dict[str, Points]:
-    """Return the curves of each training. Steps include earlier training of its model."""
+def training_curves(plans: list[Plan], phases: list[lineage.Phase]) -> dict[str, Points]:
+    """Return the curves of each training by label. Steps include those of earlier trainings."""
     curves: dict[str, Points] = {}
     for plan, phase in zip(plans, phases, strict=True):
         rows = json_files.read_metrics(plan.run_dir / "metrics.jsonl")
-        before = lineage.steps_before(phases, phase)
+        steps_before = lineage.steps_before(phases, phase)
         for metric, label in CURVES.items() if plan.config.method.trains else ():
             points = [
-                (before + row["step"], row[metric])
+                (steps_before + row["step"], row[metric])
                 for row in rows
                 if isinstance(row.get(metric), (int, float))
             ]
@@ -47,15 +47,17 @@ def gather(plans: list[Plan], phases: list[lineage.Phase]) -> dict[str, Points]:
     return curves
 
 
-def gained(phases: list[lineage.Phase]) -> list[str]:
-    """Return a line per evaluation, per lineage of more than two, and per RAFT."""
+def gain_lines(phases: list[lineage.Phase]) -> list[str]:
+    """Return a line per evaluation, per lineage of three or more evaluations, and per RAFT."""
     lines = []
     for phase, before in lineage.gains(phases):
-        on = f", {lineage.points(phase, before):+.1f} points on {before.name}" if before else ""
+        on = (
+            f", {lineage.gain_points(phase, before):+.1f} points on {before.name}" if before else ""
+        )
         lines.append(f"{phase.name}: held-out accuracy {phase.accuracy:.1%}{on}")
-    for line in lineage.lines(phases):
+    for line in lineage.lineages(phases):
         if len(line) > 2:
-            points = lineage.points(line[-1], line[0])
+            points = lineage.gain_points(line[-1], line[0])
             lines.append(f"{line[0].name} to {line[-1].name}: {points:+.1f} points")
     for name, cycles in lineage.cycles(phases).items():
         by_cycle = ", ".join(f"{cycle} {accuracy:.1%}" for cycle, accuracy in cycles)
@@ -63,13 +65,13 @@ def gained(phases: list[lineage.Phase]) -> list[str]:
     return lines
 
 
-def sampled(plans: list[Plan]) -> list[str]:
-    """Return a line per sampling: how many samples it kept, and its model's pass@k."""
+def sampling_lines(plans: list[Plan]) -> list[str]:
+    """Return a line per sampling phase, with the selected samples and the model's pass@k."""
     lines = []
     for plan in plans:
         result = _result(plan)
         if plan.config.method.leaves_samples and isinstance(result.get("pass_at_k"), dict):
-            selection = f"{result['num_selected']:,} of {result['num_samples']:,} samples kept"
+            selection = f"{result['num_selected']:,} of {result['num_samples']:,} samples selected"
             curve = "  ".join(f"pass@{k} {value:.1%}" for k, value in result["pass_at_k"].items())
             lines.append(f"{plan.run_dir.name}: {selection}; {curve}")
     return lines
@@ -79,20 +81,20 @@ def _result(plan: Plan) -> dict[str, Any]:
     return json_files.read_json(plan.run_dir / "result.json") or {}
 
 
-def show_all(run_dir: Path, plans: list[Plan]) -> str:
-    """Return the text for the terminal, and write curves.png."""
+def summary(run_dir: Path, plans: list[Plan]) -> str:
+    """Write curves.png, and return the text for the terminal."""
     phases = phases_of(plans)
     choices = [plan.chosen.choice for plan in plans if plan.chosen]
     chosen = dict.fromkeys(choice.line() for choice in choices if choice.is_made)
-    lines = [*gained(phases), *chosen, *sampled(plans)]
-    if curves := gather(plans, phases):
+    lines = [*gain_lines(phases), *chosen, *sampling_lines(plans)]
+    if curves := training_curves(plans, phases):
         _draw(run_dir / "curves.png", curves, phases)
-        lines.append(f"The plot is in {run_dir / 'curves.png'}")
+        lines.append(f"The curves are in {run_dir / 'curves.png'}")
     return "\n".join(lines)
 
 
 def _draw(path: Path, curves: dict[str, Points], phases: list[lineage.Phase]) -> None:
-    """Draw the curves, and the held-out accuracy along each lineage."""
+    """Draw the curves, and the held-out accuracy of each lineage."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -101,13 +103,13 @@ def _draw(path: Path, curves: dict[str, Points], phases: list[lineage.Phase]) ->
     figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
     for label, (steps, values) in curves.items():
         axes.plot(steps, values, label=label, linewidth=1.2)
-    for line in lineage.lines(phases):
+    for line in lineage.lineages(phases):
         points = [(lineage.steps_before(phases, p), p.accuracy or 0.0) for p in line]
         label = f"held-out accuracy to {line[-1].name}"
         axes.plot(*zip(*points, strict=True), marker="o", linestyle=":", zorder=3, label=label)
-        for at in points:
-            text = f"{at[1]:.1%}"
-            axes.annotate(text, at, textcoords="offset points", xytext=(-8, 8), ha="right")
+        for step, accuracy in points:
+            text, position = f"{accuracy:.1%}", (step, accuracy)
+            axes.annotate(text, position, textcoords="offset points", xytext=(-8, 8), ha="right")
     title = path.parent.parent.name
     axes.set(ylim=(0, 1.02), xlabel="step, counted from the pipeline's first model", title=title)
     axes.grid(alpha=0.3)

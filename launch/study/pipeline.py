@@ -1,7 +1,8 @@
-"""Run phases in order, each in its own directory under one parent; models feed later phases.
+"""Run phases in order, each in a directory under that of the pipeline.
 
-A pipeline that stopped resumes at the phase in which it stopped. One that was changed keeps the
-phases before the change (launch/study/keeping.py). method=raft is a pipeline too.
+A later phase can start from the model of an earlier one. A stopped pipeline resumes at the phase in
+which it stopped. A changed pipeline reuses the phases before the change
+(launch/study/phase_reuse.py). method=raft is a pipeline too.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from launch.schema.checked import NAME
 from launch.schema.data import Curriculum
 from launch.schema.enums import Find, Format, Init, Mode
 from launch.schema.plan import Plan
-from launch.study import cycles, keeping, phase_curves
+from launch.study import cycles, phase_curves, phase_reuse
 from launch.study.cycles import CyclePhase
 
 
@@ -46,27 +47,27 @@ def run(config: Config, request: Request) -> int:
     left = rundir.left(config, run_dir)
     plans = pipeline.plans()
     if resumed and (changed := changed_phases(run_dir, plans)):
-        what = "; ".join(changed)
+        changes = "; ".join(changed)
         if config.resume != "auto":
             raise UserError(
-                f"resume={config.resume}: phases changed since that run began: {what}. Use: "
-                "resume=auto for another run that keeps the phases before the change, or "
-                "resume=never for a fresh one."
+                f"resume={config.resume}: phases have changed since that run began: {changes}. "
+                "Use resume=auto for a new run that reuses the phases before the change, or "
+                "resume=never for a new run of all phases."
             )
-        show.say(config, f"Not resuming {run_dir}: phases changed since it began: {what}.")
+        show.say(config, f"Not resuming {run_dir}: phases have changed since it began: {changes}.")
         run_dir, resumed = run_dir.parent / rundir.fresh_name(), False
         pipeline.run_dir = run_dir
         plans = pipeline.plans()
     if config.resume == "auto" and not resumed:
-        reuse = keeping.find(config, run_dir.parent, plans, pipeline.plans)
+        reuse = phase_reuse.find(config, run_dir.parent, plans, pipeline.plans)
         if reuse:
-            show.say(config, keeping.summary(reuse))
+            show.say(config, phase_reuse.summary(reuse))
             plans = pipeline.plans(reuse.folders) if reuse.folders else plans
     warnings = [*left, *shared_warnings(plans)]
     if config.mode == Mode.plan:
         here = plans.keys() - outside(run_dir, plans).keys()
         to_run = [plan for name, plan in plans.items() if name in here and not plan.is_left_out]
-        # Warnings are shown once, at the end.
+        # Show each warning once, at the end.
         silent = [dataclasses.replace(plan, warnings=[]) for plan in to_run]
         shown = pipeline_json(run_dir.parent.name, run_dir, plans)
         show.show(config, lambda: {**shown, "warnings": [*left, *shown["warnings"]]}, *silent)
@@ -75,38 +76,37 @@ def run(config: Config, request: Request) -> int:
     images = {}
     for name, plan in plans.items():  # check all before the first phase starts
         if not plan.is_left_out and not _is_done(plan.run_dir):
-            with _named(name):
+            with _phase_errors(name):
                 images[name] = check_host(plan, pipeline.host)
     show.say_warnings(config, warnings)
     rundir.make(run_dir)
     with rundir.locked(run_dir), signals() as stopping:
-        keeping.link(run_dir, plans)
+        phase_reuse.link(run_dir, plans)
         if resumed:
-            show.say(config, f"Resuming {run_dir}; resume=never starts afresh.")
+            show.say(config, f"Resuming {run_dir}; resume=never starts a new run.")
         return pipeline.run(plans, images, stopping)
 
 
 def changed_phases(run_dir: Path, plans: dict[str, Plan]) -> list[str]:
-    """Return how phases of `run_dir` that have begun differ from `plans`.
+    """Return the differences between started phases of `run_dir` and `plans`.
 
-    The pipeline's own composition does not show this, since conf/ may have changed a phase's
-    method.
+    Comparing the pipeline's composition is not enough, because files of conf/ may have changed.
     """
     then = (json_files.read_json(run_dir / "record.json") or {}).get("phases") or {}
     now = {name: plan.run_dir.name for name, plan in plans.items()}
-    # Since the record was written, more cycles may have been left out.
+    # Early stopping may have skipped more cycles since the record was written.
     if not _folders(plans).items() <= then.items() <= now.items():
         return rundir.differences(then, now, "phases")
     changes, reused_dirs = [], outside(run_dir, plans)
     for name, plan in plans.items():
         if (
-            why := keeping.fault(plan.run_dir)
+            why := phase_reuse.fault(plan.run_dir)
             if name in reused_dirs
             else rundir.untrusted(plan.run_dir)
         ):
             changes.append(f"{name}: {why}")
-        elif begun := json_files.read_json(plan.run_dir / "record.json"):
-            old, new = identity(begun["composition"]), identity_of(plan.config)
+        elif record_before := json_files.read_json(plan.run_dir / "record.json"):
+            old, new = identity(record_before["composition"]), identity_of(plan.config)
             changes += rundir.differences(old, new, name)
     return changes
 
@@ -128,8 +128,8 @@ def _folders(plans: dict[str, Plan]) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _named(phase: str) -> Iterator[None]:
-    """Prefix errors with the name of the phase that they are about."""
+def _phase_errors(phase: str) -> Iterator[None]:
+    """Prefix errors with the phase's name."""
     try:
         yield
     except (UserError, HostError) as error:
@@ -138,65 +138,67 @@ def _named(phase: str) -> Iterator[None]:
         raise type(error)(f"phase {phase}: {error}") from error
 
 
-def refuse_keys_of_one_run(config: Config, why: str, **others: bool) -> None:
-    """Reject keys that only one run reads; `others` are more values by key. Raises UserError."""
+def reject_single_run_keys(config: Config, why: str, **others: bool) -> None:
+    """Raise UserError if a key is set that applies to a single run.
+
+    `others` maps more such settings to whether they are set. `why` follows the key in the message.
+    """
     keys = {"data.preview": bool(config.data.preview), "find": config.find != Find.none, **others}
     for key, is_set in keys.items():
         if is_set:
-            raise UserError(f"{key} is for one run, and {why}")
+            raise UserError(f"{key} applies to a single run, but {why}")
 
 
 def input_data(run_dir: Path, plans: list[Plan]) -> dict[str, Any]:
-    """Return the content of all phases' data and adapters, except the outputs of other phases.
+    """Return hashes of the data and adapters of all phases, except outputs of other phases.
 
-    A pipeline resumes only with the data with which it began.
+    A pipeline resumes only with unchanged data.
     """
     paths = {p for plan in plans for p in record.data_paths(plan)}
     paths |= {p for plan in plans for p in record.adapter_files(plan.config)}
-    own = {run_dir, *(plan.run_dir for plan in plans)}
-    return record.contents(path for path in sorted(paths) if own.isdisjoint(Path(path).parents))
+    outputs = {run_dir, *(plan.run_dir for plan in plans)}
+    return record.contents(p for p in sorted(paths) if outputs.isdisjoint(Path(p).parents))
 
 
 class Pipeline:
-    """Phases of a composition in `run_dir`. Keeps composed phases, because cycles repeat them."""
+    """The phases of a composition in `run_dir`."""
 
     def __init__(self, config: Config, request: Request, host: detect.Host, run_dir: Path) -> None:
         self.config, self.request, self.host, self.run_dir = config, request, host, run_dir
-        self.others = request.without("experiment")
-        self.experiment = [o for o in request if o not in self.others]
-        self.composed: dict[tuple[str, ...], Config] = {}
-        self.data: dict[str, Any] = {}  # content of the input files when the pipeline began
-        self.ended: dict[str, Any] = {}  # results of phases that have ended, for format=json
-        check_value("name", config.name, NAME)  # each phase, which is checked later, has its own
+        self.typed = request.without("experiment")  # the command line without experiment=
+        self.experiment = [o for o in request if o not in self.typed]
+        self.composed: dict[tuple[str, ...], Config] = {}  # a cache, because cycles repeat phases
+        self.data: dict[str, Any] = {}  # hashes of the input files when the pipeline began
+        self.results: dict[str, Any] = {}  # of the phases that have ended, for format=json
+        check_value("name", config.name, NAME)  # later checks see only the names of phases
         check_phases(config.phases)
 
     def compose(self, phase: Phase) -> Config:
-        """Compose the experiment, the phase's overrides, then the command line's, which win.
+        """Return a copy of the phase's composition. Raises UserError.
 
-        The caller may change the result. Raises UserError.
+        The command line overrides the phase, which overrides the experiment.
         """
-        typed, groups = self.others, []
-        if isinstance(phase, CyclePhase):  # it already has RAFT's method and arguments
-            typed, groups = Request(cycles.without_method(self.others)), phase.groups
+        typed, groups = self.typed, []
+        if isinstance(phase, CyclePhase):  # cycles.apply adds RAFT's arguments for the phase
+            typed, groups = Request(cycles.without_method(self.typed)), phase.groups
         overrides = (*self.experiment, *phase.overrides, *typed, *groups)
         if overrides not in self.composed:
             config = compose([*overrides, "phases=[]"], typed=typed)
-            why = "a pipeline has several. Leave it out, or start each phase by itself."
+            why = "a pipeline has several. Remove it, or start each phase as a run."
             slurm = {"runtime=slurm": config.runtime.name == "slurm"}
-            refuse_keys_of_one_run(config, f"{why} In a Slurm job, use runtime=local.", **slurm)
+            reject_single_run_keys(config, f"{why} Inside a Slurm job, use runtime=local.", **slurm)
             self.composed[overrides] = config
         return copy.deepcopy(self.composed[overrides])
 
     def plans(self, reused_dirs: Mapping[str, Path] | None = None) -> dict[str, Plan]:
         """Return the plan of every phase by name, in order. Raises UserError, HostError.
 
-        `reused_dirs` maps phases to their directories in an earlier run, in addition to those that
-        `run_dir` links to.
+        `reused_dirs` maps more phases to directories of an earlier run than `run_dir` links to.
         """
 
-        def of_phase(phase: Phase) -> Config:
-            """Return a phase's composition. A RAFT, which has phases, is checked and scaled."""
-            with _named(phase.name):
+        def compose_phase(phase: Phase) -> Config:
+            """Return a phase's composition. For a RAFT, apply smoke=true and the rules."""
+            with _phase_errors(phase.name):
                 composed = self.compose(phase) if self.config.phases else self.config
                 if not composed.method.has_cycles:
                     return composed
@@ -205,7 +207,7 @@ class Pipeline:
         phases = self.config.phases or [Phase(name="")]
         folders = {
             phase.name: followed(self.run_dir / f"{number}_{phase.name}")
-            for number, phase in enumerate(cycles.expand(phases, of_phase, {}), start=1)
+            for number, phase in enumerate(cycles.expand(phases, compose_phase, {}), start=1)
         } | dict(reused_dirs or {})
         accuracies: dict[str, float] = {}
         for name, folder in folders.items():
@@ -213,45 +215,45 @@ class Pipeline:
             if isinstance(accuracy := (result or {}).get("accuracy"), float):
                 accuracies[name] = accuracy
         plans = {}
-        for phase in cycles.expand(phases, of_phase, accuracies):
-            with _named(phase.name):
+        for phase in cycles.expand(phases, compose_phase, accuracies):
+            with _phase_errors(phase.name):
                 plans[phase.name] = self._plan(phase, folders)
         return plans
 
     def _plan(self, phase: Phase, folders: dict[str, Path]) -> Plan:
         cycle = phase if isinstance(phase, CyclePhase) else None
-        folder, composed, keys = folders[phase.name], self.compose(phase), self.others.keys
+        folder, composed, keys = folders[phase.name], self.compose(phase), self.typed.keys
         composed.name = f"{folder.parent.parent.name}-{phase.name}"
         path = composed.model.path
         source = str(folders[phase.model_from] / "model") if phase.model_from else path
         if not self.config.smoke:
             composed.model.path = source
         if phase.data_from:
-            composed.data = cycles.samples_of(folders[phase.data_from], composed)
+            composed.data = cycles.samples_data(folders[phase.data_from], composed)
         if phase.results_from:
             composed.method.args["results_from"] = str(folders[phase.results_from])
         if cycle:
             cycles.apply(composed, cycle)
             if cycle.pass_rates_from and composed.data.curriculum == Curriculum.adaptive:
                 composed.data.pass_rates = str(folders[cycle.pass_rates_from] / "result.json")
-            keys = [*keys, *cycles.of_part(cycle.part, keys)]
+            keys = [*keys, *cycles.part_keys(cycle.part, keys)]
         prepared, warnings = prepare(composed, keys)
         if cycle and cycle.chosen and cycle.part == "train":
             warnings = [*warnings, *cycle.chosen.warnings()]
-        # smoke=true has just scaled this phase's model; the earlier phase's is as small.
+        # With smoke=true, prepare() shrank the shape to that of the earlier phase's model.
         prepared.model.path = source
         prepared = with_choices(prepared, self.host, folder)
         plan = make_plan(prepared, self.host, folder, warnings, self.request)
-        there = copy.deepcopy(prepared)  # without the outputs of earlier phases
+        inputs = copy.deepcopy(prepared)  # without the outputs of earlier phases
         if phase.model_from:
-            there.model.path, there.model.init = None, Init.pretrained
+            inputs.model.path, inputs.model.init = None, Init.pretrained
         if phase.data_from:
-            there.data = Data(kind="none")
+            inputs.data = Data(kind="none")
         if cycle and cycle.pass_rates_from:
-            there.data.pass_rates = None
+            inputs.data.pass_rates = None
         if phase.results_from:
-            del there.method.args["results_from"]
-        check_files(there, all_lines=self.config.mode == Mode.run)
+            del inputs.method.args["results_from"]
+        check_files(inputs, all_lines=self.config.mode == Mode.run)
         return dataclasses.replace(plan, chosen=cycle.chosen) if cycle else plan
 
     def run(
@@ -262,52 +264,51 @@ class Pipeline:
     ) -> int:
         """Run the phases that are not done, and return the exit code.
 
-        `images` is what check_host returned for each phase.
+        `images` maps each phase to the result of check_host.
         """
         config, exit_code = self.config, EXIT_DONE
         self.data = input_data(self.run_dir, list(plans.values()))
         self._write(plans, "running")
         try:
-            for phase in plans:  # choosing a cycle replaces the plans, but not their names
+            for phase in plans:  # the plans may change while this loop runs, but not their names
                 plan = plans[phase]
                 if plan.is_left_out:
                     continue
                 if _is_done(plan.run_dir):
-                    self.ended[phase] = show.end_json(plan, EXIT_DONE)
-                    show.say(config, f"{plan.name}: done already")
+                    self.results[phase] = show.end_json(plan, EXIT_DONE)
+                    show.say(config, f"{plan.name}: already done")
                     continue
                 if stopping:
                     exit_code = EXIT_INTERRUPTED
-                    why = f"interrupted before phase {phase}; the same command resumes"
-                    show.say(config, f"{self.run_dir.parent.name}: {why}")
+                    status = f"interrupted before phase {phase}; the same command resumes"
+                    show.say(config, f"{self.run_dir.parent.name}: {status}")
                     break
                 model = plan.config.model.path or plan.config.model.name
                 name = f"{plan.run_dir.name}: {plan.config.method.name}"
                 show.say(config, f"\nphase {name} of {model}")
-                with _named(phase):
+                with _phase_errors(phase):
                     exit_code = execute(plan, self.host, images[phase], self.run_dir.name, stopping)
-                self.ended[phase] = show.end_json(plan, exit_code)
+                self.results[phase] = show.end_json(plan, exit_code)
                 show.say_end(config, plan, exit_code)
                 if exit_code != EXIT_DONE:
                     break
-                if plan.chosen and plan.config.method.measures_model:
+                if plan.chosen and plan.config.method.measures_model:  # RAFT may choose a cycle now
                     plans = self.plans()
                     self._write(plans, "running")
-        except (UserError, HostError) as error:
-            # Planning again may miss a data file.
+        except (UserError, HostError) as error:  # from execute() or from planning again
             self._end(plans, error.exit_code)
             raise
         self._end(plans, exit_code)
         return exit_code
 
     def _end(self, plans: dict[str, Plan], exit_code: int) -> None:
-        """Write the last record, and show what was learned or the ended phases."""
+        """Write the final record, and show the summary, or the results as JSON."""
         self._write(plans, STATUS.get(exit_code, "failed"), exit_code)
         if exit_code == EXIT_DONE:
             ran = [plan for plan in plans.values() if not plan.is_left_out]
-            show.say(self.config, phase_curves.show_all(self.run_dir, ran))
+            show.say(self.config, phase_curves.summary(self.run_dir, ran))
         if self.config.format == Format.json:
-            content = {"run_dir": str(self.run_dir), "exit_code": exit_code, "phases": self.ended}
+            content = {"run_dir": str(self.run_dir), "exit_code": exit_code, "phases": self.results}
             print(json.dumps(content, indent=1))
 
     def _write(self, plans: dict[str, Plan], status: str, exit_code: int | None = None) -> None:
@@ -321,7 +322,7 @@ class Pipeline:
             "composition_hash": composition_hash(self.config),
             "data": self.data,
             "phases": folders,
-            # by the name of the phase of method=raft, `raft` if alone
+            # by the phase of method=raft, or `raft` without phases
             "chosen": {c.raft or "raft": c.record(folders) for c in choices if c.is_made},
             "status": status,
             "exit_code": exit_code,

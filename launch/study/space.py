@@ -1,4 +1,4 @@
-"""Compute a sweep's trials as overrides: a grid of typed lists, or points of a search's space."""
+"""Compute the overrides of a sweep's trials, from a grid of lists or points of a search space."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NOT_WORDS = ("true", "false", "null", "nan", "inf")  # Hydra parses these unless
 
 
 def split(request: Request) -> tuple[list[str], list[list[str]]]:
-    """Return the overrides that every trial shares, and those of each trial. Raises UserError."""
+    """Return the overrides that all trials share, and those of each trial. Raises UserError."""
     try:
         with initialize_config_dir(str(CONF), version_base="1.3"):  # glob(*) needs the loader
             loader = GlobalHydra.instance().config_loader()
@@ -36,33 +36,33 @@ def split(request: Request) -> tuple[list[str], list[list[str]]]:
                 if override.is_sweep_override():
                     if not override.is_discrete_sweep():
                         raise UserError(
-                            f"{override.input_line}: a grid cannot list a range. Search it with "
-                            "sweep=NAME, as in conf/sweep/."
+                            f"{override.input_line}: a grid needs a list of values. To search a "
+                            "range, use sweep=NAME; conf/sweep/ has examples."
                         )
                     values = list(override.sweep_string_iterator())
                     if not values:
-                        raise UserError(f"{override.input_line}: has no value. Give at least one.")
+                        raise UserError(f"{override.input_line}: the list is empty. Add a value.")
                     lists.append([f"{override.get_key_element()}={value}" for value in values])
     except HydraException as error:
         raise UserError(
-            f"{str(error).splitlines()[0]}. Use: key=value, or key=value,value,... to vary it."
+            f"{str(error).splitlines()[0]}. Use key=value, or key=value,value,... for a grid."
         ) from error
     fixed = [str(override.input_line) for override in parsed if not override.is_sweep_override()]
     return fixed, [list(trial) for trial in itertools.product(*lists)]
 
 
 def check(sweep: Sweep) -> None:
-    """Reject a space that cannot be searched. Raises UserError."""
+    """Raise UserError if the space cannot be searched."""
     if not sweep.space or sweep.metric is None:
         raise UserError(
-            "A search needs sweep.space with a parameter, and sweep.metric, a figure of the runs, "
-            "as in conf/sweep/sft_learning_rate.yaml."
+            "A search needs a parameter in sweep.space, and sweep.metric. "
+            "See conf/sweep/sft_learning_rate.yaml."
         )
     keys = [parameter.key for parameter in sweep.space.values()]
     for name, parameter in sweep.space.items():
-        ends = [parameter.low, parameter.high]
-        if None in ends if parameter.values is None else ends != [None, None]:
-            raise UserError(f"sweep.space.{name}: needs values=[...], or low and high.")
+        bounds = [parameter.low, parameter.high]
+        if None in bounds if parameter.values is None else bounds != [None, None]:
+            raise UserError(f"sweep.space.{name}: set either values=[...] or both low and high.")
         try:
             distribution(parameter)
         except ValueError as error:
@@ -70,16 +70,16 @@ def check(sweep: Sweep) -> None:
         for value in choices(parameter) or [_text(parameter.low)]:
             Request((f"{parameter.key}={value}",)).checked()
         if keys.count(parameter.key) > 1:
-            raise UserError(f"sweep.space: {parameter.key} is varied twice. Keep one.")
+            raise UserError(f"sweep.space: two parameters vary {parameter.key}. Remove one.")
 
 
 def choices(parameter: Parameter) -> list[str] | None:
-    """Return the values of a list as strings; None for a range."""
+    """Return the parameter's list of values as strings; None for a range."""
     return None if parameter.values is None else [_text(value) for value in parameter.values]
 
 
 def combinations(sweep: Sweep) -> list[dict[str, str]] | None:
-    """Return every point of a space of lists; None for a range, or if num_trials is too small."""
+    """Return all points of a space of lists. Return None for ranges or more than num_trials."""
     lists = [values for p in sweep.space.values() if (values := choices(p)) is not None]
     if len(lists) < len(sweep.space) or math.prod(map(len, lists)) > sweep.num_trials:
         return None
@@ -87,11 +87,11 @@ def combinations(sweep: Sweep) -> list[dict[str, str]] | None:
 
 
 def distribution(parameter: Parameter) -> BaseDistribution:
-    """Return Optuna's distribution. Raises ValueError for a range or list without a value.
+    """Return Optuna's distribution. Raises ValueError for an empty list or range.
 
-    Lists hold strings, because Optuna stores only plain values and a value may itself be a list.
+    Values of a list become strings, because a value may itself be a list, which Optuna rejects.
     """
-    from optuna import distributions  # takes a second, so import it only for a search
+    from optuna import distributions  # takes a second, and only a search needs it
 
     if (values := choices(parameter)) is not None:
         return distributions.CategoricalDistribution(values)
@@ -101,8 +101,8 @@ def distribution(parameter: Parameter) -> BaseDistribution:
     return distributions.FloatDistribution(low, high, log=parameter.log)
 
 
-def point(sweep: Sweep, values: Mapping[str, Any]) -> list[str]:
-    """Return the overrides of a point of the space. Strings come from a list and stay unchanged."""
+def overrides_of(sweep: Sweep, values: Mapping[str, Any]) -> list[str]:
+    """Return the overrides of a point. Strings come from choices() and are not quoted again."""
     return [
         f"{parameter.key}={value if isinstance(value := values[name], str) else _text(value)}"
         for name, parameter in sweep.space.items()

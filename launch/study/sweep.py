@@ -1,7 +1,7 @@
-"""Run -m: a grid over the command line's lists of values, or a search by Optuna (sweep=NAME).
+"""Run a sweep (-m): a grid of the lists on the command line, or a search by Optuna (sweep=NAME).
 
-Every trial is a `python launch/run.py` process on its own GPUs. The same command resumes a stopped
-sweep; finished trials do not run again.
+Each trial is a `python launch/run.py` process on its own GPUs. The same command resumes a stopped
+sweep without running finished trials again.
 """
 
 from __future__ import annotations
@@ -36,16 +36,14 @@ from launch.study.optuna_study import Grid, Search, Source
 from launch.study.trial_loop import Loop
 from launch.study.trials import Trial
 
-OF_THE_SWEEP = ("mode", "format", "find", "resume", "data.preview")  # and sweep.*
-TRIED = 5  # a search is rejected if its first suggestions, this many, are all rejected
+# These keys and sweep.* apply to the complete sweep.
+SWEEP_KEYS = ("mode", "format", "find", "resume", "data.preview")
+SEARCH_TRIALS = 5  # suggestions checked before a search starts; one of them has to be valid
 
 
 @dataclass(frozen=True)
 class Command:
-    """A sweep's command line.
-
-    `shared` holds the overrides of every trial, `grid` those of each trial of a grid.
-    """
+    """A parsed command: the overrides that all trials share, and those of each trial of a grid."""
 
     config: Config
     folder: Path
@@ -57,43 +55,45 @@ class Command:
         return self.config.sweep.name != "none"
 
     def source(self) -> Source:
-        """Return the source of trials; a search continues from those in sweep.json."""
+        """Return the source of trials. A search continues from the trials in sweep.json."""
         if not self.is_search:
             return Grid(self.grid)
         content = json_files.read_json(self.folder / "sweep.json") or {}
         return Search(self.config.sweep, self.config.seed, content.get("trials", ()))
 
-    def to_run(self, most: int | None = None) -> Iterator[Trial]:
-        """Yield the trials to run next: at most `most` of a grid, TRIED of a search."""
+    def next_trials(self, most: int | None = None) -> Iterator[Trial]:
+        """Yield the next trials, at most `most` of a grid or SEARCH_TRIALS of a search."""
         trials = iter(self.source().next, None)
-        return islice(trials, TRIED if self.is_search else most)
+        return islice(trials, SEARCH_TRIALS if self.is_search else most)
 
 
 def is_requested(arguments: list[str]) -> bool:
     return any(argument in ("-m", "--multirun") for argument in arguments)
 
 
-def refuse(config: Config, request: Request) -> None:
-    """Reject keys that only a sweep reads. Raises UserError."""
-    of_sweep = [o for o in request if _key(o).startswith("sweep.")]
+def reject_sweep_keys(config: Config, request: Request) -> None:
+    """Raise UserError if a single run sets keys that only a sweep reads."""
+    sweep_overrides = [o for o in request if _key(o).startswith("sweep.")]
     if config.sweep.name != "none":
-        of_sweep.append(f"sweep={config.sweep.name}")
-    if of_sweep:
+        sweep_overrides.append(f"sweep={config.sweep.name}")
+    if sweep_overrides:
         raise UserError(
-            f"{of_sweep[0]}: takes no effect on one run. "
-            "Put -m before it (python launch/run.py -m ...), or leave it out."
+            f"{sweep_overrides[0]}: takes no effect on a single run. "
+            "Use `python launch/run.py -m ...` for a sweep, or remove it."
         )
 
 
 def run(arguments: list[str]) -> int:
-    """Return 0, or the first exit code of a trial that is not 0; 75 if interrupted."""
+    """Run or plan a sweep; return 0, the first other exit code of a trial, or 75 if interrupted."""
     request = Request(a for a in arguments if a not in ("-m", "--multirun"))
     request.say_warnings()
-    command = read(request)
+    command = parse_command(request)
     config, host = command.config, detect.host(sys.executable)
     if config.mode == Mode.plan:
         return _plan(command, host)
-    sweep_plan.look(command.to_run(), command.shared, host, whole=False, to_run=True)
+    sweep_plan.plan_trials(
+        command.next_trials(), command.shared, host, plan_all=False, check_hosts=True
+    )
     rundir.make(command.folder)
     with rundir.locked(command.folder):
         source = command.source()
@@ -104,15 +104,15 @@ def run(arguments: list[str]) -> int:
     return exit_code
 
 
-def read(request: Request) -> Command:
-    """Return the sweep of a command. Raises UserError."""
+def parse_command(request: Request) -> Command:
+    """Parse and check the command of a sweep. Raises UserError."""
     fixed, grid = sweep_space.split(request)
     hydra_options.refuse(Request([*fixed, *grid[0]]))
     for override in grid[0]:
-        if (key := _key(override)) in OF_THE_SWEEP or key.startswith("sweep."):
-            raise UserError(f"{override}, ...: several values of {key}, but a sweep has one.")
+        if (key := _key(override)) in SWEEP_KEYS or key.startswith("sweep."):
+            raise UserError(f"{override}, ...: a sweep has a single {key}. Use one value.")
     _check_names(fixed, grid)
-    config = _compose_any(fixed, grid)
+    config = _compose_first(fixed, grid)
     sweep, name, inputs = config.sweep, config.name, list[Any]()
     typed = [o for o in fixed if _key(o).partition(".")[0] not in ("mode", "format", "sweep")]
     _check(config, typed, grid[0])
@@ -120,12 +120,12 @@ def read(request: Request) -> Command:
         identifying = sorted(o for o in typed if o.partition("=")[0] not in NOT_IDENTITY)
         name, inputs = name or "grid", [str(Path.cwd()), identifying, grid]
     else:
-        # Trials with other fixed values belong to another search.
+        # Other fixed values make another search.
         config = compose([*sweep.overrides, *fixed])
         goal = [sweep.metric, sweep.direction.value, plain(sweep.space)]
         name, inputs = config.name or sweep.name, [identity(composition(config)), *goal]
         typed = [*sweep.overrides, *typed]
-    # An equal sweep gets the same directory; with resume=never it gets a new one.
+    # The same sweep uses the same directory, unless resume=never.
     digest = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:8]
     fresh = f"-{rundir.fresh_name()}" if config.resume == "never" else ""
     folder = Path(config.run_root) / "sweeps" / f"{name}-{digest}{fresh}"
@@ -137,15 +137,15 @@ def _key(override: str) -> str:
 
 
 def _check_names(fixed: list[str], grid: list[list[str]]) -> None:
-    """Raise UserError for a parameter that the space does not have.
+    """Raise UserError for an unknown parameter of sweep.space.
 
-    Composing would report its value instead of its name.
+    Hydra's own error would be about its value.
     """
-    of_space = [o for o in fixed if _key(o).startswith("sweep.space.")]
-    if not of_space:
+    overrides = [o for o in fixed if _key(o).startswith("sweep.space.")]
+    if not overrides:
         return
-    space = _compose_any([o for o in fixed if o not in of_space], grid).sweep.space
-    for override in of_space:
+    space = _compose_first([o for o in fixed if o not in overrides], grid).sweep.space
+    for override in overrides:
         if (name := _key(override).split(".")[2]) not in space:
             raise UserError(
                 f"{override}: sweep.space has no {name!r}.{near(name, space)} "
@@ -153,28 +153,28 @@ def _check_names(fixed: list[str], grid: list[list[str]]) -> None:
             )
 
 
-def _compose_any(shared: list[str], grid: list[list[str]]) -> Config:
-    """Return the first valid composition of a trial; all have the same sweep-wide keys.
+def _compose_first(shared: list[str], grid: list[list[str]]) -> Config:
+    """Return the first valid composition of a trial.
 
-    Raises the first trial's UserError if none is valid.
+    Raises the first trial's UserError if all trials are invalid.
     """
-    refusals = []
+    errors = []
     for varied in grid:
         try:
             return compose([*shared, *varied])
         except UserError as error:
-            refusals.append(error)
-    raise refusals[0]
+            errors.append(error)
+    raise errors[0]
 
 
 def _check(config: Config, typed: list[str], varied: list[str]) -> None:
-    """Raise UserError for settings of a single run and for inconsistent settings of a sweep.
+    """Raise UserError for settings of a single run or inconsistent settings of a sweep.
 
     `typed` are the overrides that all trials share, `varied` those of a grid's first trial.
     """
     sweep, is_search = config.sweep, config.sweep.name != "none"
     resume = {f"resume={config.resume}": config.resume not in ("auto", "never")}
-    pipeline.refuse_keys_of_one_run(config, "-m starts many. Leave it out.", **resume)
+    pipeline.reject_single_run_keys(config, "-m starts several. Remove it.", **resume)
     check_value("sweep.parallel", sweep.parallel, Range(least=1))
     check_value("sweep.num_trials", sweep.num_trials, Range(least=1))
     goal, fault = sweep_report.goal_of(sweep.metric), None
@@ -182,20 +182,23 @@ def _check(config: Config, typed: list[str], varied: list[str]) -> None:
     fixed = [n for n, parameter in sweep.space.items() if parameter.key in by_key]
     if goal is not None and goal != sweep.direction:
         fault = (
-            f"sweep.direction={sweep.direction.value} with sweep.metric={sweep.metric}: the worst "
-            f"trial would be selected. Use: sweep.direction={goal.value}."
+            f"sweep.direction={sweep.direction.value} with sweep.metric={sweep.metric} selects the "
+            f"worst trial. Use sweep.direction={goal.value}."
         )
     elif sweep.space and not is_search:
         fault = (
             "sweep.space takes no effect on a grid. "
-            "Use: sweep.name=<a name> sweep.metric=<a figure of the runs> for a search of it."
+            "For a search, add sweep.name=<name> sweep.metric=<metric>."
         )
     elif is_search and varied:
-        fault = f"{varied[0]}: is for a grid, and sweep={sweep.name} is a search. Leave out one."
+        fault = (
+            f"{varied[0]}, ...: sweep={sweep.name} is a search and not a grid. Remove one of them."
+        )
     elif is_search and fixed:
         override = by_key[sweep.space[fixed[0]].key]
         fault = (
-            f"{override}: sweep={sweep.name} varies it. To hold it, add '~sweep.space.{fixed[0]}'."
+            f"{override}: sweep={sweep.name} varies this key. "
+            f"To fix it, add '~sweep.space.{fixed[0]}'."
         )
     if fault:
         raise UserError(fault)
@@ -204,20 +207,23 @@ def _check(config: Config, typed: list[str], varied: list[str]) -> None:
 
 
 def _plan(command: Command, host: Host) -> int:
-    """Show the plan. Return 2 if a rule rejects a trial of a grid, as the sweep would; else 0."""
+    """Show the plan. Return 2 if a trial of a grid is rejected, else 0."""
     config = command.config
-    planned = sweep_plan.look(
-        command.to_run(sweep_plan.CHECKED), command.shared, host, whole=not command.is_search
+    planned = sweep_plan.plan_trials(
+        command.next_trials(sweep_plan.CHECKED),
+        command.shared,
+        host,
+        plan_all=not command.is_search,
     )
     source = command.source()
-    trials = [*source.known, *(source.waiting if isinstance(source, Grid) else [])]
-    content = sweep_report.as_object(
+    trials = [*source.trials, *(source.waiting if isinstance(source, Grid) else [])]
+    content = sweep_report.sweep_json(
         command.folder, config.sweep, command.shared, trials, source.total
     )
     if planned is None:
         sweep_report.show_end(config, content, EXIT_DONE)
         return EXIT_DONE
-    for number, reason in planned.refused.items():
+    for number, reason in planned.rejected.items():
         print(f"[{number}] {reason}", file=sys.stderr)
     sweep_plan.show(config, content, planned, host)
-    return EXIT_USER if planned.refused and not command.is_search else EXIT_DONE
+    return EXIT_USER if planned.rejected and not command.is_search else EXIT_DONE

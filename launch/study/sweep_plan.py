@@ -1,4 +1,4 @@
-"""Show mode=plan of a sweep: its space, its first trial's plan, and the trials that cannot run."""
+"""Show mode=plan of a sweep: its space, the plan of its first trial, and trials that cannot run."""
 
 from __future__ import annotations
 
@@ -21,78 +21,82 @@ from launch.plan.views import as_json, pipeline_json
 from launch.schema import Config
 from launch.schema.enums import Format
 from launch.search import fit
-from launch.study.trial_loop import at_once, blocks
-from launch.study.trials import Prepared, Trial, prepared
+from launch.study.trial_loop import gpu_blocks, num_parallel
+from launch.study.trials import PlannedTrial, Trial, plan_trial
 
-SCHEMA = 2  # 1 had a row for every trial
-CHECKED = 200  # trials planned, each in a fiftieth of a second, a pipeline in a tenth
+SCHEMA = 2
+CHECKED = 200  # trials to plan, in 20 ms each, or 100 ms for a pipeline
 
 
 @dataclass(frozen=True)
-class Look:
-    """Result of planning trials. `refused` and `lacking` map a trial's number to the reason."""
+class TrialPlans:
+    """The result of planning trials. `rejected` and `shortages` map trial numbers to reasons."""
 
-    first: Prepared
+    first: PlannedTrial
     num_planned: int
-    sizes: set[int]  # GPUs that a trial takes
-    refused: dict[int, str]
-    lacking: dict[int, str]
+    sizes: set[int]  # numbers of GPUs per trial
+    rejected: dict[int, str]
+    shortages: dict[int, str]
 
 
-def look(
-    trials: Iterable[Trial], shared: list[str], host: Host, whole: bool, to_run: bool = False
-) -> Look | None:
-    """Plan all of `trials` if `whole`, or those up to the first that is not rejected.
+def plan_trials(
+    trials: Iterable[Trial],
+    shared: list[str],
+    host: Host,
+    plan_all: bool,
+    check_hosts: bool = False,
+) -> TrialPlans | None:
+    """Plan all of `trials` if `plan_all`, or those up to the first that is not rejected.
 
-    `to_run` rejects also those that this host cannot run. Return None if there are no trials. Raise
-    the first error if every trial is rejected.
+    `check_hosts` also rejects trials that this host cannot run. Return None without trials. If all
+    are rejected, raise the first error.
     """
-    ready: dict[int, Prepared] = {}
-    refused: dict[int, UserError | HostError] = {}
+    planned_trials: dict[int, PlannedTrial] = {}
+    rejected: dict[int, UserError | HostError] = {}
     for trial in trials:
         try:
-            planned = prepared(Request([*shared, *trial.varied]), host)
-            for plan in planned.plans if to_run else ():
-                # A Slurm job runs on another machine, where its own launcher checks the host.
+            planned = plan_trial(Request([*shared, *trial.varied]), host)
+            for plan in planned.plans if check_hosts else ():
+                # The launcher in a Slurm job checks its own host.
                 on_slurm = plan.config.runtime.name == "slurm"
                 check_plan(plan) if on_slurm else check_host(plan, host)
-            ready[trial.number] = planned
+            planned_trials[trial.number] = planned
         except (UserError, HostError) as error:
-            refused[trial.number] = error
-        if ready and not whole:
+            rejected[trial.number] = error
+        if planned_trials and not plan_all:
             break
-    if not ready:
-        if refused:
-            raise next(iter(refused.values()))
+    if not planned_trials:
+        if rejected:
+            raise next(iter(rejected.values()))
         return None
     shortages = {
         number: " ".join(filter(None, (fit.shortage(p) for p in trial.plans if not p.is_left_out)))
-        for number, trial in ready.items()
+        for number, trial in planned_trials.items()
     }
-    return Look(
-        first=next(iter(ready.values())),
-        num_planned=len(ready) + len(refused),
-        sizes={trial.num_gpus for trial in ready.values()},
-        refused={number: str(error) for number, error in refused.items()},
-        lacking={number: why for number, why in shortages.items() if why},
+    return TrialPlans(
+        first=next(iter(planned_trials.values())),
+        num_planned=len(planned_trials) + len(rejected),
+        sizes={trial.num_gpus for trial in planned_trials.values()},
+        rejected={number: str(error) for number, error in rejected.items()},
+        shortages={number: why for number, why in shortages.items() if why},
     )
 
 
-def show(config: Config, content: dict[str, Any], planned: Look, host: Host) -> None:
-    """Show the space, the number of trials, how they are packed, the first plan, and failures."""
+def show(config: Config, content: dict[str, Any], planned: TrialPlans, host: Host) -> None:
+    """Show the space, the trials and their GPUs, the plan of the next trial, and shortages."""
     sweep, first, total = config.sweep, planned.first, content["num_trials"]
     gpus, size = first.gpus_here(host, planned=True), first.num_gpus
-    num_parallel = min(at_once(gpus, size, sweep.parallel), max(1, total))
-    sets = blocks(gpus, size)[:num_parallel] if size else []
+    num_running = min(num_parallel(gpus, size, sweep.parallel), max(1, total))
+    sets = gpu_blocks(gpus, size)[:num_running] if size else []
     if config.format == Format.json:
-        run_dir = first.plans[-1].run_dir  # the first phases may lie in an earlier run
+        run_dir = first.plans[-1].run_dir  # the first phases may be reused from an earlier run
         plans = {plan.run_dir.name.partition("_")[2]: plan for plan in first.plans}
         added = {
             "schema": SCHEMA,
-            "at_once": num_parallel,
+            "at_once": num_running,
             "gpu_sets": sets,
-            "refused": planned.refused,
-            "lacking": planned.lacking,
+            "refused": planned.rejected,
+            "lacking": planned.shortages,
             "first": pipeline_json(run_dir.parent.parent.name, run_dir.parent, plans)
             if has_phases(first.config)
             else as_json(first.plans[0]),
@@ -106,19 +110,19 @@ def show(config: Config, content: dict[str, Any], planned: Look, host: Host) -> 
     if len(planned.sizes) > 1:
         where = f", each on {' or '.join(map(str, sorted(planned.sizes)))} GPU(s)"
     else:
-        where = f", {num_parallel} at once"
+        where = f", {num_running} in parallel"
         names = "; ".join(",".join(map(str, gpus)) for gpus in sets)
         where += f", each on {size} GPU(s): {names}" if sets else ""
     say(config, f"{total} trials{goal}{where}, in {short_path(content['directory'])}")
     counts = Counter(row["status"] for row in content["trials"] if row["status"] != "waiting")
     if counts:
-        begun = ", ".join(f"{count} {status}" for status, count in counts.items())
-        say(config, f"Resumes: {begun}. Finished trials are not run again.")
-    say(config, "The first to run:")
+        statuses = ", ".join(f"{count} {status}" for status, count in counts.items())
+        say(config, f"Resuming the sweep: {statuses}. Finished trials are not run again.")
+    say(config, "Plan of the next trial:")
     console = Console(width=None if Console().is_terminal else 120)
     for plan in first.plans:
         show_plan(plan, console, config.verbose)
-    for number, why in planned.lacking.items():
+    for number, why in planned.shortages.items():
         say(config, f"! [{number}] {why}")
     if sweep.name == "none" and total > planned.num_planned:
         say(config, f"! Only the first {planned.num_planned} of {total} trials were planned.")

@@ -1,4 +1,4 @@
-"""Describe a trial of a sweep: its overrides, their plan, and its run, by composition hash."""
+"""Describe a trial of a sweep: its overrides, its plans, and its runs by composition hash."""
 
 from __future__ import annotations
 
@@ -25,35 +25,32 @@ from launch.schema.cycle_choice import recorded
 from launch.schema.plan import Plan
 from launch.study import pipeline
 
-# Figures of result.json that are in no line of metrics.jsonl.
-AT_THE_END = ("steps", "num_problems", "step_s", "accuracy", "time_s")
-OF_ROWS = ("most_", "least_")  # the best row of a benchmark, such as most_tflops
-# Held-out figures come with the first save, figures of rows once all rows are measured.
-MEASURED_LATER = ("eval_", "best_", *OF_ROWS)
+# Metrics that only result.json contains, and not metrics.jsonl.
+END_ONLY = ("steps", "num_problems", "step_s", "accuracy", "time_s")
+ROW_PREFIXES = ("most_", "least_")  # prefixes of a benchmark's best value, such as most_tflops
+# Held-out metrics are first logged with a checkpoint, and best values at the end.
+MEASURED_LATER = ("eval_", "best_", *ROW_PREFIXES)
 
 
 @dataclass
 class Trial:
-    """A trial. `status` is waiting, running, done, failed or interrupted.
-
-    `varied` are its own overrides.
-    """
+    """A trial as sweep.json stores it. `varied` are the overrides that only this trial has."""
 
     number: int
     varied: list[str]
-    status: str = "waiting"
-    metric: str | None = None  # sweep.metric, else the first usual figure of the run
+    status: str = "waiting"  # later running, done, failed or interrupted
+    metric: str | None = None  # sweep.metric, or default_metric() of the run
     value: float | None = None
     exit_code: int | None = None
-    why: str | None = None  # why it failed
+    why: str | None = None  # the reason of a failure
     run_dir: str | None = None
     ran: bool = False  # whether this command ran it
-    params: dict[str, Any] = field(default_factory=dict)  # Optuna's values of a search's space
+    params: dict[str, Any] = field(default_factory=dict)  # Optuna's parameters of a search
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """The composition and plans of a trial, one plan per phase; `home` holds its runs."""
+class PlannedTrial:
+    """A trial's composition, its plans (one per phase), and the parent `home` of its runs."""
 
     config: Config
     plans: list[Plan]
@@ -62,13 +59,16 @@ class Prepared:
 
     @property
     def num_gpus(self) -> int:
-        """Number of this host's GPUs that it takes; 0 if its processes run elsewhere."""
+        """Return the number of GPUs that the trial uses on this host; 0 if it runs elsewhere."""
         if self.plans[0].config.runtime.name not in ("local", "docker"):
             return 0
         return max(len({gpu for p in plan.processes for gpu in p.gpus}) for plan in self.plans)
 
     def gpus_here(self, host: Host, planned: bool) -> list[int]:
-        """Return the GPUs for trials: the user's mask, else all (with `planned`, all of a node)."""
+        """Return the GPUs that trials may use: those of the user's mask, else all of this host.
+
+        `planned` assumes a node of the planned hardware in place of this host.
+        """
         config = self.plans[0].config
         mask = MASK.get(config.hardware.vendor)
         if mask is None:
@@ -83,22 +83,22 @@ class Prepared:
         return rundir.of_composition(self.home, self.composition_hash)
 
 
-def prepared(request: Request, host: Host) -> Prepared:
-    """Compose and plan a trial as launch/run.py does. Raises UserError, HostError."""
+def plan_trial(request: Request, host: Host) -> PlannedTrial:
+    """Compose and plan a trial as launch/run.py would. Raises UserError, HostError."""
     config = compose(request)
     if has_phases(config):
         run_dir, _ = rundir.choose(config)
         plans = list(pipeline.make_plans(config, request, host, run_dir).values())
     else:
         config, warnings = prepare(config, request.keys)
-        check_files(config, all_lines=False)  # the trial's own launcher reads all lines
+        check_files(config, all_lines=False)  # the trial's own launcher checks all lines
         run_dir, _ = rundir.choose(config)
         plans = [make_plan(with_choices(config, host, run_dir), host, run_dir, warnings, request)]
-    return Prepared(config, plans, rundir.home_of(config), composition_hash(config))
+    return PlannedTrial(config, plans, rundir.home_of(config), composition_hash(config))
 
 
-def done_run(trial: Prepared) -> Path | None:
-    """Return a finished run of this composition, on unchanged data and with its record intact."""
+def done_run(trial: PlannedTrial) -> Path | None:
+    """Return a finished run of the trial whose data and record are unchanged; None without one."""
     for folder, record in trial.runs():
         is_done = record.get("status") == "done" and not sealed.faults(record)
         if is_done and not rundir.changed_data(record):
@@ -106,20 +106,21 @@ def done_run(trial: Prepared) -> Path | None:
     return None
 
 
-def running_run(trial: Prepared) -> Path | None:
-    """Return a run of this composition whose launcher is running or still saving."""
+def running_run(trial: PlannedTrial) -> Path | None:
+    """Return a run of the trial that a launcher still uses; None without one."""
     return next((folder for folder, _ in trial.runs() if rundir.is_locked(folder)), None)
 
 
-def newest_run(trial: Prepared) -> Path | None:
+def newest_run(trial: PlannedTrial) -> Path | None:
+    """Return the newest run of the trial; None without one."""
     return next((folder for folder, _ in trial.runs()), None)
 
 
 def figures(run_dir: Path) -> dict[str, float | None]:
-    """Return the numbers of a run, from its last logged step and from its end.
+    """Return the numbers in a run's last line of metrics.jsonl and in its result.json.
 
-    For a pipeline they are those of its last phase, or of the evaluation that a final RAFT has
-    chosen. A number that is not finite becomes None.
+    For a pipeline, use its last phase, or the chosen evaluation of a final RAFT. A number that is
+    not finite becomes None.
     """
     record = json_files.read_json(run_dir / "record.json") or {}
     last = list((record.get("phases") or {"": ""}).values())[-1]
@@ -131,7 +132,7 @@ def figures(run_dir: Path) -> dict[str, float | None]:
 
 
 def _numbers(row: dict[str, Any]) -> dict[str, float | None]:
-    """Return a row's numbers, and a benchmark's best row as most_<figure> or least_<figure>."""
+    """Return a row's numbers. A benchmark's best row becomes most_<figure> or least_<figure>."""
     numbers = {
         name: value if value is None or math.isfinite(value) else None
         for name, value in row.items()
@@ -150,25 +151,25 @@ def _is_number(value: Any) -> bool:
 
 
 def check_metric(metric: str, values: dict[str, float | None]) -> None:
-    """Raise UserError if a run did not write the metric."""
+    """Raise UserError if `values` of a run do not contain the metric."""
     if metric not in values:
         raise UserError(
-            f"sweep.metric={metric}: the run wrote no such figure.{near(metric, values)} "
-            f"It wrote: {', '.join(sorted(values))}."
+            f"sweep.metric={metric}: the run has no such metric.{near(metric, values)} "
+            f"It has {', '.join(sorted(values))}."
         )
 
 
 def check_metric_early(metric: str, run_dir: Path) -> bool:
-    """Check the metric at the first logged step, hours before the end.
+    """Check the metric after the first logged step, because the run may take hours.
 
-    Return whether a step has been logged. Raises UserError.
+    Return whether a step has been logged. Raises UserError if the metric is missing.
     """
     lines = json_files.read_metrics(run_dir / "metrics.jsonl")
-    if lines and metric not in AT_THE_END and not metric.startswith(MEASURED_LATER):
+    if lines and metric not in END_ONLY and not metric.startswith(MEASURED_LATER):
         check_metric(metric, _numbers(lines[0]))
     return bool(lines)
 
 
-def typed(overrides: list[str]) -> str:
-    """Return the command of a run as a person would type it."""
+def command_line(overrides: list[str]) -> str:
+    """Return the shell command that starts a run with these overrides."""
     return shlex.join(["python", "launch/run.py", *overrides])

@@ -1,4 +1,4 @@
-"""Run a benchmark of three rows, in whose second rank 1 runs out of memory.
+"""Run a benchmark of three rows. In the second row, rank 1 runs out of memory.
 
 The other ranks wait for it in an all-reduce.
 """

@@ -1,4 +1,4 @@
-"""Run phases of a pipeline, and benchmarks of one rank, in this process as they are planned."""
+"""Run planned phases of a pipeline, and benchmarks of one rank, in this process."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def benchmark(run_dir: Path, name: str, *overrides: str) -> tuple[dict, list[dic
 
 
 def check_rows(name: str, count: int, result: dict, lines: list[dict]) -> None:
-    """Assert that a training benchmark measured all its rows but those of fp8, for want of fp8."""
+    """Assert that a training benchmark measured all rows except fp8, which is not available."""
     assert result["benchmark"] == name
     assert len(result["rows"]) == len(lines) == count
     for row in result["rows"]:

@@ -1,6 +1,6 @@
 """Test runs of adapters in this process.
 
-Checkpoints hold the adapter alone, runs resume exactly, and a run can train another's adapter.
+Checkpoints contain only the adapter, runs resume exactly, and a run can continue another adapter.
 """
 
 from __future__ import annotations
@@ -17,26 +17,34 @@ def names(path):
         return set(file.keys())
 
 
-def test_a_checkpoint_holds_the_adapter_alone_and_resumes_exactly(tmp_path, monkeypatch):
-    """Stop an SFT in step 2 and resume it; it ends like one that was not stopped."""
-    overrides = ("adapter=dora", "adapter.rank=4")
-    assert run(tmp_path / "whole", "sft", *overrides)[0] == 0
-    held = tmp_path / "whole/checkpoints/checkpoint-4"
-    assert {
-        name for name in names(held / "adapter_model.safetensors") if "lora_" not in name
-    } == set()
-    assert not list(held.glob("model*.safetensors"))
+def resumes_exactly(folder, monkeypatch, *overrides: str) -> tuple[int, int, int]:
+    """Return the exit codes of an SFT, of one stopped in step 2, and of its resumption.
+
+    Assert that both SFTs end with the same results.
+    """
+    whole, _ = run(folder / "whole", "sft", *overrides)
     with signal_in_step_2(monkeypatch):
-        assert run(tmp_path / "cut", "sft", *overrides)[0] == 75
-    assert run(tmp_path / "cut", "sft", *overrides)[0] == 0
-    assert_equal(tmp_path / "cut", tmp_path / "whole")
+        stopped, _ = run(folder / "stopped", "sft", *overrides)
+    resumed, _ = run(folder / "stopped", "sft", *overrides)
+    assert_equal(folder / "stopped", folder / "whole")
+    return whole, stopped, resumed
 
 
-def test_a_run_goes_on_from_the_adapter_of_another_on_its_base_only(tmp_path):
+def test_a_checkpoint_contains_only_the_adapter_and_resumes_exactly(tmp_path, monkeypatch):
+    overrides = ("adapter=dora", "adapter.rank=4")
+    assert resumes_exactly(tmp_path, monkeypatch, *overrides) == (0, 75, 0)
+    checkpoint = tmp_path / "whole/checkpoints/checkpoint-4"
+    assert {
+        name for name in names(checkpoint / "adapter_model.safetensors") if "lora_" not in name
+    } == set()
+    assert not list(checkpoint.glob("model*.safetensors"))
+
+
+def test_a_run_continues_the_adapter_of_another_only_on_its_base(tmp_path):
     assert run(tmp_path / "sft", "sft", *LORA)[0] == 0
     path = f"adapter.path={tmp_path / 'sft/adapter'}"
     code, result = run(tmp_path / "dpo", "dpo", *LORA, path)
-    # TRL's copy is not kept.
+    # The copy that TRL makes is not saved.
     assert (code, sorted(p.name for p in (tmp_path / "dpo/adapter").iterdir() if p.is_dir())) == (
         0,
         [],

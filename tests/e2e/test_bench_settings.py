@@ -15,8 +15,8 @@ from tests.conftest import command
 SMALL = ["hardware=mi350x", "method=bench/collectives", "smoke=true", "method.smoke.max_bytes=8192"]
 
 
-def test_settings_and_one_whose_processes_end(tmp_path):
-    # Without PYTHONPATH a process does not find its program.
+def test_settings_and_one_that_fails(tmp_path):
+    # Without PYTHONPATH, a process cannot import its program.
     settings = "method.smoke.settings=[{PYTHONPATH: null}]"
     done = command(*SMALL, settings, "method.args.ranks=[2,4]", cwd=tmp_path, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -41,8 +41,8 @@ def test_settings_and_one_whose_processes_end(tmp_path):
     assert any(note.startswith("4 ranks are left out") for note in result["notes"])
 
 
-def test_a_compiled_product_in_fp8_is_the_plain_one():
-    # Of integers every order of adding gives the same sums.
+def test_a_compiled_product_in_fp8_equals_the_eager_one():
+    # Sums of integers do not depend on the order.
     case = {"dtype": "fp8", "op": "compiled", "values": "integers", "padding": 0}
     products = []
     for op in ("compiled", "matmul"):

@@ -6,7 +6,7 @@ import pytest
 
 from tests.e2e import phases
 
-# benchmark -> (overrides, figure, keys of its rows whose values tell them apart, number of rows)
+# benchmark -> (overrides, figure, keys that identify a row, number of rows)
 SMOKE = {
     "attention": ([], "tflops", ("backend", "pass"), 18),
     "dataloader": ([], "samples_per_second", ("num_workers", "with_step"), 4),

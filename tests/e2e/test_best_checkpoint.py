@@ -1,4 +1,4 @@
-"""Test the best model by held-out rows.
+"""Test the selection of the best model by held-out rows.
 
 16 rows are learnt by heart, so the held-out loss turns long before the last step.
 """
@@ -34,14 +34,14 @@ def left(run_dir: Path) -> list[int]:
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory):
-    """Return (directory, result.json) of a run that ends early."""
+    """Return (directory, result.json) of a run that stops early."""
     run_dir = tmp_path_factory.mktemp("stopped")
     code, result = run(run_dir, "sft", *BEST, *LENGTH, *EARLY)
     assert code == 0
     return run_dir, result
 
 
-def test_the_best_model_is_kept_and_the_run_ends_early(stopped):
+def test_the_best_model_is_saved_and_the_run_stops_early(stopped):
     run_dir, result = stopped
     measured = {row["step"]: row["eval_loss"] for row in computed(run_dir) if "eval_loss" in row}
     best = min(measured, key=measured.get)
@@ -60,7 +60,7 @@ def test_the_best_model_is_kept_and_the_run_ends_early(stopped):
 
 
 def die_in(monkeypatch, step: int) -> None:
-    """End the run in this step as SIGKILL would: nothing is saved."""
+    """End the run in this step without saving, as SIGKILL would."""
     log = train_loop.Metrics.on_log
 
     def die(self, args, state, *rest, **kwargs):
@@ -72,7 +72,7 @@ def die_in(monkeypatch, step: int) -> None:
 
 
 def test_a_killed_run_ends_with_the_same_best_step(tmp_path, stopped, monkeypatch):
-    """Kill it three steps after the best one, when patience has begun to run out."""
+    """Kill it three steps after the best one, before its patience is used up."""
     die_in(monkeypatch, stopped[1]["best_step"] + 3)
     assert run(tmp_path, "sft", *BEST, *LENGTH, *EARLY)[1]["error"] == "RuntimeError: killed"
     monkeypatch.undo()
@@ -82,8 +82,8 @@ def test_a_killed_run_ends_with_the_same_best_step(tmp_path, stopped, monkeypatc
     assert computed(tmp_path)[-1]["eval_loss"] == computed(stopped[0])[-1]["eval_loss"]
 
 
-def test_one_that_had_stopped_early_trains_no_further(tmp_path, stopped, monkeypatch):
-    """Kill it between its last checkpoint and its model."""
+def test_a_run_that_had_stopped_early_does_not_train_again(tmp_path, stopped, monkeypatch):
+    """Kill it after its last checkpoint and before its model is saved."""
     monkeypatch.setattr(train_loop, "save_model", None)
     assert "TypeError" in run(tmp_path, "sft", *BEST, *LENGTH, *EARLY)[1]["error"]
     monkeypatch.undo()
@@ -97,14 +97,14 @@ def test_one_that_had_stopped_early_trains_no_further(tmp_path, stopped, monkeyp
      "eval_mean_token_accuracy"),
     ("grpo", BY_REWARD, "eval_reward"),
 ])  # fmt: skip
-def test_by_another_figure_and_with_an_adapter(tmp_path, method, overrides, metric):
+def test_another_metric_and_an_adapter(tmp_path, method, overrides, metric):
     code, result = run(
         tmp_path, method, *BEST, "method.args.max_steps=6", "method.args.save_steps=2", *overrides
     )
     assert code == 0
     measured = {row["step"]: row[metric] for row in computed(tmp_path) if metric in row}
     assert list(measured) == [2, 4, 6]
-    best = max(measured, key=measured.get)  # the first of several
+    best = max(measured, key=measured.get)  # the first of equal ones
     assert (result["best_step"], result[f"best_{metric}"], result["stopped_early"]) == (
         best,
         measured[best],
@@ -119,7 +119,7 @@ def test_by_another_figure_and_with_an_adapter(tmp_path, method, overrides, metr
 
 
 def test_grpo_killed_after_a_measurement_ends_the_same(tmp_path, monkeypatch):
-    """Draw the same answers to held-out prompts after resuming."""
+    """A resumed run samples the same answers to held-out prompts."""
     settings = [*BY_REWARD, "method.args.learning_rate=0.01"]
     assert run(tmp_path / "whole", "grpo", *settings)[0] == 0
     with monkeypatch.context() as patch:
@@ -133,7 +133,7 @@ def test_grpo_killed_after_a_measurement_ends_the_same(tmp_path, monkeypatch):
     assert [result[key] for key in keys] == [whole[key] for key in keys]
 
 
-def test_held_out_rows_that_the_reward_cannot_judge_are_refused_before_a_step(tmp_path):
+def test_held_out_rows_that_the_reward_cannot_judge_are_rejected_before_training(tmp_path):
     (tmp_path / "train").write_text('{"prompt": "1+1=", "answer": "2"}\n')
     (tmp_path / "heldout").write_text('{"prompt": "2+2="}\n')
     overrides = f"""

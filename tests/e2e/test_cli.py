@@ -23,7 +23,7 @@ from tests.conftest import ROOT, command
 from tests.helpers.exports import run_export
 
 STEPS = 16
-# GRPO on the user's own prompts, by the user's own reward.
+# GRPO with the user's prompts and reward.
 OWN = f"""
 hardware=cpu method=grpo data=jsonl data.path=train.jsonl ~method.rewards.reasoning_gym
 ++method.rewards={{mine.brevity:1.0}} method.args.max_steps={STEPS} method.args.logging_steps=1
@@ -48,7 +48,7 @@ def newest(root: Path) -> Path:
 
 
 def wait_for_step(root: Path, child: subprocess.Popen, step: int) -> Path:
-    """Wait until metrics.jsonl shows the step, in the middle of the run."""
+    """Wait until metrics.jsonl contains the step; return the run directory."""
     while child.poll() is None:
         for file in root.glob("runs/*/*/metrics.jsonl"):
             if any(row["step"] >= step for row in json_files.read_metrics(file)):
@@ -59,7 +59,7 @@ def wait_for_step(root: Path, child: subprocess.Popen, step: int) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Return a run that SIGTERM stopped and the same command finished, and what it printed."""
+    """Return a run that was stopped by SIGTERM and finished by the same command, and its output."""
     root = tmp_path_factory.mktemp("own")
     (root / "mine.py").write_text(REWARD)
     prompts = ({"prompt": [{"role": "user", "content": f"say {n}"}]} for n in range(16))
@@ -91,7 +91,7 @@ def test_the_same_command_resumes_a_stopped_run(trained):
     assert [record.parent for record in run.parents[2].glob("runs/*/*/record.json")] == [run]
 
 
-def test_a_run_leaves_what_the_contract_says(trained):
+def test_a_run_writes_its_documented_files(trained):
     run, _ = trained
     files = "config.yaml plan.json record.json metrics.jsonl result.json logs/trainers.log"
     assert [name for name in files.split() if not (run / name).is_file()] == []
@@ -110,7 +110,7 @@ def test_a_run_leaves_what_the_contract_says(trained):
 
 
 def test_reproduce_is_equal_to_the_last_digit(trained):
-    """Compare with a run without interruption: a resumed one is the same."""
+    """The reproduction is not interrupted, so a resumed run equals it."""
     run, _ = trained
     done = subprocess.run(
         [sys.executable, str(ROOT / "launch/reproduce.py"), str(run)],
@@ -124,10 +124,10 @@ def test_reproduce_is_equal_to_the_last_digit(trained):
     assert not any(part in done.stdout for part in ("packages.", "composition.", "data.", "host."))
 
 
-def test_reproduce_names_a_difference_and_fails_on_other_metrics(
+def test_reproduce_shows_a_difference_and_fails_on_other_metrics(
     trained, tmp_path, monkeypatch, capsys
 ):
-    """Change a package and a loss of a run: both are named, all else is equal."""
+    """After a change of a package and a loss, both are reported and all else is equal."""
     run, _ = trained
     stored = json.loads((run / "record.json").read_text())
     stored["packages"]["trl"] = "0.0.1"
@@ -170,7 +170,7 @@ def test_export_a_run(trained, tmp_path):
 
 
 def test_smoke_of_an_eight_gpu_composition_with_an_adapter_and_a_curriculum(tmp_path):
-    """Run it on two ranks: the model stands alone, and both ranks draw the levels of each step."""
+    """On two ranks, the model is saved without an adapter, and both sample the same levels."""
     done = command(
         *"hardware=mi350x method=grpo model=qwen3_4b topology=ddp adapter=lora smoke=true".split(),
         "data.tasks=[{name: chain_sum, level: 0}, {name: chain_sum, level: 1}]",

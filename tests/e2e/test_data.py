@@ -1,4 +1,4 @@
-"""Test data as a user meets it.
+"""Test data.preview, tools and a curriculum as a user runs them.
 
 A preview leaves no run, a plan knows prepared rows, and an adaptive curriculum survives a stop.
 """
@@ -27,10 +27,8 @@ def metrics(folder: Path) -> list[dict]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_a_preview_shows_tokens_with_their_mask_leaves_no_run_and_the_plan_then_knows(
-    launch, tmp_path
-):
-    """Start the preview's own process, as the command does."""
+def test_a_preview_shows_tokens_and_masks_and_the_plan_uses_its_cache(launch, tmp_path):
+    """The preview runs in its own process and leaves no run."""
     row = {
         "prompt": [{"role": "user", "content": "1+1"}],
         "completion": [{"role": "assistant", "content": "2"}],
@@ -60,7 +58,7 @@ def test_a_preview_shows_tokens_with_their_mask_leaves_no_run_and_the_plan_then_
 
 @pytest.fixture
 def preview_here(monkeypatch):
-    """Run the program of data.preview in this process in place of one of its own."""
+    """Run the program of data.preview in this process."""
 
     def start(argv, **_):
         code = program.run(preview.preview, argv[-2:])
@@ -80,7 +78,7 @@ TEMPLATE = (
 
 
 @pytest.mark.usefixtures("preview_here")
-def test_a_model_sees_the_tools_it_is_to_call(launch, tmp_path):
+def test_a_model_sees_the_tools_that_it_may_call(launch, tmp_path):
     (tmp_path / "t.jinja").write_text(TEMPLATE)
     rejected = [{"role": "assistant", "content": "no"}]
     rows = []
@@ -106,7 +104,7 @@ def test_a_model_sees_the_tools_it_is_to_call(launch, tmp_path):
         assert f'[{{"name": "f"}}]~<|user|>go<|assistant|>f{arguments}<|end|>' in text, text
 
 
-def test_an_adaptive_curriculum_of_grpo_goes_on_after_a_stop_as_if_there_was_none(tmp_path):
+def test_an_adaptive_curriculum_of_grpo_resumes_exactly(tmp_path):
     args = {"max_steps": 6, "save_steps": 3, "num_generations": 2, "gradient_accumulation_steps": 1}
     overrides = [
         *SMALL,
@@ -121,7 +119,7 @@ def test_an_adaptive_curriculum_of_grpo_goes_on_after_a_stop_as_if_there_was_non
         key: [row.get(key) for row in metrics(tmp_path)]
         for key in ("level_share/0", "loss", "reward")
     }
-    # As if it had been killed after the checkpoint of step 3: what came later is gone.
+    # Remove everything after the checkpoint of step 3, as if the run had been killed there.
     (tmp_path / "result.json").unlink()
     shutil.rmtree(tmp_path / "checkpoints/checkpoint-6")
     assert run(tmp_path, "grpo", *overrides)[0] == 0

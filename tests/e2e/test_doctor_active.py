@@ -27,7 +27,7 @@ def checks(out: str) -> dict[str, dict]:
 
 
 def test_on_a_cpu(tmp_path):
-    """Call it from another folder: two processes, gloo, and an all-reduce with the right sum."""
+    """Called from another folder, two gloo processes all-reduce the right sum."""
     command = [
         sys.executable,
         str(ROOT / "launch/doctor.py"),
@@ -48,7 +48,7 @@ def test_on_a_cpu(tmp_path):
     for row in measured:
         assert (row["phase"], row["all_reduce_wrong"]) == ("done", 0)
         assert min(row["gemm_tflops"], row["copy_gb_s"], row["all_reduce_gb_s"]) > 0
-        assert row["gemm_error"] < 1e-4  # in fp32: 256 roundings of 6e-8 at most
+        assert row["gemm_error"] < 1e-4  # at most 256 roundings of 6e-8 in fp32
     assert list(tmp_path.iterdir()) == []
 
 
@@ -57,7 +57,7 @@ def test_on_a_cpu(tmp_path):
     ("hangs", 1, "killed after 1 s: process 0"),
     ("is cut off", 60, "process 0: rank0.json is malformed: Unterminated string"),
 ])  # fmt: skip
-def test_a_process_that(wrong, timeout_s, message, monkeypatch, capsys):
+def test_a_process_that_fails_or_hangs_is_reported(wrong, timeout_s, message, monkeypatch, capsys):
     monkeypatch.setattr(measuring, "PROGRAM", "tests.helpers.active_ranks")
     monkeypatch.setattr(measuring, "TIMEOUT_S", timeout_s)
     monkeypatch.setenv("WRONG", wrong)
@@ -79,7 +79,7 @@ def test_a_process_that(wrong, timeout_s, message, monkeypatch, capsys):
 
 
 def test_without_torch(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "torch", None)  # as Python marks what cannot be imported
+    monkeypatch.setitem(sys.modules, "torch", None)  # so that Python cannot import it
     doctor.main(["hardware=cpu", "active=true", "format=json"])
     findings = checks(capsys.readouterr().out)["active_tests"]
     assert (findings["status"], findings["read"]) == ("unknown", f"{sys.executable} has no torch")
@@ -98,7 +98,7 @@ def test_gpus_in_use_are_left_alone(tmp_path):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this torch sees a GPU")
 def test_a_torch_that_sees_none_of_the_gpus(tmp_path):
-    """Start the program as for a GPU."""
+    """The program is started as for a GPU."""
     facts = sysroots.mi300x(tmp_path, num_gpus=1).facts()
     facts = dataclasses.replace(facts, host=dataclasses.replace(facts.host, python=sys.executable))
     outcome = measuring.run(facts, force=False)

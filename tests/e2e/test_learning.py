@@ -1,4 +1,4 @@
-"""Test experiment=tiny_learning: GRPO, RAFT and DPO start from one SFT with as many samples each.
+"""Test experiment=tiny_learning: GRPO, RAFT and DPO use one SFT and equally many samples.
 
 It is planned as it stands, and scaled down and run.
 """
@@ -23,12 +23,12 @@ from tests.e2e import phases
 
 EXPERIMENT = ["experiment=tiny_learning", "tracking=none"]
 SMALL = ["model.num_layers=1", "data.num_train=64", "data.num_heldout=8"]
-# Random weights get nothing right and never finish, so all they say is kept. A reward for length
-# makes the answers differ.
+# Random weights solve no problem and never finish, so keep all their answers. A reward for length
+# makes their rewards differ.
 ANYTHING = (
     "method.args.threshold=0.0 method.args.finished_only=false +method.rewards.length=0.1".split()
 )
-SCALED = {  # phase -> what it overrides on top of the experiment's own
+SCALED = {  # phase -> its overrides in addition to those of the experiment
     "sft": ["method.args.max_steps=2", "method.args.per_device_train_batch_size=8"],
     "raft": [
         "method.args.sample={num_prompts: 8, batch_size: 4, threshold: 0.0, finished_only: false}",
@@ -79,7 +79,7 @@ def budgets(plans: dict[str, Plan]) -> dict[str, int]:
 
 
 def source(plans: dict[str, Plan], phase: str) -> str:
-    """Return the phase whose model another takes."""
+    """Return the phase whose model `phase` starts from."""
     return next(
         name
         for name, plan in plans.items()
@@ -89,7 +89,7 @@ def source(plans: dict[str, Plan], phase: str) -> str:
 
 @pytest.fixture(scope="module")
 def learned(tmp_path_factory):
-    """Return the scaled plans, phase -> result, and phase -> completions that it judged."""
+    """Return the scaled plans, each phase's result, and its number of judged completions."""
     run_dir = tmp_path_factory.mktemp("tiny_learning") / "run"
     judged = Counter()
     plans = plans_of(run_dir, SCALED, *SMALL)
@@ -109,7 +109,7 @@ def learned(tmp_path_factory):
     return plans, results, judged
 
 
-def test_every_method_has_the_same_start_and_as_many_samples(tmp_path):
+def test_every_method_has_the_same_start_and_number_of_samples(tmp_path):
     plans = plans_of(tmp_path, {})
     assert list(plans) == PHASES
     assert budgets(plans) == dict.fromkeys(SAMPLED, 32_000)
@@ -130,7 +130,7 @@ def test_every_phase_is_done_and_its_model_differs(learned):
     assert len({results[name]["weights_sha256"] for name in trained}) == len(trained) == 5
 
 
-def test_each_method_spends_the_samples_that_it_says(learned):
+def test_each_method_judges_the_planned_samples(learned):
     plans, results, judged = learned
     assert budgets(plans) == dict.fromkeys(SAMPLED, 64)
     spent = {method: sum(map(judged.get, sampled)) for method, sampled in SAMPLED.items()}
@@ -142,9 +142,9 @@ def test_each_method_spends_the_samples_that_it_says(learned):
     )
 
 
-def test_the_end_and_the_report_list_them(learned):
+def test_the_summary_and_the_report_list_the_evaluations(learned):
     plans, results, _ = learned
-    summary = phase_curves.show_all(next(iter(plans.values())).run_dir.parent, list(plans.values()))
+    summary = phase_curves.summary(next(iter(plans.values())).run_dir.parent, list(plans.values()))
     evaluated = [name for name, result in results.items() if "accuracy" in result]
     for name in evaluated:
         assert (
@@ -152,7 +152,7 @@ def test_the_end_and_the_report_list_them(learned):
             in summary
         )
     assert summary.count(" points on ") == len(evaluated) - 1
-    assert summary.count("samples kept; pass@1") == 3
+    assert summary.count("samples selected; pass@1") == 3
     run_dir = plans["sft"].run_dir.parent
     record = {
         "status": "done",
@@ -162,7 +162,7 @@ def test_the_end_and_the_report_list_them(learned):
     json_files.write_json(run_dir / "record.json", record)
     assert report.main([str(run_dir)]) == 0
     page = (run_dir / "report.html").read_text()
-    for name in evaluated[1:]:  # with the nearest evaluation that its model came from
+    for name in evaluated[1:]:  # compared with the latest evaluation of an ancestor
         before = (
             "raft_cycle1_evaluate" if name == "raft_cycle2_evaluate" else "raft_cycle0_evaluate"
         )

@@ -1,4 +1,4 @@
-"""Test on two torchrun ranks over gloo a row in which memory runs out on one of them."""
+"""Test a benchmark row in which one of two gloo ranks runs out of memory."""
 
 from __future__ import annotations
 

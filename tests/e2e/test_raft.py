@@ -1,7 +1,7 @@
 """Test RAFT's phases in this process, as the launcher plans them.
 
-A run that is killed anywhere and started again ends with the same weights. Samples of other work
-are never taken.
+A run that is killed at any point and started again ends with the same weights. It does not use
+samples of another configuration.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ RAFT = [
     *SMALL,
     "method=raft",
     "method.args.cycles=1",
-    # Random weights get nothing right and never finish, so one answer to each prompt is kept.
+    # Random weights solve no problem and never finish, so keep one answer to each prompt.
     "method.args.sample={num_prompts: 12, batch_size: 4, samples_per_prompt: 2, threshold: 0.0, "
     "finished_only: false, per_prompt: 1}",
     "method.args.start={max_steps: 2, per_device_train_batch_size: 8, save_steps: 1}",
@@ -51,7 +51,7 @@ SAMPLE = "3_cycle1_sample"
 
 
 class Killed(BaseException):
-    """Stand for a kill: nothing of the program catches it, and no result is written."""
+    """Simulate a kill. The program does not catch it and writes no result."""
 
 
 @functools.cache
@@ -61,7 +61,7 @@ def planned(run_dir: Path, *overrides: str) -> dict[str, Plan]:
 
 
 def raft(run_dir: Path, *overrides: str) -> dict[str, dict]:
-    """Run every phase that is not done, up to the first that fails; return phase -> result.json."""
+    """Run the phases that are not done, up to the first failure; return each result.json."""
     return dict(phases.run(planned(run_dir, *overrides)))
 
 
@@ -73,13 +73,13 @@ def whole(tmp_path_factory):
 
 @pytest.fixture
 def begun(tmp_path, whole):
-    """Return a directory whose first phases are done: random weights trained by SFT, evaluated."""
+    """Return a directory in which SFT of random weights and its evaluation are done."""
     begin(tmp_path, whole, "cycle1_sample")
     return tmp_path
 
 
-def test_an_adapter_is_trained_and_the_next_phase_has_it_merged(tmp_path):
-    run_dir, overrides = tmp_path, ("adapter=dora", "adapter.rslora=true", "adapter.rank=4")
+def check_adapter_is_trained_and_merged(run_dir: Path, *overrides: str) -> None:
+    """Run RAFT with an adapter, and assert that the next phase uses the merged model."""
     results = raft(run_dir, *overrides)
     assert list(results) == PHASES
     assert {result["status"] for result in results.values()} == {"done"}
@@ -93,8 +93,14 @@ def test_an_adapter_is_trained_and_the_next_phase_has_it_merged(tmp_path):
     assert Path(planned(run_dir, *overrides)["cycle1_evaluate"].config.model.path) == merged
 
 
+def test_an_adapter_is_trained_and_merged_for_the_next_phase(tmp_path):
+    check_adapter_is_trained_and_merged(
+        tmp_path, "adapter=dora", "adapter.rslora=true", "adapter.rank=4"
+    )
+
+
 def begin(run_dir: Path, whole, phase: str) -> None:
-    """Copy the phases before `phase` from the whole run, so that they are done."""
+    """Copy the phases before `phase` from the complete run."""
     for name in PHASES[: PHASES.index(phase)]:
         shutil.copytree(whole[0] / folder(name), run_dir / folder(name))
 
@@ -104,7 +110,7 @@ def folder(phase: str) -> str:
 
 
 def same(run_dir: Path, results: dict[str, dict], whole) -> None:
-    """Assert that rows, weights and held-out answers are those of the whole run."""
+    """Assert that rows, weights and held-out answers equal those of the complete run."""
     assert list(results) == list(whole[1]) == PHASES
     for file in (
         f"{SAMPLE}/selected.jsonl",
@@ -119,7 +125,7 @@ def same(run_dir: Path, results: dict[str, dict], whole) -> None:
 
 
 def dying(function, at: int):
-    """Return `function` with a kill in its call number `at`."""
+    """Return `function` with a kill in call number `at`."""
     calls = []
 
     def killed(*args, **kwargs):
@@ -131,12 +137,12 @@ def dying(function, at: int):
     return killed
 
 
-KILLS = [  # phase, where and in which call it is killed, and what of that phase is on the disk then
-    # Its second batch is judged.
+KILLS = [  # phase, function and call in which it is killed, and the files written before
+    # In the second batch.
     ("cycle0_evaluate", batches.Store, "put", 4, {"samples/*/*.jsonl": 2, "verdicts/*/*.jsonl": 1}),
-    # All is judged, nothing is selected.
+    # Between judging and selecting.
     ("cycle1_sample", recipe, "write_rows", 1, {"samples/*/*.jsonl": 3, "verdicts/*/*.jsonl": 3}),
-    # All checkpoints are sealed.
+    # After the last checkpoint.
     ("cycle1_train", train_loop, "save_model", 1, {"checkpoints/checkpoint-3": 1, "model": 0}),
 ]
 
@@ -161,8 +167,8 @@ def test_killed_and_started_again_it_ends_the_same(
     )
 
 
-def test_a_sample_that_was_cut_off_is_trained_on_without_its_end(whole, tmp_path):
-    """Stream conversational samples, one finished and one not."""
+def test_a_truncated_sample_is_trained_without_an_end_token(whole, tmp_path):
+    """The rows are streamed conversations, one complete and one truncated."""
     tokenizer = AutoTokenizer.from_pretrained(whole[0] / "1_start/model")
     rows = [
         {
@@ -175,7 +181,7 @@ def test_a_sample_that_was_cut_off_is_trained_on_without_its_end(whole, tmp_path
     path = tmp_path / "selected.jsonl"
     batches.write_rows(path, rows)
     small = [override for override in SMALL if not override.startswith("data.num_")]
-    # A stream repeats its rows until the buffer is full: by default 1000, which takes 20 s.
+    # A stream repeats its rows until the buffer is full. The default of 1000 takes 20 s.
     streamed = "data=jsonl data.streaming=true data.shuffle_buffer=2 method.args.max_steps=1"
     arguments = [*small, *streamed.split(), f"data.path={path}"]
     plan = make_plan(prepare(compose(arguments))[0], host_with(0), tmp_path)
@@ -209,7 +215,7 @@ def test_a_signal_stops_between_batches(begun, whole, monkeypatch):
 
 
 def work(run_dir: Path, *overrides: str) -> tuple[str, str]:
-    """Return the hashes that name a composition's samples and verdicts."""
+    """Return the hashes in the file names of samples and verdicts."""
     arguments = [
         *SMALL,
         "method=sample",
@@ -225,7 +231,7 @@ def work(run_dir: Path, *overrides: str) -> tuple[str, str]:
     return sampled.folder.name, judged.folder.name
 
 
-CHANGES = {  # override -> whether samples, and verdicts, are made again
+CHANGES = {  # override -> whether samples and verdicts are computed again
     "seed=1": (True, True),
     "method.args.temperature=0.9": (True, True),
     "method.args.samples_per_prompt=3": (True, True),
@@ -238,7 +244,7 @@ CHANGES = {  # override -> whether samples, and verdicts, are made again
 }
 
 
-def test_a_change_reuses_nothing_that_it_touches(begun, monkeypatch):
+def test_a_change_recomputes_everything_that_it_affects(begun, monkeypatch):
     before = work(begun)
     assert work(begun) == before
     for override, again in CHANGES.items():
@@ -254,7 +260,7 @@ def test_a_change_reuses_nothing_that_it_touches(begun, monkeypatch):
     assert work(begun)[0] not in (before[0], None)
 
 
-def test_nothing_kept_says_what_to_loosen_and_the_samples_serve_again(begun, whole, monkeypatch):
+def test_an_empty_selection_is_explained_and_its_samples_are_reused(begun, whole, monkeypatch):
     refused = raft(begun, "method.args.sample.threshold=0.9")["cycle1_sample"]
     assert (refused["code"], refused["status"]) == (2, "failed")
     reuse = f"reuse={begun / SAMPLE}"

@@ -1,4 +1,4 @@
-"""Test RAFT that chooses its cycle and is killed in an evaluation, its phases in this process."""
+"""Test RAFT with a choice of its cycle, and a kill in an evaluation, in this process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from recipes.rank import program
 from tests.e2e.phases import WORK
 from tests.e2e.test_raft import SMALL, Killed, dying
 
-# Random weights get nothing right, so no cycle beats the start; the first of equals is the best.
+# Random weights solve no problem, so all cycles are equal and the first one is chosen.
 PARTS = [
     "method.args.sample={num_prompts: 8, batch_size: 4, samples_per_prompt: 1, threshold: 0.0, "
     "finished_only: false}",
@@ -63,7 +63,7 @@ def raft(root: Path) -> int:
 
 
 def test_the_chosen_cycle_is_evaluated_last(tmp_path, in_this_process, monkeypatch):
-    """Kill the evaluation that ends the cycles, before it writes; the same command resumes."""
+    """The last evaluation is killed before it writes; the same command resumes."""
     with monkeypatch.context() as patch:
         patch.setattr(evaluation, "write_rows", dying(evaluation.write_rows, 2))
         with pytest.raises(Killed):

@@ -1,4 +1,4 @@
-"""Test that a resumed run equals one that was not interrupted, and what a run leaves.
+"""Test that a resumed run equals one that was not interrupted, and the files of a run.
 
 Recipes run in this process as the launcher configures them.
 """
@@ -67,7 +67,7 @@ def run(run_dir: Path, method: str, *overrides: str) -> tuple[int, dict]:
 
 
 def computed(run_dir: Path) -> list[dict]:
-    """Return metrics.jsonl without what depends on a clock."""
+    """Return metrics.jsonl without values that depend on time."""
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     return [{key: value for key, value in row.items() if key not in VARIES} for row in rows]
 
@@ -93,7 +93,7 @@ def assert_equal(run_dir: Path, other: Path) -> None:
 
 @contextlib.contextmanager
 def signal_in_step_2(monkeypatch):
-    """Send SIGTERM as step 2 is logged; the third step sees it, between two checkpoints."""
+    """Send SIGTERM when step 2 is logged, so that step 3 sees it between two checkpoints."""
     log = train_loop.Metrics.on_log
 
     def on_log(self, args, state, *rest, **kwargs):
@@ -131,10 +131,10 @@ def test_fp16_casts_and_scales_the_loss_without_a_gpu(whole):
     assert scaler["_growth_tracker"] == 4
 
 
-def test_a_finished_run_trains_no_further_and_a_truncated_checkpoint_is_passed_over(
+def test_a_finished_run_does_not_train_again_and_a_truncated_checkpoint_is_skipped(
     tmp_path, whole, capfd, monkeypatch
 ):
-    """The heart beats in the run directory while anything is hashed."""
+    """The heartbeat is renewed while files are hashed."""
     heartbeats = []
 
     def noted(path, heartbeat=None):
@@ -160,8 +160,8 @@ def test_a_finished_run_trains_no_further_and_a_truncated_checkpoint_is_passed_o
     assert_equal(tmp_path, whole("sft"))
 
 
-def test_the_heart_beats_while_transformers_generates(tmp_path, monkeypatch):
-    """Renew the heartbeat during a generation, before a step has ended."""
+def test_the_heartbeat_is_renewed_while_transformers_generates(tmp_path, monkeypatch):
+    """The heartbeat is renewed before a step has ended."""
     heartbeat, beats, generate = tmp_path / "heartbeat", [], GenerationMixin.generate
 
     def watched(*args, **kwargs):
@@ -181,7 +181,7 @@ def test_the_heart_beats_while_transformers_generates(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("method", ["sft", "grpo", "evaluate"])
 def test_a_profile_of_each_recipe(tmp_path, whole, method):
-    """Profile two of four steps; the run computes the same as without."""
+    """Profiling two of four steps does not change the results."""
     overrides = (
         ["method.args.batch_size=2", "method.args.max_new_tokens=2"] if method == "evaluate" else []
     )
@@ -195,7 +195,7 @@ def test_a_profile_of_each_recipe(tmp_path, whole, method):
         assert_equal(tmp_path, whole("sft"))
 
 
-def test_evaluation_is_the_same_every_time_and_can_sample(tmp_path, whole):
+def test_evaluation_is_deterministic_and_can_sample(tmp_path, whole):
     asked = [f"model.path={whole('sft') / 'model'}", "method.args.max_new_tokens=4"]
     first, second = (run(tmp_path / name, "evaluate", *asked)[1] for name in ("a", "b"))
     assert first["samples"] == second["samples"]

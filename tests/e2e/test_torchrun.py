@@ -23,7 +23,7 @@ TORCHRUN = [
     sys.executable,
     *"-m torch.distributed.run --standalone --local-addr 127.0.0.1 --nproc-per-node 2".split(),
 ]
-# As a recipe begins.
+# The first lines of a recipe.
 OWN_LOG = (
     "from recipes import redirect\nredirect(['--config', str(run / 'config.yaml')], os.environ)\n"
 )
@@ -71,10 +71,7 @@ def test_one_rank_fails_while_another_waits(tmp_path, capsys, end, words):
 
 
 def test_the_launcher_is_killed_and_torchruns_ranks_save(tmp_path):
-    """Kill the launcher: only the guard knows the ranks then.
-
-    torchrun gives each rank a session of its own.
-    """
+    """The guard ends the ranks, although torchrun gives each rank its own session."""
     plan = torchrun(
         tmp_path,
         SAVES.replace("time.sleep(0.3)", "time.sleep(0.3); write('saved' + os.environ['RANK'])"),
@@ -102,10 +99,7 @@ sys.exit(execute.execute(pickle.loads(sys.stdin.buffer.read()), host_with(0), No
 
 
 def test_ctrl_c_saves_on_every_rank(tmp_path):
-    """Save for a good part of runtime.stop_timeout_s.
-
-    torchrun's own SIGKILL must not come before the launcher's.
-    """
+    """Torchrun does not kill ranks that save for a large part of runtime.stop_timeout_s."""
     script = SAVES.replace("time.sleep(0.3)", "time.sleep(2); write('saved' + os.environ['RANK'])")
     # The launcher, which is this process, is torchrun's parent.
     interrupts = f"""

@@ -1,7 +1,7 @@
 """Test recipes on two gloo ranks, all in the same two processes.
 
-An evaluation ends like one process, whoever began it; a training that diverges ends on both ranks;
-benchmarks of several GPUs measure every row.
+An evaluation equals that of one process, even if another number of processes began it. A training
+that diverges ends on both ranks. Benchmarks of several GPUs measure every row.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.e2e import phases
 from tests.e2e.test_raft import Killed, dying
 from tests.e2e.test_resume import configure, run
 
-# Five batches; drawn samples, which the seed of each batch decides, of random weights.
+# Five batches of samples from random weights; each batch has its own seed.
 ASKED = """
 method.args.batch_size=2 method.args.max_new_tokens=3 method.args.temperature=1
 method.args.samples_per_prompt=2 data.num_heldout=9
@@ -33,9 +33,9 @@ DIVERGES = ["method.args.learning_rate=1e30", "method.args.max_steps=20"]
 
 @pytest.fixture(scope="module")
 def together(tmp_path_factory) -> tuple[dict[str, Path], dict[str, int]]:
-    """Return the directory of each recipe's run on two ranks, and what an evaluation had left.
+    """Return the directory of each recipe's run on two ranks, and files of a killed evaluation.
 
-    Its first process was killed while it sampled its third batch; the ranks finish it.
+    One process was killed while it sampled the third batch. Two ranks finish the evaluation.
     """
     home = tmp_path_factory.mktemp("two")
     folders = {name: home / name for name in ("evaluate", "sft", "scaling", "finetune")}
@@ -78,7 +78,7 @@ def lines_of(run_dir: Path, name: str = "metrics.jsonl") -> list[dict]:
 
 
 def files(run_dir: Path) -> dict[str, int]:
-    """Return batch -> the time when its samples were written."""
+    """Return the time at which the samples of each batch were written."""
     return {path.stem: path.stat().st_mtime_ns for path in run_dir.glob("samples/*/*.jsonl")}
 
 
@@ -91,7 +91,7 @@ def same(run_dir: Path, whole: Path) -> None:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> Path:
-    """Return the run of one process without interruption."""
+    """Return an uninterrupted run of one process."""
     run_dir = tmp_path_factory.mktemp("whole")
     assert run(run_dir, "evaluate", *ASKED)[0] == 0
     return run_dir
@@ -113,14 +113,14 @@ def test_two_ranks_resume_one_and_end_the_same(taken_over, whole):
     same(run_dir, whole)
 
 
-def test_the_lines_are_the_main_ranks_with_figures_of_all(taken_over):
+def test_the_main_rank_logs_figures_of_all_ranks(taken_over):
     run_dir = taken_over[0]
     rows, answers = lines_of(run_dir), lines_of(run_dir, "samples.jsonl")
     steps = [(row["step"], row["num_steps"], row["batch"]) for row in rows]
     assert steps == [(1, 3, 0), (2, 3, 2), (3, 3, 4)]
     assert rows[0]["tokens_per_second"] > 0, "as it was logged by the process that sampled it"
     assert "accuracy" in (run_dir / "logs/rank0.log").read_text()
-    # A turn is one batch of two problems on each rank.
+    # In each turn, every rank has one batch of two problems.
     problems = (range(4), range(4, 8), range(8, 9))
     for row, numbers in zip(rows, problems, strict=True):
         turn = [answer for answer in answers if answer["problem"] in numbers]
@@ -132,8 +132,8 @@ def test_the_lines_are_the_main_ranks_with_figures_of_all(taken_over):
 @pytest.mark.parametrize(
     "lost", [["samples/*/000001.jsonl", "verdicts/*/000001.jsonl"], ["verdicts/*/000003.jsonl"]]
 )
-def test_one_process_goes_on_from_two_ranks_and_ends_the_same(tmp_path, taken_over, whole, lost):
-    """Lose a batch that rank 1 was sampling, or one that it was scoring; rank 0 had finished."""
+def test_one_process_resumes_two_ranks_and_ends_the_same(tmp_path, taken_over, whole, lost):
+    """A batch is lost that rank 1 was sampling or scoring; rank 0 had finished."""
     run_dir = tmp_path / "run"
     shutil.copytree(taken_over[0], run_dir)
     before = files(run_dir)
@@ -149,7 +149,7 @@ def test_one_process_goes_on_from_two_ranks_and_ends_the_same(tmp_path, taken_ov
     )
 
 
-def test_a_loss_that_is_no_number_ends_the_run_on_every_rank(together):
+def test_a_loss_that_is_not_finite_ends_the_run_on_every_rank(together):
     run_dir = together[0]["sft"]
     result, rows = result_of(run_dir), lines_of(run_dir)
     assert rows[-1]["loss"] is None, "the step is on record"
@@ -169,7 +169,7 @@ def test_a_benchmark_measures_every_row(together, name):
     phases.check_rows(name, 3, result_of(together[0][name]), lines_of(together[0][name]))
 
 
-def test_scaling_compares_the_same_training_with_weights_held_differently(together):
+def test_scaling_compares_the_same_training_with_different_sharding(together):
     result = result_of(together[0]["scaling"])
     one, ddp, fsdp = result["rows"]
     assert (one["num_gpus"], one["efficiency"]) == (1, 1.0)

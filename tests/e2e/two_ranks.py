@@ -30,14 +30,14 @@ def main() -> None:
     for number, path in enumerate(sys.argv[2:]):
         module = OmegaConf.load(path).method.program
         if module.startswith("recipes.bench.") and dist.is_initialized():
-            # A benchmark joins a group of its own, which must not meet the keys of the one before.
+            # Each benchmark joins a new group, whose keys must not collide with the previous one.
             dist.destroy_process_group()
             dist.init_process_group = functools.partial(join, number)
         work = getattr(importlib.import_module(module), module.rpartition(".")[2])
         program.run(work, ["--config", path])
-        dist.barrier()  # the main rank has written
+        dist.barrier()  # wait for the main rank's files
     sys.stdout.flush()
-    os._exit(0)  # as recipes/rank/program.py ends ranks of gloo
+    os._exit(0)  # like recipes/rank/program.py with gloo
 
 
 if __name__ == "__main__":

@@ -190,7 +190,7 @@ def submit(root: Path, *overrides: str) -> tuple[str, Path]:
     """Return (job, run directory)."""
     done = command(*TWO_NODES, *SMALL, *overrides, cwd=root)
     assert done.returncode == 0, done.stdout + done.stderr
-    job = re.search(r"job (\d+) is submitted", done.stdout).group(1)
+    job = re.search(r"submitted job (\d+)", done.stdout).group(1)
     return job, newest(root)
 
 
@@ -253,7 +253,7 @@ def test_early_signal_saves_requeues_and_resumes(cluster, undisturbed, tmp_path)
     # The signal of `--signal=B:TERM@` before the time limit.
     subprocess.run(["scancel", "--batch", "--signal=TERM", job], check=True)
     cluster.start_again(job)
-    assert "is requeued" in slurm_log(run_dir)
+    assert "requeueing job" in slurm_log(run_dir)
     end = cluster.ended(job)
     assert (end["JobState"], end["Restarts"]) == ("COMPLETED", "1"), slurm_log(run_dir)
     assert "resuming from" in (run_dir / "logs/rank0.log").read_text()
@@ -269,10 +269,10 @@ def test_report_missing_node(cluster, tmp_path):
         job, run_dir = submit(tmp_path, "runtime.slurm.rendezvous_timeout_s=5")
         record = run_dir / "record.json"
         wait_until(lambda: (json_files.read_json(record) or {}).get("exit_code") is not None)
-        wait_until(lambda: "missing at the rendezvous" in slurm_log(run_dir))
+        wait_until(lambda: "missing nodes" in slurm_log(run_dir))
     finally:
         daemon.send_signal(signal.SIGCONT)
-    assert "missing at the rendezvous: n2." in slurm_log(run_dir)
+    assert "missing nodes: n2." in slurm_log(run_dir)
     end = cluster.ended(job)
     assert (end["JobState"], end["ExitCode"]) == ("FAILED", "4:0")
 

@@ -77,7 +77,7 @@ def test_parallel_trials_continue_after_a_failure(tmp_path):
     """.split()
     done = command(*grid, *SMALL, cwd=tmp_path)
     assert done.returncode in (2, 4), done.stdout + done.stderr
-    assert done.stdout.index("[1] starts") < done.stdout.index("[0] failed")
+    assert done.stdout.index("[1] starting") < done.stdout.index("[0] failed")
     first, second = trials(tmp_path)
     assert (first["status"], second["status"]) == ("failed", "done")
     assert "nonsense" in first["why"]

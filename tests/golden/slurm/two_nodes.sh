@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # sft-qwen3_4b-mi300x, written by `python launch/run.py runtime=slurm`. Every node must see the run directory,
-# the repository and Python. The job takes its environment from the shell that submits it: tokens
-# come from there and are not written to files.
+# the repository and Python. The job inherits the environment of the shell that submits it, so
+# tokens are not written to files.
 #SBATCH --job-name=sft-qwen3_4b-mi300x
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1

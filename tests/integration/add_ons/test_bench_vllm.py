@@ -70,8 +70,8 @@ def test_replacements_and_used_arguments_are_in_vllm(options):
         for word in text.split()
         if "_" in word
     }
-    named -= {*programs.REMOVED, "rope_parameters"}  # a key within hf_overrides
-    assert {word for word in named if word == word.lower()} <= known
+    replacements -= {*programs.REMOVED, "rope_parameters"}  # a key within hf_overrides
+    assert {word for word in replacements if word == word.lower()} <= known
     used = {
         name
         for setting in [*method["args"]["settings"], method["smoke"]["base"]]

@@ -1,4 +1,4 @@
-"""Test runtime=docker if the engine, a device or an image is missing or wrong, and secrets.
+"""Test runtime=docker with a missing or wrong engine, device or image; test secrets.
 
 The engine here answers over a unix socket as dockerd does; tests/integration has the real one.
 """
@@ -30,7 +30,7 @@ RUN = Path("/runs/engine/1")
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Routes are (method, pattern of the path without its version) -> (status, body)."""
+    """An engine whose routes map (method, path pattern without version) to (status, body)."""
 
     def answer(self) -> None:
         path = re.sub(r"^/v[\d.]+", "", self.path)
@@ -50,7 +50,7 @@ class Handler(BaseHTTPRequestHandler):
     do_GET = do_POST = do_DELETE = do_HEAD = answer
 
     def log_message(self, *_args) -> None:
-        """Quiet."""
+        """Log nothing."""
 
 
 @pytest.fixture
@@ -108,17 +108,17 @@ def test_without_an_engine_the_run_exits_with_3(fake, tmp_path, monkeypatch, lau
     assert launch(*run).code == 3
 
 
-def test_an_image_that_is_not_built(fake):
+def test_a_missing_image_has_to_be_built(fake):
     fake({})
     with pytest.raises(HostError, match="container=cpu: .*build.py image=cpu"):
         docker_engine.check(plan_of(*CPU), host_with(0))
 
 
 @pytest.mark.parametrize("answer", [
-    (200, {"error": "manifest unknown"}),  # in an answer that began well
+    (200, {"error": "manifest unknown"}),  # an error in the middle of an answer
     (500, {"message": "connection refused"}),
 ])  # fmt: skip
-def test_an_image_that_cannot_be_pulled(fake, answer):
+def test_a_pull_that_fails_is_explained(fake, answer):
     asked = fake({("POST", "/images/create.*"): answer})
     custom = ["hardware=cpu", "container=custom", "container.reference=127.0.0.1:1/me/mine:1"]
     with pytest.raises(HostError, match=f"container=custom: .*{next(iter(answer[1].values()))}"):
@@ -130,7 +130,7 @@ def test_an_image_that_cannot_be_pulled(fake, answer):
     ("cpu", {"tag": "older"}, "cpu:older"),
     ("rocm", {"gfx": "gfx90a"}, "gfx942.*gfx90a"),
 ], ids=["other inputs", "no code for the GPU"])  # fmt: skip
-def test_a_wrong_image(fake, name, changes, message):
+def test_a_wrong_image_is_rejected(fake, name, changes, message):
     fake({("GET", "/images/.*/json"): (200, image_json(name, **changes))})
     plan = plan_of(*(CPU if name == "cpu" else ["hardware=mi300x", "topology=ddp"]))
     with pytest.raises(HostError, match=message):
@@ -138,7 +138,7 @@ def test_a_wrong_image(fake, name, changes, message):
 
 
 @pytest.mark.parametrize("name_is_taken", [False, True])
-def test_a_container_that_the_engine_rejects(fake, name_is_taken):
+def test_an_error_of_the_engine_is_explained(fake, name_is_taken):
     (spec,) = plan_of(*CPU).containers.values()
     routes = {("POST", "/containers/create.*"): (400, {"message": "invalid mount config"})}
     if name_is_taken:  # by a container that is not ours
@@ -158,7 +158,7 @@ def listed(name: str, run: Path):
 
 
 def test_only_our_orphans_are_removed(fake, tmp_path):
-    """An image made of a container inherits its labels, so the name has to match them."""
+    """An image committed from a container inherits its labels, so the name must match too."""
     ours = container_name(tmp_path, "trainers")
     contents = {name: listed(name, tmp_path) for name in (ours, "theirs")}
     routes = {("GET", f"/containers/{name}/json"): (200, c) for name, c in contents.items()}
@@ -172,7 +172,7 @@ def test_only_our_orphans_are_removed(fake, tmp_path):
     assert deletions == [f"DELETE /containers/{ours}?v=False&link=False&force=True"]
     (query,) = [line for line in asked if "/containers/json" in line]
     assert "io.rocm-recipes.uid%3D1000" in query
-    with rundir.locked(tmp_path):  # its launcher lives
+    with rundir.locked(tmp_path):  # its launcher is alive
         assert docker_engine.remove_orphans(docker_engine.connect(), host_with(0)) == []
 
 
@@ -197,7 +197,7 @@ def test_secrets_of_dead_launchers_are_removed(tmp_path):
         run.mkdir()
     launchers = [secret_files.written(["HF_TOKEN"], host, run) for run in (live, dead)]
     for launcher in launchers:
-        launcher.__enter__()  # and it never exits
+        launcher.__enter__()  # and never exits
     half_made = secret_dir(host, live).parent / ("0" * 12)
     half_made.mkdir()
     with rundir.locked(live):
@@ -209,7 +209,7 @@ def test_secrets_of_dead_launchers_are_removed(tmp_path):
 
 @pytest.mark.parametrize("is_link", [True, False])
 def test_secrets_are_only_written_to_a_private_directory(tmp_path, is_link):
-    """A link in /dev/shm must not have somebody's files removed, or secrets written there."""
+    """A link in /dev/shm must not redirect secrets or the removal of files."""
     host, victim = secrets_host(tmp_path), tmp_path / "victim"
     (victim / ("a" * 12)).mkdir(parents=True)
     (victim / ("a" * 12) / ".run").write_text("/nowhere")

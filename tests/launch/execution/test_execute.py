@@ -1,4 +1,4 @@
-"""Test the signals that the launcher takes, and its exit code."""
+"""Test the signals that the launcher handles, and its exit code."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tests.helpers.supervised import DONE, plan_of
 
 
 @pytest.mark.usefixtures("hangups")
-def test_signals_are_collected_and_the_old_handlers_return():
-    before = [signal.getsignal(number) for number in execute.ASKS_TO_STOP]
+def test_signals_are_collected_and_the_old_handlers_restored():
+    before = [signal.getsignal(number) for number in execute.STOP_SIGNALS]
     with execute.signals() as received:
-        for number in execute.ASKS_TO_STOP:
+        for number in execute.STOP_SIGNALS:
             os.kill(os.getpid(), number)
-    assert received == list(execute.ASKS_TO_STOP)
-    assert [signal.getsignal(number) for number in execute.ASKS_TO_STOP] == before
+    assert received == list(execute.STOP_SIGNALS)
+    assert [signal.getsignal(number) for number in execute.STOP_SIGNALS] == before
 
 
 def test_a_signal_that_nohup_ignores_stays_ignored():
@@ -38,7 +38,7 @@ def test_a_signal_that_nohup_ignores_stays_ignored():
     ("done", "done", EXIT_DONE),
     ("done", None, EXIT_FAILED),
     ("interrupted", None, EXIT_INTERRUPTED),
-    ("interrupted", "done", EXIT_DONE),  # the signal came when all was done
+    ("interrupted", "done", EXIT_DONE),  # the signal came after the run had ended
     ("failed", "interrupted", EXIT_FAILED),  # the server failed, and the ranks saved
     ("hung", "interrupted", EXIT_HUNG),
 ])  # fmt: skip

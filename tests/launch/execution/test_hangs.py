@@ -1,4 +1,4 @@
-"""Test when the watchdog ends a run, and which stacks it leaves."""
+"""Test when the watchdog ends a run, and which stacks it dumps."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from launch.execution import contained, execute, supervise
 from launch.execution.local import LocalProcess
 from tests.helpers.supervised import DONE, FOREVER, QUICK, SERVER, eventually, executed, plan_of
 
-pytestmark = pytest.mark.usefixtures("quick_supervision", "first_line_awaited")
+pytestmark = pytest.mark.usefixtures("quick_supervision", "wait_for_first_line")
 UP = "print('up', flush=True)\n"
 SOON = (QUICK, "runtime.hang_timeout_s=1")
 
 
-def up(started):
-    """Wait until a process has printed or ended, because its start counts for no hang."""
-    eventually(lambda: started.log.stat().st_size or started.poll() is not None)
-    return started
+def wait_for_start(group):
+    """Wait until a process has printed or ended, because a slow start is not a hang."""
+    eventually(lambda: group.log.stat().st_size or group.poll() is not None)
+    return group
 
 
 @pytest.fixture
-def first_line_awaited(monkeypatch):
+def wait_for_first_line(monkeypatch):
     monkeypatch.setattr(
-        execute, "LocalProcess", lambda process, log: up(LocalProcess(process, log))
+        execute, "LocalProcess", lambda process, log: wait_for_start(LocalProcess(process, log))
     )
 
 
-def test_a_server_that_repeats_itself_and_never_answers_hangs(tmp_path, capsys):
+def test_a_server_that_logs_the_same_lines_and_never_answers_hangs(tmp_path, capsys):
     server = "while True:\n    print('waiting for the engine (5 s)', flush=True); time.sleep(0.05)"
     code, record = executed(plan_of(tmp_path, {"server": server, "trainers": DONE}, *SOON))
     assert (code, record["status"], record["exit_code"]) == (5, "hung", 5)
     out = capsys.readouterr().out
-    assert "server hung: no step, no token and no load progress for 1 s" in out
+    assert "server hung: no step, token or loading progress for 1 s" in out
     assert "  | waiting for the engine (5 s)" in out
 
 
@@ -56,7 +56,7 @@ for part in range(12):
     assert executed(plan_of(tmp_path, scripts, *SOON))[0] == 0
 
 
-def test_a_rank_that_hangs_leaves_its_stacks_and_starts_again(tmp_path, capfd):
+def test_a_hung_rank_dumps_its_stacks_and_is_restarted(tmp_path, capfd):
     rank = f"""{UP}
 def stuck_here():
     forever()
@@ -73,8 +73,8 @@ if not (run / "before").exists():
     assert f"stacks of trainers are in {tmp_path / 'stacks'}" in capfd.readouterr().err
 
 
-def test_ranks_in_a_container_are_signalled_though_another_process_vanishes(tmp_path):
-    """Run it on a process table with two unreadable processes, one that is gone, and a rank."""
+def test_ranks_in_a_container_are_signalled_if_another_process_ends(tmp_path):
+    """The process table has two unreadable processes, one that has ended, and a rank."""
     catches = "import signal; signal.signal(signal.SIGUSR1, lambda *_: exit(7)); "
     rank = subprocess.Popen(
         [sys.executable, "-c", catches + "print(flush=True); signal.pause()"],
@@ -89,7 +89,7 @@ def test_ranks_in_a_container_are_signalled_though_another_process_vanishes(tmp_
                 (tmp_path / pid / "status").mkdir()
             else:
                 (tmp_path / pid / "status").write_text(status)
-        program = contained.SIGNAL_RANKS.replace("/proc", str(tmp_path))
+        program = contained.SIGNAL_RANKS_PROGRAM.replace("/proc", str(tmp_path))
         subprocess.run([sys.executable, "-c", program], check=True)
         assert rank.wait(20) == 7
     finally:
@@ -97,7 +97,7 @@ def test_ranks_in_a_container_are_signalled_though_another_process_vanishes(tmp_
         rank.communicate()
 
 
-def test_a_hung_rank_does_not_get_the_time_of_a_save(tmp_path, monkeypatch):
+def test_a_hung_rank_is_killed_without_time_to_save(tmp_path, monkeypatch):
     monkeypatch.setattr(supervise, "HUNG_GRACE_S", 0.2)
     deaf = f"signal.signal(signal.SIGTERM, signal.SIG_IGN)\n{UP}{FOREVER}"
     plan = plan_of(
@@ -120,7 +120,7 @@ METRICS = """        if self.path == "/metrics":
     ids=["none", "growing"],
 )
 def test_generated_tokens_are_progress(tmp_path, status, tokens, code):
-    """A server that answers now and then, always the same, makes no progress."""
+    """A server whose counters do not change makes no progress."""
     server = SERVER.replace(
         "class Handler", "import itertools\ncount = itertools.count()\nclass Handler"
     ).replace("        self.send_response(", METRICS.format(status=status, tokens=tokens))

@@ -1,11 +1,11 @@
-"""Test logs that are followed while they grow, and read back after a failure."""
+"""Test following logs while they grow, and reading them after a failure."""
 
 from __future__ import annotations
 
 import pytest
 
 from launch.execution import logs
-from launch.execution.logs import Follower, LastWords, last_words
+from launch.execution.logs import Follower, LogTail, tail
 
 API = "W1121 14:12:47.579000 2899 /x/torch/distributed/elastic/multiprocessing/api.py"
 STOPS = f"{API}:1028] Sending process 2962 closing signal SIGTERM"
@@ -18,7 +18,7 @@ def append(file, content: bytes) -> None:
         log.write(content)
 
 
-def test_whole_lines_since_the_last_look(tmp_path):
+def test_complete_lines_since_the_last_call(tmp_path):
     log = tmp_path / "a.log"
     assert Follower(log).lines() == []
     log.write_bytes(b"of an earlier attempt\n")
@@ -29,14 +29,14 @@ def test_whole_lines_since_the_last_look(tmp_path):
     append(log, b"o\nthree")
     assert follower.lines() == ["two"]
     assert follower.lines() == []
-    assert follower.lines(all_of_it=True) == ["three"]
-    log.write_bytes(b"")  # somebody empties it
-    assert follower.lines(all_of_it=True) == []
+    assert follower.lines(with_partial=True) == ["three"]
+    log.write_bytes(b"")  # the file is truncated
+    assert follower.lines(with_partial=True) == []
     append(log, b"new\n")
     assert follower.lines() == ["new"]
 
 
-def test_torchruns_report_of_a_failure_is_left_out(tmp_path):
+def test_torchruns_report_of_a_failure_is_not_shown(tmp_path):
     log = tmp_path / "a.log"
     followers = [Follower(log), Follower(log, without_report=True)]
     append(
@@ -47,7 +47,10 @@ def test_torchruns_report_of_a_failure_is_left_out(tmp_path):
         "saving",
     ]
     append(log, b"ChildFailedError\n")
-    assert [follower.lines(all_of_it=True) for follower in followers] == [["ChildFailedError"], []]
+    assert [follower.lines(with_partial=True) for follower in followers] == [
+        ["ChildFailedError"],
+        [],
+    ]
 
 
 STOP = "torch.distributed.elastic.multiprocessing.api.SignalException: Process 13759 got signal: 15"
@@ -59,11 +62,11 @@ TRACEBACK = ["Traceback (most recent call last):", '  File "run.py", line 1', " 
     ([STOP], []),
     ([*TRACEBACK, "ValueError: x"], [*TRACEBACK, "ValueError: x"]),
 ])  # fmt: skip
-def test_the_traceback_of_a_stopped_torchrun_is_left_out(lines, shown):
-    assert logs.without_stop(lines) == shown
+def test_the_traceback_of_a_stopped_torchrun_is_not_shown(lines, shown):
+    assert logs.without_stop_traceback(lines) == shown
 
 
-def test_a_line_without_an_end_is_bounded_and_a_moving_one_shows_its_last_state(tmp_path):
+def test_an_incomplete_line_is_bounded_and_a_progress_bar_shows_its_last_state(tmp_path):
     log = tmp_path / "a.log"
     follower = Follower(log)
     for _ in range(3):
@@ -76,14 +79,14 @@ def test_a_line_without_an_end_is_bounded_and_a_moving_one_shows_its_last_state(
     assert follower.lines() == ["100%|###", "windows"]
 
 
-def test_control_characters_are_left_out():
+def test_control_characters_are_removed():
     assert logs.text(b"\xff\xfe caf\xc3\xa9 \xc3") == "\ufffd\ufffd café \ufffd"
     assert logs.text(b"a\x00b\x07\x1b[31mred\x1b[0m\x1b[2J\tend") == "abred\tend"
     assert logs.text(b"\x1b]0;a title\x07[bold]not markup[/bold]") == "[bold]not markup[/bold]"
 
 
-def test_repeated_lines_are_no_progress(tmp_path, monkeypatch):
-    """A server that waits for its engine logs that every ten seconds, for ever."""
+def test_repeated_lines_are_not_progress(tmp_path, monkeypatch):
+    """A server that waits for its engine logs the same line every ten seconds."""
     log = tmp_path / "a.log"
     follower = Follower(log)
     for minute in range(10, 60):
@@ -100,18 +103,18 @@ def test_repeated_lines_are_no_progress(tmp_path, monkeypatch):
     assert len(follower.distinct) == 100
 
 
-def test_last_words_are_those_before_torchrun_reports(tmp_path):
+def test_the_tail_ends_before_torchruns_report(tmp_path):
     log = tmp_path / "a.log"
     log.write_text(
         "\n".join(["rank 1 says", "", STOPS, "rank 0 lost rank 1", FAILED, "Traceback of torchrun"])
         + "\n"
     )
-    assert last_words(log) == LastWords(["rank 1 says"], rank=1, exit_code=-9)
+    assert tail(log) == LogTail(["rank 1 says"], rank=1, exit_code=-9)
 
 
 @pytest.mark.parametrize(("codes", "stops", "first"), [
-    ({0: 1, 1: -9}, "", (1, -9)),  # torchrun saw 0, which lost 1, before 1
-    ({0: 1, 1: -9}, STOPS, (0, 1)),  # torchrun's own SIGKILL, for a rank that does not end
+    ({0: 1, 1: -9}, "", (1, -9)),  # torchrun saw rank 0 first, which failed because of rank 1
+    ({0: 1, 1: -9}, STOPS, (0, 1)),  # torchrun sent the SIGKILL itself
     ({0: 1, 1: -6}, "", (0, 1)),
 ])  # fmt: skip
 def test_a_rank_that_was_killed_failed_first(tmp_path, codes, stops, first):
@@ -121,19 +124,19 @@ def test_a_rank_that_was_killed_failed_first(tmp_path, codes, stops, first):
         for rank, code in codes.items()
     ]
     log.write_text("\n".join(["rank 0 lost rank 1", stops, FAILED_0, *summary]) + "\n")
-    assert last_words(log) == LastWords(["rank 0 lost rank 1"], *first)
+    assert tail(log) == LogTail(["rank 0 lost rank 1"], *first)
 
 
-def test_last_words_are_those_of_this_attempt(tmp_path):
+def test_the_tail_begins_at_this_attempt(tmp_path):
     log = tmp_path / "a.log"
     log.write_text(f"first attempt\n{STOPS}\n{FAILED}\n")
-    since = Follower(log).began
+    since = Follower(log).start_offset
     append(log, b"second attempt\n")
-    assert last_words(log, since) == LastWords(["second attempt"])
-    assert last_words(log).rank == 1
-    assert last_words(tmp_path / "none.log") == LastWords([])
+    assert tail(log, since) == LogTail(["second attempt"])
+    assert tail(log).rank == 1
+    assert tail(tmp_path / "none.log") == LogTail([])
     append(log, b"\xff line\n" * 200_000 + b"the end")
-    assert last_words(log, count=2).lines == ["\ufffd line", "the end"]
+    assert tail(log, count=2).lines == ["\ufffd line", "the end"]
 
 
 LOST = "Worker proc VllmWorker-0 died unexpectedly (exit code: -9)"

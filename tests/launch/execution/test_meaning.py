@@ -1,4 +1,4 @@
-"""Test each row of meanings.yaml by its real messages, and that no row claims to know others."""
+"""Test that each row of meanings.yaml matches its real messages, and no harmless lines."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 import pytest
 
 from launch.config.request import Request
-from launch.execution.meaning import of, table
+from launch.execution.meaning import explain, table
 
 MEAN_NOTHING = [
     "",
@@ -29,16 +29,16 @@ MEAN_NOTHING = [
 
 @pytest.mark.parametrize("row", table(), ids=lambda row: row["patterns"][0])
 def test_real_messages_are_explained_by_their_row(row):
-    """No row stands behind others that match all of its messages."""
+    """No row is hidden by earlier rows that match its messages."""
     assert row["examples"]
     for message in row["examples"]:
         lines = ["Traceback (most recent call last):", *message.splitlines(), "  and more after it"]
-        assert of(lines) == row["means"]
+        assert explain(lines) == row["means"]
 
 
 @pytest.mark.parametrize("line", MEAN_NOTHING)
 def test_a_harmless_line_has_no_explanation(line):
-    assert of([line]) is None
+    assert explain([line]) is None
 
 
 def test_remedies_are_overrides_that_exist():
@@ -46,7 +46,7 @@ def test_remedies_are_overrides_that_exist():
         pair
         for row in table()
         for pair in re.findall(r"(?<![/\w])([a-z_]+(?:\.\w+)*)=(\w*)", row["means"])
-        if pair[0] not in ("iommu", "size")  # of the kernel's command line, and of mount
+        if pair[0] not in ("iommu", "size")  # options of the kernel and of mount
     ]
     assert {"debug", "container", "topology.server_max_length"} <= dict(overrides).keys()
     for key, value in overrides:

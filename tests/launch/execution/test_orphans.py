@@ -1,4 +1,4 @@
-"""Test that processes of dead launchers are killed by their mark, and no others."""
+"""Test that only the processes of dead launchers are killed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.conftest import ROOT
 from tests.helpers.supervised import eventually
 
 SLEEPS = "import time\nprint('up', flush=True)\nwhile True: time.sleep(1)"
-# Leaves its parent, its session and its terminal, as a daemon does.
+# Starts a daemon without a parent, session or terminal.
 DAEMON = (
     f"import os, sys\nif os.fork(): sys.exit(0)\nos.setsid()\nif os.fork(): sys.exit(0)\n{SLEEPS}"
 )
@@ -47,11 +47,11 @@ def start():
         child.communicate(timeout=10)
 
 
-def of(launcher: str, name: str = "1/trainers") -> dict[str, str]:
+def mark_of(launcher: str, name: str = "1/trainers") -> dict[str, str]:
     return {**orphans.mark("x"), orphans.LAUNCHER: launcher, orphans.PROCESS: name}
 
 
-def gone_launcher() -> str:
+def dead_launcher() -> str:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         launcher = f"{orphans._namespace()}:{orphans.identity(child.pid)}"
         child.communicate(b"\n")
@@ -75,9 +75,9 @@ def test_identity_of_a_process(tmp_path):
 
 
 def test_processes_of_dead_launchers_are_killed(start):
-    left = start(SLEEPS, **of(gone_launcher()))
-    reused_pid = start(SLEEPS, **of(f"{orphans._namespace()}:{os.getpid()}:1"))
-    daemon = start(DAEMON, **of(launcher := gone_launcher()))
+    left = start(SLEEPS, **mark_of(dead_launcher()))
+    reused_pid = start(SLEEPS, **mark_of(f"{orphans._namespace()}:{os.getpid()}:1"))
+    daemon = start(DAEMON, **mark_of(launcher := dead_launcher()))
     daemon.wait()
     assert eventually(lambda: len(orphans.marked({orphans.LAUNCHER: launcher})) == 1)
     (pid,) = orphans.marked({orphans.LAUNCHER: launcher})
@@ -86,17 +86,18 @@ def test_processes_of_dead_launchers_are_killed(start):
     assert eventually(lambda: orphans.identity(pid) is None)
 
 
-def test_processes_that_a_guard_ends_may_save_first(start, tmp_path, capfd):
+def test_a_guard_lets_processes_save(start, tmp_path, capfd):
     saved = tmp_path / "saved"
     saves = (
         "import pathlib, signal, sys, time\ndef save(*_): time.sleep(0.3); "
         f"pathlib.Path({str(saved)!r}).touch(); sys.exit()\n"
     )
     left = start(
-        f"{saves}signal.signal(signal.SIGTERM, save)\n{SLEEPS}", **of(launcher := gone_launcher())
+        f"{saves}signal.signal(signal.SIGTERM, save)\n{SLEEPS}",
+        **mark_of(launcher := dead_launcher()),
     )
     with guard_of(launcher, "20") as guard:
-        guard.stdin.close()  # as when the launcher dies
+        guard.stdin.close()  # as if the launcher died
         assert left.pid not in orphans.remove()
         assert saved.exists()
         assert (left.wait(10), guard.wait(10)) == (0, 0)
@@ -106,7 +107,7 @@ def test_processes_that_a_guard_ends_may_save_first(start, tmp_path, capfd):
 def guard_of(launcher: str, stop_timeout_s: str) -> Iterator[subprocess.Popen]:
     argv = [sys.executable, "-SEP", orphans.__file__, launcher, stop_timeout_s]
     with subprocess.Popen(argv, stdin=subprocess.PIPE) as guard:
-        assert eventually(lambda: orphans._waits_of_guards({launcher}))
+        assert eventually(lambda: orphans._guard_timeouts({launcher}))
         yield guard
 
 
@@ -121,22 +122,22 @@ os.kill(child, 9)
 """
 
 
-def test_the_guard_ends_though_a_forked_process_holds_its_pipe():
+def test_the_guard_ends_even_if_a_forked_process_holds_its_pipe():
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     assert subprocess.run([sys.executable, "-c", FORKS], env=env, timeout=60).returncode == 0
 
 
-def test_processes_of_others_are_left_alone(start):
-    """A living launcher, one in another namespace, none, and an unreadable mark."""
+def test_other_processes_are_not_killed(start):
+    """They have a live launcher, one in another namespace, no launcher, or an invalid mark."""
     owners = (orphans.launcher(), f"{orphans._namespace()}1:57:12345", "what is this")
-    marks = [{}, *map(of, owners)]
+    marks = [{}, *map(mark_of, owners)]
     children = [start(SLEEPS, **mark) for mark in marks]
     assert not {child.pid for child in children} & set(orphans.remove())
     assert [child.poll() for child in children] == [None] * 4
 
 
 def test_a_process_that_changes_its_title_is_still_found(start):
-    """The title of vLLM's engine would overwrite the environment that holds the mark."""
+    """The title of vLLM's engine would overwrite the mark in the environment."""
     pytest.importorskip("setproctitle", reason="setproctitle is not installed here")
     titled = f"import setproctitle\nsetproctitle.setproctitle('VLLM::EngineCore ' * 50)\n{SLEEPS}"
     child = start(titled, **orphans.mark("server"))
@@ -150,7 +151,7 @@ def test_the_guard_ignores_sigterm_and_ends_with_its_launcher(start):
         pids = [int(child.partition(":")[0]) for child in orphans.children(os.getpid())]
         (guard,) = [pid for pid in pids if "orphans.py" in Path(f"/proc/{pid}/cmdline").read_text()]
         assert eventually(lambda: ignores_sigterm(guard))
-        os.kill(guard, signal.SIGTERM)  # a service manager sends it to all of us
+        os.kill(guard, signal.SIGTERM)  # a service manager signals every process
         child = start(SLEEPS, **orphans.mark("trainers"))
         assert child.poll() is None
         child.kill()

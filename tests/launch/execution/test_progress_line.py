@@ -31,7 +31,7 @@ def test_description_of_a_row(row, line):
     assert describe(row) == line
 
 
-def test_the_last_whole_row_is_shown(tmp_path):
+def test_the_last_complete_row_is_shown(tmp_path):
     plan = plan_of(tmp_path, {"trainers": DONE})
     metrics = tmp_path / "metrics.jsonl"
     progress = Progress(plan)
@@ -52,7 +52,7 @@ def test_the_last_whole_row_is_shown(tmp_path):
     with metrics.open("ab") as file:
         file.write(b'[1]\n\xff\n{"step": 3, "num_steps": 9}\n')
     assert line() == "step 3/9"
-    metrics.write_text('{"step": 1, "num_steps": 9}\n')  # resumed: what is done again was cut off
+    metrics.write_text('{"step": 1, "num_steps": 9}\n')  # a resumed run repeats steps
     assert line() == "step 1/9"
     metrics.unlink()
     assert line() == "step 1/9"
@@ -75,7 +75,7 @@ def start(run_dir, script, **streams) -> subprocess.Popen:
     return subprocess.Popen([*argv, f"trainers={script}"], env=env, **streams)
 
 
-def test_on_a_terminal_the_line_moves_below_the_log(tmp_path):
+def test_on_a_terminal_the_line_stays_below_the_log(tmp_path):
     ours, theirs = os.openpty()
     child = start(tmp_path, TRAINS + DONE, stdin=theirs, stdout=theirs, stderr=theirs)
     os.close(theirs)
@@ -97,7 +97,7 @@ def test_on_a_terminal_the_line_moves_below_the_log(tmp_path):
 
 
 def read(terminal: int) -> bytes:
-    """Return b"" when nobody holds the other side any more, which Linux reports as EIO."""
+    """Return b"" after the other side has closed, which Linux reports as EIO."""
     try:
         return os.read(terminal, 65536)
     except OSError:

@@ -36,14 +36,14 @@ OUTPUT = ["python", "native code", "native code's errors", "a child", "the last 
 
 
 def rank(run_dir, *argv, option="--config", **environ):
-    """Run a process with what torchrun gives a rank."""
+    """Run a process with the variables that torchrun sets for a rank."""
     command = [sys.executable, "-u", *argv, option, str(run_dir / "config.yaml")]
     env = {**os.environ, "PYTHONPATH": str(ROOT), **environ}
     return subprocess.run(command, env=env, capture_output=True, text=True)
 
 
 def test_every_line_of_a_rank_that_is_killed_is_in_its_file(tmp_path):
-    for attempt in (1, 2):  # the lines of the second follow those of the first
+    for attempt in (1, 2):  # the second attempt appends
         done = rank(tmp_path, "-c", SAYS, RANK="3", WORLD_SIZE="8")
         assert (done.stdout, done.stderr) == ("", "")
         lines = (tmp_path / "logs/rank3.log").read_text().splitlines()
@@ -56,7 +56,7 @@ def test_every_line_of_a_rank_that_is_killed_is_in_its_file(tmp_path):
     [("--config", {"RANK": "0", "WORLD_SIZE": "1"}), ("--other", {"RANK": "0", "WORLD_SIZE": "2"})],
     ids=["one rank", "no recipe"],
 )
-def test_other_programs_have_no_log_of_their_own(tmp_path, option, environ):
+def test_other_programs_write_no_rank_log(tmp_path, option, environ):
     done = rank(tmp_path, "-c", SAYS, option=option, **environ)
     assert "native code\n" in done.stdout
     assert "native code's errors" in done.stderr
@@ -65,7 +65,7 @@ def test_other_programs_have_no_log_of_their_own(tmp_path, option, environ):
 
 # ---- Followed
 
-# What stands for torchrun and two ranks: each line where it would be.
+# A script that writes the lines of torchrun and two ranks to their logs.
 RANKS = """
 def says(rank, *lines):
     with (run / f"logs/rank{rank}.log").open("a") as file:
@@ -87,7 +87,7 @@ def two_ranks(run_dir, script, *overrides):
 
 @quick
 def test_each_line_is_shown_under_its_rank_without_torchruns_report(tmp_path, capfd):
-    """An unfinished last line is shown when its process has ended."""
+    """An incomplete last line is shown after its process has ended."""
     script = (
         "print('of torchrun', flush=True); says(0, 'the same'); says(1, 'the same', '[bold]more')\n"
         "with (run / 'logs/rank0.log').open('a') as file:\n    file.write('cut o')\n"
@@ -105,7 +105,7 @@ def test_each_line_is_shown_under_its_rank_without_torchruns_report(tmp_path, ca
 
 
 @quick
-def test_in_a_hang_the_first_ranks_log_is_shown_and_all_may_have_stacks(tmp_path):
+def test_a_hang_shows_the_first_ranks_log_and_names_all_logs_with_stacks(tmp_path):
     class Prints(LocalProcess):
         def dump_stacks(self, folder):
             return None
@@ -162,7 +162,7 @@ def test_which_log_is_shown(tmp_path, logs, shown, line):
     assert f"{tmp_path / f'logs/{shown}.log'}:\n  | {line}\n" in description
 
 
-def test_a_users_mistake_shows_its_message_only(tmp_path):
+def test_a_users_mistake_shows_only_its_message(tmp_path):
     plan = two_ranks(tmp_path, DONE)
     assert "  (nothing)\n" in supervise.describe(plan, FAILED)
     (tmp_path / "logs/rank1.log").write_text("a warning\nConnection closed by peer\n")
@@ -174,8 +174,8 @@ def test_a_users_mistake_shows_its_message_only(tmp_path):
     assert "warning" not in description
 
 
-def test_ranks_of_another_node_have_the_runs_numbers(tmp_path):
-    """Torchrun's report has the number on the node."""
+def test_ranks_of_another_node_have_global_numbers(tmp_path):
+    """Torchrun reports the rank's number on its node."""
     plan = planned(*TWO, "topology=fsdp", run_dir=tmp_path)
     there, here = plan.processes
     assert list(logs.of_ranks(plan, here)) == list(range(8))
@@ -184,7 +184,7 @@ def test_ranks_of_another_node_have_the_runs_numbers(tmp_path):
     log = tmp_path / "logs/rank9.log"
     log.write_text("before\nthis time\n")
     (tmp_path / "logs/trainers-1.log").write_text(REPORT)
-    outcome = Outcome("failed", "trainers-1", began={log: len("before\n")})
+    outcome = Outcome("failed", "trainers-1", log_offsets={log: len("before\n")})
     description = supervise.describe(plan, outcome)
     assert description.startswith("\ntrainers-1, rank 9 failed: killed by signal 9 (SIGKILL)\n")
     assert f"{log}:\n  | this time\n" in description

@@ -1,4 +1,4 @@
-"""Test the sandbox in a plan: what its container is given, and no other process is."""
+"""Test the sandbox in a plan, and that only its container can run code."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def plan(*overrides: str):
 
 
 @pytest.mark.parametrize("runtime", ["local", "docker"])
-def test_it_starts_first_and_is_confined_under_every_runtime(runtime):
+def test_it_starts_first_and_is_confined_with_every_runtime(runtime):
     sandboxed_plan = plan(
         f"runtime={runtime}", "method.sandbox.memory_gb=0.4", "method.sandbox.processes=32"
     )
@@ -54,7 +54,7 @@ def test_it_starts_first_and_is_confined_under_every_runtime(runtime):
     assert (host["mem_limit"], host["memswap_limit"]) == (500_000_000, 500_000_000)
     assert (host["init"], host["read_only"], host["network_mode"]) == (False, True, "none")
     assert (host["auto_remove"], list(host["tmpfs"])) == (True, ["/tmp"])
-    # Nor may another container see the engine's socket, or a directory above it.
+    # No other container may see the engine's socket, or a directory above it.
     mounts = [m.source for spec in sandboxed_plan.containers.values() for m in spec.mounts]
     sockets = [Path("/var/run/docker.sock"), Path("/run/docker.sock")]
     assert [m for m in mounts if any(socket.is_relative_to(m) for socket in sockets)] == []
@@ -72,7 +72,7 @@ def test_without_an_engine_nothing_starts(monkeypatch, tmp_path):
 
 
 class FakeContainer:
-    """Write that it is ready, and nothing more until it is removed."""
+    """A container that reports that it is ready and then writes nothing."""
 
     def __init__(self) -> None:
         self.removed = threading.Event()
@@ -95,7 +95,7 @@ class FakeContainer:
 def test_a_container_is_not_replaced_after_the_run_has_ended(
     monkeypatch, tmp_path, during_creation
 ):
-    """Nobody would remove a container that is created after that."""
+    """Nothing would remove a container that is created later."""
     made = []
 
     def create(client, spec, image, host):
@@ -115,6 +115,6 @@ def test_a_container_is_not_replaced_after_the_run_has_ended(
     )
     threading.Timer(0.05, worker.end if during_creation else worker.close).start()
     began = time.monotonic()
-    assert worker.run({"tests": [1]})["error"] == sandboxed.WENT
+    assert worker.run({"tests": [1]})["error"] == sandboxed.ENDED_DURING_JOB
     assert time.monotonic() - began < 4
     assert [container.removed.is_set() for container in made] == [True] * (1 + during_creation)

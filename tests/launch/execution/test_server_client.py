@@ -1,4 +1,4 @@
-"""Test asking a generation server, against small real servers."""
+"""Test queries of a generation server, with small real servers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from launch.execution import server_client
     (b"SSH-2.0-OpenSSH_9.2\r\n", None),
     (b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nshort", None),
 ])  # fmt: skip
-def test_an_answer_or_an_os_error_though_the_shell_has_a_proxy(monkeypatch, answer, text):
+def test_a_query_returns_an_answer_or_raises_os_error_despite_a_proxy(monkeypatch, answer, text):
     for name in ("http_proxy", "HTTP_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
     monkeypatch.delenv("no_proxy", raising=False)

@@ -1,4 +1,4 @@
-"""runtime=slurm without a Slurm: scripts, submission, what a job does on its nodes.
+"""Test runtime=slurm without Slurm: scripts, submission, and jobs on their nodes.
 
 tests/integration/test_slurm.py has a real one.
 
@@ -69,14 +69,14 @@ def test_options_and_command_survive_the_shells_quoting():
     for option in (
         "--comment=a b; rm -rf $HOME #",
         "--account=it's mine",
-        "--output=/shared/my runs/100%%/1/logs/slurm.log",  # in sbatch, % begins a field
+        "--output=/shared/my runs/100%%/1/logs/slurm.log",  # sbatch replaces % fields
     ):
         assert [option] in options
     command = ["exec", "/opt/my env/bin/python", str(slurm.JOB_PROGRAM), "/shared/my runs/100%/1"]
     assert shlex.split(text.splitlines()[-1]) == command
 
 
-def test_a_script_holds_no_secret():
+def test_a_script_contains_no_secret():
     plan = planned(*SCRIPTS["one_node"], HF_TOKEN="hf_verysecret")
     assert "hf_verysecret" not in slurm.script(plan, host_with(8, HF_TOKEN="hf_verysecret"))
 
@@ -92,7 +92,7 @@ def test_mode_plan_shows_the_script_and_submits_nothing(launch, tools, tmp_path)
 # ---- Several nodes in plan and arithmetic
 
 
-def test_ranks_of_all_nodes_count():
+def test_the_batch_counts_ranks_of_all_nodes():
     config = composed(*TWO, "topology=fsdp")
     ranks = (
         placement.num_gpus(config),
@@ -138,7 +138,7 @@ def test_network_settings_reach_every_rank():
     assert not set(variables) & set(env)
 
 
-def test_a_step_takes_its_whole_node_without_this_launchers_mark():
+def test_a_step_uses_its_complete_node_without_this_launchers_mark():
     plan = planned(*TWO, "topology=ddp")
     argv = step(plan.run_dir, plan.processes[0])
     assert argv[0] == "srun"
@@ -147,7 +147,7 @@ def test_a_step_takes_its_whole_node_without_this_launchers_mark():
     assert argv[argv.index("env") + 1 :][:4] == ["-u", orphans.LAUNCHER, "-u", orphans.PROCESS]
 
 
-def test_a_run_on_several_nodes_starts_in_a_job_only():
+def test_a_run_on_several_nodes_starts_only_in_a_job():
     with pytest.raises(HostError, match="runtime=slurm"):
         check_host(planned("hardware=cpu", "runtime=slurm", "runtime.slurm.nodes=2"), host_with(0))
 
@@ -155,7 +155,7 @@ def test_a_run_on_several_nodes_starts_in_a_job_only():
 @pytest.mark.parametrize(("override", "rules"), [
     ("options=['-p gpu']", ["slurm_options"]),
     ("options=['--array=0-3']", ["slurm_options"]),
-    ("options=['--part=x']", ["slurm_options"]),  # getopt takes abbreviations
+    ("options=['--part=x']", ["slurm_options"]),  # getopt accepts abbreviations
     ("options=['--time-min=5','--gres-flags=enforce-binding','--mem=0']", []),
     ("gres='gpu:1g.10gb'", []),
 ])  # fmt: skip
@@ -169,18 +169,18 @@ def test_an_option_that_the_composition_decides_is_rejected(override, rules):
 
 @pytest.fixture
 def watching(monkeypatch):
-    monkeypatch.setattr(slurm, "ASK_EVERY_S", 0.0)
+    monkeypatch.setattr(slurm, "QUERY_EVERY_S", 0.0)
     return "runtime.slurm.wait=true"
 
 
 def ends(exit_code: int | None, then: str = "exit 0") -> str:
-    """Let squeue say RUNNING once; then the job leaves its record and the queue."""
+    """Let squeue print RUNNING once; then the job writes its record and leaves the queue."""
     record = json.dumps({"status": "x", "exit_code": exit_code})
     last = f"echo step 1/1 > logs/slurm.log; echo '{record}' > record.json; {then}"
     return f"cd runs/*/*; test -e seen && {{ {last}; }}; touch seen; echo RUNNING"
 
 
-def test_submit_leaves_what_the_job_needs_and_returns(launch, tools, tmp_path):
+def test_submit_writes_the_inputs_of_the_job_and_returns(launch, tools, tmp_path):
     done = launch(*JOB, "format=json")
     assert done.code == 0, done.err
     (run_dir,) = (tmp_path / "runs/sft-tiny-cpu").iterdir()
@@ -191,7 +191,7 @@ def test_submit_leaves_what_the_job_needs_and_returns(launch, tools, tmp_path):
     record = json_files.read_json(run_dir / "record.json")
     assert (record["status"], record["overrides"]) == ("submitted", [*JOB, "format=json"])
     assert sealed.faults(record) == []
-    # The job computes what was submitted, and resumes it.
+    # The job runs the submitted composition, and resumes it.
     assert composition_hash(slurm_job.composition(run_dir)) == record["composition_hash"]
 
 
@@ -218,9 +218,9 @@ def test_the_shell_overrides_no_key_and_passes_no_mask(launch, tools, monkeypatc
 
 
 @pytest.mark.parametrize("refusal", ["sbatch: error: Invalid account", "No such file"])
-def test_a_run_that_sbatch_does_not_take_is_failed(launch, tools, monkeypatch, tmp_path, refusal):
+def test_a_run_that_sbatch_rejects_has_failed(launch, tools, monkeypatch, tmp_path, refusal):
     tools.add("sbatch", f"echo '{refusal}' >&2; exit 1")
-    if refusal == "No such file":  # no sbatch here
+    if refusal == "No such file":  # without sbatch
         monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     done = launch(*JOB)
     assert done.code == 3
@@ -231,14 +231,14 @@ def test_a_run_that_sbatch_does_not_take_is_failed(launch, tools, monkeypatch, t
 
 @pytest.mark.parametrize(("overrides", "code"), [
     (["hardware=mi50", "model=qwen3_14b", "topology=single", "tracking=none"], 3),
-    (["experiment=quickstart"], 2),  # a pipeline is not one job
+    (["experiment=quickstart"], 2),  # a pipeline is several runs
 ])  # fmt: skip
-def test_what_cannot_run_is_not_submitted(launch, tools, overrides, code):
+def test_an_invalid_run_is_not_submitted(launch, tools, overrides, code):
     assert launch("runtime=slurm", *overrides).code == code
     assert tools.calls() == []
 
 
-def test_a_run_has_no_second_job_until_the_first_is_gone(launch, tools, tmp_path):
+def test_a_run_has_no_second_job_until_the_first_has_ended(launch, tools, tmp_path):
     assert launch(*JOB).code == 0
     (run_dir,) = (tmp_path / "runs/sft-tiny-cpu").iterdir()
     tools.add("squeue", "echo RUNNING")
@@ -251,8 +251,8 @@ def test_a_run_has_no_second_job_until_the_first_is_gone(launch, tools, tmp_path
     assert list((tmp_path / "runs/sft-tiny-cpu").iterdir()) == [run_dir]
 
 
-def test_wait_follows_the_job_that_the_run_has_already(launch, tools, watching):
-    """Trials of a sweep that was stopped do so when it resumes."""
+def test_wait_follows_the_existing_job_of_a_run(launch, tools, watching):
+    """A resumed sweep follows the jobs of its trials."""
     assert launch(*JOB).code == 0
     tools.add("squeue", ends(0))
     assert launch(*JOB, watching).code == 0
@@ -267,7 +267,7 @@ def test_wait_returns_the_jobs_exit_code(launch, tools, watching, exit_code, cod
     assert "step 1/1" in done.out
 
 
-def test_a_busy_controller_is_asked_again_for_an_hour(launch, tools, monkeypatch, watching):
+def test_a_busy_controller_is_queried_for_an_hour(launch, tools, monkeypatch, watching):
     busy = "{ echo 'slurm_load_jobs error: Socket timed out' >&2; exit 1; }"
     tools.add(
         "squeue",
@@ -283,7 +283,7 @@ def test_a_busy_controller_is_asked_again_for_an_hour(launch, tools, monkeypatch
     assert "Socket timed out" in done.err
 
 
-def test_ctrl_c_ends_the_watching_and_not_the_job(launch, tools):
+def test_ctrl_c_does_not_end_the_job(launch, tools):
     tools.add("squeue", f"kill -INT {os.getpid()}; echo RUNNING")
     assert launch(*JOB, "runtime.slurm.wait=true").code == 75
     assert not any(call.startswith("scancel") for call in tools.calls())

@@ -1,4 +1,4 @@
-"""Test what a Slurm job does on its nodes, by programs that answer as Slurm 22.05 does."""
+"""Test a Slurm job on its nodes, with programs that answer like Slurm 22.05."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.helpers.slurm_examples import JOB, TWO, planned
 
 @pytest.mark.parametrize(("vendor", "assigned", "mask"), [
     (Vendor.amd, {"ROCR": "2,3", "CUDA": "0"}, {"HIP": "2,3"}),
-    (Vendor.amd, {"HIP": "5", "ROCR": "0,1"}, {"HIP": "0,1"}),  # HIP comes from a shell
+    (Vendor.amd, {"HIP": "5", "ROCR": "0,1"}, {"HIP": "0,1"}),  # HIP comes from the shell
     (Vendor.amd, {"HIP": "5"}, {}),
     (Vendor.nvidia, {"CUDA": "1", "ROCR": "1"}, {"CUDA": "1"}),
     (Vendor.none, {"CUDA": "0"}, {}),
@@ -31,7 +31,7 @@ def test_slurms_mask_becomes_the_one_that_the_launcher_reads(monkeypatch, vendor
         monkeypatch.delenv(name, raising=False)
     for name, value in assigned.items():
         monkeypatch.setenv(f"{name}_VISIBLE_DEVICES", value)
-    slurm_job.take_mask(vendor)
+    slurm_job.adopt_mask(vendor)
     masks = {name: os.environ.get(f"{name}_VISIBLE_DEVICES") for name in ("HIP", "ROCR", "CUDA")}
     assert {name: value for name, value in masks.items() if value} == mask
     monkeypatch.undo()
@@ -39,7 +39,7 @@ def test_slurms_mask_becomes_the_one_that_the_launcher_reads(monkeypatch, vendor
 
 @pytest.mark.parametrize(("squeue", "saved_more", "requeued"), [
     ("echo RUNNING", True, True),
-    ("echo RUNNING", False, False),  # it would be interrupted like this for ever
+    ("echo RUNNING", False, False),  # the job saved nothing new
     ("echo CANCELLED", True, False),
     ("", True, False),
     ("echo 'Socket timed out' >&2; exit 1", True, True),
@@ -56,7 +56,7 @@ def test_an_interrupted_job_is_requeued(tools, squeue, saved_more, requeued):
 
 
 def test_a_job_without_its_run_directory_exits_with_2(tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("SLURM_CLUSTERS", "far,near")  # squeue and scontrol would ask there
+    monkeypatch.setenv("SLURM_CLUSTERS", "far,near")  # squeue would query these clusters
     before = signal.getsignal(signal.SIGTERM)
     try:
         assert slurm_job.main([str(tmp_path)]) == 2
@@ -66,8 +66,8 @@ def test_a_job_without_its_run_directory_exits_with_2(tmp_path, capsys, monkeypa
     assert "SLURM_CLUSTERS" not in os.environ
 
 
-def test_a_signal_to_srun_asks_another_node_for_its_stacks(tmp_path, tools):
-    """The srun here prints that it got the signal and ends."""
+def test_a_signal_to_srun_dumps_stacks_on_another_node(tmp_path, tools):
+    """The fake srun prints a line when it receives the signal, and ends."""
     tools.add(
         "srun",
         f'exec {sys.executable} -c "import signal; signal.signal(signal.SIGUSR1, lambda *_: '
@@ -88,9 +88,9 @@ def test_the_job_plans_with_its_own_address(launch, tools, tmp_path, monkeypatch
     assert launch(*JOB, "runtime.slurm.nodes=2", "runtime.slurm.interface=lo").code == 0
     (run_dir,) = (tmp_path / "runs/sft-tiny-cpu").iterdir()
     for name in ("MASTER_ADDR", "MASTER_PORT"):
-        monkeypatch.setenv(name, "1")  # undone after the test, whatever prepared() sets
+        monkeypatch.setenv(name, "1")  # so that monkeypatch restores what node_plan() sets
         del os.environ[name]
-    plan, _ = slurm_job.prepared(run_dir)
+    plan, _ = slurm_job.node_plan(run_dir)
     assert os.environ["MASTER_ADDR"] == "127.0.0.1"
     addresses = [p.argv[p.argv.index("--master-addr") + 1] for p in plan.processes]
     assert addresses == ["127.0.0.1"] * 2

@@ -1,4 +1,4 @@
-"""The network of a node: interfaces of this machine, and adapters as sysfs shows them."""
+"""Test interfaces of this machine, and RDMA adapters in a sysfs tree."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_address_of_an_interface():
 
 @pytest.fixture
 def fabric(tmp_path):
-    """Make two adapters with RoCE v1 in row 0, v2 in row 1, and nothing in row 2."""
+    """Create two adapters with RoCE v1 in GID 0, v2 in GID 1, and an empty GID 2."""
     rows = {
         0: ("fe80:0000:0000:0000:0000:0000:0000:0001", "IB/RoCE v1"),
         1: ("0000:0000:0000:0000:0000:ffff:0a00:0001", "RoCE v2"),
@@ -48,11 +48,11 @@ def test_existing_adapters_pass(fabric, hca, gid_index):
 
 
 @pytest.mark.parametrize(("hca", "gid_index", "message"), [
-    ("=mlx5", None, "no adapter mlx5 on .* There are mlx5_0, mlx5_1"),
-    ("=mlx5_0:1", 0, r"row 0 of mlx5_0 on .* is IB/RoCE v1, fe80.*. Rows of RoCE v2: 1 \(0000"),
-    ("=mlx5_0:1", 2, r"row 2 .* is RoCE v2, 0000:.*0000. Rows of RoCE v2: 1"),
-    ("=mlx5_0:2", 1, "none: an InfiniBand port needs no gid_index"),
+    ("=mlx5", None, "no adapter mlx5 on .* mlx5_0, mlx5_1"),
+    ("=mlx5_0:1", 0, r"GID 0 of mlx5_0 on .*: IB/RoCE v1, fe80.* 1 \(0000"),
+    ("=mlx5_0:1", 2, r"GID 2 .*: RoCE v2, 0000:.*0000.* 1 \("),
+    ("=mlx5_0:2", 1, "remove it"),
 ])  # fmt: skip
-def test_missing_adapters_and_wrong_rows_are_rejected(fabric, hca, gid_index, message):
+def test_missing_adapters_and_wrong_gids_are_rejected(fabric, hca, gid_index, message):
     with pytest.raises(HostError, match=message):
         slurm_network.check_adapters(replace(Slurm(), hca=hca, gid_index=gid_index), fabric)

@@ -1,4 +1,4 @@
-"""Test process groups that are really started: scripts of tests/helpers/supervised.py."""
+"""Test real process groups, which run scripts of tests/helpers/supervised.py."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ PATIENT = "runtime.stop_timeout_s=300"
 
 
 def dies_once_trained(end: str) -> str:
-    """Return a server that runs `end` when the trainers train."""
+    """Return a server that runs `end` after training has begun."""
     dies = f"""
 import threading
 def watch():
@@ -57,7 +57,7 @@ threading.Thread(target=watch, daemon=True).start()
 pytestmark = pytest.mark.usefixtures("quick_supervision")
 
 
-# ---- To the end
+# ---- Success
 
 
 def once(line: str) -> str:
@@ -66,7 +66,7 @@ def once(line: str) -> str:
     return f"\nwhile {line!r} not in ({order}): time.sleep(0.01)\n"
 
 
-def test_ranks_load_while_their_server_does_and_it_ends_last(tmp_path, capfd):
+def test_ranks_load_in_parallel_with_their_server_which_ends_last(tmp_path, capfd):
     prepare = "note('prepares'); write('result.json', status='prepared'); print('[bold]done')"
     trainers = (
         "note('ranks load'); assert not (run / 'result.json').exists()"
@@ -92,7 +92,7 @@ def test_a_server_on_the_gpu_of_its_ranks_loads_before_them(tmp_path, monkeypatc
     assert (tmp_path / "order").read_text().splitlines() == ["server listens", "ranks load"]
 
 
-def test_a_result_of_an_earlier_attempt_does_not_count(tmp_path):
+def test_a_result_of_an_earlier_attempt_is_removed(tmp_path):
     (tmp_path / "result.json").write_text(json.dumps({"status": "done"}))
     (tmp_path / "failures").mkdir()
     failure = {"rank": 3, "time": 0.0, "error": "old", "exit_code": 2}
@@ -121,11 +121,11 @@ def test_a_failing_rank_ends_the_server_and_its_error_is_explained(tmp_path, cap
     trainers = "print('torch.OutOfMemoryError: HIP out of memory', flush=True); sys.exit(1)"
     code, _ = executed(plan_of(tmp_path, {"server": SERVER, "trainers": trainers}, QUICK))
     assert code == 4
-    assert "This usually means: the GPU's memory is full." in capsys.readouterr().out
+    assert "This usually means: the GPU's memory is full" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("end", "why"), [
-    ("os._exit(0)", "server failed: it ended by itself"),
+    ("os._exit(0)", "server failed: it exited with code 0"),
     ("os.kill(os.getpid(), signal.SIGKILL)", "server failed: killed by signal 9 (SIGKILL)"),
 ])  # fmt: skip
 def test_trainers_save_when_their_server_ends_and_the_run_fails(tmp_path, capsys, end, why):
@@ -145,10 +145,10 @@ def test_a_program_that_is_missing_fails_the_run(tmp_path):
     assert json.loads((tmp_path / "record.json").read_text())["status"] == "failed"
 
 
-# ---- Again
+# ---- Restarts
 
 
-def test_restarts_until_it_works_and_the_record_says_how_many(tmp_path, capfd):
+def test_restarts_until_it_succeeds_and_records_their_number(tmp_path, capfd):
     plan = plan_of(tmp_path, {"server": SERVER, "trainers": FLAKY}, QUICK, "runtime.max_restarts=3")
     code, record = executed(plan)
     assert (code, record["status"], record["restarts"]) == (0, "done", 2)
@@ -170,13 +170,13 @@ def test_restarts_are_used_up_unless_the_user_made_a_mistake(tmp_path, exit_code
     assert (record["exit_code"], record["restarts"]) == (code, restarts)
 
 
-# ---- Asked to stop
+# ---- Signals
 
 
 @pytest.mark.usefixtures("hangups")
 @pytest.mark.parametrize("number", ["SIGHUP", "SIGUSR1"])
 def test_a_signal_saves(tmp_path, number, capfd):
-    """A second signal, such as another Ctrl-C, leaves the save alone."""
+    """A second signal, such as another Ctrl-C, does not interrupt the save."""
     rank = SAVES.replace('note("trains")', f"os.kill(os.getppid(), signal.{number})").replace(
         "time.sleep(0.3)", "os.kill(os.getppid(), signal.SIGINT); time.sleep(0.3)"
     )
@@ -187,7 +187,7 @@ def test_a_signal_saves(tmp_path, number, capfd):
     assert f"{number}: waiting for trainers" in capfd.readouterr().err
 
 
-def test_ranks_that_somebody_else_stopped_are_interrupted(tmp_path):
+def test_ranks_that_another_process_stopped_are_interrupted(tmp_path):
     rank = SAVES.replace('note("trains")', "os.kill(os.getpid(), signal.SIGTERM)").replace(
         "exit(75)", "exit(1)"
     )
@@ -195,14 +195,14 @@ def test_ranks_that_somebody_else_stopped_are_interrupted(tmp_path):
     assert (code, record["status"], record["restarts"]) == (75, "interrupted", 0)
 
 
-def test_a_rank_that_ignores_sigterm_is_killed_when_the_time_is_over(tmp_path):
+def test_a_rank_that_ignores_sigterm_is_killed_after_the_timeout(tmp_path):
     deaf = f"{DEAF}os.kill(os.getppid(), signal.SIGTERM)\n{FOREVER}"
     code, _ = executed(plan_of(tmp_path, {"trainers": deaf}, "runtime.stop_timeout_s=1"))
     assert code == 75
 
 
 def test_trainers_whose_server_has_failed_end_soon_unless_they_save(tmp_path, monkeypatch):
-    """One waits in a collective for ever; one steps, and saves for longer than that."""
+    """One waits in a collective; another trains, and its save takes longer than the limit."""
     monkeypatch.setattr(supervise, "UNSERVED_GRACE_S", 0.3)
     server = dies_once_trained("os._exit(3)")
     scripts = {"server": server, "trainers": f"{DEAF}note('trains')\nforever()"}
@@ -234,15 +234,15 @@ def note(line):
 {SAVES}"""
 
 
-def test_a_grandchild_in_a_session_of_its_own_is_killed(tmp_path):
-    """The autouse fixture sees that nothing is left."""
+def test_a_grandchild_in_its_own_session_is_killed(tmp_path):
+    """The autouse fixture checks that no process is left."""
     stays = "import time\nwhile True: time.sleep(1)"
     code, _ = executed(plan_of(tmp_path, {"trainers": CHILD.format(stays) + DONE}, QUICK))
     assert code == 0
 
 
-def test_ranks_that_torchrun_leaves_finish_their_save(tmp_path):
-    """A torchrun that gets SIGTERM twice ends at once, while its ranks still save."""
+def test_ranks_finish_their_save_after_torchrun_has_ended(tmp_path):
+    """After a second SIGTERM, torchrun ends immediately, but its ranks still save."""
     torchrun = CHILD.format(RANK) + "while not (run / 'trains').exists(): time.sleep(0.02)\n"
     torchrun += (
         "signal.signal(signal.SIGTERM, lambda *_: (child.terminate(), os._exit(1)))\n"

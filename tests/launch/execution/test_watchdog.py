@@ -1,4 +1,4 @@
-"""Test that the watchdog counts what a run has done."""
+"""Test how the watchdog measures the progress of a run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from launch.execution import watchdog
 
 
-def test_work_is_a_heartbeat_logged_lines_and_saved_bytes(tmp_path):
+def test_progress_is_a_heartbeat_logged_lines_or_saved_bytes(tmp_path):
     assert (watchdog.steps_done(tmp_path), watchdog.bytes_saved(tmp_path)) == ((0, 0), 0)
     (tmp_path / "heartbeat").touch()
     (tmp_path / "metrics.jsonl").write_text("{}\n")

@@ -272,7 +272,7 @@ def test_importance_of_a_search_is_optunas(tmp_path):
         rate = float(dict(o.partition("=")[::2] for o in trial.varied)["method.args.learning_rate"])
         trial.status, trial.value = "done", rate
     folder = a_sweep(tmp_path, [], metric="loss", space=plain(config.space))
-    rows = [vars(trial) for trial in search.known]
+    rows = [vars(trial) for trial in search.trials]
     change(folder / "sweep.json", trials=rows)
     shares = importances(json_files.read_json(folder / "sweep.json"))
     assert shares["learning_rate"] > 0.5

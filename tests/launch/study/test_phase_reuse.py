@@ -1,4 +1,4 @@
-"""A pipeline that was changed keeps the phases before the change."""
+"""Test that a changed pipeline reuses the phases before the change."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from launch.core import json_files
 from launch.core.errors import EXIT_DONE, EXIT_INTERRUPTED, UserError
 from launch.plan import container
 from launch.reports.run_files import phases_of, read
-from launch.study import keeping, pipeline
+from launch.study import phase_reuse, pipeline
 from tests.conftest import composed, host_with
 
 SFT = "{name: sft}"
@@ -30,7 +30,7 @@ FOLDERS = ["1_sft", "2_more", "3_last"]
 
 @pytest.fixture
 def begin(tmp_path, capsys, phases_that_end):
-    """Run phases; returns (what was started, the newest run directory, what was said)."""
+    """Return a function that runs phases and returns (started phases, run directory, output)."""
     started, _ = phases_that_end
 
     def call(phases: list[str], *overrides: str, code: int = EXIT_DONE):
@@ -50,7 +50,7 @@ def newest(root: Path) -> Path:
 
 
 def links(run_dir: Path) -> dict[str, Path]:
-    """Phase's folder -> where its link leads."""
+    """Return the target of the link of each reused phase."""
     return {path.name: path.resolve() for path in sorted(run_dir.iterdir()) if path.is_symlink()}
 
 
@@ -66,19 +66,19 @@ CHANGES = {
     "a middle one": ([SFT, MORE % 1e-5, LAST % 1e-4], FOLDERS[:1], FOLDERS[1:], f"more.{RATE}"),
     "one is added at the end": (
         [*THREE, "{name: e, model_from: last, overrides: ['method=evaluate']}"],
-        FOLDERS, ["4_e"], "e: it is new",
+        FOLDERS, ["4_e"], "e is new",
     ),
     "one is inserted": (
         [SFT, "{name: e, model_from: sft, overrides: ['method=evaluate']}", *THREE[1:]],
-        ["1_sft"], ["2_e", "3_more", "4_last"], "e: 2_more was in its place",
+        ["1_sft"], ["2_e", "3_more", "4_last"], "e replaces 2_more",
     ),
-    "the last is left out": (THREE[:2], FOLDERS[:2], [], "nothing is left to run"),
+    "the last is left out": (THREE[:2], FOLDERS[:2], [], "no other phase has to run"),
     "nothing": (THREE, [], FOLDERS, ""),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("phases", "kept", "run", "said"), CHANGES.values(), ids=CHANGES)
-def test_what_is_kept_where_a_phase_changes(begin, phases, kept, run, said):
+def test_phases_before_a_change_are_reused(begin, phases, kept, run, said):
     _, first, _ = begin(THREE)
     before = content(first)
     started, second, out = begin(phases)
@@ -86,14 +86,14 @@ def test_what_is_kept_where_a_phase_changes(begin, phases, kept, run, said):
     assert second != first
     assert links(second) == {name: first / name for name in kept}
     assert said in out
-    assert ("Keeps 1_sft" in out) == bool(kept)
+    assert ("Reusing 1_sft" in out) == bool(kept)
     of_second = json_files.read_json(second / "record.json")
     assert (of_second["status"], list(of_second["phases"].values())) == ("done", [*kept, *run])
-    assert content(first) == before, "the earlier run stays as it is"
+    assert content(first) == before, "the earlier run does not change"
 
 
-def test_a_run_that_kept_is_kept_of_in_turn_and_the_most_is_kept(begin):
-    """The third run keeps what the second kept of the first; most counts before newest."""
+def test_reused_phases_are_reused_again_and_most_phases_win(begin):
+    """The third run reuses the first's phase through the second. More phases beat newer ones."""
     _, first, _ = begin(THREE)
     _, second, _ = begin([SFT, MORE % 1e-5, LAST % 1e-4])
     taken = [
@@ -109,19 +109,17 @@ def test_a_run_that_kept_is_kept_of_in_turn_and_the_most_is_kept(begin):
     }
     started, fourth, _ = begin([SFT, MORE % 1e-4, LAST % 1e-6])
     assert (started, links(fourth)) == (["3_last"], {name: first / name for name in FOLDERS[:2]})
-    assert begin(THREE)[0] == FOLDERS, (
-        "a pipeline that is done runs again as a whole, whatever came after it"
-    )
+    assert begin(THREE)[0] == FOLDERS, "a finished pipeline runs again completely"
 
 
-def test_nothing_is_kept_under_resume_never(begin):
+def test_resume_never_reuses_nothing(begin):
     begin(THREE[:2])
     started, run_dir, out = begin([*THREE[:2], LAST % 1e-5], "resume=never")
     assert (started, links(run_dir)) == (FOLDERS, {})
-    assert "Keeps" not in out
+    assert "Reusing" not in out
 
 
-def test_stopped_after_the_change_it_resumes_there(begin, phases_that_end):
+def test_a_changed_pipeline_resumes_after_a_stop(begin, phases_that_end):
     _, signals = phases_that_end
     _, first, _ = begin(THREE)
     changed = [SFT, MORE % 1e-5, LAST % 1e-4]
@@ -141,29 +139,29 @@ def edit(path: Path) -> None:
     json_files.write_json(path, {**json_files.read_json(path), "exit_code": 7})
 
 
-def test_a_phase_that_is_no_longer_whole_is_not_kept(begin):
+def test_a_damaged_phase_is_not_reused(begin):
     _, first, _ = begin(THREE)
     phase = first / "2_more"
     whole = content(phase)
     for damage, message in {
-        lambda: (phase / "model/model.safetensors").unlink(): "model.safetensors is gone",
+        lambda: (phase / "model/model.safetensors").unlink(): "model.safetensors is missing",
         lambda: edit(phase / "record.json"): "cannot be trusted (sha256",
-        lambda: shutil.rmtree(phase): "there is no record of it in",
+        lambda: shutil.rmtree(phase): "has no record.json",
     }.items():
         damage()
-        assert message in keeping.fault(phase)
+        assert message in phase_reuse.fault(phase)
         for file, data in whole.items():
             Path(file).parent.mkdir(parents=True, exist_ok=True)
             Path(file).write_bytes(data)
-    assert keeping.fault(phase) is None
+    assert phase_reuse.fault(phase) is None
     shutil.rmtree(phase)
     started, run_dir, out = begin([*THREE[:2], LAST % 1e-5])
     assert (started, links(run_dir)) == (["2_more", "3_last"], {"1_sft": first / "1_sft"})
-    assert "runs what comes after: more: " in out
+    assert "running the phases after them: more: " in out
 
 
-def test_a_run_whose_kept_phases_are_gone_is_not_resumed(begin, phases_that_end):
-    """The run that it was kept of was deleted while the new one was stopped."""
+def test_a_run_whose_reused_phases_were_deleted_is_not_resumed(begin, phases_that_end):
+    """The earlier run was deleted while the new one was stopped."""
     _, asked = phases_that_end
     _, first, _ = begin(THREE)
     changed = [SFT, MORE % 1e-5, LAST % 1e-4]
@@ -171,7 +169,7 @@ def test_a_run_whose_kept_phases_are_gone_is_not_resumed(begin, phases_that_end)
     _, second, _ = begin(changed, code=EXIT_INTERRUPTED)
     asked.clear()
     shutil.rmtree(first)
-    why = f"sft: there is no record of it in {first / '1_sft'}"
+    why = f"sft: {first / '1_sft'} has no record.json"
     with pytest.raises(UserError) as refused:
         begin(changed, f"resume={second}")
     assert why in str(refused.value)
@@ -180,10 +178,10 @@ def test_a_run_whose_kept_phases_are_gone_is_not_resumed(begin, phases_that_end)
     assert (started, links(third)) == (FOLDERS, {})
     assert f"Not resuming {second}" in out
     assert why in out
-    assert not first.exists(), "nothing is made in the place of what was deleted"
+    assert not first.exists(), "nothing is created in place of the deleted run"
 
 
-def test_data_that_changed_ends_what_is_kept(begin, tmp_path):
+def test_phases_with_changed_data_are_not_reused(begin, tmp_path):
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "1+1", "completion": "2"}\n')
     given = f"{{name: more, model_from: sft, overrides: ['data=jsonl', 'data.path={rows}']}}"
@@ -194,12 +192,12 @@ def test_data_that_changed_ends_what_is_kept(begin, tmp_path):
     assert f"more: {rows} has changed" in out
 
 
-def test_the_plan_says_what_is_kept_and_makes_nothing(begin, tmp_path, capsys):
+def test_the_plan_shows_reused_phases_and_writes_nothing(begin, tmp_path, capsys):
     _, first, _ = begin(THREE)
     changed, there = [*THREE[:2], LAST % 1e-5], sorted(tmp_path.rglob("*"))
     started, _, out = begin(changed, "mode=plan")
     assert started == []
-    assert f"Keeps 1_sft, 2_more of {first}; runs what comes after: last.{RATE}." in out
+    assert f"Reusing 1_sft, 2_more of {first}; running the phases after them: last.{RATE}." in out
     assert "p-last" in out
     assert "p-sft" not in out
     shown = json.loads(begin(changed, "mode=plan", "format=json")[2])
@@ -214,8 +212,8 @@ RAFT = ["hardware=cpu", "method=raft", LEVELS]
 
 
 @pytest.mark.parametrize(("curriculum", "same"), [("adaptive", 8), ("progressive", 2)])
-def test_the_phases_of_raft_that_another_cycle_changes_nothing_of(curriculum, same):
-    """A curriculum by stages divides the run among its cycles."""
+def test_one_more_cycle_leaves_the_first_phases_unchanged(curriculum, same):
+    """A progressive curriculum depends on the number of cycles."""
     two, three = (
         pipeline.make_plans(composed(*overrides), Request(overrides), host_with(0), Path("/r/p/1"))
         for overrides in (
@@ -229,8 +227,8 @@ def test_the_phases_of_raft_that_another_cycle_changes_nothing_of(curriculum, sa
     assert equal[: same + 1] == [True] * same + [False] * (same < len(two))
 
 
-def test_the_cycle_that_is_chosen_follows_from_evaluations_that_are_kept(begin, phases_that_end):
-    """Of three cycles the third is left out; later phases take the first, of the earlier run."""
+def test_reused_evaluations_choose_the_cycle(begin, phases_that_end):
+    """The third of three cycles is skipped; later phases use the first, from the earlier run."""
     _, asked = phases_that_end
     asked |= {
         f"accuracy of raft_cycle{cycle}_evaluate": accuracy
@@ -252,7 +250,7 @@ def test_the_cycle_that_is_chosen_follows_from_evaluations_that_are_kept(begin, 
     assert asked_of == str(first / "4_raft_cycle1_train/model")
     choices = [json_files.read_json(f / "record.json")["chosen"] for f in (first, second)]
     assert choices[0] == choices[1]
-    assert begin([SFT, stops, export])[0] == whole, "done and unchanged, it runs again as a whole"
+    assert begin([SFT, stops, export])[0] == whole, "a finished pipeline runs again completely"
     started, third, _ = begin([SFT, goes_on, export])
     assert [name.partition("_")[0] for name in started] == ["9", "10", "11", "12"]
     exported = json_files.read_json(third / "12_export/record.json")["composition"]["model"]
@@ -261,7 +259,7 @@ def test_the_cycle_that_is_chosen_follows_from_evaluations_that_are_kept(begin, 
     assert (started, len(links(fourth))) == ([], 12)
 
 
-def test_reports_follow_the_links_and_say_what_is_gone(begin, capsys):
+def test_reports_follow_links_and_show_missing_phases(begin, capsys):
     _, first, _ = begin(THREE)
     _, second, _ = begin([SFT, MORE % 1e-5, LAST % 1e-4])
     runs = [read(phase, phase.name) for phase in phases_of(second)]
@@ -269,14 +267,14 @@ def test_reports_follow_the_links_and_say_what_is_gone(begin, capsys):
     assert report.main([str(second)]) == EXIT_DONE
     assert f", {first.name}." in (second / "report.html").read_text()
     assert report.main([str(first), str(second), f"output={first.parent}/both.html"]) == EXIT_DONE
-    assert "5 runs" in (first.parent / "both.html").read_text(), "the phase that both have is one"
+    assert "5 runs" in (first.parent / "both.html").read_text(), "the shared phase is counted once"
     shutil.rmtree(first)
     assert report.main([str(second)]) == EXIT_DONE
     assert ">gone</span>" in (second / "report.html").read_text()
     assert [read(phase).status for phase in phases_of(second)] == ["gone", "done", "done"]
 
 
-def test_reproducing_runs_kept_phases_again_beside_their_links(begin, monkeypatch):
+def test_reproducing_runs_reused_phases_again_next_to_their_links(begin, monkeypatch):
     _, first, _ = begin(THREE)
     _, second, _ = begin([SFT, MORE % 1e-5, LAST % 1e-4])
     again = []
@@ -289,8 +287,8 @@ def test_reproducing_runs_kept_phases_again_beside_their_links(begin, monkeypatc
     assert names == [(second, name) for name in FOLDERS]
 
 
-def test_a_container_sees_what_is_kept(begin, tmp_path):
-    """A container mounts kept models, and the phases that a pipeline with reused samples kept."""
+def test_a_container_mounts_reused_phases(begin, tmp_path):
+    """A container mounts reused models, and the reused phases of a pipeline with samples."""
     _, first, _ = begin(THREE)
     _, second, _ = begin([SFT, MORE % 1e-5, LAST % 1e-4])
 
