@@ -47,7 +47,7 @@ def starts_directly(config: Config, kind: str) -> bool:
     return alone and not profiled and kind in ("trainer", "evaluator", "exporter")
 
 
-def made_here(config: Config) -> bool:
+def creates_model(config: Config) -> bool:
     """Return whether vLLM needs a model that must be created first: random weights."""
     generates = config.topology.servers > 0 or config.topology.name == "colocate"
     return generates and config.model.path is None and config.model.init.name == "random"
@@ -80,7 +80,7 @@ def process_groups(config: Config, host: Host) -> list[ProcessGroup]:
     serving, training = gpus[: num_server_gpus(config)], gpus[num_server_gpus(config) :]
     if shares_gpu(config):
         training = gpus
-    groups = [ProcessGroup("prepare", "prepare", training[:1])] if made_here(config) else []
+    groups = [ProcessGroup("prepare", "prepare", training[:1])] if creates_model(config) else []
     if config.topology.servers:
         groups.append(ProcessGroup("server", "server", serving, num_server_gpus(config)))
     kind, ranks = config.method.kind, trainers_of_a_node(config)

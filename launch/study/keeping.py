@@ -18,7 +18,7 @@ from launch.core import json_files
 from launch.inputs import sample_files
 from launch.inputs.paths import followed
 from launch.plan import rundir, sealed
-from launch.plan.views import outside
+from launch.plan.views import reused_phases
 from launch.schema import Config
 from launch.schema.plan import Plan
 from launch.study import cycles
@@ -139,7 +139,7 @@ def summary(reuse: Reuse) -> str:
 
 def link(run_dir: Path, plans: dict[str, Plan]) -> None:
     """Link to each kept phase, relatively, so that both runs can be moved."""
-    for folder in outside(run_dir, plans).values():
+    for folder in reused_phases(run_dir, plans).values():
         here = run_dir / folder.name
         if not here.is_symlink():
             here.symlink_to(os.path.relpath(folder, run_dir))

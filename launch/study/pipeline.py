@@ -27,7 +27,7 @@ from launch.machine import detect
 from launch.plan import rundir, sealed, show
 from launch.plan.check_files import check_files
 from launch.plan.planning import make_plan, prepare, with_choices
-from launch.plan.views import outside, pipeline_json, shared_warnings
+from launch.plan.views import pipeline_json, reused_phases, shared_warnings
 from launch.rules.phases import check_phases
 from launch.rules.values import check_value
 from launch.schema import Config, Data, Phase
@@ -43,7 +43,7 @@ def run(config: Config, request: Request) -> int:
     """Plan every phase, then run them in order; return the exit code."""
     run_dir, resumed = rundir.choose(config)
     pipeline = Pipeline(config, request, detect.host(sys.executable), run_dir)
-    left = rundir.left(config, run_dir)
+    left = rundir.skipped_run_notes(config, run_dir)
     plans = pipeline.plans()
     if resumed and (changed := changed_phases(run_dir, plans)):
         what = "; ".join(changed)
@@ -64,7 +64,7 @@ def run(config: Config, request: Request) -> int:
             plans = pipeline.plans(reuse.folders) if reuse.folders else plans
     warnings = [*left, *shared_warnings(plans)]
     if config.mode == Mode.plan:
-        here = plans.keys() - outside(run_dir, plans).keys()
+        here = plans.keys() - reused_phases(run_dir, plans).keys()
         to_run = [plan for name, plan in plans.items() if name in here and not plan.is_left_out]
         # Warnings are shown once, at the end.
         silent = [dataclasses.replace(plan, warnings=[]) for plan in to_run]
@@ -97,12 +97,12 @@ def changed_phases(run_dir: Path, plans: dict[str, Plan]) -> list[str]:
     # Since the record was written, more cycles may have been left out.
     if not _folders(plans).items() <= then.items() <= now.items():
         return rundir.differences(then, now, "phases")
-    changes, reused_dirs = [], outside(run_dir, plans)
+    changes, reused_dirs = [], reused_phases(run_dir, plans)
     for name, plan in plans.items():
         if (
             why := keeping.fault(plan.run_dir)
             if name in reused_dirs
-            else rundir.untrusted(plan.run_dir)
+            else rundir.record_fault(plan.run_dir)
         ):
             changes.append(f"{name}: {why}")
         elif begun := json_files.read_json(plan.run_dir / "record.json"):

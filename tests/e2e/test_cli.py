@@ -181,7 +181,7 @@ def test_smoke_of_an_eight_gpu_composition_with_an_adapter_and_a_curriculum(tmp_
         cwd=tmp_path,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "smoke: in place of topology.num_gpus=8: two processes" in done.stdout
+    assert "smoke=true replaces topology.num_gpus=8: two processes" in done.stdout
     run = newest(tmp_path)
     rows = json_files.read_metrics(run / "metrics.jsonl")
     assert [row["step"] for row in rows] == list(range(1, len(rows) + 1))

@@ -44,9 +44,9 @@ def test_a_plan_knows_the_rows_of_this_composition_and_of_no_other(launch, tmp_p
     place = data_cache.for_ranks(config, host_with(0))
     json_files.write_json(tmp_path / ".cache/data/statistics" / f"{place['key']}.json", FIGURES)
     said = launch("hardware=cpu", f"run_root={tmp_path}", "mode=plan").out
-    for words in ("100 rows, lengths 10 to 90 tokens, mean 50.0", "7 cut to 64 tokens"):
+    for words in ("100 rows, lengths 10 to 90 tokens, mean 50.0", "7 rows truncated to 64 tokens"):
         assert words in said
-    assert "97.7% of a batch's places hold a token, packed" in said
+    assert "97.7% of the tokens in a batch are not padding, packed" in said
     for other in ("data.limit=9", "method.args.max_length=32", "method=dpo"):
         page = launch("hardware=cpu", f"run_root={tmp_path}", "mode=plan", other).out
         assert "not prepared yet" in page
@@ -82,5 +82,5 @@ def test_figures_are_of_the_code_that_makes_rows_and_tokens(tmp_path, monkeypatc
     for changed in (None, *names):
         for name in names:
             (tmp_path / name).write_text("new" if name == changed else "old")
-        found.add(tuple(data_cache._code.__wrapped__()))
+        found.add(tuple(data_cache._code_hashes.__wrapped__()))
     assert len(found) == 5

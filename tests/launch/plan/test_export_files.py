@@ -34,8 +34,8 @@ def test_it_gets_no_gpu_and_the_converter():
 
 # Evaluations by their record's composition, and what is said of them as results_from
 EVALUATIONS = [
-    ({"model": {"path": "/another", "hub_id": None}}, "an evaluation of /another, not of"),
-    ({"model": {"name": "another"}}, "an evaluation of random weights, not of"),
+    ({"model": {"path": "/another", "hub_id": None}}, "evaluated /another, but"),
+    ({"model": {"name": "another"}}, "evaluated random weights, but"),
     ({"seed": 0}, "not a finished evaluation"),
     (None, "not a finished evaluation"),
 ]
@@ -75,14 +75,14 @@ def test_arguments_that_cannot_be_used_are_refused(refused, tmp_path, source, mo
 
 def test_directories_without_a_model_name_the_one_that_has_it(refused, tmp_path):
     unfinished = files_of(tmp_path / "unfinished", record={"status": "interrupted"})
-    assert "(its status: interrupted). Use: its command again" in refused(
+    assert "(status interrupted). Use: the command of that run again" in refused(
         f"model.path={unfinished}"
     )
     newest = files_of(unfinished / "checkpoints/checkpoint-10", manifest={}, config={})
     files_of(unfinished / "checkpoints/checkpoint-9", manifest={}, config={})
     assert f"or model.path={newest}" in refused(f"model.path={unfinished}")
     done = files_of(tmp_path / "done", record={"status": "done"})
-    assert "Use: the run that trained it." in refused(f"model.path={done}")
+    assert "Use: model.path=<the run that trained the model>." in refused(f"model.path={done}")
     adapter = files_of(tmp_path / "adapter", adapter_config={})
     assert "is an adapter, not a model" in refused(f"model.path={adapter}")
     phases = {"one": "1_one", "two": "2_two"}

@@ -50,22 +50,22 @@ def resumed(folder: Path, *overrides: str) -> list[str]:
     """Return what the plan says."""
     config, _ = prepare(composed(*overrides, f"resume={folder}"))
     assert rundir.choose(config) == (folder, True)
-    return rundir.moved(config, folder)
+    return rundir.changed_rank_notes(config, folder)
 
 
 @pytest.mark.parametrize(
     ("before", "now", "said"),
     [
-        (DDP, [*EIGHT, "topology=ddp", "topology.num_gpus=4", "effective_batch=64"], "ddp of 8 rank(s) before, topology=ddp of 4 rank(s)"),
-        (DDP, [*EIGHT, "topology=single", "effective_batch=64"], "topology=single of 1 rank(s) now: the same sequences per step"),
-        ([*EIGHT, "topology=fsdp"], [*EIGHT, "topology=fsdp", *HALF], "sums round"),
+        (DDP, [*EIGHT, "topology=ddp", "topology.num_gpus=4", "effective_batch=64"], "ddp with 8 rank(s) before, topology=ddp with 4 rank(s)"),
+        (DDP, [*EIGHT, "topology=single", "effective_batch=64"], "topology=single with 1 rank(s) now. The order of rows"),
+        ([*EIGHT, "topology=fsdp"], [*EIGHT, "topology=fsdp", *HALF], "Sums round"),
         (
             [*DDP, "runtime.slurm.nodes=2", "runtime=slurm", "runtime.slurm.interface=ib0"][1:] + ["hardware=mi300x"],
             [*EIGHT, "topology=ddp", "effective_batch=128"],
-            "of 16 rank(s) before",
+            "with 16 rank(s) before",
         ),
-        ([*GRPO, "topology=ddp"], [*GRPO, "topology=ddp", "topology.num_gpus=4"], "completions are sampled again"),
-        ([*EIGHT[:3], "method=evaluate"], [*EIGHT[:3], "method=evaluate", "topology=single"], "finished batches stay"),
+        ([*GRPO, "topology=ddp"], [*GRPO, "topology=ddp", "topology.num_gpus=4"], "Completions are sampled again"),
+        ([*EIGHT[:3], "method=evaluate"], [*EIGHT[:3], "method=evaluate", "topology=single"], "Finished batches are reused"),
         (DDP, DDP, None),
     ],
 )  # fmt: skip
@@ -80,11 +80,11 @@ def test_a_run_that_goes_on_elsewhere(tmp_path, before, now, said):
     [
         (DDP, [*DDP, "seed=7", "topology.num_gpus=4"], ["another composition", "seed: 0 -> 7"]),
         (DDP, [*EIGHT, "topology=ddp", "topology.num_gpus=4"],
-         ["a step took 64 sequences (8 rank(s) x 4 x accumulation 2) and would take", "Use: effective_batch=64"]),
-        (DDP, [*EIGHT, "topology=fsdp", "effective_batch=64"], ["format of transformers, which", "Use: topology=ddp;"]),
-        ([*EIGHT, "topology=fsdp"], [*EIGHT, "topology=single", "effective_batch=32"], ["format of FSDP2, which", "Use: topology=fsdp;"]),
-        (ZERO, [*EIGHT, "topology=zero3"], ["format of ZeRO-2", "Use: topology=zero2;"]),
-        (ZERO, [*ZERO, *HALF], ["of 8 rank(s) before", "optimizer's state", "topology=zero2 topology.num_gpus=8", "ddp or fsdp"]),
+         ["a step had 64 sequences (8 rank(s) x 4 x accumulation 2) and would have", "Use: effective_batch=64"]),
+        (DDP, [*EIGHT, "topology=fsdp", "effective_batch=64"], ["cannot read checkpoints of transformers. ", "Use: topology=ddp;"]),
+        ([*EIGHT, "topology=fsdp"], [*EIGHT, "topology=single", "effective_batch=32"], ["cannot read checkpoints of FSDP2. ", "Use: topology=fsdp;"]),
+        (ZERO, [*EIGHT, "topology=zero3"], ["cannot read checkpoints of ZeRO-2. ", "Use: topology=zero2;"]),
+        (ZERO, [*ZERO, *HALF], ["with 8 rank(s) before", "optimizer's state", "topology=zero2 topology.num_gpus=8", "topology=fsdp can resume"]),
         ([*GRPO, "topology=split", "topology.num_gpus=5"], [*GRPO, "topology=ddp"], ["another composition", "topology.servers: 1 -> 0"]),
         ([*GRPO, "topology=colocate"], [*GRPO, "topology=single"],
          ["another engine would generate", "topology=colocate topology.num_gpus=1"]),
@@ -95,7 +95,7 @@ def test_a_run_that_goes_on_elsewhere(tmp_path, before, now, said):
          ["curriculum=adaptive", "per_device_train_batch_size=4 on 8 rank(s)"]),
         (["hardware=mi350x", "runtime=local", "method=tune/batch", "model=qwen3_4b", "topology=ddp"],
          ["hardware=mi350x", "runtime=local", "method=tune/batch", "model=qwen3_4b", "topology=ddp", "topology.num_gpus=4"],
-         ["only a training, an evaluation", "topology=ddp topology.num_gpus=8"]),
+         ["only training, evaluation", "topology=ddp topology.num_gpus=8"]),
     ],
 )  # fmt: skip
 def test_what_cannot_go_on_is_refused_with_what_to_give(tmp_path, before, now, words):

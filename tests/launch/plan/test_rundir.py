@@ -158,13 +158,13 @@ def test_a_folder_of_runs_given_for_a_run(launch, tmp_path):
     for name in ("20261121-101500-aaaaaa", "20261122-101500-000000"):
         (tmp_path / "runs/quick" / name).mkdir(parents=True)
         (tmp_path / "runs/quick" / name / "record.json").write_text("{}")
-    newest = f"It holds runs, the newest is {tmp_path}/runs/quick/20261122-101500-000000."
+    newest = f"It contains runs; the newest is {tmp_path}/runs/quick/20261122-101500-000000."
     for given in ("resume=runs/quick", "model.path=runs/quick"):
         done = launch(given, "mode=plan")
         assert (done.code, newest in done.err) == (2, True), done.err
-    assert "It holds" not in launch("resume=runs").err
+    assert "It contains" not in launch("resume=runs").err
     with pytest.raises(
-        UserError, match="no record.json. It holds runs, the newest is .*/20261122-101500-000000"
+        UserError, match="no record.json. It contains runs; the newest is .*/20261122-101500-000000"
     ):
         load_record(tmp_path / "runs/quick")
 
@@ -183,14 +183,14 @@ def test_a_run_whose_record_was_changed_by_hand_does_not_go_on(tmp_path, changed
     )
     with pytest.raises(
         UserError,
-        match=rf"its record.json cannot be trusted \({said}\). resume=never starts afresh.",
+        match=rf"its record.json cannot be trusted \({said}\). Use: resume=never",
     ):
         choose(tmp_path, f"resume={folder}")
     assert choose(tmp_path)[1] is False
     if "composition_hash" not in changed:  # by which auto knows a run
-        assert rundir.left(composed("hardware=cpu", f"run_root={tmp_path / 'runs'}"), tmp_path) == [
-            f"Not resuming {folder}: its record.json cannot be trusted ({said})."
-        ]
+        assert rundir.skipped_run_notes(
+            composed("hardware=cpu", f"run_root={tmp_path / 'runs'}"), tmp_path
+        ) == [f"Not resuming {folder}: its record.json cannot be trusted ({said})."]
 
 
 def test_of_what_cannot_go_on_only_the_newest_is_said_and_only_under_auto(tmp_path):
@@ -198,20 +198,20 @@ def test_of_what_cannot_go_on_only_the_newest_is_said_and_only_under_auto(tmp_pa
     gone = {"files": {str(tmp_path / "gone.jsonl"): "0"}}
     folder = a_run(tmp_path, "2", "failed")
     leave_record(folder, config, "failed", data=gone)
-    assert rundir.left(config, tmp_path) == [
+    assert rundir.skipped_run_notes(config, tmp_path) == [
         f"Not resuming {folder}: {tmp_path / 'gone.jsonl'} changed since that run began."
     ]
     assert (
-        rundir.left(
+        rundir.skipped_run_notes(
             composed("hardware=cpu", f"run_root={tmp_path / 'runs'}", "resume=never"), tmp_path
         )
         == []
     )
     a_run(tmp_path, "3", "done")
-    assert rundir.left(config, tmp_path) == []
-    assert rundir.left(config, a_run(tmp_path, "4", "failed")) == []
+    assert rundir.skipped_run_notes(config, tmp_path) == []
+    assert rundir.skipped_run_notes(config, a_run(tmp_path, "4", "failed")) == []
     json_files.write_text(tmp_path / "runs/sft-tiny-cpu/5/record.json", "{")
-    assert rundir.left(config, tmp_path) == [
+    assert rundir.skipped_run_notes(config, tmp_path) == [
         f"Not resuming {tmp_path}/runs/sft-tiny-cpu/5: {rundir.DAMAGED}."
     ]
 

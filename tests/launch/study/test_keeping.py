@@ -129,7 +129,7 @@ def test_stopped_after_the_change_it_resumes_there(begin, phases_that_end):
     started, second, _ = begin(changed, code=EXIT_INTERRUPTED)
     assert started == ["2_more"]
     signals.clear()
-    with pytest.raises(UserError, match=r"it differs in phases.* resume=auto"):
+    with pytest.raises(UserError, match=r"differs in phases.* resume=auto"):
         begin([*THREE[:2], LAST % 1e-5], f"resume={second}")
     started, again, out = begin(changed)
     assert (started, again) == (["3_last"], second)
