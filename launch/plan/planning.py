@@ -88,10 +88,10 @@ def make_plan(
     warnings: Sequence[str] = (),
     request: Request = EMPTY_REQUEST,
 ) -> Plan:
-    """Plan a prepared composition.
+    """Return the plan of a prepared composition.
 
-    Raises UserError for a secret in the composition, and HostError for a GPU mask that does not fit
-    it.
+    Raises UserError if the composition contains a secret, and HostError if the GPU mask does not
+    match the topology.
     """
     names = process_env.secret_names(config, host.environ)
     secrets = {host.environ.get(name, "") for name in names}

@@ -264,7 +264,7 @@ def start(overrides: list[str], env: dict[str, str], log: Path) -> subprocess.Po
         file.flush()
         return subprocess.Popen(
             [*tie, sys.executable, str(RUN), *overrides],
-            env=masks.inherited(env),
+            env=masks.merged_environ(env),
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,

@@ -74,8 +74,8 @@ def card_and_nvidia(root):
 @pytest.mark.parametrize(("build", "message"), [
     (sysroots.rx7900xtx, r"1 x rx7900xtx, 1 x unknown GPU \(gfx1036, .*"
      r"hardware=rx7900xtx with HIP_VISIBLE_DEVICES=0\."),
-    (unknown_kinds, "no group of conf/hardware describes any"),
-    (card_and_nvidia, r"1 x unknown GPU \(gfx1036, 2 CUs, 0 GB\), 2 x h200; .*"
+    (unknown_kinds, "None of them has a group"),
+    (card_and_nvidia, r"1 x unknown GPU \(gfx1036, 2 CUs, 0 GB\), 2 x h200. .*"
      r": hardware=h200 with CUDA_VISIBLE_DEVICES=0,1"),
 ])  # fmt: skip
 def test_auto_does_not_guess(tmp_path, build, message):
@@ -225,7 +225,7 @@ def test_a_container_counts_the_gpus_that_it_may_use(tmp_path):
     assert [g.render_minor for g in host.withheld] == [128, 130]
     assert (host.gpus[0].node, host.gpus[0].uuid) == (3, "GPU-000000000000abc3")
     assert (host.gpus[0].compute_partition, host.gpus[0].memory_partition) == ("SPX", "NPS1")
-    line = detect.found_line((*host.gpus, *host.withheld), "mi300x")
+    line = detect.detection_line((*host.gpus, *host.withheld), "mi300x")
     assert "6 x AMD Instinct MI300X (gfx942, 304 CUs, 206 GB), and 2 " in line
     properties = f"{sysroots.KFD}/nodes/2/properties"
     machine.remove(properties)

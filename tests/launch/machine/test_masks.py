@@ -56,7 +56,7 @@ def test_a_process_sees_one_mask(tmp_path, monkeypatch, own, seen):
 def test_a_plan_follows_the_shells_mask(shell, mask):
     config = composed("hardware=mi300x", "topology=ddp", "topology.num_gpus=2", "runtime=local")
     if mask is None:
-        with pytest.raises(HostError, match="CUDA_VISIBLE_DEVICES=1 differs"):
+        with pytest.raises(HostError, match="CUDA_VISIBLE_DEVICES=1. Use: unset"):
             make_plan(config, host_with(8, **shell), Path("/runs/1"))
         return
     (trainers,) = make_plan(config, host_with(8, **shell), Path("/runs/1")).processes

@@ -94,10 +94,10 @@ def test_a_split_of_one_gpu_sends_weights_over_gloo():
 
 
 @pytest.mark.parametrize(("environ", "said"), [
-    ({"ROCR_VISIBLE_DEVICES": "0"}, "Unset it"),
-    ({"HIP_VISIBLE_DEVICES": "0,0"}, "named twice"),
+    ({"ROCR_VISIBLE_DEVICES": "0"}, "unset ROCR"),
+    ({"HIP_VISIBLE_DEVICES": "0,0"}, "contains a GPU twice"),
     ({"HIP_VISIBLE_DEVICES": "0"}, "needs 8"),
-    ({"HIP_VISIBLE_DEVICES": "GPU-abc"}, "indices are needed"),
+    ({"HIP_VISIBLE_DEVICES": "GPU-abc"}, "expected indices"),
 ])  # fmt: skip
 def test_masks_that_contradict(environ, said):
     with pytest.raises(HostError, match=said):

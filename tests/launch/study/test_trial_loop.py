@@ -68,5 +68,5 @@ def test_on_a_cpu_a_trial_takes_no_gpu_and_alone_keeps_all_cores():
 
 
 def test_a_mask_of_the_users_that_names_no_index_is_refused():
-    with pytest.raises(HostError, match="indices are needed"):
+    with pytest.raises(HostError, match="expected indices"):
         prepared(Request(ONE_GPU), host_with(8, HIP_VISIBLE_DEVICES="GPU-1234"))
