@@ -26,8 +26,8 @@ def test_reports_compare_evaluations_of_the_same_problems_only(tmp_path):
         a_run(tmp_path / "A", [0] * 6 + [1]),
         a_run(tmp_path / "B", [4] * 7, per_problem=4),
     )
-    table, refused = evaluations.compared(
-        evaluations.with_first([first, second, a_run(tmp_path / "C", [1] * 7, sha="other")])
+    table, refused = evaluations.comparisons(
+        evaluations.pairs_with_first([first, second, a_run(tmp_path / "C", [1] * 7, sha="other")])
     )
     assert [cell.text for cell in table.rows[0]] == [
         "A to B",
@@ -38,7 +38,7 @@ def test_reports_compare_evaluations_of_the_same_problems_only(tmp_path):
     ]
     assert table.rows[0][-1].mark == "good"
     assert "A and C have different problems" in refused.text
-    assert evaluations.with_first([first]) == []
+    assert evaluations.pairs_with_first([first]) == []
 
 
 def test_a_report_of_an_evaluation(tmp_path):

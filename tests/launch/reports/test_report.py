@@ -47,7 +47,7 @@ def test_a_run_that_is_done(tmp_path, capsys):
         "none: runtime=local",
         "Speed, predicted and measured",
         f"seconds per step {predicted:.4g} 2 {2 / predicted:.1%}",
-        "Over the whole run, its first steps included: 950 tokens/s",
+        "The mean of all steps is 950 tokens/s",
         "8 → 0.8889 (lowest 0.8889, highest 8)",
         "trainers weights 0.004",
         "reproduce.py",
@@ -89,7 +89,7 @@ def test_a_line_that_is_being_written_is_no_fault(tmp_path):
     assert "steps 2 of 2" in text
     assert read(folder).status == "lost"
     text = made(folder).text
-    assert "no launcher on this machine holds it" in text
+    assert "no launcher on this machine executes it" in text
     assert "1 of 3 lines skipped: line 3" in text
 
 
@@ -145,7 +145,7 @@ def test_a_step_of_grpo_and_its_server(tmp_path):
     server = {"generation": "1.2 60.0%", "weight sync": "0.1 5.0%", "idle": "0.7 35.0%"}
     server_parts = {("generation server", name): value for name, value in server.items()}
     assert parts_of_a_step(folder) == trainers | server_parts
-    assert "0.8 s of generation pass" in made(folder).text
+    assert "0.8 s of generation overlap with training" in made(folder).text
 
 
 def test_telemetry_profile_targets_and_energy(tmp_path):
@@ -175,7 +175,7 @@ def test_telemetry_profile_targets_and_energy(tmp_path):
     text = made(folder).text
     for wanted in (
         "reward 0.9 0.6 150.0% a table",
-        "accuracy not reached 1 another",
+        "accuracy not measured 1 another",
         "energy 0.25 kWh per million tokens",
         "Power W",
         "600 → 600 W",
@@ -183,7 +183,7 @@ def test_telemetry_profile_targets_and_energy(tmp_path):
         "80 → 80 %",
         "gemm 12 0.3 25.0%",
         "Modules that compute in fp32, 3.0% of the time",
-        "Communication hidden behind them: 2.0%",
+        "Communication that overlaps with computation: 2.0%",
         "idle 40.0%",
     ):
         assert wanted in text, wanted
@@ -277,6 +277,6 @@ def test_importance_of_a_search_is_optunas(tmp_path):
     shares = importances(json_files.read_json(folder / "sweep.json"))
     assert shares["learning_rate"] > 0.5
     assert sum(shares.values()) == pytest.approx(1)
-    assert "PED-ANOVA (Optuna) over 12 trials" in made(folder).text
+    assert "PED-ANOVA over 12 finished trials" in made(folder).text
     change(folder / "sweep.json", trials=rows[:5])
-    assert "5 trials are done, and a search needs 10" in made(folder).text
+    assert "5 trials are finished, and a search needs 10" in made(folder).text

@@ -40,7 +40,7 @@ def test_hostile_strings_are_text(tmp_path):
 def test_a_page_of_nothing_but_a_config(tmp_path):
     folder = tmp_path / "r"
     json_files.write_text(folder / "config.yaml", "method: {name: sft}\n")
-    assert "There is no record of how it ended." in made(folder).text
+    assert "There is no record of how the run ended." in made(folder).text
     json_files.write_text(folder / "config.yaml", "a: [")
     json_files.write_text(folder / "record.json", "{")
     json_files.write_json(folder / "plan.json", {"processes": 3, "warnings": ["w"]})

@@ -267,7 +267,7 @@ def test_reports_follow_the_links_and_say_what_is_gone(begin, capsys):
     runs = [read(phase, phase.name) for phase in phases_of(second)]
     assert [run.folder for run in runs] == [first / "1_sft", second / "2_more", second / "3_last"]
     assert report.main([str(second)]) == EXIT_DONE
-    assert f", {first.name}." in (second / "report.html").read_text()
+    assert f"the earlier run {first.name}." in (second / "report.html").read_text()
     assert report.main([str(first), str(second), f"output={first.parent}/both.html"]) == EXIT_DONE
     assert "5 runs" in (first.parent / "both.html").read_text(), "the phase that both have is one"
     shutil.rmtree(first)
