@@ -20,7 +20,7 @@ from launch.schema import Config
 from launch.schema.plan import Balance
 
 KEY, AUTO = "topology.servers", "auto"
-MIN_GAIN = 1.02  # the planner's error is larger than a smaller gain
+MIN_GAIN = 1.02  # a smaller gain is within the planner's error
 # A neutral host, because the number of servers must not depend on the planning machine.
 NEUTRAL_HOST = Host("python3", num_cores=1)
 

@@ -197,9 +197,9 @@ def _check_packages(config: Config) -> None:
 def _check_package(
     config: Config, override: str, package: str, remedy: str, requirements: str
 ) -> None:
-    """Check the package that `override` needs; `remedy` does without the package.
+    """Check that the image or this Python has the package that `override` needs.
 
-    `requirements` is the file of containers/cpu to which a user could add it.
+    `remedy` is an override that does not need it, and `requirements` a file in containers/cpu.
     """
     if config.runtime.on_node == "docker":
         image = images.load().get(config.container.name)  # None for the user's own image

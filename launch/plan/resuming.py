@@ -111,8 +111,8 @@ def _refusals(old: Config, new: Config) -> Iterator[tuple[str, str]]:
             "'~method.args.steps_per_generation' if you set that",
         )
     sizes = (old_batch.per_device, old_batch.accumulation)
-    is_divided = sizes != (new_batch.per_device, new_batch.accumulation)
-    if is_divided and (by_batch := order_by_batch(new)):
+    has_other_sizes = sizes != (new_batch.per_device, new_batch.accumulation)
+    if has_other_sizes and (by_batch := order_by_batch(new)):
         yield (
             f"{by_batch}, so another batch size or accumulation would change the order of rows",
             f"method.args.per_device_train_batch_size={old_batch.per_device} on "
