@@ -89,7 +89,7 @@ def test_an_experiment_has_only_values_that_differ_from_its_groups():
     content = tuned.experiment(prepare(config)[0], [])
     assert content["groups"]["method"] == "sft"
     assert content["values"]["model"] == {"init": "random"}
-    assert (content["values"]["seed"], found["values"]["user_env"]) == (3, {"A_B": "1"})
+    assert (content["values"]["seed"], content["values"]["user_env"]) == (3, {"A_B": "1"})
     assert content["values"]["method"] == {
         "args": {"gradient_accumulation_steps": 4, "max_length": 2048}
     }
