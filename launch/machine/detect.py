@@ -60,8 +60,8 @@ class Host:
 def group_of(gpus: tuple[Gpu, ...], counted: tuple[Gpu, ...] = ()) -> str:
     """Return the conf/hardware group of these GPUs; `cpu` without GPUs.
 
-    Unusable GPUs are ignored unless all are unusable. `counted` are all GPUs that a mask numbers,
-    if `gpus` is masked. Raises HostError if the group is not certain.
+    Unusable GPUs are ignored unless all are unusable. If `gpus` is masked, `counted` has all GPUs
+    that a mask can number. Raises HostError if the GPUs do not determine one group.
     """
     fault = group_fault(gpus, counted)
     if fault:
@@ -83,11 +83,11 @@ def group_fault(gpus: tuple[Gpu, ...], counted: tuple[Gpu, ...] = ()) -> tuple[s
         for group in groups:
             # A mask numbers the GPUs of one vendor.
             is_amd = any(gpu.group == group and gpu.gfx.startswith("gfx") for gpu in candidates)
-            vendors = [
+            same_vendor = [
                 g for g in _usable_or_all(counted or gpus) if g.gfx.startswith("gfx") == is_amd
             ]
             indices = [
-                str(i) for i, g in enumerate(vendors) if g.group == group and g in candidates
+                str(i) for i, g in enumerate(same_vendor) if g.group == group and g in candidates
             ]
             mask = (masks.AMD if is_amd else masks.NVIDIA)[0]
             options.append(f"hardware={group} with {mask}={','.join(indices)}")

@@ -141,7 +141,7 @@ def _check_rows(key: str, path: Path, row_format: str, all_lines: bool) -> None:
                 needs += "Use: model.path=<a trained model>."
             raise UserError(f"{place}: has {', '.join(row) or 'no column'}, but {needs}")
     if not place:
-        raise UserError(f"{key}={path}: no rows; the data set is empty.")
+        raise UserError(f"{key}={path}: the file has no rows. Use: {key}=<a file with rows>.")
 
 
 def _check_rewards(config: Config) -> None:

@@ -113,8 +113,8 @@ def peer_gpus(process: Process, processes: list[Process]) -> list[int]:
 def groups(host: Host, on_amd: bool) -> list[str]:
     """Return the caller's groups and, for an AMD GPU, those that may open device nodes.
 
-    They are gids, because the groups video and render have other gids in the image. A machine
-    without AMD GPUs can only plan with the names.
+    They are gids, because the groups video and render have other gids in the image. A machine that
+    has neither group can still plan, with the names.
     """
     owners = {*host.gids.values(), *host.device_nodes.values()} - {None} if on_amd else set()
     gids = sorted(gid for gid in {*host.member_of, *owners} - {host.gid} if gid is not None)
@@ -124,8 +124,8 @@ def groups(host: Host, on_amd: bool) -> list[str]:
 def environment_of(process: Process, peers: list[int]) -> dict[str, str]:
     """Return a process's variables, with its GPU mask renumbered for the container's devices."""
     variables = dict(process.env)
-    # The process's own GPUs come first because vLLM and torchrun use indices from 0. All are in the
-    # mask because HIP IPC carries the exporter's index.
+    # The process's own GPUs come first, because vLLM and torchrun use indices from 0. The peers'
+    # GPUs follow, because HIP IPC refers to the exporter's GPU by index.
     gpus = [*process.gpus, *peers]
     indices = {gpu: str(index) for index, gpu in enumerate(sorted(set(gpus)))}
     for mask in set(placement.MASK.values()) & set(variables) if gpus else ():
@@ -147,14 +147,14 @@ def devices(config: Config, host: Host, gpus: list[int], peers: list[int]) -> di
         ipc = "the trainer sends weights by HIP IPC"
         nodes |= {render_node(host, gpu): f"GPU {gpu}: {ipc}" for gpu in peers}
         if config.smoke:
-            nodes = {node: why for node, why in nodes.items() if node in host.device_nodes}
+            nodes = {node: reason for node, reason in nodes.items() if node in host.device_nodes}
     if config.runtime.infiniband:
         nodes[INFINIBAND] = "runtime.infiniband=true"
     return nodes
 
 
 def render_node(host: Host, gpu: int) -> str:
-    """Return the GPU's render node on this host, or its usual node if the host lacks the GPU."""
+    """Return the GPU's render node on this host, or its usual node on another host."""
     minor = host.gpus[gpu].render_minor if gpu < len(host.gpus) else None
     return f"/dev/dri/renderD{FIRST_RENDER_MINOR + gpu if minor is None else minor}"
 
@@ -182,23 +182,23 @@ def mounts(config: Config, host: Host, run_dir: Path, secrets: bool) -> list[Mou
         str(hub_cache(host)): "models and data sets of the hub",
     }
     sources = [(str(ROOT), True, "code")]
-    sources += [(str(Path(path)), True, why) for path, why in _inputs(config, host)]
-    sources += [(path, False, why) for path, why in writable.items() if path]
-    for path, _, why in sources:
+    sources += [(str(Path(path)), True, reason) for path, reason in _inputs(config, host)]
+    sources += [(path, False, reason) for path, reason in writable.items() if path]
+    for path, _, reason in sources:
         parts = Path(path).parts
         if len(parts) < 3 or parts[1] in ("proc", "sys", "dev") or parts[:3] == OUR_PACKAGES:
             raise UserError(
-                f"{path} ({why}) cannot be mounted into a container, because it would hide files "
-                "of the image. Use: another directory, at least two levels deep, outside /proc, "
-                "/sys, /dev and /opt/recipes."
+                f"{path} ({reason}) cannot be mounted into a container, because it would hide "
+                "files of the image. Use: another directory, at least two levels deep, outside "
+                "/proc, /sys, /dev and /opt/recipes."
             )
-        if why == "PYTHONPATH" and Path(path) == Path(host.home):
+        if reason == "PYTHONPATH" and Path(path) == Path(host.home):
             raise UserError(
                 "method.rewards: a container with your own reward mounts the current directory, "
                 "which is your home directory. Start the run in the directory of the reward, or "
                 "elsewhere with user_env.PYTHONPATH=<directory of the reward>."
             )
-    mounts = [Mount(path, path, read_only, why) for path, read_only, why in sources]
+    mounts = [Mount(path, path, read_only, reason) for path, read_only, reason in sources]
     if secrets:
         mounts.append(Mount(str(secret_dir(host, run_dir)), SECRETS, True, "secrets"))
     return mounts  # in any order: the engine mounts parents before children
@@ -235,7 +235,7 @@ def _inputs(config: Config, host: Host) -> list[tuple[str, str]]:
     if tunableop := config.user_env.get("PYTORCH_TUNABLEOP_FILENAME"):
         inputs += [(str(Path(tunableop).parent), "tuned matrix products")]
     inputs += [(folder, "PYTHONPATH") for folder in process_env.user_python_path(config, host)]
-    return list({path: why for path, why in inputs if path and Path(path) != ROOT}.items())
+    return list({path: reason for path, reason in inputs if path and Path(path) != ROOT}.items())
 
 
 def as_json(spec: ContainerSpec) -> dict[str, Any]:

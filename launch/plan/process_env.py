@@ -54,7 +54,7 @@ def settings(
             is_path = value.startswith(("/", "~", "."))
             if PASSED.match(name) and name not in withheld and not is_path:
                 settings[name] = Setting(name, value, "set in your shell", "yours")
-    # The shell's mask is already in `gpus`. The shell's HOME, for example, is wrong in a container.
+    # Skip the mask, from which `gpus` was chosen, and variables that a container sets for itself.
     ours = (MASK.get(config.hardware.vendor), *APPENDED_TO, *INSIDE)
     for name, setting in settings.items():
         if name in host.environ and name not in ours and setting.origin != "yours":

@@ -35,13 +35,17 @@ MAX_CURVES = 16  # trials with curves; the best ones are shown
 MAX_BENCHMARKS = 4  # trials in the table of a benchmark, each with two columns
 MIN_SEARCH_TRIALS = 10  # finished trials that PED-ANOVA needs, because it uses the best tenth
 Trial = dict[str, Any]
+TRIAL_TYPES = {"number": int, "status": str, "varied": list}  # keys that every trial has
 
 
 def page(folder: Path) -> Page:
     """Return the page of a sweep. Raises UserError if sweep.json is damaged."""
-    content = json_files.read_json(folder / "sweep.json")
-    trials: Any = (content or {}).get("trials")
-    if content is None or not isinstance(trials, list) or not all(map(_is_trial, trials)):
+    content = json_files.read_json(folder / "sweep.json") or {}
+    trials: Any = content.get("trials")
+    if not isinstance(trials, list) or not all(
+        isinstance(t, dict) and all(isinstance(t.get(k), cls) for k, cls in TRIAL_TYPES.items())
+        for t in trials
+    ):
         raise UserError(
             f"{folder / 'sweep.json'} is damaged. Use: the same sweep command, which restores it."
         )
@@ -83,7 +87,7 @@ def page(folder: Path) -> Page:
     sections = build_sections(
         {
             "Summary": summary,
-            "Trials": lambda: [_table(trials, metric, best)],
+            "Trials": lambda: [trials_table(trials, metric, best)],
             "Importance of the parameters": lambda: [
                 Note("Unknown: the trials report different metrics.")
                 if is_mixed
@@ -99,11 +103,6 @@ def page(folder: Path) -> Page:
         }
     )
     return Page(str(content.get("name") or folder.name), "sweep", status, sections)
-
-
-def _is_trial(entry: Any) -> bool:
-    types = {"number": int, "status": str, "varied": list}
-    return isinstance(entry, dict) and all(isinstance(entry.get(k), t) for k, t in types.items())
 
 
 def curves(runs: list[Run], ranked: list[Trial], total: int, order: str) -> list[Block]:
@@ -134,7 +133,7 @@ def parameters(trial: Trial) -> dict[str, str]:
     return {key: value for key, _, value in pairs}
 
 
-def _table(trials: list[Trial], metric: str | None, best: Trial | None) -> Table:
+def trials_table(trials: list[Trial], metric: str | None, best: Trial | None) -> Table:
     """Return a table with the parameters, result and status of each trial."""
     keys = dict.fromkeys(key for trial in trials for key in parameters(trial))
     rows = []

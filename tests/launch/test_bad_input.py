@@ -106,7 +106,7 @@ def test_a_directory_in_place_of_a_data_file_is_called_one(launch, tmp_path):
     ('{"text": "a"}\n\n{"txt": "b"}\n', "sft", [":3:", "has txt", "needs messages or text or"]),
     ('{"prompt": "a", "chosen": "b"}\n', "dpo", [":1:", "prompt+chosen+rejected"]),
     ("[1, 2]\n", "sft", [":1:", "list", "JSON object"]),
-    ("\n\n", "sft", ["no rows", "empty"]),
+    ("\n\n", "sft", ["the file has no rows"]),
     ('{"text": "a", "x": ' + "9" * 5000 + "}\n", "sft", [":1:", "(Exceeds the limit"]),
     ('{"text": "a", "text": "b"}\n', "sft", [":1:", 'the key "text" appears twice. Use: ']),
     ('{"a": ' + "[" * 100_000 + "\n", "sft", [":1:", "(maximum recursion depth"]),
