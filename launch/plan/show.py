@@ -149,8 +149,7 @@ def _facts(plan: Plan) -> dict[str, str]:
         facts["data"] = rows if is_generated else f"{data.kind} {files}"
         facts["expected speed"] = _speed(plan)
     if plan.data_cache:
-        preview = "data.preview=5 instead of mode=plan shows lengths, truncation and packing"
-        unknown = f"not prepared yet; {preview}"
+        unknown = "not prepared yet; data.preview=5 instead of mode=plan shows them"
         facts["rows"] = data_cache.describe_rows(plan.data) if plan.data else unknown
     servers = f"{placement.num_server_gpus(config)} GPU(s) generate, " if topology.servers else ""
     ranks = f"{placement.num_trainers(config)} rank(s)"

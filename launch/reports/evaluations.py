@@ -109,7 +109,7 @@ def comparisons(pairs: Sequence[tuple[Run, Run]]) -> list[Block]:
                 "runs": f"{first.name} to {run.name}",
                 "before": percent_cell(comparison.before),
                 "after": percent_cell(comparison.after),
-                "points": Cell(f"{100 * comparison.difference:+.1f}", True),
+                "change (points)": Cell(f"{100 * comparison.difference:+.1f}", True),
                 "95% interval": f"{100 * comparison.low:+.1f} to {100 * comparison.high:+.1f}",
                 "better / worse problems": f"{comparison.better} / {comparison.worse} of "
                 f"{comparison.num_problems}",

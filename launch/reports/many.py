@@ -40,18 +40,18 @@ MAX_SECTIONS = 8  # runs that have their own sections on a page of several runs
 
 def pipeline(folder: Path) -> Page:
     """Return the page of the pipeline in a run directory."""
-    is_running = rundir.is_locked(folder)
+    was_locked = rundir.is_locked(folder)
     record = json_files.read_json(folder / "record.json") or {}
-    status = status_of(folder, record, is_running)
+    status = status_of(folder, record, was_locked)
     runs = [read(phase, phase.name) for phase in phases_of(folder)]
 
     def summary() -> list[Block]:
-        notes = []
+        figures = []
         for raft, choice in (record.get("chosen") or {}).items():
             note = f"of {choice['num_cycles']}, held-out accuracy {percent(choice['accuracy'])}"
             note += ", stopped early" if choice["stopped_early"] else ""
-            notes.append([f"best cycle of {raft}", choice["cycle"], note])
-        blocks: list[Block] = [run_page.headline(status, record.get("exit_code"), notes)]
+            figures.append([f"best cycle of {raft}", choice["cycle"], note])
+        blocks: list[Block] = [run_page.headline(status, record.get("exit_code"), figures)]
         if status != "done":
             blocks.append(Note(run_page.verdict(status), mark_of(status)))
         for run in runs:
@@ -73,7 +73,9 @@ def pipeline(folder: Path) -> Page:
                 row: dict[str, Any] = {"evaluation": phase.name, "before": before.name}
                 row |= {"accuracy before": percent_cell(before.accuracy)}
                 row |= {"accuracy": percent_cell(phase.accuracy)}
-                rows.append(row | {"points": Cell(f"{lineage.points(phase, before):+.1f}", True)})
+                rows.append(
+                    row | {"change (points)": Cell(f"{lineage.points(phase, before):+.1f}", True)}
+                )
                 pairs.append((by_name[before.name], by_name[phase.name]))
         note = "Before: the nearest earlier evaluation in the lineage on the same problems."
         return [table("Gains", rows, note), *evaluations.comparisons(pairs)]

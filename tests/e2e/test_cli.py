@@ -86,7 +86,7 @@ def trained(tmp_path_factory):
 
 def test_the_same_command_resumes_a_stopped_run(trained):
     run, printed = trained
-    assert "Continues" in printed
+    assert "Resuming" in printed
     assert "Everything is in" in printed
     assert [record.parent for record in run.parents[2].glob("runs/*/*/record.json")] == [run]
 
