@@ -85,7 +85,7 @@ def hardware_of(requested: str, host: Host) -> Hardware | None:
     if requested == "auto":
         group = None
         wholes = {gpu.partition_of for gpu in gpus}
-        if not detect.undecided(gpus):
+        if not detect.group_fault(gpus):
             group = detect.group_of(gpus)
         elif len(wholes) == 1:
             group = wholes.pop()

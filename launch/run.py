@@ -62,7 +62,8 @@ def run(overrides: list[str]) -> int:
     if config.data.preview and config.mode == Mode.run:
         return row_preview.run(choose(config, host), host, warnings, request)
     run_dir, resumed = rundir.choose(config)
-    warnings += [*rundir.left(config, run_dir), *rundir.moved(config, run_dir)]
+    warnings += rundir.skipped_run_notes(config, run_dir)
+    warnings += rundir.changed_rank_notes(config, run_dir)
     plan = make_plan(with_choices(config, host, run_dir), host, run_dir, warnings, request)
     if config.mode == Mode.plan:
         return show_plan(plan, host, search_result, fit.advice(plan, host))

@@ -19,13 +19,13 @@ def hardware_group(facts: Facts) -> Finding | None:
     unread = unread_nodes(facts)
     if not gpus:
         return unknown(*unread) if unread else None
-    hardware, fault = facts.hardware, detect.undecided(gpus, facts.host.gpus)
+    hardware, fault = facts.hardware, detect.group_fault(gpus, facts.host.gpus)
     requested = f"hardware={facts.group} was asked for"
     if fault:
         read, cure = fault
     else:
         group = detect.group_of(gpus)
-        read = detect.found_line(gpus, group).removeprefix("hardware=auto: ")
+        read = detect.detection_line(gpus, group).removeprefix("hardware=auto: ")
         cure = f"hardware={group}, or hardware=auto"
     # A GPU without a group may run the code: the user named the closest group, and products of one
     # target differ only in size.
@@ -52,7 +52,7 @@ def hardware_group(facts: Facts) -> Finding | None:
 
 def unread_nodes(facts: Facts) -> tuple[str, str] | None:
     """Return which nodes are unreadable, or that a copied tree has none, and how to find out."""
-    if nodes := kfd.unread(facts.root):
+    if nodes := kfd.unidentified_nodes(facts.root):
         names = f"{'node' if len(nodes) == 1 else 'nodes'} {', '.join(map(str, nodes))}"
         return (
             f"{names} of {TOPOLOGY} without properties that can be read",

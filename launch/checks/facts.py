@@ -15,7 +15,7 @@ from launch.checks.measured import Outcome
 from launch.machine import detect
 from launch.machine.detect import Host
 from launch.machine.gpu import Gpu
-from launch.machine.kfd import GTT
+from launch.machine.kfd import INTEGRATED
 from launch.machine.sysfs import as_number, status_of, text
 from launch.schema import Hardware
 from launch.schema.enums import Vendor
@@ -69,7 +69,7 @@ class Facts:
 
     @property
     def integrated(self) -> Gpu | None:
-        return next((gpu for gpu in self.amd_gpus if gpu.gfx in GTT), None)
+        return next((gpu for gpu in self.amd_gpus if gpu.gfx in INTEGRATED), None)
 
     @property
     def group(self) -> str:

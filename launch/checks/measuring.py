@@ -90,7 +90,7 @@ def process_of(facts: Facts, force: bool, folder: Path) -> Process:
         config = compose([*overrides, f"topology.num_gpus={count}"])
     else:
         names = masks.AMD if facts.is_amd else masks.NVIDIA
-        mask = next(iter(masks.in_force(names, facts.host.environ).values()), None)
+        mask = next(iter(masks.active(names, facts.host.environ).values()), None)
         is_amd = hardware.vendor == Vendor.amd
         of_vendor = [gpu for gpu in facts.gpus if gpu.gfx.startswith("gfx") == is_amd]
         count = len(of_vendor) if mask is None else len(mask.split(","))

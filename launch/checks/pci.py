@@ -10,7 +10,7 @@ from pathlib import Path
 from launch.checks.facts import Facts
 from launch.checks.finding import Finding, boot_with, fail, passed, some, unknown, warn
 from launch.machine.gpu import Gpu
-from launch.machine.kfd import GTT
+from launch.machine.kfd import INTEGRATED
 from launch.machine.sysfs import as_decimal, number, text
 from launch.schema.enums import Link as LinkKind
 
@@ -98,7 +98,7 @@ def pcie(facts: Facts) -> Finding | None:
     link is further up.
     """
     # an integrated GPU has no link
-    gpus = [gpu for gpu in facts.whole_gpus() if gpu.gfx not in GTT]
+    gpus = [gpu for gpu in facts.whole_gpus() if gpu.gfx not in INTEGRATED]
     if not gpus:
         return None
     faults = defaultdict[str, list[str]](list)

@@ -7,7 +7,7 @@ import re
 from launch.checks.facts import Facts
 from launch.checks.finding import Finding, fail, fail_or_warn, judge, passed, warn
 from launch.machine import masks
-from launch.machine.kfd import GTT
+from launch.machine.kfd import INTEGRATED
 from launch.machine.products import products
 from launch.schema.variables import ALLOCATOR, is_expandable
 
@@ -23,7 +23,7 @@ def integrated_gpu(facts: Facts) -> Finding | None:
         for i, gpu in enumerate(gpus)
         if not (gpu.group or gpu.partition_of) and 0 < (gpu.compute_units or 0) <= SMALL
     ]
-    others = [i for i, gpu in enumerate(gpus) if i not in small and gpu.gfx not in GTT]
+    others = [i for i, gpu in enumerate(gpus) if i not in small and gpu.gfx not in INTEGRATED]
     if not others:
         return None
     if not small:
@@ -67,7 +67,7 @@ def visibility_masks(facts: Facts) -> Finding | None:
             f"export {HIP}={rocr}" if re.fullmatch(r"[\d,]+", rocr) else f"choose GPUs by {HIP}"
         )
         return fail(read, f"unset {masks.ROCR}; {choose}")
-    variables = masks.in_force(names, environ)
+    variables = masks.active(names, environ)
     if len(set(variables.values())) > 1:
         cure = f"unset {list(variables)[1]}: the two contradict each other"
         return fail(read, cure)

@@ -20,7 +20,7 @@ from launch.checks.finding import (
 )
 from launch.machine import detect, nvidia
 from launch.machine.gpu import GIB, Gpu
-from launch.machine.kfd import GTT, NODES
+from launch.machine.kfd import INTEGRATED, NODES
 from launch.machine.sysfs import folders, is_folder, number, properties, text, total_memory
 
 # Share of the memory; our choice. An idle driver uses 0.3 GB and a desktop 1 GB of 24. More than
@@ -94,7 +94,7 @@ def _memory(facts: Facts) -> dict[str, tuple[int, int]]:
             others.append(address)
             continue
         # For an integrated GPU, count the system memory that it may use.
-        pool = "gtt" if gpu.gfx in GTT else "vram"
+        pool = "gtt" if gpu.gfx in INTEGRATED else "vram"
         used, total = (
             number(facts.device(gpu) / f"mem_info_{pool}_{which}") for which in ("used", "total")
         )
@@ -141,7 +141,7 @@ def memory_occupied(facts: Facts) -> Finding | None:
     drawing = {
         gpu.pci_address
         for gpu in facts.gpus
-        if gpu.gfx in GTT or (text(facts.device(gpu) / "class") or "").startswith("0x0300")
+        if gpu.gfx in INTEGRATED or (text(facts.device(gpu) / "class") or "").startswith("0x0300")
     }
     words = [f"{a} {memory[a][0] / 1e9:.1f} GB ({shares[a]:.0%})" for a in busy]
     read = some(words) + (f"; and {len(words) - 4} more" if len(words) > 4 else "")

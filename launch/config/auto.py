@@ -22,7 +22,7 @@ def hardware(composed: DictConfig) -> list[str]:
     all_gpus = detect.gpus()
     gpus = masks.visible(all_gpus, os.environ)
     group = detect.group_of(gpus, all_gpus)
-    _say(detect.found_line(gpus, group))
+    _say(detect.detection_line(gpus, group))
     return [f"hardware={group}"]
 
 

@@ -27,7 +27,7 @@ class LocalProcess:
         with log.open("ab") as file:
             self.child = subprocess.Popen(
                 process.argv,
-                env=masks.inherited({**process.env, **self.mark}),
+                env=masks.merged_environ({**process.env, **self.mark}),
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,

@@ -27,7 +27,7 @@ from launch.execution.slurm import MASKS, call, state_of
 from launch.machine import detect
 from launch.machine.placement import MASK
 from launch.plan import show
-from launch.plan.planning import ADDED, FILES, make_plan, prepare
+from launch.plan.planning import EXTRA_KEYS, FILES, make_plan, prepare
 from launch.plan.resuming import recorded_config
 from launch.schema import Config
 from launch.schema.enums import Vendor
@@ -43,8 +43,8 @@ def composition(run_dir: Path) -> Config:
             f"{run_dir}/config.yaml: {error.strerror}. Every node of the job must see the run "
             "directory."
         ) from error
-    for added in ADDED:
-        content.pop(added, None)
+    for key in EXTRA_KEYS:
+        content.pop(key, None)
     content.data.pop(FILES, None)
     return recorded_config(content)
 

@@ -1,6 +1,6 @@
-"""Detect this host: GPUs from sysfs (no ROCm tools, no torch), cores, the user's environment.
+"""Detect this host's GPUs (without ROCm tools or torch), cores, device nodes and environment.
 
-`sysroot` replaces `/`, so that trees copied from other machines can be read.
+`sysroot` replaces `/`, so that files copied from another machine can be read.
 """
 
 from __future__ import annotations
@@ -20,36 +20,35 @@ from launch.machine.sysfs import as_number, status_of, text
 from launch.schema import Hardware
 from launch.schema.enums import Vendor
 
-FITS = 0.97  # share of the file's nominal figure, since firmware keeps a little
-FITS_SHARED = 0.90  # the same if the system uses the memory too
+SIMILAR = "Use: hardware=<a similar group>"
+# Least share of hardware.memory_gb that a GPU shows, because firmware reserves a little.
+MIN_SHARE = 0.97
+MIN_SHARE_UNIFIED = 0.90  # the same for memory that the system uses too
 
 
 @dataclass(frozen=True)
 class Host:
-    """Facts that a plan may depend on.
-
-    `environ` holds the user's own values of variables that a plan may set.
-    """
+    """The facts about this host that a plan may depend on."""
 
     python: str
     num_cores: int
     gpus: tuple[Gpu, ...] = ()  # those that the caller may use, in torch's order
-    withheld: tuple[Gpu, ...] = ()  # GPUs whose device nodes this container lacks
-    environ: dict[str, str] = field(default_factory=dict)
+    withheld: tuple[Gpu, ...] = ()  # GPUs whose device nodes this container did not get
+    environ: dict[str, str] = field(default_factory=dict)  # of the launcher
     cwd: str = "."
     home: str = "/root"
     uid: int = 0
     gid: int = 0
-    gids: dict[str, int] = field(default_factory=dict)  # of groups video and render, if any
+    gids: dict[str, int] = field(default_factory=dict)  # of the groups video and render, if any
     member_of: tuple[int, ...] = ()  # gids of the caller's groups
     # Device nodes that a container may get, with the gid that may open each; None if anybody may.
     device_nodes: dict[str, int | None] = field(default_factory=dict)
     selinux: bool = False  # whether SELinux is enforcing
-    listening: frozenset[int] = frozenset()  # TCP ports that are taken
-    sysroot: str = "/"  # where all of this was read
+    listening: frozenset[int] = frozenset()  # TCP ports in use
+    sysroot: str = "/"  # folder from which the facts were read
 
     def gpus_of(self, vendor: Vendor) -> tuple[Gpu, ...]:
-        """Return the GPUs that a mask of this vendor counts, in its order."""
+        """Return the vendor's GPUs in the order in which its mask numbers them."""
         is_amd = vendor == Vendor.amd
         return tuple(gpu for gpu in self.gpus if gpu.gfx.startswith("gfx") == is_amd)
 
@@ -59,61 +58,66 @@ class Host:
 
 
 def group_of(gpus: tuple[Gpu, ...], counted: tuple[Gpu, ...] = ()) -> str:
-    """Return the conf/hardware group of the usable GPUs, or of all if none is; `cpu` without GPUs.
+    """Return the conf/hardware group of these GPUs; `cpu` without GPUs.
 
-    Raises HostError rather than guess.
+    Unusable GPUs are ignored unless all are unusable. If `gpus` is masked, `counted` has all GPUs
+    that a mask can number. Raises HostError if the GPUs do not determine one group.
     """
-    fault = undecided(gpus, counted)
+    fault = group_fault(gpus, counted)
     if fault:
-        raise HostError(f"hardware=auto: this machine has {fault[0]}; {fault[1]}.")
-    return next((gpu.group for gpu in _chosen(gpus) if gpu.group), "cpu")
+        raise HostError(f"hardware=auto: this machine has {fault[0]}. {fault[1]}.")
+    return next((gpu.group for gpu in _usable_or_all(gpus) if gpu.group), "cpu")
 
 
-def undecided(gpus: tuple[Gpu, ...], counted: tuple[Gpu, ...] = ()) -> tuple[str, str] | None:
-    """Return a description of these GPUs and a remedy, if no group follows from them.
+def group_fault(gpus: tuple[Gpu, ...], counted: tuple[Gpu, ...] = ()) -> tuple[str, str] | None:
+    """Return the GPUs in words and a remedy, if they do not determine one group; else None.
 
-    `counted` are all GPUs that a mask counts, if `gpus` is masked.
+    The arguments are those of group_of.
     """
-    chosen = _chosen(gpus)
-    kinds = Counter(gpu.group or describe(gpu) for gpu in chosen)
+    candidates = _usable_or_all(gpus)
+    kinds = Counter(gpu.group or describe(gpu) for gpu in candidates)
     kinds_text = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
     if len(kinds) > 1:
-        groups = dict.fromkeys(gpu.group for gpu in chosen if gpu.group)
+        groups = dict.fromkeys(gpu.group for gpu in candidates if gpu.group)
         options = []
         for group in groups:
-            # A mask counts the GPUs of one vendor.
-            is_amd = any(gpu.group == group and gpu.gfx.startswith("gfx") for gpu in chosen)
-            same = [g for g in _chosen(counted or gpus) if g.gfx.startswith("gfx") == is_amd]
-            indices = [str(i) for i, g in enumerate(same) if g.group == group and g in chosen]
+            # A mask numbers the GPUs of one vendor.
+            is_amd = any(gpu.group == group and gpu.gfx.startswith("gfx") for gpu in candidates)
+            same_vendor = [
+                g for g in _usable_or_all(counted or gpus) if g.gfx.startswith("gfx") == is_amd
+            ]
+            indices = [
+                str(i) for i, g in enumerate(same_vendor) if g.group == group and g in candidates
+            ]
             mask = (masks.AMD if is_amd else masks.NVIDIA)[0]
             options.append(f"hardware={group} with {mask}={','.join(indices)}")
         if options:
-            return kinds_text, f"name the group and show only its GPUs: {', or '.join(options)}"
-        return kinds_text, "no group of conf/hardware describes any: name a similar one"
-    if not chosen or chosen[0].group is not None:
+            return kinds_text, f"Choose a group and show only its GPUs: {', or '.join(options)}"
+        return kinds_text, f"None of them has a group in conf/hardware. {SIMILAR}"
+    if not candidates or candidates[0].group is not None:
         return None
-    if chosen[0].may_be:
-        names = " or hardware=".join(chosen[0].may_be)
-        return kinds_text, f"several groups fit it equally: name one, hardware={names}"
-    if chosen[0].partition_of:
-        return kinds_text, partition_remedy(chosen)
-    return kinds_text, "no group of conf/hardware describes it: name a similar one"
+    if candidates[0].may_be:
+        options = [f"hardware={group}" for group in candidates[0].may_be]
+        return kinds_text, f"Several groups match it equally well. Use: {' or '.join(options)}"
+    if candidates[0].partition_of:
+        return kinds_text, partition_remedy(candidates)
+    return kinds_text, f"It has no group in conf/hardware. {SIMILAR}"
 
 
-def _chosen(gpus: tuple[Gpu, ...]) -> list[Gpu]:
+def _usable_or_all(gpus: tuple[Gpu, ...]) -> list[Gpu]:
     return [gpu for gpu in gpus if gpu.usable] or list(gpus)
 
 
 def is_smaller(gpu: Gpu, hardware: Hardware) -> bool:
-    """Return whether a GPU has less memory than its group states (such as a small GTT)."""
+    """Return whether a GPU has less memory than hardware.memory_gb, for example a small GTT."""
     if gpu.memory_gb is None or hardware.name not in (gpu.group, gpu.partition_of):
         return False
-    share = FITS_SHARED if hardware.unified_memory else FITS
+    share = MIN_SHARE_UNIFIED if hardware.unified_memory else MIN_SHARE
     return gpu.memory_gb < share * hardware.memory_gb * GIB
 
 
 def describe(gpu: Gpu) -> str:
-    """Return a GPU's product, target and size in a few words."""
+    """Return a GPU's product, compiler target, compute units and memory."""
     memory = "memory unknown" if gpu.memory_gb is None else f"{gpu.memory_gb:.0f} GB"
     units = "compute units unknown" if gpu.compute_units is None else f"{gpu.compute_units} CUs"
     name = "unknown GPU" if gpu.product == "unknown" else gpu.product
@@ -121,40 +125,42 @@ def describe(gpu: Gpu) -> str:
 
 
 def partition_remedy(gpus: list[Gpu]) -> str:
+    """Return how to merge partitions, and the overrides that describe one of them instead."""
     gpu = gpus[0]
     memory = "<GiB of one partition>" if gpu.memory_gb is None else f"{gpu.memory_gb / GIB:.0f}"
     return (
-        f"hardware={gpu.partition_of} is a whole GPU, not a partition. Merge its partitions while "
-        "nothing runs on them: sudo amd-smi set --gpu all --compute-partition SPX. Or keep them "
-        "and describe one partition: "
+        f"hardware={gpu.partition_of} describes a complete GPU, not a partition. To merge the "
+        "partitions, stop all programs on them and run: sudo amd-smi set --gpu all "
+        "--compute-partition SPX. To use the partitions, describe one of them: "
         f"hardware={gpu.partition_of} hardware.memory_gb={memory} "
         f"hardware.compute_units={gpu.compute_units} hardware.gpus_per_node={len(gpus)} "
-        f"hardware.host.compute_partition={gpu.compute_partition} (speed is then overestimated)"
+        f"hardware.host.compute_partition={gpu.compute_partition} (the predicted speed is then "
+        "too high)"
     )
 
 
-def found_line(gpus: tuple[Gpu, ...], group: str) -> str:
-    """Return a line with what hardware=auto found and the group that follows."""
-    usable = _chosen(gpus)
+def detection_line(gpus: tuple[Gpu, ...], group: str) -> str:
+    """Return a line with the detected GPUs and the group that hardware=auto chose for them."""
+    usable = _usable_or_all(gpus)
     kinds = [f"{count} x {kind}" for kind, count in Counter(map(describe, usable)).items()]
     if not kinds:
-        kinds = ["no GPU in /sys/class/kfd nor /proc/driver/nvidia (or your mask hides all)"]
+        kinds = ["no GPU in /sys/class/kfd or /proc/driver/nvidia, or your mask hides all"]
     withheld = len(gpus) - len(usable)
-    others = f", and {withheld} that were not passed to this container" if withheld else ""
+    others = f", and {withheld} that this container did not get" if withheld else ""
     return f"hardware=auto: {', '.join(kinds)}{others}: hardware={group}"
 
 
 def gpus(sysroot: str = "/") -> tuple[Gpu, ...]:
-    """Return AMD GPUs from the kernel's topology, then NVIDIA's from its driver, usable or not."""
+    """Return all GPUs, usable or not: AMD's from the kernel's topology, then NVIDIA's."""
     return (*kfd.gpus(Path(sysroot)), *nvidia.gpus(Path(sysroot)))
 
 
 def host(python: str, sysroot: str = "/") -> Host:
-    """Collect the facts of this machine. `num_cores` counts the cores that this process may use."""
+    """Return the facts about this host; `python` is the interpreter that its ranks will run."""
     detected, root = gpus(sysroot), Path(sysroot)
     return Host(
         python=python,
-        num_cores=len(os.sched_getaffinity(0)),
+        num_cores=len(os.sched_getaffinity(0)),  # cores that this process may use
         gpus=tuple(gpu for gpu in detected if gpu.usable),
         withheld=tuple(gpu for gpu in detected if not gpu.usable),
         environ=dict(os.environ),
@@ -172,7 +178,7 @@ def host(python: str, sysroot: str = "/") -> Host:
 
 
 def listening_ports(root: Path) -> frozenset[int]:
-    """Return the local ports of sockets in state 0A (LISTEN), of IPv4 and IPv6."""
+    """Return the local TCP ports, IPv4 and IPv6, of sockets in state 0A (LISTEN)."""
     rows = [
         line.split()
         for name in ("tcp", "tcp6")
@@ -183,7 +189,7 @@ def listening_ports(root: Path) -> frozenset[int]:
 
 
 def group_ids(file: Path) -> dict[str, int]:
-    """Return the gids of video and render, which differ between distributions and images."""
+    """Return the gids of the groups video and render, which differ between distributions."""
     rows = [line.split(":") for line in (text(file) or "").splitlines()]
     rows = [row for row in rows if row[0] in ("video", "render") and len(row) > 2]
     gids = {row[0]: as_number(row[2]) for row in rows}
@@ -191,13 +197,16 @@ def group_ids(file: Path) -> dict[str, int]:
 
 
 def device_nodes(root: Path) -> dict[str, int | None]:
-    """Return the device nodes of GPUs and networks, with the gid that may open each, if any."""
+    """Return the device nodes of GPUs and networks, each with the gid that may open it.
+
+    The gid is None if anybody may open the node.
+    """
     paths = [
         *root.glob("dev/kfd"),
         *sorted(root.glob("dev/dri/renderD*")),
         *root.glob("dev/infiniband"),
     ]
-    # A link may lead nowhere, and a device may disappear.
+    # Skip dangling links and devices that disappear meanwhile.
     nodes = {path: status for path in paths if (status := status_of(path))}
     gids = {}
     for path, status in nodes.items():

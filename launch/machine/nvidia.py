@@ -1,10 +1,10 @@
-"""Detect NVIDIA GPUs by NVML if the module pynvml is installed, else by /proc/driver/nvidia."""
+"""Detect NVIDIA GPUs by NVML, or by /proc/driver/nvidia if pynvml is not installed."""
 
 from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ FOLDER = "proc/driver/nvidia/gpus"
 
 
 def gpus(root: Path) -> list[Gpu]:
-    """Return the GPUs of a machine; NVML serves the running one only, not a copied tree."""
+    """Return the GPUs of a machine; NVML is only asked about this one, not about a copied tree."""
     if root == Path("/") and (Path("/dev/nvidiactl").exists() or Path("/", FOLDER).is_dir()):
         with nvml() as library:
             if library is not None:
@@ -26,9 +26,9 @@ def gpus(root: Path) -> list[Gpu]:
 
 @contextlib.contextmanager
 def nvml() -> Iterator[Any]:
-    """Yield the initialized module; None if it is missing or the driver does not answer."""
+    """Yield the initialized pynvml; None if it is not installed or the driver does not answer."""
     try:
-        import pynvml  # not a dependency; torch's CUDA builds and vLLM bring it
+        import pynvml  # not a dependency; torch's CUDA builds and vLLM install it
     except ImportError:
         yield None
         return
@@ -44,7 +44,7 @@ def nvml() -> Iterator[Any]:
 
 
 def memory(addresses: list[str]) -> dict[str, tuple[int, int]]:
-    """Return used and total bytes by PCI address, without GPUs for which NVML does not answer."""
+    """Return (used, total) bytes by PCI address; GPUs without an answer from NVML are left out."""
     with nvml() as library:
         if library is None:
             return {}
@@ -57,22 +57,23 @@ def memory(addresses: list[str]) -> dict[str, tuple[int, int]]:
     return sizes
 
 
-def _ask(library: Any, question: Any) -> Any:
-    """Return NVML's answer to `question`; None if this GPU or driver has none."""
+def _query(library: Any, function: Callable[[], Any]) -> Any:
+    """Return what a call of NVML returns; None if this GPU or driver does not support it."""
     try:
-        return question()
+        return function()
     except library.NVMLError:
         return None
 
 
 def of_nvml(library: Any, index: int) -> Gpu:
+    """Return the facts that NVML reports about a GPU."""
     handle = library.nvmlDeviceGetHandleByIndex(index)
-    name = _ask(library, lambda: library.nvmlDeviceGetName(handle)) or "unknown"
+    name = _query(library, lambda: library.nvmlDeviceGetName(handle)) or "unknown"
     product = _product(name)
-    size = _ask(library, lambda: library.nvmlDeviceGetMemoryInfo(handle).total)
-    capability = _ask(library, lambda: library.nvmlDeviceGetCudaComputeCapability(handle))
-    bus = _ask(library, lambda: library.nvmlDeviceGetPciInfo(handle).busId)
-    # NVML writes 00000000:19:00.0, sysfs only four digits of the domain
+    size = _query(library, lambda: library.nvmlDeviceGetMemoryInfo(handle).total)
+    capability = _query(library, lambda: library.nvmlDeviceGetCudaComputeCapability(handle))
+    bus = _query(library, lambda: library.nvmlDeviceGetPciInfo(handle).busId)
+    # NVML writes the PCI domain with eight digits (00000000:19:00.0), sysfs with four.
     address = bus.lower()[-12:] if bus else None
     return Gpu(
         product=name,
@@ -81,12 +82,13 @@ def of_nvml(library: Any, index: int) -> Gpu:
         memory_gb=size / 1e9 if size else None,
         group=product.group if product else None,
         pci_address=address,
-        uuid=_ask(library, lambda: library.nvmlDeviceGetUUID(handle)),
+        uuid=_query(library, lambda: library.nvmlDeviceGetUUID(handle)),
         numa_node=_numa_node(Path("/"), address),
     )
 
 
 def of_proc(root: Path, file: Path) -> Gpu:
+    """Return the facts in the driver's `information` file about a GPU."""
     rows = (line.partition(":") for line in (text(file) or "").splitlines())
     values = {name.strip(): value.strip() for name, _, value in rows}
     name, address = values.get("Model") or "unknown", values.get("Bus Location") or file.parent.name
@@ -97,7 +99,7 @@ def of_proc(root: Path, file: Path) -> Gpu:
 
 
 def _product(name: str) -> Product | None:
-    """Return the product whose group is a word of the driver's name (NVIDIA H100 80GB HBM3)."""
+    """Return the product whose group is a word of the driver's name, such as NVIDIA H100 80GB."""
     nvidias = (product for product in products() if product.gfx.startswith("sm_"))
     return next((p for p in nvidias if re.search(rf"\b{p.group}\b", name, re.IGNORECASE)), None)
 

@@ -1,4 +1,4 @@
-"""Place the process groups of a run on GPUs."""
+"""Decide which process groups a run has, and on which GPUs each runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DTYPES = {"fp32": "float32", "fp16": "float16"}
 
 
 def num_gpus(config: Config) -> int:
-    """Return the number of GPUs that the run uses per node; on a CPU, the number of processes."""
+    """Return the number of GPUs that the run uses on a node; on a CPU, the number of processes."""
     if config.topology.num_gpus is not None:
         return config.topology.num_gpus
     return 1 if config.topology.name in ("single", "colocate") else config.hardware.gpus_per_node
@@ -37,27 +37,27 @@ def trainers_of_a_node(config: Config) -> int:
 def starts_directly(config: Config, kind: str) -> bool:
     """Return whether a rank of this kind runs without torchrun.
 
-    torchrun imports torch, which adds three seconds to every start. Several ranks, a strategy and
-    profilers need it; profilers name their files by its RANK.
+    torchrun imports torch, which adds three seconds to every start. It is only needed for several
+    ranks, for a strategy, and for rocprof, whose output files are named after torchrun's RANK.
     """
     if kind == "prepare":
         return True
-    alone = num_trainers(config) == 1 and config.topology.strategy == "none"
-    profiled = config.profile == Profile.rocprof
-    return alone and not profiled and kind in ("trainer", "evaluator", "exporter")
+    is_alone = num_trainers(config) == 1 and config.topology.strategy == "none"
+    is_profiled = config.profile == Profile.rocprof
+    return is_alone and not is_profiled and kind in ("trainer", "evaluator", "exporter")
 
 
-def made_here(config: Config) -> bool:
-    """Return whether vLLM needs a model that must be created first: random weights."""
+def creates_model(config: Config) -> bool:
+    """Return whether the run must first save a model of random weights for vLLM."""
     generates = config.topology.servers > 0 or config.topology.name == "colocate"
     return generates and config.model.path is None and config.model.init.name == "random"
 
 
 def is_tokens_only(config: Config) -> bool:
-    """Return whether GRPO's engine skips text because it exchanges only token ids.
+    """Return whether GRPO's engine can do without a tokenizer, exchanging only token ids.
 
-    Text would cost more than half of the server's time. But `stop` and `bad_words` are text, and
-    vLLM silently drops them without a tokenizer.
+    Detokenizing would take more than half of the server's time. But `stop` and `bad_words` are
+    text, and vLLM silently ignores them without a tokenizer.
     """
     names = ("generation_kwargs", "vllm_structured_outputs_regex")
     return not any(config.method.args.get(name) for name in names)
@@ -68,83 +68,87 @@ class ProcessGroup:
     """Processes of one kind on the GPUs of one node."""
 
     name: str
-    kind: str  # a kind of schema.plan.Process
+    kind: str  # as in schema.plan.Process
     gpus: list[int]
     num_ranks: int = 1
     node: int = 0
 
 
 def process_groups(config: Config, host: Host) -> list[ProcessGroup]:
-    """Return the groups of a run in the order they start."""
+    """Return the groups of a run in the order in which they start."""
     gpus = visible_gpus(config, host, num_gpus(config)) if not config.method.exports else []
-    serving, training = gpus[: num_server_gpus(config)], gpus[num_server_gpus(config) :]
+    server_gpus, gpus_of_ranks = gpus[: num_server_gpus(config)], gpus[num_server_gpus(config) :]
     if shares_gpu(config):
-        training = gpus
-    groups = [ProcessGroup("prepare", "prepare", training[:1])] if made_here(config) else []
+        gpus_of_ranks = gpus
+    groups = []
+    if creates_model(config):
+        groups.append(ProcessGroup("prepare", "prepare", gpus_of_ranks[:1]))
     if config.topology.servers:
-        groups.append(ProcessGroup("server", "server", serving, num_server_gpus(config)))
+        groups.append(ProcessGroup("server", "server", server_gpus, num_server_gpus(config)))
     kind, ranks = config.method.kind, trainers_of_a_node(config)
     name = "trainers" if kind == "trainer" else kind
-    # The first node comes last because the launcher stops its own ranks first, and a signal to one
-    # of them stops all.
+    # The launcher stops groups in reverse order. It begins with the ranks on its own node (0),
+    # because a signal to one of them stops all.
     for node in [*range(1, config.runtime.slurm.nodes), 0]:
-        groups.append(ProcessGroup(f"{name}-{node}" if node else name, kind, training, ranks, node))
+        node_name = f"{name}-{node}" if node else name
+        groups.append(ProcessGroup(node_name, kind, gpus_of_ranks, ranks, node))
     return groups
 
 
 def visible_gpus(config: Config, host: Host, count: int) -> list[int]:
-    """Return GPU indices for this run: the first `count` of the user's mask or of the host.
+    """Return the indices of the first `count` GPUs of the user's mask or of the host; [] on a CPU.
 
-    Raises HostError.
+    Raises HostError for a mask that does not choose `count` GPUs.
     """
     return chosen_gpus(config, host, count) if config.hardware.vendor in MASK else []
 
 
 def chosen_gpus(config: Config, host: Host, count: int) -> list[int]:
-    """Return the same indices even if smoke=true has replaced the GPU by the CPU."""
+    """Return the indices of visible_gpus, even if smoke=true replaces the GPU by the CPU."""
     is_amd = config.hardware.gfx.startswith("gfx")
     if is_amd and masks.ROCR in host.environ:
         raise HostError(
-            "ROCR_VISIBLE_DEVICES is set: with HIP_VISIBLE_DEVICES too, ROCm miscounts GPUs "
-            "(pytorch/pytorch#140398) and RCCL's weight transfer fails. "
-            "Unset it and choose GPUs by HIP_VISIBLE_DEVICES."
+            "ROCR_VISIBLE_DEVICES is set. Together with HIP_VISIBLE_DEVICES, ROCm miscounts GPUs "
+            "(pytorch/pytorch#140398) and RCCL's weight transfer fails. Use: unset "
+            "ROCR_VISIBLE_DEVICES, and HIP_VISIBLE_DEVICES=<indices>."
         )
-    variables = masks.in_force(masks.AMD if is_amd else masks.NVIDIA, host.environ)
+    variables = masks.active(masks.AMD if is_amd else masks.NVIDIA, host.environ)
     if not variables:
         return list(range(count))
     (name, mask), *others = variables.items()
-    visible = [int(part) for part in mask.split(",") if part.strip().isdigit()]
+    indices = [int(part) for part in mask.split(",") if part.strip().isdigit()]
     fault = None
-    if differing := [other for other, other_mask in others if other_mask != mask]:
-        other = differing[0]
-        fault = f"{other}={variables[other]} differs from it. Keep one: unset {other}."
-    elif len(visible) < len(mask.split(",")):
-        fault = f"indices are needed here, for example {name}=0,1."
-    elif len(set(visible)) < len(visible):
-        fault = "a GPU is named twice."
-    elif len(visible) < count:
-        fault = f"{len(visible)} GPUs, but this topology needs {count}. Widen the mask or set "
-        fault += f"topology.num_gpus={len(visible)}."
+    if conflicts := [other for other, other_mask in others if other_mask != mask]:
+        other = conflicts[0]
+        fault = f"it conflicts with {other}={variables[other]}. Use: unset {other}."
+    elif len(indices) < len(mask.split(",")):
+        fault = f"expected indices. Use: {name}=0,1, for example."
+    elif len(set(indices)) < len(indices):
+        fault = "it contains a GPU twice. Use: each index once."
+    elif len(indices) < count:
+        fault = f"{len(indices)} GPUs, but this topology needs {count}. Use: a mask of {count} "
+        fault += f"GPUs, or topology.num_gpus={len(indices)}."
     if fault:
         raise HostError(f"{name}={mask}: {fault}")
-    return visible[:count]
+    return indices[:count]
 
 
 def dtype(config: Config) -> str:
-    """Return vLLM's name of the compute dtype."""
+    """Return vLLM's name for the precision that the run computes in."""
     return DTYPES.get(config.precision.compute, "bfloat16")
 
 
 def shares_gpu(config: Config) -> bool:
-    """Return whether the server and its one trainer share a GPU."""
+    """Return whether the server and a single trainer share the only GPU."""
     gpus = config.topology.num_gpus or config.hardware.gpus_per_node
     return config.topology.servers != 0 and gpus == 1 and config.hardware.vendor != Vendor.none
 
 
 def backend(config: Config) -> str:
-    """Return nccl (which means RCCL on AMD), or gloo for CPUs and for two ranks on one GPU."""
+    """Return nccl, which is RCCL on AMD; gloo for CPUs and for two processes on one GPU."""
     return "gloo" if config.hardware.vendor == Vendor.none or shares_gpu(config) else "nccl"
 
 
 def needs_sandbox(config: Config) -> bool:
+    """Return whether a reward runs code that the model wrote."""
     return "code_tests" in config.method.rewards

@@ -1,4 +1,4 @@
-"""Load the products of conf/hardware that hardware=auto can identify, and others without a file."""
+"""Load the GPU products that hardware=auto can identify: those of conf/hardware and OTHERS."""
 
 from __future__ import annotations
 
@@ -13,15 +13,12 @@ from launch.core.json_files import yaml_file
 from launch.schema.host import Detect
 
 HARDWARE = Path(__file__).parents[2] / "conf/hardware"
-GPUS = ("amd", "nvidia")  # vendors
+GPU_VENDORS = ("amd", "nvidia")
 
 
 @dataclass(frozen=True)
 class Product:
-    """The facts that identify a product.
-
-    `compute_units` and `detect.dies` count for the whole device, not a partition.
-    """
+    """The facts that identify a GPU product; they describe a complete GPU, not a partition."""
 
     name: str
     gfx: str
@@ -30,8 +27,8 @@ class Product:
     detect: Detect
 
 
-OTHERS = (
-    # A die has the figures of the MI210.
+OTHERS = (  # products without a file in conf/hardware
+    # A die is equal to an MI210.
     Product("AMD Instinct MI250 (one of its two dies)", "gfx90a", 104, "mi210", Detect([0x740C])),
     Product("AMD Instinct MI308X", "gfx942", 80, None, Detect([0x74A2, 0x74A8, 0x74B6], dies=4)),
 )
@@ -39,34 +36,36 @@ OTHERS = (
 
 @functools.cache
 def products(folder: Path = HARDWARE) -> tuple[Product, ...]:
-    """Return all products of GPUs. Raises UserError for a file without the facts that identify one.
+    """Return the products of the files in `folder`, then OTHERS.
 
-    If several products of one group match a device equally, the first is used; if several groups
-    do, the user must choose.
+    Raises UserError for a GPU's file in which an identifying fact is missing.
     """
-    described = []
+    from_files = []
     for file in sorted(folder.glob("*.yaml")):
-        values = _read(file)
-        if values.get("vendor") not in GPUS:
+        values = _merged(file)
+        if values.get("vendor") not in GPU_VENDORS:
             continue
         try:
             name, gfx, units = values["product"], values["gfx"], values["compute_units"]
             detect = Detect(**values.get("detect", {}))
-            described.append(Product(name, gfx, units, values["name"], detect))
+            from_files.append(Product(name, gfx, units, values["name"], detect))
         except (KeyError, TypeError) as error:
             fields = ", ".join(field.name for field in dataclasses.fields(Detect))
             raise UserError(
-                f"{file}: hardware=auto identifies a GPU by product, gfx, compute_units, name and "
-                f"detect ({fields}). {error!r}"
+                f"{file}: hardware=auto cannot identify this GPU ({error!r}). Set product, gfx, "
+                f"compute_units, name and, if needed, detect ({fields})."
             ) from error
-    return (*described, *OTHERS)
+    return (*from_files, *OTHERS)
 
 
-def _read(file: Path) -> dict[str, Any]:
-    """Return a file merged over its includes. Hydra would take a tenth of a second per product."""
+def _merged(file: Path) -> dict[str, Any]:
+    """Return a file's values merged over those of its defaults list, as Hydra would merge them.
+
+    Hydra takes a tenth of a second for each file.
+    """
     values = yaml_file(file)
-    under: dict[str, Any] = {}
-    for included in values.pop("defaults", ()):
-        if included != "_self_":
-            under |= _read(file.parent / f"{included.partition('@')[0]}.yaml")
-    return under | values
+    base: dict[str, Any] = {}
+    for default in values.pop("defaults", ()):
+        if default != "_self_":
+            base |= _merged(file.parent / f"{default.partition('@')[0]}.yaml")
+    return base | values

@@ -1,6 +1,7 @@
-"""Read files of the kernel, or copies of them.
+"""Read the kernel's files in /sys and /proc, or copies of them.
 
-A missing, unreadable, empty or malformed file means unknown, never an error.
+No function raises an error. If a file is missing, unreadable, empty or malformed, its value is
+unknown.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ import re
 import stat
 from pathlib import Path
 
-MOST = 2**64 - 1
+LARGEST = 2**64 - 1  # the kernel's largest integer
 
 
 def text(file: str | Path) -> str | None:
-    """Return the content of a file; None if it is missing or empty."""
+    """Return the stripped content of a file; None if it is missing, unreadable or empty."""
     try:
         return Path(file).read_text(errors="replace").strip() or None
     except OSError:
@@ -22,7 +23,7 @@ def text(file: str | Path) -> str | None:
 
 
 def status_of(path: Path) -> os.stat_result | None:
-    """Return the status of a path; None if it is missing or below a closed folder."""
+    """Return the status of a path; None if it is missing or in a folder that cannot be searched."""
     try:
         return path.stat()
     except OSError:
@@ -48,12 +49,12 @@ def total_memory(root: str | Path) -> int | None:
 
 
 def as_number(value: str | None) -> int | None:
-    """Parse an integer of at most 64 bits, the kernel's largest; None if malformed."""
+    """Parse an integer of at most 64 bits; None if malformed."""
     try:
         number = int(value or "")
     except ValueError:
         return None
-    return number if abs(number) <= MOST else None
+    return number if abs(number) <= LARGEST else None
 
 
 def as_decimal(value: str | None) -> float | None:
@@ -65,14 +66,14 @@ def as_decimal(value: str | None) -> float | None:
 
 
 def properties(file: Path) -> dict[str, int]:
-    """Return the `name value` lines of a file whose value is a number."""
+    """Return the integers in the `name value` lines of a file by name; skip other lines."""
     pairs = [line.split() for line in (text(file) or "").splitlines()]
     numbers = {pair[0]: as_number(pair[1]) for pair in pairs if len(pair) == 2}
     return {name: value for name, value in numbers.items() if value is not None}
 
 
 def folders(parent: Path) -> list[Path]:
-    """Return the subfolders named by a number, in numeric order."""
+    """Return the subfolders whose names are numbers, in numeric order."""
     try:
         return sorted(
             (path for path in parent.iterdir() if path.name.isdecimal()),

@@ -1,7 +1,7 @@
-"""Compute the frozen specification of a process group's container.
+"""Compute the specification of each process group's container, without starting it.
 
-Plans and golden files show it; `sdk_arguments` translates it for the docker SDK. Paths are the same
-inside and outside, so that one config.yaml and one command line are right in both.
+`sdk_arguments` translates a specification for the docker SDK. Paths are the same inside and outside
+a container, so the same config.yaml and command line work in both.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from launch.schema.plan import ContainerSpec, Mount, Process
 from launch.schema.trainer_args import argument
 
 SECRETS = "/run/secrets"
-OVERLAY = ("/", "opt", "recipes")  # where our images hold their packages
+OUR_PACKAGES = ("/", "opt", "recipes")  # parts of the folder where our images install packages
 ENTER = str(ROOT / "containers/enter.py")
 FIRST_RENDER_MINOR = 128  # of DRM's render nodes (include/drm/drm_file.h: DRM_MINOR_RENDER)
 INFINIBAND = "/dev/infiniband"
@@ -37,11 +37,13 @@ def container_name(run_dir: Path, process: str) -> str:
 
 
 def labels(run_dir: Path, process: str, host: Host) -> dict[str, str]:
+    """Return the labels by which the launcher finds its containers."""
     values = {"run": str(run_dir), "process": process, "uid": str(host.uid)}
     return {f"{LABEL}.{key}": value for key, value in values.items()}
 
 
 def image_reference(config: Config) -> str:
+    """Return the image that the run starts, by tag or digest."""
     if config.container.name == "custom":
         return str(config.container.reference)
     return images.load()[config.container.name].reference
@@ -50,38 +52,38 @@ def image_reference(config: Config) -> str:
 def specs(
     config: Config, processes: list[Process], host: Host, run_dir: Path
 ) -> dict[str, ContainerSpec]:
-    """Return a specification for each process group by name; {} without containers.
+    """Return the container of each process group by its name; {} if the runtime uses none.
 
-    Raises UserError.
+    Raises UserError for a path that cannot be mounted.
     """
     if config.runtime.on_node != "docker":
         return {}
-    runtime, found = config.runtime, {}
+    runtime, containers = config.runtime, {}
     server = next((container_name(run_dir, p.name) for p in processes if p.kind == "server"), "")
     secrets = sorted(name for name in runtime.secrets if host.environ.get(name))
     for process in processes:
-        gpus, others = process.gpus, peers(process, processes)
-        nodes = devices(config, host, gpus, others)
+        gpus, peers = process.gpus, peer_gpus(process, processes)
+        nodes = devices(config, host, gpus, peers)
         on_amd = "/dev/kfd" in nodes
-        # Server and trainers share network, /dev/shm and process ids, because RCCL and HIP IPC name
-        # sockets and segments by host and process id (ROCr: the abstract socket hsa<pid>; HIP:
-        # /hip_<pid>_<n> in /dev/shm).
-        joins = server and process.kind not in ("server", "prepare")
-        shared = f"container:{server}" if joins else ""
-        own_network = (runtime.network or Network.bridge).name
-        found[process.name] = ContainerSpec(
+        # The trainers join the server's network, /dev/shm and process ids, because RCCL and HIP IPC
+        # build the names of sockets and segments from host and process id (ROCr: the abstract
+        # socket hsa<pid>; HIP: /hip_<pid>_<n> in /dev/shm).
+        joins_server = server and process.kind not in ("server", "prepare")
+        shared = f"container:{server}" if joins_server else ""
+        network = (runtime.network or Network.bridge).name
+        containers[process.name] = ContainerSpec(
             name=container_name(run_dir, process.name),
             image=image_reference(config),
             command=["python3", ENTER, *process.argv],
             user=f"{host.uid}:{host.gid}",
             stop_timeout_s=runtime.stop_timeout_s,
             labels=labels(run_dir, process.name, host),
-            network="host" if runtime.network == Network.host else shared or own_network,
+            network="host" if runtime.network == Network.host else shared or network,
             ipc=shared or ("shareable" if process.kind == "server" else "private"),
             pid=shared or "private",
-            environment=environment_of(process, others),
+            environment=environment_of(process, peers),
             devices=nodes,
-            nvidia_gpus=sorted({*gpus, *others}) * (config.hardware.vendor == Vendor.nvidia),
+            nvidia_gpus=sorted({*gpus, *peers}) * (config.hardware.vendor == Vendor.nvidia),
             groups=groups(host, on_amd),
             mounts=mounts(config, host, run_dir, bool(secrets)),
             shm_gb=runtime.shm_gb or 16.0,
@@ -90,15 +92,14 @@ def specs(
             security_opt=security(on_amd, host),
             secrets=secrets,
         )
-    return found
+    return containers
 
 
-def peers(process: Process, processes: list[Process]) -> list[int]:
+def peer_gpus(process: Process, processes: list[Process]) -> list[int]:
     """Return the GPUs of other process groups that this one must see.
 
-    RCCL sends weights from the first training rank to every server. On one node that is HIP IPC,
-    which maps the other side's memory: vLLM's weight transfer fails if a mask hides the other's
-    GPU.
+    The first training rank sends its weights to every server. Within a node, RCCL uses HIP IPC,
+    which maps the other process's memory. So the transfer fails if a mask hides the other GPU.
     """
     if process.kind == "prepare":
         return []
@@ -110,46 +111,50 @@ def peers(process: Process, processes: list[Process]) -> list[int]:
 
 
 def groups(host: Host, on_amd: bool) -> list[str]:
-    """Return the caller's groups and, for a GPU, video, render and those of its device nodes.
+    """Return the caller's groups and, for an AMD GPU, those that may open device nodes.
 
-    They are numbers, because groups of these names have other numbers in the image. Only a plan for
-    another machine has names.
+    They are gids, because the groups video and render have other gids in the image. A machine that
+    has neither group can still plan, with the names.
     """
     owners = {*host.gids.values(), *host.device_nodes.values()} - {None} if on_amd else set()
-    numbers = sorted(gid for gid in {*host.member_of, *owners} - {host.gid} if gid is not None)
-    return [*map(str, numbers), *(["video", "render"] if on_amd and not owners else [])]
+    gids = sorted(gid for gid in {*host.member_of, *owners} - {host.gid} if gid is not None)
+    return [*map(str, gids), *(["video", "render"] if on_amd and not owners else [])]
 
 
-def environment_of(process: Process, others: list[int]) -> dict[str, str]:
-    """Return the variables, with the GPU mask renumbered for the devices that are passed."""
+def environment_of(process: Process, peers: list[int]) -> dict[str, str]:
+    """Return a process's variables, with its GPU mask renumbered for the container's devices."""
     variables = dict(process.env)
-    passed = sorted({*process.gpus, *others})
-    for mask in set(placement.MASK.values()) & set(variables) if passed else ():
-        # Its own GPUs first: HIP IPC carries the exporter's ordinal, and vLLM and torchrun count
-        # from 0.
-        variables[mask] = ",".join(str(passed.index(gpu)) for gpu in [*process.gpus, *others])
+    # The process's own GPUs come first, because vLLM and torchrun use indices from 0. The peers'
+    # GPUs follow, because HIP IPC refers to the exporter's GPU by index.
+    gpus = [*process.gpus, *peers]
+    indices = {gpu: str(index) for index, gpu in enumerate(sorted(set(gpus)))}
+    for mask in set(placement.MASK.values()) & set(variables) if gpus else ():
+        variables[mask] = ",".join(indices[gpu] for gpu in gpus)
     return variables
 
 
-def devices(config: Config, host: Host, gpus: list[int], others: list[int]) -> dict[str, str]:
-    """Return /dev/kfd and a render node per GPU, never all of /dev/dri, with reasons."""
+def devices(config: Config, host: Host, gpus: list[int], peers: list[int]) -> dict[str, str]:
+    """Return the device nodes that the container gets, each with the reason.
+
+    A GPU needs /dev/kfd and its own render node. The rest of /dev/dri is not passed.
+    """
     nodes = {}
     if config.hardware.gfx.startswith("gfx") and not config.method.exports:
-        if config.smoke:  # this computes on the CPU; nodes exercise the same path
+        if config.smoke:  # pass a GPU, as the real run does, although the CPU computes
             gpus = placement.chosen_gpus(config, host, 1)
         nodes = {"/dev/kfd": "ROCm's compute interface"}
         nodes |= {render_node(host, gpu): f"GPU {gpu}" for gpu in gpus}
         ipc = "the trainer sends weights by HIP IPC"
-        nodes |= {render_node(host, gpu): f"GPU {gpu}: {ipc}" for gpu in others}
+        nodes |= {render_node(host, gpu): f"GPU {gpu}: {ipc}" for gpu in peers}
         if config.smoke:
-            nodes = {node: why for node, why in nodes.items() if node in host.device_nodes}
+            nodes = {node: reason for node, reason in nodes.items() if node in host.device_nodes}
     if config.runtime.infiniband:
         nodes[INFINIBAND] = "runtime.infiniband=true"
     return nodes
 
 
 def render_node(host: Host, gpu: int) -> str:
-    """Return this host's render node of the GPU, else that of a node of equal GPUs."""
+    """Return the GPU's render node on this host, or its usual node on another host."""
     minor = host.gpus[gpu].render_minor if gpu < len(host.gpus) else None
     return f"/dev/dri/renderD{FIRST_RENDER_MINOR + gpu if minor is None else minor}"
 
@@ -157,8 +162,8 @@ def render_node(host: Host, gpu: int) -> str:
 def security(on_amd: bool, host: Host) -> list[str]:
     options = ["no-new-privileges:true"]
     if on_amd:
-        # AMD's documentation: docker's profile blocks the NUMA calls (mbind, move_pages) of ROCm's
-        # allocators.
+        # Docker's default profile blocks the NUMA calls (mbind, move_pages) of ROCm's allocators
+        # (AMD's documentation).
         options.append("seccomp=unconfined")
     if host.selinux:  # Fedora's policy denies devices and bind mounts to container_t
         options.append("label=disable")
@@ -166,7 +171,10 @@ def security(on_amd: bool, host: Host) -> list[str]:
 
 
 def mounts(config: Config, host: Host, run_dir: Path, secrets: bool) -> list[Mount]:
-    """Mount code and data read-only, the run directory and caches writable. Raises UserError."""
+    """Return the container's mounts: code and inputs read-only, run directory and caches writable.
+
+    Raises UserError for a path that would hide files of the image or expose the user's home.
+    """
     writable = {
         str(run_dir): "run directory",
         str(home(config, host)): "HOME: caches of compiled kernels",
@@ -174,29 +182,30 @@ def mounts(config: Config, host: Host, run_dir: Path, secrets: bool) -> list[Mou
         str(hub_cache(host)): "models and data sets of the hub",
     }
     sources = [(str(ROOT), True, "code")]
-    sources += [(str(Path(path)), True, why) for path, why in _inputs(config, host)]
-    sources += [(path, False, why) for path, why in writable.items() if path]
-    for path, _, why in sources:
+    sources += [(str(Path(path)), True, reason) for path, reason in _inputs(config, host)]
+    sources += [(path, False, reason) for path, reason in writable.items() if path]
+    for path, _, reason in sources:
         parts = Path(path).parts
-        if len(parts) < 3 or parts[1] in ("proc", "sys", "dev") or parts[:3] == OVERLAY:
+        if len(parts) < 3 or parts[1] in ("proc", "sys", "dev") or parts[:3] == OUR_PACKAGES:
             raise UserError(
-                f"{path} ({why}) cannot be mounted into a container: it would hide files of the "
-                "image. Use: another directory, at least two levels deep, outside /proc, /sys, "
-                "/dev and /opt/recipes."
+                f"{path} ({reason}) cannot be mounted into a container, because it would hide "
+                "files of the image. Use: another directory, at least two levels deep, outside "
+                "/proc, /sys, /dev and /opt/recipes."
             )
-        if why == "PYTHONPATH" and Path(path) == Path(host.home):
+        if reason == "PYTHONPATH" and Path(path) == Path(host.home):
             raise UserError(
-                "method.rewards: your own reward gives the container the current directory, which "
-                "is all of your home. Use: a directory with the reward in it, or "
-                "user_env.PYTHONPATH=<directory> from elsewhere."
+                "method.rewards: a container with your own reward mounts the current directory, "
+                "which is your home directory. Start the run in the directory of the reward, or "
+                "elsewhere with user_env.PYTHONPATH=<directory of the reward>."
             )
-    mounts = [Mount(path, path, read_only, why) for path, read_only, why in sources]
+    mounts = [Mount(path, path, read_only, reason) for path, read_only, reason in sources]
     if secrets:
         mounts.append(Mount(str(secret_dir(host, run_dir)), SECRETS, True, "secrets"))
-    return mounts  # the engine itself mounts a directory before what is inside it
+    return mounts  # in any order: the engine mounts parents before children
 
 
 def _inputs(config: Config, host: Host) -> list[tuple[str, str]]:
+    """Return (path, reason) of every file and directory that the run reads."""
     data, model, method = config.data, config.model, config.method
     converter, pipeline = (argument(config, name) for name in ("gguf_converter", "reuse"))
     inputs = [
@@ -208,31 +217,31 @@ def _inputs(config: Config, host: Host) -> list[tuple[str, str]]:
     ]
     if data.kind == "samples" and data.path:
         files = sample_files.files(data.path)
-        linked = [file for file in files if not Path(file).is_relative_to(data.path)]
-        inputs += [(file, "targets of links to samples") for file in linked]
-    if pipeline:  # and the phases that it keeps from another run
+        targets = [file for file in files if not Path(file).is_relative_to(data.path)]
+        inputs += [(file, "targets of links to samples") for file in targets]
+    if pipeline:  # phases that it reused from another run are links
         links = filter(Path.is_symlink, Path(pipeline).glob("*"))
         phases = sorted(str(followed(link)) for link in links)
         inputs += [(path, "method.args.reuse") for path in (pipeline, *phases)]
     inputs += [(argument(config, "lm_eval_include"), "method.args.lm_eval_include")]
     if method.exports and converter:
-        inputs += [(str(Path(converter).parent), "llama.cpp's converter, and what it imports")]
+        inputs += [(str(Path(converter).parent), "llama.cpp's converter and its imports")]
     if model.path and Path(model.path).is_dir():
         # In the hub's cache, all files of a snapshot are links to another folder.
         folder = Path(model.path).resolve()
-        targets = {file.resolve().parent for file in folder.iterdir() if file.is_symlink()}
-        outside = sorted(str(target) for target in targets if not target.is_relative_to(folder))
+        blobs = {file.resolve().parent for file in folder.iterdir() if file.is_symlink()}
+        outside = sorted(str(blob) for blob in blobs if not blob.is_relative_to(folder))
         inputs += [(path, "targets of links in the model directory") for path in outside]
-    if tuned := config.user_env.get("PYTORCH_TUNABLEOP_FILENAME"):
-        inputs += [(str(Path(tuned).parent), "tuned matrix products")]
-    inputs += [(folder, "PYTHONPATH") for folder in process_env.own_python_path(config, host)]
-    return list({path: why for path, why in inputs if path and Path(path) != ROOT}.items())
+    if tunableop := config.user_env.get("PYTORCH_TUNABLEOP_FILENAME"):
+        inputs += [(str(Path(tunableop).parent), "tuned matrix products")]
+    inputs += [(folder, "PYTHONPATH") for folder in process_env.user_python_path(config, host)]
+    return list({path: reason for path, reason in inputs if path and Path(path) != ROOT}.items())
 
 
 def as_json(spec: ContainerSpec) -> dict[str, Any]:
-    """Return the container of a process for mode=plan format=json."""
+    """Return a container as an object of mode=plan format=json."""
     content = plain(spec)
-    for key in ("environment", "confinement", "shm_gb"):  # environment is the process's `env`
+    for key in ("environment", "confinement", "shm_gb"):  # the process's `env` has the environment
         del content[key]
     content |= {"devices": list(spec.devices), "device_reasons": spec.devices}
     content["shm_size"] = f"{spec.shm_gb:g}g"
@@ -240,8 +249,8 @@ def as_json(spec: ContainerSpec) -> dict[str, Any]:
 
 
 def sdk_arguments(spec: ContainerSpec) -> dict[str, dict[str, Any]]:
-    """Return arguments of docker's create_container and create_host_config, as plain data."""
-    # Our own log is in logs/, so limit the engine's.
+    """Return the keyword arguments of the SDK's create_container and create_host_config."""
+    # The launcher copies the output to logs/, so the engine need not keep all of it.
     log: dict[str, Any] = {"Type": "json-file", "Config": {"max-size": "64m", "max-file": "2"}}
     host: dict[str, Any] = {
         "devices": [f"{node}:{node}:rw" for node in spec.devices],
@@ -256,7 +265,7 @@ def sdk_arguments(spec: ContainerSpec) -> dict[str, dict[str, Any]]:
         "security_opt": spec.security_opt,
         "cap_add": spec.cap_add,
         "cap_drop": spec.cap_drop,
-        "init": True,  # reaps orphans and forwards signals; as process 1, ours would ignore SIGTERM
+        "init": True,  # it reaps orphans and forwards SIGTERM, which process 1 would ignore
         "log_config": log,
     }
     if spec.pid != "private":
@@ -273,27 +282,27 @@ def sdk_arguments(spec: ContainerSpec) -> dict[str, dict[str, Any]]:
     container = {
         "image": spec.image,
         "name": spec.name,
-        "entrypoint": [],  # vLLM's images would start a server
+        "entrypoint": [],  # that of vLLM's images would start a server
         "command": spec.command,
         "environment": spec.environment,
         "user": spec.user,
         "working_dir": str(ROOT),
         "detach": True,
         "labels": spec.labels,
-        "stop_timeout": spec.stop_timeout_s,  # the engine's 10 s at shutdown would kill a save
-        "use_config_proxy": False,  # or `docker inspect` shows the client's proxies and passwords
+        "stop_timeout": spec.stop_timeout_s,  # the engine's default of 10 s would interrupt a save
+        "use_config_proxy": False,  # `docker inspect` would show the proxies' passwords
     }
     if spec.confinement:
-        # Without `detach` stdin closes with the launcher, and the engine then ends the container.
+        # An attached container ends with the launcher, because its stdin closes.
         container |= {"working_dir": "/tmp", "stdin_open": True, "detach": False}
         host |= {
-            "init": False,  # its server is process 1, which others cannot signal
+            "init": False,  # the sandbox's server must be process 1, which jobs cannot signal
             "read_only": True,
             "auto_remove": True,
             "pids_limit": spec.confinement.pids,
             "nano_cpus": int(spec.confinement.cpus * 1e9),
             "tmpfs": spec.confinement.tmpfs,
             "sysctls": spec.confinement.sysctls,
-            "log_config": {"Type": "none", "Config": {}},  # its output is verdicts, not a log
+            "log_config": {"Type": "none", "Config": {}},  # the output is verdicts, not a log
         }
     return {"container": container, "host": host}

@@ -1,7 +1,7 @@
-"""Locate prepared rows, and the statistics of them that an earlier run or preview wrote.
+"""Locate the cache of prepared rows, and read the rows' statistics for a plan.
 
-The launcher does not read data. It gets the statistics that recipes/data/data_prepare.py stored
-under the same key.
+The launcher does not prepare rows. recipes/data/data_prepare.py does, and stores the statistics
+under the key that is computed here.
 """
 
 from __future__ import annotations
@@ -26,17 +26,19 @@ ARGUMENTS = [
     "assistant_only_loss", "per_device_train_batch_size", "max_completion_length", "max_steps",
 ]
 # fmt: on
-ASIDE = ("preview", "cache")  # keys of data that do not change rows
-# Counts of the rows that were left out, and of those that were not.
+NOT_IN_KEY = ("preview", "cache")  # keys of data that do not change rows
+# Statistics that describe_rows prints as counts.
+# fmt: off
 COUNTS = (
-    *("read", "held_out", "duplicates", "prompts_without_pair", "filtered", "without_answer"),
-    *("by_task", "by_level"),
+    "read", "held_out", "duplicates", "prompts_without_pair", "filtered", "without_answer",
+    "by_task", "by_level",
 )
+# fmt: on
 TOKENIZER_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
 
 
 def directory(config: Config, host: Host) -> Path:
-    """Return data.cache; by default a folder among the container's caches or next to the runs."""
+    """Return data.cache, or the default: a folder in the container's home or in run_root."""
     if config.data.cache:
         return Path(config.data.cache)
     if config.runtime.on_node == "docker":
@@ -45,17 +47,14 @@ def directory(config: Config, host: Host) -> Path:
 
 
 def for_ranks(config: Config, host: Host) -> dict[str, str] | None:
-    """Return `data_cache` of the ranks' config.yaml; None if the method prepares no rows."""
+    """Return the value of `data_cache` in config.yaml; None if the method prepares no rows."""
     if not config.method.prepares_rows:
         return None
     return {"directory": str(directory(config, host)), "key": key(config)}
 
 
-def known(config: Config, host: Host) -> dict[str, Any] | None:
-    """Return the statistics of the rows, as in a run's data.json.
-
-    Return None if no run or preview has prepared them.
-    """
+def statistics(config: Config, host: Host) -> dict[str, Any] | None:
+    """Return the rows' statistics, as in a run's data.json; None if the rows are not prepared."""
     cache = for_ranks(config, host)
     if cache is None:
         return None
@@ -65,18 +64,18 @@ def known(config: Config, host: Host) -> dict[str, Any] | None:
 def key(config: Config) -> str:
     """Return a hash of everything that determines the rows and their statistics.
 
-    It includes the size and time of files, not their content, so that a plan stays quick. The cache
-    of the rows themselves uses a hash of the content.
+    To keep a plan quick, it covers the size and modification time of files. The cache of the rows
+    themselves uses a hash of the content.
     """
     data, model = plain(config.data), config.model
-    sources = [config.data.path, config.data.heldout_path, *named_files(config).values()]
-    files = [Path(file) for path in sources if path for file in sample_files.files(path)]
+    paths = [config.data.path, config.data.heldout_path, *named_files(config).values()]
+    files = [Path(file) for path in paths if path for file in sample_files.files(path)]
     if model.path:
         folder = Path(model.path)
         files += sorted(file for pattern in TOKENIZER_FILES for file in folder.glob(pattern))
     stats = [(str(file), file.stat() if file.exists() else None) for file in files]
     content = {
-        "data": {name: value for name, value in data.items() if name not in ASIDE},
+        "data": {name: value for name, value in data.items() if name not in NOT_IN_KEY},
         "model": [
             *(model.path, model.hub_id, model.revision, model.init.name),
             *(model.vocab_size, model.max_positions, model.chat_template),
@@ -85,39 +84,41 @@ def key(config: Config) -> str:
         "arguments": {name: trainer_args.argument(config, name) for name in ARGUMENTS},
         "server": [config.topology.servers > 0, config.topology.server_max_length],
         "files": [[file, stat and stat.st_size, stat and stat.st_mtime_ns] for file, stat in stats],
-        "code": _code(),
+        "code": _code_hashes(),
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
 
 @functools.cache
-def _code() -> list[str]:
-    """Return hashes of our own code, and the version of TRL whose arguments are locked."""
+def _code_hashes() -> list[str]:
+    """Return hashes of the modules that prepare rows, and the locked version of TRL."""
     others = ("data/tasks.py", "data/code_tasks.py", "models/model_build.py")
-    sources = [*sorted((RECIPES / "data").glob("data*.py")), *(RECIPES / name for name in others)]
-    digests = [hashlib.sha256(file.read_bytes()).hexdigest() for file in sources]
+    modules = [*sorted((RECIPES / "data").glob("data*.py")), *(RECIPES / name for name in others)]
+    digests = [hashlib.sha256(file.read_bytes()).hexdigest() for file in modules]
     return [*digests, str(trainer_args.lock()["trl"])]
 
 
-def describe_rows(statistics: dict[str, Any]) -> str:
-    """Describe rows: lengths, what was left out or cut, and how full batches are."""
-    length = statistics["length"]
+def describe_rows(stats: dict[str, Any]) -> str:
+    """Return lines with a histogram of row lengths, truncation, padding and counts of rows."""
+    length = stats["length"]
     lines = [
-        f"{statistics['rows']} rows, lengths {length['shortest']} to {length['longest']} tokens, "
+        f"{stats['rows']} rows, lengths {length['shortest']} to {length['longest']} tokens, "
         f"mean {length['mean']:.1f}"
     ]
-    most = max(number for _, _, number in statistics["histogram"])
+    largest = max(count for _, _, count in stats["histogram"])
     lines += [
-        f"{low:6}-{high:<6} {'█' * round(24 * number / most):24} {number}"
-        for low, high, number in statistics["histogram"]
+        f"{low:6}-{high:<6} {'█' * round(24 * count / largest):24} {count}"
+        for low, high, count in stats["histogram"]
     ]
-    if statistics["max_length"]:
-        lines.append(f"{statistics['truncated']} cut to {statistics['max_length']} tokens")
-    if statistics["efficiency"] is not None:
-        packed = "packed" if statistics["packing"] else "not packed"
-        lines.append(f"{statistics['efficiency']:.1%} of a batch's places hold a token, {packed}")
-    for name in filter(statistics.get, COUNTS):
-        count = statistics[name]
+    if stats["max_length"]:
+        lines.append(f"{stats['truncated']} rows truncated to {stats['max_length']} tokens")
+    if stats["efficiency"] is not None:
+        packed = "packed" if stats["packing"] else "not packed"
+        lines.append(
+            f"{stats['efficiency']:.1%} of the tokens in a batch are not padding, {packed}"
+        )
+    for name in filter(stats.get, COUNTS):
+        count = stats[name]
         parts = count.items() if isinstance(count, dict) else ()
         lines.append(f"{name}: {', '.join(f'{part} {n}' for part, n in parts) or count}")
     return "\n".join(lines)

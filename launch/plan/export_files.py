@@ -1,4 +1,4 @@
-"""Check an export's inputs: the run, the evaluation, the GGUF converter and the hub token."""
+"""Check an export's inputs: the model, the evaluation, the GGUF converter and the hub token."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TOKEN = "HF_TOKEN"
 
 
 def check_export(config: Config) -> None:
-    """Raise UserError if a file or variable that an export needs is missing."""
+    """Raise UserError if an export's converter, evaluation or hub token is missing or wrong."""
     if not config.method.exports:
         return
     converter, evaluation, target = (
@@ -34,60 +34,66 @@ def check_export(config: Config) -> None:
 
 
 def _check_evaluation(config: Config, run: Path) -> None:
-    """Raise UserError unless the evaluation is done and measured the model to export.
+    """Raise UserError unless `run` is a finished evaluation of the model to export.
 
-    The model card must not show the figures of another model.
+    Otherwise the model card would show the figures of another model.
     """
     result, record = read_json(run / "result.json") or {}, read_json(run / "record.json") or {}
     model = (record.get("composition") or {}).get("model")
     measures = "accuracy" in result or "lm_eval" in result
     if result.get("status") != "done" or not measures or not isinstance(model, dict):
         raise UserError(
-            f"method.args.results_from={run}: not a finished evaluation. Use: a run of "
-            "method=evaluate."
+            f"method.args.results_from={run}: not a finished evaluation. Use: "
+            "method.args.results_from=<run directory of method=evaluate>."
         )
-    adapter = config.adapter.path  # the adapter's run saved the merged model, which was measured
+    # An adapter's run also saves the merged model, which is the one that an evaluation measures.
+    adapter = config.adapter.path
     path = str(Path(adapter).resolve().with_name("model")) if adapter else config.model.path
-    measured = _named(model.get("path"), model.get("hub_id"), model.get("revision"))
-    exported = _named(path, config.model.hub_id, config.model.revision)
-    if measured != exported:
+    evaluated = _identity(model.get("path"), model.get("hub_id"), model.get("revision"))
+    exported = _identity(path, config.model.hub_id, config.model.revision)
+    if evaluated != exported:
         raise UserError(
-            f"method.args.results_from={run}: an evaluation of {measured}, not of {exported}. Use: "
-            "one of the model that is exported."
+            f"method.args.results_from={run}: this run evaluated {evaluated}, but the export is of "
+            f"{exported}. Use: an evaluation of {exported}."
         )
 
 
-def _named(path: str | None, hub_id: str | None, revision: str | None) -> str:
-    """Return a name by which to compare models: the real path, or the hub id and revision."""
+def _identity(path: str | None, hub_id: str | None, revision: str | None) -> str:
+    """Return text that is equal for equal models: the real path, or the hub id and revision."""
     if path:
         return str(Path(path).resolve())
     return f"{hub_id} at {revision}" if hub_id else "random weights"
 
 
 def check_not_a_run(path: Path) -> None:
-    """Raise UserError if model.path names a run without a model, or a bare adapter."""
+    """Raise UserError if model.path is an adapter, or belongs to a run that has no model.
+
+    The message offers the models of the run's phases and its newest checkpoint.
+    """
     if (path / "adapter_config.json").is_file() and not (path / "config.json").is_file():
         raise UserError(
-            f"model.path={path} is an adapter, not a model. Use: model.path=<its base> "
-            f"adapter=<its kind> adapter.path={path}, or the model/ of its run, where it is merged."
+            f"model.path={path} is an adapter, not a model. Use: model.path=<its base model> "
+            f"adapter=<its kind> adapter.path={path}, or model.path=<its run>, which has the "
+            "merged model."
         )
     run, record = path.parent, read_json(path.parent / "record.json")
     if path.name != "model" or path.is_dir() or record is None:
         return
-    # of a pipeline, the models that RAFT's cycles chose come first
+    # In a pipeline, models of the best RAFT cycles come first.
     names = [*(choice["model"] for choice in recorded(record)), *record.get("phases", {}).values()]
     models = [run / name / "model" for name in dict.fromkeys(names)]
-    # checkpoints that are whole and can serve as a model, the newest first
-    folders = {
+    # Complete checkpoints that have a model's files, by step.
+    checkpoints = {
         int(folder.name.rpartition("-")[2]): folder
         for folder in run.glob("checkpoints/checkpoint-*[0-9]")
         if (folder / "manifest.json").is_file() and (folder / "config.json").is_file()
     }
-    models += [folders[step] for step in sorted(folders, reverse=True)[:1]]
+    if checkpoints:
+        models.append(checkpoints[max(checkpoints)])
     remedies = [f"model.path={m.parent if m.name == 'model' else m}" for m in models if m.is_dir()]
     if record.get("status") != "done" and not ("phases" in record and remedies):
-        remedies.insert(0, "its command again, which finishes it")
+        remedies.insert(0, "the command of that run again, to finish it")
     raise UserError(
-        f"model.path={run}: that run has no model (its status: "
-        f"{record.get('status')}). Use: {' or '.join(remedies) or 'the run that trained it'}."
+        f"model.path={run}: that run has no model (status {record.get('status')}). Use: "
+        f"{' or '.join(remedies) or 'model.path=<the run that trained the model>'}."
     )

@@ -1,4 +1,4 @@
-"""Compute everything that will run from a composition and the host's facts."""
+"""Compute the plan of a run from its composition and the host's facts."""
 
 from __future__ import annotations
 
@@ -32,54 +32,53 @@ from launch.rules.warnings import rule_warnings
 from launch.schema import Config, trainer_args
 from launch.schema.plan import Plan
 
-# Keys added to the composition in the file that every rank reads.
-ADDED = ("run_dir", "trainer_args", "tuned", "data_cache", "provenance")
-NO_REQUEST = Request()
-FILES = "files"  # key added to data, if data.path is a directory of samples
+# The keys of config.yaml, which every rank reads, that the composition does not have.
+EXTRA_KEYS = ("run_dir", "trainer_args", "tuned", "data_cache", "provenance")
+EMPTY_REQUEST = Request()
+FILES = "files"  # key added to data if data.path is a directory of samples
 
 
 def prepare(config: Config, keys: Sequence[str] = ()) -> tuple[Config, list[str]]:
-    """Return the composition that runs, checked and with smoke=true applied, and its warnings.
+    """Apply smoke=true, check the composition, and return it with its warnings.
 
-    Raises UserError.
-
-    `keys` are those of the command line. Unlike keys of files, they may not contradict each other.
-    Under smoke=true the rules look at the small composition, so that no hardware rule rejects it.
-    What they would reject without smoke=true becomes a warning.
+    `keys` are the keys set on the command line, which may not contradict each other. Under
+    smoke=true the rules check the scaled-down composition, so that no hardware rule rejects it.
+    Settings that they would reject without smoke=true become warnings. Raises UserError.
     """
     config = balance.with_servers(config)
     check.check_given(config)
-    is_tuning = trainer_args.recipe_name(config)  # a tuning itself takes no steps
-    replaced = [] if is_tuning else batch_counts.apply_effective_batch(config, keys)
+    is_tuning = trainer_args.recipe_name(config)  # a tuning trains only through its recipe
+    batch_warnings = [] if is_tuning else batch_counts.apply_effective_batch(config, keys)
     if not config.smoke:
         check.check(config)
         tuned.check_recipe(config)
-        return config, [*replaced, *rule_warnings(config)]
-    small, left_out = smoke.scale_down(config)
+        return config, [*batch_warnings, *rule_warnings(config)]
+    small, replacements = smoke.scale_down(config)
     check.check(small)
     tuned.check_recipe(small)
-    warnings = [f"smoke: in place of {line}." for line in left_out]
+    warnings = [f"smoke=true replaces {line}." for line in replacements]
     sizes = smoke.smaller(config, small)
     if sizes:
-        warnings.append(f"smoke: {', '.join(sizes)}. Overrides on the command line stay.")
+        warnings.append(f"smoke=true: {', '.join(sizes)}. Overrides of the command line stay.")
     reasons = [refusal.sentence for refusal in check.refusals(config)]
     return small, [*warnings, *(f"without smoke=true this is rejected: {r}" for r in reasons)]
 
 
 def with_choices(config: Config, host: Host, run_dir: Path) -> Config:
-    """Return a prepared `config` with every choice made. A resumed run uses its record's.
+    """Return a prepared `config` with every automatic choice made.
 
-    On other ranks than before (launch/plan/resuming.py) the batch is divided again, into the same
-    sequences per step.
+    A resumed run reuses the choices of its record. If it resumes on different ranks
+    (launch/plan/resuming.py), the choices about the batch are made again. The number of sequences
+    per step stays the same.
     """
-    before = (read_json(run_dir / "record.json") or {}).get("composition")
-    if before is None or rundir.untrusted(run_dir):  # rundir rejects such a record
+    recorded = (read_json(run_dir / "record.json") or {}).get("composition")
+    if recorded is None or rundir.record_fault(run_dir):  # rundir rejects such a record
         return choose.choose(config, host)
-    choices = choose.recorded(before)
-    if identity(before) == identity_of(config):
+    choices = choose.recorded(recorded)
+    if identity(recorded) == identity_of(config):
         return choose.apply(config, choices)
-    lasting = [choice for choice in choices if choice.key not in choose.OF_A_BATCH]
-    return choose.choose(choose.apply(config, lasting), host)
+    reusable = [choice for choice in choices if choice.key not in choose.OF_A_BATCH]
+    return choose.choose(choose.apply(config, reusable), host)
 
 
 def make_plan(
@@ -87,16 +86,22 @@ def make_plan(
     host: Host,
     run_dir: Path,
     warnings: Sequence[str] = (),
-    request: Request = NO_REQUEST,
+    request: Request = EMPTY_REQUEST,
 ) -> Plan:
-    """Plan a prepared composition. Raises HostError if the user's environment contradicts it."""
+    """Return the plan of a prepared composition.
+
+    Raises UserError if the composition contains a secret, and HostError if the GPU mask does not
+    match the topology.
+    """
     names = process_env.secret_names(config, host.environ)
     secrets = {host.environ.get(name, "") for name in names}
-    key = process_env.leaked(plain(config), {secret for secret in secrets if len(secret) >= 8})
+    key = process_env.key_of_secret(
+        plain(config), {secret for secret in secrets if len(secret) >= 8}
+    )
     if key:
         raise UserError(
-            f"{key}: holds a secret of your shell, and run records contain the composition. The "
-            "processes inherit the variable."
+            f"{key}: contains a secret of your shell, and run records store the composition. "
+            f"Remove {key}: the processes inherit the variable."
         )
     ports = process_groups.ports(host, run_dir)
     groups = placement.process_groups(config, host)
@@ -104,7 +109,7 @@ def make_plan(
     containers = container.specs(config, processes, host, run_dir)
     smaller = memory.measured(config, groups, host)
     needed = memory.memory(config, groups, smaller)
-    before = choose.without_choices(config)  # rows are prepared by this composition
+    unchosen = choose.without_choices(config)  # rows are cached under this composition's key
     is_faster = config.chosen and config.method.trains
     args, scaling = lr_scaling.scaled(config, trainer_args.complete(config, run_dir, ports))
     return Plan(
@@ -125,41 +130,48 @@ def make_plan(
             *host_warnings(config, host, smaller),
         ],
         tuned=tuned.for_ranks(config, host, run_dir, ports),
-        data_cache=data_cache.for_ranks(before, host),
-        data=data_cache.known(before, host),
-        plain_speed=speed.speed(before) if is_faster else None,
+        data_cache=data_cache.for_ranks(unchosen, host),
+        data=data_cache.statistics(unchosen, host),
+        plain_speed=speed.speed(unchosen) if is_faster else None,
         balance=balance.balance(config, host),
         overrides=request,
     )
 
 
 def host_warnings(config: Config, host: Host, smaller: dict[int, float]) -> Iterator[str]:
-    """Yield what a plan warns of: smaller GPUs, an unverified image, secrets without a value."""
+    """Yield warnings about small GPUs, an unverified image and secrets that the shell lacks.
+
+    `smaller` has the memory (GB) of each GPU that is smaller than hardware.memory_gb.
+    """
     if smaller:
-        gpu, gib = min(smaller.items(), key=lambda item: item[1])[0], min(smaller.values()) / GIB
-        doctor = "; python launch/doctor.py says how to raise it"
+        gpu = min(smaller, key=smaller.__getitem__)
+        gib = f"{smaller[gpu] / GIB:.0f} GiB"
+        doctor = " python launch/doctor.py shows how to raise it."
         yield (
-            f"GPU {gpu} has {gib:.0f} GiB, hardware.memory_gb={config.hardware.memory_gb:g}: "
-            f"memory is planned with {gib:.0f} GiB{doctor * config.hardware.unified_memory}."
+            f"hardware.memory_gb={config.hardware.memory_gb:g}: GPU {gpu} has only {gib}, so the "
+            f"plan uses {gib}.{doctor * config.hardware.unified_memory}"
         )
     image = image_json(config)
     if image and not image["verified"]:
         name = image.get("base", image["reference"])
-        yield f"unverified image: {name} is named by a tag, not by a digest, and may change."
-    # the usual ones of conf/runtime/docker.yaml
-    usual = {"HF_TOKEN", "WANDB_API_KEY", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"}
+        yield (
+            f"container={config.container.name}: {name} is unverified. It is pinned by a tag and "
+            "not by a digest, so its content may change."
+        )
+    # the defaults of conf/runtime/docker.yaml, which many users do not need
+    defaults = {"HF_TOKEN", "WANDB_API_KEY", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"}
     for name in config.runtime.secrets:
-        if name.upper() not in usual and not host.environ.get(name):
-            yield f"runtime.secrets: {name} is not set in your shell, so no process gets it."
+        if name.upper() not in defaults and not host.environ.get(name):
+            yield (
+                f"runtime.secrets: {name} is not set in your shell, so no process gets it. Use: "
+                f"export {name}=<value>."
+            )
 
 
 def rank_config(plan: Plan) -> dict[str, Any]:
-    """Return the file that every rank reads: the composition and its complete arguments.
-
-    For a tuning it also has the recipe, and the content with which its experiment file begins.
-    """
-    own = {"run_dir": str(plan.run_dir), "trainer_args": plan.trainer_args}
-    content = {**plain(plan.config), **own}
+    """Return the content of config.yaml, which every rank reads: the composition and EXTRA_KEYS."""
+    content: dict[str, Any] = plain(plan.config)
+    content |= {"run_dir": str(plan.run_dir), "trainer_args": plan.trainer_args}
     data = plan.config.data
     if data.kind == "samples" and data.path and Path(data.path).is_dir():
         content["data"][FILES] = sample_files.files(data.path)

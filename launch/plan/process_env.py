@@ -1,6 +1,6 @@
-"""Compute the environment of a process: each variable is set in one place, with reason and source.
+"""Compute the environment variables of a process group, each with its reason.
 
-A user's own value wins.
+A value that the user sets takes precedence.
 """
 
 from __future__ import annotations
@@ -22,65 +22,62 @@ from launch.schema.plan import Setting
 from launch.schema.variables import CPU_CACHE_GIB, INSIDE, SECRET
 
 ROOT = Path(__file__).parents[2]
-ADDED_TO = ("PYTHONPATH",)  # the user's own value stays, after ours
-# The shell's variables that a container also gets: variables of the software stack, which change
-# numbers or speed.
+APPENDED_TO = ("PYTHONPATH",)  # the user's value is appended to ours
+# Variables of the shell that a container gets too, because they change results or speed.
 PASSED = re.compile(r"^(HIP_|HSA_|NCCL_|RCCL_|MIOPEN_|PYTORCH_|VLLM_|HF_|GPU_MAX_)")
 
 
 def settings(
     config: Config, host: Host, kind: str, gpus: list[int], run_dir: Path, ranks: int = 1
 ) -> list[Setting]:
-    """Return the variables of a process group, sorted by name."""
-    when = _conditions(config, kind, gpus)
-    words = _words(config, host, gpus, run_dir, ranks)
-    chosen = {
-        name.format(**words): Setting(
-            name.format(**words), value.format(**words), why.format(**words), "launcher"
+    """Return the variables of a process group with `ranks` ranks, sorted by name."""
+    applies = _conditions(config, kind, gpus)
+    values = _values(config, host, gpus, run_dir, ranks)
+    settings = {
+        name.format(**values): Setting(
+            name.format(**values), value.format(**values), reason.format(**values), "launcher"
         )
-        for name, value, condition, why in _table()["launcher"]
-        if when[condition]
+        for name, value, condition, reason in _table()["launcher"]
+        if applies[condition]
     }
     for name, variable in config.hardware.env.items():
-        if when[variable.when.name]:
-            why = f"{variable.reason} [{variable.source}]"
-            chosen[name] = Setting(name, variable.value, why, "hardware")
-    for name, value, condition, why in (*_table()["debug"], *_table()["container"]):
-        if when[condition]:
-            chosen[name] = Setting(name, value.format(**words), why, "launcher")
-    if when["container"]:
+        if applies[variable.when.name]:
+            reason = f"{variable.reason} [{variable.source}]"
+            settings[name] = Setting(name, variable.value, reason, "hardware")
+    for name, value, condition, reason in (*_table()["debug"], *_table()["container"]):
+        if applies[condition]:
+            settings[name] = Setting(name, value.format(**values), reason, "launcher")
+    if applies["container"]:
         withheld = {*INSIDE, *MASK.values(), *secret_names(config, host.environ)}
         for name, value in host.environ.items():
-            # In a container, a path of this machine means another place or nothing.
+            # A path of this machine does not exist in a container, or is another file there.
             is_path = value.startswith(("/", "~", "."))
             if PASSED.match(name) and name not in withheld and not is_path:
-                chosen[name] = Setting(name, value, "set in your shell", "yours")
-    # visible_gpus has read the shell's mask and narrows it here. Variables that only a container
-    # has are not the shell's.
-    ours = (MASK.get(config.hardware.vendor), *ADDED_TO, *INSIDE)
-    for name, setting in chosen.items():
+                settings[name] = Setting(name, value, "set in your shell", "yours")
+    # Skip the mask, from which `gpus` was chosen, and variables that a container sets for itself.
+    ours = (MASK.get(config.hardware.vendor), *APPENDED_TO, *INSIDE)
+    for name, setting in settings.items():
         if name in host.environ and name not in ours and setting.origin != "yours":
-            why = f"set in your shell (here it would be {setting.value})"
-            chosen[name] = Setting(name, host.environ[name], why, "yours")
+            reason = f"set in your shell; the default would be {setting.value}"
+            settings[name] = Setting(name, host.environ[name], reason, "yours")
     for name, value in config.user_env.items():
-        if name not in ADDED_TO:
-            instead = f" (here it would be {chosen[name].value})" if name in chosen else ""
-            chosen[name] = Setting(name, value, f"set by user_env.{name}{instead}", "yours")
-    return [chosen[name] for name in sorted(chosen)]
+        if name not in APPENDED_TO:
+            default = f"; the default would be {settings[name].value}" if name in settings else ""
+            settings[name] = Setting(name, value, f"set by user_env.{name}{default}", "yours")
+    return [settings[name] for name in sorted(settings)]
 
 
 @functools.cache
 def _table() -> dict[str, list[list[str]]]:
-    """Return [name, value, condition, reason] of each variable, by who sets it."""
     table: dict[str, list[list[str]]] = yaml_file(Path(__file__).with_name("environment.yaml"))
     return table
 
 
 def _conditions(config: Config, kind: str, gpus: list[int]) -> dict[str, bool]:
-    """Return which conditions of environment.yaml and conf/hardware hold for a process group."""
+    """Return, for each condition of environment.yaml and conf/hardware, whether it is met."""
     vendor, topology, slurm = config.hardware.vendor, config.topology, config.runtime.slurm
-    trains, serves, runs_vllm = kind == "trainer", kind == "server", generates(config, kind)
-    on_cpu, is_faulty = vendor == Vendor.none, config.debug != Debug.none
+    trains, serves, runs_vllm = kind == "trainer", kind == "server", starts_vllm(config, kind)
+    on_cpu, is_debugged = vendor == Vendor.none, config.debug != Debug.none
     sends_weights = (
         topology.servers > 0 and (serves or trains) and placement.backend(config) == "nccl"
     )
@@ -103,26 +100,25 @@ def _conditions(config: Config, kind: str, gpus: list[int]) -> dict[str, bool]:
         "generates_on_cpu": runs_vllm and on_cpu,
         "sizes_cache_on_cpu": runs_vllm and on_cpu and not topology.server_cache_gb,
         "vllm_on_nvidia": (runs_vllm or topology.name == "colocate") and vendor == Vendor.nvidia,
-        "debug_nvidia": is_faulty and vendor == Vendor.nvidia,
-        "debug_amd": is_faulty and vendor != Vendor.nvidia,
+        "debug_nvidia": is_debugged and vendor == Vendor.nvidia,
+        "debug_amd": is_debugged and vendor != Vendor.nvidia,
         "container": config.runtime.on_node == "docker",
     }
 
 
-def _words(
+def _values(
     config: Config, host: Host, gpus: list[int], run_dir: Path, ranks: int
 ) -> dict[str, object]:
-    """Return the values for the names in braces in environment.yaml."""
-    # stand-ins for vLLM on a CPU and the gloo plugin, then the user's folders
+    """Return the values of the names in braces in environment.yaml."""
     folders, smoke = [str(ROOT)], ROOT / "recipes/smoke"
-    runs_vllm = config.topology.servers or generates(config, config.method.kind)
+    runs_vllm = config.topology.servers or starts_vllm(config, config.method.kind)
     if config.hardware.vendor == Vendor.none and runs_vllm:
-        folders.append(str(smoke))
+        folders.append(str(smoke))  # replaces vLLM on a CPU
     if config.topology.servers and placement.backend(config) == "gloo":
-        folders.append(str(smoke / "plugin"))
+        folders.append(str(smoke / "plugin"))  # transfers weights by gloo
     slurm = config.runtime.slurm
     return {
-        "path": os.pathsep.join([*folders, *own_python_path(config, host)]),
+        "path": os.pathsep.join([*folders, *user_python_path(config, host)]),
         "threads": max(1, host.num_cores // ranks),
         "num_cores": host.num_cores,
         "ranks": ranks,
@@ -138,33 +134,39 @@ def _words(
 
 
 def secret_names(config: Config, environ: dict[str, str]) -> set[str]:
-    """Return the shell's variables that hold a secret, by their name or runtime.secrets."""
+    """Return runtime.secrets and the variables of the shell whose name looks like a secret."""
     return {name for name in environ if SECRET.search(name)} | set(config.runtime.secrets)
 
 
-def leaked(node: Any, secrets: set[str], at: str = "") -> str | None:
-    """Return the key that holds one of these values, as by ${oc.env:HF_TOKEN}, or None."""
+def key_of_secret(node: Any, secrets: set[str], key: str = "") -> str | None:
+    """Return the first nested key whose value contains a secret, or None; `key` is the node's own.
+
+    Such a value can come from ${oc.env:HF_TOKEN}.
+    """
     if isinstance(node, dict):
-        keys = (leaked(v, secrets, f"{at}.{k}" if at else str(k)) for k, v in node.items())
-        return next((key for key in keys if key), None)
+        keys = (key_of_secret(v, secrets, f"{key}.{k}" if key else str(k)) for k, v in node.items())
+        return next(filter(None, keys), None)
     if isinstance(node, list):
-        return next((key for key in (leaked(item, secrets, at) for item in node) if key), None)
-    return at if isinstance(node, str) and any(secret in node for secret in secrets) else None
+        return next(filter(None, (key_of_secret(item, secrets, key) for item in node)), None)
+    return key if isinstance(node, str) and any(secret in node for secret in secrets) else None
 
 
-def generates(config: Config, kind: str) -> bool:
-    """Return whether vLLM runs here by itself: a server, a benchmark, a tuning, or engine=vllm."""
+def starts_vllm(config: Config, kind: str) -> bool:
+    """Return whether the process group starts vLLM itself, unlike a trainer under colocate.
+
+    It does for a server, a benchmark or tuning of vLLM, and method.args.engine=vllm.
+    """
     return (
         kind == "server" or config.method.starts_vllm or config.method.args.get("engine") == "vllm"
     )
 
 
-def own_python_path(config: Config, host: Host) -> list[str]:
-    """Return the user's own folders and, for a reward of the user's, the current directory.
+def user_python_path(config: Config, host: Host) -> list[str]:
+    """Return the folders of the user's PYTHONPATH, and the current directory for a dotted reward.
 
-    A container does not get the shell's PYTHONPATH, which is for this machine's Python.
+    A container does not get the shell's PYTHONPATH, which is meant for this machine's Python.
     """
     shell = None if config.runtime.on_node == "docker" else host.environ.get("PYTHONPATH")
     path = config.user_env.get("PYTHONPATH", shell)
-    own_reward = any("." in name for name in config.method.rewards)
-    return [*filter(None, (path or "").split(os.pathsep)), *([host.cwd] if own_reward else [])]
+    has_own_reward = any("." in name for name in config.method.rewards)
+    return [*filter(None, (path or "").split(os.pathsep)), *([host.cwd] if has_own_reward else [])]

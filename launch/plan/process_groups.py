@@ -1,4 +1,4 @@
-"""Compute from a composition the process groups that a run starts, and their commands."""
+"""Compute the process groups that a run starts, with their commands and environments."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from launch.core.options import options
 from launch.inputs import paths
 from launch.machine import placement
 from launch.machine.detect import Host
-from launch.machine.placement import is_tokens_only, made_here
+from launch.machine.placement import creates_model, is_tokens_only
 from launch.plan import process_env
 from launch.schema import Config
 from launch.schema.enums import Profile, Rocprof, Vendor
@@ -17,21 +17,21 @@ from launch.schema.plan import Process
 
 
 def model_source(config: Config, run_dir: Path) -> str:
-    """Return the directory or hub id that every process loads the model from."""
-    if made_here(config):
+    """Return the directory or hub id from which every process loads the model."""
+    if creates_model(config):
         return str(run_dir / "model_init")
     return config.model.path or str(config.model.hub_id)
 
 
 def process(config: Config, host: Host, run_dir: Path, group: placement.ProcessGroup) -> Process:
-    """Return a process group as it runs: its command, variables and GPUs."""
+    """Return the command, variables and GPUs of a process group."""
     port = None
     if group.kind == "server":
         port = ports(host, run_dir)[0]
         argv = server_argv(config, host, port, run_dir)
     else:
         argv = ranks_argv(config, host, run_dir, group)
-    # vLLM sets the variables of its own ranks.
+    # The server is one process that starts its own ranks.
     ranks = 1 if group.kind == "server" else group.num_ranks
     settings = process_env.settings(config, host, group.kind, group.gpus, run_dir, ranks)
     name, kind, gpus, num_ranks = group.name, group.kind, group.gpus, group.num_ranks
@@ -39,9 +39,10 @@ def process(config: Config, host: Host, run_dir: Path, group: placement.ProcessG
 
 
 def ports(host: Host, run_dir: Path) -> tuple[int, int]:
-    """Return free ports for the server and its weight transfer, chosen by the run's hash.
+    """Return free ports for the server and for its weight transfer.
 
-    They lie between 20000 and 30000, since Linux assigns ephemeral ports from 32768 on.
+    The run's hash chooses the first port to try, from 20000 to 30000. Linux assigns ephemeral ports
+    from 32768.
     """
     server = host.free_port(20000 + int(paths.run_hash(run_dir), 16) % 5000 * 2)
     return server, host.free_port(server + 1)
@@ -50,7 +51,7 @@ def ports(host: Host, run_dir: Path) -> tuple[int, int]:
 def ranks_argv(
     config: Config, host: Host, run_dir: Path, group: placement.ProcessGroup
 ) -> list[str]:
-    """Return the command that starts a node's ranks: the program itself, or torchrun."""
+    """Return the command that starts a node's ranks, with torchrun if they need it."""
     interpreter = python(config, host)
     program = "recipes.prepare" if group.kind == "prepare" else config.method.program
     ranks = ["-m", program, "--config", str(run_dir / "config.yaml")]
@@ -66,12 +67,14 @@ def ranks_argv(
 
 
 def rocprof_options(program: Rocprof, folder: Path) -> list[str]:
-    """Return the options of a profiler of ROCm that writes into the run's profile/.
+    """Return the options with which a profiler of ROCm writes to `folder`.
 
-    It goes inside torchrun, as AMD advises for launchers of ranks (rocprofiler-sdk, "Using
-    rocprofv3 with MPI"). Around it, it would watch torchrun itself and name each rank's output by
-    process id only. Options, all from rocm.docs.amd.com: rocprofiler-sdk, "rocprofv3 command-line
-    options" and "I/O control options"; rocprofiler-compute, "Profile mode" (ROCm 7.13 still takes
+    torchrun starts the profiler for each rank, as AMD advises for launchers (rocprofiler-sdk,
+    "Using rocprofv3 with MPI"). A profiler around torchrun would also profile torchrun, and the
+    names of output files would have no ranks.
+
+    Sources of the options, all on rocm.docs.amd.com: rocprofiler-sdk, "rocprofv3 command-line
+    options" and "I/O control options"; rocprofiler-compute, "Profile mode" (ROCm 7.13 still accepts
     --path and prefers --output-directory); rocprofiler-systems, "Sampling the call stack".
     """
     rank = "rank%env{RANK}%"  # torchrun sets RANK; %rank% would be the rank of Slurm or MPI
@@ -79,46 +82,43 @@ def rocprof_options(program: Rocprof, folder: Path) -> list[str]:
         return ["profile", "--name", "run", "--path", str(folder / "rocprof-compute")]
     if program == Rocprof.sys:
         return ["--trace", "--output", str(folder), rank]
-    # Trace HIP, RCCL, kernels and copies; pftrace opens at ui.perfetto.dev, and --stats adds a
-    # table of kernels as CSV.
-    names = ["--output-directory", str(folder), "--output-file", rank]
-    return ["--runtime-trace", "--stats", *names, "--output-format", "pftrace", "csv"]
+    # Trace HIP, RCCL, kernels and copies. ui.perfetto.dev opens pftrace files; --stats adds a CSV
+    # table of kernels.
+    output = ["--output-directory", str(folder), "--output-file", rank]
+    return ["--runtime-trace", "--stats", *output, "--output-format", "pftrace", "csv"]
 
 
 def rendezvous(config: Config, host: Host, node: int) -> list[str]:
-    """Return torchrun's rendezvous options: a loopback port, or the first of several nodes.
-
-    The loopback is given by address, because containers without a network, and many hosts, cannot
-    resolve their own name.
-    """
+    """Return torchrun's rendezvous options: loopback on one node, otherwise the first node."""
     slurm = config.runtime.slurm
     if slurm.nodes == 1:
+        # An address, because containers without a network and many hosts cannot resolve their name.
         return ["--standalone", "--local-addr", "127.0.0.1"]
     address, port = (host.environ.get(name, f"${name}") for name in ("MASTER_ADDR", "MASTER_PORT"))
-    # Static keeps the order of nodes, where c10d would sort them by address. So rank 0 is next to
-    # the launcher, and sums add up in one order.
+    # The static backend keeps the order of nodes; c10d would sort them by address. So rank 0 runs
+    # on the launcher's node, and sums are always computed in the same order.
     nodes = ["--nnodes", str(slurm.nodes), "--node-rank", str(node), "--rdzv-backend", "static"]
     master = ["--master-addr", address, "--master-port", port]
     return [*nodes, *master, "--rdzv-conf", f"timeout={slurm.rendezvous_timeout_s}"]
 
 
 def python(config: Config, host: Host) -> str:
-    return host.python if config.runtime.on_node == "local" else "python3"  # the image's own
+    """Return the Python that runs the ranks: the host's, or that of the image."""
+    return host.python if config.runtime.on_node == "local" else "python3"
 
 
 def server_argv(config: Config, host: Host, port: int, run_dir: Path) -> list[str]:
     """Return the command of vLLM's server, with the weight transfer and logprobs TRL 1.16 needs."""
     topology, source = config.topology, model_source(config, run_dir)
     on_cpu = config.hardware.vendor == Vendor.none
-    # In an image, `vllm` uses the base's packages. On a host, a `vllm` on the PATH may belong to
-    # another environment.
     if config.runtime.on_node == "docker":
         argv = ["vllm", "serve", source]
     else:
+        # A `vllm` on the host's PATH may belong to another environment.
         argv = [python(config, host), "-m", "vllm.entrypoints.cli.main", "serve", source]
     if source == config.model.hub_id and config.model.revision:
         argv += ["--revision", config.model.revision]
-    # Listen on the loopback only, since the weight-update endpoints have no authentication.
+    # Listen on loopback only, because the weight-update endpoints have no authentication.
     argv += ["--host", "127.0.0.1", "--port", str(port), "--dtype", placement.dtype(config)]
     argv += ["--tensor-parallel-size", str(topology.server_tensor_parallel)]
     if topology.servers > 1:

@@ -27,29 +27,29 @@ from launch.plan import resuming, sealed
 from launch.schema import Config
 
 LOCK_ATTEMPTS = 5
-DAMAGED = "its record.json is damaged: it cannot be read as a JSON object"
-AGAIN = "-again-"  # in the name of a run that reproduces another
+DAMAGED = "its record.json is damaged and cannot be read as a JSON object"
+AGAIN = "-again-"  # part of the name of a run that reproduces another
 
 
 def choose(config: Config) -> tuple[Path, bool]:
-    """Return the run directory, and whether it resumes an earlier run. Write nothing.
+    """Return the run directory and whether it resumes an earlier run; create nothing.
 
-    Raises UserError if the run that `resume` names cannot resume.
+    Raises UserError if resume=<run directory> cannot resume.
     """
     home = home_of(config)
     if config.resume == "never":
         return home / fresh_name(), False
     if config.resume == "auto":
-        # Under Slurm, include a run whose job is running: launch/execution/slurm.py follows that
+        # Under Slurm, a run whose job is running counts too. launch/execution/slurm.py follows that
         # job instead of starting a second one.
         on_slurm = config.runtime.name == "slurm"
         unfinished = newest_unfinished(home, composition_hash(config), with_running=on_slurm)
         return (unfinished, True) if unfinished else (home / fresh_name(), False)
-    return _named(config), True
+    return _requested(config), True
 
 
 def home_of(config: Config) -> Path:
-    """Return the directory that holds all runs with this composition's name."""
+    """Return the absolute directory of all runs with this composition's name."""
     return Path(config.run_root).absolute() / (config.name or default_name(config))
 
 
@@ -60,16 +60,16 @@ def fresh_name() -> str:
 def newest_unfinished(home: Path, hash_: str, with_running: bool = False) -> Path | None:
     """Return the newest unfinished run with composition hash `hash_` that can resume, or None.
 
-    Skip runs with a running launcher, unless `with_running`.
+    Runs whose launcher is running are skipped, unless `with_running`.
     """
-    for folder, record in of_composition(home, hash_):
-        is_free = with_running or not is_locked(folder)
-        if record.get("status") != "done" and is_free and not _bars(record):
+    for folder, record in runs_with_hash(home, hash_):
+        is_available = with_running or not is_locked(folder)
+        if record.get("status") != "done" and is_available and not _obstacle(record):
             return folder
     return None
 
 
-def of_composition(home: Path, hash_: str) -> Iterator[tuple[Path, dict[str, Any]]]:
+def runs_with_hash(home: Path, hash_: str) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Yield (folder, record) of the runs with this composition hash, newest first.
 
     Runs that reproduce another run are left out.
@@ -80,49 +80,50 @@ def of_composition(home: Path, hash_: str) -> Iterator[tuple[Path, dict[str, Any
             yield folder, record
 
 
-def left(config: Config, chosen: Path) -> list[str]:
-    """Return notes on why resume=auto skips an unfinished run that is newer than `chosen`."""
+def skipped_run_notes(config: Config, run_dir: Path) -> list[str]:
+    """Return a note if resume=auto skipped an unfinished run that is newer than `run_dir`."""
     for folder in sorted(home_of(config).glob("*/"), reverse=True):
         record = read_json(folder / "record.json")
         is_damaged = record is None and os.path.exists(folder / "record.json")
         is_same = record and recorded_hash(record) == composition_hash(config)
         if config.resume != "auto" or not (is_damaged or is_same) or AGAIN in folder.name:
             continue
-        if folder == chosen or (record or {}).get("status") == "done" or is_locked(folder):
+        if folder == run_dir or (record or {}).get("status") == "done" or is_locked(folder):
             return []
-        return [f"Not resuming {folder}: {reason}." for reason in _bars(record)]
+        obstacle = _obstacle(record)
+        return [f"Not resuming {folder}: {obstacle}."] if obstacle else []
     return []
 
 
-def _bars(record: dict[str, Any] | None) -> list[str]:
-    """Return the reasons why an unfinished run cannot resume, or []."""
+def _obstacle(record: dict[str, Any] | None) -> str | None:
+    """Return why an unfinished run cannot resume, or None if it can."""
     if record is None:
-        return [DAMAGED]
-    if doubt := sealed.doubt(record):
-        return [doubt]
+        return DAMAGED
+    if fault := sealed.fault(record):
+        return fault
     changed = changed_data(record)
-    return [f"{', '.join(changed)} changed since that run began"] if changed else []
+    return f"{', '.join(changed)} changed since that run began" if changed else None
 
 
-def untrusted(folder: Path) -> str | None:
-    """Return why a folder's record cannot be trusted, or None if it can or is missing."""
+def record_fault(folder: Path) -> str | None:
+    """Return why a run's record cannot be trusted; None if it can, or if there is no record."""
     file = folder / "record.json"
     record = read_json(file)
     if record is None:
         return DAMAGED if os.path.exists(file) else None
-    return sealed.doubt(record)
+    return sealed.fault(record)
 
 
 def runs_in(folder: Path) -> str:
-    """Return a hint for a folder that is not a run but holds runs, or ''."""
+    """Return a hint that names the newest run in a folder, or '' if it contains none."""
     newest = max(folder.glob("*/record.json"), key=lambda file: file.parent.name, default=None)
-    return f" It holds runs, the newest is {newest.parent}." if newest else ""
+    return f" It contains runs; the newest is {newest.parent}." if newest else ""
 
 
 def changed_data(record: dict[str, Any]) -> list[str]:
     """Return the data files, adapter files and sample directories that changed since the start.
 
-    If there are any, the run's checkpoint was trained on other rows or belongs to other weights.
+    A checkpoint of such a run was trained on other rows or belongs to other weights.
     """
     data = record.get("data") or {}
     digests = data.get("files", {}) | (record.get("model") or {}).get("adapter", {})
@@ -139,28 +140,32 @@ def changed_data(record: dict[str, Any]) -> list[str]:
     return changed
 
 
-def _named(config: Config) -> Path:
-    """Return the run directory that `resume` names, if this composition can resume there.
+def _requested(config: Config) -> Path:
+    """Return the directory of resume=<run directory>.
 
-    Raises UserError.
+    Raises UserError if this composition cannot resume there.
     """
     folder = Path(config.resume).absolute()
     file = folder / "record.json"
     record, fault, changes = read_json(file), None, list[str]()
     if record is None and not os.path.exists(file):
-        fault = f"no record.json there.{runs_in(folder)} Use auto, never, or a run directory."
+        fault = (
+            f"there is no record.json.{runs_in(folder)} Use: resume=auto, never or a run directory."
+        )
     elif record and record.get("status") == "done":
-        fault = "that run is done. resume=never runs the composition again."
+        fault = "that run is done. Use: resume=never for another run."
     elif is_locked(folder):
         fault = "that run is still running. Stop it or wait until it ends, then try again."
-    elif bars := _bars(record):
-        fault = f"{bars[0]}. resume=never starts afresh."
+    elif obstacle := _obstacle(record):
+        fault = f"{obstacle}. Use: resume=never for a fresh run."
     elif record:
         changes = differences(identity(record["composition"]), identity_of(config))
-        if barring := resuming.another(changes):
-            fault = f"another composition; it differs in {'; '.join(barring)}."
+        if forbidden := resuming.without_placement(changes):
+            fault = f"that run has another composition. It differs in {'; '.join(forbidden)}."
             if has_phases(config):
-                fault += " resume=auto begins another run and keeps the phases before the change."
+                fault += (
+                    " Use: resume=auto for another run that keeps the phases before the change."
+                )
     if fault:
         raise UserError(f"resume={config.resume}: {fault}")
     if record and changes:
@@ -168,32 +173,32 @@ def _named(config: Config) -> Path:
     return folder
 
 
-def moved(config: Config, folder: Path) -> list[str]:
-    """Return notes for the plan if `resume` names `folder`, which began with other ranks."""
+def changed_rank_notes(config: Config, run_dir: Path) -> list[str]:
+    """Return a note for the plan if resume=<run directory> continues a run on different ranks."""
     if config.resume in ("auto", "never"):
         return []
-    composition = (read_json(folder / "record.json") or {})["composition"]
-    return resuming.note(resuming.recorded_config(composition), config)
+    composition = (read_json(run_dir / "record.json") or {})["composition"]
+    return resuming.notes(resuming.recorded_config(composition), config)
 
 
-def differences(old: Any, new: Any, at: str = "") -> list[str]:
-    """Return `key: old -> new` for every leaf that differs."""
+def differences(old: Any, new: Any, key: str = "") -> list[str]:
+    """Return `key: old -> new` for every nested value that differs; `key` is the values' own."""
     if isinstance(old, dict) and isinstance(new, dict):
         return [
             line
-            for key in sorted({*old, *new})
-            for line in differences(old.get(key), new.get(key), f"{at}.{key}" if at else str(key))
+            for k in sorted({*old, *new})
+            for line in differences(old.get(k), new.get(k), f"{key}.{k}" if key else str(k))
         ]
-    return [] if old == new else [f"{at}: {old} -> {new}"]
+    return [] if old == new else [f"{key}: {old} -> {new}"]
 
 
 def make(folder: Path) -> None:
+    """Create a run directory. Raises UserError."""
     try:
         (folder / "logs").mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(
-            f"{folder}: cannot be created ({error.strerror}). Choose another place with "
-            "run_root=<directory>."
+            f"{folder}: cannot be created ({error.strerror}). Use: run_root=<another directory>."
         ) from error
 
 
@@ -201,7 +206,7 @@ def make(folder: Path) -> None:
 def locked(folder: Path) -> Iterator[None]:
     """Lock the run for this launcher. The kernel releases the lock even if the launcher is killed.
 
-    Raises UserError if another launcher holds it.
+    Raises UserError if another launcher has the lock.
     """
     with (folder / ".lock").open("w") as file:
         for attempt in range(LOCK_ATTEMPTS):
@@ -214,11 +219,12 @@ def locked(folder: Path) -> Iterator[None]:
                         f"{folder}: another launcher is executing this run. Stop it or wait until "
                         "it ends, then try again."
                     ) from error
-                time.sleep(0.02)  # is_locked takes the lock briefly too
+                time.sleep(0.02)  # another process's is_locked takes the lock briefly
         yield
 
 
 def is_locked(folder: Path) -> bool:
+    """Return whether a launcher is executing this run."""
     try:
         with (folder / ".lock").open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -1,8 +1,8 @@
-"""Plan the sandbox: containers that test the code a model writes (run by sandboxed.py).
+"""Plan the sandbox: containers that test code written by a model (launch/execution/sandboxed.py).
 
-Ranks send jobs to the launcher through a Unix socket in the run directory. The launcher passes them
-to a container's stdin. So a container needs no mount and cannot reach the files of ranks, and ranks
-never talk to the engine.
+Ranks send jobs to the launcher through a Unix socket in the run directory, and the launcher passes
+them to a container's stdin. So the containers need no mounts and cannot reach files of the ranks,
+and the ranks need no access to the container engine.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from launch.schema import Config
 from launch.schema.plan import Confinement, ContainerSpec, Process
 
 USER = "65534:65534"  # nobody
-SERVER_GB = 0.1  # for server.py, in addition to a job's limit
+SERVER_GB = 0.1  # memory of server.py, in addition to a job's limit
 NUM_FILES_IN_TMP = 4096
-# These outlive a job's processes, so the next job could read or miss them: shared memory, message
-# queues, semaphores.
+# Forbid shared memory, message queues and semaphores. They would outlive a job's processes, so the
+# next job could read them.
 SYSCTLS = {
     "kernel.shmmni": "0",
     "kernel.msgmni": "0",
@@ -30,7 +30,7 @@ SYSCTLS = {
 
 
 def processes(config: Config) -> list[Process]:
-    """Return the sandbox, which starts before all others, if the composition needs it."""
+    """Return the sandbox's process group, which starts first; [] if no reward runs code."""
     limits = config.method.sandbox
     sizes = (limits.memory_gb * 1e9, limits.output_kb * 1e3, limits.disk_mb * 1e6)
     server = ["python", "/opt/recipes/server.py", f"{limits.time_s:g}"]
@@ -39,9 +39,9 @@ def processes(config: Config) -> list[Process]:
 
 
 def specs(config: Config, host: Host, run_dir: Path) -> dict[str, ContainerSpec]:
-    """Return the specification of all of the sandbox's containers; every runtime needs it."""
+    """Return the sandbox's container by its name. Every runtime runs it in a container."""
     limits = config.method.sandbox
-    # exec lets compiled programs run
+    # exec, so that compiled programs can run
     tmpfs = f"rw,exec,nosuid,nodev,mode=1777,size={limits.disk_mb}m,nr_inodes={NUM_FILES_IN_TMP}"
     confinement = Confinement(
         limits.workers, limits.processes, cpus=1.0, tmpfs={"/tmp": tmpfs}, sysctls=SYSCTLS
@@ -52,7 +52,7 @@ def specs(config: Config, host: Host, run_dir: Path) -> dict[str, ContainerSpec]
             image=images.load()["sandbox"].reference,
             command=process.argv,
             user=USER,
-            stop_timeout_s=1,  # it has nothing to save
+            stop_timeout_s=1,  # it saves nothing
             labels=labels(run_dir, process.name, host),
             memory_gb=limits.memory_gb + SERVER_GB,
             confinement=confinement,

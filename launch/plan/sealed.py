@@ -1,4 +1,4 @@
-"""Define the fields of every record.json, and the hash that reveals a changed record."""
+"""Define the required fields of record.json, and the hash that reveals a changed record."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ REQUIRED = [
     "composition", "composition_hash", "argv", "environment", "secrets", "code", "packages",
     "locks", "image", "model", "data", "seeds", "host", "metrics", "result", "outputs", "sha256",
 ]
-# A pipeline's record has fewer fields, because what ran is in the records of its phases.
+# A pipeline's record has fewer fields, because each phase has its own record.
 REQUIRED_OF_A_PIPELINE = [
     "schema", "run_id", "status", "exit_code", "overrides", "composition", "composition_hash",
     "phases", "sha256",
@@ -21,15 +21,15 @@ REQUIRED_OF_A_PIPELINE = [
 
 
 def seal(record: dict[str, Any]) -> dict[str, Any]:
-    """Return the record with the hash of its own content."""
+    """Return the record with the hash of its content in `sha256`."""
     content = {key: value for key, value in record.items() if key != "sha256"}
-    content = json.loads(json.dumps(content))  # numeric keys become text
+    content = json.loads(json.dumps(content))  # numeric keys become text, as when it is read
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
     return {**content, "sha256": digest}
 
 
 def faults(record: dict[str, Any]) -> list[str]:
-    """Return why a record cannot be trusted: missing fields or changed content."""
+    """Return the reasons why a record cannot be trusted: missing fields, or changed content."""
     required = REQUIRED_OF_A_PIPELINE if "phases" in record else REQUIRED
     missing = [f"{name}: missing" for name in required if name not in record]
     if missing or seal(record)["sha256"] == record["sha256"]:
@@ -37,7 +37,7 @@ def faults(record: dict[str, Any]) -> list[str]:
     return ["sha256: the content was changed after it was written"]
 
 
-def doubt(record: dict[str, Any]) -> str | None:
-    """Return the first fault as a sentence."""
+def fault(record: dict[str, Any]) -> str | None:
+    """Return the first of the faults as a sentence without a period; None if there are none."""
     reasons = faults(record)
     return f"its record.json cannot be trusted ({reasons[0]})" if reasons else None

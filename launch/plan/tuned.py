@@ -1,10 +1,8 @@
-"""Prepare a tuning (method=tune/...).
+"""Compose and check the recipe that a tuning (method=tune/...) runs in its trials.
 
-That is its recipe, the planned memory of each candidate, and the start of its experiment file.
-
-The recipe is composed and checked as for its own run. Arguments under method.args that the tuning
-does not have are the recipe's: `method=tune/batch method.args.max_length=4096`. So `experiment=NAME
-method=tune/batch` tunes an experiment's recipe.
+An argument under method.args that the tuning itself does not have is passed to the recipe, for
+example `method=tune/batch method.args.max_length=4096`. So `experiment=NAME method=tune/batch`
+tunes the recipe of an experiment.
 """
 
 from __future__ import annotations
@@ -28,8 +26,8 @@ from launch.schema import Config, trainer_args
 from launch.schema.enums import Vendor
 
 GROUPS = ("hardware", "model", "method", "adapter", "precision", "topology", "data", "tracking")
-# Other keys of the recipe. Runtime and container are left out because they follow from the
-# hardware.
+# An experiment file also has these keys. It has no runtime and container, because they follow from
+# the hardware.
 KEYS = ("user_env", "effective_batch", "seed")
 BATCH, ACCUMULATION = "per_device_train_batch_size", "gradient_accumulation_steps"
 CHECKPOINTING = "gradient_checkpointing"
@@ -38,105 +36,107 @@ CHECKPOINTING = "gradient_checkpointing"
 def recipe(config: Config) -> Config | None:
     """Return the composition of a tuning's trials; None for any other method.
 
-    Raises UserError.
+    Raises UserError for a batch that does not divide effective_batch.
     """
     name = trainer_args.recipe_name(config)
     if name is None:
         return None
-    method, own = _standard(config, name).method, trainer_args.own(config)
-    user_args = {key: value for key, value in config.method.args.items() if key not in own}
+    method, tuning_args = _defaults(config, name).method, trainer_args.own(config)
+    user_args = {key: value for key, value in config.method.args.items() if key not in tuning_args}
     args = {**method.args, **(method.smoke if config.smoke else {}), **user_args}
     if config.smoke:
-        args.pop("num_train_epochs", None)  # a trial is limited by its steps
+        args.pop("num_train_epochs", None)  # max_steps limits a trial
     rewards = config.method.rewards or method.rewards
     method = dataclasses.replace(method, args=args, rewards=rewards)
-    tuned = dataclasses.replace(config, method=method)
-    batch_counts.apply_effective_batch(tuned)
-    return tuned
+    trial = dataclasses.replace(config, method=method)
+    batch_counts.apply_effective_batch(trial)
+    return trial
 
 
 def check_recipe(config: Config) -> None:
-    """Raise UserError if the recipe alone would be rejected."""
-    tuned = recipe(config)
-    if tuned is None:
+    """Raise UserError if a tuning's recipe breaks a rule."""
+    trial = recipe(config)
+    if trial is None:
         return
-    if "rows" in trainer_args.own(config) and not tuned.method.trains:
+    if "rows" in trainer_args.own(config) and not trial.method.trains:
         raise UserError(
-            f"method.args.recipe={tuned.method.name}: {config.method.name} measures training "
-            "steps. Use: sft, dpo or grpo."
+            f"method.args.recipe={trial.method.name}: {config.method.name} measures training "
+            "steps. Use: method.args.recipe=sft, dpo or grpo."
         )
     try:
-        check.check(tuned)
+        check.check(trial)
     except UserError as error:  # about the recipe, not the method that the user chose
         raise UserError(
-            f"method={config.method.name} has {tuned.method.name} for its trials: {error}"
+            f"method={config.method.name} runs {trial.method.name} in its trials: {error}"
         ) from error
 
 
 def for_ranks(
     config: Config, host: Host, run_dir: Path, ports: tuple[int, int]
 ) -> dict[str, Any] | None:
-    """Return `tuned` of the file that ranks read; None without a tuning.
+    """Return the value of `tuned` in config.yaml; None unless the method is a tuning.
 
-    It has the recipe's method and arguments, and the place where tuned files outlive the run.
+    It contains the recipe's method and arguments, tune/batch's candidates, and the directory in
+    which the tuned files outlive the run.
     """
-    tuned = recipe(config)
-    if tuned is None:
+    trial = recipe(config)
+    if trial is None:
         return None
     in_container = config.runtime.on_node == "docker"
     cache = paths.home(config, host) if in_container else paths.cache_dir(host) / "rocm-recipes"
     return {
-        "method": tuned.method,
-        "trainer_args": trainer_args.complete(tuned, run_dir, ports),
+        "method": trial.method,
+        "trainer_args": trainer_args.complete(trial, run_dir, ports),
         "cache": str(cache),
-        "planned": planned(config, tuned, host),
+        "planned": candidates(config, trial, host),
     }
 
 
-def planned(config: Config, tuned: Config, host: Host) -> list[dict[str, Any]]:
-    """Return the candidates of tune/batch with the planned GB of their tightest process."""
+def candidates(config: Config, trial: Config, host: Host) -> list[dict[str, Any]]:
+    """Return the candidates of tune/batch, each with the planned GB of its tightest process."""
     if "batches" not in trainer_args.own(config):
         return []
-    groups = placement.process_groups(tuned, host)
-    smaller, candidates = memory.measured(tuned, groups, host), []
-    own = (trainer_args.value(tuned, CHECKPOINTING), trainer_args.value(tuned, BATCH))
+    groups = placement.process_groups(trial, host)
+    smaller, candidates = memory.measured(trial, groups, host), []
+    current = (trainer_args.value(trial, CHECKPOINTING), trainer_args.value(trial, BATCH))
     keys = ("checkpointing", "batches")
     pairs = itertools.product(*(trainer_args.value(config, key) for key in keys))
-    for checkpointing, size in sorted({own, *pairs}):
-        args = {**tuned.method.args, BATCH: size, CHECKPOINTING: checkpointing}
-        candidate = dataclasses.replace(tuned, method=dataclasses.replace(tuned.method, args=args))
+    for checkpointing, size in sorted({current, *pairs}):
+        args = {**trial.method.args, BATCH: size, CHECKPOINTING: checkpointing}
+        candidate = dataclasses.replace(trial, method=dataclasses.replace(trial.method, args=args))
         try:
             batch_counts.apply_effective_batch(candidate)
             check.check(candidate)
-        except UserError:  # the recipe cannot take this batch
+        except UserError:  # the recipe cannot use this batch
             continue
-        most = max(memory.memory(candidate, groups, smaller), key=margin.tightness)
+        tightest = max(memory.memory(candidate, groups, smaller), key=margin.tightness)
         recipe_args = {
             key: args[key] for key in (BATCH, CHECKPOINTING, ACCUMULATION) if key in args
         }
-        sizes = {"planned_gb": most.allocated_gb, "capacity_gb": most.capacity_gb}
-        candidates.append({"args": recipe_args, **sizes, "fits": most.fits})
+        sizes = {"planned_gb": tightest.allocated_gb, "capacity_gb": tightest.capacity_gb}
+        candidates.append({"args": recipe_args, **sizes, "fits": tightest.fits})
     return candidates
 
 
 def experiment(config: Config, command: Sequence[str]) -> dict[str, Any]:
-    """Return the groups and values that restore the recipe as it was before the tuning.
+    """Return the config groups and values of an experiment file that runs the untuned recipe.
 
-    Under smoke=true it is composed again from the command, because the run was scaled down.
+    `command` has the overrides of the tuning. smoke=true composes them again, because `config` is
+    scaled down.
     """
     if config.smoke:
         config = dataclasses.replace(compose(command), smoke=False)
-    tuned = recipe(config)
-    if tuned is None:
-        raise UserError(f"{' '.join(command)}: names no tuning")
-    groups = {group: str(getattr(tuned, group).name) for group in GROUPS}
-    standard = _standard(tuned, tuned.method.name)
+    trial = recipe(config)
+    if trial is None:
+        raise UserError(f"{' '.join(command)}: this is not a tuning. Use: method=tune/<name>.")
+    groups = {group: str(getattr(trial, group).name) for group in GROUPS}
+    defaults = _defaults(trial, trial.method.name)
     values = {}
     for key in (*GROUPS, *KEYS):
-        differing = _differing(plain(getattr(tuned, key)), plain(getattr(standard, key)))
-        if differing not in (None, {}):
-            values[key] = differing
-    if tuned.method.measures_machine and tuned.hardware.vendor == Vendor.none:
+        changes = _changes(plain(getattr(trial, key)), plain(getattr(defaults, key)))
+        if changes not in (None, {}):
+            values[key] = changes
+    if trial.method.measures_machine and trial.hardware.vendor == Vendor.none:
         values["smoke"] = True  # a CPU cannot run it otherwise
     return {"groups": groups, "values": values}
 
@@ -148,18 +148,19 @@ def _composed(*groups: tuple[str, str]) -> Config:
     return compose([*overrides, "runtime=local", "container=none"])
 
 
-def _standard(config: Config, method: str) -> Config:
+def _defaults(config: Config, method: str) -> Config:
+    """Return the composition of `config`'s groups with another method and no other overrides."""
     names = {group: str(getattr(config, group).name) for group in GROUPS} | {"method": method}
     return _composed(*names.items())
 
 
-def _differing(mine: Any, standard: Any) -> Any:
-    """Return the nested keys whose values differ from `standard`, or None."""
-    if isinstance(mine, dict) and isinstance(standard, dict):
-        differing = {key: _differing(value, standard.get(key)) for key, value in mine.items()}
+def _changes(value: Any, default: Any) -> Any:
+    """Return the nested values that differ from the default; None for an equal value."""
+    if isinstance(value, dict) and isinstance(default, dict):
+        changes = {key: _changes(v, default.get(key)) for key, v in value.items()}
         return {
-            key: value
-            for key, value in differing.items()
-            if value not in (None, {}) or (key in standard and mine[key] != standard[key])
+            key: change
+            for key, change in changes.items()
+            if change not in (None, {}) or (key in default and value[key] != default[key])
         }
-    return None if mine == standard else mine
+    return None if value == default else value

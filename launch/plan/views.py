@@ -1,4 +1,4 @@
-"""Render a plan as JSON."""
+"""Convert plans to the objects of mode=plan format=json."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SCHEMA = 1
 
 
 def image_json(config: Config) -> dict[str, Any] | None:
-    """Describe the image of runtime=docker: the one that starts, and its base."""
+    """Return the image that the run starts and its base; None if the run uses no container."""
     if config.runtime.on_node != "docker":
         return None
     reference = container.image_reference(config)
@@ -36,7 +36,7 @@ def image_json(config: Config) -> dict[str, Any] | None:
 
 
 def as_json(plan: Plan) -> dict[str, Any]:
-    """Return the plan as the JSON object of mode=plan format=json."""
+    """Return the plan of one run as the JSON object of mode=plan format=json."""
     processes = []
     for process in plan.processes:
         spec = plan.containers.get(process.name)
@@ -70,27 +70,31 @@ def as_json(plan: Plan) -> dict[str, Any]:
 
 
 def shared_warnings(phases: dict[str, Plan]) -> list[str]:
-    """Return each warning of a pipeline once, prefixed by its phases."""
+    """Return each warning of a pipeline once, prefixed by the names of its phases."""
     names: dict[str, list[str]] = {}
     for phase, plan in phases.items():
         for warning in dict.fromkeys(plan.warnings):
             names.setdefault(warning, []).append(phase)
-    return [f"{', '.join(of)}: {warning}" for warning, of in names.items()]
+    return [f"{', '.join(phases_)}: {warning}" for warning, phases_ in names.items()]
 
 
-def outside(run_dir: Path, plans: dict[str, Plan]) -> dict[str, Path]:
-    """Return the directories of phases that lie in another run (launch/study/phase_reuse.py)."""
+def reused_phases(run_dir: Path, plans: dict[str, Plan]) -> dict[str, Path]:
+    """Return the run directory of each phase that is reused from another run.
+
+    launch/study/phase_reuse.py chooses these phases.
+    """
     return {name: plan.run_dir for name, plan in plans.items() if plan.run_dir.parent != run_dir}
 
 
 def pipeline_json(name: str, run_dir: Path, phases: dict[str, Plan]) -> dict[str, Any]:
-    """Return a pipeline as an object of the same shape, with the plans of its phases.
+    """Return a pipeline as the JSON object of mode=plan format=json.
 
-    Its `kept` are the phases `outside`; their processes do not run.
+    It has the keys of a run's object, `phases` with the object of each phase, and `kept` with the
+    directories of reused phases.
     """
     plans = {phase: as_json(plan) for phase, plan in phases.items()}
-    reused_dirs = {phase: str(folder) for phase, folder in outside(run_dir, phases).items()}
-    runs = {n: p for n, p in plans.items() if n not in reused_dirs and not phases[n].is_left_out}
+    reused_dirs = {phase: str(folder) for phase, folder in reused_phases(run_dir, phases).items()}
+    started = {n: p for n, p in plans.items() if n not in reused_dirs and not phases[n].is_left_out}
     first = next(iter(plans.values()))
     return {
         **{key: first[key] for key in ("schema", "hardware", "image", "runtime")},
@@ -98,7 +102,7 @@ def pipeline_json(name: str, run_dir: Path, phases: dict[str, Plan]) -> dict[str
         "run_dir": str(run_dir),
         "topology": sorted({p["topology"] for p in plans.values()}),
         **{
-            key: [{**entry, "phase": phase} for phase, plan in runs.items() for entry in plan[key]]
+            key: [{**entry, "phase": n} for n, plan in started.items() for entry in plan[key]]
             for key in ("processes", "memory")
         },
         "speed": {"tokens_per_second": None, "step_s": None, "basis": "see each phase"},

@@ -1,1 +1,4 @@
-"""Build the page of launch/report.py: data reads runs, one/many/sweeps fill it, page renders it."""
+"""Build the page of launch/report.py.
+
+run_files reads run directories; run_page, many and sweeps build a Page; html_page renders it.
+"""

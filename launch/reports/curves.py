@@ -1,4 +1,4 @@
-"""Draw curves as SVG in the page's own colours: thinned points, round axes, a summary in words."""
+"""Define charts, and compute the positions, axis ticks and summary with which a page draws them."""
 
 from __future__ import annotations
 
@@ -11,24 +11,26 @@ from typing import Any
 from launch.reports.parts import Block, number
 from launch.reports.run_files import Points
 
-# The plot within the SVG, in the SVG's units: natural size on a phone, a little larger on a
-# desktop.
+# Size and margins of a chart in units of the SVG, which are pixels on a phone.
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 420, 236, 52, 12, 10, 42
-MOST_POINTS = 200  # per curve: about one for each two units of width
-MEANS = 50  # stretches of a curve whose means are drawn
-NUM_COLOURS, NUM_DASHES = 8, 4  # of page.css
+MAX_POINTS = 200  # of a curve, about one for every two units of width
+NUM_MEANS = 50  # intervals of a long curve whose means are drawn
+NUM_COLOURS, NUM_DASHES = 8, 4  # in page.css
 
 
 def dash(number: int) -> int:
-    """Return a dash pattern. 32 curves differ, and neighbours differ even without colour."""
+    """Return the dash pattern of a curve.
+
+    Up to 32 curves differ in colour or dashes, and neighbours differ even in black and white.
+    """
     return (number + number // NUM_COLOURS) % NUM_DASHES
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A curve; `number` chooses its colour and dashes, the same in every chart of a page.
+    """A curve; its `number` sets colour and dashes, which are the same in all charts of a page.
 
-    `dots` draws points without a line; `faint` is for a curve behind its own mean.
+    `dots` draws points without a line; `faint` draws the values behind their mean.
     """
 
     label: str
@@ -51,6 +53,8 @@ class Chart:
 
 @dataclass(frozen=True)
 class Charts(Block):
+    """Charts side by side, with a note below."""
+
     charts: Sequence[Chart]
     note: str = ""
 
@@ -59,15 +63,16 @@ class Charts(Block):
 
     @property
     def plots(self) -> list[dict[str, Any]]:
-        """Return the template's values for each chart; positions are in units of the SVG."""
+        """Return the values that the template needs for each chart."""
         return list(map(_plot, self.charts))
 
 
 def _plot(chart: Chart) -> dict[str, Any]:
+    """Return a chart's downsampled curves, with positions in units of the SVG."""
     curves = [replace(c, points=downsample(c.points)) for c in chart.curves]
     xs = [x for c in curves for x in c.points[0]]
     ys = [y for c in curves for y in c.points[1]]
-    x_low, x_high, x_ticks = _axis(min(xs), max(xs), whole=True)
+    x_low, x_high, x_ticks = _axis(min(xs), max(xs), integer=True)
     starts_at_zero = chart.from_zero and min(ys) >= 0
     y_low, y_high, y_ticks = _axis(0.0 if starts_at_zero else min(ys), max(ys))
     y_low, y_high = min(y_low, y_ticks[0]), max(y_high, y_ticks[-1])
@@ -78,7 +83,7 @@ def _plot(chart: Chart) -> dict[str, Any]:
     def y_at(y: float) -> float:
         return HEIGHT - BOTTOM - (y - y_low) / (y_high - y_low) * (HEIGHT - BOTTOM - TOP)
 
-    # For the values that page.js shows under the pointer.
+    # page.js shows these values under the pointer.
     data = {
         "x": [x_low, x_high],
         "unit": chart.unit,
@@ -108,61 +113,61 @@ def curve(
 
 
 def downsample(points: Points) -> Points:
-    """Return at most MOST_POINTS: both ends, and the lowest and highest of each stretch.
+    """Return at most MAX_POINTS points: both ends, and the extremes of equal intervals.
 
-    That way no spike is lost.
+    Extremes are included so that every spike stays visible.
     """
     steps, values = points
-    if len(values) <= MOST_POINTS:
+    if len(values) <= MAX_POINTS:
         return points
-    chosen = {0, len(values) - 1}
-    stretches = (MOST_POINTS - 2) // 2
-    for n in range(stretches):
-        inside = range(n * len(values) // stretches, (n + 1) * len(values) // stretches)
-        chosen |= {min(inside, key=values.__getitem__), max(inside, key=values.__getitem__)}
-    return [steps[i] for i in sorted(chosen)], [values[i] for i in sorted(chosen)]
+    indices = {0, len(values) - 1}
+    num_intervals = (MAX_POINTS - 2) // 2
+    for n in range(num_intervals):
+        interval = range(n * len(values) // num_intervals, (n + 1) * len(values) // num_intervals)
+        indices |= {min(interval, key=values.__getitem__), max(interval, key=values.__getitem__)}
+    return [steps[i] for i in sorted(indices)], [values[i] for i in sorted(indices)]
 
 
 def with_mean(curve: Curve) -> list[Curve]:
-    """Return the curve and, if it is long, the means of its stretches, which show the trend."""
+    """Return the curve and, if it is long, a second curve of its means, which shows the trend."""
     steps, values = curve.points
-    width = len(values) // MEANS
+    width = len(values) // NUM_MEANS
     if width < 4 or min(values) == max(values):
         return [curve]
     starts = range(0, len(values) - width + 1, max(1, width // 2))
-    means = [statistics.fmean(values[at : at + width]) for at in starts]
-    middles = [steps[at + width // 2] for at in starts]
+    means = [statistics.fmean(values[start : start + width]) for start in starts]
+    middles = [steps[start + width // 2] for start in starts]
     return [
-        replace(curve, label="each line", faint=True),
-        Curve(f"mean of {width:,} lines", (middles, means), curve.number),
+        replace(curve, label="logged values", faint=True),
+        Curve(f"mean of {width:,} values", (middles, means), curve.number),
     ]
 
 
-def _axis(low: float, high: float, whole: bool = False) -> tuple[float, float, list[float]]:
-    """Return a range, widened if it is empty, and round ticks that enclose it."""
-    from matplotlib import ticker  # half a second, only for a page with curves
+def _axis(low: float, high: float, integer: bool = False) -> tuple[float, float, list[float]]:
+    """Return an axis range and round ticks that enclose it; widen a range of one value."""
+    from matplotlib import ticker  # imported here because it takes half a second
 
     pad = 0.0 if high > low else abs(low) * 0.1 or 0.5
     low, high = low - pad, high + pad
-    locator = ticker.MaxNLocator(5, steps=[1, 2, 2.5, 5, 10], integer=whole)
+    locator = ticker.MaxNLocator(5, steps=[1, 2, 2.5, 5, 10], integer=integer)
     return low, high, [float(tick) for tick in locator.tick_values(low, high)]
 
 
 def summary(chart: Chart) -> str:
-    """Describe in words where the curves begin and end; of many, only the range of their ends.
+    """Describe one or two curves by their ends and extremes, and more by the range of their ends.
 
-    One curve: 6.24 → 1.573 (lowest 1.53, highest 6.24).
+    For one curve: 6.24 → 1.573 (lowest 1.53, highest 6.24).
     """
     if len(chart.curves) > 2:
         (low, lowest), *_, (high, highest) = sorted(
             (c.points[1][-1], c.label) for c in chart.curves
         )
         return f"at the end from {number(low)} ({lowest}) to {number(high)} ({highest})"
-    courses = []
+    descriptions = []
     for curve in (c for c in chart.curves if not c.faint):
         name = f"{curve.label}: " if len(chart.curves) > 1 else ""
         values = curve.points[1]
         ends = f"{number(values[0])} → {number(values[-1])} {chart.unit}".rstrip()
         extremes = f"lowest {number(min(values))}, highest {number(max(values))}"
-        courses.append(f"{name}{ends} ({extremes})")
-    return "; ".join(courses)
+        descriptions.append(f"{name}{ends} ({extremes})")
+    return "; ".join(descriptions)

@@ -1,4 +1,4 @@
-"""Build blocks of evaluations: accuracy by task and level, pass@k, answers, paired comparison."""
+"""Build the blocks of an evaluation, and compare evaluations of the same problems."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from launch.reports.parts import (
     percent_cell,
     table,
 )
-from launch.reports.run_files import Run, dig
+from launch.reports.run_files import Run, value_at
 
 SIGNIFICANT = 0.05
 
 
 def blocks(run: Run) -> list[Block]:
-    """Return tables by group and by k, results of lm-evaluation-harness, and some answers."""
+    """Return tables of accuracy by group and by k, lm-evaluation-harness results, and answers."""
     result, tables = run.result, list[Block]()
-    shown: dict[str, Callable[[Any], Any]] = {"interval": interval, "accuracy": percent_cell}
+    formats: dict[str, Callable[[Any], Any]] = {"interval": interval, "accuracy": percent_cell}
     for name in ("by_task", "by_level", "by_task_and_level"):
         caption = name.replace("_", " ").capitalize()
         rows = (
-            {caption.removeprefix("By "): str(of)}
+            {caption.removeprefix("By "): str(group)}
             | {
-                TITLES["evaluation"].get(key, key): shown.get(key, cell)(value)
-                for key, value in group.items()
+                TITLES["evaluation"].get(key, key): formats.get(key, cell)(value)
+                for key, value in figures.items()
             }
-            for of, group in (result.get(name) or {}).items()
+            for group, figures in (result.get(name) or {}).items()
         )
         tables.append(table(caption, rows))
     values = {key: result.get(f"{key}_at_k") or {} for key in ("pass", "maj")}
@@ -45,14 +45,14 @@ def blocks(run: Run) -> list[Block]:
             for key, by_k in values.items()
             for title, content in (
                 (f"{key}@k", percent_cell(by_k.get(k))),
-                (f"its interval, {key}@k", interval(dig(result, f"{key}_at_k_interval", k))),
+                (f"{key}@k, 95% interval", interval(value_at(result, f"{key}_at_k_interval", k))),
             )
         }
         for k in dict.fromkeys([*values["pass"], *values["maj"]])
     )
     note = (
-        "pass@k: one of k samples is right (unbiased, arXiv:2107.03374). "
-        "maj@k: their most frequent answer is. Intervals are those of 95%."
+        "pass@k: the chance that at least one of k samples is correct (unbiased estimate, "
+        "arXiv:2107.03374). maj@k: the chance that the most frequent answer of k is correct."
     )
     tables.append(table("By number of samples", rows, note))
     harness = (
@@ -66,40 +66,40 @@ def blocks(run: Run) -> list[Block]:
         return tables
     marks = ["bad" if sample.get("correct") is False else "" for sample in samples]
     wrong = f", {marks.count('bad')} of them wrong" if "bad" in marks else ""
-    note = "All are in samples.jsonl." if (run.folder / "samples.jsonl").is_file() else ""
+    note = "samples.jsonl has all answers." if (run.folder / "samples.jsonl").is_file() else ""
     answers = (
-        {"": str(n), **{key: _answer(value) for key, value in sample.items()}}
+        {"": str(n), **{key: _without_roles(value) for key, value in sample.items()}}
         for n, sample in enumerate(samples, start=1)
     )
     folded = Folded(f"{len(samples)} answers{wrong}", [table("Answers", answers, note, marks)])
     return [*tables, folded]
 
 
-def _answer(value: Any) -> Any:
-    """Return the text of a conversation, or any other value unchanged."""
+def _without_roles(value: Any) -> Any:
+    """Return the texts of a list of messages, and any other value unchanged."""
     if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
         return "\n".join(str(message.get("content", "")) for message in value)
     return value
 
 
-def with_first(runs: Sequence[Run]) -> list[tuple[Run, Run]]:
-    """Pair the first evaluation with each later one."""
-    evaluated = [run for run in runs if _shares(run)]
-    return [(evaluated[0], run) for run in evaluated[1:]]
+def pairs_with_first(runs: Sequence[Run]) -> list[tuple[Run, Run]]:
+    """Return a pair of the first evaluation and each later one."""
+    evaluations = [run for run in runs if _correct_counts(run)]
+    return [(evaluations[0], run) for run in evaluations[1:]]
 
 
-def compared(pairs: Sequence[tuple[Run, Run]]) -> list[Block]:
-    """Compare each pair problem by problem; name the pairs whose problems differ."""
-    rows, skipped = [], []
+def comparisons(pairs: Sequence[tuple[Run, Run]]) -> list[Block]:
+    """Return a table that compares each pair, and notes on pairs of different problems."""
+    rows, notes = [], []
     for first, run in pairs:
-        before, after = _shares(first), _shares(run)
+        before, after = _correct_counts(first), _correct_counts(run)
         if not before or not after:
             continue
         is_same = run.result.get("data_sha256") == first.result.get("data_sha256")
         if not is_same or len(after) != len(before):
             names = f"{first.name} and {run.name}"
             why = "have different problems (data_sha256), so they are not compared."
-            skipped.append(Note(f"{names} {why}", "warn"))
+            notes.append(Note(f"{names} {why}", "warn"))
             continue
         comparison = paired.compare(before, after)
         is_significant = comparison.p < SIGNIFICANT
@@ -109,7 +109,7 @@ def compared(pairs: Sequence[tuple[Run, Run]]) -> list[Block]:
                 "runs": f"{first.name} to {run.name}",
                 "before": percent_cell(comparison.before),
                 "after": percent_cell(comparison.after),
-                "points": Cell(f"{100 * comparison.difference:+.1f}", True),
+                "change (points)": Cell(f"{100 * comparison.difference:+.1f}", True),
                 "95% interval": f"{100 * comparison.low:+.1f} to {100 * comparison.high:+.1f}",
                 "better / worse problems": f"{comparison.better} / {comparison.worse} of "
                 f"{comparison.num_problems}",
@@ -117,21 +117,21 @@ def compared(pairs: Sequence[tuple[Run, Run]]) -> list[Block]:
             }
         )
     note = (
-        "p: the chance of a difference at least as large between two equally good models "
-        "(exact sign-flip test over the problems; with one sample each it is McNemar's exact "
-        f"test). Below {SIGNIFICANT} it is marked."
+        "p: the chance of a difference at least as large between two equally good models. It is "
+        "computed by the exact sign-flip test over the problems, which is McNemar's exact test if "
+        f"each problem has one sample. Values below {SIGNIFICANT} are marked."
     )
-    return [table("The same problems", rows, note), *skipped]
+    return [table("Comparison on the same problems", rows, note), *notes]
 
 
-def _shares(run: Run) -> list[tuple[int, int]]:
+def _correct_counts(run: Run) -> list[tuple[int, int]]:
     """Return (correct samples, samples) of each problem; [] for an incomplete evaluation."""
     total = run.result.get("samples_per_prompt")
     if not total or not run.result.get("data_sha256"):
         return []
-    return [(right, total) for right in run.result.get("right_per_problem") or []]
+    return [(correct, total) for correct in run.result.get("right_per_problem") or []]
 
 
 def interval(ends: Any) -> str:
-    """Format an interval of a share, or return nothing if there is none."""
+    """Format the ends of an interval in percent; return '' without an interval."""
     return f"{percent(ends[0])} to {percent(ends[1])}" if ends else ""

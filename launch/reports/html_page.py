@@ -1,4 +1,4 @@
-"""Render a Page as one HTML file that loads nothing and escapes every value of a run."""
+"""Render a Page as one HTML file that loads no other files and escapes every value of a run."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from launch.reports import curves
 from launch.reports.parts import Page, mark_of, number
 
 HERE = Path(__file__).parent
-# HTML may not hold NUL, other control characters, or halves of surrogate pairs.
-NOT_TEXT = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
+# Control characters and halves of surrogate pairs, which are not valid in HTML.
+INVALID = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def render(page: Page) -> str:
-    """Return the HTML. A run's strings stay text, since other people write configs and logs."""
-    import jinja2  # only a page needs it
+    """Return the HTML. All values are escaped, because other people can write configs and logs."""
+    import jinja2  # imported here because only this function needs it
 
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE),
@@ -38,4 +38,4 @@ def render(page: Page) -> str:
     html = environment.get_template("page.html.j2").render(
         page=page, style=style, program=program, digest=digest, made=now(), plot=curves
     )
-    return NOT_TEXT.sub("\ufffd", html)
+    return INVALID.sub("\ufffd", html)

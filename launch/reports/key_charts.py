@@ -1,4 +1,4 @@
-"""Choose which keys of metrics.jsonl are drawn, in which charts, under which names."""
+"""Turn the keys of metrics.jsonl into titled charts of a run, several runs or a pipeline."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from launch.study import lineage
 
 MAIN: dict[str, tuple[str, str, bool]] = TITLES["charts"]
 TELEMETRY: dict[str, tuple[str, str, bool]] = TITLES["telemetry"]
-HELD_OUT = "eval_"  # prefix of held-out figures, drawn next to training figures
+HELD_OUT = "eval_"  # prefix of held-out figures, which share a chart with training figures
 LEVEL_SHARE = "level_share/"  # prefix of a curriculum's keys, one for each level
-# launch/study/cycles.py names the sampling phases of RAFT like this.
-SAMPLED = re.compile(r"\d+_(?:(.+)_)?cycle(\d+)_sample")
-PARTS = {"step_s": "whole step", **TITLES["step"], "server_s": "the server's generation"}
+# The folder of a RAFT sampling phase, as launch/study/cycles.py names it: raft and cycle.
+SAMPLING_PHASE = re.compile(r"\d+_(?:(.+)_)?cycle(\d+)_sample")
+PARTS = {"step_s": "complete step", **TITLES["step"], "server_s": "generation on the server"}
 
 
 def points_of(run: Run, key: str, unit: str) -> Points:
+    """Return the logged steps and values of a key; shares are in percent if the unit is %."""
     steps, values = run_tables.logged(run, key)
     return steps, [100 * value for value in values] if unit == "%" else values
 
@@ -31,11 +32,11 @@ def _chart(key: str, curves: Sequence[Curve], x_title: str = "step") -> Chart:
 
 
 def main(run: Run) -> list[Chart]:
-    """Return the charts of MAIN that the run has, the parts of a step and the shares of levels."""
+    """Return the charts of MAIN, of a step's parts and of a curriculum, if the run logs them."""
     charts = []
     for key, (title, unit, _) in MAIN.items():
         points = points_of(run, key, unit)
-        if not points[1] or _is_held_out(run, key):
+        if not points[1] or _shares_chart(run, key):
             continue
         held_out = points_of(run, HELD_OUT + key, unit)
         if held_out[1]:
@@ -49,7 +50,7 @@ def main(run: Run) -> list[Chart]:
         if (points := run.metrics.points(key))[1]
     ]
     if len(parts) > 1:
-        charts.append(Chart("Seconds of a step", parts, "s", from_zero=True))
+        charts.append(Chart("Parts of a step", parts, "s", from_zero=True))
     levels = [key for key in run.metrics.numeric_keys if key.startswith(LEVEL_SHARE)]
     shares = [
         Curve(f"level {key.removeprefix(LEVEL_SHARE)}", points_of(run, key, "%"), n)
@@ -61,7 +62,7 @@ def main(run: Run) -> list[Chart]:
 
 
 def shared_charts(runs: Sequence[Run]) -> list[Chart]:
-    """Return the charts of MAIN with a curve for each run that has the key."""
+    """Return the charts of MAIN, each with a curve for every run that logs its key."""
     if len(runs) == 1:
         return main(runs[0])
     charts = []
@@ -74,6 +75,7 @@ def shared_charts(runs: Sequence[Run]) -> list[Chart]:
 
 
 def telemetry(run: Run) -> list[Chart]:
+    """Return a chart of each GPU counter that the run logs."""
     return [
         Chart(title, [Curve(title, points)], unit, from_zero=from_zero)
         for key, (title, unit, from_zero) in TELEMETRY.items()
@@ -82,25 +84,26 @@ def telemetry(run: Run) -> list[Chart]:
 
 
 def others(run: Run) -> list[Folded]:
-    """Return charts of every other key that changes, folded."""
+    """Return folded charts of all other keys whose values change."""
     keys = run.metrics.numeric_keys
     drawn = {*MAIN, *TELEMETRY, *TITLES["not_drawn"], *(PARTS if "train_s" in keys else ())}
     charts = []
     for key in keys if not run_tables.rows_of(run) else ():
-        if key not in drawn and not key.startswith(LEVEL_SHARE) and not _is_held_out(run, key):
+        if key not in drawn and not key.startswith(LEVEL_SHARE) and not _shares_chart(run, key):
             points = run.metrics.points(key)
             charts += [Chart(key, [Curve(key, points)])] if len(set(points[1])) > 1 else []
     return [Folded(f"{len(charts)} curve(s)", [Charts(charts)])] if charts else []
 
 
-def _is_held_out(run: Run, key: str) -> bool:
-    """Return whether a key is a held-out figure, drawn in the chart of its training figure."""
-    trained = key.removeprefix(HELD_OUT)
-    return trained != key and trained in MAIN and bool(run.metrics.points(trained)[1])
+def _shares_chart(run: Run, key: str) -> bool:
+    """Return whether `key` is a held-out figure that is drawn with its training figure."""
+    training_key = key.removeprefix(HELD_OUT)
+    is_logged = bool(run.metrics.points(training_key)[1])
+    return training_key != key and training_key in MAIN and is_logged
 
 
 def as_phase(run: Run) -> lineage.Phase:
-    """Return the facts of a run that a pipeline's tree needs."""
+    """Return a run as a phase of a pipeline's lineages."""
     trains = run.get("method", "kind") == "trainer"
     return lineage.make_phase(
         run.folder, run.get("model") or {}, trains, run.metrics.rows, run.result
@@ -110,8 +113,8 @@ def as_phase(run: Run) -> lineage.Phase:
 def phases(runs: Sequence[Run]) -> list[Chart]:
     """Return the charts of a pipeline.
 
-    Steps continue from those already in the phase's model. Held-out accuracy is drawn along each
-    lineage and by RAFT's cycles.
+    A phase's steps are counted from the first model of its lineage. Held-out accuracy is drawn for
+    each lineage and by RAFT's cycles.
     """
     tree = [as_phase(run) for run in runs]
     axis = "step, counted from the pipeline's first model"
@@ -144,14 +147,14 @@ def phases(runs: Sequence[Run]) -> list[Chart]:
         curve(name, [(cycle, 100 * accuracy) for cycle, accuracy in points], n)
         for n, (name, points) in enumerate(cycles.items())
     ]
-    sampled = {run.name: run.result.get("pass_at_k") or {} for run in runs}
+    rates_by_k = {run.name: run.result.get("pass_at_k") or {} for run in runs}
     pass_at_k = [
-        curve(name, sorted((float(k), 100 * share) for k, share in by_k.items()), n)
-        for n, (name, by_k) in enumerate(sampled.items())
+        curve(name, sorted((float(k), 100 * rate) for k, rate in by_k.items()), n)
+        for n, (name, by_k) in enumerate(rates_by_k.items())
         if by_k
     ]
     charts += [
-        Chart("Held-out accuracy by RAFT's cycle", by_cycle, "%", "cycle", True),
+        Chart("Held-out accuracy by RAFT cycle", by_cycle, "%", "cycle", True),
         Chart("pass@k of each cycle's samples", pass_at_k, "%", "samples of a prompt, k", True),
         *_levels_by_cycle(runs),
     ]
@@ -159,19 +162,21 @@ def phases(runs: Sequence[Run]) -> list[Chart]:
 
 
 def _levels_by_cycle(runs: Sequence[Run]) -> list[Chart]:
-    """Draw the share of each level in the prompts of RAFT's cycles, and its pass rate."""
+    """Return charts of each level's share of prompts and its pass rate, by RAFT's cycles."""
     shares: dict[str, list[tuple[float, float]]] = {}
     rates: dict[str, list[tuple[float, float]]] = {}
     for run in runs:
-        sampling, groups = SAMPLED.fullmatch(run.folder.name), run.result.get("by_level") or {}
-        if not sampling:
+        phase = SAMPLING_PHASE.fullmatch(run.folder.name)
+        if not phase:
             continue
-        cycle, raft = float(sampling[2]), f"{sampling[1]}, " if sampling[1] else ""
-        whole = sum(group["num_prompts"] for group in groups.values()) or 1
-        for level, group in groups.items():
+        levels = run.result.get("by_level") or {}
+        cycle, raft = float(phase[2]), f"{phase[1]}, " if phase[1] else ""
+        num_prompts = sum(figures["num_prompts"] for figures in levels.values()) or 1
+        for level, figures in levels.items():
             label = f"{raft}level {level}"
-            shares.setdefault(label, []).append((cycle, 100 * group["num_prompts"] / whole))
-            rates.setdefault(label, []).append((cycle, 100 * group["pass_rate"]))
+            share = 100 * figures["num_prompts"] / num_prompts
+            shares.setdefault(label, []).append((cycle, share))
+            rates.setdefault(label, []).append((cycle, 100 * figures["pass_rate"]))
     return [
         Chart(title, [curve(*line, n) for n, line in enumerate(points.items())], "%", "cycle", True)
         for title, points in {

@@ -1,4 +1,4 @@
-"""Build the page of several runs: differences, curves on shared axes, results."""
+"""Build the page of a pipeline, and the page that compares several runs."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from launch.reports.parts import (
     Page,
     Section,
     Table,
+    build_sections,
     duration,
-    filled,
     mark_of,
     percent,
     percent_cell,
@@ -32,31 +32,31 @@ from launch.reports.parts import (
 from launch.reports.run_files import Run, phases_of, read, status_of
 from launch.study import lineage
 
-# Keys for the place of a run rather than its computation: paths of a phase, output.
+# Keys of the composition that do not affect the results.
 NOT_COMPARED = {"name", "run_root", "mode", "format", "verbose", "resume", "chosen", "speed_keeps"}
-RECORDED = ("code", "image", "packages", "host")
-MOST_DETAILS = 8  # runs with their own sections on the page of several
+RECORDED = ("code", "image", "packages", "host")  # keys of record.json that are compared
+MAX_SECTIONS = 8  # runs that have their own sections on a page of several runs
 
 
 def pipeline(folder: Path) -> Page:
-    """Return the page of a pipeline."""
-    is_running = rundir.is_locked(folder)
+    """Return the page of the pipeline in a run directory."""
+    was_locked = rundir.is_locked(folder)
     record = json_files.read_json(folder / "record.json") or {}
-    status = status_of(folder, record, is_running)
+    status = status_of(folder, record, was_locked)
     runs = [read(phase, phase.name) for phase in phases_of(folder)]
 
     def summary() -> list[Block]:
-        notes = []
+        figures = []
         for raft, choice in (record.get("chosen") or {}).items():
             note = f"of {choice['num_cycles']}, held-out accuracy {percent(choice['accuracy'])}"
             note += ", stopped early" if choice["stopped_early"] else ""
-            notes.append([f"cycle chosen, {raft}", choice["cycle"], note])
-        blocks: list[Block] = [run_page.headline(status, record.get("exit_code"), notes)]
+            figures.append([f"best cycle of {raft}", choice["cycle"], note])
+        blocks: list[Block] = [run_page.headline(status, record.get("exit_code"), figures)]
         if status != "done":
             blocks.append(Note(run_page.verdict(status), mark_of(status)))
         for run in runs:
             if run.folder.parent != folder:
-                source = f"an earlier run, {run.folder.parent.name}"
+                source = f"the earlier run {run.folder.parent.name}"
                 blocks.append(Note(f"{run.folder.name} was reused from {source}."))
         rows = (
             {"phase": run.folder.name, "method": run.get("method", "name"), **_results(run)}
@@ -64,8 +64,8 @@ def pipeline(folder: Path) -> Page:
         )
         return [*blocks, table("Phases", rows)]
 
-    def evaluated() -> list[Block]:
-        """Compare each evaluation with that of the model it came from."""
+    def evaluation() -> list[Block]:
+        """Compare each evaluation with an earlier one in its lineage."""
         by_name = {run.folder.name: run for run in runs}
         rows, pairs = [], []
         for phase, before in lineage.gains([key_charts.as_phase(run) for run in runs]):
@@ -73,53 +73,50 @@ def pipeline(folder: Path) -> Page:
                 row: dict[str, Any] = {"evaluation": phase.name, "before": before.name}
                 row |= {"accuracy before": percent_cell(before.accuracy)}
                 row |= {"accuracy": percent_cell(phase.accuracy)}
-                rows.append(
-                    row | {"points": Cell(f"{lineage.gain_points(phase, before):+.1f}", True)}
-                )
+                gain = f"{lineage.gain_points(phase, before):+.1f}"
+                rows.append(row | {"change (points)": Cell(gain, True)})
                 pairs.append((by_name[before.name], by_name[phase.name]))
-        note = (
-            "Before: the nearest evaluation, on the same problems, "
-            "of a model that this one was trained from."
-        )
-        return [table("What was gained", rows, note), *evaluations.compared(pairs)]
+        note = "Before: the nearest earlier evaluation in the lineage on the same problems."
+        return [table("Gains", rows, note), *evaluations.comparisons(pairs)]
 
-    sections = filled(
+    sections = build_sections(
         {
             "Summary": summary,
-            "Evaluation": evaluated,
+            "Evaluation": evaluation,
             "Curves": lambda: [Charts(key_charts.phases(runs))],
             "Warnings": lambda: _warnings(runs),
         }
     )
-    inner = [_inner(run, run.name, run.status not in ("done", "waiting")) for run in runs]
+    details = [_details(run, run.name, run.status not in ("done", "waiting")) for run in runs]
     labels = [(run.name, str(run.get("method", "name") or ""), run.status) for run in runs]
-    return Page(folder.parent.name, folder.name, status, [*sections, *inner], labels)
+    return Page(folder.parent.name, folder.name, status, [*sections, *details], labels)
 
 
-def _inner(run: Run, title: str, is_open: bool = False) -> Section:
-    details = Folded("Everything of this run", run_page.sections(run, curves=False), is_open)
-    return Section(title, [details], run.status)
+def _details(run: Run, title: str, is_open: bool = False) -> Section:
+    """Return a section with everything that the page of one run shows, except its curves."""
+    folded = Folded("Details of this run", run_page.sections(run, curves=False), is_open)
+    return Section(title, [folded], run.status)
 
 
 def compare(runs: Sequence[Run], names: Sequence[str]) -> Page:
-    """Return the page of several runs with short labels; `names` are the full ones."""
-    sections = filled(
+    """Return the page that compares runs; `names` are their full names, and run.name is short."""
+    sections = build_sections(
         {
             "Differences": lambda: differences(runs),
             "Curves": lambda: [Charts(key_charts.shared_charts(runs))],
             "Results": lambda: [results(runs), *benchmarks(runs)],
-            "Evaluation": lambda: evaluations.compared(evaluations.with_first(runs)),
+            "Evaluation": lambda: evaluations.comparisons(evaluations.pairs_with_first(runs)),
             "Warnings": lambda: _warnings(runs),
         }
     )
-    if len(runs) <= MOST_DETAILS:
+    if len(runs) <= MAX_SECTIONS:
         sections += [
-            _inner(run, f"{run.name}: {name}") for run, name in zip(runs, names, strict=True)
+            _details(run, f"{run.name}: {name}") for run, name in zip(runs, names, strict=True)
         ]
     else:
-        too_many = f"{len(runs)} runs are too many to show each on this page."
-        note = Note(f"{too_many} Run launch/report.py with one of them.")
-        sections.append(Section("Each run", [note]))
+        note = f"This page has no details of its {len(runs)} runs, only of {MAX_SECTIONS} or fewer."
+        note += " Use: python launch/report.py <one run>."
+        sections.append(Section("Each run", [Note(note)]))
     labels = [(run.name, name, run.status) for run, name in zip(runs, names, strict=True)]
     statuses = {run.status for run in runs}
     status = statuses.pop() if len(statuses) == 1 else "mixed"
@@ -127,10 +124,10 @@ def compare(runs: Sequence[Run], names: Sequence[str]) -> Page:
 
 
 def differences(runs: Sequence[Run]) -> list[Block]:
-    """Return a row for each value that is not the same in all runs.
+    """Return tables of the values that are not the same in all runs.
 
-    Compositions are compared within each method, unless each run has a method of its own: across
-    methods nearly every key differs.
+    Compositions are compared within each method, because nearly every key differs between methods.
+    If no two runs have the same method, all are compared.
     """
     methods: dict[str, list[Run]] = {}
     for run in runs:
@@ -139,7 +136,7 @@ def differences(runs: Sequence[Run]) -> list[Block]:
         f"configuration, {name}": group for name, group in methods.items() if len(group) > 1
     }
     blocks = [
-        _different(
+        _differences_in(
             subject,
             group,
             [{k: v for k, v in run.config.items() if k not in NOT_COMPARED} for run in group],
@@ -147,35 +144,39 @@ def differences(runs: Sequence[Run]) -> list[Block]:
         for subject, group in (groups or {"configuration": runs}).items()
     ]
     recorded = [{key: run.record.get(key) for key in RECORDED} for run in runs]
-    return [*blocks, _different("code, image, packages and host", runs, recorded)]
+    return [*blocks, _differences_in("code, image, packages and host", runs, recorded)]
 
 
-def _different(subject: str, runs: Sequence[Run], contents: Sequence[dict[str, Any]]) -> Block:
-    values = [leaves("", content) for content in contents]
+def _differences_in(subject: str, runs: Sequence[Run], contents: Sequence[dict[str, Any]]) -> Block:
+    """Return a table of the nested keys that differ between the runs' contents, or a note."""
+    values_by_run = [leaves("", content) for content in contents]
     rows = []
-    for key in dict.fromkeys(key for content in values for key in content):
-        row = [text(content[key]) if key in content else NONE for content in values]
+    for key in dict.fromkeys(key for values in values_by_run for key in values):
+        row = [text(values[key]) if key in values else NONE for values in values_by_run]
         if len(set(row)) > 1:
             names = (run.name for run in runs)
             rows.append({"key": key, **dict(zip(names, row, strict=True))})
-    same = Note(f"No difference in {subject}.")
-    return table(f"Differences in {subject}", rows) if rows else same
+    if not rows:
+        return Note(f"No difference in {subject}.")
+    return table(f"Differences in {subject}", rows)
 
 
 def results(runs: Sequence[Run]) -> Table:
+    """Return a table with a row of results for each run."""
     rows = (
         {"run": run.name, **_results(run)}
         | {"MFU": run_tables.measured(run, "mfu"), "memory GB": run_tables.peak_gb(run)}
         for run in runs
     )
     note = (
-        "Speeds are medians of the logged steps; losses, rewards and accuracies are those "
-        "of the last one."
+        "Speeds are medians of the logged steps. Losses, rewards and accuracies are those of the "
+        "last step."
     )
     return table("Results", rows, note)
 
 
 def _results(run: Run) -> dict[str, Any]:
+    """Return status, progress, last figures, speed and time of a run by column."""
     last: dict[str, Any] = {}
     if not run_tables.rows_of(run):
         last = run.metrics.last | {k: v for k, v in run.result.items() if v is not None}
@@ -201,27 +202,29 @@ def benchmarks(runs: Sequence[Run]) -> list[Table]:
 
 
 def _side_by_side(name: str, runs: Sequence[Run]) -> Table:
-    """Compare each row's figures. Columns that are not measured identify a row.
+    """Return a benchmark's main figure by row and run, with ratios to the first run.
 
-    A measured column has digits. A column of only integers is a size.
+    The columns of sizes and settings identify a row. Measured columns have `digits`, but a column
+    of integers only is a size.
     """
     figure, rows_of = str(runs[0].result.get("figure")), [run_tables.rows_of(run) for run in runs]
-    own = []
+    key_columns = []
     for column in run_tables.columns_of(runs[0]):
         key = column["key"]
         is_size = all(isinstance(row.get(key), int) for rows in rows_of for row in rows)
-        is_named = key not in (figure, *run_tables.UNNAMED_COLUMNS) and not key.startswith("share")
-        if is_named and (column.get("digits") is None or is_size):
-            own.append(column)
+        is_result = key in (figure, *run_tables.UNLISTED_COLUMNS) or key.startswith("share")
+        if not is_result and (column.get("digits") is None or is_size):
+            key_columns.append(column)
     by_key: dict[tuple[str, ...], dict[str, Any]] = {}
     for run, rows in zip(runs, rows_of, strict=True):
         for row in rows:
-            key = tuple(text(row.get(column["key"])) for column in own)
+            key = tuple(text(row.get(column["key"])) for column in key_columns)
             by_key.setdefault(key, {})[run.name] = row
     first, *others = (run.name for run in runs)
+    titles = [run_tables.title_of(column) for column in key_columns]
     table_rows = []
     for key, row_of in by_key.items():
-        content: dict[str, Any] = dict(zip(map(run_tables.title_of, own), key, strict=True))
+        content: dict[str, Any] = dict(zip(titles, key, strict=True))
         values = {name: row_of.get(name, {}).get(figure) for name in (first, *others)}
         content |= {
             n: row_of.get(n, {}).get("error") if v is None else v for n, v in values.items()
@@ -234,9 +237,9 @@ def _side_by_side(name: str, runs: Sequence[Run]) -> Table:
 
 
 def _warnings(runs: Sequence[Run]) -> list[Note]:
-    """Return each warning once, with the runs that have it."""
+    """Return each warning once, prefixed by the names of its runs."""
     names: dict[str, list[str]] = {}
     for run in runs:
-        for line in run.warnings:
-            names.setdefault(line, []).append(run.name)
-    return [Note(f"{', '.join(runs_)}: {line}") for line, runs_ in names.items()]
+        for warning in run.warnings:
+            names.setdefault(warning, []).append(run.name)
+    return [Note(f"{', '.join(runs_)}: {warning}") for warning, runs_ in names.items()]

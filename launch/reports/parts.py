@@ -1,4 +1,4 @@
-"""Define the blocks of a page and format values. page.html.j2 has a macro for each block."""
+"""Define the blocks of a page, and format their values. page.html.j2 has a macro for each block."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from launch.core.json_files import yaml_file
 from launch.reports.run_files import is_number
 
 TITLES: dict[str, Any] = yaml_file(Path(__file__).with_name("titles.yaml"))
-NONE = "–"
-# For the statuses of a run and of a trial; all others are bad.
+NONE = "–"  # a missing value
+# The marks of a run's or trial's status; any other status is bad.
 STATUS_MARKS = {"done": "good", "interrupted": "warn", "unknown": "warn", "gone": "warn"}
 STATUS_MARKS |= dict.fromkeys(("running", "waiting", "mixed"), "")
 
 
 class Block:
-    """Part of a section. Blocks that can be empty have a length; `filled` drops empty ones."""
+    """Part of a section. A block that can be empty has a length, by which it is left out."""
 
     @property
     def kind(self) -> str:
@@ -28,50 +28,47 @@ class Block:
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a table. `mark` is bad, warn, good or empty; `share` (0 to 1) draws a bar below."""
+    """A cell of a table."""
 
     text: str
-    number: bool = False
-    mark: str = ""
-    share: float | None = None
+    number: bool = False  # aligned to the right
+    mark: str = ""  # bad, warn, good or empty
+    share: float | None = None  # from 0 to 1; drawn as a bar below the text
 
 
 @dataclass(frozen=True)
 class Table(Block):
-    """Rows of cells; the first cell of each row is its heading. `table` makes one.
-
-    `marks` (bad, best or empty) apply to whole rows.
-    """
+    """Rows of cells, of which the first is the row's heading. The function `table` builds one."""
 
     caption: str
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
     note: str = ""
-    marks: Sequence[str] = ()
+    marks: Sequence[str] = ()  # bad, best or empty for each row
 
     def __len__(self) -> int:
         return len(self.rows)
 
     @property
     def numeric(self) -> list[bool]:
-        """Return for each column whether it holds numbers."""
+        """Return for each column whether it contains numbers."""
         return [any(c.number for c in column) for column in zip(*self.rows, strict=True)]
 
 
 def table(
     caption: str, rows: Iterable[Mapping[str, Any]], note: str = "", marks: Sequence[str] = ()
 ) -> Table:
-    """Return a table of values by column, without columns that have no value in any row."""
-    content = list(rows)
-    columns = dict.fromkeys(name for row in content for name in row)
-    shown = [name for name in columns if any(row.get(name) is not None for row in content)]
-    cells = [[cell(row.get(name)) for name in shown] for row in content]
-    return Table(caption, shown, cells, note, marks)
+    """Return a table of rows, which are values by column. Columns without values are left out."""
+    rows = list(rows)
+    names = dict.fromkeys(name for row in rows for name in row)
+    columns = [name for name in names if any(row.get(name) is not None for row in rows)]
+    cells = [[cell(row.get(name)) for name in columns] for row in rows]
+    return Table(caption, columns, cells, note, marks)
 
 
 @dataclass(frozen=True)
 class Facts(Block):
-    """Names and values."""
+    """A list of names and values."""
 
     rows: Mapping[str, str]
 
@@ -81,24 +78,24 @@ class Facts(Block):
 
 @dataclass(frozen=True)
 class Note(Block):
-    """A sentence. `mark` bad or warn makes it stand out."""
+    """A sentence."""
 
     text: str
-    mark: str = ""
+    mark: str = ""  # bad or warn highlights it
 
 
 @dataclass(frozen=True)
 class Pre(Block):
-    """Preformatted text; `folded` if the reader has to open it."""
+    """Preformatted text under a title that opens and closes it."""
 
     title: str
     text: str
-    folded: bool = False
+    folded: bool = False  # closed at first
 
 
 @dataclass(frozen=True)
 class Folded(Block):
-    """Blocks that the reader has to open, unless `is_open`."""
+    """Blocks under a title that opens and closes them."""
 
     title: str
     blocks: Sequence[Block]
@@ -107,35 +104,37 @@ class Folded(Block):
 
 @dataclass(frozen=True)
 class Section(Block):
-    """Blocks under a heading; `status` is the status of a run with its own section."""
+    """Blocks under a heading."""
 
     title: str
     blocks: Sequence[Block]
-    status: str = ""
+    status: str = ""  # of the run that the section is about, if any
 
 
 @dataclass(frozen=True)
 class Page:
+    """The content of a report."""
+
     title: str
     subtitle: str
     status: str
     sections: Sequence[Section]
     labels: Sequence[tuple[str, str, str]] = ()  # label, name and status of runs that share axes
-    about: str = ""  # one line on what ran
+    about: str = ""  # one line about the run
 
 
-def filled(contents: Mapping[str, Callable[[], Iterable[Block]]]) -> list[Section]:
-    """Return the sections that hold something, without their empty blocks.
+def build_sections(builders: Mapping[str, Callable[[], Iterable[Block]]]) -> list[Section]:
+    """Return the sections by title, without empty blocks and sections.
 
-    A file that was edited by hand may hold values of any type. Its section says so.
+    If a builder fails because a file was edited by hand, its section contains the error.
     """
     sections = []
-    for title, build in contents.items():
+    for title, build in builders.items():
         try:
             blocks = [block for block in build() if block]
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            why = f"Cannot be shown: a file of the run holds an unexpected value ({error!r})."
-            blocks = [Note(why, "warn")]
+            fault = f"Cannot be shown: a file of the run has an unexpected value ({error!r})."
+            blocks = [Note(fault, "warn")]
         if blocks:
             sections.append(Section(title, blocks))
     return sections
@@ -146,7 +145,7 @@ def mark_of(status: str) -> str:
 
 
 def number(value: float, digits: int | None = None) -> str:
-    """Format a number: 12,346; 1.573; 0.0021; 2.5e-05; 1e+15. `digits` fixes the decimals."""
+    """Format a number like 12,346; 1.573; 0.0021; 2.5e-05; 1e+15, or with `digits` decimals."""
     size = abs(value)
     if size >= 1e15:
         return f"{value:.4g}"
@@ -162,19 +161,19 @@ def percent(share: float) -> str:
 
 
 def ratio(part: Any, whole: Any, form: str = "") -> str:
-    """Return part/whole in percent or as `form`, or nothing if either is missing."""
+    """Format part/whole in percent or by `form`; return '' if one of them is missing."""
     if not (is_number(part) and is_number(whole) and whole):
         return ""
     return form.format(part / whole) if form else percent(part / whole)
 
 
 def duration(seconds: float) -> str:
-    """Format a time: 42.1 s, 2:10:05."""
+    """Format a time like 42.1 s or, from a minute, 2:10:05."""
     return f"{seconds:.1f} s" if seconds < 60 else str(datetime.timedelta(seconds=round(seconds)))
 
 
 def cell(value: Any, digits: int | None = None) -> Cell:
-    """Return the cell of a value of a JSON file; a cell stays as it is."""
+    """Return a cell with a value of a JSON file; return a Cell unchanged."""
     if isinstance(value, Cell):
         return value
     if is_number(value):
@@ -183,14 +182,14 @@ def cell(value: Any, digits: int | None = None) -> Cell:
 
 
 def percent_cell(share: Any, bar: bool = False) -> Cell:
-    """Return the cell of a share, with a bar below it on request."""
+    """Return a cell with a share in percent and, if `bar`, a bar below it."""
     if not is_number(share):
         return cell(None)
     return Cell(percent(share), number=True, share=min(1.0, max(0.0, share)) if bar else None)
 
 
 def text(value: Any) -> str:
-    """Format a value of a configuration as YAML would."""
+    """Format a value of a configuration as in YAML, with lists as comma-separated items."""
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "null"}[value]
     if isinstance(value, (list, tuple)):

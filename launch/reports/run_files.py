@@ -1,4 +1,4 @@
-"""Read run directories for a report, whether done, running, crashed or damaged."""
+"""Read the run directories of a report: finished, running, crashed or damaged."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from launch.core.errors import UserError, near
 from launch.inputs.paths import followed
 from launch.plan import rundir
 
-# A directory with one of these files is a run's.
+# A directory with one of these files is a run directory.
 RUN_FILES = ("record.json", "plan.json", "config.yaml", "metrics.jsonl", "result.json")
 EXAMPLE = "runs/<name>/<timestamp>-<id>"
 PHASE = re.compile(r"[\w.-]{1,200}")  # the name of a phase's directory
-NAMED_FAULTS = 5  # bad lines of a metrics.jsonl that are listed; the others are only counted
-LARGEST = 1e150  # differences, sums and squares of smaller numbers are finite
+MAX_FAULTS = 5  # faults of metrics.jsonl that a note lists; it only counts the others
+LARGEST = 1e150  # sums and squares of smaller numbers are finite
 
 Points = tuple[list[float], list[float]]  # steps and values
 
 
 @dataclass(frozen=True)
 class Metrics:
-    """The readable lines of a metrics.jsonl in order, and what is wrong with the others."""
+    """The readable lines of a metrics.jsonl in order, and the faults of the other lines."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
@@ -39,7 +39,7 @@ class Metrics:
 
     @property
     def numeric_keys(self) -> list[str]:
-        """List the keys that have a number in some line, in order of appearance."""
+        """Return the keys that have a number in some line, in order of appearance."""
         items = (item for row in self.rows for item in row.items())
         return list(dict.fromkeys(key for key, value in items if is_number(value)))
 
@@ -51,21 +51,19 @@ class Metrics:
 
 @dataclass(frozen=True)
 class Run:
-    """One run. The content of a damaged file is empty, and `notes` names the file.
-
-    `status` is the record's, or one of: lost (the launcher died), unknown (no record), waiting (not
-    started), gone (a phase reused from another run, which was deleted).
-    """
+    """The files of one run. A damaged file has no content here, and a note about it."""
 
     folder: Path
     name: str
+    # That of the record, or one of: lost (the launcher died), unknown (no record), waiting (not
+    # started), gone (a phase that was reused from a run that was deleted later).
     status: str
     record: dict[str, Any]
     plan: dict[str, Any]
     result: dict[str, Any]
     config: dict[str, Any]  # the composition
     metrics: Metrics
-    notes: list[str]  # what is wrong with the run's files
+    notes: list[str]  # faults of the files
 
     @property
     def exit_code(self) -> int | None:
@@ -76,29 +74,29 @@ class Run:
         return [*self.notes, *map(str, self.plan.get("warnings") or [])]
 
     def get(self, *keys: str) -> Any:
-        """Return a value of the composition, or None."""
-        return dig(self.config, *keys)
+        """Return a nested value of the composition, or None."""
+        return value_at(self.config, *keys)
 
-    def named(self, group: str) -> Any:
-        """Return the option of a config group, from the composition or the plan."""
+    def option(self, group: str) -> Any:
+        """Return the option of a config group from the composition, or else from the plan."""
         return self.get(group, "name") or self.plan.get(group)
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """Return whether a value is a number to compute with; true and false are not."""
+    """Return whether a value is a number (not a bool) with which arithmetic does not overflow."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < LARGEST
 
 
-def dig(content: Any, *keys: str) -> Any:
-    """Return content[a][b]..., or None if a key on the way is missing."""
+def value_at(content: Any, *keys: str) -> Any:
+    """Return content[a][b]... for the keys a, b, ...; None if one of them is missing."""
     for key in keys:
         content = content.get(key) if isinstance(content, dict) else None
     return content
 
 
 def kind_of(folder: Path) -> str:
-    """Return sweep, pipeline or run. Raises UserError for anything else."""
-    # os.path, because Path.is_file raises for a name that is too long.
+    """Return whether a directory is of a sweep, a pipeline or a run. Raises UserError otherwise."""
+    # os.path does not raise for a name that is too long, unlike Path.is_file.
     if os.path.isfile(folder / "sweep.json"):
         return "sweep"
     if isinstance((json_files.read_json(folder / "record.json") or {}).get("phases"), dict):
@@ -107,17 +105,17 @@ def kind_of(folder: Path) -> str:
         return "run"
     if os.path.isdir(folder):
         runs = sorted(path.parent for path in folder.glob("*/record.json"))
-        hint = f" It holds {len(runs)} run(s), for example {runs[-1]}." if runs else ""
+        hint = f" It contains {len(runs)} run(s), for example {runs[-1]}." if runs else ""
     else:
         siblings = folder.parent.iterdir() if folder.parent.is_dir() else []
         hint = near(folder.name, [path.name for path in siblings if path.is_dir()])
-    raise UserError(f"{folder} is not the directory of a run.{hint} Use {EXAMPLE}.")
+    raise UserError(f"{folder} is not the directory of a run.{hint} Use: {EXAMPLE}.")
 
 
 def phases_of(folder: Path) -> list[Path]:
     """Return the directories of a pipeline's phases in order, including phases not started.
 
-    For a phase that was reused from another, deleted run, return the dangling link.
+    A phase that was reused from a run that no longer exists is a dangling link.
     """
     names = (json_files.read_json(folder / "record.json") or {})["phases"].values()
     links = [folder / name for name in names if isinstance(name, str) and PHASE.fullmatch(name)]
@@ -125,15 +123,15 @@ def phases_of(folder: Path) -> list[Path]:
 
 
 def read(folder: Path, name: str | None = None) -> Run:
-    """Read a run's directory. Missing or damaged files leave their part of the run empty."""
+    """Read a run directory. A missing or damaged file leaves its part of the Run empty."""
     notes: list[str] = []
-    # Check the lock before the record, so that a run that ends in between is done, not lost.
+    # Check the lock first. Otherwise a run that ends in between would have the status lost.
     was_locked = rundir.is_locked(folder)
     contents: list[dict[str, Any]] = []
     for file in ("record.json", "plan.json", "result.json"):
         content = json_files.read_json(folder / file)
         if content is None and os.path.exists(folder / file):
-            notes.append(f"{file}: cannot be read as a JSON object; its contents are missing.")
+            notes.append(f"{file}: cannot be read as a JSON object, so its content is missing.")
         contents.append(content or {})
     record, plan, result = contents
     status = status_of(folder, record, was_locked)
@@ -145,41 +143,41 @@ def read(folder: Path, name: str | None = None) -> Run:
             notes.append(f"config.yaml: cannot be read ({str(error).splitlines()[0]}).")
     metrics = Metrics()
     try:
-        metrics = read_metrics(folder / "metrics.jsonl", still_written=status == "running")
+        metrics = read_metrics(folder / "metrics.jsonl", is_running=status == "running")
     except OSError as error:
         notes.append(f"metrics.jsonl: cannot be read ({error.strerror}).")
     if faults := metrics.faults:
-        more = f"; and {len(faults) - NAMED_FAULTS:,} more" * (len(faults) > NAMED_FAULTS)
+        more = f"; and {len(faults) - MAX_FAULTS:,} more" * (len(faults) > MAX_FAULTS)
         count = f"{len(faults):,} of {len(faults) + len(metrics.rows):,} lines skipped"
-        notes.append(f"metrics.jsonl: {count}: {'; '.join(faults[:NAMED_FAULTS])}{more}.")
+        notes.append(f"metrics.jsonl: {count}: {'; '.join(faults[:MAX_FAULTS])}{more}.")
     name = name or f"{folder.parent.name}/{folder.name}"
     config = config if isinstance(config, dict) else {}
     return Run(folder, name, status, record, plan, result, config, metrics, notes)
 
 
-def status_of(folder: Path, record: dict[str, Any], held: bool) -> str:
-    """Return the status of a run; `held`: its lock was held before `record` was read."""
+def status_of(folder: Path, record: dict[str, Any], was_locked: bool) -> str:
+    """Return a run's status, as in Run; `was_locked` must be read before `record`."""
     if folder.is_symlink() and not folder.exists():
         return "gone"
     if not record:
         return "unknown" if any((folder / name).exists() for name in RUN_FILES) else "waiting"
-    if record.get("status") == "running" and not held:
+    if record.get("status") == "running" and not was_locked:
         return "lost"
     return str(record.get("status") or "unknown")
 
 
-def read_metrics(path: Path, still_written: bool = False) -> Metrics:
-    """Read the lines that are objects with a step, and list the faults of the others.
+def read_metrics(path: Path, is_running: bool = False) -> Metrics:
+    """Return the lines that are objects with a step, and the faults of the other lines.
 
-    If the run is still writing the file, an incomplete last line is not a fault.
+    In a running run, an incomplete last line is not a fault.
     """
     if not path.exists():
         return Metrics()
     rows, faults = [], []
     *lines, rest = path.read_bytes().split(b"\n")
-    if rest and not still_written:
+    if rest and not is_running:
         lines.append(rest)
-    # Python writes NaN and Infinity, which JSON does not have. Read them as missing points.
+    # Python writes NaN and Infinity, which are not valid JSON. Read them as missing values.
     decode = json.JSONDecoder(parse_constant=lambda _: None).decode
     for number, line in enumerate(lines, start=1):
         try:

@@ -1,4 +1,4 @@
-"""Build the page of one run: how it ended, its configuration, results, speed and memory."""
+"""Build the page of one run: status, results, curves, speed, memory and configuration."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from launch.reports.parts import (
     Pre,
     Section,
     Table,
+    build_sections,
     cell,
     duration,
-    filled,
     mark_of,
     number,
     percent,
@@ -35,15 +35,15 @@ from launch.reports.parts import (
     table,
     text,
 )
-from launch.reports.run_files import Run, dig, is_number
+from launch.reports.run_files import Run, is_number, value_at
 from launch.study.trials import command_line
 
-LAST_LINES = 20
+MAX_LOG_LINES = 20
 
 
 def sections(run: Run, curves: bool = True) -> list[Section]:
-    """Return the sections that the run can fill. `curves` is false if other charts show them."""
-    return filled(
+    """Return the sections for which the run has content, with or without its curves."""
+    return build_sections(
         {
             "Summary": lambda: summary(run),
             "Benchmark": lambda: run_tables.benchmark(run),
@@ -65,11 +65,12 @@ def sections(run: Run, curves: bool = True) -> list[Section]:
 
 
 def verdict(status: str) -> str:
-    return str(TITLES["verdicts"].get(status, f"Its record says {status}."))
+    """Return a sentence about how the run ended."""
+    return str(TITLES["verdicts"].get(status, f"The status in its record is {status}."))
 
 
 def headline(status: str, exit_code: Any, figures: Iterable[Sequence[Any]]) -> Table:
-    """Return the table of the figures that matter most (name, value, note), after the status."""
+    """Return a table of the status and of the main figures: (name, value, note)."""
     code = "" if exit_code is None else f"exit code {exit_code}"
     rows = [("status", Cell(status, mark=mark_of(status)), code), *figures]
     columns = ("figure", "value", "note")
@@ -77,11 +78,12 @@ def headline(status: str, exit_code: Any, figures: Iterable[Sequence[Any]]) -> T
 
 
 def summary(run: Run) -> list[Block]:
+    """Return the main figures and, if the run did not end well, the reasons."""
     blocks: list[Block] = [headline(run.status, run.exit_code, figures(run))]
-    is_gate = run.result.get("status") == "done" and bool(run.result.get("below"))
+    is_below_gate = run.result.get("status") == "done" and bool(run.result.get("below"))
     error = run.result.get("error")
     if run.status != "done" or error:
-        sentences = ["Below its gate." if is_gate else verdict(run.status)]
+        sentences = ["Below its gate." if is_below_gate else verdict(run.status)]
         sentences += [f"Exit code {run.exit_code}."] if run.exit_code else []
         sentences += [str(error)] if error else []
         blocks.append(Note(" ".join(sentences), mark_of(run.status)))
@@ -92,34 +94,34 @@ def summary(run: Run) -> list[Block]:
     ):
         blocks.append(Note("metrics.jsonl has no lines, so there are no curves.", "warn"))
     blocks += [Note(line, "warn") for line in run.notes]
-    if run.status not in ("done", "running", "waiting", "gone") and not is_gate:
-        blocks += last_words(run)
+    if run.status not in ("done", "running", "waiting", "gone") and not is_below_gate:
+        blocks += log_ends(run)
     return blocks
 
 
-def last_words(run: Run) -> list[Block]:
-    """Show the end of the first failed rank's log, or of all process groups' logs without one."""
+def log_ends(run: Run) -> list[Block]:
+    """Return the end of the first failed rank's log; if no rank failed, those of all processes."""
     folder, blocks = run.folder / "logs", list[Block]()
-    first = next(iter(failures(run.folder)), None)
-    own = folder / f"rank{first['rank']}.log" if first else folder
-    # The log of a process group repeats the output of its ranks.
-    every = sorted(folder.glob("*.log"))
-    groups = [file for file in every if not file.stem.startswith("rank")]
-    files = [own] if own.is_file() and own.stat().st_size else groups or every
-    for file in files:
-        words = logs.tail(file, count=1000)
-        lines = words.lines[-LAST_LINES:]
-        why = str(first["error"]) if first else logs.root_cause(words.lines) or words.end_reason
+    failure = next(iter(failures(run.folder)), None)
+    rank_log = folder / f"rank{failure['rank']}.log" if failure else folder
+    all_logs = sorted(folder.glob("*.log"))
+    # The log of a process group contains the output of its ranks, so leave out those of ranks.
+    group_logs = [file for file in all_logs if not file.stem.startswith("rank")]
+    has_log = rank_log.is_file() and rank_log.stat().st_size
+    for file in [rank_log] if has_log else group_logs or all_logs:
+        tail = logs.tail(file, count=1000)
+        lines = tail.lines[-MAX_LOG_LINES:]
+        cause = str(failure["error"]) if failure else logs.root_cause(tail.lines) or tail.end_reason
         if lines:
-            title = f"Last lines of logs/{file.name}" + (f" ({why})" if why else "")
+            title = f"Last lines of logs/{file.name}" + (f" ({cause})" if cause else "")
             blocks.append(Pre(title, "\n".join(lines)))
-            if meaning := explain([why or ""], lines):
+            if meaning := explain([cause or ""], lines):
                 blocks.append(Note(f"This usually means: {meaning}"))
     return blocks
 
 
 def figures(run: Run) -> list[tuple[str, Any, str]]:
-    """Return the headline numbers: progress, loss, accuracy, speed, memory, rows, time, energy."""
+    """Return the run's main figures as (name, value, note)."""
     result, rows, last = run.result, run_tables.rows_of(run), run.metrics.last
     figures: list[tuple[str, Any, str]] = []
 
@@ -132,21 +134,21 @@ def figures(run: Run) -> list[tuple[str, Any, str]]:
     for key in ("loss", "reward", "accuracy") if not rows else ():
         values = run.metrics.points(key)[1] or [v for v in [result.get(key)] if is_number(v)]
         if values:
-            shown = percent if key == "accuracy" else number
+            format_value = percent if key == "accuracy" else number
             interval = evaluations.interval(result.get("interval")) if key == "accuracy" else ""
-            first = f"from {shown(values[0])}" if len(values) > 1 else ""
-            add(key, Cell(shown(values[-1]), True), interval or first)
-    why = "stopped early" if result.get("stopped_early") is True else "by held-out rows"
-    add("best step", result.get("best_step"), why)
+            first = f"from {format_value(values[0])}" if len(values) > 1 else ""
+            add(key, Cell(format_value(values[-1]), True), interval or first)
+    note = "stopped early" if result.get("stopped_early") is True else "on held-out rows"
+    add("best step", result.get("best_step"), note)
     speed = run_tables.measured(run, "tokens_per_second")
-    predicted = dig(run.plan, "speed", "tokens_per_second")
+    predicted = value_at(run.plan, "speed", "tokens_per_second")
     share = ratio(speed, predicted)
     add("tokens/s", speed, f"{share} of {number(predicted)} predicted" if share else "")
     mfu, peak = run_tables.measured(run, "mfu"), run_tables.peak_gb(run)
     add("MFU", mfu and Cell(percent(mfu), True), "of the hardware's peak")
     entry = run_tables.planned_memory(run)
     planned = f"of {number(round(entry['total_gb'], 1))} GB predicted" if entry else ""
-    add("memory, most", peak and Cell(f"{number(round(peak, 2))} GB", True), planned)
+    add("peak memory", peak and Cell(f"{number(round(peak, 2))} GB", True), planned)
     if rows:
         failed = sum(1 for row in rows if row.get("error"))
         add("rows", len(rows), f"{failed} failed" if failed else "")
@@ -162,7 +164,7 @@ def figures(run: Run) -> list[tuple[str, Any, str]]:
 
 
 def elapsed_s(run: Run) -> float | None:
-    """Return the time from the record's start to its end; without an end, to the last line."""
+    """Return the seconds from start to end or, if the run has not ended, to its last metrics."""
     if not run.record.get("finished"):
         return run.metrics.last.get("time_s")
     started, finished = (
@@ -172,25 +174,26 @@ def elapsed_s(run: Run) -> float | None:
 
 
 def results(run: Run) -> list[Block]:
-    """Return the figures of result.json, next to their targets."""
+    """Return a table of the figures of result.json and their targets, then its texts."""
     targets = run.plan.get("targets") or {}
     values = {key: v for key, v in run.result.items() if key not in TITLES["not_results"]}
-    reached = {k: v for k, v in values.items() if is_number(v) or k in targets}
-    missing = Cell("not reached" if run.status == "done" else "not yet")
+    figures = {k: v for k, v in values.items() if is_number(v) or k in targets}
+    missing = Cell("not measured" if run.status == "done" else "not yet")
     rows = []
-    for key in dict.fromkeys([*reached, *targets]):
-        row = {"figure": key, "result": reached.get(key, missing)}
+    for key in dict.fromkeys([*figures, *targets]):
+        row = {"figure": key, "result": figures.get(key, missing)}
         if target := targets.get(key):
-            share = Cell(ratio(reached.get(key), target["value"]), True)
+            share = Cell(ratio(figures.get(key), target["value"]), True)
             row |= {"target": target["value"], "of target": share, "source": target["source"]}
         rows.append(row)
-    words = {key: value for key, value in values.items() if isinstance(value, str)}
-    return [table("Final figures", rows), Facts(words)]
+    texts = {key: value for key, value in values.items() if isinstance(value, str)}
+    return [table("Final figures", rows), Facts(texts)]
 
 
 def telemetry(run: Run, curves: bool) -> list[Block]:
+    """Return charts of the GPU counters or, without `curves`, a table of their means."""
     charts = key_charts.telemetry(run)
-    note = "Means between two logged lines, of the GPU of the first rank."
+    note = "Measured on the first rank's GPU; each logged value is a mean since the previous one."
     if curves:
         return [Charts(charts, note)]
     rows = (
@@ -202,12 +205,12 @@ def telemetry(run: Run, curves: bool) -> list[Block]:
 
 
 def about(run: Run) -> str:
-    """Return a line about what ran: grpo of qwen3_4b, bf16, split on mi300x, commit 66483e3d."""
-    method = run.named("method")
-    # A benchmark that reads no model still has one in its composition.
-    model = run.named("model") if run.get("method", "uses_model") is not False else None
-    place = run.result.get("device") or run.named("hardware")
-    commit = str(dig(run.record, "code", "commit") or "")[:8]
+    """Return a line like: grpo of qwen3_4b, bf16, split, on mi300x, commit 66483e3d."""
+    method = run.option("method")
+    # The composition of a benchmark that uses no model contains one nevertheless.
+    model = run.option("model") if run.get("method", "uses_model") is not False else None
+    place = run.result.get("device") or run.option("hardware")
+    commit = str(value_at(run.record, "code", "commit") or "")[:8]
     parts = (
         f"{method} of {model}" if method and model else method,
         run.get("precision", "name"),
@@ -219,21 +222,21 @@ def about(run: Run) -> str:
 
 
 def what_ran(run: Run) -> list[Block]:
-    """Return hardware, image, model, method, code and command, as far as the run's files say."""
-    record, runtime = run.record, run.named("runtime")
-    gpus = dig(record, "host", "gpus") or []
-    present = Counter(f"{gpu.get('product')} ({gpu.get('gfx')})" for gpu in gpus)
+    """Return the facts about command, hardware, composition, image and code in the run's files."""
+    record, runtime = run.record, run.option("runtime")
+    gpus = value_at(record, "host", "gpus") or []
+    gpu_counts = Counter(f"{gpu.get('product')} ({gpu.get('gfx')})" for gpu in gpus)
     gpu_indices = {gpu for process in run.plan.get("processes") or [] for gpu in process["gpus"]}
     overrides = record.get("overrides")
-    image = f"none: runtime={runtime}" if runtime and not record.get("image") else None
-    files = dig(record, "data", "files") or {}
+    no_image = f"none: runtime={runtime}" if runtime and not record.get("image") else None
+    files = value_at(record, "data", "files") or {}
     facts = {
         "run": run.folder,
         "command": None if overrides is None else command_line([str(o) for o in overrides]),
         **{key: record.get(key) for key in ("started", "finished", "restarts")},
-        "hardware": run.named("hardware"),
+        "hardware": run.option("hardware"),
         "device": run.result.get("device"),
-        "GPUs": [f"{count} {name}" for name, count in present.items()],
+        "GPUs": [f"{count} {name}" for name, count in gpu_counts.items()],
         "GPUs used": len(gpu_indices) if "processes" in run.plan else None,
         **{name: details(run.get(name), keys) for name, keys in TITLES["composition"].items()},
         **{name: details(record.get(name), keys) for name, keys in TITLES["record"].items()},
@@ -241,7 +244,7 @@ def what_ran(run: Run) -> list[Block]:
         "seed": run.get("seed"),
         "composition": record.get("composition_hash"),
     }
-    facts["image"] = facts["image"] or image
+    facts["image"] = facts["image"] or no_image
     if run.get("method", "uses_model") is False:
         facts |= dict.fromkeys(("model", "data", "adapter"))
     if run.status == "done":
@@ -251,7 +254,7 @@ def what_ran(run: Run) -> list[Block]:
 
 
 def details(content: Mapping[str, Any] | None, keys: Sequence[str]) -> str:
-    """Return the values of these keys that are set, each after its key; the name stands alone."""
+    """Return `key value` for each of the keys that is set; for the key `name`, only its value."""
     values = {key: (content or {}).get(key) for key in keys}
     return ", ".join(
         cell(value).text if key == "name" else f"{key} {cell(value).text}"
@@ -261,8 +264,8 @@ def details(content: Mapping[str, Any] | None, keys: Sequence[str]) -> str:
 
 
 def configuration(run: Run) -> list[Block]:
-    """Return the whole configuration and every process's command, folded."""
-    contents = {"The whole configuration": run.config}
+    """Return the composition, the trainer's arguments and every process's command, folded."""
+    contents = {"Complete configuration": run.config}
     contents |= {"Arguments of the trainer": run.plan.get("trainer_args") or {}}
     texts = {
         title: json.dumps(content, indent=1, ensure_ascii=False)

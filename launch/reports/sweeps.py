@@ -1,4 +1,4 @@
-"""Build the page of a sweep: best trial, all trials, parameter importance, curves of the trials."""
+"""Build the page of a sweep: best trial, all trials, importance of parameters, and curves."""
 
 from __future__ import annotations
 
@@ -20,29 +20,35 @@ from launch.reports.parts import (
     Page,
     Pre,
     Table,
+    build_sections,
     cell,
-    filled,
     mark_of,
     number,
     percent_cell,
     table,
 )
-from launch.reports.run_files import Run, dig, is_number, kind_of, phases_of, read
+from launch.reports.run_files import Run, is_number, kind_of, phases_of, read, value_at
 from launch.study import optuna_study
 from launch.study.sweep_report import less_is_better, metric_of, short_overrides
 
-MOST_CURVES = 16  # trials that share axes: the best ones
-MOST_SIDE_BY_SIDE = 4  # trials of a benchmark side by side, two columns each
-FEWEST_OF_A_SEARCH = 10  # finished trials that PED-ANOVA needs, since it uses the best tenth
+MAX_CURVES = 16  # trials with curves; the best ones are shown
+MAX_BENCHMARKS = 4  # trials in the table of a benchmark, each with two columns
+MIN_SEARCH_TRIALS = 10  # finished trials that PED-ANOVA needs, because it uses the best tenth
 Trial = dict[str, Any]
+TRIAL_TYPES = {"number": int, "status": str, "varied": list}  # keys that every trial has
 
 
 def page(folder: Path) -> Page:
-    """Return the page of a sweep. Raises UserError for a sweep.json that cannot be read."""
-    content = json_files.read_json(folder / "sweep.json")
-    trials: Any = (content or {}).get("trials")
-    if content is None or not isinstance(trials, list) or not all(map(_is_trial, trials)):
-        raise UserError(f"{folder / 'sweep.json'} is damaged. The same sweep command restores it.")
+    """Return the page of a sweep. Raises UserError if sweep.json is damaged."""
+    content = json_files.read_json(folder / "sweep.json") or {}
+    trials: Any = content.get("trials")
+    if not isinstance(trials, list) or not all(
+        isinstance(t, dict) and all(isinstance(t.get(k), cls) for k, cls in TRIAL_TYPES.items())
+        for t in trials
+    ):
+        raise UserError(
+            f"{folder / 'sweep.json'} is damaged. Use: the same sweep command, which restores it."
+        )
     # None if the trials of a grid report different metrics, which cannot be compared.
     metric = metric_of(content)
     is_minimized = (
@@ -57,7 +63,7 @@ def page(folder: Path) -> Page:
     status = "failed" if statuses["failed"] else "interrupted"
     status = "done" if statuses.keys() == {"done"} else status
     status = "running" if rundir.is_locked(folder) else status
-    runs = _runs(folder, (ranked or trials)[:MOST_CURVES])
+    runs = _runs(folder, (ranked or trials)[:MAX_CURVES])
 
     def summary() -> list[Block]:
         counts = ", ".join(f"{n} {status}" for status, n in statuses.items())
@@ -65,28 +71,30 @@ def page(folder: Path) -> Page:
             ["trials", len(trials), f"of {content.get('num_trials')}: {counts}"]
         ]
         if best is None:
-            why = "The trials have different figures" if is_mixed else "No trial has a figure yet"
-            return [run_page.headline(status, None, figures), Note(f"{why}, so no trial is best.")]
+            reason = (
+                "The trials report different metrics" if is_mixed else "No trial has a result yet"
+            )
+            headline = run_page.headline(status, None, figures)
+            return [headline, Note(f"{reason}, so there is no best trial.")]
         better = "lower" if is_minimized else "higher"
         note = f"trial {best['number']}; {better} is better"
         figures.append([f"best {metric}", Cell(number(best["value"]), True, "good"), note])
-        command = dig(content, "best", "command") or " ".join(best["varied"])
-        best_trial = Pre(f"The best trial, {best['number']}", command)
+        command = value_at(content, "best", "command") or " ".join(best["varied"])
+        best_trial = Pre(f"Best trial: {best['number']}", command)
         return [run_page.headline(status, None, figures), best_trial]
 
-    which = "first" if best is None else "best"
-
-    sections = filled(
+    order = "first" if best is None else "best"
+    sections = build_sections(
         {
             "Summary": summary,
-            "Trials": lambda: [_table(trials, metric, best)],
+            "Trials": lambda: [trials_table(trials, metric, best)],
             "Importance of the parameters": lambda: [
-                Note("Unknown: the trials have different figures.")
+                Note("Unknown: the trials report different metrics.")
                 if is_mixed
                 else importance(content, metric)
             ],
-            "Benchmarks": lambda: benchmarks(runs, len(trials), which),
-            "Curves": lambda: curves(runs, [] if is_mixed else ranked, len(trials), which),
+            "Benchmarks": lambda: benchmarks(runs, len(trials), order),
+            "Curves": lambda: curves(runs, [] if is_mixed else ranked, len(trials), order),
             "Failed trials": lambda: [
                 Pre(f"Trial {t['number']}", t["why"])
                 for t in trials
@@ -97,13 +105,8 @@ def page(folder: Path) -> Page:
     return Page(str(content.get("name") or folder.name), "sweep", status, sections)
 
 
-def _is_trial(entry: Any) -> bool:
-    types = {"number": int, "status": str, "varied": list}
-    return isinstance(entry, dict) and all(isinstance(entry.get(k), t) for k, t in types.items())
-
-
-def curves(runs: list[Run], ranked: list[Trial], total: int, which: str) -> list[Block]:
-    """Draw each trial's value, and the curves of the best or first trials (`which`)."""
+def curves(runs: list[Run], ranked: list[Trial], total: int, order: str) -> list[Block]:
+    """Return charts of the trials' values and of `runs`, the best or first (`order`) of `total`."""
     points = sorted((float(t["number"]), float(t["value"])) for t in ranked)
     charts = key_charts.shared_charts(runs)
     if len(points) > 1:
@@ -112,25 +115,26 @@ def curves(runs: list[Run], ranked: list[Trial], total: int, which: str) -> list
     notes = [Note(f"{run.name}: {note}", "warn") for run in runs for note in run.notes]
     if not charts and not any(map(run_tables.rows_of, runs)):
         notes.append(Note("No trial has logged a curve.", "warn"))
-    left_out = f"The {len(runs)} {which} of {total} trials." if total > len(runs) else ""
-    return [Charts(charts, left_out), *notes]
+    note = f"Curves of the {order} {len(runs)} of {total} trials." if total > len(runs) else ""
+    return [Charts(charts, note), *notes]
 
 
-def benchmarks(runs: list[Run], total: int, which: str) -> list[Block]:
-    """Compare the rows of a few of the best or first trials (`which`)."""
-    shown = runs[:MOST_SIDE_BY_SIDE]
-    compared = many.benchmarks(shown)
-    left_out = Note(f"The {len(shown)} {which} of {total} trials.")
-    return [*compared, left_out] if compared and total > len(shown) else [*compared]
+def benchmarks(runs: list[Run], total: int, order: str) -> list[Block]:
+    """Return tables that compare a few of `runs`, the best or first (`order`) of `total`."""
+    compared_runs = runs[:MAX_BENCHMARKS]
+    tables = many.benchmarks(compared_runs)
+    note = Note(f"The {order} {len(compared_runs)} of {total} trials.")
+    return [*tables, note] if tables and total > len(compared_runs) else [*tables]
 
 
 def parameters(trial: Trial) -> dict[str, str]:
-    """Return the values of the trial's own overrides by key."""
+    """Return the values that the sweep set for a trial, by key."""
     pairs = (override.lstrip("+~").partition("=") for override in trial["varied"])
     return {key: value for key, _, value in pairs}
 
 
-def _table(trials: list[Trial], metric: str | None, best: Trial | None) -> Table:
+def trials_table(trials: list[Trial], metric: str | None, best: Trial | None) -> Table:
+    """Return a table with the parameters, result and status of each trial."""
     keys = dict.fromkeys(key for trial in trials for key in parameters(trial))
     rows = []
     for trial in trials:
@@ -148,69 +152,74 @@ def _table(trials: list[Trial], metric: str | None, best: Trial | None) -> Table
 def importance(content: dict[str, Any], metric: str | None) -> Block:
     """Return a table of each parameter's importance, or a note on why it is unknown.
 
-    For a search it is Optuna's PED-ANOVA; for a grid, the variance between means.
+    The importance is Optuna's PED-ANOVA for a search, and a share of the variance for a grid.
     """
     done = [t for t in content["trials"] if t["status"] == "done" and is_number(t.get("value"))]
     keys = dict.fromkeys(key for trial in done for key in parameters(trial))
     varying = [key for key in keys if len({parameters(t).get(key) for t in done}) > 1]
-    is_search, fewest = all(t.get("params") for t in done), FEWEST_OF_A_SEARCH
+    is_search = all(t.get("params") for t in done)
     if not varying:
-        return Note("Unknown: no parameter has two values among the trials that are done.")
+        return Note("Unknown: no parameter varies among the finished trials.")
     if len(varying) == 1:
         return Note(
-            f"{varying[0]} is the only parameter that varies, so it explains all but chance."
+            f"Only {varying[0]} varies, so all differences are due to this parameter or to chance."
         )
     if len({t["value"] for t in done}) == 1:
         return Note(f"Unknown: {metric} is the same in all trials.")
-    if is_search and len(done) < fewest:
-        return Note(f"Unknown: {len(done)} trials are done, and a search needs {fewest}.")
+    if is_search and len(done) < MIN_SEARCH_TRIALS:
+        return Note(
+            f"Unknown: {len(done)} trials are finished, and a search needs {MIN_SEARCH_TRIALS}."
+        )
     if is_search:
         shares = optuna_study.importances(content)
-        how = (
-            f"PED-ANOVA (Optuna) over {len(done)} trials that are done: "
-            "what distinguishes the best tenth from the others."
+        note = (
+            f"Optuna's PED-ANOVA over {len(done)} finished trials. A parameter is important if it "
+            "distinguishes the best tenth of the trials from the others."
         )
     else:
-        shares = of_grid(done, varying)
-        how = (
-            f"Share of the variance of {metric} that lies between the means of a parameter's "
-            f"values, over {len(done)} trials that are done. (Optuna's own estimate is for "
-            "searches: it looks at the best tenth, which is one or two trials of a grid.)"
+        shares = variance_shares(done, varying)
+        note = (
+            f"Variance of {metric} between the means of a parameter's values, as a share of its "
+            f"variance over {len(done)} finished trials. Optuna's estimate does not suit a grid, "
+            "because it uses the best tenth, which would be one or two trials."
         )
-    caption = f"How much of {metric} each parameter decides"
+    caption = f"Influence of each parameter on {metric}"
     rows = ({"parameter": k, "share": percent_cell(v, bar=True)} for k, v in shares.items())
-    return table(caption, rows, how)
+    return table(caption, rows, note)
 
 
-def of_grid(done: list[Trial], varying: Sequence[str]) -> dict[str, float]:
-    """Return each parameter's share of the variance, largest first, then the unexplained rest."""
-    total = statistics.pvariance([trial["value"] for trial in done])
+def variance_shares(trials: list[Trial], keys: Sequence[str]) -> dict[str, float]:
+    """Return the share of the variance that each parameter explains, largest first.
+
+    The last entry is the rest: interactions of parameters, and chance.
+    """
+    total = statistics.pvariance([trial["value"] for trial in trials])
     shares = {}
-    for key in varying:
+    for key in keys:
         groups: dict[str | None, list[float]] = {}
-        for trial in done:
+        for trial in trials:
             groups.setdefault(parameters(trial).get(key), []).append(float(trial["value"]))
         # The variance if every trial had the mean of its group.
         means = [statistics.fmean(group) for group in groups.values() for _ in group]
         shares[key] = statistics.pvariance(means) / total
     ordered = dict(sorted(shares.items(), key=lambda item: -item[1]))
-    return {**ordered, "together, and chance": max(0.0, 1 - sum(shares.values()))}
+    return {**ordered, "interactions and chance": max(0.0, 1 - sum(shares.values()))}
 
 
 def _runs(folder: Path, trials: Sequence[Trial]) -> list[Run]:
-    """Read the trials' runs, except deleted ones. For a pipeline, read the last phase with metrics.
+    """Return the trials' runs that still exist, named by the trial's number and parameters.
 
-    Each run is named by its trial's number and overrides.
+    A pipeline is represented by its last phase with metrics.
     """
     runs = []
     for trial in trials:
         recorded = Path(trial.get("run_dir") or "")
-        # The folder of runs may have been moved, so look next to the sweep first.
+        # The folder of all runs may have been moved, so look next to the sweep first.
         moved = folder.parent.parent / Path(*recorded.parts[-2:])
         for run_dir in (moved, recorded) if trial.get("run_dir") else ():
             try:
                 kind = kind_of(run_dir)
-            except UserError:  # it is missing, or failed before it wrote a file
+            except UserError:  # the run was deleted, or failed before it wrote a file
                 continue
             if kind == "pipeline":
                 phases = [p for p in phases_of(run_dir) if (p / "metrics.jsonl").is_file()]

@@ -18,7 +18,7 @@ from launch.core import json_files
 from launch.inputs import sample_files
 from launch.inputs.paths import followed
 from launch.plan import rundir, sealed
-from launch.plan.views import outside
+from launch.plan.views import reused_phases
 from launch.schema import Config
 from launch.schema.plan import Plan
 from launch.study import cycles
@@ -140,7 +140,7 @@ def summary(reuse: Reuse) -> str:
 
 def link(run_dir: Path, plans: dict[str, Plan]) -> None:
     """Create a link to each reused phase. It is relative, so that both runs can be moved."""
-    for folder in outside(run_dir, plans).values():
+    for folder in reused_phases(run_dir, plans).values():
         path = run_dir / folder.name
         if not path.is_symlink():
             path.symlink_to(os.path.relpath(folder, run_dir))

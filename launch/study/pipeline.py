@@ -28,7 +28,7 @@ from launch.machine import detect
 from launch.plan import rundir, sealed, show
 from launch.plan.check_files import check_files
 from launch.plan.planning import make_plan, prepare, with_choices
-from launch.plan.views import outside, pipeline_json, shared_warnings
+from launch.plan.views import pipeline_json, reused_phases, shared_warnings
 from launch.rules.phases import check_phases
 from launch.rules.values import check_value
 from launch.schema import Config, Data, Phase
@@ -44,7 +44,7 @@ def run(config: Config, request: Request) -> int:
     """Plan every phase, then run them in order; return the exit code."""
     run_dir, resumed = rundir.choose(config)
     pipeline = Pipeline(config, request, detect.host(sys.executable), run_dir)
-    left = rundir.left(config, run_dir)
+    left = rundir.skipped_run_notes(config, run_dir)
     plans = pipeline.plans()
     if resumed and (changed := changed_phases(run_dir, plans)):
         changes = "; ".join(changed)
@@ -65,7 +65,7 @@ def run(config: Config, request: Request) -> int:
             plans = pipeline.plans(reuse.folders) if reuse.folders else plans
     warnings = [*left, *shared_warnings(plans)]
     if config.mode == Mode.plan:
-        here = plans.keys() - outside(run_dir, plans).keys()
+        here = plans.keys() - reused_phases(run_dir, plans).keys()
         to_run = [plan for name, plan in plans.items() if name in here and not plan.is_left_out]
         # Show each warning once, at the end.
         silent = [dataclasses.replace(plan, warnings=[]) for plan in to_run]
@@ -97,12 +97,12 @@ def changed_phases(run_dir: Path, plans: dict[str, Plan]) -> list[str]:
     # Early stopping may have skipped more cycles since the record was written.
     if not _folders(plans).items() <= then.items() <= now.items():
         return rundir.differences(then, now, "phases")
-    changes, reused_dirs = [], outside(run_dir, plans)
+    changes, reused_dirs = [], reused_phases(run_dir, plans)
     for name, plan in plans.items():
         if (
             why := phase_reuse.fault(plan.run_dir)
             if name in reused_dirs
-            else rundir.untrusted(plan.run_dir)
+            else rundir.record_fault(plan.run_dir)
         ):
             changes.append(f"{name}: {why}")
         elif record_before := json_files.read_json(plan.run_dir / "record.json"):

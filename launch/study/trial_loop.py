@@ -269,7 +269,7 @@ def start_launcher(overrides: list[str], env: dict[str, str], log: Path) -> subp
         file.flush()
         return subprocess.Popen(
             [*setpriv, sys.executable, str(RUN), *overrides],
-            env=masks.inherited(env),
+            env=masks.merged_environ(env),
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,

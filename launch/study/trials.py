@@ -80,7 +80,7 @@ class PlannedTrial:
 
     def runs(self) -> Iterator[tuple[Path, dict[str, Any]]]:
         """Yield the runs of this composition with their records, newest first."""
-        return rundir.of_composition(self.home, self.composition_hash)
+        return rundir.runs_with_hash(self.home, self.composition_hash)
 
 
 def plan_trial(request: Request, host: Host) -> PlannedTrial:

@@ -86,7 +86,7 @@ def trained(tmp_path_factory):
 
 def test_the_same_command_resumes_a_stopped_run(trained):
     run, printed = trained
-    assert "Continues" in printed
+    assert "Resuming" in printed
     assert "Everything is in" in printed
     assert [record.parent for record in run.parents[2].glob("runs/*/*/record.json")] == [run]
 
@@ -181,7 +181,7 @@ def test_smoke_of_an_eight_gpu_composition_with_an_adapter_and_a_curriculum(tmp_
         cwd=tmp_path,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "smoke: in place of topology.num_gpus=8: two processes" in done.stdout
+    assert "smoke=true replaces topology.num_gpus=8: two processes" in done.stdout
     run = newest(tmp_path)
     rows = json_files.read_metrics(run / "metrics.jsonl")
     assert [row["step"] for row in rows] == list(range(1, len(rows) + 1))

@@ -53,8 +53,8 @@ def test_killed_search_resumes_without_repeating_trials(tmp_path):
 
     process = started(*SEARCH, cwd=tmp_path)
     code, output = process.wait(timeout=240), (tmp_path / "output").read_text()
-    assert code == 2, output  # exit code of the rejected trial
-    assert "Continues" in next(tmp_path.glob("runs/sweeps/*/logs/trial0002.log")).read_text()
+    assert code == 2, output  # of the rejected trial
+    assert "Resuming" in next(tmp_path.glob("runs/sweeps/*/logs/trial0002.log")).read_text()
     assert "learning_rate='fast'" in output
     assert "best loss" in output
     assert "python launch/run.py method=sft" in output

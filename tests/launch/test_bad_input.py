@@ -35,14 +35,14 @@ hardware=mi210 precision=fp8 mode=plan | precision=fp8: mi210 (gfx90a) has no fp
 method=grpo '++method.rewards={no_such_module.reward: 1}' | no_such_module | no module
 method=grpo '++method.rewards={json.laods: 1}' | json.laods | Did you mean loads
 data=jsonl data.path=missing.jsonl | data.path=/ | /missing.jsonl: no such file
-method=grpo '++method.rewards={broken.reward: 1}' | broken.py: no Python
-'user_env.AUTH=${oc.env:MY_SECRET}' mode=plan | user_env.AUTH | holds a secret of your shell
+method=grpo '++method.rewards={broken.reward: 1}' | broken.py is not valid Python
+'user_env.AUTH=${oc.env:MY_SECRET}' mode=plan | user_env.AUTH | contains a secret of your shell
 model.path=nowhere mode=plan | model.path=/ | /nowhere: no such directory.
 model.path=broken.py mode=plan | broken.py: a file, not a directory | python -m recipes.from_gguf
 method=export model=qwen3_4b 'method.args.formats=[gguf]' method.args.gguf_converter=. mode=plan | method.args.gguf_converter=/ | : a directory, but one file is needed
 tracking=mlflow | tracking=mlflow | not installed | tracking=tensorboard
 run_root=/proc/x | /proc/x | cannot be created | run_root=
-resume=nowhere | resume=nowhere | no record.json | auto, never, or a run directory
+resume=nowhere | resume=nowhere | there is no record.json | auto, never or a run directory
 '~' | ~: no key ''
 '~topology' | ~topology: every composition has one | topology=<option> | fsdp
 '~data.tasks' | ~data.tasks: every composition has one. Use: data.tasks=[{name: chain_sum, level: 0}]
@@ -57,7 +57,7 @@ runtime.network=brige | runtime.network: Invalid value 'brige', expected one of 
 data.tasks=chain_sum | data.tasks:  | Use: data.tasks=[{name: chain_sum, level: 0}]; keys of an entry: n
 'data.tasks=[{name: a, level: x}]' | data.tasks[n].level: Value 'x' | <a whole number>
 method.args.learning_rate=1,5e-5 | method.args.learning_rate=1,5e-5:  | -m for a sweep over them, or method.args.learning_rate=[...]
-hardware=mi50 method=tune/vllm mode=plan | method=tune/vllm has bench/vllm for its trials: method=bench/vllm: no rel
+hardware=mi50 method=tune/vllm mode=plan | method=tune/vllm runs bench/vllm in its trials: method=bench/vllm: no rel
 model.path=Qwen/Qwen3-4B mode=plan | no such directory. For a model of the hub: model=<a model of the same | model.hub_id=Qwen/Qwen3-4B
 model.path= | model.path=: an empty path | null
 'seed=${no_such}' | seed: Interpolation key 'no_such' not found
@@ -106,7 +106,7 @@ def test_a_directory_in_place_of_a_data_file_is_called_one(launch, tmp_path):
     ('{"text": "a"}\n\n{"txt": "b"}\n', "sft", [":3:", "has txt", "needs messages or text or"]),
     ('{"prompt": "a", "chosen": "b"}\n', "dpo", [":1:", "prompt+chosen+rejected"]),
     ("[1, 2]\n", "sft", [":1:", "list", "JSON object"]),
-    ("\n\n", "sft", ["no rows", "empty"]),
+    ("\n\n", "sft", ["the file has no rows"]),
     ('{"text": "a", "x": ' + "9" * 5000 + "}\n", "sft", [":1:", "(Exceeds the limit"]),
     ('{"text": "a", "text": "b"}\n', "sft", [":1:", 'the key "text" appears twice. Use: ']),
     ('{"a": ' + "[" * 100_000 + "\n", "sft", [":1:", "(maximum recursion depth"]),
@@ -125,7 +125,7 @@ def test_held_out_rows_that_choose_a_model_need_what_is_trained_on(launch, tmp_p
     chosen = "data=jsonl data.path=train.jsonl method.selection.metric=eval_loss mode=plan".split()
     done = launch(*chosen, "data.heldout_path=test.jsonl")
     assert done.code == 2
-    assert "test.jsonl:1: has prompt, answer; data.heldout_path of method=sft needs" in done.err
+    assert "test.jsonl:1: has prompt, answer, but data.heldout_path of method=sft needs" in done.err
     assert launch(*chosen, "data.heldout_path=train.jsonl").code == 0
 
 

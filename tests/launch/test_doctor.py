@@ -210,9 +210,7 @@ def test_a_card_that_is_smaller_than_its_file(tmp_path, capsys):
     ]
     machine.write(f"{sysroots.KFD}/nodes/1/mem_banks/0/properties", f"size_in_bytes {16 << 30}")
     plan, found = plan_on(machine, "hardware=mi50")
-    assert (
-        "GPU 0 has 16 GiB, hardware.memory_gb=32: memory is planned with 16 GiB." in plan.warnings
-    )
+    assert "hardware.memory_gb=32: GPU 0 has only 16 GiB, so the plan uses 16 GiB." in plan.warnings
     assert [m.capacity_gb for m in plan.memory] == [pytest.approx(17.2, abs=0.1)]
     preflight.check(plan, found)
     with pytest.raises(HostError, match=r"17\.2 there"):

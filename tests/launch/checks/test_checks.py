@@ -126,8 +126,8 @@ EXPANDABLE = "expandable_segments:True"
 # fmt: off
 BROKEN = [
     Broken("hardware", MI300X, second_kind, WARN,
-           "8 x mi300x, 1 x mi50, and hardware=mi300x was asked for", "name the group"),
-    Broken("hardware", MI300X, undecided, FAIL, "8 x mi300x, 1 x mi50", "name the group"),
+           "8 x mi300x, 1 x mi50, and hardware=mi300x was asked for", "Choose a group"),
+    Broken("hardware", MI300X, undecided, FAIL, "8 x mi300x, 1 x mi50", "Choose a group"),
     Broken("hardware", MI300X, lambda m: setattr(m, "hardware", "mi325x"), WARN,
            "hardware=mi325x was asked for", "hardware=mi300x"),
     Broken("hardware", MI300X, lambda m: setattr(m, "hardware", "mi350x"), FAIL,
@@ -178,7 +178,7 @@ BROKEN = [
     Broken("ras", MI300X, on_each("ras/gfx_err_count", "ue: 0\nce: 5"), WARN,
            "corrected: 0000:05:00.0 gfx ce 5", "watch it"),
     Broken("hardware", MI300X, fits_two_groups, FAIL, "8 x AMD Instinct MI350X or AMD",
-           "name one, hardware=mi350x or hardware=mi355x"),
+           "Use: hardware=mi350x or hardware=mi355x"),
     Broken("temperature", MI300X, on_each("hwmon/hwmon3/temp2_input", 101000), FAIL, "101 of 100 C",
            "--power-cap"),
     Broken("power_cap", MI300X, on_each("hwmon/hwmon3/power1_cap", 500_000_000), WARN,

@@ -42,7 +42,7 @@ def test_any_composition_fits_a_cpu(overrides, monkeypatch):
     assert config.model.init == Init.random
     assert (config.precision.name, config.hardware.vendor.name) == ("fp32", "none")
     assert config.method.args["max_steps"] == 2
-    assert any(line.startswith("smoke: in place of precision") for line in warnings)
+    assert any(line.startswith("smoke=true replaces precision") for line in warnings)
     refused = [
         line for line in warnings if line.startswith("without smoke=true this is rejected: ")
     ]
@@ -63,7 +63,7 @@ def test_topology_stays(monkeypatch, overrides, has_vllm, shape, left_out):
     config, warnings = prepared(QWEN, overrides)
     topology = config.topology
     assert (topology.name, topology.strategy, topology.num_gpus, topology.servers) == shape
-    lines = [line for line in warnings if "smoke: in place of topology" in line]
+    lines = [line for line in warnings if "smoke=true replaces topology" in line]
     assert any(left_out in line for line in lines) if left_out else lines == []
 
 
@@ -87,7 +87,7 @@ def test_values_of_the_command_line_stay():
     config, warnings = prepared(gemm, "method.args.fail_below=0.9")
     assert (config.method.args["shapes"], config.method.args["repetitions"]) == ([[8, 16, 32]], 3)
     assert config.method.args["fail_below"] is None
-    assert any("smoke: in place of method.args.fail_below=0.9" in line for line in warnings)
+    assert any("smoke=true replaces method.args.fail_below=0.9" in line for line in warnings)
 
 
 def test_an_effective_batch_that_the_ranks_do_not_divide_is_dropped():
@@ -95,7 +95,7 @@ def test_an_effective_batch_that_the_ranks_do_not_divide_is_dropped():
     of_a_file = "method.args.per_device_train_batch_size=1"
     config, warnings = prepare(compose([*typed, of_a_file], Request(typed)))
     assert (config.effective_batch, config.method.args["per_device_train_batch_size"]) == (None, 4)
-    assert any("in place of effective_batch=6: 4, 1 rank(s) x 4 x 1" in w for w in warnings)
+    assert any("replaces effective_batch=6: 4, 1 rank(s) x 4 x 1" in w for w in warnings)
 
 
 @pytest.mark.parametrize(("overrides", "length"), [
@@ -117,7 +117,7 @@ def test_prompts_of_more_tokens_have_room(overrides, length):
 def test_fp16_stays_if_a_cpu_computes_in_it(overrides, precision):
     config, warnings = prepared("smoke=true", overrides)
     assert config.precision.compute == precision
-    assert any("in place of precision=fp16" in line for line in warnings) == (precision == "fp32")
+    assert any("replaces precision=fp16" in line for line in warnings) == (precision == "fp32")
 
 
 def test_options_of_the_output_do_not_make_another_run():

@@ -1,4 +1,4 @@
-"""Test which hardware group a machine has, on trees in the shape of real /sys and /proc."""
+"""Test the detection of GPUs and their hardware group on trees like /sys and /proc."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.helpers import sysroots
 
 
 def kfd_node(root: Path, number: int, memory_gb: float = 0.0, **properties: int) -> None:
-    """One node of the kernel's topology; a CPU is one whose gfx_target_version is 0."""
+    """Write a node of the kernel's topology: a GPU, or a CPU if gfx_target_version is 0."""
     folder = root / f"sys/class/kfd/kfd/topology/nodes/{number}"
     (folder / "mem_banks/0").mkdir(parents=True)
     values = {"gfx_target_version": 0, "simd_count": 0, "simd_per_cu": 4, **properties}
@@ -74,8 +74,8 @@ def card_and_nvidia(root):
 @pytest.mark.parametrize(("build", "message"), [
     (sysroots.rx7900xtx, r"1 x rx7900xtx, 1 x unknown GPU \(gfx1036, .*"
      r"hardware=rx7900xtx with HIP_VISIBLE_DEVICES=0\."),
-    (unknown_kinds, "no group of conf/hardware describes any"),
-    (card_and_nvidia, r"1 x unknown GPU \(gfx1036, 2 CUs, 0 GB\), 2 x h200; .*"
+    (unknown_kinds, "None of them has a group"),
+    (card_and_nvidia, r"1 x unknown GPU \(gfx1036, 2 CUs, 0 GB\), 2 x h200. .*"
      r": hardware=h200 with CUDA_VISIBLE_DEVICES=0,1"),
 ])  # fmt: skip
 def test_auto_does_not_guess(tmp_path, build, message):
@@ -84,22 +84,22 @@ def test_auto_does_not_guess(tmp_path, build, message):
         group_of(tmp_path)
 
 
-def test_indices_to_show_are_those_that_hip_counts(tmp_path):
-    """A mask or a container may leave some out already."""
+def test_suggested_indices_are_those_of_hip(tmp_path):
+    """A mask or a container may already hide some GPUs."""
     machine = sysroots.mi300x(tmp_path, num_gpus=4)
     sysroots.gpu_node(machine, 20, 0xF3, 32 << 30, gfx_target_version=90006, simd_count=240)
     machine.remove("dev/dri/renderD128")
     host = detect.host("python", str(tmp_path))
-    shown = masks.visible(host.gpus, {"HIP_VISIBLE_DEVICES": "1,2,3"})
+    visible = masks.visible(host.gpus, {"HIP_VISIBLE_DEVICES": "1,2,3"})
     with pytest.raises(
         HostError, match="mi300x with HIP_VISIBLE_DEVICES=1,2, or .*mi50 with HIP_VISIBLE_DEVICES=3"
     ):
-        detect.group_of(shown, host.gpus)
+        detect.group_of(visible, host.gpus)
     machine.remove("dev/dri/renderD146")
     assert group_of(tmp_path) == "mi300x"  # the MI50 may not be used
 
 
-def test_odd_files_do_not_crash_it(tmp_path):
+def test_malformed_files_are_ignored(tmp_path):
     kfd_node(tmp_path, 0, 206.0, **gpu(90402, 304))
     (tmp_path / "sys/class/kfd/kfd/topology/nodes/0/mem_banks/0/properties").write_text(
         "size_in_bytes many\nodd\n"
@@ -117,9 +117,9 @@ def test_odd_files_do_not_crash_it(tmp_path):
     assert detect.gpus(str(tmp_path))[0].memory_gb is None
 
 
-def test_products_are_what_hydra_makes_of_the_hardware_files():
+def test_products_equal_the_files_as_hydra_composes_them():
     for product in products():
-        # Of three bases; each takes a while.
+        # Three files with different bases, because Hydra is slow.
         if product not in OTHERS and product.group in ("mi210", "mi325x", "h100"):
             h = composed(f"hardware={product.group}").hardware
             assert product == Product(h.product, h.gfx, h.compute_units, h.name, h.detect)
@@ -155,10 +155,10 @@ def test_a_new_gpu_is_a_new_file(tmp_path):
 def test_product_by_device_id(tmp_path, device_id, units, product, partition):
     version = 90010 if device_id == 0x740C else 90402
     kfd_node(tmp_path, 0, 0.0, **gpu(version, units, device_id=device_id, unique_id=7))
-    (found,) = detect.gpus(str(tmp_path))
-    assert (found.product, found.compute_partition) == (product, partition)
-    assert found.group == (
-        None if "partition" in product or product.endswith(("MI308X", "unknown")) else found.group
+    (device,) = detect.gpus(str(tmp_path))
+    assert (device.product, device.compute_partition) == (product, partition)
+    assert device.group == (
+        None if "partition" in product or product.endswith(("MI308X", "unknown")) else device.group
     )
 
 
@@ -173,8 +173,8 @@ SPX = "--compute-partition SPX.*memory_gb=36 .*gpus_per_node={}"
 ], ids=["by their number", "serials of their own", "of either product"])  # fmt: skip
 def test_partitions(tmp_path, version, count, units, ids, product, remedy):
     for number in range(count):
-        own = {"unique_id": 70 + number, **ids, "location_id": 0x0500 + number}
-        kfd_node(tmp_path, number, 36 * GIB, **gpu(version, units, **own))
+        identity = {"unique_id": 70 + number, **ids, "location_id": 0x0500 + number}
+        kfd_node(tmp_path, number, 36 * GIB, **gpu(version, units, **identity))
     gpus = detect.gpus(str(tmp_path))
     assert {g.product for g in gpus} == {f"AMD Instinct {product}"}
     assert {(g.group, g.may_be, g.pci_address) for g in gpus} == {(None, (), "0000:05:00.0")}
@@ -191,32 +191,32 @@ def test_nvidia_products(tmp_path, name, group):
     folder = tmp_path / "proc/driver/nvidia/gpus/0000:19:00.0"
     folder.mkdir(parents=True)
     (folder / "information").write_text(f"Model: \t\t {name}\nIRQ:   \t\t 17\n")
-    (found,) = detect.gpus(str(tmp_path))
-    assert (found.product, found.group, found.pci_address) == (name, group, "0000:19:00.0")
+    (device,) = detect.gpus(str(tmp_path))
+    assert (device.product, device.group, device.pci_address) == (name, group, "0000:19:00.0")
 
 
 def test_real_mi210_server(tmp_path):
-    found = detect.gpus(str(sysroots.real(tmp_path, "mi210_xgmi_pcie")))
-    assert [g.render_minor for g in found] == list(range(128, 136))
-    assert {g.product for g in found} == {"AMD Instinct MI210"}
-    assert [g.numa_node for g in found] == [0, 0, 0, 0, 1, 1, 1, 1]
-    assert (found[0].pci_address, found[0].uuid) == ("0000:63:00.0", "GPU-1901ead3a2ecd4a6")
-    assert len({g.hive for g in found}) == 2
-    xgmi = [(link.node, link.gb_s) for link in found[0].links if link.kind == "xgmi"]
+    devices = detect.gpus(str(sysroots.real(tmp_path, "mi210_xgmi_pcie")))
+    assert [g.render_minor for g in devices] == list(range(128, 136))
+    assert {g.product for g in devices} == {"AMD Instinct MI210"}
+    assert [g.numa_node for g in devices] == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert (devices[0].pci_address, devices[0].uuid) == ("0000:63:00.0", "GPU-1901ead3a2ecd4a6")
+    assert len({g.hive for g in devices}) == 2
+    xgmi = [(link.node, link.gb_s) for link in devices[0].links if link.kind == "xgmi"]
     assert xgmi == [(3, 50.0), (4, 50.0), (5, 50.0)]
-    assert found[0].links[0] == Link(0, "pcie", 32.0)
-    assert found[0].memory_gb is None  # the copy holds no mem_banks
+    assert devices[0].links[0] == Link(0, "pcie", 32.0)
+    assert devices[0].memory_gb is None  # the copy holds no mem_banks
     assert group_of(tmp_path) == "mi210"
 
 
-def test_memory_of_an_integrated_gpu_is_what_it_may_take(tmp_path):
+def test_memory_of_an_integrated_gpu_is_its_gtt(tmp_path):
     machine = sysroots.strix_halo(tmp_path)
     assert detect.gpus(str(tmp_path))[0].memory_gb == pytest.approx(133.1, abs=0.1)
     machine.remove(f"{machine.device(0xC6)}/mem_info_gtt_total")
     assert detect.gpus(str(tmp_path))[0].memory_gb is None  # not the half GiB of mem_banks
 
 
-def test_a_container_counts_the_gpus_that_it_may_use(tmp_path):
+def test_a_container_only_counts_its_own_gpus(tmp_path):
     machine = sysroots.mi300x(tmp_path)
     for minor in (128, 130):
         machine.remove(f"dev/dri/renderD{minor}")
@@ -225,7 +225,7 @@ def test_a_container_counts_the_gpus_that_it_may_use(tmp_path):
     assert [g.render_minor for g in host.withheld] == [128, 130]
     assert (host.gpus[0].node, host.gpus[0].uuid) == (3, "GPU-000000000000abc3")
     assert (host.gpus[0].compute_partition, host.gpus[0].memory_partition) == ("SPX", "NPS1")
-    line = detect.found_line((*host.gpus, *host.withheld), "mi300x")
+    line = detect.detection_line((*host.gpus, *host.withheld), "mi300x")
     assert "6 x AMD Instinct MI300X (gfx942, 304 CUs, 206 GB), and 2 " in line
     properties = f"{sysroots.KFD}/nodes/2/properties"
     machine.remove(properties)
@@ -236,11 +236,11 @@ def test_a_container_counts_the_gpus_that_it_may_use(tmp_path):
 
 
 class NotSupported(Exception):
-    """NVML's error class."""
+    """Stand in for NVML's error class."""
 
 
 def nvml_of_two_h200(**more):
-    """Stand in for the module pynvml, with what NVML answers for two GPUs."""
+    """Replace the module pynvml by one that reports two GPUs."""
     memory = types.SimpleNamespace(used=1 << 30, total=150_754_820_096)
     answers = {
         "NVMLError": NotSupported,
@@ -260,7 +260,7 @@ def nvml_of_two_h200(**more):
     return types.SimpleNamespace(**answers | more)
 
 
-def test_nvml_and_what_it_does_not_answer(monkeypatch):
+def test_facts_that_nvml_does_not_report_are_unknown(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", nvml_of_two_h200())
     with nvidia.nvml() as library:
         gpu = nvidia.of_nvml(library, 1)
@@ -279,7 +279,7 @@ def test_nvml_and_what_it_does_not_answer(monkeypatch):
         assert nvidia.memory(["0000:1a:00.0"]) == {}
 
 
-def test_auto_says_what_it_found(launch):
+def test_auto_prints_the_detected_gpus(launch):
     auto._say.cache_clear()
     done = launch("mode=plan", "format=json")
     assert done.err.startswith("hardware=auto: ")

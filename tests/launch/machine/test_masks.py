@@ -1,4 +1,4 @@
-"""Test masks: the shell's are read once, and the plan's replace them."""
+"""Test that a plan follows the shell's masks, and that processes only get the plan's."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def process(settings: list[Setting]) -> Process:
 
 
 @pytest.mark.parametrize(
-    ("own", "seen"),
+    ("variables", "masks_seen"),
     [
         ([Setting("HIP_VISIBLE_DEVICES", "3", "", "launcher")], {"HIP_VISIBLE_DEVICES": "3"}),
         (
@@ -34,15 +34,15 @@ def process(settings: list[Setting]) -> Process:
         ),  # a process without GPUs keeps what hides them from it
     ],
 )
-def test_a_process_sees_one_mask(tmp_path, monkeypatch, own, seen):
+def test_a_process_sees_one_mask(tmp_path, monkeypatch, variables, masks_seen):
     for name in masks.ALL:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
     monkeypatch.setenv("GPU_DEVICE_ORDINAL", "2,3")
-    started = LocalProcess(process(own), tmp_path / "log")
+    started = LocalProcess(process(variables), tmp_path / "log")
     started.wait(60)
     started.remove()
-    assert json.loads((tmp_path / "log").read_text()) == seen
+    assert json.loads((tmp_path / "log").read_text()) == masks_seen
 
 
 @pytest.mark.parametrize(("shell", "mask"), [
@@ -53,15 +53,15 @@ def test_a_process_sees_one_mask(tmp_path, monkeypatch, own, seen):
     ({}, "0,1"),
     ({"HIP_VISIBLE_DEVICES": "0,2", "CUDA_VISIBLE_DEVICES": "1"}, None),
 ])  # fmt: skip
-def test_a_plan_follows_the_shells_mask(shell, mask):
+def test_a_plan_uses_the_mask_of_the_shell(shell, mask):
     config = composed("hardware=mi300x", "topology=ddp", "topology.num_gpus=2", "runtime=local")
     if mask is None:
-        with pytest.raises(HostError, match="CUDA_VISIBLE_DEVICES=1 differs"):
+        with pytest.raises(HostError, match="CUDA_VISIBLE_DEVICES=1. Use: unset"):
             make_plan(config, host_with(8, **shell), Path("/runs/1"))
         return
     (trainers,) = make_plan(config, host_with(8, **shell), Path("/runs/1")).processes
-    own = {name: value for name, value in trainers.env.items() if name in masks.ALL}
-    assert own == {"HIP_VISIBLE_DEVICES": mask}
+    variables = {name: value for name, value in trainers.env.items() if name in masks.ALL}
+    assert variables == {"HIP_VISIBLE_DEVICES": mask}
 
 
 @pytest.mark.parametrize(("environ", "indices"), [

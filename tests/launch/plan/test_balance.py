@@ -1,4 +1,4 @@
-"""Halves of a GRPO step under topology=split, the fastest split, and topology.servers=auto."""
+"""Test the balance of a GRPO step under topology=split, and topology.servers=auto."""
 
 from __future__ import annotations
 
@@ -31,27 +31,27 @@ def rates(config) -> dict[int, float]:
     }
 
 
-def test_the_halves_are_those_of_the_step():
+def test_halves_add_up_to_the_step():
     for overlap in ("false", "true"):
         config = chosen("topology.num_gpus=2", f"topology.overlap={overlap}")
-        found, step_s = balance(config, HOST), speed(config).step_s
-        halves = (found.generation_s, found.training_s)
+        split, step_s = balance(config, HOST), speed(config).step_s
+        halves = (split.generation_s, split.training_s)
         assert step_s == pytest.approx(max(halves) if overlap == "true" else sum(halves))
-        assert found.bound == "generation"
-        assert (found.servers, found.gain) == (1, 1.0)  # of two GPUs there is no other split
+        assert split.bound == "generation"
+        assert (split.servers, split.gain) == (1, 1.0)  # of two GPUs there is no other split
 
 
-def test_the_fastest_split_is_found_with_its_gain():
+def test_fastest_split_and_its_gain():
     config = chosen()
-    by_servers, found = rates(config), balance(config, HOST)
-    assert found.servers == max(by_servers, key=by_servers.get) > 1
-    assert found.gain == pytest.approx(max(by_servers.values()) / by_servers[1], abs=0.01)
-    assert found.sequences == 8 * (
-        8 - found.servers
+    by_servers, split = rates(config), balance(config, HOST)
+    assert split.servers == max(by_servers, key=by_servers.get) > 1
+    assert split.gain == pytest.approx(max(by_servers.values()) / by_servers[1], abs=0.01)
+    assert split.sequences == 8 * (
+        8 - split.servers
     )  # without effective_batch a step is of as many as there are ranks for
 
 
-def test_what_does_not_fit_is_not_offered(monkeypatch):
+def test_splits_that_do_not_fit_are_not_offered(monkeypatch):
     config = chosen()
     fastest = balance(config, HOST).servers
     monkeypatch.setattr(margin, "has_room", lambda split, host: split.topology.servers != fastest)
@@ -61,27 +61,27 @@ def test_what_does_not_fit_is_not_offered(monkeypatch):
     assert (balance(config, HOST).servers, balance(config, HOST).gain) == (1, 1.0)
 
 
-def test_auto_takes_the_fastest_and_a_record_has_its_number():
+def test_auto_is_the_fastest_number_of_servers():
     config, _ = prepare(composed(*SPLIT, "topology.servers=auto"))
     assert config.topology.servers == balance(chosen(), HOST).servers
     assert balance(choose(config, HOST), HOST).gain == 1.0
-    given, _ = prepare(composed(*SPLIT, f"topology.servers={config.topology.servers}"))
-    assert composition_hash(config) == composition_hash(given)
+    fixed, _ = prepare(composed(*SPLIT, f"topology.servers={config.topology.servers}"))
+    assert composition_hash(config) == composition_hash(fixed)
     assert prepare(config)[0].topology.servers == config.topology.servers
 
 
-@pytest.mark.parametrize(("overrides", "named"), [
+@pytest.mark.parametrize(("overrides", "message"), [
     (["topology.servers=many"], "whole number, or auto"),
     (["topology.servers=1.5"], "whole number, or auto"),
     (["topology=ddp", "topology.servers=auto"], "topology=split"),
 ])  # fmt: skip
-def test_what_is_no_number_of_servers_is_rejected(overrides, named):
-    with pytest.raises(UserError, match=named) as refused:
+def test_invalid_numbers_of_servers_are_rejected(overrides, message):
+    with pytest.raises(UserError, match=message) as raised:
         with_servers(composed(*SPLIT, *overrides))
-    assert refused.value.exit_code == 2
+    assert raised.value.exit_code == 2
 
 
-def test_a_plan_says_it(capsys):
+def test_a_plan_shows_the_balance(capsys):
     assert run.main([*SPLIT, "mode=plan", "format=json"]) == 0
     plan = json.loads(capsys.readouterr().out)
     halves = plan["balance"]["generation_s"], plan["balance"]["training_s"]

@@ -1,4 +1,4 @@
-"""launch/inputs/tracking.py: what a tracker needs, whether a group or tracking.name chose it."""
+"""Test which packages and keys a tracker needs, chosen by its group or by tracking.name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ UNSET = "tracking=wandb: WANDB_API_KEY is not set in your shell. Use: export WAN
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """Make a home directory, and a Python that has wandb."""
+    """Make a home directory and a module wandb that Python finds."""
     (tmp_path / "lib/wandb").mkdir(parents=True)
     (tmp_path / "lib/wandb/__init__.py").touch()
     monkeypatch.syspath_prepend(tmp_path / "lib")

@@ -1,6 +1,6 @@
-"""What a container gets: golden files for every hardware, and what nothing may ever get.
+"""Test the containers of process groups: golden files for every GPU, devices, mounts and secrets.
 
-`UPDATE_GOLDEN=1 pytest <this file>` writes the golden files anew; read the diff.
+`UPDATE_GOLDEN=1 pytest <this file>` rewrites the golden files; read the diff.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def overrides(hardware: str) -> list[str]:
     return [f"hardware={hardware}", "method=sft", "model=qwen3_0_6b", "name=golden", *own]
 
 
-def specs(*given: str, host=None):
-    config, _ = prepare(composed(*given))
+def specs(*arguments: str, host=None):
+    config, _ = prepare(composed(*arguments))
     return make_plan(config, host or host_with(8), RUN).containers
 
 
@@ -55,12 +55,12 @@ CASES = {name: overrides(name) for name in HARDWARE} | {
 @pytest.mark.parametrize("case", CASES)
 def test_golden(case):
     host = host_with(8, HF_TOKEN="hf_sentinel", NCCL_DEBUG="WARN")
-    found = {
+    containers = {
         name: {"plan": as_json(spec), "sdk": sdk_arguments(spec)}
         for name, spec in specs(*CASES[case], host=host).items()
     }
     config = composed(*CASES[case])
-    text = json.dumps(found, indent=1, sort_keys=True).replace(str(ROOT), "<repository>")
+    text = json.dumps(containers, indent=1, sort_keys=True).replace(str(ROOT), "<repository>")
     if config.container.name != "custom":
         text = text.replace(images.load()[config.container.name].tag, "<tag>")
     assert "hf_sentinel" not in text
@@ -72,7 +72,7 @@ def test_golden(case):
 
 
 @pytest.mark.parametrize("hardware", ["mi300x", "rx7900xtx", "h100", "cpu"])
-def test_nothing_more_than_needed(hardware):
+def test_containers_get_only_what_they_need(hardware):
     config = composed(*overrides(hardware), "method=grpo", "topology=split")
     plan = make_plan(config, host_with(8), RUN)
     for process in plan.processes:
@@ -83,22 +83,22 @@ def test_nothing_more_than_needed(hardware):
         home = f"/home/me/.cache/rocm-recipes/home/{config.container.name}"
         writable = {m.source for m in spec.mounts if not m.read_only}
         assert writable == {str(RUN), home, "/home/me/.cache/huggingface"}
-        gpus = [*process.gpus, *container.peers(process, plan.processes)]
+        gpus = [*process.gpus, *container.peer_gpus(process, plan.processes)]
         nodes = {"/dev/kfd", *(f"/dev/dri/renderD{128 + gpu}" for gpu in gpus)}
         assert set(spec.devices) == (nodes if config.hardware.gfx.startswith("gfx") else set())
         assert all(spec.devices.values()), "every device has its reason"
 
 
-def test_server_and_trainers_see_what_the_weights_cross_and_no_more():
-    found = specs("hardware=mi300x", "method=grpo", "model=qwen3_4b", "topology.num_gpus=4")
-    server, trainers = found["server"], found["trainers"]
+def test_server_and_trainers_see_the_gpus_of_the_weight_transfer():
+    containers = specs("hardware=mi300x", "method=grpo", "model=qwen3_4b", "topology.num_gpus=4")
+    server, trainers = containers["server"], containers["trainers"]
     assert list(server.devices) == ["/dev/kfd", "/dev/dri/renderD128", "/dev/dri/renderD129"]
     assert "HIP IPC" in server.devices["/dev/dri/renderD129"]
     assert set(trainers.devices) == {
         "/dev/kfd",
         *(f"/dev/dri/renderD{n}" for n in (128, 129, 130, 131)),
     }
-    # Inside, GPUs are counted anew; a process's own come first.
+    # Indices are renumbered in the container, and the process's own GPUs come first.
     assert server.environment["HIP_VISIBLE_DEVICES"] == "0,1"
     assert trainers.environment["HIP_VISIBLE_DEVICES"] == "1,2,3,0"
     assert (server.network, server.ipc) == ("bridge", "shareable")
@@ -107,21 +107,21 @@ def test_server_and_trainers_see_what_the_weights_cross_and_no_more():
 
 
 @pytest.mark.parametrize("more", [[], NVIDIA])
-def test_a_gpu_that_server_and_trainer_share_is_named_once(more):
-    """A mask that names a GPU twice hides all GPUs from torch."""
+def test_a_shared_gpu_is_once_in_the_mask(more):
+    """A mask with the same GPU twice would hide all GPUs from torch."""
     hardware = "hardware=h100" if more else "hardware=mi300x"
-    found = specs(
+    containers = specs(
         hardware, "method=grpo", "model=qwen3_4b", "topology=split", "topology.num_gpus=1", *more
     )
     for name in ("server", "trainers"):
         masks = {
             key: value
-            for key, value in found[name].environment.items()
+            for key, value in containers[name].environment.items()
             if key.endswith("VISIBLE_DEVICES")
         }
         assert set(masks.values()) == {"0"}
     if not more:
-        assert "HIP IPC" not in found["server"].devices["/dev/dri/renderD128"]
+        assert "HIP IPC" not in containers["server"].devices["/dev/dri/renderD128"]
 
 
 def test_detection_reads_minors_groups_and_nodes(tmp_path):
@@ -141,21 +141,21 @@ def test_detection_reads_minors_groups_and_nodes(tmp_path):
     assert host.gids == {"video": 39, "render": 993}
     assert list(host.device_nodes) == ["/dev/kfd", "/dev/dri/renderD130", "/dev/dri/renderD137"]
     assert host.selinux
-    (found,) = specs(
+    (spec,) = specs(
         "hardware=mi300x", "topology=single", host=dataclasses.replace(host, home="/home/me")
     ).values()
-    assert {"39", "993"} <= set(found.groups)
-    assert "label=disable" in found.security_opt
+    assert {"39", "993"} <= set(spec.groups)
+    assert "label=disable" in spec.security_opt
     assert not detect.host("python", str(tmp_path / "nowhere")).selinux
 
 
-def test_smoke_passes_the_nodes_that_are_there():
-    given = ["hardware=mi300x", "smoke=true", "runtime=docker"]
-    (there,) = specs(*given, host=host_with(8)).values()
-    assert list(there.devices) == ["/dev/kfd", "/dev/dri/renderD128"]
-    (elsewhere,) = specs(*given, host=host_with(8, HIP_VISIBLE_DEVICES="6")).values()
-    assert list(elsewhere.devices) == ["/dev/kfd", "/dev/dri/renderD134"]
-    (laptop,) = specs(*given, host=host_with(0)).values()
+def test_smoke_passes_existing_device_nodes():
+    arguments = ["hardware=mi300x", "smoke=true", "runtime=docker"]
+    (spec,) = specs(*arguments, host=host_with(8)).values()
+    assert list(spec.devices) == ["/dev/kfd", "/dev/dri/renderD128"]
+    (masked,) = specs(*arguments, host=host_with(8, HIP_VISIBLE_DEVICES="6")).values()
+    assert list(masked.devices) == ["/dev/kfd", "/dev/dri/renderD134"]
+    (laptop,) = specs(*arguments, host=host_with(0)).values()
     assert laptop.devices == {}
 
 
@@ -165,16 +165,16 @@ def test_limits_and_network():
     sent = sdk_arguments(spec)["host"]
     assert sent["mem_limit"] == sent["memswap_limit"] == 2_000_000_000
     assert (sent["network_mode"], sent["shm_size"], sent["ulimits"]) == ("none", 1_000_000_000, [])
-    # the engine's own seccomp profile, where there is no GPU
+    # without a GPU, the engine's seccomp profile stays
     assert sent["security_opt"] == ["no-new-privileges:true"]
 
 
-def test_what_a_process_inherits_outside_is_passed_by_name():
+def test_variables_of_the_shell_are_passed_by_name():
     shell = {"NCCL_DEBUG": "INFO", "HF_HUB_OFFLINE": "1", "HF_TOKEN": "hf_sentinel", "EDITOR": "vi"}
     shell |= {"PYTHONPATH": "/home/me/lib", "HIP_VISIBLE_DEVICES": "2", "HIP_PATH": "/opt/rocm-6.2"}
     shell |= {"HF_HUB_CACHE": "/home/me/hub", "HF_HOME": "relative"}
-    given = ("hardware=mi300x", "topology=single", "user_env.MINE=1")
-    (spec,) = specs(*given, host=host_with(8, **shell)).values()
+    arguments = ("hardware=mi300x", "topology=single", "user_env.MINE=1")
+    (spec,) = specs(*arguments, host=host_with(8, **shell)).values()
     expected = {"NCCL_DEBUG": "INFO", "HF_HUB_OFFLINE": "1", "MINE": "1"}
     expected |= {"HIP_VISIBLE_DEVICES": "0", "HF_HOME": "/home/me/work/relative"}
     expected |= {"PYTHONPATH": str(ROOT)}  # a shell's PYTHONPATH is for another Python
@@ -193,25 +193,25 @@ LISTED = {
 }
 
 
-def test_a_listed_secret_is_nowhere_whatever_its_name():
-    """Names that would be passed as variables of the stack, were they not listed."""
+def test_the_value_of_a_listed_secret_is_nowhere():
+    """These names would be passed as variables if they were not in runtime.secrets."""
     names = ",".join(LISTED)
     config, _ = prepare(composed("hardware=cpu", "runtime=docker", f"runtime.secrets=[{names}]"))
     host = host_with(0, **LISTED)
     plan = make_plan(config, host, RUN)
-    kept = record.begin(plan, host, {"id": "1"}, None)
+    run_record = record.begin(plan, host, {"id": "1"}, None)
     text = json.dumps(
-        [as_plan_json(plan), kept, [sdk_arguments(s) for s in plan.containers.values()]]
+        [as_plan_json(plan), run_record, [sdk_arguments(s) for s in plan.containers.values()]]
     )
     assert "sentinel" not in text
-    assert set(kept["secrets"]) == set(LISTED)
-    given = ("hardware=cpu", "runtime=docker", f"runtime.secrets=[{names}]")
-    leaking, _ = prepare(composed(*given, "user_env.MINE=sentinel_cccc"))
-    with pytest.raises(UserError, match="user_env.MINE: holds a secret"):
+    assert set(run_record["secrets"]) == set(LISTED)
+    arguments = ("hardware=cpu", "runtime=docker", f"runtime.secrets=[{names}]")
+    leaking, _ = prepare(composed(*arguments, "user_env.MINE=sentinel_cccc"))
+    with pytest.raises(UserError, match="user_env.MINE: contains a secret"):
         make_plan(leaking, host, RUN)
 
 
-def test_links_of_a_models_directory_lead_somewhere(tmp_path):
+def test_targets_of_a_models_links_are_mounted(tmp_path):
     blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots/1"
     blobs.mkdir()
     snapshot.mkdir(parents=True)
@@ -221,21 +221,21 @@ def test_links_of_a_models_directory_lead_somewhere(tmp_path):
     assert {m.source for m in spec.mounts if m.read_only} >= {str(snapshot), str(blobs)}
 
 
-def test_nvidia_split_gives_the_gpus_that_its_masks_count():
-    given = ["hardware=h100", "method=grpo", "model=qwen3_4b", "topology=split", *NVIDIA]
-    found = specs(*given)
+def test_nvidia_containers_get_the_gpus_of_their_masks():
+    arguments = ["hardware=h100", "method=grpo", "model=qwen3_4b", "topology=split", *NVIDIA]
+    containers = specs(*arguments)
     sent = {
         name: sdk_arguments(spec)["host"]["device_requests"][0]["device_ids"]
-        for name, spec in found.items()
+        for name, spec in containers.items()
     }
     assert sent == {"server": ["0", "1"], "trainers": [str(n) for n in range(8)]}
-    assert found["server"].environment["CUDA_VISIBLE_DEVICES"] == "0,1"
-    assert found["trainers"].environment["CUDA_VISIBLE_DEVICES"] == "1,2,3,4,5,6,7,0"
+    assert containers["server"].environment["CUDA_VISIBLE_DEVICES"] == "0,1"
+    assert containers["trainers"].environment["CUDA_VISIBLE_DEVICES"] == "1,2,3,4,5,6,7,0"
 
 
-def test_a_reward_typed_at_home_does_not_show_all_of_home():
+def test_a_reward_does_not_mount_the_home_directory():
     host = dataclasses.replace(host_with(0), cwd="/home/me")
-    with pytest.raises(UserError, match="all of your home"):
+    with pytest.raises(UserError, match="your home directory"):
         specs(
             *"hardware=cpu runtime=docker method=grpo".split(),
             "++method.rewards={mine.reward: 1}",
@@ -246,31 +246,33 @@ def test_a_reward_typed_at_home_does_not_show_all_of_home():
 LIGER = ("model=qwen3_4b", "method.args.use_liger_kernel=true")
 
 
-def test_liger_that_the_image_or_this_python_does_not_hold_is_refused(monkeypatch):
+def test_missing_liger_is_rejected(monkeypatch):
     check_files(composed("hardware=mi300x", *LIGER), all_lines=False)
-    with pytest.raises(UserError, match="use_liger_kernel=true: the image cpu lacks liger-kernel"):
+    with pytest.raises(
+        UserError, match="use_liger_kernel=true: the image cpu does not contain liger-kernel"
+    ):
         check_files(
             composed("hardware=mi300x", "runtime=docker", "container=cpu", *LIGER), all_lines=False
         )
     in_a_job = ["runtime=slurm", "runtime.slurm.inner=docker", "container=cpu"]
     with pytest.raises(
         UserError,
-        match=r"Use: method\.args\.use_liger_kernel=false, runtime\.slurm\.inner=local, or",
+        match=r"Use: method\.args\.use_liger_kernel=false, or runtime\.slurm\.inner=local\.",
     ):
         check_files(composed("hardware=mi300x", *in_a_job, *LIGER), all_lines=False)
-    monkeypatch.setitem(sys.modules, "liger_kernel", None)  # as where it is not installed
+    monkeypatch.setitem(sys.modules, "liger_kernel", None)  # as if it were not installed
     with pytest.raises(UserError, match="the package liger-kernel is not installed"):
         check_files(composed("hardware=h200", *LIGER), all_lines=False)
-    elsewhere = [
+    on_slurm = [
         "runtime=slurm",
         "runtime.slurm.inner=local",
         "runtime.slurm.python=/shared/venv/bin/python",
     ]
-    check_files(composed("hardware=h200", *elsewhere, *LIGER), all_lines=False)
+    check_files(composed("hardware=h200", *on_slurm, *LIGER), all_lines=False)
 
 
-@pytest.mark.parametrize(("overrides", "package", "said"), [
-    (["precision=fp8"], "torchao", r"precision=fp8: .*\(make quantization\).*precision=bf16"),
+@pytest.mark.parametrize(("overrides", "package", "message"), [
+    (["precision=fp8"], "torchao", "precision=fp8: .*make quantization.*precision=bf16"),
     (["precision=nf4", "adapter=qlora"], "bitsandbytes", "precision=nf4: .*precision=bf16"),
     (["method=bench/finetune"], "torchao",
      r"method.args.modes=full_fp8: .*method.args.modes=\[full_bf16,lora_bf16\]"),
@@ -279,18 +281,18 @@ def test_liger_that_the_image_or_this_python_does_not_hold_is_refused(monkeypatc
     (["method=bench/precision", "method.args.precisions=[nf4]"], "bitsandbytes",
      "method.args.precisions=nf4"),
 ])  # fmt: skip
-def test_fp8_and_nf4_without_their_packages_are_refused(monkeypatch, overrides, package, said):
+def test_missing_packages_of_fp8_and_nf4_are_rejected(monkeypatch, overrides, package, message):
     model = "model=qwen3_0_6b"
     check_files(composed("hardware=mi300x", model, *overrides), all_lines=False)
     check_files(composed("hardware=mi300x", model, "smoke=true", *overrides), all_lines=False)
-    with pytest.raises(UserError, match=f"image cpu lacks {package}"):
+    with pytest.raises(UserError, match=f"image cpu does not contain {package}"):
         check_files(
             composed("hardware=mi300x", "runtime=docker", "container=cpu", model, *overrides),
             all_lines=False,
         )
     for name in ("torchao", "bitsandbytes"):
-        monkeypatch.setitem(sys.modules, name, None)  # as where they are not installed
-    with pytest.raises(UserError, match=said):
+        monkeypatch.setitem(sys.modules, name, None)  # as if they were not installed
+    with pytest.raises(UserError, match=message):
         check_files(
             composed("hardware=h200", "topology=single", model, *overrides), all_lines=False
         )
@@ -300,8 +302,8 @@ def test_fp8_and_nf4_without_their_packages_are_refused(monkeypatch, overrides, 
     )
 
 
-def test_the_harness_in_a_container_sees_task_files_of_ones_own(tmp_path, monkeypatch):
-    """Named from where the command is typed."""
+def test_task_files_of_the_harness_are_mounted(tmp_path, monkeypatch):
+    """Their path is relative to the directory of the command."""
     (tmp_path / "tasks").mkdir()
     monkeypatch.chdir(tmp_path)
     overrides = (
@@ -310,19 +312,19 @@ def test_the_harness_in_a_container_sees_task_files_of_ones_own(tmp_path, monkey
     config, _ = prepare(
         composed("hardware=mi300x", *overrides, "+method.args.lm_eval_include=tasks")
     )
-    made = make_plan(config, host_with(8), RUN)
-    (spec,) = made.containers.values()
+    plan = make_plan(config, host_with(8), RUN)
+    (spec,) = plan.containers.values()
     assert [m.read_only for m in spec.mounts if m.source == str(tmp_path / "tasks")] == [True]
-    assert made.trainer_args["lm_eval_include"] == str(tmp_path / "tasks")
+    assert plan.trainer_args["lm_eval_include"] == str(tmp_path / "tasks")
 
 
-def test_data_model_and_own_code_are_mounted_read_only():
-    given = (
+def test_inputs_are_mounted_read_only():
+    arguments = (
         "hardware=cpu runtime=docker method=grpo data=jsonl data.path=/data/a.jsonl "
         "model.path=/models/mine"
     ).split()
     (spec,) = specs(
-        *given,
+        *arguments,
         "~method.rewards.reasoning_gym",
         "++method.rewards={mine.reward: 1}",
         "user_env.PYTHONPATH=/home/me/lib",
@@ -337,6 +339,6 @@ def test_data_model_and_own_code_are_mounted_read_only():
 @pytest.mark.parametrize(
     "path", ["/data.jsonl", "/proc/self/data.jsonl", "/sys/a/b.jsonl", "/opt/recipes/a.jsonl"]
 )
-def test_a_path_that_would_hide_the_system_is_refused(path):
+def test_a_mount_that_would_hide_the_system_is_rejected(path):
     with pytest.raises(UserError, match="cannot be mounted"):
         specs("hardware=cpu", "runtime=docker", "data=jsonl", f"data.path={path}")

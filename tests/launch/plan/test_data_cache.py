@@ -1,4 +1,4 @@
-"""What plans and reports say of rows, curricula and scaled learning rates."""
+"""Test the rows' statistics and the scaled learning rate in a plan, and the key of the cache."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ FIGURES = {
 
 
 @pytest.mark.parametrize(("how", "rate"), [("linear", 8e-5), ("sqrt", 4e-5), (None, 2e-5)])
-def test_the_learning_rate_follows_the_batch_and_the_plan_says_so(launch, how, rate):
-    """Four sequences a step, 2e-5 for one."""
-    given = [f"method.lr_scaling={how}", "method.lr_reference_batch=1"] if how else []
+def test_a_plan_shows_the_scaled_learning_rate(launch, how, rate):
+    """The rate is 2e-5 for one sequence per step; this run has four."""
+    overrides = [f"method.lr_scaling={how}", "method.lr_reference_batch=1"] if how else []
     plan = json.loads(
-        launch("hardware=cpu", "model=qwen3_0_6b", *given, "mode=plan", "format=json").out
+        launch("hardware=cpu", "model=qwen3_0_6b", *overrides, "mode=plan", "format=json").out
     )
     assert plan["trainer_args"]["learning_rate"] == pytest.approx(rate)
     words = f"method.lr_scaling={how}: learning_rate={rate:g}"
     assert any(words in line for line in plan["warnings"]) == bool(how)
 
 
-def test_a_plan_knows_the_rows_of_this_composition_and_of_no_other(launch, tmp_path):
+def test_a_plan_describes_only_the_rows_of_its_composition(launch, tmp_path):
     config = composed("hardware=cpu", f"run_root={tmp_path}")
-    place = data_cache.for_ranks(config, host_with(0))
-    json_files.write_json(tmp_path / ".cache/data/statistics" / f"{place['key']}.json", FIGURES)
-    said = launch("hardware=cpu", f"run_root={tmp_path}", "mode=plan").out
-    for words in ("100 rows, lengths 10 to 90 tokens, mean 50.0", "7 cut to 64 tokens"):
-        assert words in said
-    assert "97.7% of a batch's places hold a token, packed" in said
+    cache = data_cache.for_ranks(config, host_with(0))
+    json_files.write_json(tmp_path / ".cache/data/statistics" / f"{cache['key']}.json", FIGURES)
+    output = launch("hardware=cpu", f"run_root={tmp_path}", "mode=plan").out
+    for words in ("100 rows, lengths 10 to 90 tokens, mean 50.0", "7 rows truncated to 64 tokens"):
+        assert words in output
+    assert "97.7% of the tokens in a batch are not padding, packed" in output
     for other in ("data.limit=9", "method.args.max_length=32", "method=dpo"):
         page = launch("hardware=cpu", f"run_root={tmp_path}", "mode=plan", other).out
         assert "not prepared yet" in page
@@ -55,7 +55,7 @@ def test_a_plan_knows_the_rows_of_this_composition_and_of_no_other(launch, tmp_p
 def test_the_key_changes_with_files_and_tokenizer(tmp_path):
     file, model = tmp_path / "a.jsonl", tmp_path / "model"
     model.mkdir()
-    found = []
+    keys = []
     for path, content in (
         (file, "{}"),
         (file, "{} "),
@@ -63,17 +63,17 @@ def test_the_key_changes_with_files_and_tokenizer(tmp_path):
         (model / "chat_template.jinja", "b"),
     ):
         path.write_text(content)
-        found.append(
+        keys.append(
             data_cache.key(
                 composed("hardware=cpu", "data=jsonl", f"data.path={file}", f"model.path={model}")
             )
         )
-    assert len(set(found)) == 4
+    assert len(set(keys)) == 4
 
 
-def test_figures_are_of_the_code_that_makes_rows_and_tokens(tmp_path, monkeypatch):
+def test_the_key_changes_with_the_code_that_prepares_rows(tmp_path, monkeypatch):
     monkeypatch.setattr(data_cache, "RECIPES", tmp_path)
-    names, found = (
+    names, keys = (
         ("data/data_load.py", "data/tasks.py", "data/code_tasks.py", "models/model_build.py"),
         set(),
     )
@@ -82,5 +82,5 @@ def test_figures_are_of_the_code_that_makes_rows_and_tokens(tmp_path, monkeypatc
     for changed in (None, *names):
         for name in names:
             (tmp_path / name).write_text("new" if name == changed else "old")
-        found.add(tuple(data_cache._code.__wrapped__()))
-    assert len(found) == 5
+        keys.add(tuple(data_cache._code_hashes.__wrapped__()))
+    assert len(keys) == 5

@@ -1,4 +1,4 @@
-"""Test the plan of method=export: what it is given, and what it refuses before a rank starts."""
+"""Test the plan of method=export and the inputs that it rejects."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def source(tmp_path_factory) -> Path:
     return write_model(tmp_path_factory.mktemp("source"))
 
 
-def test_it_gets_no_gpu_and_the_converter():
+def test_an_export_gets_no_gpu_and_mounts_the_converter():
     converter = "/opt/llama.cpp/convert_hf_to_gguf.py"
     config = composed(
         *"hardware=mi300x method=export model.path=/models/m/it runtime=docker".split(),
@@ -32,17 +32,17 @@ def test_it_gets_no_gpu_and_the_converter():
     assert "/opt/llama.cpp" in [mount.source for mount in spec.mounts]
 
 
-# Evaluations by their record's composition, and what is said of them as results_from
+# (composition of the evaluation's record, message about it as results_from)
 EVALUATIONS = [
-    ({"model": {"path": "/another", "hub_id": None}}, "an evaluation of /another, not of"),
-    ({"model": {"name": "another"}}, "an evaluation of random weights, not of"),
+    ({"model": {"path": "/another", "hub_id": None}}, "evaluated /another, but"),
+    ({"model": {"name": "another"}}, "evaluated random weights, but"),
     ({"seed": 0}, "not a finished evaluation"),
     (None, "not a finished evaluation"),
 ]
 
 
 @pytest.fixture
-def refused(launch):
+def error_of(launch):
     def run(*overrides: str) -> str:
         done = launch("hardware=cpu", "method=export", *overrides, "mode=plan")
         assert (done.code, "Traceback" in done.err) == (2, False), done.out
@@ -52,45 +52,45 @@ def refused(launch):
 
 
 @pytest.mark.parametrize(("composition", "message"), EVALUATIONS)
-def test_results_of_another_model_are_refused(refused, tmp_path, source, composition, message):
+def test_results_of_another_model_are_rejected(error_of, tmp_path, source, composition, message):
     evaluation = tmp_path / "evaluation"
     evaluation.mkdir()
     if composition is not None:
         done = {"status": "done", "accuracy": 1.0}
         files_of(evaluation, result=done, record={"composition": composition})
-    assert message in refused(f"model.path={source}", f"method.args.results_from={evaluation}")
+    assert message in error_of(f"model.path={source}", f"method.args.results_from={evaluation}")
 
 
-def test_arguments_that_cannot_be_used_are_refused(refused, tmp_path, source, monkeypatch):
+def test_unusable_arguments_are_rejected(error_of, tmp_path, source, monkeypatch):
     monkeypatch.delenv("HF_TOKEN", raising=False)
     model = f"model.path={source}"
-    assert "Did you mean fp8" in refused(model, "method.args.weights=fp9")
-    assert "Did you mean gguf" in refused(model, "method.args.formats=[ggfu]")
-    assert "HF_TOKEN is not set in your shell" in refused(model, "method.args.push_to=me/model")
+    assert "Did you mean fp8" in error_of(model, "method.args.weights=fp9")
+    assert "Did you mean gguf" in error_of(model, "method.args.formats=[ggfu]")
+    assert "HF_TOKEN is not set in your shell" in error_of(model, "method.args.push_to=me/model")
     (tmp_path / "convert_hf_to_gguf.py").touch()
     converter = f"method.args.gguf_converter={tmp_path}/convert_hf_to_guf.py"
-    message = refused(model, "method.args.formats=[gguf]", converter)
+    message = error_of(model, "method.args.formats=[gguf]", converter)
     assert "no such file. Did you mean convert_hf_to_gguf.py" in message
 
 
-def test_directories_without_a_model_name_the_one_that_has_it(refused, tmp_path):
+def test_the_error_for_a_run_without_a_model_offers_others(error_of, tmp_path):
     unfinished = files_of(tmp_path / "unfinished", record={"status": "interrupted"})
-    assert "(its status: interrupted). Use: its command again" in refused(
+    assert "(status interrupted). Use: the command of that run again" in error_of(
         f"model.path={unfinished}"
     )
     newest = files_of(unfinished / "checkpoints/checkpoint-10", manifest={}, config={})
     files_of(unfinished / "checkpoints/checkpoint-9", manifest={}, config={})
-    assert f"or model.path={newest}" in refused(f"model.path={unfinished}")
+    assert f"or model.path={newest}" in error_of(f"model.path={unfinished}")
     done = files_of(tmp_path / "done", record={"status": "done"})
-    assert "Use: the run that trained it." in refused(f"model.path={done}")
+    assert "Use: model.path=<the run that trained the model>." in error_of(f"model.path={done}")
     adapter = files_of(tmp_path / "adapter", adapter_config={})
-    assert "is an adapter, not a model" in refused(f"model.path={adapter}")
+    assert "is an adapter, not a model" in error_of(f"model.path={adapter}")
     phases = {"one": "1_one", "two": "2_two"}
     chosen = {"raft": {"model": "2_two", "evaluation": "3_three", "last_evaluation": "3_three"}}
     pipeline = files_of(tmp_path / "chosen", record={"phases": phases, "chosen": chosen})
     for folder in phases.values():
         (pipeline / folder / "model").mkdir(parents=True)
-    message = refused(f"model.path={pipeline}")  # RAFT's own result first
+    message = error_of(f"model.path={pipeline}")  # RAFT's own result first
     assert f"Use: model.path={pipeline}/2_two or model.path={pipeline}/1_one." in message
 
 
@@ -104,12 +104,12 @@ def test_an_evaluation_of_the_same_directory_by_another_name(launch, tmp_path, s
         evaluation = files_of(
             tmp_path / "evaluation", result={"status": "done", "accuracy": 1.0}, record=record
         )
-        given = [f"model.path={exported}", f"method.args.results_from={evaluation}"]
-        done = launch("hardware=cpu", "method=export", *given, "mode=plan")
+        overrides = [f"model.path={exported}", f"method.args.results_from={evaluation}"]
+        done = launch("hardware=cpu", "method=export", *overrides, "mode=plan")
         assert done.code == 0, done.err
 
 
-def test_a_run_directory_means_its_model(launch, tmp_path, source):
+def test_a_run_directory_stands_for_its_model(launch, tmp_path, source):
     run = files_of(tmp_path / "run", record={"status": "done"})
     (run / "model").symlink_to(source)
     done = launch("hardware=cpu", "method=export", f"model.path={run}", "mode=plan", "format=json")

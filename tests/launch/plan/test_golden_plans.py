@@ -24,27 +24,27 @@ CASES += [(t, n) for t in ("ddp", "fsdp", "zero2", "zero3", "split") for n in (1
 
 @pytest.mark.parametrize(("topology", "gpus"), CASES)
 def test_processes(topology, gpus):
-    # Containers have golden files of their own (test_container.py).
+    # test_container.py has the golden files of containers.
     overrides = "hardware=mi300x method=grpo model=qwen3_4b name=golden runtime=local".split()
     config, warnings = prepare(
         composed(*overrides, f"topology={topology}", f"topology.num_gpus={gpus}")
     )
     plan = as_json(make_plan(config, host_with(8), Path("/runs/golden/1"), warnings))
-    kept = {key: plan[key] for key in ("topology", "processes", "trainer_args", "warnings")}
-    for process in kept["processes"]:
+    content = {key: plan[key] for key in ("topology", "processes", "trainer_args", "warnings")}
+    for process in content["processes"]:
         process["env"]["PYTHONPATH"] = process["env"]["PYTHONPATH"].replace(
             str(ROOT), "<repository>"
         )
         del process["env_reasons"]  # prose of conf/hardware: free to be reworded
     file = GOLDEN / f"{topology}_{gpus}.json"
     if os.environ.get("UPDATE_GOLDEN"):
-        file.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
-    assert kept == json.loads(file.read_text())
+        file.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n")
+    assert content == json.loads(file.read_text())
 
 
 @pytest.mark.parametrize(("hardware", "backend"), [("mi300x", "cuda:nccl,cpu:gloo"), ("cpu", None)])
-def test_gradients_that_fsdp_offloads_have_a_backend_on_the_host(hardware, backend):
-    """Without one, clipping finds no backend for the device type cpu (torch 2.11, two H200s)."""
+def test_fsdp_offloading_has_a_backend_for_the_cpu(hardware, backend):
+    """Otherwise clipping fails: no backend for the device type cpu (torch 2.11, two H200s)."""
     config, _ = prepare(
         composed(
             f"hardware={hardware}",

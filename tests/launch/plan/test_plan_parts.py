@@ -1,4 +1,4 @@
-"""Environment and speed of a plan, against arithmetic done here by hand."""
+"""Test the variables, masks and host checks of a plan."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def plan(*overrides: str, host=None):
     return make_plan(composed(*overrides), host or host_with(8), RUN)
 
 
-def test_variables_are_for_the_processes_they_are_meant_for():
+def test_each_process_gets_its_own_variables():
     server, trainers = plan("hardware=mi300x", "model=qwen3_4b", "method=grpo").processes
     assert "NCCL_MIN_NCHANNELS" not in server.env
     assert "VLLM_SERVER_DEV_MODE" in server.env
@@ -40,23 +40,23 @@ def test_variables_are_for_the_processes_they_are_meant_for():
     (["method=sft", "topology=ddp", "topology.num_gpus=2"], {"trainers"}),
     (["method=sft", "topology=single"], set()),
 ])  # fmt: skip
-def test_every_rank_of_a_communicator_between_radeons_copies_without_p2p(overrides, guarded):
+def test_radeons_communicate_without_p2p(overrides, guarded):
     radeons = ("hardware=rx7900xtx", "model=qwen3_0_6b", "hardware.gpus_per_node=4")
     env = {process.name: process.env for process in plan(*radeons, *overrides).processes}
     assert {name for name in env if env[name].get("NCCL_P2P_DISABLE") == "1"} == guarded
 
 
-def test_a_users_own_value_wins_and_is_shown():
+def test_a_value_of_the_user_takes_precedence():
     shell = host_with(8, NCCL_MIN_NCHANNELS="32", OMP_NUM_THREADS="3")
     (process,) = plan("hardware=mi300x", "topology=ddp", host=shell).processes
     assert process.env["NCCL_MIN_NCHANNELS"] == "32"
     origins = {setting.name: setting.origin for setting in process.settings}
     assert origins["NCCL_MIN_NCHANNELS"] == origins["OMP_NUM_THREADS"] == "yours"
-    given = ("hardware=mi300x", "topology=ddp", "user_env.NCCL_MIN_NCHANNELS=16")
-    assert plan(*given, host=shell).processes[0].env["NCCL_MIN_NCHANNELS"] == "16"
+    overrides = ("hardware=mi300x", "topology=ddp", "user_env.NCCL_MIN_NCHANNELS=16")
+    assert plan(*overrides, host=shell).processes[0].env["NCCL_MIN_NCHANNELS"] == "16"
 
 
-def test_the_ranks_path_is_ours_then_the_users_and_a_rewards_folder_last():
+def test_order_of_the_python_path():
     own_reward = (
         "method=grpo",
         "++method.rewards={json.loads: 1.0}",
@@ -68,7 +68,7 @@ def test_the_ranks_path_is_ours_then_the_users_and_a_rewards_folder_last():
 
 
 def test_a_split_of_one_gpu_sends_weights_over_gloo():
-    """Its server finds the plugin, and nothing that would have vLLM think it were on a CPU."""
+    """The server finds the plugin, but not the module that replaces vLLM on a CPU."""
     one, two = (
         next(
             p
@@ -79,33 +79,33 @@ def test_a_split_of_one_gpu_sends_weights_over_gloo():
         )
         for gpus in (1, 2)
     )
-    sent = [
+    backends = [
         json.loads(server.argv[server.argv.index("--weight-transfer-config") + 1])["backend"]
         for server in (one, two)
     ]
-    assert sent == ["gloo", "nccl"]
+    assert backends == ["gloo", "nccl"]
     (_, ours) = one.env["PYTHONPATH"].split(":")
-    (found,) = importlib.metadata.distributions(path=[ours])
-    (plugin,) = found.entry_points
+    (distribution,) = importlib.metadata.distributions(path=[ours])
+    (plugin,) = distribution.entry_points
     assert (plugin.group, plugin.name) == ("vllm.general_plugins", "gloo_weights")
     module, _, function = plugin.value.partition(":")
     assert f"def {function}(" in (process_env.ROOT / f"{module.replace('.', '/')}.py").read_text()
     assert two.env["PYTHONPATH"] == str(process_env.ROOT)
 
 
-@pytest.mark.parametrize(("environ", "said"), [
-    ({"ROCR_VISIBLE_DEVICES": "0"}, "Unset it"),
-    ({"HIP_VISIBLE_DEVICES": "0,0"}, "named twice"),
+@pytest.mark.parametrize(("environ", "message"), [
+    ({"ROCR_VISIBLE_DEVICES": "0"}, "unset ROCR"),
+    ({"HIP_VISIBLE_DEVICES": "0,0"}, "contains a GPU twice"),
     ({"HIP_VISIBLE_DEVICES": "0"}, "needs 8"),
-    ({"HIP_VISIBLE_DEVICES": "GPU-abc"}, "indices are needed"),
+    ({"HIP_VISIBLE_DEVICES": "GPU-abc"}, "expected indices"),
 ])  # fmt: skip
-def test_masks_that_contradict(environ, said):
-    with pytest.raises(HostError, match=said):
+def test_conflicting_masks_are_rejected(environ, message):
+    with pytest.raises(HostError, match=message):
         placement.visible_gpus(composed("hardware=mi300x"), host_with(8, **environ), 8)
 
 
 @pytest.mark.parametrize(
-    ("overrides", "gpus", "said"),
+    ("overrides", "gpus", "message"),
     [
         (["hardware=mi300x", "topology=single"], 0, "1 amd GPU"),
         (["hardware=h200", "topology=single"], 8, "1 nvidia GPU"),
@@ -122,9 +122,9 @@ def test_masks_that_contradict(environ, said):
         (["hardware=rx9070xt", "model=qwen3_32b"], 8, "[0-9.]+ missing"),
     ],
 )
-def test_a_host_that_cannot_run_it(overrides, gpus, said):
+def test_a_host_that_cannot_run_the_plan(overrides, gpus, message):
     host = host_with(gpus)
-    with pytest.raises(HostError, match=said) as raised:
+    with pytest.raises(HostError, match=message) as raised:
         check_host(plan(*overrides, host=host), host)
     assert raised.value.exit_code == 3
 
@@ -134,8 +134,8 @@ def test_a_host_that_cannot_run_it(overrides, gpus, said):
     ("strix_halo", "HSA_ENABLE_DEBUG", "CUDA_LAUNCH_BLOCKING"),
     ("h200", "CUDA_LAUNCH_BLOCKING", "AMD_SERIALIZE_KERNEL"),
 ])  # fmt: skip
-def test_a_fault_names_its_kernel(hardware, ours, other):
+def test_variables_that_reveal_a_faulting_kernel(hardware, ours, other):
     config = composed(f"hardware={hardware}", "topology=single", "debug=memory_fault")
-    found = {s.name: s for s in process_env.settings(config, host_with(1), "trainer", [0], RUN)}
-    assert found[ours].reason.startswith("debug=memory_fault: ")
-    assert other not in found
+    settings = {s.name: s for s in process_env.settings(config, host_with(1), "trainer", [0], RUN)}
+    assert settings[ours].reason.startswith("debug=memory_fault: ")
+    assert other not in settings

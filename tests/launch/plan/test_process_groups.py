@@ -1,4 +1,4 @@
-"""profile=rocprof: the commands, and a rank under a program that stands for rocprofv3."""
+"""Test the commands of profile=rocprof."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def plan_of(run_dir, *overrides: str):
     ("compute", "rocprof-compute profile --name run --path {profile}/rocprof-compute"),
     ("sys", "rocprof-sys-sample --trace --output {profile} rank%env{RANK}%"),
 ])  # fmt: skip
-def test_the_plan_shows_the_profiler_around_the_rank(tmp_path, program, expected):
+def test_the_profiler_wraps_each_rank(tmp_path, program, expected):
     [process] = plan_of(tmp_path, f"rocprof={program}").processes
     begin = process.argv.index("--no-python") + 1
     wrapped = [word.replace("{profile}", str(tmp_path / "profile")) for word in expected.split()]

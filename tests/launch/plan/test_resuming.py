@@ -1,7 +1,4 @@
-"""resume=<run directory> on other ranks.
-
-Which differences another place makes, and what a checkpoint or the batch forbids.
-"""
+"""Test which runs resume=<run directory> can resume on other ranks, and the errors for others."""
 
 from __future__ import annotations
 
@@ -30,15 +27,15 @@ HALF = ["topology.num_gpus=4", "method.args.gradient_accumulation_steps=2"]
 GRPO = [*EIGHT, "method=grpo", "method.args.num_generations=8", "effective_batch=64"]
 
 
-def stopped(folder: Path, *overrides: str) -> Path:
-    """Make the run directory of a run that stopped, with the parts of its record that matter."""
+def stop_run(folder: Path, *overrides: str) -> Path:
+    """Make the directory of a stopped run, with the fields of its record that resuming reads."""
     config, _ = prepare(composed(*overrides))
     leave_record(folder, config, "failed")
     return folder
 
 
-def begun(folder: Path, *overrides: str) -> dict:
-    """Its whole record, as its launcher leaves it."""
+def begin_run(folder: Path, *overrides: str) -> dict:
+    """Write the complete record of a run that begins, as the launcher does, and return it."""
     config, _ = prepare(composed(*overrides))
     host = host_with(8)
     plan = make_plan(config, host, folder, request=Request(overrides))
@@ -46,33 +43,33 @@ def begun(folder: Path, *overrides: str) -> dict:
     return json_files.read_json(folder / "record.json")
 
 
-def resumed(folder: Path, *overrides: str) -> list[str]:
-    """Return what the plan says."""
+def resume(folder: Path, *overrides: str) -> list[str]:
+    """Return the plan's notes about the resumed run."""
     config, _ = prepare(composed(*overrides, f"resume={folder}"))
     assert rundir.choose(config) == (folder, True)
-    return rundir.moved(config, folder)
+    return rundir.changed_rank_notes(config, folder)
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "said"),
+    ("before", "now", "message"),
     [
-        (DDP, [*EIGHT, "topology=ddp", "topology.num_gpus=4", "effective_batch=64"], "ddp of 8 rank(s) before, topology=ddp of 4 rank(s)"),
-        (DDP, [*EIGHT, "topology=single", "effective_batch=64"], "topology=single of 1 rank(s) now: the same sequences per step"),
-        ([*EIGHT, "topology=fsdp"], [*EIGHT, "topology=fsdp", *HALF], "sums round"),
+        (DDP, [*EIGHT, "topology=ddp", "topology.num_gpus=4", "effective_batch=64"], "ddp with 8 rank(s) before, topology=ddp with 4 rank(s)"),
+        (DDP, [*EIGHT, "topology=single", "effective_batch=64"], "topology=single with 1 rank(s) now. The order of rows"),
+        ([*EIGHT, "topology=fsdp"], [*EIGHT, "topology=fsdp", *HALF], "Sums round"),
         (
             [*DDP, "runtime.slurm.nodes=2", "runtime=slurm", "runtime.slurm.interface=ib0"][1:] + ["hardware=mi300x"],
             [*EIGHT, "topology=ddp", "effective_batch=128"],
-            "of 16 rank(s) before",
+            "with 16 rank(s) before",
         ),
-        ([*GRPO, "topology=ddp"], [*GRPO, "topology=ddp", "topology.num_gpus=4"], "completions are sampled again"),
-        ([*EIGHT[:3], "method=evaluate"], [*EIGHT[:3], "method=evaluate", "topology=single"], "finished batches stay"),
+        ([*GRPO, "topology=ddp"], [*GRPO, "topology=ddp", "topology.num_gpus=4"], "Completions are sampled again"),
+        ([*EIGHT[:3], "method=evaluate"], [*EIGHT[:3], "method=evaluate", "topology=single"], "Finished batches are reused"),
         (DDP, DDP, None),
     ],
 )  # fmt: skip
-def test_a_run_that_goes_on_elsewhere(tmp_path, before, now, said):
-    found = resumed(stopped(tmp_path, *before), *now)
-    assert len(found) == (said is not None)
-    assert said is None or said in found[0]
+def test_a_run_resumes_on_other_ranks(tmp_path, before, now, message):
+    notes = resume(stop_run(tmp_path, *before), *now)
+    assert len(notes) == (message is not None)
+    assert message is None or message in notes[0]
 
 
 @pytest.mark.parametrize(
@@ -80,11 +77,11 @@ def test_a_run_that_goes_on_elsewhere(tmp_path, before, now, said):
     [
         (DDP, [*DDP, "seed=7", "topology.num_gpus=4"], ["another composition", "seed: 0 -> 7"]),
         (DDP, [*EIGHT, "topology=ddp", "topology.num_gpus=4"],
-         ["a step took 64 sequences (8 rank(s) x 4 x accumulation 2) and would take", "Use: effective_batch=64"]),
-        (DDP, [*EIGHT, "topology=fsdp", "effective_batch=64"], ["format of transformers, which", "Use: topology=ddp;"]),
-        ([*EIGHT, "topology=fsdp"], [*EIGHT, "topology=single", "effective_batch=32"], ["format of FSDP2, which", "Use: topology=fsdp;"]),
-        (ZERO, [*EIGHT, "topology=zero3"], ["format of ZeRO-2", "Use: topology=zero2;"]),
-        (ZERO, [*ZERO, *HALF], ["of 8 rank(s) before", "optimizer's state", "topology=zero2 topology.num_gpus=8", "ddp or fsdp"]),
+         ["a step had 64 sequences (8 rank(s) x 4 x accumulation 2) and would have", "Use: effective_batch=64"]),
+        (DDP, [*EIGHT, "topology=fsdp", "effective_batch=64"], ["cannot read checkpoints of transformers. ", "Use: topology=ddp;"]),
+        ([*EIGHT, "topology=fsdp"], [*EIGHT, "topology=single", "effective_batch=32"], ["cannot read checkpoints of FSDP2. ", "Use: topology=fsdp;"]),
+        (ZERO, [*EIGHT, "topology=zero3"], ["cannot read checkpoints of ZeRO-2. ", "Use: topology=zero2;"]),
+        (ZERO, [*ZERO, *HALF], ["with 8 rank(s) before", "optimizer's state", "topology=zero2 topology.num_gpus=8", "topology=fsdp can resume"]),
         ([*GRPO, "topology=split", "topology.num_gpus=5"], [*GRPO, "topology=ddp"], ["another composition", "topology.servers: 1 -> 0"]),
         ([*GRPO, "topology=colocate"], [*GRPO, "topology=single"],
          ["another engine would generate", "topology=colocate topology.num_gpus=1"]),
@@ -95,21 +92,21 @@ def test_a_run_that_goes_on_elsewhere(tmp_path, before, now, said):
          ["curriculum=adaptive", "per_device_train_batch_size=4 on 8 rank(s)"]),
         (["hardware=mi350x", "runtime=local", "method=tune/batch", "model=qwen3_4b", "topology=ddp"],
          ["hardware=mi350x", "runtime=local", "method=tune/batch", "model=qwen3_4b", "topology=ddp", "topology.num_gpus=4"],
-         ["only a training, an evaluation", "topology=ddp topology.num_gpus=8"]),
+         ["only training, evaluation", "topology=ddp topology.num_gpus=8"]),
     ],
 )  # fmt: skip
-def test_what_cannot_go_on_is_refused_with_what_to_give(tmp_path, before, now, words):
+def test_a_run_that_cannot_resume_is_rejected_with_a_remedy(tmp_path, before, now, words):
     with pytest.raises(UserError) as raised:
-        resumed(stopped(tmp_path, *before), *now)
-    said = str(raised.value)
-    assert said.startswith(f"resume={tmp_path}: ")
-    assert [word for word in words if word not in said] == []
-    assert "resume=never" in said or "another composition" in said
+        resume(stop_run(tmp_path, *before), *now)
+    message = str(raised.value)
+    assert message.startswith(f"resume={tmp_path}: ")
+    assert [word for word in words if word not in message] == []
+    assert "resume=never" in message or "another composition" in message
 
 
-def test_auto_goes_on_with_the_same_composition_only(tmp_path):
+def test_auto_resumes_only_the_same_composition(tmp_path):
     home = f"run_root={tmp_path}"
-    stopped(tmp_path / "sft-qwen3_4b-mi300x/1", *DDP)
+    stop_run(tmp_path / "sft-qwen3_4b-mi300x/1", *DDP)
     assert rundir.choose(prepare(composed(*DDP, home))[0])[1] is True
     assert (
         rundir.choose(
@@ -121,15 +118,15 @@ def test_auto_goes_on_with_the_same_composition_only(tmp_path):
     )
 
 
-def test_the_record_keeps_what_the_run_was_before(tmp_path, capsys, monkeypatch):
+def test_the_record_keeps_earlier_parts_of_the_run(tmp_path, capsys, monkeypatch):
     for _ in range(2):
-        assert begun(tmp_path, *DDP)["earlier"] == []
+        assert begin_run(tmp_path, *DDP)["earlier"] == []
     for _ in range(2):
-        kept = begun(tmp_path, *EIGHT, "topology=single", "effective_batch=64")
-    assert [before["overrides"] for before in kept["earlier"]] == [DDP]
-    assert sealed.faults(kept) == []
-    assert resuming.recorded_config(kept["composition"]).topology.name == "single"
+        latest = begin_run(tmp_path, *EIGHT, "topology=single", "effective_batch=64")
+    assert [before["overrides"] for before in latest["earlier"]] == [DDP]
+    assert sealed.faults(latest) == []
+    assert resuming.recorded_config(latest["composition"]).topology.name == "single"
     monkeypatch.setattr(reproduce, "check_host", lambda plan, host: reproduce.sys.exit(0))
     with pytest.raises(SystemExit):
-        reproduce.reproduce_one(tmp_path, {**kept, "status": "done"}, [])
+        reproduce.reproduce_one(tmp_path, {**latest, "status": "done"}, [])
     assert "a part of it ran on other ranks (hardware=mi300x" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""launch/plan/tuned.py: a tuning's recipe, its planned candidates, its experiment."""
+"""Test a tuning's recipe, its planned candidates and its experiment file."""
 
 from __future__ import annotations
 
@@ -21,26 +21,29 @@ def plan(*overrides, host=None):
     return make_plan(config, host or host_with(8), RUN, warnings)
 
 
-def test_every_candidate_is_planned_and_the_recipe_as_it_stands_is_one():
-    found = plan(
+def test_every_candidate_is_planned_including_the_current_recipe():
+    tuning = plan(
         *BATCH,
         "method.args.max_length=4096",
         "method.args.batches=[1,64,128]",
         "method.args.checkpointing=[true]",
     )
-    planned = {one["args"]["per_device_train_batch_size"]: one for one in found.tuned["planned"]}
+    planned = {
+        candidate["args"]["per_device_train_batch_size"]: candidate
+        for candidate in tuning.tuned["planned"]
+    }
     assert sorted(planned) == [1, 4, 64, 128]  # 4: conf/method/sft.yaml
     assert [planned[size]["fits"] for size in sorted(planned)] == [True, True, True, False]
     assert planned[1]["planned_gb"] < planned[64]["planned_gb"] < planned[64]["capacity_gb"]
 
 
-def test_candidates_keep_the_effective_batch():
+def test_candidates_have_the_same_effective_batch():
     overrides = (
         "effective_batch=16",
         "method.args.batches=[4,8,32]",
         "method.args.checkpointing=[true]",
     )
-    args = [one["args"] for one in plan(*BATCH, *overrides).tuned["planned"]]
+    args = [candidate["args"] for candidate in plan(*BATCH, *overrides).tuned["planned"]]
     assert [(a["per_device_train_batch_size"], a["gradient_accumulation_steps"]) for a in args] == [
         (4, 4),
         (8, 2),
@@ -48,11 +51,11 @@ def test_candidates_keep_the_effective_batch():
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "message"),
     [
         (["method.args.recipe=sfd"], "no such recipe. Did you mean sft?"),
         (["method.args.recipe=tune/batch"], "no such recipe"),
-        (["method.args.recipe=evaluate"], "measures training steps. Use: sft"),
+        (["method.args.recipe=evaluate"], "measures training steps. Use: method.args.recipe=sft"),
         (["method.args.max_lenght=3"], "Did you mean max_length"),
         (["adapter=none", "precision=nf4"], "4-bit weights take no gradients"),
         (
@@ -69,12 +72,12 @@ def test_candidates_keep_the_effective_batch():
         (["method.args.checkpointing=[]"], "nothing would be measured"),
     ],
 )
-def test_a_recipe_that_would_be_refused_is_refused_here(overrides, said):
-    with pytest.raises(UserError, match=said.replace(".", r"\.")):
+def test_a_recipe_that_breaks_a_rule_is_rejected(overrides, message):
+    with pytest.raises(UserError, match=message.replace(".", r"\.")):
         plan(*BATCH[:3], *overrides)
 
 
-def test_an_experiment_holds_what_differs_from_its_groups_only():
+def test_an_experiment_has_only_values_that_differ_from_its_groups():
     config = composed(
         *BATCH,
         "model.init=random",
@@ -83,17 +86,17 @@ def test_an_experiment_holds_what_differs_from_its_groups_only():
         "effective_batch=16",
         "method.args.max_length=2048",
     )
-    found = tuned.experiment(prepare(config)[0], [])
-    assert found["groups"]["method"] == "sft"
-    assert found["values"]["model"] == {"init": "random"}
-    assert (found["values"]["seed"], found["values"]["user_env"]) == (3, {"A_B": "1"})
-    assert found["values"]["method"] == {
+    content = tuned.experiment(prepare(config)[0], [])
+    assert content["groups"]["method"] == "sft"
+    assert content["values"]["model"] == {"init": "random"}
+    assert (content["values"]["seed"], content["values"]["user_env"]) == (3, {"A_B": "1"})
+    assert content["values"]["method"] == {
         "args": {"gradient_accumulation_steps": 4, "max_length": 2048}
     }
 
 
 @pytest.mark.parametrize("hardware", ["cpu", "mi350x"])
-def test_a_smoke_runs_benchmark_has_its_own_sizes_and_can_be_started_where_it_ran(hardware):
+def test_the_experiment_of_a_smoke_run_has_the_original_sizes(hardware):
     overrides = [f"hardware={hardware}", "method=tune/rccl", "smoke=true"]
     values = tuned.experiment(prepare(composed(*overrides))[0], overrides)["values"]
     assert values["method"]["args"] == {
@@ -106,7 +109,7 @@ def test_a_smoke_runs_benchmark_has_its_own_sizes_and_can_be_started_where_it_ra
     assert values.get("smoke", False) == (hardware == "cpu")
 
 
-def test_tuned_products_are_seen_by_a_container_and_must_be_there(tmp_path):
+def test_the_file_of_tunableop_is_mounted_and_must_exist(tmp_path):
     file = tmp_path / "key" / "tunableop.csv"
     used = (
         "hardware=mi300x",
@@ -114,7 +117,7 @@ def test_tuned_products_are_seen_by_a_container_and_must_be_there(tmp_path):
         "user_env.PYTORCH_TUNABLEOP_TUNING=0",
         f"user_env.PYTORCH_TUNABLEOP_FILENAME={file}",
     )
-    with pytest.raises(UserError, match=r"there is no .*tunableop0\.csv"):
+    with pytest.raises(UserError, match=r"tunableop0\.csv does not exist"):
         check_files(composed(*used), all_lines=False)
     file.parent.mkdir()
     file.with_name("tunableop0.csv").touch()

@@ -1,4 +1,4 @@
-"""Test reports of evaluations, and which of them are compared."""
+"""Test the report of an evaluation, and which evaluations are compared."""
 
 import json
 
@@ -21,13 +21,13 @@ def a_run(folder, right: list[int], sha: str = "s", per_problem: int = 1):
     return read(folder, folder.name)
 
 
-def test_reports_compare_evaluations_of_the_same_problems_only(tmp_path):
+def test_only_evaluations_of_the_same_problems_are_compared(tmp_path):
     first, second = (
         a_run(tmp_path / "A", [0] * 6 + [1]),
         a_run(tmp_path / "B", [4] * 7, per_problem=4),
     )
-    table, refused = evaluations.compared(
-        evaluations.with_first([first, second, a_run(tmp_path / "C", [1] * 7, sha="other")])
+    table, note = evaluations.comparisons(
+        evaluations.pairs_with_first([first, second, a_run(tmp_path / "C", [1] * 7, sha="other")])
     )
     assert [cell.text for cell in table.rows[0]] == [
         "A to B",
@@ -37,8 +37,8 @@ def test_reports_compare_evaluations_of_the_same_problems_only(tmp_path):
         "0.031",
     ]
     assert table.rows[0][-1].mark == "good"
-    assert "A and C have different problems" in refused.text
-    assert evaluations.with_first([first]) == []
+    assert "A and C have different problems" in note.text
+    assert evaluations.pairs_with_first([first]) == []
 
 
 def test_a_report_of_an_evaluation(tmp_path):

@@ -1,4 +1,4 @@
-"""Test the comparison of two evaluations against values worked out by hand."""
+"""Test the comparison of two evaluations against values computed by hand."""
 
 import itertools
 import math
@@ -10,7 +10,7 @@ from launch.reports import paired
 Z = 1.959963984540054  # two-sided 95% of the normal distribution
 
 
-def test_the_sign_flip_test_counts_all_signs_and_is_mcnemars():
+def test_the_sign_flip_test_equals_enumeration_and_mcnemar():
     for differences in ([3, -1, 2, 2, 0, -4, 5], [1, 1], [0, 0], [], [7]):
         observed = abs(sum(differences))
         flips = itertools.product((1, -1), repeat=len(differences))
@@ -48,7 +48,7 @@ def test_two_evaluations_compared():
     (1, 0, 0, 1 / 3 - Z * math.sqrt(8 / 27), 1.0),  # 2/3 and 1/3
     (130, 25, 345, 0.163793, 0.254534),  # 105/502 -+ 1.96 sqrt((157/502 - (105/502)^2) / 502)
 ])  # fmt: skip
-def test_problems_that_change_alike_leave_an_interval(better, worse, same, low, high):
+def test_problems_that_all_change_alike_have_an_interval(better, worse, same, low, high):
     compared = paired.compare(
         [(0, 1)] * better + [(1, 1)] * (worse + same),
         [(1, 1)] * better + [(0, 1)] * worse + [(1, 1)] * same,

@@ -1,4 +1,4 @@
-"""launch/report.py: the content of pages of run directories in any state."""
+"""Test the pages of launch/report.py for runs in any state, comparisons, pipelines and sweeps."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def test_a_run_that_is_done(tmp_path, capsys):
     )
     assert report.main([str(folder)]) == 0
     assert f"The report is in {folder / 'report.html'}" in capsys.readouterr().out
-    seen = made(folder)
+    outline = made(folder)
     predicted = json_files.read_json(folder / "plan.json")["speed"]["step_s"]
-    for wanted in (
+    for words in (
         "status done exit code 0",
         "loss 0.8889 from 8",
         "python launch/run.py method.args.max_steps=9",
@@ -47,15 +47,15 @@ def test_a_run_that_is_done(tmp_path, capsys):
         "none: runtime=local",
         "Speed, predicted and measured",
         f"seconds per step {predicted:.4g} 2 {2 / predicted:.1%}",
-        "Over the whole run, its first steps included: 950 tokens/s",
+        "The mean of all steps is 950 tokens/s",
         "8 → 0.8889 (lowest 0.8889, highest 8)",
         "trainers weights 0.004",
         "reproduce.py",
     ):
-        assert wanted in seen.text, wanted
+        assert words in outline.text, words
 
 
-def test_lines_that_are_no_metrics_are_named_skipped_and_counted(tmp_path):
+def test_invalid_lines_of_metrics_are_skipped_and_listed(tmp_path):
     bad = ['{"step": 4, "lo', "[1]", '"x"', '{"loss": 1}', "", "{" * 3, '{"step": true}']
     folder = log(
         a_run(tmp_path / "r"),
@@ -66,10 +66,10 @@ def test_lines_that_are_no_metrics_are_named_skipped_and_counted(tmp_path):
     )
     with (folder / "metrics.jsonl").open("ab") as file:
         file.write(b'{"step": 7, "x": "\xff"}\n{"step": 8')
-    found = read_metrics(folder / "metrics.jsonl")
-    assert [row["step"] for row in found.rows] == [1, 2, 3, 5, 6]
-    assert found.points("loss")[0] == [1, 2, 3]
-    assert [fault.partition(":")[0] for fault in found.faults] == [
+    metrics = read_metrics(folder / "metrics.jsonl")
+    assert [row["step"] for row in metrics.rows] == [1, 2, 3, 5, 6]
+    assert metrics.points("loss")[0] == [1, 2, 3]
+    assert [fault.partition(":")[0] for fault in metrics.faults] == [
         f"line {n}" for n in (4, 5, 6, 7, 8, 9, 10, 13, 14)
     ]
     text = made(folder).text
@@ -77,7 +77,7 @@ def test_lines_that_are_no_metrics_are_named_skipped_and_counted(tmp_path):
     assert "and 4 more." in text
 
 
-def test_a_line_that_is_being_written_is_no_fault(tmp_path):
+def test_an_incomplete_last_line_of_a_running_run_is_not_a_fault(tmp_path):
     folder = log(a_run(tmp_path / "r", exit_code=None), *steps(2))
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 3, "lo')
@@ -89,11 +89,11 @@ def test_a_line_that_is_being_written_is_no_fault(tmp_path):
     assert "steps 2 of 2" in text
     assert read(folder).status == "lost"
     text = made(folder).text
-    assert "no launcher on this machine holds it" in text
+    assert "no launcher on this machine executes it" in text
     assert "1 of 3 lines skipped: line 3" in text
 
 
-def test_a_crash_shows_the_last_words_of_the_rank_that_failed(tmp_path):
+def test_a_crash_shows_the_log_of_the_failed_rank(tmp_path):
     folder = a_run(tmp_path / "r", exit_code=4, error="torch.OutOfMemoryError: HIP out of memory")
     (folder / "logs/trainers.log").write_text("".join(f"line {n}\n" for n in range(90)))
     (folder / "logs/rank1.log").write_text(
@@ -116,9 +116,9 @@ def test_a_crash_shows_the_last_words_of_the_rank_that_failed(tmp_path):
     assert "line 69 " not in text
 
 
-def test_a_benchmark_beside_what_was_published(tmp_path):
+def test_a_benchmark_next_to_published_figures(tmp_path):
     text = made(a_benchmark(tmp_path / "b")).text
-    for wanted in (
+    for words in (
         "gemm on some GPU",
         "16384 8192 1280 bf16 1,011.0 1,104 somebody, 2024-12-22 0.92",
         "fp8: this GPU has none",
@@ -127,7 +127,7 @@ def test_a_benchmark_beside_what_was_published(tmp_path):
         "Below its gate. Exit code 4.",
         "One sentence.",
     ):
-        assert wanted in text, wanted
+        assert words in text, words
 
 
 TRAINERS = ("training", "generation", "weight sync", "rewards", "waiting")
@@ -145,7 +145,7 @@ def test_a_step_of_grpo_and_its_server(tmp_path):
     server = {"generation": "1.2 60.0%", "weight sync": "0.1 5.0%", "idle": "0.7 35.0%"}
     server_parts = {("generation server", name): value for name, value in server.items()}
     assert parts_of_a_step(folder) == trainers | server_parts
-    assert "0.8 s of generation pass" in made(folder).text
+    assert "0.8 s of generation overlap with training" in made(folder).text
 
 
 def test_telemetry_profile_targets_and_energy(tmp_path):
@@ -173,9 +173,9 @@ def test_telemetry_profile_targets_and_energy(tmp_path):
     ]
     json_files.write_json(folder / "profile/fp32_modules.json", {"modules": modules, "share": 0.03})
     text = made(folder).text
-    for wanted in (
+    for words in (
         "reward 0.9 0.6 150.0% a table",
-        "accuracy not reached 1 another",
+        "accuracy not measured 1 another",
         "energy 0.25 kWh per million tokens",
         "Power W",
         "600 → 600 W",
@@ -183,17 +183,17 @@ def test_telemetry_profile_targets_and_energy(tmp_path):
         "80 → 80 %",
         "gemm 12 0.3 25.0%",
         "Modules that compute in fp32, 3.0% of the time",
-        "Communication hidden behind them: 2.0%",
+        "Communication that overlaps with computation: 2.0%",
         "idle 40.0%",
     ):
-        assert wanted in text, wanted
+        assert words in text, words
 
 
-def test_several_runs_differences_first(tmp_path):
+def test_several_runs_begin_with_their_differences(tmp_path):
     a = log(a_run(tmp_path / "runs/a", "method.args.learning_rate=1e-3"), *steps(4))
     b = log(a_run(tmp_path / "runs/b", "seed=7"), *steps(6))
-    seen = made(a, b)
-    text = seen.text
+    outline = made(a, b)
+    text = outline.text
     parts = ("Differences in configuration", "Curves Loss", "Results run status")
     assert sorted(parts, key=text.index) == list(parts)
     assert "seed 0 7" in text
@@ -204,8 +204,8 @@ def test_several_runs_differences_first(tmp_path):
     assert report.parse([str(a), str(b)]).output == tmp_path / "runs/report.html"
 
 
-def test_runs_of_several_methods_are_compared_within_each(tmp_path):
-    """Across methods nearly every key differs, and says nothing."""
+def test_runs_are_compared_within_each_method(tmp_path):
+    """Nearly every key differs between methods, so such a comparison would be useless."""
     runs = {"a": ["seed=1"], "b": ["seed=2"], "c": ["method=grpo"], "d": ["method=evaluate"]}
     runs |= {"e": ["method=evaluate", "method.args.batch_size=7"], "f": ["method=dpo"]}
     folders = {
@@ -264,7 +264,7 @@ def test_a_grid(tmp_path):
     assert HOSTILE in text
 
 
-def test_importance_of_a_search_is_optunas(tmp_path):
+def test_the_importance_of_a_search_is_from_optuna(tmp_path):
     config = composed("hardware=cpu", "sweep=batch").sweep
     search = Search(config, 0)
     for _ in range(12):
@@ -277,6 +277,6 @@ def test_importance_of_a_search_is_optunas(tmp_path):
     shares = importances(json_files.read_json(folder / "sweep.json"))
     assert shares["learning_rate"] > 0.5
     assert sum(shares.values()) == pytest.approx(1)
-    assert "PED-ANOVA (Optuna) over 12 trials" in made(folder).text
+    assert "PED-ANOVA over 12 finished trials" in made(folder).text
     change(folder / "sweep.json", trials=rows[:5])
-    assert "5 trials are done, and a search needs 10" in made(folder).text
+    assert "5 trials are finished, and a search needs 10" in made(folder).text

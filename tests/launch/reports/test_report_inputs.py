@@ -1,4 +1,4 @@
-"""launch/report.py: hostile strings, odd values, large runs, wrong arguments, visible colours."""
+"""Test launch/report.py with hostile strings, values of any type, large runs and bad arguments."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def test_hostile_strings_are_text(tmp_path):
     assert HOSTILE in made(folder).text
 
 
-def test_a_page_of_nothing_but_a_config(tmp_path):
+def test_a_page_of_a_config_alone(tmp_path):
     folder = tmp_path / "r"
     json_files.write_text(folder / "config.yaml", "method: {name: sft}\n")
-    assert "There is no record of how it ended." in made(folder).text
+    assert "There is no record of how the run ended." in made(folder).text
     json_files.write_text(folder / "config.yaml", "a: [")
     json_files.write_text(folder / "record.json", "{")
     json_files.write_json(folder / "plan.json", {"processes": 3, "warnings": ["w"]})
@@ -52,7 +52,7 @@ def test_a_page_of_nothing_but_a_config(tmp_path):
 
 @pytest.mark.parametrize("odd", [None, "x", [[1]], {"a": {"b": [1]}}])
 @pytest.mark.parametrize("name", ["record", "plan", "result"])
-def test_values_of_any_type_give_a_page(tmp_path, name, odd):
+def test_values_of_any_type_are_rendered(tmp_path, name, odd):
     folder = log(a_benchmark(tmp_path / "b"), *steps(3))
     file = folder / f"{name}.json"
     content = json_files.read_json(file)
@@ -68,7 +68,7 @@ def test_values_of_any_type_give_a_page(tmp_path, name, odd):
     assert html_page.render(report.build(report.parse([str(folder)])))
 
 
-def test_many_lines(tmp_path):
+def test_many_lines_keep_the_page_small(tmp_path):
     folder = a_run(tmp_path / "r")
     lines = [
         {"step": n, "num_steps": 20_000, "time_s": n * 0.1, "loss": n % 7, "reward": n % 5}
@@ -111,14 +111,14 @@ def test_bad_input_is_one_message(tmp_path, monkeypatch, capsys, arguments, mess
     json_files.write_text(tmp_path / "bad/sweep.json", "[]")
     json_files.write_text(tmp_path / "cut/sweep.json", '{"trials": [{"number": 0}]}')
     assert report.main(arguments) == 2
-    said = capsys.readouterr()
-    assert message in said.err
-    assert said.out == ""
-    assert "Traceback" not in said.err
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.out == ""
+    assert "Traceback" not in captured.err
 
 
 @pytest.mark.parametrize("output", ["report.html", "compared.html"])
-def test_a_page_among_its_runs_is_replaced(tmp_path, output):
+def test_an_existing_page_is_replaced(tmp_path, output):
     for name in ("1", "2"):
         log(a_run(tmp_path / "x" / name), *steps(3))
     for _ in range(2):

@@ -127,7 +127,7 @@ def test_a_changed_pipeline_resumes_after_a_stop(begin, phases_that_end):
     started, second, _ = begin(changed, code=EXIT_INTERRUPTED)
     assert started == ["2_more"]
     signals.clear()
-    with pytest.raises(UserError, match=r"it differs in phases.* resume=auto"):
+    with pytest.raises(UserError, match=r"differs in phases.* resume=auto"):
         begin([*THREE[:2], LAST % 1e-5], f"resume={second}")
     started, again, out = begin(changed)
     assert (started, again) == (["3_last"], second)
@@ -265,7 +265,7 @@ def test_reports_follow_links_and_show_missing_phases(begin, capsys):
     runs = [read(phase, phase.name) for phase in phases_of(second)]
     assert [run.folder for run in runs] == [first / "1_sft", second / "2_more", second / "3_last"]
     assert report.main([str(second)]) == EXIT_DONE
-    assert f", {first.name}." in (second / "report.html").read_text()
+    assert f"the earlier run {first.name}." in (second / "report.html").read_text()
     assert report.main([str(first), str(second), f"output={first.parent}/both.html"]) == EXIT_DONE
     assert "5 runs" in (first.parent / "both.html").read_text(), "the shared phase is counted once"
     shutil.rmtree(first)

@@ -68,5 +68,5 @@ def test_a_cpu_trial_uses_no_gpu_and_all_cores_if_alone():
 
 
 def test_a_mask_without_indices_is_rejected():
-    with pytest.raises(HostError, match="indices are needed"):
+    with pytest.raises(HostError, match="expected indices"):
         plan_trial(Request(ONE_GPU), host_with(8, HIP_VISIBLE_DEVICES="GPU-1234"))
