@@ -9,7 +9,7 @@ from typing import Any
 
 from launch.core.errors import UserError, near
 from launch.core.json_files import yaml_file
-from launch.core.near_names import argument_meant, word_meant
+from launch.core.near_names import argument_hint, word_hint
 from launch.schema import Config
 from launch.schema.enums import Vendor
 
@@ -104,7 +104,7 @@ def check(config: Config) -> None:
         elif name not in arguments:
             removed = NOT_SETTABLE["removed"].get(name)
             why = f" Removed from TRL: {removed}." if removed else ""
-            why = why or argument_meant(name, set(arguments) - set(OWNED))
+            why = why or argument_hint(name, set(arguments) - set(OWNED))
             whose = cls if cls.startswith("recipes.") else f"{cls} of TRL {lock()['trl']}"
             fault = f"{whose} has no such argument.{why}"
         elif name == "num_generations" and argument is None:  # TRL's type allows it
@@ -140,7 +140,7 @@ def _value_fault(key: str, argument: Any, allowed: dict[str, Any], taker: str) -
             if word in refused:
                 return f"{key}: {word} {refused[word]}"
             if names and value is not None and word not in names:
-                hint = word_meant(key.rpartition(".")[2], word, names)
+                hint = word_hint(key.rpartition(".")[2], word, names)
                 return f"{key}={word}: unknown.{hint}{options}"
     return None
 
