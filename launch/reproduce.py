@@ -32,7 +32,7 @@ from launch.plan.resuming import recorded_config
 
 # Times and memory vary from run to run, so they are not compared.
 # fmt: off
-VARYING = {
+NOT_COMPARED = {
     "time_s", "step_s", "tokens_per_second", "tokens_per_second_per_gpu", "tflops_per_gpu", "mfu",
     "memory_peak_gb", "generation_s", "wait_s", "sync_s", "reward_s", "train_s", "server_s",
     "transfer_s",
@@ -120,7 +120,7 @@ def compare_metrics(then: list[dict[str, Any]], now: list[dict[str, Any]]) -> li
     return [
         f"step {old.get('step')}, {key}: {old.get(key)} -> {new.get(key)}"
         for old, new in zip(then, now, strict=True)
-        for key in sorted({*old, *new} - VARYING)
+        for key in sorted({*old, *new} - NOT_COMPARED)
         if old.get(key) != new.get(key)
     ]
 

@@ -47,10 +47,10 @@ def run(overrides: list[str]) -> int:
     """Run one command and return its exit code. Raises UserError and HostError."""
     request, search_result = Request(overrides), None
     config = compose(request)
-    hydra_options.refuse(request)
+    hydra_options.reject_hydra_keys(request)
     sweep.refuse(config, request)
     if has_phases(config):
-        request.say_warnings()
+        request.print_warnings()
         return pipeline.run(config, request)
     host = detect.host(sys.executable)
     if config.find != Find.none:

@@ -13,8 +13,8 @@ from launch.schema import Config
 from launch.schema.data import Curriculum
 from launch.schema.trainer_args import argument, known, value
 
-PROMPT = 256  # tokens assumed for a prompt until the data is read
-UNCUT = 1024  # tokens assumed for a row if max_length=null
+PROMPT_TOKENS = 256  # tokens assumed for a prompt until the data is read
+UNCUT_TOKENS = 1024  # tokens assumed for a row if max_length=null
 ACCUMULATION = "method.args.gradient_accumulation_steps"
 
 
@@ -48,9 +48,9 @@ def batch(config: Config) -> Batch:
     completion = number("max_completion_length", 0)
     # Prompts have no limit here. TRL's default stands for rows that are not cut.
     sequence = (
-        number("max_length", UNCUT)
+        number("max_length", UNCUT_TOKENS)
         if "max_length" in names
-        else (completion or number("max_new_tokens", 0)) + PROMPT
+        else (completion or number("max_new_tokens", 0)) + PROMPT_TOKENS
     )
     # A longer sequence ends the run, because the generating engine is not set up for it.
     served = config.topology.server_max_length or number("vllm_max_model_length", sequence)

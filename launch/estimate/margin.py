@@ -5,7 +5,7 @@ A run that fits by less than the planner's own error may not fit.
 
 from __future__ import annotations
 
-from launch.estimate.batch_counts import UNCUT, batch
+from launch.estimate.batch_counts import UNCUT_TOKENS, batch
 from launch.estimate.memory import on_host
 from launch.estimate.rank_memory import IN_8_BITS, OF_TORCHAO, OPTIMIZERS, generates_with_vllm
 from launch.machine.detect import Host
@@ -100,9 +100,9 @@ def uncounted(config: Config) -> list[str]:
     left_out = [f"method.args.{name}=true" for name in names if argument(config, name)]
     optimizer = argument(config, "optim")
     if optimizer not in (None, *OPTIMIZERS, *IN_8_BITS, OF_TORCHAO):
-        left_out.append(f"method.args.optim={optimizer} (AdamW stands for it)")
+        left_out.append(f"method.args.optim={optimizer} (AdamW is assumed)")
     if "max_length" in known(config) and not value(config, "max_length"):
-        left_out.append(f"method.args.max_length=null ({UNCUT} tokens stand for the longest row)")
+        left_out.append(f"method.args.max_length=null (rows of {UNCUT_TOKENS} tokens are assumed)")
     lines = [f"memory and speed are planned without {', '.join(left_out)}."] if left_out else []
     if config.adapter.dora and config.method.trains:
         lines.append(

@@ -59,7 +59,7 @@ def prepare(config: Config, keys: Sequence[str] = ()) -> tuple[Config, list[str]
     check.check(small)
     tuned.check_recipe(small)
     warnings = [f"smoke: in place of {line}." for line in left_out]
-    sizes = smoke.smaller(config, small)
+    sizes = smoke.changed_sizes(config, small)
     if sizes:
         warnings.append(f"smoke: {', '.join(sizes)}. Overrides on the command line stay.")
     reasons = [refusal.sentence for refusal in check.refusals(config)]
@@ -75,10 +75,10 @@ def with_choices(config: Config, host: Host, run_dir: Path) -> Config:
     before = (read_json(run_dir / "record.json") or {}).get("composition")
     if before is None or rundir.untrusted(run_dir):  # rundir rejects such a record
         return choose.choose(config, host)
-    choices = choose.recorded(before)
+    choices = choose.recorded_choices(before)
     if identity(before) == identity_of(config):
         return choose.apply(config, choices)
-    lasting = [choice for choice in choices if choice.key not in choose.OF_A_BATCH]
+    lasting = [choice for choice in choices if choice.key not in choose.BATCH_KEYS]
     return choose.choose(choose.apply(config, lasting), host)
 
 

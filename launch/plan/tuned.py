@@ -43,7 +43,7 @@ def recipe(config: Config) -> Config | None:
     name = trainer_args.recipe_name(config)
     if name is None:
         return None
-    method, own = _standard(config, name).method, trainer_args.own(config)
+    method, own = _standard(config, name).method, trainer_args.class_arguments(config)
     user_args = {key: value for key, value in config.method.args.items() if key not in own}
     args = {**method.args, **(method.smoke if config.smoke else {}), **user_args}
     if config.smoke:
@@ -60,7 +60,7 @@ def check_recipe(config: Config) -> None:
     tuned = recipe(config)
     if tuned is None:
         return
-    if "rows" in trainer_args.own(config) and not tuned.method.trains:
+    if "rows" in trainer_args.class_arguments(config) and not tuned.method.trains:
         raise UserError(
             f"method.args.recipe={tuned.method.name}: {config.method.name} measures training "
             "steps. Use: sft, dpo or grpo."
@@ -95,7 +95,7 @@ def for_ranks(
 
 def planned(config: Config, tuned: Config, host: Host) -> list[dict[str, Any]]:
     """Return the candidates of tune/batch with the planned GB of their tightest process."""
-    if "batches" not in trainer_args.own(config):
+    if "batches" not in trainer_args.class_arguments(config):
         return []
     groups = placement.process_groups(tuned, host)
     smaller, candidates = memory.measured(tuned, groups, host), []

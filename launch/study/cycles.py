@@ -20,7 +20,7 @@ from launch.schema import Adapter, Config, Data, Method, Phase, Topology
 from launch.schema.cycle_choice import Choice, OfCycle, choose, phase_name
 from launch.schema.data import Curriculum, CurriculumArgs, Selection
 from launch.schema.enums import Init
-from launch.schema.trainer_args import own, value
+from launch.schema.trainer_args import class_arguments, value
 
 SELECTED = "selected.jsonl"  # recipes/sample.py writes it for trainings, next to SCORED
 VERIFIER = ("rewards", "reward_chain", "reward_pattern", "reward_confined", "sandbox")
@@ -111,7 +111,7 @@ def of_raft(
 
     `model_from` is the phase whose model samples first; None for the composition's own model.
     """
-    args = {name: value(config, name) for name in own(config)}
+    args = {name: value(config, name) for name in class_arguments(config)}
     verifier = {name: getattr(config.method, name) for name in VERIFIER}
     several = (config.topology.num_gpus or config.hardware.gpus_per_node) > 1
     # A phase that does not train takes one GPU, or puts a replica on each.

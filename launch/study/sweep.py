@@ -88,7 +88,7 @@ def refuse(config: Config, request: Request) -> None:
 def run(arguments: list[str]) -> int:
     """Return 0, or the first exit code of a trial that is not 0; 75 if interrupted."""
     request = Request(a for a in arguments if a not in ("-m", "--multirun"))
-    request.say_warnings()
+    request.print_warnings()
     command = read(request)
     config, host = command.config, detect.host(sys.executable)
     if config.mode == Mode.plan:
@@ -107,7 +107,7 @@ def run(arguments: list[str]) -> int:
 def read(request: Request) -> Command:
     """Return the sweep of a command. Raises UserError."""
     fixed, grid = sweep_space.split(request)
-    hydra_options.refuse(Request([*fixed, *grid[0]]))
+    hydra_options.reject_hydra_keys(Request([*fixed, *grid[0]]))
     for override in grid[0]:
         if (key := _key(override)) in OF_THE_SWEEP or key.startswith("sweep."):
             raise UserError(f"{override}, ...: several values of {key}, but a sweep has one.")

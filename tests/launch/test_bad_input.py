@@ -15,17 +15,17 @@ MISTAKES = r"""
 hardware=mi530x | hardware=mi530x | no such hardware | Did you mean mi350x | Options: auto, cpu
 model=Qwen/Qwen3-4B | model=Qwen/Qwen3-4B | Did you mean qwen3_4b | model.hub_id=Qwen/Qwen3-4B model.revision=<its commit>
 'experiment=[quickstart,learning]' | experiment=[quickstart,learning]: no such experiment | Options:
-mi300x | mi300x: no '=' in it. Did you mean hardware=mi300x?
+mi300x | mi300x: '=' is missing. Did you mean hardware=mi300x?
 seeed=1 | seeed=1 | no key 'seeed' | Did you mean seed
-fail_below=0.9 | fail_below=0.9: no key 'fail_below' by itself | Use: method.args.fail_below
+fail_below=0.9 | fail_below=0.9: no top-level key 'fail_below' | Use: method.args.fail_below
 topology.num_gpu=2 | num_gpu | Did you mean topology.num_gpus | Keys in topology
 seed=abc | seed: Value 'abc' | Use: seed=<a whole number>.
 mode=plna | 'plna' | run, plan | Did you mean plan
-method.args.max_prompt_length=5 method=grpo | max_prompt_length=5 | trl.GRPOConfig | Removed from TRL | max_completion_length
+method.args.max_prompt_length=5 method=grpo | max_prompt_length=5 | trl.GRPOConfig | TRL removed it | max_completion_length
 method.args.lerning_rate=1e-4 | lerning_rate | trl.SFTConfig | Did you mean learning_rate
-method=grpo method.args.num_generations=null | method.args.num_generations=null: no group size
-method.args.learning_rate=fast | learning_rate='fast' | takes float
-method=dpo method.args.loss_type=ipo | takes list | Use: 'method.args.loss_type=[ipo]'
+method=grpo method.args.num_generations=null | method.args.num_generations=null: GRPO needs a group size
+method.args.learning_rate=fast | learning_rate='fast' | accepts float
+method=dpo method.args.loss_type=ipo | accepts list | Use: 'method.args.loss_type=[ipo]'
 method=raft method.args.train.max_steps=0 mode=plan | method.args.max_steps=0 | at least 1, or -1
 method.args.output_dir=x | output_dir=x | run_root=
 hardware=h200 method=bench/vllm 'method.args.settings=[{num_scheduler_steps: 8}]' mode=plan | method.args.settings: num_scheduler_steps is gone from vLLM. Instead: engine V1
@@ -44,27 +44,27 @@ tracking=mlflow | tracking=mlflow | not installed | tracking=tensorboard
 run_root=/proc/x | /proc/x | cannot be created | run_root=
 resume=nowhere | resume=nowhere | no record.json | auto, never, or a run directory
 '~' | ~: no key ''
-'~topology' | ~topology: every composition has one | topology=<option> | fsdp
-'~data.tasks' | ~data.tasks: every composition has one. Use: data.tasks=[{name: chain_sum, level: 0}]
-'~method.rewards' | ~method.rewards: every composition has one. Use: method.rewards.<name>=<value>, or '~method.rewards.<name>' to delete one.
+'~topology' | ~topology: this key cannot be deleted | topology=<option> | fsdp
+'~data.tasks' | ~data.tasks: this key cannot be deleted. Use: data.tasks=[{name: chain_sum, level: 0}]
+'~method.rewards' | ~method.rewards: this key cannot be deleted. Use: method.rewards.<name>=<value>, or '~method.rewards.<name>' to delete one.
 method=grpo '~method.rewards.reasoning_gm' | ~method.rewards.reasoning_gm:
 'name='"'"'a' | name='a:  | key=value
-'method.args={}' | method.args={}: merging it with the present value changes nothing | '~method.args.<name>'
-'phases={}' | phases: a list and a mapping do not merge. Use: phases=[{name: sft, overrides: ['method=sft']}]; keys of an
-method=tune/vllm 'method.args.space.block_size={a: 1}' | method.args.space.block_size: a list and a mapping do not merge.
+'method.args={}' | method.args={}: no effect | '~method.args.<name>'
+'phases={}' | phases: a list and a mapping cannot be merged. Use: phases=[{name: sft, overrides: ['method=sft']}]; keys of an
+method=tune/vllm 'method.args.space.block_size={a: 1}' | method.args.space.block_size: a list and a mapping cannot be merged.
 method=grpo method.rewards=accuracy | method.rewards: Cannot assign str | Use: method.rewards.<name>=<value>
 runtime.network=brige | runtime.network: Invalid value 'brige', expected one of [bridge, host, none]. Did you mean bridge?
 data.tasks=chain_sum | data.tasks:  | Use: data.tasks=[{name: chain_sum, level: 0}]; keys of an entry: n
 'data.tasks=[{name: a, level: x}]' | data.tasks[n].level: Value 'x' | <a whole number>
-method.args.learning_rate=1,5e-5 | method.args.learning_rate=1,5e-5:  | -m for a sweep over them, or method.args.learning_rate=[...]
+method.args.learning_rate=1,5e-5 | method.args.learning_rate=1,5e-5:  | -m for a sweep over all of them, or method.args.learning_rate=[...]
 hardware=mi50 method=tune/vllm mode=plan | method=tune/vllm has bench/vllm for its trials: method=bench/vllm: no rel
-model.path=Qwen/Qwen3-4B mode=plan | no such directory. For a model of the hub: model=<a model of the same | model.hub_id=Qwen/Qwen3-4B
-model.path= | model.path=: an empty path | null
+model.path=Qwen/Qwen3-4B mode=plan | no such directory. To use a model of the hub: model=<a model of the same | model.hub_id=Qwen/Qwen3-4B
+model.path= | model.path=: the path is empty | null
 'seed=${no_such}' | seed: Interpolation key 'no_such' not found
 'data.tasks=[{nam: x}]' | data.tasks: Key 'nam' not in 'Task'. Did you mean name? | Keys of an entry: name, level
 +targets.x=3 | targets.x:  | Use: '+targets={x: {<key>: <value>}}'; keys: value, source.
-experiment=quickstart smoke=true hydra.job.chdir=true mode=plan | hydra.job.chdir=true: Hydra only composes here
--m seed=0,1 hydra.run.dir=x mode=plan | hydra.run.dir=x: Hydra only composes here
+experiment=quickstart smoke=true hydra.job.chdir=true mode=plan | hydra.job.chdir=true: no effect
+-m seed=0,1 hydra.run.dir=x mode=plan | hydra.run.dir=x: no effect
 --foo | unrecognized arguments: --foo | --help
 --resolve | --resolve | --cfg
 """

@@ -280,7 +280,7 @@ def test_nvml_and_what_it_does_not_answer(monkeypatch):
 
 
 def test_auto_says_what_it_found(launch):
-    auto._say.cache_clear()
+    auto._print_once.cache_clear()
     done = launch("mode=plan", "format=json")
     assert done.err.startswith("hardware=auto: ")
     assert "hardware=auto" not in done.out
