@@ -19,7 +19,7 @@ from launch.machine.placement import MASK
 from launch.schema import Config
 from launch.schema.enums import Debug, Vendor
 from launch.schema.plan import Setting
-from launch.schema.variables import CPU_CACHE_GIB, INSIDE, SECRET
+from launch.schema.variables import CONTAINER_VARIABLES, CPU_CACHE_GIB, SECRET
 
 ROOT = Path(__file__).parents[2]
 ADDED_TO = ("PYTHONPATH",)  # the user's own value stays, after ours
@@ -49,7 +49,7 @@ def settings(
         if when[condition]:
             chosen[name] = Setting(name, value.format(**words), why, "launcher")
     if when["container"]:
-        withheld = {*INSIDE, *MASK.values(), *secret_names(config, host.environ)}
+        withheld = {*CONTAINER_VARIABLES, *MASK.values(), *secret_names(config, host.environ)}
         for name, value in host.environ.items():
             # In a container, a path of this machine means another place or nothing.
             is_path = value.startswith(("/", "~", "."))
@@ -57,7 +57,7 @@ def settings(
                 chosen[name] = Setting(name, value, "set in your shell", "yours")
     # visible_gpus has read the shell's mask and narrows it here. Variables that only a container
     # has are not the shell's.
-    ours = (MASK.get(config.hardware.vendor), *ADDED_TO, *INSIDE)
+    ours = (MASK.get(config.hardware.vendor), *ADDED_TO, *CONTAINER_VARIABLES)
     for name, setting in chosen.items():
         if name in host.environ and name not in ours and setting.origin != "yours":
             why = f"set in your shell (here it would be {setting.value})"

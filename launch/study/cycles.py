@@ -17,7 +17,7 @@ from launch.inputs.sample_files import SCORED
 from launch.rules import phases as phase_rules
 from launch.rules.data import has_heldout
 from launch.schema import Adapter, Config, Data, Method, Phase, Topology
-from launch.schema.cycle_choice import Choice, OfCycle, choose, phase_name
+from launch.schema.cycle_choice import Choice, CyclePosition, choose, phase_name
 from launch.schema.data import Curriculum, CurriculumArgs, Selection
 from launch.schema.enums import Init
 from launch.schema.trainer_args import class_arguments, value
@@ -34,7 +34,7 @@ class CyclePhase(Phase):
 
     part: str = "sample"  # a key of METHODS
     cycle: int = 0  # 0 means before the first cycle
-    chosen: OfCycle | None = None  # if method.selection is set
+    chosen: CyclePosition | None = None  # if method.selection is set
     # Group options that this phase sets, overriding the command line.
     groups: list[str] = field(default_factory=list)
     args: dict[str, Any] = field(default_factory=dict)  # override the method's arguments
@@ -100,7 +100,7 @@ def _choose(
     choice = choose(name, config.method.selection, known, int(value(config, "cycles")))
     if choice.selection.metric is not None:
         for phase in raft:
-            phase.chosen = OfCycle(phase.cycle, choice)
+            phase.chosen = CyclePosition(phase.cycle, choice)
     return choice
 
 

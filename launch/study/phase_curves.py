@@ -83,7 +83,7 @@ def show_all(run_dir: Path, plans: list[Plan]) -> str:
     """Return the text for the terminal, and write curves.png."""
     phases = phases_of(plans)
     choices = [plan.chosen.choice for plan in plans if plan.chosen]
-    chosen = dict.fromkeys(choice.line() for choice in choices if choice.is_made)
+    chosen = dict.fromkeys(choice.line() for choice in choices if choice.is_final)
     lines = [*gained(phases), *chosen, *sampled(plans)]
     if curves := gather(plans, phases):
         _draw(run_dir / "curves.png", curves, phases)

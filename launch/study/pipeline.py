@@ -322,7 +322,7 @@ class Pipeline:
             "data": self.data,
             "phases": folders,
             # by the name of the phase of method=raft, `raft` if alone
-            "chosen": {c.raft or "raft": c.record(folders) for c in choices if c.is_made},
+            "chosen": {c.raft or "raft": c.record(folders) for c in choices if c.is_final},
             "status": status,
             "exit_code": exit_code,
         }

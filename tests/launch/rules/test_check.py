@@ -219,7 +219,7 @@ FILE data.num_train=5 | data.num_train
 """
 # overrides | words of the message about one value
 VALUES = r"""
-name=a/b | name=a/b: not allowed. Use: name=my-run; letters
+name=a/b | name=a/b: not allowed. Use: name=my-run; at most
 CODE +method.rewards.regex=1.0 "method.reward_pattern='('"
  | pattern=(: not a regular expression (missing )
 EXPORT method.args.push_to=model
