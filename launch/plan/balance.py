@@ -82,7 +82,7 @@ def _fastest(config: Config, host: Host) -> Config | None:
             candidate = with_value(candidate, ACCUMULATION, num // per_device)
         sized.append(candidate)
     for split in sorted(sized, key=lambda split: -(speed(split).tokens_per_second or 0.0)):
-        if not refusals(plain[split.topology.servers]) and margin.has_room(split, host):
+        if not refusals(plain[split.topology.servers]) and margin.fits_with_margin(split, host):
             return split
     return None
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from launch.config.compose import leaf
 from launch.config.conditions import Facts, all_met, setting, table
-from launch.estimate.rank_memory import generates_with_vllm, makes_fp32
+from launch.estimate.rank_memory import generates_with_vllm, upcasts_weights
 from launch.machine import placement
 from launch.rules.data import first_metric
 from launch.rules.refusal import Refusal
@@ -66,7 +66,7 @@ FACTS: Facts = {
     "has_precision": lambda c: c.precision.name in c.hardware.precisions,
     "has_vllm": has_vllm,
     "is_expandable": lambda c: any(map(is_expandable, c.user_env.values())),
-    "makes_fp32": makes_fp32,
+    "upcasts_weights": upcasts_weights,
     "makes_rows": lambda c: c.method.tunes and argument(c, "rows") == "full",
     "ranks": placement.num_trainers,
     "reads_data": lambda c: c.method.reads("data"),

@@ -76,7 +76,7 @@ def phases_that_end(monkeypatch):
             os.kill(os.getpid(), number)
         return EXIT_DONE
 
-    # Composing the same phases again and listing the installed packages would take most of the time.
+    # Repeated compositions and the list of installed packages would take most of the time.
     monkeypatch.setattr(pipeline, "compose", cached(pipeline.compose))
     monkeypatch.setattr(record, "packages", dict)
     monkeypatch.setattr(pipeline, "execute", execute)
