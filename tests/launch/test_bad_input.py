@@ -1,4 +1,4 @@
-"""A person's mistakes: one message with value, rule, remedy and near names, exit 2, no traceback."""
+"""Test the messages for users' mistakes: one message with a remedy, exit code 2, no traceback."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from launch import reproduce
 from launch.core import json_files
 
-# arguments | what the message says, in parts
+# arguments | parts of the message
 MISTAKES = r"""
 hardware=mi530x | hardware=mi530x | no such hardware | Did you mean mi350x | Options: auto, cpu
 model=Qwen/Qwen3-4B | model=Qwen/Qwen3-4B | Did you mean qwen3_4b | model.hub_id=Qwen/Qwen3-4B model.revision=<its commit>
@@ -85,23 +85,23 @@ def test_mistake(launch, tmp_path, monkeypatch, line):
     assert [part for part in words if part not in done.err] == []
 
 
-def test_a_directory_in_place_of_a_data_file_is_called_one(launch, tmp_path):
+def test_a_directory_in_place_of_a_data_file(launch, tmp_path):
     (tmp_path / "d").mkdir()
     for number in range(2):
         (tmp_path / f"d/{number}.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
     parts = "[{path: d/0.jsonl, weight: 0.5}, {path: d, weight: 0.5}]"
     fault = f"{tmp_path}/d: a directory, but one file is needed. It has 0.jsonl, 1.jsonl.\n"
-    for chosen, key in (
+    for overrides, key in (
         (["data=jsonl", "data.path=d"], "data.path"),
         (["data=jsonl", "data.path=d/0.jsonl", "data.heldout_path=d"], "data.heldout_path"),
         (["data=mix", f"data.sources={parts}"], "data.sources[1].path"),
     ):
-        done = launch(*chosen, "mode=plan")
+        done = launch(*overrides, "mode=plan")
         assert done.code == 2, done.err
         assert f"{key}={fault}" in done.err
 
 
-@pytest.mark.parametrize(("content", "method", "said"), [
+@pytest.mark.parametrize(("content", "method", "words"), [
     ('{"text": "a"}\nnot json\n', "sft", [":2:", "not a JSON object", "column 1"]),
     ('{"text": "a"}\n\n{"txt": "b"}\n', "sft", [":3:", "has txt", "needs messages or text or"]),
     ('{"prompt": "a", "chosen": "b"}\n', "dpo", [":1:", "prompt+chosen+rejected"]),
@@ -111,25 +111,25 @@ def test_a_directory_in_place_of_a_data_file_is_called_one(launch, tmp_path):
     ('{"text": "a", "text": "b"}\n', "sft", [":1:", 'the key "text" appears twice']),
     ('{"a": ' + "[" * 100_000 + "\n", "sft", [":1:", "(maximum recursion depth"]),
 ], ids=range(8))  # fmt: skip
-def test_data_file(launch, tmp_path, content, method, said):
+def test_data_file(launch, tmp_path, content, method, words):
     file = tmp_path / "train.jsonl"
     file.write_text(content)
     done = launch("data=jsonl", f"data.path={file}", f"method={method}", "mode=plan")
     assert done.code == 2
-    assert [words for words in [str(file), *said] if words not in done.err] == []
+    assert [part for part in [str(file), *words] if part not in done.err] == []
 
 
-def test_held_out_rows_that_choose_a_model_need_what_is_trained_on(launch, tmp_path):
+def test_held_out_rows_for_selection_need_the_fields_of_training_rows(launch, tmp_path):
     for name, rows in (("train", '{"text": "a"}\n'), ("test", '{"prompt": "a", "answer": "b"}\n')):
         (tmp_path / f"{name}.jsonl").write_text(rows)
-    chosen = "data=jsonl data.path=train.jsonl method.selection.metric=eval_loss mode=plan".split()
-    done = launch(*chosen, "data.heldout_path=test.jsonl")
+    base = "data=jsonl data.path=train.jsonl method.selection.metric=eval_loss mode=plan".split()
+    done = launch(*base, "data.heldout_path=test.jsonl")
     assert done.code == 2
     assert "test.jsonl:1: has prompt, answer; data.heldout_path of method=sft needs" in done.err
-    assert launch(*chosen, "data.heldout_path=train.jsonl").code == 0
+    assert launch(*base, "data.heldout_path=train.jsonl").code == 0
 
 
-def test_an_evaluation_that_makes_its_tokenizer_of_rows_says_so(launch, tmp_path):
+def test_an_evaluation_that_trains_its_tokenizer_needs_training_rows(launch, tmp_path):
     (tmp_path / "test.jsonl").write_text('{"prompt": "a", "answer": "b"}\n')
     evaluation = "hardware=cpu method=evaluate data=jsonl data.path=test.jsonl mode=plan"
     overrides = [*evaluation.split(), "data.heldout_path=test.jsonl"]
@@ -141,7 +141,7 @@ def test_an_evaluation_that_makes_its_tokenizer_of_rows_says_so(launch, tmp_path
     assert launch(*overrides, "data.path=train.jsonl").code == 0
 
 
-@pytest.mark.parametrize(("files", "said"), [
+@pytest.mark.parametrize(("files", "message"), [
     ("", "no config.json"),
     ("config.json", "no *.safetensors"),
     ("config.json pytorch_model.bin", "only a pickle checkpoint (pytorch_model.bin)"),
@@ -152,7 +152,7 @@ def test_an_evaluation_that_makes_its_tokenizer_of_rows_says_so(launch, tmp_path
     ("config.json tokenizer.json whole.safetensors model.safetensors.index.json",
      "cut-2.safetensors: missing"),
 ])  # fmt: skip
-def test_model_directory(launch, tmp_path, files, said):
+def test_model_directory(launch, tmp_path, files, message):
     model = tmp_path / "model"
     model.mkdir()
     header = b'{"a":{"dtype":"F32","shape":[4],"data_offsets":[0,16]},"__metadata__":{}}'.ljust(74)
@@ -169,11 +169,11 @@ def test_model_directory(launch, tmp_path, files, said):
         (model / name).write_bytes(contents.get(name, b"{}"))
     done = launch(f"model.path={model}", "mode=plan")
     assert done.code == 2
-    assert said in done.err
+    assert message in done.err
 
 
 @pytest.mark.parametrize("content", ["[]", "[" * 100_000], ids=["list", "deep"])
-def test_a_record_that_is_damaged_is_there(launch, tmp_path, capfd, content):
+def test_a_damaged_record_is_not_reported_as_missing(launch, tmp_path, capfd, content):
     json_files.write_text(tmp_path / "old/record.json", content)
     done = launch(f"resume={tmp_path / 'old'}", "hardware=cpu")
     assert done.code == 2
@@ -196,7 +196,7 @@ defaults: [{override /hardware: mi530x}] | hardware=mi530x | Did you mean mi350x
 
 @pytest.mark.parametrize("line", IN_A_FILE.strip().splitlines())
 def test_mistakes_inside_an_experiment_file(launch, tmp_path, line):
-    """The same mistakes in a file of the user's own, which Hydra finds by hydra.searchpath."""
+    """Repeat the mistakes in a user's file, which Hydra finds through hydra.searchpath."""
     content, *words = line.split(" | ")
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment/mine.yaml").write_text(f"# @package _global_\n{content}\n")
