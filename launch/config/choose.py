@@ -222,7 +222,7 @@ def _with_checkpointing(config: Config, num_layers: int) -> Config:
 def _with_long_prompts(config: Config) -> Config:
     """Return a copy whose completions are longer by the tokens that long prompts may add.
 
-    batch() assumes prompts of average length, so their memory would be missing from the plan.
+    batch() assumes prompts of PROMPT_TOKENS, so the plan would not cover longer ones.
     """
     completion = argument(config, "max_completion_length")
     has_limit = config.topology.server_max_length or argument(config, "vllm_max_model_length")

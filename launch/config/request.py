@@ -82,7 +82,7 @@ class Request(tuple[str, ...]):
             print(f"! {line}", file=sys.stderr)
 
     def checked(self) -> Request:
-        """Return the overrides as Hydra accepts them: free keys with `++`.
+        """Return the overrides with `++` before free keys, as Hydra requires.
 
         Raises UserError for an unknown key or option.
         """

@@ -70,7 +70,9 @@ def scale_down(config: Config) -> tuple[Config, list[str]]:
     has_small_vocabulary = small.model.vocab_size < config.model.vocab_size
     replaced = _shrink_arguments(small, LENGTH_FACTOR if has_small_vocabulary else 1)
     _shrink_data(small)
-    if small.adapter.rank is not None and small.adapter.path is None:  # a file fixes the rank
+    if (
+        small.adapter.rank is not None and small.adapter.path is None
+    ):  # a loaded adapter has a fixed rank
         _set(small, "adapter.rank", min(small.adapter.rank, 4))
     if config.precision.name != "fp32" and not _has_precision(config):
         limits = "; fp16 only trains, and without DeepSpeed or vLLM"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-BLOCK = 2**26  # bytes hashed per read; a block takes one core 0.1 s
+BLOCK = 2**26  # bytes; hashing a block takes about 0.1 s
 
 
 def plain(node: Any) -> Any:

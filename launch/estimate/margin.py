@@ -47,7 +47,7 @@ def why(entry: Memory) -> str:
 
 
 def _risks(entry: Memory) -> dict[str, str]:
-    """Return the reasons why an entry may run out of memory, under `short` and `pieces`."""
+    """Return the reasons why an entry may run out of memory, by name: `short` and `pieces`."""
     risks, scattered = {}, entry.scattered_gb
     if share(entry) > 1 - ERROR:
         risks["short"] = f"the margin is smaller than the planner's error of {ERROR:.0%}"

@@ -53,7 +53,7 @@ class Process:
     settings: list[Setting]
     gpus: list[int]
     num_ranks: int = 1
-    port: int | None = None  # on which a server listens, on the loopback
+    port: int | None = None  # port of a server on the loopback
     node: int = 0  # index of the node in a Slurm job
 
     @property
@@ -174,7 +174,7 @@ class Balance:
     training_s: float
     bound: str  # generation or training, whichever takes longer
     servers: int
-    gain: float  # ratio of tokens per second, fastest split to current one
+    gain: float  # factor of tokens per second from the current split to the fastest
     sequences: int  # per step under the fastest split
 
 
@@ -183,5 +183,5 @@ class Offer:
     """Overrides that make a run faster but change its results."""
 
     overrides: list[str]  # to add to the command
-    gain: float  # predicted ratio of tokens per second, with the overrides to without
+    gain: float  # predicted factor of tokens per second
     price: str  # what the user gives up
