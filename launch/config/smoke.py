@@ -70,12 +70,10 @@ def scale_down(config: Config) -> tuple[Config, list[str]]:
     has_small_vocabulary = small.model.vocab_size < config.model.vocab_size
     replaced = _shrink_arguments(small, LENGTH_FACTOR if has_small_vocabulary else 1)
     _shrink_data(small)
-    if (
-        small.adapter.rank is not None and small.adapter.path is None
-    ):  # a loaded adapter has a fixed rank
+    if small.adapter.rank is not None and small.adapter.path is None:  # else the file sets it
         _set(small, "adapter.rank", min(small.adapter.rank, 4))
     if config.precision.name != "fp32" and not _has_precision(config):
-        limits = "; fp16 only trains, and without DeepSpeed or vLLM"
+        limits = " (in fp16 only to train without DeepSpeed and vLLM)"
         limits = limits if config.precision.name == "fp16" else ""
         replaced.append(f"precision={config.precision.name}: a CPU computes in fp32{limits}")
         small.precision.name = small.precision.compute = small.precision.weights = "fp32"

@@ -96,8 +96,8 @@ def apply_effective_batch(config: Config, on_command_line: Sequence[str] = ()) -
         remedies = [f"method.args.per_device_train_batch_size={b}" for b in nearest]
         remedies.append(f"effective_batch={max(1, round(target / unit)) * unit}")
         raise UserError(
-            f"{key}: not a multiple of {micro_batch}, the sequences of {size.ranks} rank(s) x "
-            f"{size.per_device}. Use: {' or '.join(remedies)}."
+            f"{key}: not a multiple of {micro_batch} ({size.ranks} rank(s) x {size.per_device} "
+            f"sequences). Use: {' or '.join(remedies)}."
         )
     if before != after and {"effective_batch", ACCUMULATION} <= set(on_command_line):
         sequences = micro_batch * before

@@ -48,7 +48,7 @@ def test_effective_batch_and_accumulation_contradict(launch):
     [
         (
             ["effective_batch=100"],
-            "not a multiple of 32, the sequences of 8 rank(s) x 4. Use: effective_batch=96.",
+            "not a multiple of 32 (8 rank(s) x 4 sequences). Use: effective_batch=96.",
         ),
         (
             ["effective_batch=24"],
