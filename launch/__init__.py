@@ -1,19 +1,19 @@
-"""Host side: compose a configuration, check it, plan it, run it, record it. Imports no torch.
+"""Compose, check, plan, run and record on the host. Nothing here imports torch.
 
-Programs: run.py, doctor.py, report.py, reproduce.py. Rooms, in the order of a run; each imports
-only from those above it (import-linter checks that):
+The programs are run.py, doctor.py, report.py and reproduce.py. The packages follow in the order in
+which a run uses them. import-linter checks that each imports only from those above it:
 
-core       errors and exit codes, near names, JSON files
+core       errors and exit codes, similar names, JSON files
 schema     the typed configuration that conf/ fills, and the types that modules exchange
-machine    this host's GPUs, the masks that choose among them, and which process gets which
+machine    this host's GPUs, visibility masks, and the placement of processes on GPUs
 inputs     the model, data and adapter files that a run needs
 estimate   memory and time of a run, from shapes alone
-config     from a command's overrides to one complete configuration
-rules      what cannot work, one file per subject
+config     turns a command's overrides into one complete configuration
+rules      reject settings that cannot work, one file per subject
 plan       run directory, processes, their environment and containers
-search     searches over plans: find=, what would fit, what would be faster
-execution  from a plan to an exit code: start, supervise, stop, record
-checks     what doctor.py looks at
+search     searches over plans: find=, settings that would fit or be faster
+execution  executes a plan: starts, supervises, stops and records its processes
+checks     the checks of doctor.py
 study      several runs: sweeps and pipelines
-reports    the page of report.py
+reports    the HTML page of report.py
 """

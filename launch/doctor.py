@@ -1,20 +1,21 @@
-"""Find what would make a run on this machine fail, hang or crawl, and how to fix it.
+"""Find problems that would make a run on this machine fail, hang or crawl, with their fixes.
 
     python launch/doctor.py [sysroot=DIR] [hardware=GROUP|auto] [format=text|json]
                             [active=false|true|force]
 
-  sysroot=DIR       a tree to read in place of `/`: copies of another machine's sys/, proc/, dev/,
-  etc/ hardware=GROUP    check against this group of conf/hardware; auto takes that of the GPUs here
-  format=text|json  json prints one object: gpus, one object a device, and checks active=true
-  also load the GPUs for 10 to 20 s: are products, copies and sums right, and as
-                    fast as those of a healthy GPU? GPUs in use are left alone, since it slows down
-                    their users; active=force tests them too
+  sysroot=DIR       directory to read in place of `/`, with copies of another machine's sys/, proc/,
+                    dev/ and etc/
+  hardware=GROUP    group of conf/hardware to check against; auto: the group of the GPUs here
+  format=text|json  json prints one object with the keys gpus (one object per device) and checks
+  active=true       also load the GPUs for 10 to 20 s and check that products, copies and sums are
+                    right and as fast as on a healthy GPU. GPUs in use are skipped, because the load
+                    would slow down their users; active=force tests them too.
 
-Works as any user, on a host and in a container, with GPUs and without. What it cannot read is
-reported as unknown.
+No privileges are needed, and GPUs are optional. It works on a host and in a container. A check that
+cannot read its files reports `unknown`.
 
-Exit codes: 0 nothing fails (warnings and unknowns may stand), 2 a wrong argument, 3 a check fails,
-75 interrupted in the active tests.
+Exit codes: 0 no check failed (warnings and unknowns are possible), 2 wrong argument, 3 a check
+failed, 75 interrupted during the active tests.
 """
 
 from __future__ import annotations
@@ -57,44 +58,44 @@ class Options:
 
 
 def parse(arguments: list[str]) -> Options:
+    """Return the checked options. Raises UserError."""
     options = Options(**key_values.read(arguments, dataclasses.asdict(Options()), "format=json"))
     for key, words in (("format", Format.__members__), ("active", ACTIVE)):
         value = getattr(options, key)
         if value not in words:
-            raise UserError(
-                f"{key}={value}: one of {', '.join(words)} is expected.{near(value, words)}"
-            )
+            raise UserError(f"{key}={value}: use one of {', '.join(words)}.{near(value, words)}")
     if options.active != "false" and Path(options.sysroot) != Path("/"):
         raise UserError(
-            f"active={options.active} tests the GPUs of this machine, and "
-            f"sysroot={options.sysroot} is another's. Leave one of them out."
+            f"active={options.active} tests the GPUs of this machine, but "
+            f"sysroot={options.sysroot} describes another machine. Remove one of the two options."
         )
     if not is_folder(Path(options.sysroot) / "sys"):
         raise UserError(
-            f"sysroot={options.sysroot}: no such directory, or it has no sys/. Copy sys/, proc/, "
-            "dev/ and etc/ into it; for the topology alone, cp -rL /sys/class/kfd/kfd/topology "
-            "to the same place below it."
+            f"sysroot={options.sysroot}: this directory does not exist or has no sys/. Copy sys/, "
+            "proc/, dev/ and etc/ of the other machine into it. For the topology alone, use "
+            f"mkdir -p {options.sysroot}/sys/class/kfd/kfd && cp -rL /sys/class/kfd/kfd/topology "
+            f"{options.sysroot}/sys/class/kfd/kfd there."
         )
     return options
 
 
 def hardware_of(requested: str, host: Host) -> Hardware | None:
     """Return the group to check against; None if the GPUs here do not determine one."""
-    gpus = masks.visible((*host.gpus, *host.withheld), host.environ)
     group: str | None = requested
     if requested == "auto":
-        group = None
-        wholes = {gpu.partition_of for gpu in gpus}
+        gpus = masks.visible((*host.gpus, *host.withheld), host.environ)
+        unpartitioned = {gpu.partition_of for gpu in gpus}
         if not detect.group_fault(gpus):
             group = detect.group_of(gpus)
-        elif len(wholes) == 1:
-            group = wholes.pop()
+        else:
+            group = unpartitioned.pop() if len(unpartitioned) == 1 else None
     return compose([f"hardware={group}"]).hardware if group else None
 
 
 def as_json(
     host: Host, findings: dict[check_table.Check, Finding], active: Outcome | None = None
 ) -> str:
+    """Return GPUs, checks and, after active tests, measurements as a JSON object."""
     checks = [
         {"name": check.name, **dataclasses.asdict(finding), "status": finding.status.value}
         for check, finding in findings.items()
@@ -120,23 +121,22 @@ def main(arguments: list[str]) -> int:
     except (UserError, HostError) as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    known = facts.gather(host, hardware)
+    machine_facts = facts.gather(host, hardware)
     if options.active != "false":
         # This imports the launcher, which takes 0.2 s.
         from launch.checks import measuring
 
         try:
-            known = dataclasses.replace(
-                known, active=measuring.run(known, options.active == "force")
-            )
+            outcome = measuring.run(machine_facts, options.active == "force")
         except KeyboardInterrupt:
-            print("Interrupted; the processes of the active tests are ended.", file=sys.stderr)
+            print("Interrupted. The processes of the active tests were stopped.", file=sys.stderr)
             return EXIT_INTERRUPTED
-    findings = check_table.run(known)
+        machine_facts = dataclasses.replace(machine_facts, active=outcome)
+    findings = check_table.run(machine_facts)
     if options.format == Format.json.value:
-        print(as_json(host, findings, known.active))
+        print(as_json(host, findings, machine_facts.active))
     else:
-        doctor_page.show(host, hardware, findings, known.active)
+        doctor_page.show(host, hardware, findings, machine_facts.active)
     fails = any(finding.status == Status.fail for finding in findings.values())
     return EXIT_HOST if fails else EXIT_DONE
 

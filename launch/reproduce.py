@@ -1,9 +1,9 @@
-"""Run a recorded run again and compare inputs and host, then every metric exactly.
+"""Repeat a recorded run. Compare its inputs and host, then every metric to the last digit.
 
     python launch/reproduce.py runs/sft-tiny-cpu/20261121-101500-a1b2c3
 
-Exit codes: 0 the metrics are equal; 2 the record cannot be trusted; 4 the metrics differ or the run
-failed; 75 interrupted.
+Exit codes: 0 the metrics are equal; 2 the record is missing or was changed; 4 the metrics differ or
+the run failed; 75 interrupted.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from launch.plan import rundir, sealed
 from launch.plan.planning import make_plan, prepare
 from launch.plan.resuming import recorded_config
 
-# Figures of time and memory vary from run to run and are not compared.
+# Times and memory vary from run to run, so they are not compared.
 # fmt: off
-VARIES = {
+NOT_COMPARED = {
     "time_s", "step_s", "tokens_per_second", "tokens_per_second_per_gpu", "tflops_per_gpu", "mfu",
     "memory_peak_gb", "generation_s", "wait_s", "sync_s", "reward_s", "train_s", "server_s",
     "transfer_s",
@@ -43,21 +43,26 @@ COMPARED = ("code", "packages", "locks", "image", "model", "data", "host")
 
 
 def reproduce(run_dir: Path) -> int:
+    """Repeat a run, or each phase of a pipeline; return the highest exit code."""
     phases = load_record(run_dir).get("phases")
     folders = [run_dir / folder for folder in phases.values()] if phases is not None else [run_dir]
-    records = [load_record(folder) for folder in folders]  # all before the first is run again
+    records = [load_record(folder) for folder in folders]  # check all of them before any run
     for folder, recorded in zip(folders, records, strict=True):
         if (status := recorded["status"]) != "done":
-            raise UserError(f"{folder}: its status is {status}; only a run that is done counts.")
+            raise UserError(
+                f"{folder}: status {status}. Only a run with status done can be reproduced."
+            )
     codes = [EXIT_DONE]
-    with signals() as stopping:
+    with signals() as stop_signals:
         for folder, recorded in zip(folders, records, strict=True):
-            code = EXIT_INTERRUPTED if stopping else reproduce_one(folder, recorded, stopping)
+            code = (
+                EXIT_INTERRUPTED if stop_signals else reproduce_one(folder, recorded, stop_signals)
+            )
             codes.append(code)
             if code == EXIT_INTERRUPTED:
                 print(
-                    f"interrupted: {folder.name} and later phases were not compared. The same "
-                    "command starts over"
+                    f"Interrupted: {folder.name} and later phases were not compared. Repeat the "
+                    "command to start over."
                 )
                 break
     return max(codes)
@@ -68,26 +73,26 @@ def load_record(run_dir: Path) -> dict[str, Any]:
     path = run_dir / "record.json"
     recorded = json_files.read_json(path)
     if recorded is None:
-        why = rundir.DAMAGED if os.path.exists(path) else "it has no record.json"
+        fault = rundir.DAMAGED if os.path.exists(path) else "it has no record.json"
         raise UserError(
-            f"{run_dir}: {why}.{rundir.runs_in(run_dir)} Give the directory of a run, "
+            f"{run_dir}: {fault}.{rundir.runs_in(run_dir)} Name the directory of a run, "
             "for example runs/<name>/<timestamp>-<id>."
         )
     if faults := sealed.faults(recorded):
-        raise UserError(f"{path}: rejected because it cannot be trusted. {'; '.join(faults)}.")
+        raise UserError(f"{path}: rejected because it was changed. {'; '.join(faults)}.")
     return recorded
 
 
-def reproduce_one(run_dir: Path, recorded: dict[str, Any], stopping: list[int]) -> int:
+def reproduce_one(run_dir: Path, recorded: dict[str, Any], stop_signals: list[int]) -> int:
     """Run the recorded composition in a new directory next to the run; return the exit code.
 
-    `stopping` holds signals that asked to stop.
+    `stop_signals` contains the stop signals received so far.
     """
     config, warnings = prepare(recorded_config(recorded["composition"]))
-    for before in recorded.get("earlier", []):
+    for earlier in recorded.get("earlier", []):
         print(
-            f"a part of it ran on other ranks ({' '.join(before['overrides'])}): sums rounded "
-            "differently, so last digits will differ"
+            f"Part of the run used other ranks ({' '.join(earlier['overrides'])}). Their sums are "
+            "rounded differently, so last digits will differ."
         )
     host = detect.host(sys.executable)
     again_dir = run_dir.parent / f"{run_dir.name}{rundir.AGAIN}{rundir.fresh_name()}"
@@ -99,23 +104,23 @@ def reproduce_one(run_dir: Path, recorded: dict[str, Any], stopping: list[int]) 
     lines = [x for part in parts for x in rundir.differences(recorded[part], now[part], part)]
     print(f"{len(lines)} difference(s) in {', '.join((*COMPARED, 'composition'))}")
     print("".join(f"  {line}\n" for line in lines), end="")
-    exit_code = execute(plan, host, image, recorded["run_id"], stopping)
+    exit_code = execute(plan, host, image, recorded["run_id"], stop_signals)
     if exit_code == EXIT_INTERRUPTED:
         return exit_code
     if exit_code != EXIT_DONE:
-        print(f"the run failed again with exit code {exit_code}: {again_dir}")
+        print(f"The repeated run failed with exit code {exit_code}: {again_dir}")
         return EXIT_FAILED
     return compare(run_dir, again_dir)
 
 
 def compare_metrics(then: list[dict[str, Any]], now: list[dict[str, Any]]) -> list[str]:
-    """Return `step n, key: then -> now` for every figure that differs in any digit."""
+    """Return a line `step n, key: then -> now` for every metric that differs in any digit."""
     if len(then) != len(now):
-        return [f"{len(then)} lines then, {len(now)} now"]
+        return [f"{len(then)} lines of metrics then, {len(now)} now"]
     return [
         f"step {old.get('step')}, {key}: {old.get(key)} -> {new.get(key)}"
         for old, new in zip(then, now, strict=True)
-        for key in sorted({*old, *new} - VARIES)
+        for key in sorted({*old, *new} - NOT_COMPARED)
         if old.get(key) != new.get(key)
     ]
 
@@ -125,16 +130,16 @@ def compare(run_dir: Path, again_dir: Path) -> int:
     folders = (run_dir, again_dir)
     then, now = (json_files.read_metrics(folder / "metrics.jsonl") for folder in folders)
     old, new = (json_files.read_json(folder / "result.json") or {} for folder in folders)
-    differing = compare_metrics(then, now)
+    differences = compare_metrics(then, now)
     for key in ("weights_sha256", "data_sha256", "selected_sha256", "accuracy"):
         if old.get(key) != new.get(key):
-            differing.append(f"result.{key}: {old.get(key)} -> {new.get(key)}")
-    if not differing:
+            differences.append(f"result.{key}: {old.get(key)} -> {new.get(key)}")
+    if not differences:
         print(
             f"equal: {len(then)} lines of metrics and the results, to the last digit\n{again_dir}"
         )
         return EXIT_DONE
-    print(f"{len(differing)} figure(s) differ; the first: {differing[0]}\n{again_dir}")
+    print(f"{len(differences)} difference(s), the first: {differences[0]}\n{again_dir}")
     return EXIT_FAILED
 
 

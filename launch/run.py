@@ -1,4 +1,4 @@
-"""One command: compose, check, plan, execute, record.
+"""Compose, check, plan, execute and record one run.
 
 python launch/run.py hardware=mi350x method=grpo model=qwen3_4b mode=plan
 """
@@ -44,13 +44,13 @@ from launch.study import pipeline, sweep
 
 
 def run(overrides: list[str]) -> int:
-    """Run one command from its overrides to its exit code."""
+    """Run one command and return its exit code. Raises UserError and HostError."""
     request, search_result = Request(overrides), None
     config = compose(request)
-    hydra_options.refuse(request)
+    hydra_options.reject_hydra_keys(request)
     sweep.reject_sweep_keys(config, request)
     if has_phases(config):
-        request.say_warnings()
+        request.print_warnings()
         return pipeline.run(config, request)
     host = detect.host(sys.executable)
     if config.find != Find.none:
@@ -81,7 +81,7 @@ def run(overrides: list[str]) -> int:
 def show_plan(
     plan: Plan, host: detect.Host, search_result: dict[str, Any] | None, advice: str | None
 ) -> int:
-    """Show the plan and the result of find= or, if the run does not fit, remedies."""
+    """Show the plan, the result of find= and, if the run does not fit, `advice`; return 0."""
     config, on_slurm = plan.config, plan.config.runtime.name == "slurm"
     warnings = [*plan.warnings, *([advice] if advice else [])]
     plan = dataclasses.replace(plan, warnings=warnings, faster=faster(config, host))
@@ -99,7 +99,7 @@ def show_plan(
 
 
 def main(arguments: list[str]) -> int:
-    """Run a command line and return the exit code. Each error is printed as one message."""
+    """Run a command line and return the exit code. Print each error as one message."""
     if help.is_requested(arguments):
         print(help.text())
         return EXIT_DONE
@@ -112,10 +112,10 @@ def main(arguments: list[str]) -> int:
     except (UserError, HostError) as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    except KeyboardInterrupt:  # before anything runs; a started run saves first
-        print("interrupted: nothing was started", file=sys.stderr)
+    except KeyboardInterrupt:  # while planning; execute() handles the signals of a started run
+        print("Interrupted before anything was started.", file=sys.stderr)
         return EXIT_INTERRUPTED
-    except OSError as error:  # a disk that is full, a run directory that went away
+    except OSError as error:  # such as a full disk or a deleted run directory
         print(os_error_text(error), file=sys.stderr)
         return EXIT_HOST
 

@@ -1,4 +1,4 @@
-"""Call the launcher as a user does, and compose without a command line."""
+"""Call the launcher as a user does, compose configurations, and write run directories."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ ROOT = Path(__file__).parents[1]
 
 
 def pytest_configure() -> None:
-    # As launch/plan/process_env.py does for ranks on a CPU, before anything imports torch. Two test
-    # processes share two cores, and spinning threads tripled the CPU time of test_resume.py.
+    # launch/plan/process_env.py does the same for ranks on a CPU. It must precede the import of
+    # torch. Two test processes share two cores, and spinning threads tripled the CPU time of
+    # test_resume.py.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    # A shell without a terminal starts background jobs with SIGINT ignored; children inherit that.
+    # Background jobs of a shell without a terminal ignore SIGINT, and so do their children.
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -42,7 +43,10 @@ class Done:
 
 @pytest.fixture
 def launch(capfd, tmp_path, monkeypatch):
-    """Return launch("mode=plan", ...), run here in an empty directory. It may start no rank."""
+    """Return launch("mode=plan", ...), which runs in this process and in an empty directory.
+
+    It must not start ranks.
+    """
     monkeypatch.chdir(tmp_path)
 
     def call(*arguments: str) -> Done:
@@ -55,23 +59,23 @@ def launch(capfd, tmp_path, monkeypatch):
 
 @pytest.fixture
 def quick_supervision(monkeypatch):
-    """Poll often, and check afterwards that no process is left."""
+    """Poll often, and check afterwards that all processes have ended."""
     monkeypatch.setattr(supervise, "POLL_S", 0.02)
     monkeypatch.setattr(supervise, "QUERY_EVERY_S", 0.02)
     yield
-    assert orphans.marked({orphans.LAUNCHER: orphans.launcher()}) == [], "processes are left"
+    assert orphans.marked({orphans.LAUNCHER: orphans.launcher()}) == [], "processes still run"
 
 
 @pytest.fixture
 def hangups():
-    """SIGHUP is heard, also where `nohup` has the tests ignore it, and so every child."""
+    """Let SIGHUP end processes, even if `nohup` makes the tests and their children ignore it."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
 
 
 def command(*arguments: str, cwd: Path, **kwargs) -> subprocess.CompletedProcess:
-    """Run `python launch/run.py ...` as a process of its own, in `cwd`."""
+    """Run `python launch/run.py ...` in a separate process and in `cwd`."""
     env = {**os.environ, "COLUMNS": "200"}
     return subprocess.run(
         [sys.executable, str(ROOT / "launch/run.py"), *arguments],
@@ -85,24 +89,24 @@ def command(*arguments: str, cwd: Path, **kwargs) -> subprocess.CompletedProcess
 
 @functools.cache
 def composed(*overrides: str) -> Config:
-    """Return a composition; it is shared, so only read it."""
+    """Return a composition. It is cached, so do not modify it."""
     return compose(list(overrides))
 
 
 def leave_record(folder: Path, config: Config, status: str, **more) -> None:
-    """Write the record of a stopped run, with the fields that decide how it resumes."""
-    known = {
+    """Write a run's record with the fields that decide how it resumes."""
+    fields = {
         "status": status,
         "composition": composition(config),
         "composition_hash": composition_hash(config),
     }
     json_files.write_json(
-        folder / "record.json", sealed.seal({**dict.fromkeys(sealed.REQUIRED), **known, **more})
+        folder / "record.json", sealed.seal({**dict.fromkeys(sealed.REQUIRED), **fields, **more})
     )
 
 
 def leave_model(folder: Path) -> None:
-    """Write a model directory that plans accept: Qwen3 by name, and an empty weights file."""
+    """Write a model directory that plans accept: a Qwen3 with an empty weights file."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text('{"model_type": "qwen3"}')
     (folder / "tokenizer.json").write_text("{}")

@@ -1,1 +1,1 @@
-"""Turn a command's overrides into one complete configuration."""
+"""Turn the overrides of a command into one complete configuration."""

@@ -1,4 +1,4 @@
-"""Resolve `auto`: options that follow from the machine, the method and one another."""
+"""Choose an option for each group left at `auto`, from the machine, the method and other groups."""
 
 from __future__ import annotations
 
@@ -16,23 +16,26 @@ from launch.schema.enums import Reference
 
 
 def hardware(composed: DictConfig) -> list[str]:
-    """Return the override for `hardware=auto`, and print the GPUs found. Raises HostError."""
+    """Return the override that replaces `hardware=auto`, if any, and print the GPUs.
+
+    Raises HostError.
+    """
     if composed.hardware.name != "auto":
         return []
     all_gpus = detect.gpus()
     gpus = masks.visible(all_gpus, os.environ)
     group = detect.group_of(gpus, all_gpus)
-    _say(detect.detection_line(gpus, group))
+    _print_once(detect.detection_line(gpus, group))
     return [f"hardware={group}"]
 
 
-@functools.cache  # once per process, however many compositions a sweep or a pipeline makes
-def _say(line: str) -> None:
+@functools.cache  # a sweep or a pipeline composes many times
+def _print_once(line: str) -> None:
     print(line, file=sys.stderr)
 
 
-def others(composed: DictConfig) -> list[str]:
-    """Return overrides for every other group left at `auto`."""
+def other_groups(composed: DictConfig) -> list[str]:
+    """Return overrides for all groups but hardware that are left at `auto`."""
     choices = {
         "precision": precision,
         "topology": topology,
@@ -46,7 +49,7 @@ def others(composed: DictConfig) -> list[str]:
     ]
     if (
         "topology=split" in overrides
-        and not fits(composed)
+        and not fits_on_one_gpu(composed)
         and OmegaConf.is_missing(composed.topology, "strategy")
     ):
         overrides.append("topology.strategy=fsdp")
@@ -54,17 +57,18 @@ def others(composed: DictConfig) -> list[str]:
 
 
 def precision(composed: DictConfig) -> str:
-    """Return 4-bit weights for a quantized base, else the hardware's preferred precision."""
+    """Return nf4 for a quantized base, otherwise the preferred precision of the hardware."""
     if composed.adapter.quantize_base:
         return "nf4"
     return str(next(iter(composed.hardware.precisions), "fp32"))
 
 
 def topology(composed: DictConfig) -> str:
-    """Return the method's own topology, or `single` on one GPU.
+    """Return the topology for the method and the number of GPUs.
 
-    On several GPUs, return `split` if the method generates and vLLM runs; else `ddp`, or `fsdp` if
-    one GPU cannot hold a replica.
+    If the method lists topologies, the first is for one GPU and the last for several. Otherwise it
+    is `single` on one GPU. On several it is `split` if the method generates and vLLM supports the
+    GPU, `ddp` if a replica fits on one GPU, or `fsdp`.
     """
     nodes = composed.runtime.slurm.nodes
     gpus = nodes * (composed.topology.num_gpus or composed.hardware.gpus_per_node)
@@ -74,18 +78,18 @@ def topology(composed: DictConfig) -> str:
         return "single"
     if composed.method.generates and composed.hardware.vllm and nodes == 1:
         return "split"
-    return "ddp" if fits(composed) else "fsdp"
+    return "ddp" if fits_on_one_gpu(composed) else "fsdp"
 
 
-def fits(composed: DictConfig) -> bool:
-    """Return whether one GPU holds all of the training state.
+def fits_on_one_gpu(composed: DictConfig) -> bool:
+    """Return whether the complete training state fits on one GPU.
 
-    It takes 20 bytes per parameter: fp32 weights, gradients and two AdamW moments
-    (arXiv:1910.02054, section 3.1), and the buckets in which DDP reduces gradients. A reference
-    model takes 4 more. A fifth of the memory is left to activations.
+    The state has 20 bytes per parameter: fp32 weights, gradients and two AdamW moments
+    (arXiv:1910.02054, section 3.1), and DDP's gradient buckets. A reference model adds 4 bytes. A
+    fifth of the memory is left for activations.
     """
-    width = 24 if composed.method.reference == Reference.always else 20
-    state_gb = width * composed.model.num_parameters / 1e9
+    bytes_per_parameter = 24 if composed.method.reference == Reference.always else 20
+    state_gb = bytes_per_parameter * composed.model.num_parameters / 1e9
     return bool(state_gb < 0.8 * GIB * composed.hardware.memory_gb)
 
 
@@ -104,7 +108,7 @@ def overlap(config: Config) -> bool:
 
 
 def runtime(composed: DictConfig) -> str:
-    """Return docker if an image is given, or on AMD GPUs, for which we build images; else local."""
+    """Return docker if an image is set or the GPUs are from AMD; otherwise local."""
     if composed.runtime.name != "auto":
         return str(composed.runtime.name)
     if composed.container.name not in ("auto", "none"):
@@ -115,8 +119,8 @@ def runtime(composed: DictConfig) -> str:
 
 
 def container(composed: DictConfig) -> str:
-    """Return the hardware's image; the CPU's under smoke=true, which runs there."""
-    where = runtime(composed)
-    if where == "local" or (where == "slurm" and composed.runtime.slurm.inner.name == "local"):
+    """Return the image of the hardware, or `cpu` under smoke=true; `none` outside containers."""
+    name = runtime(composed)
+    if name == "local" or (name == "slurm" and composed.runtime.slurm.inner.name == "local"):
         return "none"
     return "cpu" if composed.smoke else str(composed.hardware.container)

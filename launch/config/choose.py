@@ -1,22 +1,22 @@
-"""speed=auto: choose settings that make a training step faster without changing its result.
+"""Choose settings for speed=auto that make a training step faster without changing its result.
 
-Keys that the user set (config.speed_keeps) or a hardware file sets are never changed. Of the
-settings whose predicted memory fits with the planner's own error to spare, those with the most
-predicted tokens per second are taken. Everything here is a pure function of a checked composition
-(launch/plan/planning.py, prepare). A candidate is a modified copy, never a new composition.
+The keys in config.speed_keeps, which the user or a file sets, are never changed. A candidate must
+fit in memory even if the prediction is too low by the planner's usual error. Of those, the one with
+the most predicted tokens per second is chosen. All functions are pure. They start from a
+composition that `prepare` of launch/plan/planning.py has checked, and modify copies of it.
 """
 
 from __future__ import annotations
 
 import bisect
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from launch.config.compose import leaf
-from launch.config.unchanging import divides_evenly, why
+from launch.config.fixed_settings import divides_evenly, reason_to_keep
 from launch.estimate import margin, memory
-from launch.estimate.batch_counts import PROMPT, batch
+from launch.estimate.batch_counts import PROMPT_TOKENS, batch
 from launch.estimate.speed import COMPILE_S, num_steps, speed
 from launch.machine import placement
 from launch.machine.detect import Host
@@ -28,45 +28,45 @@ BATCH, ACCUMULATION = (
     "method.args.per_device_train_batch_size",
     "method.args.gradient_accumulation_steps",
 )
-OF_A_BATCH = (BATCH, ACCUMULATION)
+BATCH_KEYS = (BATCH, ACCUMULATION)
 CHECKPOINTING, LAYERS = "method.args.gradient_checkpointing", "step.checkpointed_layers"
 COMPILE, ROWS, WORKERS = "step.compile", "step.rows", "hardware.dataloader.num_workers"
-GAIN = 1.02  # least gain that changes a setting; smaller gains are within the formula's own error
-MOST_ROWS = 64  # rows of the largest micro-batch tried: more do not fill a GPU any better
+MIN_GAIN = 1.02  # smaller predicted gains are within the error of the formula
+MAX_ROWS = 64  # of a micro-batch; larger ones do not use a GPU better
 # loader workers of a rank; 4 is the default in conf/hardware/base/common.yaml
-FEWEST_WORKERS, MOST_WORKERS = (1, 4)
-PLAIN = "TRL's default, which speed=off and tuning runs keep"
-# Prompt tokens that GRPO's memory must leave room for if prompts have no limit: four times what
-# batch() counts.
-PROMPT_TOKENS = 1024
+MIN_WORKERS, MAX_WORKERS = (1, 4)
+TRL_DEFAULT = "TRL's default, which speed=off and tuning runs keep"
+# Longest prompt that must fit in GRPO's memory if prompts have no limit. batch() assumes a quarter.
+LONGEST_PROMPT_TOKENS = 1024
 
 
 def choose(config: Config, host: Host) -> Config:
-    """Return `config` with every choice made and listed in `chosen`; keys listed there stay."""
+    """Return `config` with all choices made and listed in `chosen`. Keys already listed stay."""
     if not (config.method.trains or config.method.tunes):
         return config
     off = config.speed == Speed.off or config.method.tunes
-    config = _with_choice(config, COMPILE, *_compile(config, off))
-    config = _with_choice(config, ROWS, *((Rows.padded, PLAIN) if off else _rows(config)))
+    config = _with_choice(config, COMPILE, *_compile_choice(config, off))
+    layout = (Rows.padded, TRL_DEFAULT) if off else _rows_choice(config)
+    config = _with_choice(config, ROWS, *layout)
     if off or config.smoke:
         return config
     config = _with_workers(config, host)
     if config.hardware.vendor == Vendor.none or speed(config).step_s is None:
         return config
-    return _sized(_worth_compiling(config), host)
+    return _with_fastest_batch(_without_slow_compile(config), host)
 
 
-def _in_turn(config: Config) -> Config:
-    """Return a copy whose generation and training take turns.
+def _without_overlap(config: Config) -> Config:
+    """Return a copy in which generation and training do not overlap.
 
-    When they overlap, one hides the other. Predictions are too rough to tell which, so neither is
-    slowed.
+    With overlap only the longer of the two would count, and predictions are too rough to tell which
+    is longer. So a choice must not slow either.
     """
     return with_value(config, "topology.overlap", False)
 
 
 def apply(config: Config, choices: list[Choice]) -> Config:
-    """Return `config` with the choices of a record; keys that the user sets now stay."""
+    """Return `config` with the choices of a record, except for keys that the user now sets."""
     for choice in choices:
         is_name = choice.key == ROWS and isinstance(choice.value, str)
         value = Rows[choice.value] if is_name else choice.value
@@ -75,14 +75,14 @@ def apply(config: Config, choices: list[Choice]) -> Config:
 
 
 def without_choices(config: Config) -> Config:
-    """Return the composition as it was before any choice."""
+    """Return the composition without the choices of speed=auto."""
     for choice in reversed(config.chosen):
         config = with_value(config, choice.key, choice.before)
     return dataclasses.replace(config, chosen=[])
 
 
 def with_value(config: Config, key: str, value: Any) -> Config:
-    """Return a copy with `value` at a dotted key; None removes an argument of the method."""
+    """Return a copy with `value` at a dotted key; None removes a key of a free mapping."""
     group, *rest = key.split(".")
     return dataclasses.replace(config, **{group: _with(getattr(config, group), rest, value)})
 
@@ -98,13 +98,13 @@ def _with(node: Any, path: list[str], value: Any) -> Any:
 
 
 def _is_free(config: Config, key: str) -> bool:
-    """Return whether neither the user nor an earlier choice set the key."""
-    taken = {*config.speed_keeps, *(choice.key for choice in config.chosen)}
-    return key not in taken and not (key.startswith("step.") and leaf(config, key) is not None)
+    """Return whether the key is still open: neither set by the user or a file nor chosen."""
+    fixed = {*config.speed_keeps, *(choice.key for choice in config.chosen)}
+    return key not in fixed and not (key.startswith("step.") and leaf(config, key) is not None)
 
 
 def _with_choice(config: Config, key: str, value: Any, reason: str) -> Config:
-    """Return `config` with the choice, unless the key is not free or already has the value."""
+    """Return `config` with a choice added if the key is free and has another value."""
     before = leaf(config, key)
     if not _is_free(config, key) or before == value:
         return config
@@ -112,134 +112,132 @@ def _with_choice(config: Config, key: str, value: Any, reason: str) -> Config:
     return dataclasses.replace(with_value(config, key, value), chosen=[*config.chosen, choice])
 
 
-def _compile(config: Config, off: bool) -> tuple[bool, str]:
-    """Return whether to compile each layer, and why.
+def _compile_choice(config: Config, off: bool) -> tuple[bool, str]:
+    """Return whether to compile each layer, and the reason.
 
-    A reason that forbids compiling outweighs all others.
+    A reason that forbids compiling has priority over all others.
     """
-    eager = why("eager", config)
-    if eager:
-        return False, eager
+    eager_reason = reason_to_keep("eager", config)
+    if eager_reason:
+        return False, eager_reason
     if config.precision.compute == "fp8":
-        return True, "precision=fp8 takes three times as long as bf16 without it"
+        return True, "without it, precision=fp8 takes three times as long as bf16"
     if off:
-        return False, PLAIN
-    checked = (
-        ""
-        if config.hardware.compile_measured
-        else f"; not measured on {config.hardware.name}: the first micro-batch checks it"
-    )
-    return True, f"fewer, larger kernels{checked}"
+        return False, TRL_DEFAULT
+    note = f"; not measured on {config.hardware.name}, so the first micro-batch checks it"
+    return True, f"fewer, larger kernels{'' if config.hardware.compile_measured else note}"
 
 
-def _rows(config: Config) -> tuple[Rows, str]:
-    padded = why("padded", config)
-    if padded:
-        return Rows.padded, padded
+def _rows_choice(config: Config) -> tuple[Rows, str]:
+    """Return the layout of a step's rows, and the reason."""
+    padded_reason = reason_to_keep("padded", config)
+    if padded_reason:
+        return Rows.padded, padded_reason
     generates = config.method.generates
-    grouped = "rows of similar length share a micro-batch"
+    grouped_reason = "rows of similar length share a micro-batch"
     if generates:
-        grouped = "each micro-batch is padded to its own longest completion"
+        grouped_reason = "each micro-batch is padded to its own longest completion"
     if Rows.packed not in config.method.row_layouts:
-        return Rows.grouped, f"{grouped}, within one optimizer step"
-    apart = why("apart", config)
-    if apart:
-        return Rows.grouped, f"{apart}; {grouped}"
-    what = "completions of a micro-batch" if generates else "rows of a step"
+        return Rows.grouped, f"{grouped_reason}, within one optimizer step"
+    unpacked_reason = reason_to_keep("unpacked", config)
+    if unpacked_reason:
+        return Rows.grouped, f"{unpacked_reason}; {grouped_reason}"
+    rows = "completions of a micro-batch" if generates else "rows of a step"
     return (
         Rows.packed,
-        f"packing the {what} removes padding; {config.hardware.packed_attention} respects "
+        f"packing the {rows} removes padding; {config.hardware.packed_attention} respects "
         "their boundaries",
     )
 
 
 def _with_workers(config: Config, host: Host) -> Config:
-    """Return `config` with fewer loader workers if it trains here and this host has few cores."""
+    """Return `config` with fewer loader workers if this host has its GPUs but few cores."""
     workers, ranks = config.hardware.dataloader.num_workers, placement.trainers_of_a_node(config)
     if config.data.streaming or not workers or not host.gpus_of(config.hardware.vendor):
-        return config  # with streamed rows, the number of workers decides their order
-    spare = max(FEWEST_WORKERS, min(MOST_WORKERS, host.num_cores // ranks - 1))
+        return config  # the order of streamed rows depends on the number of workers
+    available = max(MIN_WORKERS, min(MAX_WORKERS, host.num_cores // ranks - 1))
     reason = f"{host.num_cores} cores for {ranks} rank(s)"
-    return _with_choice(config, WORKERS, spare, reason) if spare < workers else config
+    return _with_choice(config, WORKERS, available, reason) if available < workers else config
 
 
-def _sized(config: Config, host: Host) -> Config:
-    """Choose the micro-batch and checkpointing that fit and are predicted fastest."""
+def _with_fastest_batch(config: Config, host: Host) -> Config:
+    """Choose the micro-batch and checkpointing with the highest predicted speed that fit."""
     processes = placement.process_groups(config, host)
     smaller = memory.measured(config, processes, host)
 
     def fits(candidate: Config) -> bool:
-        entries = memory.memory(_longest_prompts(candidate), processes, smaller)
+        entries = memory.memory(_with_long_prompts(candidate), processes, smaller)
         return all(entry.fits and not margin.close(entry) for entry in entries)
 
-    def rate_of(candidate: Config) -> float:
-        return speed(_in_turn(candidate)).tokens_per_second or 0.0
+    def tokens_per_second(candidate: Config) -> float:
+        return speed(_without_overlap(candidate)).tokens_per_second or 0.0
 
-    best, most, fitted = config, rate_of(config) * GAIN, fits(config)
+    best, threshold, best_fits = config, tokens_per_second(config) * MIN_GAIN, fits(config)
     for candidate in _candidates(config, fits):
-        rate = rate_of(candidate)
-        if rate > most or not fitted:  # any candidate that fits beats one that does not
-            best, most, fitted = candidate, rate * GAIN, True
-    return _listed(config, best)
+        rate = tokens_per_second(candidate)
+        if rate > threshold or not best_fits:
+            best, threshold, best_fits = candidate, rate * MIN_GAIN, True
+    return _with_choices_of(config, best)
 
 
-def _candidates(config: Config, fits: Any) -> Iterator[Config]:
+def _candidates(config: Config, fits: Callable[[Config], bool]) -> Iterator[Config]:
     """Yield each micro-batch that fits, with as few recomputed layers as possible."""
-    for sized in _batches(config):
+    for candidate in _batches(config):
         if (
             not _is_free(config, CHECKPOINTING)
             or not _is_free(config, LAYERS)
-            or why("checkpointing", config)
+            or reason_to_keep("checkpointing", config)
         ):
-            yield from [sized] if fits(sized) else []
+            yield from [candidate] if fits(candidate) else []
             continue
 
-        def fits_with(layers: int, sized: Config = sized) -> bool:
-            return bool(fits(_recomputing(sized, layers)))
+        def fits_with(num_layers: int, candidate: Config = candidate) -> bool:
+            return fits(_with_checkpointing(candidate, num_layers))
 
         layers = range(config.model.num_layers + 1)
         fewest = bisect.bisect_left(layers, True, key=fits_with)
         if fewest < len(layers):
-            yield _recomputing(sized, fewest)
+            yield _with_checkpointing(candidate, fewest)
 
 
 def _batches(config: Config) -> Iterator[Config]:
     """Yield every division of a step's sequences into micro-batches, the current one first."""
     yield config
-    if why("batch", config) or not (_is_free(config, BATCH) and _is_free(config, ACCUMULATION)):
+    is_free = _is_free(config, BATCH) and _is_free(config, ACCUMULATION)
+    if not is_free or reason_to_keep("batch", config):
         return
     size = batch(config)
     rows = size.per_device * size.accumulation
-    for n in range(1, min(rows, MOST_ROWS) + 1):
+    for n in range(1, min(rows, MAX_ROWS) + 1):
         if rows % n == 0 and n != size.per_device and divides_evenly(config, n):
             yield with_value(with_value(config, BATCH, n), ACCUMULATION, rows // n)
 
 
-def _recomputing(config: Config, layers: int) -> Config:
-    """Return a copy that checkpoints `layers` layers, from none to all of them."""
-    some = layers if 0 < layers < config.model.num_layers else None
-    return with_value(with_value(config, CHECKPOINTING, layers > 0), LAYERS, some)
+def _with_checkpointing(config: Config, num_layers: int) -> Config:
+    """Return a copy that recomputes `num_layers` layers, from none to all of them."""
+    layers = num_layers if 0 < num_layers < config.model.num_layers else None
+    return with_value(with_value(config, CHECKPOINTING, num_layers > 0), LAYERS, layers)
 
 
-def _longest_prompts(config: Config) -> Config:
-    """Return a copy with longer completions, for prompts that exceed their planned length.
+def _with_long_prompts(config: Config) -> Config:
+    """Return a copy whose completions are longer by the tokens that long prompts may add.
 
-    The planned memory then covers them.
+    batch() assumes prompts of PROMPT_TOKENS, so the plan would not cover longer ones.
     """
-    longest = argument(config, "max_completion_length")
-    bounded = config.topology.server_max_length or argument(config, "vllm_max_model_length")
+    completion = argument(config, "max_completion_length")
+    has_limit = config.topology.server_max_length or argument(config, "vllm_max_model_length")
     has_short_prompts = config.data.kind in ("reasoning", "code")
-    if not longest or bounded or has_short_prompts:
+    if not completion or has_limit or has_short_prompts:
         return config
-    tokens = int(longest) + PROMPT_TOKENS - PROMPT
+    tokens = int(completion) + LONGEST_PROMPT_TOKENS - PROMPT_TOKENS
     return with_value(config, "method.args.max_completion_length", tokens)
 
 
-def _listed(config: Config, best: Config) -> Config:
-    """Return `config` with the values of `best`, each with its reason and its predicted gain."""
+def _with_choices_of(config: Config, best: Config) -> Config:
+    """Return `config` with the values of `best` as choices, each with reason and predicted gain."""
     for reasons in (
         {
-            BATCH: "the same sequences per step, in the fastest division that fits",
+            BATCH: "the fastest division of the same sequences that fits",
             ACCUMULATION: f"follows from {BATCH}",
         },
         {
@@ -257,30 +255,31 @@ def _listed(config: Config, best: Config) -> Config:
 
 
 def _gain(before_s: float | None, after_s: float | None) -> str:
+    """Return the predicted gain as the end of a reason; '' if there is no gain."""
     gain = round(before_s / after_s, 2) if before_s and after_s else 1.0
     return f"; predicted {gain:.2f}x" if gain > 1 else ""
 
 
-def _worth_compiling(config: Config) -> Config:
-    """Return `config`, eager if the run ends before compiling pays off."""
+def _without_slow_compile(config: Config) -> Config:
+    """Return `config`, but without compilation if that takes longer than it saves."""
     compiles = any(choice.key == COMPILE and choice.value for choice in config.chosen)
     if not compiles or config.precision.compute == "fp8":
         return config
     eager, steps = with_value(config, COMPILE, False), num_steps(config, batch(config))
-    slow, fast = speed(_in_turn(eager)).step_s, speed(_in_turn(config)).step_s
-    saved = slow - fast if slow and fast else 0.0
-    pays = saved > 0 and (steps is None or steps * saved > COMPILE_S)
-    why = "compiling gains nothing"
-    if steps and saved > 0:
-        why = f"{steps} steps save {steps * saved:.0f} s, but compiling takes {COMPILE_S:.0f} s"
+    eager_s, compiled_s = (speed(_without_overlap(each)).step_s for each in (eager, config))
+    saved_s = eager_s - compiled_s if eager_s and compiled_s else 0.0
+    pays = saved_s > 0 and (steps is None or steps * saved_s > COMPILE_S)
+    loss = "compiling gains nothing"
+    if steps and saved_s > 0:
+        loss = f"{steps} steps save {steps * saved_s:.0f} s, but compiling takes {COMPILE_S:.0f} s"
     chosen = list(config.chosen)
     for i, choice in enumerate(chosen):
         if choice.key == COMPILE:
-            reason = choice.reason + _gain(slow, fast) if pays else why
+            reason = choice.reason + _gain(eager_s, compiled_s) if pays else loss
             chosen[i] = dataclasses.replace(choice, value=pays, reason=reason)
     return dataclasses.replace(config if pays else eager, chosen=chosen)
 
 
-def recorded(content: Mapping[str, Any]) -> list[Choice]:
+def recorded_choices(composition: Mapping[str, Any]) -> list[Choice]:
     """Return the choices in a recorded composition."""
-    return [Choice(**choice) for choice in content.get("chosen", [])]
+    return [Choice(**choice) for choice in composition.get("chosen", [])]

@@ -1,4 +1,4 @@
-"""Print --help: the keys, the groups with their options from conf/, and commands to start from."""
+"""Compose the text of --help: help.txt with the groups and options of conf/."""
 
 from __future__ import annotations
 

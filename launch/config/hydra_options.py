@@ -1,6 +1,6 @@
-"""Serve --cfg, --info and shell completion by Hydra's own command line, with our error messages.
+"""Run --cfg, --info and shell completion through Hydra's command line, with our error messages.
 
-launch/study/sweep.py serves -m.
+launch/study/sweep.py runs -m.
 """
 
 from __future__ import annotations
@@ -26,44 +26,38 @@ def is_requested(arguments: list[str]) -> bool:
     return any(argument.startswith("-") for argument in arguments)
 
 
-def refuse(request: Request) -> None:
-    """Raise UserError for Hydra's own keys, which take no effect because Hydra only composes."""
+def reject_hydra_keys(request: Request) -> None:
+    """Raise UserError for Hydra's own keys, because we use Hydra only to compose."""
     for override in request.parsed:
         if belongs_to_hydra(override) and override.key_or_group != "hydra.searchpath":
             raise UserError(
-                f"{override.input_line}: Hydra only composes here, so it takes no effect. Use: "
-                "run_root=<directory> and name=<name> to place runs; hydra.searchpath=[...] "
-                "for files of your own; -m for a sweep, whose trials runtime=slurm submits as jobs."
+                f"{override.input_line}: no effect, because the launcher uses Hydra only to "
+                "compose. Use: run_root=<directory> and name=<name> for the run directory; "
+                "hydra.searchpath=[...] for your own configuration files; or -m for a sweep, which "
+                "runtime=slurm submits as jobs."
             )
 
 
-def _checked(arguments: list[str]) -> list[str]:
-    """Return the arguments with their overrides checked, except on a half-typed line."""
-    parser = get_args_parser()
-    parser.error = _reject  # type: ignore[method-assign]
-    parsed = parser.parse_args(arguments)
-    if parsed.shell_completion:
-        return arguments
-    return [
-        *(a for a in arguments if a not in parsed.overrides),
-        *Request(parsed.overrides).checked(),
-    ]
-
-
-def _reject(message: str) -> NoReturn:
-    """Raise UserError; argparse's own method would print Hydra's whole usage first."""
+def _reject_option(message: str) -> NoReturn:
+    """Raise UserError in place of argparse's method, which would print Hydra's usage."""
     raise UserError(f"{message}. Overrides are key=value. See python launch/run.py --help.")
 
 
 def run(arguments: list[str], job: Callable[[list[str]], int]) -> int:
-    """Hand the arguments to Hydra, which shows something or calls `job`; return the exit code."""
+    """Pass the arguments to Hydra, which prints something or calls `job`. Return the exit code."""
+    parser = get_args_parser()
+    parser.error = _reject_option  # type: ignore[method-assign]
+    parsed = parser.parse_args(arguments)
+    if not parsed.shell_completion:  # completion gets half-typed overrides
+        options = [argument for argument in arguments if argument not in parsed.overrides]
+        arguments = [*options, *Request(parsed.overrides).checked()]
     exit_codes: list[int] = []
 
     def task(_composed: DictConfig) -> None:
         exit_codes.append(job(list(HydraConfig.get().overrides.task)))
 
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # raise errors, so that the message is ours
-    sys.argv = [sys.argv[0], *_checked(arguments)]
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # raise errors rather than print them
+    sys.argv = [sys.argv[0], *arguments]
     try:
         hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(task)()
     except (HydraException, OmegaConfBaseException, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Scale the learning rate to a batch other than the one it was chosen for."""
+"""Scale the learning rate with the batch, relative to the batch for which it was chosen."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from launch.schema.trainer_args import value
 
 
 def scaled(config: Config, trainer_args: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return the trainer's arguments after `method.lr_scaling`, and a line about the change.
+    """Return the trainer's arguments with the scaled rate, and a message about the change.
 
-    The batch is the sequences of one optimizer step on all ranks. The composition keeps the
-    unscaled rate, so a run repeated from its record is not scaled twice.
+    The batch is the number of sequences per optimizer step on all ranks. The composition still has
+    the unscaled rate, so a run repeated from its record is not scaled twice.
     """
     method = config.method
     if method.lr_scaling == LrScaling.none or method.lr_reference_batch is None:
@@ -24,7 +24,7 @@ def scaled(config: Config, trainer_args: dict[str, Any]) -> tuple[dict[str, Any]
     ratio = size / method.lr_reference_batch
     factor = ratio if method.lr_scaling == LrScaling.linear else math.sqrt(ratio)
     line = (
-        f"method.lr_scaling={method.lr_scaling.value}: learning_rate={rate * factor:.4g}, "
+        f"method.lr_scaling={method.lr_scaling.value}: learning_rate={rate * factor:.4g}, which is "
         f"{rate:g} x {factor:.4g} for {size} sequences per step instead of "
         f"{method.lr_reference_batch}."
     )

@@ -1,7 +1,7 @@
-"""Scale any composition down until a CPU runs it in seconds, along the same code path.
+"""Scale any composition down for smoke=true, so that a CPU runs the same code path in seconds.
 
-This is smoke=true. Only sizes change. What an argument means for the algorithm (loss, beta,
-scheduler ...) stays as composed, and so does every key of smoke_keeps.
+Only sizes change. Arguments of the algorithm (loss, beta, scheduler ...) and the keys in
+smoke_keeps stay as composed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from launch.schema.enums import Debug, Init, Link, Profile, Rocprof, Vendor
 SIZES = {
     "max_steps": 2,
     "logging_steps": 1,
-    "save_strategy": "no",  # the model at the end is enough
+    "save_strategy": "no",  # the final model is saved anyway
     "per_device_train_batch_size": 4,
     "per_device_eval_batch_size": 4,
     "gradient_accumulation_steps": 1,
@@ -31,21 +31,23 @@ SIZES = {
     "samples_per_prompt": 1,
     "batch_size": 8,
 }
-# Rows keep their length, because a prompt has to fit. The small vocabulary needs about three tokens
-# for one of a real vocabulary.
-TOKENS_FOR_ONE = 4
+# Rows keep their text, which the small vocabulary splits into about three times as many tokens as a
+# real one. max_length is multiplied by this.
+LENGTH_FACTOR = 4
 # Tokens of a sequence. DPO's batch of this length takes 2.2 GB, and memory grows with the square.
-MOST_TOKENS = 2048
+MAX_TOKENS = 2048
 # Arguments of vLLM's engine that also work on a CPU, unlike those for kernels and dtypes.
-ENGINE = ("max_num_seqs", "enable_prefix_caching", "async_scheduling", "skip_tokenizer_init")
-LOW_PRECISION = {"fp8": "torchao", "nf4": "bitsandbytes"}  # the packages that compute in them
+CPU_ENGINE_ARGS = (
+    *("max_num_seqs", "enable_prefix_caching", "async_scheduling", "skip_tokenizer_init"),
+)
+LOW_PRECISION = {"fp8": "torchao", "nf4": "bitsandbytes"}  # precision -> required package
 DATA_SIZES = ("data.num_train", "data.num_heldout", "data.limit")
-# argument -> its value on a CPU, and why no other is possible, even if smoke_keeps names it
-NOT_ON_A_CPU = {
-    "torch_compile": (False, "compiling takes minutes of a CPU"),
-    "use_liger_kernel": (False, "Liger's kernels are for a GPU"),
+# argument -> its only value on a CPU, and the reason; smoke_keeps does not protect it
+CPU_VALUES = {
+    "torch_compile": (False, "compiling takes minutes on a CPU"),
+    "use_liger_kernel": (False, "Liger's kernels need a GPU"),
     "fail_below": (None, "figures of a CPU are not compared"),
-    "optim": ("adamw_torch", "the optimizer that runs everywhere"),
+    "optim": ("adamw_torch", "this optimizer runs on every device"),
 }
 MODEL_SIZES = {
     "num_layers": 2,
@@ -59,30 +61,30 @@ MODEL_SIZES = {
 
 
 def scale_down(config: Config) -> tuple[Config, list[str]]:
-    """Return the small composition, and a line for each setting that a CPU cannot have.
+    """Return the small composition, and a line for each setting that a CPU does not support.
 
-    Such a line reads `what was given: what replaces it`.
+    A line has the form `<setting>: <replacement or reason>`.
     """
     small = copy.deepcopy(config)
     _shrink_model(small)
-    fewer_words = small.model.vocab_size < config.model.vocab_size
-    left_out = _shrink_arguments(small, TOKENS_FOR_ONE if fewer_words else 1)
+    has_small_vocabulary = small.model.vocab_size < config.model.vocab_size
+    replaced = _shrink_arguments(small, LENGTH_FACTOR if has_small_vocabulary else 1)
     _shrink_data(small)
-    if small.adapter.rank is not None and small.adapter.path is None:  # a loaded one has a rank
+    if small.adapter.rank is not None and small.adapter.path is None:  # else the file sets it
         _set(small, "adapter.rank", min(small.adapter.rank, 4))
     if config.precision.name != "fp32" and not _has_precision(config):
-        fp16 = config.precision.name == "fp16"
-        where = ", fp16 only where it trains, without DeepSpeed or vLLM" if fp16 else ""
-        left_out.append(f"precision={config.precision.name}: a CPU computes in fp32{where}")
+        limits = " (in fp16 only to train without DeepSpeed and vLLM)"
+        limits = limits if config.precision.name == "fp16" else ""
+        replaced.append(f"precision={config.precision.name}: a CPU computes in fp32{limits}")
         small.precision.name = small.precision.compute = small.precision.weights = "fp32"
         small.adapter.quantize_base = False
-    left_out += _shrink_topology(small)
-    left_out += _shrink_effective_batch(small)
+    replaced += _shrink_topology(small)
+    replaced += _shrink_effective_batch(small)
     if small.debug != Debug.none:
-        left_out.append(f"debug={small.debug.name}: its variables only affect a GPU")
+        replaced.append(f"debug={small.debug.name}: its variables only affect a GPU")
         small.debug = Debug.none
     if small.profile in (Profile.memory, Profile.rocprof):
-        left_out.append(f"profile={small.profile.name}: it needs a GPU; smoke uses profile=torch")
+        replaced.append(f"profile={small.profile.name}: profile=torch, because it needs a GPU")
         small.profile, small.rocprof = Profile.torch, Rocprof.v3
     if small.step.checkpointed_layers is not None:
         small.step.checkpointed_layers = min(small.step.checkpointed_layers, small.model.num_layers)
@@ -92,16 +94,16 @@ def scale_down(config: Config) -> tuple[Config, list[str]]:
     hardware.gpus_per_node = max(1, small.topology.num_gpus or 1)
     hardware.dataloader.num_workers, hardware.dataloader.pin_memory = 0, False
     hardware.peak_tflops, hardware.precisions = {}, [small.precision.name]
-    # Pack rows on the CPU if they are packed on the GPU.
+    # Pack rows on the CPU if they would be packed on the GPU.
     hardware.packed_attention = hardware.packed_attention and "sdpa"
-    # A CPU has these, so no rule about the GPU applies.
+    # Avoid rules about GPUs that lack these.
     hardware.compile = hardware.triton = hardware.vllm = True
-    return small, left_out
+    return small, replaced
 
 
-def smaller(config: Config, small: Config) -> list[str]:
-    """Return `key given -> here` for every size that scale_down changed."""
-    arguments = {*config.method.args, *small.method.args} - {*NOT_ON_A_CPU}
+def changed_sizes(config: Config, small: Config) -> list[str]:
+    """Return a line `<key> <before> -> <after>` for every size that scale_down changed."""
+    arguments = {*config.method.args, *small.method.args} - {*CPU_VALUES}
     sizes = {
         *(f"method.args.{name}" for name in arguments),
         *(f"model.{name}" for name in MODEL_SIZES),
@@ -117,14 +119,14 @@ def smaller(config: Config, small: Config) -> list[str]:
 
 
 def _set(config: Config, key: str, value: Any) -> None:
-    """Set a key of the schema unless smoke_keeps names it."""
+    """Set a key of the schema unless it is in smoke_keeps."""
     if key not in config.smoke_keeps:
         *groups, name = key.split(".")
         setattr(functools.reduce(getattr, groups, config), name, value)
 
 
 def _shrink_model(config: Config) -> None:
-    """Replace the model by a small one of random weights, unless its weights are local."""
+    """Replace the model by a small one with random weights, unless its weights are local."""
     model = config.model
     if model.path:
         return
@@ -137,103 +139,102 @@ def _shrink_model(config: Config) -> None:
 
 def _shrink_data(config: Config) -> None:
     data = config.data
-    if data.kind == "samples":  # random weights give no correct answer
+    if data.kind == "samples":  # samples of random weights have equal scores
         _set(config, "data.pairs_of_any", True)
     _set(config, "data.num_train", data.num_train and min(data.num_train, 32))
     _set(config, "data.num_heldout", min(data.num_heldout, 8))
-    if "data.num_train" not in config.smoke_keeps:  # else data.limit would cut these rows
+    if "data.num_train" not in config.smoke_keeps:  # data.limit would cut the user's number
         _set(config, "data.limit", min(data.limit or 32, 32))
 
 
-def _shrink_arguments(config: Config, tokens_for_one: int) -> list[str]:
-    """Set the method's own sizes (method.smoke) over the usual ones, and smoke_keeps over both.
+def _shrink_arguments(config: Config, length_factor: int) -> list[str]:
+    """Set the arguments to SIZES, overridden by method.smoke and then by smoke_keeps.
 
-    Return a line for each argument that a CPU cannot have.
+    Return a line for each argument that a CPU does not support.
     """
-    args, known = config.method.args, trainer_args.known(config)
-    own = {name: value for name, value in config.method.smoke.items() if name not in NOT_ON_A_CPU}
-    typed = _kept_arguments(config)
-    sizes = {name: value for name, value in SIZES.items() if name in known}
-    longest = trainer_args.value(config, "max_length") if "max_length" in known else None
-    if longest:
-        sizes["max_length"] = min(tokens_for_one * longest, MOST_TOKENS, config.model.max_positions)
-    if config.method.selection.metric is not None and config.method.trains:
-        sizes |= {"save_strategy": "steps", "save_steps": 1}  # saves models to choose from
-    if args.get("num_generations_eval"):  # the usual size need not be a multiple of it
-        sizes["per_device_eval_batch_size"] = args["num_generations_eval"]
-    chosen = {**own, **typed}
-    args |= sizes | chosen
-    if "num_train_epochs" in chosen and "max_steps" not in chosen:
-        args.pop("max_steps", None)
-    elif "num_train_epochs" not in typed:
-        args.pop("num_train_epochs", None)
-    left_out = []
-    for name, (value, why) in NOT_ON_A_CPU.items():
-        if name in known:
-            if args.get(name, value) != value:
-                left_out.append(f"method.args.{name}={args[name]}: {why}")
-            args[name] = value
-    return left_out
-
-
-def _kept_arguments(config: Config) -> dict[str, Any]:
-    """Return the arguments in smoke_keeps, whole even if only a part of a mapping is named.
-
-    method.smoke replaces whole arguments.
-    """
+    args, arguments = config.method.args, trainer_args.known(config)
+    method_sizes = {k: v for k, v in config.method.smoke.items() if k not in CPU_VALUES}
+    # If the user sets part of a mapping, keep all of it, because method.smoke would replace it.
     keys = [key.split(".") for key in config.smoke_keeps]
     names = {parts[2] for parts in keys if parts[:2] == ["method", "args"] and len(parts) > 2}
-    names -= {*NOT_ON_A_CPU}
-    return {name: value for name, value in config.method.args.items() if name in names}
+    user_args = {k: v for k, v in args.items() if k in names and k not in CPU_VALUES}
+    sizes = {name: value for name, value in SIZES.items() if name in arguments}
+    longest = trainer_args.value(config, "max_length") if "max_length" in arguments else None
+    if longest:
+        sizes["max_length"] = min(length_factor * longest, MAX_TOKENS, config.model.max_positions)
+    if config.method.selection.metric is not None and config.method.trains:
+        sizes |= {"save_strategy": "steps", "save_steps": 1}  # saves models to choose from
+    if args.get("num_generations_eval"):  # the batch must be a multiple of this group
+        sizes["per_device_eval_batch_size"] = args["num_generations_eval"]
+    overrides = {**method_sizes, **user_args}
+    args |= sizes | overrides
+    if "num_train_epochs" in overrides and "max_steps" not in overrides:
+        args.pop("max_steps", None)
+    elif "num_train_epochs" not in user_args:
+        args.pop("num_train_epochs", None)
+    replaced = []
+    for name, (value, reason) in CPU_VALUES.items():
+        if name in arguments:
+            if args.get(name, value) != value:
+                replaced.append(f"method.args.{name}={args[name]}: {reason}")
+            args[name] = value
+    return replaced
 
 
 def _shrink_topology(config: Config) -> list[str]:
-    """Reduce several processes to two, and servers to one, on vLLM's build for the CPU."""
-    topology, left_out = config.topology, []
+    """Reduce the topology to two trainers and one server of vLLM's build for the CPU.
+
+    Return a line for each setting that changes.
+    """
+    topology, replaced = config.topology, []
     if topology.numa_binding:
-        left_out.append(
+        replaced.append(
             f"topology.numa_binding={topology.numa_binding.value}: ranks may use every core"
         )
         topology.numa_binding = None
-    dropped = {name: value for name, value in topology.server_args.items() if name not in ENGINE}
-    if dropped:
-        left_out.append(f"topology.server_args={dropped}: a GPU's")
-        for name in dropped:
+    gpu_args = {k: v for k, v in topology.server_args.items() if k not in CPU_ENGINE_ARGS}
+    if gpu_args:
+        replaced.append(f"topology.server_args={gpu_args}: vLLM's defaults on a CPU")
+        for name in gpu_args:
             del topology.server_args[name]
     if topology.name == "colocate" or (topology.servers and not _is_installed("vllm", config)):
-        why = (
-            "transformers generates (vLLM shares memory with a trainer on a GPU only)"
+        reason = (
+            "vLLM shares memory with a trainer only on a GPU"
             if topology.name == "colocate"
-            else "a trainer alone, and transformers generates (`make vllm` installs vLLM's build "
-            "for the CPU)"
+            else "`make vllm` installs vLLM's build for the CPU"
         )
-        left_out.append(f"topology={topology.name}: {why}")
+        replaced.append(
+            f"topology={topology.name}: one trainer that generates with transformers ({reason})"
+        )
         config.topology = Topology("single", num_gpus=1, strategy="none")
-        return left_out
+        return replaced
     if topology.name == "single":
-        return left_out
+        return replaced
     if topology.servers:
         if (topology.servers, topology.server_tensor_parallel) != (1, 1):
-            left_out.append(
+            replaced.append(
                 f"topology.servers={topology.servers}, "
                 f"server_tensor_parallel={topology.server_tensor_parallel}: one process"
             )
         topology.servers, topology.server_tensor_parallel = 1, 1
         topology.server_cache_gb = topology.server_cache_gb and min(topology.server_cache_gb, 1)
-        topology.server_max_length = min(MOST_TOKENS, config.model.max_positions)
+        topology.server_max_length = min(MAX_TOKENS, config.model.max_positions)
         if not config.model.path:
-            # After a reload, vLLM's CPU kernels keep old weights of a head tied to the embedding.
+            # With a tied head, vLLM's CPU kernels would keep using its old weights after a reload.
             config.model.tied_embeddings = False
             config.model.num_parameters = shapes.parameters(config.model)
     if topology.num_gpus is None or topology.num_gpus > 2:
         num_gpus = topology.num_gpus or config.hardware.gpus_per_node
-        left_out.append(f"topology.num_gpus={num_gpus}: two processes")
+        replaced.append(f"topology.num_gpus={num_gpus}: two processes")
         topology.num_gpus = 2
-    return left_out
+    return replaced
 
 
 def _shrink_effective_batch(config: Config) -> list[str]:
-    """Drop the real ranks' batch; keep the user's if the ranks here divide it."""
+    """Unset effective_batch, unless the user set it and the ranks of the smoke run divide it.
+
+    Return a line if it is unset.
+    """
     sequences, config.effective_batch = config.effective_batch, None
     if sequences is None or trainer_args.recipe_name(config):
         return []
@@ -249,11 +250,10 @@ def _shrink_effective_batch(config: Config) -> list[str]:
 
 
 def _has_precision(config: Config) -> bool:
-    """Return whether a CPU computes in this precision.
+    """Return whether a CPU can run this precision.
 
     torch casts to fp16 and scales the loss on any CPU. DeepSpeed needs a CPU with native fp16, and
-    vLLM has not been tried. bitsandbytes has kernels for a CPU, and torchao rounds to fp8 there, if
-    the ranks' Python has them.
+    vLLM has not been tried. nf4 and fp8 need bitsandbytes and torchao, which support CPUs.
     """
     if config.precision.name == "fp16":
         zero = config.topology.strategy.startswith("zero")
@@ -263,8 +263,8 @@ def _has_precision(config: Config) -> bool:
 
 
 def _is_installed(package: str, config: Config) -> bool:
-    """Return whether the ranks have a package: under runtime=local, in the launcher's own Python.
+    """Return whether ranks can import the package.
 
-    The cpu image has none.
+    Local ranks use the launcher's Python. The cpu image has none of these packages.
     """
     return config.runtime.on_node == "local" and importlib.util.find_spec(package) is not None

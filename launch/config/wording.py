@@ -1,7 +1,7 @@
-"""Write the messages for a wrong option, key or value: what is wrong, and a valid example.
+"""Compose the messages for wrong options, keys and values, each with a valid example.
 
-Options come from the files of conf/, keys and types from the schema, and errors from Hydra and
-OmegaConf.
+Options are the files of conf/. Keys and types are those of the schema. Hydra and OmegaConf raise
+the errors that `translate` rewrites.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from launch.schema.data import Source
 from launch.schema.trainer_args import OWNED, lock
 
 CONF = Path(__file__).parents[2] / "conf"
-TYPES = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+TYPES = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 EXAMPLES = {
     "data.tasks": "[{name: chain_sum, level: 0}]",
     "data.sources": "[{path: train.jsonl, weight: 1.0}]",
     "phases": "[{name: sft, overrides: ['method=sft']}]",
 }
-# class of a list's entries -> (the list's key, the keys of an entry)
+# class of a list's entries -> (key of the list, keys of an entry)
 ENTRIES = {
     kind.__name__: (key, [field.name for field in dataclasses.fields(kind)])
     for key, kind in {"phases": Phase, "data.tasks": Task, "data.sources": Source}.items()
 }
 HUB = (
-    " For a model of the hub: model=<a model of the same architecture and shape> model.hub_id={} "
-    "model.revision=<its commit>."
+    " To use a model of the hub: model=<a model of the same architecture and shape> "
+    "model.hub_id={} model.revision=<its commit>."
 )
 
 
 @functools.cache  # called for every override
 def groups() -> dict[str, list[str]]:
-    """Return the options of each group of conf/, without shared bases. Do not modify the result."""
+    """Return the options of each group of conf/, except shared bases. Do not modify the result."""
     options = {}
     for folder in sorted(path for path in CONF.iterdir() if path.is_dir()):
         names = sorted(str(p.relative_to(folder).with_suffix("")) for p in folder.rglob("*.yaml"))
@@ -48,10 +48,10 @@ def groups() -> dict[str, list[str]]:
 
 
 def unknown_option(group: str, option: str) -> UserError:
-    """Return the error for an option that a group does not have."""
+    """Return the error for an unknown option of a group."""
     options = groups()[group]
     hub = HUB.format(option) if group == "model" and "/" in option else ""
-    # The hub's Qwen/Qwen3-4B is qwen3_4b here.
+    # Qwen/Qwen3-4B of the hub is qwen3_4b in conf/model.
     local_name = re.sub(r"[^a-z0-9]+", "_", option.rpartition("/")[2].lower())
     suggestion = near(option, options) or near(local_name, options)
     return UserError(
@@ -61,66 +61,65 @@ def unknown_option(group: str, option: str) -> UserError:
 
 @functools.cache
 def fields(node: Any) -> dict[str, Any]:
-    """Return the types of a schema dataclass's fields by name; {} for any other type."""
+    """Return the types of the fields of a schema class, by name; {} for any other type."""
     return typing.get_type_hints(node) if dataclasses.is_dataclass(node) else {}
 
 
 def type_of(key: str) -> Any:
     """Return the schema's type of a key; None if the key is unknown or below a free key."""
     node: Any = Config
-    for part in _parts(key):
-        node = _bare(node)
+    for part in _path(key):
+        node = _without_optional(node)
         origin, inner = typing.get_origin(node), typing.get_args(node)
         node = inner[-1] if origin in (list, dict) else fields(node).get(part)
     return node
 
 
 def check_key(key: str, override: str) -> bool:
-    """Return whether a key is free: its value is only checked where it is used.
+    """Return whether a key is free, so that the schema does not check its value.
 
-    Raises UserError if the schema does not have the key.
+    Raises UserError if the schema does not have the key. The message starts with `override`.
     """
     node: Any = Config
     free = False
-    parts = _parts(key)
-    for depth, part in enumerate(parts):
-        node = _bare(node)
+    path = _path(key)
+    for depth, part in enumerate(path):
+        node = _without_optional(node)
         origin, inner = typing.get_origin(node), typing.get_args(node)
         if origin is list:
             node = inner[0]
         elif origin is dict and dataclasses.is_dataclass(inner[1]):
-            free, node = True, inner[1]  # any name is allowed here, then keys of the schema
+            free, node = True, inner[1]  # any name, followed by keys of the schema
         elif origin is dict or node is Any:
             return True
         elif part in fields(node):
             node = fields(node)[part]
         else:
-            raise _unknown_key(parts[: depth + 1], [*fields(node)], override)
+            raise _unknown_key(path[: depth + 1], [*fields(node)], override)
     return free or typing.get_origin(node) is dict
 
 
 def _unknown_key(path: list[str], names: list[str], override: str) -> UserError:
-    *above, name = path
-    if not above and (full_keys := _ending_in(name)):
-        return UserError(f"{override}: no key {name!r} by itself. Use: {' or '.join(full_keys)}.")
-    where = f" in {'.'.join(above)}" if above else ""
-    known = [".".join([*above, other]) for other in names] + ([] if above else [*groups()])
-    keys = f" Keys{where}: {', '.join(names)}." if names else ""
-    return UserError(f"{override}: no key {name!r}{where}.{near('.'.join(path), known)}{keys}")
+    """Return the error for the last part of `path`; `names` are the keys at its level."""
+    *parents, name = path
+    if not parents:
+        full = [f"{group}.{name}" for group, node in fields(Config).items() if name in fields(node)]
+        if any(name in arguments for arguments in lock()["arguments"].values()):
+            full.append(OWNED.get(name, f"method.args.{name}"))
+        if full:
+            return UserError(f"{override}: no top-level key {name!r}. Use: {' or '.join(full)}.")
+    where = f" in {'.'.join(parents)}" if parents else ""
+    keys = [".".join([*parents, other]) for other in names] + ([] if parents else [*groups()])
+    listing = f" Keys{where}: {', '.join(names)}." if names else ""
+    return UserError(f"{override}: no key {name!r}{where}.{near('.'.join(path), keys)}{listing}")
 
 
-def _ending_in(name: str) -> list[str]:
-    """Return the groups' keys that end in `name`, and the key of the trainer argument `name`."""
-    keys = [f"{group}.{name}" for group, node in fields(Config).items() if name in fields(node)]
-    is_argument = any(name in arguments for arguments in lock()["arguments"].values())
-    return keys + ([OWNED.get(name, f"method.args.{name}")] if is_argument else [])
-
-
-def _parts(key: str) -> list[str]:
+def _path(key: str) -> list[str]:
+    """Return the parts of a key such as a.b, a/b or a[0]."""
     return key.replace("/", ".").replace("[", ".").replace("]", "").split(".")
 
 
-def _bare(node: Any) -> Any:
+def _without_optional(node: Any) -> Any:
     """Return the type inside Optional; any other type unchanged."""
     if typing.get_origin(node) is not typing.Union:
         return node
@@ -128,15 +127,15 @@ def _bare(node: Any) -> Any:
 
 
 def is_field(key: str) -> bool:
-    """Return whether the schema itself has the key, so that it cannot be deleted."""
-    above, _, name = key.rpartition(".")
-    return name in fields(_bare(type_of(above)) if above else Config)
+    """Return whether the key is a field of the schema, which cannot be deleted."""
+    parent, _, name = key.rpartition(".")
+    return name in fields(_without_optional(type_of(parent)) if parent else Config)
 
 
 def remedy(key: str) -> str:
-    """Return the override for a key of the schema; '' below a free key."""
+    """Return an override that sets a key of the schema correctly; '' below a free key."""
     node, list_key = type_of(key), re.sub(r"\[\w+\]$", "", key)
-    bare = _bare(node)
+    bare = _without_optional(node)
     if key in groups():
         return f"{key}=<option>, one of {', '.join(groups()[key])}"
     if typing.get_origin(bare) is dict:
@@ -146,11 +145,11 @@ def remedy(key: str) -> str:
         keys = f"; keys of an entry: {', '.join(names)}" if names else ""
         return f"{list_key}={EXAMPLES.get(list_key, '[...]')}{keys}"
     if dataclasses.is_dataclass(bare):
-        above, _, name = key.rpartition(".")
-        # only a whole entry can be added to a free mapping
-        is_entry = typing.get_origin(type_of(above)) is dict
+        parent, _, name = key.rpartition(".")
+        # a free mapping accepts only complete entries
+        is_entry = typing.get_origin(type_of(parent)) is dict
         override = (
-            f"'+{above}={{{name}: {{<key>: <value>}}}}'" if is_entry else f"{key}.<key>=<value>"
+            f"'+{parent}={{{name}: {{<key>: <value>}}}}'" if is_entry else f"{key}.<key>=<value>"
         )
         return f"{override}; keys: {', '.join(fields(typing.cast(type, bare)))}"
     words = TYPES.get(bare)
@@ -160,7 +159,7 @@ def remedy(key: str) -> str:
 
 
 def translate(error: Exception) -> UserError:
-    """Translate an error of Hydra or OmegaConf into one message that names key, value and rule."""
+    """Return an error of Hydra or OmegaConf as one message with key, value and rule."""
     group, _, option = str(getattr(error, "missing_cfg_file", None) or "").partition("/")
     if option and group in groups():
         return unknown_option(group, option)
@@ -168,32 +167,35 @@ def translate(error: Exception) -> UserError:
     while causes[-1].__cause__ is not None:
         causes.append(causes[-1].__cause__)
     for cause in reversed(causes):
-        # For an error in a file, only Hydra's text contains the key.
+        # For an error in a file, only the text of Hydra's error has the key.
         in_text = re.search(r"full_key: (\S+)", str(cause))
         key = getattr(cause, "full_key", None) or (in_text and in_text[1])
         if key:
             file = str(error).split(":", 1)[0] + ": " if str(error).startswith("In '") else ""
-            return UserError(file + _of_key(key, cause, str(error)))
+            return UserError(file + _key_message(key, cause, str(error)))
     text = " ".join(str(error).split())
     ambiguous = re.match(r"Ambiguous value for argument '[+~]*(.*?)' 1\. To use it as a list", text)
     if ambiguous:
         key = ambiguous[1].partition("=")[0]
         as_list = "" if key in groups() else f", or {key}=[...] for a list"
         text = (
-            f"{ambiguous[1]}: several values, but a run has one. Use: one value, or -m for a sweep "
-            f"over them{as_list}."
+            f"{ambiguous[1]}: several values, but a run needs one. Use: one value, or -m for a "
+            f"sweep over all of them{as_list}."
         )
     absent = re.match(r"Could not delete from config\. '(.*)' does not exist", text)
     if absent:
-        text = f"~{absent[1]}: it is missing or null, so there is nothing to delete. Leave it out."
+        text = f"~{absent[1]}: cannot be deleted, because it is not set. Remove ~{absent[1]}."
     return UserError(text)
 
 
-def _of_key(key: str, cause: BaseException, text: str) -> str:
-    """Return the message for a wrong key, or for a wrong value of a known key."""
+def _key_message(key: str, cause: BaseException, text: str) -> str:
+    """Return the message for an unknown key, or for a wrong value of a known one.
+
+    `text` is Hydra's own message.
+    """
     lines = [line for line in str(cause).splitlines() if not line.startswith("In '")]
     rule = next(iter(lines), str(cause)).rstrip(".")
-    # In a list's entry, OmegaConf reports the key relative to the entry, without its index.
+    # In an entry of a list, OmegaConf reports the key relative to the entry, without the index.
     kind = re.search(r"object_type=(\w+)", str(cause))
     entry = ENTRIES.get(kind[1]) if kind else None
     name = key.partition("[")[0]
@@ -210,10 +212,10 @@ def _of_key(key: str, cause: BaseException, text: str) -> str:
         override = re.search(r"override '?[+~]*([\w.]+)", text)
         if "Key '" in rule or not override:
             return str(unknown)
-        key = override[1]  # OmegaConf's error has only the last part of the key
+        key = override[1]  # the error of OmegaConf has only the last part of the key
     if rule.startswith("Cannot merge"):
-        rule = "a list and a mapping do not merge"
-    value, bare = re.search("[Vv]alue '(.*)', expected", rule), _bare(type_of(key))
+        rule = "a list and a mapping cannot be merged"
+    value, bare = re.search("[Vv]alue '(.*)', expected", rule), _without_optional(type_of(key))
     hint = near(value[1], bare.__members__) if value and isinstance(bare, type(Enum)) else ""
     use = f" Use: {remedy(key)}." if remedy(key) and not value else ""
     return f"{key}: {rule}.{hint}{use}"

@@ -1,1 +1,1 @@
-"""Serve every room, recipes/ and containers/. Imports only the standard library."""
+"""Provide helpers for launch/, recipes/ and containers/. Importing them needs no other package."""

@@ -1,4 +1,4 @@
-"""Keep programs running after the readers of their standard streams have gone."""
+"""Keep a program running after its terminal or pipe has closed."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any, NoReturn, TextIO, cast
 
 from launch.core.errors import EXIT_DONE, EXIT_HOST, os_error_text
 
-GONE = (errno.EPIPE, errno.EIO)  # of a closed pipe, of a closed terminal
+CLOSED = (errno.EPIPE, errno.EIO)  # errors of a closed pipe and of a closed terminal
 
 
-class Unwatched:
-    """A stream that discards text once its reader has gone; `optional` also if its disk is full."""
+class TolerantStream:
+    """A stream that discards text after its reader closed; if `optional`, after any write error."""
 
     def __init__(self, stream: TextIO, optional: bool) -> None:
         self.stream, self.optional = stream, optional
@@ -34,39 +34,39 @@ class Unwatched:
         try:
             yield
         except OSError as error:
-            if not self.optional and error.errno not in GONE:
+            if not self.optional and error.errno not in CLOSED:
                 raise
-            drop(self.stream)
+            redirect_to_null(self.stream)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
 
 
-def drop(stream: TextIO) -> None:
-    """Redirect a stream to nowhere, since Python would fail at exit on unflushed text."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, stream.fileno())
-    os.close(nowhere)
+def redirect_to_null(stream: TextIO) -> None:
+    """Redirect a stream to /dev/null, because Python would fail at exit on unflushed text."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, stream.fileno())
+    os.close(null)
 
 
 def run_program(main: Callable[[list[str]], int]) -> NoReturn:
-    """Run a program and exit.
+    """Call `main` with the command line and exit with its code.
 
-    `| head` and a terminal that closes are not errors (rich would exit with 1). A full disk behind
-    stdout exits with 3.
+    `| head` and a closed terminal are not errors, although rich would exit with 1. If the disk
+    behind stdout is full, exit with 3.
     """
     out = sys.stdout  # None if the caller closed it
     if sys.stderr is not None:
-        sys.stderr = cast(TextIO, Unwatched(sys.stderr, optional=True))
+        sys.stderr = cast(TextIO, TolerantStream(sys.stderr, optional=True))
     if out is None:
         sys.exit(main(sys.argv[1:]))
-    sys.stdout = cast(TextIO, Unwatched(out, optional=False))
+    sys.stdout = cast(TextIO, TolerantStream(out, optional=False))
     code = EXIT_DONE
     try:
         code = main(sys.argv[1:])
         sys.stdout.flush()
     except OSError as error:
-        drop(out)
+        redirect_to_null(out)
         if code == EXIT_DONE:
             print(os_error_text(error, "standard output"), file=sys.stderr)
         code = code or EXIT_HOST

@@ -1,4 +1,4 @@
-"""Define errors that a user sees as one message and an exit code, without a traceback."""
+"""Define the exit codes, and errors that users see as one message without a traceback."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class HostError(Exception):
     exit_code = EXIT_HOST
 
 
-def os_error_text(error: OSError, unnamed: str = "this machine") -> str:
-    """Return the path of an OSError (`unnamed` if it has none) and the reason."""
-    place = error.filename2 or error.filename or unnamed  # of two paths, the target
-    return f"{place}: {error.strerror or error}"
+def os_error_text(error: OSError, default_path: str = "this machine") -> str:
+    """Return the path and the reason of an OSError; `default_path` replaces a missing path."""
+    path = error.filename2 or error.filename or default_path  # filename2: the target of a rename
+    return f"{path}: {error.strerror or error}"
 
 
 def near(name: str, options: Iterable[str]) -> str:
@@ -41,7 +41,7 @@ def near(name: str, options: Iterable[str]) -> str:
 
 
 def near_or_all(name: str, options: Iterable[str]) -> str:
-    """Return what near() does, or all options if `name` resembles none and they are few."""
+    """Return the hint of near(). If no option is similar, list all, provided there are few."""
     options = sorted(set(options))
     known = f" Known: {', '.join(options)}." if len(options) <= 12 else ""
     return near(name, options) or known

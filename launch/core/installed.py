@@ -1,6 +1,6 @@
-"""Exit with one message if this Python does not have the environment.
+"""Exit with code 3 and one message if packages of the environment are missing.
 
-Programs import this module before any other of ours.
+Programs import this module before our other modules, which need those packages.
 """
 
 import importlib.util
@@ -13,10 +13,10 @@ _missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
 if _missing:
     _venv = Path(__file__).parents[2] / ".venv"
     _activate = f"source {_venv}/bin/activate"
-    _made = (_venv / "setup.json").is_file()
+    _is_set_up = (_venv / "setup.json").is_file()
     print(
-        f"{sys.executable} has no {', '.join(_missing)}: it is not the Python of this repository. "
-        f"Use: {_activate if _made else 'make setup, then source .venv/bin/activate'}.",
+        f"{sys.executable} has no {', '.join(_missing)}, so it is not the Python of this "
+        f"repository. Use: {_activate if _is_set_up else 'make setup, then ' + _activate}.",
         file=sys.stderr,
     )
     sys.exit(3)

@@ -1,4 +1,4 @@
-"""Read, write and hash files. A written file is whole or missing, even after a power failure."""
+"""Read, write and hash files. Writes are atomic, even if the power fails."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-BLOCK = 2**26  # bytes; one core hashes a block in a tenth of a second
+BLOCK = 2**26  # bytes; hashing a block takes about 0.1 s
 
 
 def plain(node: Any) -> Any:
-    """Convert dataclasses and enums to types of JSON and YAML."""
+    """Return a copy with dataclasses, enums and paths replaced by types of JSON and YAML."""
     if isinstance(node, Enum):
         return node.name
     if dataclasses.is_dataclass(node) and not isinstance(node, type):
@@ -29,9 +29,9 @@ def plain(node: Any) -> Any:
 
 
 def sha256(path: Path, heartbeat: Path | None = None) -> str:
-    """Return the hash of a file's content.
+    """Return the SHA-256 of a file in hexadecimal.
 
-    `heartbeat` is touched after every block, so that the watchdog does not take a long hash for a
+    Touch `heartbeat` after every block, so that the watchdog does not mistake a long hash for a
     hang.
     """
     digest = hashlib.sha256()
@@ -63,20 +63,17 @@ def write_text(path: Path, text: str) -> None:
             os.fsync(file.fileno())
         temporary.replace(path)
     finally:
-        temporary.unlink(missing_ok=True)  # still there only if something failed
+        temporary.unlink(missing_ok=True)  # exists only after an error
     sync(path.parent)
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write `content` as write_text does.
-
-    Raises ValueError for NaN and infinity, which JSON does not have.
-    """
+    """Write `content` atomically. Raises ValueError for NaN and infinity, which JSON lacks."""
     write_text(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Return the JSON object in a file; None if the file is missing or holds something else."""
+    """Return the JSON object in a file; None if the file is missing or has other content."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -86,14 +83,15 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 def yaml_file(path: Path) -> Any:
     """Return the content of a YAML file of the repository."""
-    import yaml  # takes a hundredth of a second
+    import yaml  # takes 10 ms
 
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, if it was built
+    # The loader in C, which some builds of PyYAML lack, is ten times as fast.
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     return yaml.load(path.read_text(encoding="utf-8"), loader)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a metrics.jsonl, without a last line that is still being written."""
+    """Return the rows of a metrics.jsonl; skip incomplete lines, such as one being written."""
     if not path.is_file():
         return []
     rows = []

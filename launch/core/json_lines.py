@@ -1,4 +1,4 @@
-"""Read users' JSONL files. Each error names the file, the line, the fault and the fix."""
+"""Read users' JSONL files. Each error message has the file, the line, the fault and a fix."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 
 from launch.core.errors import UserError
 
-# JSON escapes a character beyond 16 bits, such as an emoji, as two surrogates.
+# the first of the two escapes that JSON uses for a character above U+FFFF, such as an emoji
 ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def json_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield file:line and the object of every line that is not blank. Raises UserError."""
+    """Yield `file:line` and the object of each line; skip blank lines. Raises UserError."""
     for number, line in text_lines(path):
         if not line.strip():
             continue
@@ -25,17 +25,17 @@ def json_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             row = DECODER.decode(line)
             if not isinstance(row, dict):
                 raise ValueError(type(row).__name__)
-            if ESCAPED_SURROGATE.search(line):  # reject a lone one, which no table can hold
+            if ESCAPED_SURROGATE.search(line):  # half a pair is not Unicode: encode() rejects it
                 json.dumps(row, ensure_ascii=False).encode()
         except RepeatedKeyError as error:
             raise UserError(
-                f'{path}:{number}: the key "{error}" appears twice. Use: each key once.'
+                f'{path}:{number}: the key "{error}" appears twice. Remove or rename one of them.'
             ) from error
-        except (ValueError, RecursionError) as error:  # also numbers with thousands of digits
-            at = f" at column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
+        except (ValueError, RecursionError) as error:  # ValueError: also too many digits
+            column = f" at column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
             raise UserError(
-                f"{path}:{number}: not a JSON object ({getattr(error, 'msg', error)}{at}). Write "
-                "one object per line."
+                f"{path}:{number}: not a JSON object ({getattr(error, 'msg', error)}{column}). "
+                "Write one object per line."
             ) from error
         yield f"{path}:{number}", row
 
@@ -46,26 +46,26 @@ def text_lines(path: Path) -> Iterator[tuple[int, str]]:
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):
-                # a byte order mark is not part of the row
+                # utf-8-sig drops a byte order mark
                 yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError as error:
         encoding = "UTF-16" if error.object[:2] in (b"\xff\xfe", b"\xfe\xff") else "WINDOWS-1252"
         raise UserError(
-            f"{path}:{number}: not UTF-8: byte 0x{error.object[error.start]:02x} at place "
-            f"{error.start + 1}, as {encoding} has it. Use: iconv -f {encoding} -t UTF-8 "
-            f"{shlex.quote(str(path))} > {shlex.quote(str(as_jsonl(path)))}"
+            f"{path}:{number}: not UTF-8 (byte 0x{error.object[error.start]:02x} at position "
+            f"{error.start + 1} of the line). The file may be {encoding}. Convert it: iconv -f "
+            f"{encoding} -t UTF-8 {shlex.quote(str(path))} > {shlex.quote(str(as_jsonl(path)))}"
         ) from error
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}).") from error
 
 
 def as_jsonl(path: Path) -> Path:
-    """Return a file name for the same rows as JSONL."""
+    """Return the path that a message suggests for a copy in JSONL: data.csv -> data_rows.jsonl."""
     return path.with_name(re.sub(r"(\.jsonl|\.json|\.csv)?\.\w+$", "", path.name) + "_rows.jsonl")
 
 
 class RepeatedKeyError(ValueError):
-    """An object has a key twice, of which a decoder would drop the first."""
+    """An object has a key twice. The default decoder would silently use the last value."""
 
 
 def _without_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -75,5 +75,5 @@ def _without_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return row
 
 
-# json.loads would make a decoder for each line
+# json.loads with this hook would create a decoder for each line.
 DECODER = json.JSONDecoder(object_pairs_hook=_without_repeated_keys)

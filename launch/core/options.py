@@ -1,4 +1,4 @@
-"""Write arguments as the options of vLLM's programs."""
+"""Format arguments as command-line options of vLLM's programs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def options(arguments: Mapping[str, Any]) -> list[str]:
-    """Return --flag or --no-flag for true and false, and mappings as JSON; null is left out."""
+    """Return the options. True and False become --flag and --no-flag, mappings JSON; skip None."""
     argv: list[str] = []
     for name, value in arguments.items():
         option = name.replace("_", "-")

@@ -1,10 +1,9 @@
-"""Count bytes that a micro-step holds in addition to weights and optimizer.
+"""Count the bytes of activations and logits in a micro-step.
 
-That is what autograd saves per layer, and what each part of a step adds. The counts come from
-the models of transformers 5.17 (qwen3, qwen2, llama), run layer by layer in eager mode with fused
-attention, and from TRL 1.16's head, which computes log-probabilities in tiles and never holds all
-logits. `tests/gpu/predictions.py` measures them on a GPU. Symbols: hidden H, intermediate I, query
-width Q, key width K, vocabulary V.
+These are the tensors that autograd saves per layer, and those that each part of a step adds. The
+counts come from the models of transformers 5.17 (qwen3, qwen2, llama), run layer by layer in eager
+mode with fused attention. The head of TRL 1.16 computes log-probabilities in tiles, so it never
+stores all logits. `tests/gpu/predictions.py` compares the counts with a GPU.
 """
 
 from __future__ import annotations
@@ -12,30 +11,30 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from launch.estimate.adapted import ATTENTION, DOWN, Adapted
+from launch.estimate.adapter_layers import ATTENTION, DOWN, AdapterLayers
 from launch.estimate.batch_counts import Batch
 from launch.schema import Config, Model
 from launch.schema.enums import Head, Rows
 from launch.schema.shapes import linear_sizes
 from launch.schema.trainer_args import argument, value
 
-# nf4: 4 bits, and an fp32 scale per 64 weights (arXiv:2305.14314)
+# bytes per weight; nf4 has 4 bits, and an fp32 scale per 64 weights (arXiv:2305.14314)
 BYTES = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "nf4": 0.5625}
 SHARDED = ("fsdp", "zero2", "zero3")
-# tokens and vocabulary entries that TRL's head takes at once; our head takes all entries
+# tokens and vocabulary entries in a tile of TRL's head; our head processes all entries of a token
 # (recipes/models/head.py)
 TILE = (4096, 32768)
-# bytes: a head of log-probabilities keeps the gradients of logits up to this size
+# bytes; a head of log-probabilities stores gradients of logits up to this size
 # (recipes/models/head.py)
-KEPT = 3e9
+MAX_STORED_GRADIENTS = 3e9
 
 
 class Numerics(Enum):
-    """Dtypes of weights and hidden states while a layer runs."""
+    """Dtypes of weights and hidden states in the forward of a layer."""
 
-    # fp32 weights, copied to 16 bits for each product; hidden states between layers in fp32
+    # fp32 weights, cast to 16 bits for each product; fp32 hidden states between layers
     autocast = "autocast"
-    # 16-bit weights and hidden states: FSDP2's mixed precision, ZeRO, precision.weights=bf16
+    # 16-bit weights and hidden states, as with FSDP2, ZeRO and precision.weights=bf16
     cast = "cast"
     fp32 = "fp32"
 
@@ -58,16 +57,16 @@ class MicroStep:
     numerics: Numerics
     rows: int
     length: int
-    # if any, the base is frozen, so its linear layers save no inputs for weight gradients
-    adapter: Adapted | None
+    # With an adapter the base is frozen, so it saves no inputs for weight gradients.
+    adapter: AdapterLayers | None
     checkpointing: bool
     fused: bool = True  # the GPU has a fused attention kernel for 16 bits
-    # torch.compile recomputes norms, rotations and the activation instead of keeping them
+    # torch.compile recomputes norms, rotations and the activation function instead of saving them
     compiled: bool = False
-    recomputed: int | None = None  # layers that recompute under checkpointing; None: all
+    recomputed: int | None = None  # number of layers that checkpointing recomputes; None: all
     fp8: bool = False  # linear layers multiply in fp8
     head: Head = Head.tiled
-    # Liger's kernels for norms, rotations and the activation keep as little as compiled ones
+    # Liger's kernels save as little as compiled layers
     liger: bool = False
 
     @property
@@ -76,7 +75,7 @@ class MicroStep:
 
     @property
     def recomputing(self) -> int:
-        """Number of layers that keep only their input and run again in the backward."""
+        """Number of layers that save only their input and run again in the backward."""
         layers = self.model.num_layers
         recomputed = layers if self.recomputed is None else self.recomputed
         return min(layers, recomputed) if self.checkpointing else 0
@@ -92,41 +91,42 @@ class MicroStep:
 
     @property
     def widths(self) -> tuple[int, int, int, int]:
-        """H, I, Q and K in elements."""
+        """Hidden, intermediate, query and key sizes in elements."""
         model = self.model
         query, key = (n * model.head_dim for n in (model.num_heads, model.num_kv_heads))
         return model.hidden_size, model.intermediate_size, query, key
 
     def saved_by_layer(self) -> float:
-        """Return bytes that one layer keeps for its backward, for all tokens."""
+        """Return the bytes that one layer saves for its backward, for all tokens."""
         hidden, wide, query, key = self.widths
-        out, kept = self.numerics.product_bytes, self.scores() + 4 * self._copies_of_query()
+        out, unfused = self.numerics.product_bytes, self.scores() + 4 * self._query_copy()
         if self.compiled or self.liger:
-            return self.tokens * self._fused_per_token() + kept
+            return self.tokens * self._fused_per_token() + unfused
         if self.adapter:
             attention = self._attention(query, key)
-            per_token = 8 * hidden + 3 * out * wide + attention + self.adapter.saved()
-            return self.tokens * per_token + self.adapter.matrices() + kept
-        # Both norms, with the copies of their outputs that the next five linear layers read.
+            per_token = 8 * hidden + 3 * out * wide + attention + self.adapter.saved_per_token()
+            return self.tokens * per_token + self.adapter.dora_weights() + unfused
+        # both norms, with the copies of their outputs that the next five linear layers read
         norms = {
-            # input and normed in fp32; each linear layer casts its own copy
+            # input and normed input in fp32; each linear layer makes a 16-bit copy
             Numerics.autocast: 2 * (4 + 4) + 5 * 2,
-            # input in fp32, normed, and output, which the linear layers share
+            # input in fp32, normed input, and output, which the linear layers share
             Numerics.cast: 2 * (4 + 2 + 2),
             Numerics.fp32: 2 * (4 + 4 + 4),
         }[self.numerics]
         per_token = norms * hidden + 4 * out * wide + self._attention(query, key)
-        return self.tokens * per_token + kept
+        return self.tokens * per_token + unfused
 
     def _fused_per_token(self) -> float:
-        """Return bytes per token that inductor's partitioner keeps.
+        """Return the bytes per token that a compiled layer saves.
 
-        These are inputs and outputs of both norms; gate, up and their product; query, key, value
-        and output of attention (query and key before qwen3's norms too); and sums (torch 2.13,
-        min_cut_rematerialization_partition). Corrections for fp8 and adapters were read off peaks
-        of an H100 (docs/speed.md). With fp8, the norms' outputs and the activation's product are
-        recomputed. With a frozen base, attention's output is kept because o_proj's A reads it, and
-        Liger's autograd functions keep the activation's product for down_proj's A.
+        Inductor's partitioner saves inputs and outputs of both norms; gate, up and their product;
+        query, key, value and the output of attention; and sums (torch 2.13,
+        min_cut_rematerialization_partition). For qwen3, it also saves query and key before their
+        norms. The corrections for fp8 and adapters come from peaks of an H100 (docs/speed.md). With
+        fp8, outputs of norms and the product of the MLP are recomputed. With a frozen base, the
+        output of attention is saved for the A of o_proj. Liger saves the product of the MLP for the
+        A of down_proj.
         """
         hidden, wide, query, key = self.widths
         heads, kv_heads = self.model.num_heads, self.model.num_kv_heads
@@ -142,22 +142,22 @@ class MicroStep:
         return size
 
     def _attention(self, query: int, key: int) -> int:
-        """Return bytes per token of attention's tensors.
+        """Return the bytes per token that attention saves.
 
         These are query and key before and after their norms (qwen3) and after rotation, value,
-        output, and fp32 score sums.
+        output, and the sums of scores in fp32.
         """
         out = self.numerics.product_bytes
-        # a frozen norm keeps its input in fp32; a trained one also keeps its normed input
+        # A frozen norm saves its input in fp32. A trained one also saves the normed input.
         frozen = 4 if self.adapter else 4 + out
         normed = frozen if self.model.architecture == "qwen3" else 0
         return (query + key) * (normed + 2 * out) + 4 * self.model.num_heads
 
     def scores(self) -> float:
-        """Return bytes of the attention weights.
+        """Return the bytes of the attention scores, which are stored only without a fused kernel.
 
-        Torch keeps them in fp32 if it has no fused kernel. It has none on some GPUs (which then
-        compute 16 bits in fp32), nor in fp32 if several heads share a key.
+        torch lacks a fused kernel for some GPUs, where it computes 16-bit attention in fp32. It
+        also lacks one for fp32 if several heads share a key.
         """
         model = self.model
         unfused = not self.fused or (
@@ -165,19 +165,19 @@ class MicroStep:
         )
         return 4.0 * self.rows * model.num_heads * self.length**2 if unfused else 0.0
 
-    def _copies_of_query(self) -> float:
-        """Return bytes of one query-sized tensor.
+    def _query_copy(self) -> float:
+        """Return the bytes of one query-sized tensor, or 0 with a fused kernel.
 
-        Without a fused kernel, torch scales query and key, and repeats keys and values.
+        Without it, torch makes such copies to scale query and key, and to repeat keys and values.
         """
         return 4.0 * self.tokens * self.widths[2] if self.scores() else 0.0
 
     def scattered(self) -> float:
-        """Return the most bytes that torch's allocator was seen to hold in free pieces.
+        """Return an upper bound of the bytes in free pieces that torch's allocator cannot reuse.
 
-        Checkpointing keeps a hidden state per layer, each possibly in a block that a larger tensor
-        had, such as the tile of SFT's own head. The rest of that block is too small for another.
-        tests/launch/estimate/test_allocator.py replays it.
+        Checkpointing saves a hidden state per layer. Each may occupy part of a block that was freed
+        by a larger tensor, such as the tile of our head for SFT. The rest of the block is then too
+        small for another large tensor. The bound is the most that was observed.
         """
         if not self.recomputing:
             return 0.0
@@ -185,95 +185,94 @@ class MicroStep:
         return self.recomputing * self.hidden + self.scores() + tile
 
     def backward_of_layer(self) -> float:
-        """Return bytes that a layer's backward adds to what it saved.
+        """Return the bytes that a layer's backward needs in addition to those that were saved.
 
-        These are gradients of its hidden state and of the MLP's factors.
+        These are gradients of the hidden state and of the factors in the MLP.
         """
         hidden, wide, _, _ = self.widths
         out = self.numerics.product_bytes
         if self.adapter:
-            # By then, down_proj's input or its weight's copy is free.
+            # The input of down_proj, or the copy of its weight, is already free.
             down = DOWN in self.adapter.sizes
             freed = 2.0 * wide * hidden if self.numerics is Numerics.autocast and not down else 0.0
-            around = 2 * hidden if self.numerics is Numerics.cast else 0
-            mlp = self.tokens * ((2 if down else 3) * out * wide + around) - freed
-            return max(mlp, *map(self._computing, self.adapter.sizes))
-        unfused = 2 * self.scores() + 5 * self._copies_of_query()
+            state = 2 * hidden if self.numerics is Numerics.cast else 0
+            mlp = self.tokens * ((2 if down else 3) * out * wide + state) - freed
+            return max(mlp, *map(self._adapter_forward, self.adapter.sizes))
+        unfused = 2 * self.scores() + 5 * self._query_copy()
         return max(self.hidden + self.tokens * 2 * out * wide, unfused)
 
-    def _computing(self, name: str) -> float:
-        """Return bytes that an adapted linear layer's forward adds to what its decoder layer holds.
+    def _adapter_forward(self, name: str) -> float:
+        """Return the bytes that the forward of an adapted linear layer adds at its peak.
 
-        A checkpointed backward repeats that forward.
+        It is part of the backward with checkpointing. The bytes are relative to those that the
+        decoder layer saves, part of which does not exist yet.
         """
         assert self.adapter is not None
         # size of each of gate, up, activation and product
         mlp = self.tokens * self.numerics.product_bytes * self.model.intermediate_size
-        if name == DOWN:  # its input is a separate tensor only if it reads a copy
-            extra = mlp if self.adapter.copies or self.adapter.dropout else 0
+        if name == DOWN:  # the input is a separate tensor only if it is copied
+            extra = mlp if self.adapter.is_mixed or self.adapter.dropout else 0
         else:
             extra = -3 * mlp if name in ATTENTION else -mlp
-        return (
-            self.adapter.computing(name, self.tokens)
-            + extra
-            + 6 * self.tokens * self.model.hidden_size
-        )
+        forward = self.adapter.forward_bytes(name, self.tokens)
+        return forward + extra + 6 * self.tokens * self.model.hidden_size
 
     def linear_bytes(self) -> float:
-        """Return bytes of one layer's 16-bit weight copies, which autocast keeps."""
-        own = self.adapter.weights() if self.adapter else 0.0
+        """Return the bytes of one layer's 16-bit weight copies, which autocast keeps."""
+        adapter = self.adapter.weight_copies() if self.adapter else 0.0
         copies = 2.0 * sum(i * o for i, o in linear_sizes(self.model))
-        return own + (copies if self.numerics is Numerics.autocast else 0.0)
+        return adapter + (copies if self.numerics is Numerics.autocast else 0.0)
 
     def _logits(self, tokens: int) -> float:
-        """Return bytes of the logits of up to `tokens` tokens, for the whole vocabulary."""
+        """Return the bytes of the logits of up to `tokens` tokens, for the complete vocabulary."""
         return min(self.tokens, tokens) * self.model.vocab_size * self.numerics.product_bytes
 
     def tile(self) -> float:
-        """Return bytes of the logits held at once, with the weights' 16-bit copy."""
+        """Return the bytes of the logits in memory, with the 16-bit copy of the head's weights."""
         copies = self.numerics is Numerics.autocast
         weights = 2.0 * self.model.vocab_size * self.model.hidden_size * copies
-        if self.head is Head.kept and self._logits(self.tokens) <= KEPT:
+        if self.head is Head.kept and self._logits(self.tokens) <= MAX_STORED_GRADIENTS:
             return self._logits(self.tokens) + weights
         if self.head is Head.summed:
             return self._logits(TILE[0]) + weights
-        # TRL's head takes part of the vocabulary at a time
+        # TRL's head processes part of the vocabulary at a time
         share = min(self.model.vocab_size, TILE[1]) / self.model.vocab_size
         return share * (self._logits(TILE[0]) + 2 * weights)
 
     def head_gradient(self, head_weights: float) -> float:
-        """Return bytes of the head's gradient, which SFT's own head computes with its loss."""
+        """Return the bytes of the head's gradient, if the forward computes it with the loss."""
         return 4.0 * head_weights if self.head is Head.summed else 0.0
 
     def before_head(self) -> float:
-        """Return bytes of the last norm, its output and the copy that the head reads."""
+        """Return the bytes of the last norm, its output and the copy that the head reads."""
         return 4 * self.hidden + self.tokens * 4 * self.model.hidden_size
 
     def head_backward(self) -> float:
-        """Return `before_head` plus the hidden states' gradients, in fp32 and as passed on."""
+        """Return the bytes of `before_head` and of gradients, in fp32 and in the hidden dtype."""
         return self.before_head() + self.tokens * 4 * self.model.hidden_size + self.hidden
 
 
 def numerics(config: Config) -> Numerics:
+    """Return the dtypes that precision and strategy imply."""
     if config.precision.compute == "fp32":
         return Numerics.fp32
-    # nf4 unpacks to 16 bits
+    # nf4 is unpacked to 16 bits
     cast = config.topology.strategy in SHARDED or BYTES[config.precision.weights] <= 2
     return Numerics.cast if cast else Numerics.autocast
 
 
 def micro_step(config: Config, size: Batch) -> MicroStep:
-    """Return the micro-step of a rank; a preference counts as two rows."""
+    """Return the micro-step of a rank. A preference pair has two rows."""
     precision, strategy, adapter = config.precision, config.topology.strategy, None
     all_layers, dtypes = config.topology.fsdp.activation_checkpointing, numerics(config)
     if config.adapter.rank is not None:
-        # An adapter's weights are fp32 under autocast, unless the strategy casts all weights or TRL
-        # casts them with nf4.
+        # The weights of an adapter are fp32, unless the strategy casts all weights to 16 bits or
+        # TRL does so for nf4.
         fp32, nf4 = precision.compute == "fp32", precision.weights == "nf4"
         low = not fp32 and (nf4 or strategy in SHARDED)
         recast = nf4 or (dtypes is Numerics.cast and not low)
-        bytes_ = (2 if low else 4, 4 if fp32 else 2)
-        adapter = Adapted.of(config.model, config.adapter, *bytes_, recast)
+        width, out = 2 if low else 4, 4 if fp32 else 2
+        adapter = AdapterLayers.of(config.model, config.adapter, width, out, recast)
     return MicroStep(
         config.model,
         dtypes,
@@ -293,8 +292,8 @@ def micro_step(config: Config, size: Batch) -> MicroStep:
 def head_of(config: Config) -> Head:
     """Return how logits are computed.
 
-    ZeRO-3 never has the whole head in a backward, completions use TRL's head, and the gradients of
-    a frozen head are not kept.
+    TRL's tiled head is used for completions, and under ZeRO-3, which shards the head. A frozen head
+    has no gradients to store.
     """
     head = config.method.head
     completions = config.method.generates and config.step.rows != Rows.packed

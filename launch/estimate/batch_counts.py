@@ -1,4 +1,4 @@
-"""Compute the batch arithmetic of a method on a topology."""
+"""Compute the numbers of sequences and tokens in an optimizer step."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from launch.schema import Config
 from launch.schema.data import Curriculum
 from launch.schema.trainer_args import argument, known, value
 
-PROMPT = 256  # tokens assumed for a prompt until the data is read
-UNCUT = 1024  # tokens assumed for a row if max_length=null
+PROMPT_TOKENS = 256  # assumed length of a prompt, because the planner does not read the data
+UNCUT_TOKENS = 1024  # assumed length of a row if max_length=null
 ACCUMULATION = "method.args.gradient_accumulation_steps"
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Counts of one optimizer step; `sequence` is the longest sequence in tokens."""
+    """The sizes of one optimizer step."""
 
     ranks: int
-    per_device: int
+    per_device: int  # sequences of a micro-batch
     accumulation: int
-    sequence: int
-    completion: int = 0  # generated tokens in it
+    sequence: int  # tokens of the longest sequence
+    completion: int = 0  # generated tokens in a sequence
 
     @property
     def sequences(self) -> int:
@@ -38,42 +38,42 @@ class Batch:
 
 
 def batch(config: Config) -> Batch:
-    """Return the counts of a step; raise KeyError for a method without batches of sequences."""
+    """Return the sizes of a step. Methods without some of the arguments get defaults."""
     names = known(config)
 
-    def number(name: str, otherwise: int) -> int:
+    def number(name: str, default: int) -> int:
         setting: Any = value(config, name) if name in names else None
-        return int(setting) if setting else otherwise
+        return int(setting) if setting else default
 
     completion = number("max_completion_length", 0)
-    # Prompts have no limit here. TRL's default stands for rows that are not cut.
     sequence = (
-        number("max_length", UNCUT)
+        number("max_length", UNCUT_TOKENS)
         if "max_length" in names
-        else (completion or number("max_new_tokens", 0)) + PROMPT
+        else (completion or number("max_new_tokens", 0)) + PROMPT_TOKENS
     )
-    # A longer sequence ends the run, because the generating engine is not set up for it.
-    served = config.topology.server_max_length or number("vllm_max_model_length", sequence)
+    # vLLM would fail on a longer sequence.
+    limit = config.topology.server_max_length or number("vllm_max_model_length", sequence)
     return Batch(
         ranks=placement.num_trainers(config),
         per_device=number("per_device_train_batch_size", number("batch_size", 1)),
         accumulation=number("gradient_accumulation_steps", 1),
-        sequence=min(sequence, served, config.model.max_positions),
+        sequence=min(sequence, limit, config.model.max_positions),
         completion=completion,
     )
 
 
 def evaluation_batch(config: Config) -> Batch:
-    """Return the batch of held-out rows: training's, unless per_device_eval_batch_size is set."""
+    """Return the batch for held-out rows, with per_device_eval_batch_size if it is set."""
     setting = config.method.args.get("per_device_eval_batch_size")
     return replace(batch(config), per_device=int(setting)) if setting else batch(config)
 
 
 def apply_effective_batch(config: Config, on_command_line: Sequence[str] = ()) -> list[str]:
-    """Set the accumulation so that a step takes `effective_batch` sequences.
+    """Set gradient_accumulation_steps so that a step has `effective_batch` sequences.
 
-    Return a line if that replaces another accumulation. Raise UserError if it does not divide
-    (naming sizes that do), or if the command line sets both and they contradict.
+    `on_command_line` are the keys of the command line. Return a warning if this replaces another
+    accumulation. Raises UserError if no accumulation fits, or if the command line sets both keys
+    and they contradict.
     """
     target = config.effective_batch
     if target is None:
@@ -81,36 +81,38 @@ def apply_effective_batch(config: Config, on_command_line: Sequence[str] = ()) -
     key = f"effective_batch={target}"
     if "gradient_accumulation_steps" not in known(config):
         raise UserError(
-            f"{key} with method={config.method.name}: it takes no optimizer steps. Leave it out."
+            f"{key} with method={config.method.name}: this method has no optimizer steps. Remove "
+            f"{key}."
         )
     size = batch(config)
-    at_once, before = size.ranks * size.per_device, size.accumulation
-    after, left_over = divmod(target, at_once)
-    place = f"on {size.ranks} rank(s) x {size.per_device} sequences"
-    if left_over:
+    micro_batch, before = size.ranks * size.per_device, size.accumulation
+    after, remainder = divmod(target, micro_batch)
+    if remainder:
         group = int(value(config, "num_generations")) if "num_generations" in known(config) else 1
-        unit = math.lcm(at_once, group)
+        unit = math.lcm(micro_batch, group)
         sizes = range(1, 65 if target % group == 0 else 1)
-        fitting = [b for b in sizes if target % (size.ranks * b) == 0]
-        near = sorted(sorted(fitting, key=lambda b: abs(b - size.per_device))[:3])
-        remedies = [f"method.args.per_device_train_batch_size={b}" for b in near]
+        divisors = [b for b in sizes if target % (size.ranks * b) == 0]
+        nearest = sorted(sorted(divisors, key=lambda b: abs(b - size.per_device))[:3])
+        remedies = [f"method.args.per_device_train_batch_size={b}" for b in nearest]
         remedies.append(f"effective_batch={max(1, round(target / unit)) * unit}")
         raise UserError(
-            f"{key} {place}: it is not a multiple of {at_once}. Use: {' or '.join(remedies)}."
+            f"{key}: not a multiple of {micro_batch} ({size.ranks} rank(s) x {size.per_device} "
+            f"sequences). Use: {' or '.join(remedies)}."
         )
     if before != after and {"effective_batch", ACCUMULATION} <= set(on_command_line):
+        sequences = micro_batch * before
         raise UserError(
-            f"{key} with {ACCUMULATION}={before}: {place} it is {at_once * before} of them to a "
-            f"step. Use: {key} alone, which accumulates {after}; or "
-            f"effective_batch={at_once * before}."
+            f"{key} with {ACCUMULATION}={before}: {size.ranks} rank(s) x {size.per_device} x "
+            f"{before} are {sequences} sequences per step. Use: {key} alone, which accumulates "
+            f"{after}; or effective_batch={sequences}."
         )
     config.method.args["gradient_accumulation_steps"] = after
-    replaced = f"{key}: gradient_accumulation_steps={after}, in place of {before}."
-    return [replaced] if before not in (1, after) else []
+    warning = f"{key}: gradient_accumulation_steps={after}, in place of {before}."
+    return [warning] if before not in (1, after) else []
 
 
 def least_staleness(config: Config) -> int:
-    """Return for how many optimizer steps one generation provides completions.
+    """Return the number of optimizer steps that use the completions of one generation.
 
     Completions that are requested one generation early are that many steps old.
     """
@@ -120,10 +122,11 @@ def least_staleness(config: Config) -> int:
 
 
 def generation_batch(config: Config) -> int:
-    """Return the number of completions that GRPO generates at once.
+    """Return the number of completions in one generation of GRPO.
 
-    That is generation_batch_size, or else per-device batch x ranks x steps_per_generation, which
-    defaults to the accumulation. TRL rejects a number that num_generations does not divide.
+    This is generation_batch_size or, by default, per-device batch x ranks x steps_per_generation.
+    The latter defaults to the accumulation. TRL rejects a number that num_generations does not
+    divide.
     """
     size, configured = batch(config), value(config, "generation_batch_size")
     steps = int(value(config, "steps_per_generation") or size.accumulation)
@@ -131,17 +134,16 @@ def generation_batch(config: Config) -> int:
 
 
 def order_by_batch(config: Config) -> str | None:
-    """Return why the order of rows depends on how a step is divided; None if it does not."""
+    """Return why the order of rows depends on the micro-batch; None if it does not."""
     if config.data.curriculum == Curriculum.adaptive and config.method.generates:
-        why = "chooses rows by pass rates, which larger accumulation delays"
-        return f"data.curriculum=adaptive {why}"
+        return "data.curriculum=adaptive updates its pass rates later with a larger accumulation"
     strategy = argument(config, "train_sampling_strategy")
     if strategy not in (None, "random", "sequential"):
-        return f"method.args.train_sampling_strategy={strategy} orders rows by the batch of a rank"
-    for name, why in (
-        ("dataloader_drop_last", "leaves out an epoch's last rows by the batch of all ranks"),
+        return f"method.args.train_sampling_strategy={strategy} orders rows by batch size"
+    for name, effect in (
+        ("dataloader_drop_last", "drops the rows of an epoch's last, incomplete micro-batch"),
         ("auto_find_batch_size", "may have lowered the batch"),
     ):
         if argument(config, name):
-            return f"method.args.{name}=true {why}"
+            return f"method.args.{name}=true {effect}"
     return None

@@ -1,14 +1,14 @@
-"""Count the bytes of a rank that trains: its state, and what each moment of a step adds.
+"""Count the bytes of a rank that trains: its state, and the tensors of each moment of a step.
 
-Unless noted otherwise, a part follows from dtype and count: 4 bytes per fp32 element, 2 per 16-bit
-element. docs/results/memory.md has measurements.
+Unless noted otherwise, fp32 elements have 4 bytes and 16-bit elements have 2.
+docs/results/memory.md has measurements.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from launch.estimate import adapted
+from launch.estimate import adapter_layers
 from launch.estimate.activations import BYTES, SHARDED, MicroStep, Numerics, micro_step
 from launch.estimate.batch_counts import Batch, batch, evaluation_batch, generation_batch
 from launch.machine import placement
@@ -17,49 +17,50 @@ from launch.schema.enums import Head, Init, Reference, Vendor
 from launch.schema.trainer_args import argument, value
 
 BUCKET = 500_000_000  # elements of ZeRO's gradient buffer: DeepSpeed's default reduce_bucket_size
-# parameters of a rank that ZeRO-3 steps at once: DeepSpeed's default sub_group_size
+# parameters of a rank that ZeRO-3 updates together: DeepSpeed's default sub_group_size
 SUB_GROUP = 1_000_000_000
-# Number of moments in the parameter's dtype, by optim. Adafactor keeps sums of rows and columns,
-# almost nothing (arXiv:1804.04235).
+# Moments per parameter in its dtype, by optim. Adafactor has only sums of rows and columns, which
+# are negligible (arXiv:1804.04235).
 OPTIMIZERS = {"adamw_torch_fused": 2, "adamw_torch": 2, "adafactor": 0, "sgd": 0}
-IN_8_BITS = ("adamw_8bit", "adamw_bnb_8bit")  # bitsandbytes
-OF_TORCHAO = "adamw_torch_8bit"  # rounds the moments of every parameter of 4,096 elements or more
-# The order of sizes in a moment of `_passes`.
+BITSANDBYTES_8_BIT = ("adamw_8bit", "adamw_bnb_8bit")
+TORCHAO_8_BIT = "adamw_torch_8bit"  # 8-bit moments for parameters of 4,096 elements or more
+# the parts of each moment of `_passes`, in order
 PARTS = ("activations", "logits", "weights in 16 bits", "gradients", "communication")
 
 
-def compares(config: Config) -> bool:
-    """Return whether the loss compares with a reference, whichever model serves as it."""
+def uses_reference(config: Config) -> bool:
+    """Return whether the loss depends on a reference model: a copy, or the base of an adapter."""
     reference = config.method.reference
     return reference is Reference.always or (
         reference is Reference.beta and bool(argument(config, "beta"))
     )
 
 
-def measures_beforehand(config: Config) -> bool:
-    """Return whether a frozen copy sees all rows before training starts."""
+def precomputes_reference(config: Config) -> bool:
+    """Return whether a frozen copy processes all rows before training starts."""
     precomputes = bool(argument(config, "precompute_ref_log_probs"))
-    return config.adapter.rank is None and compares(config) and precomputes
+    return config.adapter.rank is None and uses_reference(config) and precomputes
 
 
 def has_reference(config: Config) -> bool:
-    """Return whether a frozen copy is in memory while the run trains.
+    """Return whether a frozen copy is in memory during training.
 
-    With an adapter, the base serves as reference, so there is no copy.
+    With an adapter there is no copy, because the base is the reference.
     """
-    whole = config.adapter.rank is None
-    return whole and compares(config) and not measures_beforehand(config)
+    is_full = config.adapter.rank is None
+    return is_full and uses_reference(config) and not precomputes_reference(config)
 
 
 def generates_with_vllm(config: Config) -> bool:
+    """Return whether vLLM generates the completions of a training run."""
     return config.topology.servers > 0 or config.topology.name == "colocate"
 
 
 def generating_bytes(config: Config, rows: int) -> dict[str, float]:
-    """Return bytes of generating `rows` completions under transformers.
+    """Return the bytes for `rows` completions that transformers generates together, in parts.
 
-    These are keys and values of every layer, and three fp32 copies of a token's logits (cast,
-    processed, probabilities: GenerationMixin._sample).
+    `logits` are three fp32 copies for one token per row: cast, processed, and as probabilities
+    (GenerationMixin._sample).
     """
     token = config.model.num_kv_heads * shapes.head_bytes(config.model, width(config))
     cache = token * batch(config).sequence
@@ -68,28 +69,29 @@ def generating_bytes(config: Config, rows: int) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class _Counts:
-    """Numbers of elements, and bytes per element, that make up the state of a rank."""
+    """Numbers of weights, and bytes per weight, for the state of a rank."""
 
-    base: int  # all weights of the model
+    base: int  # all weights of the model, without an adapter
     trained: int
-    ranks: int  # the ranks among which the strategy shards
+    ranks: int  # number of ranks that train
     width: float  # bytes of a trained weight
-    embedding: int  # the largest trained parameter, embedding or head; 0 with an adapter
+    embedding: int  # elements of embedding or head, if it is trained; otherwise 0
 
     @classmethod
     def of(cls, config: Config) -> _Counts:
-        train = adapted.trainable_parameters(config.model, config.adapter)
-        # peft's weights are fp32; with nf4, TRL rounds them to bf16
-        adapter = 2.0 if config.precision.weights == "nf4" else 4.0
-        own = 4.0 if makes_fp32(config) else max(2.0, BYTES[config.precision.weights])
-        whole, model = config.adapter.rank is None, config.model
-        embedding = model.vocab_size * model.hidden_size if whole else 0
-        ranks = placement.num_trainers(config)
-        return cls(model.num_parameters, train, ranks, own if whole else adapter, embedding)
+        model, ranks = config.model, placement.num_trainers(config)
+        trained = adapter_layers.trainable_parameters(model, config.adapter)
+        if config.adapter.rank is not None:
+            # peft's weights are fp32. With nf4, TRL rounds them to bf16.
+            width = 2.0 if config.precision.weights == "nf4" else 4.0
+            return cls(model.num_parameters, trained, ranks, width, 0)
+        width = 4.0 if upcasts_weights(config) else max(2.0, BYTES[config.precision.weights])
+        embedding = model.vocab_size * model.hidden_size
+        return cls(model.num_parameters, trained, ranks, width, embedding)
 
 
-def makes_fp32(config: Config) -> bool:
-    """Return whether weights loaded in 16 bits train in fp32.
+def upcasts_weights(config: Config) -> bool:
+    """Return whether weights are loaded in 16 bits but trained in fp32.
 
     accelerate's fsdp2_prepare_model casts them under mixed precision.
     """
@@ -100,24 +102,23 @@ def makes_fp32(config: Config) -> bool:
     )
 
 
-def stepped_bytes(config: Config) -> float:
-    """Return bytes of a weight as the optimizer steps it; DeepSpeed keeps an fp32 copy."""
+def optimizer_width(config: Config) -> float:
+    """Return the bytes of a weight that the optimizer updates. DeepSpeed updates an fp32 copy."""
     return 4.0 if config.topology.strategy in ("zero2", "zero3") else _Counts.of(config).width
 
 
 def state(config: Config) -> dict[str, float]:
-    """Return bytes that stay from step to step, in parts.
+    """Return the bytes that stay in memory between steps, in parts.
 
-    Sharding follows arXiv:1910.02054; Adam keeps two moments in a parameter's dtype.
-
-    DeepSpeed holds 16-bit weights, an fp32 copy of them, and that copy's moments.
+    Sharding follows arXiv:1910.02054. Adam has two moments in the dtype of a parameter. DeepSpeed
+    has 16-bit weights, an fp32 copy of them ("master weights"), and the moments of the copy.
     """
     n, zero, low = _Counts.of(config), config.topology.zero, width(config)
     shared = n.ranks if config.topology.strategy in ("fsdp", "zero3") else 1
     adapter = n.trained if config.adapter.rank is not None else 0
     base = base_bytes(config)
     parts = {"weights": base / shared, "adapter": n.width * adapter / shared}
-    if makes_fp32(config) and config.adapter.rank is None:
+    if upcasts_weights(config) and config.adapter.rank is None:
         parts["weights"] = 4.0 * n.base / shared
     parts["optimizer"] = _optimizer_bytes(config, n, n.width) / shared
     if config.topology.strategy in ("zero2", "zero3"):
@@ -127,13 +128,14 @@ def state(config: Config) -> dict[str, float]:
         if zero.offload_optimizer:
             parts |= {"optimizer": 0.0, "master weights": 0.0}
     if has_reference(config):
-        # TRL also gives the reference to the strategy: whole under ZeRO-2, as loaded under FSDP2.
+        # TRL applies the strategy to the reference too. FSDP2 shards it in the dtype in which it
+        # was loaded.
         is_fsdp = config.topology.strategy == "fsdp"
         parts["reference"] = base / shared if is_fsdp else parts["weights"]
-    sends_beside = config.topology.overlap and config.topology.strategy in ("none", "ddp")
-    if sends_beside and config.hardware.vendor != Vendor.none:
-        # While the step continues (recipes/sampling/overlap.py), vLLM packs tensors into two
-        # buffers until each exceeds 1 GiB.
+    overlaps = config.topology.overlap and config.topology.strategy in ("none", "ddp")
+    if overlaps and config.hardware.vendor != Vendor.none:
+        # During the step (recipes/sampling/overlap.py), vLLM packs tensors into two buffers until
+        # each exceeds 1 GiB.
         largest = config.model.vocab_size * config.model.hidden_size * base / n.base
         parts["weights being sent"] = min(base, 2.0 * 2**30 + largest)
     if config.topology.fsdp.cpu_offload or zero.offload_parameters:
@@ -144,42 +146,43 @@ def state(config: Config) -> dict[str, float]:
 
 
 def preparation(config: Config) -> dict[str, dict[str, float]]:
-    """Return bytes of a rank before the first step, in parts.
+    """Return the bytes of a rank at each moment before the first step, in parts.
 
-    Random weights are drawn on its GPU, all of them on every rank.
+    - "loading": every rank creates all random weights on its GPU. They are rounded to their compute
+      dtype, one parameter at a time (recipes/models/model_build.py).
+    - "sharding": accelerate 1.15's fsdp2_prepare_model has the complete model (`original_sd`) in
+      memory until each parameter is sharded. 8B in fp32 with LoRA needed 49.4 GB there on each of
+      two H200s, but 23 GB in training.
+    - "measuring the reference": FSDP precomputes the log-probabilities of all rows.
 
-    "loading": weights are rounded to their compute dtype, one parameter at a time
-    (recipes/models/model_build.py). "sharding": accelerate 1.15's fsdp2_prepare_model holds the
-    whole model (`original_sd`) until each parameter has its shard. 8B in fp32 with LoRA took 49.4
-    GB there on each of two H200s, and trains in 23. Weights from files come from the CPU, one
-    parameter at a time.
+    Weights in files are loaded on the CPU and moved one parameter at a time.
     """
     n, base = _Counts.of(config), base_bytes(config)
     by_rank = not config.model.path and not generates_with_vllm(config)
-    drawn = config.model.init == Init.random and by_rank
-    beforehand = config.topology.strategy == "fsdp" and measures_beforehand(config)
+    is_random = config.model.init == Init.random and by_rank
+    precomputes = config.topology.strategy == "fsdp" and precomputes_reference(config)
     measuring = {}
-    if beforehand:  # FSDP's reference forward over all rows, before sharding
+    if precomputes:
         rows = argument(config, "precompute_ref_batch_size")
         size = batch(config)
         step = micro_step(config, replace(size, per_device=int(rows)) if rows else size)
         gathered = width(config) * n.base
         measuring["measuring the reference"] = {
-            "weights": base if drawn else 0.0,
+            "weights": base if is_random else 0.0,
             "reference": 0.0 if config.topology.fsdp.cpu_offload else base / n.ranks,
             "reference in parameters": gathered,
             "reference as gathered": gathered,
             "activations": step.hidden + max(step.saved_by_layer(), step.before_head()),
             "logits": step.tile(),
         }
-    if not drawn:
+    if not is_random:
         return measuring
     rounds = BYTES[config.precision.weights] == 4 and config.precision.compute != "fp32"
-    # the largest parameter: 16-bit and fp32 copies
+    # the largest parameter, which has a 16-bit and an fp32 copy
     embedding = config.model.vocab_size * config.model.hidden_size
     loading = {
         "weights": base,
-        "reference": base * (has_reference(config) or beforehand),
+        "reference": base * (has_reference(config) or precomputes),
         "rounding": 6.0 * embedding * rounds,
     }
     peaks = {"loading": loading}
@@ -195,9 +198,9 @@ def preparation(config: Config) -> dict[str, dict[str, float]]:
 
 
 def base_bytes(config: Config) -> float:
-    """Return bytes of the model's own weights.
+    """Return the bytes of the model's weights, without an adapter.
 
-    nf4 packs the linear layers only; bitsandbytes leaves the others in 16 bits here.
+    nf4 packs only the linear layers. bitsandbytes leaves the other weights in 16 bits.
     """
     model, width = config.model, BYTES[config.precision.weights]
     packed = 0
@@ -207,36 +210,37 @@ def base_bytes(config: Config) -> float:
 
 
 def _optimizer_bytes(config: Config, n: _Counts, width: float) -> float:
-    """Return bytes of the optimizer's moments.
+    """Return the bytes of the optimizer's moments.
 
-    Unknown optimizers count as AdamW, with a warning by `uncounted` of launch/estimate/margin.py.
+    Unknown optimizers are planned as AdamW. `uncounted` of launch/estimate/margin.py warns of it.
     """
     name = value(config, "optim")
-    if name not in (*IN_8_BITS, OF_TORCHAO):
+    if name not in (*BITSANDBYTES_8_BIT, TORCHAO_8_BIT):
         return OPTIMIZERS.get(name, 2) * width * n.trained
-    # Two one-byte moments and their scales; transformers keeps an embedding's moments in fp32.
-    in_fp32 = 0 if name == OF_TORCHAO else n.embedding
+    # Two moments of one byte, with scales. For embeddings, transformers uses fp32 moments.
+    in_fp32 = 0 if name == TORCHAO_8_BIT else n.embedding
     return 2 * (1 + 4 / 256) * (n.trained - in_fp32) + 8.0 * in_fp32
 
 
 def moments(config: Config) -> dict[str, dict[str, float]]:
-    """Return bytes on top of the state, in parts, at each moment that can be the largest."""
+    """Return the bytes in addition to the state, in parts, at each moment that may be the peak."""
     size, n, optim = batch(config), _Counts.of(config), value(config, "optim")
-    step, sharing = micro_step(config, size), _sharing(config, size)
-    passes = _passes(config, step, sharing, size.accumulation > 1)
+    step, shards = micro_step(config, size), _shards(config, size)
+    passes = _passes(config, step, shards, size.accumulation > 1)
     peaks = {name: dict(zip(PARTS, sizes, strict=True)) for name, sizes in passes.items()}
     peaks["optimizer step"] = {
-        "gradients": sharing.gradients_of_step,
-        "communication": sharing.buffers_of_step,
+        "gradients": shards.gradients_of_step,
+        "communication": shards.buffers_of_step,
     }
     if has_reference(config) and config.topology.strategy == "fsdp":
-        # TRL shards the reference as one unit (trl.models.utils.prepare_fsdp). A forward gathers it
-        # whole and splits it into parameters. Torch frees the gathered buffer only when the unit
-        # gathers again (FSDPParamGroup.wait_for_unshard).
-        whole = width(config) * n.base
-        peaks["forward of the reference"] = {**peaks["forward"], "reference in parameters": whole}
+        # TRL shards the reference as one unit (trl.models.utils.prepare_fsdp). A forward gathers
+        # all of it and splits it into parameters. torch frees the gathered buffer only when the
+        # unit is gathered again (FSDPParamGroup.wait_for_unshard).
+        gathered = width(config) * n.base
+        forward = {**peaks["forward"], "reference in parameters": gathered}
+        peaks["forward of the reference"] = forward
         for parts in peaks.values():
-            parts["reference as gathered"] = whole
+            parts["reference as gathered"] = gathered
     if optim == "adamw_torch":
         # torch's `foreach` step makes one more copy of all trained weights (docs.pytorch.org,
         # torch.optim.AdamW).
@@ -246,55 +250,57 @@ def moments(config: Config) -> dict[str, dict[str, float]]:
         if config.adapter.rank is None:  # autocast keeps its copies of trained weights
             parts["weights in 16 bits"] = config.model.num_layers * step.linear_bytes()
         gathers = config.topology.strategy == "zero3" and value(config, "ds3_gather_for_generation")
-        parts["communication"] = 2.0 * n.base if gathers else sharing.buffers
+        parts["communication"] = 2.0 * n.base if gathers else shards.buffers
         peaks["generation"] = parts
     return peaks
 
 
 def _passes(
-    config: Config, step: MicroStep, sharing: _Sharing, accumulates: bool
+    config: Config, step: MicroStep, shards: _Shards, accumulates: bool
 ) -> dict[str, tuple[float, ...]]:
     """Return the bytes of forward, backward and evaluation, in the order of PARTS."""
     model, strategy, layers = config.model, config.topology.strategy, config.model.num_layers
-    again, hidden, one_layer = step.recomputing, step.hidden, step.saved_by_layer()
-    stored = again * hidden + (layers - again) * one_layer
+    recomputed, hidden, one_layer = step.recomputing, step.hidden, step.saved_by_layer()
+    saved = recomputed * hidden + (layers - recomputed) * one_layer
     copies = layers * step.linear_bytes()
-    copies_kept = (layers - again) * step.linear_bytes()  # of layers that do not recompute
-    last_copies = max(copies_kept, step.linear_bytes())
-    # a compiled graph casts inside, so no copies are kept
-    forward_copies = copies_kept if step.adapter or step.compiled else copies
+    saved_copies = (layers - recomputed) * step.linear_bytes()
+    last_copies = max(saved_copies, step.linear_bytes())
+    # A compiled graph makes copies inside a layer and does not keep them.
+    forward_copies = saved_copies if step.adapter or step.compiled else copies
     n, element = _Counts.of(config), step.numerics.hidden_bytes
     head_weights = float(n.embedding)
-    own = n.width * head_weights
-    # A tied head's gradient waits for the embedding's; an untied head's is accumulated at once.
-    waiting = element * head_weights if model.tied_embeddings else 0.0
-    # DeepSpeed's stage 3 allocates its gradients once (grad_partitions_flat_buffer); otherwise the
-    # first micro-step starts without any.
-    grads = sharing.gradients if accumulates or strategy == "zero3" else 0.0
-    # The embedding's gradient becomes the accumulated one unless that already exists or is sharded.
-    # Then there are two.
+    head_gradient = n.width * head_weights
+    # The gradient of a tied head is stored until that of the embedding is added. The gradient of
+    # an untied head is accumulated immediately.
+    pending = element * head_weights if model.tied_embeddings else 0.0
+    # Without accumulation there are no gradients at the start. But DeepSpeed's stage 3 allocates
+    # them once (grad_partitions_flat_buffer).
+    grads = shards.gradients if accumulates or strategy == "zero3" else 0.0
+    # The gradient of the embedding needs a second tensor if the accumulated one exists or is
+    # sharded.
     second = element * head_weights if grads or strategy in SHARDED else 0.0
     head = 0.0 if step.head is Head.summed else step.tile()
     head += (4 + (2 if step.numerics is Numerics.cast else 0)) * head_weights
-    repeated = one_layer if again else 0.0
-    # The first layers recompute, so the last layer does only if all do.
-    last = stored + (repeated if again == layers else 0.0) + step.backward_of_layer()
-    first = (hidden if again else one_layer) + repeated + step.backward_of_layer()
-    first_copies = step.linear_bytes() if again else copies
-    last_gradients = grads or (0.0 if model.tied_embeddings else own)
-    first_gradients = sharing.gradients - (own if model.tied_embeddings and not grads else 0.0)
+    repeated = one_layer if recomputed else 0.0
+    # Recomputed layers come first, so the last layer is one only if all are.
+    last = saved + (repeated if recomputed == layers else 0.0) + step.backward_of_layer()
+    first = (hidden if recomputed else one_layer) + repeated + step.backward_of_layer()
+    first_copies = step.linear_bytes() if recomputed else copies
+    last_grads = grads or (0.0 if model.tied_embeddings else head_gradient)
+    is_pending = model.tied_embeddings and not grads
+    first_grads = shards.gradients - (head_gradient if is_pending else 0.0)
     logits = step.tile() + step.head_gradient(head_weights)
-    buffers, layer_buffers = sharing.buffers, sharing.buffers - sharing.buffers_of_head
-    end = layer_buffers + sharing.gathered_again
+    buffers, layer_buffers = shards.buffers, shards.buffers - shards.buffers_of_head
+    end = layer_buffers + shards.gathered_again
     passes: dict[str, tuple[float, ...]] = {
-        "forward": (stored + step.before_head(), logits, forward_copies, grads, buffers),
-        "backward of the head": (stored + step.head_backward(), head, copies_kept, grads, buffers),
-        "backward of the last layer": (last, waiting, last_copies, last_gradients, layer_buffers),
-        "backward of the first layer": (first, waiting, first_copies, first_gradients, end),
-        "backward of the embedding": (hidden, waiting + second, 0.0, sharing.gradients, end),
+        "forward": (saved + step.before_head(), logits, forward_copies, grads, buffers),
+        "backward of the head": (saved + step.head_backward(), head, saved_copies, grads, buffers),
+        "backward of the last layer": (last, pending, last_copies, last_grads, layer_buffers),
+        "backward of the first layer": (first, pending, first_copies, first_grads, end),
+        "backward of the embedding": (hidden, pending + second, 0.0, shards.gradients, end),
     }
     if config.method.selection.metric is not None:
-        # an evaluation has no gradients: a layer's tensors, then the head's
+        # without gradients, only the tensors of one layer or of the head are in memory
         held_out = micro_step(config, evaluation_batch(config))
         tensors = held_out.hidden + max(held_out.saved_by_layer(), held_out.before_head())
         passes["evaluation"] = (tensors, held_out.tile(), forward_copies, 0.0, buffers)
@@ -302,65 +308,65 @@ def _passes(
 
 
 @dataclass(frozen=True)
-class _Sharing:
-    """Bytes of gradients and communication buffers, in the backward and at the step."""
+class _Shards:
+    """Bytes of gradients and communication buffers, in the backward and in the optimizer step."""
 
     gradients: float
     buffers: float
     gradients_of_step: float
     buffers_of_step: float
-    buffers_of_head: float = 0.0  # the part of `buffers` that the head's backward frees
-    gathered_again: float = 0.0  # gathered again by the embedding's backward
+    buffers_of_head: float = 0.0  # part of `buffers` that the backward of the head frees
+    gathered_again: float = 0.0  # gathered again for the backward of the embedding
 
 
-def _sharing(config: Config, size: Batch) -> _Sharing:
-    """Count gradients and buffers of the strategy.
+def _shards(config: Config, size: Batch) -> _Shards:
+    """Count the gradients and buffers of the strategy.
 
-    FSDP computes one layer while the next is gathered. While gradients accumulate, accelerate
-    leaves them whole on every rank. ZeRO's gradients go through a bucket into a partition in the
-    compute dtype, which the step flattens and casts to fp32. Stage 3 does so one sub-group at a
-    time (_prepare_fp32_grad_for_sub_group), and gathers weights as FSDP does.
+    FSDP gathers a layer while it computes the previous one. While gradients accumulate, accelerate
+    does not shard them. ZeRO moves gradients through a bucket into a partition in the compute
+    dtype, which the optimizer step flattens and casts to fp32. Stage 3 does so for one sub-group at
+    a time (_prepare_fp32_grad_for_sub_group), and gathers weights as FSDP does.
     """
     n, strategy, low = _Counts.of(config), config.topology.strategy, width(config)
-    own, model, layers = n.width * n.trained, config.model, config.model.num_layers
+    full, model, layers = n.width * n.trained, config.model, config.model.num_layers
 
-    def gathered(num: int) -> float:  # embedding, head and `num` layers
+    def gathered(num_layers: int) -> float:  # embedding, head and some layers
         layer = shapes.layer_parameters(model)
-        return low * (n.base - layers * layer + min(num, layers) * layer)
+        return low * (n.base - layers * layer + min(num_layers, layers) * layer)
 
     if strategy == "fsdp":
         fsdp = config.topology.fsdp
-        sharded = 0.0 if fsdp.cpu_offload else own / n.ranks
+        sharded = 0.0 if fsdp.cpu_offload else full / n.ranks
         # Accumulated gradients have the dtype of the reduction (torch's
         # FSDPParam.to_accumulated_grad_if_needed).
         element = 4.0 if fsdp.reduce_dtype == "fp32" else 2.0
-        whole = element * n.trained if size.accumulation > 1 else sharded
+        gradients = element * n.trained if size.accumulation > 1 else sharded
         buffers = gathered(2 if fsdp.reshard_after_forward else layers)
-        if model.tied_embeddings:  # head and embedding are one unit, gathered throughout
-            return _Sharing(whole, buffers, sharded, 0.0)
+        if model.tied_embeddings:  # head and embedding are one unit, which is always gathered
+            return _Shards(gradients, buffers, sharded, 0.0)
         matrix = low * model.vocab_size * model.hidden_size
         if not fsdp.reshard_after_forward:
-            return _Sharing(whole, buffers, sharded, 0.0, matrix)
-        # embedding and head are each gathered when needed
-        return _Sharing(whole, buffers - matrix, sharded, 0.0, matrix, matrix)
+            return _Shards(gradients, buffers, sharded, 0.0, matrix)
+        # embedding and head are separate units
+        return _Shards(gradients, buffers - matrix, sharded, 0.0, matrix, matrix)
     if strategy in ("zero2", "zero3"):
         part, flat = low * n.trained / n.ranks, 4.0 * n.trained / n.ranks
         bucket, buffer = low * min(BUCKET, n.trained), 0.0
         if config.topology.zero.offload_optimizer:
-            # A bucket is copied to the host; stage 2's temp_grad_buffer_for_gpu_offload holds the
-            # largest parameter.
+            # Buckets are copied to the host. temp_grad_buffer_for_gpu_offload of stage 2 has the
+            # size of the largest parameter.
             part = flat = 0.0
             buffer = low * n.embedding
         if strategy == "zero2":
-            return _Sharing(part, bucket + buffer, 2 * part + flat, buffer)
+            return _Shards(part, bucket + buffer, 2 * part + flat, buffer)
         # flattened in 16 bits, then in fp32
-        stepped = min(4.0 * SUB_GROUP, flat) * (1.5 if low == 2 else 1.0)
-        return _Sharing(part, 2 * bucket + gathered(2), part + stepped, bucket)
-    # DDP holds its buckets in addition to the gradients
-    buckets = own if strategy == "ddp" and n.ranks > 1 else 0.0
-    return _Sharing(own, buckets, own, buckets)
+        flattened = min(4.0 * SUB_GROUP, flat) * (1.5 if low == 2 else 1.0)
+        return _Shards(part, 2 * bucket + gathered(2), part + flattened, bucket)
+    # DDP has buckets in addition to the gradients.
+    buckets = full if strategy == "ddp" and n.ranks > 1 else 0.0
+    return _Shards(full, buckets, full, buckets)
 
 
 def width(config: Config) -> float:
-    """Return bytes of a weight as matrix products read it."""
+    """Return the bytes of a weight in matrix products."""
     return 4.0 if config.precision.compute == "fp32" else 2.0

@@ -1,23 +1,23 @@
-"""Predict the time of a training step from a roofline.
+"""Predict the time of a training step with a roofline model.
 
-Its parts are matrix products, attention, memory-bound kernels, optimizer, links and generation.
-Work is counted from shapes. The share of a GPU's peak and bandwidth that each kind of work reaches
-was measured on H200s, in the runs of docs/results/speed.md. Other GPUs are assumed to reach the
-same share, and `basis` records that.
+The parts are matrix products, attention, memory-bound kernels, optimizer, links and generation.
+Their work follows from shapes. Each part reaches a share of the GPU's peak or bandwidth, which was
+measured on H200s in the runs of docs/results/speed.md. Other GPUs are assumed to reach the same
+shares, and `basis` records this assumption.
 """
 
 from __future__ import annotations
 
 import math
 
-from launch.estimate import adapted
+from launch.estimate import adapter_layers
 from launch.estimate.activations import MicroStep, Numerics, micro_step
 from launch.estimate.batch_counts import Batch, batch, generation_batch
 from launch.estimate.rank_memory import (
-    compares,
     generates_with_vllm,
     has_reference,
-    stepped_bytes,
+    optimizer_width,
+    uses_reference,
     width,
 )
 from launch.estimate.traffic import TRAFFIC, traffic
@@ -29,47 +29,48 @@ from launch.schema.enums import Head, Link, Vendor
 from launch.schema.plan import Speed
 from launch.schema.trainer_args import argument, value
 
-# Shares of peak and bandwidth, read off the runs of docs/results/speed.md. 16-bit products reach
-# healthy.gemm of the hardware's file.
-GEMM_FP32 = 0.69  # of fp32's peak, for products and attention
-ATTENTION = 0.67  # of the peak, for the fused 16-bit kernels
-# for a layer's memory-bound kernels; sequences of large tensors (weights, optimizer) reach
-# healthy.copy
+# Shares of peak and bandwidth, from the runs of docs/results/speed.md. 16-bit products reach
+# healthy.gemm of the hardware file.
+GEMM_FP32 = 0.69  # of the fp32 peak, for products and attention
+ATTENTION = 0.67  # of the peak, for fused 16-bit kernels
+# of the bandwidth, for the memory-bound kernels of a layer; long series of large tensors (weights,
+# optimizer) reach healthy.copy
 BANDWIDTH = 0.62
-COPY, LINKS = 0.89, 0.7  # used if the hardware's file has no healthy.copy or healthy.all_reduce
+COPY, LINKS = 0.89, 0.7  # if the hardware file lacks healthy.copy or healthy.all_reduce
 KERNEL_S = 6e-6  # time to start and end a kernel that moves no data
 STEP_S = 0.03  # time per step without a running kernel: collating, gathering metrics, logging
-# Host time, which counts if the GPU has to wait. First, to launch a kernel (Python, autograd,
-# autocast, the driver), read off 0.6B with one row of 512 tokens. Then, per layer and micro-step,
-# for Python hooks around every layer or parameter.
+# Times of the host, which matter only if the GPU has to wait. LAUNCH_S is the time to launch a
+# kernel (Python, autograd, autocast, the driver), measured with 0.6B and one row of 512 tokens. The
+# others are times per layer and micro-step, for Python hooks around layers or parameters.
 LAUNCH_S = 30e-6
 FSDP_LAYER_S = 6.6e-3
-ZERO3_LAYER_S, ZERO3_WEIGHT_S = 11.7e-3, 0.2e-9  # plus this per weight of the layer
-ZERO2_LAYER_S = 1.35e-3  # on top of the GPU's time: gradients are copied into buckets one by one
-# vLLM 0.26, per token of all sequences, plus a part per sequence: the host's work (scheduling,
-# sampling, text), on any GPU. A server without text took 3.26 s for 96 x 512 tokens with an
-# H100 (docs/results/speed.md).
+ZERO3_LAYER_S, ZERO3_WEIGHT_S = 11.7e-3, 0.2e-9  # per layer, and per weight of the layer
+ZERO2_LAYER_S = 1.35e-3  # always added, because gradients are copied into buckets one by one
+# Time of vLLM 0.26 to decode one token of all sequences: a constant, plus a part per sequence with
+# or without text. This is work of the host (scheduling, sampling, text), so it is the same for any
+# GPU. A server without text took 3.26 s for 96 x 512 tokens on an H100 (docs/results/speed.md).
 DECODE_S, DECODE_SEQUENCE_S, DECODE_IDS_S = 1.05e-3, 0.085e-3, 0.055e-3
-DECODE_BANDWIDTH = 0.6  # share of bandwidth at which decoding reads weights, if that is slower
-# completions that one server decodes at once, unless topology.server_args.max_num_seqs is set
+DECODE_BANDWIDTH = 0.6  # share of bandwidth to read the weights for a token, if this takes longer
+# completions that a server decodes concurrently, unless topology.server_args.max_num_seqs is set
 SERVER_SEQUENCES = 256
 SYNC_S, SYNC_GB_S = 0.14, 134.0  # to send weights to a server
-# through host memory: 0.4 s for 76 million parameters, with three such runs at once on one H200
+# likewise through host memory: 0.4 s for 76 million parameters, in three concurrent runs on an H200
 GLOO_GB_S = 0.6
-# tensors moved per trained one: fused AdamW reads four and writes three; clipping reads two and
+# tensors moved per trained tensor: fused AdamW reads four and writes three; clipping reads two and
 # writes one
 ADAM_TENSORS = 7 + 3
-# Back-to-back products draw more power, which lowers the clocks. An H100 then reaches 0.69 of its
-# peak instead of healthy.gemm, 0.75 (same rows). In fp8 it reaches 0.61 of fp8's peak.
+# Factors of healthy.gemm for compiled layers. Their products follow each other closely, so they
+# draw more power, which lowers the clocks. An H100 then reaches 0.69 of its peak instead of 0.75
+# (same rows). In fp8 it reaches 0.61 of the fp8 peak.
 BUSY, BUSY_FP8 = 0.92, 0.82
-# Seconds that compiled layers add to a run's start, for any number of layers, since they share one
-# graph. 4B on an H100 with empty caches and lengths rehearsed: the first step ends 19 to 25 s later
-# than TRL's, which compiles nothing (2026-11-26).
+# Seconds that compilation adds to the start of a run. Layers share one graph, so their number does
+# not matter. With 4B on an H100, empty caches and rehearsed lengths, the first step ended 19 to 25
+# s later than TRL's, which compiles nothing (2026-11-26).
 COMPILE_S = 22.0
 
 
 def speed(config: Config) -> Speed:
-    """Predict tokens per second of the whole run and seconds per step."""
+    """Predict the tokens per second of all ranks, and the seconds per step."""
     compute = config.precision.compute
     peak = config.hardware.peak_tflops.get(compute)
     if peak is None:
@@ -78,10 +79,9 @@ def speed(config: Config) -> Speed:
         return Speed(None, None, f"no estimate for {config.method.name} yet")
     fsdp, zero = config.topology.fsdp, config.topology.zero
     if fsdp.cpu_offload or zero.offload_optimizer or zero.offload_parameters:
-        offloads = (
-            "steps that offload are not estimated: they wait for the host's optimizer and for "
+        return Speed(
+            None, None, "steps with offload depend on the host's optimizer and links, not estimated"
         )
-        return Speed(None, None, f"{offloads}its links")
     size = batch(config)
     parts = step_parts(config, size, peak * 1e12)
     train_s, generate_s = sum(parts.values()) - parts["generation"], parts["generation"]
@@ -90,32 +90,32 @@ def speed(config: Config) -> Speed:
     if config.hardware.name != "h200":
         basis += f", assumed for {config.hardware.name}"
     if config.runtime.slurm.nodes > 1:
-        basis += "; links between nodes assumed as fast as those within one"
+        basis += "; links between nodes assumed as fast as those within a node"
     if size.completion and not generates_with_vllm(config):
-        basis += "; an upper bound, since transformers generates"
+        basis += "; an upper bound, because transformers generates"
     largest = sorted(parts.items(), key=lambda part: -part[1])[:3]
-    shares = f"{basis}: {', '.join(f'{name} {part / step_s:.0%}' for name, part in largest)}"
+    basis = f"{basis}: {', '.join(f'{name} {part / step_s:.0%}' for name, part in largest)}"
     hours = steps * step_s / 3600 if (steps := num_steps(config, size)) else None
-    halves = (generate_s, train_s) if size.completion else (None, None)
+    times = (generate_s, train_s) if size.completion else (None, None)
     return Speed(
         size.tokens * config.method.sequences_per_example / step_s,
         step_s,
-        shares,
+        basis,
         hours,
         _cost(config, hours),
-        *halves,
+        *times,
     )
 
 
 def num_steps(config: Config, size: Batch) -> int | None:
-    """Return the run's optimizer steps; None if they depend on unread rows or on packing."""
-    most = value(config, "max_steps")
-    if most and int(most) > 0:
-        return int(most)
+    """Return the number of optimizer steps; None if it depends on unread rows or on packing."""
+    max_steps = value(config, "max_steps")
+    if max_steps and int(max_steps) > 0:
+        return int(max_steps)
     rows = min(filter(None, (config.data.limit, config.data.num_train)), default=None)
     if not rows or argument(config, "packing"):
         return None
-    # GRPO generates a group of completions per row and trains on it num_iterations times.
+    # GRPO generates a group of completions per row and trains on each num_iterations times.
     per_row = int(argument(config, "num_generations") or 1) * int(
         argument(config, "num_iterations") or 1
     )
@@ -130,9 +130,9 @@ def _cost(config: Config, hours: float | None) -> float | None:
 
 
 def sampling(config: Config) -> Speed:
-    """Predict new tokens per second of all ranks, and seconds per batch of full-length samples.
+    """Predict the speed of method=sample, for samples of full length.
 
-    Prompts are not counted. Memory is that of an evaluation.
+    Return new tokens per second of all ranks, without prompts, and seconds per batch.
     """
     size, vllm = batch(config), argument(config, "engine") == "vllm"
     rows = size.per_device * int(value(config, "samples_per_prompt"))
@@ -140,7 +140,7 @@ def sampling(config: Config) -> Speed:
         DECODE_BANDWIDTH * config.hardware.bandwidth_gb_s
     )
     start_s = DECODE_S if vllm else _forward_start_s(config)
-    waves = max(1.0, rows / at_once_of(config)) if vllm else 1.0
+    waves = max(1.0, rows / max_concurrent(config)) if vllm else 1.0
     step_s = max(read_s, start_s) * int(value(config, "max_new_tokens")) * waves
     tokens = size.ranks * rows * int(value(config, "max_new_tokens"))
     counts = (argument(config, "num_prompts"), config.data.limit, config.data.num_train)
@@ -151,52 +151,55 @@ def sampling(config: Config) -> Speed:
     limit = "vLLM's steps" if vllm else "starting kernels"
     limit = "reading weights" if read_s >= start_s else limit
     basis = (
-        f"{'vLLM' if vllm else 'transformers'} at best, bound by {limit}, samples of full "
-        "length; shares measured on an H200"
+        f"an upper bound for {'vLLM' if vllm else 'transformers'}, limited by {limit}, with "
+        "samples of full length; shares measured on an H200"
     )
     return Speed(tokens / step_s, step_s, basis, hours, _cost(config, hours))
 
 
 def _forward_start_s(config: Config) -> float:
-    """Return seconds to launch a forward's kernels, a third of those of forward and backward.
+    """Return the seconds that transformers needs to start the kernels of one token.
 
-    transformers does so for every token.
+    These are the kernels of a forward, a third of those of forward and backward.
     """
     return config.model.num_layers * TRAFFIC[Numerics.cast, False].kernels / 3 * KERNEL_S
 
 
 def step_parts(config: Config, size: Batch, peak: float) -> dict[str, float]:
-    """Return seconds of a rank's step by kind of work; `peak` in operations per second."""
+    """Return the seconds of a rank's step by kind of work. `peak` is in operations per second."""
     step = micro_step(config, size)
     micro = micro_parts(config, step, peak)
     parts = {name: size.accumulation * part for name, part in micro.items()}
     copying = config.hardware.bandwidth_gb_s * 1e9 * (config.hardware.healthy.copy or COPY)
     sharded = size.ranks if config.topology.strategy in ("fsdp", "zero2", "zero3") else 1
-    trained = adapted.trainable_parameters(config.model, config.adapter)
-    parts["optimizer"] = ADAM_TENSORS * stepped_bytes(config) * trained / sharded / copying
+    trained = adapter_layers.trainable_parameters(config.model, config.adapter)
+    parts["optimizer"] = ADAM_TENSORS * optimizer_width(config) * trained / sharded / copying
     is_low = config.precision.weights in ("bf16", "fp16")
     element = 2 if is_low and config.topology.strategy in ("none", "ddp") else 4
-    # accumulating a gradient reads two tensors and writes one
+    # To accumulate a gradient, two tensors are read and one is written.
     parts["weights"] += 3 * element * trained * (size.accumulation - 1) / copying
     if config.topology.strategy == "ddp" and size.ranks > 1:
-        # gradients are copied into DDP's buckets and back
+        # Gradients are copied into DDP's buckets and back.
         parts["weights"] += (
-            4 * stepped_bytes(config) * trained / (config.hardware.bandwidth_gb_s * 1e9 * COPY)
+            4 * optimizer_width(config) * trained / (config.hardware.bandwidth_gb_s * 1e9 * COPY)
         )
     parts["between steps"] = STEP_S
-    parts["waiting for the host"] = _host_s(config, size, micro, parts["optimizer"])
-    parts["communication"] = _communication(config, size, sum(micro.values()))
+    parts["waiting for the host"] = _host_wait_s(config, size, micro, parts["optimizer"])
+    parts["communication"] = _communication_s(config, size, sum(micro.values()))
     parts["generation"] = _generation_s(config, size)
     return parts
 
 
 def micro_parts(config: Config, step: MicroStep, peak: float) -> dict[str, float]:
-    """Return seconds of a micro-step's forward and backward; `peak` in operations per second."""
+    """Return the seconds of forward and backward of a micro-step, by kind of work.
+
+    `peak` is in operations per second.
+    """
     model, tokens = config.model, step.tokens
     trains_base = config.adapter.rank is None
     linear = model.num_layers * sum(i * o for i, o in shapes.linear_sizes(model))
     passes = 1 + step.recomputed_share + (2 if trains_base else 1)
-    # TRL's head recomputes logits in the backward
+    # TRL's head recomputes logits in the backward.
     head = (3 if trains_base else 2) + (step.head is Head.tiled)
     products = 2.0 * tokens * (passes * linear + head * model.vocab_size * model.hidden_size)
     forwards = extra_forwards(config)
@@ -212,12 +215,12 @@ def micro_parts(config: Config, step: MicroStep, peak: float) -> dict[str, float
     bandwidth = config.hardware.bandwidth_gb_s * 1e9
     head_products = (head + forwards) * 2.0 * tokens * model.vocab_size * model.hidden_size
     gemm, attention = _products_per_second(config, step, peak)
-    # fp8 covers the layers only
+    # With fp8, the head is still in 16 bits.
     half = config.hardware.peak_tflops["bf16"] * 1e12 if config.precision.compute == "fp8" else peak
-    of_head = gemm if half == peak else half * (config.hardware.healthy.gemm or 1.0)
+    head_gemm = gemm if half == peak else half * (config.hardware.healthy.gemm or 1.0)
     moved, weights, kernels = traffic(config, step, linear, forwards)
     return {
-        "matrix products": (products - head_products) / gemm + head_products / of_head,
+        "matrix products": (products - head_products) / gemm + head_products / head_gemm,
         "attention": scores / attention,
         "memory-bound kernels": moved / (bandwidth * (config.hardware.healthy.layers or BANDWIDTH)),
         "weights": weights / (bandwidth * (config.hardware.healthy.copy or COPY)),
@@ -226,9 +229,9 @@ def micro_parts(config: Config, step: MicroStep, peak: float) -> dict[str, float
 
 
 def _products_per_second(config: Config, step: MicroStep, peak: float) -> tuple[float, float]:
-    """Return operations per second of the layers' matrix products and of attention.
+    """Return the operations per second of the layers' matrix products, and those of attention.
 
-    Attention stays in 16 bits under fp8.
+    With fp8, attention is still in 16 bits.
     """
     if step.numerics is Numerics.fp32:
         return peak * GEMM_FP32, peak * GEMM_FP32
@@ -239,33 +242,33 @@ def _products_per_second(config: Config, step: MicroStep, peak: float) -> tuple[
 
 
 def extra_forwards(config: Config) -> float:
-    """Return forwards without gradients per forward that trains.
+    """Return the number of forwards without gradients per forward with gradients.
 
-    A reference runs one (the base, if an adapter trains). GRPO runs one for completions from
-    weights older than the step's, which serves num_iterations of training.
+    A reference model needs one. GRPO needs another one if it rescores completions. Both are used
+    for num_iterations of training.
     """
-    of_reference = compares(config) and not argument(config, "precompute_ref_log_probs")
+    reference = uses_reference(config) and not argument(config, "precompute_ref_log_probs")
     if not config.method.generates:
-        return float(of_reference)
+        return float(reference)
     iterations = int(value(config, "num_iterations"))
-    return (of_reference + scores_apart(config)) / iterations
+    return (reference + rescores_completions(config)) / iterations
 
 
-def scores_apart(config: Config) -> bool:
-    """Return whether some completions were sampled with older weights than the step trains.
+def rescores_completions(config: Config) -> bool:
+    """Return whether a step may train on completions of older weights.
 
-    This is true unless each step trains on complete generations. TRL then computes the
-    completions' probabilities under the older weights in a separate forward.
+    TRL then computes their probabilities under the older weights in a separate forward. This does
+    not happen if each step trains on complete generations.
     """
     size = batch(config)
     micro_steps = max(1, generation_batch(config) // (size.per_device * size.ranks))
     return size.accumulation % (micro_steps * int(value(config, "num_iterations"))) != 0
 
 
-def _host_s(config: Config, size: Batch, micro: dict[str, float], optimizer_s: float) -> float:
-    """Return seconds that a GPU waits for the host: kernel launches and a strategy's hooks.
+def _host_wait_s(config: Config, size: Batch, micro: dict[str, float], optimizer_s: float) -> float:
+    """Return the seconds per step that a GPU waits for the host.
 
-    0 if the GPU's own work takes longer.
+    The host launches kernels and runs the hooks of a strategy, while the GPU works.
     """
     strategy, layers = config.topology.strategy, size.accumulation * config.model.num_layers
     if config.hardware.vendor == Vendor.none:
@@ -275,54 +278,55 @@ def _host_s(config: Config, size: Batch, micro: dict[str, float], optimizer_s: f
         1 + extra_forwards(config) / 3
     )
     hooks = {"fsdp": FSDP_LAYER_S, "zero3": zero3}.get(strategy, 0.0)
-    shared = size.ranks > 1
-    host_s = kernels * LAUNCH_S + shared * layers * hooks
-    waiting = max(0.0, host_s - size.accumulation * sum(micro.values()) - optimizer_s)
-    return waiting + (layers * ZERO2_LAYER_S if shared and strategy == "zero2" else 0.0)
+    has_ranks = size.ranks > 1
+    host_s = kernels * LAUNCH_S + has_ranks * layers * hooks
+    wait_s = max(0.0, host_s - size.accumulation * sum(micro.values()) - optimizer_s)
+    return wait_s + (layers * ZERO2_LAYER_S if has_ranks and strategy == "zero2" else 0.0)
 
 
-def _communication(config: Config, size: Batch, micro_s: float) -> float:
-    """Return seconds that summing gradients and gathering weights add.
+def _communication_s(config: Config, size: Batch, micro_s: float) -> float:
+    """Return the seconds per step to reduce gradients and to gather weights.
 
-    DDP overlaps its sums with half of the last micro-step. Other strategies overlap nothing.
+    DDP overlaps the reduction with half of the last micro-step. Other strategies do not overlap.
     """
     strategy, n = config.topology.strategy, size.ranks
     if n == 1 or config.hardware.vendor == Vendor.none or not config.hardware.link_gb_s:
         return 0.0
     model = config.model
-    trained = adapted.trainable_parameters(model, config.adapter)
+    trained = adapter_layers.trainable_parameters(model, config.adapter)
     share = config.hardware.healthy.all_reduce or LINKS
     link = config.hardware.link_gb_s * 1e9 * share
     hive = config.hardware.hive or config.hardware.gpus_per_node
     if config.hardware.hives_gb_s and n > hive:
         link = config.hardware.hives_gb_s * 1e9 * share
     elif config.hardware.link == Link.xgmi:
-        # one link to each other GPU of the board, so fewer GPUs use fewer links (ROCm/rccl#1270)
+        # There is one link to each other GPU, so fewer GPUs use fewer links (ROCm/rccl#1270).
         link *= min(1.0, (n - 1) / (hive - 1)) if hive > 1 else 1.0
     if strategy not in ("fsdp", "zero2", "zero3"):
-        return max(0.0, 2 * (n - 1) / n * stepped_bytes(config) * trained / link - micro_s / 2)
+        return max(0.0, 2 * (n - 1) / n * optimizer_width(config) * trained / link - micro_s / 2)
     low = width(config)
-    gathered = (n - 1) / n * low * model.num_parameters / link  # all weights, once
+    gathered = (n - 1) / n * low * model.num_parameters / link  # to gather all weights once
     if strategy == "zero2":
-        # sums in every micro-step, in 16 bits except on AMD, and gathers the stepped weights
+        # Reduces gradients in every micro-step, in 16 bits except on AMD, and gathers the updated
+        # weights once.
         element = 4.0 if config.hardware.vendor == Vendor.amd else low
         return (
             size.accumulation * 2 * (n - 1) / n * element * trained / link
             + gathered * trained / model.num_parameters
         )
     reference = has_reference(config)
-    gathers = 2 + reference  # gathers in forward, backward and the reference's forward
+    gathers = 2 + reference  # in the forward, the backward and the forward of the reference
     reduced = (n - 1) / n * 4.0 * trained / link
     return size.accumulation * gathers * gathered + reduced
 
 
-def at_once_of(config: Config) -> int:
-    """Return how many completions a vLLM engine decodes at once."""
+def max_concurrent(config: Config) -> int:
+    """Return the number of completions that a vLLM engine decodes concurrently."""
     return int(config.topology.server_args.get("max_num_seqs") or SERVER_SEQUENCES)
 
 
 def _generation_s(config: Config, size: Batch) -> float:
-    """Return seconds to send the weights to a server and to decode the completions of one step."""
+    """Return the seconds per step to send weights to a server and to decode completions."""
     if not size.completion:
         return 0.0
     model = config.model
@@ -334,11 +338,11 @@ def _generation_s(config: Config, size: Batch) -> float:
     )
     engines = config.topology.servers or size.ranks
     completions = generation_batch(config)
-    most = at_once_of(config)
-    at_once, waves = min(completions / engines, most), max(1.0, completions / engines / most)
+    limit = max_concurrent(config)
+    concurrent, waves = min(completions / engines, limit), max(1.0, completions / engines / limit)
     if generates_with_vllm(config):
         has_ids = placement.is_tokens_only(config)
-        start_s = DECODE_S + (DECODE_IDS_S if has_ids else DECODE_SEQUENCE_S) * at_once
+        start_s = DECODE_S + (DECODE_IDS_S if has_ids else DECODE_SEQUENCE_S) * concurrent
     else:
         start_s = _forward_start_s(config)
     sync_s = (
@@ -346,6 +350,6 @@ def _generation_s(config: Config, size: Batch) -> float:
         if config.topology.servers
         else 0.0
     )
-    each_s = max(start_s, read_s) * size.completion * waves + sync_s
-    # one generation serves several steps
-    return each_s * size.sequences / completions / int(value(config, "num_iterations"))
+    generation_s = max(start_s, read_s) * size.completion * waves + sync_s
+    # One generation provides for several steps.
+    return generation_s * size.sequences / completions / int(value(config, "num_iterations"))

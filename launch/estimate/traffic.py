@@ -1,4 +1,4 @@
-"""Count what a layer's memory-bound kernels move, and how many kernels a micro-step starts."""
+"""Count the memory traffic and the number of kernels of a micro-step, apart from products."""
 
 from __future__ import annotations
 
@@ -8,42 +8,43 @@ from launch.estimate.activations import MicroStep, Numerics
 from launch.schema import Config
 from launch.schema.trainer_args import argument
 
-# Bytes moved per weight to copy it to 16 bits (autocast) and return its gradient, with and without
-# checkpointing. Counted like TRAFFIC.
+# bytes moved per weight to cast it to 16 bits and its gradient back, with and without
+# checkpointing; counted like TRAFFIC
 WEIGHT_BYTES = {
     Numerics.autocast: (18.0, 12.0),
     Numerics.cast: (0.0, 0.0),
     Numerics.fp32: (0.0, 0.0),
 }
+# likewise with an adapter, where the copies of frozen weights are not kept
 FROZEN_BYTES = {
     Numerics.autocast: (13.5, 7.0),
     Numerics.cast: (1.5, 1.0),
     Numerics.fp32: (0.0, 0.0),
-}  # with adapters: not kept
-# share of the heads' traffic without norms of query and key (qwen2, llama)
+}
+# share of Traffic.heads in models without norms of query and key (qwen2, llama)
 WITHOUT_HEAD_NORMS = 0.31
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """Traffic of one layer's memory-bound kernels: bytes per token and unit of width, and kernels.
+    """Traffic of the memory-bound kernels of one layer, in bytes per token and unit of width.
 
-    Counted on fake tensors over transformers 5.17's Qwen3: norms, rotations, casts, residuals, the
-    activation, and their backward.
+    It was counted on fake tensors with the Qwen3 of transformers 5.17. It includes norms,
+    rotations, casts, residuals, the activation function, and their backward.
     """
 
-    hidden: float
-    wide: float
-    heads: float  # per unit of query and key width
-    kernels: float
+    hidden: float  # per unit of the hidden size
+    wide: float  # per unit of the intermediate size
+    heads: float  # per unit of query and key size
+    kernels: float  # number of kernels
 
-    def plus(self, more: Traffic) -> Traffic:
-        sums = (a + b for a, b in zip(astuple(self), astuple(more), strict=True))
+    def plus(self, other: Traffic) -> Traffic:
+        sums = (a + b for a, b in zip(astuple(self), astuple(other), strict=True))
         return Traffic(*sums)
 
-    def times(self, share: float, of_kernels: float) -> Traffic:
+    def times(self, factor: float, kernel_factor: float) -> Traffic:
         hidden, wide, heads, kernels = astuple(self)
-        return Traffic(share * hidden, share * wide, share * heads, of_kernels * kernels)
+        return Traffic(factor * hidden, factor * wide, factor * heads, kernel_factor * kernels)
 
 
 TRAFFIC = {  # by numerics and gradient checkpointing
@@ -54,16 +55,16 @@ TRAFFIC = {  # by numerics and gradient checkpointing
     (Numerics.fp32, True): Traffic(455, 76, 297, 196),
     (Numerics.fp32, False): Traffic(364, 56, 220, 150),
 }
-# with LoRA in peft 0.21, which casts inputs to fp32, and scales and adds products
+# with the LoRA of peft 0.21, which casts inputs to fp32, scales products and adds them
 TRAFFIC_OF_ADAPTERS = {
     (Numerics.autocast, True): Traffic(652, 128, 397, 386),
     (Numerics.autocast, False): Traffic(516, 86, 290, 275),
     (Numerics.cast, True): Traffic(616, 128, 297, 374),
     (Numerics.cast, False): Traffic(468, 86, 218, 268),
 }
-# With inductor, counted by hand: each chain of such operations between two products is one kernel,
-# which reads its inputs once and writes its outputs once. tests/gpu/test_measured_steps.py compares
-# the result with measurements.
+# Compiled by inductor and counted by hand. Each chain of operations between two products is one
+# kernel, which reads its inputs once and writes its outputs once. tests/gpu/test_measured_steps.py
+# compares the result with measurements.
 COMPILED = {
     (Numerics.autocast, True): Traffic(102, 22, 18, 80),
     (Numerics.autocast, False): Traffic(74, 16, 12, 60),
@@ -72,18 +73,18 @@ COMPILED = {
     (Numerics.fp32, True): Traffic(112, 44, 32, 56),
     (Numerics.fp32, False): Traffic(84, 32, 24, 42),
 }
-# With a frozen base: the 6 bytes each that A and B add to a product's output and to its input's
-# gradient.
+# In addition with an adapter: A and B each add 6 bytes to the output of a product and to the
+# gradient of its input.
 COMPILED_ADAPTERS = {True: Traffic(54, 30, 12, 60), False: Traffic(42, 18, 6, 40)}
-# Scales and casts for fp8 products: two reads and a write of each operand.
+# In addition with fp8: two reads and a write of each operand, to scale and cast it.
 COMPILED_FP8 = Traffic(30, 20, 10, 38)
-# Liger's kernels for norms, rotation and activation: shares of the eager traffic, read off the rows
-# of tests/gpu/test_measured_steps.py, and of the eager kernels.
+# With Liger's kernels: shares of the eager traffic, without and with adapters, and of the eager
+# kernels. They come from the rows of tests/gpu/test_measured_steps.py.
 LIGER, LIGER_OF_ADAPTERS, LIGER_KERNELS = 0.26, 0.55, 0.5
 
 
-def _of_layer(config: Config, step: MicroStep, recomputes: bool) -> Traffic:
-    """Return one layer's traffic; `recomputes` if the backward runs its forward again."""
+def _layer_traffic(config: Config, step: MicroStep, recomputes: bool) -> Traffic:
+    """Return the traffic of one layer. `recomputes`: the backward repeats its forward."""
     adapter, numerics = config.adapter.rank is not None, step.numerics
     if step.compiled:
         fused = COMPILED[numerics, recomputes]
@@ -100,25 +101,26 @@ def _of_layer(config: Config, step: MicroStep, recomputes: bool) -> Traffic:
 def traffic(
     config: Config, step: MicroStep, linear: float, forwards: float
 ) -> tuple[float, float, float]:
-    """Return bytes that a micro-step moves for tokens and for weights, and its kernel launches.
+    """Return the bytes moved per micro-step for tokens and for weights, and the number of kernels.
 
-    `linear` counts the weights of all layers, `forwards` those without gradients.
+    `linear` is the number of weights in linear layers, `forwards` the number of additional forwards
+    without gradients.
     """
     model, (hidden, wide, query, key) = config.model, step.widths
     adapter = config.adapter.rank is not None
-    again = step.recomputed_share
-    of_layer = (
-        _of_layer(config, step, True)
-        .times(again, again)
-        .plus(_of_layer(config, step, False).times(1 - again, 1 - again))
+    share = step.recomputed_share
+    layer = (
+        _layer_traffic(config, step, True)
+        .times(share, share)
+        .plus(_layer_traffic(config, step, False).times(1 - share, 1 - share))
     )
-    heads = of_layer.heads * (1.0 if model.architecture == "qwen3" else WITHOUT_HEAD_NORMS)
-    per_token = of_layer.hidden * hidden + of_layer.wide * wide + heads * (query + key)
-    scores = 12 * step.scores() * (1 + again)  # unfused attention reads and writes them repeatedly
-    recomputed, kept = (FROZEN_BYTES if adapter else WEIGHT_BYTES)[step.numerics]
-    per_weight = again * recomputed + (1 - again) * kept
+    heads = layer.heads * (1.0 if model.architecture == "qwen3" else WITHOUT_HEAD_NORMS)
+    per_token = layer.hidden * hidden + layer.wide * wide + heads * (query + key)
+    scores = 12 * step.scores() * (1 + share)  # unfused attention reads and writes them repeatedly
+    with_checkpoints, without = (FROZEN_BYTES if adapter else WEIGHT_BYTES)[step.numerics]
+    per_weight = share * with_checkpoints + (1 - share) * without
     weights = per_weight * (linear + (0 if adapter else model.vocab_size * hidden))
-    # a forward is a fifth of forward, recomputation and backward
-    more = 1 + 0.2 * forwards
+    # A forward is a fifth of forward, recomputation and backward together.
+    factor = 1 + 0.2 * forwards
     moved = model.num_layers * (step.tokens * per_token + scores)
-    return more * moved, more * weights, more * model.num_layers * of_layer.kernels
+    return factor * moved, factor * weights, factor * model.num_layers * layer.kernels

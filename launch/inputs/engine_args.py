@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from launch.core.errors import UserError
-from launch.core.near_names import argument_meant
+from launch.core.near_names import argument_hint
 from launch.schema import Config, shapes
 from launch.schema.trainer_args import NOT_SETTABLE, check_value, lock
 
@@ -21,7 +21,7 @@ def check(config: Config) -> None:
         if fault is None and name not in engine:
             bench = lock()["arguments"]["recipes.bench.vllm_engine.EngineConfig"]
             refusal = bench["base"]["refused"].get(name, "")
-            hint = argument_meant(name, {*engine} - {*faults})
+            hint = argument_hint(name, {*engine} - {*faults})
             hint = f" Use: user_env.{name}=<value>." if name.isupper() else hint
             fault = f"the engine of vLLM {lock()['vllm']} has no such argument.{hint}"
             fault = f"{name} {refusal}" if refusal.startswith("is gone") else fault

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from launch.core.errors import UserError
 from launch.core.json_lines import as_jsonl, text_lines
-from launch.core.near_names import renaming
+from launch.core.near_names import field_hint
 from launch.inputs.reading import near_files
 from launch.schema import Config
 
@@ -69,7 +69,7 @@ def _check_rows(path: Path) -> None:
         with contextlib.suppress(ValueError, RecursionError):  # json_rows reports it
             row = json.loads(head.removeprefix(BYTE_ORDER_MARK).lstrip().partition(b"\n")[0])
             names = row.keys() if isinstance(row, dict) else set()
-            if names.isdisjoint(KNOWN) and (remedy := renaming(names)):
+            if names.isdisjoint(KNOWN) and (remedy := field_hint(names)):
                 fault = f"has {', '.join(names)}, but rows need other fields here", f"{remedy}."
     if fault:
         raise UserError(f"{path}:1: {fault[0]}. Use: {fault[1]}")

@@ -95,7 +95,7 @@ def _fastest(config: Config, host: Host) -> Config | None:
         candidates.append(candidate)
     candidates.sort(key=lambda split: -(speed(split).tokens_per_second or 0.0))
     for split in candidates:
-        if not refusals(unchosen[split.topology.servers]) and margin.has_room(split, host):
+        if not refusals(unchosen[split.topology.servers]) and margin.fits_with_margin(split, host):
             return split
     return None
 

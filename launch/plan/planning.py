@@ -57,7 +57,7 @@ def prepare(config: Config, keys: Sequence[str] = ()) -> tuple[Config, list[str]
     check.check(small)
     tuned.check_recipe(small)
     warnings = [f"smoke=true replaces {line}." for line in replacements]
-    sizes = smoke.smaller(config, small)
+    sizes = smoke.changed_sizes(config, small)
     if sizes:
         warnings.append(f"smoke=true: {', '.join(sizes)}. Overrides of the command line stay.")
     reasons = [refusal.sentence for refusal in check.refusals(config)]
@@ -74,10 +74,10 @@ def with_choices(config: Config, host: Host, run_dir: Path) -> Config:
     recorded = (read_json(run_dir / "record.json") or {}).get("composition")
     if recorded is None or rundir.record_fault(run_dir):  # rundir rejects such a record
         return choose.choose(config, host)
-    choices = choose.recorded(recorded)
+    choices = choose.recorded_choices(recorded)
     if identity(recorded) == identity_of(config):
         return choose.apply(config, choices)
-    reusable = [choice for choice in choices if choice.key not in choose.OF_A_BATCH]
+    reusable = [choice for choice in choices if choice.key not in choose.BATCH_KEYS]
     return choose.choose(choose.apply(config, reusable), host)
 
 

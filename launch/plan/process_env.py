@@ -19,7 +19,7 @@ from launch.machine.placement import MASK
 from launch.schema import Config
 from launch.schema.enums import Debug, Vendor
 from launch.schema.plan import Setting
-from launch.schema.variables import CPU_CACHE_GIB, INSIDE, SECRET
+from launch.schema.variables import CONTAINER_VARIABLES, CPU_CACHE_GIB, SECRET
 
 ROOT = Path(__file__).parents[2]
 APPENDED_TO = ("PYTHONPATH",)  # the user's value is appended to ours
@@ -48,14 +48,14 @@ def settings(
         if applies[condition]:
             settings[name] = Setting(name, value.format(**values), reason, "launcher")
     if applies["container"]:
-        withheld = {*INSIDE, *MASK.values(), *secret_names(config, host.environ)}
+        withheld = {*CONTAINER_VARIABLES, *MASK.values(), *secret_names(config, host.environ)}
         for name, value in host.environ.items():
             # A path of this machine does not exist in a container, or is another file there.
             is_path = value.startswith(("/", "~", "."))
             if PASSED.match(name) and name not in withheld and not is_path:
                 settings[name] = Setting(name, value, "set in your shell", "yours")
     # Skip the mask, from which `gpus` was chosen, and variables that a container sets for itself.
-    ours = (MASK.get(config.hardware.vendor), *APPENDED_TO, *INSIDE)
+    ours = (MASK.get(config.hardware.vendor), *APPENDED_TO, *CONTAINER_VARIABLES)
     for name, setting in settings.items():
         if name in host.environ and name not in ours and setting.origin != "yours":
             reason = f"set in your shell; the default would be {setting.value}"

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 from omegaconf import OmegaConf
 
-from launch.config.identity import PROPERTIES, current
+from launch.config.identity import PROPERTIES, without_removed_keys
 from launch.core.errors import UserError
 from launch.estimate.batch_counts import batch, generation_batch, order_by_batch
 from launch.machine import placement
@@ -38,7 +38,9 @@ def recorded_config(composition: dict[str, Any]) -> Config:
     file = trainer_args.METHODS / f"{name}.yaml"
     content = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else {}
     defaults = {"method": {name: content[name] for name in PROPERTIES if name in content}}
-    merged = OmegaConf.merge(OmegaConf.structured(Config), defaults, current(composition))
+    merged = OmegaConf.merge(
+        OmegaConf.structured(Config), defaults, without_removed_keys(composition)
+    )
     config: Config = OmegaConf.to_object(merged)  # type: ignore[assignment]
     return config
 

@@ -41,7 +41,7 @@ def recipe(config: Config) -> Config | None:
     name = trainer_args.recipe_name(config)
     if name is None:
         return None
-    method, tuning_args = _defaults(config, name).method, trainer_args.own(config)
+    method, tuning_args = _defaults(config, name).method, trainer_args.class_arguments(config)
     user_args = {key: value for key, value in config.method.args.items() if key not in tuning_args}
     args = {**method.args, **(method.smoke if config.smoke else {}), **user_args}
     if config.smoke:
@@ -58,7 +58,7 @@ def check_recipe(config: Config) -> None:
     trial = recipe(config)
     if trial is None:
         return
-    if "rows" in trainer_args.own(config) and not trial.method.trains:
+    if "rows" in trainer_args.class_arguments(config) and not trial.method.trains:
         raise UserError(
             f"method.args.recipe={trial.method.name}: {config.method.name} measures training "
             "steps. Use: method.args.recipe=sft, dpo or grpo."
@@ -94,7 +94,7 @@ def for_ranks(
 
 def candidates(config: Config, trial: Config, host: Host) -> list[dict[str, Any]]:
     """Return the candidates of tune/batch, each with the planned GB of its tightest process."""
-    if "batches" not in trainer_args.own(config):
+    if "batches" not in trainer_args.class_arguments(config):
         return []
     groups = placement.process_groups(trial, host)
     smaller, candidates = memory.measured(trial, groups, host), []

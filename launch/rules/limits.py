@@ -16,7 +16,7 @@ from launch.machine import placement
 from launch.rules.refusal import Refusal
 from launch.rules.topology import has_vllm, lengths, longest
 from launch.schema import TOPOLOGIES, Config, trainer_args
-from launch.schema.checked import MOST_RANKS, Range
+from launch.schema.checked import MAX_RANKS, Range
 from launch.schema.enums import Rows, Vendor
 from launch.schema.trainer_args import known
 
@@ -105,7 +105,7 @@ def _of_topology(c: Config) -> Iterator[Limit]:
     yield "single_is_one", given if name == "single" else None, Range(least=1, most=1)
     spans = name in SHARDED and c.runtime.on_node != "docker"
     nodes = c.runtime.slurm.nodes if c.runtime.name == "slurm" else None
-    yield "slurm_nodes", nodes, Range(least=1, most=MOST_RANKS if spans else 1)
+    yield "slurm_nodes", nodes, Range(least=1, most=MAX_RANKS if spans else 1)
 
 
 def _of_servers(c: Config) -> Iterator[Limit]:

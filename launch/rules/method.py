@@ -7,7 +7,7 @@ from typing import Any
 
 from launch.rules.refusal import Refusal
 from launch.schema import Config
-from launch.schema.trainer_args import argument, own
+from launch.schema.trainer_args import argument, class_arguments
 
 # Arguments that are lists of lists of integers: the meaning of an inner list, and an example.
 LISTS = {
@@ -20,7 +20,7 @@ TAKEN_EMPTY = ("dtypes", "settings")  # bench/collectives then measures its defa
 
 
 def method_faults(c: Config) -> Iterator[Refusal]:
-    method, arguments = c.method.name, own(c) if c.method.measures_machine else {}
+    method, arguments = c.method.name, class_arguments(c) if c.method.measures_machine else {}
     for name, entry in arguments.items():
         items, key, fault = argument(c, name), f"method.args.{name}", ""
         parts, example = LISTS.get(name, ("", ""))

@@ -9,8 +9,8 @@ from enum import Enum
 from typing import Any
 
 from launch.config.compose import leaf
-from launch.config.conditions import Facts, hold, setting, table
-from launch.estimate.rank_memory import generates_with_vllm, makes_fp32
+from launch.config.conditions import Facts, all_met, setting, table
+from launch.estimate.rank_memory import generates_with_vllm, upcasts_weights
 from launch.machine import placement
 from launch.rules.data import first_metric
 from launch.rules.refusal import Refusal
@@ -66,7 +66,7 @@ FACTS: Facts = {
     "has_precision": lambda c: c.precision.name in c.hardware.precisions,
     "has_vllm": has_vllm,
     "is_expandable": lambda c: any(map(is_expandable, c.user_env.values())),
-    "makes_fp32": makes_fp32,
+    "upcasts_weights": upcasts_weights,
     "makes_rows": lambda c: c.method.tunes and argument(c, "rows") == "full",
     "ranks": placement.num_trainers,
     "reads_data": lambda c: c.method.reads("data"),
@@ -78,10 +78,12 @@ FACTS: Facts = {
 
 def conflicts(config: Config) -> Iterator[Refusal]:
     for row in table(__file__, "conflicts"):
-        if not (hold(config, row["settings"], FACTS) and hold(config, row.get("when", {}), FACTS)):
+        if not (
+            all_met(config, row["settings"], FACTS) and all_met(config, row.get("when", {}), FACTS)
+        ):
             continue
         choices = row.get("any", {}).items()
-        keys = [*row["settings"], *(key for key, a in choices if hold(config, {key: a}, FACTS))]
+        keys = [*row["settings"], *(key for key, a in choices if all_met(config, {key: a}, FACTS))]
         if len(keys) > len(row["settings"]) or not choices:
             shown = " with ".join(_shown(config, SHOWN.get(key, key)) for key in keys)
             yield Refusal(row["rule"], f"{shown}: {row['why']}", row["use"])
@@ -101,7 +103,7 @@ def unread(config: Config) -> Iterator[Refusal]:
 def unread_row(config: Config, row: dict[str, Any]) -> Iterator[Refusal]:
     """Yield a refusal if a key of the row is given but not read."""
     read = row["read"] if isinstance(row["read"], list) else [row["read"]]
-    if any(hold(config, conditions, FACTS) for conditions in read):
+    if any(all_met(config, conditions, FACTS) for conditions in read):
         return
     values = {
         key: usual for key in row["keys"].split() for key, usual in _unusual(config, key, row)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from launch.config.conditions import hold, table
+from launch.config.conditions import all_met, table
 from launch.machine import placement
 from launch.rules.setting_rules import FACTS, board
 from launch.schema import Config
@@ -21,8 +21,8 @@ def rule_warnings(c: Config) -> list[str]:
     lines = [
         row["text"].format(config=c, ranks=ranks, board=board(c))
         for row in table(__file__, "warnings")
-        if hold(c, row["when"], FACTS)
-        and any(hold(c, dict([item]), FACTS) for item in row.get("any", ALWAYS).items())
+        if all_met(c, row["when"], FACTS)
+        and any(all_met(c, dict([item]), FACTS) for item in row.get("any", ALWAYS).items())
     ]
     return [*lines, *_of_steps(c), *_of_evaluation(c)]
 

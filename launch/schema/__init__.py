@@ -1,8 +1,8 @@
-"""Define the typed configuration. Every YAML under conf/ is data for these classes.
+"""Define the typed configuration. The YAML files under conf/ contain the values.
 
-Hydra merges the groups into `Config`, which rejects unknown keys and values of a wrong type. Units
-are in the names: `_gb` is 1e9 bytes, `_gb_s` 1e9 bytes per second, `_tflops` 1e12 floating-point
-operations per second. Only hardware.memory_gb counts GiB, as vendors do.
+Hydra merges the groups into `Config`, which rejects unknown keys and values of a wrong type. Names
+end in units: `_gb` is 1e9 bytes, `_gb_s` 1e9 bytes per second, `_tflops` 1e12 floating-point
+operations per second. The exception is hardware.memory_gb, which is in GiB, as vendors count.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Optional
 
 from omegaconf import MISSING
 
-from launch.schema.checked import DIVIDED, MOST_RANKS, NAME_OR_EMPTY, checked
+from launch.schema.checked import MAX_BATCH, MAX_RANKS, NAME_OR_EMPTY, checked
 from launch.schema.data import Data as Data
 from launch.schema.data import Task as Task
 from launch.schema.enums import (
@@ -70,7 +70,7 @@ class Dataloader:
 
 @dataclass
 class Rocm:
-    """ROCm versions that support a GPU; `max` is empty while the newest one does."""
+    """ROCm versions that support a GPU; `max` is null if the newest version does."""
 
     min: str = MISSING
     max: Optional[str] = None
@@ -78,54 +78,55 @@ class Rocm:
 
 @dataclass
 class Hardware:
-    """One kind of device and its usual node. `gpus_per_node` counts devices as torch sees them."""
+    """One kind of device in its usual node. `gpus_per_node` counts devices as torch does."""
 
     name: str = MISSING
     product: str = MISSING
     vendor: Vendor = MISSING
     gfx: str = MISSING  # compiler target: gfx942, sm_90, or cpu
-    gpus_per_node: int = checked(least=1, most=MOST_RANKS)
+    gpus_per_node: int = checked(least=1, most=MAX_RANKS)
     memory_gb: float = checked(least=1)  # GiB, as vendors count; plans show 1e9 bytes
-    unified_memory: bool = False  # the GPU's memory is the host's memory
+    unified_memory: bool = False  # the GPU shares the memory of the host
     bandwidth_gb_s: float = checked(least=1)
     compute_units: int = MISSING
     detect: Detect = field(default_factory=Detect)
-    # dense, for fp32, tf32, fp16, bf16, fp8, fp4; a precision without a figure is left out
+    # dense, by precision: fp32, tf32, fp16, bf16, fp8, fp4; without those of unknown speed
     peak_tflops: dict[str, float] = field(default_factory=dict)
     link: Link = Link.none
-    link_gb_s: Optional[float] = None  # all links of one device, per direction
-    hive: Optional[int] = None  # devices connected by these links; empty: the whole node
-    # between two hives, per direction; it limits a ring over more devices than one hive
+    link_gb_s: Optional[float] = None  # sum of a device's links, per direction
+    hive: Optional[int] = None  # number of devices that these links connect; null: all of a node
+    # between two hives, per direction; limits a ring that spans several hives
     hives_gb_s: Optional[float] = None
     precisions: list[str] = MISSING  # compute precisions, the preferred one first
     attention: str = checked(words=ATTENTION)  # attn_implementation of transformers
-    # kernel that keeps packed rows apart: varlen, flash_attention_2, flex_attention or sdpa; empty:
-    # rows are not packed
+    # kernel that computes attention within each packed row: varlen, flash_attention_2,
+    # flex_attention or sdpa; null: rows are not packed
     packed_attention: Optional[str] = None
-    fused_attention: bool = True  # torch has a kernel that never stores the scores
+    fused_attention: bool = True  # torch has a kernel that does not store the scores
     compile: bool = True  # torch.compile works
-    # compiled layers were verified on it; if not, the first micro-batch is computed both ways
+    # Compiled layers were verified on this device. If not, the first micro-batch of a run is
+    # computed with and without compilation.
     compile_measured: bool = False
-    triton: bool = True  # the Triton version in our tests compiles for it without spills
-    vllm: bool = True  # an image with vLLM exists for it
+    triton: bool = True  # the Triton version in our tests compiles for this device without spills
+    vllm: bool = True  # an image with vLLM supports this device
     dataloader: Dataloader = field(default_factory=Dataloader)
     env: dict[str, EnvVar] = field(default_factory=dict)
     rocm: Optional[Rocm] = None
     host: HostNeeds = field(default_factory=HostNeeds)
     healthy: Healthy = field(default_factory=Healthy)
-    container: str = MISSING  # name of its image
+    container: str = MISSING  # name of the image for this device
 
 
 @dataclass
 class Model:
-    """A model's shape, so that planning needs no download, and the location of its weights."""
+    """The shape of a model, so that plans need no download, and the location of its weights."""
 
     name: str = MISSING
     # model_type of transformers: qwen3, qwen2, llama
     architecture: str = checked(words=("qwen3", "qwen2", "llama"))
     hub_id: Optional[str] = None
-    revision: Optional[str] = None  # a commit of the hub, 40 hexadecimal digits
-    path: Optional[str] = None  # a local directory; wins over hub_id
+    revision: Optional[str] = None  # commit on the hub, 40 hexadecimal digits
+    path: Optional[str] = None  # local directory; takes precedence over hub_id
     chat_template: Optional[str] = None  # Jinja file that replaces the tokenizer's template
     init: Init = Init.pretrained
     num_layers: int = checked(least=1)
@@ -140,7 +141,7 @@ class Model:
     max_positions: int = checked(least=1)
     rope_theta: float = MISSING
     rms_norm_eps: float = MISSING
-    # as published or counted; a test recounts it from the shape
+    # published or counted; a test compares it with the shape
     num_parameters: int = checked(least=1)
 
 
@@ -150,12 +151,12 @@ class Adapter:
     rank: Optional[int] = checked(None, least=1)
     alpha: Optional[int] = checked(None, least=1)
     dropout: float = checked(0.0, least=0, below=1)
-    # or a list of linear layers; PEFT silently skips unknown names in a list
+    # or a list of linear layers; checked here because PEFT silently skips unknown names
     target_modules: Any = checked("all-linear", words=("all-linear", *LINEARS))
     rslora: bool = False
     dora: bool = False
-    quantize_base: bool = False  # nf4 base weights under the adapter
-    path: Optional[str] = None  # train this adapter further, of the same kind: <run>/adapter
+    quantize_base: bool = False  # store the frozen base weights in nf4
+    path: Optional[str] = None  # adapter of the same kind to continue training: <run>/adapter
 
 
 @dataclass
@@ -163,7 +164,7 @@ class Precision:
     name: str = MISSING
     # dtype of matrix products: fp32, fp16, bf16, fp8
     compute: str = checked(words=("fp32", "fp16", "bf16", "fp8"))
-    # dtype in which trained parameters are stored: fp32, bf16, nf4
+    # dtype in which weights are stored: fp32, fp16, bf16, nf4
     weights: str = checked(words=("fp32", "fp16", "bf16", "nf4"))
 
 
@@ -190,21 +191,22 @@ class Topology:
     """The placement of processes on GPUs."""
 
     name: str = checked(words=TOPOLOGIES)
-    # empty: all GPUs of the node, but one for single and colocate
-    num_gpus: Optional[int] = checked(None, least=1, most=MOST_RANKS)
+    # null: all GPUs of the node, but only one under single and colocate
+    num_gpus: Optional[int] = checked(None, least=1, most=MAX_RANKS)
     strategy: str = checked(words=STRATEGIES)  # of the trainers: none, ddp, fsdp, zero2, zero3
-    # split: number of model replicas that generate behind one address; auto: predicted fastest
+    # split: number of model replicas that generate, behind one address; auto: as many as are
+    # predicted to be fastest
     servers: Any = checked(0, least=0)
     server_tensor_parallel: int = checked(1, least=1)  # split: GPUs of one replica
-    # split, and engine=vllm: share of a GPU's memory that vLLM may take
+    # split, and engine=vllm: share of a GPU's memory that vLLM may use
     server_memory_share: float = checked(0.9, above=0, most=1)
-    # split, and engine=vllm: size of the KV cache, fixed rather than measured so that several vLLM
-    # can start on one GPU at once
+    # split, and engine=vllm: size of the KV cache. Set it if several vLLM engines start on one GPU
+    # at the same time, because each would measure the free memory.
     server_cache_gb: Optional[float] = checked(None, least=0.001)
-    # split: tokens of prompt and completion; empty: all positions of the model
+    # split: tokens of prompt and completion; null: all positions of the model
     server_max_length: Optional[int] = checked(None, least=2)
-    # split, colocate and engine=vllm: more arguments of vLLM's engine, such as
-    # {max_num_seqs: 512}; null removes one
+    # split, colocate and engine=vllm: additional arguments of vLLM's engine, such as
+    # {max_num_seqs: 512}; null removes an argument
     server_args: dict[str, Any] = field(default_factory=dict)
     # split: true generates the next batch while this one trains; stream never stops generating
     # and trains on complete groups; empty: true where nothing rules it out
@@ -221,7 +223,7 @@ class Topology:
 
 @dataclass
 class Container:
-    """An image of containers/images.lock.yaml by name, or `custom` with the user's reference."""
+    """An image: a name in containers/images.lock.yaml, or `custom` with the user's reference."""
 
     name: str = MISSING
     reference: Optional[str] = None
@@ -230,13 +232,13 @@ class Container:
 @dataclass
 class Tracking:
     name: str = checked(words=TRACKERS)
-    package: Optional[str] = None  # required package; null: the one that the tracker's name implies
+    package: Optional[str] = None  # required package; null: derived from the tracker's name
     project: Optional[str] = None
 
 
 @dataclass
 class Target:
-    """A published or promised figure, shown next to the run's own."""
+    """A published or promised figure, shown next to that of the run."""
 
     value: float = MISSING
     source: str = MISSING
@@ -246,15 +248,16 @@ class Target:
 class Phase:
     """One run of a pipeline, as overrides on top of the experiment.
 
-    A phase of method=raft stands for the phases of its cycles.
+    A phase with method=raft expands to the phases of its cycles.
     """
 
     name: str = MISSING
     overrides: list[str] = field(default_factory=list)
-    model_from: Optional[str] = None  # the earlier phase whose model it takes
-    # an earlier phase of method=sample: train on its selected samples; DPO: on pairs of all of them
+    model_from: Optional[str] = None  # earlier phase whose model this one starts from
+    # earlier phase of method=sample whose selected samples are the training data; dpo: all samples,
+    # as pairs
     data_from: Optional[str] = None
-    # method=export: earlier evaluation of the same model, which the model card quotes
+    # method=export: earlier evaluation of the same model, for the model card
     results_from: Optional[str] = None
 
 
@@ -265,7 +268,7 @@ class Direction(Enum):
 
 @dataclass
 class Parameter:
-    """The values of one key that a search tries: a list, or a range that includes both ends."""
+    """One key of a search and its values: a list, or a range that includes both ends."""
 
     key: str = MISSING  # a key or a group, as on the command line
     values: Optional[list[Any]] = None
@@ -277,15 +280,15 @@ class Parameter:
 
 @dataclass
 class Sweep:
-    """The search of `-m sweep=NAME`. `none` sweeps the lists of values on the command line."""
+    """The search of `-m sweep=NAME`. `none` runs all combinations of lists on the command line."""
 
     name: str = "none"
     overrides: list[str] = field(default_factory=list)  # for all trials; the command line wins
     space: dict[str, Parameter] = field(default_factory=dict)
     metric: Optional[str] = None  # key of result.json, or of the last line of metrics.jsonl
     direction: Direction = Direction.minimize
-    num_trials: int = 20  # spaces of lists with at most this many combinations are tried completely
-    # trials at once; empty: as many as fit on the GPUs, one on a machine without GPUs
+    num_trials: int = 20  # if lists have at most this many combinations, all are tried
+    # number of concurrent trials; null: as many as fit on the GPUs, or one without GPUs
     parallel: Optional[int] = None
 
 
@@ -293,18 +296,19 @@ class Sweep:
 class Step:
     """Settings that change the speed of an optimizer step but not its result.
 
-    speed=auto chooses the keys left null; speed=off uses the defaults of TRL.
+    Keys that are null are chosen by speed=auto, or have TRL's defaults under speed=off.
     """
 
     compile: Optional[bool] = None  # compile each decoder layer (torch regional compilation)
     rows: Optional[Rows] = None
-    # with method.args.gradient_checkpointing: recompute only the first layers, this many; null: all
+    # with method.args.gradient_checkpointing: number of layers to recompute, from the first; null:
+    # all layers
     checkpointed_layers: Optional[int] = checked(None, least=1)
 
 
 @dataclass
 class Choice:
-    """A value that speed=auto chose over the default. `before` is null if there was no default."""
+    """A value that speed=auto chose. `before` is the default that it replaces, or null."""
 
     key: str = MISSING
     value: Any = None
@@ -327,31 +331,32 @@ class Config:
     sweep: Sweep = field(default_factory=Sweep)
     step: Step = field(default_factory=Step)
 
-    speed: Speed = Speed.auto  # auto: the planner sets what keeps a step's result
-    # keys that speed=auto leaves alone, in addition to those that the user set
+    speed: Speed = Speed.auto
+    # keys that speed=auto must not change, in addition to those that the user sets
     speed_keeps: list[str] = field(default_factory=list)
-    # the choices of speed=auto; set by a plan and kept in a record, never set by users
+    # choices of speed=auto; the planner sets them, users do not
     chosen: list[Choice] = field(default_factory=list)
     mode: Mode = Mode.run
-    find: Find = Find.none  # what mode=plan searches for with the memory planner
+    find: Find = Find.none
     format: Format = Format.text
     verbose: bool = False  # the text plan shows full command lines and environments
     smoke: bool = False
-    # keys that smoke=true does not change, in addition to those of the command line
+    # keys that smoke=true must not change, in addition to those on the command line
     smoke_keeps: list[str] = field(default_factory=list)
     preflight: Preflight = Preflight.refuse
     resume: str = "auto"  # auto, never, or a run directory
-    save_model: bool = True  # false for measurements: saving 8B takes longer than a few steps
+    # false is for measurements, because saving 8B takes longer than a few steps
+    save_model: bool = True
     profile: Profile = Profile.none
-    rocprof: Rocprof = Rocprof.v3  # the program of profile=rocprof
+    rocprof: Rocprof = Rocprof.v3  # the profiler of profile=rocprof
     debug: Debug = Debug.none
-    # sequences per optimizer step; sets the accumulation
-    effective_batch: Optional[int] = checked(None, least=1, most=DIVIDED)
-    # in any currency, for the run's cost in the plan
+    # sequences per optimizer step on all ranks; sets gradient_accumulation_steps
+    effective_batch: Optional[int] = checked(None, least=1, most=MAX_BATCH)
+    # in any currency; adds the cost of the run to the plan
     price_per_gpu_hour: Optional[float] = checked(None, least=0, most=1_000_000_000)
     seed: int = checked(0, least=0, below=2**32)
-    name: Optional[str] = checked(None, text=NAME_OR_EMPTY)  # empty: <method>-<model>-<hardware>
+    name: Optional[str] = checked(None, text=NAME_OR_EMPTY)  # null: <method>-<model>-<hardware>
     run_root: str = "runs"
-    user_env: dict[str, str] = field(default_factory=dict)  # environment variables; these win
+    user_env: dict[str, str] = field(default_factory=dict)  # variables that override the launcher's
     targets: dict[str, Target] = field(default_factory=dict)  # by key of result.json
     phases: list[Phase] = field(default_factory=list)

@@ -1,6 +1,6 @@
-"""Declare a field's words, range or pattern together with its type, default and meaning.
+"""Declare the valid words, range or pattern of a schema field.
 
-launch/rules/values.py checks words and ranges. omegaconf checks the type.
+launch/rules/values.py checks them. OmegaConf checks the type.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Any
 
 from omegaconf import MISSING
 
-# Trying all divisors up to the root, 46 thousand, takes a hundredth of a second.
-DIVIDED = 2**31 - 1
-HUGE = 1e300  # a larger whole number would not become a float
-# each rank has memory and a log; a node of MI300X in CPX mode has 64
-MOST_RANKS = 1024
+# Limit of batches, whose divisors are searched up to the square root. This takes 10 ms at most.
+MAX_BATCH = 2**31 - 1
+HUGE = 1e300  # larger integers may not fit into a float
+# Limit of ranks, because a plan has memory and a log for each. A node of MI300X in CPX mode has 64.
+MAX_RANKS = 1024
 
 
 @dataclass(frozen=True)
 class Range:
-    """The numbers from `least` to `most`, between `above` and `below`."""
+    """A range of numbers: `least` and `most` are included, `above` and `below` are excluded."""
 
     least: float = -math.inf
     above: float = -math.inf
@@ -45,7 +45,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Text:
-    """The texts that match `pattern` as a whole, or every regular expression if it is empty."""
+    """The strings that match `pattern` completely or, if it is empty, all regular expressions."""
 
     meaning: str
     example: str
@@ -55,7 +55,7 @@ class Text:
         return self.fault(text) is None
 
     def fault(self, text: str) -> str | None:
-        """Return why a text is not allowed; None if it is."""
+        """Return why `text` is invalid; None if it is valid."""
         if self.pattern:
             return None if re.fullmatch(self.pattern, text) else "not allowed"
         try:
@@ -66,12 +66,12 @@ class Text:
 
 
 NAME = Text(
-    "letters, digits, '.', '_' and '-', at most 100 of them",
+    "at most 100 letters, digits, '.', '_' and '-'",
     "my-run",
     "[A-Za-z0-9][A-Za-z0-9._-]{0,99}",
 )
 NAME_OR_EMPTY = Text(NAME.meaning, NAME.example, f"({NAME.pattern})?")
-REGEX = Text("as of Python's re, quoted for the shell", r"'\d+'")
+REGEX = Text("a regular expression of Python, quoted for the shell", r"'\d+'")
 
 
 def checked(
@@ -81,9 +81,10 @@ def checked(
     default_factory: Any = None,
     **bounds: float,
 ) -> Any:
-    """Return a dataclass field that accepts one of `words`, a Text, or a number in a Range.
+    """Return a dataclass field that accepts one of `words`, a Text, or a number within `bounds`.
 
-    In a mapping each value is checked. null passes if the type allows it.
+    `bounds` are those of Range. In a mapping, each value is checked. null is valid if the type
+    allows it.
     """
     metadata = {"allowed": words or text or Range(**bounds)}
     if default_factory:

@@ -1,6 +1,6 @@
-"""Choose the cycle whose model a RAFT run returns, and the last cycle to run.
+"""Choose the cycle of a RAFT run whose model is the result, and the last cycle to run.
 
-These are pure functions of method.selection and the accuracy after each cycle.
+Both follow from method.selection and the accuracy after each cycle.
 """
 
 from __future__ import annotations
@@ -11,36 +11,37 @@ from typing import Any
 
 from launch.schema.data import Selection
 
-PLACES = ("model", "evaluation", "last_evaluation")  # keys of a record that name a run directory
+RUN_KEYS = ("model", "evaluation", "last_evaluation")  # keys of a recorded choice with a run's name
 
 
 def phase_name(raft: str, cycle: int, part: str) -> str:
-    """Return a phase's name. `raft` is the phase of method=raft, or empty if the run is one."""
+    """Return the name of a phase. `raft` is the pipeline's phase with method=raft, or empty."""
     return f"{raft}_cycle{cycle}_{part}" if raft else f"cycle{cycle}_{part}"
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The cycle of a RAFT whose model is the result: the last cycle until a choice is made."""
+    """The cycle of a RAFT run whose model is the result. Until it is final, this is the last."""
 
-    raft: str  # as for phase_name
+    raft: str  # as in phase_name
     selection: Selection
     num_cycles: int  # as planned
-    # held-out accuracies: before the first cycle, and after each evaluated one up to `last`
+    # held-out accuracies: before the first cycle, and after each evaluated cycle up to `last`
     accuracies: tuple[float, ...]
     cycle: int
-    last: int  # the last cycle that runs
+    last: int  # last cycle to run
 
     @property
-    def is_made(self) -> bool:
+    def is_final(self) -> bool:
+        """Return whether all cycles that run have been evaluated."""
         return self.selection.metric is not None and len(self.accuracies) > self.last
 
     def record(self, folders: Mapping[str, str]) -> dict[str, Any]:
-        """Return a made choice as an entry of record.json.
+        """Return a final choice as an entry of record.json.
 
         `folders` maps phase names to run directories.
         """
-        places = ((self.cycle, "train"), (self.cycle, "evaluate"), (self.last, "evaluate"))
+        phases = ((self.cycle, "train"), (self.cycle, "evaluate"), (self.last, "evaluate"))
         return {
             "cycle": self.cycle,
             "num_cycles": self.last,
@@ -48,40 +49,40 @@ class Choice:
             "stopped_early": self.last < self.num_cycles,
             "accuracies": list(self.accuracies),
             **{
-                key: folders[phase_name(self.raft, *place)]
-                for key, place in zip(PLACES, places, strict=True)
+                key: folders[phase_name(self.raft, *phase)]
+                for key, phase in zip(RUN_KEYS, phases, strict=True)
             },
         }
 
     def line(self) -> str:
-        """Return a made choice as one line."""
+        """Return a final choice as one line of text."""
         accuracy, start = self.accuracies[self.cycle], self.accuracies[0]
         text = (
             f"{self.raft or 'raft'}: cycle {self.cycle} of {self.last} is the result, "
             f"held-out accuracy {accuracy:.1%}"
         )
         if self.last < self.num_cycles:
-            text += f"; stopped early: {self.selection.patience} in a row brought no improvement"
+            text += f"; stopped early after {self.selection.patience} cycle(s) without improvement"
         if start > accuracy:
             text += f"; the starting model was better, {start:.1%}"
         return text
 
 
 def recorded(record: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Return the PLACES of each choice in a pipeline's record; skip damaged choices."""
+    """Return the RUN_KEYS of each choice in a pipeline's record. Skip damaged choices."""
     choices = record.get("chosen")
     if not isinstance(choices, dict):
         return []
     return [
-        {key: choice[key] for key in PLACES}
+        {key: choice[key] for key in RUN_KEYS}
         for choice in choices.values()
-        if isinstance(choice, dict) and all(isinstance(choice.get(key), str) for key in PLACES)
+        if isinstance(choice, dict) and all(isinstance(choice.get(key), str) for key in RUN_KEYS)
     ]
 
 
 @dataclass(frozen=True)
-class OfCycle:
-    """A phase's place in a RAFT that chooses its cycle."""
+class CyclePosition:
+    """The cycle that a phase belongs to, in a RAFT run with method.selection."""
 
     cycle: int
     choice: Choice
@@ -91,24 +92,25 @@ class OfCycle:
         return self.cycle > self.choice.last
 
     def warnings(self) -> list[str]:
-        """Return warnings about facts that a training's plan cannot know yet."""
+        """Return a warning about the unknown result, for the last cycle of a plan."""
         choice = self.choice
-        if choice.is_made or self.cycle != choice.num_cycles:
+        if choice.is_final or self.cycle != choice.num_cycles:
             return []
         warning = (
-            f"method.selection.metric={choice.selection.metric}: the best of all cycles' models is "
-            "the result, which later phases use; this plan shows the last one instead."
+            f"method.selection.metric={choice.selection.metric}: the result is the model of the "
+            "best cycle, which is not known yet. This plan shows the last cycle's model instead."
         )
         if patience := choice.selection.patience:
-            warning += f" Cycles end after {patience} in a row that are no better."
+            warning += f" Training stops after {patience} cycle(s) in a row without improvement."
         return [warning]
 
 
 def choose(raft: str, selection: Selection, accuracies: Sequence[float], num_cycles: int) -> Choice:
-    """Return the best cycle as the choice; of equal ones, the first.
+    """Return the choice of the best cycle, or of the first among equal ones.
 
-    `accuracies` are those before the first cycle and after each, as far as known. A cycle counts
-    against `patience` unless it beats all before it, including the start, by more than `min_delta`.
+    `accuracies` are those before the first cycle and after each evaluated one. A cycle is an
+    improvement if it exceeds all earlier accuracies, including the start, by more than `min_delta`.
+    After `patience` cycles in a row without improvement, no more cycles run.
     """
     last, misses = num_cycles, 0
     for cycle in range(1, len(accuracies)):

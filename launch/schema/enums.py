@@ -1,4 +1,4 @@
-"""Define enumerations: the values of keys that accept only a few."""
+"""Define the enumerations of the schema."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Link(Enum):
 
 
 class When(Enum):
-    """Processes that get an environment variable of the hardware group."""
+    """The processes that get an environment variable of conf/hardware."""
 
     always = "always"
     trainer = "trainer"  # a process that trains, on any number of GPUs
     server = "server"  # a process that generates with vLLM
-    # ranks that communicate by RCCL or NCCL: in a process group, or a server and its trainers
+    # ranks that communicate through RCCL or NCCL: with each other, or with a server
     multi_gpu = "multi_gpu"
     fsdp = "fsdp"  # ranks that shard parameters (fsdp, zero3)
     eight_gpus = "eight_gpus"  # a process group of eight ranks
@@ -41,32 +41,32 @@ class Mode(Enum):
 
 
 class Speed(Enum):
-    """Source of the settings that change a step's speed but not its result."""
+    """Who chooses the settings that change a step's speed but not its result."""
 
-    auto = "auto"  # the planner, for keys that the user did not set
-    off = "off"  # the configuration; keys of `step` left null mean TRL's defaults
+    auto = "auto"  # the planner, except for keys that the user sets
+    off = "off"  # the user; keys of `step` that are null have TRL's defaults
 
 
 class Rows(Enum):
-    """Layout of an optimizer step's rows in batches."""
+    """The layout of a step's rows in micro-batches."""
 
-    # end to end on each rank, with document boundaries; needs hardware.packed_attention
+    # joined end to end on each rank, with their boundaries; needs hardware.packed_attention
     packed = "packed"
     grouped = "grouped"  # sorted by length within the step, so micro-batches need little padding
     padded = "padded"  # as in TRL
 
 
 class Head(Enum):
-    """Method of computing logits, and what the head keeps for the backward."""
+    """How the output head computes logits and stores them for the backward."""
 
-    tiled = "tiled"  # TRL's: logits are recomputed in the backward
-    # for losses that sum over tokens: logits and their gradient are computed together
+    tiled = "tiled"  # as TRL does: the backward recomputes logits in tiles
+    # for losses that sum over tokens: the forward computes logits together with their gradient
     summed = "summed"
-    kept = "kept"  # log-probabilities: up to 3 GB of gradients stay for the backward
+    kept = "kept"  # for log-probabilities: up to 3 GB of gradients are stored for the backward
 
 
 class Reference(Enum):
-    """Condition under which a training needs a frozen copy of its starting model."""
+    """When training needs a frozen copy of the starting model."""
 
     none = "none"
     always = "always"
@@ -85,21 +85,21 @@ class Format(Enum):
 
 
 class Profile(Enum):
-    """Kind of profile that a run writes to profile/."""
+    """The kind of profile that a run writes to profile/."""
 
     none = "none"
-    torch = "torch"  # a trace of a few steps, and where their time went
-    memory = "memory"  # torch's memory snapshot
-    rocprof = "rocprof"  # each rank under a ROCm profiler
+    torch = "torch"  # a trace of a few steps, and a table of their time
+    memory = "memory"  # a memory snapshot of torch
+    rocprof = "rocprof"  # a ROCm profiler for each rank
 
 
 class Rocprof(Enum):
-    """The program that profile=rocprof starts each rank under."""
+    """The profiler that profile=rocprof uses."""
 
     v3 = "rocprofv3"  # times of kernels, copies, and HIP and RCCL calls
-    # hardware counters of every kernel; runs the program 13 to 20 times
+    # hardware counters of every kernel; runs the recipe 13 to 20 times
     compute = "rocprof-compute"
-    sys = "rocprof-sys-sample"  # CPU call stacks together with the GPU's kernels
+    sys = "rocprof-sys-sample"  # CPU call stacks together with the kernels of the GPU
 
 
 class Debug(Enum):
@@ -108,9 +108,9 @@ class Debug(Enum):
 
 
 class NumaBinding(Enum):
-    """Cores that a rank gets: its GPU's NUMA node or socket, or a share that no other rank gets.
+    """The cores that recipes/rank/device.py binds a rank to.
 
-    recipes/rank/device.py binds them.
+    These are the NUMA node or socket of its GPU, or an exclusive share of the cores.
     """
 
     node = "node"
@@ -120,24 +120,24 @@ class NumaBinding(Enum):
 
 
 class Network(Enum):
-    """Network that a container can reach."""
+    """The network of a container."""
 
-    bridge = "bridge"  # the outside, by its own interface
-    host = "host"  # everything that the host reaches; required for several nodes
-    none = "none"  # only its own loopback
+    bridge = "bridge"  # its own interface, with access to the outside
+    host = "host"  # the network of the host; required for several nodes
+    none = "none"  # only a loopback
 
 
 class Find(Enum):
-    """Search that mode=plan does with the memory planner."""
+    """The result that mode=plan searches for with the memory planner."""
 
     none = "none"
-    largest_batch = "largest_batch"  # the most sequences that fit on a rank at once
-    # the groups of conf/hardware on which the run fits, least memory first
+    largest_batch = "largest_batch"  # the largest micro-batch that fits on a rank
+    # the groups of conf/hardware on which the run fits, smallest memory first
     smallest_hardware = "smallest_hardware"
 
 
 class Preflight(Enum):
-    """Reaction of a run if the doctor's short checks predict its failure."""
+    """The reaction of a run if the doctor's short checks predict its failure."""
 
     refuse = "refuse"
     warn = "warn"

@@ -1,4 +1,4 @@
-"""Define the types of a plan, which the planner makes and other rooms run or show."""
+"""Define the types of a plan, which the planner returns and other packages execute or show."""
 
 from __future__ import annotations
 
@@ -7,35 +7,35 @@ from pathlib import Path
 from typing import Any
 
 from launch.schema import Config, Target
-from launch.schema.cycle_choice import OfCycle
+from launch.schema.cycle_choice import CyclePosition
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One run. `config` is the composition that its processes read, with smoke=true applied."""
+    """One run. `config` is the composition that the processes read, after smoke=true."""
 
     name: str
     run_dir: Path
     config: Config
     trainer_args: dict[str, Any]
     processes: list[Process]
-    containers: dict[str, ContainerSpec]  # by process; under runtime=local only the sandbox's
+    containers: dict[str, ContainerSpec]  # by process; under runtime=local only the sandbox
     memory: list[Memory]
     speed: Speed
     warnings: list[str]
-    tuned: dict[str, Any] | None = None  # for a tuning: the recipe that it runs
-    data_cache: dict[str, str] | None = None  # for a training: location of its prepared rows
+    tuned: dict[str, Any] | None = None  # the recipe that a tuning runs
+    data_cache: dict[str, str] | None = None  # the location of a training's prepared rows
     data: dict[str, Any] | None = None  # figures of the prepared rows
-    chosen: OfCycle | None = None  # for a phase of a RAFT that chooses its cycle
-    plain_speed: Speed | None = None  # speed of the same training without the choices of speed=auto
+    chosen: CyclePosition | None = None  # for a phase of a RAFT run with method.selection
+    plain_speed: Speed | None = None  # speed without the choices of speed=auto
     balance: Balance | None = None  # for GRPO under topology=split
     # faster settings that change results; only mode=plan searches for them
     faster: list[Offer] = field(default_factory=list)
-    overrides: tuple[str, ...] = ()  # overrides of the command
+    overrides: tuple[str, ...] = ()  # of the command
 
     @property
     def is_left_out(self) -> bool:
-        """Return whether this RAFT cycle never starts because earlier ones stopped improving."""
+        """Return whether this RAFT cycle does not run because earlier cycles stopped improving."""
         return self.chosen is not None and self.chosen.is_left_out
 
     @property
@@ -45,7 +45,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Process:
-    """One process group: a server, torchrun with its ranks, their preparation, or the sandbox."""
+    """One process group: torchrun with its ranks, a server, row preparation, or the sandbox."""
 
     name: str
     kind: str  # trainer, evaluator, exporter, bench, tune, server, prepare or verifier
@@ -53,8 +53,8 @@ class Process:
     settings: list[Setting]
     gpus: list[int]
     num_ranks: int = 1
-    port: int | None = None  # port on which a server listens, on its loopback
-    node: int = 0  # index of its node in a Slurm job
+    port: int | None = None  # port of a server on the loopback
+    node: int = 0  # index of the node in a Slurm job
 
     @property
     def env(self) -> dict[str, str]:
@@ -63,7 +63,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Setting:
-    """One environment variable of one process; `origin` is hardware, launcher or yours."""
+    """An environment variable of a process; `origin` is hardware, launcher or yours."""
 
     name: str
     value: str
@@ -73,7 +73,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Mount:
-    """A path of the host. It is the same in the container, except for secrets."""
+    """A path of the host and its path in the container. Only those of secrets differ."""
 
     source: str
     target: str
@@ -83,12 +83,12 @@ class Mount:
 
 @dataclass(frozen=True)
 class Confinement:
-    """Isolation for untrusted code.
+    """Isolation of untrusted code.
 
-    Only `tmpfs` is writable, the first process is ours, and the container ends with it.
+    Only `tmpfs` is writable. The container ends with its first process, which is ours.
     """
 
-    copies: int  # number of such containers
+    copies: int  # number of identical containers
     pids: int  # processes and threads in each
     cpus: float
     tmpfs: dict[str, str]  # path -> mount options
@@ -97,7 +97,7 @@ class Confinement:
 
 @dataclass(frozen=True)
 class ContainerSpec:
-    """Everything that the engine needs for one process group's container."""
+    """The arguments of the container engine for one process group."""
 
     name: str
     image: str
@@ -107,18 +107,18 @@ class ContainerSpec:
     labels: dict[str, str]
     network: str = "none"
     ipc: str = "none"
-    pid: str = "private"  # process namespace: private, or the server's
+    pid: str = "private"  # process namespace: private, or that of the server
     environment: dict[str, str] = field(default_factory=dict)
     devices: dict[str, str] = field(default_factory=dict)  # path -> reason
     nvidia_gpus: list[int] = field(default_factory=list)
-    groups: list[str] = field(default_factory=list)  # gids; names in a plan for another machine
+    groups: list[str] = field(default_factory=list)  # gids, or names in a plan for another machine
     mounts: list[Mount] = field(default_factory=list)
     shm_gb: float = 0.0
     memory_gb: float | None = None
     memlock: bool = False
     security_opt: list[str] = field(default_factory=lambda: ["no-new-privileges:true"])
-    secrets: list[str] = field(default_factory=list)  # only their names
-    # empty, because the caller is not root and could not use a capability
+    secrets: list[str] = field(default_factory=list)  # names of variables, without values
+    # empty, because only root could use a capability
     cap_add: list[str] = field(default_factory=list)
     cap_drop: list[str] = field(default_factory=lambda: ["ALL"])
     confinement: Confinement | None = None  # for the sandbox
@@ -132,8 +132,8 @@ class Memory:
     gpu: int | None  # None: the host's memory
     parts_gb: dict[str, float]
     capacity_gb: float
-    moment: str = ""  # the moment of training at which a rank uses most memory
-    # more memory that torch's allocator may hold, free but in pieces too small to reuse
+    moment: str = ""  # the moment of training at which a rank uses the most memory
+    # additional memory that torch's allocator may hold in free pieces too small to reuse
     scattered_gb: float = 0.0
 
     @property
@@ -142,7 +142,7 @@ class Memory:
 
     @property
     def allocated_gb(self) -> float:
-        """Return the part that torch.cuda.max_memory_allocated counts."""
+        """Return the part that torch.cuda.max_memory_allocated reports."""
         return self.total_gb - self.parts_gb.get("context", 0.0)
 
     @property
@@ -153,35 +153,35 @@ class Memory:
 
 @dataclass(frozen=True)
 class Speed:
-    """Predicted speed; None if it cannot be predicted. `basis` names the source of the figures."""
+    """Predicted speed; None if it is unknown. `basis` explains the source of the figures."""
 
     tokens_per_second: float | None
     step_s: float | None
     basis: str
-    # training without startup and evaluation; None if it depends on data that is not read
+    # training time without startup and evaluation; None if the rows have to be read first
     run_hours: float | None = None
     cost: float | None = None  # of the run's GPUs, in the currency of price_per_gpu_hour
-    # seconds of both halves of a step that generates; with overlap they run at once
+    # seconds of generation and training in a step of GRPO; with overlap they run concurrently
     generation_s: float | None = None
     training_s: float | None = None
 
 
 @dataclass(frozen=True)
 class Balance:
-    """Seconds of both halves of a step, and the fastest split of the GPUs between them."""
+    """Seconds of generation and training per step, and the fastest split of GPUs between them."""
 
     generation_s: float
     training_s: float
     bound: str  # generation or training, whichever takes longer
     servers: int
-    gain: float  # tokens per second of the fastest split; 1.2: a fifth more than now
-    sequences: int  # per step of the fastest split
+    gain: float  # factor of tokens per second from the current split to the fastest
+    sequences: int  # per step under the fastest split
 
 
 @dataclass(frozen=True)
 class Offer:
-    """Overrides that make a run faster, and their cost."""
+    """Overrides that make a run faster but change its results."""
 
     overrides: list[str]  # to add to the command
-    gain: float  # predicted tokens per second relative to the run; 1.2 means a fifth more
-    price: str
+    gain: float  # predicted factor of tokens per second
+    price: str  # what the user gives up

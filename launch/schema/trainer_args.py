@@ -1,4 +1,4 @@
-"""Complete the arguments of a method's configuration class with what the other groups imply."""
+"""Check the arguments of a method's configuration class, and add those that other groups imply."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from launch.core.errors import UserError, near
 from launch.core.json_files import yaml_file
-from launch.core.near_names import argument_meant, word_meant
+from launch.core.near_names import argument_hint, word_hint
 from launch.schema import Config
 from launch.schema.enums import Vendor
 
@@ -18,8 +18,8 @@ METHODS = Path(__file__).parents[2] / "conf/method"
 NOT_SETTABLE: dict[str, dict[str, str]] = yaml_file(Path(__file__).with_name("owned_args.yaml"))
 OWNED = NOT_SETTABLE["method.args"]
 
-# Compiled layers pad batches to a multiple of this many tokens. Kernels are faster for lengths with
-# known divisors, by a tenth with fp8.
+# With compiled layers, pad batches to a multiple of this many tokens. Kernels are faster if lengths
+# have known divisors, with fp8 by a tenth.
 COMPILED_MULTIPLE = 64
 JSON_TYPES: dict[type, str] = {
     **{kind: kind.__name__ for kind in (bool, int, float, str, list, dict)},
@@ -29,49 +29,50 @@ JSON_TYPES: dict[type, str] = {
 
 @functools.cache
 def lock() -> dict[str, Any]:
-    """Return every argument of every configuration class, as `make lock` recorded them."""
+    """Return the arguments of all configuration classes, as `make lock` recorded them."""
     content: dict[str, Any] = json.loads(LOCK.read_text())
     return content
 
 
-def own(config: Config) -> dict[str, dict[str, Any]]:
-    """Return {argument: {types, default}} of the method's configuration class."""
-    return _of_class(config.method.config_class)
+def class_arguments(config: Config) -> dict[str, dict[str, Any]]:
+    """Return the arguments of the method's configuration class: name -> {types, default, ...}."""
+    return _locked_arguments(config.method.config_class)
 
 
 def class_of(config: Config) -> str:
-    """Return the method's configuration class; for a tuning, that of its recipe."""
+    """Return the method's configuration class or, for a tuning, that of its recipe."""
     name = recipe_name(config)
     return _class_of_method(name) if name else config.method.config_class
 
 
 def known(config: Config) -> dict[str, dict[str, Any]]:
     """Return the method's arguments and, for a tuning, those of its recipe."""
-    name = recipe_name(config)
-    return {**_of_class(_class_of_method(name)), **own(config)} if name else own(config)
+    name, arguments = recipe_name(config), class_arguments(config)
+    return {**_locked_arguments(_class_of_method(name)), **arguments} if name else arguments
 
 
 def recipe_name(config: Config) -> str | None:
-    """Return the method whose runs are a tuning's trials; None for any other method."""
+    """Return the method that a tuning runs as its trials; None for any other method."""
     if not config.method.tunes:
         return None
-    default = own(config).get("recipe", {}).get("default")
+    default = class_arguments(config).get("recipe", {}).get("default")
     return str(config.method.args.get("recipe", default))
 
 
-def _of_class(config_class: str) -> dict[str, dict[str, Any]]:
+def _locked_arguments(config_class: str) -> dict[str, dict[str, Any]]:
+    """Return the arguments of a class from the lock. Raises UserError."""
     arguments: dict[str, dict[str, Any]] = lock()["arguments"].get(config_class, {})
     if not arguments:
         raise UserError(
-            f"method.config_class={config_class}: not in {LOCK.name}. Run "
-            "`python containers/lock_trainer_args.py` after adding a method."
+            f"method.config_class={config_class}: not in {LOCK.name}. After adding a method, run "
+            "`python containers/lock_trainer_args.py`."
         )
     return arguments
 
 
 @functools.cache
 def _class_of_method(name: str) -> str:
-    """Return a recipe's class. Raise UserError for an unknown recipe or a tuning."""
+    """Return the configuration class of a recipe. Raises UserError if it is unknown or a tuning."""
     names = sorted(
         str(file.relative_to(METHODS).with_suffix("")) for file in METHODS.rglob("*.yaml")
     )
@@ -95,73 +96,78 @@ def argument(config: Config, name: str) -> Any:
 
 
 def check(config: Config) -> None:
-    """Reject arguments that the class does not have or that another key decides."""
+    """Raise UserError for unknown arguments, wrong values, and arguments that another key sets."""
     arguments, cls = known(config), config.method.config_class
     for name, argument in config.method.args.items():
         key, fault = f"method.args.{name}={argument}", ""
         if name in OWNED and name in arguments:
-            fault = f"not settable here. Instead: {OWNED[name]}."
+            fault = f"cannot be set under method.args. Use: {OWNED[name]}."
         elif name not in arguments:
             removed = NOT_SETTABLE["removed"].get(name)
-            why = f" Removed from TRL: {removed}." if removed else ""
-            why = why or argument_meant(name, set(arguments) - set(OWNED))
-            whose = cls if cls.startswith("recipes.") else f"{cls} of TRL {lock()['trl']}"
-            fault = f"{whose} has no such argument.{why}"
+            hint = f" TRL removed it: {removed}." if removed else ""
+            hint = hint or argument_hint(name, set(arguments) - set(OWNED))
+            owner = cls if cls.startswith("recipes.") else f"{cls} of TRL {lock()['trl']}"
+            fault = f"{owner} has no such argument.{hint}"
         elif name == "num_generations" and argument is None:  # TRL's type allows it
-            fault = f"no group size. Use: method.args.{name}=8."
+            fault = f"GRPO needs a group size. Use: method.args.{name}=8."
         if fault:
             raise UserError(f"{key}: {fault}".replace("=None:", "=null:"))
         check_value(f"method.args.{name}", argument, arguments[name], cls)
 
 
-def check_value(key: str, argument: Any, allowed: dict[str, Any], taker: str) -> None:
-    """Reject a value that the lock's entry `allowed` does not allow; `taker` has the argument."""
-    if fault := _value_fault(key, argument, allowed, taker):
+def check_value(key: str, argument: Any, allowed: dict[str, Any], owner: str) -> None:
+    """Raise UserError if the lock's entry `allowed` rejects the value.
+
+    `owner` is the class that has the argument.
+    """
+    if fault := _value_fault(key, argument, allowed, owner):
         raise UserError(fault)
 
 
-def _value_fault(key: str, argument: Any, allowed: dict[str, Any], taker: str) -> str | None:
-    names, refused, items = allowed.get("names"), allowed.get("refused", {}), allowed.get("items")
-    options = f" It takes {', '.join(names)}." if names else ""
-    if not _is_of(argument, allowed["types"]):
+def _value_fault(key: str, argument: Any, allowed: dict[str, Any], owner: str) -> str | None:
+    """Return the message for a wrong value; None if it is valid."""
+    names, rejected, items = allowed.get("names"), allowed.get("refused", {}), allowed.get("items")
+    options = f" Use one of {', '.join(names)}." if names else ""
+    if not _has_type(argument, allowed["types"]):
         types = " or ".join(allowed["types"])
         is_item = isinstance(argument, (str, int, float)) and (not names or argument in names)
-        if "list" in allowed["types"] and is_item and _is_of(argument, items or ["any"]):
+        if "list" in allowed["types"] and is_item and _has_type(argument, items or ["any"]):
             options = f" Use: '{key}=[{argument}]'."
-        return (
-            f"{key}={argument!r}: {JSON_TYPES[type(argument)]}, and {taker} takes {types}.{options}"
-        )
+        kind = JSON_TYPES[type(argument)]
+        return f"{key}={argument!r}: this is {kind}, but {owner} accepts {types}.{options}"
     for value in argument if isinstance(argument, list) else [argument]:
-        if isinstance(argument, list) and items and not _is_of(value, items):
-            return f"{key}={argument}: {JSON_TYPES[type(value)]} in a list of {' or '.join(items)}."
+        if isinstance(argument, list) and items and not _has_type(value, items):
+            kind = JSON_TYPES[type(value)]
+            return f"{key}={argument}: contains {kind}, but entries must be {' or '.join(items)}."
         if type(value) is int and value < allowed.get("least", value):
-            return f"{key}={argument}: at least {allowed['least']}."
+            return f"{key}={argument}: must be at least {allowed['least']}."
         for word in map(str, value if isinstance(value, dict) else [value]):
-            if word in refused:
-                return f"{key}: {word} {refused[word]}"
+            if word in rejected:
+                return f"{key}: {word} {rejected[word]}"
             if names and value is not None and word not in names:
-                hint = word_meant(key.rpartition(".")[2], word, names)
+                hint = word_hint(key.rpartition(".")[2], word, names)
                 return f"{key}={word}: unknown.{hint}{options}"
     return None
 
 
-def _is_of(argument: Any, types: list[str]) -> bool:
-    """Return whether the value has one of the types; an int is also a float."""
+def _has_type(argument: Any, types: list[str]) -> bool:
+    """Return whether the value has one of the types. An int is also a float."""
     kind = JSON_TYPES[type(argument)]
     return "any" in types or kind in types or (kind == "int" and "float" in types)
 
 
 def complete(config: Config, run_dir: Path, ports: tuple[int, int]) -> dict[str, Any]:
-    """Return the keyword arguments of the configuration class that the composition implies.
+    """Return all keyword arguments of the configuration class.
 
-    `ports` are the ports of the server and of its weight transfer.
+    They are method.args and those that the rest of the composition implies. `ports` are the ports
+    of the server and of its weight transfer.
     """
     implied = {
         "output_dir": str(run_dir / "checkpoints"),
         "seed": config.seed,
         "data_seed": config.seed,
-        # With use_cpu, accelerate replaces sharding by DDP. For sharded ranks recipes/smoke selects
-        # the CPU instead.
+        # With use_cpu, accelerate replaces sharding with DDP, so recipes/smoke selects the CPU for
+        # sharded ranks.
         "use_cpu": config.hardware.vendor == Vendor.none
         and config.topology.strategy in ("none", "ddp"),
         "bf16": config.precision.compute in ("bf16", "fp8"),
@@ -170,7 +176,7 @@ def complete(config: Config, run_dir: Path, ports: tuple[int, int]) -> dict[str,
         "run_name": config.name,
         "project": config.tracking.project or "huggingface",
         "disable_tqdm": True,
-        # the filter would show a NaN loss as 0.0; recipes/measure/metrics.py stops the run instead
+        # The filter would log a NaN loss as 0.0. recipes/measure/metrics.py stops the run instead.
         "logging_nan_inf_filter": False,
         "pad_to_multiple_of": COMPILED_MULTIPLE if config.step.compile else "auto",
         "dataloader_num_workers": config.hardware.dataloader.num_workers,
@@ -179,8 +185,8 @@ def complete(config: Config, run_dir: Path, ports: tuple[int, int]) -> dict[str,
         **_generation(config, ports),
         **_selection(config),
     }
-    # own() omits the arguments of a tuning's recipe
-    names = own(config)
+    # For a tuning, these are its own arguments without those of its recipe.
+    names = class_arguments(config)
     return {k: v for k, v in {**implied, **config.method.args}.items() if k in names}
 
 
@@ -197,7 +203,7 @@ def _strategy(config: Config) -> dict[str, Any]:
                 "activation_checkpointing": fsdp.activation_checkpointing,
                 "state_dict_type": fsdp.state_dict_type,
             },
-            # Clipping reduces offloaded gradients on the host, where RCCL has no collectives.
+            # Clipping reduces offloaded gradients on the host, which RCCL does not support.
             **(
                 {"ddp_backend": "cuda:nccl,cpu:gloo"}
                 if fsdp.cpu_offload and config.hardware.vendor != Vendor.none
@@ -206,14 +212,14 @@ def _strategy(config: Config) -> dict[str, Any]:
         }
     if topology.strategy in ("zero2", "zero3"):
         return {"deepspeed": _deepspeed(config)}
-    # Every trained weight takes part in every loss. A search for unused ones would walk the graph
-    # in each step, and torch would warn that it found none. This also holds for a single rank with
-    # a strategy, whose model accelerate wraps.
+    # Every trained weight contributes to every loss, so a search for unused weights in each step
+    # would only cost time and print a warning. A single rank is included, because accelerate wraps
+    # its model too if it has a strategy.
     return {"ddp_find_unused_parameters": False}
 
 
 def _selection(config: Config) -> dict[str, Any]:
-    """Return arguments that evaluate at every save, so that the best model can be loaded."""
+    """Return the arguments that evaluate every saved model, so that the best can be loaded."""
     metric = config.method.selection.metric
     if metric is None:
         return {}
@@ -228,9 +234,9 @@ def _selection(config: Config) -> dict[str, Any]:
 
 
 def _deepspeed(config: Config) -> dict[str, Any]:
-    """Return DeepSpeed's configuration; transformers fills `auto` from the arguments."""
+    """Return DeepSpeed's configuration. transformers fills in `auto` from the arguments."""
     stage = int(config.topology.strategy[-1])
-    # Overlap reduces gradients of stage 2 on another stream, which has used freed buffers
+    # With overlap, stage 2 reduces gradients on another stream, which has read freed buffers
     # (DeepSpeed#5294, #7965). Four H200s were no slower without it (docs/results/topologies.md).
     zero: dict[str, Any] = {
         "stage": stage,
@@ -253,10 +259,10 @@ def _deepspeed(config: Config) -> dict[str, Any]:
         "gradient_clipping": "auto",
     }
     if config.hardware.vendor == Vendor.none:
-        # DeepSpeed's own optimizer for offload is compiled, and the cpu image has no compiler.
+        # DeepSpeed compiles its own optimizer for offload, but the cpu image has no compiler.
         content["zero_force_ds_cpu_optimizer"] = False
     if config.hardware.vendor == Vendor.amd:
-        # bf16 gradients reduced in bf16 give silent NaN on ROCm (huggingface/accelerate#4025).
+        # Reducing bf16 gradients in bf16 silently gives NaN on ROCm (huggingface/accelerate#4025).
         content["communication_data_type"] = "fp32"
     return content
 
@@ -271,7 +277,7 @@ def _generation(config: Config, ports: tuple[int, int]) -> dict[str, Any]:
         "vllm_mode": "server",
         "vllm_server_base_url": f"http://127.0.0.1:{ports[0]}",
         "vllm_group_port": ports[1],
-        # TRL's default multiplies the ratios of a completion's tokens and drops it above 3. That is
-        # meant for rounding, not for older weights.
+        # TRL's default multiplies the ratios of all tokens and drops a completion above 3. This
+        # suits differences by rounding, but not the older weights of overlapped generation.
         **({"vllm_importance_sampling_mode": "token_truncate"} if config.topology.overlap else {}),
     }

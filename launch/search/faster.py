@@ -38,7 +38,7 @@ def faster(config: Config, host: Host) -> list[Offer]:
             continue
         chosen = choose(candidate, host)
         rate = speed(chosen).tokens_per_second or 0.0
-        if rate >= GAIN * now and margin.has_room(chosen, host):
+        if rate >= GAIN * now and margin.fits_with_margin(chosen, host):
             offers.append(Offer(overrides, round(rate / now, 2), price))
     return sorted(offers, key=lambda offer: -offer.gain)
 

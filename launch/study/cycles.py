@@ -17,10 +17,10 @@ from launch.inputs.sample_files import SCORED
 from launch.rules import phases as phase_rules
 from launch.rules.data import has_heldout
 from launch.schema import Adapter, Config, Data, Method, Phase, Topology
-from launch.schema.cycle_choice import OfCycle, choose, phase_name
+from launch.schema.cycle_choice import CyclePosition, choose, phase_name
 from launch.schema.data import Curriculum, CurriculumArgs, Selection
 from launch.schema.enums import Init
-from launch.schema.trainer_args import own, value
+from launch.schema.trainer_args import class_arguments, value
 
 SELECTED = "selected.jsonl"  # recipes/sample.py writes it next to SCORED, for training
 VERIFIER = ("rewards", "reward_chain", "reward_pattern", "reward_confined", "sandbox")
@@ -34,7 +34,7 @@ class CyclePhase(Phase):
 
     part: str = "sample"  # a key of METHODS
     cycle: int = 0  # 0 means before the first cycle
-    chosen: OfCycle | None = None  # if method.selection is set
+    chosen: CyclePosition | None = None  # if method.selection is set
     # Group options that override the command line.
     groups: list[str] = field(default_factory=list)
     args: dict[str, Any] = field(default_factory=dict)  # override the method's arguments
@@ -76,7 +76,7 @@ def expand(
             choice = choose(name, method.selection, known, int(value(config, "cycles")))
             if choice.selection.metric is not None:
                 for part in raft:
-                    part.chosen = OfCycle(part.cycle, choice)
+                    part.chosen = CyclePosition(part.cycle, choice)
             names = {(part.part, part.cycle): part.name for part in raft}
             expanded += raft
             models[name] = names["train", choice.cycle]
@@ -104,7 +104,7 @@ def raft_phases(
     `model_from` is the phase whose model generates the first samples. If it is None, the
     composition's model does.
     """
-    args = {name: value(config, name) for name in own(config)}
+    args = {name: value(config, name) for name in class_arguments(config)}
     verifier = {name: getattr(config.method, name) for name in VERIFIER}
     several = (config.topology.num_gpus or config.hardware.gpus_per_node) > 1
     # Sampling and evaluating use one GPU, or a replica on each GPU.

@@ -71,14 +71,14 @@ def run(config: Config, request: Request) -> int:
         silent = [dataclasses.replace(plan, warnings=[]) for plan in to_run]
         shown = pipeline_json(run_dir.parent.name, run_dir, plans)
         show.show(config, lambda: {**shown, "warnings": [*left, *shown["warnings"]]}, *silent)
-        show.say_warnings(config, warnings)
+        show.print_warnings(config, warnings)
         return EXIT_DONE
     images = {}
     for name, plan in plans.items():  # check all before the first phase starts
         if not plan.is_left_out and not _is_done(plan.run_dir):
             with _phase_errors(name):
                 images[name] = check_host(plan, pipeline.host)
-    show.say_warnings(config, warnings)
+    show.print_warnings(config, warnings)
     rundir.make(run_dir)
     with rundir.locked(run_dir), signals() as stopping:
         phase_reuse.link(run_dir, plans)
@@ -323,7 +323,7 @@ class Pipeline:
             "data": self.data,
             "phases": folders,
             # by the phase of method=raft, or `raft` without phases
-            "chosen": {c.raft or "raft": c.record(folders) for c in choices if c.is_made},
+            "chosen": {c.raft or "raft": c.record(folders) for c in choices if c.is_final},
             "status": status,
             "exit_code": exit_code,
         }

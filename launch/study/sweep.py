@@ -86,7 +86,7 @@ def reject_sweep_keys(config: Config, request: Request) -> None:
 def run(arguments: list[str]) -> int:
     """Run or plan a sweep; return 0, the first other exit code of a trial, or 75 if interrupted."""
     request = Request(a for a in arguments if a not in ("-m", "--multirun"))
-    request.say_warnings()
+    request.print_warnings()
     command = parse_command(request)
     config, host = command.config, detect.host(sys.executable)
     if config.mode == Mode.plan:
@@ -107,7 +107,7 @@ def run(arguments: list[str]) -> int:
 def parse_command(request: Request) -> Command:
     """Parse and check the command of a sweep. Raises UserError."""
     fixed, grid = sweep_space.split(request)
-    hydra_options.refuse(Request([*fixed, *grid[0]]))
+    hydra_options.reject_hydra_keys(Request([*fixed, *grid[0]]))
     for override in grid[0]:
         if (key := _key(override)) in SWEEP_KEYS or key.startswith("sweep."):
             raise UserError(f"{override}, ...: a sweep has a single {key}. Use one value.")

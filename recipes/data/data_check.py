@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from launch.core.errors import UserError
-from launch.core.near_names import renaming
+from launch.core.near_names import field_hint
 from recipes.data.data_select import TEMPLATE_FIELDS, Row, has_equal_sides
 
 # Method -> TRL's dataset formats as sets of fields. A row needs all fields of one set.
@@ -89,7 +89,7 @@ def row_fault(row: Row, method: str) -> str | None:
     forms = FORMATS[method]
     if not any(form <= row.keys() for form in forms):
         needed = ", or ".join(" and ".join(sorted(form)) for form in forms)
-        remedy = renaming(row.keys())
+        remedy = field_hint(row.keys())
         return (
             f"has the fields {', '.join(sorted(row)) or '(none)'}, but {method} needs "
             f"{needed}.{f' Use: {remedy}.' if remedy else ''}"

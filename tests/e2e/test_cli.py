@@ -147,7 +147,7 @@ def test_reproduce_shows_a_difference_and_fails_on_other_metrics(
     assert reproduce.main([str(copy)]) == 4
     printed = capsys.readouterr().out
     assert "packages.trl: 0.0.1 -> 1.16.0" in printed
-    assert "1 figure(s) differ; the first: step 4, loss" in printed
+    assert "1 difference(s), the first: step 4, loss" in printed
 
 
 def test_export_a_run(trained, tmp_path):

@@ -18,7 +18,7 @@ from transformers import GenerationMixin
 from launch.config.compose import compose
 from launch.core.json_files import plain
 from launch.plan.planning import prepare
-from launch.reproduce import VARIES
+from launch.reproduce import NOT_COMPARED
 from launch.schema.trainer_args import complete
 from recipes.dpo import dpo
 from recipes.evaluate import evaluate
@@ -69,7 +69,7 @@ def run(run_dir: Path, method: str, *overrides: str) -> tuple[int, dict]:
 def computed(run_dir: Path) -> list[dict]:
     """Return metrics.jsonl without values that depend on time."""
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in row.items() if key not in VARIES} for row in rows]
+    return [{key: value for key, value in row.items() if key not in NOT_COMPARED} for row in rows]
 
 
 @pytest.fixture(scope="module")

@@ -149,7 +149,7 @@ def planned(overrides: list[str], trls_step: bool = False) -> tuple[Memory, Spee
                 mock.patch.object(activations, "head_of", return_value=Head.tiled)
             )
             patched.enter_context(
-                mock.patch.object(planner_speed, "scores_apart", generates_with_vllm)
+                mock.patch.object(planner_speed, "rescores_completions", generates_with_vllm)
             )
             patched.enter_context(
                 mock.patch.object(placement, "is_tokens_only", return_value=False)

@@ -1,4 +1,4 @@
-"""Run recipes/measure/health.py with a process that fails as the variable WRONG says."""
+"""Run recipes/measure/health.py with a process that fails in the way that WRONG selects."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Make the resolved configuration that a benchmark reads, on a CPU."""
+"""Build the configuration that a benchmark reads, for a CPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ADAPTER = {
 
 
 def bench_config(run_dir: Path, adapter: dict[str, Any] | None = None, **args: Any) -> DictConfig:
-    """Return it for the model tiny, two layers of width 64 in fp32, and a benchmark's `args`."""
+    """Return the configuration for two layers of width 64 in fp32, and a benchmark's `args`."""
     shape = {
         "num_layers": 2,
         "hidden_size": 64,

@@ -1,4 +1,4 @@
-"""Describe an image that could exist, and what a probe would find in it."""
+"""Provide an example of an image, and the versions that a probe finds in it."""
 
 from __future__ import annotations
 

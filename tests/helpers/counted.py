@@ -1,4 +1,4 @@
-"""Count the bytes that a training micro-step holds, on fake tensors, without a GPU."""
+"""Count the bytes of a training micro-step on fake tensors, without a GPU."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ ALIGNED = 512  # bytes that CUDA's allocator rounds up to
 
 
 class Counter(TorchDispatchMode):
-    """Count the bytes alive, and the most since `peak` was last set."""
+    """Count the bytes of living tensors, and their maximum since `peak` was last set."""
 
     def __init__(self, sums: tuple[int, int]) -> None:
         super().__init__()
         self.alive = self.peak = 0
         self.seen: Any = WeakIdKeyDictionary()
-        # Shape of a tied head's gradient, to which the engine adds the embedding's in place, except
-        # under a mode.
+        # Shape of a tied head's gradient. Without this mode, autograd adds the gradient of the
+        # embedding in place.
         self.sums = sums
 
     def __torch_dispatch__(
@@ -48,29 +48,28 @@ class Counter(TorchDispatchMode):
                 in_place = (
                     function is torch.ops.aten.add.Tensor and tuple(tensor.shape) == self.sums
                 )
-                self._made(
+                self._add(
                     tensor.untyped_storage(),
                     0 if in_place else -(-tensor.untyped_storage().nbytes() // ALIGNED) * ALIGNED,
                 )
         return out
 
-    def _made(self, storage: Any, size: int) -> None:
+    def _add(self, storage: Any, size: int) -> None:
         self.seen[storage] = size
         self.alive += size
         self.peak = max(self.peak, self.alive)
-        weakref.finalize(storage, self._freed, size)
+        weakref.finalize(storage, self._remove, size)
 
-    def _freed(self, size: int) -> None:
+    def _remove(self, size: int) -> None:
         self.alive -= size
 
 
 @contextlib.contextmanager
 def as_on_a_gpu(monkeypatch: Any) -> Any:
-    """Compute as a GPU does, as far as bytes matter.
+    """Make torch on a CPU allocate the same bytes as on a GPU.
 
-    That means no causal mask (kernels need none), the head's tiles in place (as in its Triton
-    kernels), and a byte of dropout's mask an element (as its kernel). peft moves nothing, because
-    fake weights cannot be swapped.
+    There is no causal mask, the tiles of the head are computed in place, and the mask of dropout
+    has one byte per element. peft does not move weights, because fake weights cannot be swapped.
     """
     for module in (modeling_llama, modeling_qwen2, modeling_qwen3):
         monkeypatch.setattr(module, "create_causal_mask", lambda **_: None)
@@ -112,7 +111,7 @@ def autocast(numerics: str) -> Any:
 
 
 def loss_of(model: Any, numerics: str, rows: int, length: int) -> torch.Tensor:
-    """Return SFT's loss of a model that has its head (recipes/models/head.py)."""
+    """Return the loss of SFT for a model with our head (recipes/models/head.py)."""
     tokens = torch.zeros(rows, length, dtype=torch.long)
     positions = torch.arange(rows * length)
     with autocast(numerics):
@@ -123,7 +122,7 @@ def loss_of(model: Any, numerics: str, rows: int, length: int) -> torch.Tensor:
 
 
 def saved_when_compiled(shape: SimpleNamespace, numerics: str, rows: int, length: int) -> float:
-    """Return the bytes that inductor's partitioner keeps of the layers for the backward."""
+    """Return the bytes of activations that inductor's partitioner saves for the backward."""
     saved: dict[Any, int] = {}
 
     def partition(joint: Any, inputs: Any, **kwargs: Any) -> Any:
@@ -131,7 +130,7 @@ def saved_when_compiled(shape: SimpleNamespace, numerics: str, rows: int, length
         (output,) = forward.graph.find_nodes(op="output")
         for node in output.args[0][kwargs["num_fwd_outputs"] :]:
             value = node.meta.get("val")
-            # Weights, and copies of them, have no dimension of tokens.
+            # Exclude weights and their copies, whose sizes are not multiples of the tokens.
             if (
                 isinstance(value, torch.Tensor)
                 and node.op != "placeholder"
@@ -140,12 +139,12 @@ def saved_when_compiled(shape: SimpleNamespace, numerics: str, rows: int, length
                 saved[value.untyped_storage()._cdata] = value.untyped_storage().nbytes()
         return forward, backward
 
-    def as_it_is(graph: Any, _: Any) -> Any:
+    def no_compiler(graph: Any, _: Any) -> Any:
         return make_boxed_func(graph.forward)
 
     backend = aot_autograd(
-        fw_compiler=as_it_is,
-        bw_compiler=as_it_is,
+        fw_compiler=no_compiler,
+        bw_compiler=no_compiler,
         partition_fn=partition,
         decompositions=select_decomp_table(),
     )
@@ -158,7 +157,7 @@ def saved_when_compiled(shape: SimpleNamespace, numerics: str, rows: int, length
 
 
 def _with_adapter(model: Any, adapter: dict[str, Any], casts: bool) -> Any:
-    """Add peft's adapter; cast its fp32 weights to 16 bits if `casts`, as a strategy does."""
+    """Add an adapter of peft. With `casts`, cast its weights to 16 bits as a strategy does."""
     adapted = get_peft_model(
         model, LoraConfig(task_type="CAUSAL_LM", lora_alpha=32, **adapter)
     ).train()
@@ -177,7 +176,7 @@ def micro_step(
     adapter: dict[str, Any] | None = None,
     casts: bool = False,
 ) -> float:
-    """Return the most bytes of SFT's forward and backward beyond weights and gradients."""
+    """Return the peak bytes of forward and backward in SFT, without weights and gradients."""
     counter = Counter((shape.vocab_size, shape.hidden_size))
     with FakeTensorMode(allow_non_fake_inputs=True), counter:
         model = base = model_of(shape, numerics)
@@ -189,7 +188,7 @@ def micro_step(
                 base.enable_input_require_grads()
         head.add(base)
         if accumulates:
-            for parameter in filter(lambda one: one.requires_grad, model.parameters()):
+            for parameter in (p for p in model.parameters() if p.requires_grad):
                 parameter.grad = torch.zeros_like(parameter)
         before = counter.peak = counter.alive
         loss_of(model, numerics, rows, length).backward()

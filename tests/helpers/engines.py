@@ -1,4 +1,4 @@
-"""Stand in for vLLM's engines, with a clock that only their calls move."""
+"""Provide stubs of vLLM's engines, with a clock that advances only in their calls."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from recipes.smoke import gloo_trainer
 from recipes.training import step_shares
 from tests.helpers.trainers import configured
 
-# Seconds of one call.
+# seconds per call
 GENERATES, JUDGES, SENDS, GATHERS, WAITS, STEPS = 8.0, 2.0, 0.5, 0.25, 4.0, 16.0
 
 
 class Clock:
-    """Stand still but for `spend`; a thread's seconds pass beside those of the test."""
+    """A clock that only `spend` advances. Other threads have their own time in addition."""
 
     def __init__(self) -> None:
-        self.seconds, self.beside, self.main = 100.0, threading.local(), threading.get_ident()
+        self.seconds, self.thread, self.main = 100.0, threading.local(), threading.get_ident()
 
     def spend(self, seconds: float) -> None:
         if threading.get_ident() == self.main:
             self.seconds += seconds
         else:
-            self.beside.seconds = getattr(self.beside, "seconds", 0.0) + seconds
+            self.thread.seconds = getattr(self.thread, "seconds", 0.0) + seconds
 
     def time(self) -> float:
-        return self.seconds + getattr(self.beside, "seconds", 0.0)
+        return self.seconds + getattr(self.thread, "seconds", 0.0)
 
     monotonic = perf_counter = time
 
@@ -49,7 +49,7 @@ class Clock:
 
 
 def client(clock: Clock) -> type:
-    """Stand in for TRL's client of a server that answers every prompt with two tokens."""
+    """Return a stub of TRL's client, for a server that answers every prompt with two tokens."""
 
     class Client:
         def __init__(self, **_: Any) -> None:
@@ -87,7 +87,7 @@ def client(clock: Clock) -> type:
 
 
 def engine(clock: Clock) -> type:
-    """Stand in for vLLM's engine in the trainer's process; it answers as the server does."""
+    """Return a stub of vLLM's engine in the trainer's process, with the answers of the server."""
     token = {7: SimpleNamespace(rank=1, logprob=-1.0)}
     answer = SimpleNamespace(token_ids=[7, 7], logprobs=[token, token])
 
@@ -117,18 +117,18 @@ def engine(clock: Clock) -> type:
 
 
 class Late(Future):
-    """Hold an answer that the server still works on when it is requested."""
+    """An answer that is not ready when it is requested."""
 
     clock: Clock
 
     def result(self, timeout: float | None = None) -> Any:
-        found = super().result(timeout)
+        answer = super().result(timeout)
         self.clock.spend(WAITS)
-        return found
+        return answer
 
 
 class Sends(TrainerCallback):
-    """Send weights before the first step, as CheckWeightsArrive does; they are no step's."""
+    """Send weights before the first step, as CheckWeightsArrive does."""
 
     def __init__(self, trainer: Any, *_: Any) -> None:
         self.trainer = trainer
@@ -138,7 +138,7 @@ class Sends(TrainerCallback):
 
 
 class Updates(TrainerCallback):
-    """Let an optimizer's step take its time."""
+    """Spend time on each optimizer step."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -148,9 +148,9 @@ class Updates(TrainerCallback):
 
 
 def without_server(patch: pytest.MonkeyPatch, client: type, check: type[TrainerCallback]) -> None:
-    """Have the recipe use `client` for a server and `check` for CheckWeightsArrive.
+    """Replace the server by `client` and CheckWeightsArrive by `check`.
 
-    No vLLM needs to be installed.
+    vLLM need not be installed.
     """
     patch.setenv("ACCELERATE_TORCH_DEVICE", "cpu")
     for name in ("prepare", "wait_until_up"):
@@ -162,7 +162,7 @@ def without_server(patch: pytest.MonkeyPatch, client: type, check: type[TrainerC
 
 
 def run_grpo(run_dir: Any, patch: pytest.MonkeyPatch, *overrides: str) -> list[dict[str, Any]]:
-    """Train with stand-ins for vLLM, and return the lines of metrics.jsonl."""
+    """Train with stubs of vLLM, and return the rows of metrics.jsonl."""
     clock = Clock()
     without_server(patch, client(clock), Sends)
     for module in (metrics, overlap, step_shares):
@@ -171,11 +171,11 @@ def run_grpo(run_dir: Any, patch: pytest.MonkeyPatch, *overrides: str) -> list[d
         patch.setattr(f"transformers.{name}.time", clock)
     patch.setattr(overlap, "Future", type("LateHere", (Late,), {"clock": clock}))
     patch.setattr(overlap, "gather_object", clock.slow(overlap.gather_object, GATHERS))
-    ours = {"LLM": engine(clock), "SamplingParams": dict, "os": SimpleNamespace(environ={})}
-    ours |= {"ensure_master_addr_port": lambda: None, "empty_cache": lambda: None}
-    ours |= {"gather_object": clock.slow(vllm_generation.gather_object, GATHERS)}
-    for name, stand_in in ours.items():
-        patch.setattr(vllm_generation, name, stand_in, raising=False)
+    stubs = {"LLM": engine(clock), "SamplingParams": dict, "os": SimpleNamespace(environ={})}
+    stubs |= {"ensure_master_addr_port": lambda: None, "empty_cache": lambda: None}
+    stubs |= {"gather_object": clock.slow(vllm_generation.gather_object, GATHERS)}
+    for name, stub in stubs.items():
+        patch.setattr(vllm_generation, name, stub, raising=False)
 
     def train(config: Any, trainer: Any, lines: metrics.Metrics, cycle: int) -> dict[str, Any]:
         trainer.reward_funcs[0] = clock.slow(trainer.reward_funcs[0], JUDGES)

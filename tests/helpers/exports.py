@@ -1,4 +1,4 @@
-"""Share a model of two layers, and an export of it in this process, for method=export."""
+"""Write a model of two layers, and run method=export in this process."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def write_model(folder: Path, seed: int = 0, dtype=torch.float32, **shape) -> Pa
 
 
 def run_export(folder: Path, model: Path, *overrides: str) -> tuple[int, dict, Path]:
-    """Return the exit code, result.json and the run directory, a new one in `folder`."""
+    """Run an export in a new directory below `folder`. Return exit code, result and directory."""
     run_dir = folder / f"run{len(list(folder.glob('run*')))}"
     run_dir.mkdir()
     settings, _ = prepare(

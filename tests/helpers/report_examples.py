@@ -1,4 +1,4 @@
-"""Leave small run directories through the functions of launcher and ranks."""
+"""Write small run directories, with the functions of the launcher."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ HOSTILE = "</script><script>alert(1)</script>\"'<img src=x onerror=alert(2)>&{{ 
 
 
 def a_run(folder: Path, *overrides: str, exit_code: int | None = 0, **result: Any) -> Path:
-    """Leave a run of `overrides` with its plan and record, unfinished if `exit_code` is None."""
+    """Write a run of `overrides` with plan and record. Without `exit_code` it is unfinished."""
     config, command = composed("hardware=cpu", *overrides), Request(overrides)
     plan = make_plan(config, host_with(0), folder, request=command)
     rundir.make(folder)
     write_inputs(plan)
-    kept = record.begin(plan, host_with(0), None, None)
+    content = record.begin(plan, host_with(0), None, None)
     if exit_code is not None:
         status = STATUS.get(exit_code, "failed")
         if result:
             json_files.write_json(folder / "result.json", {"status": status, **result})
-        kept = record.finish(kept, folder, status, exit_code, [], result)
-    json_files.write_json(folder / "record.json", kept)
+        content = record.finish(content, folder, status, exit_code, [], result)
+    json_files.write_json(folder / "record.json", content)
     return folder
 
 
@@ -40,14 +40,13 @@ def change(path: Path, **values: Any) -> None:
 
 
 def log(folder: Path, *rows: dict[str, Any] | str) -> Path:
-    """Write lines of metrics.jsonl; a string is written as it is."""
+    """Append rows to metrics.jsonl, and strings unchanged."""
     with (folder / "metrics.jsonl").open("a") as file:
         file.writelines((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows)
     return folder
 
 
-# A GRPO step that overlaps generation and training: all but the first and the last value sum to the
-# first.
+# A GRPO step that overlaps generation and training. step_s is the sum of all parts except server_s.
 GRPO_STEP = {
     "step_s": 2.0, "train_s": 1.2, "generation_s": 0.0, "sync_s": 0.1, "reward_s": 0.3,
     "wait_s": 0.4, "server_s": 1.2,
@@ -55,7 +54,7 @@ GRPO_STEP = {
 
 
 def steps(number: int, **values: float) -> list[dict[str, Any]]:
-    """Return a trainer's lines: a falling loss, and `values` in each."""
+    """Return the metrics of a trainer, with a falling loss, and with `values` in each row."""
     return [
         {
             "step": n,
@@ -71,7 +70,10 @@ def steps(number: int, **values: float) -> list[dict[str, Any]]:
 
 
 def a_benchmark(folder: Path, tflops: float = 1011.0, **result: Any) -> Path:
-    """Leave a gemm with a good row, one below the gate, a failed and an unpublished one."""
+    """Write a run of bench/gemm.
+
+    Its rows are good, below the gate, failed, and without a published figure.
+    """
     published = {"published": 1104.0, "published_source": "somebody, 2024-12-22"}
     bf16 = {"dtype": "bf16", **published}
     rows = [
@@ -86,15 +88,15 @@ def a_benchmark(folder: Path, tflops: float = 1011.0, **result: Any) -> Path:
         {"key": "tflops", "title": "TFLOPS", "digits": 1},
     ]
     gate = {"fail_below": 0.9, "below": ["16384 1024 8192 bf16: 0.79 of 1104"]}
-    said = {
+    description = {
         "benchmark": "gemm",
         "figure": "tflops",
         "higher_is_better": True,
         "notes": ["One sentence."],
         "device": "some GPU",
     }
-    a_run(folder, exit_code=4, rows=rows, columns=columns, **said, **gate, **result)
-    # The series ended normally; the launcher's 4 is the gate's.
+    a_run(folder, exit_code=4, rows=rows, columns=columns, **description, **gate, **result)
+    # The benchmark ended normally. The exit code is 4 because of the gate.
     change(folder / "result.json", status="done")
     lines = enumerate(rows, start=1)
     return log(
@@ -103,19 +105,19 @@ def a_benchmark(folder: Path, tflops: float = 1011.0, **result: Any) -> Path:
 
 
 def a_pipeline(folder: Path, *phases: tuple[str, str]) -> Path:
-    """Leave a pipeline of `phases` (name, method), each on the model of the last training before.
+    """Write a pipeline of `phases` (name, method), each on the model of the previous training.
 
     Evaluations have a rising accuracy.
     """
     names = [f"{n}_{name}" for n, (name, _) in enumerate(phases, start=1)]
-    taken: list[str] = []  # the model that the last training left
+    model: list[str] = []  # override with the model of the last training
     for n, (name, (_, method)) in enumerate(zip(names, phases, strict=True)):
-        given = {"accuracy": 0.25 * (n + 1)} if method == "evaluate" else {"loss": 1.0}
-        a_run(folder / name, f"method={method}", *taken, **given)
+        result = {"accuracy": 0.25 * (n + 1)} if method == "evaluate" else {"loss": 1.0}
+        a_run(folder / name, f"method={method}", *model, **result)
         if method != "evaluate":
             log(folder / name, *steps(4))
-            taken = [f"model.path={folder / name / 'model'}"]
-    kept = {
+            model = [f"model.path={folder / name / 'model'}"]
+    content = {
         "schema": 1,
         "run_id": folder.name,
         "status": "done",
@@ -123,23 +125,23 @@ def a_pipeline(folder: Path, *phases: tuple[str, str]) -> Path:
         "overrides": [],
         "phases": dict(zip(names, names, strict=True)),
     }
-    json_files.write_json(folder / "record.json", sealed.seal(kept))
+    json_files.write_json(folder / "record.json", sealed.seal(content))
     return folder
 
 
 def a_sweep(root: Path, trials: list[dict[str, Any]], **content: Any) -> Path:
-    """Leave runs/sweeps/s with a sweep.json of these trials, and curves of those that are done."""
+    """Write runs/sweeps/s with a sweep.json of the trials, and the runs of those that are done."""
     from launch.study.trials import Trial
 
     rows = []
-    for number, given in enumerate(trials):
-        place = root / "runs" / "x" / f"{number}"
-        if given.get("status", "done") == "done":
-            log(a_run(place, *given["varied"]), *steps(3))
-        usual = {"status": "done", "metric": "loss", "run_dir": f"/gone/runs/x/{number}"}
-        rows.append(dataclasses.asdict(Trial(number, **(usual | given))))
+    for number, trial in enumerate(trials):
+        run_dir = root / "runs" / "x" / f"{number}"
+        if trial.get("status", "done") == "done":
+            log(a_run(run_dir, *trial["varied"]), *steps(3))
+        defaults = {"status": "done", "metric": "loss", "run_dir": f"/gone/runs/x/{number}"}
+        rows.append(dataclasses.asdict(Trial(number, **(defaults | trial))))
     folder = root / "runs" / "sweeps" / "s"
-    said = {"schema": 1, "name": "s", "metric": None, "direction": "minimize", "best": None}
-    said["num_trials"] = len(rows)
-    json_files.write_json(folder / "sweep.json", {**said, "trials": rows, **content})
+    sweep = {"schema": 1, "name": "s", "metric": None, "direction": "minimize", "best": None}
+    sweep["num_trials"] = len(rows)
+    json_files.write_json(folder / "sweep.json", {**sweep, "trials": rows, **content})
     return folder

@@ -1,4 +1,4 @@
-"""Read a page as its reader does, and check that it is sound HTML."""
+"""Extract the visible text of a page, and check that it is valid HTML."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ VOID = {"meta", "link", "br", "rect", "line", "circle", "polyline"}
 
 
 class Outline(HTMLParser):
-    """Text, headings, ids, elements that stay open, and what a page would load or run."""
+    """The text, headings, ids and open elements of a page, and the files that it would load."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -49,15 +49,15 @@ class Outline(HTMLParser):
             assert self.open.pop() == tag
 
     def handle_data(self, data):
-        # A title in a drawing is shown under the pointer.
+        # The title of a drawing is only a tooltip.
         if self.open and self.open[-1] not in ("style", "script", "title"):
             self.said.append(data)
 
 
 def made(*arguments: object) -> Outline:
     """Return the page of these arguments, checked as HTML."""
-    asked = report.parse([str(a) for a in arguments])
-    seen = Outline(html_page.render(report.build(asked)))
+    request = report.parse([str(a) for a in arguments])
+    seen = Outline(html_page.render(report.build(request)))
     assert seen.open == []
     assert seen.loads == []
     assert seen.unnamed == []

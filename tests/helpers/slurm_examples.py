@@ -1,4 +1,4 @@
-"""Share plans for tests of runtime=slurm, and programs that stand for Slurm's commands."""
+"""Provide plans for tests of runtime=slurm, and stubs of Slurm's commands."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def planned(
 
 
 class Tools:
-    """Put programs of these names on the PATH, each a line of shell."""
+    """A directory of stub programs, each a line of shell, which log their calls."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -1,8 +1,8 @@
-"""Make plans whose processes are small Python scripts, which start in a tenth of a second.
+"""Build plans whose processes are small Python scripts, which start in 0.1 s.
 
     python tests/helpers/supervised.py <run directory> <name>=<script> ... [key=value] ...
 
-runs one as launch/run.py would, for tests that kill the launcher.
+This executes a plan as launch/run.py does, for tests that kill the launcher.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.conftest import composed, host_with
 
 QUICK = "runtime.stop_timeout_s=5"
 KINDS = {"prepare": "prepare", "server": "server", "trainers": "trainer"}
-# What every script begins with: its run directory, and what a recipe writes.
+# The start of every script, with functions to write files as a recipe does.
 COMMON = """
 import json, os, pathlib, signal, subprocess, sys, time
 run = pathlib.Path(sys.argv[1])
@@ -42,7 +42,7 @@ def forever():
 """
 DONE = "write('result.json', status='done')"
 FOREVER = "forever()"
-# Saves when it is told to, as recipes/rank/program.py does.
+# Saves after SIGTERM, as recipes/rank/program.py does.
 SAVES = """
 asked = []
 signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
@@ -54,7 +54,7 @@ write("saved")
 write("result.json", status="interrupted")
 sys.exit(75)
 """
-# Answers like a vLLM.
+# Answers health checks as vLLM does.
 SERVER = """
 import http.server
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -69,7 +69,7 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[2])), Handler).serve_forever()
 
 
 def plan_of(run_dir: Path, scripts: dict[str, str], *overrides: str) -> Plan:
-    """Return a small plan for the CPU whose groups run `scripts`, in that order."""
+    """Return a small plan for the CPU whose process groups run `scripts`, in that order."""
     config = composed("hardware=cpu", "method=sft", "runtime=local", *overrides)
     (run_dir / "logs").mkdir(parents=True, exist_ok=True)
     plan = make_plan(config, host_with(0), run_dir)
@@ -86,17 +86,17 @@ def plan_of(run_dir: Path, scripts: dict[str, str], *overrides: str) -> Plan:
 
 
 def executed(plan: Plan) -> tuple[int, dict[str, Any]]:
-    """Return the exit code of the run and its record."""
+    """Execute a plan. Return the exit code and the record."""
     code = execute.execute(plan, host_with(0), None)
     return code, json.loads((plan.run_dir / "record.json").read_text())
 
 
-def eventually(holds: Callable[[], object], within_s: float = 20.0) -> bool:
-    """Wait until `holds` is true, with a deadline that allows for a busy machine."""
+def eventually(condition: Callable[[], object], within_s: float = 20.0) -> bool:
+    """Wait until `condition` is true, or for `within_s`, which allows for a busy machine."""
     deadline = time.monotonic() + within_s
-    while not (found := bool(holds())) and time.monotonic() < deadline:
+    while not (is_met := bool(condition())) and time.monotonic() < deadline:
         time.sleep(0.02)
-    return found
+    return is_met
 
 
 def main(arguments: list[str]) -> int:

@@ -1,9 +1,9 @@
-"""Lay out machines as trees of files that stand for `/`: healthy ones, and two real topologies.
+"""Write directory trees that replace `/`: those of healthy machines, and two real topologies.
 
-Shapes are those of a real machine's files; a test breaks one thing.
+The formats are those of real files. A test changes one file to break a machine.
 
     python -m tests.helpers.sysroots mi210_xgmi_pcie <folder>
-                            lays out one of the two real ones of tests/data/kfd
+                            writes one of the two real topologies of tests/data/kfd
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ UID = 4242  # owns no file here
 
 
 class Machine:
-    """Hold a tree, and what that machine's kernel would answer."""
+    """A directory tree, and the answers of the machine's kernel."""
 
     def __init__(self, root: Path, hardware: str | None) -> None:
         self.root, self.hardware = root, hardware
@@ -73,7 +73,7 @@ class Machine:
 def host_files(
     machine: Machine, kernel: str, cmdline: str, driver: str | None, rocm: str | None
 ) -> None:
-    """Lay out what every healthy machine has; the test's own group owns the device nodes."""
+    """Write the files of every healthy machine. The group of the test owns the device nodes."""
     root = machine.root
     machine.write("proc/sys/kernel/osrelease", kernel)
     machine.write("proc/sys/kernel/numa_balancing", 0)
@@ -125,7 +125,7 @@ def gpu_node(
     links: Mapping[int, int] = {},
     **properties: int,
 ) -> None:
-    """Add a GPU to the topology, the PCI bus and dev/. `links`: other node -> 2 PCIe, 11 xGMI."""
+    """Add a GPU to the topology and dev/. `links` maps other nodes to 2 (PCIe) or 11 (xGMI)."""
     minor = 126 + node
     values = {
         "cpu_cores_count": 0,
@@ -179,7 +179,7 @@ def pci_device(
 
 
 def bridge(machine: Machine, address: str, acs_control: int) -> None:
-    """Return a PCIe bridge's configuration space: an AER capability at 0x100, ACS at 0x148."""
+    """Add a PCIe bridge whose configuration space has AER at 0x100 and ACS at 0x148."""
     config = bytearray(4096)
     config[0x100:0x104] = (0x148 << 20 | 0x1 << 16 | 0x0001).to_bytes(4, "little")
     config[0x148:0x14C] = (0x1 << 16 | 0x000D).to_bytes(4, "little")
@@ -189,7 +189,7 @@ def bridge(machine: Machine, address: str, acs_control: int) -> None:
 
 
 def mi300x(root: Path, num_gpus: int = 8) -> Machine:
-    """Lay out eight MI300X on a board, all linked; AMD's driver 30.30 and ROCm 7.2."""
+    """Write eight MI300X on a board, all linked, with AMD's driver 30.30 and ROCm 7.2."""
     machine = Machine(root, "mi300x")
     host_files(machine, "6.8.0-79-generic", "iommu=pt pci=realloc=off", "6.16.13", "7.2.3-81")
     cpu_node(machine, 0)
@@ -217,7 +217,7 @@ def mi300x(root: Path, num_gpus: int = 8) -> Machine:
 
 
 def mi50(root: Path) -> Machine:
-    """Lay out one MI50 of 32 GB with ROCm 6.3."""
+    """Write one MI50 with 32 GB and ROCm 6.3."""
     machine = Machine(root, "mi50")
     host_files(machine, "6.8.0-79-generic", "quiet", "6.16.13", "6.3.4-76")
     cpu_node(machine, 0)
@@ -236,7 +236,7 @@ def mi50(root: Path) -> Machine:
 
 
 def strix_halo(root: Path) -> Machine:
-    """Lay out a Ryzen AI Max+ 395 with 124 GiB for its GPU, and the kernel's own driver."""
+    """Write a Ryzen AI Max+ 395 with 124 GiB for its GPU and the driver of the kernel."""
     machine = Machine(root, "strix_halo")
     host_files(machine, "6.18.5-arch1-1", "ttm.pages_limit=32505856", None, None)
     machine.write(
@@ -259,8 +259,8 @@ def strix_halo(root: Path) -> Machine:
 
 
 def rx7900xtx(root: Path) -> Machine:
-    """Lay out a card in a desktop, whose processor's own GPU is left out by a mask."""
-    machine = Machine(root, "rx7900xtx")  # its cap is 327 W, of the 355 of its data sheet
+    """Write a desktop with a card, where a mask hides the GPU of the processor."""
+    machine = Machine(root, "rx7900xtx")  # the power cap is 327 W; the data sheet has 355
     host_files(machine, "6.14.0-27-generic", "quiet", "6.16.13", "7.2.3-81")
     cpu_node(machine, 0)
     card = {"gfx_target_version": 110000, "simd_count": 192, "simd_per_cu": 2, "device_id": 0x744C}
@@ -284,7 +284,7 @@ def rx7900xtx(root: Path) -> Machine:
 
 
 def h200(root: Path) -> Machine:
-    """Lay out two H200, as NVIDIA's driver shows them without NVML."""
+    """Write two H200 as NVIDIA's driver shows them without NVML."""
     machine = Machine(root, "h200")
     host_files(machine, "6.8.0-79-generic", "quiet", None, None)
     for path in ("sys/module/amdgpu", "dev/kfd", "sys/class/kfd"):
@@ -302,7 +302,7 @@ def h200(root: Path) -> Machine:
 
 
 def laptop(root: Path) -> Machine:
-    """Lay out a machine without a GPU to compute on."""
+    """Write a machine without a usable GPU."""
     machine = Machine(root, "cpu")
     host_files(machine, "6.8.0-79-generic", "quiet", None, None)
     for path in ("sys/module/amdgpu", "dev/kfd", "sys/class/kfd"):
@@ -311,7 +311,7 @@ def laptop(root: Path) -> Machine:
 
 
 def real(root: Path, name: str) -> Path:
-    """Lay out a topology copied from a real machine: mi210_xgmi_pcie or mi300x_cpx."""
+    """Write a topology copied from a real machine: mi210_xgmi_pcie or mi300x_cpx."""
     for part in (DATA / f"{name}.txt").read_text().split("== ")[1:]:
         path, _, content = part.partition("\n")
         file = root / KFD / path

@@ -1,4 +1,4 @@
-"""Build trainers as the recipes do, of two small layers on a CPU, and run a few steps."""
+"""Build the recipes' trainers for a model of two small layers on a CPU, and run a few steps."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SMALL = [
         "method.args.logging_steps=1",
         "method.args.gradient_checkpointing=false",
     ],
-    # So that the second loss shows the first gradient.
+    # The loss of the second step must reflect the first gradient.
     *[
         "method.args.learning_rate=1e-2",
         "method.args.lr_scheduler_type=constant",
@@ -41,7 +41,7 @@ SMALL = [
     ],
     "method.args.per_device_train_batch_size=4",
 ]
-OWN = {
+METHOD_OVERRIDES = {
     "grpo":["method.args.num_generations=4", "method.args.max_completion_length=6",
         "~method.rewards.reasoning_gym", "+method.rewards.length=0.1"],
 }  # fmt: skip
@@ -53,7 +53,7 @@ FIGURES = ("loss", "grad_norm", "entropy", "mean_token_accuracy", "num_tokens")
 
 
 class Gradients(TrainerCallback):
-    """Keep the gradients of each optimizer step, before it is taken."""
+    """Copy the gradients before each optimizer step."""
 
     def __init__(self) -> None:
         self.steps: list[dict[str, torch.Tensor]] = []
@@ -70,7 +70,8 @@ class Gradients(TrainerCallback):
 
 def configured(run_dir: Path, method: str, *overrides: str) -> DictConfig:
     run_dir.mkdir(exist_ok=True)
-    settings, _ = prepare(composed(f"method={method}", *SMALL, *OWN.get(method, []), *overrides))
+    defaults = [*SMALL, *METHOD_OVERRIDES.get(method, [])]
+    settings, _ = prepare(composed(f"method={method}", *defaults, *overrides))
     return OmegaConf.create(
         {
             **plain(settings),
@@ -81,11 +82,12 @@ def configured(run_dir: Path, method: str, *overrides: str) -> DictConfig:
 
 
 def built(run_dir: Path, method: str, *overrides: str) -> tuple[DictConfig, Trainer]:
-    """Return the configuration, and the recipe's trainer for it, before it trains."""
+    """Return the configuration and the trainer of the recipe, before training."""
     config, trainers = configured(run_dir, method, *overrides), []
     recipe = importlib.import_module(f"recipes.{method}")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ACCELERATE_TORCH_DEVICE", "cpu")  # which a trainer on a CPU sets for good
+        # A trainer on a CPU sets this variable, which would otherwise remain after the test.
+        patch.setenv("ACCELERATE_TORCH_DEVICE", "cpu")
         patch.setattr(
             recipe, "train", lambda config, trainer, *rest: trainers.append(trainer) or {}
         )
@@ -94,14 +96,14 @@ def built(run_dir: Path, method: str, *overrides: str) -> tuple[DictConfig, Trai
 
 
 def rows_of(tmp_path: Path, rows: list[dict[str, str]] = ROWS) -> list[str]:
-    """Return overrides for rows of unequal lengths."""
+    """Return overrides for a file with these rows, by default of unequal lengths."""
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return ["data=jsonl", f"data.path={path}", "data.num_train=null"]
 
 
 def trained(trainer: Trainer) -> tuple[list[dict[str, float]], list[dict[str, torch.Tensor]]]:
-    """Return the figures and gradients of each step."""
+    """Train, and return the figures and gradients of each step."""
     gradients = Gradients()
     trainer.add_callback(gradients)
     trainer.train()
@@ -114,13 +116,13 @@ def trained(trainer: Trainer) -> tuple[list[dict[str, float]], list[dict[str, to
 def assert_same(ours: tuple, theirs: tuple, within: float = 1e-5) -> None:
     """Assert that two results of `trained` are equal."""
     assert len(ours[0]) == len(theirs[0]) > 0
-    for found, expected in zip(ours[0], theirs[0], strict=True):
-        assert found == pytest.approx(expected, rel=within, abs=within)
-    for found, expected in zip(ours[1], theirs[1], strict=True):
-        assert found.keys() == expected.keys()
+    for actual, expected in zip(ours[0], theirs[0], strict=True):
+        assert actual == pytest.approx(expected, rel=within, abs=within)
+    for actual, expected in zip(ours[1], theirs[1], strict=True):
+        assert actual.keys() == expected.keys()
         for name, gradient in expected.items():
             torch.testing.assert_close(
-                found[name],
+                actual[name],
                 gradient,
                 rtol=within,
                 atol=within,

@@ -1,4 +1,4 @@
-"""Do what the arguments say, in milliseconds, as a recipe for tests of trials.
+"""Simulate a recipe in milliseconds, for tests of trials. Its arguments decide how it ends.
 
 python -m tests.helpers.tuned_recipe --config FILE
 """

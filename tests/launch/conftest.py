@@ -1,4 +1,4 @@
-"""Put stand-ins for Slurm's commands first on the PATH, and let phases end as they begin."""
+"""Provide fixtures: stubs of Slurm's commands, and pipeline phases that end immediately."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from tests.helpers.slurm_examples import Tools
 
 @pytest.fixture
 def tools(tmp_path_factory, monkeypatch):
-    found = Tools(tmp_path_factory.mktemp("tools") / "bin")
-    found.add("sbatch", "echo 12")
-    found.add("squeue", "echo PENDING")
-    monkeypatch.setenv("PATH", f"{found.folder}:{os.environ['PATH']}")
-    return found
+    """Return stubs of Slurm's commands, which are first on the PATH."""
+    stubs = Tools(tmp_path_factory.mktemp("tools") / "bin")
+    stubs.add("sbatch", "echo 12")
+    stubs.add("squeue", "echo PENDING")
+    monkeypatch.setenv("PATH", f"{stubs.folder}:{os.environ['PATH']}")
+    return stubs
 
 
-def remembered(function):
-    """Return a copy of what the function returned for the same arguments before."""
+def cached(function):
+    """Cache a function whose results are modified; each call returns a copy."""
     results = {}
 
     def call(*args, **kwargs):
@@ -39,44 +40,45 @@ def remembered(function):
 
 @pytest.fixture
 def phases_that_end(monkeypatch):
-    """Let phases end as they begin, with the files that real ones leave.
+    """Replace the execution of phases: each ends immediately with the files of a real phase.
 
-    Returns the phases that were started, and `asked`: signals that arrive while one ends, and under
-    `accuracy of <phase>` what an evaluation finds. Once only, under `signal`, `dies` and `removes
-    <phase>`: it is signalled, it fails before it begins, it deletes the file that is the value.
+    Return the names of the started phases, and a dict of events that a test sets:
+    - `<run directory>`: a signal to send at the end of a phase;
+    - `accuracy of <phase>`: the result of an evaluation;
+    - once only, `signal <phase>`: likewise a signal; `dies <phase>`: the phase fails before it
+      starts; `removes <phase>`: a file to delete.
     """
-    started, asked = [], {}
+    started, events = [], {}
 
-    def execute(plan, host, image, parent, stopping):
+    def execute(plan, host, image, parent, stop_signals):
         name = plan.run_dir.name.partition("_")[2]
-        if asked.pop(f"dies {name}", False):
+        if events.pop(f"dies {name}", False):
             return EXIT_FAILED
         started.append(plan.run_dir.name)
         rundir.make(plan.run_dir)
-        left = {
+        files = {
             "trainer": ["model/model.safetensors"],
             "evaluator": ["selected.jsonl", "scored.jsonl"],
         }
-        for file in left.get(plan.config.method.kind, []):
+        for file in files.get(plan.config.method.kind, []):
             json_files.write_text(plan.run_dir / file, f"of {plan.run_dir}")
-        kept = record.begin(plan, host, image, parent)
+        started_record = record.begin(plan, host, image, parent)
         json_files.write_json(
-            plan.run_dir / "record.json", record.finish(kept, plan.run_dir, "done", 0, [], {})
+            plan.run_dir / "record.json",
+            record.finish(started_record, plan.run_dir, "done", 0, [], {}),
         )
-        accuracy = asked.get(f"accuracy of {name}")
-        found = {} if accuracy is None else {"accuracy": accuracy}
-        json_files.write_json(plan.run_dir / "result.json", {"status": "done", **found})
-        if file := asked.pop(f"removes {name}", None):
+        accuracy = events.get(f"accuracy of {name}")
+        metrics = {} if accuracy is None else {"accuracy": accuracy}
+        json_files.write_json(plan.run_dir / "result.json", {"status": "done", **metrics})
+        if file := events.pop(f"removes {name}", None):
             file.unlink()
-        if number := asked.pop(f"signal {name}", asked.get(plan.run_dir.name)):
+        if number := events.pop(f"signal {name}", events.get(plan.run_dir.name)):
             os.kill(os.getpid(), number)
         return EXIT_DONE
 
-    # Runs of one test compose the same phases again, which takes most of their time.
-    monkeypatch.setattr(pipeline, "compose", remembered(pipeline.compose))
-    monkeypatch.setattr(
-        record, "packages", dict
-    )  # reading what is installed takes most of the time of what ends at once
+    # Repeated compositions and the list of installed packages would take most of the time.
+    monkeypatch.setattr(pipeline, "compose", cached(pipeline.compose))
+    monkeypatch.setattr(record, "packages", dict)
     monkeypatch.setattr(pipeline, "execute", execute)
     monkeypatch.setattr(pipeline, "check_host", lambda plan, host: None)
-    return started, asked
+    return started, events

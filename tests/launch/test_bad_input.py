@@ -1,4 +1,4 @@
-"""A person's mistakes: one message with value, rule, remedy and near names, exit 2, no traceback."""
+"""Test the messages for users' mistakes: one message with a remedy, exit code 2, no traceback."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import pytest
 from launch import reproduce
 from launch.core import json_files
 
-# arguments | what the message says, in parts
+# arguments | parts of the message
 MISTAKES = r"""
 hardware=mi530x | hardware=mi530x | no such hardware | Did you mean mi350x | Options: auto, cpu
 model=Qwen/Qwen3-4B | model=Qwen/Qwen3-4B | Did you mean qwen3_4b | model.hub_id=Qwen/Qwen3-4B model.revision=<its commit>
 'experiment=[quickstart,learning]' | experiment=[quickstart,learning]: no such experiment | Options:
-mi300x | mi300x: no '=' in it. Did you mean hardware=mi300x?
+mi300x | mi300x: '=' is missing. Did you mean hardware=mi300x?
 seeed=1 | seeed=1 | no key 'seeed' | Did you mean seed
-fail_below=0.9 | fail_below=0.9: no key 'fail_below' by itself | Use: method.args.fail_below
+fail_below=0.9 | fail_below=0.9: no top-level key 'fail_below' | Use: method.args.fail_below
 topology.num_gpu=2 | num_gpu | Did you mean topology.num_gpus | Keys in topology
 seed=abc | seed: Value 'abc' | Use: seed=<a whole number>.
 mode=plna | 'plna' | run, plan | Did you mean plan
-method.args.max_prompt_length=5 method=grpo | max_prompt_length=5 | trl.GRPOConfig | Removed from TRL | max_completion_length
+method.args.max_prompt_length=5 method=grpo | max_prompt_length=5 | trl.GRPOConfig | TRL removed it | max_completion_length
 method.args.lerning_rate=1e-4 | lerning_rate | trl.SFTConfig | Did you mean learning_rate
-method=grpo method.args.num_generations=null | method.args.num_generations=null: no group size
-method.args.learning_rate=fast | learning_rate='fast' | takes float
-method=dpo method.args.loss_type=ipo | takes list | Use: 'method.args.loss_type=[ipo]'
+method=grpo method.args.num_generations=null | method.args.num_generations=null: GRPO needs a group size
+method.args.learning_rate=fast | learning_rate='fast' | accepts float
+method=dpo method.args.loss_type=ipo | accepts list | Use: 'method.args.loss_type=[ipo]'
 method=raft method.args.train.max_steps=0 mode=plan | method.args.max_steps=0 | at least 1, or -1
 method.args.output_dir=x | output_dir=x | run_root=
 hardware=h200 method=bench/vllm 'method.args.settings=[{num_scheduler_steps: 8}]' mode=plan | method.args.settings: num_scheduler_steps was removed from vLLM. Use async_scheduling
@@ -44,27 +44,27 @@ tracking=mlflow | tracking=mlflow | not installed | tracking=tensorboard
 run_root=/proc/x | /proc/x | cannot be created | run_root=
 resume=nowhere | resume=nowhere | there is no record.json | auto, never or a run directory
 '~' | ~: no key ''
-'~topology' | ~topology: every composition has one | topology=<option> | fsdp
-'~data.tasks' | ~data.tasks: every composition has one. Use: data.tasks=[{name: chain_sum, level: 0}]
-'~method.rewards' | ~method.rewards: every composition has one. Use: method.rewards.<name>=<value>, or '~method.rewards.<name>' to delete one.
+'~topology' | ~topology: this key cannot be deleted | topology=<option> | fsdp
+'~data.tasks' | ~data.tasks: this key cannot be deleted. Use: data.tasks=[{name: chain_sum, level: 0}]
+'~method.rewards' | ~method.rewards: this key cannot be deleted. Use: method.rewards.<name>=<value>, or '~method.rewards.<name>' to delete one.
 method=grpo '~method.rewards.reasoning_gm' | ~method.rewards.reasoning_gm:
 'name='"'"'a' | name='a:  | key=value
-'method.args={}' | method.args={}: merging it with the present value changes nothing | '~method.args.<name>'
-'phases={}' | phases: a list and a mapping do not merge. Use: phases=[{name: sft, overrides: ['method=sft']}]; keys of an
-method=tune/vllm 'method.args.space.block_size={a: 1}' | method.args.space.block_size: a list and a mapping do not merge.
+'method.args={}' | method.args={}: no effect | '~method.args.<name>'
+'phases={}' | phases: a list and a mapping cannot be merged. Use: phases=[{name: sft, overrides: ['method=sft']}]; keys of an
+method=tune/vllm 'method.args.space.block_size={a: 1}' | method.args.space.block_size: a list and a mapping cannot be merged.
 method=grpo method.rewards=accuracy | method.rewards: Cannot assign str | Use: method.rewards.<name>=<value>
 runtime.network=brige | runtime.network: Invalid value 'brige', expected one of [bridge, host, none]. Did you mean bridge?
 data.tasks=chain_sum | data.tasks:  | Use: data.tasks=[{name: chain_sum, level: 0}]; keys of an entry: n
 'data.tasks=[{name: a, level: x}]' | data.tasks[n].level: Value 'x' | <a whole number>
-method.args.learning_rate=1,5e-5 | method.args.learning_rate=1,5e-5:  | -m for a sweep over them, or method.args.learning_rate=[...]
-hardware=mi50 method=tune/vllm mode=plan | method=tune/vllm runs bench/vllm in its trials: method=bench/vllm: no rel
-model.path=Qwen/Qwen3-4B mode=plan | no such directory. For a model of the hub: model=<a model of the same | model.hub_id=Qwen/Qwen3-4B
-model.path= | model.path=: an empty path | null
+method.args.learning_rate=1,5e-5 | method.args.learning_rate=1,5e-5:  | -m for a sweep over all of them, or method.args.learning_rate=[...]
+hardware=mi50 method=tune/vllm mode=plan | method=tune/vllm has bench/vllm for its trials: method=bench/vllm: no rel
+model.path=Qwen/Qwen3-4B mode=plan | no such directory. To use a model of the hub: model=<a model of the same | model.hub_id=Qwen/Qwen3-4B
+model.path= | model.path=: the path is empty | null
 'seed=${no_such}' | seed: Interpolation key 'no_such' not found
 'data.tasks=[{nam: x}]' | data.tasks: Key 'nam' not in 'Task'. Did you mean name? | Keys of an entry: name, level
 +targets.x=3 | targets.x:  | Use: '+targets={x: {<key>: <value>}}'; keys: value, source.
-experiment=quickstart smoke=true hydra.job.chdir=true mode=plan | hydra.job.chdir=true: Hydra only composes here
--m seed=0,1 hydra.run.dir=x mode=plan | hydra.run.dir=x: Hydra only composes here
+experiment=quickstart smoke=true hydra.job.chdir=true mode=plan | hydra.job.chdir=true: no effect
+-m seed=0,1 hydra.run.dir=x mode=plan | hydra.run.dir=x: no effect
 --foo | unrecognized arguments: --foo | --help
 --resolve | --resolve | --cfg
 """
@@ -85,51 +85,51 @@ def test_mistake(launch, tmp_path, monkeypatch, line):
     assert [part for part in words if part not in done.err] == []
 
 
-def test_a_directory_in_place_of_a_data_file_is_called_one(launch, tmp_path):
+def test_a_directory_in_place_of_a_data_file(launch, tmp_path):
     (tmp_path / "d").mkdir()
     for number in range(2):
         (tmp_path / f"d/{number}.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
     parts = "[{path: d/0.jsonl, weight: 0.5}, {path: d, weight: 0.5}]"
     fault = f"{tmp_path}/d: a directory, but one file is needed. It has 0.jsonl, 1.jsonl.\n"
-    for chosen, key in (
+    for overrides, key in (
         (["data=jsonl", "data.path=d"], "data.path"),
         (["data=jsonl", "data.path=d/0.jsonl", "data.heldout_path=d"], "data.heldout_path"),
         (["data=mix", f"data.sources={parts}"], "data.sources[1].path"),
     ):
-        done = launch(*chosen, "mode=plan")
+        done = launch(*overrides, "mode=plan")
         assert done.code == 2, done.err
         assert f"{key}={fault}" in done.err
 
 
-@pytest.mark.parametrize(("content", "method", "said"), [
+@pytest.mark.parametrize(("content", "method", "words"), [
     ('{"text": "a"}\nnot json\n', "sft", [":2:", "not a JSON object", "column 1"]),
     ('{"text": "a"}\n\n{"txt": "b"}\n', "sft", [":3:", "has txt", "needs messages or text or"]),
     ('{"prompt": "a", "chosen": "b"}\n', "dpo", [":1:", "prompt+chosen+rejected"]),
     ("[1, 2]\n", "sft", [":1:", "list", "JSON object"]),
     ("\n\n", "sft", ["the file has no rows"]),
     ('{"text": "a", "x": ' + "9" * 5000 + "}\n", "sft", [":1:", "(Exceeds the limit"]),
-    ('{"text": "a", "text": "b"}\n', "sft", [":1:", 'the key "text" appears twice. Use: ']),
+    ('{"text": "a", "text": "b"}\n', "sft", [":1:", 'the key "text" appears twice']),
     ('{"a": ' + "[" * 100_000 + "\n", "sft", [":1:", "(maximum recursion depth"]),
 ], ids=range(8))  # fmt: skip
-def test_data_file(launch, tmp_path, content, method, said):
+def test_data_file(launch, tmp_path, content, method, words):
     file = tmp_path / "train.jsonl"
     file.write_text(content)
     done = launch("data=jsonl", f"data.path={file}", f"method={method}", "mode=plan")
     assert done.code == 2
-    assert [words for words in [str(file), *said] if words not in done.err] == []
+    assert [part for part in [str(file), *words] if part not in done.err] == []
 
 
-def test_held_out_rows_that_choose_a_model_need_what_is_trained_on(launch, tmp_path):
+def test_held_out_rows_for_selection_need_the_fields_of_training_rows(launch, tmp_path):
     for name, rows in (("train", '{"text": "a"}\n'), ("test", '{"prompt": "a", "answer": "b"}\n')):
         (tmp_path / f"{name}.jsonl").write_text(rows)
-    chosen = "data=jsonl data.path=train.jsonl method.selection.metric=eval_loss mode=plan".split()
-    done = launch(*chosen, "data.heldout_path=test.jsonl")
+    base = "data=jsonl data.path=train.jsonl method.selection.metric=eval_loss mode=plan".split()
+    done = launch(*base, "data.heldout_path=test.jsonl")
     assert done.code == 2
-    assert "test.jsonl:1: has prompt, answer, but data.heldout_path of method=sft needs" in done.err
-    assert launch(*chosen, "data.heldout_path=train.jsonl").code == 0
+    assert "test.jsonl:1: has prompt, answer; data.heldout_path of method=sft needs" in done.err
+    assert launch(*base, "data.heldout_path=train.jsonl").code == 0
 
 
-def test_an_evaluation_that_makes_its_tokenizer_of_rows_says_so(launch, tmp_path):
+def test_an_evaluation_that_trains_its_tokenizer_needs_training_rows(launch, tmp_path):
     (tmp_path / "test.jsonl").write_text('{"prompt": "a", "answer": "b"}\n')
     evaluation = "hardware=cpu method=evaluate data=jsonl data.path=test.jsonl mode=plan"
     overrides = [*evaluation.split(), "data.heldout_path=test.jsonl"]
@@ -141,7 +141,7 @@ def test_an_evaluation_that_makes_its_tokenizer_of_rows_says_so(launch, tmp_path
     assert launch(*overrides, "data.path=train.jsonl").code == 0
 
 
-@pytest.mark.parametrize(("files", "said"), [
+@pytest.mark.parametrize(("files", "message"), [
     ("", "no config.json"),
     ("config.json", "no *.safetensors"),
     ("config.json pytorch_model.bin", "only a pickle checkpoint (pytorch_model.bin)"),
@@ -152,7 +152,7 @@ def test_an_evaluation_that_makes_its_tokenizer_of_rows_says_so(launch, tmp_path
     ("config.json tokenizer.json whole.safetensors model.safetensors.index.json",
      "cut-2.safetensors: missing"),
 ])  # fmt: skip
-def test_model_directory(launch, tmp_path, files, said):
+def test_model_directory(launch, tmp_path, files, message):
     model = tmp_path / "model"
     model.mkdir()
     header = b'{"a":{"dtype":"F32","shape":[4],"data_offsets":[0,16]},"__metadata__":{}}'.ljust(74)
@@ -169,11 +169,11 @@ def test_model_directory(launch, tmp_path, files, said):
         (model / name).write_bytes(contents.get(name, b"{}"))
     done = launch(f"model.path={model}", "mode=plan")
     assert done.code == 2
-    assert said in done.err
+    assert message in done.err
 
 
 @pytest.mark.parametrize("content", ["[]", "[" * 100_000], ids=["list", "deep"])
-def test_a_record_that_is_damaged_is_there(launch, tmp_path, capfd, content):
+def test_a_damaged_record_is_not_reported_as_missing(launch, tmp_path, capfd, content):
     json_files.write_text(tmp_path / "old/record.json", content)
     done = launch(f"resume={tmp_path / 'old'}", "hardware=cpu")
     assert done.code == 2
@@ -196,7 +196,7 @@ defaults: [{override /hardware: mi530x}] | hardware=mi530x | Did you mean mi350x
 
 @pytest.mark.parametrize("line", IN_A_FILE.strip().splitlines())
 def test_mistakes_inside_an_experiment_file(launch, tmp_path, line):
-    """The same mistakes in a file of the user's own, which Hydra finds by hydra.searchpath."""
+    """Repeat the mistakes in a user's file, which Hydra finds through hydra.searchpath."""
     content, *words = line.split(" | ")
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment/mine.yaml").write_text(f"# @package _global_\n{content}\n")

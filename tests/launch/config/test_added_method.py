@@ -1,4 +1,4 @@
-"""A method that launch/ has never heard of: one YAML, one program, and its class in the lock."""
+"""Add a method to a copy of the repository: one YAML, one program, and its class in the lock."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from launch.config.choose import OF_A_BATCH
+from launch.config.choose import BATCH_KEYS
 from launch.config.identity import PROPERTIES, composition, identity
 from launch.plan.resuming import recorded_config
 from launch.schema.trainer_args import lock
@@ -74,7 +74,7 @@ ON_MI300X = ("hardware=mi300x", "model=qwen3_4b", "topology=single", "data.num_t
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory):
-    """Copy the repository and add the two files."""
+    """Return a copy of the repository with the two files added."""
     folder = tmp_path_factory.mktemp("added")
     for name in ("conf", "launch", "recipes", "containers"):
         ignored = shutil.ignore_patterns("__pycache__", "local")
@@ -107,20 +107,19 @@ def plan(repository, *overrides: str) -> dict:
     return json.loads(done.stdout)
 
 
-def test_the_plan_has_its_reference_and_its_batches(repository):
+def test_plan_includes_the_reference_and_the_batch(repository):
     planned = plan(repository)
     parts = planned["memory"][0]["parts_gb"]
     assert parts["reference"] == parts["weights"] > 0
     chosen = {choice["key"]: choice["value"] for choice in planned["chosen"]}
-    assert chosen["step.rows"] == "padded"  # it names no other layout
-    # It does not say that its loss is the same however a step is divided.
-    assert not chosen.keys() & {*OF_A_BATCH}
+    assert chosen["step.rows"] == "padded"  # row_layouts is empty
+    assert not chosen.keys() & {*BATCH_KEYS}  # batch_invariant is false
     assert "reference" not in plan(repository, "adapter=lora")["memory"][0]["parts_gb"]
     steps = planned["speed"]["run_hours"] * 3600 / planned["speed"]["step_s"]
     assert round(steps) == 3 * 64 * 2 // (4 * 2)
 
 
-def test_rules_apply_to_it(repository):
+def test_rules_apply(repository):
     remedies = {
         "topology=split": "topology=single or topology=ddp",
         "step.rows=packed": "step.rows=padded",
@@ -135,18 +134,18 @@ def test_rules_apply_to_it(repository):
         assert f"Use: {remedy}" in done.stderr
 
 
-def test_it_trains_two_steps_on_a_cpu(repository, tmp_path):
+def test_trains_two_steps_on_a_cpu(repository, tmp_path):
     done = launched(repository, "smoke=true", f"run_root={tmp_path}")
     assert done.returncode == 0, done.stdout + done.stderr
     (result,) = tmp_path.glob("*/*/result.json")
     assert json.loads(result.read_text())["steps"] == 2
 
 
-def test_an_earlier_record_gets_the_properties_of_its_method():
+def test_a_record_without_properties_gets_those_of_its_method():
     config = composed("hardware=cpu", "method=dpo")
-    content = json.loads(json.dumps(composition(config)))
+    record = json.loads(json.dumps(composition(config)))
     for name in PROPERTIES:
-        del content["method"][name]
-    earlier = recorded_config(content)
-    assert earlier.method == config.method
-    assert identity(composition(earlier)) == identity(content) == identity(composition(config))
+        del record["method"][name]
+    restored = recorded_config(record)
+    assert restored.method == config.method
+    assert identity(composition(restored)) == identity(record) == identity(composition(config))

@@ -1,4 +1,4 @@
-"""speed=auto: what is chosen, what is left alone and why, and what a resumed run keeps."""
+"""Test speed=auto: the choices, the settings that it must not change, and resumed runs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def chosen(*overrides: str, host=HOST):
 
 
 def choices(*overrides: str, host=HOST) -> dict[str, object]:
-    """Key -> value of what is chosen."""
+    """Return the choices as key -> value."""
     return {choice.key: choice.value for choice in chosen(*overrides, host=host).chosen}
 
 
@@ -42,12 +42,12 @@ def choices(*overrides: str, host=HOST) -> dict[str, object]:
     [f"{BATCH}=2", f"{CHECKPOINTING}=true", "step.compile=false", "step.rows=grouped",
      "hardware.dataloader.num_workers=3"],
 )  # fmt: skip
-def test_values_that_are_set_stay(override):
+def test_user_values_stay(override):
     key, _, value = override.partition("=")
     config = chosen(*SMALL, override)
     assert key not in {choice.key for choice in config.chosen}
-    kept = leaf(config, key)
-    assert str(kept.name if isinstance(kept, Rows) else kept).lower() == value
+    actual = leaf(config, key)
+    assert str(actual.name if isinstance(actual, Rows) else actual).lower() == value
     assert CHECKPOINTING in choices(*SMALL)
     assert CHECKPOINTING not in choices(*SMALL, f"speed_keeps=[{CHECKPOINTING}]")
 
@@ -67,7 +67,7 @@ def test_values_that_are_set_stay(override):
     ([*H100, "precision=fp8", "method.args.max_steps=1"], True),
     ([*H100, "precision=fp8", "method.args.torch_compile=true"], False),
 ])  # fmt: skip
-def test_when_layers_are_compiled(overrides, compiles):
+def test_choice_of_compile(overrides, compiles):
     config = chosen(*overrides)
     assert config.step.compile is compiles
     assert compiles in [choice.value for choice in config.chosen if choice.key == "step.compile"]
@@ -89,7 +89,7 @@ def test_when_layers_are_compiled(overrides, compiles):
     ([*SMALL, "adapter=lora", "adapter.dropout=0.05"], "padded"),
     ([*SMALL, "speed=off"], "padded"),
 ])  # fmt: skip
-def test_how_rows_become_batches(overrides, rows):
+def test_choice_of_rows(overrides, rows):
     config = chosen(*overrides)
     assert config.step.rows == Rows[rows]
     assert rows in [choice.value for choice in config.chosen]
@@ -102,12 +102,12 @@ def test_how_rows_become_batches(overrides, rows):
     (DPO, "method.args.max_length=null"),
     (DPO, "method.selection.metric=eval_loss"),
     (DPO, "method.args.loss_type=[aot]"),
-    (DPO, "data.num_train=8001"),  # its last micro-batch would be smaller
+    (DPO, "data.num_train=8001"),  # the last micro-batch would be smaller
     (GRPO, "method.args.loss_type=bnpo"),
     (GRPO, "method.args.top_entropy_quantile=0.2"),
     (GRPO, "method.args.steps_per_generation=12"),
 ])  # fmt: skip
-def test_what_keeps_the_division_of_a_batch(base, override):
+def test_settings_that_fix_the_micro_batch(base, override):
     args = chosen(*base).method.args
     sequences = args["per_device_train_batch_size"] * args["gradient_accumulation_steps"]
     assert sequences == (16 if base is DPO else 96)
@@ -115,8 +115,8 @@ def test_what_keeps_the_division_of_a_batch(base, override):
     assert BATCH not in choices(*base, override)
 
 
-def test_checkpointing_follows_from_the_memory_there_is():
-    """All of it, some layers, none."""
+def test_checkpointing_depends_on_memory():
+    """Recompute no layers, some, or all."""
     none = choices(*H100, "hardware.memory_gb=141")
     some = choices(*H100)
     every = choices(*H100, "hardware.memory_gb=70")
@@ -129,7 +129,7 @@ def test_checkpointing_follows_from_the_memory_there_is():
 
 
 @pytest.mark.parametrize("overrides", [SMALL, GRPO, ["hardware=mi300x", "model=qwen3_8b"]])
-def test_what_is_chosen_fits_with_room_and_is_no_slower(overrides):
+def test_choices_fit_with_a_margin_and_are_not_slower(overrides):
     config = chosen(*overrides)
     plan = make_plan(config, HOST, RUN)
     assert all(entry.fits and not margin.close(entry) for entry in plan.memory)
@@ -137,7 +137,7 @@ def test_what_is_chosen_fits_with_room_and_is_no_slower(overrides):
 
 
 @pytest.mark.parametrize(("cores", "workers"), [(2, 1), (3, 2), (64, None)])
-def test_loader_workers_follow_from_cores(cores, workers):
+def test_loader_workers_depend_on_cores(cores, workers):
     few = dataclasses.replace(HOST, num_cores=cores)
     on_this_host = ["hardware=mi300x", "model=qwen3_0_6b", "topology=single"]
     assert choices(*on_this_host, host=few).get(choose.WORKERS) == workers
@@ -150,17 +150,17 @@ def test_loader_workers_follow_from_cores(cores, workers):
         "method.args.max_steps=9",
         host=few,
     )
-    # its file says 0
+    # the hardware file sets 0
     assert choose.WORKERS not in choices("hardware=strix_halo", "model=qwen3_0_6b", host=few)
 
 
-def test_evaluations_choose_nothing_and_tunings_take_the_plain_way():
+def test_evaluations_have_no_choices_and_tunings_use_trl_defaults():
     assert faster(chosen(*H100, "speed=off"), HOST) == []
     assert chosen("hardware=h100", "method=evaluate", "model=qwen3_0_6b").chosen == []
     assert choices(*SMALL, "method=tune/batch") == {"step.compile": False, "step.rows": "padded"}
 
 
-def test_a_choice_is_no_part_of_what_makes_two_runs_the_same():
+def test_choices_do_not_change_the_composition_hash():
     for overrides in (H100, DPO, GRPO):
         before, after = prepare(composed(*overrides))[0], chosen(*overrides)
         assert after.chosen
@@ -171,36 +171,37 @@ def test_a_choice_is_no_part_of_what_makes_two_runs_the_same():
 
 
 def other_planner(*overrides: str):
-    """Return what a planner would choose that compiles nothing and checkpoints two layers."""
+    """Return the composition of a planner that compiles nothing and checkpoints two layers."""
     config, _ = prepare(composed(*overrides))
     for key, value in (("step.compile", False), ("step.rows", Rows.grouped), (choose.LAYERS, 2)):
         config = choose._with_choice(config, key, value, "of another version")
     return config
 
 
-def test_a_run_of_another_planner_is_found_and_goes_on_as_it_began(tmp_path):
-    begun = other_planner(*SMALL, f"run_root={tmp_path}")
-    folder = rundir.home_of(begun) / "20260101-000000-aaaaaa"
-    leave_record(folder, begun, "interrupted")
+def test_a_run_of_another_planner_resumes_with_its_choices(tmp_path):
+    first = other_planner(*SMALL, f"run_root={tmp_path}")
+    folder = rundir.home_of(first) / "20260101-000000-aaaaaa"
+    leave_record(folder, first, "interrupted")
     config, _ = prepare(composed(*SMALL, f"run_root={tmp_path}"))
     assert rundir.choose(config) == (folder, True)
-    again = with_choices(config, HOST, folder)
-    assert again == begun
-    assert again.method.args["gradient_checkpointing"] is True  # today's planner would leave it out
+    resumed = with_choices(config, HOST, folder)
+    assert resumed == first
+    # The current planner would choose False.
+    assert resumed.method.args["gradient_checkpointing"] is True
 
 
-def test_on_other_ranks_only_the_batch_is_divided_anew(tmp_path):
-    given = "hardware=mi300x runtime=local model=qwen3_4b topology=ddp effective_batch=64".split()
-    begun = other_planner(*given, "topology.num_gpus=8")
-    leave_record(tmp_path, begun, "interrupted")
-    moved, _ = prepare(composed(*given, "topology.num_gpus=4", f"resume={tmp_path}"))
+def test_on_other_ranks_only_the_micro_batch_changes(tmp_path):
+    base = "hardware=mi300x runtime=local model=qwen3_4b topology=ddp effective_batch=64".split()
+    first = other_planner(*base, "topology.num_gpus=8")
+    leave_record(tmp_path, first, "interrupted")
+    moved, _ = prepare(composed(*base, "topology.num_gpus=4", f"resume={tmp_path}"))
     assert rundir.choose(moved) == (tmp_path, True)
-    again = with_choices(moved, HOST, tmp_path)
-    assert again.step == begun.step
-    assert choose.batch(again).sequences == choose.batch(begun).sequences == 64
+    resumed = with_choices(moved, HOST, tmp_path)
+    assert resumed.step == first.step
+    assert choose.batch(resumed).sequences == choose.batch(first).sequences == 64
 
 
-def test_each_offer_composes_fits_and_gains_what_it_says():
+def test_offers_compose_fit_and_reach_their_gain():
     base = chosen(*H100)
     offers = faster(base, HOST)
     assert {offer.overrides[0] for offer in offers} >= {

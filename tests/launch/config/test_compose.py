@@ -20,7 +20,7 @@ from launch.rules.check import refusals
 from launch.schema import Config
 from tests.conftest import command, composed
 
-# What an option needs in order to work
+# overrides that an option requires
 NEEDS = {
     "data/jsonl": ["data.path=train.jsonl"],
     "data/hub": ["data.hub_id=owner/name", "data.revision=c"],
@@ -52,28 +52,28 @@ NEEDS = {
     },
     "container/custom": ["container.reference=me/mine:1"],
 }
-# Images to build and enter; a rule says why no recipe runs in them
-REFUSED = {"container/seed_mi300x": "image", "container/seed_mi350x": "image"}
+# Images that are only built and entered; a rule rejects runs in them
+REJECTED = {"container/seed_mi300x": "image", "container/seed_mi350x": "image"}
 OPTIONS = [f"{group}/{option}" for group, options in groups().items() for option in options]
 
 
 @pytest.mark.parametrize("option", OPTIONS)
-def test_option_composes_and_is_not_refused(option):
+def test_option_composes_and_passes_the_rules(option):
     group, name = option.split("/", 1)
-    beside = NEEDS.get(option, ["hardware=mi300x"] if name.startswith(("bench/", "tune/")) else [])
+    needs = NEEDS.get(option, ["hardware=mi300x"] if name.startswith(("bench/", "tune/")) else [])
     base = (
         []
-        if group in ("hardware", "experiment") or any(o.startswith("hardware=") for o in beside)
+        if group in ("hardware", "experiment") or any(o.startswith("hardware=") for o in needs)
         else ["hardware=cpu"]
     )
-    config = composed(*base, *beside, f"{group}={name}")
+    config = composed(*base, *needs, f"{group}={name}")
     assert isinstance(config, Config)
     assert [rule.name for rule in refusals(config)] == (
-        [REFUSED[option]] if option in REFUSED else []
+        [REJECTED[option]] if option in REJECTED else []
     )
 
 
-def test_every_file_is_an_option_or_a_base_and_says_what_it_needs():
+def test_every_file_is_an_option_or_a_base_with_a_header():
     files = {str(f.relative_to(CONF).with_suffix("")): f.read_text() for f in CONF.rglob("*.yaml")}
     bases = {name for name in files if "/base/" in name}
     assert {*files} - bases == {*OPTIONS, "config"}
@@ -84,7 +84,7 @@ def test_every_file_is_an_option_or_a_base_and_says_what_it_needs():
     for name in {*files} - bases:
         opening = files[name].partition("\n\n")[0]
         assert opening.startswith("#"), name
-        program = "python containers/build.py" if name in REFUSED else "python launch/run.py"
+        program = "python containers/build.py" if name in REJECTED else "python launch/run.py"
         assert program in files[name], name
         if name.startswith((*with_launch_line, "experiment/")):
             assert "\n# Launch:    " in f"\n{opening}", name
@@ -104,7 +104,7 @@ def test_every_file_is_an_option_or_a_base_and_says_what_it_needs():
     ("hardware=mi300x topology.num_gpus=1 model=qwen3_4b", "single", "bf16"),
     ("hardware=mi300x model=qwen3_4b adapter=qlora", "ddp", "nf4"),
 ])  # fmt: skip
-def test_topology_and_precision_follow(overrides, topology, precision):
+def test_automatic_topology_and_precision(overrides, topology, precision):
     config = composed(*overrides.split())
     assert (config.topology.name, config.precision.name) == (topology, precision)
 
@@ -122,7 +122,7 @@ def test_topology_and_precision_follow(overrides, topology, precision):
     ("hardware=mi300x runtime=slurm model=qwen3_4b", "slurm", "none"),
     ("hardware=mi300x runtime=slurm runtime.slurm.inner=docker", "slurm", "rocm"),
 ])  # fmt: skip
-def test_runtime_and_image_follow(overrides, runtime, image):
+def test_automatic_runtime_and_image(overrides, runtime, image):
     config = composed(*overrides.split(), "model=qwen3_0_6b")
     assert (config.runtime.name, config.container.name) == (runtime, image)
 
@@ -138,8 +138,8 @@ def test_runtime_and_image_follow(overrides, runtime, image):
         "experiment=tiny_learning sweep=batch tracking=none",
     ],
 )
-def test_cached_options_compose_to_what_hydra_composes(overrides):
-    """Compose twice: changing the first must not change the second."""
+def test_cached_composition_equals_hydras(overrides):
+    """Compose twice, because a change to the first result must not affect the second."""
     checked = [*Request(overrides.split()).checked()]
     with initialize_config_dir(str(CONF), version_base="1.3"):
         expected = OmegaConf.to_yaml(hydra_compose("config", checked))
@@ -150,13 +150,13 @@ def test_cached_options_compose_to_what_hydra_composes(overrides):
         result.hardware.name = "changed"
 
 
-def test_the_command_line():
+def test_values_of_the_command_line():
     config = composed("hardware=cpu", "user_env.A=true", "user_env.B=1e3", "user_env.C='x y'")
     assert config.user_env == {"A": "true", "B": "1e3", "C": "x y"}, "values stay as typed"
     decay = composed("hardware=cpu", "method.args.weight_decay=0.1").method.args["weight_decay"]
     assert decay == 0.1, "free keys need no plus"
     config = composed("experiment=mi50_phase1", "seed=7", "hardware=mi60")
-    assert (config.seed, config.hardware.name) == (7, "mi60"), "it wins over an experiment"
+    assert (config.seed, config.hardware.name) == (7, "mi60"), "they override an experiment"
     assert composed("experiment=null", "hardware=cpu").method.name == "sft"
 
 
@@ -176,14 +176,14 @@ def test_keys_of_groups_that_a_method_does_not_read_are_rejected(method, key, is
 
 
 @pytest.mark.parametrize(("overrides", "warning"), [
-    ("mode=plan mode=run", "mode is given 2 times: the last counts."),
-    ("seed=1 +seed=2 ++seed=3", "seed is given 3 times: the last counts."),
+    ("mode=plan mode=run", "mode: set 2 times. The last value is used."),
+    ("seed=1 +seed=2 ++seed=3", "seed: set 3 times. The last value is used."),
     ("seed=1 seed=1", None),
     ("+method.args.x=1 ~method.args.x +method.args.x=2", None),  # deleted in between
-    ("method.args={beta:1} method.args={max_steps:2}", None),  # merged, and both count
-    ("seed=1,2 seed=3", "seed is given 2 times: the one that the sweep varies counts."),
+    ("method.args={beta:1} method.args={max_steps:2}", None),  # merged
+    ("seed=1,2 seed=3", "seed: set 2 times. The values of the sweep are used."),
 ])  # fmt: skip
-def test_repeated_keys_are_warned_of(overrides, warning):
+def test_repeated_keys_cause_a_warning(overrides, warning):
     assert Request(overrides.split()).warnings == ([warning] if warning else [])
 
 
@@ -199,7 +199,7 @@ def test_plan_changes_nothing_and_prints_one_object(launch, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_plan_imports_none_of_the_training_stack():
+def test_plan_does_not_import_the_training_stack():
     code = (
         "import sys; from launch.run import main; main(['mode=plan', 'hardware=mi350x']); "
         "stack = {'torch', 'transformers', 'trl', 'datasets', 'accelerate', 'matplotlib', "
@@ -209,7 +209,7 @@ def test_plan_imports_none_of_the_training_stack():
     assert done.stdout.splitlines()[-1] == "[]", done.stderr
 
 
-def test_help_and_hydras_own_options(launch, tmp_path, monkeypatch):
+def test_help_and_hydra_options(launch, tmp_path, monkeypatch):
     page = launch("--help")
     assert page.code == 0
     for words in ("mi350x", "experiment=quickstart", "exit codes", "\n  adapter.rank="):

@@ -1,4 +1,4 @@
-"""smoke=true: which sizes shrink, which values stay, and what a CPU cannot have."""
+"""Test smoke=true: sizes that shrink, values that stay, and settings that a CPU lacks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def prepared(*overrides: str):
     "hardware=mi300x precision=bf16 topology=zero3 topology.zero.offload_parameters=true",
 ])  # fmt: skip
 def test_any_composition_fits_a_cpu(overrides, monkeypatch):
-    # with torchao and bitsandbytes it would keep fp8 and nf4
+    # with torchao and bitsandbytes installed, fp8 and nf4 would stay
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     config, warnings = prepared("smoke=true", overrides)
     assert config.model.num_parameters < 1_000_000
@@ -43,13 +43,13 @@ def test_any_composition_fits_a_cpu(overrides, monkeypatch):
     assert (config.precision.name, config.hardware.vendor.name) == ("fp32", "none")
     assert config.method.args["max_steps"] == 2
     assert any(line.startswith("smoke=true replaces precision") for line in warnings)
-    refused = [
+    rejected = [
         line for line in warnings if line.startswith("without smoke=true this is rejected: ")
     ]
-    assert any("precision=fp8: mi210" in line for line in refused) == ("mi210" in overrides)
+    assert any("precision=fp8: mi210" in line for line in rejected) == ("mi210" in overrides)
 
 
-@pytest.mark.parametrize(("overrides", "has_vllm", "shape", "left_out"), [
+@pytest.mark.parametrize(("overrides", "has_vllm", "shape", "replaced"), [
     ("topology=single", False, ("single", "none", 1, 0), None),
     ("topology=ddp", False, ("ddp", "ddp", 2, 0), "topology.num_gpus=8: two processes"),
     ("topology=zero3 topology.num_gpus=2", False, ("zero3", "zero3", 2, 0), None),
@@ -57,14 +57,14 @@ def test_any_composition_fits_a_cpu(overrides, monkeypatch):
     ("method=grpo topology.servers=2", True, ("split", "ddp", 2, 1), "topology.servers=2"),
     ("method=grpo topology=colocate", True, ("single", "none", 1, 0), "topology=colocate: "),
 ])  # fmt: skip
-def test_topology_stays(monkeypatch, overrides, has_vllm, shape, left_out):
+def test_topology_shrinks(monkeypatch, overrides, has_vllm, shape, replaced):
     spec = importlib.machinery.ModuleSpec("vllm", None) if has_vllm else None
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
     config, warnings = prepared(QWEN, overrides)
     topology = config.topology
     assert (topology.name, topology.strategy, topology.num_gpus, topology.servers) == shape
     lines = [line for line in warnings if "smoke=true replaces topology" in line]
-    assert any(left_out in line for line in lines) if left_out else lines == []
+    assert any(replaced in line for line in lines) if replaced else lines == []
 
 
 def test_values_of_the_command_line_stay():
@@ -90,10 +90,10 @@ def test_values_of_the_command_line_stay():
     assert any("smoke=true replaces method.args.fail_below=0.9" in line for line in warnings)
 
 
-def test_an_effective_batch_that_the_ranks_do_not_divide_is_dropped():
+def test_an_effective_batch_that_the_ranks_do_not_divide_is_unset():
     typed = [*QWEN.split(), "topology=single", "effective_batch=6"]
-    of_a_file = "method.args.per_device_train_batch_size=1"
-    config, warnings = prepare(compose([*typed, of_a_file], Request(typed)))
+    from_file = "method.args.per_device_train_batch_size=1"
+    config, warnings = prepare(compose([*typed, from_file], Request(typed)))
     assert (config.effective_batch, config.method.args["per_device_train_batch_size"]) == (None, 4)
     assert any("replaces effective_batch=6: 4, 1 rank(s) x 4 x 1" in w for w in warnings)
 
@@ -104,7 +104,7 @@ def test_an_effective_batch_that_the_ranks_do_not_divide_is_dropped():
     ("method=sft model=qwen3_8b", 2048),
     ("method=dpo model=smollm2_135m model.max_positions=1500", 1500),
 ])  # fmt: skip
-def test_prompts_of_more_tokens_have_room(overrides, length):
+def test_max_length_allows_for_more_tokens(overrides, length):
     config, _ = prepared("smoke=true hardware=mi300x topology=single", overrides)
     assert config.method.args["max_length"] == length
 
@@ -120,10 +120,10 @@ def test_fp16_stays_if_a_cpu_computes_in_it(overrides, precision):
     assert any("replaces precision=fp16" in line for line in warnings) == (precision == "fp32")
 
 
-def test_options_of_the_output_do_not_make_another_run():
-    shown = ["mode=plan", "verbose=true", "format=json", "resume=never", "name=x", "run_root=a"]
-    run = composition_hash(composed("smoke=true", "seed=1"))
-    assert composition_hash(composed("smoke=true", "seed=1", *shown)) == run
+def test_output_options_do_not_change_the_composition_hash():
+    options = ["mode=plan", "verbose=true", "format=json", "resume=never", "name=x", "run_root=a"]
+    expected = composition_hash(composed("smoke=true", "seed=1"))
+    assert composition_hash(composed("smoke=true", "seed=1", *options)) == expected
 
 
 EXPERIMENTS = [name for name in groups()["experiment"] if not name.startswith("learning_")]

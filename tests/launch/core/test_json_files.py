@@ -1,4 +1,4 @@
-"""launch/core/json_files.py: files that several processes write."""
+"""Test files that several processes write."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -9,8 +9,8 @@ import pytest
 from launch.core.json_files import write_json
 
 
-def test_several_may_write_one_file_at_once(tmp_path: Path) -> None:
-    """Runs that start together describe the same rows in the same cache."""
+def test_concurrent_writes_of_one_file(tmp_path: Path) -> None:
+    """Runs that start together write the same files of the cache of rows."""
     file = tmp_path / "cache" / "rows.json"
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda number: write_json(file, {"number": number}), range(200)))

@@ -1,4 +1,4 @@
-"""Test hints at the argument or value that a wrong one stands for."""
+"""Test hints for wrong arguments and values."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tests.conftest import composed
     ("sft", "attn_implementation=sdpa", "Use: hardware.attention=sdpa, or another kernel."),
     ("sft", "lerning_rate=1",
      "Did you mean learning_rate, logging_strategy, train_sampling_strategy?"),
-    ("sft", "max_steps=16k", "str, and trl.SFTConfig takes int."),
-    ("sft", "learning_rate=fast", "takes float."),
-    ("sft", "max_steps=true", "True: bool, and trl.SFTConfig takes int."),
-    ("grpo", "loss_type=[dapo,grpo]", "takes str."),
-    ("bench/gemm", "paddings=[-4]", "paddings=[-4]: at least 0."),
-    ("bench/gemm", "paddings=[4.0]", "float in a list of int."),
-    ("bench/dataloader", "warmup=0", "warmup=0: at least 1."),
-    ("tune/batch", "rows=all", "It takes full, data."),
+    ("sft", "max_steps=16k", "this is str, but trl.SFTConfig accepts int."),
+    ("sft", "learning_rate=fast", "accepts float."),
+    ("sft", "max_steps=true", "True: this is bool, but trl.SFTConfig accepts int."),
+    ("grpo", "loss_type=[dapo,grpo]", "accepts str."),
+    ("bench/gemm", "paddings=[-4]", "paddings=[-4]: must be at least 0."),
+    ("bench/gemm", "paddings=[4.0]", "contains float, but entries must be int."),
+    ("bench/dataloader", "warmup=0", "warmup=0: must be at least 1."),
+    ("tune/batch", "rows=all", "Use one of full, data."),
 ])  # fmt: skip
 def test_hint(method, override, hint):
     config = composed("hardware=h200", f"method={method}", f"++method.args.{override}")
@@ -32,8 +32,8 @@ def test_hint(method, override, hint):
     assert hint in str(raised.value)
 
 
-def test_hints_exist():
-    """A method has each argument, the lock each word."""
+def test_suggested_names_exist():
+    """Some class has each suggested argument, and SFTConfig accepts each suggested word."""
     arguments = trainer_args.lock()["arguments"]
     assert set(near_names.names("arguments").values()) <= set().union(*arguments.values())
     for name, words in near_names.names("words").items():

@@ -1,4 +1,4 @@
-"""Torch's allocator: what it holds besides what is in use, and when the planner warns of it."""
+"""Test the planned memory that torch's allocator holds in free pieces, and its warning."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def plan_of(rows: int, *overrides: str) -> Plan:
     return make_plan(config, host_with(8), Path("/runs/x/1"))
 
 
-def test_what_may_be_in_pieces_are_checkpoints_and_logits():
-    """32 rows of 2,048 tokens trained with 90.03 GB at their peak on an H200 (2026-11-25)."""
+def test_free_pieces_are_the_size_of_checkpoints_and_logits():
+    """32 rows of 2,048 tokens had a peak of 90.03 GB on an H200 (2026-11-25)."""
     planned = plan_of(32).memory[0]
     checkpoints, logits = 36 * 32 * 2048 * 2560 * 4, 4096 * 151936 * 2
     assert planned.scattered_gb == pytest.approx((checkpoints + logits) / 1e9)
@@ -39,7 +39,7 @@ def test_what_may_be_in_pieces_are_checkpoints_and_logits():
     (80, [EXPANDABLE, "hardware=mi300x"], True),
     (64, ["hardware=cpu"], False),
 ])  # fmt: skip
-def test_plan_warns_if_free_pieces_may_not_leave_enough(rows, overrides, warns):
+def test_plan_warns_of_free_pieces(rows, overrides, warns):
     plan = plan_of(rows, *overrides)
     assert any("in pieces" in warning for warning in plan.warnings) == warns
 

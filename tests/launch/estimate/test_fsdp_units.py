@@ -1,7 +1,6 @@
-"""FSDP2's gathering, as accelerate cuts a model into units: the planner's buffers against torch's.
+"""Compare the planned buffers of FSDP2 with those of torch and accelerate.
 
-One process with a process group that sends nothing; units, hooks and prefetching are torch's and
-accelerate's.
+The tests use one process with a fake process group. Units, hooks and prefetching are real.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ def group():
 
 
 def prepared(tied: bool, reshards: bool, dtype: torch.dtype) -> torch.nn.Module:
-    """Prepare a model as the trainer does for bf16 products."""
+    """Return a model that is sharded as in a training with bf16 products."""
     config = AutoConfig.for_model(
         "qwen3",
         **{SHAPE_NAMES.get(name, name): size for name, size in SHAPE.items()},
@@ -63,13 +62,13 @@ def prepared(tied: bool, reshards: bool, dtype: torch.dtype) -> torch.nn.Module:
         parallelism_config=SimpleNamespace(fsdp_dim_names=("shard",)),
         torch_device_mesh={("shard",): init_device_mesh("cpu", (RANKS,))},
         mixed_precision="bf16",
-        is_main_process=False,  # says nothing
+        is_main_process=False,  # prints nothing
     )
     return fsdp2_prepare_model(accelerator, model)
 
 
 def outside_layers(tied: bool, reshards: bool) -> dict[str, int]:
-    """Count elements of embedding and head that are gathered, or on their way."""
+    """Return, by moment, the elements of embedding and head that are or are being gathered."""
     model = prepared(tied, reshards, torch.float32)
     units = {
         name: module for name, module in model.named_modules() if isinstance(module, FSDPModule)
@@ -79,29 +78,31 @@ def outside_layers(tied: bool, reshards: bool) -> dict[str, int]:
         for name, m in units.items()
         if ".layers." not in name and (g := m._get_fsdp_state()._fsdp_param_group)
     }
-    at: dict[str, int] = {}
+    elements: dict[str, int] = {}
 
-    def look(moment: str) -> None:
-        held = [g for g in groups.values() if g.is_unsharded or g._all_gather_result is not None]
-        at[moment] = sum(parameter._orig_size.numel() for g in held for parameter in g.fsdp_params)
+    def count(moment: str) -> None:
+        gathered = [
+            g for g in groups.values() if g.is_unsharded or g._all_gather_result is not None
+        ]
+        elements[moment] = sum(p._orig_size.numel() for g in gathered for p in g.fsdp_params)
 
     layers = model.model.layers
     for moment, layer in (
         ("backward of the last layer", layers[-1]),
         ("backward of the first layer", layers[0]),
     ):
-        layer.mlp.register_full_backward_hook(lambda *_, moment=moment: look(moment))
+        layer.mlp.register_full_backward_hook(lambda *_, moment=moment: count(moment))
     tokens = torch.zeros(1, 8, dtype=torch.long)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         loss = -model(input_ids=tokens, labels=tokens, fused_lm_head=True).log_probs.sum()
-    look("forward")
-    loss.register_hook(lambda _: look("backward of the head"))
+    count("forward")
+    loss.register_hook(lambda _: count("backward of the head"))
     loss.backward()
-    return at
+    return elements
 
 
 @pytest.mark.parametrize(("tied", "reshards"), [(True, True), (False, True), (False, False)])
-def test_embedding_and_head_are_counted_where_they_are_gathered(tied, reshards):
+def test_embedding_and_head_are_counted_while_they_are_gathered(tied, reshards):
     overrides = [f"model.{name}={size}" for name, size in SHAPE.items()]
     overrides += [
         f"model.tied_embeddings={tied}",
@@ -123,7 +124,7 @@ def test_embedding_and_head_are_counted_where_they_are_gathered(tied, reshards):
         ), moment
 
 
-def test_weights_that_train_become_fp32():
+def test_trained_weights_become_fp32():
     assert {parameter.dtype for parameter in prepared(True, True, torch.bfloat16).parameters()} == {
         torch.float32
     }

@@ -1,4 +1,4 @@
-"""Memory: formulas against bytes that torch counts, sums against measured runs."""
+"""Compare the planned memory with bytes that torch counts and with measured runs."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def counted_by_torch(model: str, *step: object) -> float:
 
 @pytest.fixture
 def fused(monkeypatch):
-    """Fake tensors run on the CPU's fused attention, also in fp32."""
+    """Plan fused attention, because fake tensors use that of the CPU, even in fp32."""
     monkeypatch.setattr(activations.MicroStep, "scores", lambda self: 0.0)
 
 
@@ -85,13 +85,13 @@ def test_micro_step_matches_torch(fused, model, numerics, rows, length, checkpoi
     )
     moments = rank_memory.moments(config)
     del moments["optimizer step"]
-    held = config.model.num_parameters * (2 if numerics == "cast" else 4) if accumulates else 0
-    peak = max(sum(parts.values()) for parts in moments.values()) - held
+    gradients = config.model.num_parameters * (2 if numerics == "cast" else 4) * accumulates
+    peak = max(sum(parts.values()) for parts in moments.values()) - gradients
     expected = counted_by_torch(model, numerics, rows, length, checkpointing, accumulates)
     assert peak == pytest.approx(expected, rel=0.09)
 
 
-ADAPTERS = {  # as adapter.<key> and as peft has them
+ADAPTERS = {  # name -> overrides, arguments of peft
     "lora": ("", {}),
     "dropout": ("adapter.dropout=0.05", {"lora_dropout": 0.05}),
     "dora of two layers": (
@@ -118,31 +118,31 @@ ADAPTERS = {  # as adapter.<key> and as peft has them
 def test_micro_step_with_an_adapter_matches_torch(
     fused, monkeypatch, adapter, model, numerics, rows, length, checkpointing, strategy
 ):
-    """Peft's weights are fp32 under autocast; a strategy casts them to 16 bits with the rest."""
+    """Peft's weights are fp32 under autocast, and in 16 bits if a strategy casts all weights."""
     overrides, arguments = ADAPTERS[adapter]
     config = six_layers(
         *(model, numerics, rows, length, "adapter=lora", overrides),
         f"method.args.gradient_checkpointing={checkpointing}",
         "method.args.gradient_accumulation_steps=1",
     )
-    casts, left_out = strategy == "fsdp", {"optimizer step"}
-    if casts:  # only its activations: gathered weights and sharded gradients are not counted here
-        left_out.add("backward of the first layer")
+    casts, excluded = strategy == "fsdp", {"optimizer step"}
+    if casts:  # compare only activations, without gathered weights and sharded gradients
+        excluded.add("backward of the first layer")
         fsdp = composed("hardware=h200", "topology=fsdp", "precision=bf16", "adapter=lora")
         assert activations.micro_step(fsdp, batch_counts.batch(fsdp)).adapter.width == 2
         step = activations.micro_step(config, batch_counts.batch(config))
         low = dataclasses.replace(step.adapter, width=2, recast=False)
         step = dataclasses.replace(step, adapter=low)
         monkeypatch.setattr(rank_memory, "micro_step", lambda *_: step)
-    moments = {name: m for name, m in rank_memory.moments(config).items() if name not in left_out}
+    moments = {name: m for name, m in rank_memory.moments(config).items() if name not in excluded}
     arguments = {"r": 16, "target_modules": "all-linear", **arguments}
     step = (numerics, rows, length, checkpointing, False, arguments, casts)
     peak = max(sum(parts.values()) for parts in moments.values())
     assert peak == pytest.approx(counted_by_torch(model, *step), rel=0.09)
 
 
-def test_compiled_layer_saves_what_torchs_partitioner_saves(fused):
-    """One layer: what three save beyond two. An odd length tells tokens from weights."""
+def test_compiled_layer_saves_as_much_as_torch_does(fused):
+    """Subtract two layers from three. With an odd length, tokens differ from weights in size."""
     rows, length, saved = 2, 251, []
     shape = SimpleNamespace(**OmegaConf.load(ROOT / "conf/model/llama3_1_8b.yaml"))
     with pytest.MonkeyPatch.context() as patch, counted.as_on_a_gpu(patch):
@@ -156,7 +156,7 @@ def test_compiled_layer_saves_what_torchs_partitioner_saves(fused):
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row["name"])
 def test_measured_peaks_are_predicted(row):
-    """5%; 10% for splits and offload, as docs/results/memory.md promises."""
+    """Errors are at most 5%, or 10% for split and offload, as docs/results/memory.md promises."""
     overrides = " ".join(row["overrides"])
     is_rough = any(word in overrides for word in ("split", "colocate", "offload"))
     predicted = predictions.planned_row(row)[0].allocated_gb
@@ -178,7 +178,8 @@ OFFLOAD = "topology.zero.offload_optimizer=true topology.zero.offload_parameters
 
 
 @pytest.mark.parametrize(("overrides", "parts"), [
-    # sharding divides by the ranks; DDP has buckets, ZeRO 16-bit weights next to an fp32 copy
+    # Sharding divides by the number of ranks. DDP has buckets, and ZeRO has 16-bit weights and an
+    # fp32 copy.
     (f"{SFT} topology=ddp",
      {"weights": 4 * B, "optimizer": 8 * B, "master weights": None, "communication": 4 * B}),
     (f"{SFT} topology=zero2", {"weights": 2 * B, "optimizer": B, "master weights": B / 2}),
@@ -187,10 +188,10 @@ OFFLOAD = "topology.zero.offload_optimizer=true topology.zero.offload_parameters
     (f"{SFT} topology=zero3 {OFFLOAD}",
      {"weights": None, "optimizer": None, "master weights": None}),
     (f"{SFT} topology=fsdp topology.fsdp.cpu_offload=true", {"weights": None, "optimizer": None}),
-    # FSDP accumulates whole gradients, in the dtype of the reduction
+    # FSDP accumulates unsharded gradients, in the dtype of the reduction.
     (f"{SFT_8B} topology=fsdp {TWICE}", {"gradients": 4 * LARGE}),
     (f"{SFT_8B} topology=fsdp {TWICE} topology.fsdp.reduce_dtype=bf16", {"gradients": 2 * LARGE}),
-    # the reference is held as the strategy holds it; FSDP gathers it whole
+    # The strategy applies to the reference too. FSDP gathers all of it.
     (f"{DPO} topology=single", {"reference": 4 * B}),
     (f"{DPO} topology=zero2", {"reference": 2 * B}),
     (f"{DPO} topology=zero3", {"reference": B / 4}),
@@ -201,10 +202,10 @@ OFFLOAD = "topology.zero.offload_optimizer=true topology.zero.offload_parameters
     (f"{DPO.replace('dpo', 'grpo')} topology=single method.args.beta=0.04", {"reference": 4 * B}),
     (DPO_ON_2, {"reference as gathered": 3.4412, "reference in parameters": 3.4412}),
     (f"{DPO_ON_2} adapter=lora", {"reference as gathered": None}),
-    # ZeRO casts floating-point numbers; packed ones are bytes
+    # ZeRO casts only floating-point numbers, but packed weights are bytes.
     (f"{NF4}=single", {**IN_4_BITS, "optimizer": 4 * 0.043646976}),
     (f"{NF4}=zero2", IN_4_BITS),
-    # adamw_8bit takes 8.13 bytes of four for 3.63e9 weights, 8 for the embedding's 389e6
+    # adamw_8bit has 2.03 bytes per weight for 3.63e9 weights, and 8 for 389e6 of the embedding.
     (f"{OPTIM}=adamw_torch", {"optimizer": 8 * B, "optimizer's copies": 4 * B}),
     (f"{OPTIM}=adafactor", {"optimizer": None, "optimizer's copies": None}),
     (f"{OPTIM}=adamw_8bit", {"optimizer": 10.49}),
@@ -219,8 +220,8 @@ def test_parts_follow_from_counts(overrides, parts):
     assert {name: planned_parts[name] for name in sizes} == pytest.approx(sizes, rel=0.005)
 
 
-def test_random_weights_are_whole_before_they_are_sharded():
-    """Accelerate holds all of an fp32 8B (32.8 GB) until every rank has its half."""
+def test_random_weights_are_complete_before_sharding():
+    """Accelerate has 8B in fp32 (32.8 GB) in memory until all of it is sharded."""
     base = "hardware=h200 model=qwen3_8b method=sft adapter=lora topology=fsdp topology.num_gpus=2"
     drawn, read = planned(base, "model.init=random"), planned(base)
     assert drawn.moment == "sharding"
@@ -241,7 +242,7 @@ def test_precomputed_reference_is_counted_before_the_first_step():
     assert drawn.parts_gb["weights"] == pytest.approx(4 * 32.762, abs=0.01)
 
 
-def test_attention_without_a_fused_kernel_keeps_its_scores():
+def test_attention_without_a_fused_kernel_stores_scores():
     base = "model=qwen3_0_6b method=sft topology=single precision=bf16 method.args.max_length=4096"
     fused, unfused = planned("hardware=mi300x", base), planned("hardware=mi100", base)
     # scores and their gradients, 4 rows x 16 heads
@@ -251,7 +252,7 @@ def test_attention_without_a_fused_kernel_keeps_its_scores():
 
 
 def test_generation_by_transformers_is_counted():
-    """Keys and values: 2 x 36 layers x 1024 wide x 2 bytes a token, for 512 + 256 tokens."""
+    """Keys and values have 2 x 36 layers x 1024 x 2 bytes per token, for 512 + 256 tokens."""
     four = "method=evaluate method.args.samples_per_prompt=4 method.args.temperature=1"
     parts = parts_of("hardware=mi300x model=qwen3_4b", four)
     assert parts["kv cache"] == pytest.approx(2 * 36 * 1024 * 2 * 64 * 4 * 768 / 1e9)
@@ -263,7 +264,7 @@ def test_generation_by_transformers_is_counted():
     assert many.parts_gb["kv cache"] == pytest.approx(2 * 36 * 1024 * 2 * 8 * 64 * 768 / 1e9)
 
 
-def test_sleeping_vllm_leaves_its_memory_to_training():
+def test_sleeping_vllm_frees_memory_for_training():
     base = "hardware=mi300x model=qwen3_4b method=grpo topology=colocate"
     awake, asleep = planned(base), planned(base, "method.args.vllm_enable_sleep_mode=true")
     assert awake.parts_gb["vllm"] == pytest.approx(0.3 * 192 * 1.073741824)
@@ -272,8 +273,8 @@ def test_sleeping_vllm_leaves_its_memory_to_training():
     assert asleep.total_gb < awake.total_gb
 
 
-def test_server_on_a_cpu_has_the_cache_that_the_launcher_sets():
-    """VLLM_CPU_KVCACHE_SPACE=1 (GiB), whatever memory the GPU has that the CPU stands for."""
+def test_server_on_a_cpu_has_a_fixed_cache():
+    """VLLM_CPU_KVCACHE_SPACE=1 (GiB) is independent of the memory of the configured GPU."""
     smoke = "hardware=mi350x model=qwen3_4b smoke=true method=evaluate method.args.engine=vllm"
     (server,) = plan_of(smoke).memory
     assert server.parts_gb["kv cache"] == pytest.approx(2**30 / 1e9)
@@ -287,7 +288,7 @@ def test_server_on_a_cpu_has_the_cache_that_the_launcher_sets():
 
 
 @pytest.mark.parametrize(("parallel", "heads"), [(2, 4), (16, 1)])
-def test_server_needs_room_for_its_longest_sequence(parallel, heads):
+def test_server_cache_fits_the_longest_sequence(parallel, heads):
     """Two tensors x 36 layers x 128 x 2 bytes per head and token, 40,960 tokens."""
     split = (
         "hardware=rx7900xtx hardware.gpus_per_node=32 model=qwen3_8b method=grpo topology=split "
@@ -306,13 +307,13 @@ def test_server_needs_room_for_its_longest_sequence(parallel, heads):
 
 
 @pytest.mark.parametrize(("cache_gb", "fits"), [(40, True), (400, False)])
-def test_server_cache_outweighs_the_share(cache_gb, fits):
+def test_server_cache_overrides_the_share(cache_gb, fits):
     split = "hardware=mi300x model=qwen3_4b method=grpo topology.server_memory_share=0.1"
     server = plan_of(split, f"topology.server_cache_gb={cache_gb}").memory[0]
     assert (server.parts_gb["kv cache"], server.fits) == (cache_gb, fits)
 
 
-def test_server_leaves_the_rest_of_its_gpu_to_the_trainer():
+def test_trainer_gets_the_memory_that_the_server_leaves():
     base = "hardware=h200 model=qwen3_0_6b method=grpo topology=split"
     base += " topology.overlap=false topology.server_memory_share=0.25"
     shared = plan_of(base, "topology.num_gpus=1", gfx="sm_90")
@@ -327,12 +328,12 @@ def test_server_leaves_the_rest_of_its_gpu_to_the_trainer():
     assert full.memory[1].capacity_gb == 0.0
 
 
-def test_held_out_rows_count_if_their_batches_are_larger():
+def test_evaluation_is_the_peak_if_its_batches_are_larger():
     base = "hardware=mi300x model=qwen3_0_6b topology=single method=sft"
     evaluates = f"{base} method.selection.metric=eval_loss"
     equal = planned(evaluates)
     assert equal.total_gb == planned(base).total_gb
     larger = planned(evaluates, "method.args.per_device_eval_batch_size=512")
     assert larger.moment == "evaluation"
-    # a layer's tensors, of 512 x 1024 tokens: no gradients, no second layer
+    # only the tensors of one layer, for 512 x 1024 tokens, without gradients
     assert equal.total_gb < larger.total_gb < equal.total_gb * 128

@@ -1,4 +1,4 @@
-"""Speed: sums against measured runs, and what makes a step longer or shorter."""
+"""Compare the predicted speed with measured runs, and test its parts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def step_s(*overrides: str) -> float:
     "row", [r for r in ROWS if "step_s" in r and not r["held_out"]], ids=lambda row: row["name"]
 )
 def test_measured_steps_are_predicted(row):
-    """Within 10% for runs that the shares were read off, else 20% (docs/results/speed.md)."""
+    """Errors are at most 10% for the runs behind the shares, or 20% (docs/results/speed.md)."""
     is_rough = "grpo" in row["name"] or row["name"] in (
         "qwen3_0_6b-sft-bf16-ddp-4",
         "dpo-1.7b-fsdp-2",
@@ -42,7 +42,7 @@ def test_measured_steps_are_predicted(row):
 
 
 @pytest.mark.parametrize("name", ["memory", "speed"])
-def test_documents_have_the_reports(name):
+def test_documents_contain_the_reports(name):
     page = (ROOT / f"docs/results/{name}.md").read_text()
     assert page.endswith(getattr(predictions, f"{name}_report")())
     assert getattr(published, f"{name}_report")() in page
@@ -52,7 +52,7 @@ def test_documents_have_the_reports(name):
     "topology=fsdp topology.fsdp.cpu_offload=true",
     "topology=zero2 topology.zero.offload_optimizer=true",
 ])  # fmt: skip
-def test_no_speed_is_predicted_for_a_step_that_offloads(offload):
+def test_speed_with_offload_is_not_predicted(offload):
     base = "hardware=mi300x model=qwen3_4b method=sft price_per_gpu_hour=2"
     assert speed.speed(config_of(base, offload.split()[0])).cost is not None
     predicted = speed.speed(config_of(base, offload))
@@ -61,7 +61,7 @@ def test_no_speed_is_predicted_for_a_step_that_offloads(offload):
 
 
 def test_hours_and_cost_of_a_run():
-    """8000 rows, 4 per step, 3 epochs: 6000 steps. Two GPUs take half as many at the same cost."""
+    """8000 rows, 4 per step, 3 epochs are 6000 steps. Two GPUs need half as many steps."""
     one = speed.speed(config_of(SMALL, "price_per_gpu_hour=2.5"))
     assert one.run_hours == pytest.approx(6000 * one.step_s / 3600)
     assert one.cost == pytest.approx(2.5 * one.run_hours)
@@ -87,18 +87,18 @@ def test_steps_of_a_run(overrides, steps):
     assert speed.num_steps(config, speed.batch(config)) == steps
 
 
-def test_attention_computes_in_bf16_if_linear_layers_compute_in_fp8():
+def test_fp8_does_not_change_the_time_of_attention():
     base = "hardware=mi350x model=qwen3_8b method=sft topology=single"
     bf16 = parts_of(base, "precision=bf16", peak=2300e12)
     fp8 = parts_of(base, "precision=fp8", peak=4614e12)
     assert fp8["attention"] == pytest.approx(bf16["attention"])
-    # the head's products are in bf16, and clocks fall
+    # The speedup is less than that of the peak, because the head is in bf16 and clocks are lower.
     assert 2300 / 4614 < fp8["matrix products"] / bf16["matrix products"] < 1
 
 
 def test_fewer_gpus_of_a_board_use_fewer_xgmi_links():
     base = "hardware=mi300x model=qwen3_8b method=sft precision=bf16 topology=ddp"
-    # links too slow to hide behind a micro-step
+    # The links are too slow to overlap with a micro-step.
     base += " hardware.link_gb_s=1"
     two, eight = (parts_of(base, f"topology.num_gpus={n}")["communication"] for n in (2, 8))
     assert two == pytest.approx(eight * (1 / 2) / (7 / 8) * 7, rel=0.01)
@@ -106,10 +106,10 @@ def test_fewer_gpus_of_a_board_use_fewer_xgmi_links():
 
 @pytest.mark.parametrize(("overrides", "forwards"), [
     ("method=sft", 0),
-    ("method=dpo adapter=lora", 1),  # with the adapter off
+    ("method=dpo adapter=lora", 1),  # without the adapter
     ("method=dpo method.args.precompute_ref_log_probs=true", 0),
     ("method=grpo method.args.beta=0.1", 1),
-    # the training pass gives the probabilities of what vLLM sampled
+    # TRL gets the probabilities from the training forward
     ("method=grpo topology=colocate", 0),
     ("method=grpo topology=colocate method.args.steps_per_generation=3", 1),
     ("method=grpo method.args.num_iterations=2", 0.5),

@@ -11,7 +11,7 @@ from launch import reproduce
 from launch.config.request import Request
 from launch.core import json_files
 from launch.core.errors import EXIT_INTERRUPTED, UserError
-from launch.estimate import adapted
+from launch.estimate import adapter_layers
 from launch.execution import record
 from launch.inputs.adapter_files import check_adapter
 from launch.plan import rundir, sealed
@@ -73,9 +73,9 @@ def test_the_planner_counts_the_layers_of_the_adapter_that_is_trained_on(listed,
     if listed:
         (tmp_path / "adapter_config.json").write_text(json.dumps({"target_modules": listed}))
     config = composed("hardware=cpu", "model=tiny", "adapter=lora", f"adapter.path={tmp_path}")
-    assert adapted.layers(config.adapter) == [*on]
+    assert adapter_layers.layers(config.adapter) == [*on]
     sizes = dict(zip(LINEARS, linear_sizes(config.model), strict=True))
-    trained = adapted.trainable_parameters(config.model, config.adapter)
+    trained = adapter_layers.trainable_parameters(config.model, config.adapter)
     assert trained == config.model.num_layers * config.adapter.rank * sum(
         sum(sizes[name]) for name in on
     )

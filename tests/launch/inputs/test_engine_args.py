@@ -41,7 +41,7 @@ def given(**args: object) -> list[str]:
     ({"compilation_config": 3}, ["3", "dict"]),
     ({"num_scheduler_steps": 8}, ["is gone", "async_scheduling"]),
     ({"VLLM_ROCM_USE_AITER": 1}, ["user_env.VLLM_ROCM_USE_AITER"]),
-    ({"port": 8000}, ["port=8000", "free one"]),
+    ({"port": 8000}, ["port=8000", "free port"]),
     ({"tensor_parallel_size": 2}, ["topology.server_tensor_parallel="]),
     ({"gpu_memory_utilization": 0.5}, ["topology.server_memory_share="]),
 ])  # fmt: skip

@@ -279,8 +279,8 @@ def test_facts_that_nvml_does_not_report_are_unknown(monkeypatch):
         assert nvidia.memory(["0000:1a:00.0"]) == {}
 
 
-def test_auto_prints_the_detected_gpus(launch):
-    auto._say.cache_clear()
+def test_auto_says_what_it_found(launch):
+    auto._print_once.cache_clear()
     done = launch("mode=plan", "format=json")
     assert done.err.startswith("hardware=auto: ")
     assert "hardware=auto" not in done.out

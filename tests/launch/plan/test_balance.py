@@ -54,10 +54,12 @@ def test_fastest_split_and_its_gain():
 def test_splits_that_do_not_fit_are_not_offered(monkeypatch):
     config = chosen()
     fastest = balance(config, HOST).servers
-    monkeypatch.setattr(margin, "has_room", lambda split, host: split.topology.servers != fastest)
+    monkeypatch.setattr(
+        margin, "fits_with_margin", lambda split, host: split.topology.servers != fastest
+    )
     by_servers = {n: rate for n, rate in rates(config).items() if n != fastest}
     assert balance(config, HOST).servers == max(by_servers, key=by_servers.get)
-    monkeypatch.setattr(margin, "has_room", lambda split, host: False)
+    monkeypatch.setattr(margin, "fits_with_margin", lambda split, host: False)
     assert (balance(config, HOST).servers, balance(config, HOST).gain) == (1, 1.0)
 
 

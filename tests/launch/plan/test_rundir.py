@@ -126,7 +126,7 @@ def test_reproduce_needs_a_run(capsys, tmp_path):
 def test_reproduce_rejects_an_unfinished_run(capsys, tmp_path):
     json_files.write_json(tmp_path / "record.json", record_of(tmp_path))
     assert reproduce([str(tmp_path)]) == 2
-    assert "only a run that is done" in capsys.readouterr().err
+    assert "Only a run with status done" in capsys.readouterr().err
 
 
 def test_metrics_are_compared_to_the_last_digit():
@@ -135,7 +135,7 @@ def test_metrics_are_compared_to_the_last_digit():
     assert compare_metrics(then, [{"step": 1, "loss": 0.1 + 2e-17}]) == [
         "step 1, loss: 0.1 -> 0.10000000000000002"
     ]
-    assert compare_metrics(then, []) == ["1 lines then, 0 now"]
+    assert compare_metrics(then, []) == ["1 lines of metrics then, 0 now"]
     assert compare_metrics(then, [{"step": 1}]) == ["step 1, loss: 0.1 -> None"]
 
 

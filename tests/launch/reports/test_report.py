@@ -34,7 +34,7 @@ def test_a_run_that_is_done(tmp_path, capsys):
         *steps(9, mfu=0.25),
     )
     assert report.main([str(folder)]) == 0
-    assert f"The report is in {folder / 'report.html'}" in capsys.readouterr().out
+    assert f"Report: {folder / 'report.html'}" in capsys.readouterr().out
     outline = made(folder)
     predicted = json_files.read_json(folder / "plan.json")["speed"]["step_s"]
     for words in (

@@ -84,18 +84,18 @@ def test_many_lines_keep_the_page_small(tmp_path):
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
-    ([], "Give one sweep, or one or more runs"),
+    ([], "Name one sweep, or one or more runs"),
     (["runz"], "Did you mean runs?"),
     (["runs/x/1/config.yaml"], "runs/x/1/config.yaml is not the directory of a run"),
     (["runs"], "runs is not the directory of a run"),
     (["runs/x"], "/runs/x/1."),
     (["runs/x/1", "outptu=a.html"], "Did you mean output?"),
-    (["runs/x/1", "output=a.html", "output=b.html"], "output=a.html, b.html: expected one file"),
-    (["runs/x/1", "output=a.pdf"], "output=a.pdf: expected one file"),
+    (["runs/x/1", "output=a.html", "output=b.html"], "output=a.html, b.html: "),
+    (["runs/x/1", "output=a.pdf"], "output=a.pdf: "),
     (["x" * 5000], "is not the directory of a run"),
     (["runs/x/1", "output=" + "x" * 300 + ".html"], "File name too long"),
-    (["runs/x/1", "output=d.html"], "d.html cannot be written"),
-    (["runs/x/1", "output=file/a.html"], "output=FILE.html"),
+    (["runs/x/1", "output=d.html"], "d.html: cannot be written"),
+    (["runs/x/1", "output=file/a.html"], "file/a.html: cannot be written"),
     (["--open", "runs/x/1"], "--open"),
     (["runs/sweeps/s", "runs/x/1"], "sweep"),
     (["bad"], "bad/sweep.json"),

@@ -219,7 +219,7 @@ FILE data.num_train=5 | data.num_train
 """
 # overrides | words of the message about one value
 VALUES = r"""
-name=a/b | name=a/b: not allowed. Use: name=my-run; letters
+name=a/b | name=a/b: not allowed. Use: name=my-run; at most
 CODE +method.rewards.regex=1.0 "method.reward_pattern='('"
  | pattern=(: not a regular expression (missing )
 EXPORT method.args.push_to=model
@@ -233,13 +233,13 @@ seed=4294967296 | seed=4294967296: out of range
 'data.tasks=[{name: gcd, worked: -0.1}]' | data.tasks[0].worked=-0.1: out of range
 precision.compute=bf61 | precision.compute=bf61: it takes fp32, fp16, bf16, fp8. Did you mean bf16
 price_per_gpu_hour=1e308 | Use: at least 0 and at most 1000000000.
-method.args.eval_strategy=stepps | not settable here. Instead: method.selection.metric=eval_loss
+method.args.eval_strategy=stepps | Use: method.selection.metric=eval_loss.
 method.args.adam_beta1=1 | adam_beta1=1: out of range. Use: at least 0 and below 1.
 method=dpo method.args.beta=0 | method.args.beta=0: out of range. Use: above 0.
 method=grpo method.args.beta=-0.1 | method.args.beta=-0.1: out of range. Use: at least 0.
 method=tune/batch method.args.recipe=dpo method.args.beta=0 | method.args.beta=0: out of range
 method=tune/vllm method.args.space.num_scheduler_steps=[1,8] | space: num_scheduler_steps is gone
-method.args.lr_scheduler_type=cosin | unknown. Did you mean cosine? It takes linear,
+method.args.lr_scheduler_type=cosin | unknown. Did you mean cosine? Use one of linear,
 method=dpo method.args.loss_type=[sigmoid,stf] | loss_type=stf: unknown. Did you mean sft
 adapter=lora adapter.target_modules=[q_prj,v_proj] | adapter.target_modules[0]=q_prj: it takes all-l
 adapter=lora adapter.target_modules=q_projs | it takes all-linear, q_proj, k_proj

@@ -1,4 +1,4 @@
-"""Test arguments that the composition implies."""
+"""Test the arguments that a composition implies."""
 
 import pytest
 

@@ -43,7 +43,7 @@ ODD = {
     "{name: a, overrides: ['method=raft', 'method.args.max_steps=7']}": [
         "phase a: method.args.max_steps=7: recipes.sample.RaftConfig has no"
     ],
-    "{name: a, overrides: [seed]}": ["override seed of a: seed: no '=' in it"],
+    "{name: a, overrides: [seed]}": ["override seed of a: seed: '=' is missing"],
     '{name: a, overrides: ["seed=\'x"]}': ["override seed='x of a: "],
     "{name: a, overrides: ['runtime=slurm']}": ["phase a: runtime=slurm "],
     "{name: a}, {name: b, model_from: a, overrides: ['model.path=/x']}": [
@@ -254,7 +254,7 @@ def test_reproducing_a_pipeline_stops_at_an_interruption(tmp_path, monkeypatch, 
     monkeypatch.setattr(reproduce, "execute", asked_as_it_ends)
     assert reproduce.main([str(tmp_path)]) == EXIT_INTERRUPTED
     assert started == ["1_a"]
-    assert "interrupted: 2_b and later phases were not compared" in capsys.readouterr().out
+    assert "2_b and later phases were not compared" in capsys.readouterr().out
 
 
 def test_no_run_is_reproduced_if_a_later_one_is_not_done(tmp_path, monkeypatch, capsys):
@@ -263,7 +263,7 @@ def test_no_run_is_reproduced_if_a_later_one_is_not_done(tmp_path, monkeypatch, 
     pipeline_record(tmp_path, "failed", 4)
     monkeypatch.setattr(reproduce, "reproduce_one", lambda *args: pytest.fail("a run was started"))
     assert reproduce.main([str(tmp_path)]) == 2
-    assert "2_b: its status is failed" in capsys.readouterr().err
+    assert "2_b: status failed" in capsys.readouterr().err
 
 
 def test_a_warning_of_several_phases_is_shown_once_with_their_names(launch):

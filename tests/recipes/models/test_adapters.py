@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from launch.core.errors import UserError
-from launch.estimate import adapted
+from launch.estimate import adapter_layers
 from recipes.models import adapters
 from recipes.models.model_build import adapter_config, model_config
 from tests.conftest import composed
@@ -157,7 +157,7 @@ def test_the_planner_counts_the_parameters_that_peft_trains(layers):
     whole = AutoModelForCausalLM.from_config(model_config(config.model))
     model = get_peft_model(whole, adapter_config(OmegaConf.structured(config)))
     trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
-    assert trained == adapted.trainable_parameters(config.model, config.adapter)
+    assert trained == adapter_layers.trainable_parameters(config.model, config.adapter)
 
 
 def test_merged_weights_are_sent_only_for_adapters():

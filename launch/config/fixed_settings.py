@@ -1,33 +1,33 @@
-"""Give reasons for launch/config/choose.py to leave a setting alone, from unchanging.yaml."""
+"""Decide which settings speed=auto must not change, from the reasons in fixed_settings.yaml."""
 
 from __future__ import annotations
 
-from launch.config.conditions import Facts, hold, setting, table
+from launch.config.conditions import Facts, all_met, setting, table
 from launch.estimate.batch_counts import batch, order_by_batch
 from launch.estimate.rank_memory import generates_with_vllm
 from launch.schema import Config
 from launch.schema.trainer_args import argument
 
-# DPO losses that are a mean of independent terms, one per pair (trl 1.16, DPOTrainer). `aot` and
-# `aot_unpaired` sort a micro-batch; `sft` averages over its tokens.
-OF_A_PAIR = {
+# DPO losses that are a mean of independent terms, one per pair (trl 1.16, DPOTrainer). Of the
+# others, `aot` and `aot_unpaired` sort a micro-batch, and `sft` averages over its tokens.
+PAIR_LOSSES = {
     *("sigmoid", "sigmoid_norm", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair"),
     *("sppo_hard", "apo_zero", "apo_down", "discopop"),
 }
-# GRPO losses that do not depend on how a generation is divided: means over sequences, or sums
-# divided by a total of the whole batch (trl 1.16, GRPOTrainer). `bnpo` divides by the tokens of a
-# micro-batch.
-OF_THE_BATCH = {"grpo", "dapo", "dr_grpo", "cispo", "sapo", "vespo", "luspo"}
+# GRPO losses that do not depend on the division into micro-batches: means over sequences, or sums
+# divided by a total of the complete batch (trl 1.16, GRPOTrainer). `bnpo` divides by the tokens of
+# a micro-batch.
+BATCH_LOSSES = {"grpo", "dapo", "dr_grpo", "cispo", "sapo", "vespo", "luspo"}
 
 
 def _loss_of_several_pairs(config: Config) -> str | None:
     losses = argument(config, "loss_type") if config.method.sequences_per_example == 2 else []
-    return next((name for name in losses or [] if name not in OF_A_PAIR), None)
+    return next((name for name in losses or [] if name not in PAIR_LOSSES), None)
 
 
 def _loss_of_micro_batch(config: Config) -> str | None:
     loss = argument(config, "loss_type") if config.method.generates else None
-    return loss if loss not in (None, *OF_THE_BATCH) else None
+    return loss if loss not in (None, *BATCH_LOSSES) else None
 
 
 FACTS: Facts = {
@@ -39,10 +39,10 @@ FACTS: Facts = {
 }
 
 
-def why(question: str, config: Config) -> str | None:
-    """Return the first reason in a section of unchanging.yaml; None if there is none."""
-    for row in table(__file__, "unchanging")[question]:
-        if hold(config, row["when"], FACTS):
+def reason_to_keep(section: str, config: Config) -> str | None:
+    """Return the first reason of a section that applies; None means that speed=auto may choose."""
+    for row in table(__file__, "fixed_settings")[section]:
+        if all_met(config, row["when"], FACTS):
             value = setting(config, next(iter(row["when"])), FACTS)
             value = str(value).lower() if isinstance(value, bool) else value
             return str(row["why"].format(config=config, value=value))
@@ -50,9 +50,10 @@ def why(question: str, config: Config) -> str | None:
 
 
 def divides_evenly(config: Config, per_device: int) -> bool:
-    """Return whether all micro-batches are full, now and with `per_device` rows.
+    """Return whether micro-batches of `per_device` rows give the same loss as those of now.
 
-    Only then is a mean of means the mean. Only a mean over pairs needs that.
+    A mean over pairs is computed as a mean of micro-batch means. Both are equal only if all
+    micro-batches are full.
     """
     if config.method.sequences_per_example != 2:
         return True
