@@ -83,7 +83,7 @@ OLD_TORCH = {"fp32_output_refused": "no", "torch": "2.7.1+rocm6.3"}
         ("h200", "gemm", {"gemm_error": 0.3}, Status.fail, "GPU 1: 0.3 standard deviations off"),
         ("h200", "gemm_fp32_output", {"fp32_output_error": 0.008}, Status.fail, "GPU 1: 0.008"),
         ("h200", "gemm_fp32_output", {"fp32_output_refused": "no"}, Status.fail, "torch 2.11.0"),
-        ("h200", "gemm_fp32_output", OLD_TORCH, Status.passed, "torch 2.7.1+rocm6.3 lacks"),
+        ("h200", "gemm_fp32_output", OLD_TORCH, Status.passed, "torch 2.7.1+rocm6.3 has no"),
         ("mi300x", "xcd_clocks", {"clocks_mhz": [2100, 1800]}, Status.warn, "GPU 1: 2100 1800 MHz"),
         ("mi300x", "xcd_clocks", {"clocks_mhz": [2100, 132]}, Status.fail, "GPU 1: 2100 132 MHz"),
         ("h200", "all_reduce", {"all_reduce_wrong": 7}, Status.fail, "GPU 1: 7 wrong"),
@@ -123,19 +123,13 @@ def test_fewer_gpus_have_fewer_links_over_xgmi(num_gpus, bus):
     )
 
 
-
-
-
-
 def test_a_torch_for_cpus_next_to_gpus():
     torch_cpu = {"torch": "2.13.0+cpu", "num_gpus": 0, "not_measured": "sees 0 GPU(s)"}
     unmeasured = (*KEYS[:3], "fp32_output_tflops", "clocks_mhz")
     findings = checked(facts("mi300x", 1, **torch_cpu, **dict.fromkeys(unmeasured)))
     assert set(findings) == {"active_tests", "torch_gpus"}
     assert findings["torch_gpus"].cure.startswith("make setup TORCH=rocm")
-    assert findings["active_tests"].cure == "see torch_gpus"
-
-
+    assert findings["active_tests"].cure == "see the check torch_gpus"
 
 
 @pytest.mark.parametrize(("free_gb", "force", "reason"), [

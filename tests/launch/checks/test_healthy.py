@@ -25,7 +25,7 @@ def test_lines_that_only_look_like_faults(tmp_path):
     machine = sysroots.mi50(tmp_path)
     lines = (f"2026-11-21T18:00:00+00:00 host kernel: {line}" for line in OTHERS)
     machine.write(sysroots.KERN_LOG, "\n".join(lines))
-    assert findings(machine)["kernel_log"].read == f"{len(OTHERS)} lines, none of them"
+    assert findings(machine)["kernel_log"].status == Status.passed
 
 
 @pytest.mark.parametrize("case", ["4 GPUs", "8 GPUs", "not given", "hidden", "not used"])
@@ -89,7 +89,7 @@ def test_a_container_with_two_of_eight_gpus_passes(tmp_path):
         machine.remove(f"dev/dri/renderD{minor}")
     found = findings(machine)
     assert {finding.status for finding in found.values()} == {Status.passed}
-    assert found["render_nodes"].read == "2 open for uid 4242, 6 not given to this container"
+    assert found["render_nodes"].read == "uid 4242 may open 2; 6 are not in this container"
 
 
 def test_peer_copies_over_xgmi_meet_no_bridge(tmp_path):
