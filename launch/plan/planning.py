@@ -48,7 +48,7 @@ def prepare(config: Config, keys: Sequence[str] = ()) -> tuple[Config, list[str]
     What they would reject without smoke=true becomes a warning.
     """
     config = balance.with_servers(config)
-    check.check_given(config)
+    check.check_settings(config)
     is_tuning = trainer_args.recipe_name(config)  # a tuning itself takes no steps
     replaced = [] if is_tuning else batch_counts.apply_effective_batch(config, keys)
     if not config.smoke:

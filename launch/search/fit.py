@@ -27,7 +27,7 @@ from launch.machine import placement
 from launch.machine.detect import Host
 from launch.plan import balance
 from launch.plan.planning import prepare
-from launch.rules.check import check_given
+from launch.rules.check import check_settings
 from launch.rules.topology import longest
 from launch.schema import Config, Topology
 from launch.schema.enums import Find, Mode, Preflight, Vendor
@@ -286,7 +286,7 @@ def search(config: Config, command: Request, host: Host) -> tuple[Request, dict[
             "determine each other and the batch size, which the search varies. Use: one of them."
         )
     config = balance.with_servers(config)
-    check_given(config)  # before a search enumerates its numbers
+    check_settings(config)  # before a search enumerates its numbers
     check_adapter(config)  # the plan depends on its layers
     print(f"{find}: planning each candidate", file=sys.stderr)  # this takes seconds
     searches = {Find.largest_batch: _largest_batch, Find.smallest_hardware: _smallest_hardware}

@@ -50,7 +50,7 @@ def expected(hardware: str, method: str, precision: str, topology: str) -> set[s
     reasons = {
         "precision": precision not in has,
         "nf4_without_adapter": precision == "nf4"
-        and method != "evaluate",  # 4-bit weights take no gradients
+        and method != "evaluate",  # 4-bit weights have no gradients
         "topology_of_nf4": method != "evaluate"
         and precision == "nf4"
         and topology in ("fsdp", "zero3", "colocate"),

@@ -54,7 +54,7 @@ def test_candidates_keep_the_effective_batch():
         (["method.args.recipe=tune/batch"], "no such recipe"),
         (["method.args.recipe=evaluate"], "measures training steps. Use: sft"),
         (["method.args.max_lenght=3"], "Did you mean max_length"),
-        (["adapter=none", "precision=nf4"], "4-bit weights take no gradients"),
+        (["adapter=none", "precision=nf4"], "precision.weights=nf4"),
         (
             [
                 "topology=fsdp",

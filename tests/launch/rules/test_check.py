@@ -130,7 +130,7 @@ task | 'data.tasks=[{name: gcd}, {name: chain_sum, level: 11}]' | level: 0
 task | data=reasoning 'data.tasks=[{name: acre, level: 1}]' | level: 0
 task | 'data.tasks=[{name: shuffled_cups, level: -1, config: {cups: 5}}]' | level: 0
 task | 'data.tasks=[{name: gcd, config: {min_number: 3}}]' | of gcd: max_numbers, max_value
-task | 'data.tasks=[{name: gcd}, {name: chain_sum, worked: 0.5}]' | worked: 0 for answers alone
+task | 'data.tasks=[{name: gcd}, {name: chain_sum, worked: 0.5}]' | worked: 0 for answers only
 image | hardware=h200 runtime=docker model=qwen3_4b | container=custom
 image | hardware=mi50 precision=fp16 container=rocm | container=rocm_gfx906
 image | AMD container=seed_mi300x | container=rocm
@@ -226,12 +226,12 @@ EXPORT method.args.push_to=model
  | push_to=model: not allowed. Use: method.args.push_to=<owner/name>
 runtime=slurm runtime.slurm.time=abc | runtime.slurm.time=abc: not allowed. Use: runtime.slurm.time=
 runtime=slurm runtime.slurm.gres='gpu:mi300x:4' | runtime.slurm.gres=gpu:mi300x:4: not allowed
-method=evaluate method.args.engine=vlm | method.args.engine=vlm: it takes transformers, vllm
-method.args.max_steps=0 | Use: at least 1, or -1 to count epochs.
-GRPO topology.overlap=steam | topology.overlap=steam: it takes false, true, stream
+method=evaluate method.args.engine=vlm | method.args.engine=vlm: it must be one of
+method.args.max_steps=0 | Use: at least 1, or -1 to use num_train_epochs.
+GRPO topology.overlap=steam | topology.overlap=steam: it must be one of false, true, stream
 seed=4294967296 | seed=4294967296: out of range
 'data.tasks=[{name: gcd, worked: -0.1}]' | data.tasks[0].worked=-0.1: out of range
-precision.compute=bf61 | precision.compute=bf61: it takes fp32, fp16, bf16, fp8. Did you mean bf16
+precision.compute=bf61 | precision.compute=bf61: it must be one of fp32, fp16,
 price_per_gpu_hour=1e308 | Use: at least 0 and at most 1000000000.
 method.args.eval_strategy=stepps | not settable here. Instead: method.selection.metric=eval_loss
 method.args.adam_beta1=1 | adam_beta1=1: out of range. Use: at least 0 and below 1.
@@ -241,8 +241,8 @@ method=tune/batch method.args.recipe=dpo method.args.beta=0 | method.args.beta=0
 method=tune/vllm method.args.space.num_scheduler_steps=[1,8] | space: num_scheduler_steps is gone
 method.args.lr_scheduler_type=cosin | unknown. Did you mean cosine? It takes linear,
 method=dpo method.args.loss_type=[sigmoid,stf] | loss_type=stf: unknown. Did you mean sft
-adapter=lora adapter.target_modules=[q_prj,v_proj] | adapter.target_modules[0]=q_prj: it takes all-l
-adapter=lora adapter.target_modules=q_projs | it takes all-linear, q_proj, k_proj
+adapter=lora adapter.target_modules=[q_prj,v_proj] | adapter.target_modules[0]=q_prj: it must be
+adapter=lora adapter.target_modules=q_projs | it must be one of all-linear, q_proj, k_proj
 runtime=docker container=cpu runtime.secrets=[my-key] | runtime.secrets[0]=my-key: not allowed
 runtime=docker container=cpu runtime.secrets=[PATH] | runtime.secrets[0]=PATH: not allowed
 GRPO method.args.vllm_importance_sampling_mode=token_mas | Did you mean token_mask
@@ -389,7 +389,7 @@ def test_remedies_for_servers_that_take_every_gpu_work(overrides, remedy):
 
 # overrides | words of the warning, or none
 WARNINGS = """
-data.preview=5 mode=plan | prints rows only without mode=plan
+data.preview=5 mode=plan | prints rows when a run starts
 hardware=strix_halo adapter=qlora precision=nf4 model=qwen3_8b | twice as slow
 AMD topology=ddp topology.num_gpus=4 | collectives of 4 GPUs
 GRPO topology.servers=2 | collectives of 6 GPUs
@@ -402,13 +402,13 @@ hardware=h200 method=grpo topology=colocate user_env.PYTORCH_ALLOC_CONF='expanda
  | expandable_segments with vLLM
 hardware=strix_halo user_env.HSA_OVERRIDE_GFX_VERSION=11.0.0 | supported natively
 AMD topology=fsdp precision=bf16 precision.weights=bf16 | accelerate keeps trainable
-AMD runtime=slurm | asks for no cores
+AMD runtime=slurm | requests no cores
 runtime=slurm runtime.slurm.options=[--exclusive] | none
 runtime=slurm "runtime.slurm.options=['--cpus-per-task=16']" | none
 hardware=strix_halo hardware.dataloader.num_workers=2 | pinned memory hang
 QWEN method=evaluate topology=single | one of the node's 8 GPUs evaluates
 QWEN method=evaluate data.num_heldout=500 | none
-QWEN method=evaluate data.num_heldout=300 | method.args.batch_size=38 gives each one
+QWEN method=evaluate data.num_heldout=300 | Use: method.args.batch_size=38.
 QWEN method=evaluate data.num_heldout=500 data.limit=64 | 7 of 8 ranks
 QWEN method=evaluate data.num_heldout=500 method.args.lm_eval_tasks=[gsm8k] | the first of 8 ranks
 method=evaluate data.filter.max_tokens=512 data.filter.min_tokens=2 | min_tokens, max_tokens
