@@ -212,7 +212,7 @@ def test_a_card_that_is_smaller_than_its_file(tmp_path, capsys):
     )
     assert [m.capacity_gb for m in plan.memory] == [pytest.approx(17.2, abs=0.1)]
     preflight.check(plan, found)
-    with pytest.raises(HostError, match=r"17\.2 there"):
+    with pytest.raises(HostError, match=r"which has 17\.2 GB"):
         execute.check_host(*plan_on(machine, "hardware=mi50", "model=qwen3_4b"))
     assert not plan_on(machine, "hardware=mi50", "hardware.memory_gb=16")[0].warnings
     assert capsys.readouterr().err == ""

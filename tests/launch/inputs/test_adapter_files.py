@@ -36,7 +36,7 @@ def write_adapter(folder, settings=None):
     ({}, "adapter.alpha=9", r"adapter.alpha=9: .* has 8. Use: adapter.alpha=8"),
     ({"alpha_pattern": {"q_proj": 64}}, "seed=1", "has alpha_pattern="),
     ({"bias": "all"}, "seed=1", "has bias=all"),
-    ({}, "adapter.target_modules=[k_proj]", r"target_modules=\[k_proj\]: .* its own layers"),
+    ({}, "adapter.target_modules=[k_proj]", r"target_modules=\[k_proj\]: .* other layers"),
     ({"use_dora": True}, "seed=1", "Use: adapter.dora=true"),
 ])  # fmt: skip
 def test_adapters_with_other_settings_are_rejected(tmp_path, settings, override, message):

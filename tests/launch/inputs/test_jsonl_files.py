@@ -24,7 +24,7 @@ def refused(path, key="data.path"):
 
 
 @pytest.mark.parametrize(("name", "content", "what", "command"), [
-    ("a.jsonl", b'"prompt";"completion"\na;b\n', "CSV by its first line",
+    ("a.jsonl", b'"prompt";"completion"\na;b\n', "CSV, judging by its first line",
      'sep=";")["train"].to_json('),
     ("a.parquet", b"PAR1\x15\x04", "Parquet", 'datasets.load_dataset("parquet"'),
     ("a.json", json.dumps(ROWS, indent=1).encode(), "a JSON list", 'datasets.load_dataset("json"'),

@@ -24,7 +24,7 @@ def test_a_directory_of_another_model_is_named_with_its_group_or_asks_for_its_nu
     assert line.endswith("Use: model=qwen3_0_6b.")
     shallow = json.dumps({**QWEN3_0_6B, "num_hidden_layers": 14})
     [line] = warned(tmp_path, shallow, "model=qwen3_0_6b")
-    assert "model=qwen3_0_6b: 28. Use: the model= next to it" in line
+    assert "model=qwen3_0_6b: 28. Use: the closest model=" in line
     assert warned(tmp_path, shallow, "model=qwen3_0_6b", "model.num_layers=14") == []
 
 

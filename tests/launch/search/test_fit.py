@@ -93,7 +93,7 @@ def test_each_change_is_composed_again_and_fits(name):
 
 
 @pytest.mark.parametrize(
-    ("loss", "said"), [("dapo", "trains the same"), ("bnpo", "averages over fewer tokens")]
+    ("loss", "said"), [("dapo", "same results"), ("bnpo", "averages over fewer tokens")]
 )
 def test_grpo_generates_as_much_with_a_smaller_batch(loss, said):
     overrides = ["hardware=h200", "model=qwen3_4b", "method=grpo", "topology=single"]
@@ -152,7 +152,7 @@ def test_the_largest_batch_fits_and_the_next_does_not(overrides):
     unit = next(
         b
         for b in range(1, 65)
-        if fit._planned(Request([*overrides, f"{fit.BATCH}={b}"]), host_with(8))
+        if fit._try_tightest(Request([*overrides, f"{fit.BATCH}={b}"]), host_with(8))
     )
     assert not all(m.fits for m in plan_of([*overrides, f"{fit.BATCH}={size + unit}"]).memory)
 
@@ -172,8 +172,8 @@ def test_a_run_that_does_not_fit_ends_before_it_starts(capsys, tmp_path):
 
 @pytest.mark.parametrize(("given", "extra", "cost"), [
     ("", [], "8 GPUs, so 8 times the sequences per step"),
-    ("method.args.gradient_accumulation_steps=16", [f"{fit.ACCUMULATION}=2"], "trains the same"),
-    ("effective_batch=64", [], "trains the same"),
+    ("method.args.gradient_accumulation_steps=16", [f"{fit.ACCUMULATION}=2"], "same results"),
+    ("effective_batch=64", [], "same results"),
 ])  # fmt: skip
 def test_one_gpu_to_eight_says_what_becomes_of_the_batch(given, extra, cost):
     base = "hardware=mi210 hardware.gpus_per_node=8 model=qwen3_8b method=sft topology=single"
