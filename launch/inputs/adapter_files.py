@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,32 +28,28 @@ def check_adapter(config: Config) -> None:
     """Raise UserError if adapter.path is incomplete or contradicts the composition."""
     if config.adapter.path is None:
         return
-    for fault in _faults(config, Path(config.adapter.path)):
-        raise UserError(fault)
-
-
-def _faults(config: Config, path: Path) -> Iterator[str]:
-    """Yield missing files, and settings that contradict the composition or prevent a merge."""
+    path = Path(config.adapter.path)
     missing = [name for name in (CONFIG, WEIGHTS) if not (path / name).is_file()]
     if missing:
         fault = f"no {missing[0]}." if path.is_dir() else f"no such directory.{near_files(path)}"
         remedy = "adapter.path=<run>/adapter, or a directory that PEFT wrote"
-        yield f"adapter.path={path}: {fault} Use: {remedy}."
+        raise UserError(f"adapter.path={path}: {fault} Use: {remedy}.")
     settings = json_object(path / CONFIG)
     try:
         header(path / WEIGHTS)
     except (ValueError, struct.error) as error:
-        yield f"adapter.path={path}: its {WEIGHTS} cannot be read ({error})."
+        raise UserError(f"adapter.path={path}: its {WEIGHTS} cannot be read ({error}).") from error
     adapter, source = config.adapter, f"the adapter of adapter.path={path} has"
     for key, name in NAMES.items():
         value = settings.get(name, getattr(Adapter, key))  # older PEFT does not write use_dora
         if value != getattr(adapter, key):
             remedy = f"Use: adapter.{key}={str(value).lower()}."
-            yield f"adapter.{key}={getattr(adapter, key)}: {source} {value}. {remedy}"
+            raise UserError(f"adapter.{key}={getattr(adapter, key)}: {source} {value}. {remedy}")
     unsupported = [name for name in UNSUPPORTED if settings.get(name)]
     unsupported += ["bias"] if settings.get("bias", "none") != "none" else []
-    for name in unsupported:
-        yield (
+    if unsupported:
+        name = unsupported[0]
+        raise UserError(
             f"adapter.path={path}: its {CONFIG} has {name}={settings[name]}, but only LoRA with "
             "one rank and scale on linear layers can be merged here. Use: "
             "model.path=<the model merged by PEFT>."
@@ -63,7 +58,7 @@ def _faults(config: Config, path: Path) -> Iterator[str]:
     is_same = isinstance(trained, list) and set(layers) == set(trained)
     if layers != Adapter.target_modules and not is_same:
         remedy = f"Use: adapter.target_modules={Adapter.target_modules}."
-        yield f"adapter.target_modules={listed(layers)}: {source} other layers. {remedy}"
+        raise UserError(f"adapter.target_modules={listed(layers)}: {source} other layers. {remedy}")
 
 
 def header(file: Path) -> tuple[int, dict[str, Any]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,29 +42,25 @@ INDEX = "model.safetensors.index.json"
 
 def check(path: Path) -> None:
     """Raise UserError for a damaged config.json, a missing tokenizer, or incomplete weights."""
-    for source, fault in _faults(path):
-        raise UserError(f"{source}: {fault}")
-
-
-def _faults(path: Path) -> Iterator[tuple[str, str]]:
     json_object(path / "config.json")
     if not any(file for pattern in TOKENIZERS for file in path.glob(pattern)):
-        yield (
-            f"model.path={path}",
-            "no tokenizer. A model directory has config.json, *.safetensors and tokenizer.json "
-            f"(or {', '.join(TOKENIZERS[1:-1])}). Use: the tokenizer files of the original model, "
-            "which AutoTokenizer's save_pretrained writes.",
+        raise UserError(
+            f"model.path={path}: no tokenizer. A model directory needs tokenizer.json (or "
+            f"{', '.join(TOKENIZERS[1:-1])}). Use: the tokenizer files of the original model, which "
+            "AutoTokenizer's save_pretrained writes."
         )
     for file in _weights(path):
-        full_size = _full_size(file) if file.is_file() else None
         if not file.is_file():
             source = INDEX if (path / INDEX).is_file() else "a link"
-            yield str(file), f"missing, although {source} refers to it. Copy or download it."
-        elif (size := file.stat().st_size) != full_size:
-            reason = "without a safetensors header"
-            if full_size:
-                reason = f"but its header requires {full_size:,}"
-            yield str(file), f"damaged: {size:,} bytes, {reason}. Copy or download it again."
+            raise UserError(
+                f"{file}: missing, although {source} refers to it. Copy or download it."
+            )
+        size, full_size = file.stat().st_size, _full_size(file)
+        if size != full_size:
+            header_size = f"its header requires {full_size:,}" if full_size else "it has no header"
+            raise UserError(
+                f"{file}: damaged: {size:,} bytes, but {header_size}. Copy or download it again."
+            )
 
 
 def _weights(path: Path) -> list[Path]:

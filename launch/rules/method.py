@@ -32,17 +32,12 @@ def method_faults(c: Config) -> Iterator[Refusal]:
         elif (method, name) == (COLLECTIVES, "settings") and any(
             isinstance(value, (bool, list, dict)) for row in items for value in row.values()
         ):
-            fault, example = (
-                "each item must map variables to strings or numbers",
-                "{NCCL_MIN_NCHANNELS: 112}",
-            )
+            fault = "each item must map variables to strings or numbers"
+            example = "{NCCL_MIN_NCHANNELS: 112}"
         if fault:
             example = f"[{example}]" if parts else example
-            remedy = (
-                f"'{key}=[{example}]'"
-                if example
-                else f"{key}=[...] as in conf/method/{method}.yaml"
-            )
+            remedy = f"{key}=[...] as in conf/method/{method}.yaml"
+            remedy = f"'{key}=[{example}]'" if example else remedy
             remedy += f"; or {key}=null for all" if entry["default"] is None else ""
             yield Refusal("bench_lists", f"{key}={items}: {fault}", remedy)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from launch.config.request import Request
 from launch.core.errors import UserError, near
@@ -40,23 +40,19 @@ def check_phases(phases: list[Phase]) -> None:
     names = [phase.name for phase in phases]
     for number, phase in enumerate(phases):
         check_value("phases: name", phase.name, NAME)
-        for fault in _faults(phase, names, names[:number]):
-            raise UserError(f"phases: {fault}")
-
-
-def _faults(phase: Phase, names: list[str], earlier: list[str]) -> Iterator[str]:
-    if phase.name in earlier:
-        yield f"two phases are named {phase.name}. Give each its own name."
-    for key, source in (("model_from", phase.model_from), ("data_from", phase.data_from)):
-        if source is not None and source not in earlier:
-            why = "is not an earlier phase." if source in names else "is not a phase."
-            yield (
-                f"{key}={source} of {phase.name} {why}{near(source, earlier)} Earlier phases: "
-                f"{', '.join(earlier) or 'none'}."
-            )
-    for override in phase.overrides:
-        if fault := _override_fault(phase, override):
-            yield f"override {override} of {phase.name}: {fault}"
+        earlier = names[:number]
+        if phase.name in earlier:
+            raise UserError(f"phases: two phases are named {phase.name}. Rename one of them.")
+        for key, source in (("model_from", phase.model_from), ("data_from", phase.data_from)):
+            if source is not None and source not in earlier:
+                why = "is not an earlier phase" if source in names else "is not a phase"
+                raise UserError(
+                    f"phases: {key}={source} of {phase.name} {why}.{near(source, earlier)} "
+                    f"Earlier phases: {', '.join(earlier) or 'none'}."
+                )
+        for override in phase.overrides:
+            if fault := _override_fault(phase, override):
+                raise UserError(f"phases: override {override} of {phase.name}: {fault}")
 
 
 def _override_fault(phase: Phase, override: object) -> str | None:

@@ -22,8 +22,8 @@ from launch.schema.trainer_args import argument, known
 from launch.schema.variables import is_expandable
 
 DEFAULTS = Config()
-CORES = ("--exclusive", "--cpus-per-task", "--cpus-per-gpu")  # options that give a job more cores
-LINKED = ("gfx942", "gfx950")
+CORES = ("--exclusive", "--cpus-per-task", "--cpus-per-gpu")  # options that request cores
+FULLY_LINKED = ("gfx942", "gfx950")  # boards with a link between every two GPUs
 # Keys that only qualify another key, so messages show the other key.
 SHOWN = {
     "data.kind": "data.name",
@@ -33,35 +33,31 @@ SHOWN = {
 }
 
 
-def _reads_precision(config: Config) -> bool:
-    copies = config.method.exports and config.adapter.name == "none"  # read method.args.weights
-    return config.smoke or (config.method.reads("precision") and not copies)
-
-
-def _asks_for_cores(config: Config) -> bool:
-    names = [option.partition("=")[0] for option in config.runtime.slurm.options]
-    return any(cores.startswith(name) for name in names for cores in CORES)
-
-
 def board(config: Config) -> int:
     """Return the number of GPUs on a fully linked board: four MI300A, or eight others."""
     return 4 if config.hardware.unified_memory else 8
 
 
-def _has_idle_links(config: Config) -> bool:
-    """Return whether collectives of a node use only a part of a fully linked board."""
-    hardware, ranks = config.hardware, placement.trainers_of_a_node(config)
-    is_linked = hardware.link == Link.xgmi and hardware.gfx in LINKED
-    return is_linked and 1 < ranks < board(config)
+def _reads_precision(config: Config) -> bool:
+    copies = config.method.exports and config.adapter.name == "none"  # by method.args.weights
+    return config.smoke or (config.method.reads("precision") and not copies)
 
 
 # Conditions and values in the tables that are not keys of the composition.
 FACTS: Facts = {
-    "asks_for_cores": _asks_for_cores,
+    "requests_cores": lambda c: any(
+        name.startswith(option.partition("=")[0])
+        for option in c.runtime.slurm.options
+        for name in CORES
+    ),
     "first_metric": first_metric,
     "first_precision": lambda c: next(iter(c.hardware.precisions), "fp32"),
     "generates_with_vllm": generates_with_vllm,
-    "has_idle_links": _has_idle_links,
+    "has_idle_links": lambda c: (
+        c.hardware.link == Link.xgmi
+        and c.hardware.gfx in FULLY_LINKED
+        and 1 < placement.trainers_of_a_node(c) < board(c)
+    ),
     "has_own_reward": lambda c: any("." in name for name in c.method.rewards),
     "has_precision": lambda c: c.precision.name in c.hardware.precisions,
     "has_vllm": has_vllm,

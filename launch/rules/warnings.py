@@ -24,16 +24,11 @@ def rule_warnings(c: Config) -> list[str]:
         if hold(c, row["when"], FACTS)
         and any(hold(c, dict([item]), FACTS) for item in row.get("any", ALWAYS).items())
     ]
-    return [*lines, *_step_warnings(c), *_evaluation_warnings(c)]
-
-
-def _step_warnings(c: Config) -> Iterator[str]:
     keys = [f"step.{name}" for name, value in vars(c.step).items() if value is not None]
     if keys and not (c.method.trains or c.method.tunes or c.method.has_cycles):
-        yield (
-            f"{', '.join(keys)}: method={c.method.name} has no optimizer steps, so these keys take "
-            "no effect."
-        )
+        reason = f"method={c.method.name} has no optimizer steps, so these keys take no effect"
+        lines.append(f"{', '.join(keys)}: {reason}.")
+    return [*lines, *_evaluation_warnings(c)]
 
 
 def _evaluation_warnings(c: Config) -> Iterator[str]:

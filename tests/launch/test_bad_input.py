@@ -148,7 +148,7 @@ def test_an_evaluation_that_makes_its_tokenizer_of_rows_says_so(launch, tmp_path
     ("config.json model.safetensors tokenizer_config.json", "no tokenizer."),
     ("config.json tokenizer.json whole.safetensors cut.safetensors",
      "90 bytes, but its header requires 98."),
-    ("config.json tokenizer.json page.safetensors", "without a safetensors header"),
+    ("config.json tokenizer.json page.safetensors", "but it has no header"),
     ("config.json tokenizer.json whole.safetensors model.safetensors.index.json",
      "cut-2.safetensors: missing"),
 ])  # fmt: skip
