@@ -16,9 +16,9 @@ NOT_COPIED = "copy it as well, or run the doctor on that machine"
 
 def hardware_group(facts: Facts) -> Finding | None:
     gpus = masks.visible((*facts.gpus, *facts.host.withheld), facts.host.environ)
-    unread = unread_nodes(facts)
+    unreadable = unreadable_nodes(facts)
     if not gpus:
-        return unknown(*unread) if unread else None
+        return unknown(*unreadable) if unreadable else None
     hardware, fault = facts.hardware, detect.undecided(gpus, facts.host.gpus)
     requested = f"hardware={facts.group} was requested"
     if fault:
@@ -47,10 +47,12 @@ def hardware_group(facts: Facts) -> Finding | None:
         return fail(reading, remedy)
     if fault or (hardware is not None and facts.group != group):
         return warn(f"{reading}, but {requested}", remedy)
-    return unknown(f"{reading}; {unread[0]}", unread[1]) if unread else passed(reading)
+    if unreadable:
+        return unknown(f"{reading}; {unreadable[0]}", unreadable[1])
+    return passed(reading)
 
 
-def unread_nodes(facts: Facts) -> tuple[str, str] | None:
+def unreadable_nodes(facts: Facts) -> tuple[str, str] | None:
     """Return the fault of the kernel's GPU nodes, and its remedy; None if they are readable."""
     if nodes := kfd.unread(facts.root):
         names = f"{'node' if len(nodes) == 1 else 'nodes'} {', '.join(map(str, nodes))}"
@@ -74,7 +76,7 @@ def gpus_found(facts: Facts) -> Finding | None:
         return None
     shown = {gpu.pci_address for gpu in (*facts.gpus, *facts.host.withheld)}
     hidden = [card for card in cards if card not in shown]
-    # These are the GPUs that this container may not open.
+    # The hidden cards are GPUs that this container may not open.
     if len(hidden) <= sum(gpu.pci_address is None for gpu in facts.host.withheld):
         return passed(f"all {len(cards)} on the bus are in the topology")
     reading = f"{', '.join(hidden)} on the bus, but not in /sys/class/kfd"

@@ -38,19 +38,19 @@ def _outcome(facts: Facts) -> Outcome:
     return facts.active
 
 
-def _that_measured(facts: Facts, field: str) -> list[Measured]:
+def _results_with(facts: Facts, field: str) -> list[Measured]:
     """Return the results of the processes that measured `field`."""
     return [result for result in _outcome(facts).measured if getattr(result, field) is not None]
 
 
-def _by_gpu(facts: Facts, values: Mapping[int, object]) -> str:
+def _label_by_gpu(facts: Facts, values: Mapping[int, object]) -> str:
     """List a value per rank, each with the index of the rank's GPU."""
     gpus = _outcome(facts).gpus
     names = {rank: f"GPU {gpus[rank]}" if gpus else f"process {rank}" for rank in values}
     return ", ".join(f"{names[rank]}: {value}" for rank, value in values.items())
 
 
-def _exclude_gpus(facts: Facts, ranks: Container[int]) -> str:
+def _exclusion(facts: Facts, ranks: Container[int]) -> str:
     """Return the remedy for bad ranks: train without their GPUs if others are left."""
     others = [str(gpu) for rank, gpu in enumerate(_outcome(facts).gpus) if rank not in ranks]
     if facts.hardware is None or not others:
@@ -59,13 +59,13 @@ def _exclude_gpus(facts: Facts, ranks: Container[int]) -> str:
     return f"look at the checks temperature, power_cap and ras; to exclude it: export {mask}"
 
 
-def ran(facts: Facts) -> Finding:
+def active_tests(facts: Facts) -> Finding:
     outcome = _outcome(facts)
     if outcome.not_run:
         return unknown(*outcome.not_run)
     if outcome.failed:
         return fail(*outcome.failed)
-    if skipped := _that_measured(facts, "not_measured"):
+    if skipped := _results_with(facts, "not_measured"):
         remedy = (
             "free the GPU and repeat the test, or test it while it is in use: python "
             "launch/doctor.py active=force"
@@ -73,7 +73,7 @@ def ran(facts: Facts) -> Finding:
         if any(result.num_gpus < len(outcome.gpus) for result in skipped):
             remedy = "see the check torch_gpus"
         return unknown(
-            _by_gpu(facts, {result.rank: result.not_measured for result in skipped}), remedy
+            _label_by_gpu(facts, {result.rank: result.not_measured for result in skipped}), remedy
         )
     count = len(outcome.gpus)
     devices = f"{count} GPU(s)" if count else f"{len(outcome.measured)} processes on the CPU"
@@ -97,7 +97,7 @@ def torch_gpus(facts: Facts) -> Finding:
 
 
 def gemm(facts: Facts) -> Finding | None:
-    measured = _that_measured(facts, "gemm_tflops")
+    measured = _results_with(facts, "gemm_tflops")
     if not measured:
         return None
     errors = {result.rank: result.gemm_error for result in measured}
@@ -108,16 +108,16 @@ def gemm(facts: Facts) -> Finding | None:
 def _judge_errors(
     facts: Facts, errors: dict[int, float | None], limit: float, summary: str, remedy: str
 ) -> Finding:
-    """Fail for errors above the limit, in standard deviations; None is not finite."""
+    """Fail for errors above the limit, in standard deviations. None means not finite."""
     bad = {rank: error for rank, error in errors.items() if error is None or error > limit}
     if bad:
         words = {
             rank: "not finite" if error is None else f"{error:.2g} standard deviations off"
             for rank, error in bad.items()
         }
-        return fail(_by_gpu(facts, words), remedy + _exclude_gpus(facts, bad))
+        return fail(_label_by_gpu(facts, words), remedy + _exclusion(facts, bad))
     worst = max(error or 0 for error in errors.values())
-    return passed(f"{summary}, at most {worst:.2g} off")
+    return passed(f"{summary}, at most {worst:.2g} standard deviations off")
 
 
 def gemm_rate(facts: Facts) -> Finding | None:
@@ -176,14 +176,14 @@ def _judge_rate(
     source = f"conf/hardware: {keys} of {facts.group}; launch/checks/active.py"
     shown = {rank: f"{rate:.4g}" for rank, rate in values.items()}
     if slow := {rank: shown[rank] for rank, rate in values.items() if rate < floor}:
-        reading = f"{_by_gpu(facts, slow)} {unit}"
-        finding = fail_or_warn(slowest < broken, reading, _exclude_gpus(facts, slow))
+        reading = f"{_label_by_gpu(facts, slow)} {unit}"
+        finding = fail_or_warn(slowest < broken, reading, _exclusion(facts, slow))
         return finding.expecting(threshold, source)
     median = statistics.median(values.values())
     slow_rate = MEDIAN_SHARE * median
     if behind := {rank: shown[rank] for rank, rate in values.items() if rate < slow_rate}:
-        reading = f"{_by_gpu(facts, behind)}, the node's median is {median:.4g} {unit}"
-        finding = warn(reading, _exclude_gpus(facts, behind))
+        reading = f"{_label_by_gpu(facts, behind)}, the node's median is {median:.4g} {unit}"
+        finding = warn(reading, _exclusion(facts, behind))
         return finding.expecting(f"{MEDIAN_SHARE:.0%} of the node's median or more")
     return passed(reading).expecting(threshold, source)
 
@@ -224,7 +224,7 @@ def fp32_output(facts: Facts) -> Finding | None:
 
 
 def xcd_clocks(facts: Facts) -> Finding | None:
-    measured = _that_measured(facts, "gemm_tflops")
+    measured = _results_with(facts, "gemm_tflops")
     if facts.hardware is None or facts.hardware.gfx not in SEVERAL_DIES or not measured:
         return None
     clocks = {result.rank: result.clocks_mhz for result in measured if result.clocks_mhz}
@@ -240,11 +240,11 @@ def xcd_clocks(facts: Facts) -> Finding | None:
     }
     if not slow:
         return passed(f"{len(clocks)} GPU(s), at most {widest:.1%}")
-    return fail_or_warn(widest >= XCD_FAIL, _by_gpu(facts, slow), _exclude_gpus(facts, slow))
+    return fail_or_warn(widest >= XCD_FAIL, _label_by_gpu(facts, slow), _exclusion(facts, slow))
 
 
 def all_reduce(facts: Facts) -> Finding | None:
-    measured = _that_measured(facts, "all_reduce_wrong")
+    measured = _results_with(facts, "all_reduce_wrong")
     if not measured:
         return None
     bad = {r.rank: f"{r.all_reduce_wrong} wrong" for r in measured if r.all_reduce_wrong}
@@ -253,12 +253,12 @@ def all_reduce(facts: Facts) -> Finding | None:
             "look at kernel_log, xgmi, iommu and acs; repeat with NCCL_P2P_DISABLE=1 "
             "to see whether copies between GPUs are faulty"
         )
-        return fail(_by_gpu(facts, bad), remedy)
+        return fail(_label_by_gpu(facts, bad), remedy)
     return passed(f"correct on {len(measured)} ranks")
 
 
 def all_reduce_rate(facts: Facts) -> Finding | None:
-    rates = [result.all_reduce_gb_s or 0.0 for result in _that_measured(facts, "all_reduce_gb_s")]
+    rates = [result.all_reduce_gb_s or 0.0 for result in _results_with(facts, "all_reduce_gb_s")]
     if not rates:
         return None
     slowest, hardware = min(rates), facts.hardware

@@ -23,11 +23,11 @@ CAME_WITH = {
 }
 # fmt: on
 # AMD promises compatibility for a year. Its matrix has pairs up to 13 months apart (6.2 with 7.0).
-MONTHS_APART = 13
+MOST_MONTHS_APART = 13
 MATRIX = "AMD's user and kernel-space support matrix"
 # Ubuntu's kernels with the fixes for Strix Halo (AMD's documentation).
 UBUNTU_HWE = re.compile(r"6\.17\.\d+-\d+-(generic|oem)")
-FIRMWARE_CURE = (
+FIRMWARE_REMEDY = (
     "install the newest linux-firmware of your distribution "
     "(Ubuntu: sudo apt-get install --only-upgrade linux-firmware), then reboot"
 )
@@ -45,14 +45,14 @@ def amdgpu_driver(facts: Facts) -> Finding:
     number = facts.file("sys/module/amdgpu/version")
     if number is None and not is_folder(facts.root / "sys/module"):
         return unknown("this tree has no sys/module", "cat /sys/module/amdgpu/version")
-    any_gpu = facts.amd_gpus or facts.host.withheld
-    if not is_folder(facts.root / "sys/module/amdgpu") and not any_gpu:
+    has_gpu = facts.amd_gpus or facts.host.withheld
+    if not is_folder(facts.root / "sys/module/amdgpu") and not has_gpu:
         remedy = "sudo modprobe amdgpu; if that fails: sudo dmesg | grep -i amdgpu"
         return fail("amdgpu is not loaded", remedy)
     if number is None:
         kernel = facts.file("proc/sys/kernel/osrelease") or "unknown"
         return unknown(
-            f"the driver of Linux {kernel} itself, for which AMD publishes no compatible range",
+            f"the built-in driver of Linux {kernel}, for which AMD publishes no ROCm range",
             (
                 "do nothing if runs start; otherwise install AMD's packaged driver: sudo apt-get "
                 "install amdgpu-dkms"
@@ -68,10 +68,10 @@ def amdgpu_driver(facts: Facts) -> Finding:
     remedy = "use an image with a newer ROCm: container=<name in containers/images.lock.yaml>"
     if driver < released:
         remedy = (
-            "sudo apt-get install amdgpu-dkms from AMD's repository of a newer release, then reboot"
+            "add AMD's repository of a newer release, sudo apt-get install amdgpu-dkms, then reboot"
         )
     reading = f"amdgpu {number} of ROCm {came_with}, released {apart} months apart from ROCm {rocm}"
-    finding = judge(reading, apart <= MONTHS_APART, remedy, "")
+    finding = judge(reading, apart <= MOST_MONTHS_APART, remedy, "")
     return finding.expecting(f"a driver within a year of the image's ROCm {rocm}")
 
 
@@ -106,7 +106,7 @@ def kernel_version(facts: Facts) -> Finding:
 
 
 def linux_firmware(facts: Facts) -> Finding:
-    """Check the date (YYYYMMDD) that the version of Debian's or Arch's package starts with."""
+    """Check the date at the start of the version of Debian's or Arch's package."""
     pattern = r"^Package: linux-firmware\n(?:.+\n)*?Version: (\d{8}\S*)"
     package = re.search(pattern, facts.file("var/lib/dpkg/status") or "", re.MULTILINE)
     folders = sorted((facts.root / "var/lib/pacman/local").glob("linux-firmware-[0-9]*"))
@@ -120,7 +120,7 @@ def linux_firmware(facts: Facts) -> Finding:
     if "ubuntu" in package[1]:
         reading = f"{package[1]}: Ubuntu adds newer files without changing the date"
         return unknown(reading, "apt-get changelog linux-firmware")
-    return fail(package[1], FIRMWARE_CURE)
+    return fail(package[1], FIRMWARE_REMEDY)
 
 
 def gpu_firmware(facts: Facts) -> Finding | None:

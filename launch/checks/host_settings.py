@@ -52,7 +52,7 @@ def memlock(facts: Facts) -> Finding | None:
     reading = "unlimited" if limit == math.inf else limit and f"{limit / 1e6:.0f} MB"
     remedy = (
         'echo "* - memlock unlimited" | sudo tee /etc/security/limits.d/rocm.conf, then log '
-        "in again. docker run --ulimit memlock=-1 ..."
+        "in again. In a container: docker run --ulimit memlock=-1 ..."
     )
     return judge(reading, limit == math.inf, remedy, "ulimit -Hl")
 
@@ -61,7 +61,7 @@ def open_files(facts: Facts) -> Finding:
     limit = _limit(facts, "Max open files")
     remedy = (
         f'echo "* hard nofile {OPEN_FILES}" | sudo tee /etc/security/limits.d/files.conf, '
-        f"then log in again. docker run --ulimit nofile={OPEN_FILES} ..."
+        f"then log in again. In a container: docker run --ulimit nofile={OPEN_FILES} ..."
     )
     return judge(limit, (limit or 0) >= OPEN_FILES, remedy, "ulimit -Hn")
 
@@ -72,7 +72,7 @@ def shm(facts: Facts) -> Finding:
     space = facts.probe.space("/dev/shm")
     reading = space and f"{space.free_gb:.2f} of {space.total_gb:.2f} GB free"
     remedy = (
-        "docker run --ipc=host ..., or --shm-size 16g. On a host: sudo mount -o "
+        "in a container: docker run --ipc=host ..., or --shm-size 16g. On a host: sudo mount -o "
         "remount,size=16G /dev/shm"
     )
     finding = judge(reading, bool(space and space.free_gb >= needed), remedy, "df -h /dev/shm")

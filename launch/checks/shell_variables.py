@@ -18,26 +18,26 @@ OVERRIDE = "HSA_OVERRIDE_GFX_VERSION"
 
 def integrated_gpu(facts: Facts) -> Finding | None:
     gpus = tuple(gpu for gpu in facts.host.gpus if gpu.gfx.startswith("gfx"))  # as HIP counts them
-    small = [
+    integrated = [
         i
         for i, gpu in enumerate(gpus)
         if not (gpu.group or gpu.partition_of) and 0 < (gpu.compute_units or 0) <= MOST_INTEGRATED
     ]
-    others = [i for i, gpu in enumerate(gpus) if i not in small and gpu.gfx not in GTT]
+    others = [i for i, gpu in enumerate(gpus) if i not in integrated and gpu.gfx not in GTT]
     if not others:
         return None
-    if not small:
+    if not integrated:
         return passed("no integrated GPU next to the card")
-    gpu = gpus[small[0]]
+    gpu = gpus[integrated[0]]
     description = f"{gpu.gfx}, {gpu.compute_units} CUs"
-    used = facts.only is None or facts.only & set(small)  # a run sets its own mask
-    if not used or gpu not in masks.visible(gpus, facts.host.environ):
-        return passed(f"{description}: excluded")
+    is_used = facts.only is None or facts.only & set(integrated)  # a run sets its own mask
+    if not is_used or gpu not in masks.visible(gpus, facts.host.environ):
+        return passed(f"the integrated GPU is excluded ({description})")
     mask = ",".join(map(str, others))
     remedy = f"export {HIP}={mask}, or disable the integrated GPU in the BIOS"
     # Without a mask, runs take the first GPUs.
     return fail_or_warn(
-        small[0] < others[0], f"GPU {small[0]} is integrated ({description})", remedy
+        integrated[0] < others[0], f"GPU {integrated[0]} is integrated ({description})", remedy
     )
 
 
@@ -66,7 +66,7 @@ def visibility_masks(facts: Facts) -> Finding | None:
     if facts.is_amd and masks.ROCR in environ:
         rocr = environ[masks.ROCR]
         setting = (
-            f"export {HIP}={rocr}" if re.fullmatch(r"[\d,]+", rocr) else f"choose GPUs by {HIP}"
+            f"export {HIP}={rocr}" if re.fullmatch(r"[\d,]+", rocr) else f"choose GPUs with {HIP}"
         )
         return fail(reading, f"unset {masks.ROCR}; {setting}")
     variables = masks.in_force(names, environ)

@@ -81,7 +81,7 @@ def memory_size(facts: Facts) -> Finding | None:
         return unknown("the driver reports no size", "amd-smi static --vram, or nvidia-smi")
     least = min(gpus, key=lambda gpu: gpu.memory_gb or 0)
     gib = f"{(least.memory_gb or 0) / GIB:.0f}"
-    remedy = f"do nothing, because plans on this machine use it; elsewhere hardware.memory_gb={gib}"
+    remedy = f"do nothing here, where plans use it; on other machines: hardware.memory_gb={gib}"
     return judge(f"{gib} GiB each", not detect.is_smaller(least, hardware), remedy, "")
 
 
@@ -103,11 +103,11 @@ def _memory(facts: Facts) -> dict[str, tuple[int, int]]:
     return {**memory, **(nvidia.memory(others) if others and facts.is_live else {})}
 
 
-def _holders(facts: Facts) -> dict[int, dict[str, int]] | None:
+def _compute_memory(facts: Facts) -> dict[int, dict[str, int]] | None:
     """Return the bytes that processes allocated for computing, by pid and PCI address.
 
-    The pids are those of the host, so processes of all containers are included. A desktop is not.
-    Return None if the driver reports no processes.
+    The pids are those of the host, so processes of all containers are included. Memory of a
+    desktop is not. Return None if the driver does not report processes.
     """
     if not facts.amd_gpus or not is_folder(facts.root / KFD_PROCESSES):
         return None
@@ -138,15 +138,17 @@ def memory_occupied(facts: Facts) -> Finding | None:
     busy = [address for address, (used, total) in memory.items() if used >= OCCUPIED * total]
     if not busy:
         return passed(f"{len(memory)} GPUs, at most {max(shares.values()):.1%} used")
-    holders = _holders(facts) or {}
-    computed = {address: sum(held.get(address, 0) for held in holders.values()) for address in busy}
+    holders = _compute_memory(facts) or {}
+    computed = {
+        address: sum(sizes.get(address, 0) for sizes in holders.values()) for address in busy
+    }
     displays = {
         gpu.pci_address
         for gpu in facts.gpus
         if gpu.gfx in GTT or (text(facts.device(gpu) / "class") or "").startswith("0x0300")
     }
     reading = first_few([f"{a} {memory[a][0] / 1e9:.1f} GB ({shares[a]:.0%})" for a in busy])
-    reading += f", by {_names(facts, holders)}" if holders else ""
+    reading += f", by {_process_names(facts, holders)}" if holders else ""
     remedy = "stop the processes that occupy it (amd-smi process, or nvidia-smi)"
     if others := facts.mask_without(busy):
         remedy += f", or use other GPUs: export {others}"
@@ -154,13 +156,13 @@ def memory_occupied(facts: Facts) -> Finding | None:
     return fail_or_warn(is_computing, reading, remedy)
 
 
-def _names(facts: Facts, pids: Iterable[int]) -> str:
+def _process_names(facts: Facts, pids: Iterable[int]) -> str:
     unknown_name = "outside this container"
     return first_few([f"{facts.file(f'proc/{pid}/comm') or unknown_name} ({pid})" for pid in pids])
 
 
 def foreign_processes(facts: Facts) -> Finding | None:
-    holders = _holders(facts)
+    holders = _compute_memory(facts)
     if holders is None:
         return unknown(f"/{KFD_PROCESSES} is missing", "amd-smi process")
     if not holders:
@@ -171,7 +173,7 @@ def foreign_processes(facts: Facts) -> Finding | None:
         if status.partition("\nUid:\t")[2].split("\t")[0] == str(facts.host.uid):
             remedy += f"; if you forgot to stop it: kill {pid}"
             break
-    return warn(_names(facts, holders), remedy)
+    return warn(_process_names(facts, holders), remedy)
 
 
 def ras(facts: Facts) -> Finding | None:

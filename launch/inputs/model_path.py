@@ -46,8 +46,7 @@ def check(path: Path) -> None:
     if not any(file for pattern in TOKENIZERS for file in path.glob(pattern)):
         raise UserError(
             f"model.path={path}: no tokenizer. A model directory needs tokenizer.json (or "
-            f"{', '.join(TOKENIZERS[1:-1])}). Use: the tokenizer files of the original model, which "
-            "AutoTokenizer's save_pretrained writes."
+            f"{', '.join(TOKENIZERS[1:-1])}). Use: the tokenizer files of the original model."
         )
     for file in _weights(path):
         if not file.is_file():
