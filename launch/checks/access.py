@@ -114,7 +114,7 @@ def render_nodes(facts: Facts) -> Finding | None:
     if not missing:
         return passed(f"uid {uid} may open all {len(nodes)}")
     all_missing = len(missing) == len(nodes)
-    if facts.is_contained and not all_missing:
+    if facts.in_container and not all_missing:
         opened = len(nodes) - len(missing)
         return passed(f"uid {uid} may open {opened}; {len(missing)} are not in this container")
     reading = f"{len(missing)} of {len(nodes)} GPUs have no node: {first_few(missing, 3)}"

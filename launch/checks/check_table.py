@@ -1,4 +1,4 @@
-"""Run the checks of checks.yaml: all of them, or the short list before a run."""
+"""Run the checks of checks.yaml: all of them, or those before a run."""
 
 from __future__ import annotations
 

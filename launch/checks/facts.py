@@ -37,8 +37,8 @@ class Space:
 class Probe:
     """Facts that only the running kernel knows. A copied tree does not have them."""
 
-    space: Callable[[str], Space | None]  # on a path's disk; the path may be missing
-    may_open: Callable[[str], bool]  # whether an access list allows it to the caller
+    space: Callable[[str], Space | None]  # on the disk of a path, which may be missing
+    may_open: Callable[[str], bool]  # whether an access list lets the caller open a node
     clock_synchronized: Callable[[], bool | None]
 
 
@@ -46,7 +46,7 @@ class Probe:
 class Facts:
     root: Path
     host: Host
-    # The group of the GPUs, with their thresholds; None if they differ or no group fits.
+    # The group that describes the GPUs; None if the GPUs differ or no group fits.
     hardware: Hardware | None
     run_root: str
     probe: Probe
@@ -109,14 +109,16 @@ class Facts:
         return list({gpu.pci_address: gpu for gpu in self.gpus if gpu.pci_address}.values())
 
     def mask_without(self, addresses: list[str]) -> str:
-        """Return NAME=indices, a mask without these GPUs; empty if no GPU would remain."""
+        """Return a mask (NAME=indices) without these GPUs; '' if no GPU would remain."""
         is_amd = bool(self.amd_gpus)
-        same = [gpu for gpu in self.host.gpus if gpu.gfx.startswith("gfx") == is_amd]
-        ids = [str(index) for index, gpu in enumerate(same) if gpu.pci_address not in addresses]
+        of_vendor = [gpu for gpu in self.host.gpus if gpu.gfx.startswith("gfx") == is_amd]
+        ids = [
+            str(index) for index, gpu in enumerate(of_vendor) if gpu.pci_address not in addresses
+        ]
         return f"{'HIP' if is_amd else 'CUDA'}_VISIBLE_DEVICES={','.join(ids)}" if ids else ""
 
     @property
-    def is_contained(self) -> bool:
+    def in_container(self) -> bool:
         """Return whether this is a container of docker, podman or Kubernetes."""
         markers = (status_of(self.root / ".dockerenv"), status_of(self.root / "run/.containerenv"))
         return any(markers) or "KUBERNETES_SERVICE_HOST" in self.host.environ
@@ -141,7 +143,7 @@ def gather(
 
 
 def host_of(sysroot: str) -> Host:
-    """Return the host, with a copied tree's caller and environment from its proc/self."""
+    """Return the host; for a copied tree, with the caller and environment in its proc/self."""
     host, root = detect.host(sys.executable, sysroot), Path(sysroot)
     if root == Path("/"):
         return host

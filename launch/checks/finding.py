@@ -55,7 +55,7 @@ def fail_or_warn(fails: bool, reading: str, remedy: str) -> Finding:
 
 
 def boot_with(parameters: str) -> str:
-    """Return the command that boots the kernel with these parameters."""
+    """Return how to boot the kernel with these parameters."""
     return (
         f"add {parameters} to GRUB_CMDLINE_LINUX in /etc/default/grub, sudo update-grub "
         f"(Fedora, RHEL: sudo grubby --update-kernel=ALL --args='{parameters}'), reboot"

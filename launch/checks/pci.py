@@ -153,7 +153,7 @@ def _link(device: Path, which: str) -> tuple[int, float] | None:
 
 
 def xgmi(facts: Facts) -> Finding | None:
-    """Check that every GPU of a hive has a link to every other GPU of it."""
+    """Check that all GPUs of a hive are linked to each other."""
     hardware = facts.hardware
     if len(facts.amd_gpus) < 2 or hardware is None or hardware.link != LinkKind.xgmi:
         return None
@@ -196,13 +196,13 @@ def xgmi(facts: Facts) -> Finding | None:
         if gpu.hive or not gpu.usable:
             members[gpu.hive].add(gpu.pci_address or gpu.node)
     hive_size = hardware.hive or hardware.gpus_per_node
-    usual = (hive_size, hardware.gpus_per_node, *SMALL_HIVES)
-    odd = [len(gpus) for gpus in members.values() if len(gpus) not in usual]
-    if odd and None not in members:
+    possible_sizes = (hive_size, hardware.gpus_per_node, *SMALL_HIVES)
+    odd_sizes = [len(gpus) for gpus in members.values() if len(gpus) not in possible_sizes]
+    if odd_sizes and None not in members:
         remedy = (
             "look for a lost GPU (sudo dmesg | grep -i amdgpu), then power the machine off and "
             "on; in a virtual machine with fewer GPUs, do nothing"
         )
-        return warn(f"a hive of {odd[0]} GPUs, but {facts.group} has {hive_size}", remedy)
+        return warn(f"a hive of {odd_sizes[0]} GPUs, but {facts.group} has {hive_size}", remedy)
     sizes = " + ".join(str(len(hive)) for hive in hives.values())
     return passed(f"{len(hives)} hive(s) of {sizes} GPUs, complete")

@@ -1,4 +1,4 @@
-"""Check the host before a run: the doctor's short list on GPUs, the memory on a CPU."""
+"""Check the host before a run: `before_run` of checks.yaml for GPUs, the memory for a CPU."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def check(plan: Plan, host: Host) -> None:
 def check_host_memory(plan: Plan, host: Host) -> None:
     """Raise HostError if a process needs more memory than the machine has in total.
 
-    Less is not an error, because the plan's capacity of a CPU is nominal.
+    A smaller shortage is not an error, because the plan's capacity of a CPU is nominal.
     """
     memory = total_memory(host.sysroot)
     largest = max(plan.memory, key=lambda process: process.total_gb, default=None)

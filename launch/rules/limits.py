@@ -1,4 +1,4 @@
-"""Reject values outside the range or the options that follow from excluded settings."""
+"""Reject values outside a range or a list of options that depends on other settings."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _model_and_data_limits(c: Config) -> Iterator[Limit]:
     excluded = "code" if method.rows == "dpo" else "samples"
     kinds = ("reasoning", "code", "jsonl", "hub", "mix", "samples")
     yield "data_of_method", data.kind, [kind for kind in kinds if kind != excluded]
-    # A stream would be searched forever.
+    # Otherwise, a stream would be searched forever.
     yield "filter_lengths", data.filter.max_tokens, Range(least=data.filter.min_tokens or 0)
     yield "selection_metric", method.selection.metric if metrics else None, metrics
     lock = trainer_args.lock()

@@ -66,7 +66,9 @@ def _hub_faults(c: Config) -> Iterator[Refusal]:
     model, preset = c.model, file(c.model.name)
     is_preset = preset.get("hub_id") == model.hub_id
     others = [name for name, group in files().items() if group.get("hub_id") == model.hub_id]
-    alternative = "" if is_preset or not others else f"model={others[0]}, which has both; or "
+    alternative = (
+        "" if is_preset or not others else f"model={others[0]}, which has its shape and commit; or "
+    )
     why = ""
     if model.revision is None:
         why = "model.revision is missing"

@@ -1,4 +1,4 @@
-"""Reject rewards without a weight, chains of unknown rewards, and rewards that rows do not suit."""
+"""Reject rewards without a weight, wrong chains, and rewards whose column rows do not have."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def reward_faults(c: Config) -> Iterator[Refusal]:
 
 
 def _without_column(config: Config, kind: str) -> list[str]:
-    """Return the named rewards whose column rows of this kind do not have.
+    """Return the named rewards that read a column which rows of this kind do not have.
 
-    The columns of files and of the hub are unknown here, except that none is reasoning-gym's.
+    Rows of files and of the hub may have every column except that of reasoning-gym.
     """
     usable = GENERATED.get(kind, ("accuracy", "regex", "code_tests"))
     usable = (*usable, "regex") if config.method.reward_pattern is not None else usable

@@ -54,14 +54,12 @@ def slurm_faults(c: Config) -> Iterator[Refusal]:
         name, is_long = option.partition("=")[0], LONG_OPTION.fullmatch(option)
         if not is_long or any(own.startswith(name) for own in OWNED):
             why = "set by another key or by the launcher" if is_long else "not a long option"
-            remedy = (
-                "a key of runtime.slurm, name= or topology.num_gpus=; here, other options such as "
-            )
+            remedy = "a key of runtime.slurm, name= or topology.num_gpus=; here, only options like "
             remedy += "runtime.slurm.options=['--exclusive','--constraint=ib']"
             yield Refusal("slurm_options", f"runtime.slurm.options: {option!r} is {why}", remedy)
     if 0 < (seconds := slurm_seconds(slurm.time or "0")) <= slurm.early_signal_s:
         message = f"runtime.slurm.time={slurm.time}: Slurm would stop the job as it starts, "
-        message += f"because runtime.slurm.early_signal_s={slurm.early_signal_s} is no shorter"
+        message += f"because runtime.slurm.early_signal_s={slurm.early_signal_s} is not shorter"
         remedy = "a longer time"
         if seconds > 60:
             remedy += ", or runtime.slurm.early_signal_s=60 runtime.stop_timeout_s=30"

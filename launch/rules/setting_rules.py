@@ -39,8 +39,9 @@ def board(config: Config) -> int:
 
 
 def _reads_precision(config: Config) -> bool:
-    copies = config.method.exports and config.adapter.name == "none"  # by method.args.weights
-    return config.smoke or (config.method.reads("precision") and not copies)
+    # An export without an adapter reads method.args.weights instead.
+    ignores = config.method.exports and config.adapter.name == "none"
+    return config.smoke or (config.method.reads("precision") and not ignores)
 
 
 # Conditions and values in the tables that are not keys of the composition.

@@ -1,4 +1,4 @@
-"""Reject servers that take every GPU or need a missing vLLM, and group sizes that do not divide."""
+"""Reject servers that take every GPU, vLLM on GPUs without it, and group sizes that do not fit."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def multi_gpu_topologies(config: Config) -> list[str]:
 
 
 def server_faults(c: Config) -> Iterator[Refusal]:
-    """Reject a need for vLLM on a GPU that it does not support, and servers that take every GPU."""
+    """Reject settings that need vLLM on GPUs without it, and servers that take every GPU."""
     topology, gpus = c.topology, placement.num_gpus(c)
-    if not c.hardware.vllm and (setting := _setting_with_vllm(c)):
+    if not c.hardware.vllm and (setting := _setting_that_needs_vllm(c)):
         remedy = "topology=single or ddp, where transformers generates"
         if c.method.starts_vllm:
             remedy = (
@@ -53,12 +53,11 @@ def server_faults(c: Config) -> Iterator[Refusal]:
         elif topology.name not in ("split", "colocate"):
             remedy = "method.args.engine=transformers"
         yield Refusal("vllm", f"{setting}: no released vLLM supports {c.hardware.gfx}", remedy)
-    taken = placement.num_server_gpus(c)
-    if topology.name == "split" and taken >= max(
-        2, gpus
-    ):  # on one GPU, a server and its trainer share it
+    serving = placement.num_server_gpus(c)
+    # On one GPU, a server and its trainer share it.
+    if topology.name == "split" and serving >= max(2, gpus):
         message = (
-            f"topology=split: servers take {taken} of {gpus} GPU(s), so none is left for training"
+            f"topology=split: servers use {serving} of {gpus} GPU(s), and none is left to train"
         )
         yield Refusal("split_needs_a_trainer", message, _remedies(c))
 
@@ -80,7 +79,7 @@ def group_faults(c: Config) -> Iterator[Refusal]:
     yield Refusal("groups_divide", message, remedy)
 
 
-def _setting_with_vllm(config: Config) -> str:
+def _setting_that_needs_vllm(config: Config) -> str:
     """Return the setting that needs vLLM; '' without one or if smoke=true replaces vLLM."""
     if config.topology.name in ("split", "colocate") and config.method.generates:
         return f"topology={config.topology.name}"
