@@ -57,8 +57,9 @@ def check_adapter(config: Config) -> None:
     layers, trained = adapter.target_modules, settings.get("target_modules")
     is_same = isinstance(trained, list) and set(layers) == set(trained)
     if layers != Adapter.target_modules and not is_same:
+        names = f"[{','.join(layers)}]" if isinstance(layers, list) else layers
         remedy = f"Use: adapter.target_modules={Adapter.target_modules}."
-        raise UserError(f"adapter.target_modules={listed(layers)}: {source} other layers. {remedy}")
+        raise UserError(f"adapter.target_modules={names}: {source} other layers. {remedy}")
 
 
 def header(file: Path) -> tuple[int, dict[str, Any]]:
@@ -71,7 +72,3 @@ def header(file: Path) -> tuple[int, dict[str, Any]]:
         content: dict[str, Any] = json.loads(stream.read(min(length, 100_000_000)))
     content.pop("__metadata__", None)
     return length, content
-
-
-def listed(value: object) -> str:
-    return f"[{','.join(map(str, value))}]" if isinstance(value, list) else str(value)

@@ -86,7 +86,7 @@ def _full_size(file: Path) -> int | None:
 def warnings(config: Config) -> list[str]:
     """Return a warning if the plan assumes another model than that in model.path.
 
-    A run rejects an unreadable config.json. Under smoke=true, earlier phases shrink the model.
+    Ignore an unreadable config.json, which a run rejects, and smoke=true, which shrinks models.
     """
     folder = Path(config.model.path or ".")
     content = read_json(folder / "config.json") if config.model.path and not config.smoke else None

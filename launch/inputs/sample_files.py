@@ -1,7 +1,4 @@
-"""List the files of data.path under data=samples.
-
-Ranks read the same list that the run's record has.
-"""
+"""List the files of data.path under data=samples, for the ranks and for the run's record."""
 
 from __future__ import annotations
 

@@ -30,8 +30,8 @@ def check_key(config: Config, environ: Mapping[str, str]) -> None:
 
     wandb cannot prompt for one, because a rank has no terminal, so it would end the run.
     """
-    # Of the shell's variables, a container gets only those of runtime.secrets. It has no home
-    # directory of the user.
+    # A container gets only the variables of the shell that are in runtime.secrets, and not the
+    # user's home directory.
     in_container = config.runtime.on_node == "docker"
     variables = {**({} if in_container else environ), **config.user_env}
     if config.tracking.name != "wandb" or variables.get(MODE) in WITHOUT_A_KEY:

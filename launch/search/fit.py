@@ -298,8 +298,8 @@ def search(config: Config, command: Request, host: Host) -> tuple[Request, dict[
             "determine the batch size, which the search varies. Use: one of them."
         )
     config = balance.with_servers(config)
-    check_settings(config)  # before its numbers are enumerated
-    check_adapter(config)  # the memory depends on its layers
+    check_settings(config)  # a search would enumerate wrong numbers
+    check_adapter(config)  # memory depends on the adapter's layers
     print(f"{find}: planning each candidate", file=sys.stderr)
     searches = {Find.largest_batch: _largest_batch, Find.smallest_hardware: _smallest_hardware}
     chosen, lines = searches[config.find](config, command, host)
@@ -312,7 +312,7 @@ def _largest_batch(config: Config, command: Request, host: Host) -> tuple[str, l
     if config.hardware.vendor == Vendor.none or not config.method.trains:
         raise UserError(
             "find=largest_batch: only for a method that trains on a GPU. "
-            "Use: hardware=<a GPU> method=sft, or leave it out."
+            "Use: hardware=<a GPU> method=sft, or leave find= out."
         )
     # Possible sizes divide effective_batch, or the completions of a GRPO generation.
     ranks = batch(config).ranks
