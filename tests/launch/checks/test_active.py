@@ -17,7 +17,7 @@ from recipes.measure import health
 from tests.conftest import composed
 
 KEYS = ("gemm_tflops", "copy_gb_s", "multiply_gb_s", "all_reduce_gb_s")
-# What a healthy GPU of each kind measures.
+# Rates of healthy GPUs.
 RATES = {
     "h200": dict(zip(KEYS, (788.0, 4300.0, 4100.0, 330.0), strict=True)),
     "mi300x": dict(zip(KEYS, (620.0, 2600.0, 4100.0, 310.0), strict=True)),
@@ -40,7 +40,7 @@ def healthy(hardware: str, rank: int, num_gpus: int) -> Measured:
 
 
 def facts(hardware: str, count: int, /, bad: int = 0, **worse: object) -> Facts:
-    """Return facts of a node whose GPU `bad` measured something else."""
+    """Return facts of a node on which GPU `bad` has the results `worse`."""
     measured = [healthy(hardware, rank, count) for rank in range(count)]
     measured[bad] = dataclasses.replace(measured[bad], **worse)
     known = gather(detect.Host("python", 8), composed(f"hardware={hardware}").hardware)

@@ -1,4 +1,4 @@
-"""Test every check on a healthy machine and on one where what it reads is broken."""
+"""Test every check on healthy machines and on machines with one fault."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from launch.checks.finding import Status
 from tests.helpers import sysroots
 from tests.helpers.sysroots import KFD, Machine
 
-# What a healthy machine cannot know, for the reason given.
-NOT_KNOWN = {
+# (machine, check) whose finding is unknown on a healthy machine -> the reason
+UNKNOWN_IF_HEALTHY = {
     ("strix_halo", "amdgpu_driver"): "AMD states no range for the kernel's own driver",
     ("h200", "memory_size"): "only NVML knows, and it answers for a running machine",
     ("h200", "memory_occupied"): "the same",
@@ -27,7 +27,7 @@ NOT_KNOWN = {
 
 @dataclass(frozen=True)
 class Broken:
-    """`break_` makes the check say `status`, with these words in what it read and in its cure."""
+    """A fault: `break_` makes the check return `status`, with `read` and `cure` in its texts."""
 
     check: str
     machine: Callable[[Path], Machine]
@@ -85,7 +85,7 @@ def limits(name: str, value: str) -> Callable[[Machine], object]:
 
 
 def lost_gpu(m: Machine) -> None:
-    """Remove the last of eight, as if it had never existed."""
+    """Remove every trace of the last of eight GPUs."""
     for path in (
         f"{KFD}/nodes/9",
         m.device(0x75),
@@ -253,8 +253,8 @@ BROKEN = [
            "not synchronized", "set-ntp true"),
     Broken("integrated_gpu", CARD, lambda m: m.set_environ(PATH="/bin"), WARN,
            "GPU 1 is integrated (gfx1036, 2 CUs)", "HIP_VISIBLE_DEVICES=0"),
-    Broken("integrated_gpu", CARD, lambda m: first(m), FAIL, "GPU 0 is integrated (gfx1036, 2 CUs)",
-           "HIP_VISIBLE_DEVICES=1"),
+    Broken("integrated_gpu", CARD, lambda m: integrated_first(m), FAIL,
+           "GPU 0 is integrated (gfx1036, 2 CUs)", "HIP_VISIBLE_DEVICES=1"),
     Broken("gfx_override", STRIX, lambda m: m.set_environ(HSA_OVERRIDE_GFX_VERSION="11.0.0"), FAIL,
            "gfx1151 has native kernels", "unset"),
     Broken("gfx_override", MI50, lambda m: m.set_environ(HSA_OVERRIDE_GFX_VERSION="9.0.6"), WARN,
@@ -275,7 +275,7 @@ BROKEN = [
 
 
 def foreign(m: Machine, gpu_id: int) -> None:
-    """Two that compute, one of them the caller's own; a third that only opened the GPU."""
+    """Add two processes that compute, one of the caller's, and one that only opened the GPU."""
     for pid, held in ((711, 2 << 30), (713, 1 << 30), (715, 4096)):
         m.write(f"sys/class/kfd/kfd/proc/{pid}/vram_{gpu_id}", held)
     m.write("proc/711/comm", "python3")
@@ -283,11 +283,11 @@ def foreign(m: Machine, gpu_id: int) -> None:
 
 
 def desktop(m: Machine) -> None:
-    """Count a browser's memory, for which the kernel names no process that computes."""
+    """Occupy memory like a browser, without a process that computes."""
     m.write(f"{m.device(0x03)}/mem_info_vram_used", 3 << 30)
 
 
-def first(m: Machine) -> None:
+def integrated_first(m: Machine) -> None:
     """Put the integrated GPU before the card."""
     m.set_environ(PATH="/bin")
     integrated = {"gfx_target_version": 100306, "simd_count": 4, "device_id": 0x164E}
@@ -314,7 +314,7 @@ def findings(machine: Machine) -> dict:
 @pytest.mark.parametrize("name", HEALTHY)
 def test_a_healthy_machine_passes(tmp_path, name):
     for check, finding in findings(HEALTHY[name](tmp_path)).items():
-        other = Status.unknown if (name, check) in NOT_KNOWN else Status.passed
+        other = Status.unknown if (name, check) in UNKNOWN_IF_HEALTHY else Status.passed
         assert finding.status == other, (check, finding)
         assert finding.read, check
         assert finding.threshold, check
@@ -368,7 +368,7 @@ def test_a_closed_node_names_the_group_to_join(tmp_path, gid, cure):
 
 
 def test_kernel_log_of_the_last_hour(tmp_path, monkeypatch):
-    """Read a running machine with the first program that is there and may read."""
+    """Read the log of a running machine with the first command that prints one."""
     now = datetime.datetime.now(datetime.UTC)
     lines = [f"{(now - datetime.timedelta(hours=h)).isoformat()} line {h}" for h in (2, 0)]
     commands = (["no-such-program"], ["false"], ["echo", "\n".join([*lines, "odd line"])])

@@ -1,4 +1,4 @@
-"""The table of rules, row by row: a composition that each rejects, and its remedy."""
+"""Test every rule with a composition that it rejects, and with words of its remedy."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WORDS = {
     "EXPORT": "method=export model.path=m",
     "NODES": "hardware=mi300x runtime=slurm runtime.slurm.nodes=2 runtime.slurm.interface=ib0",
 }
-# rule | overrides that break it alone | words of the remedy
+# rule | overrides that break only this rule | words of the remedy
 CASES = r"""
 precision | hardware=mi210 precision=fp8 | precision=bf16
 nf4_without_adapter | QWEN precision=nf4 | adapter=qlora
@@ -247,7 +247,7 @@ runtime=docker container=cpu runtime.secrets=[my-key] | runtime.secrets[0]=my-ke
 runtime=docker container=cpu runtime.secrets=[PATH] | runtime.secrets[0]=PATH: not allowed
 GRPO method.args.vllm_importance_sampling_mode=token_mas | Did you mean token_mask
 """
-FITTING = """
+VALID = """
 method.args.learning_rate=0 method.args.warmup_steps=0.1 method.args.max_grad_norm=0
  method.args.save_steps=0.5 method.args.logging_steps=2.0 method.args.adam_beta1=0
 method=grpo method.args.top_p=1 method.args.min_p=null method.args.beta=0
@@ -328,7 +328,7 @@ def test_value_outside_its_list_or_range(overrides, words):
     assert words in refusal(config_of(overrides))
 
 
-@pytest.mark.parametrize("overrides", [overrides for [overrides] in rows(FITTING)])
+@pytest.mark.parametrize("overrides", [overrides for [overrides] in rows(VALID)])
 def test_composition_that_works(overrides):
     check(config_of(overrides))
 
@@ -341,15 +341,15 @@ def test_refusals_are_shown_together():
 @pytest.mark.parametrize(("overrides", "words"), [
     ("model.num_parameters=7", "model.num_parameters=7"),
     ("model.num_layers=35 model.path=/m", "model.num_parameters=3921537280"),
-    ("model.num_parameters=3990000000", None),  # as rounded as a published count may be
+    ("model.num_parameters=3990000000", None),  # a rounded published count
     ("model.num_layers=12 model.init=random", None),
     ("model.hub_id=me/tuned", "is a commit of Qwen/Qwen3-4B. Use: model=<of the same shape>"),
     (f"model.hub_id=me/tuned model.revision={'a' * 40}", None),
     (f"model.hub_id=Qwen/Qwen3-8B model.revision={'a' * 40}", "Use: model=qwen3_8b"),
-    ("model.hub_id=me/tuned model.path=/m", None),  # the path wins
+    ("model.hub_id=me/tuned model.path=/m", None),  # model.path has precedence
     ("model.revision=null method=evaluate", "model.revision is missing"),
     ("model.name=mine model.num_layers=12", "model=mine"),
-    ("model.name=mine model.hub_id=me/mine", None),  # conf/ does not know its revision
+    ("model.name=mine model.hub_id=me/mine", None),  # conf/model has no revision to compare
 ])  # fmt: skip
 def test_the_model_that_is_loaded_is_the_one_that_is_planned(overrides, words):
     config = config_of(f"QWEN {overrides}")
@@ -383,8 +383,8 @@ def test_remedies_for_servers_that_take_every_gpu_work(overrides, remedy):
     split = f"GRPO topology=split topology.{overrides}"
     [rule] = refusals(config_of(split))
     assert (rule.name, rule.remedy) == ("split_needs_a_trainer", remedy)
-    for taken in remedy.split(" or "):
-        check(config_of(f"{split} {taken}"))
+    for override in remedy.split(" or "):
+        check(config_of(f"{split} {override}"))
 
 
 # overrides | words of the warning, or none
