@@ -60,7 +60,7 @@ def run(facts: Facts, force: bool) -> Outcome:
 
 
 def _obstacle(facts: Facts, force: bool) -> tuple[str, str] | None:
-    """Return why the tests cannot run, and the fix."""
+    """Return why the tests cannot run, and the remedy; None if they can."""
     if importlib.util.find_spec("torch") is None:
         remedy = "make setup, then .venv/bin/python launch/doctor.py active=true"
         return f"{sys.executable} has no torch", remedy
@@ -98,8 +98,8 @@ def process_of(facts: Facts, force: bool, folder: Path) -> Process:
         count = len(of_vendor) if mask is None else len(mask.split(","))
         config = compose([*overrides, f"topology.num_gpus={count}"])
         gpus = placement.visible_gpus(config, facts.host, count)
-    halves = [p for p in hardware.precisions if p in ("bf16", "fp16")]
-    dtype = next((p for p in halves if p in hardware.peak_tflops), "fp32")
+    half_precisions = [p for p in hardware.precisions if p in ("bf16", "fp16")]
+    dtype = next((p for p in half_precisions if p in hardware.peak_tflops), "fp32")
     argv = [facts.host.python, "-m", "torch.distributed.run", "--standalone"]
     argv += ["--local-addr", "127.0.0.1", "--nproc-per-node", str(count), "-m", PROGRAM]
     argv += ["--folder", str(folder), "--device", "cuda" if gpus else "cpu"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from launch.rules.refusal import Refusal
 from launch.schema import Config
@@ -26,7 +25,12 @@ def method_faults(c: Config) -> Iterator[Refusal]:
         parts, example = LISTS.get(name, ("", ""))
         if items == [] and not (method == COLLECTIVES and name in MAY_BE_EMPTY):
             fault = "nothing would be measured"
-        elif parts and not all(_are_positive(item, parts.count(",") + 1) for item in items or []):
+        elif parts and not all(
+            isinstance(item, list)
+            and len(item) == parts.count(",") + 1
+            and all(type(number) is int and number > 0 for number in item)
+            for item in items or []
+        ):
             fault = f"each item must be a list [{parts}] of integers above 0"
         # NCCL reads the text "True" as 0.
         elif (method, name) == (COLLECTIVES, "settings") and any(
@@ -40,11 +44,3 @@ def method_faults(c: Config) -> Iterator[Refusal]:
             remedy = f"'{key}=[{example}]'" if example else remedy
             remedy += f"; or {key}=null for all" if entry["default"] is None else ""
             yield Refusal("bench_lists", f"{key}={items}: {fault}", remedy)
-
-
-def _are_positive(item: Any, length: int) -> bool:
-    return (
-        isinstance(item, list)
-        and len(item) == length
-        and all(type(part) is int and part > 0 for part in item)
-    )

@@ -38,12 +38,6 @@ def board(config: Config) -> int:
     return 4 if config.hardware.unified_memory else 8
 
 
-def _reads_precision(config: Config) -> bool:
-    # An export without an adapter reads method.args.weights instead.
-    ignores = config.method.exports and config.adapter.name == "none"
-    return config.smoke or (config.method.reads("precision") and not ignores)
-
-
 # Conditions and values in the tables that are not keys of the composition.
 FACTS: Facts = {
     "requests_cores": lambda c: any(
@@ -68,7 +62,11 @@ FACTS: Facts = {
     "ranks": placement.num_trainers,
     "reads_data": lambda c: c.method.reads("data"),
     "reads_model": lambda c: c.method.reads("model"),
-    "reads_precision": _reads_precision,
+    # An export without an adapter reads method.args.weights instead.
+    "reads_precision": lambda c: (
+        c.smoke
+        or (c.method.reads("precision") and not (c.method.exports and c.adapter.name == "none"))
+    ),
     "shares_gpu": placement.shares_gpu,
 }
 
