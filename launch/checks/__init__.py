@@ -1,1 +1,1 @@
-"""The checks of launch/doctor.py: functions from Facts to a Finding, listed in table.py."""
+"""The checks of launch/doctor.py: functions from Facts to a Finding, listed in checks.yaml."""

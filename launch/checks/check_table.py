@@ -1,4 +1,4 @@
-"""Run the checks of checks.yaml, and the short set that a run starts with."""
+"""Run the checks of checks.yaml: all of them, or those before a run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Check:
     def run(self, facts: Facts) -> Finding | None:
         """Return the finding; None if the check does not apply to this machine."""
         value = operator.attrgetter(self.needs)(facts)
-        if value is None or value is False or value == ():  # 0 is a need
+        if value is None or value is False or value == ():  # 0 is a value
             return None
         name, _, function = self.check.partition(".")
         module = importlib.import_module(f"launch.checks.{name}")
@@ -39,8 +39,8 @@ class Check:
         if finding is None:
             return None
         threshold, source = (
-            own or of_row.format(facts=facts, **vars(module))
-            for own, of_row in (
+            text or template.format(facts=facts, **vars(module))
+            for text, template in (
                 (finding.threshold, self.expected),
                 (finding.source, self.source),
             )
@@ -49,22 +49,22 @@ class Check:
 
 
 ROWS = yaml_file(Path(__file__).with_name("checks.yaml"))
-EVERY = tuple(Check(subject=subject, **row) for subject, rows in ROWS.items() for row in rows)
-CHECKS = tuple(check for check in EVERY if check.subject != ACTIVE)
-ACTIVE_CHECKS = tuple(check for check in EVERY if check.subject == ACTIVE)
+ALL_CHECKS = tuple(Check(subject=subject, **row) for subject, rows in ROWS.items() for row in rows)
+CHECKS = tuple(check for check in ALL_CHECKS if check.subject != ACTIVE)
+ACTIVE_CHECKS = tuple(check for check in ALL_CHECKS if check.subject == ACTIVE)
 
 
 def run(facts: Facts, checks: Iterable[Check] = CHECKS) -> dict[Check, Finding]:
     """Return the findings of the checks that apply to this machine, with any active tests."""
     if facts.active is not None:
-        # Report tests that failed or were not run only once.
-        is_whole = facts.active.measured and not facts.active.failed
-        checks = (*checks, *(ACTIVE_CHECKS if is_whole else ACTIVE_CHECKS[:1]))
+        # If the tests failed or did not run, only the first check reports it.
+        completed = facts.active.measured and not facts.active.failed
+        checks = (*checks, *(ACTIVE_CHECKS if completed else ACTIVE_CHECKS[:1]))
     return {check: finding for check in checks if (finding := check.run(facts)) is not None}
 
 
-def before_run(facts: Facts, contained: bool) -> dict[str, Finding]:
-    """Return the findings of the short set. A failure there would make a run fail."""
-    when = ("always",) if contained else ("always", "local")
-    chosen = run(facts, (check for check in CHECKS if check.before_run in when))
-    return {check.name: finding for check, finding in chosen.items()}
+def before_run(facts: Facts, in_container: bool) -> dict[str, Finding]:
+    """Run the checks whose failure would make a run fail. Return name -> finding."""
+    when = ("always",) if in_container else ("always", "local")
+    findings = run(facts, (check for check in CHECKS if check.before_run in when))
+    return {check.name: finding for check, finding in findings.items()}

@@ -1,4 +1,4 @@
-"""Print the doctor's page: the machine, what is wrong, then everything that was checked."""
+"""Print the doctor's report: the machine, then its faults, then every check."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ STYLE = {
     Status.unknown: "cyan",
     Status.passed: "green",
 }
-FEW = 16  # GPUs listed one by one at most
-WIDTH = 100  # without a terminal
-# Column -> field of Measured, for a GPU or a process on a CPU.
+MOST_LISTED = 16  # GPUs; a longer list is left to format=json
+WIDTH = 100  # characters per line if stdout is not a terminal
+# Column -> field of Measured.
 RATES = {
     "GEMM TFLOPS": "gemm_tflops",
     "fp32 output": "fp32_output_tflops",
@@ -45,14 +45,14 @@ def show(
     console = console if console.is_terminal else Console(width=WIDTH)
     kinds = Counter(map(detect.describe, host.gpus))
     withheld = Counter(map(detect.describe, host.withheld))
-    lines = [f"{count} x {kind}" for kind, count in kinds.items()] or ["no GPU that may be used"]
+    lines = [f"{count} x {kind}" for kind, count in kinds.items()] or ["no GPU that you may use"]
     lines += [f"{count} x {kind}: not passed to this container" for kind, count in withheld.items()]
     group = f"checked against hardware={hardware.name}" if hardware else ""
-    lines.append(group or "no group of conf/hardware fits: hardware=GROUP names one")
+    lines.append(group or "no group of conf/hardware fits; choose one with hardware=GROUP")
     console.print(Text("\n".join(lines)))
-    if 0 < len(host.gpus) <= FEW:
+    if 0 < len(host.gpus) <= MOST_LISTED:
         columns = ("GPU", "product", "PCI", "render", "NUMA", "mode", "xGMI GB/s", "UUID")
-        console.print(_table(columns, _gpus(host), no_wrap=True))
+        console.print(_table(columns, _gpu_rows(host), no_wrap=True))
     elif host.gpus:
         console.print("format=json lists each device.")
     for status in (Status.fail, Status.warn):
@@ -62,9 +62,9 @@ def show(
                 body = Table.grid(padding=(0, 2))
                 body.add_row("  found", Text(finding.read))
                 body.add_row("  expected", Text(f"{finding.threshold}  [{finding.source}]"))
-                body.add_row("  cure", Text(finding.cure, "bold"))
+                body.add_row("  fix", Text(finding.cure, "bold"))
                 console.print(name, body)
-    console.print(_table(("subject", "check", "", "found"), _checked(findings)))
+    console.print(_table(("subject", "check", "", "found"), _check_rows(findings)))
     if active and active.measured:
         rows = []
         for gpu in active.measured:
@@ -73,11 +73,11 @@ def show(
             clocks = gpu.clocks_mhz
             dies = f"{min(clocks)} to {max(clocks)}" if clocks else None
             rows.append([str(active.gpus[gpu.rank] if active.gpus else gpu.rank), *cells, dies])
-        console.print(_table(("GPU", *RATES, "MHz of its dies"), rows))
+        console.print(_table(("GPU", *RATES, "MHz of dies"), rows))
     if not host.gpus and not host.withheld:
         omitted = sum(check not in findings for check in CHECKS)
         console.print(
-            f"No GPU was found: {omitted} checks of GPUs, their links and their driver are skipped."
+            f"No GPU was found, so {omitted} checks of GPUs, links and drivers were skipped."
         )
     counts = Counter(finding.status for finding in findings.values())
     words = [Text(f"{counts[s]} {s.value}", STYLE[s]) for s in STYLE if counts[s]]
@@ -95,7 +95,7 @@ def _table(
     return table
 
 
-def _gpus(host: Host) -> Iterable[list[str | None]]:
+def _gpu_rows(host: Host) -> Iterable[list[str | None]]:
     for index, gpu in enumerate(host.gpus):
         speeds = Counter(link.gb_s for link in gpu.links if link.kind == "xgmi")
         links = ", ".join(f"{n} x {speed:g}" if speed else str(n) for speed, n in speeds.items())
@@ -107,14 +107,14 @@ def _gpus(host: Host) -> Iterable[list[str | None]]:
         yield [str(index), product, gpu.pci_address, render, numa, mode or None, links or "-", uuid]
 
 
-def _checked(findings: dict[Check, Finding]) -> Iterable[list[str | Text]]:
-    """Yield a row for each finding. An unknown one comes with how to find out."""
+def _check_rows(findings: dict[Check, Finding]) -> Iterable[list[str | Text]]:
+    """Yield a row for each finding; an unknown one includes its remedy."""
     subject = ""
     for check, finding in findings.items():
         first = check.subject if check.subject != subject else ""
         subject = check.subject
         shown_above = finding.status in (Status.fail, Status.warn)
-        read = Text(finding.read, overflow="ellipsis", no_wrap=shown_above)
+        reading = Text(finding.read, overflow="ellipsis", no_wrap=shown_above)
         if finding.status == Status.unknown:
-            read = Text.assemble(read, (f"\n{finding.cure}", "bold"))
-        yield [first, check.name, Text(finding.status.value, STYLE[finding.status]), read]
+            reading = Text.assemble(reading, (f"\n{finding.cure}", "bold"))
+        yield [first, check.name, Text(finding.status.value, STYLE[finding.status]), reading]

@@ -1,4 +1,4 @@
-"""Give checks what they read: files below a root in place of `/`, and facts of the host."""
+"""Provide what checks read: files of this machine or of a copied tree, and facts of the host."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from launch.schema.host import HostNeeds
 
 AMD = "0x1002"
 DISPLAYS = ("0x03", "0x12")  # PCI classes of display controllers and processing accelerators
-OTHER_DRIVERS = ("radeon", "vfio-pci")
+OTHER_DRIVERS = ("radeon", "vfio-pci")  # of old GPUs, and of GPUs given to a virtual machine
 TIME_ERROR = 5  # adjtimex(2): the clock is not synchronized
 
 
@@ -35,10 +35,10 @@ class Space:
 
 @dataclass(frozen=True)
 class Probe:
-    """Answers of the running kernel, which a copied tree cannot give."""
+    """Facts that only the running kernel knows. A copied tree does not have them."""
 
-    space: Callable[[str], Space | None]  # of a path's file system; the path need not exist
-    may_open: Callable[[str], bool]  # whether an access list opens a node to the caller
+    space: Callable[[str], Space | None]  # on the disk of a path, which may be missing
+    may_open: Callable[[str], bool]  # whether an access list lets the caller open a node
     clock_synchronized: Callable[[], bool | None]
 
 
@@ -46,13 +46,13 @@ class Probe:
 class Facts:
     root: Path
     host: Host
-    # The thresholds of this GPU; None if the GPUs differ or their kind is unknown.
+    # The group that describes the GPUs; None if the GPUs differ or no group fits.
     hardware: Hardware | None
     run_root: str
     probe: Probe
-    # Indices of the GPUs that a run uses; None for all that the caller may use.
+    # Indices of the GPUs that a run uses; None for every GPU that the caller may use.
     only: frozenset[int] | None = None
-    active: Outcome | None = None  # of the active tests, if they were requested
+    active: Outcome | None = None  # of the active tests, if the user requested them
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:
@@ -81,7 +81,7 @@ class Facts:
 
     @property
     def is_amd(self) -> bool:
-        """Return whether AMD is requested; by default, whether the machine has an AMD GPU."""
+        """Return whether the hardware group is AMD's; without one, whether there is an AMD GPU."""
         if self.hardware is not None and self.hardware.vendor != Vendor.none:
             return self.hardware.vendor == Vendor.amd
         return bool(self.amd_gpus or self.host.withheld or self.amd_cards())
@@ -91,7 +91,7 @@ class Facts:
         return self.root == Path("/")
 
     def amd_cards(self) -> list[str]:
-        """Return the PCI addresses of AMD's GPUs, except old ones and those of virtual machines."""
+        """Return the PCI addresses of AMD's GPUs, except those with OTHER_DRIVERS."""
         cards = []
         for device in (self.root / "sys/bus/pci/devices").glob("*"):
             is_gpu = (text(device / "class") or "").startswith(DISPLAYS)
@@ -104,22 +104,24 @@ class Facts:
         """Return the kernel's folder for a GPU's PCI device."""
         return self.root / "sys/bus/pci/devices" / (gpu.pci_address or "none")
 
-    def whole_gpus(self) -> list[Gpu]:
+    def physical_gpus(self) -> list[Gpu]:
         """Return one GPU per PCI device, because partitions share the device's files."""
         return list({gpu.pci_address: gpu for gpu in self.gpus if gpu.pci_address}.values())
 
     def mask_without(self, addresses: list[str]) -> str:
-        """Return the mask that leaves out these GPUs; empty if none would remain."""
+        """Return a mask (NAME=indices) without these GPUs; '' if no GPU would remain."""
         is_amd = bool(self.amd_gpus)
-        same = [gpu for gpu in self.host.gpus if gpu.gfx.startswith("gfx") == is_amd]
-        ids = [str(index) for index, gpu in enumerate(same) if gpu.pci_address not in addresses]
+        of_vendor = [gpu for gpu in self.host.gpus if gpu.gfx.startswith("gfx") == is_amd]
+        ids = [
+            str(index) for index, gpu in enumerate(of_vendor) if gpu.pci_address not in addresses
+        ]
         return f"{'HIP' if is_amd else 'CUDA'}_VISIBLE_DEVICES={','.join(ids)}" if ids else ""
 
     @property
-    def is_contained(self) -> bool:
-        """Return whether this is a container of docker, podman or Kubernetes, by its marks."""
-        marks = (status_of(self.root / ".dockerenv"), status_of(self.root / "run/.containerenv"))
-        return any(marks) or "KUBERNETES_SERVICE_HOST" in self.host.environ
+    def in_container(self) -> bool:
+        """Return whether this is a container of docker, podman or Kubernetes."""
+        markers = (status_of(self.root / ".dockerenv"), status_of(self.root / "run/.containerenv"))
+        return any(markers) or "KUBERNETES_SERVICE_HOST" in self.host.environ
 
     def file(self, path: str) -> str | None:
         return text(self.root / path)
@@ -141,7 +143,7 @@ def gather(
 
 
 def host_of(sysroot: str) -> Host:
-    """Return this machine, or that of a copied tree, with caller and environment from proc/self."""
+    """Return the host; for a copied tree, with the caller and environment in its proc/self."""
     host, root = detect.host(sys.executable, sysroot), Path(sysroot)
     if root == Path("/"):
         return host
@@ -171,9 +173,9 @@ def _space(path: str) -> Space | None:
 
 
 def _clock_synchronized() -> bool | None:
-    """Ask the kernel, in a container too, by an adjtimex(2) that changes nothing."""
+    """Ask the kernel with a read-only adjtimex(2), which works in a container too."""
     try:
-        # struct timex has 208 bytes.
+        # The buffer is large enough: struct timex has 208 bytes.
         state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.create_string_buffer(1024))
     except (OSError, AttributeError):  # no glibc
         return None

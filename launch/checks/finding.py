@@ -1,4 +1,4 @@
-"""Define the result of a check, and the functions with which checks create one."""
+"""Define the result of a check, and functions that create it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from enum import Enum
 
 class Status(Enum):
     passed = "pass"
-    warn = "warn"  # slower, or a risk
+    warn = "warn"  # a run would be slower or at risk
     fail = "fail"  # a run would fail, hang or rely on wrong figures
     unknown = "unknown"
 
@@ -17,50 +17,50 @@ class Status(Enum):
 @dataclass(frozen=True)
 class Finding:
     status: Status
-    read: str
-    cure: str = ""  # the command, or what to do; empty if it passes
-    threshold: str = ""  # like source, empty for the one in checks.yaml
+    read: str  # what the check found on this machine
+    cure: str = ""  # the remedy, if possible as a command; empty if the check passes
+    threshold: str = ""  # empty: as in checks.yaml; likewise source
     source: str = ""
 
     def expecting(self, threshold: str, source: str = "") -> Finding:
-        """Return the finding with its own threshold."""
+        """Return the finding with a threshold and source that replace those of checks.yaml."""
         return dataclasses.replace(self, threshold=threshold, source=source)
 
 
-def passed(read: str) -> Finding:
-    return Finding(Status.passed, read)
+def passed(reading: str) -> Finding:
+    return Finding(Status.passed, reading)
 
 
-def warn(read: str, cure: str) -> Finding:
-    return Finding(Status.warn, read, cure)
+def warn(reading: str, remedy: str) -> Finding:
+    return Finding(Status.warn, reading, remedy)
 
 
-def fail(read: str, cure: str) -> Finding:
-    return Finding(Status.fail, read, cure)
+def fail(reading: str, remedy: str) -> Finding:
+    return Finding(Status.fail, reading, remedy)
 
 
-def unknown(read: str, cure: str) -> Finding:
-    return Finding(Status.unknown, read, cure)
+def unknown(reading: str, remedy: str) -> Finding:
+    return Finding(Status.unknown, reading, remedy)
 
 
-def judge(value: object, passes: bool, cure: str, look: str) -> Finding:
-    """Pass or warn about a value; if it is None, `look` is the command to find out."""
+def judge(value: object, passes: bool, remedy: str, command: str) -> Finding:
+    """Pass or warn about a value. If it is None, return unknown with a command that shows it."""
     if value is None:
-        return unknown("cannot be read here", look)
-    return passed(str(value)) if passes else warn(str(value), cure)
+        return unknown("cannot be read here", command)
+    return passed(str(value)) if passes else warn(str(value), remedy)
 
 
-def fail_or_warn(fails: bool, read: str, cure: str) -> Finding:
-    return fail(read, cure) if fails else warn(read, cure)
+def fail_or_warn(fails: bool, reading: str, remedy: str) -> Finding:
+    return fail(reading, remedy) if fails else warn(reading, remedy)
 
 
 def boot_with(parameters: str) -> str:
-    """Return the command that boots the kernel with these parameters."""
+    """Return how to boot the kernel with these parameters."""
     return (
         f"add {parameters} to GRUB_CMDLINE_LINUX in /etc/default/grub, sudo update-grub "
         f"(Fedora, RHEL: sudo grubby --update-kernel=ALL --args='{parameters}'), reboot"
     )
 
 
-def some(words: list[str], most: int = 4) -> str:
-    return "; ".join(words[:most])
+def first_few(words: list[str], most: int = 4) -> str:
+    return ", ".join(words[:most]) + (f" and {len(words) - most} more" if words[most:] else "")

@@ -10,12 +10,12 @@ from launch.checks.facts import Facts
 from launch.checks.finding import Finding, fail, judge
 from launch.machine.sysfs import as_number, is_folder
 
-SHM_GB = 16.0  # AMD's run lines: --shm-size 16G
-SHM_ONE_GB = 1.0  # our choice: loader workers of one GPU
+SHM_GB = 16.0  # AMD's docker commands: --shm-size 16G
+SHM_ONE_GB = 1.0  # our choice, for the data loader workers of one GPU
 SHM_BREAKS_GB = 0.1  # docker's default, 64 MB, is too little for RCCL's buffers
 OPEN_FILES = 65535  # vLLM raises its own soft limit to this
 RUN_GB = 50.0  # a checkpoint of Qwen3-4B with AdamW in fp32: 12 bytes x 4.0e9 parameters
-RUN_LEAST_GB = 0.1  # our choice: logs and metrics; a benchmark writes nothing else
+RUN_LEAST_GB = 0.1  # our choice, for logs and metrics; a benchmark writes only these
 # rocm/vllm of 10.8 GB compressed takes 50.4 GB on disk (containers/images.lock.yaml).
 DOCKER_GB = 60.0
 DOCKER_ROOT = "var/lib/docker"
@@ -25,9 +25,9 @@ def numa_balancing(facts: Facts) -> Finding:
     needed = facts.needs.numa_balancing
     value = as_number(facts.file("proc/sys/kernel/numa_balancing"))
     setting = f"kernel.numa_balancing={needed}"
-    keep = f"to keep it: echo {setting} | sudo tee /etc/sysctl.d/60-rocm.conf"
-    cure = f"sudo sysctl {setting}; {keep}"
-    return judge(value, value == needed, cure, "sysctl kernel.numa_balancing")
+    keep = f"to keep this after a reboot: echo {setting} | sudo tee /etc/sysctl.d/60-rocm.conf"
+    remedy = f"sudo sysctl {setting}; {keep}"
+    return judge(value, value == needed, remedy, "sysctl kernel.numa_balancing")
 
 
 def hugepages(facts: Facts) -> Finding:
@@ -38,7 +38,7 @@ def hugepages(facts: Facts) -> Finding:
 
 
 def _limit(facts: Facts, name: str) -> float | None:
-    """Return the hard limit of this process; inf if it is unlimited."""
+    """Return a hard limit of this process; inf if unlimited, None if unknown."""
     row = re.search(rf"^{name}\s+\S+\s+(\S+)", facts.file("proc/self/limits") or "", re.MULTILINE)
     if row and row[1] == "unlimited":
         return math.inf
@@ -49,68 +49,70 @@ def memlock(facts: Facts) -> Finding | None:
     if len(facts.gpus) < 2:
         return None
     limit = _limit(facts, "Max locked memory")
-    read = "unlimited" if limit == math.inf else limit and f"{limit / 1e6:.0f} MB"
-    cure = (
+    reading = "unlimited" if limit == math.inf else limit and f"{limit / 1e6:.0f} MB"
+    remedy = (
         'echo "* - memlock unlimited" | sudo tee /etc/security/limits.d/rocm.conf, then log '
-        "in again. docker run --ulimit memlock=-1 ..."
+        "in again. In a container: docker run --ulimit memlock=-1 ..."
     )
-    return judge(read, limit == math.inf, cure, "ulimit -Hl")
+    return judge(reading, limit == math.inf, remedy, "ulimit -Hl")
 
 
 def open_files(facts: Facts) -> Finding:
     limit = _limit(facts, "Max open files")
-    cure = (
+    remedy = (
         f'echo "* hard nofile {OPEN_FILES}" | sudo tee /etc/security/limits.d/files.conf, '
-        f"then log in again. docker run --ulimit nofile={OPEN_FILES} ..."
+        f"then log in again. In a container: docker run --ulimit nofile={OPEN_FILES} ..."
     )
-    return judge(limit, (limit or 0) >= OPEN_FILES, cure, "ulimit -Hn")
+    return judge(limit, (limit or 0) >= OPEN_FILES, remedy, "ulimit -Hn")
 
 
 def shm(facts: Facts) -> Finding:
     several = len(facts.gpus) > 1
     needed = SHM_GB if several else SHM_ONE_GB
     space = facts.probe.space("/dev/shm")
-    read = space and f"{space.free_gb:.2f} of {space.total_gb:.2f} GB free"
-    cure = (
-        "docker run --ipc=host ..., or --shm-size 16g. On a host: sudo mount -o "
+    reading = space and f"{space.free_gb:.2f} of {space.total_gb:.2f} GB free"
+    remedy = (
+        "in a container: docker run --ipc=host ..., or --shm-size 16g. On a host: sudo mount -o "
         "remount,size=16G /dev/shm"
     )
-    finding = judge(read, bool(space and space.free_gb >= needed), cure, "df -h /dev/shm")
+    finding = judge(reading, bool(space and space.free_gb >= needed), remedy, "df -h /dev/shm")
     if space and space.free_gb < SHM_BREAKS_GB and several:
-        finding = fail(str(read), cure)
+        finding = fail(str(reading), remedy)
     return finding.expecting(f"{needed:g} GB" + (" for several GPUs" if several else ""))
 
 
 def run_root_disk(facts: Facts) -> Finding:
-    cure = "run_root=<a folder on a larger disk>, or remove old runs: du -sh runs/*/*"
-    return _disk(facts, facts.run_root, RUN_GB, cure, least_gb=RUN_LEAST_GB)
+    remedy = "set run_root=<a folder on a larger disk>, or remove old runs: du -sh runs/*/*"
+    return _disk(facts, facts.run_root, RUN_GB, remedy, least_gb=RUN_LEAST_GB)
 
 
 def docker_disk(facts: Facts) -> Finding | None:
-    """Check disk space for AMD's images. Return None if no docker engine keeps its files here."""
+    """Check disk space for AMD's images. Return None on a machine without docker's folder."""
     try:
         folder = json.loads(facts.file("etc/docker/daemon.json") or "{}")["data-root"].lstrip("/")
-    except (ValueError, TypeError, KeyError, AttributeError):  # not set
+    except (ValueError, TypeError, KeyError, AttributeError):  # missing or malformed
         folder = DOCKER_ROOT
     if not is_folder(facts.root / folder):
         return None
-    cure = (
-        'docker system df, then docker image prune; or another disk: "data-root" in '
-        "/etc/docker/daemon.json"
+    remedy = (
+        'docker system df, then docker image prune; or set "data-root" in /etc/docker/daemon.json '
+        "to a folder on another disk"
     )
-    return _disk(facts, f"/{folder}", DOCKER_GB, cure)
+    return _disk(facts, f"/{folder}", DOCKER_GB, remedy)
 
 
-def _disk(facts: Facts, folder: str, needed_gb: float, cure: str, least_gb: float = 0.0) -> Finding:
+def _disk(
+    facts: Facts, folder: str, needed_gb: float, remedy: str, least_gb: float = 0.0
+) -> Finding:
     space = facts.probe.space(folder)
     if space and space.free_gb < least_gb:
-        return fail(f"{space.free_gb:.1f} GB free for {folder}", cure)
-    read = space and f"{space.free_gb:.0f} GB free for {folder}"
-    return judge(read, bool(space and space.free_gb >= needed_gb), cure, f"df -h {folder}")
+        return fail(f"{space.free_gb:.1f} GB free for {folder}", remedy)
+    reading = space and f"{space.free_gb:.0f} GB free for {folder}"
+    return judge(reading, bool(space and space.free_gb >= needed_gb), remedy, f"df -h {folder}")
 
 
 def clock(facts: Facts) -> Finding:
     synchronized = facts.probe.clock_synchronized()
     words = {True: "synchronized", False: "not synchronized"}
-    read = words.get(synchronized) if synchronized is not None else None
-    return judge(read, bool(synchronized), "sudo timedatectl set-ntp true", "timedatectl")
+    reading = words.get(synchronized) if synchronized is not None else None
+    return judge(reading, bool(synchronized), "sudo timedatectl set-ntp true", "timedatectl")

@@ -1,4 +1,4 @@
-"""Search the last hour of the kernel log for errors of GPUs and memory."""
+"""Search the last hour of the kernel log for GPU and memory errors."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from launch.checks.finding import Finding, fail, passed, unknown, warn
 from launch.core.json_files import yaml_file
 
 HOUR = datetime.timedelta(hours=1)
-SHOWN = 100  # characters shown of a line
-# Use the first that the user may read. Both begin each line with an ISO time, as kern.log does.
+MOST_SHOWN = 100  # characters of a line
+# The first command that prints a log is used. Both start each line with an ISO time, like kern.log.
 COMMANDS = (
     ["dmesg", "--time-format=iso"],
     ["journalctl", "--dmesg", "--lines=10000", "--output=short-iso", "--no-pager", "--quiet"],
@@ -25,30 +25,34 @@ PATTERNS: dict[str, dict[str, str]] = yaml_file(Path(__file__).with_name("kernel
 def kernel_log(facts: Facts) -> Finding:
     lines = last_hour(facts)
     if lines is None:
-        read = "closed to this user" if facts.is_live else "not in this tree"
-        return unknown(read, "sudo dmesg --level err,warn")
+        reading = "this user may not read it" if facts.is_live else "not in this tree"
+        return unknown(reading, "sudo dmesg --level err,warn")
     if bad := _matches(lines, "bad"):
         name, line = bad[-1]
         reset = "sudo amd-smi reset --gpureset --gpu <N>"
         if name == "NVIDIA Xid":
             reset = "sudo nvidia-smi --gpu-reset -i <N>"
-        cure = (
-            f"stop what runs; {reset}, or reboot; if it comes back, leave that GPU out or "
-            "replace it"
+        remedy = (
+            f"stop all processes on the GPU, then {reset}, or reboot; if the error returns, "
+            "exclude or replace that GPU"
         )
-        return fail(f"{len(bad)} line(s); the last ({name}): {line[:SHOWN]}", cure)
+        return fail(f"{len(bad)} line(s); the last ({name}): {line[:MOST_SHOWN]}", remedy)
     if killed := _matches(lines, "memory"):
-        cure = (
-            "less host memory in use: fewer loader workers, no offload to the CPU, "
-            "runtime.memory_gb=<limit>; free -h"
+        remedy = (
+            "use less host memory: hardware.dataloader.num_workers=<fewer>, no offload to the "
+            "CPU, or runtime.memory_gb=<limit>; free -h shows the use"
         )
-        read = f"{len(killed)} process(es) killed for memory: {killed[-1][1][:SHOWN]}"
-        return warn(read, cure)
+        reading = (
+            f"{len(killed)} process(es) killed for lack of memory: {killed[-1][1][:MOST_SHOWN]}"
+        )
+        return warn(reading, remedy)
     if suspect := _matches(lines, "suspect"):
         name, line = suspect[-1]
-        cure = "look at the process that it names; if it is a run of ours, use debug=memory_fault"
-        return warn(f"{len(suspect)} line(s); the last ({name}): {line[:SHOWN]}", cure)
-    return passed(f"{len(lines)} lines, none of them")
+        remedy = (
+            "check the process that the line names; debug=memory_fault locates the fault in a run"
+        )
+        return warn(f"{len(suspect)} line(s); the last ({name}): {line[:MOST_SHOWN]}", remedy)
+    return passed(f"{len(lines)} lines, none of them an error")
 
 
 def _matches(lines: list[str], kind: str) -> list[tuple[str, str]]:
@@ -58,9 +62,9 @@ def _matches(lines: list[str], kind: str) -> list[tuple[str, str]]:
 
 
 def last_hour(facts: Facts) -> list[str] | None:
-    """Return the last hour of the kernel's log; None if it cannot be read.
+    """Return the kernel's messages of the last hour; None if the log cannot be read.
 
-    In a copied tree, that is the hour before the newest line of var/log/kern.log.
+    In a copied tree, return those of the hour before the newest line of var/log/kern.log.
     """
     if facts.is_live:
         content = next(filter(None, map(_output, COMMANDS)), "")

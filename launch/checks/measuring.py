@@ -1,6 +1,6 @@
 """Run recipes/measure/health.py, one process per GPU, in a training run's environment.
 
-A timeout keeps it from hanging the doctor.
+Tests that hang are stopped after TIMEOUT_S.
 """
 
 from __future__ import annotations
@@ -33,18 +33,20 @@ PROGRAM = "recipes.measure.health"
 # to 20 s.
 TIMEOUT_S = 180.0
 POLL_S = 0.1
-ON_CPU = 2  # processes: enough for an all-reduce
-SHOWN_LINES = 3  # of the output of a failed process
-AGAIN = "python launch/doctor.py active=force"
-NO_NAME = "the processes are all here, and a container may not know its own name"
+NUM_CPU_PROCESSES = 2  # enough for an all-reduce
+MOST_LINES = 3  # of a failed process's output in the report
+FORCE = "python launch/doctor.py active=force"
+LOOPBACK = "all processes are on this machine, and a container may not resolve its own name"
 OWN_SETTINGS = (
-    Setting("GLOO_SOCKET_IFNAME", "lo", NO_NAME, "launcher"),
-    Setting("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "5", "there is nothing to save", "launcher"),
+    Setting("GLOO_SOCKET_IFNAME", "lo", LOOPBACK, "launcher"),
+    Setting(
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "5", "no process has a checkpoint to save", "launcher"
+    ),
 )
 
 
 def run(facts: Facts, force: bool) -> Outcome:
-    """Start the processes and wait for their results. Their failures never raise."""
+    """Run the tests and return their outcome. A failed process does not raise."""
     if obstacle := _obstacle(facts, force):
         return Outcome(not_run=obstacle)
     try:
@@ -52,41 +54,41 @@ def run(facts: Facts, force: bool) -> Outcome:
             tempfile.TemporaryDirectory(prefix="doctor-") as folder,
             orphans.guarded(stop_timeout_s=1.0),
         ):
-            return _watched(process_of(facts, force, Path(folder)), Path(folder))
+            return _run_and_collect(process_of(facts, force, Path(folder)), Path(folder))
     except HostError as error:
         return Outcome(not_run=(str(error), "choose GPUs by index, or unset the mask"))
 
 
 def _obstacle(facts: Facts, force: bool) -> tuple[str, str] | None:
-    """Return why the tests cannot run, and the fix."""
+    """Return why the tests cannot run, and the remedy; None if they can."""
     if importlib.util.find_spec("torch") is None:
-        cure = "make setup, then .venv/bin/python launch/doctor.py active=true"
-        return f"{sys.executable} has no torch", cure
+        remedy = "make setup, then .venv/bin/python launch/doctor.py active=true"
+        return f"{sys.executable} has no torch", remedy
     if facts.hardware is None:
-        why = "no group of conf/hardware fits, so the expected figures are unknown"
-        return why, "name one: hardware=GROUP"
+        why = "no group of conf/hardware fits, so the healthy figures are unknown"
+        return why, "choose a group: hardware=GROUP"
     if facts.hardware.vendor == Vendor.none:
         return None
     if not facts.gpus:
-        cure = "hardware=cpu tests processes and their all-reduce without one"
-        return "no GPU was found", cure
+        remedy = "without a GPU, hardware=cpu tests processes and their all-reduce"
+        return "no GPU was found", remedy
     findings = filter(None, (state.memory_occupied(facts), state.foreign_processes(facts)))
     others = [f.read for f in findings if f.status in (Status.warn, Status.fail)]
-    cure = f"wait for them, or test anyway: {AGAIN}"
-    return (f"the GPUs are in use: {'; '.join(others)}", cure) if others and not force else None
+    remedy = f"wait until they are free, or test anyway: {FORCE}"
+    return (f"the GPUs are in use: {'; '.join(others)}", remedy) if others and not force else None
 
 
 def process_of(facts: Facts, force: bool, folder: Path) -> Process:
-    """Return one rank per GPU of the caller's mask, in the environment of a run.
+    """Return the process with a rank per GPU in the caller's mask and the environment of a run.
 
-    Its precision is the half that the hardware prefers; fp32 if it has no rate for any. Raises
-    HostError.
+    It computes in the 16-bit precision that the hardware prefers, or in fp32 if conf/hardware has
+    no peak for either. Raises HostError.
     """
     assert facts.hardware is not None
     hardware, gpus = facts.hardware, list[int]()
     overrides = [f"hardware={hardware.name}", "runtime=local", "topology=ddp"]
     if hardware.vendor == Vendor.none:
-        count = ON_CPU
+        count = NUM_CPU_PROCESSES
         config = compose([*overrides, f"topology.num_gpus={count}"])
     else:
         names = masks.AMD if facts.is_amd else masks.NVIDIA
@@ -96,8 +98,8 @@ def process_of(facts: Facts, force: bool, folder: Path) -> Process:
         count = len(of_vendor) if mask is None else len(mask.split(","))
         config = compose([*overrides, f"topology.num_gpus={count}"])
         gpus = placement.visible_gpus(config, facts.host, count)
-    halves = [p for p in hardware.precisions if p in ("bf16", "fp16")]
-    dtype = next((p for p in halves if p in hardware.peak_tflops), "fp32")
+    half_precisions = [p for p in hardware.precisions if p in ("bf16", "fp16")]
+    dtype = next((p for p in half_precisions if p in hardware.peak_tflops), "fp32")
     argv = [facts.host.python, "-m", "torch.distributed.run", "--standalone"]
     argv += ["--local-addr", "127.0.0.1", "--nproc-per-node", str(count), "-m", PROGRAM]
     argv += ["--folder", str(folder), "--device", "cuda" if gpus else "cpu"]
@@ -107,59 +109,59 @@ def process_of(facts: Facts, force: bool, folder: Path) -> Process:
     return Process("health", "health", argv, list(settings.values()), gpus, count)
 
 
-def _watched(process: Process, folder: Path) -> Outcome:
-    """Run the process until its end or TIMEOUT_S, and return what its ranks wrote."""
-    log, began, console = folder / "log", time.monotonic(), Console(stderr=True)
-    what = "GPU(s)" if process.gpus else "processes on the CPU"
-    label = f"active tests: {process.num_ranks} {what}, at most {TIMEOUT_S:g} s"
+def _run_and_collect(process: Process, folder: Path) -> Outcome:
+    """Run the process for at most TIMEOUT_S, and return the results that its ranks wrote."""
+    log, start, console = folder / "log", time.monotonic(), Console(stderr=True)
+    devices = "GPU(s)" if process.gpus else "processes on the CPU"
+    label = f"active tests: {process.num_ranks} {devices}, at most {TIMEOUT_S:g} s"
     child = LocalProcess(process, log)
     try:
         with console.status(label):
             if not console.is_terminal:
                 console.print(label, highlight=False, markup=False, soft_wrap=True)
-            while (code := child.poll()) is None and time.monotonic() - began < TIMEOUT_S:
+            while (code := child.poll()) is None and time.monotonic() - start < TIMEOUT_S:
                 time.sleep(POLL_S)
     finally:
-        child.remove()  # also if the doctor is interrupted
-    measured, unread = {}, {}
+        child.remove()  # even if the doctor is interrupted
+    measured, unreadable = {}, {}
     for rank in range(process.num_ranks):
         file = folder / f"rank{rank}.json"
         try:
             measured[rank] = Measured(**json.loads(file.read_text()))
         except FileNotFoundError:
-            unread[rank] = "wrote nothing"
+            unreadable[rank] = "wrote nothing"
         except (OSError, ValueError, TypeError) as error:
-            unread[rank] = f"{file.name} is malformed: {error}"
+            unreadable[rank] = f"{file.name} is malformed: {error}"
     failed = None
-    if fault := _fault(code, measured, unread, log):
+    if fault := _fault(code, measured, unreadable, log):
         argv = ["measured" if word == str(folder) else word for word in process.argv]
         names = (*placement.MASK.values(), "GLOO_SOCKET_IFNAME")
         mask = [f"{s.name}={s.value}" for s in process.settings if s.name in names]
         command = shlex.join([*mask, f"PYTHONPATH={process_env.ROOT}", *argv])
-        failed = (fault, f"for its full output, run it by hand: {command}")
-    seconds = time.monotonic() - began
+        failed = (fault, f"to see all of its output, run it yourself: {command}")
+    seconds = time.monotonic() - start
     return Outcome(tuple(process.gpus), tuple(measured.values()), seconds, failed)
 
 
 def _fault(
-    code: int | None, measured: dict[int, Measured], unread: dict[int, str], log: Path
+    code: int | None, measured: dict[int, Measured], unreadable: dict[int, str], log: Path
 ) -> str | None:
-    """Return what went wrong in one line; None if every process completed all tests.
+    """Describe the failure in one line; None if every process completed all tests.
 
     `code` is None after a timeout.
     """
     if code == 0:
-        return "; ".join(f"process {rank}: {why}" for rank, why in unread.items()) or None
-    at = {rank: f"was in {result.phase}" for rank, result in measured.items()} | unread
-    where = ", ".join(f"process {rank} {at[rank]}" for rank in sorted(at))
+        return "; ".join(f"process {rank}: {why}" for rank, why in unreadable.items()) or None
+    progress = {rank: f"was in {result.phase}" for rank, result in measured.items()} | unreadable
+    fault = ", ".join(f"process {rank} {progress[rank]}" for rank in sorted(progress))
     words = logs.tail(log)
     if words.lines:
-        shown = (line.strip()[:200] for line in words.lines[-SHOWN_LINES:])
-        where += f". Last lines: {' | '.join(shown)}"
+        shown = (line.strip()[:200] for line in words.lines[-MOST_LINES:])
+        fault += f". Last lines: {' | '.join(shown)}"
     if code is None:
-        return f"killed after {TIMEOUT_S:g} s: {where}"
+        return f"killed after {TIMEOUT_S:g} s: {fault}"
     if words.rank is None or words.exit_code is None:
-        return where
+        return fault
     number = words.exit_code
     why = logs.killed_by(-number) if number < 0 else f"exit code {number}"
-    return f"process {words.rank} ended first, {why}; {where}"
+    return f"process {words.rank} ended first, {why}; {fault}"

@@ -1,4 +1,4 @@
-"""Check how GPUs reach memory and one another: IOMMU, ACS, PCIe, xGMI."""
+"""Check how GPUs reach memory and each other: IOMMU, ACS, PCIe, xGMI."""
 
 from __future__ import annotations
 
@@ -8,41 +8,41 @@ from collections import defaultdict
 from pathlib import Path
 
 from launch.checks.facts import Facts
-from launch.checks.finding import Finding, boot_with, fail, passed, some, unknown, warn
+from launch.checks.finding import Finding, boot_with, fail, first_few, passed, unknown, warn
 from launch.machine.gpu import Gpu
 from launch.machine.kfd import INTEGRATED
 from launch.machine.sysfs import as_decimal, number, text
 from launch.schema.enums import Link as LinkKind
 
-BRIDGE = "0x0604"  # PCI class
-PUBLIC = 64  # bytes of configuration that anybody may read
+BRIDGE = "0x0604"  # PCI class of bridges
+PUBLIC = 64  # bytes of a device's configuration that any user may read
 HEADER = 256  # bytes before the extended capabilities; a plain PCI bridge has no more
-# Number of the extended capability. Its control register is at offset 6; the low five bits redirect
+# ID of the extended capability. The low five bits of its control register, at offset 6, redirect
 # peer traffic.
 ACS = 0x000D
 ACS_BITS = 0b11111
-PARTS = (1, 2, 4)  # possible numbers of GPUs in a hive: of a virtual machine or a bridge
-PARAMETERS = "iommu=pt"  # on Intel too, if the IOMMU is on
+SMALL_HIVES = (1, 2, 4)  # GPUs of a hive in a virtual machine or on one xGMI bridge
+PASSTHROUGH = "iommu=pt"  # also for Intel's IOMMU
 
 
 def iommu(facts: Facts) -> Finding | None:
     """Check whether the IOMMU translates peer copies.
 
-    In a virtual machine the host's own IOMMU is not visible.
+    A virtual machine does not show the IOMMU of its host.
     """
     if len(facts.amd_gpus) < (facts.needs.iommu_pt_from or 0):
         return None
     words = (facts.file("proc/cmdline") or "").split()
-    types = (text(facts.device(gpu) / "iommu_group/type") for gpu in facts.whole_gpus())
+    types = (text(facts.device(gpu) / "iommu_group/type") for gpu in facts.physical_gpus())
     modes = set(filter(None, types))
-    if "iommu=pt" in words or modes == {"identity"}:
-        return passed("the GPUs pass through")
+    if PASSTHROUGH in words or modes == {"identity"}:
+        return passed("the IOMMU does not translate (passthrough)")
     if modes:
-        return fail(f"an IOMMU translates (mode {min(modes)})", boot_with(PARAMETERS))
+        return fail(f"the IOMMU translates (mode {min(modes)})", boot_with(PASSTHROUGH))
     if any((facts.root / "sys/class/iommu").glob("*")) or not words:
-        look = "cat /sys/bus/pci/devices/*/iommu_group/type"
-        return unknown("the GPUs' iommu_group/type cannot be read", look)
-    return passed("no IOMMU is on")
+        command = "cat /sys/bus/pci/devices/*/iommu_group/type"
+        return unknown("the GPUs' iommu_group/type cannot be read", command)
+    return passed("the IOMMU is off")
 
 
 def acs(facts: Facts) -> Finding | None:
@@ -56,94 +56,93 @@ def acs(facts: Facts) -> Finding | None:
     bridges = sorted(path for path in devices if (text(path / "class") or "").startswith(BRIDGE))
     if not bridges:
         return unknown(
-            "no PCIe bridge shows here (a virtual machine, or a copied tree)",
+            "no PCIe bridge is visible (a virtual machine or a copied tree)",
             "sudo lspci -vvv | grep -i acsctl",
         )
     control = {bridge.name: _acs_control(bridge / "config") for bridge in bridges}
     if on := [name for name, bits in control.items() if bits]:
         return warn(
             f"on at {len(on)} of {len(bridges)} bridges: {', '.join(on[:4])}",
-            f"sudo setpci -s {on[0]} ECAP_ACS+0x6.w=0000, likewise for each; or disable ACS in "
-            "BIOS",
+            f"sudo setpci -s {on[0]} ECAP_ACS+0x6.w=0000, and likewise for the others; or "
+            "disable ACS in the BIOS",
         )
     if None in control.values():
         return unknown(
-            "only root may read it", "sudo lspci -vvv | grep -i acsctl: `SrcValid+` is on"
+            "only root may read it", "sudo lspci -vvv | grep -i acsctl; `SrcValid+` means on"
         )
     return passed(f"off at {len(bridges)} bridges")
 
 
 def _acs_control(config: Path) -> int | None:
-    """Return the control bits that are set; 0 if a bridge has none, None if only root can read."""
+    """Return a bridge's ACS control bits; 0 without ACS, None if only root may read them."""
     try:
         data = config.read_bytes()
     except OSError:
         return None
     if len(data) <= PUBLIC:
         return None
-    at, seen = HEADER, set()
-    while at >= HEADER and at + 8 <= len(data) and at not in seen:
-        seen.add(at)
-        head = int.from_bytes(data[at : at + 4], "little")
+    offset, visited = HEADER, set()
+    while offset >= HEADER and offset + 8 <= len(data) and offset not in visited:
+        visited.add(offset)
+        head = int.from_bytes(data[offset : offset + 4], "little")
         if head & 0xFFFF == ACS:
-            return int.from_bytes(data[at + 6 : at + 8], "little") & ACS_BITS
-        at = head >> 20
+            return int.from_bytes(data[offset + 6 : offset + 8], "little") & ACS_BITS
+        offset = head >> 20
     return 0
 
 
 def pcie(facts: Facts) -> Finding | None:
     """Compare every link from a GPU to the root port with the capability of both ends.
 
-    Many cards have their own switch. There the GPU's link never leaves the board, and the slot's
-    link is further up.
+    Many cards contain a switch, so the GPU's own link stays on the board. The slot's link is the
+    one above that switch.
     """
-    # an integrated GPU has no link
-    gpus = [gpu for gpu in facts.whole_gpus() if gpu.gfx not in INTEGRATED]
+    gpus = [gpu for gpu in facts.physical_gpus() if gpu.gfx not in INTEGRATED]  # not integrated
     if not gpus:
         return None
     faults = defaultdict[str, list[str]](list)
     words = set()
     for gpu in gpus:
         device, address = facts.device(gpu), gpu.pci_address
-        # A display card slows its link down when idle; accelerators do not.
-        draws = (text(device / "class") or "").startswith("0x03")
-        rests = draws and not number(device / "gpu_busy_percent")
+        # Display cards slow their link down when idle; accelerators do not.
+        is_display = (text(device / "class") or "").startswith("0x03")
+        is_idle = is_display and not number(device / "gpu_busy_percent")
         links = _links_up(device)
         if not links:
-            faults["unread"].append(address or "")
+            faults["unknown"].append(address or "")
         for width, widest, speed, fastest in links:
             words.add(f"x{width} at {speed:g} GT/s")
             if width < widest:
                 faults["narrow"].append(f"{address} x{width} of x{widest}")
             if speed < fastest:
-                kind = "resting" if rests else "slow"
+                kind = "idle" if is_idle else "slow"
                 faults[kind].append(f"{address} {speed:g} of {fastest:g} GT/s")
-    seat = "reseat the card and its riser"
     if narrow := faults["narrow"]:
-        cure = f"switch off, {seat}, in a slot of full width; sudo lspci -vv"
-        return fail(some(narrow), cure)
+        remedy = "power off, reseat the card and its riser in a slot of full width; sudo lspci -vv"
+        return fail(first_few(narrow), remedy)
     if slow := faults["slow"]:
-        return warn(some(slow), f"PCIe speed in the BIOS: auto; {seat}; sudo lspci -vv")
-    if resting := faults["resting"]:
-        cure = "check again during a run, because idle cards slow their link"
-        return unknown(f"{some(resting)}, idle", cure)
-    if unread := faults["unread"]:
-        read = f"not stated for {len(unread)} of {len(gpus)} GPUs"
-        return unknown(read, f"sudo lspci -vv -s {unread[0]} | grep LnkSta")
+        remedy = "set the PCIe speed in the BIOS to auto; reseat the card and its riser"
+        return warn(first_few(slow), f"{remedy}; sudo lspci -vv")
+    if idle := faults["idle"]:
+        remedy = "check again during a run, because idle cards slow their link"
+        return unknown(f"{first_few(idle)}, idle", remedy)
+    if addresses := faults["unknown"]:
+        reading = f"no link speed reported for {len(addresses)} of {len(gpus)} GPUs"
+        return unknown(reading, f"sudo lspci -vv -s {addresses[0]} | grep LnkSta")
     return passed(f"{len(gpus)} GPUs: {', '.join(sorted(words))}")
 
 
 def _links_up(device: Path) -> list[tuple[int, int, float, float]]:
-    """Return (width, best width, GT/s, best GT/s) of each link.
+    """Return (width, largest width, GT/s, largest GT/s) of each link up to the root port.
 
-    A device's folder is in the folder of the port above it.
+    sysfs puts a device's folder into that of the port above it.
     """
     links = []
     lower = Path(os.path.realpath(device))  # Path.resolve() raises for circular links
-    while (now := _link(lower, "current")) and (best := _link(lower, "max")) and now[0] <= best[0]:
-        port = _link(lower.parent, "max") or best
-        links.append((now[0], min(best[0], port[0]), now[1], min(best[1], port[1])))
-        lower = lower.parent.parent  # the upper end of the switch that the port belongs to
+    while (now := _link(lower, "current")) and (most := _link(lower, "max")) and now[0] <= most[0]:
+        port = _link(lower.parent, "max") or most
+        links.append((now[0], min(most[0], port[0]), now[1], min(most[1], port[1])))
+        lower = lower.parent.parent  # the upper end of the port's switch
     return links
 
 
@@ -154,7 +153,7 @@ def _link(device: Path, which: str) -> tuple[int, float] | None:
 
 
 def xgmi(facts: Facts) -> Finding | None:
-    """Check that every GPU of a hive has a link to every other."""
+    """Check that all GPUs of a hive are linked to each other."""
     hardware = facts.hardware
     if len(facts.amd_gpus) < 2 or hardware is None or hardware.link != LinkKind.xgmi:
         return None
@@ -164,46 +163,46 @@ def xgmi(facts: Facts) -> Finding | None:
     alone = hives.pop("", [])
     if not hives:
         return warn(
-            "no GPU is in a hive: all traffic goes over PCIe",
-            "seat the bridge; without a bridge, PCIe is the limit",
+            "no GPU is in a hive, so all traffic goes over PCIe",
+            "reseat the xGMI bridge; without a bridge, do nothing",
         )
     if not any(gpu.links for gpu in facts.amd_gpus):
-        return unknown("the topology states no links", "amd-smi topology")
+        return unknown("the topology lists no links", "amd-smi topology")
     pairs = [pair for hive in hives.values() for pair in itertools.permutations(hive, 2)]
     missing = [
         f"{gpu.node}-{other.node}"
         for gpu, other in pairs
         if not any(link.node == other.node and link.kind == "xgmi" for link in gpu.links)
-        # two partitions of a GPU need no link
+        # partitions of one GPU need no link
         and (gpu.pci_address is None or gpu.pci_address != other.pci_address)
     ]
     if missing:
-        cure = (
-            "power the machine off and on; if it stays, the board or a bridge is at fault: "
-            "amd-smi topology"
+        remedy = (
+            "power the machine off and on; if amd-smi topology still shows no link, the board or "
+            "a bridge is faulty"
         )
         return fail(
-            f"no xGMI between nodes {', '.join(missing[:6])} ({len(missing)} links missing)", cure
+            f"no xGMI between nodes {', '.join(missing[:6])} ({len(missing)} links missing)", remedy
         )
     if alone:
         return warn(
-            f"{len(alone)} GPUs in no hive: their traffic goes over PCIe",
-            "seat the bridge; or leave them out of a run",
+            f"{len(alone)} GPU(s) are in no hive, so their traffic goes over PCIe",
+            "reseat the xGMI bridge, or exclude the GPUs from runs",
         )
-    # Count the GPUs that a run or a container leaves out too, unless the kernel hides some of them.
-    # Partitions share an address.
+    # Also count GPUs that a run or a container excludes. The hive of a GPU that the kernel hides is
+    # unknown (None). Partitions share an address.
     members: dict[str | None, set[str | int | None]] = defaultdict(set)
     for gpu in (*facts.host.gpus, *facts.host.withheld):
         if gpu.hive or not gpu.usable:
             members[gpu.hive].add(gpu.pci_address or gpu.node)
-    whole = hardware.hive or hardware.gpus_per_node
-    usual = (whole, hardware.gpus_per_node, *PARTS)
-    odd = [len(gpus) for gpus in members.values() if len(gpus) not in usual]
-    if odd and None not in members:
-        cure = (
-            "sudo dmesg | grep -i amdgpu for one that is lost, power the machine off and on; "
-            "in a virtual machine with fewer GPUs, do nothing"
+    hive_size = hardware.hive or hardware.gpus_per_node
+    possible_sizes = (hive_size, hardware.gpus_per_node, *SMALL_HIVES)
+    odd_sizes = [len(gpus) for gpus in members.values() if len(gpus) not in possible_sizes]
+    if odd_sizes and None not in members:
+        remedy = (
+            "look for a lost GPU (sudo dmesg | grep -i amdgpu), then power the machine off and "
+            "on; in a virtual machine with fewer GPUs, do nothing"
         )
-        return warn(f"a hive of {odd[0]} GPUs, but {facts.group} has {whole}", cure)
+        return warn(f"a hive of {odd_sizes[0]} GPUs, but {facts.group} has {hive_size}", remedy)
     sizes = " + ".join(str(len(hive)) for hive in hives.values())
     return passed(f"{len(hives)} hive(s) of {sizes} GPUs, complete")

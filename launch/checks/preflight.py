@@ -1,7 +1,4 @@
-"""Check the host before a run: the doctor's short set on GPUs, the memory on a CPU.
-
-The checks take almost no time.
-"""
+"""Check the host before a run: `before_run` of checks.yaml for GPUs, the memory for a CPU."""
 
 from __future__ import annotations
 
@@ -18,16 +15,13 @@ from launch.machine.sysfs import total_memory
 from launch.schema.enums import Preflight, Vendor
 from launch.schema.plan import Plan
 
-# Our choice: the driver frees a process's memory some time after the process ends.
+# Our choice: the driver frees a process's memory a moment after the process ends.
 RELEASED_WITHIN_S = 5.0
 POLL_S = 0.2
 
 
 def check(plan: Plan, host: Host) -> None:
-    """Print what may go wrong; raise HostError for what will, unless preflight=warn.
-
-    Only the plan's GPUs are checked.
-    """
+    """Check the plan's GPUs. Print warnings; raise HostError for failures unless preflight=warn."""
     config = plan.config
     if config.hardware.vendor == Vendor.none:
         check_host_memory(plan, host)
@@ -48,15 +42,14 @@ def check(plan: Plan, host: Host) -> None:
         elif finding.status in (Status.fail, Status.warn):
             print(f"warning: {line}", file=sys.stderr)
     if errors:
-        last = "preflight=warn starts the run anyway. python launch/doctor.py shows all checks."
-        raise HostError("\n".join([*errors, last]))
+        hint = "preflight=warn starts the run anyway. python launch/doctor.py shows all checks."
+        raise HostError("\n".join([*errors, hint]))
 
 
 def check_host_memory(plan: Plan, host: Host) -> None:
-    """Raise HostError if a process needs more memory than the whole machine has.
+    """Raise HostError if a process needs more memory than the machine has in total.
 
-    Nothing else is certain: the plan's capacity of a CPU is nominal, and processes share the
-    memory.
+    A smaller shortage is not an error, because the plan's capacity of a CPU is nominal.
     """
     memory = total_memory(host.sysroot)
     largest = max(plan.memory, key=lambda process: process.total_gb, default=None)
@@ -74,9 +67,9 @@ def check_host_memory(plan: Plan, host: Host) -> None:
     print(f"warning: {shortage}", file=sys.stderr)
 
 
-def wait_until_released(facts: Facts, patience_s: float) -> None:
-    """Wait up to `patience_s` for free GPUs, because another run may have just ended."""
-    deadline = time.monotonic() + patience_s
+def wait_until_released(facts: Facts, timeout_s: float) -> None:
+    """Wait up to `timeout_s` for free GPUs, because another run may have just ended."""
+    deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         finding = state.memory_occupied(facts)
         if finding is None or finding.status != Status.fail:

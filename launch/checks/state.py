@@ -12,9 +12,9 @@ from launch.checks.finding import (
     boot_with,
     fail,
     fail_or_warn,
+    first_few,
     judge,
     passed,
-    some,
     unknown,
     warn,
 )
@@ -23,22 +23,22 @@ from launch.machine.gpu import GIB, Gpu
 from launch.machine.kfd import INTEGRATED, NODES
 from launch.machine.sysfs import folders, is_folder, number, properties, text, total_memory
 
-# Share of the memory; our choice. An idle driver uses 0.3 GB and a desktop 1 GB of 24. More than
-# that is another run.
+# Share of the memory; our choice. An idle driver uses 0.3 GB, and a desktop 1 of 24 GB. A larger
+# share belongs to another run.
 OCCUPIED = 0.10
-# Our choice. ROCr opens every visible GPU, including those that a process does not use.
+# Our choice. ROCr opens every visible GPU, so processes hold a little memory of unused ones, too.
 HELD_GB = 0.1
-# Degrees below the limit that the device reports.
+# Degrees below the device's own limit.
 NEAR_LIMIT_C = 10.0
 CAPS = ("power1_cap", "power1_cap_default")
 KFD_PROCESSES = "sys/class/kfd/kfd/proc"
-# Of an integrated GPU, which uses system memory (GTT).
-PAGE = 4096
+# The following four concern integrated GPUs, which use system memory (GTT).
+PAGE = 4096  # bytes
 LEFT_TO_SYSTEM = 4 << 30  # bytes; kyuz0's guides leave 4 GiB or more
-ALL = 128 << 30  # bytes of the largest machine, if there is no /proc/meminfo
-# Our choice. The default is half; AMD's own examples set 96 of 128 GB, so that much is deliberate.
+LARGEST = 128 << 30  # bytes of the largest machine, assumed without /proc/meminfo
+# Our choice, because AMD's examples set 96 of 128 GB. The kernel's default is half.
 ENOUGH = 0.75
-CARVED_GB = 1.0  # the smallest that the BIOS offers is 0.5 GB (AMD's documentation)
+CARVED_GB = 1.0  # the BIOS offers 0.5 GB or more (AMD's documentation)
 
 
 def partition_mode(facts: Facts) -> Finding | None:
@@ -54,18 +54,18 @@ def partition_mode(facts: Facts) -> Finding | None:
             for gpu in facts.amd_gpus
         }
     )
-    read = "; ".join(", ".join(mode) for mode in modes)
+    reading = "; ".join(", ".join(mode) for mode in modes)
     for (kind, mode), actual in zip(needed.items(), zip(*modes, strict=True), strict=True):
         if others := [other for other in actual if other not in (mode, "unknown")]:
             command = f"sudo amd-smi set --gpu all --{kind}-partition {mode}"
-            keep = f"hardware.host.{kind}_partition={others[0]}, with hardware.memory_gb and "
-            keep += "hardware.compute_units"
+            keep = f"hardware.host.{kind}_partition={others[0]} hardware.memory_gb=<of one device> "
+            keep += "hardware.compute_units=<of one device>"
             return fail(
-                read, f"stop what uses the GPUs, then {command}; to keep it: {keep} of one device"
+                reading, f"stop the runs on these GPUs, then {command}; to use {others[0]}: {keep}"
             )
     if modes == [tuple(needed.values())]:
-        return passed(read)
-    return unknown(read, "amd-smi partition")
+        return passed(reading)
+    return unknown(reading, "amd-smi partition")
 
 
 def memory_size(facts: Facts) -> Finding | None:
@@ -78,22 +78,22 @@ def memory_size(facts: Facts) -> Finding | None:
         if gpu.memory_gb is not None and facts.group in (gpu.group, gpu.partition_of)
     ]
     if not gpus:
-        return unknown("the driver states no size", "amd-smi static --vram, or nvidia-smi")
+        return unknown("the driver reports no size", "amd-smi static --vram, or nvidia-smi")
     least = min(gpus, key=lambda gpu: gpu.memory_gb or 0)
     gib = f"{(least.memory_gb or 0) / GIB:.0f}"
-    cure = f"nothing, because plans on this machine use it. Elsewhere: hardware.memory_gb={gib}"
-    return judge(f"{gib} GiB each", not detect.is_smaller(least, hardware), cure, "")
+    remedy = f"do nothing here, where plans use it; on other machines: hardware.memory_gb={gib}"
+    return judge(f"{gib} GiB each", not detect.is_smaller(least, hardware), remedy, "")
 
 
 def _memory(facts: Facts) -> dict[str, tuple[int, int]]:
     """Return (used, total) bytes by PCI address, for the devices that report both."""
     memory, others = {}, []
-    for gpu in facts.whole_gpus():
+    for gpu in facts.physical_gpus():
         address = gpu.pci_address or ""
         if not gpu.gfx.startswith("gfx"):
             others.append(address)
             continue
-        # For an integrated GPU, count the system memory that it may use.
+        # An integrated GPU uses system memory.
         pool = "gtt" if gpu.gfx in INTEGRATED else "vram"
         used, total = (
             number(facts.device(gpu) / f"mem_info_{pool}_{which}") for which in ("used", "total")
@@ -103,11 +103,11 @@ def _memory(facts: Facts) -> dict[str, tuple[int, int]]:
     return {**memory, **(nvidia.memory(others) if others and facts.is_live else {})}
 
 
-def _holders(facts: Facts) -> dict[int, dict[str, int]] | None:
+def _compute_memory(facts: Facts) -> dict[int, dict[str, int]] | None:
     """Return the bytes that processes allocated for computing, by pid and PCI address.
 
-    The pids are the host's, and include the processes of all containers. A desktop's memory is not
-    included. Return None if the driver does not report it.
+    The pids are those of the host, so processes of all containers are included. Memory of a
+    desktop is not. Return None if the driver does not report processes.
     """
     if not facts.amd_gpus or not is_folder(facts.root / KFD_PROCESSES):
         return None
@@ -128,80 +128,83 @@ def _holders(facts: Facts) -> dict[int, dict[str, int]] | None:
 
 
 def memory_occupied(facts: Facts) -> Finding | None:
-    """Fail if computations hold the memory of a GPU; warn if a desktop may hold it."""
+    """Fail if computations occupy a GPU's memory; warn if it may be a desktop."""
     memory = _memory(facts)
     if not memory:
-        return unknown("the driver does not report it", "amd-smi metric --mem-usage, or nvidia-smi")
+        return unknown(
+            "the driver reports no memory use", "amd-smi metric --mem-usage, or nvidia-smi"
+        )
     shares = {address: used / total for address, (used, total) in memory.items()}
     busy = [address for address, (used, total) in memory.items() if used >= OCCUPIED * total]
     if not busy:
         return passed(f"{len(memory)} GPUs, at most {max(shares.values()):.1%} used")
-    holders = _holders(facts) or {}
-    computed = {address: sum(held.get(address, 0) for held in holders.values()) for address in busy}
-    drawing = {
+    holders = _compute_memory(facts) or {}
+    computed = {
+        address: sum(sizes.get(address, 0) for sizes in holders.values()) for address in busy
+    }
+    displays = {
         gpu.pci_address
         for gpu in facts.gpus
         if gpu.gfx in INTEGRATED or (text(facts.device(gpu) / "class") or "").startswith("0x0300")
     }
-    words = [f"{a} {memory[a][0] / 1e9:.1f} GB ({shares[a]:.0%})" for a in busy]
-    read = some(words) + (f"; and {len(words) - 4} more" if len(words) > 4 else "")
-    read += f", by {_names(facts, holders)}" if holders else ""
-    cure = "stop the processes that hold it (amd-smi process, or nvidia-smi)"
+    reading = first_few([f"{a} {memory[a][0] / 1e9:.1f} GB ({shares[a]:.0%})" for a in busy])
+    reading += f", by {_process_names(facts, holders)}" if holders else ""
+    remedy = "stop the processes that occupy it (amd-smi process, or nvidia-smi)"
     if others := facts.mask_without(busy):
-        cure += f", or use the others: export {others}"
-    sure = any(a not in drawing or computed[a] >= OCCUPIED * memory[a][1] for a in busy)
-    return fail_or_warn(sure, read, cure)
+        remedy += f", or use other GPUs: export {others}"
+    is_computing = any(a not in displays or computed[a] >= OCCUPIED * memory[a][1] for a in busy)
+    return fail_or_warn(is_computing, reading, remedy)
 
 
-def _names(facts: Facts, pids: Iterable[int]) -> str:
-    names = [f"{facts.file(f'proc/{pid}/comm') or 'not of this container'} ({pid})" for pid in pids]
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+def _process_names(facts: Facts, pids: Iterable[int]) -> str:
+    unknown_name = "outside this container"
+    return first_few([f"{facts.file(f'proc/{pid}/comm') or unknown_name} ({pid})" for pid in pids])
 
 
 def foreign_processes(facts: Facts) -> Finding | None:
-    holders = _holders(facts)
+    holders = _compute_memory(facts)
     if holders is None:
         return unknown(f"/{KFD_PROCESSES} is missing", "amd-smi process")
     if not holders:
         return passed("none")
-    cure = "wait for them, or use other GPUs"
+    remedy = "wait until they end, or use other GPUs"
     for pid in holders:
         status = facts.file(f"proc/{pid}/status") or ""
         if status.partition("\nUid:\t")[2].split("\t")[0] == str(facts.host.uid):
-            cure += f"; if you forgot to stop it: kill {pid}"
+            remedy += f"; if you forgot to stop it: kill {pid}"
             break
-    return warn(_names(facts, holders), cure)
+    return warn(_process_names(facts, holders), remedy)
 
 
 def ras(facts: Facts) -> Finding | None:
-    """Check the error counters of every block, which start when the driver is loaded."""
+    """Check the error counters of every block since the driver was loaded."""
     kinds: set[str] = set()
-    hit: list[str] = []
-    where: list[str] = []
-    read_any = False
-    for gpu in facts.whole_gpus():
+    addresses: list[str] = []
+    errors: list[str] = []
+    has_counters = False
+    for gpu in facts.physical_gpus():
         for file in sorted((facts.device(gpu) / "ras").glob("*_err_count")):
             counts = {name.rstrip(":"): value for name, value in properties(file).items()}
-            read_any = read_any or bool(counts)
+            has_counters = has_counters or bool(counts)
             for kind in filter(counts.get, ("ue", "ce")):
                 kinds.add(kind)
-                hit.append(gpu.pci_address or "")
+                addresses.append(gpu.pci_address or "")
                 block = file.name.removesuffix("_err_count")
-                where.append(f"{gpu.pci_address} {block} {kind} {counts[kind]}")
-    if not read_any:
+                errors.append(f"{gpu.pci_address} {block} {kind} {counts[kind]}")
+    if not has_counters:
         return unknown(
             "no counters: this GPU has no ECC, or the driver hides them", "amd-smi metric --ecc"
         )
-    if not where:
-        return passed(f"none on {len(facts.whole_gpus())} GPUs")
+    if not errors:
+        return passed(f"none on {len(facts.physical_gpus())} GPUs")
     if "ue" in kinds:
-        others = facts.mask_without(hit)
-        leave_out = f"leave this GPU out: export {others}; then " if others else ""
+        others = facts.mask_without(addresses)
+        exclude = f"exclude this GPU: export {others}; then " if others else ""
         return fail(
-            f"uncorrectable: {some(where)}", f"{leave_out}reboot; if errors return, replace it"
+            f"uncorrectable: {first_few(errors)}", f"{exclude}reboot; if errors return, replace it"
         )
-    cure = "watch it: amd-smi metric --ecc. Rising counts come before a failure"
-    return warn(f"corrected: {some(where)}", cure)
+    remedy = "watch it, because rising counts precede a failure: amd-smi metric --ecc"
+    return warn(f"corrected: {first_few(errors)}", remedy)
 
 
 def _sensors(facts: Facts, gpu: Gpu, pattern: str) -> list[Path]:
@@ -210,8 +213,8 @@ def _sensors(facts: Facts, gpu: Gpu, pattern: str) -> list[Path]:
 
 
 def temperature(facts: Facts) -> Finding | None:
-    hot, temperatures, worst = [], [], NEAR_LIMIT_C
-    for gpu in facts.whole_gpus():
+    hot, temperatures, margin = [], [], NEAR_LIMIT_C
+    for gpu in facts.physical_gpus():
         for sensor in _sensors(facts, gpu, "temp*_input"):
             stem = sensor.with_name(sensor.name.removesuffix("input"))
             now, limit = number(sensor), number(f"{stem}crit")
@@ -221,55 +224,55 @@ def temperature(facts: Facts) -> Finding | None:
             if limit and (limit - now) / 1000 < NEAR_LIMIT_C:
                 label = text(f"{stem}label") or sensor.name
                 hot.append(f"{gpu.pci_address} {label} {now / 1000:.0f} of {limit / 1000:.0f} C")
-                worst = min(worst, (limit - now) / 1000)
+                margin = min(margin, (limit - now) / 1000)
     if not temperatures:
-        return unknown("no sensor", "amd-smi metric --temperature")
+        return unknown("no sensor was found", "amd-smi metric --temperature")
     if not hot:
         return passed(f"at most {max(temperatures):.0f} C")
-    cure = (
-        "the GPU throttles. Check fans, dust and inlet air; power can be capped: "
+    remedy = (
+        "check fans, dust and inlet air, because a hot GPU throttles; or cap its power: "
         "sudo amd-smi set --power-cap <W>"
     )
-    return fail_or_warn(worst <= 0, some(hot), cure)
+    return fail_or_warn(margin <= 0, first_few(hot), remedy)
 
 
 def power_cap(facts: Facts) -> Finding | None:
-    """Compare the cap with the board's default, which on a Radeon excludes fans and memory."""
+    """Compare the cap with the board's default. A Radeon's figures exclude fans and memory."""
     watts = {}
-    for gpu in facts.whole_gpus():
+    for gpu in facts.physical_gpus():
         cap, default = (
             next(filter(None, map(number, _sensors(facts, gpu, name))), 0) / 1e6 for name in CAPS
         )
         if cap and default:  # the second die of an MI250X reports neither
             watts[gpu.pci_address] = (cap, default)
     if not watts:
-        return unknown("the driver states no cap, or no default", "amd-smi metric --power")
+        return unknown("the driver reports no cap or no default", "amd-smi metric --power")
     low = {address: caps for address, caps in watts.items() if caps[0] < caps[1]}
     if not low:
         return passed(f"{min(cap for cap, _ in watts.values()):.0f} W or more")
     words = [f"{address} {cap:.0f} of {default:.0f} W" for address, (cap, default) in low.items()]
     default = next(iter(low.values()))[1]
-    cure = f"sudo amd-smi set --gpu all --power-cap {default:.0f}, unless the cap is intended"
-    return warn(some(words), cure)
+    remedy = f"sudo amd-smi set --gpu all --power-cap {default:.0f}, unless the cap is intended"
+    return warn(first_few(words), remedy)
 
 
 def gtt_size(facts: Facts) -> Finding:
-    """Only warn, because plans on this machine use the current size."""
+    """Check the system memory for the GPU. Only warn, because plans use the current size."""
     memory = total_memory(facts.root)
-    most = max(0, (ALL if memory is None else memory) - LEFT_TO_SYSTEM)
+    most = max(0, (LARGEST if memory is None else memory) - LEFT_TO_SYSTEM)
     pages = most // PAGE
-    cure = boot_with(f"ttm.pages_limit={pages} ttm.page_pool_size={pages}")
-    cure += f". For kernels without ttm.pages_limit: amdgpu.gttsize={pages * PAGE >> 20}"
-    size, look = _pool_gb(facts, "gtt")
+    remedy = boot_with(f"ttm.pages_limit={pages} ttm.page_pool_size={pages}")
+    remedy += f". For kernels without ttm.pages_limit: amdgpu.gttsize={pages * PAGE >> 20}"
+    size, command = _pool_gb(facts, "gtt")
     least = ENOUGH * most / 1e9
-    finding = judge(size and f"{size:.0f} GB", (size or 0) >= least, cure, look)
+    finding = judge(size and f"{size:.0f} GB", (size or 0) >= least, remedy, command)
     return finding.expecting(f"{least:.0f} GB or more for the GPU")
 
 
 def carved_memory(facts: Facts) -> Finding:
-    size, look = _pool_gb(facts, "vram")
-    cure = "in the BIOS, UMA frame buffer: 512 MB, the smallest"
-    return judge(size and f"{size:.1f} GB", (size or 0) <= CARVED_GB, cure, look)
+    size, command = _pool_gb(facts, "vram")
+    remedy = "set the UMA frame buffer in the BIOS to 512 MB, the smallest size"
+    return judge(size and f"{size:.1f} GB", (size or 0) <= CARVED_GB, remedy, command)
 
 
 def _pool_gb(facts: Facts, pool: str) -> tuple[float | None, str]:
@@ -277,5 +280,5 @@ def _pool_gb(facts: Facts, pool: str) -> tuple[float | None, str]:
     assert facts.integrated is not None
     file = f"mem_info_{pool}_total"
     size = number(facts.device(facts.integrated) / file)
-    look = f"cat /sys/bus/pci/devices/{facts.integrated.pci_address}/{file}"
-    return None if size is None else size / 1e9, look
+    command = f"cat /sys/bus/pci/devices/{facts.integrated.pci_address}/{file}"
+    return None if size is None else size / 1e9, command

@@ -1,10 +1,9 @@
-"""Check an adapter's kind against the composition."""
+"""Check that the adapter in adapter.path matches the composition."""
 
 from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,63 +13,62 @@ from launch.schema import Adapter, Config
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # PEFT's names
 # Key of the group adapter -> PEFT's name for it.
-SAME = {"rank": "r", "alpha": "lora_alpha", "rslora": "use_rslora", "dora": "use_dora"}
-# Settings of PEFT that merging here does not support.
-OWN = ["rank_pattern", "alpha_pattern", "modules_to_save", "layers_to_transform", "fan_in_fan_out"]
+NAMES = {"rank": "r", "alpha": "lora_alpha", "rslora": "use_rslora", "dora": "use_dora"}
+# PEFT's settings with which an adapter cannot be merged here.
+UNSUPPORTED = [
+    "rank_pattern",
+    "alpha_pattern",
+    "modules_to_save",
+    "layers_to_transform",
+    "fan_in_fan_out",
+]
 
 
 def check_adapter(config: Config) -> None:
-    """Check the directory of adapter.path. Raises UserError."""
+    """Raise UserError if adapter.path is incomplete or contradicts the composition."""
     if config.adapter.path is None:
         return
-    for fault in _faults(config, Path(config.adapter.path)):
-        raise UserError(fault)
-
-
-def _faults(config: Config, path: Path) -> Iterator[str]:
-    """Yield what is missing, and each setting that contradicts the composition or cannot merge."""
+    path = Path(config.adapter.path)
     missing = [name for name in (CONFIG, WEIGHTS) if not (path / name).is_file()]
     if missing:
         fault = f"no {missing[0]}." if path.is_dir() else f"no such directory.{near_files(path)}"
-        remedy = "the adapter/ of a run, or a directory that PEFT wrote"
-        yield f"adapter.path={path}: {fault} Use: {remedy}."
+        remedy = "adapter.path=<run>/adapter, or a directory that PEFT wrote"
+        raise UserError(f"adapter.path={path}: {fault} Use: {remedy}.")
     settings = json_object(path / CONFIG)
     try:
         header(path / WEIGHTS)
     except (ValueError, struct.error) as error:
-        yield f"adapter.path={path}: its {WEIGHTS} cannot be read ({error})."
-    adapter, of_path = config.adapter, f"the adapter of adapter.path={path} has"
-    for key, name in SAME.items():
+        raise UserError(f"adapter.path={path}: its {WEIGHTS} cannot be read ({error}).") from error
+    adapter, source = config.adapter, f"the adapter of adapter.path={path} has"
+    for key, name in NAMES.items():
         value = settings.get(name, getattr(Adapter, key))  # older PEFT does not write use_dora
         if value != getattr(adapter, key):
             remedy = f"Use: adapter.{key}={str(value).lower()}."
-            yield f"adapter.{key}={getattr(adapter, key)}: {of_path} {value}. {remedy}"
-    unsupported = [name for name in OWN if settings.get(name)]
+            raise UserError(f"adapter.{key}={getattr(adapter, key)}: {source} {value}. {remedy}")
+    unsupported = [name for name in UNSUPPORTED if settings.get(name)]
     unsupported += ["bias"] if settings.get("bias", "none") != "none" else []
-    for name in unsupported:
-        yield (
+    if unsupported:
+        name = unsupported[0]
+        raise UserError(
             f"adapter.path={path}: its {CONFIG} has {name}={settings[name]}, but only LoRA with "
-            "one rank and scale on linear layers can be merged here. Merge it with PEFT and set "
-            "model.path to the result."
+            "one rank and scale on linear layers can be merged here. Use: "
+            "model.path=<the model merged by PEFT>."
         )
-    layers, own = adapter.target_modules, settings.get("target_modules")
-    is_same = isinstance(own, list) and set(layers) == set(own)
+    layers, trained = adapter.target_modules, settings.get("target_modules")
+    is_same = isinstance(trained, list) and set(layers) == set(trained)
     if layers != Adapter.target_modules and not is_same:
-        remedy = "Use: no adapter.target_modules."
-        yield f"adapter.target_modules={listed(layers)}: {of_path} its own layers. {remedy}"
+        names = f"[{','.join(layers)}]" if isinstance(layers, list) else layers
+        remedy = f"Use: adapter.target_modules={Adapter.target_modules}."
+        raise UserError(f"adapter.target_modules={names}: {source} other layers. {remedy}")
 
 
 def header(file: Path) -> tuple[int, dict[str, Any]]:
     """Return the length of a .safetensors header, and name -> {dtype, shape, data_offsets}.
 
-    Reads only the header. Raises struct.error or ValueError for another file.
+    Raises struct.error or ValueError if the file is not .safetensors.
     """
-    with file.open("rb") as opened:
-        (length,) = struct.unpack("<Q", opened.read(8))
-        content: dict[str, Any] = json.loads(opened.read(min(length, 100_000_000)))
+    with file.open("rb") as stream:
+        (length,) = struct.unpack("<Q", stream.read(8))
+        content: dict[str, Any] = json.loads(stream.read(min(length, 100_000_000)))
     content.pop("__metadata__", None)
     return length, content
-
-
-def listed(value: object) -> str:
-    return f"[{','.join(map(str, value))}]" if isinstance(value, list) else str(value)

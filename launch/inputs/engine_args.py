@@ -1,4 +1,4 @@
-"""Check topology.server_args by the list of the locked vLLM (containers/lock_trainer_args.py)."""
+"""Check topology.server_args against the locked vLLM's (containers/lock_trainer_args.py)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ KEY = "topology.server_args"
 
 
 def check(config: Config) -> None:
-    """Raise UserError for an argument or value that vLLM lacks, or that another key decides."""
+    """Raise UserError for an argument or value that vLLM rejects, or that another key sets."""
     engine, colocate = lock()["engine"], config.topology.name == "colocate"
     owned = NOT_SETTABLE[KEY] | (NOT_SETTABLE["colocate"] if colocate else {})
-    faults = {name: f"decided elsewhere; set {key} instead." for name, key in owned.items()}
+    faults = {name: f"another key sets it. Use: {key}." for name, key in owned.items()}
     faults |= {name: f"{reason}. Leave it out." for name, reason in NOT_SETTABLE["fixed"].items()}
     for name, value in config.topology.server_args.items():
         fault = faults.get(name)
@@ -27,12 +27,12 @@ def check(config: Config) -> None:
             fault = f"{name} {refusal}" if refusal.startswith("is gone") else fault
         if fault:
             raise UserError(f"{KEY}.{name}={value}: {fault}")
-        if value is not None:  # null removes an argument that a file gives
+        if value is not None:  # null removes an argument that a file sets
             check_value(f"{KEY}.{name}", value, engine[name], "vLLM")
 
 
 def weights_gb(config: Config, width: float) -> float:
-    """Return GB of weights at `width` bytes each; quantization=fp8 loads linear layers as fp8."""
+    """Return the GB of the weights: `width` bytes each, or 1 for linear layers as fp8."""
     saved = 0.0
     if config.topology.server_args.get("quantization") == "fp8":
         layer = sum(inputs * outputs for inputs, outputs in shapes.linear_sizes(config.model))
@@ -41,6 +41,6 @@ def weights_gb(config: Config, width: float) -> float:
 
 
 def cache_width(config: Config, width: float) -> float:
-    """Return the bytes per element of the engine's cache: `width` unless kv_cache_dtype is fp8."""
+    """Return the bytes per element of the engine's cache: 1 if it is fp8, else `width`."""
     dtype = str(config.topology.server_args.get("kv_cache_dtype"))
     return 1.0 if dtype.startswith("fp8") else width

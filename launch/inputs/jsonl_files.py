@@ -1,4 +1,4 @@
-"""Check that the files of data and templates exist and hold rows of JSON."""
+"""Check that files of data and templates exist, and that files of rows are JSONL."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from launch.core.near_names import field_hint
 from launch.inputs.reading import near_files
 from launch.schema import Config
 
-NAMED = 8  # files of a directory that an error lists
-LINES_READ = 10_000  # lines searched for bytes that are not text; more would slow a plan
-HEAD = 65536  # bytes of the file that decide its format
-# First bytes of a file -> its kind, and the name of the builder in datasets.load_dataset.
+MOST_NAMES = 8  # files of a directory in an error
+MOST_LINES = 10_000  # lines searched for bytes that are not UTF-8; more would slow a plan
+HEAD_BYTES = 65536  # read to recognize the format
+# First bytes of a file -> its format, and the name of its builder in datasets.load_dataset.
 FORMATS = {
     **dict.fromkeys(
         (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ", b"BZh", b"PK\x03\x04"),
@@ -28,12 +28,12 @@ FORMATS = {
     b"[": ("a JSON list", "json"),
 }
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-HEADER = re.compile(r'"?\w[\w ]*"?(?:([,;\t])"?\w[\w ]*"?)+')  # the first line of a CSV file: names
-KNOWN = {"prompt", "messages", "text", "chosen"}  # a row of every method has one of them
+HEADER = re.compile(r'"?\w[\w ]*"?(?:([,;\t])"?\w[\w ]*"?)+')  # a CSV file's first line
+KNOWN = {"prompt", "messages", "text", "chosen"}  # fields; every method's rows have one of them
 
 
 def named_files(config: Config) -> dict[str, str]:
-    """Return key -> file of data and templates, without JSONL's data.path and heldout_path."""
+    """Return key -> file of data and templates, except data.path and heldout_path of JSONL."""
     data = config.data
     files = {f"data.sources[{n}].path": source.path for n, source in enumerate(data.sources)}
     files |= {"model.chat_template": config.model.chat_template}
@@ -43,30 +43,30 @@ def named_files(config: Config) -> dict[str, str]:
 
 
 def check_is_file(key: str, path: Path) -> None:
-    """Raise UserError with similar names if there is no file of the right kind at `path`."""
+    """Raise UserError if `path` is not a file or, for a file of rows, not JSONL."""
     if not path.is_file():
         names = sorted(p.name for p in path.glob("*.jsonl"))
-        listed = ", ".join([*names[:NAMED], *(["..."] if len(names) > NAMED else [])])
+        listed = " or ".join([*names[:MOST_NAMES], *(["..."] if len(names) > MOST_NAMES else [])])
         fault = f"no such file.{near_files(path)}"
         if path.is_dir():
-            fault = "a directory, but one file is needed." + (f" It has {listed}." if names else "")
+            fault = "a directory, but one file is needed." + (f" Use: {listed}." if names else "")
         raise UserError(f"{key}={path}: {fault}")
     if key in ("data.path", "data.heldout_path") or key.startswith("data.sources["):
         _check_rows(path)
 
 
 def _check_rows(path: Path) -> None:
-    """Raise UserError for a file that is not JSONL in UTF-8, or has another program's fields."""
+    """Raise UserError if a file is not JSONL in UTF-8, or has the fields of another program."""
     try:
         with path.open("rb") as file:
-            head = file.read(HEAD)
+            head = file.read(HEAD_BYTES)
     except OSError:
-        head = b""  # text_lines reports it
+        head = b""  # text_lines reports the error
     fault = _other_format(head, path)
     if fault is None:
-        for _ in itertools.islice(text_lines(path), LINES_READ):
+        for _ in itertools.islice(text_lines(path), MOST_LINES):
             pass
-        with contextlib.suppress(ValueError, RecursionError):  # json_rows reports it
+        with contextlib.suppress(ValueError, RecursionError):  # json_rows reports the error
             row = json.loads(head.removeprefix(BYTE_ORDER_MARK).lstrip().partition(b"\n")[0])
             names = row.keys() if isinstance(row, dict) else set()
             if names.isdisjoint(KNOWN) and (remedy := field_hint(names)):
@@ -76,16 +76,16 @@ def _check_rows(path: Path) -> None:
 
 
 def _other_format(head: bytes, path: Path) -> tuple[str, str] | None:
-    """Return why a file is not JSONL, and the command that converts it; None if it may be."""
+    """Return why a file is not JSONL, and a command that converts it; None if it may be JSONL."""
     content = head.removeprefix(BYTE_ORDER_MARK).lstrip()
     line = content.partition(b"\n")[0].strip().decode(errors="replace")
-    kinds = (kind for start, kind in FORMATS.items() if content.startswith(start))
-    name, reader = next(kinds, ("", ""))
+    formats = (names for start, names in FORMATS.items() if content.startswith(start))
+    name, reader = next(formats, ("", ""))
     options, header = "", HEADER.fullmatch(line)
     if line == "{":
         name, reader = "a JSON object over several lines", "json"
     elif not name and line and not line.startswith("{") and (header or ".csv" in path.suffixes):
-        name, reader = "CSV by its first line", "csv"
+        name, reader = "CSV, judging by its first line", "csv"
         options = f", sep={json.dumps(header[1])}" if header and header[1] != "," else ""
     if not name:
         return None
@@ -97,8 +97,8 @@ def _other_format(head: bytes, path: Path) -> tuple[str, str] | None:
 
 
 def check_data_files(config: Config) -> None:
-    """Raise UserError for a file that is missing or a directory."""
+    """Raise UserError for a missing file, or for rows that are not JSONL."""
     for key, path in named_files(config).items():
-        # Samples may be a directory, such as that of a run.
+        # data=samples also reads a directory, such as that of a run.
         if key != "data.path" or not Path(path).is_dir():
             check_is_file(key, Path(path))

@@ -1,10 +1,9 @@
-"""Check that `model.path` is complete, and that it holds the model that the plan assumes."""
+"""Check that `model.path` is complete and has the shape that the plan assumes."""
 
 from __future__ import annotations
 
 import functools
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +26,8 @@ SHAPE = {
     "vocab_size": "vocab_size",
     "max_positions": "max_position_embeddings",
 }
-# Each file is a complete tokenizer or a vocabulary for one. Without any, transformers silently
-# makes an empty tokenizer.
+# Each file is a tokenizer or its vocabulary. Without one of them, transformers silently creates an
+# empty tokenizer.
 TOKENIZERS = [
     "tokenizer.json",
     "tokenizer.model",
@@ -42,28 +41,25 @@ INDEX = "model.safetensors.index.json"
 
 
 def check(path: Path) -> None:
-    """Raise UserError for a damaged config.json, no tokenizer, or missing or truncated weights."""
-    for where, fault in _faults(path):
-        raise UserError(f"{where}: {fault}")
-
-
-def _faults(path: Path) -> Iterator[tuple[str, str]]:
+    """Raise UserError for a damaged config.json, a missing tokenizer, or incomplete weights."""
     json_object(path / "config.json")
     if not any(file for pattern in TOKENIZERS for file in path.glob(pattern)):
-        yield (
-            f"model.path={path}",
-            "no tokenizer; a model directory has config.json, *.safetensors and tokenizer.json "
-            f"(or {', '.join(TOKENIZERS[1:-1])}). Copy it from the source of the weights: "
-            "AutoTokenizer's save_pretrained writes it.",
+        raise UserError(
+            f"model.path={path}: no tokenizer. A model directory needs tokenizer.json (or "
+            f"{', '.join(TOKENIZERS[1:-1])}). Use: the tokenizer files of the original model."
         )
     for file in _weights(path):
-        whole = _whole_size(file) if file.is_file() else None
         if not file.is_file():
             source = INDEX if (path / INDEX).is_file() else "a link"
-            yield str(file), f"missing, although {source} names it. Copy or download it."
-        elif (size := file.stat().st_size) != whole:
-            reason = f"its header says {whole:,}" if whole else "it has no safetensors header"
-            yield str(file), f"damaged: {size:,} bytes, and {reason}. Copy or download it again."
+            raise UserError(
+                f"{file}: missing, although {source} refers to it. Copy or download it."
+            )
+        size, full_size = file.stat().st_size, _full_size(file)
+        if size != full_size:
+            header_size = f"its header requires {full_size:,}" if full_size else "it has no header"
+            raise UserError(
+                f"{file}: damaged: {size:,} bytes, but {header_size}. Copy or download it again."
+            )
 
 
 def _weights(path: Path) -> list[Path]:
@@ -77,8 +73,8 @@ def _weights(path: Path) -> list[Path]:
     return sorted(file for file in path.glob("*.safetensors") if not file.name.startswith("."))
 
 
-def _whole_size(file: Path) -> int | None:
-    """Return a file's size in bytes according to its header; None without a header."""
+def _full_size(file: Path) -> int | None:
+    """Return the size in bytes that a file's header requires; None without a header."""
     try:
         length, tensors = header(file)
         ends = (tensor["data_offsets"][1] for tensor in tensors.values())
@@ -88,39 +84,40 @@ def _whole_size(file: Path) -> int | None:
 
 
 def warnings(config: Config) -> list[str]:
-    """Warn if the plan assumes another model than that in model.path.
+    """Return a warning if the plan assumes another model than that in model.path.
 
-    Do not warn about an unreadable config.json, which a run rejects, or under smoke=true, where
-    earlier phases made the model small.
+    Ignore an unreadable config.json, which a run rejects, and smoke=true, which shrinks models.
     """
     folder = Path(config.model.path or ".")
     content = read_json(folder / "config.json") if config.model.path and not config.smoke else None
-    own = {key: content[name] for key, name in SHAPE.items() if name in content} if content else {}
-    other = {key: value for key, value in own.items() if value != getattr(config.model, key)}
+    shape = (
+        {key: content[name] for key, name in SHAPE.items() if name in content} if content else {}
+    )
+    other = {key: value for key, value in shape.items() if value != getattr(config.model, key)}
     if not other:
         return []
-    like = [
+    matches = [
         f"model={name}"
         for name, group in files().items()
-        if all(group.get(key) == value for key, value in own.items())
+        if all(group.get(key) == value for key, value in shape.items())
     ]
     has = ", ".join(f"{key} {value}" for key, value in other.items())
-    goes_by = ", ".join(str(getattr(config.model, key)) for key in other)
-    remedy = " or ".join(like) or "the model= next to it, with its own model.num_layers and so on"
+    planned = ", ".join(str(getattr(config.model, key)) for key in other)
+    remedy = " or ".join(matches) or "the closest model= with model.num_layers=... and so on"
     return [
-        f"model.path={config.model.path}: {has} by its config.json, but the plan and the defaults "
-        f"of method.args use model={config.model.name}: {goes_by}. Use: {remedy}."
+        f"model.path={config.model.path}: its config.json has {has}, but the plan and the defaults "
+        f"of method.args use model={config.model.name}: {planned}. Use: {remedy}."
     ]
 
 
 @functools.cache
 def file(name: str) -> dict[str, Any]:
-    """Return the content of a model's file; {} for a model outside conf/."""
+    """Return the content of a model's file in conf/model; {} without one."""
     path = MODELS / f"{name}.yaml"
     content: dict[str, Any] = yaml_file(path) if path.is_file() else {}
     return content
 
 
 def files() -> dict[str, dict[str, Any]]:
-    """Return the files of conf/model by name. Read only if needed for a comparison."""
+    """Return the content of every file in conf/model by name."""
     return {path.stem: file(path.stem) for path in sorted(MODELS.glob("*.yaml"))}

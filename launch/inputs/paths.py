@@ -1,4 +1,4 @@
-"""Locate a run's files outside its run directory: caches that outlive it, and its secrets."""
+"""Locate files of a run outside its directory: caches that outlive the run, and secrets."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from launch.machine.detect import Host
 from launch.schema import Config
 
 
-def followed(folder: Path) -> Path:
+def real_folder(folder: Path) -> Path:
     """Return the real location of a phase's directory.
 
-    A kept phase is a link into another run (launch/study/phase_reuse.py).
+    A phase that was kept is a link into another run (launch/study/phase_reuse.py).
     """
     if not folder.is_symlink():
         return folder
@@ -21,9 +21,9 @@ def followed(folder: Path) -> Path:
 
 
 def run_hash(run_dir: Path) -> str:
-    """Return a hash that names a run's containers and secret files.
+    """Return the hash in the names of a run's containers and secret files.
 
-    It stays the same when the run resumes.
+    A resumed run has the same hash.
     """
     return hashlib.sha256(str(run_dir).encode()).hexdigest()[:12]
 
@@ -34,9 +34,9 @@ def cache_dir(host: Host) -> Path:
 
 
 def home(config: Config, host: Host) -> Path:
-    """Return HOME of a container, one per image.
+    """Return HOME of the containers of an image.
 
-    Compiled kernels of one stack do not work with another.
+    Each image has its own, because kernels compiled for one image do not work with another.
     """
     return cache_dir(host) / "rocm-recipes/home" / config.container.name
 
@@ -47,11 +47,11 @@ def hub_cache(host: Host) -> Path:
 
 
 def secret_dir(host: Host, run_dir: Path) -> Path:
-    """Return a directory in memory, not on a disk: the session's own, else one in /dev/shm."""
+    """Return the directory of a run's secrets, which is in memory and not on a disk."""
     return secret_bases(host)[0] / run_hash(run_dir)
 
 
 def secret_bases(host: Host) -> list[Path]:
-    """Return where this caller's secrets may be; new ones are written to the first."""
+    """Return the directories of this user's secrets; new secrets are written to the first."""
     bases = [Path(base) for base in (host.environ.get("XDG_RUNTIME_DIR"), "/dev/shm") if base]
     return [base / f"rocm-recipes-{host.uid}" for base in bases]

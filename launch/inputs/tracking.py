@@ -1,4 +1,4 @@
-"""Check what a tracker needs, whether a group of conf/tracking or tracking.name selects it."""
+"""Find the package of a tracker, and check that wandb has a key."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 from launch.core.errors import UserError
 from launch.schema import Config
 
-# Packages whose name differs from transformers' report_to. Kubeflow needs only a variable of its
-# jobs.
+# Packages whose name differs from that of the tracker in transformers' report_to. Kubeflow needs
+# none, only a variable of its jobs.
 PACKAGES = {"none": None, "azure_ml": "azureml-core", "flyte": "flytekit", "kubeflow": None}
 # https://docs.wandb.ai/models/track/environment-variables
 KEY, MODE, HOST = "WANDB_API_KEY", "WANDB_MODE", "api.wandb.ai"
@@ -17,6 +17,7 @@ WITHOUT_A_KEY = ("offline", "dryrun", "disabled")
 
 
 def package(config: Config) -> str | None:
+    """Return the package that the run's tracker needs."""
     return config.tracking.package or package_of(config.tracking.name)
 
 
@@ -27,10 +28,10 @@ def package_of(tracker: str) -> str | None:
 def check_key(config: Config, environ: Mapping[str, str]) -> None:
     """Raise UserError if wandb would find no key.
 
-    On a terminal wandb prompts for one, but a rank has no terminal, so wandb ends the run.
+    wandb cannot prompt for one, because a rank has no terminal, so it would end the run.
     """
-    # A container gets the secrets of runtime.secrets, but no other variable of the shell and no
-    # home directory.
+    # A container gets only the variables of the shell that are in runtime.secrets, and not the
+    # user's home directory.
     in_container = config.runtime.on_node == "docker"
     variables = {**({} if in_container else environ), **config.user_env}
     if config.tracking.name != "wandb" or variables.get(MODE) in WITHOUT_A_KEY:
@@ -42,9 +43,10 @@ def check_key(config: Config, environ: Mapping[str, str]) -> None:
     if not in_container and (other_login or has_key):
         return
     if not environ.get(KEY):
-        fault = f": {KEY} is not set in your shell. Use: export {KEY}=<your account's>"
+        fault = f": {KEY} is not set in your shell. Use: export {KEY}=<your key>"
     elif in_container and KEY not in config.runtime.secrets:
-        fault = f" in a container without {KEY}. Use: {KEY} among runtime.secrets"
+        secrets = ",".join([*config.runtime.secrets, KEY])
+        fault = f": runtime.secrets has no {KEY}. Use: runtime.secrets=[{secrets}]"
     else:
         return
     offline = f"user_env.{MODE}=offline, or tracking=tensorboard"

@@ -15,7 +15,7 @@ from launch.estimate.batch_counts import apply_effective_batch, batch
 from launch.estimate.speed import speed
 from launch.machine import placement
 from launch.machine.detect import Host
-from launch.rules.check import check_given, refusals
+from launch.rules.check import check_settings, refusals
 from launch.schema import Config
 from launch.schema.plan import Balance
 
@@ -65,7 +65,7 @@ def with_servers(config: Config) -> Config:
             f"topology=split {KEY}=auto, or no {KEY}."
         )
     minimal = with_value(config, KEY, 1)
-    check_given(minimal)
+    check_settings(minimal)
     if not config.method.trains:
         return minimal
     smallest = next((split for split in _splits(minimal) if not refusals(split)), None)

@@ -15,7 +15,7 @@ from launch.core.errors import UserError
 from launch.core.json_files import plain
 from launch.inputs import sample_files
 from launch.inputs.jsonl_files import named_files
-from launch.inputs.paths import followed, home, hub_cache, run_hash, secret_dir
+from launch.inputs.paths import home, hub_cache, real_folder, run_hash, secret_dir
 from launch.machine import placement
 from launch.machine.detect import Host
 from launch.plan import process_env
@@ -221,7 +221,7 @@ def _inputs(config: Config, host: Host) -> list[tuple[str, str]]:
         inputs += [(file, "targets of links to samples") for file in targets]
     if pipeline:  # phases that it reused from another run are links
         links = filter(Path.is_symlink, Path(pipeline).glob("*"))
-        phases = sorted(str(followed(link)) for link in links)
+        phases = sorted(str(real_folder(link)) for link in links)
         inputs += [(path, "method.args.reuse") for path in (pipeline, *phases)]
     inputs += [(argument(config, "lm_eval_include"), "method.args.lm_eval_include")]
     if method.exports and converter:

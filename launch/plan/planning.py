@@ -46,7 +46,7 @@ def prepare(config: Config, keys: Sequence[str] = ()) -> tuple[Config, list[str]
     Settings that they would reject without smoke=true become warnings. Raises UserError.
     """
     config = balance.with_servers(config)
-    check.check_given(config)
+    check.check_settings(config)
     is_tuning = trainer_args.recipe_name(config)  # a tuning trains only through its recipe
     batch_warnings = [] if is_tuning else batch_counts.apply_effective_batch(config, keys)
     if not config.smoke:

@@ -57,7 +57,7 @@ def say(config: Config, line: str) -> None:
         _console().print(line, highlight=False, soft_wrap=True, markup=False)
 
 
-def say_warnings(config: Config, warnings: list[str]) -> None:
+def print_warnings(config: Config, warnings: list[str]) -> None:
     for warning in warnings if config.format == Format.text else ():
         _console().print(Text(f"! {warning}", style="yellow"))
 
@@ -115,7 +115,7 @@ def show_plan(plan: Plan, console: Console, verbose: bool) -> None:
     else:
         details = "command lines in full, trainer arguments, and environment variables with reasons"
         console.print(f"[dim]verbose=true shows {details}.[/dim]")
-    say_warnings(plan.config, plan.warnings)
+    print_warnings(plan.config, plan.warnings)
 
 
 def _facts(plan: Plan) -> dict[str, str]:

@@ -13,7 +13,7 @@ import yaml
 
 from launch.core import json_files
 from launch.core.errors import UserError, near
-from launch.inputs.paths import followed
+from launch.inputs.paths import real_folder
 from launch.plan import rundir
 
 # A directory with one of these files is a run directory.
@@ -119,7 +119,7 @@ def phases_of(folder: Path) -> list[Path]:
     """
     names = (json_files.read_json(folder / "record.json") or {})["phases"].values()
     links = [folder / name for name in names if isinstance(name, str) and PHASE.fullmatch(name)]
-    return [target if (target := followed(link)).is_dir() else link for link in links]
+    return [target if (target := real_folder(link)).is_dir() else link for link in links]
 
 
 def read(folder: Path, name: str | None = None) -> Run:

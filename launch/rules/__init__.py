@@ -1,1 +1,1 @@
-"""Reject what cannot work, by the rows of check.py's table, one file per subject."""
+"""Reject compositions that cannot work. check.py lists the rules; each subject has a file."""

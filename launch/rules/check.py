@@ -1,7 +1,6 @@
-"""Reject compositions that cannot work. A rule yields a refusal: its name, a message, a remedy.
+"""Reject compositions that cannot work.
 
-Rules read the composition and conf/. Checks that read other files are in
-launch/plan/check_files.py.
+Rules read only the composition and conf/. launch/plan/check_files.py checks other files.
 """
 
 from __future__ import annotations
@@ -38,21 +37,21 @@ RULES = (
 
 
 def refusals(config: Config) -> list[Refusal]:
-    """Return what rejects this composition, each rule once: its first fault is the example."""
-    every = [refusal for rule in RULES for refusal in rule(config)]
-    names = [refusal.name for refusal in every]
-    return [r for i, r in enumerate(every) if r.name == "unread" or r.name not in names[:i]]
+    """Return the refusals of a composition: the first of each rule, and all of `unread`."""
+    all_refusals = [refusal for rule in RULES for refusal in rule(config)]
+    names = [refusal.name for refusal in all_refusals]
+    return [r for i, r in enumerate(all_refusals) if r.name == "unread" or r.name not in names[:i]]
 
 
-def check_given(config: Config) -> None:
-    """Raise UserError for a value or an argument that is wrong by itself."""
+def check_settings(config: Config) -> None:
+    """Raise UserError for a value or an argument that is wrong in any composition."""
     check_values(config)
     trainer_args.check(config)
     engine_args.check(config)
 
 
 def check(config: Config) -> None:
-    """Raise UserError for wrong arguments, else for every rule that rejects the composition."""
-    check_given(config)
+    """Raise UserError for the first wrong value, or else with the messages of all refusals."""
+    check_settings(config)
     if faults := refusals(config):
         raise UserError("\n".join(map(str, faults)))

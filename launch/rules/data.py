@@ -1,4 +1,4 @@
-"""Reject data without a source, wrong tasks of generated problems, and missing held-out rows."""
+"""Reject data without a source, wrong settings of tasks, and missing held-out rows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from launch.schema import Config, trainer_args
 from launch.schema.enums import Init
 from launch.schema.trainer_args import argument
 
-TOLERANCE = 1e-6  # for the sum of weights, since 1/3 may be written with seven digits
+TOLERANCE = 1e-6  # for the sum of weights, because 1/3 may have seven digits
 HELD_OUT_ROWS = {
     "reasoning": "data.num_heldout=500",
     "code": "data.num_heldout=200",
@@ -20,6 +20,7 @@ HELD_OUT_ROWS = {
 
 
 def first_metric(config: Config) -> str:
+    """Return the override that selects the best model by the method's first held-out metric."""
     metric = next(iter(config.method.held_out_metrics), "<a figure that the trainer logs>")
     return f"method.selection.metric={metric}"
 
@@ -27,20 +28,20 @@ def first_metric(config: Config) -> str:
 def has_heldout(config: Config) -> bool:
     """Return whether load_heldout in recipes/data/data_load.py would find rows."""
     data = config.data
-    own = {
+    sources = {
         "reasoning": data.num_heldout,
         "code": data.num_heldout,
         "jsonl": data.heldout_path,
         "hub": data.heldout_split,
     }
-    return bool(own.get(data.kind) or data.heldout_fraction)
+    return bool(sources.get(data.kind) or data.heldout_fraction)
 
 
 def source_faults(c: Config) -> Iterator[Refusal]:
-    """Yield what is missing in this kind of data, or wrong in a mixture."""
+    """Reject data without its source, and mixtures with wrong sources or weights."""
     data = c.data
     has_weights = c.model.path or c.model.init == Init.pretrained
-    # an evaluation with a tokenizer reads held-out rows only
+    # An evaluation of a model with a tokenizer reads only held-out rows.
     only_heldout = c.method.measures_model and data.heldout_path and has_weights
     mixture = "[{path: a.jsonl, weight: 0.7}, {path: b.jsonl, weight: 0.3}]"
     needed = {
@@ -54,7 +55,7 @@ def source_faults(c: Config) -> Iterator[Refusal]:
     missing = [key for key in needed if not getattr(data, key)]
     if missing:
         remedy = " ".join(f"data.{key}={needed[key]}" for key in missing)
-        message = f"data={data.name} without {' and '.join(f'data.{key}' for key in missing)}"
+        message = f"data={data.name} needs {' and '.join(f'data.{key}' for key in missing)}"
         yield Refusal("data_source", message, f"'{remedy}'" if "{" in remedy else remedy)
         return
     fault = remedy = ""
@@ -67,42 +68,42 @@ def source_faults(c: Config) -> Iterator[Refusal]:
             remedy = mixture
     if not fault and data.sources and abs(total - 1) > TOLERANCE:
         shares = ", ".join(f"{source.weight / (total or 1):.4g}" for source in data.sources)
-        fault = f"data.sources: the weights sum to {total:g}, but they are shares"
+        fault = f"data.sources: the weights sum to {total:g}, not to 1"
         remedy = f"weights that sum to 1: {shares}"
     if fault:
         yield Refusal("data_source", fault, remedy)
 
 
 def task_faults(c: Config) -> Iterator[Refusal]:
-    """Yield wrong levels, fields and shares of tasks, by the list that `make lock` wrote."""
+    """Reject levels, fields and shares that a task of the lock file does not have."""
     tasks = trainer_args.lock()["tasks"].get(c.data.kind, {})
     for number, task in enumerate(c.data.tasks if tasks else []):
         key, entry, fault = f"data.tasks[{number}]", tasks.get(task.name), ""
-        if entry is None:  # a limit
+        if entry is None:  # limits.py rejects it
             continue
         highest = entry["highest"]  # null for a task without a curriculum
         if highest is not None and not 0 <= task.level <= highest:
             fault = f"level={task.level}: {task.name} has levels 0 to {highest}"
-            remedy = "level: 0, or a config: {<field>: <value>} of its own"
-        # In data=cups, a key of config has the name of a level.
+            remedy = "level: 0, or config: {<field>: <value>} for another difficulty"
+        # A task without a curriculum may have a level as the label of its config, as in data=cups.
         elif highest is None and task.level and not (task.level > 0 and task.config):
-            fault = f"level={task.level}: without config all levels of {task.name} are one"
-            remedy = "level: 0, or a config: {<field>: <value>} of its own"
+            fault = f"level={task.level}: without config, {task.name} has only one level"
+            remedy = "level: 0, or config: {<field>: <value>} that makes it harder"
         elif unknown := [name for name in task.config if name not in entry["fields"]]:
             fault = f"config.{unknown[0]}: {task.name} has no such field"
-            remedy = f"of {task.name}: {', '.join(entry['fields']) or 'no config'}"
+            remedy = f"fields of {task.name}: {', '.join(entry['fields']) or 'none'}"
         elif task.worked > entry["working"]:
-            fault = f"worked={task.worked:g}: {task.name} has no working to show"
-            remedy = "worked: 0 for answers alone; or data=cups"
+            fault = f"worked={task.worked:g}: {task.name} has no worked solution"
+            remedy = "worked: 0 for answers only; or data=cups"
         if fault:
             yield Refusal("task", f"{key}.{fault}", remedy)
 
 
 def heldout_faults(c: Config) -> Iterator[Refusal]:
-    """Yield missing held-out rows."""
+    """Reject evaluations and selections of the best model without held-out rows."""
     metric = c.method.selection.metric if c.method.held_out_metrics else None
     remedy = HELD_OUT_ROWS.get(c.data.kind, "data=jsonl data.path=<file> data.heldout_path=<file>")
     evaluates = c.method.measures_model and not argument(c, "lm_eval_tasks")
     if not has_heldout(c) and (metric or evaluates):
-        user = f"method.selection.metric={metric}" if metric else f"method={c.method.name}"
-        yield Refusal("heldout_rows", f"{user}: data={c.data.name} has no held-out rows", remedy)
+        setting = f"method.selection.metric={metric}" if metric else f"method={c.method.name}"
+        yield Refusal("heldout_rows", f"{setting}: data={c.data.name} has no held-out rows", remedy)

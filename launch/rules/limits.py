@@ -1,4 +1,4 @@
-"""Reject values outside the range or the options that follow from other settings."""
+"""Reject values outside a range or a list of options that depends on other settings."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from launch.schema.enums import Rows, Vendor
 from launch.schema.trainer_args import known
 
 ROWS: dict[str, dict[str, Any]] = yaml_file(Path(__file__).with_name("limits.yaml"))
-SHOWN = 8  # options at most; of more, the first 3
+MOST_OPTIONS = 8  # in a remedy; of a longer list, it has the first 3
 SHARDED = ("ddp", "fsdp", "zero2", "zero3")
-# rule, value, and a range or options; a value of None is not checked
+# rule, value, and the allowed range or options; a value of None is not checked
 Limit = tuple[str, Any, Range | Collection[Any]]
 
 
 def limit_faults(c: Config) -> Iterator[Refusal]:
-    limits = (*_of_model_and_data(c), *_of_topology(c), *_of_servers(c), *_of_runtime(c))
-    for rule, value, allowed in limits:
+    limits = (_model_and_data_limits, _topology_limits, _server_limits, _runtime_limits)
+    for rule, value, allowed in (limit for of_subject in limits for limit in of_subject(c)):
         if value is None or value in allowed:
             continue
         longest_argument = max(lengths(c), key=lengths(c).__getitem__, default="")
@@ -44,6 +44,7 @@ def limit_faults(c: Config) -> Iterator[Refusal]:
 
 
 def _remedies(value: Any, allowed: Range | Collection[Any], override: str) -> str:
+    """Return the override with the nearest allowed value, or with several options."""
     if isinstance(allowed, Range):
         nearest = math.ceil(allowed.least) if value < allowed.least else math.floor(allowed.most)
         bounds = f" ({allowed})" if allowed.least < allowed.most else ""
@@ -51,13 +52,12 @@ def _remedies(value: Any, allowed: Range | Collection[Any], override: str) -> st
     options = list(map(str, allowed))
     if not override.endswith("=*"):
         options.sort(key=lambda option: -SequenceMatcher(None, str(value), option).ratio())
-    remedies = [
-        override.replace("*", option) for option in options[: SHOWN if len(options) <= SHOWN else 3]
-    ]
-    return " or ".join(remedies + ["another"] * (len(options) > SHOWN))
+    if len(options) > MOST_OPTIONS:
+        return " or ".join([*(override.replace("*", option) for option in options[:3]), "another"])
+    return " or ".join(override.replace("*", option) for option in options)
 
 
-def _of_model_and_data(c: Config) -> Iterator[Limit]:
+def _model_and_data_limits(c: Config) -> Iterator[Limit]:
     data, method, metrics = c.data, c.method, c.method.held_out_metrics
     yield "precision", c.precision.name, c.hardware.precisions
     length = longest(c) if method.uses_model else None
@@ -69,10 +69,10 @@ def _of_model_and_data(c: Config) -> Iterator[Limit]:
     yield "rows_of_method", rows, layouts
     if c.hardware.packed_attention is None and rows in layouts:
         yield "rows_of_gpu", rows, [name for name in layouts if name != "packed"]
-    other = "code" if method.rows == "dpo" else "samples"
+    excluded = "code" if method.rows == "dpo" else "samples"
     kinds = ("reasoning", "code", "jsonl", "hub", "mix", "samples")
-    yield "data_of_method", data.kind, [kind for kind in kinds if kind != other]
-    # a stream would be searched for ever
+    yield "data_of_method", data.kind, [kind for kind in kinds if kind != excluded]
+    # Otherwise, a stream would be searched forever.
     yield "filter_lengths", data.filter.max_tokens, Range(least=data.filter.min_tokens or 0)
     yield "selection_metric", method.selection.metric if metrics else None, metrics
     lock = trainer_args.lock()
@@ -82,17 +82,17 @@ def _of_model_and_data(c: Config) -> Iterator[Limit]:
         yield "task", task.name, lock["tasks"][data.kind]
 
 
-def _of_topology(c: Config) -> Iterator[Limit]:
+def _topology_limits(c: Config) -> Iterator[Limit]:
     name, method, strategy = c.topology.name, c.method, c.topology.strategy
-    # a trainer that generates nothing has fewer
+    # Trainers that do not generate have fewer topologies.
     serves = method.generates or not method.trains
     default = [name for name in TOPOLOGIES if serves or name not in ("split", "colocate")]
     yield "topology_of_method", name, method.topologies or default
-    used = name if name == "colocate" or strategy == "none" else strategy
+    sharding = name if name == "colocate" or strategy == "none" else strategy
     if method.trains and c.precision.weights == "nf4":
-        yield "topology_of_nf4", used, {*TOPOLOGIES} - {"fsdp", "zero3", "colocate"}
+        yield "topology_of_nf4", sharding, {*TOPOLOGIES} - {"fsdp", "zero3", "colocate"}
     if method.trains and c.precision.compute == "fp8":
-        yield "topology_of_fp8", used, {*TOPOLOGIES} - {"zero3"}
+        yield "topology_of_fp8", sharding, {*TOPOLOGIES} - {"zero3"}
     gpus = placement.num_gpus(c)
     strategies: tuple[str, ...] = SHARDED
     if name == "single" or (name == "colocate" and gpus == 1):
@@ -100,15 +100,15 @@ def _of_topology(c: Config) -> Iterator[Limit]:
     elif name not in ("split", "colocate"):
         strategies = (name,)
     yield "strategy_of_topology", strategy, strategies
-    given, node = c.topology.num_gpus, Range(least=1, most=c.hardware.gpus_per_node)
-    yield "num_gpus", None if c.hardware.vendor == Vendor.none else given, node
-    yield "single_is_one", given if name == "single" else None, Range(least=1, most=1)
+    num_gpus, node = c.topology.num_gpus, Range(least=1, most=c.hardware.gpus_per_node)
+    yield "num_gpus", None if c.hardware.vendor == Vendor.none else num_gpus, node
+    yield "single_is_one", num_gpus if name == "single" else None, Range(least=1, most=1)
     spans = name in SHARDED and c.runtime.on_node != "docker"
     nodes = c.runtime.slurm.nodes if c.runtime.name == "slurm" else None
     yield "slurm_nodes", nodes, Range(least=1, most=MAX_RANKS if spans else 1)
 
 
-def _of_servers(c: Config) -> Iterator[Limit]:
+def _server_limits(c: Config) -> Iterator[Limit]:
     topology, heads = c.topology, c.model.num_heads
     if topology.name == "split" or has_vllm(c):
         yield "server_cache", topology.server_cache_gb, Range(least=longest_served_gb(c))
@@ -117,21 +117,21 @@ def _of_servers(c: Config) -> Iterator[Limit]:
     yield "split_needs_a_server", topology.servers, Range(least=1)
     divisors = [n for n in range(1, heads + 1) if heads % n == 0]
     yield "server_heads", topology.server_tensor_parallel, divisors
-    room = Range(least=longest(c) + 1, most=c.model.max_positions)
-    yield "server_length", topology.server_max_length, room
+    server_lengths = Range(least=longest(c) + 1, most=c.model.max_positions)
+    yield "server_length", topology.server_max_length, server_lengths
     if topology.overlap == "stream" and "num_generations" in known(c):
         yield "staleness_of_stream", topology.max_staleness, Range(least=least_staleness(c))
 
 
-def _of_runtime(c: Config) -> Iterator[Limit]:
+def _runtime_limits(c: Config) -> Iterator[Limit]:
     trl, on_cpu = trainer_args.lock()["trl"], c.hardware.vendor == Vendor.none
-    fit = [
+    images_of_gpu = [
         image.name
         for image in images.load().values()
         if image.trl == trl and (on_cpu or c.hardware.gfx in image.gfx)
     ]
     if c.runtime.on_node == "docker" and c.container.name != "custom":
-        yield "image", c.container.name, fit
+        yield "image", c.container.name, images_of_gpu
     if c.runtime.name == "slurm":
         after_save = Range(least=c.runtime.stop_timeout_s + 1, most=65535)
         yield "slurm_early_signal", c.runtime.slurm.early_signal_s, after_save

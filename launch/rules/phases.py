@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from launch.config.request import Request
 from launch.core.errors import UserError, near
@@ -14,58 +14,50 @@ from launch.schema.checked import NAME
 # Keys that all phases share, and why a phase cannot have its own.
 SHARED = {
     "experiment": "an experiment describes the whole pipeline",
-    "mode": "a pipeline is planned or run as a whole",
-    "resume": "a pipeline resumes as a whole, at the phase that it stopped in",
-    "phases": "a phase has no phases",
-    "name": "it names the pipeline's directory, and each phase's follows from it",
-    "run_root": "every phase's directory lies in the pipeline's",
-    "smoke": "a phase passes its model on, so all phases must have the same size",
+    "mode": "a pipeline is planned or run as one",
+    "resume": "a pipeline resumes at the phase in which it stopped",
+    "phases": "a phase cannot have phases",
+    "name": "it determines the directories of the pipeline and of its phases",
+    "run_root": "the phases' directories are in that of the pipeline",
+    "smoke": "phases pass on their models, so all must have the same size",
     "format": "a pipeline prints one plan",
     "verbose": "a pipeline prints one plan",
-    "find": "the search is for one run",
+    "find": "a search is for a single run",
     "sweep": "a sweep varies whole pipelines (-m)",
     "hardware": "all phases run on this machine",
-    "hydra": "it configures the program",
+    "hydra": "it configures the launcher",
 }
-# Keys of the model or the data that a phase takes from an earlier one. It may still set how rows
-# are written.
+# Keys that model_from and data_from set. A phase may still set how rows are formatted.
 OF_MODEL = re.compile(r"model(\.(path|hub_id|revision|init))?")
 OF_DATA = re.compile(r"data(\.(?!(chat_template|cache|pairs_per_prompt|pairs_of_any)$).*)?")
 
 
 def check_phases(phases: list[Phase]) -> None:
-    """Raise UserError for wrong names, sources or overrides in the phases as the user wrote them.
+    """Raise UserError for wrong names, sources or overrides of phases.
 
-    `check_sources` checks what needs a composition.
+    `check_sources` checks the sources again once a phase is composed.
     """
     names = [phase.name for phase in phases]
     for number, phase in enumerate(phases):
         check_value("phases: name", phase.name, NAME)
-        for fault in _faults(phase, names, names[:number]):
-            raise UserError(f"phases: {fault}")
-
-
-def _faults(phase: Phase, names: list[str], before: list[str]) -> Iterator[str]:
-    if phase.name in before:
-        yield f"two are named {phase.name}. Give each its own name."
-    for key, source in (("model_from", phase.model_from), ("data_from", phase.data_from)):
-        if source is not None and source not in before:
-            why = "comes after it." if source in names else "names no phase."
-            yield (
-                f"{key}={source} of {phase.name} {why}{near(source, before)} Phases before it: "
-                f"{', '.join(before) or 'none'}."
-            )
-    for override in phase.overrides:
-        if fault := _override_fault(phase, override):
-            yield f"override {override} of {phase.name}: {fault}"
+        earlier = names[:number]
+        if phase.name in earlier:
+            raise UserError(f"phases: two phases are named {phase.name}. Rename one of them.")
+        for key, source in (("model_from", phase.model_from), ("data_from", phase.data_from)):
+            if source is not None and source not in earlier:
+                why = "is not an earlier phase" if source in names else "is not a phase"
+                raise UserError(
+                    f"phases: {key}={source} of {phase.name} {why}.{near(source, earlier)} "
+                    f"Earlier phases: {', '.join(earlier) or 'none'}."
+                )
+        for override in phase.overrides:
+            if fault := _override_fault(phase, override):
+                raise UserError(f"phases: override {override} of {phase.name}: {fault}")
 
 
 def _override_fault(phase: Phase, override: object) -> str | None:
     if not isinstance(override, str):
-        return (
-            "a mapping, but a list of key=value is expected. Use: quotes around it if a "
-            "character is special."
-        )
+        return "it must be text, key=value. Use: quotes around it if it has special characters."
     try:
         [parsed] = Request([override]).parsed
     except UserError as error:
@@ -83,7 +75,7 @@ def _override_fault(phase: Phase, override: object) -> str | None:
         ("data_from", phase.data_from, OF_DATA),
     ):
         if source is not None and keys.fullmatch(key):
-            return f"{name}={source} sets it too. Leave out one of the two."
+            return f"{name}={source} sets the same key. Leave out one of them."
     return None
 
 
@@ -92,18 +84,18 @@ def check_sources(
 ) -> None:
     """Raise UserError if no earlier phase produces a phase's input, or its method ignores it.
 
-    `models` and `samples` hold the earlier phases that leave one.
+    The keys of `models` and `samples` are the earlier phases that produce them.
     """
-    for key, source, left, is_read, remedy in (
+    for key, source, producers, is_read, remedy in (
         ("model_from", phase.model_from, models, method.uses_model, "Leave it out"),
         ("data_from", phase.data_from, samples, method.trains, "Use: method=sft, dpo or grpo"),
     ):
         if source is None:
             continue
         why = "" if is_read else f"method={method.name} does not read it. {remedy}"
-        if source not in left:
-            before = ", ".join(left) or "none"
-            why = f"that phase has none. Earlier phases that have one: {before}"
+        if source not in producers:
+            kind, names = key.removesuffix("_from"), ", ".join(producers) or "none"
+            why = f"that phase produces no {kind}. Earlier phases that do: {names}"
         if why:
             raise UserError(f"phases: {key}={source} of {phase.name}: {why}.")
 
@@ -111,7 +103,7 @@ def check_sources(
 def check_results(
     phase: Phase, models: Mapping[str, str], evaluated: Mapping[str, tuple[str, str | None]]
 ) -> None:
-    """Raise UserError if a model card would quote another model's evaluation, or none."""
+    """Raise UserError unless results_from is an evaluation of the model that a phase exports."""
     source = phase.results_from
     if source is None:
         return
@@ -119,5 +111,5 @@ def check_results(
     if source not in evaluated or measured != exported:
         raise UserError(
             f"phases: results_from={source} of {phase.name} is not an evaluation of the model of "
-            f"{phase.model_from}. Evaluations before it: {', '.join(evaluated) or 'none'}."
+            f"{phase.model_from}. Earlier evaluations: {', '.join(evaluated) or 'none'}."
         )

@@ -1,4 +1,4 @@
-"""Define what a rule yields for a composition that it rejects."""
+"""Define the refusal that a rule yields for a composition that cannot work."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Refusal:
 
     @property
     def sentence(self) -> str:
-        """Return the message as a sentence."""
+        """Return the message with its final punctuation."""
         message = self.message.rstrip(".")
         return message if message.endswith("?") else f"{message}."
 

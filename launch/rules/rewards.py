@@ -1,4 +1,4 @@
-"""Reject rewards that do not exist, have no weight, or cannot judge the rows."""
+"""Reject rewards without a weight, wrong chains, and rewards whose column rows do not have."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from launch.schema import Config, trainer_args
 from launch.schema.enums import Use
 
 READS_COLUMN = ("accuracy", "reasoning_gym", "regex", "code_tests")
-# kind of rows -> the rewards whose column they have
+# kind of generated rows -> the rewards whose column they have
 GENERATED = {"reasoning": ("accuracy", "reasoning_gym"), "code": ("code_tests",)}
 
 
@@ -18,33 +18,31 @@ def reward_faults(c: Config) -> Iterator[Refusal]:
     fitting = "code_tests" if c.data.kind == "code" else "accuracy"
     setting = f"method.rewards={rewards}"
     if (c.method.uses_rewards is Use.required or rewards) and not any(rewards.values()):
-        remedy = f"method.rewards.{next(iter(rewards), fitting)}=1.0; named rewards: "
-        yield Refusal(
-            "rewards_needed", f"{setting}: no reward has a weight", remedy + ", ".join(names)
-        )
+        remedy = f"method.rewards.{next(iter(rewards), fitting)}=1.0; all rewards: "
+        yield Refusal("rewards_needed", f"{setting}: every weight is 0", remedy + ", ".join(names))
     if not c.method.trains and any(weight < 0 for weight in rewards.values()):
-        message = f"{setting}: no sample could reach the full score of 1"
+        message = f"{setting}: with a negative weight, no sample reaches the full score of 1"
         yield Refusal("reward_negative", message, "weights of 0 or more, or method=grpo")
     repeated = [name for i, name in enumerate(chain) if name not in rewards or name in chain[:i]]
     if repeated:
-        message = f"method.reward_chain: {repeated[0]} is not in method.rewards, or repeats"
+        message = f"method.reward_chain: {repeated[0]} is repeated or not in method.rewards"
         remedy = f"each of {', '.join(rewards) or 'the rewards'} at most once"
         yield Refusal("reward_chain", message, remedy)
-    if blind := _without_column(c, c.data.kind):
-        ways = [f"data={kind}" for kind in GENERATED if not _without_column(c, kind)]
-        ways += [r"method.reward_pattern='\d+'"] if blind[0] == "regex" else []
-        is_left = any(name in READS_COLUMN and name not in blind for name in rewards)
-        instead = "" if is_left else f" +method.rewards.{fitting}=1.0"
-        remedy = ", or ".join([*ways, f"'~method.rewards.{blind[0]}'{instead}"])
-        message = f"method.rewards.{blind[0]} with data={c.data.name}: its rows lack what it reads"
+    if unusable := _without_column(c, c.data.kind):
+        remedies = [f"data={kind}" for kind in GENERATED if not _without_column(c, kind)]
+        remedies += [r"method.reward_pattern='\d+'"] if unusable[0] == "regex" else []
+        is_usable = any(name in READS_COLUMN and name not in unusable for name in rewards)
+        replacement = "" if is_usable else f" +method.rewards.{fitting}=1.0"
+        remedy = ", or ".join([*remedies, f"'~method.rewards.{unusable[0]}'{replacement}"])
+        message = f"method.rewards.{unusable[0]}: rows of data={c.data.name} have no column for it"
         yield Refusal("reward_column", message, remedy)
 
 
 def _without_column(config: Config, kind: str) -> list[str]:
-    """Return named rewards whose column generated rows of this kind do not have.
+    """Return the named rewards that read a column which rows of this kind do not have.
 
-    The columns of a file or the hub are known only later, but none has reasoning-gym's own record.
+    Rows of files and of the hub may have every column except that of reasoning-gym.
     """
-    has = GENERATED.get(kind, ("accuracy", "regex", "code_tests"))
-    has = (*has, "regex") if config.method.reward_pattern is not None else has
-    return [name for name in config.method.rewards if name in READS_COLUMN and name not in has]
+    usable = GENERATED.get(kind, ("accuracy", "regex", "code_tests"))
+    usable = (*usable, "regex") if config.method.reward_pattern is not None else usable
+    return [name for name in config.method.rewards if name in READS_COLUMN and name not in usable]

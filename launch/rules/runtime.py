@@ -1,4 +1,4 @@
-"""Reject secrets in records, and wrong options of a Slurm job."""
+"""Reject secrets in records, GPU masks in user_env, and wrong options of a Slurm job."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from launch.schema import Config
 from launch.schema.host import slurm_seconds
 from launch.schema.variables import SECRET
 
-# sbatch options that keys of the composition decide, or the launcher
+# sbatch options that keys of the composition or the launcher set
 OWNED = (
     *("--nodes", "--partition", "--account", "--qos", "--time", "--gres", "--signal", "--requeue"),
     *("--no-requeue", "--wait", "--job-name", "--gpus", "--gpus-per-node", "--gpus-per-task"),
@@ -24,12 +24,12 @@ LONG_OPTION = re.compile(r"--[a-z][a-z0-9-]*(?:=.*)?")
 
 
 def runtime_as(config: Config, runtime: str) -> str:
-    """Return the override that selects a runtime; inside a job it is a key of runtime.slurm."""
+    """Return the override that selects a runtime; under Slurm, the runtime inside the job."""
     return f"{'runtime.slurm.inner' if config.runtime.name == 'slurm' else 'runtime'}={runtime}"
 
 
 def secret_faults(c: Config) -> Iterator[Refusal]:
-    """Yield secrets that records would hold, and variables that the plan itself sets."""
+    """Reject secrets that records would contain, and GPU masks for all processes."""
     mappings = {
         "user_env": c.user_env,
         "method.args": c.method.args,
@@ -39,7 +39,7 @@ def secret_faults(c: Config) -> Iterator[Refusal]:
         for name, value in values.items():
             if value and isinstance(value, str) and SECRET.search(key := f"{group}.{name}"):
                 remedy = "a variable of your shell (export HF_TOKEN=...), which processes inherit"
-                yield Refusal("secret", f"{key}: the run's records would hold a secret", remedy)
+                yield Refusal("secret", f"{key}: the run's records would contain a secret", remedy)
     if any(name in c.user_env for name in masks.ALL):
         message = "user_env: a GPU mask would give every process the same GPUs"
         yield Refusal("mask_in_user_env", message, "HIP_VISIBLE_DEVICES=2,3 in your shell")
@@ -50,16 +50,16 @@ def slurm_faults(c: Config) -> Iterator[Refusal]:
     if c.runtime.name != "slurm":
         return
     for option in slurm.options:
-        # an option may be abbreviated, as in getopt
+        # Slurm accepts abbreviated options, like getopt.
         name, is_long = option.partition("=")[0], LONG_OPTION.fullmatch(option)
         if not is_long or any(own.startswith(name) for own in OWNED):
-            why = "decided by another key or by the launcher" if is_long else "not a long option"
-            remedy = "keys of runtime.slurm, name= or topology.num_gpus=, and here others, such as "
+            why = "set by another key or by the launcher" if is_long else "not a long option"
+            remedy = "a key of runtime.slurm, name= or topology.num_gpus=; here, only options like "
             remedy += "runtime.slurm.options=['--exclusive','--constraint=ib']"
             yield Refusal("slurm_options", f"runtime.slurm.options: {option!r} is {why}", remedy)
     if 0 < (seconds := slurm_seconds(slurm.time or "0")) <= slurm.early_signal_s:
-        message = f"runtime.slurm.time={slurm.time}: Slurm would stop the job "
-        message += f"{slurm.early_signal_s} s before, as it starts"
+        message = f"runtime.slurm.time={slurm.time}: Slurm would stop the job as it starts, "
+        message += f"because runtime.slurm.early_signal_s={slurm.early_signal_s} is not shorter"
         remedy = "a longer time"
         if seconds > 60:
             remedy += ", or runtime.slurm.early_signal_s=60 runtime.stop_timeout_s=30"

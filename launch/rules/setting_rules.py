@@ -1,4 +1,4 @@
-"""Reject settings by two tables: conflicts.yaml and unread.yaml, whose headers define a row."""
+"""Reject the conflicts of conflicts.yaml and the keys without an effect of unread.yaml."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from launch.machine import placement
 from launch.rules.data import first_metric
 from launch.rules.refusal import Refusal
 from launch.rules.runtime import runtime_as
-from launch.rules.topology import has_split, has_vllm, several
+from launch.rules.topology import has_split, has_vllm, multi_gpu_topologies
 from launch.schema import Config
 from launch.schema.enums import Link
 from launch.schema.trainer_args import argument, known
 from launch.schema.variables import is_expandable
 
 DEFAULTS = Config()
-CORES = ("--exclusive", "--cpus-per-task", "--cpus-per-gpu")  # options that give a job more cores
-LINKED = ("gfx942", "gfx950")
+CORES = ("--exclusive", "--cpus-per-task", "--cpus-per-gpu")  # options that request cores
+FULLY_LINKED = ("gfx942", "gfx950")  # boards with a link between every two GPUs
 # Keys that only qualify another key, so messages show the other key.
 SHOWN = {
     "data.kind": "data.name",
@@ -33,35 +33,26 @@ SHOWN = {
 }
 
 
-def _reads_precision(config: Config) -> bool:
-    copies = config.method.exports and config.adapter.name == "none"  # in method.args.weights
-    return config.smoke or (config.method.reads("precision") and not copies)
-
-
-def _asks_for_cores(config: Config) -> bool:
-    names = [option.partition("=")[0] for option in config.runtime.slurm.options]
-    return any(cores.startswith(name) for name in names for cores in CORES)
-
-
 def board(config: Config) -> int:
-    """Return the GPUs of a board: MI300A come in fours, others in eights, all linked."""
+    """Return the number of GPUs on a fully linked board: four MI300A, or eight others."""
     return 4 if config.hardware.unified_memory else 8
 
 
-def _has_idle_links(config: Config) -> bool:
-    """Return whether GPUs of a fully linked board are left out of collectives."""
-    hardware, ranks = config.hardware, placement.trainers_of_a_node(config)
-    is_linked = hardware.link == Link.xgmi and hardware.gfx in LINKED
-    return is_linked and 1 < ranks < board(config)
-
-
-# Conditions and values that are not keys of the composition.
+# Conditions and values in the tables that are not keys of the composition.
 FACTS: Facts = {
-    "asks_for_cores": _asks_for_cores,
+    "requests_cores": lambda c: any(
+        name.startswith(option.partition("=")[0])
+        for option in c.runtime.slurm.options
+        for name in CORES
+    ),
     "first_metric": first_metric,
     "first_precision": lambda c: next(iter(c.hardware.precisions), "fp32"),
     "generates_with_vllm": generates_with_vllm,
-    "has_idle_links": _has_idle_links,
+    "has_idle_links": lambda c: (
+        c.hardware.link == Link.xgmi
+        and c.hardware.gfx in FULLY_LINKED
+        and 1 < placement.trainers_of_a_node(c) < board(c)
+    ),
     "has_own_reward": lambda c: any("." in name for name in c.method.rewards),
     "has_precision": lambda c: c.precision.name in c.hardware.precisions,
     "has_vllm": has_vllm,
@@ -71,7 +62,11 @@ FACTS: Facts = {
     "ranks": placement.num_trainers,
     "reads_data": lambda c: c.method.reads("data"),
     "reads_model": lambda c: c.method.reads("model"),
-    "reads_precision": _reads_precision,
+    # An export without an adapter reads method.args.weights instead.
+    "reads_precision": lambda c: (
+        c.smoke
+        or (c.method.reads("precision") and not (c.method.exports and c.adapter.name == "none"))
+    ),
     "shares_gpu": placement.shares_gpu,
 }
 
@@ -83,7 +78,10 @@ def conflicts(config: Config) -> Iterator[Refusal]:
         ):
             continue
         choices = row.get("any", {}).items()
-        keys = [*row["settings"], *(key for key, a in choices if all_met(config, {key: a}, FACTS))]
+        keys = [
+            *row["settings"],
+            *(key for key, value in choices if all_met(config, {key: value}, FACTS)),
+        ]
         if len(keys) > len(row["settings"]) or not choices:
             shown = " with ".join(_shown(config, SHOWN.get(key, key)) for key in keys)
             yield Refusal(row["rule"], f"{shown}: {row['why']}", row["use"])
@@ -101,21 +99,21 @@ def unread(config: Config) -> Iterator[Refusal]:
 
 
 def unread_row(config: Config, row: dict[str, Any]) -> Iterator[Refusal]:
-    """Yield a refusal if a key of the row is given but not read."""
+    """Yield a refusal if a key of the row is set but takes no effect."""
     read = row["read"] if isinstance(row["read"], list) else [row["read"]]
     if any(all_met(config, conditions, FACTS) for conditions in read):
         return
-    values = {
-        key: usual for key in row["keys"].split() for key, usual in _unusual(config, key, row)
+    defaults = {
+        key: default for key in row["keys"].split() for key, default in _changed(config, key, row)
     }
-    if not values:
+    if not defaults:
         return
     needs, why = _needs(config, row.get("needs", "")), row.get("why")
-    names = [_shown(config, k) if why or k.endswith(".name") else k for k in values]
-    remedy = " ".join(_reset(config, key, usual) for key, usual in values.items())
+    names = [_shown(config, k) if why or k.endswith(".name") else k for k in defaults]
+    remedy = " ".join(_reset(config, key, default) for key, default in defaults.items())
     remedy = f"{needs}, or {remedy}" if needs else remedy
     without = f"without {needs}" if needs else f"with method={config.method.name}"
-    effect = f": {why}" if why else f" take{'s' * (len(values) == 1)} no effect {without}"
+    effect = f": {why}" if why else f" take{'s' * (len(defaults) == 1)} no effect {without}"
     yield Refusal(
         "unread",
         f"{', '.join(names)}{effect}",
@@ -123,41 +121,41 @@ def unread_row(config: Config, row: dict[str, Any]) -> Iterator[Refusal]:
     )
 
 
-def _unusual(config: Config, key: str, row: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield each key, at or below `key`, that differs from its usual value, and that value.
+def _changed(config: Config, key: str, row: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield each key, at or below `key`, that differs from its default, and that default.
 
-    TRL's arguments have no usual value, so any value counts.
+    TRL's arguments have no default here, so every value differs.
     """
-    value, usual = leaf(config, key), row.get("usual")
-    if "usual" not in row and not key.startswith("method.args."):
-        usual = leaf(DEFAULTS, key)
-    elif isinstance(usual, str) and usual.startswith("fact."):
-        usual = setting(config, usual, FACTS)
-    elif "usual" not in row and config.method.config_class.startswith("recipes."):
-        usual = known(config).get(key.rpartition(".")[2], {}).get("default")
+    value, default = leaf(config, key), row.get("default")
+    if "default" not in row and not key.startswith("method.args."):
+        default = leaf(DEFAULTS, key)
+    elif isinstance(default, str) and default.startswith("fact."):
+        default = setting(config, default, FACTS)
+    elif "default" not in row and config.method.config_class.startswith("recipes."):
+        default = known(config).get(key.rpartition(".")[2], {}).get("default")
     if dataclasses.is_dataclass(value):
         for field in dataclasses.fields(value):
-            if getattr(value, field.name) != (default := getattr(usual, field.name)):
-                yield f"{key}.{field.name}", default
-    elif value != usual and not (value is None and key.startswith("method.args.")):
-        yield key, usual
+            if getattr(value, field.name) != (of_field := getattr(default, field.name)):
+                yield f"{key}.{field.name}", of_field
+    elif value != default and not (value is None and key.startswith("method.args.")):
+        yield key, default
 
 
-def _reset(config: Config, key: str, usual: Any) -> str:
-    """Return the override that undoes a key, also one that a file sets."""
+def _reset(config: Config, key: str, default: Any) -> str:
+    """Return the override that restores a key's default, even if a file sets the key."""
     if key.startswith("method.args."):
         return f"'~{key}'"
-    if isinstance(usual, dict):
+    if isinstance(default, dict):
         return " ".join(f"'~{key}.{name}'" for name in setting(config, key, FACTS))
-    usual = usual.name if isinstance(usual, Enum) else usual
-    value = usual if isinstance(usual, str) else json.dumps(usual)
+    default = default.name if isinstance(default, Enum) else default
+    value = default if isinstance(default, str) else json.dumps(default)
     return f"{key.removesuffix('.name')}={value}"
 
 
 def _needs(config: Config, needs: str | list[str]) -> str:
-    """Return the overrides that make something read a key; of a list, those possible here."""
+    """Return the override that makes a key take effect; of a list, those that are possible."""
     if isinstance(needs, list):
-        topologies = [*several(config), *(["colocate"] if has_split(config) else [])]
+        topologies = [*multi_gpu_topologies(config), *(["colocate"] if has_split(config) else [])]
         possible = [f"topology={name}" for name in topologies]
         if "engine" in known(config) and config.hardware.vllm:
             possible.append("method.args.engine=vllm")

@@ -1,4 +1,4 @@
-"""Reject servers that leave no GPU or have no vLLM, and groups that divide no generation."""
+"""Reject servers that take every GPU, vLLM on GPUs without it, and group sizes that do not fit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from launch.schema.trainer_args import argument, known, value
 
 
 def lengths(config: Config) -> dict[str, int]:
-    """Return the arguments that limit a sequence, and their tokens."""
+    """Return the arguments that limit a sequence's length, and their values in tokens."""
     names = ("max_length", "max_completion_length", "max_new_tokens", "sequence")
     values = {name: value(config, name) for name in names if name in known(config)}
     return {name: int(n) for name, n in values.items() if isinstance(n, (int, float))}
@@ -24,43 +24,46 @@ def longest(config: Config) -> int:
 
 
 def has_vllm(config: Config) -> bool:
-    """Return whether ranks start their own vLLM to generate, in any part of method=raft."""
+    """Return whether ranks start their own vLLM to generate, in a phase of method=raft too."""
     args = config.method.args
-    parts = (args, args.get("sample"), args.get("evaluate"))
-    return any(isinstance(part, dict) and part.get("engine") == "vllm" for part in parts)
+    arguments = (args, args.get("sample"), args.get("evaluate"))
+    return any(isinstance(part, dict) and part.get("engine") == "vllm" for part in arguments)
 
 
 def has_split(config: Config) -> bool:
-    """Return whether a remedy may name topology=split."""
+    """Return whether a remedy may suggest topology=split."""
     return config.method.generates and config.hardware.vllm
 
 
-def several(config: Config) -> list[str]:
+def multi_gpu_topologies(config: Config) -> list[str]:
     """Return the method's topologies for several GPUs."""
     default = ["ddp", "fsdp", "zero2", "zero3", *(["split"] if has_split(config) else [])]
     return [name for name in config.method.topologies or default if name != "single"]
 
 
 def server_faults(c: Config) -> Iterator[Refusal]:
-    """Yield what needs vLLM without having it, and servers that take every GPU."""
+    """Reject settings that need vLLM on GPUs without it, and servers that take every GPU."""
     topology, gpus = c.topology, placement.num_gpus(c)
-    if not c.hardware.vllm and (user := _user_of_vllm(c)):
+    if not c.hardware.vllm and (setting := _setting_that_needs_vllm(c)):
         remedy = "topology=single or ddp, where transformers generates"
         if c.method.starts_vllm:
-            remedy = "another hardware=, or smoke=true, which runs its code with vLLM on the CPU"
+            remedy = (
+                "another hardware=, or smoke=true, which runs the same code with vLLM on the CPU"
+            )
         elif topology.name not in ("split", "colocate"):
             remedy = "method.args.engine=transformers"
-        yield Refusal("vllm", f"{user}: no released vLLM serves {c.hardware.gfx}", remedy)
-    taken = placement.num_server_gpus(c)
-    if topology.name == "split" and taken >= max(2, gpus):  # one server and trainer share a GPU
+        yield Refusal("vllm", f"{setting}: no released vLLM supports {c.hardware.gfx}", remedy)
+    serving = placement.num_server_gpus(c)
+    # On one GPU, a server and its trainer share it.
+    if topology.name == "split" and serving >= max(2, gpus):
         message = (
-            f"topology=split: servers take {taken} of {gpus} GPU(s), so none is left for training"
+            f"topology=split: servers use {serving} of {gpus} GPU(s), and none is left to train"
         )
-        yield Refusal("split_needs_a_trainer", message, _smaller_servers(c))
+        yield Refusal("split_needs_a_trainer", message, _remedies(c))
 
 
 def group_faults(c: Config) -> Iterator[Refusal]:
-    """Yield a group size that TRL rejects, so that no search or split proposes one."""
+    """Reject a group size that TRL would reject, so that no search or split proposes it."""
     if (
         not c.method.generates
         or generation_batch(c) % (groups := int(value(c, "num_generations"))) == 0
@@ -69,15 +72,15 @@ def group_faults(c: Config) -> Iterator[Refusal]:
     total = generation_batch(c)
     divisor = max((n for n in range(2, groups + 1) if total % n == 0), default=total)
     message = (
-        f"method.args.num_generations={groups} does not divide the {total} completions of a "
+        f"method.args.num_generations={groups}: it does not divide the {total} completions of a "
         f"generation on {batch(c).ranks} rank(s)"
     )
-    remedy = f"method.args.num_generations={divisor}; or a batch of a multiple of {groups}"
+    remedy = f"method.args.num_generations={divisor}; or a batch that is a multiple of {groups}"
     yield Refusal("groups_divide", message, remedy)
 
 
-def _user_of_vllm(config: Config) -> str:
-    """Return the setting that needs vLLM, unless smoke=true replaces it on a CPU; else ''."""
+def _setting_that_needs_vllm(config: Config) -> str:
+    """Return the setting that needs vLLM; '' without one or if smoke=true replaces vLLM."""
     if config.topology.name in ("split", "colocate") and config.method.generates:
         return f"topology={config.topology.name}"
     if config.smoke:
@@ -88,15 +91,15 @@ def _user_of_vllm(config: Config) -> str:
     return f"method={config.method.name}" if starts_vllm else ""
 
 
-def _smaller_servers(config: Config) -> str:
-    """Return remedies that leave a GPU to train on: fewer or narrower servers, or more GPUs."""
+def _remedies(config: Config) -> str:
+    """Return overrides that leave a GPU for training: fewer or smaller servers, or more GPUs."""
     topology, gpus = config.topology, placement.num_gpus(config)
-    room = max(1, gpus - 1)  # on one GPU the server and its trainer share it
-    widths = [n for n in range(1, room // topology.servers + 1) if config.model.num_heads % n == 0]
+    most = max(1, gpus - 1)  # on one GPU, a server and its trainer share it
+    widths = [n for n in range(1, most // topology.servers + 1) if config.model.num_heads % n == 0]
     needed = placement.num_server_gpus(config) + 1
     remedies = {
-        f"topology.servers={room // topology.server_tensor_parallel}": (
-            topology.server_tensor_parallel <= room
+        f"topology.servers={most // topology.server_tensor_parallel}": (
+            topology.server_tensor_parallel <= most
         ),
         f"topology.server_tensor_parallel={max(widths, default=0)}": bool(widths),
         f"topology.num_gpus={needed}": gpus < needed <= config.hardware.gpus_per_node,

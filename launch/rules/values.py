@@ -1,6 +1,6 @@
 """Reject values outside a list of words or a range, before any rule reads them.
 
-The schema declares these next to its fields. The tables here are for arguments of a method.
+The schema declares them next to its fields. The tables here are for method.args.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ REPOSITORY = Text(
     "<owner/name>",
     r"(?a)(?!.*(?:--|\.\.))(?!.*\.git$)[A-Za-z0-9][\w.-]*/[A-Za-z0-9_](?:[\w.-]{0,94}[A-Za-z0-9_])?",
 )
-# by argument, or by class for arguments whose meaning depends on the method
+# By argument; OF_CLASS is for arguments whose range depends on the method.
 ARGUMENTS: dict[str, Allowed] = {"push_to": REPOSITORY}
 OF_CLASS: dict[str, dict[str, Allowed]] = defaultdict(dict)
 for row in yaml_file(Path(__file__).with_name("values.yaml")):
     table = OF_CLASS[row["class"]] if "class" in row else ARGUMENTS
     allowed: Allowed = tuple(row["words"]) if "words" in row else Range(**row["range"])
     table |= dict.fromkeys(row["arguments"].split(), allowed)
-NOT_GIVEN = {"max_steps": -1}  # transformers' default: epochs count
+UNSET = {"max_steps": -1}  # transformers' default, with which num_train_epochs applies
 
 
 def check_values(config: Config) -> None:
@@ -48,18 +48,18 @@ def check_value(key: str, value: Any, allowed: Allowed) -> None:
     if not isinstance(value, kinds[type(allowed)]) or value in allowed:
         return
     bounds = "a finite number" if allowed == FINITE else f"{allowed}"
-    bounds += ", or -1 to count epochs" if key == "method.args.max_steps" else ""
+    bounds += ", or -1 to use num_train_epochs" if key == "method.args.max_steps" else ""
     fault = f"out of range. Use: {bounds}."
     if isinstance(allowed, tuple):
         words = [word if isinstance(word, str) else json.dumps(word) for word in allowed]
-        fault = f"it takes {', '.join(words)}.{near(str(value), words)}"
+        fault = f"it must be one of {', '.join(words)}.{near(str(value), words)}"
     elif isinstance(allowed, Text):
         fault = f"{allowed.fault(value)}. Use: {key}={allowed.example}; {allowed.meaning}."
     raise UserError(f"{key}={value}: {fault}")
 
 
 def _declared(node: Any, prefix: str) -> Iterator[tuple[str, Any, Allowed]]:
-    """Yield the declarations of `node`'s fields, and every other float as FINITE."""
+    """Yield key, value and allowed values of each declared field, and of every other float."""
     for field in dataclasses.fields(node):
         value, key = getattr(node, field.name), f"{prefix}{field.name}"
         if isinstance(value, dict):
@@ -76,11 +76,11 @@ def _declared(node: Any, prefix: str) -> Iterator[tuple[str, Any, Allowed]]:
 
 
 def _arguments(config: Config) -> Iterator[tuple[str, Any, Allowed]]:
-    args, own = config.method.args, {}
+    args, of_class = config.method.args, {}
     if any(name in args for arguments in OF_CLASS.values() for name in arguments):
-        own = OF_CLASS.get(class_of(config), {})
+        of_class = OF_CLASS.get(class_of(config), {})
     for name, value in args.items():
-        allowed = own.get(name) or ARGUMENTS.get(name, FINITE)
-        is_checked = isinstance(value, (int, float, str)) and value != NOT_GIVEN.get(name)
+        allowed = of_class.get(name) or ARGUMENTS.get(name, FINITE)
+        is_checked = isinstance(value, (int, float, str)) and value != UNSET.get(name)
         if is_checked and (allowed is FINITE or name in known(config)):
             yield f"method.args.{name}", value, allowed

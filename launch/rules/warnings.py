@@ -1,4 +1,4 @@
-"""Return warnings for every plan about settings that work but cost something."""
+"""Return a plan's warnings about settings that work but have a cost."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from launch.rules.setting_rules import FACTS, board
 from launch.schema import Config
 from launch.schema.trainer_args import argument
 
-ALWAYS = {"method.name": "given"}
-# lengths in data.filter, in tokens, which only trainings read
+ALWAYS = {"method.name": "given"}  # a condition that is always met
+# Limits of data.filter in tokens, which only trainings read.
 LENGTHS = ("min_tokens", "max_tokens", "max_prompt_tokens")
 
 
@@ -24,29 +24,24 @@ def rule_warnings(c: Config) -> list[str]:
         if all_met(c, row["when"], FACTS)
         and any(all_met(c, dict([item]), FACTS) for item in row.get("any", ALWAYS).items())
     ]
-    return [*lines, *_of_steps(c), *_of_evaluation(c)]
-
-
-def _of_steps(c: Config) -> Iterator[str]:
     keys = [f"step.{name}" for name, value in vars(c.step).items() if value is not None]
     if keys and not (c.method.trains or c.method.tunes or c.method.has_cycles):
-        yield (
-            f"{', '.join(keys)}: method={c.method.name} takes no optimizer steps, so they take no "
-            "effect."
-        )
+        reason = f"method={c.method.name} has no optimizer steps, so these keys take no effect"
+        lines.append(f"{', '.join(keys)}: {reason}.")
+    return [*lines, *_evaluation_warnings(c)]
 
 
-def _of_evaluation(c: Config) -> Iterator[str]:
-    """Yield warnings about idle ranks, and filters that an evaluation does not read.
+def _evaluation_warnings(c: Config) -> Iterator[str]:
+    """Warn about idle ranks, and about filters that an evaluation ignores.
 
-    Filters may be a pipeline's, for its trainings.
+    Such filters are not rejected, because a pipeline may set them for its trainings.
     """
     if not c.method.measures_model:
         return
     ranks, unread = placement.num_trainers(c), [n for n in LENGTHS if getattr(c.data.filter, n)]
     if unread:
         yield (
-            f"data.filter.{', '.join(unread)}: lengths in tokens, which differ by model, do not "
+            f"data.filter.{', '.join(unread)}: limits in tokens differ by model, so they do not "
             "remove held-out problems."
         )
     problems = c.data.num_heldout and min(c.data.num_heldout, c.data.limit or c.data.num_heldout)
@@ -54,6 +49,7 @@ def _of_evaluation(c: Config) -> Iterator[str]:
     batches = math.ceil(problems / size)
     if 0 < batches < ranks:
         yield (
-            f"{problems} held-out problems in batches of {size}: {ranks - batches} of {ranks} "
-            f"ranks stay idle; method.args.batch_size={math.ceil(problems / ranks)} gives each one."
+            f"method.args.batch_size={size}: {problems} held-out problems are {batches} batches. "
+            f"{ranks - batches} of {ranks} ranks stay idle. Use: "
+            f"method.args.batch_size={math.ceil(problems / ranks)}."
         )

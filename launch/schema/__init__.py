@@ -208,11 +208,11 @@ class Topology:
     # split, colocate and engine=vllm: additional arguments of vLLM's engine, such as
     # {max_num_seqs: 512}; null removes an argument
     server_args: dict[str, Any] = field(default_factory=dict)
-    # split: true generates the next batch while this one trains; stream never stops generating
-    # and trains on complete groups; empty: true where nothing rules it out
+    # split: true generates the next batch while the current one trains; stream generates
+    # continuously and trains on complete groups; null: true if no other setting prevents it
     overlap: Any = checked(None, words=(None, False, True, "stream"))
-    # overlap=stream: most optimizer steps since a completion's weights; empty: the number of steps
-    # that two generations serve
+    # overlap=stream: oldest weights that may generate a completion, in optimizer steps; null: the
+    # number of steps that two generations provide for
     max_staleness: Optional[int] = checked(None, least=0)
     numa_binding: Optional[NumaBinding] = None
     tensor_parallel: int = checked(1, least=1, most=1)  # of training

@@ -1,1 +1,1 @@
-"""Search over plans: find=, what would fit, what would be faster."""
+"""Search over plans for find=, for changes that make a run fit, and for faster settings."""

@@ -1,4 +1,4 @@
-"""Offer faster settings that change results, each with its predicted gain and its price."""
+"""Offer faster settings that change results, each with its predicted gain and its cost."""
 
 from __future__ import annotations
 
@@ -18,19 +18,18 @@ from launch.schema.plan import Offer
 from launch.schema.trainer_args import argument, known
 
 CONF = Path(__file__).parents[2] / "conf"
-GAIN = 1.05  # least speed-up of an offer
-OPTIMIZER = "adamw_torch_8bit"  # torchao's
+LEAST_GAIN = 1.05  # speed-up of an offer
+OPTIMIZER = "adamw_torch_8bit"  # of torchao
 
 
 def faster(config: Config, host: Host) -> list[Offer]:
     """Return the offers for a planned composition, largest gain first.
 
-    Each passes every rule and fits in memory, planned with the settings that speed=auto would
-    choose for it.
+    Each passes every rule and fits in memory with the settings that speed=auto chooses for it.
     """
-    now = speed(config).tokens_per_second
+    current = speed(config).tokens_per_second
     is_off = config.speed == Speed.off or config.smoke
-    if is_off or config.hardware.vendor == Vendor.none or not now:
+    if is_off or config.hardware.vendor == Vendor.none or not current:
         return []
     offers = []
     for overrides, price, candidate in _candidates(config):
@@ -38,28 +37,28 @@ def faster(config: Config, host: Host) -> list[Offer]:
             continue
         chosen = choose(candidate, host)
         rate = speed(chosen).tokens_per_second or 0.0
-        if rate >= GAIN * now and margin.fits_with_margin(chosen, host):
-            offers.append(Offer(overrides, round(rate / now, 2), price))
+        if rate >= LEAST_GAIN * current and margin.fits_with_margin(chosen, host):
+            offers.append(Offer(overrides, round(rate / current, 2), price))
     return sorted(offers, key=lambda offer: -offer.gain)
 
 
 def _candidates(config: Config) -> Iterator[tuple[list[str], str, Config]]:
     """Yield (overrides, price, composition with the overrides).
 
-    An offer never contradicts what the user set. The choices of speed=auto are removed, except for
-    overlap, on which no other choice depends.
+    No override contradicts the user's. The compositions do not have the choices of speed=auto,
+    except overlap, on which no other choice depends.
     """
     chosen, config = config, without_choices(config)
-    precision, whole = config.precision, config.adapter.rank is None
+    precision, trains_all = config.precision, config.adapter.rank is None
     if precision.weights == "fp32" and precision.compute in ("bf16", "fp8"):
         price = "the frozen base is rounded to 16 bits"
-        if whole:
-            price = "16-bit weights and moments: an update below 1/256 of its weight is lost"
+        if trains_all:
+            price = "16-bit weights and moments, so updates below 1/256 of their weight are lost"
         bf16 = dataclasses.replace(precision, weights="bf16")
         yield ["precision.weights=bf16"], price, dataclasses.replace(config, precision=bf16)
     optim = "method.args.optim"
     is_free = "optim" in known(config) and optim not in config.speed_keeps
-    if whole and is_free and argument(config, "optim") != OPTIMIZER:
+    if trains_all and is_free and argument(config, "optim") != OPTIMIZER:
         price = "AdamW's moments are rounded to 8 bits (torchao)"
         yield [f"{optim}={OPTIMIZER}"], price, with_value(config, optim, OPTIMIZER)
     if precision.name == "bf16":
@@ -72,11 +71,11 @@ def _candidates(config: Config) -> Iterator[tuple[list[str], str, Config]]:
             price = "completions lag by one generation, corrected by importance sampling"
             yield [f"{overlap}=true"], price, with_value(chosen, overlap, True)
         price = (
-            "completions lag by up to two generations, corrected likewise; "
-            "gains more than this if their lengths differ"
+            "completions lag by up to two generations, with the same correction; "
+            "the gain is larger if completions differ in length"
         )
         yield [f"{overlap}=stream"], price, with_value(chosen, overlap, "stream")
-    if whole:
+    if trains_all:
         price = "trains about 1% of the parameters, and needs ten times the learning rate"
         lora = Adapter(**yaml_file(CONF / "adapter/lora.yaml"))
         yield ["adapter=lora"], price, dataclasses.replace(config, adapter=lora)

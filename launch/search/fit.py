@@ -1,6 +1,6 @@
-"""Search with the memory planner: changes that make a run fit, largest batch, smallest hardware.
+"""Search for changes that make a run fit, for the largest batch, and for the smallest hardware.
 
-Every answer was composed, checked and planned like the user's own command.
+Every candidate is composed, checked and planned like a command of the user.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from launch.machine import placement
 from launch.machine.detect import Host
 from launch.plan import balance
 from launch.plan.planning import prepare
-from launch.rules.check import check_given
+from launch.rules.check import check_settings
 from launch.rules.topology import longest
 from launch.schema import Config, Topology
 from launch.schema.enums import Find, Mode, Preflight, Vendor
 from launch.schema.plan import Memory, Plan
 from launch.schema.trainer_args import argument, known, value
 
-Remedy = tuple[list[str], str]  # overrides, and what they cost
+Remedy = tuple[list[str], str]  # overrides, and their cost
 
-MOST_SEQUENCES = 4096  # per rank, the largest batch that a search tries
-MOST_CHANGES = 3  # number of changes that a message lists
-# Keys of hardware that apply to every group that a search tries.
-OF_ANY_DEVICE = ("gpus_per_node", "attention", "dataloader", "env")
-SHARED = (0.5, 0.3, 0.15)  # memory shares to try for a server that shares its GPU with a trainer
+MOST_SEQUENCES = 4096  # per rank; the largest batch that a search tries
+MOST_CHANGES = 3  # in a message
+# Keys of hardware that a command may set for all groups that a search tries.
+COMMON_KEYS = ("gpus_per_node", "attention", "dataloader", "env")
+SHARES = (0.5, 0.3, 0.15)  # of memory, for a server that shares its GPU with a trainer
 BATCH = "method.args.per_device_train_batch_size"
 
 
@@ -58,7 +58,7 @@ class Change:
 
 
 def shortage(plan: Plan) -> str | None:
-    """Describe the processes that need more memory; None if all fit or have no limit (a CPU)."""
+    """Describe the processes that need more memory; None if all fit or run on a CPU."""
     tight: dict[str, list[Memory]] = {}
     for entry in plan.memory:
         if not entry.fits and plan.config.hardware.vendor != Vendor.none:
@@ -68,37 +68,39 @@ def shortage(plan: Plan) -> str | None:
         m = max(entries, key=lambda entry: entry.total_gb - entry.capacity_gb)
         where = "each of its GPUs" if len(entries) > 1 else f"GPU {m.gpu}"
         lines.append(
-            f"{process}: {m.total_gb:.1f} GB needed on {where}, {m.capacity_gb:.1f} there, "
-            f"{m.total_gb - m.capacity_gb:.1f} missing."
+            f"{process}: {m.total_gb:.1f} GB needed on {where}, which has {m.capacity_gb:.1f} GB "
+            f"({m.total_gb - m.capacity_gb:.1f} GB too little)."
         )
     return " ".join(lines) or None
 
 
 def advice(plan: Plan, host: Host) -> str | None:
-    """Return the shortage and the cheapest changes that make it fit; None if everything fits."""
-    lacking = shortage(plan)
-    if lacking is None:
+    """Return the shortage and the cheapest changes that make the run fit; None if it fits."""
+    message = shortage(plan)
+    if message is None:
         return None
     remedies = "".join(f"\n  {change}" for change in changes(plan, host))
-    none = "No change that the planner knows makes it fit on "
-    none += f"{plan.config.hardware.name}. Try other hardware: mode=plan find=smallest_hardware."
-    return f"{lacking} {f'It fits with one of:{remedies}' if remedies else none}"
+    if remedies:
+        return f"{message} It fits with one of:{remedies}"
+    return (
+        f"{message} No change that the planner knows makes it fit on {plan.config.hardware.name}. "
+        "Use: other hardware, found by mode=plan find=smallest_hardware."
+    )
 
 
 def admit(plan: Plan, host: Host) -> None:
     """Raise HostError with advice if the plan does not fit, unless preflight=warn."""
     reason = None if plan.config.preflight == Preflight.warn else advice(plan, host)
     if reason:
-        raise HostError(f"{reason}\npreflight=warn starts it anyway.")
+        raise HostError(f"{reason}\npreflight=warn starts the run anyway.")
 
 
 def changes(plan: Plan, host: Host) -> list[Change]:
-    """Return up to MOST_CHANGES: single remedies in the order of their table, then pairs."""
-    # The search takes seconds, so announce it.
-    print("It does not fit: looking for changes that make it fit.", file=sys.stderr)
+    """Return up to MOST_CHANGES changes that fit: first single remedies, then pairs."""
+    print("The run does not fit. Looking for changes that make it fit.", file=sys.stderr)
     config, command = plan.config, Request(plan.overrides)
     batches = _smaller_batches(config)
-    # bnpo averages over the tokens of one rank's micro-batch, regardless of the accumulation.
+    # bnpo averages over the tokens of a rank's micro-batch, whatever the accumulation.
     is_bnpo = argument(config, "loss_type") == "bnpo"
     smallest = [(batches[-1], "averages over fewer tokens" if is_bnpo else "")] if batches else []
     table = [*smallest, *_remedies(config)]
@@ -123,7 +125,7 @@ def changes(plan: Plan, host: Host) -> list[Change]:
             )
             candidate = [*batches[first], *rest]
             tightest = _fitting(command.plus(*candidate), host) or tightest
-        cost = "; ".join(cost for _, cost in remedies if cost) or "trains the same"
+        cost = "; ".join(cost for _, cost in remedies if cost) or "same results"
         results.append(Change(candidate, cost, tightest))
         if len(results) == MOST_CHANGES:
             break
@@ -131,13 +133,13 @@ def changes(plan: Plan, host: Host) -> list[Change]:
 
 
 def _fitting(command: Request, host: Host) -> Memory | None:
-    """Return the tightest process of a command; None if it is rejected or does not fit."""
-    tightest = _planned(command, host)
+    """Return the memory of the tightest process; None if rejected or too large."""
+    tightest = _try_tightest(command, host)
     return tightest if tightest and tightest.fits else None
 
 
 def _smaller_batches(config: Config) -> list[list[str]]:
-    """Return the overrides of smaller and smaller micro-batches, accumulated to the same step."""
+    """Return overrides for ever smaller micro-batches with as many sequences per step."""
     names, size = known(config), batch(config)
     if "gradient_accumulation_steps" not in names:
         return []
@@ -160,20 +162,20 @@ def divisors(number: int) -> list[int]:
 
 
 def _remedies(config: Config) -> Iterator[Remedy]:
-    """Yield the remedies that apply, cheapest first; those that change the training come last."""
+    """Yield the possible remedies, cheapest first. Those that change results come last."""
     topology, precision = config.topology, config.precision
     trains, has_nf4 = config.method.trains, "nf4" in config.hardware.precisions
-    whole, replicated = config.adapter.rank is None, topology.strategy in ("none", "ddp")
-    cost = "trains the same"
+    trains_all, replicated = config.adapter.rank is None, topology.strategy in ("none", "ddp")
+    cost = "same results"
     if argument(config, "gradient_checkpointing") is False:
-        yield ["method.args.gradient_checkpointing=true"], f"{cost}, with a third more work"
+        yield ["method.args.gradient_checkpointing=true"], f"{cost}, with a third more computation"
     if topology.name == "colocate" and not value(config, "vllm_enable_sleep_mode"):
-        sleeps = "vLLM frees its memory while training"
+        sleeps = "vLLM frees its memory during training"
         yield ["method.args.vllm_enable_sleep_mode=true"], f"{cost}: {sleeps}"
     may_precompute = argument(config, "precompute_ref_log_probs") is False
     if may_precompute and has_reference(config) and not value(config, "sync_ref_model"):
-        first = "the reference scores all rows first and is then freed"
-        yield ["method.args.precompute_ref_log_probs=true"], f"{cost}: {first}"
+        freed = "the reference scores all rows first and is then freed"
+        yield ["method.args.precompute_ref_log_probs=true"], f"{cost}: {freed}"
     if config.hardware.gpus_per_node > 1 and replicated:
         yield _sharded(config)
     if topology.strategy == "fsdp" and has_reference(config):  # FSDP gathers the whole reference
@@ -187,94 +189,104 @@ def _remedies(config: Config) -> Iterator[Remedy]:
         ("zero3", "zero.offload_optimizer", "the optimizer"),
         ("zero3", "zero.offload_parameters", "the weights"),
     )
-    for strategy, key, what in offloads:
+    for strategy, key, parts in offloads:
         if topology.strategy == strategy and not leaf(config, f"topology.{key}"):
-            yield [f"topology.{key}=true"], f"{cost}, slower: the host holds {what}"
-    # bitsandbytes supports the GPUs that have nf4. Sharded moments are small anyway.
+            yield [f"topology.{key}=true"], f"{cost}, slower: the host stores {parts}"
+    # bitsandbytes supports the GPUs with nf4. Sharded moments are small anyway.
     has_optim = "optim" in known(config) and OPTIMIZERS.get(value(config, "optim")) == 2
-    if whole and replicated and has_nf4 and has_optim:
+    if trains_all and replicated and has_nf4 and has_optim:
         yield ["method.args.optim=adamw_8bit"], "AdamW's moments are rounded to 8 bits"
     if precision.weights == "fp32" and precision.compute == "bf16":
-        yield ["precision.weights=bf16"], "16-bit weights: those that train lose small updates"
-    if whole and trains:
+        yield (
+            ["precision.weights=bf16"],
+            "16-bit weights, which lose small updates if they are trained",
+        )
+    if trains_all and trains:
         yield ["adapter=lora"], "trains about 1% of the parameters"
     if config.adapter.name in ("none", "lora") and trains and has_nf4:
-        fewer = "trains about 1% of the parameters and rounds the rest to 4 bits"
-        yield ["adapter=qlora", "precision=nf4"], fewer
+        cost = "trains about 1% of the parameters and rounds the rest to 4 bits"
+        yield ["adapter=qlora", "precision=nf4"], cost
     for key in ("max_length", "max_completion_length"):
         if batch(config).sequence >= 512 and (most := argument(config, key)):
             yield [f"method.args.{key}={int(most) // 2}"], "truncates longer rows"
     if not trains and batch(config).per_device > 1:
-        yield ["method.args.batch_size=1"], "gives the same answers, slower"
+        yield ["method.args.batch_size=1"], "same answers, slower"
     if argument(config, "engine") == "vllm":
-        slower = "slower, but needs no room for the longest sequence"
-        yield ["method.args.engine=transformers"], slower
+        cost = "slower, but needs no memory for the longest possible sequence"
+        yield ["method.args.engine=transformers"], cost
 
 
 def _sharded(config: Config) -> Remedy:
-    """Return FSDP over the same ranks, or over all GPUs of the node if only one trained."""
+    """Return FSDP over the same ranks, or over all GPUs of the node if only one trains now."""
     slower = "ranks exchange weights"
     if config.topology.name == "colocate":
         slower += "; transformers generates, which is slower"
     if config.topology.servers or config.topology.strategy == "ddp":
         key = "topology.strategy" if config.topology.servers else "topology"
-        return [f"{key}=fsdp"], f"trains the same, but {slower}"
+        return [f"{key}=fsdp"], f"same results, but {slower}"
     ranks = config.hardware.gpus_per_node
     accumulation, rest = divmod(batch(config).accumulation, ranks)
     if config.effective_batch is not None:
-        return ["topology=fsdp"], f"trains the same on {ranks} GPUs, but {slower}"
+        return ["topology=fsdp"], f"same results on {ranks} GPUs, but {slower}"
     if rest:
-        more = f"{ranks} GPUs, so {ranks} times the sequences per step, and {slower}"
-        return ["topology=fsdp"], more
+        cost = f"{ranks} GPUs, so {ranks} times the sequences per step, and {slower}"
+        return ["topology=fsdp"], cost
     overrides = ["topology=fsdp", f"{ACCUMULATION}={accumulation}"]
-    return overrides, f"trains the same on {ranks} GPUs, but {slower}"
+    return overrides, f"same results on {ranks} GPUs, but {slower}"
 
 
 def _other_servers(config: Config) -> Iterator[Remedy]:
     """Yield remedies for a server: its memory share, shorter sequences, and more GPUs.
 
-    More GPUs are offered only if at least one is left to train on.
+    More GPUs are offered only if at least one is left for training.
     """
     topology, gpus = config.topology, placement.num_gpus(config)
     shared = placement.shares_gpu(config)
-    usual = Topology.server_memory_share
+    default = Topology.server_memory_share
     if topology.server_cache_gb:
         cost = "vLLM sizes its cache by topology.server_memory_share"
         yield ["topology.server_cache_gb=null"], cost
     elif shared:
-        for share in SHARED:
-            cost = "trains the same, but vLLM and the trainer divide their GPU differently"
+        for share in SHARES:
+            cost = "same results, but vLLM and the trainer divide their GPU differently"
             yield [f"topology.server_memory_share={share}"], cost
-    elif topology.server_memory_share < usual:
-        yield [f"topology.server_memory_share={usual}"], "vLLM takes more of its GPU"
+    elif topology.server_memory_share < default:
+        yield [f"topology.server_memory_share={default}"], "vLLM uses more of its GPU"
     if shared and config.hardware.gpus_per_node > 1:
-        yield ["topology.num_gpus=2"], "trains the same, with a GPU each for server and trainer"
+        yield ["topology.num_gpus=2"], "same results, with one GPU each for server and trainer"
     shorter = max(2048, 2 * longest(config))
     if shorter < (topology.server_max_length or config.model.max_positions):
-        cost = f"trains the same if a prompt and its completion have at most {shorter} tokens"
+        cost = f"same results if a prompt and its completion have at most {shorter} tokens"
         yield [f"topology.server_max_length={shorter}"], cost
     for parallel in (2, 4, 8):
         trainers = gpus - topology.servers * parallel
         if topology.server_tensor_parallel < parallel and trainers > 0:
             fewer = "" if config.effective_batch is not None else ", so a step has fewer sequences"
-            cost = f"the server takes {gpus - trainers} GPUs and {trainers} train{fewer}"
+            cost = f"{gpus - trainers} GPUs serve and {trainers} train{fewer}"
             yield [f"topology.server_tensor_parallel={parallel}"], cost
 
 
-def _plan(command: Request, host: Host) -> Memory:
-    """Plan a command and return its tightest process. Raises UserError, HostError."""
+def _tightest(command: Request, host: Host) -> Memory:
+    """Plan a command and return the memory of its tightest process.
+
+    Raises UserError or HostError if the command is rejected.
+    """
     config, _ = prepare(compose(command))
     return max(memory.on_host(config, host), key=margin.tightness)
 
 
-def _planned(command: Request, host: Host) -> Memory | None:
-    with suppress(UserError, HostError):  # the command is rejected
-        return _plan(command, host)
+def _try_tightest(command: Request, host: Host) -> Memory | None:
+    """Return the memory of the tightest process; None if the command is rejected."""
+    with suppress(UserError, HostError):
+        return _tightest(command, host)
     return None
 
 
 def search(config: Config, command: Request, host: Host) -> tuple[Request, dict[str, Any]]:
-    """Return the command to plan, and the result of the search. Raises UserError, HostError."""
+    """Return the command with the answer, and the result of the search.
+
+    Raises UserError if the command cannot be searched, and HostError if nothing fits.
+    """
     find = f"find={config.find.value}"
     if config.mode != Mode.plan:
         raise UserError(f"{find}: it takes no effect without mode=plan. Use: mode=plan.")
@@ -283,12 +295,12 @@ def search(config: Config, command: Request, host: Host) -> tuple[Request, dict[
     if config.effective_batch and ACCUMULATION in command.keys:
         raise UserError(
             f"{find} with effective_batch={config.effective_batch} and {ACCUMULATION}: they "
-            "determine each other and the batch size, which the search varies. Use: one of them."
+            "determine the batch size, which the search varies. Use: one of them."
         )
     config = balance.with_servers(config)
-    check_given(config)  # before a search enumerates its numbers
-    check_adapter(config)  # the plan depends on its layers
-    print(f"{find}: planning each candidate", file=sys.stderr)  # this takes seconds
+    check_settings(config)  # a search would enumerate wrong numbers
+    check_adapter(config)  # memory depends on the adapter's layers
+    print(f"{find}: planning each candidate", file=sys.stderr)
     searches = {Find.largest_batch: _largest_batch, Find.smallest_hardware: _smallest_hardware}
     chosen, lines = searches[config.find](config, command, host)
     others = command.without(chosen.partition("=")[0])
@@ -300,48 +312,49 @@ def _largest_batch(config: Config, command: Request, host: Host) -> tuple[str, l
     if config.hardware.vendor == Vendor.none or not config.method.trains:
         raise UserError(
             "find=largest_batch: only for a method that trains on a GPU. "
-            "Set hardware=, or leave it out."
+            "Use: hardware=<a GPU> method=sft, or leave find= out."
         )
     # Possible sizes divide effective_batch, or the completions of a GRPO generation.
     ranks = batch(config).ranks
-    if whole := config.effective_batch or argument(config, "generation_batch_size"):
-        sizes = divisors(max(1, int(whole) // ranks))
+    if total := config.effective_batch or argument(config, "generation_batch_size"):
+        sizes = divisors(max(1, int(total) // ranks))
     else:
         group = int(argument(config, "num_generations") or 1)
         times = int(argument(config, "steps_per_generation") or batch(config).accumulation)
         unit = group // math.gcd(group, ranks * times)
         sizes = list(range(unit, max(MOST_SEQUENCES, unit) + 1, unit))
-    _plan(command.plus(f"{BATCH}={sizes[0]}"), host)  # raises if the command itself is rejected
+    _tightest(command.plus(f"{BATCH}={sizes[0]}"), host)  # raises if the command is rejected
 
-    def planned(size: int) -> Memory | None:
-        return _planned(command.plus(f"{BATCH}={size}"), host)
+    def memory_of(size: int) -> Memory | None:
+        return _try_tightest(command.plus(f"{BATCH}={size}"), host)
 
     num_fitting = bisect.bisect_left(
-        sizes, True, key=lambda size: not ((entry := planned(size)) and entry.fits)
+        sizes, True, key=lambda size: not ((entry := memory_of(size)) and entry.fits)
     )
     if not num_fitting:
         raise HostError(
             f"find=largest_batch: not even {sizes[0]} sequence(s) per rank fit on "
-            f"{config.hardware.name}. Try other hardware: find=smallest_hardware."
+            f"{config.hardware.name}. Use: other hardware, found by find=smallest_hardware."
         )
     chosen = f"{BATCH}={sizes[num_fitting - 1]}"
     line = f"largest batch that fits: {chosen}"
     if num_fitting == len(sizes):
         line += "; no larger one was tried"
-    elif after := planned(sizes[num_fitting]):
-        lacking = after.total_gb - after.capacity_gb
-        line += f"; {sizes[num_fitting]} would lack {lacking:.1f} GB ({after.process})"
-    largest = _plan(command.plus(chosen), host)
+    elif entry := memory_of(sizes[num_fitting]):
+        missing_gb = entry.total_gb - entry.capacity_gb
+        line += f"; {sizes[num_fitting]} needs {missing_gb:.1f} GB more ({entry.process})"
+    largest = _tightest(command.plus(chosen), host)
     if not margin.close(largest):
         return chosen, [line]
-    num_roomy = bisect.bisect_left(
+    num_safe = bisect.bisect_left(
         sizes[:num_fitting],
         True,
-        key=lambda size: (entry := planned(size)) is None or margin.close(entry),
+        key=lambda size: (entry := memory_of(size)) is None or margin.close(entry),
     )
-    roomy = f"with more room: {BATCH}={sizes[num_roomy - 1]}"
-    roomy = roomy if num_roomy else "no smaller one leaves more room."
-    return chosen, [line, f"! It may not fit: {margin.why(largest)}; {roomy}"]
+    safe = "no smaller batch is safer"
+    if num_safe:
+        safe = f"a safer batch: {BATCH}={sizes[num_safe - 1]}"
+    return chosen, [line, f"! It may not fit: {margin.why(largest)}; {safe}."]
 
 
 def _smallest_hardware(config: Config, command: Request, host: Host) -> tuple[str, list[str]]:
@@ -352,20 +365,20 @@ def _smallest_hardware(config: Config, command: Request, host: Host) -> tuple[st
         )
     for override in command:
         group, *names = override.lstrip("+~").partition("=")[0].split(".")
-        if group == "hardware" and names and names[0] not in OF_ANY_DEVICE:
+        if group == "hardware" and names and names[0] not in COMMON_KEYS:
             raise UserError(
                 f"{override.lstrip('+~')} with {find}: every group would get that value, so the "
-                "search would be meaningless. Leave it out."
+                "answer would be meaningless. Leave it out."
             )
     others = command.without("hardware")
-    anywhere = dataclasses.replace(host, environ={}, gpus=())
+    any_host = dataclasses.replace(host, environ={}, gpus=())
     rows: list[tuple[Memory, str]] = []
     rejected = []
     for name in groups()["hardware"]:
         if name in ("auto", "cpu"):
             continue
         try:
-            rows.append((_plan(others.plus(f"hardware={name}"), anywhere), name))
+            rows.append((_tightest(others.plus(f"hardware={name}"), any_host), name))
         except (UserError, HostError) as error:
             rejected.append(f"{name:<12} rejected: {str(error).splitlines()[0]}")
     rows.sort(key=lambda row: (not row[0].fits, row[0].capacity_gb, row[1]))
@@ -376,13 +389,11 @@ def _smallest_hardware(config: Config, command: Request, host: Host) -> tuple[st
     ]
     lines += rejected
     if not rows or not rows[0][0].fits:
-        raise HostError(
-            f"{find}: it does not fit on any group of conf/hardware.\n" + "\n".join(lines)
-        )
+        raise HostError(f"{find}: the run fits on no group of conf/hardware.\n" + "\n".join(lines))
     smallest, name = rows[0]
     if margin.close(smallest):
-        roomy = next((other for m, other in rows if m.fits and not margin.close(m)), None)
-        more = f"with more room: hardware={roomy}" if roomy else "no other leaves more room."
-        lines.append(f"! It may not fit {name}: {margin.why(smallest)}; {more}")
+        other = next((other for m, other in rows if m.fits and not margin.close(m)), None)
+        safe = f"a safer group: hardware={other}" if other else "no other group is safer"
+        lines.append(f"! It may not fit {name}: {margin.why(smallest)}; {safe}.")
     chosen = f"hardware={name}"
     return chosen, [f"smallest hardware that fits: {chosen}", *lines]

@@ -16,7 +16,7 @@ from typing import Any
 from launch.config.identity import composition_hash, identity, identity_of, recorded_hash
 from launch.core import json_files
 from launch.inputs import sample_files
-from launch.inputs.paths import followed
+from launch.inputs.paths import real_folder
 from launch.plan import rundir, sealed
 from launch.plan.views import reused_phases
 from launch.schema import Config
@@ -80,7 +80,7 @@ def _leading(
         if plan.is_left_out:
             continue
         old_name, old_folder = next(names, ("", ""))
-        folder = followed(source / old_folder)
+        folder = real_folder(source / old_folder)
         if not old_name:
             changes = [f"{name} is new"]
         elif (old_name, old_folder) != (name, plan.run_dir.name):

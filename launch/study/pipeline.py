@@ -23,7 +23,7 @@ from launch.core import json_files
 from launch.core.errors import EXIT_DONE, EXIT_INTERRUPTED, HostError, UserError
 from launch.execution import record
 from launch.execution.execute import STATUS, check_host, execute, signals
-from launch.inputs.paths import followed
+from launch.inputs.paths import real_folder
 from launch.machine import detect
 from launch.plan import rundir, sealed, show
 from launch.plan.check_files import check_files
@@ -206,7 +206,7 @@ class Pipeline:
 
         phases = self.config.phases or [Phase(name="")]
         folders = {
-            phase.name: followed(self.run_dir / f"{number}_{phase.name}")
+            phase.name: real_folder(self.run_dir / f"{number}_{phase.name}")
             for number, phase in enumerate(cycles.expand(phases, compose_phase, {}), start=1)
         } | dict(reused_dirs or {})
         accuracies: dict[str, float] = {}

@@ -1,7 +1,4 @@
-"""Check conf/hardware against the schema, a table of its own, and what must never be set.
-
-Also check the small groups that follow from hardware: precision, adapter, topology, tracking.
-"""
+"""Test conf/hardware against the schema, independent tables, and forbidden variables."""
 
 import re
 from pathlib import Path
@@ -16,14 +13,14 @@ from launch.schema import TRACKERS, Config
 CONF = Path(__file__).parents[2] / "conf"
 NAMES = sorted(p.stem for p in (CONF / "hardware").glob("*.yaml") if p.stem != "auto")
 ALLOCATORS = {"PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}
-# Masks belong to the launcher, an override breaks native targets, and AITER is off in RL.
+# The launcher sets masks, an override breaks native targets, and AITER is off in RL.
 FORBIDDEN = {
     "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL",
     "HSA_OVERRIDE_GFX_VERSION", "VLLM_ROCM_USE_AITER", "PYTORCH_HIP_ALLOC_CONF",
     "PYTORCH_CUDA_ALLOC_CONF", "HSA_DISABLE_FRAGMENT_ALLOCATOR",
 }  # fmt: skip
 
-# Typed from the makers' pages, one device a row: gfx, devices a node, GB, GB/s, units, fp32, fp16,
+# From the makers' pages, one device per row: gfx, devices a node, GB, GB/s, units, fp32, fp16,
 # bf16, fp8, fp4, link GB/s.
 # An MI250X module (128 GB, 3,200 GB/s, 220 CUs, 47.9 and 383 TFLOPS, 400 GB/s) is two devices.
 FIGURES = {
@@ -75,37 +72,37 @@ def hardware(groups):
     return {name: groups("hardware", name) for name in NAMES}
 
 
-def test_every_hardware_of_the_plan_is_there(hardware):
+def test_every_hardware_has_figures(hardware):
     assert set(hardware) == set(FIGURES) | {"cpu"}
 
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_figures(hardware, name):
     gfx, devices, memory, bandwidth, units, fp32, fp16, bf16, fp8, fp4, link = FIGURES[name]
-    found = hardware[name]
-    assert OmegaConf.missing_keys(found) == set()
-    assert found.name == name
-    assert (found.gfx, found.gpus_per_node, found.compute_units) == (gfx, devices, units)
-    assert (found.memory_gb, found.bandwidth_gb_s) == (memory, bandwidth)
+    group = hardware[name]
+    assert OmegaConf.missing_keys(group) == set()
+    assert group.name == name
+    assert (group.gfx, group.gpus_per_node, group.compute_units) == (gfx, devices, units)
+    assert (group.memory_gb, group.bandwidth_gb_s) == (memory, bandwidth)
     peaks = {"fp32": fp32, "tf32": TF32.get(name), "fp16": fp16, "bf16": bf16}
     peaks |= {"fp8": fp8, "fp4": fp4}
-    assert dict(found.peak_tflops) == pytest.approx(
+    assert dict(group.peak_tflops) == pytest.approx(
         {name: peak for name, peak in peaks.items() if peak is not None}
     )
-    assert found.link_gb_s == (None if link is None else pytest.approx(link))
+    assert group.link_gb_s == (None if link is None else pytest.approx(link))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_precisions(hardware, name):
-    found = list(hardware[name].precisions)
-    assert len(set(found)) == len(found)
-    assert set(found) <= {"fp32", "fp16", "bf16", "fp8", "nf4"}
-    assert "fp32" in found
-    assert ("bf16" in found) == (name not in NO_BF16)
-    assert ("fp8" in found) == (name in FP8)
-    assert ("nf4" in found) == (name not in NO_NF4)
+    precisions = list(hardware[name].precisions)
+    assert len(set(precisions)) == len(precisions)
+    assert set(precisions) <= {"fp32", "fp16", "bf16", "fp8", "nf4"}
+    assert "fp32" in precisions
+    assert ("bf16" in precisions) == (name not in NO_BF16)
+    assert ("fp8" in precisions) == (name in FP8)
+    assert ("nf4" in precisions) == (name not in NO_NF4)
     # A rate for each that has one; a CPU's bf16 is as fast as its fp32 at best.
-    assert {p for p in found if p != "nf4"} - set(hardware[name].peak_tflops) <= (
+    assert {p for p in precisions if p != "nf4"} - set(hardware[name].peak_tflops) <= (
         {"bf16"} if name == "cpu" else set()
     )
 
@@ -133,12 +130,12 @@ def test_nothing_forbidden_is_set(hardware, name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_rocm_fits_the_target(hardware, name):
-    found = hardware[name]
-    assert (found.rocm is not None) == (found.vendor.name == "amd")
-    if found.rocm is not None and found.rocm.max is not None:
-        assert _version(found.rocm.min) <= _version(found.rocm.max)
-    if found.gfx == "gfx950":
-        assert _version(found.rocm.min) >= (7, 0)
+    group = hardware[name]
+    assert (group.rocm is not None) == (group.vendor.name == "amd")
+    if group.rocm is not None and group.rocm.max is not None:
+        assert _version(group.rocm.min) <= _version(group.rocm.max)
+    if group.gfx == "gfx950":
+        assert _version(group.rocm.min) >= (7, 0)
 
 
 def _version(text: str) -> tuple[int, ...]:
@@ -157,13 +154,13 @@ PACKED = dict.fromkeys(FIGURES, "varlen") | {
 
 @pytest.mark.parametrize("name", NAMES)
 def test_attention_of_packed_rows(hardware, name):
-    found = hardware[name]
-    assert found.packed_attention == PACKED[name]
-    if found.packed_attention == "varlen":
-        assert found.fused_attention
+    group = hardware[name]
+    assert group.packed_attention == PACKED[name]
+    if group.packed_attention == "varlen":
+        assert group.fused_attention
 
 
-def test_tracking_takes_what_transformers_reports_to():
+def test_tracking_has_the_trackers_of_transformers():
     from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
     assert set(TRACKERS) == {"none", *INTEGRATION_TO_CALLBACK}

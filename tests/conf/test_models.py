@@ -12,10 +12,10 @@ from launch.schema import Model
 from recipes.models.model_build import model_config
 
 FOLDER = Path(__file__).parents[2] / "conf/model"
-MADE_HERE = {"qwen3_76m": 76_304_640}  # no checkpoint of it is published
+MADE_HERE = {"qwen3_76m": 76_304_640}  # without a published checkpoint
 NAMES = sorted(p.stem for p in FOLDER.glob("*.yaml") if p.stem != "tiny")
 
-# As the models' cards and checkpoints have them, typed apart from the files.
+# From model cards and checkpoints, typed independently of the files.
 PUBLISHED = {
     "qwen3_0_6b": ("Qwen/Qwen3-0.6B", 596_049_920),
     "qwen3_1_7b": ("Qwen/Qwen3-1.7B", 1_720_574_976),
@@ -37,7 +37,7 @@ def load(name: str) -> Model:
     )
 
 
-def test_every_model_of_the_plan_is_there():
+def test_every_model_has_a_published_count():
     assert set(NAMES) == {*PUBLISHED, *MADE_HERE}
 
 
@@ -58,5 +58,5 @@ def test_transformers_builds_the_published_count(name):
     built.tie_weights()
     count = MADE_HERE[name] if name in MADE_HERE else PUBLISHED[name][1]
     assert sum(p.numel() for p in built.parameters()) == m.num_parameters == count
-    # What the file says of biases is what the architecture does.
+    # attention_bias must match the architecture.
     assert any(n.endswith("q_proj.bias") for n, _ in built.named_parameters()) == m.attention_bias

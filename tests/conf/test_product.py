@@ -1,6 +1,6 @@
 """Check and plan every combination of hardware, method, model, precision and topology.
 
-The table they are compared with is written by hand, from the hardware's documentation rather than
+The expected results are written by hand, from the hardware's documentation rather than
 from conf/ or launch/rules/check.py.
 """
 
@@ -18,7 +18,7 @@ from launch.rules.check import refusals
 from tests.conftest import composed, host_with
 
 METHODS = ["sft", "dpo", "grpo", "evaluate"]
-MODELS = ["tiny", "llama3_1_70b"]  # made here, and larger than most GPUs
+MODELS = ["tiny", "llama3_1_70b"]  # random weights, and a model larger than most GPUs
 PRECISIONS = ["fp32", "fp16", "bf16", "fp8", "nf4"]
 TOPOLOGIES = ["single", "ddp", "fsdp", "zero2", "zero3", "split", "colocate"]
 # Precisions that each GPU has; devices of a usual node; whether a released vLLM serves it.
@@ -50,7 +50,7 @@ def expected(hardware: str, method: str, precision: str, topology: str) -> set[s
     reasons = {
         "precision": precision not in has,
         "nf4_without_adapter": precision == "nf4"
-        and method != "evaluate",  # 4-bit weights take no gradients
+        and method != "evaluate",  # 4-bit weights have no gradients
         "topology_of_nf4": method != "evaluate"
         and precision == "nf4"
         and topology in ("fsdp", "zero3", "colocate"),
@@ -82,48 +82,49 @@ def parts():
 
 
 def _no_pair(group: str) -> list[str]:
-    """Return the methods as for any model, without what suits the tiny one."""
+    """Return overrides that leave out conf/model_method/tiny_*.yaml."""
     return ["model=qwen3_0_6b"] if group == "method" else []
 
 
 @pytest.fixture(scope="module")
 def outcomes():
     """Map combinations to the rules that reject them, and plan every allowed one."""
-    made, base = parts(), composed("hardware=cpu", "name=product")
-    made["topology"]["split"].overlap = None  # it depends on the hardware's number of GPUs
+    options, base = parts(), composed("hardware=cpu", "name=product")
+    options["topology"]["split"].overlap = None  # it depends on the hardware's number of GPUs
     hosts = {gfx: host_with(8, gfx) for gfx in ("gfx942", "sm_90")}
-    found = {}
+    reasons_of = {}
     for combination in COMBINATIONS:
         chosen = dict(
             zip(("hardware", "method", "model", "precision", "topology"), combination, strict=True)
         )
         config = dataclasses.replace(
-            base, **{group: made[group][option] for group, option in chosen.items()}
+            base, **{group: options[group][option] for group, option in chosen.items()}
         )
-        found[combination] = {rule.name for rule in refusals(config)}
-        if not found[combination]:
+        reasons_of[combination] = {rule.name for rule in refusals(config)}
+        if not reasons_of[combination]:
             before = copy.copy(config)
             plan = make_plan(config, hosts["gfx942"], Path("/runs/product/1"))
             assert config == before
             _check_plan(plan, combination)
-    return found
+    return reasons_of
 
 
 def _check_plan(plan, combination):
     hardware, method, model, _, topology = combination
-    # vLLM reads a model from a directory: random weights are written there before it starts.
+    # vLLM reads a model from a directory, so random weights are written before it starts.
     prepared = model == "tiny" and topology in ("split", "colocate")
     gpus = [gpu for process in plan.processes for gpu in process.gpus if process.kind != "prepare"]
-    wanted = (
+    expected_gpus = (
         0
         if hardware == "cpu"
         else 1
         if topology in ("single", "colocate")
         else HARDWARE[hardware][1]
     )
-    both = int(topology == "split" and wanted == 1)  # server and trainer share the only GPU
-    assert len(gpus) - both == len(set(gpus)) == wanted
-    assert len(plan.memory) == max(1, wanted) + (topology == "split" and wanted < 2)
+    # Server and trainer share a single GPU.
+    shared = int(topology == "split" and expected_gpus == 1)
+    assert len(gpus) - shared == len(set(gpus)) == expected_gpus
+    assert len(plan.memory) == max(1, expected_gpus) + (topology == "split" and expected_gpus < 2)
     assert all(entry.total_gb > 0 for entry in plan.memory)
     before = ["prepare"] * prepared + ["server"] * (topology == "split")
     assert [p.kind for p in plan.processes] == [
@@ -133,10 +134,10 @@ def _check_plan(plan, combination):
     assert all(isinstance(word, str) for process in plan.processes for word in process.argv)
 
 
-def test_refused_exactly_where_the_table_says(outcomes):
+def test_rules_reject_exactly_what_the_table_rejects(outcomes):
     wrong = {
-        c: (found, expected(c[0], c[1], c[3], c[4]))
-        for c, found in outcomes.items()
-        if found != expected(c[0], c[1], c[3], c[4])
+        c: (reasons, expected(c[0], c[1], c[3], c[4]))
+        for c, reasons in outcomes.items()
+        if reasons != expected(c[0], c[1], c[3], c[4])
     }
     assert wrong == {}

@@ -39,7 +39,7 @@ def test_on_a_cpu(tmp_path):
     assert findings["active_tests"]["read"].startswith("2 processes on the CPU in ")
     assert done.stderr == "active tests: 2 processes on the CPU, at most 180 s\n"
     assert (findings["gemm"]["status"], findings["all_reduce"]["status"]) == ("pass", "pass")
-    assert findings["all_reduce"]["read"] == "right among 2"
+    assert findings["all_reduce"]["read"] == "correct on 2 ranks"
     rates = [findings[name]["status"] for name in ("gemm_rate", "copy_rate", "all_reduce_rate")]
     assert rates == ["unknown"] * 3
     assert not {"gemm_fp32_output", "xcd_clocks"} & set(findings), "of GPUs only"
@@ -68,7 +68,7 @@ def test_a_process_that_fails_or_hangs_is_reported(wrong, timeout_s, message, mo
     assert code == 3
     assert findings["active_tests"]["status"] == "fail"
     assert findings["active_tests"]["read"].startswith(message)
-    assert "run it by hand" in findings["active_tests"]["cure"]
+    assert "run it yourself" in findings["active_tests"]["cure"]
     assert f"PYTHONPATH={ROOT}" in findings["active_tests"]["cure"]
     if wrong == "dies":
         assert "process 1 was in GEMM" in findings["active_tests"]["read"]
@@ -92,7 +92,7 @@ def test_gpus_in_use_are_left_alone(tmp_path):
     outcome = measuring.run(machine.facts(), force=False)
     assert outcome.not_run == (
         "the GPUs are in use: 0000:05:00.0 161.1 GB (78%)",
-        "wait for them, or test anyway: python launch/doctor.py active=force",
+        "wait until they are free, or test anyway: python launch/doctor.py active=force",
     )
 
 

@@ -90,7 +90,7 @@ def test_a_directory_in_place_of_a_data_file(launch, tmp_path):
     for number in range(2):
         (tmp_path / f"d/{number}.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
     parts = "[{path: d/0.jsonl, weight: 0.5}, {path: d, weight: 0.5}]"
-    fault = f"{tmp_path}/d: a directory, but one file is needed. It has 0.jsonl, 1.jsonl.\n"
+    fault = f"{tmp_path}/d: a directory, but one file is needed. Use: 0.jsonl or 1.jsonl.\n"
     for overrides, key in (
         (["data=jsonl", "data.path=d"], "data.path"),
         (["data=jsonl", "data.path=d/0.jsonl", "data.heldout_path=d"], "data.heldout_path"),
@@ -145,10 +145,10 @@ def test_an_evaluation_that_trains_its_tokenizer_needs_training_rows(launch, tmp
     ("", "no config.json"),
     ("config.json", "no *.safetensors"),
     ("config.json pytorch_model.bin", "only a pickle checkpoint (pytorch_model.bin)"),
-    ("config.json model.safetensors tokenizer_config.json", "no tokenizer; a model directory"),
+    ("config.json model.safetensors tokenizer_config.json", "no tokenizer."),
     ("config.json tokenizer.json whole.safetensors cut.safetensors",
-     "90 bytes, and its header says 98."),
-    ("config.json tokenizer.json page.safetensors", "it has no safetensors header"),
+     "90 bytes, but its header requires 98."),
+    ("config.json tokenizer.json page.safetensors", "but it has no header"),
     ("config.json tokenizer.json whole.safetensors model.safetensors.index.json",
      "cut-2.safetensors: missing"),
 ])  # fmt: skip

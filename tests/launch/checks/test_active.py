@@ -17,7 +17,7 @@ from recipes.measure import health
 from tests.conftest import composed
 
 KEYS = ("gemm_tflops", "copy_gb_s", "multiply_gb_s", "all_reduce_gb_s")
-# What a healthy GPU of each kind measures.
+# Rates of healthy GPUs.
 RATES = {
     "h200": dict(zip(KEYS, (788.0, 4300.0, 4100.0, 330.0), strict=True)),
     "mi300x": dict(zip(KEYS, (620.0, 2600.0, 4100.0, 310.0), strict=True)),
@@ -40,7 +40,7 @@ def healthy(hardware: str, rank: int, num_gpus: int) -> Measured:
 
 
 def facts(hardware: str, count: int, /, bad: int = 0, **worse: object) -> Facts:
-    """Return facts of a node whose GPU `bad` measured something else."""
+    """Return facts of a node on which GPU `bad` has the results `worse`."""
     measured = [healthy(hardware, rank, count) for rank in range(count)]
     measured[bad] = dataclasses.replace(measured[bad], **worse)
     known = gather(detect.Host("python", 8), composed(f"hardware={hardware}").hardware)
@@ -83,7 +83,7 @@ OLD_TORCH = {"fp32_output_refused": "no", "torch": "2.7.1+rocm6.3"}
         ("h200", "gemm", {"gemm_error": 0.3}, Status.fail, "GPU 1: 0.3 standard deviations off"),
         ("h200", "gemm_fp32_output", {"fp32_output_error": 0.008}, Status.fail, "GPU 1: 0.008"),
         ("h200", "gemm_fp32_output", {"fp32_output_refused": "no"}, Status.fail, "torch 2.11.0"),
-        ("h200", "gemm_fp32_output", OLD_TORCH, Status.passed, "torch 2.7.1+rocm6.3 lacks"),
+        ("h200", "gemm_fp32_output", OLD_TORCH, Status.passed, "torch 2.7.1+rocm6.3 has no"),
         ("mi300x", "xcd_clocks", {"clocks_mhz": [2100, 1800]}, Status.warn, "GPU 1: 2100 1800 MHz"),
         ("mi300x", "xcd_clocks", {"clocks_mhz": [2100, 132]}, Status.fail, "GPU 1: 2100 132 MHz"),
         ("h200", "all_reduce", {"all_reduce_wrong": 7}, Status.fail, "GPU 1: 7 wrong"),
@@ -123,19 +123,13 @@ def test_fewer_gpus_have_fewer_links_over_xgmi(num_gpus, bus):
     )
 
 
-
-
-
-
 def test_a_torch_for_cpus_next_to_gpus():
     torch_cpu = {"torch": "2.13.0+cpu", "num_gpus": 0, "not_measured": "sees 0 GPU(s)"}
     unmeasured = (*KEYS[:3], "fp32_output_tflops", "clocks_mhz")
     findings = checked(facts("mi300x", 1, **torch_cpu, **dict.fromkeys(unmeasured)))
     assert set(findings) == {"active_tests", "torch_gpus"}
     assert findings["torch_gpus"].cure.startswith("make setup TORCH=rocm")
-    assert findings["active_tests"].cure == "see torch_gpus"
-
-
+    assert findings["active_tests"].cure == "see the check torch_gpus"
 
 
 @pytest.mark.parametrize(("free_gb", "force", "reason"), [

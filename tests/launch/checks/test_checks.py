@@ -1,4 +1,4 @@
-"""Test every check on a healthy machine and on one where what it reads is broken."""
+"""Test every check on healthy machines and on machines with one fault."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from launch.checks.finding import Status
 from tests.helpers import sysroots
 from tests.helpers.sysroots import KFD, Machine
 
-# What a healthy machine cannot know, for the reason given.
-NOT_KNOWN = {
+# (machine, check) whose finding is unknown on a healthy machine -> the reason
+UNKNOWN_IF_HEALTHY = {
     ("strix_halo", "amdgpu_driver"): "AMD states no range for the kernel's own driver",
     ("h200", "memory_size"): "only NVML knows, and it answers for a running machine",
     ("h200", "memory_occupied"): "the same",
@@ -27,7 +27,7 @@ NOT_KNOWN = {
 
 @dataclass(frozen=True)
 class Broken:
-    """`break_` makes the check say `status`, with these words in what it read and in its cure."""
+    """A fault: `break_` makes the check return `status`, with `read` and `cure` in its texts."""
 
     check: str
     machine: Callable[[Path], Machine]
@@ -85,7 +85,7 @@ def limits(name: str, value: str) -> Callable[[Machine], object]:
 
 
 def lost_gpu(m: Machine) -> None:
-    """Remove the last of eight, as if it had never existed."""
+    """Remove every trace of the last of eight GPUs."""
     for path in (
         f"{KFD}/nodes/9",
         m.device(0x75),
@@ -126,25 +126,25 @@ EXPANDABLE = "expandable_segments:True"
 # fmt: off
 BROKEN = [
     Broken("hardware", MI300X, second_kind, WARN,
-           "8 x mi300x, 1 x mi50, and hardware=mi300x was asked for", "Choose a group"),
-    Broken("hardware", MI300X, undecided, FAIL, "8 x mi300x, 1 x mi50", "Choose a group"),
+           "8 x mi300x, 1 x mi50, but hardware=mi300x was requested", "name the group"),
+    Broken("hardware", MI300X, undecided, FAIL, "8 x mi300x, 1 x mi50", "name the group"),
     Broken("hardware", MI300X, lambda m: setattr(m, "hardware", "mi325x"), WARN,
-           "hardware=mi325x was asked for", "hardware=mi300x"),
+           "hardware=mi325x was requested", "hardware=mi300x"),
     Broken("hardware", MI300X, lambda m: setattr(m, "hardware", "mi350x"), FAIL,
-           "mi350x was asked for: it has code for gfx950", "auto"),
+           "mi350x was requested, which has code for gfx950", "auto"),
     Broken("hardware", sysroots.laptop, empty_topology, UNKNOWN,
-           "sys/class/kfd/kfd/topology has no nodes", "copy it whole: cp -rL"),
+           "sys/class/kfd/kfd/topology has no nodes", "copy all of it: cp -rL"),
     Broken("gpus_found", MI300X, lambda m: m.remove(f"{KFD}/nodes/9"), WARN,
            "0000:75:00.0 on the bus", "dmesg | grep 0000:75:00.0"),
     Broken("gpus_found", MI50, lambda m: m.remove(f"{KFD}/nodes/1"), FAIL,
            "0000:43:00.0 on the bus", "reboot"),
     Broken("kfd", MI300X, lambda m: m.remove("dev/kfd"), FAIL, "/dev/kfd is missing",
            "--device /dev/kfd"),
-    Broken("kfd", MI300X, no_rocm_group, FAIL, "closed to uid 4242", "sudo usermod -aG"),
+    Broken("kfd", MI300X, no_rocm_group, FAIL, "uid 4242 may not open", "sudo usermod -aG"),
     Broken("kfd", MI300X, lambda m: m.remove("dev"), UNKNOWN, "no dev", "copy it as well"),
     Broken("render_nodes", MI300X, lambda m: m.remove("proc/self/status"), UNKNOWN,
            "no proc/self/status", "copy it as well"),
-    Broken("render_nodes", MI300X, no_rocm_group, FAIL, "and 5 more closed", "sudo usermod -aG"),
+    Broken("render_nodes", MI300X, no_rocm_group, FAIL, "and 5 more", "sudo usermod -aG"),
     Broken("render_nodes", MI300X, lambda m: m.remove("dev/dri/renderD130"), WARN, "1 of 8 GPUs",
            "--device /dev/dri/renderD130"),
     Broken("partition_mode", MI300X, partition, FAIL, "CPX, NPS1; SPX, NPS1",
@@ -166,11 +166,11 @@ BROKEN = [
     Broken("memory_occupied", CARD, lambda m: desktop(m), WARN, "0000:03:00.0 3.2 GB (12%)",
            "amd-smi process"),
     Broken("memory_occupied", CARD, lambda m: [desktop(m), foreign(m, 50001)], FAIL,
-           "3.2 GB (12%), by python3 (711), not", "amd-smi"),
+           "3.2 GB (12%), by python3 (711), outside", "amd-smi"),
     Broken("memory_occupied", STRIX, lambda m: m.write(f"{STRIX_GPU}/mem_info_gtt_used", 30 << 30),
            WARN, "(24%)", "amd-smi process"),
     Broken("foreign_processes", MI300X, lambda m: foreign(m, 50002), WARN,
-           "python3 (711), not of this container (713)", "kill 711"),
+           "python3 (711), outside this container (713)", "kill 711"),
     Broken("foreign_processes", MI300X, lambda m: m.remove("sys/class/kfd/kfd/proc"), UNKNOWN,
            "missing", "amd-smi process"),
     Broken("ras", MI300X, on_each("ras/umc_err_count", "ue: 2\nce: 5"), FAIL,
@@ -207,7 +207,7 @@ BROKEN = [
            kernel_says("amdgpu: [drm] ring comp_1.0.0 timeout, signaled seq=2"), FAIL,
            "ring timeout", "gpureset"),
     Broken("kernel_log", MI300X, kernel_says(f"{AMDGPU} MES failed to respond to msg=REMOVE_QUEUE"),
-           FAIL, "queue that hangs", "reboot"),
+           FAIL, "queue hang", "reboot"),
     Broken("kernel_log", MI300X, kernel_says(f"{AMDGPU} device lost from bus!"), FAIL, "lost GPU",
            "reboot"),
     Broken("kernel_log", H200, kernel_says("NVRM: Xid (PCI:0000:19:00): 79, GPU has fallen off"),
@@ -221,7 +221,7 @@ BROKEN = [
            kernel_says("INFO: task nfsd:9 blocked for more than 120 seconds."), WARN, "stuck task",
            "process"),
     Broken("kernel_log", MI300X, kernel_says("Out of memory: Killed process 42 (python)"), WARN,
-           "killed for memory", "fewer"),
+           "killed for lack of memory", "fewer"),
     Broken("kernel_log", MI300X, lambda m: m.remove(sysroots.KERN_LOG), UNKNOWN, "not in this tree",
            "sudo dmesg"),
     Broken("pcie", MI300X, on_each("current_link_width", 8), FAIL, "0000:05:00.0 x8 of x16",
@@ -252,9 +252,9 @@ BROKEN = [
     Broken("clock", MI50, lambda m: setattr(m, "clock_synchronized", False), WARN,
            "not synchronized", "set-ntp true"),
     Broken("integrated_gpu", CARD, lambda m: m.set_environ(PATH="/bin"), WARN,
-           "index 1 is one (gfx1036, 2 CUs)", "HIP_VISIBLE_DEVICES=0"),
-    Broken("integrated_gpu", CARD, lambda m: first(m), FAIL, "index 0 is one (gfx1036, 2 CUs)",
-           "HIP_VISIBLE_DEVICES=1"),
+           "GPU 1 is integrated (gfx1036, 2 CUs)", "HIP_VISIBLE_DEVICES=0"),
+    Broken("integrated_gpu", CARD, lambda m: integrated_first(m), FAIL,
+           "GPU 0 is integrated (gfx1036, 2 CUs)", "HIP_VISIBLE_DEVICES=1"),
     Broken("gfx_override", STRIX, lambda m: m.set_environ(HSA_OVERRIDE_GFX_VERSION="11.0.0"), FAIL,
            "gfx1151 has native kernels", "unset"),
     Broken("gfx_override", MI50, lambda m: m.set_environ(HSA_OVERRIDE_GFX_VERSION="9.0.6"), WARN,
@@ -263,9 +263,9 @@ BROKEN = [
            "ROCR", "export HIP_VISIBLE_DEVICES=2,3"),
     Broken("visibility_masks", MI300X, set_masks("0", "1"), FAIL, "DEVICES=1", "unset CUDA"),
     Broken("visibility_masks", MI300X, lambda m: m.set_environ(HIP_VISIBLE_DEVICES="7,8"), FAIL,
-           "has 8 GPUs, from 0", "export HIP_VIS"),
+           "has 8 GPU(s), counted from 0", "export HIP_VIS"),
     Broken("visibility_masks", H200, lambda m: m.set_environ(CUDA_VISIBLE_DEVICES="GPU-1f3c"), FAIL,
-           "indices are needed", "DEVICES=0"),
+           "only indices are allowed", "DEVICES=0"),
     Broken("allocator", MI300X, lambda m: m.set_environ(PYTORCH_HIP_ALLOC_CONF=EXPANDABLE), WARN,
            EXPANDABLE, "unset PYT"),
     Broken("allocator", MI300X, two_names, WARN, "PYTORCH_CUDA_ALLOC_CONF=a:2",
@@ -275,7 +275,7 @@ BROKEN = [
 
 
 def foreign(m: Machine, gpu_id: int) -> None:
-    """Two that compute, one of them the caller's own; a third that only opened the GPU."""
+    """Add two processes that compute, one of the caller's, and one that only opened the GPU."""
     for pid, held in ((711, 2 << 30), (713, 1 << 30), (715, 4096)):
         m.write(f"sys/class/kfd/kfd/proc/{pid}/vram_{gpu_id}", held)
     m.write("proc/711/comm", "python3")
@@ -283,11 +283,11 @@ def foreign(m: Machine, gpu_id: int) -> None:
 
 
 def desktop(m: Machine) -> None:
-    """Count a browser's memory, for which the kernel names no process that computes."""
+    """Occupy memory like a browser, without a process that computes."""
     m.write(f"{m.device(0x03)}/mem_info_vram_used", 3 << 30)
 
 
-def first(m: Machine) -> None:
+def integrated_first(m: Machine) -> None:
     """Put the integrated GPU before the card."""
     m.set_environ(PATH="/bin")
     integrated = {"gfx_target_version": 100306, "simd_count": 4, "device_id": 0x164E}
@@ -314,7 +314,7 @@ def findings(machine: Machine) -> dict:
 @pytest.mark.parametrize("name", HEALTHY)
 def test_a_healthy_machine_passes(tmp_path, name):
     for check, finding in findings(HEALTHY[name](tmp_path)).items():
-        other = Status.unknown if (name, check) in NOT_KNOWN else Status.passed
+        other = Status.unknown if (name, check) in UNKNOWN_IF_HEALTHY else Status.passed
         assert finding.status == other, (check, finding)
         assert finding.read, check
         assert finding.threshold, check
@@ -368,7 +368,7 @@ def test_a_closed_node_names_the_group_to_join(tmp_path, gid, cure):
 
 
 def test_kernel_log_of_the_last_hour(tmp_path, monkeypatch):
-    """Read a running machine with the first program that is there and may read."""
+    """Read the log of a running machine with the first command that prints one."""
     now = datetime.datetime.now(datetime.UTC)
     lines = [f"{(now - datetime.timedelta(hours=h)).isoformat()} line {h}" for h in (2, 0)]
     commands = (["no-such-program"], ["false"], ["echo", "\n".join([*lines, "odd line"])])

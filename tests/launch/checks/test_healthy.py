@@ -25,16 +25,16 @@ def test_lines_that_only_look_like_faults(tmp_path):
     machine = sysroots.mi50(tmp_path)
     lines = (f"2026-11-21T18:00:00+00:00 host kernel: {line}" for line in OTHERS)
     machine.write(sysroots.KERN_LOG, "\n".join(lines))
-    assert findings(machine)["kernel_log"].read == f"{len(OTHERS)} lines, none of them"
+    assert findings(machine)["kernel_log"].status == Status.passed
 
 
 @pytest.mark.parametrize("case", ["4 GPUs", "8 GPUs", "not given", "hidden", "not used"])
 def test_a_part_of_a_hive_is_complete(tmp_path, case):
-    """A board, a virtual machine, a container or a run may have a part."""
+    """Let a board, a virtual machine, a container or a run have a part of a hive."""
     machine = sysroots.mi300x(tmp_path, 4 if case == "4 GPUs" else 8)
     if case in ("not given", "hidden"):
         machine.remove("dev/dri/renderD135")
-    if case == "hidden":  # by the kernel too: unreadable, also for root
+    if case == "hidden":  # hidden by the kernel: unreadable even for root
         machine.remove(f"{KFD}/nodes/9/properties")
         (tmp_path / f"{KFD}/nodes/9/properties").mkdir()
     if case == "not used":
@@ -71,7 +71,7 @@ def card_in_a_slot(machine: Machine, width: int, speed: int, busy: int) -> None:
 
 @pytest.mark.parametrize(("width", "speed", "busy", "status"), [
     (16, 16, 0, Status.passed),  # a card of PCIe 5 in a slot of PCIe 4
-    (16, 2, 0, Status.unknown),  # it rests
+    (16, 2, 0, Status.unknown),  # idle
     (16, 2, 90, Status.warn),
     (8, 16, 0, Status.fail),
 ])  # fmt: skip
@@ -89,14 +89,14 @@ def test_a_container_with_two_of_eight_gpus_passes(tmp_path):
         machine.remove(f"dev/dri/renderD{minor}")
     found = findings(machine)
     assert {finding.status for finding in found.values()} == {Status.passed}
-    assert found["render_nodes"].read == "2 open for uid 4242, 6 not given to this container"
+    assert found["render_nodes"].read == "uid 4242 may open 2; 6 are not in this container"
 
 
 def test_peer_copies_over_xgmi_meet_no_bridge(tmp_path):
     machine = sysroots.mi300x(tmp_path)
     sysroots.bridge(machine, BRIDGE, 0x1D)
     assert "acs" not in findings(machine)
-    machine.write("sys/class/infiniband/mlx5_0/fw_ver", "1")  # copies to other nodes do
+    machine.write("sys/class/infiniband/mlx5_0/fw_ver", "1")  # copies to other nodes pass bridges
     assert findings(machine)["acs"].status == Status.warn
 
 

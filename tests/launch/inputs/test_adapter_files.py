@@ -1,4 +1,4 @@
-"""Test what is read of an adapter's files: its kind, its shapes, its layers and its content."""
+"""Test the checks of an adapter's files, the layers that a plan counts, and a run's record."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def write_adapter(folder, settings=None):
     ({}, "adapter.alpha=9", r"adapter.alpha=9: .* has 8. Use: adapter.alpha=8"),
     ({"alpha_pattern": {"q_proj": 64}}, "seed=1", "has alpha_pattern="),
     ({"bias": "all"}, "seed=1", "has bias=all"),
-    ({}, "adapter.target_modules=[k_proj]", r"target_modules=\[k_proj\]: .* its own layers"),
+    ({}, "adapter.target_modules=[k_proj]", r"target_modules=\[k_proj\]: .* other layers"),
     ({"use_dora": True}, "seed=1", "Use: adapter.dora=true"),
 ])  # fmt: skip
 def test_adapters_with_other_settings_are_rejected(tmp_path, settings, override, message):
@@ -47,42 +47,45 @@ def test_adapters_with_other_settings_are_rejected(tmp_path, settings, override,
         check_adapter(config)
 
 
-def test_adapters_that_do_not_fit_are_rejected(tmp_path):
+def test_incomplete_adapters_are_rejected(tmp_path):
     weights = write_adapter(tmp_path)
     config = copy.deepcopy(composed(*LORA))
     config.adapter.path = str(tmp_path)
 
-    def rejected(message):
+    def assert_rejected(message):
         with pytest.raises(UserError, match=message):
             check_adapter(config)
 
     weights.write_bytes(b"short")
-    rejected("cannot be read")
+    assert_rejected("cannot be read")
     (tmp_path / "adapter_config.json").write_text("[]")
-    rejected("must be a JSON object")
+    assert_rejected("must be a JSON object")
     weights.unlink()
-    rejected("no adapter_model.safetensors")
+    assert_rejected("no adapter_model.safetensors")
 
 
 @pytest.mark.parametrize(
-    ("listed", "on"),
+    ("target_modules", "layers"),
     [(["self_attn.q_proj"], ["q_proj"]), ("q_proj|k_proj", LINEARS), (None, LINEARS)],
 )
-def test_the_planner_counts_the_layers_of_the_adapter_that_is_trained_on(listed, on, tmp_path):
+def test_the_planner_counts_the_layers_of_the_adapter_that_is_trained_on(
+    target_modules, layers, tmp_path
+):
     """Count all seven for a regular expression, and for files that do not exist yet."""
-    if listed:
-        (tmp_path / "adapter_config.json").write_text(json.dumps({"target_modules": listed}))
+    if target_modules:
+        content = json.dumps({"target_modules": target_modules})
+        (tmp_path / "adapter_config.json").write_text(content)
     config = composed("hardware=cpu", "model=tiny", "adapter=lora", f"adapter.path={tmp_path}")
-    assert adapter_layers.layers(config.adapter) == [*on]
+    assert adapter_layers.layers(config.adapter) == [*layers]
     sizes = dict(zip(LINEARS, linear_sizes(config.model), strict=True))
     trained = adapter_layers.trainable_parameters(config.model, config.adapter)
     assert trained == config.model.num_layers * config.adapter.rank * sum(
-        sum(sizes[name]) for name in on
+        sum(sizes[name]) for name in layers
     )
 
 
 def test_runs_identify_adapters_by_content(tmp_path, capsys, monkeypatch):
-    """Resume only with that adapter, as a pipeline does; reproducing names what differs."""
+    """Resume runs and pipelines only with the same content; reproduce prints what differs."""
     folder = tmp_path / "adapter"
     weights = write_adapter(folder)
     overrides = [*LORA, f"adapter.path={folder}", f"run_root={tmp_path}/runs", "name=n"]

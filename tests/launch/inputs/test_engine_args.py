@@ -1,4 +1,4 @@
-"""topology.server_args: checked against the list of the locked vLLM, and where they arrive."""
+"""Test that topology.server_args are checked against the locked vLLM and reach the engines."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def planned(*overrides: str, tmp_path):
     return make_plan(config, host_with(8), tmp_path, warnings)
 
 
-def given(**args: object) -> list[str]:
+def server_args_overrides(**args: object) -> list[str]:
     return [f"topology.server_args.{name}={value}" for name, value in args.items()]
 
 
@@ -45,16 +45,16 @@ def given(**args: object) -> list[str]:
     ({"tensor_parallel_size": 2}, ["topology.server_tensor_parallel="]),
     ({"gpu_memory_utilization": 0.5}, ["topology.server_memory_share="]),
 ])  # fmt: skip
-def test_what_vllm_lacks_or_another_key_decides_is_rejected_with_one_message(args, names):
-    with pytest.raises(UserError) as refused:
-        check(composed(*SPLIT, *given(**args)))
-    assert refused.value.exit_code == 2
-    assert "\n" not in str(refused.value)
-    assert str(refused.value).startswith(f"topology.server_args.{next(iter(args))}=")
-    assert all(name in str(refused.value) for name in names)
+def test_arguments_that_vllm_rejects_or_another_key_sets(args, names):
+    with pytest.raises(UserError) as raised:
+        check(composed(*SPLIT, *server_args_overrides(**args)))
+    assert raised.value.exit_code == 2
+    assert "\n" not in str(raised.value)
+    assert str(raised.value).startswith(f"topology.server_args.{next(iter(args))}=")
+    assert all(name in str(raised.value) for name in names)
 
 
-def test_the_server_is_started_with_them(tmp_path):
+def test_the_server_gets_the_arguments(tmp_path):
     args = {
         "max_num_seqs": 512,
         "enable_prefix_caching": "false",
@@ -63,7 +63,7 @@ def test_the_server_is_started_with_them(tmp_path):
         "cudagraph_capture_sizes": "[1,96]",
         "quantization": "null",
     }
-    server = planned(*SPLIT, *given(**args), tmp_path=tmp_path).processes[0]
+    server = planned(*SPLIT, *server_args_overrides(**args), tmp_path=tmp_path).processes[0]
     plain_server = planned(*SPLIT, tmp_path=tmp_path).processes[0]
     assert server.argv[: len(plain_server.argv)] == plain_server.argv
     assert server.argv[len(plain_server.argv) :] == [
@@ -80,9 +80,9 @@ def test_the_server_is_started_with_them(tmp_path):
     ([], "--skip-tokenizer-init"),
     (["method.args.generation_kwargs={stop: [END]}"], None),  # vLLM would ignore it
     (["method.args.vllm_structured_outputs_regex=a+"], None),
-    (given(skip_tokenizer_init="false"), "--no-skip-tokenizer-init"),
+    (server_args_overrides(skip_tokenizer_init="false"), "--no-skip-tokenizer-init"),
 ])  # fmt: skip
-def test_a_server_has_a_tokenizer_where_text_is_asked_for(tmp_path, overrides, flag):
+def test_a_server_has_a_tokenizer_if_text_is_requested(tmp_path, overrides, flag):
     argv = planned(*SPLIT, *overrides, tmp_path=tmp_path).processes[0].argv
     assert (
         next((option for option in reversed(argv) if option.endswith("skip-tokenizer-init")), None)
@@ -90,17 +90,17 @@ def test_a_server_has_a_tokenizer_where_text_is_asked_for(tmp_path, overrides, f
     )
 
 
-def test_an_evaluations_engine_gets_them():
+def test_the_engine_of_an_evaluation_gets_the_arguments():
     config = OmegaConf.create(
-        plain(composed(*EVALUATE, *given(kv_cache_dtype="fp8", block_size="null")))
+        plain(composed(*EVALUATE, *server_args_overrides(kv_cache_dtype="fp8", block_size="null")))
     )
     assert generation.engine_args(config) == {"kv_cache_dtype": "fp8"}
 
 
-def test_a_cache_and_weights_of_eight_bits_are_planned_as_such(tmp_path):
+def test_memory_of_fp8_cache_and_weights(tmp_path):
     before, after = (
         planned(*SPLIT, *args, tmp_path=tmp_path).memory[0].parts_gb
-        for args in ([], given(quantization="fp8"))
+        for args in ([], server_args_overrides(quantization="fp8"))
     )
     linear = 36 * (2 * 2560 * 4096 + 2 * 2560 * 1024 + 3 * 2560 * 9728)
     assert before["weights"] - after["weights"] == pytest.approx(linear / 1e9)
@@ -109,21 +109,25 @@ def test_a_cache_and_weights_of_eight_bits_are_planned_as_such(tmp_path):
     )
     longest = [
         memory.longest_served_gb(composed(*SPLIT, *args))
-        for args in ([], given(kv_cache_dtype="fp8_e4m3"))
+        for args in ([], server_args_overrides(kv_cache_dtype="fp8_e4m3"))
     ]
-    assert longest[1] == longest[0] / 2  # what a server does not start without
+    assert longest[1] == longest[0] / 2  # the least with which a server starts
 
 
-def test_of_a_smoke_run_only_what_a_cpu_has_stays():
+def test_a_smoke_run_keeps_only_arguments_for_a_cpu():
     small, warnings = prepare(
-        composed(*EVALUATE, "smoke=true", *given(max_num_seqs=8, attention_backend="ROCM_AITER_FA"))
+        composed(
+            *EVALUATE,
+            "smoke=true",
+            *server_args_overrides(max_num_seqs=8, attention_backend="ROCM_AITER_FA"),
+        )
     )
     assert small.topology.server_args == {"max_num_seqs": 8}
     assert any("ROCM_AITER_FA" in line for line in warnings)
 
 
 @pytest.mark.parametrize(("topology", "sequences"), [("colocate", 512), ("split", 256)])
-def test_under_colocate_trls_engine_is_made_with_them(topology, sequences, monkeypatch):
+def test_trls_engine_gets_the_arguments_under_colocate(topology, sequences, monkeypatch):
     monkeypatch.setattr(vllm_generation, "LLM", dict, raising=False)
     serving.pass_engine_args(
         OmegaConf.create(

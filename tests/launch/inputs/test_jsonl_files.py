@@ -1,4 +1,4 @@
-"""Test files that are not JSONL: each error names the format and a command that converts it."""
+"""Test that errors about other formats contain the format and a command that converts it."""
 
 import gzip
 import json
@@ -17,14 +17,14 @@ LINES = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
 TURNS = [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]
 
 
-def refused(path, key="data.path"):
+def error_of(path, key="data.path"):
     with pytest.raises(UserError) as raised:
         check_is_file(key, path)
     return str(raised.value)
 
 
-@pytest.mark.parametrize(("name", "content", "what", "command"), [
-    ("a.jsonl", b'"prompt";"completion"\na;b\n', "CSV by its first line",
+@pytest.mark.parametrize(("name", "content", "fault", "command"), [
+    ("a.jsonl", b'"prompt";"completion"\na;b\n', "CSV, judging by its first line",
      'sep=";")["train"].to_json('),
     ("a.parquet", b"PAR1\x15\x04", "Parquet", 'datasets.load_dataset("parquet"'),
     ("a.json", json.dumps(ROWS, indent=1).encode(), "a JSON list", 'datasets.load_dataset("json"'),
@@ -32,21 +32,21 @@ def refused(path, key="data.path"):
     ("a.jsonl.gz", gzip.compress(LINES, mtime=0), "compressed", 'load_dataset("json"'),
     ("a.jsonl", LINES.decode().encode("utf-16"), "not UTF-8", "iconv -f UTF-16 -t UTF-8 "),
 ])  # fmt: skip
-def test_other_file_formats_are_named(tmp_path, name, content, what, command):
+def test_other_file_formats_are_named(tmp_path, name, content, fault, command):
     path = tmp_path / name
     path.write_bytes(content)
     for key in ("data.path", "data.sources[1].path"):
-        message = refused(path, key)
-        assert message.startswith(f"{path}:1: {what}")
+        message = error_of(path, key)
+        assert message.startswith(f"{path}:1: {fault}")
         assert command in message
-    check_is_file("data.chat_template", path)  # which has no rows
+    check_is_file("data.chat_template", path)  # a template has no rows
 
 
 def test_the_command_makes_the_rows(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
     path = tmp_path / "it's.csv"
     path.write_text("prompt,completion\na,b\nc,d\n")
-    command = shlex.split(refused(path).partition("Use: ")[2])
+    command = shlex.split(error_of(path).partition("Use: ")[2])
     subprocess.run([sys.executable, *command[1:]], check=True, capture_output=True)
     assert list(lines(str(tmp_path / "it's_rows.jsonl"), "sft")) == ROWS
 
@@ -54,9 +54,11 @@ def test_the_command_makes_the_rows(tmp_path, monkeypatch):
 def test_bytes_that_are_not_utf_8_name_their_line(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(LINES + b'{"prompt": "caf\xe9", "completion": "x"}\n')
-    message = refused(path)
-    assert message.startswith(f"{path}:3: not UTF-8 (byte 0xe9 at position 16 of the line)")
-    assert "iconv -f WINDOWS-1252 " in message
+    message = error_of(path)
+    assert message.startswith(
+        f"{path}:3: not UTF-8: byte 0xe9 at place 16, as WINDOWS-1252 has it. Use: "
+        "iconv -f WINDOWS-1252 "
+    )
     with pytest.raises(UserError, match="a.jsonl:3: .*UTF-8.*0xe9"):
         list(lines(str(path), "sft"))
 
@@ -66,12 +68,12 @@ def test_bytes_that_are_not_utf_8_name_their_line(tmp_path):
     ({"instruction": "a", "input": "", "output": "b"},
      "join instruction and input as prompt, and rename output to completion"),
 ])  # fmt: skip
-def test_fields_of_other_programs_are_named_with_the_renaming(tmp_path, row, command):
+def test_fields_of_other_programs_have_a_renaming(tmp_path, row, command):
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps(row) + "\n")
     assert (
         f"{path}:1: has {', '.join(row)}, but rows need other fields here. Use: {command}"
-        in refused(path)
+        in error_of(path)
     )
     with pytest.raises(
         UserError,
@@ -86,7 +88,7 @@ def test_fields_of_other_programs_are_named_with_the_renaming(tmp_path, row, com
 @pytest.mark.parametrize(
     "content", [LINES, b"\xef\xbb\xbf" + LINES, b"\n" + LINES.replace(b"\n", b"\r\n")]
 )
-def test_jsonl_is_read_with_a_mark_of_utf_8_before_it_and_with_any_ends_of_lines(tmp_path, content):
+def test_jsonl_with_a_byte_order_mark_or_other_line_ends(tmp_path, content):
     path = tmp_path / "a.jsonl"
     path.write_bytes(content)
     check_is_file("data.path", path)

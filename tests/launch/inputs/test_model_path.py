@@ -1,4 +1,4 @@
-"""A plan of one model and a directory of another."""
+"""Test a plan of one model with the directory of another."""
 
 import json
 
@@ -12,32 +12,32 @@ QWEN3_0_6B |= {"intermediate_size": 3072, "num_attention_heads": 16, "num_key_va
 QWEN3_0_6B |= {"vocab_size": 151936, "max_position_embeddings": 40960}
 
 
-def warned(tmp_path, content, *overrides):
+def warnings_of(tmp_path, content, *overrides):
     (tmp_path / "config.json").write_text(content)
     return model_path.warnings(composed("hardware=cpu", f"model.path={tmp_path}", *overrides))
 
 
-def test_a_directory_of_another_model_is_named_with_its_group_or_asks_for_its_numbers(tmp_path):
-    [line] = warned(tmp_path, json.dumps(QWEN3_0_6B))
+def test_the_directory_of_another_model_gives_a_warning(tmp_path):
+    [line] = warnings_of(tmp_path, json.dumps(QWEN3_0_6B))
     assert "num_layers 28, hidden_size 1024" in line
     assert "use model=tiny: 4, 128" in line
     assert line.endswith("Use: model=qwen3_0_6b.")
     shallow = json.dumps({**QWEN3_0_6B, "num_hidden_layers": 14})
-    [line] = warned(tmp_path, shallow, "model=qwen3_0_6b")
-    assert "model=qwen3_0_6b: 28. Use: the model= next to it" in line
-    assert warned(tmp_path, shallow, "model=qwen3_0_6b", "model.num_layers=14") == []
+    [line] = warnings_of(tmp_path, shallow, "model=qwen3_0_6b")
+    assert "model=qwen3_0_6b: 28. Use: the closest model=" in line
+    assert warnings_of(tmp_path, shallow, "model=qwen3_0_6b", "model.num_layers=14") == []
 
 
-@pytest.mark.parametrize(("content", "said"), [
+@pytest.mark.parametrize(("content", "message"), [
     ("{", "damaged: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
     ("[" * 100_000, "damaged: maximum recursion depth"),
     ("[1]", "damaged: it must be a JSON object"),
 ], ids=range(3))  # fmt: skip
-def test_a_config_that_is_none_of_a_model_is_refused(launch, tmp_path, content, said):
+def test_a_malformed_config_is_rejected(launch, tmp_path, content, message):
     leave_model(tmp_path)
     (tmp_path / "config.json").write_text(content)
     done = launch("hardware=cpu", f"model.path={tmp_path}", "mode=plan")
     assert done.code == 2
-    assert done.err.startswith(f"{tmp_path}/config.json: {said}")
+    assert done.err.startswith(f"{tmp_path}/config.json: {message}")
     (tmp_path / "config.json").write_text(json.dumps(QWEN3_0_6B))
     assert launch("hardware=cpu", f"model.path={tmp_path}", "mode=plan").code == 0

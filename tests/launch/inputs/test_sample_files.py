@@ -1,7 +1,4 @@
-"""A directory as data.path of data=samples.
-
-Which files are read, and that the launcher's list is what ranks read.
-"""
+"""Test the files of data.path under data=samples, which ranks read and records contain."""
 
 from __future__ import annotations
 
@@ -43,14 +40,14 @@ def plan_of(tmp_path: Path, path: Path, *overrides: str) -> Plan:
 
 
 def prompts(plan: Plan) -> list[str]:
-    """Return what a rank of the plan trains on."""
+    """Return the prompts that a rank of the plan trains on."""
     config = OmegaConf.create(rank_config(plan))
     OmegaConf.set_struct(config, True)
     return data_load.load(config.data, "dpo").rows["prompt"]
 
 
-def test_ranks_read_the_files_that_the_launcher_lists_of_a_run_with_phases_that_are_links(tmp_path):
-    """Each file counts once, in the order of the phases, also if links lead back."""
+def test_ranks_read_the_listed_files_behind_links(tmp_path):
+    """Read each file once, in the order of the phases, even if links form a cycle."""
     earlier, run_dir = tmp_path / "runs/1", tmp_path / "runs/2"
     files = [
         scored(earlier / "3_cycle1_sample", "first"),
@@ -65,7 +62,7 @@ def test_ranks_read_the_files_that_the_launcher_lists_of_a_run_with_phases_that_
     assert prompts(plan_of(tmp_path, run_dir)) == ["first", "second"]
 
 
-def test_without_scored_files_every_jsonl_is_read_and_a_file_is_itself(tmp_path):
+def test_a_directory_without_scored_files_and_a_single_file(tmp_path):
     files = [
         scored(tmp_path / "s/a", "first", "b.jsonl"),
         scored(tmp_path / "s", "second", "c.jsonl"),
@@ -75,12 +72,12 @@ def test_without_scored_files_every_jsonl_is_read_and_a_file_is_itself(tmp_path)
     assert prompts(plan_of(tmp_path, Path(files[1]))) == ["second"]
 
 
-def began(plan: Plan) -> dict:
-    found = record.begin(plan, host_with(0), None, None)
+def begin_run(plan: Plan) -> dict:
+    entry = record.begin(plan, host_with(0), None, None)
     json_files.write_json(
-        plan.run_dir / "record.json", sealed.seal({**found, "status": "interrupted"})
+        plan.run_dir / "record.json", sealed.seal({**entry, "status": "interrupted"})
     )
-    return found
+    return entry
 
 
 CHANGES = {
@@ -91,60 +88,58 @@ CHANGES = {
         lambda folder: scored(folder.parent / "kept", "another"),
         "kept/scored.jsonl",
     ),
-    "of a link that leads elsewhere": (
+    "of another link target": (
         lambda folder: ((folder / "link").unlink(), (folder / "link").symlink_to("../other")),
         "s",
     ),
-    "of a link that leads nowhere": (
+    "of a broken link": (
         lambda folder: (folder.parent / "kept").rename(folder.parent / "gone"),
         "s",
     ),
 }
 
 
-@pytest.mark.parametrize(("change", "named"), CHANGES.values(), ids=CHANGES)
-def test_a_run_knows_its_samples_by_their_content(tmp_path, change, named):
-    """It goes on with the same ones only."""
+@pytest.mark.parametrize(("change", "path"), CHANGES.values(), ids=CHANGES)
+def test_runs_identify_samples_by_content(tmp_path, change, path):
+    """Resume only with unchanged samples."""
     folder = tmp_path / "s"
     files = [scored(tmp_path / "kept", "of a kept phase"), scored(folder / "run1", "of run1")]
     scored(tmp_path / "other", "of another phase")
     (folder / "link").symlink_to("../kept")
-    run_dir, given = (
-        tmp_path / "runs/n/1",
-        [*DPO, f"data.path={folder}", f"run_root={tmp_path}/runs", "name=n"],
-    )
-    plan = make_plan(composed(*given), host_with(0), run_dir)
-    kept = began(plan)
-    assert kept["data"]["files"] == {file: json_files.sha256(Path(file)) for file in files}
-    assert kept["data"]["folders"] == {str(folder): files}
+    run_dir = tmp_path / "runs/n/1"
+    overrides = [*DPO, f"data.path={folder}", f"run_root={tmp_path}/runs", "name=n"]
+    plan = make_plan(composed(*overrides), host_with(0), run_dir)
+    entry = begin_run(plan)
+    assert entry["data"]["files"] == {file: json_files.sha256(Path(file)) for file in files}
+    assert entry["data"]["folders"] == {str(folder): files}
     assert rundir.choose(plan.config) == (run_dir, True)
     change(folder)
-    assert str(tmp_path / named) in rundir.changed_data(kept)
+    assert str(tmp_path / path) in rundir.changed_data(entry)
     assert rundir.choose(plan.config)[1] is False
-    with pytest.raises(UserError, match=rf"{tmp_path / named}.* changed since that run began"):
-        rundir.choose(composed(*given, f"resume={run_dir}"))
+    with pytest.raises(UserError, match=rf"{tmp_path / path}.* changed since that run began"):
+        rundir.choose(composed(*overrides, f"resume={run_dir}"))
 
 
-def test_a_container_is_given_what_links_lead_to(tmp_path):
+def test_a_container_mounts_the_targets_of_links(tmp_path):
     kept = scored(tmp_path / "runs/1/3_cycle1_sample", "first")
     (tmp_path / "runs/2").mkdir()
     (tmp_path / "runs/2/3_cycle1_sample").symlink_to("../1/3_cycle1_sample")
     config = composed(*DPO, f"data.path={tmp_path}/runs/2", "runtime=docker", "container=cpu")
-    found = {
+    mounts = {
         mount.source: mount.read_only
         for mount in container.mounts(config, host_with(0), tmp_path / "run", secrets=False)
     }
-    assert found[str(tmp_path / "runs/2")]
-    assert found[kept]
-    assert str(Path(kept).parent) not in found  # that may be somebody's home
+    assert mounts[str(tmp_path / "runs/2")]
+    assert mounts[kept]
+    assert str(Path(kept).parent) not in mounts  # which may be a home directory
 
 
-def test_a_folder_that_cannot_be_read_is_not_passed_over(tmp_path, monkeypatch):
+def test_an_unreadable_folder_is_an_error(tmp_path, monkeypatch):
     scored(tmp_path / "a", "first")
     scored(tmp_path / "b", "second")
     scandir = os.scandir
 
-    def refused(folder):  # whoever runs the tests as root may read every folder
+    def refused(folder):  # root may read every folder
         if Path(folder).name == "b":
             raise PermissionError(13, "Permission denied", str(folder))
         return scandir(folder)

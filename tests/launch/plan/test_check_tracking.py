@@ -39,7 +39,7 @@ def machine(tmp_path, monkeypatch):
     # a container gets the key by name only, and not the shell's other settings
     (DOCKER, {"WANDB_MODE": "offline"}, "api.wandb.ai", UNSET),
     (DOCKER, {KEY: "sentinel"}, None, None),
-    (f"{DOCKER} runtime.secrets=[HF_TOKEN]", {KEY: "sentinel"}, None, "without WANDB_API_KEY"),
+    (f"{DOCKER} runtime.secrets=[HF_TOKEN]", {KEY: "sentinel"}, None, "has no WANDB_API_KEY"),
     (f"{DOCKER} runtime.secrets=[HF_TOKEN] user_env.WANDB_MODE=offline", {}, None, None),
 ])  # fmt: skip
 def test_wandb_needs_a_key(machine, monkeypatch, overrides, environ, login, fault):

@@ -57,7 +57,7 @@ def test_candidates_have_the_same_effective_batch():
         (["method.args.recipe=tune/batch"], "no such recipe"),
         (["method.args.recipe=evaluate"], "measures training steps. Use: method.args.recipe=sft"),
         (["method.args.max_lenght=3"], "Did you mean max_length"),
-        (["adapter=none", "precision=nf4"], "4-bit weights take no gradients"),
+        (["adapter=none", "precision=nf4"], "precision.weights=nf4"),
         (
             [
                 "topology=fsdp",

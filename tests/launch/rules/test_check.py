@@ -1,4 +1,4 @@
-"""The table of rules, row by row: a composition that each rejects, and its remedy."""
+"""Test every rule with a composition that it rejects, and with words of its remedy."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WORDS = {
     "EXPORT": "method=export model.path=m",
     "NODES": "hardware=mi300x runtime=slurm runtime.slurm.nodes=2 runtime.slurm.interface=ib0",
 }
-# rule | overrides that break it alone | words of the remedy
+# rule | overrides that break only this rule | words of the remedy
 CASES = r"""
 precision | hardware=mi210 precision=fp8 | precision=bf16
 nf4_without_adapter | QWEN precision=nf4 | adapter=qlora
@@ -130,7 +130,7 @@ task | 'data.tasks=[{name: gcd}, {name: chain_sum, level: 11}]' | level: 0
 task | data=reasoning 'data.tasks=[{name: acre, level: 1}]' | level: 0
 task | 'data.tasks=[{name: shuffled_cups, level: -1, config: {cups: 5}}]' | level: 0
 task | 'data.tasks=[{name: gcd, config: {min_number: 3}}]' | of gcd: max_numbers, max_value
-task | 'data.tasks=[{name: gcd}, {name: chain_sum, worked: 0.5}]' | worked: 0 for answers alone
+task | 'data.tasks=[{name: gcd}, {name: chain_sum, worked: 0.5}]' | worked: 0 for answers only
 image | hardware=h200 runtime=docker model=qwen3_4b | container=custom
 image | hardware=mi50 precision=fp16 container=rocm | container=rocm_gfx906
 image | AMD container=seed_mi300x | container=rocm
@@ -226,12 +226,12 @@ EXPORT method.args.push_to=model
  | push_to=model: not allowed. Use: method.args.push_to=<owner/name>
 runtime=slurm runtime.slurm.time=abc | runtime.slurm.time=abc: not allowed. Use: runtime.slurm.time=
 runtime=slurm runtime.slurm.gres='gpu:mi300x:4' | runtime.slurm.gres=gpu:mi300x:4: not allowed
-method=evaluate method.args.engine=vlm | method.args.engine=vlm: it takes transformers, vllm
-method.args.max_steps=0 | Use: at least 1, or -1 to count epochs.
-GRPO topology.overlap=steam | topology.overlap=steam: it takes null, false, true, stream
+method=evaluate method.args.engine=vlm | method.args.engine=vlm: it must be one of
+method.args.max_steps=0 | Use: at least 1, or -1 to use num_train_epochs.
+GRPO topology.overlap=steam | topology.overlap=steam: it must be one of false, true, stream
 seed=4294967296 | seed=4294967296: out of range
 'data.tasks=[{name: gcd, worked: -0.1}]' | data.tasks[0].worked=-0.1: out of range
-precision.compute=bf61 | precision.compute=bf61: it takes fp32, fp16, bf16, fp8. Did you mean bf16
+precision.compute=bf61 | precision.compute=bf61: it must be one of fp32, fp16,
 price_per_gpu_hour=1e308 | Use: at least 0 and at most 1000000000.
 method.args.eval_strategy=stepps | Use: method.selection.metric=eval_loss.
 method.args.adam_beta1=1 | adam_beta1=1: out of range. Use: at least 0 and below 1.
@@ -241,13 +241,13 @@ method=tune/batch method.args.recipe=dpo method.args.beta=0 | method.args.beta=0
 method=tune/vllm method.args.space.num_scheduler_steps=[1,8] | space: num_scheduler_steps is gone
 method.args.lr_scheduler_type=cosin | unknown. Did you mean cosine? Use one of linear,
 method=dpo method.args.loss_type=[sigmoid,stf] | loss_type=stf: unknown. Did you mean sft
-adapter=lora adapter.target_modules=[q_prj,v_proj] | adapter.target_modules[0]=q_prj: it takes all-l
-adapter=lora adapter.target_modules=q_projs | it takes all-linear, q_proj, k_proj
+adapter=lora adapter.target_modules=[q_prj,v_proj] | adapter.target_modules[0]=q_prj: it must be
+adapter=lora adapter.target_modules=q_projs | it must be one of all-linear, q_proj, k_proj
 runtime=docker container=cpu runtime.secrets=[my-key] | runtime.secrets[0]=my-key: not allowed
 runtime=docker container=cpu runtime.secrets=[PATH] | runtime.secrets[0]=PATH: not allowed
 GRPO method.args.vllm_importance_sampling_mode=token_mas | Did you mean token_mask
 """
-FITTING = """
+VALID = """
 method.args.learning_rate=0 method.args.warmup_steps=0.1 method.args.max_grad_norm=0
  method.args.save_steps=0.5 method.args.logging_steps=2.0 method.args.adam_beta1=0
 method=grpo method.args.top_p=1 method.args.min_p=null method.args.beta=0
@@ -328,7 +328,7 @@ def test_value_outside_its_list_or_range(overrides, words):
     assert words in refusal(config_of(overrides))
 
 
-@pytest.mark.parametrize("overrides", [overrides for [overrides] in rows(FITTING)])
+@pytest.mark.parametrize("overrides", [overrides for [overrides] in rows(VALID)])
 def test_composition_that_works(overrides):
     check(config_of(overrides))
 
@@ -341,15 +341,15 @@ def test_refusals_are_shown_together():
 @pytest.mark.parametrize(("overrides", "words"), [
     ("model.num_parameters=7", "model.num_parameters=7"),
     ("model.num_layers=35 model.path=/m", "model.num_parameters=3921537280"),
-    ("model.num_parameters=3990000000", None),  # as rounded as a published count may be
+    ("model.num_parameters=3990000000", None),  # a rounded published count
     ("model.num_layers=12 model.init=random", None),
     ("model.hub_id=me/tuned", "is a commit of Qwen/Qwen3-4B. Use: model=<of the same shape>"),
     (f"model.hub_id=me/tuned model.revision={'a' * 40}", None),
     (f"model.hub_id=Qwen/Qwen3-8B model.revision={'a' * 40}", "Use: model=qwen3_8b"),
-    ("model.hub_id=me/tuned model.path=/m", None),  # the path wins
+    ("model.hub_id=me/tuned model.path=/m", None),  # model.path has precedence
     ("model.revision=null method=evaluate", "model.revision is missing"),
     ("model.name=mine model.num_layers=12", "model=mine"),
-    ("model.name=mine model.hub_id=me/mine", None),  # conf/ does not know its revision
+    ("model.name=mine model.hub_id=me/mine", None),  # conf/model has no revision to compare
 ])  # fmt: skip
 def test_the_model_that_is_loaded_is_the_one_that_is_planned(overrides, words):
     config = config_of(f"QWEN {overrides}")
@@ -383,13 +383,13 @@ def test_remedies_for_servers_that_take_every_gpu_work(overrides, remedy):
     split = f"GRPO topology=split topology.{overrides}"
     [rule] = refusals(config_of(split))
     assert (rule.name, rule.remedy) == ("split_needs_a_trainer", remedy)
-    for taken in remedy.split(" or "):
-        check(config_of(f"{split} {taken}"))
+    for override in remedy.split(" or "):
+        check(config_of(f"{split} {override}"))
 
 
 # overrides | words of the warning, or none
 WARNINGS = """
-data.preview=5 mode=plan | prints rows only without mode=plan
+data.preview=5 mode=plan | prints rows when a run starts
 hardware=strix_halo adapter=qlora precision=nf4 model=qwen3_8b | twice as slow
 AMD topology=ddp topology.num_gpus=4 | collectives of 4 GPUs
 GRPO topology.servers=2 | collectives of 6 GPUs
@@ -402,13 +402,13 @@ hardware=h200 method=grpo topology=colocate user_env.PYTORCH_ALLOC_CONF='expanda
  | expandable_segments with vLLM
 hardware=strix_halo user_env.HSA_OVERRIDE_GFX_VERSION=11.0.0 | supported natively
 AMD topology=fsdp precision=bf16 precision.weights=bf16 | accelerate keeps trainable
-AMD runtime=slurm | asks for no cores
+AMD runtime=slurm | requests no cores
 runtime=slurm runtime.slurm.options=[--exclusive] | none
 runtime=slurm "runtime.slurm.options=['--cpus-per-task=16']" | none
 hardware=strix_halo hardware.dataloader.num_workers=2 | pinned memory hang
 QWEN method=evaluate topology=single | one of the node's 8 GPUs evaluates
 QWEN method=evaluate data.num_heldout=500 | none
-QWEN method=evaluate data.num_heldout=300 | method.args.batch_size=38 gives each one
+QWEN method=evaluate data.num_heldout=300 | Use: method.args.batch_size=38.
 QWEN method=evaluate data.num_heldout=500 data.limit=64 | 7 of 8 ranks
 QWEN method=evaluate data.num_heldout=500 method.args.lm_eval_tasks=[gsm8k] | the first of 8 ranks
 method=evaluate data.filter.max_tokens=512 data.filter.min_tokens=2 | min_tokens, max_tokens

@@ -1,4 +1,4 @@
-"""Every change and finding is a command that the planner accepts; the next larger one is not."""
+"""Test that changes and search results fit, and that the next larger batch does not."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from launch.plan.planning import make_plan, prepare
 from launch.search import fit
 from tests.conftest import composed, host_with
 
-TIGHT = {  # commands that do not fit, and the beginning of an override among the changes
+TIGHT = {  # commands that do not fit, and the start of an override among the changes
     "batch": (
         "hardware=h200 model=qwen3_4b method=sft topology=single "
         "method.args.per_device_train_batch_size=512",
@@ -76,26 +76,26 @@ def changes(overrides):
 
 
 def search(*overrides):
-    """Search with the last override, which is find=... ."""
+    """Search with the overrides, of which the last is find=... ."""
     return fit.search(composed(*overrides, "mode=plan"), Request(overrides[:-1]), host_with(8))
 
 
 @pytest.mark.parametrize("name", TIGHT)
-def test_each_change_is_composed_again_and_fits(name):
-    overrides, wanted = tight(name), TIGHT[name][1]
+def test_each_change_fits(name):
+    overrides, expected = tight(name), TIGHT[name][1]
     plan = plan_of(overrides)
     assert not all(m.fits for m in plan.memory)
-    found = changes(overrides)
-    assert 1 <= len(found) <= fit.MOST_CHANGES
-    assert any(o.startswith(wanted) for change in found for o in change.overrides)
-    for change in found:
+    results = changes(overrides)
+    assert 1 <= len(results) <= fit.MOST_CHANGES
+    assert any(o.startswith(expected) for change in results for o in change.overrides)
+    for change in results:
         assert all(m.fits for m in plan_of([*overrides, *change.overrides]).memory)
 
 
 @pytest.mark.parametrize(
-    ("loss", "said"), [("dapo", "trains the same"), ("bnpo", "averages over fewer tokens")]
+    ("loss", "message"), [("dapo", "same results"), ("bnpo", "averages over fewer tokens")]
 )
-def test_grpo_generates_as_much_with_a_smaller_batch(loss, said):
+def test_grpo_generates_as_much_with_a_smaller_batch(loss, message):
     overrides = ["hardware=h200", "model=qwen3_4b", "method=grpo", "topology=single"]
     overrides += [f"{fit.BATCH}=256", f"method.args.loss_type={loss}"]
     overrides += ["method.args.steps_per_generation=2"]
@@ -106,23 +106,23 @@ def test_grpo_generates_as_much_with_a_smaller_batch(loss, said):
         == batch_counts.generation_batch(plan_of(overrides).config)
         == 512
     )
-    assert change.cost == said
+    assert change.cost == message
 
 
-@pytest.mark.parametrize("given", [
+@pytest.mark.parametrize("override", [
     "adapter=lora",
     "method.args.precompute_ref_log_probs=true",
     "method.args.sync_ref_model=true",
 ])  # fmt: skip
-def test_only_a_reference_that_stays_the_same_is_measured_beforehand(given):
+def test_only_a_constant_reference_is_precomputed(override):
     large = ["hardware=mi50", "model=llama3_1_70b", "topology=single", "precision=fp32"]
-    config = composed(*large, "method=dpo", given)
+    config = composed(*large, "method=dpo", override)
     offered = [change for changes, _ in fit._remedies(config) for change in changes]
     assert "method.args.precompute_ref_log_probs=true" not in offered
     assert "method.args.optim=adamw_8bit" not in offered, "bitsandbytes serves no MI50"
 
 
-def test_changes_win_over_what_was_given():
+def test_changes_override_the_command():
     overrides = ["hardware=rx7900xtx", "model=qwen3_8b", "method=sft", "topology=single"]
     overrides += ["adapter=none", "precision.weights=fp32", "adapter=none"]
     overrides += ["++method.args.max_length=2048", "~method.args.gradient_accumulation_steps"]
@@ -134,8 +134,8 @@ def test_changes_win_over_what_was_given():
 
 def test_a_largest_batch_divides_the_effective_one(capsys):
     overrides = ["hardware=h200", "model=qwen3_4b", "topology=ddp", "effective_batch=768"]
-    found, finding = search(*overrides, "find=largest_batch")
-    assert found[-1] == f"{fit.BATCH}=96"
+    results, finding = search(*overrides, "find=largest_batch")
+    assert results[-1] == f"{fit.BATCH}=96"
     assert "no larger one was tried" in finding["said"][0]
     assert "find=largest_batch" in capsys.readouterr().err  # it takes seconds
 
@@ -145,46 +145,46 @@ def test_a_largest_batch_divides_the_effective_one(capsys):
     ["hardware=mi300x", "model=qwen3_8b", "method=grpo"],
 ])  # fmt: skip
 def test_the_largest_batch_fits_and_the_next_does_not(overrides):
-    found, finding = search(*overrides, "find=largest_batch")
-    assert found[-1] == finding["override"]
-    size = int(found[-1].partition("=")[2])
-    assert all(m.fits for m in plan_of(found).memory)
+    results, finding = search(*overrides, "find=largest_batch")
+    assert results[-1] == finding["override"]
+    size = int(results[-1].partition("=")[2])
+    assert all(m.fits for m in plan_of(results).memory)
     unit = next(
         b
         for b in range(1, 65)
-        if fit._planned(Request([*overrides, f"{fit.BATCH}={b}"]), host_with(8))
+        if fit._try_tightest(Request([*overrides, f"{fit.BATCH}={b}"]), host_with(8))
     )
     assert not all(m.fits for m in plan_of([*overrides, f"{fit.BATCH}={size + unit}"]).memory)
 
 
-def test_a_run_that_does_not_fit_ends_before_it_starts(capsys, tmp_path):
+def test_a_run_that_does_not_fit_is_not_started(capsys, tmp_path):
     command = [*tight("adapter"), "runtime=local", f"run_root={tmp_path}"]
     assert run.main(command) == 3
     message = capsys.readouterr().err
     for words in ("GB needed on GPU 0", "It fits with one of:", "adapter=lora"):
         assert words in message
     assert not list(tmp_path.iterdir())
-    assert run.main([*command, "preflight=warn"]) == 3  # it gets as far as to miss the GPU
+    assert run.main([*command, "preflight=warn"]) == 3  # then the missing GPU is the error
     message = capsys.readouterr().err
     assert "fits with one of" not in message
     assert "1 amd GPU(s) needed, 0 found" in message
 
 
-@pytest.mark.parametrize(("given", "extra", "cost"), [
+@pytest.mark.parametrize(("override", "extra", "cost"), [
     ("", [], "8 GPUs, so 8 times the sequences per step"),
-    ("method.args.gradient_accumulation_steps=16", [f"{fit.ACCUMULATION}=2"], "trains the same"),
-    ("effective_batch=64", [], "trains the same"),
+    ("method.args.gradient_accumulation_steps=16", [f"{fit.ACCUMULATION}=2"], "same results"),
+    ("effective_batch=64", [], "same results"),
 ])  # fmt: skip
-def test_one_gpu_to_eight_says_what_becomes_of_the_batch(given, extra, cost):
+def test_the_cost_of_eight_gpus_states_the_batch(override, extra, cost):
     base = "hardware=mi210 hardware.gpus_per_node=8 model=qwen3_8b method=sft topology=single"
-    first = changes([*base.split(), *given.split()])[0]
+    first = changes([*base.split(), *override.split()])[0]
     assert first.overrides == ["topology=fsdp", *extra]
     assert first.cost.startswith(cost)
 
 
 def test_smallest_hardware_is_the_first_that_fits():
     overrides = ["model=qwen3_8b", "method=sft", "topology=single"]
-    overrides += ["hardware.dataloader.num_workers=0"]  # holds for every group
+    overrides += ["hardware.dataloader.num_workers=0"]  # applies to every group
     command, finding = search(*overrides, "find=smallest_hardware")
     # 151 GB; MI300A and Strix Halo share 137 with their host
     assert finding["override"] == "hardware=h200"
@@ -222,7 +222,7 @@ def test_searches_without_an_answer(overrides, exit_code, words):
     ("hardware=mi300x", None),
     ("hardware=cpu", None),
 ])  # fmt: skip
-def test_a_plan_within_the_planners_error_has_a_warning(overrides, words):
+def test_a_plan_that_barely_fits_has_a_warning(overrides, words):
     tight_plan = ["hardware=mi210", "model=qwen3_4b", "topology=single", "method=sft"]
     warnings = plan_of([*tight_plan, *overrides.split()]).warnings
     close = [warning for warning in warnings if "planner's error" in warning]

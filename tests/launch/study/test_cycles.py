@@ -177,15 +177,15 @@ def test_a_phase_trains_on_samples_of_an_earlier_one():
     pairs = of_phases("sample", "dpo", "data.pairs_per_prompt=2")["b"].config.data
     source = (pairs.kind, pairs.path[-16:], pairs.pairs_per_prompt)
     assert source == ("samples", "1_a/scored.jsonl", 2)
-    with pytest.raises(UserError, match="data_from=a of b: that phase has none"):
+    with pytest.raises(UserError, match="data_from=a of b: that phase produces no data"):
         of_phases("sft")
 
 
 @pytest.mark.parametrize(("overrides", "words"), [
     (["method.args.train.max_step=3"], ["phase cycle1_train", "max_step", "max_steps"]),
     (["data=jsonl", "data.path=none.jsonl"],
-     ["method.rewards.reasoning_gym with data=jsonl", "+method.rewards.accuracy=1.0"]),
-    (["runtime=slurm"], ["runtime=slurm "]),
+     ["method.rewards.reasoning_gym: ", "+method.rewards.accuracy=1.0"]),
+    (["runtime=slurm"], ["runtime=slurm is for one run"]),
 ])  # fmt: skip
 def test_invalid_phases_are_rejected(launch, overrides, words):
     done = launch(*REAL, *overrides, "mode=plan")
@@ -218,7 +218,7 @@ def test_an_export_quotes_the_last_evaluation_of_its_model(phases, folder):
 
 
 @pytest.mark.parametrize(("phases", "message"), [
-    (exporting("sft", "sft"), "results_from=sft of out is not an .* before it: asked"),
+    (exporting("sft", "sft"), "results_from=sft of out is not an .* evaluations: asked"),
     (exporting("more", "asked"), "results_from=asked of out is not an .* the model of more"),
     (exporting("sft", "asked", "method=raft"), "out has results_from, but method=raft"),
     (exporting("sft", "asked", "method=evaluate"), "phase out: method.args.results_from="),

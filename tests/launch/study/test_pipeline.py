@@ -33,13 +33,16 @@ def plans(*overrides):
 
 ODD = {
     "{name: a/b}": ["name=a/b: not allowed"],
-    "{name: a}, {name: a}": ["two are named a"],
-    "{name: a, model_from: a}": ["model_from=a of a comes after it", "before it: none"],
+    "{name: a}, {name: a}": ["two phases are named a"],
+    "{name: a, model_from: a}": [
+        "model_from=a of a is not an earlier phase",
+        "Earlier phases: none",
+    ],
     "{name: first}, {name: b, model_from: frist}": [
-        "model_from=frist of b names no phase. Did you mean first? Phases before it: first"
+        "model_from=frist of b is not a phase. Did you mean first? Earlier phases: first"
     ],
     "{name: a}, {name: e, model_from: a, overrides: ['method=evaluate']},"
-    " {name: b, model_from: e}": ["model_from=e of b: that phase has none", "that have one: a."],
+    " {name: b, model_from: e}": ["model_from=e of b: that phase produces no model", "that do: a."],
     "{name: a, overrides: ['method=raft', 'method.args.max_steps=7']}": [
         "phase a: method.args.max_steps=7: recipes.sample.RaftConfig has no"
     ],
@@ -47,7 +50,7 @@ ODD = {
     '{name: a, overrides: ["seed=\'x"]}': ["override seed='x of a: "],
     "{name: a, overrides: ['runtime=slurm']}": ["phase a: runtime=slurm "],
     "{name: a}, {name: b, model_from: a, overrides: ['model.path=/x']}": [
-        "override model.path=/x of b: model_from=a sets it too"
+        "override model.path=/x of b: model_from=a sets the same key"
     ],
     "{name: a, overrides: ['method=sample']},"
     " {name: b, data_from: a, overrides: ['method=raft']}": [
