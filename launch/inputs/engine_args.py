@@ -24,7 +24,7 @@ def check(config: Config) -> None:
             hint = argument_hint(name, {*engine} - {*faults})
             hint = f" Use: user_env.{name}=<value>." if name.isupper() else hint
             fault = f"the engine of vLLM {lock()['vllm']} has no such argument.{hint}"
-            fault = f"{name} {refusal}" if refusal.startswith("is gone") else fault
+            fault = f"{name} {refusal}" if refusal.startswith("was removed") else fault
         if fault:
             raise UserError(f"{KEY}.{name}={value}: {fault}")
         if value is not None:  # null removes an argument that a file sets

@@ -156,7 +156,7 @@ def without_server(patch: pytest.MonkeyPatch, client: type, check: type[TrainerC
     for name in ("prepare", "wait_until_up"):
         patch.setattr(serving, name, lambda config: None)
     patch.setattr(serving, "CheckWeightsArrive", check)
-    patch.setattr(gloo_trainer, "_client", lambda: client)
+    patch.setattr(gloo_trainer, "gloo_client", lambda: client)
     patch.setattr(vllm_generation, "VLLMClient", client, raising=False)
     patch.setattr(vllm_generation, "is_vllm_available", lambda: True)
 

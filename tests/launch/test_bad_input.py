@@ -57,7 +57,7 @@ runtime.network=brige | runtime.network: Invalid value 'brige', expected one of 
 data.tasks=chain_sum | data.tasks:  | Use: data.tasks=[{name: chain_sum, level: 0}]; keys of an entry: n
 'data.tasks=[{name: a, level: x}]' | data.tasks[n].level: Value 'x' | <a whole number>
 method.args.learning_rate=1,5e-5 | method.args.learning_rate=1,5e-5:  | -m for a sweep over all of them, or method.args.learning_rate=[...]
-hardware=mi50 method=tune/vllm mode=plan | method=tune/vllm has bench/vllm for its trials: method=bench/vllm: no rel
+hardware=mi50 method=tune/vllm mode=plan | method=tune/vllm runs bench/vllm in its trials: method=bench/vllm: no rel
 model.path=Qwen/Qwen3-4B mode=plan | no such directory. To use a model of the hub: model=<a model of the same | model.hub_id=Qwen/Qwen3-4B
 model.path= | model.path=: the path is empty | null
 'seed=${no_such}' | seed: Interpolation key 'no_such' not found
@@ -125,7 +125,7 @@ def test_held_out_rows_for_selection_need_the_fields_of_training_rows(launch, tm
     base = "data=jsonl data.path=train.jsonl method.selection.metric=eval_loss mode=plan".split()
     done = launch(*base, "data.heldout_path=test.jsonl")
     assert done.code == 2
-    assert "test.jsonl:1: has prompt, answer; data.heldout_path of method=sft needs" in done.err
+    assert "test.jsonl:1: has prompt, answer, but data.heldout_path of method=sft needs" in done.err
     assert launch(*base, "data.heldout_path=train.jsonl").code == 0
 
 

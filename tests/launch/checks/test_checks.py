@@ -126,8 +126,8 @@ EXPANDABLE = "expandable_segments:True"
 # fmt: off
 BROKEN = [
     Broken("hardware", MI300X, second_kind, WARN,
-           "8 x mi300x, 1 x mi50, but hardware=mi300x was requested", "name the group"),
-    Broken("hardware", MI300X, undecided, FAIL, "8 x mi300x, 1 x mi50", "name the group"),
+           "8 x mi300x, 1 x mi50, but hardware=mi300x was requested", "Choose a group"),
+    Broken("hardware", MI300X, undecided, FAIL, "8 x mi300x, 1 x mi50", "Choose a group"),
     Broken("hardware", MI300X, lambda m: setattr(m, "hardware", "mi325x"), WARN,
            "hardware=mi325x was requested", "hardware=mi300x"),
     Broken("hardware", MI300X, lambda m: setattr(m, "hardware", "mi350x"), FAIL,

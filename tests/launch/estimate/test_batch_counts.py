@@ -75,7 +75,9 @@ def test_wrong_effective_batch(overrides, message):
 def test_remedies_for_a_group_size_that_does_not_divide_the_batch():
     overrides = ["hardware=mi300x", "model=qwen3_4b", "method=grpo", "topology.num_gpus=4"]
     overrides += ["effective_batch=96", "method.args.num_generations=5"]
-    with pytest.raises(UserError, match="method.args.num_generations=5 does not divide") as raised:
+    with pytest.raises(
+        UserError, match="method.args.num_generations=5: it does not divide"
+    ) as raised:
         prepare(composed(*overrides))
     remedies = re.findall(r"[\w.]+=\d+", str(raised.value).partition("Use: ")[2])
     assert remedies

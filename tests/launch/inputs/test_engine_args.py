@@ -39,7 +39,7 @@ def server_args_overrides(**args: object) -> list[str]:
     ({"kv_cache_dtype": "fp9"}, ["fp9", "fp8_e4m3"]),
     ({"attention_backend": "ROCM_AITER"}, ["ROCM_AITER_FA"]),
     ({"compilation_config": 3}, ["3", "dict"]),
-    ({"num_scheduler_steps": 8}, ["is gone", "async_scheduling"]),
+    ({"num_scheduler_steps": 8}, ["removed from vLLM", "async_scheduling"]),
     ({"VLLM_ROCM_USE_AITER": 1}, ["user_env.VLLM_ROCM_USE_AITER"]),
     ({"port": 8000}, ["port=8000", "free port"]),
     ({"tensor_parallel_size": 2}, ["topology.server_tensor_parallel="]),

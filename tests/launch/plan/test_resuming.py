@@ -129,4 +129,4 @@ def test_the_record_keeps_earlier_parts_of_the_run(tmp_path, capsys, monkeypatch
     monkeypatch.setattr(reproduce, "check_host", lambda plan, host: reproduce.sys.exit(0))
     with pytest.raises(SystemExit):
         reproduce.reproduce_one(tmp_path, {**latest, "status": "done"}, [])
-    assert "a part of it ran on other ranks (hardware=mi300x" in capsys.readouterr().out
+    assert "used other ranks (hardware=mi300x" in capsys.readouterr().out

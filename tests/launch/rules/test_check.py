@@ -228,7 +228,7 @@ runtime=slurm runtime.slurm.time=abc | runtime.slurm.time=abc: not allowed. Use:
 runtime=slurm runtime.slurm.gres='gpu:mi300x:4' | runtime.slurm.gres=gpu:mi300x:4: not allowed
 method=evaluate method.args.engine=vlm | method.args.engine=vlm: it must be one of
 method.args.max_steps=0 | Use: at least 1, or -1 to use num_train_epochs.
-GRPO topology.overlap=steam | topology.overlap=steam: it must be one of false, true, stream
+GRPO topology.overlap=steam | topology.overlap=steam: it must be one of null, false, true, stream
 seed=4294967296 | seed=4294967296: out of range
 'data.tasks=[{name: gcd, worked: -0.1}]' | data.tasks[0].worked=-0.1: out of range
 precision.compute=bf61 | precision.compute=bf61: it must be one of fp32, fp16,
@@ -238,7 +238,7 @@ method.args.adam_beta1=1 | adam_beta1=1: out of range. Use: at least 0 and below
 method=dpo method.args.beta=0 | method.args.beta=0: out of range. Use: above 0.
 method=grpo method.args.beta=-0.1 | method.args.beta=-0.1: out of range. Use: at least 0.
 method=tune/batch method.args.recipe=dpo method.args.beta=0 | method.args.beta=0: out of range
-method=tune/vllm method.args.space.num_scheduler_steps=[1,8] | space: num_scheduler_steps is gone
+method=tune/vllm method.args.space.num_scheduler_steps=[1,8] | space: num_scheduler_steps was removed
 method.args.lr_scheduler_type=cosin | unknown. Did you mean cosine? Use one of linear,
 method=dpo method.args.loss_type=[sigmoid,stf] | loss_type=stf: unknown. Did you mean sft
 adapter=lora adapter.target_modules=[q_prj,v_proj] | adapter.target_modules[0]=q_prj: it must be

@@ -13,7 +13,7 @@ TWICE = ["method.args.num_iterations=2"]  # two steps per generation
 # prompts and images are gathered first.
 GENERATORS = {
     "transformers": ([], [GENERATES, 0, 0, JUDGES]),
-    "server": (SPLIT, [GENERATES, 2 * GATHERS, SENDS, JUDGES]),
+    "server": ([*SPLIT, "topology.overlap=false"], [GENERATES, 2 * GATHERS, SENDS, JUDGES]),
     "colocate": (COLOCATE, [GENERATES, 0, SENDS, JUDGES]),
     "colocate that sleeps": (
         [*COLOCATE, "method.args.vllm_enable_sleep_mode=true"],
