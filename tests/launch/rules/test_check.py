@@ -238,7 +238,7 @@ method.args.adam_beta1=1 | adam_beta1=1: out of range. Use: at least 0 and below
 method=dpo method.args.beta=0 | method.args.beta=0: out of range. Use: above 0.
 method=grpo method.args.beta=-0.1 | method.args.beta=-0.1: out of range. Use: at least 0.
 method=tune/batch method.args.recipe=dpo method.args.beta=0 | method.args.beta=0: out of range
-method=tune/vllm method.args.space.num_scheduler_steps=[1,8] | space: num_scheduler_steps was removed
+method=tune/vllm method.args.space.num_scheduler_steps=[1,8] | num_scheduler_steps was removed
 method.args.lr_scheduler_type=cosin | unknown. Did you mean cosine? Use one of linear,
 method=dpo method.args.loss_type=[sigmoid,stf] | loss_type=stf: unknown. Did you mean sft
 adapter=lora adapter.target_modules=[q_prj,v_proj] | adapter.target_modules[0]=q_prj: it must be
