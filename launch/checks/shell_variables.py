@@ -21,7 +21,8 @@ def integrated_gpu(facts: Facts) -> Finding | None:
     integrated = [
         i
         for i, gpu in enumerate(gpus)
-        if not (gpu.group or gpu.partition_of) and 0 < (gpu.compute_units or 0) <= MOST_INTEGRATED
+        if (gpu.gfx in INTEGRATED or not (gpu.group or gpu.partition_of))
+        and 0 < (gpu.compute_units or 0) <= MOST_INTEGRATED
     ]
     others = [i for i, gpu in enumerate(gpus) if i not in integrated and gpu.gfx not in INTEGRATED]
     if not others:

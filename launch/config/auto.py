@@ -108,13 +108,14 @@ def overlap(config: Config) -> bool:
 
 
 def runtime(composed: DictConfig) -> str:
-    """Return docker if an image is set or the GPUs are from AMD; otherwise local."""
+    """Return docker if an image is set or AMD's GPUs have one; otherwise local."""
     if composed.runtime.name != "auto":
         return str(composed.runtime.name)
     if composed.container.name not in ("auto", "none"):
         return "docker"
     on_amd = str(composed.hardware.gfx).startswith("gfx")
-    in_image = on_amd and composed.container.name == "auto" and not composed.smoke
+    has_image = on_amd and composed.hardware.container != "none"
+    in_image = has_image and composed.container.name == "auto" and not composed.smoke
     return "docker" if in_image else "local"
 
 

@@ -30,7 +30,6 @@ class Product:
 OTHERS = (  # products without a file in conf/hardware
     # A die is equal to an MI210.
     Product("AMD Instinct MI250 (one of its two dies)", "gfx90a", 104, "mi210", Detect([0x740C])),
-    Product("AMD Instinct MI308X", "gfx942", 80, None, Detect([0x74A2, 0x74A8, 0x74B6], dies=4)),
 )
 
 

@@ -34,23 +34,41 @@ FIGURES = {
     ),
     "mi300a": ("gfx942", 4, 128, 5300, 6 * 38, 122.6, 980.6, 980.6, 1961, None, None),
     "mi300x": ("gfx942", 8, 192, 5300, 8 * 38, 163.4, 1307.4, 1307.4, 2614.9, None, 7 * 64),
+    "mi308x": ("gfx942", 8, 192, 5300, 4 * 20, 43, 344, 344, 688, None, 7 * 64),
     "mi325x": ("gfx942", 8, 256, 6000, 8 * 38, 163.4, 1307, 1307, 2614, None, 7 * 64),
     "mi350x": ("gfx950", 8, 288, 8000, 8 * 32, 144, 2300, 2300, 4614, 9227, 7 * 76.8),
     "mi355x": ("gfx950", 8, 288, 8000, 8 * 32, 157, 2516.6, 2516.6, 5033, 10066, 7 * 76.8),
     "rx7900xtx": ("gfx1100", 1, 24, 960, 96, 61.4, 122.8, 122.8, None, None, 32),
+    "rx7900xt": ("gfx1100", 1, 20, 800, 84, 51.5, 103, 103, None, None, 32),
+    "w7900": ("gfx1100", 1, 48, 864, 96, 61.3, 122.6, 122.6, None, None, 32),
+    "rx7800xt": ("gfx1101", 1, 16, 624, 60, 37.3, 74.6, 74.6, None, None, 32),
+    "rx6800xt": ("gfx1030", 1, 16, 512, 72, 20.7, 41.5, None, None, None, 32),
+    "rx6900xt": ("gfx1030", 1, 16, 512, 80, 23.0, 46.1, None, None, None, 32),
+    "rx9060xt": ("gfx1200", 1, 16, 320, 32, 25.6, 102.6, 102.6, 205, None, 64),
     "rx9070xt": ("gfx1201", 1, 16, 640, 64, 48.7, 195, 195, 389, None, 64),
     "r9700": ("gfx1201", 1, 32, 640, 64, 47.8, 191, 191, 383, None, 64),
     "strix_halo": ("gfx1151", 1, 128, 256, 40, 29.7, 59.4, 59.4, None, None, None),
+    "radeon_890m": ("gfx1150", 1, 32, 120, 16, 11.9, 23.8, 23.8, None, None, None),
     "h100": ("sm_90", 8, 80, 3350, 132, 67, 989, 989, 1979, None, 450),
     "h200": ("sm_90", 8, 141, 4800, 132, 67, 989, 989, 1979, None, 450),
 }
 # Four times fp32 on gfx942 (AMD), half of fp16 on Hopper (NVIDIA). No other GPU has matrix units
 # for it.
-TF32 = {"mi300a": 490.3, "mi300x": 653.7, "mi325x": 653.7, "h100": 494.5, "h200": 494.5}
+TF32 = {
+    "mi300a": 490.3,
+    "mi300x": 653.7,
+    "mi308x": 172,
+    "mi325x": 653.7,
+    "h100": 494.5,
+    "h200": 494.5,
+}
 # Precisions of each GPU besides fp32, listed independently of the files, by hardware and kernels.
-NO_BF16 = {"mi50", "mi60"}
-FP8 = {"mi300a", "mi300x", "mi325x", "mi350x", "mi355x", "rx9070xt", "r9700", "h100", "h200"}
-NO_NF4 = {"mi50", "mi60"}
+NO_BF16 = {"mi50", "mi60", "rx6800xt", "rx6900xt"}
+FP8 = {
+    *("mi300a", "mi300x", "mi308x", "mi325x", "mi350x", "mi355x"),
+    *("rx9060xt", "rx9070xt", "r9700", "h100", "h200"),
+}
+NO_NF4 = NO_BF16
 
 
 @pytest.fixture(scope="module")
@@ -147,6 +165,8 @@ PACKED = dict.fromkeys(FIGURES, "varlen") | {
     "mi50": None,
     "mi60": None,
     "mi100": None,
+    "rx6800xt": None,
+    "rx6900xt": None,
     "strix_halo": None,
     "cpu": "sdpa",
 }

@@ -62,7 +62,7 @@ def test_image_supports_its_hardware(name):
     """Check GPU target, TRL, Liger (with Triton), and packages for fp8 and nf4."""
     hardware = composed(f"hardware={name}").hardware
     if hardware.container == "none":
-        assert hardware.vendor.name == "nvidia"
+        assert not any(hardware.gfx in image.gfx for image in ENTRIES.values())
         return
     image = ENTRIES[hardware.container]
     packages = set(installed(image))

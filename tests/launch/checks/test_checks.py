@@ -255,6 +255,8 @@ BROKEN = [
            "GPU 1 is integrated (gfx1036, 2 CUs)", "HIP_VISIBLE_DEVICES=0"),
     Broken("integrated_gpu", CARD, lambda m: integrated_first(m), FAIL,
            "GPU 0 is integrated (gfx1036, 2 CUs)", "HIP_VISIBLE_DEVICES=1"),
+    Broken("integrated_gpu", CARD, lambda m: integrated_first(m, 110500, 16), FAIL,
+           "GPU 0 is integrated (gfx1150, 16 CUs)", "HIP_VISIBLE_DEVICES=1"),
     Broken("gfx_override", STRIX, lambda m: m.set_environ(HSA_OVERRIDE_GFX_VERSION="11.0.0"), FAIL,
            "gfx1151 has native kernels", "unset"),
     Broken("gfx_override", MI50, lambda m: m.set_environ(HSA_OVERRIDE_GFX_VERSION="9.0.6"), WARN,
@@ -287,10 +289,10 @@ def desktop(m: Machine) -> None:
     m.write(f"{m.device(0x03)}/mem_info_vram_used", 3 << 30)
 
 
-def integrated_first(m: Machine) -> None:
+def integrated_first(m: Machine, version: int = 100306, units: int = 2) -> None:
     """Put the integrated GPU before the card."""
     m.set_environ(PATH="/bin")
-    integrated = {"gfx_target_version": 100306, "simd_count": 4, "device_id": 0x164E}
+    integrated = {"gfx_target_version": version, "simd_count": 2 * units, "device_id": 0x164E}
     card = {"gfx_target_version": 110000, "simd_count": 192, "device_id": 0x744C}
     sysroots.gpu_node(m, 1, 0x0E, 1 << 29, simd_per_cu=2, **integrated)
     sysroots.gpu_node(m, 2, 0x03, 24 << 30, simd_per_cu=2, **card)

@@ -43,13 +43,22 @@ def gpu(version: int, units: int, **more: int) -> dict[str, int]:
     (90010, 110, 68.7, {}, "mi250x"),
     (90402, 228, 137.4, {}, "mi300a"),
     (90402, 304, 206.1, {}, "mi300x"),
+    (90402, 80, 206.1, {}, "mi308x"),
     (90402, 304, 274.9, {}, "mi325x"),
     (90500, 256, 309.2, {"device_id": 0x75A0}, "mi350x"),
     (90500, 256, 309.2, {"device_id": 0x75A3}, "mi355x"),
     (110000, 96, 25.8, {"simd_per_cu": 2, "simd_count": 192}, "rx7900xtx"),
+    (110000, 96, 51.5, {"simd_per_cu": 2, "simd_count": 192}, "w7900"),
+    (110000, 96, 0, {"simd_per_cu": 2, "simd_count": 192, "device_id": 0x744A}, "w7900"),
+    (110000, 84, 21.5, {"simd_per_cu": 2, "simd_count": 168}, "rx7900xt"),
+    (110001, 60, 17.1, {"simd_per_cu": 2, "simd_count": 120}, "rx7800xt"),
+    (100300, 72, 17.1, {"simd_per_cu": 2, "simd_count": 144}, "rx6800xt"),
+    (100300, 80, 17.1, {"simd_per_cu": 2, "simd_count": 160}, "rx6900xt"),
+    (120000, 32, 17.1, {"simd_per_cu": 2, "simd_count": 64}, "rx9060xt"),
     (120001, 64, 17.1, {"simd_per_cu": 2, "simd_count": 128}, "rx9070xt"),
     (120001, 64, 34.2, {"simd_per_cu": 2, "simd_count": 128}, "r9700"),
     (110501, 40, 2.1, {"simd_per_cu": 2, "simd_count": 80}, "strix_halo"),
+    (110500, 16, 0.5, {"simd_per_cu": 2, "simd_count": 32}, "radeon_890m"),
 ])  # fmt: skip
 def test_amd(tmp_path, version, units, memory_gb, more, group):
     assert group_of(tmp_path) == "cpu"
@@ -149,6 +158,7 @@ def test_a_new_gpu_is_a_new_file(tmp_path):
     (0x74A2, 80, "AMD Instinct MI308X", "SPX"),
     (0x74A1, 38, "AMD Instinct MI300X, CPX partition (1 of 8)", "CPX"),
     (0x74A0, 76, "AMD Instinct MI300A, TPX partition (1 of 3)", "TPX"),
+    (0x74A2, 20, "AMD Instinct MI308X, CPX partition (1 of 4)", "CPX"),
     (0x74A1, 300, "unknown", None),
     (0x740C, 104, "AMD Instinct MI250 (one of its two dies)", None),
 ])  # fmt: skip
@@ -158,7 +168,7 @@ def test_product_by_device_id(tmp_path, device_id, units, product, partition):
     (device,) = detect.gpus(str(tmp_path))
     assert (device.product, device.compute_partition) == (product, partition)
     assert device.group == (
-        None if "partition" in product or product.endswith(("MI308X", "unknown")) else device.group
+        None if "partition" in product or product == "unknown" else device.group
     )
 
 

@@ -28,7 +28,8 @@ from tests.conftest import composed, host_with
 ROOT = Path(__file__).parents[3]
 GOLDEN = Path(__file__).parents[3] / "tests/golden/containers"
 RUN = Path("/runs/golden/1")
-NVIDIA = [
+WITHOUT_IMAGE = ("h100", "h200", "rx6800xt", "rx6900xt")
+CUSTOM = [
     "container=custom",
     f"container.reference=example.org/me/vllm@sha256:{'a' * 64}",
     "runtime=docker",
@@ -37,7 +38,7 @@ HARDWARE = [name for name in groups()["hardware"] if name != "auto"]
 
 
 def overrides(hardware: str) -> list[str]:
-    own = {"cpu": ["runtime=docker"], "h100": NVIDIA, "h200": NVIDIA}.get(hardware, [])
+    own = ["runtime=docker"] if hardware == "cpu" else CUSTOM if hardware in WITHOUT_IMAGE else []
     return [f"hardware={hardware}", "method=sft", "model=qwen3_0_6b", "name=golden", *own]
 
 
@@ -106,7 +107,7 @@ def test_server_and_trainers_see_the_gpus_of_the_weight_transfer():
     assert "shm_size" not in sdk_arguments(trainers)["host"]
 
 
-@pytest.mark.parametrize("more", [[], NVIDIA])
+@pytest.mark.parametrize("more", [[], CUSTOM])
 def test_a_shared_gpu_is_once_in_the_mask(more):
     """A mask with the same GPU twice would hide all GPUs from torch."""
     hardware = "hardware=h100" if more else "hardware=mi300x"
@@ -222,7 +223,7 @@ def test_targets_of_a_models_links_are_mounted(tmp_path):
 
 
 def test_nvidia_containers_get_the_gpus_of_their_masks():
-    arguments = ["hardware=h100", "method=grpo", "model=qwen3_4b", "topology=split", *NVIDIA]
+    arguments = ["hardware=h100", "method=grpo", "model=qwen3_4b", "topology=split", *CUSTOM]
     containers = specs(*arguments)
     sent = {
         name: sdk_arguments(spec)["host"]["device_requests"][0]["device_ids"]

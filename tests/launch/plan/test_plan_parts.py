@@ -46,6 +46,18 @@ def test_radeons_communicate_without_p2p(overrides, guarded):
     assert {name for name in env if env[name].get("NCCL_P2P_DISABLE") == "1"} == guarded
 
 
+def test_rdna4_communicates_without_the_ll_protocol():
+    for gpus, protocol in ((1, None), (2, "Simple")):
+        overrides = ("hardware=r9700", f"hardware.gpus_per_node={gpus}", "method=sft")
+        assert plan(*overrides).processes[0].env.get("NCCL_PROTO") == protocol
+
+
+def test_amd_gpus_without_an_image_run_locally():
+    settings = {h: composed(f"hardware={h}") for h in ("rx6900xt", "rx7900xtx")}
+    runtimes = {h: (c.runtime.name, c.container.name) for h, c in settings.items()}
+    assert runtimes == {"rx6900xt": ("local", "none"), "rx7900xtx": ("docker", "rocm_rdna")}
+
+
 def test_a_value_of_the_user_takes_precedence():
     shell = host_with(8, NCCL_MIN_NCHANNELS="32", OMP_NUM_THREADS="3")
     (process,) = plan("hardware=mi300x", "topology=ddp", host=shell).processes
