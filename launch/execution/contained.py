@@ -27,7 +27,7 @@ print(direct.open(sys.argv[1], timeout=float(sys.argv[2])).read().decode(errors=
 SIGNAL_RANKS_PROGRAM = """
 import contextlib, os, pathlib, signal
 for status in pathlib.Path("/proc").glob("[0-9]*/status"):
-    with contextlib.suppress(OSError):  # the process has just ended
+    with contextlib.suppress(OSError):  # the process has just exited
         caught = status.read_text().partition("SigCgt:")[2].split()
         if caught and int(caught[0], 16) >> (signal.SIGUSR1 - 1) & 1:
             os.kill(int(status.parent.name), signal.SIGUSR1)
@@ -50,7 +50,7 @@ class ContainedProcess:
         self.container = docker_engine.create(client, spec, image_id, host)
         try:
             with docker_engine.host_errors(f"container {spec.name}: "):
-                # Attach before the start, because the engine's own log may have been rotated.
+                # Attach before the start, because the engine's log may have been rotated.
                 self.output = self.container.attach(stdout=True, stderr=True, stream=True)
                 self.container.start()
         except HostError:

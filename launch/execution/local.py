@@ -69,7 +69,7 @@ class LocalProcess:
         if survivors:
             with self.log.open("a") as file:
                 file.write(
-                    f"SIGKILL did not end process {', '.join(map(str, sorted(survivors)))}, which "
+                    f"SIGKILL did not kill process {', '.join(map(str, sorted(survivors)))}, which "
                     "probably waits for a hung GPU (see `dmesg`). Restart this machine.\n"
                 )
 

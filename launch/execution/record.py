@@ -1,4 +1,4 @@
-"""Write record.json, from which a run can be reproduced. It never contains values of secrets."""
+"""Write record.json, which makes a run reproducible. It never contains values of secrets."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ from launch.schema.plan import ContainerSpec, Plan, Process
 
 SOCKET = "sandbox.sock"  # recipes/rewards/verify_code.py connects to it
 READY_TIMEOUT_S = 60.0
-GRACE_S = 10.0  # after a job's time limit, because a busy machine starts and ends processes late
+GRACE_S = 10.0  # after a job's time limit, because a busy machine starts and stops processes late
 ENDED_DURING_JOB = "the sandbox's container ended during this job"
 
 
@@ -229,7 +229,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         self.path.chmod(0o600)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore ranks that disconnect. The sandbox's own errors are in SandboxProcess.error."""
+        """Ignore ranks that disconnect. The sandbox's errors are in SandboxProcess.error."""
 
 
 class _Handler(socketserver.StreamRequestHandler):

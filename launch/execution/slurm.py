@@ -31,7 +31,7 @@ from launch.schema.plan import Plan
 
 # Files in the run directory.
 SCRIPT, JOB, LOG = "job.sh", "slurm.json", "logs/slurm.log"
-# Variables in which Slurm lists the job's GPUs (gres.conf: Flags), ROCr's first. Slurm does not set
+# Variables where Slurm lists the job's GPUs (gres.conf: Flags), ROCr's first. Slurm does not set
 # HIP_VISIBLE_DEVICES.
 MASKS = ("ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
 # SBATCH_* variables of the shell override options of the script. Pass only these defaults of a
@@ -84,7 +84,7 @@ def script(plan: Plan, host: Host) -> str:
         # sbatch replaces fields such as %j in file names.
         "output": str(plan.run_dir / LOG).replace("%", "%%"),
         "open-mode": "append",
-        # B: signals only the launcher, which lets every rank save. Other processes would end
+        # B: signals only the launcher, which lets every rank save. Other processes would exit
         # immediately.
         "signal": f"B:TERM@{slurm.early_signal_s}",
         "export": "ALL",

@@ -167,7 +167,7 @@ def main(arguments: list[str]) -> int:
     if len(arguments) not in (1, 2):
         print(__doc__)
         return UserError.exit_code
-    # execute() installs its own handlers. At other times, there is nothing to save.
+    # execute() installs other handlers. At other times, there is nothing to save.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_INTERRUPTED))
     try:
         run_dir, *process = arguments

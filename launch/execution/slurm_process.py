@@ -20,8 +20,8 @@ STACKS_S = 2.0  # until the stacks arrive over the network
 class NodeProcess(LocalProcess):
     """A GroupHandle for an srun on this machine, which runs the group on another node.
 
-    On SIGTERM, srun kills its step immediately. So the supervisor signals it only after the first
-    node's ranks have saved and ended.
+    On SIGTERM, srun kills its step immediately, so the supervisor signals it only after the first
+    node's ranks have saved and exited.
     """
 
     def __init__(self, run_dir: Path, process: Process, log: Path) -> None:

@@ -1,4 +1,4 @@
-"""Read users' files. Errors have the file, the fault and the fix."""
+"""Read users' files. Errors name the file, the problem and the fix."""
 
 from __future__ import annotations
 

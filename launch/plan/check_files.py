@@ -28,7 +28,7 @@ from launch.plan.rundir import runs_in
 from launch.rules.runtime import runtime_as
 from launch.schema import Config
 from launch.schema.enums import Init
-from launch.schema.trainer_args import argument
+from launch.schema.trainer_args import value_or_none
 
 PLAN_LINES = 10_000  # lines of a data file that mode=plan reads; a run reads all
 MODULES = {"azureml-core": "azureml"}  # packages whose module has another name
@@ -49,7 +49,7 @@ def check_files(config: Config, all_lines: bool) -> None:
 
     Without `all_lines`, check only the first PLAN_LINES lines of a data file.
     """
-    config = tuned.recipe(config) or config  # a tuning reads the files of its recipe
+    config = tuned.recipe(config) or config  # a tuning run reads its recipe's files
     _check_model(config)
     check_adapter(config)
     check_export(config)
@@ -105,10 +105,10 @@ def _check_model(config: Config) -> None:
         name = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
         is_hub_id = not name.is_absolute() and len(name.parts) == 2 and not path.parent.is_dir()
         hint = HUB.format(name) if is_hub_id else ""
-        fault = f"no such directory.{near_files(path)}{hint}"
+        problem = f"no such directory.{near_files(path)}{hint}"
         if path.is_file():
-            fault = "a file, not a directory. To convert GGUF, use: python -m recipes.from_gguf."
-        raise UserError(f"model.path={path}: {fault}")
+            problem = "a file, not a directory. To convert GGUF, use: python -m recipes.from_gguf."
+        raise UserError(f"model.path={path}: {problem}")
     if not (path / "config.json").is_file():
         raise UserError(
             f"model.path={path}: no config.json. A model directory has config.json, "
@@ -116,14 +116,14 @@ def _check_model(config: Config) -> None:
         )
     if not list(path.glob("*.safetensors")):
         pickles = sorted(p.name for pattern in PICKLES for p in path.glob(pattern))
-        fault = "no *.safetensors, so there are no weights. Use: model.path=<a complete model>."
+        problem = "no *.safetensors, so there are no weights. Use: model.path=<a complete model>."
         if pickles:
-            fault = (
+            problem = (
                 f"only a pickle checkpoint ({pickles[0]}), which can run any code when it is "
                 "loaded. To convert it to safetensors, use: "
                 "AutoModelForCausalLM.from_pretrained(...).save_pretrained(...)."
             )
-        raise UserError(f"model.path={path}: {fault}")
+        raise UserError(f"model.path={path}: {problem}")
     model_path.check(path)
 
 
@@ -174,7 +174,7 @@ def _check_packages(config: Config) -> None:
     if tracker:
         _check_package(config, key, tracker, "tracking=tensorboard", "requirements.in")
     tracking.check_key(config, os.environ)
-    if argument(config, "use_liger_kernel"):
+    if value_or_none(config, "use_liger_kernel"):
         key = "method.args.use_liger_kernel"
         _check_package(config, f"{key}=true", "liger-kernel", f"{key}=false", "liger.in")
     if config.smoke:  # a CPU computes in fp32
@@ -182,7 +182,7 @@ def _check_packages(config: Config) -> None:
     precision = config.precision.name if config.method.uses_precision else "fp32"
     settings = [(f"precision={precision}", precision, "precision=bf16")]
     for name in ("modes", "precisions") if config.method.measures_machine else ():
-        modes = argument(config, name) or []
+        modes = value_or_none(config, name) or []
         others = ",".join(mode for mode in modes if not mode.endswith(tuple(LOW_PRECISION)))
         key = f"method.args.{name}"
         for mode in modes:

@@ -10,7 +10,7 @@ from launch.core.json_files import read_json
 from launch.inputs.jsonl_files import check_is_file
 from launch.schema import Config
 from launch.schema.cycle_choice import recorded
-from launch.schema.trainer_args import argument
+from launch.schema.trainer_args import value_or_none
 
 TOKEN = "HF_TOKEN"
 
@@ -20,7 +20,7 @@ def check_export(config: Config) -> None:
     if not config.method.exports:
         return
     converter, evaluation, target = (
-        argument(config, name) for name in ("gguf_converter", "results_from", "push_to")
+        value_or_none(config, name) for name in ("gguf_converter", "results_from", "push_to")
     )
     if converter is not None:
         check_is_file("method.args.gguf_converter", Path(converter))
@@ -36,7 +36,7 @@ def check_export(config: Config) -> None:
 def _check_evaluation(config: Config, run: Path) -> None:
     """Raise UserError unless `run` is a finished evaluation of the model to export.
 
-    Otherwise the model card would show the figures of another model.
+    Otherwise the model card would show the results of another model.
     """
     result, record = read_json(run / "result.json") or {}, read_json(run / "record.json") or {}
     model = (record.get("composition") or {}).get("model")

@@ -1,7 +1,7 @@
 """Plan the sandbox: containers that test code written by a model (launch/execution/sandboxed.py).
 
 Ranks send jobs to the launcher through a Unix socket in the run directory, and the launcher passes
-them to a container's stdin. So the containers need no mounts and cannot reach files of the ranks,
+them to a container's stdin. Thus the containers need no mounts and cannot reach files of the ranks,
 and the ranks need no access to the container engine.
 """
 

@@ -51,7 +51,7 @@ def goal_of(metric: str | None) -> Direction | None:
 
 
 def best(sweep: Sweep, trials: list[Trial]) -> Trial | None:
-    """Return the finished trial with the best value, the first of equal ones; None without one."""
+    """Return the finished trial with the best value, the first if several tie, or None."""
     valued = [trial for trial in trials if trial.status == "done" and trial.value is not None]
     if sweep.metric is None or not valued:
         return None

@@ -1,4 +1,4 @@
-"""Run the trials of a sweep as processes on this machine, each on its own GPUs."""
+"""Run the trials of a sweep as processes on this machine, each with exclusive GPUs."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from launch.study.trials import (
     check_metric_early,
     command_line,
     done_run,
-    figures,
     newest_run,
     plan_trial,
+    run_metrics,
     running_run,
 )
 
@@ -185,8 +185,8 @@ class Loop:
             self.settle(trial, "failed", exit_code, f"{error} ({log})")
 
     def _settle_done(self, trial: Trial, run_dir: Path) -> None:
-        """Record a finished trial and its metric. A metric that is not finite is a failure."""
-        values, metric = figures(run_dir), self.sweep.metric
+        """Record a finished trial and its metric. A trial whose metric is not finite has failed."""
+        values, metric = run_metrics(run_dir), self.sweep.metric
         trial.run_dir = str(run_dir)
         if metric is None:
             metric = sweep_report.default_metric(values)
@@ -232,7 +232,7 @@ def gpu_blocks(gpus: list[int], size: int) -> list[list[int]]:
     Blocks start at multiples of `size`, so that they leave no gaps and GPUs with links stay
     together.
     """
-    if not 0 < size <= len(gpus):  # the trial's own launcher rejects too many GPUs
+    if not 0 < size <= len(gpus):  # the trial's launcher rejects too many GPUs
         return [[]]
     return [gpus[i : i + size] for i in range(0, len(gpus) - size + 1, size)]
 

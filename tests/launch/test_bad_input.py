@@ -90,7 +90,7 @@ def test_a_directory_in_place_of_a_data_file(launch, tmp_path):
     for number in range(2):
         (tmp_path / f"d/{number}.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
     parts = "[{path: d/0.jsonl, weight: 0.5}, {path: d, weight: 0.5}]"
-    fault = f"{tmp_path}/d: a directory, but one file is needed. Use: 0.jsonl or 1.jsonl.\n"
+    problem = f"{tmp_path}/d: a directory, but one file is needed. Use: 0.jsonl or 1.jsonl.\n"
     for overrides, key in (
         (["data=jsonl", "data.path=d"], "data.path"),
         (["data=jsonl", "data.path=d/0.jsonl", "data.heldout_path=d"], "data.heldout_path"),
@@ -98,7 +98,7 @@ def test_a_directory_in_place_of_a_data_file(launch, tmp_path):
     ):
         done = launch(*overrides, "mode=plan")
         assert done.code == 2, done.err
-        assert f"{key}={fault}" in done.err
+        assert f"{key}={problem}" in done.err
 
 
 @pytest.mark.parametrize(("content", "method", "words"), [

@@ -134,12 +134,12 @@ def test_a_new_gpu_is_a_new_file(tmp_path):
     (tmp_path / "laptop.yaml").write_text("name: laptop\nvendor: none\n")
     mi999 = Product("AMD MI999", "gfx990", 512, "mi999", Detect(dies=2))
     assert products(tmp_path) == (mi999, *OTHERS)
-    for fault, message in (
+    for problem, message in (
         ("", "compute_units"),
         ("compute_units: 1\ndetect: {die: 2}\n", "device_ids, dies"),
     ):
         products.cache_clear()
-        file.write_text(text + fault)
+        file.write_text(text + problem)
         with pytest.raises(UserError, match=f"mi999.yaml: .*{message}"):
             products(tmp_path)
 
