@@ -27,7 +27,7 @@ GEMM_ERROR, FP32_ERROR = 0.05, 0.001
 # Shares of the fastest die's clock. AMD's workload guide calls 3 to 10% normal; 50% is our choice.
 XCD_WARN, XCD_FAIL = 0.10, 0.50
 SEVERAL_DIES = ("gfx942", "gfx950")  # targets whose GPUs have several XCDs
-# The first torch version with which TRL requests fp32 output (trl.kernels.chunked_logprob).
+# TRL requests fp32 output from this torch version on (trl.kernels.chunked_logprob).
 OUT_DTYPE_SINCE = (2, 8)
 PROGRAM = "recipes/measure/health.py"
 COMPARE = "compare with another machine of the same kind"
@@ -146,11 +146,11 @@ def _judge_rate(
     peak: float | None,
     unit: str,
     peak_key: str,
-    least_share: float,
+    min_share: float,
 ) -> Finding | None:
     """Compare each GPU with `healthy.<kind>` of its file, then with the node's median.
 
-    If `healthy.<kind>` is empty, require the share `least_share` of the peak. Return None if no
+    If `healthy.<kind>` is empty, require the share `min_share` of the peak. Return None if no
     process measured a rate.
     """
     values = {rank: rate for rank, rate in rates.items() if rate is not None}
@@ -170,8 +170,8 @@ def _judge_rate(
         )
         keys = f"healthy.{kind} and {peak_key}"
     else:
-        floor, broken = least_share * peak, 0.0
-        threshold = f"{floor:.0f} or more ({least_share:.0%} of {peak:g}; no published rate)"
+        floor, broken = min_share * peak, 0.0
+        threshold = f"{floor:.0f} or more ({min_share:.0%} of {peak:g}; no published rate)"
         keys = peak_key
     source = f"conf/hardware: {keys} of {facts.group}; launch/checks/active.py"
     shown = {rank: f"{rate:.4g}" for rank, rate in values.items()}

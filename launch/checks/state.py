@@ -26,13 +26,13 @@ from launch.machine.sysfs import folders, is_folder, number, properties, text, t
 # Share of the memory; our choice. An idle driver uses 0.3 GB, and a desktop 1 of 24 GB. A larger
 # share belongs to another run.
 OCCUPIED = 0.10
-# Our choice. ROCr opens every visible GPU, so processes hold a little memory of unused ones, too.
+# Our choice. ROCr opens every visible GPU, so processes hold a little memory of unused GPUs, too.
 HELD_GB = 0.1
 # Degrees below the device's limit.
 NEAR_LIMIT_C = 10.0
 CAPS = ("power1_cap", "power1_cap_default")
 KFD_PROCESSES = "sys/class/kfd/kfd/proc"
-# The following four concern integrated GPUs, which use system memory (GTT).
+# The following four constants concern integrated GPUs, which use system memory (GTT).
 PAGE = 4096  # bytes
 LEFT_TO_SYSTEM = 4 << 30  # bytes; kyuz0's guides leave 4 GiB or more
 LARGEST = 128 << 30  # bytes of the largest machine, assumed without /proc/meminfo

@@ -185,7 +185,7 @@ class MicroStep:
         return self.recomputing * self.hidden + self.score_bytes() + tile
 
     def backward_of_layer(self) -> float:
-        """Return the bytes that a layer's backward needs in addition to those that were saved.
+        """Return the bytes that a layer's backward needs in addition to the saved ones.
 
         These are gradients of the hidden state and of the factors in the MLP.
         """
@@ -267,7 +267,7 @@ def micro_step(config: Config, size: Batch) -> MicroStep:
     all_layers, dtypes = config.topology.fsdp.activation_checkpointing, numerics(config)
     if config.adapter.rank is not None:
         # The weights of an adapter are fp32, unless the strategy casts all weights to 16 bits or
-        # TRL does so for nf4.
+        # TRL casts them for nf4.
         fp32, nf4 = precision.compute == "fp32", precision.weights == "nf4"
         low = not fp32 and (nf4 or strategy in SHARDED)
         recast = nf4 or (dtypes is Numerics.cast and not low)

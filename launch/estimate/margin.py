@@ -60,7 +60,7 @@ def _risks(entry: Memory) -> dict[str, str]:
 
 
 def tightness(entry: Memory) -> tuple[bool, bool, bool, float]:
-    """Return a sort key, which is greatest for the entry that most exceeds its capacity.
+    """Return a sort key that is greatest for the entry that exceeds its capacity the most.
 
     If all fit, it is greatest for the smallest margin. Servers, which fill their capacity, are
     smallest.
@@ -88,7 +88,7 @@ def warnings(config: Config, entries: list[Memory]) -> list[str]:
         remedy = "a larger GPU, or more GPUs"
     else:
         remedy = f"a smaller method.args.{length} (now {value(config, length)}), or more GPUs"
-    # Expandable segments avoid free pieces. But on AMD they can hang (pytorch#192259), and with
+    # Expandable segments avoid free pieces, but on AMD they can hang (pytorch#192259), and with
     # vLLM they have limits (launch/rules/warnings.py).
     risks, setting = _risks(entry), "user_env.PYTORCH_ALLOC_CONF=expandable_segments:True"
     is_supported = config.hardware.vendor == Vendor.nvidia and not generates_with_vllm(config)

@@ -23,7 +23,7 @@ import sys, urllib.request
 direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 print(direct.open(sys.argv[1], timeout=float(sys.argv[2])).read().decode(errors="replace"))
 """
-# Signal only processes that handle SIGUSR1. Ranks print their stacks; others would die of it.
+# Signal only processes that handle SIGUSR1. Ranks print their stacks; it would kill others.
 SIGNAL_RANKS_PROGRAM = """
 import contextlib, os, pathlib, signal
 for status in pathlib.Path("/proc").glob("[0-9]*/status"):
@@ -122,7 +122,7 @@ class ContainedProcess:
         return output
 
     def follow(self) -> None:
-        """Copy output to the log until the container ends, then set its state and exit code."""
+        """Copy output to the log until the container exits, then set its state and exit code."""
         exit_code = KILLED
         try:
             with self.log.open("ab") as file:

@@ -140,7 +140,7 @@ def remove_orphans(client: docker.DockerClient, host: Host) -> list[str]:
         if not is_ours(container, host) or rundir.is_locked(Path(container.labels[f"{LABEL}.run"])):
             continue
         print(
-            f"{container.name}: removing this container, because its launcher has ended",
+            f"{container.name}: removing this container, because its launcher has exited",
             file=sys.stderr,
         )
         try:

@@ -153,7 +153,7 @@ def without_stop_traceback(lines: list[str]) -> list[str]:
 
 
 def root_cause(lines: list[str]) -> str | None:
-    """Return the error that ended vLLM's engine; None if these lines do not contain it."""
+    """Return the error that stopped vLLM's engine; None if these lines do not contain it."""
     return next((match[1] for line in lines if (match := ENGINE_ERROR.search(line))), None)
 
 

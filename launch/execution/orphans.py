@@ -46,7 +46,7 @@ class _MarkedProcess(NamedTuple):
 def mark(name: str) -> dict[str, str]:
     """Return the environment variables that mark a process of the group `name` as ours.
 
-    vLLM calls setproctitle, which would overwrite the mark without SPT_NOENV.
+    vLLM calls setproctitle, which would overwrite the marker without SPT_NOENV.
     """
     return {LAUNCHER: launcher(), PROCESS: f"{os.getpid()}/{name}", "SPT_NOENV": "1"}
 
@@ -63,7 +63,7 @@ def identity(pid: int) -> str | None:
 
 
 def marked(mark: dict[str, str]) -> list[int]:
-    """Return the pids of this user's live processes that carry the mark."""
+    """Return the pids of this user's live processes that carry the marker."""
     return [process.pid for process in _all_marked() if process.carries(mark)]
 
 
@@ -74,7 +74,7 @@ def children(pid: int) -> list[str]:
 
 
 def kill(mark: dict[str, str]) -> list[int]:
-    """Kill every process that carries the mark; return the pids that survive."""
+    """Kill every process that carries the marker; return the pids that survive."""
     deadline, num_empty = time.monotonic() + KILL_TIMEOUT_S, 0
     leftovers: list[_MarkedProcess] = []
     while num_empty < EMPTY_SCANS and time.monotonic() < deadline:
@@ -190,7 +190,7 @@ def _stat(pid: int) -> list[str] | None:
 
 
 def _all_marked() -> Iterator[_MarkedProcess]:
-    """Yield this user's live processes that carry a mark, highest pids first.
+    """Yield this user's live processes that carry a marker, highest pids first.
 
     A process that forks and exits would otherwise be gone before the scan reaches it.
     """

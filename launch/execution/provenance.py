@@ -72,7 +72,7 @@ def runs_behind(path: str | None) -> list[dict[str, Any]]:
             effect += "" if runs else ", and the weights are not checked against its record"
             print(
                 f"warning: {run / 'record.json'}: this version cannot read its composition "
-                f"({str(error).splitlines()[0]}). So {effect}.",
+                f"({str(error).splitlines()[0]}). Therefore, {effect}.",
                 file=sys.stderr,
             )
             return runs

@@ -40,7 +40,7 @@ def step(run_dir: Path, process: Process) -> list[str]:
     """Return an srun command that runs the process on its node with all of the job's cores."""
     srun = ["srun", "--nodes=1", "--ntasks=1", f"--relative={process.node}"]
     srun += ["--cpu-bind=none", "--export=ALL", "--unbuffered", f"--job-name={process.name}"]
-    # Remove the mark, which contains the launcher's pid on this machine. On the other node, the
+    # Remove the marker, which contains the launcher's pid on this machine. On the other node, the
     # process would look like an orphan.
     unmarked = ["env", "-u", orphans.LAUNCHER, "-u", orphans.PROCESS]
     return [*srun, *unmarked, sys.executable, str(JOB_PROGRAM), str(run_dir), process.name]

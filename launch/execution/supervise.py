@@ -150,7 +150,7 @@ class Attempt:
                 self.groups.append(group := Group(process, start(process, log), followers))
                 if outcome := self._until(functools.partial(self._may_start_next, group)):
                     return outcome
-            # Do not wait for a server that has ended. _first_failure reports it.
+            # Do not wait for a server that has exited. _first_failure reports it.
             return (
                 self._until(lambda: all(self._serves(g) or not g.is_running for g in self.groups))
                 or self._until(self._finished)
@@ -174,7 +174,7 @@ class Attempt:
                 last, name = self.groups[-1], signal.Signals(self.stopping[0]).name
                 self.progress.note(
                     f"{name}: waiting for {last.process.name} to "
-                    f"{'end' if last.is_server else 'save and end'} "
+                    f"{'exit' if last.is_server else 'save and exit'} "
                     f"(at most {self._stop_timeout(last):g} s; further signals have no effect)"
                 )
                 return self._ended(last, "interrupted")
@@ -203,7 +203,7 @@ class Attempt:
         if group.process.port is None or group.serves:
             return True
         self.progress.say(f"waiting for {group.process.name} to load and answer")
-        with contextlib.suppress(OSError):  # the server is still loading, or has ended
+        with contextlib.suppress(OSError):  # the server is still loading, or has exited
             if group.may_query():
                 group.query("/health")
                 group.serves = True
@@ -231,7 +231,7 @@ class Attempt:
     def _first_failure(self) -> Outcome | None:
         """Return the first failure; servers come first, because trainers fail without them.
 
-        A server may end after the trainers have finished.
+        A server may exit after the trainers have finished.
         """
         for group in self.groups:
             code = group.handle.poll()

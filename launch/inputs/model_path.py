@@ -84,7 +84,7 @@ def _full_size(file: Path) -> int | None:
 
 
 def warnings(config: Config) -> list[str]:
-    """Return a warning if the plan assumes another model than that in model.path.
+    """Return a warning if the plan assumes a different model than the one in model.path.
 
     Ignore an unreadable config.json, which a run rejects, and smoke=true, which shrinks models.
     """

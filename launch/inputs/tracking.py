@@ -28,7 +28,7 @@ def package_of(tracker: str) -> str | None:
 def check_key(config: Config, environ: Mapping[str, str]) -> None:
     """Raise UserError if wandb would find no key.
 
-    wandb cannot prompt for one, because a rank has no terminal, so it would end the run.
+    wandb cannot prompt for one, because a rank has no terminal, so it would stop the run.
     """
     # A container gets only the variables of the shell that are in runtime.secrets, and not the
     # user's home directory.

@@ -21,7 +21,7 @@ from launch.schema import Hardware
 from launch.schema.enums import Vendor
 
 SIMILAR = "Use: hardware=<a similar group>"
-# Least share of hardware.memory_gb that a GPU shows, because firmware reserves a little.
+# Minimum share of hardware.memory_gb that a GPU shows, because firmware reserves a little.
 MIN_SHARE = 0.97
 MIN_SHARE_UNIFIED = 0.90  # the same for memory that the system uses too
 
@@ -32,7 +32,7 @@ class Host:
 
     python: str
     num_cores: int
-    gpus: tuple[Gpu, ...] = ()  # those that the caller may use, in torch's order
+    gpus: tuple[Gpu, ...] = ()  # GPUs that the caller may use, in torch's order
     withheld: tuple[Gpu, ...] = ()  # GPUs whose device nodes this container did not get
     environ: dict[str, str] = field(default_factory=dict)  # of the launcher
     cwd: str = "."

@@ -16,7 +16,7 @@ FOLDER = "proc/driver/nvidia/gpus"
 
 
 def gpus(root: Path) -> list[Gpu]:
-    """Return the GPUs of a machine; NVML is only asked about this one, not about a copied tree."""
+    """Return the GPUs of a machine; NVML is asked only about this machine, not a copied tree."""
     if root == Path("/") and (Path("/dev/nvidiactl").exists() or Path("/", FOLDER).is_dir()):
         with nvml() as library:
             if library is not None:

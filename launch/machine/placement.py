@@ -88,7 +88,7 @@ def process_groups(config: Config, host: Host) -> list[ProcessGroup]:
     kind, ranks = config.method.kind, trainers_of_a_node(config)
     name = "trainers" if kind == "trainer" else kind
     # The launcher stops groups in reverse order. It begins with the ranks on its own node (0),
-    # because a signal to one of them stops all.
+    # because a signal to one rank stops all.
     for node in [*range(1, config.runtime.slurm.nodes), 0]:
         node_name = f"{name}-{node}" if node else name
         groups.append(ProcessGroup(node_name, kind, gpus_of_ranks, ranks, node))

@@ -79,7 +79,7 @@ def with_servers(config: Config) -> Config:
 def _fastest(config: Config, host: Host) -> Config | None:
     """Return the fastest split that passes every rule and fits in memory, or None.
 
-    Of equally fast splits, return the one with fewer servers.
+    If several tie, return the split with the fewest servers.
     """
     unchosen = {split.topology.servers: split for split in _splits(without_choices(config))}
     candidates, micro_batch = [], batch(config).per_device

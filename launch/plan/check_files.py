@@ -1,6 +1,6 @@
 """Check that a run's model, data, rewards, packages and run_root exist and can be used.
 
-Each check raises UserError. None imports the training stack or runs the user's code.
+The checks raise UserError, and neither import the training stack nor run the user's code.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from launch.schema.enums import Init
 from launch.schema.trainer_args import value_or_none
 
 PLAN_LINES = 10_000  # lines of a data file that mode=plan reads; a run reads all
-MODULES = {"azureml-core": "azureml"}  # packages whose module has another name
+MODULES = {"azureml-core": "azureml"}  # packages whose module has a different name
 PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
 # The columns that a method's rows need, in TRL's data set formats. A row needs every column of one
 # of the alternatives.
@@ -187,7 +187,7 @@ def _check_packages(config: Config) -> None:
         key = f"method.args.{name}"
         for mode in modes:
             precision = mode.rpartition("_")[2]  # full_fp8 computes in fp8
-            if precision in config.hardware.precisions:  # another check rejects the others
+            if precision in config.hardware.precisions:  # another check rejects the other values
                 settings.append((f"{key}={mode}", precision, f"{key}=[{others}]"))
     for override, precision, remedy in settings:
         if precision in LOW_PRECISION:

@@ -111,9 +111,9 @@ def peer_gpus(process: Process, processes: list[Process]) -> list[int]:
 
 
 def groups(host: Host, on_amd: bool) -> list[str]:
-    """Return the caller's groups and, for an AMD GPU, those that may open device nodes.
+    """Return the caller's groups and, for an AMD GPU, the groups that may open device nodes.
 
-    They are gids, because the groups video and render have other gids in the image. A machine that
+    Return gids, because the groups video and render have other gids in the image. A machine that
     has neither group can still plan, with the names.
     """
     owners = {*host.gids.values(), *host.device_nodes.values()} - {None} if on_amd else set()
@@ -219,7 +219,7 @@ def _inputs(config: Config, host: Host) -> list[tuple[str, str]]:
         files = sample_files.files(data.path)
         targets = [file for file in files if not Path(file).is_relative_to(data.path)]
         inputs += [(file, "targets of links to samples") for file in targets]
-    if pipeline:  # phases that it reused from another run are links
+    if pipeline:  # reused phases of another run are links
         links = filter(Path.is_symlink, Path(pipeline).glob("*"))
         phases = sorted(str(real_folder(link)) for link in links)
         inputs += [(path, "method.args.reuse") for path in (pipeline, *phases)]
@@ -227,7 +227,7 @@ def _inputs(config: Config, host: Host) -> list[tuple[str, str]]:
     if method.exports and converter:
         inputs += [(str(Path(converter).parent), "llama.cpp's converter and its imports")]
     if model.path and Path(model.path).is_dir():
-        # In the hub's cache, all files of a snapshot are links to another folder.
+        # In the Hub's cache, all files of a snapshot are links to another folder.
         folder = Path(model.path).resolve()
         blobs = {file.resolve().parent for file in folder.iterdir() if file.is_symlink()}
         outside = sorted(str(blob) for blob in blobs if not blob.is_relative_to(folder))

@@ -1,4 +1,4 @@
-"""Check an export's inputs: the model, the evaluation, the GGUF converter and the hub token."""
+"""Check an export's inputs: the model, the evaluation, the GGUF converter and the Hub token."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TOKEN = "HF_TOKEN"
 
 
 def check_export(config: Config) -> None:
-    """Raise UserError if an export's converter, evaluation or hub token is missing or wrong."""
+    """Raise UserError if an export's converter, evaluation or Hub token is missing or wrong."""
     if not config.method.exports:
         return
     converter, evaluation, target = (
@@ -59,7 +59,7 @@ def _check_evaluation(config: Config, run: Path) -> None:
 
 
 def _identity(path: str | None, hub_id: str | None, revision: str | None) -> str:
-    """Return text that is equal for equal models: the real path, or the hub id and revision."""
+    """Return text that is equal for equal models: the real path, or the Hub id and revision."""
     if path:
         return str(Path(path).resolve())
     return f"{hub_id} at {revision}" if hub_id else "random weights"

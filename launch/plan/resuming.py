@@ -30,7 +30,7 @@ FORMATS |= {"zero2": "ZeRO-2", "zero3": "ZeRO-3"}
 
 
 def recorded_config(composition: dict[str, Any]) -> Config:
-    """Return the typed form of a recorded composition, with the values that it had.
+    """Return the typed form of a recorded composition, with its original values.
 
     Records of earlier versions have no properties of the method, so conf/ fills them in.
     """
@@ -76,7 +76,7 @@ def _ranks(config: Config) -> str:
 
 def _refusals(old: Config, new: Config) -> Iterator[tuple[str, str]]:
     """Yield each reason why `old` cannot resume as `new`, and its remedy."""
-    if new.method.kind == "evaluator":  # it writes a file per batch, regardless of the ranks
+    if new.method.kind == "evaluator":  # evaluations are saved per batch
         return
     ranks = f"{_ranks(old)} before, {_ranks(new)} now"
     old_ranks = f"topology={old.topology.name} topology.num_gpus={placement.num_gpus(old)}"

@@ -182,7 +182,7 @@ def changed_rank_notes(config: Config, run_dir: Path) -> list[str]:
 
 
 def differences(old: Any, new: Any, key: str = "") -> list[str]:
-    """Return `key: old -> new` for every nested value that differs; `key` is the values' own."""
+    """Return `key: old -> new` for every nested value that differs, under `key`."""
     if isinstance(old, dict) and isinstance(new, dict):
         return [
             line

@@ -52,7 +52,7 @@ def specs(config: Config, host: Host, run_dir: Path) -> dict[str, ContainerSpec]
             image=images.load()["sandbox"].reference,
             command=process.argv,
             user=USER,
-            stop_timeout_s=1,  # it saves nothing
+            stop_timeout_s=1,  # a sandbox saves nothing
             labels=labels(run_dir, process.name, host),
             memory_gb=limits.memory_gb + SERVER_GB,
             confinement=confinement,

@@ -135,7 +135,7 @@ def _facts(plan: Plan) -> dict[str, str]:
         millions = model.num_parameters / 1e6
         size = f"{millions / 1e3:.3g} billion" if millions >= 1e3 else f"{millions:.3g} million"
         facts["model"] = f"{model.name}, {size} parameters, from {source}"
-    if config.method.measures_machine or config.method.exports:  # these have no batches or data
+    if config.method.measures_machine or config.method.exports:  # neither has batches or data
         values = [f"{name} {v}" for name, v in config.method.args.items() if v is not None]
         facts["method"] = ", ".join([config.method.name, *values])
     else:
@@ -232,6 +232,6 @@ def say_end(config: Config, plan: Plan, exit_code: int) -> None:
 
 
 def short_path(path: str | Path) -> str:
-    """Return a path in the current directory as a relative path, and any other unchanged."""
+    """Return a path in the current directory as a relative path, and any other path unchanged."""
     cwd = Path.cwd()
     return str(Path(path).relative_to(cwd) if Path(path).is_relative_to(cwd) else path)

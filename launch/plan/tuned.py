@@ -121,8 +121,8 @@ def candidates(config: Config, trial: Config, host: Host) -> list[dict[str, Any]
 def experiment(config: Config, command: Sequence[str]) -> dict[str, Any]:
     """Return the config groups and values of an experiment file that runs the untuned recipe.
 
-    `command` has the overrides of the tuning run. smoke=true composes them again, because `config` is
-    scaled down.
+    `command` has the tuning run's overrides. With smoke=true, compose them again, because `config`
+    is scaled down.
     """
     if config.smoke:
         config = dataclasses.replace(compose(command), smoke=False)

@@ -62,7 +62,7 @@ def _shape_problems(c: Config) -> Iterator[Refusal]:
 
 
 def _hub_problems(c: Config) -> Iterator[Refusal]:
-    """Reject a hub model without a commit, or with another model's commit or shape."""
+    """Reject a Hub model without a commit, or with another model's commit or shape."""
     model, preset = c.model, file(c.model.name)
     is_preset = preset.get("hub_id") == model.hub_id
     others = [name for name, group in files().items() if group.get("hub_id") == model.hub_id]

@@ -1,4 +1,4 @@
-"""Reject rewards without a weight, wrong chains, and rewards whose column rows do not have."""
+"""Reject rewards without a weight, wrong chains, and rewards whose column the rows lack."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def reward_problems(c: Config) -> Iterator[Refusal]:
 
 
 def _without_column(config: Config, kind: str) -> list[str]:
-    """Return the named rewards that read a column which rows of this kind do not have.
+    """Return the named rewards that read a column that rows of this kind lack.
 
     Rows from files and the Hub may have every column except reasoning-gym's.
     """

@@ -80,7 +80,7 @@ def group_problems(c: Config) -> Iterator[Refusal]:
 
 
 def _setting_that_needs_vllm(config: Config) -> str:
-    """Return the setting that needs vLLM; '' without one or if smoke=true replaces vLLM."""
+    """Return the setting that needs vLLM; '' if there is none or if smoke=true replaces vLLM."""
     if config.topology.name in ("split", "colocate") and config.method.generates:
         return f"topology={config.topology.name}"
     if config.smoke:

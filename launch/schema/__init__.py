@@ -125,7 +125,7 @@ class Model:
     # model_type of transformers: qwen3, qwen2, llama
     architecture: str = checked(words=("qwen3", "qwen2", "llama"))
     hub_id: Optional[str] = None
-    revision: Optional[str] = None  # commit on the hub, 40 hexadecimal digits
+    revision: Optional[str] = None  # commit on the Hub, 40 hexadecimal digits
     path: Optional[str] = None  # local directory; takes precedence over hub_id
     chat_template: Optional[str] = None  # Jinja file that replaces the tokenizer's template
     init: Init = Init.pretrained

@@ -37,10 +37,7 @@ class CycleChoice:
         return self.selection.metric is not None and len(self.accuracies) > self.last
 
     def record(self, folders: Mapping[str, str]) -> dict[str, Any]:
-        """Return a final choice as an entry of record.json.
-
-        `folders` maps phase names to run directories.
-        """
+        """Return a final choice for record.json. `folders` maps phase names to run directories."""
         phases = ((self.cycle, "train"), (self.cycle, "evaluate"), (self.last, "evaluate"))
         return {
             "cycle": self.cycle,

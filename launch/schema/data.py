@@ -71,7 +71,7 @@ class CurriculumArgs:
 
 @dataclass
 class Source:
-    """A source of data=mix: a local file or a hub dataset. The weights of all sources sum to 1."""
+    """A source of data=mix: a local file or a Hub dataset. The weights of all sources sum to 1."""
 
     path: Optional[str] = None
     hub_id: Optional[str] = None
@@ -130,7 +130,7 @@ class Data:
     heldout_split: Optional[str] = None
     # number of rows to use, the first ones after filtering; evaluate: of the held-out rows
     limit: Optional[int] = checked(None, minimum=1)
-    sources: list[Source] = field(default_factory=list)  # mix: files and hub datasets
+    sources: list[Source] = field(default_factory=list)  # mix: files and Hub datasets
     filter: Filter = field(default_factory=Filter)
     deduplicate: Deduplicate = Deduplicate.none
     # share of rows to hold out, chosen by a hash of their question

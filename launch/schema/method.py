@@ -47,7 +47,7 @@ class Properties:
     head: Head = Head.tiled
     held_out_metrics: dict[str, bool] = field(default_factory=dict)  # name -> larger is better
     uses_rewards: Use = Use.none
-    leaves_samples: bool = False  # writes samples on which a later phase can train
+    leaves_samples: bool = False  # writes samples that a later phase can train on
     starts_vllm: bool = False  # starts vLLM in its process group, for any method.args.engine
 
 

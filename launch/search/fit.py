@@ -34,7 +34,7 @@ from launch.schema.enums import Find, Mode, Preflight, Vendor
 from launch.schema.plan import Memory, Plan
 from launch.schema.trainer_args import known, value, value_or_none
 
-Remedy = tuple[list[str], str]  # overrides, and their cost
+Remedy = tuple[list[str], str]  # overrides and their cost
 
 MAX_SEQUENCES = 4096  # per rank; the largest batch that a search tries
 MAX_CHANGES = 3  # in a message
@@ -100,7 +100,7 @@ def changes(plan: Plan, host: Host) -> list[Change]:
     print("The run does not fit. Looking for changes that make it fit.", file=sys.stderr)
     config, command = plan.config, Request(plan.overrides)
     batches = _smaller_batches(config)
-    # bnpo averages over the tokens of a rank's micro-batch, whatever the accumulation.
+    # bnpo averages over the tokens of a rank's micro-batch, regardless of the accumulation.
     is_bnpo = value_or_none(config, "loss_type") == "bnpo"
     smallest = [(batches[-1], "averages over fewer tokens" if is_bnpo else "")] if batches else []
     table = [*smallest, *_remedies(config)]
@@ -162,7 +162,7 @@ def divisors(number: int) -> list[int]:
 
 
 def _remedies(config: Config) -> Iterator[Remedy]:
-    """Yield the possible remedies, cheapest first. Those that change results come last."""
+    """Yield the possible remedies, cheapest first. Remedies that change results come last."""
     topology, precision = config.topology, config.precision
     trains, has_nf4 = config.method.trains, "nf4" in config.hardware.precisions
     trains_all, replicated = config.adapter.rank is None, topology.strategy in ("none", "ddp")
@@ -217,7 +217,7 @@ def _remedies(config: Config) -> Iterator[Remedy]:
 
 
 def _sharded(config: Config) -> Remedy:
-    """Return FSDP over the same ranks, or over all GPUs of the node if only one trains now."""
+    """Return FSDP over the same ranks, or over all GPUs of the node if only one GPU trains now."""
     slower = "ranks exchange weights"
     if config.topology.name == "colocate":
         slower += "; transformers generates, which is slower"

@@ -55,7 +55,7 @@ def find(
         if "phases" not in record or sealed.problems(record):
             continue
         reuse, before = _leading(source, record["phases"], plans, cached_problem), None
-        # Reused evaluations may change the cycle that RAFT chooses, and so later phases.
+        # Reused evaluations may change the cycle that RAFT chooses, and therefore later phases.
         while reuse.folders != before and any(plan.chosen for plan in plans.values()):
             before = reuse.folders
             reuse = _leading(source, record["phases"], make_plans(before), cached_problem)

@@ -169,7 +169,7 @@ class Pipeline:
         self.experiment = [o for o in request if o not in self.typed]
         self.composed: dict[tuple[str, ...], Config] = {}  # a cache, because cycles repeat phases
         self.data: dict[str, Any] = {}  # hashes of the input files when the pipeline began
-        self.results: dict[str, Any] = {}  # of the phases that have ended, for format=json
+        self.results: dict[str, Any] = {}  # of the finished phases, for format=json
         check_value("name", config.name, NAME)  # later checks see only the names of phases
         check_phases(config.phases)
 

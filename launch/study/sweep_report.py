@@ -31,7 +31,7 @@ def default_metric(values: Mapping[str, float | None]) -> str | None:
 
 
 def less_is_better(metric: str | None) -> bool:
-    """Return whether less is better for a result of default_metric()."""
+    """Return whether lower is better for a result of default_metric()."""
     return metric is not None and (metric == "loss" or metric.startswith("least_"))
 
 

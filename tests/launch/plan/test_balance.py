@@ -7,7 +7,7 @@ import json
 import pytest
 
 from launch import run
-from launch.config.choose import choose
+from launch.config.choose import choose, with_value
 from launch.config.identity import composition_hash
 from launch.core.errors import UserError
 from launch.estimate import margin
