@@ -52,7 +52,7 @@ def amdgpu_driver(facts: Facts) -> Finding:
     if number is None:
         kernel = facts.file("proc/sys/kernel/osrelease") or "unknown"
         return unknown(
-            f"the built-in driver of Linux {kernel}, for which AMD publishes no ROCm range",
+            f"the built-in driver of Linux {kernel}; AMD publishes no ROCm range for it",
             (
                 "do nothing if runs start; otherwise install AMD's packaged driver: sudo apt-get "
                 "install amdgpu-dkms"
