@@ -85,7 +85,7 @@ def hardware_of(requested: str, host: Host) -> Hardware | None:
     if requested == "auto":
         gpus = masks.visible((*host.gpus, *host.withheld), host.environ)
         unpartitioned = {gpu.partition_of for gpu in gpus}
-        if not detect.group_fault(gpus):
+        if not detect.group_problem(gpus):
             group = detect.group_of(gpus)
         else:
             group = unpartitioned.pop() if len(unpartitioned) == 1 else None

@@ -95,7 +95,7 @@ def labelled_runs(folders: list[tuple[Path, str]]) -> tuple[list[Run], list[str]
     if len(run_dirs) < 2:
         raise UserError(
             f"{len(run_dirs)} run(s) found, but a comparison needs two. Name another run, or only "
-            "one directory for its own report."
+            "one directory for a report of one run."
         )
     common = Path(os.path.commonpath(run_dirs))
     # A to Z, then A2 to Z2

@@ -73,13 +73,13 @@ def load_record(run_dir: Path) -> dict[str, Any]:
     path = run_dir / "record.json"
     recorded = json_files.read_json(path)
     if recorded is None:
-        fault = rundir.DAMAGED if os.path.exists(path) else "it has no record.json"
+        problem = rundir.DAMAGED if os.path.exists(path) else "it has no record.json"
         raise UserError(
-            f"{run_dir}: {fault}.{rundir.runs_in(run_dir)} Name the directory of a run, "
+            f"{run_dir}: {problem}.{rundir.runs_in(run_dir)} Name the directory of a run, "
             "for example runs/<name>/<timestamp>-<id>."
         )
-    if faults := sealed.faults(recorded):
-        raise UserError(f"{path}: rejected because it was changed. {'; '.join(faults)}.")
+    if problems := sealed.problems(recorded):
+        raise UserError(f"{path}: rejected because it was changed. {'; '.join(problems)}.")
     return recorded
 
 

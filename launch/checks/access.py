@@ -19,10 +19,10 @@ def hardware_group(facts: Facts) -> Finding | None:
     unreadable = unreadable_nodes(facts)
     if not gpus:
         return unknown(*unreadable) if unreadable else None
-    hardware, fault = facts.hardware, detect.group_fault(gpus, facts.host.gpus)
+    hardware, problem = facts.hardware, detect.group_problem(gpus, facts.host.gpus)
     requested = f"hardware={facts.group} was requested"
-    if fault:
-        reading, remedy = fault
+    if problem:
+        reading, remedy = problem
     else:
         group = detect.group_of(gpus)
         reading = detect.detection_line(gpus, group).removeprefix("hardware=auto: ")
@@ -41,11 +41,11 @@ def hardware_group(facts: Facts) -> Finding | None:
             f"{reading}, but {requested}, which has code for {hardware.gfx} only",
             "hardware=auto, or the group of this machine's GPU",
         )
-    if fault and hardware is not None and all(facts.group in gpu.may_be for gpu in gpus):
+    if problem and hardware is not None and all(facts.group in gpu.may_be for gpu in gpus):
         return passed(f"{reading}; {requested}")
-    if fault and (hardware is None or any(gpu.partition_of for gpu in gpus)):
+    if problem and (hardware is None or any(gpu.partition_of for gpu in gpus)):
         return fail(reading, remedy)
-    if fault or (hardware is not None and facts.group != group):
+    if problem or (hardware is not None and facts.group != group):
         return warn(f"{reading}, but {requested}", remedy)
     if unreadable:
         return unknown(f"{reading}; {unreadable[0]}", unreadable[1])
@@ -53,7 +53,7 @@ def hardware_group(facts: Facts) -> Finding | None:
 
 
 def unreadable_nodes(facts: Facts) -> tuple[str, str] | None:
-    """Return the fault of the kernel's GPU nodes, and its remedy; None if they are readable."""
+    """Return the problem of the kernel's GPU nodes, and its remedy; None if they are readable."""
     if nodes := kfd.unidentified_nodes(facts.root):
         names = f"{'node' if len(nodes) == 1 else 'nodes'} {', '.join(map(str, nodes))}"
         return (

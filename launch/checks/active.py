@@ -15,19 +15,19 @@ from launch.schema.enums import Link, Vendor
 # outliers are 1.5 times slower than the median (arXiv:2208.11035, 18,800 hours on five clusters).
 # A GPU slower than that is broken or shared.
 WARN, FAIL = 0.85, 0.60
-# Share of the node's median; our choice, because training waits for the slowest GPU. The H200s that
-# we measured differed by less than 4%.
+# Share of the node's median; our choice, because training waits for the slowest GPU. Measured H200s
+# differed by less than 4%.
 MEDIAN_SHARE = 0.90
 # Shares of the peak, for GPUs without a published healthy rate. Our choice, below the lowest
 # published shares: 0.42 (GEMM) and 0.55 (copy), both on AMD.
-LEAST_GEMM, LEAST_COPY = 0.25, 0.40
+MIN_GEMM, MIN_COPY = 0.25, 0.40
 # Largest allowed errors, in standard deviations of an entry. The largest entries are about five
 # deviations; bf16 rounds them by up to 2^-9 of that, or 0.01. Errors of fp32 output are below 1e-4.
 GEMM_ERROR, FP32_ERROR = 0.05, 0.001
 # Shares of the fastest die's clock. AMD's workload guide calls 3 to 10% normal; 50% is our choice.
 XCD_WARN, XCD_FAIL = 0.10, 0.50
 SEVERAL_DIES = ("gfx942", "gfx950")  # targets whose GPUs have several XCDs
-# The first torch version with which TRL requests fp32 output (trl.kernels.chunked_logprob).
+# TRL requests fp32 output from this torch version on (trl.kernels.chunked_logprob).
 OUT_DTYPE_SINCE = (2, 8)
 PROGRAM = "recipes/measure/health.py"
 COMPARE = "compare with another machine of the same kind"
@@ -54,9 +54,9 @@ def _exclusion(facts: Facts, ranks: Container[int]) -> str:
     """Return the remedy for bad ranks: train without their GPUs if others are left."""
     others = [str(gpu) for rank, gpu in enumerate(_outcome(facts).gpus) if rank not in ranks]
     if facts.hardware is None or not others:
-        return "look at the checks temperature, power_cap and ras, then repeat on an idle machine"
+        return "see the temperature, power_cap and ras checks, then repeat on an idle machine"
     mask = f"{MASK[facts.hardware.vendor]}={','.join(others)}"
-    return f"look at the checks temperature, power_cap and ras; to exclude it: export {mask}"
+    return f"see the temperature, power_cap and ras checks. To exclude the GPUs: export {mask}"
 
 
 def active_tests(facts: Facts) -> Finding:
@@ -71,7 +71,7 @@ def active_tests(facts: Facts) -> Finding:
             "launch/doctor.py active=force"
         )
         if any(result.num_gpus < len(outcome.gpus) for result in skipped):
-            remedy = "see the check torch_gpus"
+            remedy = "see the torch_gpus check"
         return unknown(
             _label_by_gpu(facts, {result.rank: result.not_measured for result in skipped}), remedy
         )
@@ -86,7 +86,7 @@ def torch_gpus(facts: Facts) -> Finding:
     counts = sorted({result.num_gpus for result in outcome.measured})
     reading = f"torch {version} sees {' or '.join(map(str, counts))}"
     remedy = (
-        "look at the checks kfd, render_nodes, amdgpu_driver and visibility_masks; or "
+        "see the kfd, render_nodes, amdgpu_driver and visibility_masks checks; or "
         "install a torch that is built for these GPUs"
     )
     if "+cpu" in version and facts.hardware:
@@ -125,7 +125,7 @@ def gemm_rate(facts: Facts) -> Finding | None:
     peak = facts.hardware.peak_tflops.get(dtype) if facts.hardware else None
     rates = {result.rank: result.gemm_tflops for result in _outcome(facts).measured}
     unit, peak_key = f"TFLOPS in {dtype}", f"peak_tflops.{dtype}"
-    return _judge_rate(facts, "gemm", rates, peak, unit, peak_key, LEAST_GEMM)
+    return _judge_rate(facts, "gemm", rates, peak, unit, peak_key, MIN_GEMM)
 
 
 def copy_rate(facts: Facts) -> Finding | None:
@@ -136,7 +136,7 @@ def copy_rate(facts: Facts) -> Finding | None:
         for result in _outcome(facts).measured
     }
     unit = "GB/s read and written"
-    return _judge_rate(facts, "copy", rates, peak, unit, "bandwidth_gb_s", LEAST_COPY)
+    return _judge_rate(facts, "copy", rates, peak, unit, "bandwidth_gb_s", MIN_COPY)
 
 
 def _judge_rate(
@@ -146,11 +146,11 @@ def _judge_rate(
     peak: float | None,
     unit: str,
     peak_key: str,
-    least_share: float,
+    min_share: float,
 ) -> Finding | None:
     """Compare each GPU with `healthy.<kind>` of its file, then with the node's median.
 
-    If `healthy.<kind>` is empty, require the share `least_share` of the peak. Return None if no
+    If `healthy.<kind>` is empty, require the share `min_share` of the peak. Return None if no
     process measured a rate.
     """
     values = {rank: rate for rank, rate in rates.items() if rate is not None}
@@ -158,7 +158,7 @@ def _judge_rate(
         return None
     reading = f"{_range(list(values.values()))} {unit}"
     if peak is None or facts.hardware is None or facts.hardware.vendor == Vendor.none:
-        nominal = "conf/hardware: a CPU's figures are nominal"
+        nominal = "conf/hardware: a CPU's peaks are nominal"
         return unknown(reading, COMPARE).expecting("no rate is known", nominal)
     slowest = min(values.values())
     reading += f", {'from ' if len(values) > 1 else ''}{slowest / peak:.0%} of the peak"
@@ -170,8 +170,8 @@ def _judge_rate(
         )
         keys = f"healthy.{kind} and {peak_key}"
     else:
-        floor, broken = least_share * peak, 0.0
-        threshold = f"{floor:.0f} or more ({least_share:.0%} of {peak:g}; no published rate)"
+        floor, broken = min_share * peak, 0.0
+        threshold = f"{floor:.0f} or more ({min_share:.0%} of {peak:g}; no published rate)"
         keys = peak_key
     source = f"conf/hardware: {keys} of {facts.group}; launch/checks/active.py"
     shown = {rank: f"{rate:.4g}" for rank, rate in values.items()}
@@ -213,7 +213,7 @@ def fp32_output(facts: Facts) -> Finding | None:
         return fail(
             f"torch {failed.torch}: {failed.fp32_output_refused}",
             (
-                "use a newer torch, such as that of our images (docs/containers.md), because "
+                "use a newer torch, such as the one in our images (docs/containers.md), because "
                 "TRL's losses fail in backward with this one"
             ),
         )
@@ -247,10 +247,10 @@ def all_reduce(facts: Facts) -> Finding | None:
     measured = _results_with(facts, "all_reduce_wrong")
     if not measured:
         return None
-    bad = {r.rank: f"{r.all_reduce_wrong} wrong" for r in measured if r.all_reduce_wrong}
+    bad = {r.rank: f"{r.all_reduce_wrong} wrong elements" for r in measured if r.all_reduce_wrong}
     if bad:
         remedy = (
-            "look at kernel_log, xgmi, iommu and acs; repeat with NCCL_P2P_DISABLE=1 "
+            "see the kernel_log, xgmi, iommu and acs checks; repeat with NCCL_P2P_DISABLE=1 "
             "to see whether copies between GPUs are faulty"
         )
         return fail(_label_by_gpu(facts, bad), remedy)

@@ -1,4 +1,4 @@
-"""Print the doctor's report: the machine, then its faults, then every check."""
+"""Print the doctor's report: the machine, then its problems, then every check."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STYLE = {
     Status.unknown: "cyan",
     Status.passed: "green",
 }
-MOST_LISTED = 16  # GPUs; a longer list is left to format=json
+MAX_LISTED = 16  # GPUs; a longer list is left to format=json
 WIDTH = 100  # characters per line if stdout is not a terminal
 # Column -> field of Measured.
 RATES = {
@@ -50,7 +50,7 @@ def show(
     group = f"checked against hardware={hardware.name}" if hardware else ""
     lines.append(group or "no group of conf/hardware fits; choose one with hardware=GROUP")
     console.print(Text("\n".join(lines)))
-    if 0 < len(host.gpus) <= MOST_LISTED:
+    if 0 < len(host.gpus) <= MAX_LISTED:
         columns = ("GPU", "product", "PCI", "render", "NUMA", "mode", "xGMI GB/s", "UUID")
         console.print(_table(columns, _gpu_rows(host), no_wrap=True))
     elif host.gpus:

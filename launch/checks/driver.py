@@ -23,7 +23,7 @@ CAME_WITH = {
 }
 # fmt: on
 # AMD promises compatibility for a year. Its matrix has pairs up to 13 months apart (6.2 with 7.0).
-MOST_MONTHS_APART = 13
+MAX_MONTHS_APART = 13
 MATRIX = "AMD's user and kernel-space support matrix"
 # Ubuntu's kernels with the fixes for Strix Halo (AMD's documentation).
 UBUNTU_HWE = re.compile(r"6\.17\.\d+-\d+-(generic|oem)")
@@ -52,7 +52,7 @@ def amdgpu_driver(facts: Facts) -> Finding:
     if number is None:
         kernel = facts.file("proc/sys/kernel/osrelease") or "unknown"
         return unknown(
-            f"the built-in driver of Linux {kernel}, for which AMD publishes no ROCm range",
+            f"the built-in driver of Linux {kernel}; AMD publishes no ROCm range for it",
             (
                 "do nothing if runs start; otherwise install AMD's packaged driver: sudo apt-get "
                 "install amdgpu-dkms"
@@ -71,7 +71,7 @@ def amdgpu_driver(facts: Facts) -> Finding:
             "add AMD's repository of a newer release, sudo apt-get install amdgpu-dkms, then reboot"
         )
     reading = f"amdgpu {number} of ROCm {came_with}, released {apart} months apart from ROCm {rocm}"
-    finding = judge(reading, apart <= MOST_MONTHS_APART, remedy, "")
+    finding = judge(reading, apart <= MAX_MONTHS_APART, remedy, "")
     return finding.expecting(f"a driver within a year of the image's ROCm {rocm}")
 
 
@@ -81,9 +81,9 @@ def rocm_version(facts: Facts) -> Finding | None:
     oldest, newest = facts.hardware.rocm.min, facts.hardware.rocm.max
     expected = f"{oldest} to {newest}" if newest else f"{oldest} or later"
     number = facts.file("opt/rocm/.info/version")
-    remedy = f"runtime=docker container={facts.hardware.container}, whose image has its own ROCm"
+    remedy = f"runtime=docker container={facts.hardware.container}, whose image contains ROCm"
     if number is None:
-        finding = passed("no ROCm in /opt/rocm; images and PyTorch wheels include their own")
+        finding = passed("no ROCm in /opt/rocm; images and PyTorch wheels include ROCm")
     elif version(number) < version(oldest) or (newest and version(number)[:2] > version(newest)):
         finding = warn(f"{number} in /opt/rocm", remedy)
     else:

@@ -10,7 +10,7 @@ from enum import Enum
 class Status(Enum):
     passed = "pass"
     warn = "warn"  # a run would be slower or at risk
-    fail = "fail"  # a run would fail, hang or rely on wrong figures
+    fail = "fail"  # a run would fail, hang or rely on wrong numbers
     unknown = "unknown"
 
 
@@ -19,11 +19,11 @@ class Finding:
     status: Status
     read: str  # what the check found on this machine
     cure: str = ""  # the remedy, if possible as a command; empty if the check passes
-    threshold: str = ""  # empty: as in checks.yaml; likewise source
-    source: str = ""
+    threshold: str = ""  # empty: as in checks.yaml
+    source: str = ""  # empty: as in checks.yaml
 
     def expecting(self, threshold: str, source: str = "") -> Finding:
-        """Return the finding with a threshold and source that replace those of checks.yaml."""
+        """Return the finding with a threshold and source that replace those in checks.yaml."""
         return dataclasses.replace(self, threshold=threshold, source=source)
 
 
@@ -62,5 +62,5 @@ def boot_with(parameters: str) -> str:
     )
 
 
-def first_few(words: list[str], most: int = 4) -> str:
-    return ", ".join(words[:most]) + (f" and {len(words) - most} more" if words[most:] else "")
+def first_few(words: list[str], limit: int = 4) -> str:
+    return ", ".join(words[:limit]) + (f" and {len(words) - limit} more" if words[limit:] else "")

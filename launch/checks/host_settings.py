@@ -13,9 +13,9 @@ from launch.machine.sysfs import as_number, is_folder
 SHM_GB = 16.0  # AMD's docker commands: --shm-size 16G
 SHM_ONE_GB = 1.0  # our choice, for the data loader workers of one GPU
 SHM_BREAKS_GB = 0.1  # docker's default, 64 MB, is too little for RCCL's buffers
-OPEN_FILES = 65535  # vLLM raises its own soft limit to this
+OPEN_FILES = 65535  # vLLM raises its soft limit to this
 RUN_GB = 50.0  # a checkpoint of Qwen3-4B with AdamW in fp32: 12 bytes x 4.0e9 parameters
-RUN_LEAST_GB = 0.1  # our choice, for logs and metrics; a benchmark writes only these
+RUN_MIN_GB = 0.1  # our choice, for logs and metrics; a benchmark writes only these
 # rocm/vllm of 10.8 GB compressed takes 50.4 GB on disk (containers/images.lock.yaml).
 DOCKER_GB = 60.0
 DOCKER_ROOT = "var/lib/docker"
@@ -83,7 +83,7 @@ def shm(facts: Facts) -> Finding:
 
 def run_root_disk(facts: Facts) -> Finding:
     remedy = "set run_root=<a folder on a larger disk>, or remove old runs: du -sh runs/*/*"
-    return _disk(facts, facts.run_root, RUN_GB, remedy, least_gb=RUN_LEAST_GB)
+    return _disk(facts, facts.run_root, RUN_GB, remedy, min_gb=RUN_MIN_GB)
 
 
 def docker_disk(facts: Facts) -> Finding | None:
@@ -101,11 +101,9 @@ def docker_disk(facts: Facts) -> Finding | None:
     return _disk(facts, f"/{folder}", DOCKER_GB, remedy)
 
 
-def _disk(
-    facts: Facts, folder: str, needed_gb: float, remedy: str, least_gb: float = 0.0
-) -> Finding:
+def _disk(facts: Facts, folder: str, needed_gb: float, remedy: str, min_gb: float = 0.0) -> Finding:
     space = facts.probe.space(folder)
-    if space and space.free_gb < least_gb:
+    if space and space.free_gb < min_gb:
         return fail(f"{space.free_gb:.1f} GB free for {folder}", remedy)
     reading = space and f"{space.free_gb:.0f} GB free for {folder}"
     return judge(reading, bool(space and space.free_gb >= needed_gb), remedy, f"df -h {folder}")

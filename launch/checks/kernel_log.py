@@ -13,7 +13,7 @@ from launch.checks.finding import Finding, fail, passed, unknown, warn
 from launch.core.json_files import yaml_file
 
 HOUR = datetime.timedelta(hours=1)
-MOST_SHOWN = 100  # characters of a line
+MAX_SHOWN = 100  # characters of a line
 # The first command that prints a log is used. Both start each line with an ISO time, like kern.log.
 COMMANDS = (
     ["dmesg", "--time-format=iso"],
@@ -36,22 +36,22 @@ def kernel_log(facts: Facts) -> Finding:
             f"stop all processes on the GPU, then {reset}, or reboot; if the error returns, "
             "exclude or replace that GPU"
         )
-        return fail(f"{len(bad)} line(s); the last ({name}): {line[:MOST_SHOWN]}", remedy)
+        return fail(f"{len(bad)} line(s); the last ({name}): {line[:MAX_SHOWN]}", remedy)
     if killed := _matches(lines, "memory"):
         remedy = (
             "use less host memory: hardware.dataloader.num_workers=<fewer>, no offload to the "
             "CPU, or runtime.memory_gb=<limit>; free -h shows the use"
         )
         reading = (
-            f"{len(killed)} process(es) killed for lack of memory: {killed[-1][1][:MOST_SHOWN]}"
+            f"{len(killed)} process(es) killed for lack of memory: {killed[-1][1][:MAX_SHOWN]}"
         )
         return warn(reading, remedy)
     if suspect := _matches(lines, "suspect"):
         name, line = suspect[-1]
         remedy = (
-            "check the process that the line names; debug=memory_fault locates the fault in a run"
+            "check the process that the line names; debug=memory_fault locates the problem in a run"
         )
-        return warn(f"{len(suspect)} line(s); the last ({name}): {line[:MOST_SHOWN]}", remedy)
+        return warn(f"{len(suspect)} line(s); the last ({name}): {line[:MAX_SHOWN]}", remedy)
     return passed(f"{len(lines)} lines, none of them an error")
 
 
@@ -64,7 +64,7 @@ def _matches(lines: list[str], kind: str) -> list[tuple[str, str]]:
 def last_hour(facts: Facts) -> list[str] | None:
     """Return the kernel's messages of the last hour; None if the log cannot be read.
 
-    In a copied tree, return those of the hour before the newest line of var/log/kern.log.
+    In a copied tree, return the messages of the hour before the newest line of var/log/kern.log.
     """
     if facts.is_live:
         content = next(filter(None, map(_output, COMMANDS)), "")

@@ -34,9 +34,9 @@ PROGRAM = "recipes.measure.health"
 TIMEOUT_S = 180.0
 POLL_S = 0.1
 NUM_CPU_PROCESSES = 2  # enough for an all-reduce
-MOST_LINES = 3  # of a failed process's output in the report
+MAX_LINES = 3  # a report shows of a failed process's output
 FORCE = "python launch/doctor.py active=force"
-LOOPBACK = "all processes are on this machine, and a container may not resolve its own name"
+LOOPBACK = "all processes are on this machine, and a container may not resolve its name"
 OWN_SETTINGS = (
     Setting("GLOO_SOCKET_IFNAME", "lo", LOOPBACK, "launcher"),
     Setting(
@@ -65,7 +65,7 @@ def _obstacle(facts: Facts, force: bool) -> tuple[str, str] | None:
         remedy = "make setup, then .venv/bin/python launch/doctor.py active=true"
         return f"{sys.executable} has no torch", remedy
     if facts.hardware is None:
-        why = "no group of conf/hardware fits, so the healthy figures are unknown"
+        why = "no group of conf/hardware matches, so the healthy rates are unknown"
         return why, "choose a group: hardware=GROUP"
     if facts.hardware.vendor == Vendor.none:
         return None
@@ -133,17 +133,17 @@ def _run_and_collect(process: Process, folder: Path) -> Outcome:
         except (OSError, ValueError, TypeError) as error:
             unreadable[rank] = f"{file.name} is malformed: {error}"
     failed = None
-    if fault := _fault(code, measured, unreadable, log):
+    if problem := _problem(code, measured, unreadable, log):
         argv = ["measured" if word == str(folder) else word for word in process.argv]
         names = (*placement.MASK.values(), "GLOO_SOCKET_IFNAME")
         mask = [f"{s.name}={s.value}" for s in process.settings if s.name in names]
         command = shlex.join([*mask, f"PYTHONPATH={process_env.ROOT}", *argv])
-        failed = (fault, f"to see all of its output, run it yourself: {command}")
+        failed = (problem, f"to see all of its output, run it yourself: {command}")
     seconds = time.monotonic() - start
     return Outcome(tuple(process.gpus), tuple(measured.values()), seconds, failed)
 
 
-def _fault(
+def _problem(
     code: int | None, measured: dict[int, Measured], unreadable: dict[int, str], log: Path
 ) -> str | None:
     """Describe the failure in one line; None if every process completed all tests.
@@ -153,15 +153,15 @@ def _fault(
     if code == 0:
         return "; ".join(f"process {rank}: {why}" for rank, why in unreadable.items()) or None
     progress = {rank: f"was in {result.phase}" for rank, result in measured.items()} | unreadable
-    fault = ", ".join(f"process {rank} {progress[rank]}" for rank in sorted(progress))
+    problem = ", ".join(f"process {rank} {progress[rank]}" for rank in sorted(progress))
     words = logs.tail(log)
     if words.lines:
-        shown = (line.strip()[:200] for line in words.lines[-MOST_LINES:])
-        fault += f". Last lines: {' | '.join(shown)}"
+        shown = (line.strip()[:200] for line in words.lines[-MAX_LINES:])
+        problem += f". Last lines: {' | '.join(shown)}"
     if code is None:
-        return f"killed after {TIMEOUT_S:g} s: {fault}"
+        return f"killed after {TIMEOUT_S:g} s: {problem}"
     if words.rank is None or words.exit_code is None:
-        return fault
+        return problem
     number = words.exit_code
     why = logs.killed_by(-number) if number < 0 else f"exit code {number}"
-    return f"process {words.rank} ended first, {why}; {fault}"
+    return f"process {words.rank} exited first, {why}; {problem}"

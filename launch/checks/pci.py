@@ -63,7 +63,7 @@ def acs(facts: Facts) -> Finding | None:
     if on := [name for name, bits in control.items() if bits]:
         return warn(
             f"on at {len(on)} of {len(bridges)} bridges: {', '.join(on[:4])}",
-            f"sudo setpci -s {on[0]} ECAP_ACS+0x6.w=0000, and likewise for the others; or "
+            f"sudo setpci -s {on[0]} ECAP_ACS+0x6.w=0000, and the same for the others; or "
             "disable ACS in the BIOS",
         )
     if None in control.values():
@@ -94,13 +94,13 @@ def _acs_control(config: Path) -> int | None:
 def pcie(facts: Facts) -> Finding | None:
     """Compare every link from a GPU to the root port with the capability of both ends.
 
-    Many cards contain a switch, so the GPU's own link stays on the board. The slot's link is the
+    Many cards contain a switch, so the GPU's link stays on the board. The slot's link is the
     one above that switch.
     """
     gpus = [gpu for gpu in facts.physical_gpus() if gpu.gfx not in INTEGRATED]  # not integrated
     if not gpus:
         return None
-    faults = defaultdict[str, list[str]](list)
+    problems = defaultdict[str, list[str]](list)
     words = set()
     for gpu in gpus:
         device, address = facts.device(gpu), gpu.pci_address
@@ -109,24 +109,24 @@ def pcie(facts: Facts) -> Finding | None:
         is_idle = is_display and not number(device / "gpu_busy_percent")
         links = _links_up(device)
         if not links:
-            faults["unknown"].append(address or "")
+            problems["unknown"].append(address or "")
         for width, widest, speed, fastest in links:
             words.add(f"x{width} at {speed:g} GT/s")
             if width < widest:
-                faults["narrow"].append(f"{address} x{width} of x{widest}")
+                problems["narrow"].append(f"{address} x{width} of x{widest}")
             if speed < fastest:
                 kind = "idle" if is_idle else "slow"
-                faults[kind].append(f"{address} {speed:g} of {fastest:g} GT/s")
-    if narrow := faults["narrow"]:
+                problems[kind].append(f"{address} {speed:g} of {fastest:g} GT/s")
+    if narrow := problems["narrow"]:
         remedy = "power off, reseat the card and its riser in a slot of full width; sudo lspci -vv"
         return fail(first_few(narrow), remedy)
-    if slow := faults["slow"]:
+    if slow := problems["slow"]:
         remedy = "set the PCIe speed in the BIOS to auto; reseat the card and its riser"
         return warn(first_few(slow), f"{remedy}; sudo lspci -vv")
-    if idle := faults["idle"]:
+    if idle := problems["idle"]:
         remedy = "check again during a run, because idle cards slow their link"
         return unknown(f"{first_few(idle)}, idle", remedy)
-    if addresses := faults["unknown"]:
+    if addresses := problems["unknown"]:
         reading = f"no link speed reported for {len(addresses)} of {len(gpus)} GPUs"
         return unknown(reading, f"sudo lspci -vv -s {addresses[0]} | grep LnkSta")
     return passed(f"{len(gpus)} GPUs: {', '.join(sorted(words))}")
@@ -135,13 +135,13 @@ def pcie(facts: Facts) -> Finding | None:
 def _links_up(device: Path) -> list[tuple[int, int, float, float]]:
     """Return (width, largest width, GT/s, largest GT/s) of each link up to the root port.
 
-    sysfs puts a device's folder into that of the port above it.
+    sysfs puts a device's folder into the folder of the port above.
     """
     links = []
     lower = Path(os.path.realpath(device))  # Path.resolve() raises for circular links
-    while (now := _link(lower, "current")) and (most := _link(lower, "max")) and now[0] <= most[0]:
-        port = _link(lower.parent, "max") or most
-        links.append((now[0], min(most[0], port[0]), now[1], min(most[1], port[1])))
+    while (now := _link(lower, "current")) and (peak := _link(lower, "max")) and now[0] <= peak[0]:
+        port = _link(lower.parent, "max") or peak
+        links.append((now[0], min(peak[0], port[0]), now[1], min(peak[1], port[1])))
         lower = lower.parent.parent  # the upper end of the port's switch
     return links
 

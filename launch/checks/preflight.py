@@ -1,4 +1,4 @@
-"""Check the host before a run: `before_run` of checks.yaml for GPUs, the memory for a CPU."""
+"""Before a run, check the GPUs (`before_run` in checks.yaml) or, on a CPU, the memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from launch.machine.sysfs import total_memory
 from launch.schema.enums import Preflight, Vendor
 from launch.schema.plan import Plan
 
-# Our choice: the driver frees a process's memory a moment after the process ends.
+# Our choice: the driver frees a process's memory a moment after the process exits.
 RELEASED_WITHIN_S = 5.0
 POLL_S = 0.2
 
@@ -56,7 +56,7 @@ def check_host_memory(plan: Plan, host: Host) -> None:
     if memory is None or largest is None or largest.total_gb <= memory / 1e9:
         return
     shortage = (
-        f"{largest.process}: {largest.total_gb:.0f} GB of memory needed, but this machine has "
+        f"{largest.process} needs {largest.total_gb:.0f} GB of memory, but this machine has "
         f"{memory / 1e9:.0f} GB"
     )
     if plan.config.preflight == Preflight.refuse:

@@ -11,7 +11,7 @@ from launch.machine.kfd import INTEGRATED
 from launch.machine.products import products
 from launch.schema.variables import ALLOCATOR, is_expandable
 
-MOST_INTEGRATED = 16  # compute units of an integrated GPU next to a card (Radeon 890M)
+MAX_INTEGRATED = 16  # compute units of an integrated GPU next to a card (Radeon 890M)
 HIP = masks.AMD[0]
 OVERRIDE = "HSA_OVERRIDE_GFX_VERSION"
 
@@ -22,7 +22,7 @@ def integrated_gpu(facts: Facts) -> Finding | None:
         i
         for i, gpu in enumerate(gpus)
         if (gpu.gfx in INTEGRATED or not (gpu.group or gpu.partition_of))
-        and 0 < (gpu.compute_units or 0) <= MOST_INTEGRATED
+        and 0 < (gpu.compute_units or 0) <= MAX_INTEGRATED
     ]
     others = [i for i, gpu in enumerate(gpus) if i not in integrated and gpu.gfx not in INTEGRATED]
     if not others:
@@ -31,7 +31,7 @@ def integrated_gpu(facts: Facts) -> Finding | None:
         return passed("no integrated GPU next to the card")
     gpu = gpus[integrated[0]]
     description = f"{gpu.gfx}, {gpu.compute_units} CUs"
-    is_used = facts.only is None or facts.only & set(integrated)  # a run sets its own mask
+    is_used = facts.only is None or facts.only & set(integrated)  # a run sets a mask
     if not is_used or gpu not in masks.visible(gpus, facts.host.environ):
         return passed(f"the integrated GPU is excluded ({description})")
     mask = ",".join(map(str, others))
@@ -50,7 +50,7 @@ def gfx_override(facts: Facts) -> Finding | None:
     if not targets and facts.hardware:
         targets = {facts.hardware.gfx}
     native = sorted(targets & {product.gfx for product in products()})
-    # The variable spells gfx90a as 9.0.10. Setting it to a GPU's own version has no effect.
+    # The variable spells gfx90a as 9.0.10. Setting it to the GPU's real version has no effect.
     versions = {f"{t[3:-2]}.{int(t[-2], 16)}.{int(t[-1], 16)}" for t in native}
     if native and versions != {value}:
         reading = f"{value}, but {', '.join(native)} has native kernels"
@@ -76,14 +76,14 @@ def visibility_masks(facts: Facts) -> Finding | None:
         return fail(reading, remedy)
     mask = next(iter(variables.values()), "")
     indices = [part.strip() for part in mask.split(",")] if mask else []
-    fault = None
+    problem = None
     count = len([gpu for gpu in facts.host.gpus if gpu.gfx.startswith("gfx") == facts.is_amd])
     if not all(index.isdecimal() for index in indices) or len(set(indices)) < len(indices):
-        fault = "only indices are allowed, each once"
+        problem = "only indices are allowed, each once"
     elif count and any(int(index) >= count for index in indices):
-        fault = f"this machine has {count} GPU(s), counted from 0"
-    if fault:
-        return fail(f"{reading}: {fault}", f"export {names[0]}=0")
+        problem = f"this machine has {count} GPU(s), counted from 0"
+    if problem:
+        return fail(f"{reading}: {problem}", f"export {names[0]}=0")
     return passed(reading)
 
 

@@ -26,13 +26,13 @@ from launch.machine.sysfs import folders, is_folder, number, properties, text, t
 # Share of the memory; our choice. An idle driver uses 0.3 GB, and a desktop 1 of 24 GB. A larger
 # share belongs to another run.
 OCCUPIED = 0.10
-# Our choice. ROCr opens every visible GPU, so processes hold a little memory of unused ones, too.
+# Our choice. ROCr opens every visible GPU, so processes hold a little memory of unused GPUs, too.
 HELD_GB = 0.1
-# Degrees below the device's own limit.
+# Degrees below the device's limit.
 NEAR_LIMIT_C = 10.0
 CAPS = ("power1_cap", "power1_cap_default")
 KFD_PROCESSES = "sys/class/kfd/kfd/proc"
-# The following four concern integrated GPUs, which use system memory (GTT).
+# The following four constants concern integrated GPUs, which use system memory (GTT).
 PAGE = 4096  # bytes
 LEFT_TO_SYSTEM = 4 << 30  # bytes; kyuz0's guides leave 4 GiB or more
 LARGEST = 128 << 30  # bytes of the largest machine, assumed without /proc/meminfo
@@ -79,10 +79,10 @@ def memory_size(facts: Facts) -> Finding | None:
     ]
     if not gpus:
         return unknown("the driver reports no size", "amd-smi static --vram, or nvidia-smi")
-    least = min(gpus, key=lambda gpu: gpu.memory_gb or 0)
-    gib = f"{(least.memory_gb or 0) / GIB:.0f}"
+    smallest = min(gpus, key=lambda gpu: gpu.memory_gb or 0)
+    gib = f"{(smallest.memory_gb or 0) / GIB:.0f}"
     remedy = f"do nothing here, where plans use it; on other machines: hardware.memory_gb={gib}"
-    return judge(f"{gib} GiB each", not detect.is_smaller(least, hardware), remedy, "")
+    return judge(f"{gib} GiB each", not detect.is_smaller(smallest, hardware), remedy, "")
 
 
 def _memory(facts: Facts) -> dict[str, tuple[int, int]]:
@@ -106,7 +106,7 @@ def _memory(facts: Facts) -> dict[str, tuple[int, int]]:
 def _compute_memory(facts: Facts) -> dict[int, dict[str, int]] | None:
     """Return the bytes that processes allocated for computing, by pid and PCI address.
 
-    The pids are those of the host, so processes of all containers are included. Memory of a
+    The pids are in the host's namespace, so processes of all containers are included. Memory of a
     desktop is not. Return None if the driver does not report processes.
     """
     if not facts.amd_gpus or not is_folder(facts.root / KFD_PROCESSES):
@@ -237,7 +237,7 @@ def temperature(facts: Facts) -> Finding | None:
 
 
 def power_cap(facts: Facts) -> Finding | None:
-    """Compare the cap with the board's default. A Radeon's figures exclude fans and memory."""
+    """Compare the cap with the board's default. A Radeon's readings exclude fans and memory."""
     watts = {}
     for gpu in facts.physical_gpus():
         cap, default = (
@@ -257,16 +257,16 @@ def power_cap(facts: Facts) -> Finding | None:
 
 
 def gtt_size(facts: Facts) -> Finding:
-    """Check the system memory for the GPU. Only warn, because plans use the current size."""
+    """Check how much system memory the GPU may use. Only warn: plans use the current size."""
     memory = total_memory(facts.root)
-    most = max(0, (LARGEST if memory is None else memory) - LEFT_TO_SYSTEM)
-    pages = most // PAGE
+    available = max(0, (LARGEST if memory is None else memory) - LEFT_TO_SYSTEM)
+    pages = available // PAGE
     remedy = boot_with(f"ttm.pages_limit={pages} ttm.page_pool_size={pages}")
     remedy += f". For kernels without ttm.pages_limit: amdgpu.gttsize={pages * PAGE >> 20}"
     size, command = _pool_gb(facts, "gtt")
-    least = ENOUGH * most / 1e9
-    finding = judge(size and f"{size:.0f} GB", (size or 0) >= least, remedy, command)
-    return finding.expecting(f"{least:.0f} GB or more for the GPU")
+    minimum_gb = ENOUGH * available / 1e9
+    finding = judge(size and f"{size:.0f} GB", (size or 0) >= minimum_gb, remedy, command)
+    return finding.expecting(f"{minimum_gb:.0f} GB or more for the GPU")
 
 
 def carved_memory(facts: Facts) -> Finding:

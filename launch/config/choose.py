@@ -1,9 +1,9 @@
 """Choose settings for speed=auto that make a training step faster without changing its result.
 
 The keys in config.speed_keeps, which the user or a file sets, are never changed. A candidate must
-fit in memory even if the prediction is too low by the planner's usual error. Of those, the one with
-the most predicted tokens per second is chosen. All functions are pure. They start from a
-composition that `prepare` of launch/plan/planning.py has checked, and modify copies of it.
+fit in memory even if the prediction is too low by the planner's usual error. Among the candidates,
+the highest predicted throughput wins. All functions are pure: they modify copies of a composition
+that `prepare` in launch/plan/planning.py has checked.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from launch.config.compose import leaf
 from launch.config.fixed_settings import divides_evenly, reason_to_keep
 from launch.estimate import margin, memory
 from launch.estimate.batch_counts import PROMPT_TOKENS, batch
-from launch.estimate.speed import COMPILE_S, num_steps, speed
+from launch.estimate.speed import COMPILE_S, estimate_speed, num_steps
 from launch.machine import placement
 from launch.machine.detect import Host
 from launch.schema import Choice, Config
-from launch.schema.enums import Rows, Speed, Vendor
-from launch.schema.trainer_args import argument
+from launch.schema.enums import Rows, SpeedMode, Vendor
+from launch.schema.trainer_args import value_or_none
 
 BATCH, ACCUMULATION = (
     "method.args.per_device_train_batch_size",
@@ -37,30 +37,30 @@ MAX_ROWS = 64  # of a micro-batch; larger ones do not use a GPU better
 MIN_WORKERS, MAX_WORKERS = (1, 4)
 TRL_DEFAULT = "TRL's default, which speed=off and tuning runs keep"
 # Longest prompt that must fit in GRPO's memory if prompts have no limit. batch() assumes a quarter.
-LONGEST_PROMPT_TOKENS = 1024
+MAX_PROMPT_TOKENS = 1024
 
 
 def choose(config: Config, host: Host) -> Config:
     """Return `config` with all choices made and listed in `chosen`. Keys already listed stay."""
     if not (config.method.trains or config.method.tunes):
         return config
-    off = config.speed == Speed.off or config.method.tunes
+    off = config.speed == SpeedMode.off or config.method.tunes
     config = _with_choice(config, COMPILE, *_compile_choice(config, off))
     layout = (Rows.padded, TRL_DEFAULT) if off else _rows_choice(config)
     config = _with_choice(config, ROWS, *layout)
     if off or config.smoke:
         return config
     config = _with_workers(config, host)
-    if config.hardware.vendor == Vendor.none or speed(config).step_s is None:
+    if config.hardware.vendor == Vendor.none or estimate_speed(config).step_s is None:
         return config
     return _with_fastest_batch(_without_slow_compile(config), host)
 
 
 def _without_overlap(config: Config) -> Config:
-    """Return a copy in which generation and training do not overlap.
+    """Return a copy without overlap of generation and training.
 
     With overlap only the longer of the two would count, and predictions are too rough to tell which
-    is longer. So a choice must not slow either.
+    is longer, so a choice must not slow either.
     """
     return with_value(config, "topology.overlap", False)
 
@@ -136,7 +136,7 @@ def _rows_choice(config: Config) -> tuple[Rows, str]:
     generates = config.method.generates
     grouped_reason = "rows of similar length share a micro-batch"
     if generates:
-        grouped_reason = "each micro-batch is padded to its own longest completion"
+        grouped_reason = "each micro-batch is padded to its longest completion"
     if Rows.packed not in config.method.row_layouts:
         return Rows.grouped, f"{grouped_reason}, within one optimizer step"
     unpacked_reason = reason_to_keep("unpacked", config)
@@ -170,7 +170,7 @@ def _with_fastest_batch(config: Config, host: Host) -> Config:
         return all(entry.fits and not margin.close(entry) for entry in entries)
 
     def tokens_per_second(candidate: Config) -> float:
-        return speed(_without_overlap(candidate)).tokens_per_second or 0.0
+        return estimate_speed(_without_overlap(candidate)).tokens_per_second or 0.0
 
     best, threshold, best_fits = config, tokens_per_second(config) * MIN_GAIN, fits(config)
     for candidate in _candidates(config, fits):
@@ -224,12 +224,12 @@ def _with_long_prompts(config: Config) -> Config:
 
     batch() assumes prompts of PROMPT_TOKENS, so the plan would not cover longer ones.
     """
-    completion = argument(config, "max_completion_length")
-    has_limit = config.topology.server_max_length or argument(config, "vllm_max_model_length")
+    completion = value_or_none(config, "max_completion_length")
+    has_limit = config.topology.server_max_length or value_or_none(config, "vllm_max_model_length")
     has_short_prompts = config.data.kind in ("reasoning", "code")
     if not completion or has_limit or has_short_prompts:
         return config
-    tokens = int(completion) + LONGEST_PROMPT_TOKENS - PROMPT_TOKENS
+    tokens = int(completion) + MAX_PROMPT_TOKENS - PROMPT_TOKENS
     return with_value(config, "method.args.max_completion_length", tokens)
 
 
@@ -248,7 +248,7 @@ def _with_choices_of(config: Config, best: Config) -> Config:
         changed = config
         for key in reasons:
             changed = with_value(changed, key, leaf(best, key))
-        gain = _gain(speed(config).step_s, speed(changed).step_s)
+        gain = _gain(estimate_speed(config).step_s, estimate_speed(changed).step_s)
         for key, reason in reasons.items():
             config = _with_choice(config, key, leaf(best, key), reason + gain)
     return config
@@ -266,7 +266,7 @@ def _without_slow_compile(config: Config) -> Config:
     if not compiles or config.precision.compute == "fp8":
         return config
     eager, steps = with_value(config, COMPILE, False), num_steps(config, batch(config))
-    eager_s, compiled_s = (speed(_without_overlap(each)).step_s for each in (eager, config))
+    eager_s, compiled_s = (estimate_speed(_without_overlap(c)).step_s for c in (eager, config))
     saved_s = eager_s - compiled_s if eager_s and compiled_s else 0.0
     pays = saved_s > 0 and (steps is None or steps * saved_s > COMPILE_S)
     loss = "compiling gains nothing"

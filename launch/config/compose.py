@@ -115,7 +115,7 @@ def _with_absolute_paths(config: Config) -> Config:
         model = Path(config.model.path)
         is_run = (model / "record.json").is_file() and not (model / "config.json").is_file()
         config.model.path = str(model / "model" if is_run else model)
-    # The arguments of method=raft include those of its phases.
+    # The arguments of method=raft include its phases' arguments.
     phases = [config.method.args.get(name) for name in ("sample", "evaluate")]
     for args in (config.method.args, *(phase for phase in phases if isinstance(phase, dict))):
         for name in ("reuse", "lm_eval_include", "gguf_converter", "results_from"):
@@ -180,7 +180,7 @@ def _group_options(request: Request) -> Request | None:
 def _compose_options(options: Request) -> tuple[bytes, frozenset[str]]:
     """Return the pickled composition of options, and the keys that speed=auto must keep.
 
-    Those are set in files other than DEFAULTS. Hydra decides which files to merge, in which order.
+    Files other than DEFAULTS set these keys. Hydra decides the files to merge and their order.
     The schema checks the merged values once, which is three times as fast as after each file.
     """
     with initialize_config_dir(str(CONF), version_base="1.3"):

@@ -14,7 +14,7 @@ from typing import Any
 from launch.config.compose import leaf
 from launch.core.json_files import yaml_file
 from launch.schema import Config
-from launch.schema.trainer_args import argument
+from launch.schema.trainer_args import value_or_none
 
 # name -> function that computes the value of `fact.<name>`, a condition without a key
 Facts = Mapping[str, Callable[[Config], Any]]
@@ -26,7 +26,7 @@ def setting(config: Config, key: str, facts: Facts) -> Any:
     group, _, name = key.rpartition(".")
     if group == "fact":
         return facts[name](config)
-    value = argument(config, name) if group == "method.args" else leaf(config, key)
+    value = value_or_none(config, name) if group == "method.args" else leaf(config, key)
     return value.name if isinstance(value, Enum) else value
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from launch.config.conditions import Facts, all_met, setting, table
-from launch.estimate.batch_counts import batch, order_by_batch
+from launch.estimate.batch_counts import batch, why_order_depends_on_batch
 from launch.estimate.rank_memory import generates_with_vllm
 from launch.schema import Config
-from launch.schema.trainer_args import argument
+from launch.schema.trainer_args import value_or_none
 
-# DPO losses that are a mean of independent terms, one per pair (trl 1.16, DPOTrainer). Of the
-# others, `aot` and `aot_unpaired` sort a micro-batch, and `sft` averages over its tokens.
+# DPO losses that are a mean of independent terms, one per pair (trl 1.16, DPOTrainer). Among
+# the others, `aot` and `aot_unpaired` sort a micro-batch, and `sft` averages over its tokens.
 PAIR_LOSSES = {
     *("sigmoid", "sigmoid_norm", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair"),
     *("sppo_hard", "apo_zero", "apo_down", "discopop"),
@@ -21,21 +21,21 @@ BATCH_LOSSES = {"grpo", "dapo", "dr_grpo", "cispo", "sapo", "vespo", "luspo"}
 
 
 def _loss_of_several_pairs(config: Config) -> str | None:
-    losses = argument(config, "loss_type") if config.method.sequences_per_example == 2 else []
+    losses = value_or_none(config, "loss_type") if config.method.sequences_per_example == 2 else []
     return next((name for name in losses or [] if name not in PAIR_LOSSES), None)
 
 
 def _loss_of_micro_batch(config: Config) -> str | None:
-    loss = argument(config, "loss_type") if config.method.generates else None
+    loss = value_or_none(config, "loss_type") if config.method.generates else None
     return loss if loss not in (None, *BATCH_LOSSES) else None
 
 
 FACTS: Facts = {
     "generates_with_vllm": generates_with_vllm,
-    "has_quantile": lambda c: (argument(c, "top_entropy_quantile") or 1.0) < 1.0,
+    "has_quantile": lambda c: (value_or_none(c, "top_entropy_quantile") or 1.0) < 1.0,
     "loss_of_micro_batch": _loss_of_micro_batch,
     "loss_of_several_pairs": _loss_of_several_pairs,
-    "order_by_batch": order_by_batch,
+    "why_order_depends_on_batch": why_order_depends_on_batch,
 }
 
 
@@ -50,9 +50,9 @@ def reason_to_keep(section: str, config: Config) -> str | None:
 
 
 def divides_evenly(config: Config, per_device: int) -> bool:
-    """Return whether micro-batches of `per_device` rows give the same loss as those of now.
+    """Return whether micro-batches of `per_device` rows give the same loss as the current ones.
 
-    A mean over pairs is computed as a mean of micro-batch means. Both are equal only if all
+    A mean over pairs is computed as a mean of micro-batch means, which equals it only if all
     micro-batches are full.
     """
     if config.method.sequences_per_example != 2:

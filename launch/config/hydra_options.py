@@ -27,7 +27,7 @@ def is_requested(arguments: list[str]) -> bool:
 
 
 def reject_hydra_keys(request: Request) -> None:
-    """Raise UserError for Hydra's own keys, because we use Hydra only to compose."""
+    """Raise UserError for keys of Hydra, because we use Hydra only to compose."""
     for override in request.parsed:
         if belongs_to_hydra(override) and override.key_or_group != "hydra.searchpath":
             raise UserError(

@@ -19,12 +19,12 @@ NOT_IDENTITY = {
 }
 # Keys that follow from the name of the method.
 PROPERTIES = tuple(field.name for field in dataclasses.fields(Properties))
-# Curricula that divide the data among RAFT's cycles, so each cycle depends on their number.
+# Curricula that divide the data among RAFT's cycles, so a cycle depends on the number of cycles.
 CURRICULA_BY_CYCLE = ("progressive", "mixed")
 
 
 def default_name(config: Config) -> str:
-    """Return the default name of a run: <method>-<model>-<hardware>, with -smoke if it is one."""
+    """Return the default name of a run: <method>-<model>-<hardware>, plus -smoke for smoke=true."""
     parts = [
         config.method.name.replace("/", "-"),
         config.model.name if config.method.uses_model else "",
@@ -40,7 +40,7 @@ def has_phases(config: Config) -> bool:
 
 
 def composition(config: Config) -> dict[str, Any]:
-    """Return the composition that a record stores, from which the run can be repeated."""
+    """Return the composition that a record stores to make the run repeatable."""
     return {key: value for key, value in plain(config).items() if key not in NOT_IDENTITY}
 
 
@@ -54,7 +54,7 @@ def without_removed_keys(composition: dict[str, Any]) -> dict[str, Any]:
 def identity(composition: dict[str, Any]) -> dict[str, Any]:
     """Return the keys and values that are equal for two compositions of the same run.
 
-    Of the runtime, only its name and number of nodes are compared. A tracker's package is filled
+    For the runtime, only its name and number of nodes are compared. A tracker's package is filled
     in, because earlier records contain it. For a sampling, the number of RAFT's cycles matters only
     if a curriculum divides the data among them.
     """

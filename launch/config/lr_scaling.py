@@ -1,4 +1,4 @@
-"""Scale the learning rate with the batch, relative to the batch for which it was chosen."""
+"""Scale the learning rate with the batch, relative to the batch it was chosen for."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from launch.schema.data import LrScaling
 from launch.schema.trainer_args import value
 
 
-def scaled(config: Config, trainer_args: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def scale_learning_rate(config: Config, args: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Return the trainer's arguments with the scaled rate, and a message about the change.
 
-    The batch is the number of sequences per optimizer step on all ranks. The composition still has
+    The batch is the number of sequences per optimizer step on all ranks. The composition keeps
     the unscaled rate, so a run repeated from its record is not scaled twice.
     """
     method = config.method
     if method.lr_scaling == LrScaling.none or method.lr_reference_batch is None:
-        return trainer_args, []
+        return args, []
     rate, size = float(value(config, "learning_rate")), batch(config).sequences
     ratio = size / method.lr_reference_batch
     factor = ratio if method.lr_scaling == LrScaling.linear else math.sqrt(ratio)
@@ -28,4 +28,4 @@ def scaled(config: Config, trainer_args: dict[str, Any]) -> tuple[dict[str, Any]
         f"{rate:g} x {factor:.4g} for {size} sequences per step instead of "
         f"{method.lr_reference_batch}."
     )
-    return {**trainer_args, "learning_rate": rate * factor}, [line]
+    return {**args, "learning_rate": rate * factor}, [line]

@@ -37,7 +37,7 @@ class Request(tuple[str, ...]):
 
     @functools.cached_property
     def keys(self) -> list[str]:
-        """Return the keys that the overrides set: not groups, and mappings as their leaves."""
+        """Return the keys that the overrides set, without groups. A mapping yields its leaves."""
         return [
             key
             for override in self.parsed
@@ -108,13 +108,13 @@ def _parsed(override: str) -> Override:
         return parsed
     except (HydraException, ValueError) as error:  # ValueError: too many digits
         is_word = "=" not in override and not override.startswith("~")
-        fault = "'=' is missing" if is_word else "not an override"
+        problem = "'=' is missing" if is_word else "not an override"
         groups_of_options = {**groups(), "mode": [*Mode.__members__]}
         matches = [f"{g}={override}" for g, names in groups_of_options.items() if override in names]
         hint = f"Did you mean {' or '.join(matches)}?" if matches else SYNTAX
         text = override if override.isprintable() and override.strip() else repr(override)
         shown = text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
-        raise UserError(f"{shown}: {fault}. {hint}") from error
+        raise UserError(f"{shown}: {problem}. {hint}") from error
 
 
 def _check(override: Override, any_option: bool) -> bool:

@@ -46,7 +46,7 @@ DATA_SIZES = ("data.num_train", "data.num_heldout", "data.limit")
 CPU_VALUES = {
     "torch_compile": (False, "compiling takes minutes on a CPU"),
     "use_liger_kernel": (False, "Liger's kernels need a GPU"),
-    "fail_below": (None, "figures of a CPU are not compared"),
+    "fail_below": (None, "results on a CPU are not compared"),
     "optim": ("adamw_torch", "this optimizer runs on every device"),
 }
 MODEL_SIZES = {

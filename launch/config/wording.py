@@ -1,6 +1,6 @@
 """Compose the messages for wrong options, keys and values, each with a valid example.
 
-Options are the files of conf/. Keys and types are those of the schema. Hydra and OmegaConf raise
+Options are the files of conf/. Keys and types come from the schema. Hydra and OmegaConf raise
 the errors that `translate` rewrites.
 """
 
@@ -32,7 +32,7 @@ ENTRIES = {
     for key, kind in {"phases": Phase, "data.tasks": Task, "data.sources": Source}.items()
 }
 HUB = (
-    " To use a model of the hub: model=<a model of the same architecture and shape> "
+    " To use a Hub model: model=<a model of the same architecture and shape> "
     "model.hub_id={} model.revision=<its commit>."
 )
 
@@ -51,7 +51,7 @@ def unknown_option(group: str, option: str) -> UserError:
     """Return the error for an unknown option of a group."""
     options = groups()[group]
     hub = HUB.format(option) if group == "model" and "/" in option else ""
-    # Qwen/Qwen3-4B of the hub is qwen3_4b in conf/model.
+    # The Hub model Qwen/Qwen3-4B is qwen3_4b in conf/model.
     local_name = re.sub(r"[^a-z0-9]+", "_", option.rpartition("/")[2].lower())
     suggestion = near(option, options) or near(local_name, options)
     return UserError(
@@ -191,7 +191,7 @@ def translate(error: Exception) -> UserError:
 def _key_message(key: str, cause: BaseException, text: str) -> str:
     """Return the message for an unknown key, or for a wrong value of a known one.
 
-    `text` is Hydra's own message.
+    `text` is Hydra's message.
     """
     lines = [line for line in str(cause).splitlines() if not line.startswith("In '")]
     rule = next(iter(lines), str(cause)).rstrip(".")

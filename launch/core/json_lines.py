@@ -1,4 +1,4 @@
-"""Read users' JSONL files. Each error message has the file, the line, the fault and a fix."""
+"""Read users' JSONL files. Each error message names the file, the line, the problem and a fix."""
 
 from __future__ import annotations
 

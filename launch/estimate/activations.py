@@ -16,7 +16,7 @@ from launch.estimate.batch_counts import Batch
 from launch.schema import Config, Model
 from launch.schema.enums import Head, Rows
 from launch.schema.shapes import linear_sizes
-from launch.schema.trainer_args import argument, value
+from launch.schema.trainer_args import value, value_or_none
 
 # bytes per weight; nf4 has 4 bits, and an fp32 scale per 64 weights (arXiv:2305.14314)
 BYTES = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "nf4": 0.5625}
@@ -99,7 +99,7 @@ class MicroStep:
     def saved_by_layer(self) -> float:
         """Return the bytes that one layer saves for its backward, for all tokens."""
         hidden, wide, query, key = self.widths
-        out, unfused = self.numerics.product_bytes, self.scores() + 4 * self._query_copy()
+        out, unfused = self.numerics.product_bytes, self.score_bytes() + 4 * self._query_copy()
         if self.compiled or self.liger:
             return self.tokens * self._fused_per_token() + unfused
         if self.adapter:
@@ -153,7 +153,7 @@ class MicroStep:
         normed = frozen if self.model.architecture == "qwen3" else 0
         return (query + key) * (normed + 2 * out) + 4 * self.model.num_heads
 
-    def scores(self) -> float:
+    def score_bytes(self) -> float:
         """Return the bytes of the attention scores, which are stored only without a fused kernel.
 
         torch lacks a fused kernel for some GPUs, where it computes 16-bit attention in fp32. It
@@ -170,22 +170,22 @@ class MicroStep:
 
         Without it, torch makes such copies to scale query and key, and to repeat keys and values.
         """
-        return 4.0 * self.tokens * self.widths[2] if self.scores() else 0.0
+        return 4.0 * self.tokens * self.widths[2] if self.score_bytes() else 0.0
 
     def scattered(self) -> float:
         """Return an upper bound of the bytes in free pieces that torch's allocator cannot reuse.
 
         Checkpointing saves a hidden state per layer. Each may occupy part of a block that was freed
         by a larger tensor, such as the tile of our head for SFT. The rest of the block is then too
-        small for another large tensor. The bound is the most that was observed.
+        small for another large tensor. The bound is the maximum that was observed.
         """
         if not self.recomputing:
             return 0.0
         tile = self._logits(TILE[0]) if self.head is Head.summed else 0.0
-        return self.recomputing * self.hidden + self.scores() + tile
+        return self.recomputing * self.hidden + self.score_bytes() + tile
 
     def backward_of_layer(self) -> float:
-        """Return the bytes that a layer's backward needs in addition to those that were saved.
+        """Return the bytes that a layer's backward needs in addition to the saved ones.
 
         These are gradients of the hidden state and of the factors in the MLP.
         """
@@ -198,14 +198,14 @@ class MicroStep:
             state = 2 * hidden if self.numerics is Numerics.cast else 0
             mlp = self.tokens * ((2 if down else 3) * out * wide + state) - freed
             return max(mlp, *map(self._adapter_forward, self.adapter.sizes))
-        unfused = 2 * self.scores() + 5 * self._query_copy()
+        unfused = 2 * self.score_bytes() + 5 * self._query_copy()
         return max(self.hidden + self.tokens * 2 * out * wide, unfused)
 
     def _adapter_forward(self, name: str) -> float:
         """Return the bytes that the forward of an adapted linear layer adds at its peak.
 
-        It is part of the backward with checkpointing. The bytes are relative to those that the
-        decoder layer saves, part of which does not exist yet.
+        It is part of the backward with checkpointing. The bytes are on top of what the
+        decoder layer saves, although part of that does not exist yet.
         """
         assert self.adapter is not None
         # size of each of gate, up, activation and product
@@ -267,7 +267,7 @@ def micro_step(config: Config, size: Batch) -> MicroStep:
     all_layers, dtypes = config.topology.fsdp.activation_checkpointing, numerics(config)
     if config.adapter.rank is not None:
         # The weights of an adapter are fp32, unless the strategy casts all weights to 16 bits or
-        # TRL does so for nf4.
+        # TRL casts them for nf4.
         fp32, nf4 = precision.compute == "fp32", precision.weights == "nf4"
         low = not fp32 and (nf4 or strategy in SHARDED)
         recast = nf4 or (dtypes is Numerics.cast and not low)
@@ -281,11 +281,11 @@ def micro_step(config: Config, size: Batch) -> MicroStep:
         adapter,
         bool(value(config, "gradient_checkpointing")) or all_layers,
         config.hardware.fused_attention and config.hardware.attention != "eager",
-        compiled=bool(argument(config, "torch_compile") or config.step.compile),
+        compiled=bool(value_or_none(config, "torch_compile") or config.step.compile),
         recomputed=None if all_layers else config.step.checkpointed_layers,
         fp8=precision.compute == "fp8",
         head=head_of(config),
-        liger=bool(argument(config, "use_liger_kernel")),
+        liger=bool(value_or_none(config, "use_liger_kernel")),
     )
 
 

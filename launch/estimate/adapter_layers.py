@@ -96,7 +96,7 @@ class AdapterLayers:
     def dora_weights(self) -> float:
         """Return the bytes of weights that DoRA saves for the backward.
 
-        With dropout, it recomputes the output of W, for which it casts W again.
+        With dropout, it casts W again to recompute the output of W.
         """
         recomputes = self.dora and self.dropout and self.is_mixed
         return 2.0 * sum(i * o for i, o in self.sizes.values()) if recomputes else 0.0

@@ -11,7 +11,7 @@ from launch.core.errors import UserError
 from launch.machine import placement
 from launch.schema import Config
 from launch.schema.data import Curriculum
-from launch.schema.trainer_args import argument, known, value
+from launch.schema.trainer_args import known, value, value_or_none
 
 PROMPT_TOKENS = 256  # assumed length of a prompt, because the planner does not read the data
 UNCUT_TOKENS = 1024  # assumed length of a row if max_length=null
@@ -111,7 +111,7 @@ def apply_effective_batch(config: Config, on_command_line: Sequence[str] = ()) -
     return [warning] if before not in (1, after) else []
 
 
-def least_staleness(config: Config) -> int:
+def min_staleness(config: Config) -> int:
     """Return the number of optimizer steps that use the completions of one generation.
 
     Completions that are requested one generation early are that many steps old.
@@ -133,17 +133,17 @@ def generation_batch(config: Config) -> int:
     return int(configured or size.per_device * size.ranks * steps)
 
 
-def order_by_batch(config: Config) -> str | None:
+def why_order_depends_on_batch(config: Config) -> str | None:
     """Return why the order of rows depends on the micro-batch; None if it does not."""
     if config.data.curriculum == Curriculum.adaptive and config.method.generates:
         return "data.curriculum=adaptive updates its pass rates later with a larger accumulation"
-    strategy = argument(config, "train_sampling_strategy")
+    strategy = value_or_none(config, "train_sampling_strategy")
     if strategy not in (None, "random", "sequential"):
         return f"method.args.train_sampling_strategy={strategy} orders rows by batch size"
     for name, effect in (
         ("dataloader_drop_last", "drops the rows of an epoch's last, incomplete micro-batch"),
         ("auto_find_batch_size", "may have lowered the batch"),
     ):
-        if argument(config, name):
+        if value_or_none(config, name):
             return f"method.args.{name}=true {effect}"
     return None

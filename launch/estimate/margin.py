@@ -14,7 +14,7 @@ from launch.machine.detect import Host
 from launch.schema import Config
 from launch.schema.enums import Vendor
 from launch.schema.plan import Memory
-from launch.schema.trainer_args import argument, known, value
+from launch.schema.trainer_args import known, value, value_or_none
 
 ERROR = 0.05  # nearly all runs of docs/results/memory.md were within this share of the plan
 BATCHES = ("per_device_train_batch_size", "batch_size")  # for training, for inference
@@ -60,7 +60,7 @@ def _risks(entry: Memory) -> dict[str, str]:
 
 
 def tightness(entry: Memory) -> tuple[bool, bool, bool, float]:
-    """Return a sort key, which is greatest for the entry that most exceeds its capacity.
+    """Return a sort key that is greatest for the entry that exceeds its capacity the most.
 
     If all fit, it is greatest for the smallest margin. Servers, which fill their capacity, are
     smallest.
@@ -80,15 +80,15 @@ def warnings(config: Config, entries: list[Memory]) -> list[str]:
         f"{entry.process}: {entry.total_gb:.1f} of {entry.capacity_gb:.1f} GB, "
         f"{share(entry):.0%} of its GPU"
     )
-    size, names = batch(config).per_device, [name for name in BATCHES if argument(config, name)]
-    length = next((name for name in LENGTHS if argument(config, name)), None)
+    size, names = batch(config).per_device, [n for n in BATCHES if value_or_none(config, n)]
+    length = next((name for name in LENGTHS if value_or_none(config, name)), None)
     if size > 1 and names:
         remedy = f"a smaller method.args.{names[0]} (now {size})"
     elif length is None:
         remedy = "a larger GPU, or more GPUs"
     else:
-        remedy = f"a smaller method.args.{length} (now {argument(config, length)}), or more GPUs"
-    # Expandable segments avoid free pieces. But on AMD they can hang (pytorch#192259), and with
+        remedy = f"a smaller method.args.{length} (now {value(config, length)}), or more GPUs"
+    # Expandable segments avoid free pieces, but on AMD they can hang (pytorch#192259), and with
     # vLLM they have limits (launch/rules/warnings.py).
     risks, setting = _risks(entry), "user_env.PYTORCH_ALLOC_CONF=expandable_segments:True"
     is_supported = config.hardware.vendor == Vendor.nvidia and not generates_with_vllm(config)
@@ -102,8 +102,8 @@ def uncounted(config: Config) -> list[str]:
     if config.method.measures_machine:  # plans of these methods have no memory and speed
         return []
     names = ("packing", "padding_free", "activation_offloading", "auto_find_batch_size")
-    ignored = [f"method.args.{name}=true" for name in names if argument(config, name)]
-    optimizer = argument(config, "optim")
+    ignored = [f"method.args.{name}=true" for name in names if value_or_none(config, name)]
+    optimizer = value_or_none(config, "optim")
     if optimizer not in (None, *OPTIMIZERS, *BITSANDBYTES_8_BIT, TORCHAO_8_BIT):
         ignored.append(f"method.args.optim={optimizer} (AdamW is assumed)")
     if "max_length" in known(config) and not value(config, "max_length"):

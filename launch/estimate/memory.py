@@ -19,16 +19,16 @@ from launch.machine.gpu import GIB
 from launch.schema import Config, shapes
 from launch.schema.enums import Vendor
 from launch.schema.plan import Memory
-from launch.schema.trainer_args import argument, value
+from launch.schema.trainer_args import value, value_or_none
 from launch.schema.variables import ALLOCATOR, CPU_CACHE_GIB, is_expandable
 
-# Kinds of processes without an entry. The first ends before the others start, the second uses no
+# Kinds of processes without an entry. The first exits before the others start, the second uses no
 # GPU, and the last two fill the memory.
 UNPLANNED = ("prepare", "exporter", "bench", "tune")
-# Round figures for memory outside torch's tensors: the context, library workspaces and the rounding
+# Round numbers for memory outside torch's tensors: the context, library workspaces and the rounding
 # of the allocator, or on a CPU the interpreter and its libraries.
 OVERHEAD_GB, CPU_OVERHEAD_GB = 2.0, 0.5
-SYSTEM_GB = 8.0  # round figure for the system and data loading, if GPU and host share memory
+SYSTEM_GB = 8.0  # round number for the system and data loading, if GPU and host share memory
 
 
 def measured(
@@ -57,7 +57,7 @@ def memory(
     for process in processes:
         if process.kind in UNPLANNED:
             continue
-        serves = process.kind == "server" or argument(config, "engine") == "vllm"
+        serves = process.kind == "server" or value_or_none(config, "engine") == "vllm"
         capacity = min([nominal, *(smaller[gpu] for gpu in process.gpus if gpu in smaller)])
         if serves:
             moment, parts, scattered = "", _server_parts(config, capacity), 0.0

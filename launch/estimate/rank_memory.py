@@ -14,7 +14,7 @@ from launch.estimate.batch_counts import Batch, batch, evaluation_batch, generat
 from launch.machine import placement
 from launch.schema import Config, shapes
 from launch.schema.enums import Head, Init, Reference, Vendor
-from launch.schema.trainer_args import argument, value
+from launch.schema.trainer_args import value, value_or_none
 
 BUCKET = 500_000_000  # elements of ZeRO's gradient buffer: DeepSpeed's default reduce_bucket_size
 # parameters of a rank that ZeRO-3 updates together: DeepSpeed's default sub_group_size
@@ -32,13 +32,13 @@ def uses_reference(config: Config) -> bool:
     """Return whether the loss depends on a reference model: a copy, or the base of an adapter."""
     reference = config.method.reference
     return reference is Reference.always or (
-        reference is Reference.beta and bool(argument(config, "beta"))
+        reference is Reference.beta and bool(value_or_none(config, "beta"))
     )
 
 
 def precomputes_reference(config: Config) -> bool:
     """Return whether a frozen copy processes all rows before training starts."""
-    precomputes = bool(argument(config, "precompute_ref_log_probs"))
+    precomputes = bool(value_or_none(config, "precompute_ref_log_probs"))
     return config.adapter.rank is None and uses_reference(config) and precomputes
 
 
@@ -128,7 +128,7 @@ def state(config: Config) -> dict[str, float]:
         if zero.offload_optimizer:
             parts |= {"optimizer": 0.0, "master weights": 0.0}
     if has_reference(config):
-        # TRL applies the strategy to the reference too. FSDP2 shards it in the dtype in which it
+        # TRL applies the strategy to the reference too. FSDP2 shards it in the dtype that it
         # was loaded.
         is_fsdp = config.topology.strategy == "fsdp"
         parts["reference"] = base / shared if is_fsdp else parts["weights"]
@@ -163,7 +163,7 @@ def preparation(config: Config) -> dict[str, dict[str, float]]:
     precomputes = config.topology.strategy == "fsdp" and precomputes_reference(config)
     measuring = {}
     if precomputes:
-        rows = argument(config, "precompute_ref_batch_size")
+        rows = value_or_none(config, "precompute_ref_batch_size")
         size = batch(config)
         step = micro_step(config, replace(size, per_device=int(rows)) if rows else size)
         gathered = width(config) * n.base
@@ -270,7 +270,7 @@ def _passes(
     n, element = _Counts.of(config), step.numerics.hidden_bytes
     head_weights = float(n.embedding)
     head_gradient = n.width * head_weights
-    # The gradient of a tied head is stored until that of the embedding is added. The gradient of
+    # The gradient of a tied head is stored until the embedding's is added. The gradient of
     # an untied head is accumulated immediately.
     pending = element * head_weights if model.tied_embeddings else 0.0
     # Without accumulation there are no gradients at the start. But DeepSpeed's stage 3 allocates

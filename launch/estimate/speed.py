@@ -27,7 +27,7 @@ from launch.machine.placement import shares_gpu
 from launch.schema import Config, shapes
 from launch.schema.enums import Head, Link, Vendor
 from launch.schema.plan import Speed
-from launch.schema.trainer_args import argument, value
+from launch.schema.trainer_args import value, value_or_none
 
 # Shares of peak and bandwidth, from the runs of docs/results/speed.md. 16-bit products reach
 # healthy.gemm of the hardware file.
@@ -54,7 +54,7 @@ DECODE_BANDWIDTH = 0.6  # share of bandwidth to read the weights for a token, if
 # completions that a server decodes concurrently, unless topology.server_args.max_num_seqs is set
 SERVER_SEQUENCES = 256
 SYNC_S, SYNC_GB_S = 0.14, 134.0  # to send weights to a server
-# likewise through host memory: 0.4 s for 76 million parameters, in three concurrent runs on an H200
+# the same through host memory: 0.4 s for 76 million parameters, in three concurrent runs on an H200
 GLOO_GB_S = 0.6
 # tensors moved per trained tensor: fused AdamW reads four and writes three; clipping reads two and
 # writes one
@@ -69,7 +69,7 @@ BUSY, BUSY_FP8 = 0.92, 0.82
 COMPILE_S = 22.0
 
 
-def speed(config: Config) -> Speed:
+def estimate_speed(config: Config) -> Speed:
     """Predict the tokens per second of all ranks, and the seconds per step."""
     compute = config.precision.compute
     peak = config.hardware.peak_tflops.get(compute)
@@ -113,11 +113,11 @@ def num_steps(config: Config, size: Batch) -> int | None:
     if max_steps and int(max_steps) > 0:
         return int(max_steps)
     rows = min(filter(None, (config.data.limit, config.data.num_train)), default=None)
-    if not rows or argument(config, "packing"):
+    if not rows or value_or_none(config, "packing"):
         return None
     # GRPO generates a group of completions per row and trains on each num_iterations times.
-    per_row = int(argument(config, "num_generations") or 1) * int(
-        argument(config, "num_iterations") or 1
+    per_row = int(value_or_none(config, "num_generations") or 1) * int(
+        value_or_none(config, "num_iterations") or 1
     )
     rows *= config.method.examples_per_row
     return math.ceil(rows * per_row / size.sequences * float(value(config, "num_train_epochs")))
@@ -134,7 +134,7 @@ def sampling(config: Config) -> Speed:
 
     Return new tokens per second of all ranks, without prompts, and seconds per batch.
     """
-    size, vllm = batch(config), argument(config, "engine") == "vllm"
+    size, vllm = batch(config), value_or_none(config, "engine") == "vllm"
     rows = size.per_device * int(value(config, "samples_per_prompt"))
     read_s = engine_args.weights_gb(config, width(config)) / (
         DECODE_BANDWIDTH * config.hardware.bandwidth_gb_s
@@ -143,7 +143,7 @@ def sampling(config: Config) -> Speed:
     waves = max(1.0, rows / max_concurrent(config)) if vllm else 1.0
     step_s = max(read_s, start_s) * int(value(config, "max_new_tokens")) * waves
     tokens = size.ranks * rows * int(value(config, "max_new_tokens"))
-    counts = (argument(config, "num_prompts"), config.data.limit, config.data.num_train)
+    counts = (value_or_none(config, "num_prompts"), config.data.limit, config.data.num_train)
     prompts = min((int(n) for n in counts if n), default=None)
     hours = None
     if prompts is not None:
@@ -160,7 +160,7 @@ def sampling(config: Config) -> Speed:
 def _forward_start_s(config: Config) -> float:
     """Return the seconds that transformers needs to start the kernels of one token.
 
-    These are the kernels of a forward, a third of those of forward and backward.
+    A forward starts a third of the kernels of forward and backward.
     """
     return config.model.num_layers * TRAFFIC[Numerics.cast, False].kernels / 3 * KERNEL_S
 
@@ -229,7 +229,7 @@ def micro_parts(config: Config, step: MicroStep, peak: float) -> dict[str, float
 
 
 def _products_per_second(config: Config, step: MicroStep, peak: float) -> tuple[float, float]:
-    """Return the operations per second of the layers' matrix products, and those of attention.
+    """Return the operations per second of the layers' matrix products and of attention.
 
     With fp8, attention is still in 16 bits.
     """
@@ -247,7 +247,7 @@ def extra_forwards(config: Config) -> float:
     A reference model needs one. GRPO needs another one if it rescores completions. Both are used
     for num_iterations of training.
     """
-    reference = uses_reference(config) and not argument(config, "precompute_ref_log_probs")
+    reference = uses_reference(config) and not value_or_none(config, "precompute_ref_log_probs")
     if not config.method.generates:
         return float(reference)
     iterations = int(value(config, "num_iterations"))

@@ -6,7 +6,7 @@ from dataclasses import astuple, dataclass
 
 from launch.estimate.activations import MicroStep, Numerics
 from launch.schema import Config
-from launch.schema.trainer_args import argument
+from launch.schema.trainer_args import value_or_none
 
 # bytes moved per weight to cast it to 16 bits and its gradient back, with and without
 # checkpointing; counted like TRAFFIC
@@ -15,7 +15,7 @@ WEIGHT_BYTES = {
     Numerics.cast: (0.0, 0.0),
     Numerics.fp32: (0.0, 0.0),
 }
-# likewise with an adapter, where the copies of frozen weights are not kept
+# the same with an adapter, when the copies of frozen weights are not kept
 FROZEN_BYTES = {
     Numerics.autocast: (13.5, 7.0),
     Numerics.cast: (1.5, 1.0),
@@ -93,7 +93,7 @@ def _layer_traffic(config: Config, step: MicroStep, recomputes: bool) -> Traffic
     eager = (TRAFFIC_OF_ADAPTERS if adapter and numerics is not Numerics.fp32 else TRAFFIC)[
         numerics, recomputes
     ]
-    if not argument(config, "use_liger_kernel"):
+    if not value_or_none(config, "use_liger_kernel"):
         return eager
     return eager.times(LIGER_OF_ADAPTERS if adapter else LIGER, LIGER_KERNELS)
 
@@ -116,7 +116,7 @@ def traffic(
     )
     heads = layer.heads * (1.0 if model.architecture == "qwen3" else WITHOUT_HEAD_NORMS)
     per_token = layer.hidden * hidden + layer.wide * wide + heads * (query + key)
-    scores = 12 * step.scores() * (1 + share)  # unfused attention reads and writes them repeatedly
+    scores = 12 * step.score_bytes() * (1 + share)  # unfused attention moves them repeatedly
     with_checkpoints, without = (FROZEN_BYTES if adapter else WEIGHT_BYTES)[step.numerics]
     per_weight = share * with_checkpoints + (1 - share) * without
     weights = per_weight * (linear + (0 if adapter else model.vocab_size * hidden))

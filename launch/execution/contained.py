@@ -23,11 +23,11 @@ import sys, urllib.request
 direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 print(direct.open(sys.argv[1], timeout=float(sys.argv[2])).read().decode(errors="replace"))
 """
-# Signal only processes that handle SIGUSR1. Ranks print their stacks; others would die of it.
+# Signal only processes that handle SIGUSR1. Ranks print their stacks; it would kill others.
 SIGNAL_RANKS_PROGRAM = """
 import contextlib, os, pathlib, signal
 for status in pathlib.Path("/proc").glob("[0-9]*/status"):
-    with contextlib.suppress(OSError):  # the process has just ended
+    with contextlib.suppress(OSError):  # the process has just exited
         caught = status.read_text().partition("SigCgt:")[2].split()
         if caught and int(caught[0], 16) >> (signal.SIGUSR1 - 1) & 1:
             os.kill(int(status.parent.name), signal.SIGUSR1)
@@ -50,7 +50,7 @@ class ContainedProcess:
         self.container = docker_engine.create(client, spec, image_id, host)
         try:
             with docker_engine.host_errors(f"container {spec.name}: "):
-                # Attach before the start, because the engine's own log may have been rotated.
+                # Attach before the start, because the engine's log may have been rotated.
                 self.output = self.container.attach(stdout=True, stderr=True, stream=True)
                 self.container.start()
         except HostError:
@@ -122,7 +122,7 @@ class ContainedProcess:
         return output
 
     def follow(self) -> None:
-        """Copy output to the log until the container ends, then set its state and exit code."""
+        """Copy output to the log until the container exits, then set its state and exit code."""
         exit_code = KILLED
         try:
             with self.log.open("ab") as file:

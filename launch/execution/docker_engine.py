@@ -36,7 +36,7 @@ def connect(hint: str = "Without containers: runtime=local.") -> docker.DockerCl
 
 
 def explain(error: Exception) -> str:
-    """Return the engine's own message, or the root cause of a connection error."""
+    """Return the engine's message, or the root cause of a connection error."""
     return getattr(error, "explanation", None) or images_engine.root_cause(error)
 
 
@@ -111,18 +111,18 @@ def check_image(plan: Plan, facts: dict[str, Any]) -> None:
     if config.container.name == "custom":
         return
     image, labels = images.load()[config.container.name], facts["labels"]
-    gfx, fault = config.hardware.gfx, None
+    gfx, problem = config.hardware.gfx, None
     if labels.get("image") != image.name or labels.get("tag") != image.tag:
         built = f"{labels.get('image')}:{labels.get('tag')}"
-        fault = (
+        problem = (
             f"{image.reference} is out of date: it was built as {built}, and this repository "
             f"builds {image.tag}"
         )
     elif gfx.startswith("gfx") and not config.smoke and gfx not in labels.get("gfx", "").split(","):
-        fault = f"the image has no code for {gfx}, only for {labels.get('gfx')}"
-    if fault:
+        problem = f"the image has no code for {gfx}, only for {labels.get('gfx')}"
+    if problem:
         rebuild = f"Rebuild it: python containers/build.py image={image.name}"
-        raise HostError(f"container={image.name}: {fault}. {rebuild}")
+        raise HostError(f"container={image.name}: {problem}. {rebuild}")
 
 
 def remove_orphans(client: docker.DockerClient, host: Host) -> list[str]:
@@ -140,7 +140,7 @@ def remove_orphans(client: docker.DockerClient, host: Host) -> list[str]:
         if not is_ours(container, host) or rundir.is_locked(Path(container.labels[f"{LABEL}.run"])):
             continue
         print(
-            f"{container.name}: removing this container, because its launcher has ended",
+            f"{container.name}: removing this container, because its launcher has exited",
             file=sys.stderr,
         )
         try:

@@ -238,7 +238,7 @@ def exit_code(plan: Plan, outcome: Outcome, result: dict[str, Any]) -> int:
     if outcome.status == "done":
         if is_done:
             return EXIT_DONE
-        outcome.why = "it ended without writing result.json"
+        outcome.why = "it exited without writing result.json"
     if outcome.status == "hung":
         return EXIT_HUNG
     return EXIT_FAILED if may_retry(plan.run_dir) else EXIT_USER

@@ -35,7 +35,7 @@ class LocalProcess:
             )
 
     def poll(self) -> int | None:
-        """Return torchrun's exit code after its ranks have ended; None before.
+        """Return torchrun's exit code after its ranks have exited; None before.
 
         torchrun exits before its ranks have saved if it receives a second signal.
         """
@@ -57,7 +57,7 @@ class LocalProcess:
             time.sleep(orphans.POLL_S)
 
     def remove(self) -> None:
-        """Kill leftovers, which the mark in their environment identifies.
+        """Kill leftovers, which the marker in their environment identifies.
 
         torchrun starts ranks in their own sessions, so a signal to the group does not reach them.
         """
@@ -69,7 +69,7 @@ class LocalProcess:
         if survivors:
             with self.log.open("a") as file:
                 file.write(
-                    f"SIGKILL did not end process {', '.join(map(str, sorted(survivors)))}, which "
+                    f"SIGKILL did not kill process {', '.join(map(str, sorted(survivors)))}, which "
                     "probably waits for a hung GPU (see `dmesg`). Restart this machine.\n"
                 )
 

@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 from launch.schema.plan import Plan, Process
 
-# Kinds of processes that serve the trainers and therefore end after them.
+# Kinds of processes that serve the trainers and therefore exit after them.
 SERVER_KINDS = ("server", "verifier")
-LONGEST_LINE = 4096  # bytes shown of a line; the file has the rest
-MOST_BYTES = 1 << 20  # bytes shown per call, from the end of the new output
-MOST_DISTINCT = 10_000  # different lines that are remembered, to bound the memory
+MAX_LINE = 4096  # bytes shown of a line; the file has the rest
+MAX_BYTES = 1 << 20  # bytes shown per call, from the end of the new output
+MAX_DISTINCT = 10_000  # different lines that are remembered, to bound the memory
 # Colors, cursor movements, and control characters other than the tab.
 NOT_TEXT = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0a-\x1f\x7f-\x9f]"
@@ -28,7 +28,7 @@ REPORT = re.compile(
     r"torch/distributed/elastic/multiprocessing/api\.py:\d+\] (?:Sending process|failed \(exitcode)"
 )
 FIRST_FAILED = re.compile(r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<rank>\d+)")
-# A killed rank can make another rank fail, which torchrun may report first. So look for a rank that
+# A killed rank can make another rank fail, which torchrun may report first, so look for a rank that
 # was killed by a signal that torchrun did not send. Ignore SIGABRT (6), which RCCL raises after it
 # has lost a rank.
 KILLED = re.compile(
@@ -45,12 +45,12 @@ ENGINE_ERROR = re.compile(
 )
 
 
-def of_group(plan: Plan, process: Process) -> Path:
-    """Return the log of a process group. Ranks with their own log are not in it."""
+def group_log(plan: Plan, process: Process) -> Path:
+    """Return the log of a process group. Ranks with a separate log are not in it."""
     return plan.run_dir / "logs" / f"{process.name}.log"
 
 
-def of_ranks(plan: Plan, process: Process) -> dict[int, Path]:
+def rank_logs(plan: Plan, process: Process) -> dict[int, Path]:
     """Return each rank's log by its global rank; {} if the run has a single rank.
 
     recipes/__init__.py writes these logs.
@@ -82,20 +82,20 @@ class Follower:
         with self.file.open("rb") as file:
             size = file.seek(0, 2)
             self.offset = min(self.offset, size)  # the file may have been truncated
-            num_skipped = max(0, size - self.offset - MOST_BYTES)
+            num_skipped = max(0, size - self.offset - MAX_BYTES)
             file.seek(self.offset + num_skipped)
-            chunk = file.read(MOST_BYTES)
+            chunk = file.read(MAX_BYTES)
         self.offset += num_skipped + len(chunk)
-        # Each state of a progress bar ends with \r and is a line of its own in `distinct`.
+        # Each state of a progress bar ends with \r and is a separate line in `distinct`.
         *pieces, self.bar_rest = (self.bar_rest + chunk).replace(b"\r", b"\n").split(b"\n")
-        self.bar_rest = self.bar_rest[-LONGEST_LINE:]
+        self.bar_rest = self.bar_rest[-MAX_LINE:]
         for piece in pieces:
-            if len(self.distinct) < MOST_DISTINCT:
+            if len(self.distinct) < MAX_DISTINCT:
                 self.distinct.add(hash(TIMES.sub(b"", piece)))
         *complete, self.rest = (self.rest + chunk).split(b"\n")
         if with_partial and self.rest:
             complete, self.rest = [*complete, self.rest], b""
-        self.rest = self.rest[-LONGEST_LINE:]
+        self.rest = self.rest[-MAX_LINE:]
         lines = [] if self.reports else [text(line) for line in complete]
         if self.without_report:
             for number, line in enumerate(lines):
@@ -128,7 +128,7 @@ def tail(log: Path, since: int = 0, count: int = 200) -> LogTail:
     if not log.exists():
         return LogTail([])
     with log.open("rb") as file:
-        file.seek(max(since, file.seek(0, 2) - MOST_BYTES))
+        file.seek(max(since, file.seek(0, 2) - MAX_BYTES))
         lines = [text(line) for line in file.read().removesuffix(b"\n").split(b"\n")]
     end = next((n for n, line in enumerate(lines) if REPORT.search(line)), len(lines))
     shown = [line for line in lines[:end] if line.strip()][-count:]
@@ -153,7 +153,7 @@ def without_stop_traceback(lines: list[str]) -> list[str]:
 
 
 def root_cause(lines: list[str]) -> str | None:
-    """Return the error that ended vLLM's engine; None if these lines do not contain it."""
+    """Return the error that stopped vLLM's engine; None if these lines do not contain it."""
     return next((match[1] for line in lines if (match := ENGINE_ERROR.search(line))), None)
 
 
@@ -165,4 +165,4 @@ def killed_by(number: int) -> str:
 def text(line: bytes) -> str:
     """Return a line as printable text; for a progress bar, its last state."""
     moved = line.rstrip(b"\r").rpartition(b"\r")[2]
-    return NOT_TEXT.sub("", moved[:LONGEST_LINE].decode(errors="replace"))
+    return NOT_TEXT.sub("", moved[:MAX_LINE].decode(errors="replace"))

@@ -17,7 +17,7 @@ def table() -> list[dict[str, Any]]:
 
 
 def explain(*texts: Iterable[str]) -> str | None:
-    """Return the explanation of the first text that matches a pattern; None without a match."""
+    """Return the explanation of the first text that matches a pattern; None if none matches."""
     flags = re.IGNORECASE | re.MULTILINE
     for lines in texts:
         text = "\n".join(lines)

@@ -1,6 +1,6 @@
-"""End the processes of launchers that died. A mark in their environment identifies them.
+"""Kill the processes of launchers that died. A marker in their environment identifies them.
 
-Every launcher has a guard, a process that ends the launcher's processes if it dies. No signal to a
+Every launcher has a guard, a process that stops the launcher's processes if it dies. No signal to a
 group or session reaches all of them, because torchrun gives each rank its own session.
 
 The next launcher waits for such guards, because the processes may still be saving. If a guard was
@@ -24,7 +24,7 @@ from typing import NamedTuple
 LAUNCHER, PROCESS = "ROCM_RECIPES_OWNER", "ROCM_RECIPES_PROCESS"
 PROC = Path("/proc")
 POLL_S = 0.05
-# Consecutive empty scans of /proc before we stop. One scan can miss a process that forks and ends.
+# Consecutive empty scans of /proc before we stop. One scan can miss a process that forks and exits.
 EMPTY_SCANS = 3
 GUARD_POLL_S = 0.2  # a scan takes 10 ms on a large machine
 # SIGKILL has no effect while a process waits in the kernel, for example for a hung GPU.
@@ -32,7 +32,7 @@ KILL_TIMEOUT_S = 10.0
 
 
 class _MarkedProcess(NamedTuple):
-    """A process that carries a mark, and its process group."""
+    """A process with a marker, and its process group."""
 
     pid: int
     group: int
@@ -46,7 +46,7 @@ class _MarkedProcess(NamedTuple):
 def mark(name: str) -> dict[str, str]:
     """Return the environment variables that mark a process of the group `name` as ours.
 
-    vLLM calls setproctitle, which would overwrite the mark without SPT_NOENV.
+    vLLM calls setproctitle, which would overwrite the marker without SPT_NOENV.
     """
     return {LAUNCHER: launcher(), PROCESS: f"{os.getpid()}/{name}", "SPT_NOENV": "1"}
 
@@ -63,7 +63,7 @@ def identity(pid: int) -> str | None:
 
 
 def marked(mark: dict[str, str]) -> list[int]:
-    """Return the pids of this user's live processes that carry the mark."""
+    """Return the pids of this user's live processes that carry the marker."""
     return [process.pid for process in _all_marked() if process.carries(mark)]
 
 
@@ -74,7 +74,7 @@ def children(pid: int) -> list[str]:
 
 
 def kill(mark: dict[str, str]) -> list[int]:
-    """Kill every process that carries the mark; return the pids that survive."""
+    """Kill every process that carries the marker; return the pids that survive."""
     deadline, num_empty = time.monotonic() + KILL_TIMEOUT_S, 0
     leftovers: list[_MarkedProcess] = []
     while num_empty < EMPTY_SCANS and time.monotonic() < deadline:
@@ -125,7 +125,7 @@ def _kill(processes: list[_MarkedProcess]) -> None:
 
 @contextlib.contextmanager
 def guarded(stop_timeout_s: float) -> Iterator[None]:
-    """Run a guard that ends the processes of this launcher if the launcher dies."""
+    """Run a guard that stops the processes of this launcher if the launcher dies."""
     # -S skips site-packages, so the guard is ready before the first rank starts.
     argv = [sys.executable, "-SEP", str(Path(__file__).resolve()), launcher(), str(stop_timeout_s)]
     guard = subprocess.Popen(
@@ -139,7 +139,7 @@ def guarded(stop_timeout_s: float) -> Iterator[None]:
 
 
 def guard(launcher: str, stop_timeout_s: float) -> None:
-    """Wait for a byte or the end of stdin, then end process groups, youngest first."""
+    """Wait for a byte or the end of stdin, then terminate process groups, youngest first."""
     # A service manager signals the guard too, but the guard has to outlive ranks that save.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -168,7 +168,7 @@ def _guard_timeouts(launchers: set[str]) -> list[float]:
     """Return the stop timeouts, in seconds, of the live guards of these launchers."""
     timeouts = []
     for folder in PROC.glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # the process has just ended
+        with contextlib.suppress(OSError):  # the process has just exited
             words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
             if words[2:3] and words[2].endswith("launch/execution/orphans.py"):
                 timeouts += [float(words[4])] if words[3] in launchers else []
@@ -190,9 +190,9 @@ def _stat(pid: int) -> list[str] | None:
 
 
 def _all_marked() -> Iterator[_MarkedProcess]:
-    """Yield this user's live processes that carry a mark, highest pids first.
+    """Yield this user's live processes that carry a marker, highest pids first.
 
-    A process that forks and ends would otherwise be gone before the scan reaches it.
+    A process that forks and exits would otherwise be gone before the scan reaches it.
     """
     for folder in sorted(PROC.glob("[0-9]*"), key=lambda entry: -int(entry.name)):
         stat = _stat(int(folder.name))
@@ -200,7 +200,7 @@ def _all_marked() -> Iterator[_MarkedProcess]:
             if stat is None or folder.stat().st_uid != os.getuid():
                 continue
             pairs = (folder / "environ").read_bytes().split(b"\0")
-        except OSError:  # the process has just ended or is not readable
+        except OSError:  # the process has just exited or is not readable
             continue
         split = (pair.decode(errors="replace").partition("=") for pair in pairs)
         marks = {name: value for name, _, value in split if name in (LAUNCHER, PROCESS)}

@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 from launch.core.json_files import plain, read_json
 from launch.plan.resuming import recorded_config
 from launch.schema import Config
-from launch.schema.trainer_args import argument
+from launch.schema.trainer_args import value_or_none
 
 PACKAGES = ("torch", "transformers", "trl", "peft", "vllm")
 # fmt: off
@@ -37,7 +37,7 @@ def of(config: Config) -> dict[str, Any] | None:
     """
     if not config.method.exports:
         return None
-    results, evaluation = None, argument(config, "results_from")
+    results, evaluation = None, value_or_none(config, "results_from")
     if evaluation:
         run = Path(evaluation)
         record, result = read_json(run / "record.json") or {}, read_json(run / "result.json") or {}
@@ -72,7 +72,7 @@ def runs_behind(path: str | None) -> list[dict[str, Any]]:
             effect += "" if runs else ", and the weights are not checked against its record"
             print(
                 f"warning: {run / 'record.json'}: this version cannot read its composition "
-                f"({str(error).splitlines()[0]}). So {effect}.",
+                f"({str(error).splitlines()[0]}). Therefore, {effect}.",
                 file=sys.stderr,
             )
             return runs

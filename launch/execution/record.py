@@ -1,4 +1,4 @@
-"""Write record.json, from which a run can be reproduced. It never contains values of secrets."""
+"""Write record.json, which makes a run reproducible. It never contains values of secrets."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def finish(
     result: Any,
     restarts: int = 0,
 ) -> dict[str, Any]:
-    """Return the complete record of a run that has ended."""
+    """Return the complete record of a finished run."""
     files = sorted(f for f in (run_dir / "model").glob("*") if f.is_file())
     ended = {
         "status": status,
@@ -204,7 +204,7 @@ def contents(paths: Iterable[str]) -> dict[str, Any]:
 
 
 def data(plan: Plan) -> dict[str, Any]:
-    """Return hashes of the data files, the hub revision, and the settings of generated problems."""
+    """Return hashes of the data files, the Hub revision, and the settings of generated problems."""
     source = plan.config.data
     return {
         "kind": source.kind,

@@ -1,6 +1,6 @@
-"""Run the sandbox's containers, and the socket through which ranks send them jobs.
+"""Run the sandbox's containers, and the socket that ranks send jobs through.
 
-If a container ends, its job fails, and a new container replaces it.
+If a container exits, its job fails, and a new container replaces it.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from launch.schema.plan import ContainerSpec, Plan, Process
 
 SOCKET = "sandbox.sock"  # recipes/rewards/verify_code.py connects to it
 READY_TIMEOUT_S = 60.0
-GRACE_S = 10.0  # after a job's time limit, because a busy machine starts and ends processes late
-ENDED_DURING_JOB = "the sandbox's container ended during this job"
+GRACE_S = 10.0  # after a job's time limit, because a busy machine starts and stops processes late
+EXITED_DURING_JOB = "the sandbox's container exited during this job"
 
 
 def image_id(client: docker.DockerClient) -> str:
@@ -52,7 +52,7 @@ def image_id(client: docker.DockerClient) -> str:
 
 
 class Worker:
-    """A container that is replaced if it ends. Raises HostError if it cannot be created."""
+    """A container that is replaced if it exits. Raises HostError if it cannot be created."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Worker:
     def start(self) -> None:
         self.container = self.create()
         if self.closed:  # close() was called while this container was being created
-            self.end()
+            self.kill()
             return
         try:
             with docker_engine.host_errors(f"container {self.name}: "):
@@ -83,35 +83,35 @@ class Worker:
             if ready is None:
                 raise HostError(f"container {self.name} did not start; see {self.log}.")
         except HostError:
-            self.end()
+            self.kill()
             raise
         self.languages = ready["languages"]
 
     def run(self, job: dict[str, Any]) -> dict[str, Any]:
-        """Return a job's verdict. Raises HostError if an ended container cannot be replaced."""
-        with contextlib.suppress(OSError):  # the container has ended, so there will be no answer
+        """Return a job's verdict. Raises HostError if a lost container cannot be replaced."""
+        with contextlib.suppress(OSError):  # the container has exited, so there will be no answer
             self.stream._sock.sendall(json.dumps(job).encode() + b"\n")
         verdict = self._answer(self.job_s + GRACE_S)
         if verdict is None:
-            self.end()
+            self.kill()
             if not self.closed:
                 self.start()
-            return {"passed": 0, "total": len(job["tests"]), "error": ENDED_DURING_JOB}
+            return {"passed": 0, "total": len(job["tests"]), "error": EXITED_DURING_JOB}
         return verdict
 
     def close(self) -> None:
-        """End the container and do not replace it, even if a job is still running."""
+        """Kill the container and do not replace it, even if a job is still running."""
         self.closed = True
-        self.end()
+        self.kill()
 
-    def end(self) -> None:
+    def kill(self) -> None:
         # On an error, the next launcher removes the container by its label.
         with contextlib.suppress(DockerException, requests.RequestException, HostError):
             self.container.remove(force=True)
 
     def _answer(self, timeout_s: float) -> dict[str, Any] | None:
-        """Return the container's answer; None if it ended or had to be ended after `timeout_s`."""
-        timer = threading.Timer(timeout_s, self.end)
+        """Return the container's answer; None if it exited or was killed after `timeout_s`."""
+        timer = threading.Timer(timeout_s, self.kill)
         timer.start()
         try:
             line = next(self.answers, None)
@@ -133,7 +133,7 @@ class Worker:
 
 
 class SandboxProcess:
-    """A GroupHandle for all containers, which have started when it returns. Raises HostError."""
+    """A GroupHandle for all containers. Creating one starts them. Raises HostError."""
 
     def __init__(
         self, client: docker.DockerClient, plan: Plan, process: Process, host: Host, log: Path
@@ -141,7 +141,7 @@ class SandboxProcess:
         spec, job_s = plan.containers[process.name], plan.config.method.sandbox.time_s
         assert spec.confinement is not None
         self.error: str | None = None
-        self.ended = threading.Event()
+        self.stopped = threading.Event()
         self.workers: list[Worker] = []
         self.server: _Server | None = None
         self.idle: queue.Queue[Worker] = queue.Queue()
@@ -156,7 +156,7 @@ class SandboxProcess:
             futures.append(self.pool.submit(Worker, client, copy_spec, image, host, log, job_s))
         try:
             wait(futures)
-            # Collect the others before a failed one raises, so that remove() ends them.
+            # Collect the others before a failed one raises, so that remove() kills them.
             self.workers = [future.result() for future in futures if not future.exception()]
             for future in futures:
                 self.idle.put(future.result())
@@ -184,16 +184,16 @@ class SandboxProcess:
     def poll(self) -> int | None:
         if self.error:
             return 1
-        return 0 if self.ended.is_set() else None
+        return 0 if self.stopped.is_set() else None
 
     def terminate(self) -> None:
-        self.ended.set()
+        self.stopped.set()
 
     def wait(self, timeout_s: float) -> None:
-        self.ended.wait(timeout_s)
+        self.stopped.wait(timeout_s)
 
     def remove(self) -> None:
-        self.ended.set()
+        self.stopped.set()
         if self.server is not None:
             self.server.shutdown()
             self.server.server_close()
@@ -209,7 +209,7 @@ class SandboxProcess:
         return ""  # the supervisor sends no requests, because the sandbox has no port
 
     def dump_stacks(self, folder: Path) -> None:
-        """Do nothing, because a time limit ends every job."""
+        """Do nothing, because every job has a time limit."""
 
 
 class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
@@ -229,7 +229,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         self.path.chmod(0o600)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore ranks that disconnect. The sandbox's own errors are in SandboxProcess.error."""
+        """Ignore ranks that disconnect. The sandbox's errors are in SandboxProcess.error."""
 
 
 class _Handler(socketserver.StreamRequestHandler):

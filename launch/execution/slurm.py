@@ -31,7 +31,7 @@ from launch.schema.plan import Plan
 
 # Files in the run directory.
 SCRIPT, JOB, LOG = "job.sh", "slurm.json", "logs/slurm.log"
-# Variables in which Slurm lists the job's GPUs (gres.conf: Flags), ROCr's first. Slurm does not set
+# Variables where Slurm lists the job's GPUs (gres.conf: Flags), ROCr's first. Slurm does not set
 # HIP_VISIBLE_DEVICES.
 MASKS = ("ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
 # SBATCH_* variables of the shell override options of the script. Pass only these defaults of a
@@ -84,8 +84,7 @@ def script(plan: Plan, host: Host) -> str:
         # sbatch replaces fields such as %j in file names.
         "output": str(plan.run_dir / LOG).replace("%", "%%"),
         "open-mode": "append",
-        # B: signals only the launcher, which lets every rank save. Other processes would end
-        # immediately.
+        # B: signals only the launcher, which lets every rank save. Others would exit immediately.
         "signal": f"B:TERM@{slurm.early_signal_s}",
         "export": "ALL",
     }
@@ -154,7 +153,7 @@ def submit(plan: Plan, host: Host) -> int:
         print(json.dumps({"run_dir": str(plan.run_dir), "job": job, "script": str(file)}, indent=1))
     show.say(
         plan.config,
-        f"{plan.name}: submitted job {job}; `scancel {_job_arguments(job)}` ends it.\n"
+        f"{plan.name}: submitted job {job}; `scancel {_job_arguments(job)}` stops it.\n"
         f"All files are in {plan.run_dir}; the output is in {LOG}",
     )
     return follow(plan, job) if plan.config.runtime.slurm.wait else EXIT_DONE
@@ -185,7 +184,7 @@ def state_of(job: str) -> str | None:
 def follow(plan: Plan, job: str) -> int:
     """Show the job's output until it leaves the queue, and return its exit code.
 
-    Ctrl-C does not end the job. Raises HostError if Slurm does not answer for an hour.
+    Ctrl-C does not stop the job. Raises HostError if Slurm does not answer for an hour.
     """
     log, since, answers = Follower(plan.run_dir / LOG), time.monotonic(), True
     state: str | None = "unknown"
@@ -204,7 +203,7 @@ def follow(plan: Plan, job: str) -> int:
             if state:
                 time.sleep(QUERY_EVERY_S)
     except KeyboardInterrupt:
-        show.say(plan.config, f"job {job} continues; `scancel {_job_arguments(job)}` ends it.")
+        show.say(plan.config, f"job {job} continues; `scancel {_job_arguments(job)}` stops it.")
         return EXIT_INTERRUPTED
     exit_code = (json_files.read_json(plan.run_dir / "record.json") or {}).get("exit_code")
     if exit_code is None:

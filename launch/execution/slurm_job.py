@@ -78,8 +78,7 @@ def node_plan(run_dir: Path) -> tuple[Plan, detect.Host]:
 
 def launch(run_dir: Path) -> int:
     """Execute the run on the first node, and requeue the job if it was interrupted."""
-    # Drop values from the submitting shell. SLURM_CLUSTERS would send squeue and scontrol to other
-    # clusters.
+    # Drop the submitting shell's values: SLURM_CLUSTERS would redirect squeue and scontrol.
     for name in ("MASTER_ADDR", "MASTER_PORT", "SLURM_CLUSTERS"):
         os.environ.pop(name, None)
     step_before = newest_step(run_dir)
@@ -167,7 +166,7 @@ def main(arguments: list[str]) -> int:
     if len(arguments) not in (1, 2):
         print(__doc__)
         return UserError.exit_code
-    # execute() installs its own handlers. At other times, there is nothing to save.
+    # execute() installs other handlers. At other times, there is nothing to save.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_INTERRUPTED))
     try:
         run_dir, *process = arguments

@@ -24,9 +24,9 @@ def address(interface: str | None) -> str:
     addresses = psutil.net_if_addrs()
     ipv4 = [a.address for a in addresses.get(interface, ()) if a.family == socket.AF_INET]
     if not ipv4:
-        fault = "no IPv4 address" if interface in addresses else "no such interface"
+        problem = "no IPv4 address" if interface in addresses else "no such interface"
         raise HostError(
-            f"runtime.slurm.interface={interface}: {fault} on {socket.gethostname()}. "
+            f"runtime.slurm.interface={interface}: {problem} on {socket.gethostname()}. "
             f"It has {', '.join(addresses)} (`ip -br address`).{near(interface, addresses)}"
         )
     return ipv4[0]
@@ -42,7 +42,7 @@ def free_port(host: str) -> int:
 def check_adapters(slurm: Slurm, sysroot: str = "/") -> None:
     """Raise HostError if an adapter of runtime.slurm.hca is missing or its GID is not RoCE v2.
 
-    The syntax is that of NCCL_IB_HCA: `=mlx5_0:1,mlx5_1` lists exact names with optional ports,
+    The syntax follows NCCL_IB_HCA: `=mlx5_0:1,mlx5_1` lists exact names with optional ports,
     `mlx5` a prefix, and `^mlx5_0` excluded adapters.
     """
     if not slurm.hca or slurm.hca.startswith("^"):

@@ -20,8 +20,8 @@ STACKS_S = 2.0  # until the stacks arrive over the network
 class NodeProcess(LocalProcess):
     """A GroupHandle for an srun on this machine, which runs the group on another node.
 
-    On SIGTERM, srun kills its step immediately. So the supervisor signals it only after the first
-    node's ranks have saved and ended.
+    On SIGTERM, srun kills its step immediately, so the supervisor signals it only after the first
+    node's ranks have saved and exited.
     """
 
     def __init__(self, run_dir: Path, process: Process, log: Path) -> None:
@@ -40,7 +40,7 @@ def step(run_dir: Path, process: Process) -> list[str]:
     """Return an srun command that runs the process on its node with all of the job's cores."""
     srun = ["srun", "--nodes=1", "--ntasks=1", f"--relative={process.node}"]
     srun += ["--cpu-bind=none", "--export=ALL", "--unbuffered", f"--job-name={process.name}"]
-    # Remove the mark, which contains the launcher's pid on this machine. On the other node, the
+    # Remove the marker, which contains the launcher's pid on this machine. On the other node, the
     # process would look like an orphan.
     unmarked = ["env", "-u", orphans.LAUNCHER, "-u", orphans.PROCESS]
     return [*srun, *unmarked, sys.executable, str(JOB_PROGRAM), str(run_dir), process.name]

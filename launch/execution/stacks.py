@@ -25,7 +25,7 @@ def dump(pids: list[int], folder: Path) -> None:
     """
     pythons = []
     for pid in pids:
-        with contextlib.suppress(OSError):  # the process has just ended
+        with contextlib.suppress(OSError):  # the process has just exited
             if "python" in Path(os.readlink(f"/proc/{pid}/exe")).name:
                 pythons.append(pid)
     with ThreadPoolExecutor(NUM_THREADS) as pool:
@@ -53,7 +53,7 @@ def stacks_of(pid: int) -> str:
             reason = result.stderr.strip() or f"py-spy exited with {result.returncode}"
         except subprocess.TimeoutExpired:
             reason = f"py-spy did not answer within {TIMEOUT_S:g} s"
-    # SIGUSR1 would end a process that has no handler for it.
+    # SIGUSR1 would kill a process that has no handler for it.
     caught = re.search(r"^SigCgt:\s*(\w+)", text(f"/proc/{pid}/status") or "", re.MULTILINE)
     if not caught or not int(caught[1], 16) >> (signal.SIGUSR1 - 1) & 1:
         return f"no stacks: {reason}"

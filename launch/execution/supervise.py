@@ -1,6 +1,6 @@
 """Start process groups in order, watch them, and stop them together.
 
-A failure, a hang or a signal ends all groups. The outcome of an attempt is done, interrupted,
+A failure, a hang or a signal stops all groups. The outcome of an attempt is done, interrupted,
 failed or hung. A restart replaces the server too, because the old one has stale weights and a
 broken communicator.
 """
@@ -49,16 +49,16 @@ class GroupHandle(Protocol):
         """Return the exit code; None while the group runs."""
 
     def terminate(self) -> None:
-        """Send SIGTERM, on which every rank saves and ends."""
+        """Send SIGTERM; every rank then saves and exits."""
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until the group has ended, at most `timeout_s`."""
+        """Wait until the group has exited, at most `timeout_s`."""
 
     def remove(self) -> None:
         """Kill all remaining processes of the group."""
 
     def end_reason(self) -> str | None:
-        """Return why the kernel or the container engine ended the group, if it did."""
+        """Return why the kernel or the container engine killed the group, if it did."""
 
     def query(self, port: int, path: str) -> str:
         """Return the answer of the group's server. Raises OSError."""
@@ -75,7 +75,7 @@ Starter = Callable[[Process, Path], GroupHandle]
 
 @dataclass
 class Outcome:
-    """How an attempt ended, in which process, and why, with the size of each log at its start."""
+    """How and why an attempt ended, the process responsible, and each log's size at the start."""
 
     status: str
     process: str
@@ -140,9 +140,9 @@ class Attempt:
         """
         try:
             for process in self.plan.processes:
-                log = logs.of_group(self.plan, process)
+                log = logs.group_log(self.plan, process)
                 # Show the ranks' logs before the log of their group.
-                files = {f"rank {n}": f for n, f in logs.of_ranks(self.plan, process).items()}
+                files = {f"rank {n}": f for n, f in logs.rank_logs(self.plan, process).items()}
                 files[process.name] = log
                 followers = {
                     name: logs.Follower(f, without_report=True) for name, f in files.items()
@@ -150,7 +150,7 @@ class Attempt:
                 self.groups.append(group := Group(process, start(process, log), followers))
                 if outcome := self._until(functools.partial(self._may_start_next, group)):
                     return outcome
-            # Do not wait for a server that has ended. _first_failure reports it.
+            # Do not wait for a server that has exited. _first_failure reports it.
             return (
                 self._until(lambda: all(self._serves(g) or not g.is_running for g in self.groups))
                 or self._until(self._finished)
@@ -174,8 +174,8 @@ class Attempt:
                 last, name = self.groups[-1], signal.Signals(self.stopping[0]).name
                 self.progress.note(
                     f"{name}: waiting for {last.process.name} to "
-                    f"{'end' if last.is_server else 'save and end'} "
-                    f"(at most {self._grace_of(last):g} s; further signals have no effect)"
+                    f"{'exit' if last.is_server else 'save and exit'} "
+                    f"(at most {self._stop_timeout(last):g} s; further signals have no effect)"
                 )
                 return self._ended(last, "interrupted")
             if failed := self._first_failure():
@@ -189,13 +189,13 @@ class Attempt:
     def _may_start_next(self, group: Group) -> bool:
         """Return whether the group after this one may start.
 
-        A preparation has to end first. A server on the ranks' GPU has to answer first, because vLLM
+        A preparation must finish first. A server on the ranks' GPU must answer first, because vLLM
         fails if other processes change the free memory while it measures it.
         """
         if group.process.kind == "prepare":
             if group.handle.poll() != 0:
                 return False
-            remove_results(self.plan.run_dir)  # the preparation wrote a result.json of its own
+            remove_results(self.plan.run_dir)  # the preparation wrote another result.json
         return not placement.shares_gpu(self.plan.config) or self._serves(group)
 
     def _serves(self, group: Group) -> bool:
@@ -203,7 +203,7 @@ class Attempt:
         if group.process.port is None or group.serves:
             return True
         self.progress.say(f"waiting for {group.process.name} to load and answer")
-        with contextlib.suppress(OSError):  # the server is still loading, or has ended
+        with contextlib.suppress(OSError):  # the server is still loading, or has exited
             if group.may_query():
                 group.query("/health")
                 group.serves = True
@@ -211,7 +211,7 @@ class Attempt:
         return group.serves
 
     def _finished(self) -> bool:
-        """Return whether all groups other than servers have ended with exit code 0."""
+        """Return whether all groups other than servers have exited with code 0."""
         all_started = len(self.groups) == len(self.plan.processes)
         return all_started and all(g.handle.poll() == 0 for g in self.groups if not g.is_server)
 
@@ -231,7 +231,7 @@ class Attempt:
     def _first_failure(self) -> Outcome | None:
         """Return the first failure; servers come first, because trainers fail without them.
 
-        A server may end after the trainers have finished.
+        A server may exit after the trainers have finished.
         """
         for group in self.groups:
             code = group.handle.poll()
@@ -270,8 +270,8 @@ class Attempt:
         self.progress.say("no progress; dumping the stacks of all processes")
         # A verifier cannot hang, because it limits the time of its jobs.
         for group in (g for g in self.groups if g.is_running and g.process.kind != "verifier"):
-            process, log = group.process, logs.of_group(self.plan, group.process)
-            printed = log.with_name("rank*.log") if logs.of_ranks(self.plan, process) else log
+            process, log = group.process, logs.group_log(self.plan, group.process)
+            printed = log.with_name("rank*.log") if logs.rank_logs(self.plan, process) else log
             try:
                 stacks = group.handle.dump_stacks(self.plan.run_dir / "stacks") or printed
                 why += f"; stacks of {process.name} are in {stacks}"
@@ -282,13 +282,13 @@ class Attempt:
         loading = (g for g in self.groups if g.process.port is not None and not g.serves)
         return self._ended(next(loading, self.groups[-1]), "hung", why)
 
-    def _grace_of(self, group: Group) -> float:
-        """Return the seconds that the group has to end after SIGTERM."""
+    def _stop_timeout(self, group: Group) -> float:
+        """Return the seconds that the group has to exit after SIGTERM."""
         return min(self.grace_s, SERVER_GRACE_S) if group.is_server else self.grace_s
 
     def _end(self, group: Group, deadline: float) -> None:
         """Stop a group and show its last output. `deadline` is in monotonic seconds."""
-        deadline = min(deadline, time.monotonic() + self._grace_of(group))
+        deadline = min(deadline, time.monotonic() + self._stop_timeout(group))
         try:
             if group.is_running:
                 group.handle.terminate()
@@ -311,15 +311,15 @@ def supervise(
 
     Return the last outcome and the number of restarts.
     """
-    most = plan.config.runtime.max_restarts
-    for restarts in range(most + 1):
+    limit = plan.config.runtime.max_restarts
+    for restarts in range(limit + 1):
         remove_results(plan.run_dir)
         outcome = Attempt(plan, progress, stopping).run(start)
         is_final = outcome.status in ("done", "interrupted")
-        if is_final or stopping or restarts == most or not may_retry(plan.run_dir):
+        if is_final or stopping or restarts == limit or not may_retry(plan.run_dir):
             break
         progress.note(describe(plan, outcome))
-        progress.say(f"restart {restarts + 1} of {most}, from the newest complete checkpoint")
+        progress.say(f"restart {restarts + 1} of {limit}, from the newest complete checkpoint")
     return outcome, restarts
 
 
@@ -351,11 +351,11 @@ def describe(plan: Plan, outcome: Outcome) -> str:
     process = next(p for p in plan.processes if p.name == outcome.process)
     hung = outcome.status == "hung"
     if report and not hung and plan.config.runtime.slurm.nodes > 1:
-        # When one torchrun ends, all do. So show the node of the rank that failed first.
+        # When one torchrun exits, all do, so show the node of the rank that failed first.
         process = next(p for p in plan.processes if p.node == int(report["rank"]) // p.num_ranks)
     if hung or process.kind in logs.SERVER_KINDS:
         report = None
-    log, of_ranks = logs.of_group(plan, process), logs.of_ranks(plan, process)
+    log, rank_logs = logs.group_log(plan, process), logs.rank_logs(plan, process)
     offset = outcome.log_offsets.get(log, 0)
     tail = logs.tail(log, offset)
     rank, why = None, outcome.why
@@ -372,10 +372,10 @@ def describe(plan: Plan, outcome: Outcome) -> str:
             rank, why = report["rank"], str(report["error"])
         elif tail.exit_code is not None:
             rank, why = reported, tail.end_reason
-    name = process.name + (f", rank {rank}" if rank is not None and of_ranks else "")
+    name = process.name + (f", rank {rank}" if rank is not None and rank_logs else "")
     # Prefer the failed rank's log, rank 0's in a hang, or the group's if the rank is unknown. If it
     # is empty, show the other one.
-    rank_log = next(iter(of_ranks.values()), None) if rank is None else of_ranks.get(rank)
+    rank_log = next(iter(rank_logs.values()), None) if rank is None else rank_logs.get(rank)
     files = filter(None, [log, rank_log] if rank is None and not hung else [rank_log, log])
     last_lines = {file: logs.tail(file, outcome.log_offsets.get(file, 0)).lines for file in files}
     log, lines = next(((file, rows) for file, rows in last_lines.items() if rows), (log, []))

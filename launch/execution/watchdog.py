@@ -10,7 +10,7 @@ from pathlib import Path
 
 # Counters of vLLM's /metrics that grow while it answers requests.
 TOKENS = re.compile(r"^vllm:(?:generation|prompt)_tokens_total(?:\{.*\})? (\S+)", re.MULTILINE)
-# Folders in which recipes/ write checkpoints and models before they rename them.
+# Folders where recipes/ write checkpoints and models before they rename them.
 SAVES = ("checkpoints/.staging", ".model.staging", ".model_init.staging")
 
 

@@ -14,7 +14,7 @@ from launch.schema import Adapter, Config
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # PEFT's names
 # Key of the group adapter -> PEFT's name for it.
 NAMES = {"rank": "r", "alpha": "lora_alpha", "rslora": "use_rslora", "dora": "use_dora"}
-# PEFT's settings with which an adapter cannot be merged here.
+# PEFT's settings that prevent merging an adapter here.
 UNSUPPORTED = [
     "rank_pattern",
     "alpha_pattern",
@@ -31,9 +31,9 @@ def check_adapter(config: Config) -> None:
     path = Path(config.adapter.path)
     missing = [name for name in (CONFIG, WEIGHTS) if not (path / name).is_file()]
     if missing:
-        fault = f"no {missing[0]}." if path.is_dir() else f"no such directory.{near_files(path)}"
+        problem = f"no {missing[0]}." if path.is_dir() else f"no such directory.{near_files(path)}"
         remedy = "adapter.path=<run>/adapter, or a directory that PEFT wrote"
-        raise UserError(f"adapter.path={path}: {fault} Use: {remedy}.")
+        raise UserError(f"adapter.path={path}: {problem} Use: {remedy}.")
     settings = json_object(path / CONFIG)
     try:
         header(path / WEIGHTS)

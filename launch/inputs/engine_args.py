@@ -14,19 +14,19 @@ def check(config: Config) -> None:
     """Raise UserError for an argument or value that vLLM rejects, or that another key sets."""
     engine, colocate = lock()["engine"], config.topology.name == "colocate"
     owned = NOT_SETTABLE[KEY] | (NOT_SETTABLE["colocate"] if colocate else {})
-    faults = {name: f"another key sets it. Use: {key}." for name, key in owned.items()}
-    faults |= {name: f"{reason}. Leave it out." for name, reason in NOT_SETTABLE["fixed"].items()}
+    problems = {name: f"another key sets it. Use: {key}." for name, key in owned.items()}
+    problems |= {name: f"{reason}. Leave it out." for name, reason in NOT_SETTABLE["fixed"].items()}
     for name, value in config.topology.server_args.items():
-        fault = faults.get(name)
-        if fault is None and name not in engine:
+        problem = problems.get(name)
+        if problem is None and name not in engine:
             bench = lock()["arguments"]["recipes.bench.vllm_engine.EngineConfig"]
             refusal = bench["base"]["refused"].get(name, "")
-            hint = argument_hint(name, {*engine} - {*faults})
+            hint = argument_hint(name, {*engine} - {*problems})
             hint = f" Use: user_env.{name}=<value>." if name.isupper() else hint
-            fault = f"the engine of vLLM {lock()['vllm']} has no such argument.{hint}"
-            fault = f"{name} {refusal}" if refusal.startswith("was removed") else fault
-        if fault:
-            raise UserError(f"{KEY}.{name}={value}: {fault}")
+            problem = f"the engine of vLLM {lock()['vllm']} has no such argument.{hint}"
+            problem = f"{name} {refusal}" if refusal.startswith("was removed") else problem
+        if problem:
+            raise UserError(f"{KEY}.{name}={value}: {problem}")
         if value is not None:  # null removes an argument that a file sets
             check_value(f"{KEY}.{name}", value, engine[name], "vLLM")
 

@@ -15,8 +15,8 @@ from launch.core.near_names import field_hint
 from launch.inputs.reading import near_files
 from launch.schema import Config
 
-MOST_NAMES = 8  # files of a directory in an error
-MOST_LINES = 10_000  # lines searched for bytes that are not UTF-8; more would slow a plan
+MAX_NAMES = 8  # files of a directory in an error
+MAX_LINES = 10_000  # lines searched for bytes that are not UTF-8; more would slow a plan
 HEAD_BYTES = 65536  # read to recognize the format
 # First bytes of a file -> its format, and the name of its builder in datasets.load_dataset.
 FORMATS = {
@@ -46,11 +46,11 @@ def check_is_file(key: str, path: Path) -> None:
     """Raise UserError if `path` is not a file or, for a file of rows, not JSONL."""
     if not path.is_file():
         names = sorted(p.name for p in path.glob("*.jsonl"))
-        listed = " or ".join([*names[:MOST_NAMES], *(["..."] if len(names) > MOST_NAMES else [])])
-        fault = f"no such file.{near_files(path)}"
+        listed = " or ".join([*names[:MAX_NAMES], *(["..."] if len(names) > MAX_NAMES else [])])
+        problem = f"no such file.{near_files(path)}"
         if path.is_dir():
-            fault = "a directory, but one file is needed." + (f" Use: {listed}." if names else "")
-        raise UserError(f"{key}={path}: {fault}")
+            problem = "a directory, but one file is needed." + (f" Use: {listed}." if names else "")
+        raise UserError(f"{key}={path}: {problem}")
     if key in ("data.path", "data.heldout_path") or key.startswith("data.sources["):
         _check_rows(path)
 
@@ -62,17 +62,17 @@ def _check_rows(path: Path) -> None:
             head = file.read(HEAD_BYTES)
     except OSError:
         head = b""  # text_lines reports the error
-    fault = _other_format(head, path)
-    if fault is None:
-        for _ in itertools.islice(text_lines(path), MOST_LINES):
+    problem = _other_format(head, path)
+    if problem is None:
+        for _ in itertools.islice(text_lines(path), MAX_LINES):
             pass
         with contextlib.suppress(ValueError, RecursionError):  # json_rows reports the error
             row = json.loads(head.removeprefix(BYTE_ORDER_MARK).lstrip().partition(b"\n")[0])
             names = row.keys() if isinstance(row, dict) else set()
             if names.isdisjoint(KNOWN) and (remedy := field_hint(names)):
-                fault = f"has {', '.join(names)}, but rows need other fields here", f"{remedy}."
-    if fault:
-        raise UserError(f"{path}:1: {fault[0]}. Use: {fault[1]}")
+                problem = f"has {', '.join(names)}, but rows need other fields here", f"{remedy}."
+    if problem:
+        raise UserError(f"{path}:1: {problem[0]}. Use: {problem[1]}")
 
 
 def _other_format(head: bytes, path: Path) -> tuple[str, str] | None:
@@ -92,13 +92,13 @@ def _other_format(head: bytes, path: Path) -> tuple[str, str] | None:
     files = f"data_files={json.dumps(str(path))}{options}"
     rows = json.dumps(str(as_jsonl(path)))
     code = f'import datasets; datasets.load_dataset("{reader}", {files})["train"].to_json({rows})'
-    fault = f"{name}, but a JSONL file has one JSON object per line"
-    return fault, f"python -c {shlex.quote(code)}"
+    problem = f"{name}, but a JSONL file has one JSON object per line"
+    return problem, f"python -c {shlex.quote(code)}"
 
 
 def check_data_files(config: Config) -> None:
     """Raise UserError for a missing file, or for rows that are not JSONL."""
     for key, path in named_files(config).items():
-        # data=samples also reads a directory, such as that of a run.
+        # data=samples also reads a directory, such as a run directory.
         if key != "data.path" or not Path(path).is_dir():
             check_is_file(key, Path(path))

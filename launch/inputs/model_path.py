@@ -63,7 +63,7 @@ def check(path: Path) -> None:
 
 
 def _weights(path: Path) -> list[Path]:
-    """Return the files that transformers loads: those of the index, model.safetensors, or all."""
+    """Return the files that transformers loads: those in the index, model.safetensors, or all."""
     if (path / INDEX).is_file():
         names = json_object(path / INDEX).get("weight_map")
         if isinstance(names, dict):
@@ -74,7 +74,7 @@ def _weights(path: Path) -> list[Path]:
 
 
 def _full_size(file: Path) -> int | None:
-    """Return the size in bytes that a file's header requires; None without a header."""
+    """Return the size in bytes that a file's header requires; None if it has no header."""
     try:
         length, tensors = header(file)
         ends = (tensor["data_offsets"][1] for tensor in tensors.values())
@@ -84,7 +84,7 @@ def _full_size(file: Path) -> int | None:
 
 
 def warnings(config: Config) -> list[str]:
-    """Return a warning if the plan assumes another model than that in model.path.
+    """Return a warning if the plan assumes a different model than the one in model.path.
 
     Ignore an unreadable config.json, which a run rejects, and smoke=true, which shrinks models.
     """
@@ -112,7 +112,7 @@ def warnings(config: Config) -> list[str]:
 
 @functools.cache
 def file(name: str) -> dict[str, Any]:
-    """Return the content of a model's file in conf/model; {} without one."""
+    """Return the content of a model's file in conf/model; {} if there is none."""
     path = MODELS / f"{name}.yaml"
     content: dict[str, Any] = yaml_file(path) if path.is_file() else {}
     return content

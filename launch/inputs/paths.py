@@ -36,7 +36,7 @@ def cache_dir(host: Host) -> Path:
 def home(config: Config, host: Host) -> Path:
     """Return HOME of the containers of an image.
 
-    Each image has its own, because kernels compiled for one image do not work with another.
+    Each image has a separate one, because kernels compiled for one image fail with another.
     """
     return cache_dir(host) / "rocm-recipes/home" / config.container.name
 

@@ -1,4 +1,4 @@
-"""Read users' files. Errors have the file, the fault and the fix."""
+"""Read users' files. Errors name the file, the problem and the fix."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from launch.core.errors import UserError, near
 
 
 def near_files(path: Path) -> str:
-    """Return a hint with similar names next to a missing file or directory; '' without one."""
+    """Return a hint with similar names next to a missing file or directory, or ''."""
     return near(path.name, [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else [])
 
 

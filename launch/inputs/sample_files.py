@@ -23,7 +23,7 @@ def files(path: str) -> list[str]:
     def reject(error: OSError) -> NoReturn:
         raise UserError(
             f"data.path={path}: {error.filename} cannot be read ({error.strerror}). Use: a "
-            "directory in which you may read every file."
+            "directory whose files you may all read."
         )
 
     rows: list[Path] = []

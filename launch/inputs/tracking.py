@@ -8,8 +8,8 @@ from pathlib import Path
 from launch.core.errors import UserError
 from launch.schema import Config
 
-# Packages whose name differs from that of the tracker in transformers' report_to. Kubeflow needs
-# none, only a variable of its jobs.
+# Packages whose name differs from the tracker's in transformers' report_to. Kubeflow needs no
+# package, only a variable of its jobs.
 PACKAGES = {"none": None, "azure_ml": "azureml-core", "flyte": "flytekit", "kubeflow": None}
 # https://docs.wandb.ai/models/track/environment-variables
 KEY, MODE, HOST = "WANDB_API_KEY", "WANDB_MODE", "api.wandb.ai"
@@ -28,7 +28,7 @@ def package_of(tracker: str) -> str | None:
 def check_key(config: Config, environ: Mapping[str, str]) -> None:
     """Raise UserError if wandb would find no key.
 
-    wandb cannot prompt for one, because a rank has no terminal, so it would end the run.
+    wandb cannot prompt for one, because a rank has no terminal, so it would stop the run.
     """
     # A container gets only the variables of the shell that are in runtime.secrets, and not the
     # user's home directory.
@@ -43,11 +43,11 @@ def check_key(config: Config, environ: Mapping[str, str]) -> None:
     if not in_container and (other_login or has_key):
         return
     if not environ.get(KEY):
-        fault = f": {KEY} is not set in your shell. Use: export {KEY}=<your key>"
+        problem = f": {KEY} is not set in your shell. Use: export {KEY}=<your key>"
     elif in_container and KEY not in config.runtime.secrets:
         secrets = ",".join([*config.runtime.secrets, KEY])
-        fault = f": runtime.secrets has no {KEY}. Use: runtime.secrets=[{secrets}]"
+        problem = f": runtime.secrets has no {KEY}. Use: runtime.secrets=[{secrets}]"
     else:
         return
     offline = f"user_env.{MODE}=offline, or tracking=tensorboard"
-    raise UserError(f"tracking=wandb{fault}, {offline}.")
+    raise UserError(f"tracking=wandb{problem}, {offline}.")

@@ -21,7 +21,7 @@ from launch.schema import Hardware
 from launch.schema.enums import Vendor
 
 SIMILAR = "Use: hardware=<a similar group>"
-# Least share of hardware.memory_gb that a GPU shows, because firmware reserves a little.
+# Minimum share of hardware.memory_gb that a GPU shows, because firmware reserves a little.
 MIN_SHARE = 0.97
 MIN_SHARE_UNIFIED = 0.90  # the same for memory that the system uses too
 
@@ -32,7 +32,7 @@ class Host:
 
     python: str
     num_cores: int
-    gpus: tuple[Gpu, ...] = ()  # those that the caller may use, in torch's order
+    gpus: tuple[Gpu, ...] = ()  # GPUs that the caller may use, in torch's order
     withheld: tuple[Gpu, ...] = ()  # GPUs whose device nodes this container did not get
     environ: dict[str, str] = field(default_factory=dict)  # of the launcher
     cwd: str = "."
@@ -45,10 +45,10 @@ class Host:
     device_nodes: dict[str, int | None] = field(default_factory=dict)
     selinux: bool = False  # whether SELinux is enforcing
     listening: frozenset[int] = frozenset()  # TCP ports in use
-    sysroot: str = "/"  # folder from which the facts were read
+    sysroot: str = "/"  # folder that the facts were read from
 
     def gpus_of(self, vendor: Vendor) -> tuple[Gpu, ...]:
-        """Return the vendor's GPUs in the order in which its mask numbers them."""
+        """Return the vendor's GPUs in the order of its mask."""
         is_amd = vendor == Vendor.amd
         return tuple(gpu for gpu in self.gpus if gpu.gfx.startswith("gfx") == is_amd)
 
@@ -58,21 +58,21 @@ class Host:
 
 
 def group_of(gpus: tuple[Gpu, ...], counted: tuple[Gpu, ...] = ()) -> str:
-    """Return the conf/hardware group of these GPUs; `cpu` without GPUs.
+    """Return the conf/hardware group of these GPUs; `cpu` if there are none.
 
     Unusable GPUs are ignored unless all are unusable. If `gpus` is masked, `counted` has all GPUs
     that a mask can number. Raises HostError if the GPUs do not determine one group.
     """
-    fault = group_fault(gpus, counted)
-    if fault:
-        raise HostError(f"hardware=auto: this machine has {fault[0]}. {fault[1]}.")
+    problem = group_problem(gpus, counted)
+    if problem:
+        raise HostError(f"hardware=auto: this machine has {problem[0]}. {problem[1]}.")
     return next((gpu.group for gpu in _usable_or_all(gpus) if gpu.group), "cpu")
 
 
-def group_fault(gpus: tuple[Gpu, ...], counted: tuple[Gpu, ...] = ()) -> tuple[str, str] | None:
+def group_problem(gpus: tuple[Gpu, ...], counted: tuple[Gpu, ...] = ()) -> tuple[str, str] | None:
     """Return the GPUs in words and a remedy, if they do not determine one group; else None.
 
-    The arguments are those of group_of.
+    See group_of for the arguments.
     """
     candidates = _usable_or_all(gpus)
     kinds = Counter(gpu.group or describe(gpu) for gpu in candidates)

@@ -25,14 +25,14 @@ class Gpu:
     compute_units: int | None
     memory_gb: float | None  # 1e9 bytes; for an integrated GPU, the system memory it can use (GTT)
     group: str | None  # the group of conf/hardware that matches, if exactly one does
-    may_be: tuple[str, ...] = ()  # groups that match equally well, in which case `group` is None
+    may_be: tuple[str, ...] = ()  # groups that match equally well; `group` is then None
     render_minor: int | None = None  # N of /dev/dri/renderDN
     node: int | None = None  # number in the kernel's topology
     device_id: str | None = None  # PCI device id, such as 0x74a1
     pci_address: str | None = None  # such as 0000:05:00.0; all partitions of a GPU share one
     uuid: str | None = None  # in the form of ROCr and NVML: GPU-...
     numa_node: int | None = None
-    compute_partition: str | None = None  # SPX, DPX, TPX, QPX, CPX; None without such modes
+    compute_partition: str | None = None  # SPX, DPX, TPX, QPX, CPX; None if the GPU has no modes
     memory_partition: str | None = None  # NPS1, NPS2, NPS4, NPS8
     partition_of: str | None = None  # for a partition, the group of the complete GPU
     hive: str | None = None  # GPUs with the same value are connected by xGMI

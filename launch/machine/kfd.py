@@ -115,7 +115,7 @@ def gpu_of(root: Path, folder: Path, values: dict[str, int], siblings: int) -> G
         hive=f"0x{values['hive_id']:016x}" if values.get("hive_id") else None,
         firmware=values.get("fw_version") or None,
         links=links,
-        # A copy without dev/ does not show which device nodes exist, so count its GPUs as usable.
+        # A copied tree without dev/ lacks device nodes, so assume that its GPUs are usable.
         usable=minor is None
         or not is_folder(root / "dev")
         or status_of(root / f"dev/dri/renderD{minor}") is not None,
@@ -138,7 +138,7 @@ def matching(
     """
     same_target = [p for p in products() if p.gfx == gfx]
     for product in same_target:
-        # `units` are those of the complete GPU or of one of its partitions.
+        # `units` counts the complete GPU or one of its partitions.
         parts, rest = divmod(product.compute_units, units) if units else (0, 1)
         divides = rest == 0 and parts > 0 and product.detect.dies % parts == 0
         if device_id in product.detect.device_ids and divides:
@@ -165,7 +165,7 @@ def links_of(folder: Path) -> tuple[Link, ...]:
 
 
 def numa_node_of(root: Path, device: Path, links: tuple[Link, ...]) -> int | None:
-    """Return the NUMA node of the PCI device or, if unknown, that of the CPU it is linked to."""
+    """Return the NUMA node of the PCI device or, if unknown, of the CPU it is linked to."""
     node = number(device / "numa_node")
     if node is not None and node >= 0:
         return node

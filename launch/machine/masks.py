@@ -1,6 +1,6 @@
 """Read masks, the environment variables that list the visible GPUs of a process by index.
 
-Each vendor numbers its own GPUs. HIP reads the three variables in AMD (HIP's list of environment
+Each vendor numbers only its GPUs. HIP reads the three variables in AMD (HIP's list of environment
 variables), including CUDA_VISIBLE_DEVICES for programs that were written for CUDA.
 """
 

@@ -16,12 +16,12 @@ FOLDER = "proc/driver/nvidia/gpus"
 
 
 def gpus(root: Path) -> list[Gpu]:
-    """Return the GPUs of a machine; NVML is only asked about this one, not about a copied tree."""
+    """Return the GPUs of a machine; NVML is asked only about this machine, not a copied tree."""
     if root == Path("/") and (Path("/dev/nvidiactl").exists() or Path("/", FOLDER).is_dir()):
         with nvml() as library:
             if library is not None:
-                return [of_nvml(library, index) for index in range(library.nvmlDeviceGetCount())]
-    return [of_proc(root, file) for file in sorted((root / FOLDER).glob("*/information"))]
+                return [gpu_from_nvml(library, n) for n in range(library.nvmlDeviceGetCount())]
+    return [gpu_from_proc(root, file) for file in sorted((root / FOLDER).glob("*/information"))]
 
 
 @contextlib.contextmanager
@@ -65,7 +65,7 @@ def _query(library: Any, function: Callable[[], Any]) -> Any:
         return None
 
 
-def of_nvml(library: Any, index: int) -> Gpu:
+def gpu_from_nvml(library: Any, index: int) -> Gpu:
     """Return the facts that NVML reports about a GPU."""
     handle = library.nvmlDeviceGetHandleByIndex(index)
     name = _query(library, lambda: library.nvmlDeviceGetName(handle)) or "unknown"
@@ -87,7 +87,7 @@ def of_nvml(library: Any, index: int) -> Gpu:
     )
 
 
-def of_proc(root: Path, file: Path) -> Gpu:
+def gpu_from_proc(root: Path, file: Path) -> Gpu:
     """Return the facts in the driver's `information` file about a GPU."""
     rows = (line.partition(":") for line in (text(file) or "").splitlines())
     values = {name.strip(): value.strip() for name, _, value in rows}

@@ -1,4 +1,4 @@
-"""Decide which process groups a run has, and on which GPUs each runs."""
+"""Decide the process groups of a run and the GPUs of each."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class ProcessGroup:
 
 
 def process_groups(config: Config, host: Host) -> list[ProcessGroup]:
-    """Return the groups of a run in the order in which they start."""
+    """Return the groups of a run in start order."""
     gpus = visible_gpus(config, host, num_gpus(config)) if not config.method.exports else []
     server_gpus, gpus_of_ranks = gpus[: num_server_gpus(config)], gpus[num_server_gpus(config) :]
     if shares_gpu(config):
@@ -88,7 +88,7 @@ def process_groups(config: Config, host: Host) -> list[ProcessGroup]:
     kind, ranks = config.method.kind, trainers_of_a_node(config)
     name = "trainers" if kind == "trainer" else kind
     # The launcher stops groups in reverse order. It begins with the ranks on its own node (0),
-    # because a signal to one of them stops all.
+    # because a signal to one rank stops all.
     for node in [*range(1, config.runtime.slurm.nodes), 0]:
         node_name = f"{name}-{node}" if node else name
         groups.append(ProcessGroup(node_name, kind, gpus_of_ranks, ranks, node))
@@ -117,19 +117,19 @@ def chosen_gpus(config: Config, host: Host, count: int) -> list[int]:
         return list(range(count))
     (name, mask), *others = variables.items()
     indices = [int(part) for part in mask.split(",") if part.strip().isdigit()]
-    fault = None
+    problem = None
     if conflicts := [other for other, other_mask in others if other_mask != mask]:
         other = conflicts[0]
-        fault = f"it conflicts with {other}={variables[other]}. Use: unset {other}."
+        problem = f"it conflicts with {other}={variables[other]}. Use: unset {other}."
     elif len(indices) < len(mask.split(",")):
-        fault = f"expected indices. Use: {name}=0,1, for example."
+        problem = f"expected indices. Use: {name}=0,1, for example."
     elif len(set(indices)) < len(indices):
-        fault = "it contains a GPU twice. Use: each index once."
+        problem = "it contains a GPU twice. Use: each index once."
     elif len(indices) < count:
-        fault = f"{len(indices)} GPUs, but this topology needs {count}. Use: a mask of {count} "
-        fault += f"GPUs, or topology.num_gpus={len(indices)}."
-    if fault:
-        raise HostError(f"{name}={mask}: {fault}")
+        problem = f"{len(indices)} GPUs, but this topology needs {count}. Use: a mask of {count} "
+        problem += f"GPUs, or topology.num_gpus={len(indices)}."
+    if problem:
+        raise HostError(f"{name}={mask}: {problem}")
     return indices[:count]
 
 

@@ -1,4 +1,4 @@
-"""Load the GPU products that hardware=auto can identify: those of conf/hardware and OTHERS."""
+"""Load the GPU products that hardware=auto can identify: conf/hardware and OTHERS."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ OTHERS = (  # products without a file in conf/hardware
 def products(folder: Path = HARDWARE) -> tuple[Product, ...]:
     """Return the products of the files in `folder`, then OTHERS.
 
-    Raises UserError for a GPU's file in which an identifying fact is missing.
+    Raises UserError for a GPU's file that lacks an identifying fact.
     """
     from_files = []
     for file in sorted(folder.glob("*.yaml")):
@@ -58,7 +58,7 @@ def products(folder: Path = HARDWARE) -> tuple[Product, ...]:
 
 
 def _merged(file: Path) -> dict[str, Any]:
-    """Return a file's values merged over those of its defaults list, as Hydra would merge them.
+    """Return a file's values merged over its defaults list, as Hydra would merge them.
 
     Hydra takes a tenth of a second for each file.
     """

@@ -12,7 +12,7 @@ from launch.config.choose import ACCUMULATION, BATCH, choose, with_value, withou
 from launch.core.errors import UserError
 from launch.estimate import margin
 from launch.estimate.batch_counts import apply_effective_batch, batch
-from launch.estimate.speed import speed
+from launch.estimate.speed import estimate_speed
 from launch.machine import placement
 from launch.machine.detect import Host
 from launch.rules.check import check_settings, refusals
@@ -30,13 +30,13 @@ def balance(config: Config, host: Host) -> Balance | None:
 
     Return None unless topology=split and its speed is predicted.
     """
-    step = speed(config)
+    step = estimate_speed(config)
     if config.topology.name != "split" or not step.tokens_per_second:
         return None
     if step.generation_s is None or step.training_s is None:
         return None
     best = _fastest(config, host)
-    gain = (speed(best).tokens_per_second or 0.0) / step.tokens_per_second if best else 1.0
+    gain = (estimate_speed(best).tokens_per_second or 0.0) / step.tokens_per_second if best else 1.0
     if best is None or gain < MIN_GAIN:
         best, gain = config, 1.0
     bottleneck = "generation" if step.generation_s > step.training_s else "training"
@@ -51,7 +51,7 @@ def balance(config: Config, host: Host) -> Balance | None:
 
 
 def with_servers(config: Config) -> Config:
-    """Return a copy in which topology.servers=auto is the fastest number of servers.
+    """Return a copy with the fastest number of servers in place of topology.servers=auto.
 
     If no speed is predicted or no number fits, use the smallest number that the rules allow. Raises
     UserError if topology.servers is neither a number nor auto.
@@ -70,7 +70,7 @@ def with_servers(config: Config) -> Config:
         return minimal
     smallest = next((split for split in _splits(minimal) if not refusals(split)), None)
     best = None
-    if smallest and speed(smallest).step_s:
+    if smallest and estimate_speed(smallest).step_s:
         # A trainer's choices hardly depend on the number of trainers, so choose once for all.
         best = _fastest(choose(smallest, NEUTRAL_HOST), NEUTRAL_HOST)
     return with_value(config, KEY, (best or smallest or minimal).topology.servers)
@@ -79,7 +79,7 @@ def with_servers(config: Config) -> Config:
 def _fastest(config: Config, host: Host) -> Config | None:
     """Return the fastest split that passes every rule and fits in memory, or None.
 
-    Of equally fast splits, return the one with fewer servers.
+    If several tie, return the split with the fewest servers.
     """
     unchosen = {split.topology.servers: split for split in _splits(without_choices(config))}
     candidates, micro_batch = [], batch(config).per_device
@@ -93,7 +93,7 @@ def _fastest(config: Config, host: Host) -> Config | None:
             candidate = with_value(candidate, BATCH, per_device)
             candidate = with_value(candidate, ACCUMULATION, sequences // per_device)
         candidates.append(candidate)
-    candidates.sort(key=lambda split: -(speed(split).tokens_per_second or 0.0))
+    candidates.sort(key=lambda split: -(estimate_speed(split).tokens_per_second or 0.0))
     for split in candidates:
         if not refusals(unchosen[split.topology.servers]) and margin.fits_with_margin(split, host):
             return split

@@ -1,6 +1,6 @@
 """Check that a run's model, data, rewards, packages and run_root exist and can be used.
 
-Each check raises UserError. None imports the training stack or runs the user's code.
+The checks raise UserError, and neither import the training stack nor run the user's code.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from launch.plan.rundir import runs_in
 from launch.rules.runtime import runtime_as
 from launch.schema import Config
 from launch.schema.enums import Init
-from launch.schema.trainer_args import argument
+from launch.schema.trainer_args import value_or_none
 
 PLAN_LINES = 10_000  # lines of a data file that mode=plan reads; a run reads all
-MODULES = {"azureml-core": "azureml"}  # packages whose module has another name
+MODULES = {"azureml-core": "azureml"}  # packages whose module has a different name
 PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
 # The columns that a method's rows need, in TRL's data set formats. A row needs every column of one
 # of the alternatives.
@@ -49,7 +49,7 @@ def check_files(config: Config, all_lines: bool) -> None:
 
     Without `all_lines`, check only the first PLAN_LINES lines of a data file.
     """
-    config = tuned.recipe(config) or config  # a tuning reads the files of its recipe
+    config = tuned.recipe(config) or config  # a tuning run reads its recipe's files
     _check_model(config)
     check_adapter(config)
     check_export(config)
@@ -105,10 +105,10 @@ def _check_model(config: Config) -> None:
         name = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
         is_hub_id = not name.is_absolute() and len(name.parts) == 2 and not path.parent.is_dir()
         hint = HUB.format(name) if is_hub_id else ""
-        fault = f"no such directory.{near_files(path)}{hint}"
+        problem = f"no such directory.{near_files(path)}{hint}"
         if path.is_file():
-            fault = "a file, not a directory. To convert GGUF, use: python -m recipes.from_gguf."
-        raise UserError(f"model.path={path}: {fault}")
+            problem = "a file, not a directory. To convert GGUF, use: python -m recipes.from_gguf."
+        raise UserError(f"model.path={path}: {problem}")
     if not (path / "config.json").is_file():
         raise UserError(
             f"model.path={path}: no config.json. A model directory has config.json, "
@@ -116,14 +116,14 @@ def _check_model(config: Config) -> None:
         )
     if not list(path.glob("*.safetensors")):
         pickles = sorted(p.name for pattern in PICKLES for p in path.glob(pattern))
-        fault = "no *.safetensors, so there are no weights. Use: model.path=<a complete model>."
+        problem = "no *.safetensors, so there are no weights. Use: model.path=<a complete model>."
         if pickles:
-            fault = (
+            problem = (
                 f"only a pickle checkpoint ({pickles[0]}), which can run any code when it is "
                 "loaded. To convert it to safetensors, use: "
                 "AutoModelForCausalLM.from_pretrained(...).save_pretrained(...)."
             )
-        raise UserError(f"model.path={path}: {fault}")
+        raise UserError(f"model.path={path}: {problem}")
     model_path.check(path)
 
 
@@ -174,7 +174,7 @@ def _check_packages(config: Config) -> None:
     if tracker:
         _check_package(config, key, tracker, "tracking=tensorboard", "requirements.in")
     tracking.check_key(config, os.environ)
-    if argument(config, "use_liger_kernel"):
+    if value_or_none(config, "use_liger_kernel"):
         key = "method.args.use_liger_kernel"
         _check_package(config, f"{key}=true", "liger-kernel", f"{key}=false", "liger.in")
     if config.smoke:  # a CPU computes in fp32
@@ -182,12 +182,12 @@ def _check_packages(config: Config) -> None:
     precision = config.precision.name if config.method.uses_precision else "fp32"
     settings = [(f"precision={precision}", precision, "precision=bf16")]
     for name in ("modes", "precisions") if config.method.measures_machine else ():
-        modes = argument(config, name) or []
+        modes = value_or_none(config, name) or []
         others = ",".join(mode for mode in modes if not mode.endswith(tuple(LOW_PRECISION)))
         key = f"method.args.{name}"
         for mode in modes:
             precision = mode.rpartition("_")[2]  # full_fp8 computes in fp8
-            if precision in config.hardware.precisions:  # another check rejects the others
+            if precision in config.hardware.precisions:  # another check rejects the other values
                 settings.append((f"{key}={mode}", precision, f"{key}=[{others}]"))
     for override, precision, remedy in settings:
         if precision in LOW_PRECISION:

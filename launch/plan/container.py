@@ -23,7 +23,7 @@ from launch.plan.process_env import ROOT
 from launch.schema import Config
 from launch.schema.enums import Network, Vendor
 from launch.schema.plan import ContainerSpec, Mount, Process
-from launch.schema.trainer_args import argument
+from launch.schema.trainer_args import value_or_none
 
 SECRETS = "/run/secrets"
 OUR_PACKAGES = ("/", "opt", "recipes")  # parts of the folder where our images install packages
@@ -37,7 +37,7 @@ def container_name(run_dir: Path, process: str) -> str:
 
 
 def labels(run_dir: Path, process: str, host: Host) -> dict[str, str]:
-    """Return the labels by which the launcher finds its containers."""
+    """Return the labels that identify the launcher's containers."""
     values = {"run": str(run_dir), "process": process, "uid": str(host.uid)}
     return {f"{LABEL}.{key}": value for key, value in values.items()}
 
@@ -81,7 +81,7 @@ def specs(
             network="host" if runtime.network == Network.host else shared or network,
             ipc=shared or ("shareable" if process.kind == "server" else "private"),
             pid=shared or "private",
-            environment=environment_of(process, peers),
+            environment=container_environment(process, peers),
             devices=nodes,
             nvidia_gpus=sorted({*gpus, *peers}) * (config.hardware.vendor == Vendor.nvidia),
             groups=groups(host, on_amd),
@@ -99,7 +99,7 @@ def peer_gpus(process: Process, processes: list[Process]) -> list[int]:
     """Return the GPUs of other process groups that this one must see.
 
     The first training rank sends its weights to every server. Within a node, RCCL uses HIP IPC,
-    which maps the other process's memory. So the transfer fails if a mask hides the other GPU.
+    which maps the other process's memory, so the transfer fails if a mask hides the other GPU.
     """
     if process.kind == "prepare":
         return []
@@ -111,9 +111,9 @@ def peer_gpus(process: Process, processes: list[Process]) -> list[int]:
 
 
 def groups(host: Host, on_amd: bool) -> list[str]:
-    """Return the caller's groups and, for an AMD GPU, those that may open device nodes.
+    """Return the caller's groups and, for an AMD GPU, the groups that may open device nodes.
 
-    They are gids, because the groups video and render have other gids in the image. A machine that
+    Return gids, because the groups video and render have other gids in the image. A machine that
     has neither group can still plan, with the names.
     """
     owners = {*host.gids.values(), *host.device_nodes.values()} - {None} if on_amd else set()
@@ -121,10 +121,10 @@ def groups(host: Host, on_amd: bool) -> list[str]:
     return [*map(str, gids), *(["video", "render"] if on_amd and not owners else [])]
 
 
-def environment_of(process: Process, peers: list[int]) -> dict[str, str]:
+def container_environment(process: Process, peers: list[int]) -> dict[str, str]:
     """Return a process's variables, with its GPU mask renumbered for the container's devices."""
     variables = dict(process.env)
-    # The process's own GPUs come first, because vLLM and torchrun use indices from 0. The peers'
+    # The process's GPUs come first, because vLLM and torchrun use indices from 0. The peers'
     # GPUs follow, because HIP IPC refers to the exporter's GPU by index.
     gpus = [*process.gpus, *peers]
     indices = {gpu: str(index) for index, gpu in enumerate(sorted(set(gpus)))}
@@ -136,7 +136,7 @@ def environment_of(process: Process, peers: list[int]) -> dict[str, str]:
 def devices(config: Config, host: Host, gpus: list[int], peers: list[int]) -> dict[str, str]:
     """Return the device nodes that the container gets, each with the reason.
 
-    A GPU needs /dev/kfd and its own render node. The rest of /dev/dri is not passed.
+    A GPU needs /dev/kfd and its render node. The rest of /dev/dri is not passed.
     """
     nodes = {}
     if config.hardware.gfx.startswith("gfx") and not config.method.exports:
@@ -179,7 +179,7 @@ def mounts(config: Config, host: Host, run_dir: Path, secrets: bool) -> list[Mou
         str(run_dir): "run directory",
         str(home(config, host)): "HOME: caches of compiled kernels",
         str(config.data.cache or ""): "prepared rows",
-        str(hub_cache(host)): "models and data sets of the hub",
+        str(hub_cache(host)): "models and data sets from the Hub",
     }
     sources = [(str(ROOT), True, "code")]
     sources += [(str(Path(path)), True, reason) for path, reason in _inputs(config, host)]
@@ -207,7 +207,7 @@ def mounts(config: Config, host: Host, run_dir: Path, secrets: bool) -> list[Mou
 def _inputs(config: Config, host: Host) -> list[tuple[str, str]]:
     """Return (path, reason) of every file and directory that the run reads."""
     data, model, method = config.data, config.model, config.method
-    converter, pipeline = (argument(config, name) for name in ("gguf_converter", "reuse"))
+    converter, pipeline = (value_or_none(config, name) for name in ("gguf_converter", "reuse"))
     inputs = [
         (data.path, "data"),
         (data.heldout_path, "held-out data"),
@@ -219,15 +219,15 @@ def _inputs(config: Config, host: Host) -> list[tuple[str, str]]:
         files = sample_files.files(data.path)
         targets = [file for file in files if not Path(file).is_relative_to(data.path)]
         inputs += [(file, "targets of links to samples") for file in targets]
-    if pipeline:  # phases that it reused from another run are links
+    if pipeline:  # reused phases of another run are links
         links = filter(Path.is_symlink, Path(pipeline).glob("*"))
         phases = sorted(str(real_folder(link)) for link in links)
         inputs += [(path, "method.args.reuse") for path in (pipeline, *phases)]
-    inputs += [(argument(config, "lm_eval_include"), "method.args.lm_eval_include")]
+    inputs += [(value_or_none(config, "lm_eval_include"), "method.args.lm_eval_include")]
     if method.exports and converter:
         inputs += [(str(Path(converter).parent), "llama.cpp's converter and its imports")]
     if model.path and Path(model.path).is_dir():
-        # In the hub's cache, all files of a snapshot are links to another folder.
+        # In the Hub's cache, all files of a snapshot are links to another folder.
         folder = Path(model.path).resolve()
         blobs = {file.resolve().parent for file in folder.iterdir() if file.is_symlink()}
         outside = sorted(str(blob) for blob in blobs if not blob.is_relative_to(folder))
@@ -265,7 +265,7 @@ def sdk_arguments(spec: ContainerSpec) -> dict[str, dict[str, Any]]:
         "security_opt": spec.security_opt,
         "cap_add": spec.cap_add,
         "cap_drop": spec.cap_drop,
-        "init": True,  # it reaps orphans and forwards SIGTERM, which process 1 would ignore
+        "init": True,  # tini reaps orphans and forwards SIGTERM, which a PID 1 ignores
         "log_config": log,
     }
     if spec.pid != "private":
@@ -282,7 +282,7 @@ def sdk_arguments(spec: ContainerSpec) -> dict[str, dict[str, Any]]:
     container = {
         "image": spec.image,
         "name": spec.name,
-        "entrypoint": [],  # that of vLLM's images would start a server
+        "entrypoint": [],  # the entrypoint of vLLM's images would start a server
         "command": spec.command,
         "environment": spec.environment,
         "user": spec.user,
@@ -293,10 +293,10 @@ def sdk_arguments(spec: ContainerSpec) -> dict[str, dict[str, Any]]:
         "use_config_proxy": False,  # `docker inspect` would show the proxies' passwords
     }
     if spec.confinement:
-        # An attached container ends with the launcher, because its stdin closes.
+        # An attached container exits with the launcher, because its stdin closes.
         container |= {"working_dir": "/tmp", "stdin_open": True, "detach": False}
         host |= {
-            "init": False,  # the sandbox's server must be process 1, which jobs cannot signal
+            "init": False,  # the sandbox's server must be PID 1, which jobs cannot signal
             "read_only": True,
             "auto_remove": True,
             "pids_limit": spec.confinement.pids,

@@ -81,7 +81,7 @@ def key(config: Config) -> str:
             *(model.vocab_size, model.max_positions, model.chat_template),
         ],
         "method": config.method.name,
-        "arguments": {name: trainer_args.argument(config, name) for name in ARGUMENTS},
+        "arguments": {name: trainer_args.value_or_none(config, name) for name in ARGUMENTS},
         "server": [config.topology.servers > 0, config.topology.server_max_length],
         "files": [[file, stat and stat.st_size, stat and stat.st_mtime_ns] for file, stat in stats],
         "code": _code_hashes(),

@@ -1,4 +1,4 @@
-"""Check an export's inputs: the model, the evaluation, the GGUF converter and the hub token."""
+"""Check an export's inputs: the model, the evaluation, the GGUF converter and the Hub token."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from launch.core.json_files import read_json
 from launch.inputs.jsonl_files import check_is_file
 from launch.schema import Config
 from launch.schema.cycle_choice import recorded
-from launch.schema.trainer_args import argument
+from launch.schema.trainer_args import value_or_none
 
 TOKEN = "HF_TOKEN"
 
 
 def check_export(config: Config) -> None:
-    """Raise UserError if an export's converter, evaluation or hub token is missing or wrong."""
+    """Raise UserError if an export's converter, evaluation or Hub token is missing or wrong."""
     if not config.method.exports:
         return
     converter, evaluation, target = (
-        argument(config, name) for name in ("gguf_converter", "results_from", "push_to")
+        value_or_none(config, name) for name in ("gguf_converter", "results_from", "push_to")
     )
     if converter is not None:
         check_is_file("method.args.gguf_converter", Path(converter))
@@ -36,7 +36,7 @@ def check_export(config: Config) -> None:
 def _check_evaluation(config: Config, run: Path) -> None:
     """Raise UserError unless `run` is a finished evaluation of the model to export.
 
-    Otherwise the model card would show the figures of another model.
+    Otherwise the model card would show the results of another model.
     """
     result, record = read_json(run / "result.json") or {}, read_json(run / "record.json") or {}
     model = (record.get("composition") or {}).get("model")
@@ -59,7 +59,7 @@ def _check_evaluation(config: Config, run: Path) -> None:
 
 
 def _identity(path: str | None, hub_id: str | None, revision: str | None) -> str:
-    """Return text that is equal for equal models: the real path, or the hub id and revision."""
+    """Return text that is equal for equal models: the real path, or the Hub id and revision."""
     if path:
         return str(Path(path).resolve())
     return f"{hub_id} at {revision}" if hub_id else "random weights"

@@ -47,7 +47,7 @@ def prepare(config: Config, keys: Sequence[str] = ()) -> tuple[Config, list[str]
     """
     config = balance.with_servers(config)
     check.check_settings(config)
-    is_tuning = trainer_args.recipe_name(config)  # a tuning trains only through its recipe
+    is_tuning = trainer_args.recipe_name(config)  # a tuning run trains only through its recipe
     batch_warnings = [] if is_tuning else batch_counts.apply_effective_batch(config, keys)
     if not config.smoke:
         check.check(config)
@@ -72,7 +72,7 @@ def with_choices(config: Config, host: Host, run_dir: Path) -> Config:
     per step stays the same.
     """
     recorded = (read_json(run_dir / "record.json") or {}).get("composition")
-    if recorded is None or rundir.record_fault(run_dir):  # rundir rejects such a record
+    if recorded is None or rundir.record_problem(run_dir):  # rundir rejects such a record
         return choose.choose(config, host)
     choices = choose.recorded_choices(recorded)
     if identity(recorded) == identity_of(config):
@@ -111,7 +111,9 @@ def make_plan(
     needed = memory.memory(config, groups, smaller)
     unchosen = choose.without_choices(config)  # rows are cached under this composition's key
     is_faster = config.chosen and config.method.trains
-    args, scaling = lr_scaling.scaled(config, trainer_args.complete(config, run_dir, ports))
+    estimate = speed.sampling if config.method.leaves_samples else speed.estimate_speed
+    args = trainer_args.complete(config, run_dir, ports)
+    args, scaling = lr_scaling.scale_learning_rate(config, args)
     return Plan(
         name=config.name or default_name(config),
         run_dir=run_dir,
@@ -120,7 +122,7 @@ def make_plan(
         processes=[*sandbox.processes(config), *processes],
         containers={**sandbox.specs(config, host, run_dir), **containers},
         memory=needed,
-        speed=speed.sampling(config) if config.method.leaves_samples else speed.speed(config),
+        speed=estimate(config),
         warnings=[
             *warnings,
             *scaling,
@@ -132,7 +134,7 @@ def make_plan(
         tuned=tuned.for_ranks(config, host, run_dir, ports),
         data_cache=data_cache.for_ranks(unchosen, host),
         data=data_cache.statistics(unchosen, host),
-        plain_speed=speed.speed(unchosen) if is_faster else None,
+        plain_speed=speed.estimate_speed(unchosen) if is_faster else None,
         balance=balance.balance(config, host),
         overrides=request,
     )

@@ -54,7 +54,7 @@ def settings(
             is_path = value.startswith(("/", "~", "."))
             if PASSED.match(name) and name not in withheld and not is_path:
                 settings[name] = Setting(name, value, "set in your shell", "yours")
-    # Skip the mask, from which `gpus` was chosen, and variables that a container sets for itself.
+    # Skip the mask, which determined `gpus`, and variables that a container sets for itself.
     ours = (MASK.get(config.hardware.vendor), *APPENDED_TO, *CONTAINER_VARIABLES)
     for name, setting in settings.items():
         if name in host.environ and name not in ours and setting.origin != "yours":
@@ -139,7 +139,7 @@ def secret_names(config: Config, environ: dict[str, str]) -> set[str]:
 
 
 def key_of_secret(node: Any, secrets: set[str], key: str = "") -> str | None:
-    """Return the first nested key whose value contains a secret, or None; `key` is the node's own.
+    """Return the first nested key whose value contains a secret, or None. `key` is `node`'s key.
 
     Such a value can come from ${oc.env:HF_TOKEN}.
     """
@@ -154,7 +154,7 @@ def key_of_secret(node: Any, secrets: set[str], key: str = "") -> str | None:
 def starts_vllm(config: Config, kind: str) -> bool:
     """Return whether the process group starts vLLM itself, unlike a trainer under colocate.
 
-    It does for a server, a benchmark or tuning of vLLM, and method.args.engine=vllm.
+    This is so for a server, a benchmark or tuning run of vLLM, and method.args.engine=vllm.
     """
     return (
         kind == "server" or config.method.starts_vllm or config.method.args.get("engine") == "vllm"

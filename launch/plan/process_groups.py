@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from launch.core.options import options
+from launch.core.vllm_flags import flags
 from launch.inputs import paths
 from launch.machine import placement
 from launch.machine.detect import Host
@@ -17,7 +17,7 @@ from launch.schema.plan import Process
 
 
 def model_source(config: Config, run_dir: Path) -> str:
-    """Return the directory or hub id from which every process loads the model."""
+    """Return the directory or Hub id that every process loads the model from."""
     if creates_model(config):
         return str(run_dir / "model_init")
     return config.model.path or str(config.model.hub_id)
@@ -31,7 +31,7 @@ def process(config: Config, host: Host, run_dir: Path, group: placement.ProcessG
         argv = server_argv(config, host, port, run_dir)
     else:
         argv = ranks_argv(config, host, run_dir, group)
-    # The server is one process that starts its own ranks.
+    # The server is one process that starts its ranks itself.
     ranks = 1 if group.kind == "server" else group.num_ranks
     settings = process_env.settings(config, host, group.kind, group.gpus, run_dir, ranks)
     name, kind, gpus, num_ranks = group.name, group.kind, group.gpus, group.num_ranks
@@ -67,7 +67,7 @@ def ranks_argv(
 
 
 def rocprof_options(program: Rocprof, folder: Path) -> list[str]:
-    """Return the options with which a profiler of ROCm writes to `folder`.
+    """Return the options that make a ROCm profiler write to `folder`.
 
     torchrun starts the profiler for each rank, as AMD advises for launchers (rocprofiler-sdk,
     "Using rocprofv3 with MPI"). A profiler around torchrun would also profile torchrun, and the
@@ -95,7 +95,7 @@ def rendezvous(config: Config, host: Host, node: int) -> list[str]:
         # An address, because containers without a network and many hosts cannot resolve their name.
         return ["--standalone", "--local-addr", "127.0.0.1"]
     address, port = (host.environ.get(name, f"${name}") for name in ("MASTER_ADDR", "MASTER_PORT"))
-    # The static backend keeps the order of nodes; c10d would sort them by address. So rank 0 runs
+    # The static backend keeps the order of nodes, whereas c10d sorts by address. Thus rank 0 runs
     # on the launcher's node, and sums are always computed in the same order.
     nodes = ["--nnodes", str(slurm.nodes), "--node-rank", str(node), "--rdzv-backend", "static"]
     master = ["--master-addr", address, "--master-port", port]
@@ -103,7 +103,7 @@ def rendezvous(config: Config, host: Host, node: int) -> list[str]:
 
 
 def python(config: Config, host: Host) -> str:
-    """Return the Python that runs the ranks: the host's, or that of the image."""
+    """Return the Python that runs the ranks: the host's or the image's."""
     return host.python if config.runtime.on_node == "local" else "python3"
 
 
@@ -135,4 +135,4 @@ def server_argv(config: Config, host: Host, port: int, run_dir: Path) -> list[st
     argv += ["--disable-uvicorn-access-log", *(["--enforce-eager"] if on_cpu else [])]
     if is_tokens_only(config):
         argv.append("--skip-tokenizer-init")
-    return [*argv, *options(config.topology.server_args)]
+    return [*argv, *flags(config.topology.server_args)]

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 
 from launch.config.identity import PROPERTIES, without_removed_keys
 from launch.core.errors import UserError
-from launch.estimate.batch_counts import batch, generation_batch, order_by_batch
+from launch.estimate.batch_counts import batch, generation_batch, why_order_depends_on_batch
 from launch.machine import placement
 from launch.schema import Config, trainer_args
 
@@ -30,7 +30,7 @@ FORMATS |= {"zero2": "ZeRO-2", "zero3": "ZeRO-3"}
 
 
 def recorded_config(composition: dict[str, Any]) -> Config:
-    """Return the typed form of a recorded composition, with the values that it had.
+    """Return the typed form of a recorded composition, with its original values.
 
     Records of earlier versions have no properties of the method, so conf/ fills them in.
     """
@@ -66,7 +66,7 @@ def notes(old: Config, new: Config) -> list[str]:
     sampled = " Completions are sampled again." if new.method.generates else ""
     return [
         f"{ranks}. The order of rows and the sequences per step stay the same.{sampled} Sums round "
-        "differently, so figures differ in their last digits."
+        "differently, so results differ in their last digits."
     ]
 
 
@@ -76,7 +76,7 @@ def _ranks(config: Config) -> str:
 
 def _refusals(old: Config, new: Config) -> Iterator[tuple[str, str]]:
     """Yield each reason why `old` cannot resume as `new`, and its remedy."""
-    if new.method.kind == "evaluator":  # it writes a file per batch, regardless of the ranks
+    if new.method.kind == "evaluator":  # evaluations are saved per batch
         return
     ranks = f"{_ranks(old)} before, {_ranks(new)} now"
     old_ranks = f"topology={old.topology.name} topology.num_gpus={placement.num_gpus(old)}"
@@ -114,7 +114,7 @@ def _refusals(old: Config, new: Config) -> Iterator[tuple[str, str]]:
         )
     sizes = (old_batch.per_device, old_batch.accumulation)
     has_other_sizes = sizes != (new_batch.per_device, new_batch.accumulation)
-    if has_other_sizes and (by_batch := order_by_batch(new)):
+    if has_other_sizes and (by_batch := why_order_depends_on_batch(new)):
         yield (
             f"{by_batch}, so another batch size or accumulation would change the order of rows",
             f"method.args.per_device_train_batch_size={old_batch.per_device} on "

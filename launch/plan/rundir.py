@@ -36,7 +36,7 @@ def choose(config: Config) -> tuple[Path, bool]:
 
     Raises UserError if resume=<run directory> cannot resume.
     """
-    home = home_of(config)
+    home = runs_dir(config)
     if config.resume == "never":
         return home / fresh_name(), False
     if config.resume == "auto":
@@ -48,7 +48,7 @@ def choose(config: Config) -> tuple[Path, bool]:
     return _requested(config), True
 
 
-def home_of(config: Config) -> Path:
+def runs_dir(config: Config) -> Path:
     """Return the absolute directory of all runs with this composition's name."""
     return Path(config.run_root).absolute() / (config.name or default_name(config))
 
@@ -82,7 +82,7 @@ def runs_with_hash(home: Path, hash_: str) -> Iterator[tuple[Path, dict[str, Any
 
 def skipped_run_notes(config: Config, run_dir: Path) -> list[str]:
     """Return a note if resume=auto skipped an unfinished run that is newer than `run_dir`."""
-    for folder in sorted(home_of(config).glob("*/"), reverse=True):
+    for folder in sorted(runs_dir(config).glob("*/"), reverse=True):
         record = read_json(folder / "record.json")
         is_damaged = record is None and os.path.exists(folder / "record.json")
         is_same = record and recorded_hash(record) == composition_hash(config)
@@ -99,19 +99,19 @@ def _obstacle(record: dict[str, Any] | None) -> str | None:
     """Return why an unfinished run cannot resume, or None if it can."""
     if record is None:
         return DAMAGED
-    if fault := sealed.fault(record):
-        return fault
+    if problem := sealed.problem(record):
+        return problem
     changed = changed_data(record)
     return f"{', '.join(changed)} changed since that run began" if changed else None
 
 
-def record_fault(folder: Path) -> str | None:
+def record_problem(folder: Path) -> str | None:
     """Return why a run's record cannot be trusted; None if it can, or if there is no record."""
     file = folder / "record.json"
     record = read_json(file)
     if record is None:
         return DAMAGED if os.path.exists(file) else None
-    return sealed.fault(record)
+    return sealed.problem(record)
 
 
 def runs_in(folder: Path) -> str:
@@ -133,7 +133,7 @@ def changed_data(record: dict[str, Any]) -> list[str]:
         if not Path(path).is_file() or sha256(Path(path)) != digest
     ]
     for folder, files in data.get("folders", {}).items():
-        with suppress(UserError):  # the check of this run's own data reports it
+        with suppress(UserError):  # the check of this run's data reports it
             if sample_files.files(folder) == files:
                 continue
         changed.append(folder)
@@ -147,27 +147,27 @@ def _requested(config: Config) -> Path:
     """
     folder = Path(config.resume).absolute()
     file = folder / "record.json"
-    record, fault, changes = read_json(file), None, list[str]()
+    record, problem, changes = read_json(file), None, list[str]()
     if record is None and not os.path.exists(file):
-        fault = (
+        problem = (
             f"there is no record.json.{runs_in(folder)} Use: resume=auto, never or a run directory."
         )
     elif record and record.get("status") == "done":
-        fault = "that run is done. Use: resume=never for another run."
+        problem = "that run is done. Use: resume=never for another run."
     elif is_locked(folder):
-        fault = "that run is still running. Stop it or wait until it ends, then try again."
+        problem = "that run is still running. Stop it or wait until it ends, then try again."
     elif obstacle := _obstacle(record):
-        fault = f"{obstacle}. Use: resume=never for a fresh run."
+        problem = f"{obstacle}. Use: resume=never for a fresh run."
     elif record:
         changes = differences(identity(record["composition"]), identity_of(config))
         if forbidden := resuming.without_placement(changes):
-            fault = f"that run has another composition. It differs in {'; '.join(forbidden)}."
+            problem = f"that run has another composition. It differs in {'; '.join(forbidden)}."
             if has_phases(config):
-                fault += (
+                problem += (
                     " Use: resume=auto for another run that keeps the phases before the change."
                 )
-    if fault:
-        raise UserError(f"resume={config.resume}: {fault}")
+    if problem:
+        raise UserError(f"resume={config.resume}: {problem}")
     if record and changes:
         resuming.check(config.resume, resuming.recorded_config(record["composition"]), config)
     return folder
@@ -182,7 +182,7 @@ def changed_rank_notes(config: Config, run_dir: Path) -> list[str]:
 
 
 def differences(old: Any, new: Any, key: str = "") -> list[str]:
-    """Return `key: old -> new` for every nested value that differs; `key` is the values' own."""
+    """Return `key: old -> new` for every nested value that differs, under `key`."""
     if isinstance(old, dict) and isinstance(new, dict):
         return [
             line

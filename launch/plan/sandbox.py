@@ -1,7 +1,7 @@
 """Plan the sandbox: containers that test code written by a model (launch/execution/sandboxed.py).
 
 Ranks send jobs to the launcher through a Unix socket in the run directory, and the launcher passes
-them to a container's stdin. So the containers need no mounts and cannot reach files of the ranks,
+them to a container's stdin. Thus the containers need no mounts and cannot reach files of the ranks,
 and the ranks need no access to the container engine.
 """
 
@@ -52,7 +52,7 @@ def specs(config: Config, host: Host, run_dir: Path) -> dict[str, ContainerSpec]
             image=images.load()["sandbox"].reference,
             command=process.argv,
             user=USER,
-            stop_timeout_s=1,  # it saves nothing
+            stop_timeout_s=1,  # a sandbox saves nothing
             labels=labels(run_dir, process.name, host),
             memory_gb=limits.memory_gb + SERVER_GB,
             confinement=confinement,

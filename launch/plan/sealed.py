@@ -28,7 +28,7 @@ def seal(record: dict[str, Any]) -> dict[str, Any]:
     return {**content, "sha256": digest}
 
 
-def faults(record: dict[str, Any]) -> list[str]:
+def problems(record: dict[str, Any]) -> list[str]:
     """Return the reasons why a record cannot be trusted: missing fields, or changed content."""
     required = REQUIRED_OF_A_PIPELINE if "phases" in record else REQUIRED
     missing = [f"{name}: missing" for name in required if name not in record]
@@ -37,7 +37,7 @@ def faults(record: dict[str, Any]) -> list[str]:
     return ["sha256: the content was changed after it was written"]
 
 
-def fault(record: dict[str, Any]) -> str | None:
-    """Return the first of the faults as a sentence without a period; None if there are none."""
-    reasons = faults(record)
+def problem(record: dict[str, Any]) -> str | None:
+    """Return the first problem as a sentence without a period; None if there is none."""
+    reasons = problems(record)
     return f"its record.json cannot be trusted ({reasons[0]})" if reasons else None

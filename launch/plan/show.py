@@ -21,9 +21,9 @@ from launch.machine.gpu import GIB
 from launch.plan import data_cache
 from launch.plan.views import as_json, image_json
 from launch.schema import Config
-from launch.schema.enums import Format, Init, Speed, Vendor
+from launch.schema.enums import Format, Init, SpeedMode, Vendor
 from launch.schema.plan import Balance, Plan
-from launch.schema.trainer_args import argument
+from launch.schema.trainer_args import value_or_none
 
 
 def show(config: Config, content: Callable[[], dict[str, Any]], *plans: Plan) -> None:
@@ -74,7 +74,7 @@ def show_plan(plan: Plan, console: Console, verbose: bool) -> None:
     for name, fact in _facts(plan).items():
         facts.add_row(Text(name, style="bold"), Text(fact))
     console.print(Panel(facts, title=f"[bold]{plan.name}[/bold]", title_align="left"))
-    chosen = plan.config.chosen if plan.config.speed == Speed.auto else []
+    chosen = plan.config.chosen if plan.config.speed == SpeedMode.auto else []
     tables: dict[str, list[dict[str, str]]] = {
         "Processes": [
             {"process": p.name, "kind": p.kind, "GPUs": ",".join(map(str, p.gpus)) or "CPU"}
@@ -135,7 +135,7 @@ def _facts(plan: Plan) -> dict[str, str]:
         millions = model.num_parameters / 1e6
         size = f"{millions / 1e3:.3g} billion" if millions >= 1e3 else f"{millions:.3g} million"
         facts["model"] = f"{model.name}, {size} parameters, from {source}"
-    if config.method.measures_machine or config.method.exports:  # these have no batches or data
+    if config.method.measures_machine or config.method.exports:  # neither has batches or data
         values = [f"{name} {v}" for name, v in config.method.args.items() if v is not None]
         facts["method"] = ", ".join([config.method.name, *values])
     else:
@@ -169,7 +169,7 @@ def _facts(plan: Plan) -> dict[str, str]:
 def _batch(config: Config) -> str:
     batch = batch_counts.batch(config)
     if not config.method.trains:
-        samples = int(argument(config, "samples_per_prompt"))
+        samples = int(value_or_none(config, "samples_per_prompt"))
         return f"{batch.per_device} problems at a time, {samples} sample(s) of each"
     factors = f"{batch.ranks} rank(s) x {batch.per_device} x {batch.accumulation} accumulated"
     return f"{batch.sequences} sequences per step ({factors}), up to {batch.sequence} tokens each"
@@ -188,7 +188,7 @@ def _speed(plan: Plan) -> str:
 
 
 def _balance(balance: Balance, sequences: int) -> str:
-    """Describe where a step's time goes and the fastest split; `sequences` are those of a step."""
+    """Describe where a step's time goes and the fastest split; a step has `sequences` sequences."""
     halves = (
         f"generation {balance.generation_s:.3g} s, training {balance.training_s:.3g} s per step; "
         f"{balance.bound} is the bottleneck; "
@@ -232,6 +232,6 @@ def say_end(config: Config, plan: Plan, exit_code: int) -> None:
 
 
 def short_path(path: str | Path) -> str:
-    """Return a path in the current directory as a relative path, and any other unchanged."""
+    """Return a path in the current directory as a relative path, and any other path unchanged."""
     cwd = Path.cwd()
     return str(Path(path).relative_to(cwd) if Path(path).is_relative_to(cwd) else path)

@@ -1,7 +1,7 @@
-"""Compose and check the recipe that a tuning (method=tune/...) runs in its trials.
+"""Compose and check the recipe that a tuning run (method=tune/...) runs in its trials.
 
-An argument under method.args that the tuning itself does not have is passed to the recipe, for
-example `method=tune/batch method.args.max_length=4096`. So `experiment=NAME method=tune/batch`
+Arguments under method.args that the tuning method lacks are passed to the recipe, for example
+`method=tune/batch method.args.max_length=4096`. Therefore, `experiment=NAME method=tune/batch`
 tunes the recipe of an experiment.
 """
 
@@ -34,7 +34,7 @@ CHECKPOINTING = "gradient_checkpointing"
 
 
 def recipe(config: Config) -> Config | None:
-    """Return the composition of a tuning's trials; None for any other method.
+    """Return the composition of a tuning run's trials; None for any other run.
 
     Raises UserError for a batch that does not divide effective_batch.
     """
@@ -54,7 +54,7 @@ def recipe(config: Config) -> Config | None:
 
 
 def check_recipe(config: Config) -> None:
-    """Raise UserError if a tuning's recipe breaks a rule."""
+    """Raise UserError if a tuning run's recipe breaks a rule."""
     trial = recipe(config)
     if trial is None:
         return
@@ -74,10 +74,10 @@ def check_recipe(config: Config) -> None:
 def for_ranks(
     config: Config, host: Host, run_dir: Path, ports: tuple[int, int]
 ) -> dict[str, Any] | None:
-    """Return the value of `tuned` in config.yaml; None unless the method is a tuning.
+    """Return the value of `tuned` in config.yaml; None unless the run is a tuning run.
 
-    It contains the recipe's method and arguments, tune/batch's candidates, and the directory in
-    which the tuned files outlive the run.
+    It contains the recipe's method and arguments, tune/batch's candidates, and the directory
+    where the tuned files outlive the run.
     """
     trial = recipe(config)
     if trial is None:
@@ -121,14 +121,14 @@ def candidates(config: Config, trial: Config, host: Host) -> list[dict[str, Any]
 def experiment(config: Config, command: Sequence[str]) -> dict[str, Any]:
     """Return the config groups and values of an experiment file that runs the untuned recipe.
 
-    `command` has the overrides of the tuning. smoke=true composes them again, because `config` is
-    scaled down.
+    `command` has the tuning run's overrides. With smoke=true, compose them again, because `config`
+    is scaled down.
     """
     if config.smoke:
         config = dataclasses.replace(compose(command), smoke=False)
     trial = recipe(config)
     if trial is None:
-        raise UserError(f"{' '.join(command)}: this is not a tuning. Use: method=tune/<name>.")
+        raise UserError(f"{' '.join(command)}: this is not a tuning run. Use: method=tune/<name>.")
     groups = {group: str(getattr(trial, group).name) for group in GROUPS}
     defaults = _defaults(trial, trial.method.name)
     values = {}

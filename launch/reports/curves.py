@@ -1,4 +1,4 @@
-"""Define charts, and compute the positions, axis ticks and summary with which a page draws them."""
+"""Define charts, and compute the positions, axis ticks and summary that a page draws."""
 
 from __future__ import annotations
 

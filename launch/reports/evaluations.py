@@ -133,5 +133,5 @@ def _correct_counts(run: Run) -> list[tuple[int, int]]:
 
 
 def interval(ends: Any) -> str:
-    """Format the ends of an interval in percent; return '' without an interval."""
+    """Format the ends of an interval in percent; return '' if there is no interval."""
     return f"{percent(ends[0])} to {percent(ends[1])}" if ends else ""

@@ -118,7 +118,7 @@ def phases(runs: Sequence[Run]) -> list[Chart]:
     """
     tree = [as_phase(run) for run in runs]
     axis = "step, counted from the pipeline's first model"
-    trainings = [
+    training_runs = [
         (n, run, lineage.steps_before(tree, phase))
         for n, (run, phase) in enumerate(zip(runs, tree, strict=True))
         if run.get("method", "kind") == "trainer"
@@ -136,7 +136,7 @@ def phases(runs: Sequence[Run]) -> list[Chart]:
     charts = [Chart("Held-out accuracy", accuracies, "%", axis, True)]
     for key, (_, unit, _) in MAIN.items():
         curves = []
-        for n, run, before in trainings:
+        for n, run, before in training_runs:
             steps, values = points_of(run, key, unit)
             if values:
                 curves.append(Curve(run.name, ([before + step for step in steps], values), n))

@@ -35,7 +35,7 @@ from launch.study import lineage
 # Keys of the composition that do not affect the results.
 NOT_COMPARED = {"name", "run_root", "mode", "format", "verbose", "resume", "chosen", "speed_keeps"}
 RECORDED = ("code", "image", "packages", "host")  # keys of record.json that are compared
-MAX_SECTIONS = 8  # runs that have their own sections on a page of several runs
+MAX_SECTIONS = 8  # runs that have separate sections on a page of several runs
 
 
 def pipeline(folder: Path) -> Page:
@@ -169,14 +169,14 @@ def results(runs: Sequence[Run]) -> Table:
         for run in runs
     )
     note = (
-        "Speeds are medians of the logged steps. Losses, rewards and accuracies are those of the "
-        "last step."
+        "Speeds are medians of the logged steps. Losses, rewards and accuracies are from "
+        "the last step."
     )
     return table("Results", rows, note)
 
 
 def _results(run: Run) -> dict[str, Any]:
-    """Return status, progress, last figures, speed and time of a run by column."""
+    """Return status, progress, last metrics, speed and time of a run by column."""
     last: dict[str, Any] = {}
     if not run_tables.rows_of(run):
         last = run.metrics.last | {k: v for k, v in run.result.items() if v is not None}

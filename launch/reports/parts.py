@@ -19,7 +19,7 @@ STATUS_MARKS |= dict.fromkeys(("running", "waiting", "mixed"), "")
 
 
 class Block:
-    """Part of a section. A block that can be empty has a length, by which it is left out."""
+    """Part of a section. A block that can be empty has a length; length 0 leaves it out."""
 
     @property
     def kind(self) -> str:
@@ -38,7 +38,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table(Block):
-    """Rows of cells, of which the first is the row's heading. The function `table` builds one."""
+    """Rows of cells; the first cell is the row's heading. The function `table` builds one."""
 
     caption: str
     columns: Sequence[str]
@@ -133,8 +133,8 @@ def build_sections(builders: Mapping[str, Callable[[], Iterable[Block]]]) -> lis
         try:
             blocks = [block for block in build() if block]
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            fault = f"Cannot be shown: a file of the run has an unexpected value ({error!r})."
-            blocks = [Note(fault, "warn")]
+            problem = f"Cannot be shown: a file of the run has an unexpected value ({error!r})."
+            blocks = [Note(problem, "warn")]
         if blocks:
             sections.append(Section(title, blocks))
     return sections

@@ -20,7 +20,7 @@ from launch.plan import rundir
 RUN_FILES = ("record.json", "plan.json", "config.yaml", "metrics.jsonl", "result.json")
 EXAMPLE = "runs/<name>/<timestamp>-<id>"
 PHASE = re.compile(r"[\w.-]{1,200}")  # the name of a phase's directory
-MAX_FAULTS = 5  # faults of metrics.jsonl that a note lists; it only counts the others
+MAX_PROBLEMS = 5  # problems of metrics.jsonl that a note lists; it only counts the others
 LARGEST = 1e150  # sums and squares of smaller numbers are finite
 
 Points = tuple[list[float], list[float]]  # steps and values
@@ -28,10 +28,10 @@ Points = tuple[list[float], list[float]]  # steps and values
 
 @dataclass(frozen=True)
 class Metrics:
-    """The readable lines of a metrics.jsonl in order, and the faults of the other lines."""
+    """The readable lines of a metrics.jsonl in order, and the problems of the other lines."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
-    faults: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
 
     @property
     def last(self) -> dict[str, Any]:
@@ -44,7 +44,7 @@ class Metrics:
         return list(dict.fromkeys(key for key, value in items if is_number(value)))
 
     def points(self, key: str) -> Points:
-        """Return the steps and values of the lines in which `key` is a number."""
+        """Return the steps and values of the lines where `key` is a number."""
         rows = [row for row in self.rows if is_number(row.get(key))]
         return [float(row["step"]) for row in rows], [float(row[key]) for row in rows]
 
@@ -55,7 +55,7 @@ class Run:
 
     folder: Path
     name: str
-    # That of the record, or one of: lost (the launcher died), unknown (no record), waiting (not
+    # The status in the record, or: lost (the launcher died), unknown (no record), waiting (not
     # started), gone (a phase that was reused from a run that was deleted later).
     status: str
     record: dict[str, Any]
@@ -63,7 +63,7 @@ class Run:
     result: dict[str, Any]
     config: dict[str, Any]  # the composition
     metrics: Metrics
-    notes: list[str]  # faults of the files
+    notes: list[str]  # problems of the files
 
     @property
     def exit_code(self) -> int | None:
@@ -83,7 +83,7 @@ class Run:
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """Return whether a value is a number (not a bool) with which arithmetic does not overflow."""
+    """Return whether a value is a number (not a bool) small enough not to overflow."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < LARGEST
 
 
@@ -146,10 +146,10 @@ def read(folder: Path, name: str | None = None) -> Run:
         metrics = read_metrics(folder / "metrics.jsonl", is_running=status == "running")
     except OSError as error:
         notes.append(f"metrics.jsonl: cannot be read ({error.strerror}).")
-    if faults := metrics.faults:
-        more = f"; and {len(faults) - MAX_FAULTS:,} more" * (len(faults) > MAX_FAULTS)
-        count = f"{len(faults):,} of {len(faults) + len(metrics.rows):,} lines skipped"
-        notes.append(f"metrics.jsonl: {count}: {'; '.join(faults[:MAX_FAULTS])}{more}.")
+    if problems := metrics.problems:
+        more = f"; and {len(problems) - MAX_PROBLEMS:,} more" * (len(problems) > MAX_PROBLEMS)
+        count = f"{len(problems):,} of {len(problems) + len(metrics.rows):,} lines skipped"
+        notes.append(f"metrics.jsonl: {count}: {'; '.join(problems[:MAX_PROBLEMS])}{more}.")
     name = name or f"{folder.parent.name}/{folder.name}"
     config = config if isinstance(config, dict) else {}
     return Run(folder, name, status, record, plan, result, config, metrics, notes)
@@ -167,13 +167,13 @@ def status_of(folder: Path, record: dict[str, Any], was_locked: bool) -> str:
 
 
 def read_metrics(path: Path, is_running: bool = False) -> Metrics:
-    """Return the lines that are objects with a step, and the faults of the other lines.
+    """Return the lines that are objects with a step, and the problems of the other lines.
 
-    In a running run, an incomplete last line is not a fault.
+    In a running run, an incomplete last line is not a problem.
     """
     if not path.exists():
         return Metrics()
-    rows, faults = [], []
+    rows, problems = [], []
     *lines, rest = path.read_bytes().split(b"\n")
     if rest and not is_running:
         lines.append(rest)
@@ -186,5 +186,5 @@ def read_metrics(path: Path, is_running: bool = False) -> Metrics:
                 raise ValueError("its step is not a number")
             rows.append(row)
         except (ValueError, TypeError, LookupError, RecursionError) as error:
-            faults.append(f"line {number}: not an object with a step ({error!r})")
-    return Metrics(rows, faults)
+            problems.append(f"line {number}: not an object with a step ({error!r})")
+    return Metrics(rows, problems)

@@ -42,7 +42,7 @@ MAX_LOG_LINES = 20
 
 
 def sections(run: Run, curves: bool = True) -> list[Section]:
-    """Return the sections for which the run has content, with or without its curves."""
+    """Return the sections that the run has content for, with or without its curves."""
     return build_sections(
         {
             "Summary": lambda: summary(run),
@@ -100,12 +100,12 @@ def summary(run: Run) -> list[Block]:
 
 
 def log_ends(run: Run) -> list[Block]:
-    """Return the end of the first failed rank's log; if no rank failed, those of all processes."""
+    """Return the end of the first failed rank's log, or of all logs if no rank failed."""
     folder, blocks = run.folder / "logs", list[Block]()
     failure = next(iter(failures(run.folder)), None)
     rank_log = folder / f"rank{failure['rank']}.log" if failure else folder
     all_logs = sorted(folder.glob("*.log"))
-    # The log of a process group contains the output of its ranks, so leave out those of ranks.
+    # The log of a process group contains the output of its ranks, so skip the logs of ranks.
     group_logs = [file for file in all_logs if not file.stem.startswith("rank")]
     has_log = rank_log.is_file() and rank_log.stat().st_size
     for file in [rank_log] if has_log else group_logs or all_logs:
@@ -174,7 +174,7 @@ def elapsed_s(run: Run) -> float | None:
 
 
 def results(run: Run) -> list[Block]:
-    """Return a table of the figures of result.json and their targets, then its texts."""
+    """Return a table of the values in result.json and their targets, then its texts."""
     targets = run.plan.get("targets") or {}
     values = {key: v for key, v in run.result.items() if key not in TITLES["not_results"]}
     figures = {k: v for k, v in values.items() if is_number(v) or k in targets}

@@ -32,7 +32,7 @@ UNLISTED_COLUMNS = ("published", "published_source", "ratio", "error")
 
 
 def rows_of(run: Run) -> list[dict[str, Any]]:
-    """Return the rows of a benchmark or the trials of a tuning that are logged so far; else []."""
+    """Return the rows of a benchmark or the trials of a tuning run so far, or []."""
     if "rows" in run.result:
         return list(run.result["rows"] or [])
     if run.get("method", "kind") not in ("bench", "tune"):
@@ -71,7 +71,7 @@ def benchmark(run: Run) -> list[Block]:
 
 
 def _rows(run: Run, caption: str) -> list[Block]:
-    """Return a table of the rows, and the notes of the benchmark or tuning."""
+    """Return a table of the rows, and the notes of the benchmark or tuning run."""
     rows, columns, gate = rows_of(run), columns_of(run), run.result.get("fail_below")
     if not rows:
         return [Note("No row has been measured.", "warn")]
@@ -101,7 +101,7 @@ def _cell(row: dict[str, Any], column: dict[str, Any]) -> Cell:
 
 
 def tuning(run: Run) -> list[Block]:
-    """Return a tuning's gain, overrides, experiment file and trials; [] for other runs."""
+    """Return a tuning run's gain, overrides, experiment file and trials; [] for other runs."""
     if run.get("method", "kind") != "tune" and "tuning" not in run.result:
         return []
     before, after = (run.result.get(key) or {} for key in ("before", "after"))
@@ -183,8 +183,8 @@ def speed(run: Run) -> list[Block]:
 def step_parts(run: Run) -> Table:
     """Return a table of how the trainers and the server of GRPO spend the time of a step.
 
-    The figures are means over the steps after the warm-up. Medians would be wrong, because a
-    generation can serve several steps, of which only one includes its time.
+    The values are means over the steps after the warm-up. Medians would be wrong, because a
+    generation can serve several steps, but only one includes its time.
     """
     rows, means = run.metrics.rows, {}
     if run.get("method", "name") != "grpo" or not run.metrics.points("train_s")[1]:
@@ -252,7 +252,7 @@ def memory(run: Run) -> list[Block]:
         "`context`; on a CPU, the peak of its process."
     )
     if trainers and trainers.get("moment"):
-        note += f" The prediction is that of the {trainers['moment']}."
+        note += f" The prediction is for the {trainers['moment']}."
     caption = "Memory of one GPU of each process"
     return [table(caption, rows, note), table("Parts of the predicted memory", parts)]
 

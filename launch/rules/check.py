@@ -7,31 +7,31 @@ from __future__ import annotations
 
 from launch.core.errors import UserError
 from launch.inputs import engine_args
-from launch.rules.data import heldout_faults, source_faults, task_faults
-from launch.rules.limits import limit_faults
-from launch.rules.method import method_faults
-from launch.rules.model import model_faults
+from launch.rules.data import heldout_problems, source_problems, task_problems
+from launch.rules.limits import limit_problems
+from launch.rules.method import method_problems
+from launch.rules.model import model_problems
 from launch.rules.refusal import Refusal
-from launch.rules.rewards import reward_faults
-from launch.rules.runtime import secret_faults, slurm_faults
+from launch.rules.rewards import reward_problems
+from launch.rules.runtime import secret_problems, slurm_problems
 from launch.rules.setting_rules import conflicts, unread
-from launch.rules.topology import group_faults, server_faults
+from launch.rules.topology import group_problems, server_problems
 from launch.rules.values import check_values
 from launch.schema import Config, trainer_args
 
 RULES = (
-    limit_faults,
+    limit_problems,
     conflicts,
-    group_faults,
-    method_faults,
-    server_faults,
-    heldout_faults,
-    reward_faults,
-    secret_faults,
-    model_faults,
-    source_faults,
-    task_faults,
-    slurm_faults,
+    group_problems,
+    method_problems,
+    server_problems,
+    heldout_problems,
+    reward_problems,
+    secret_problems,
+    model_problems,
+    source_problems,
+    task_problems,
+    slurm_problems,
     unread,
 )
 
@@ -53,5 +53,5 @@ def check_settings(config: Config) -> None:
 def check(config: Config) -> None:
     """Raise UserError for the first wrong value, or else with the messages of all refusals."""
     check_settings(config)
-    if faults := refusals(config):
-        raise UserError("\n".join(map(str, faults)))
+    if problems := refusals(config):
+        raise UserError("\n".join(map(str, problems)))

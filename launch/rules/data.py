@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from launch.rules.refusal import Refusal
 from launch.schema import Config, trainer_args
 from launch.schema.enums import Init
-from launch.schema.trainer_args import argument
+from launch.schema.trainer_args import value_or_none
 
 TOLERANCE = 1e-6  # for the sum of weights, because 1/3 may have seven digits
 HELD_OUT_ROWS = {
@@ -21,7 +21,7 @@ HELD_OUT_ROWS = {
 
 def first_metric(config: Config) -> str:
     """Return the override that selects the best model by the method's first held-out metric."""
-    metric = next(iter(config.method.held_out_metrics), "<a figure that the trainer logs>")
+    metric = next(iter(config.method.held_out_metrics), "<a metric that the trainer logs>")
     return f"method.selection.metric={metric}"
 
 
@@ -37,7 +37,7 @@ def has_heldout(config: Config) -> bool:
     return bool(sources.get(data.kind) or data.heldout_fraction)
 
 
-def source_faults(c: Config) -> Iterator[Refusal]:
+def source_problems(c: Config) -> Iterator[Refusal]:
     """Reject data without its source, and mixtures with wrong sources or weights."""
     data = c.data
     has_weights = c.model.path or c.model.init == Init.pretrained
@@ -58,52 +58,52 @@ def source_faults(c: Config) -> Iterator[Refusal]:
         message = f"data={data.name} needs {' and '.join(f'data.{key}' for key in missing)}"
         yield Refusal("data_source", message, f"'{remedy}'" if "{" in remedy else remedy)
         return
-    fault = remedy = ""
+    problem = remedy = ""
     total = sum(source.weight for source in data.sources)
     for number, source in enumerate(data.sources):
         if (source.path is None) == (source.hub_id is None) or (
             source.hub_id and not source.revision
         ):
-            fault = f"data.sources[{number}] needs either a path, or a hub_id with a revision"
+            problem = f"data.sources[{number}] needs either a path, or a hub_id with a revision"
             remedy = mixture
-    if not fault and data.sources and abs(total - 1) > TOLERANCE:
+    if not problem and data.sources and abs(total - 1) > TOLERANCE:
         shares = ", ".join(f"{source.weight / (total or 1):.4g}" for source in data.sources)
-        fault = f"data.sources: the weights sum to {total:g}, not to 1"
+        problem = f"data.sources: the weights sum to {total:g}, not to 1"
         remedy = f"weights that sum to 1: {shares}"
-    if fault:
-        yield Refusal("data_source", fault, remedy)
+    if problem:
+        yield Refusal("data_source", problem, remedy)
 
 
-def task_faults(c: Config) -> Iterator[Refusal]:
+def task_problems(c: Config) -> Iterator[Refusal]:
     """Reject levels, fields and shares that a task of the lock file does not have."""
     tasks = trainer_args.lock()["tasks"].get(c.data.kind, {})
     for number, task in enumerate(c.data.tasks if tasks else []):
-        key, entry, fault = f"data.tasks[{number}]", tasks.get(task.name), ""
+        key, entry, problem = f"data.tasks[{number}]", tasks.get(task.name), ""
         if entry is None:  # limits.py rejects it
             continue
         highest = entry["highest"]  # null for a task without a curriculum
         if highest is not None and not 0 <= task.level <= highest:
-            fault = f"level={task.level}: {task.name} has levels 0 to {highest}"
+            problem = f"level={task.level}: {task.name} has levels 0 to {highest}"
             remedy = "level: 0, or config: {<field>: <value>} for another difficulty"
         # A task without a curriculum may have a level as the label of its config, as in data=cups.
         elif highest is None and task.level and not (task.level > 0 and task.config):
-            fault = f"level={task.level}: without config, {task.name} has only one level"
+            problem = f"level={task.level}: without config, {task.name} has only one level"
             remedy = "level: 0, or config: {<field>: <value>} that makes it harder"
         elif unknown := [name for name in task.config if name not in entry["fields"]]:
-            fault = f"config.{unknown[0]}: {task.name} has no such field"
+            problem = f"config.{unknown[0]}: {task.name} has no such field"
             remedy = f"fields of {task.name}: {', '.join(entry['fields']) or 'none'}"
         elif task.worked > entry["working"]:
-            fault = f"worked={task.worked:g}: {task.name} has no worked solution"
+            problem = f"worked={task.worked:g}: {task.name} has no worked solution"
             remedy = "worked: 0 for answers only; or data=cups"
-        if fault:
-            yield Refusal("task", f"{key}.{fault}", remedy)
+        if problem:
+            yield Refusal("task", f"{key}.{problem}", remedy)
 
 
-def heldout_faults(c: Config) -> Iterator[Refusal]:
+def heldout_problems(c: Config) -> Iterator[Refusal]:
     """Reject evaluations and selections of the best model without held-out rows."""
     metric = c.method.selection.metric if c.method.held_out_metrics else None
     remedy = HELD_OUT_ROWS.get(c.data.kind, "data=jsonl data.path=<file> data.heldout_path=<file>")
-    evaluates = c.method.measures_model and not argument(c, "lm_eval_tasks")
+    evaluates = c.method.measures_model and not value_or_none(c, "lm_eval_tasks")
     if not has_heldout(c) and (metric or evaluates):
         setting = f"method.selection.metric={metric}" if metric else f"method={c.method.name}"
         yield Refusal("heldout_rows", f"{setting}: data={c.data.name} has no held-out rows", remedy)

@@ -10,7 +10,7 @@ from typing import Any
 
 from containers import images
 from launch.core.json_files import yaml_file
-from launch.estimate.batch_counts import least_staleness
+from launch.estimate.batch_counts import min_staleness
 from launch.estimate.memory import longest_served_gb
 from launch.machine import placement
 from launch.rules.refusal import Refusal
@@ -21,13 +21,13 @@ from launch.schema.enums import Rows, Vendor
 from launch.schema.trainer_args import known
 
 ROWS: dict[str, dict[str, Any]] = yaml_file(Path(__file__).with_name("limits.yaml"))
-MOST_OPTIONS = 8  # in a remedy; of a longer list, it has the first 3
+MAX_OPTIONS = 8  # in a remedy, which shows the first 3 of a longer list
 SHARDED = ("ddp", "fsdp", "zero2", "zero3")
 # rule, value, and the allowed range or options; a value of None is not checked
 Limit = tuple[str, Any, Range | Collection[Any]]
 
 
-def limit_faults(c: Config) -> Iterator[Refusal]:
+def limit_problems(c: Config) -> Iterator[Refusal]:
     limits = (_model_and_data_limits, _topology_limits, _server_limits, _runtime_limits)
     for rule, value, allowed in (limit for of_subject in limits for limit in of_subject(c)):
         if value is None or value in allowed:
@@ -46,13 +46,14 @@ def limit_faults(c: Config) -> Iterator[Refusal]:
 def _remedies(value: Any, allowed: Range | Collection[Any], override: str) -> str:
     """Return the override with the nearest allowed value, or with several options."""
     if isinstance(allowed, Range):
-        nearest = math.ceil(allowed.least) if value < allowed.least else math.floor(allowed.most)
-        bounds = f" ({allowed})" if allowed.least < allowed.most else ""
+        low, high = allowed.minimum, allowed.maximum
+        nearest = math.ceil(low) if value < low else math.floor(high)
+        bounds = f" ({allowed})" if low < high else ""
         return override.replace("*", str(nearest)) + bounds
     options = list(map(str, allowed))
     if not override.endswith("=*"):
         options.sort(key=lambda option: -SequenceMatcher(None, str(value), option).ratio())
-    if len(options) > MOST_OPTIONS:
+    if len(options) > MAX_OPTIONS:
         return " or ".join([*(override.replace("*", option) for option in options[:3]), "another"])
     return " or ".join(override.replace("*", option) for option in options)
 
@@ -61,8 +62,8 @@ def _model_and_data_limits(c: Config) -> Iterator[Limit]:
     data, method, metrics = c.data, c.method, c.method.held_out_metrics
     yield "precision", c.precision.name, c.hardware.precisions
     length = longest(c) if method.uses_model else None
-    yield "sequence_length", length, Range(most=c.model.max_positions)
-    layers = Range(least=1, most=c.model.num_layers)
+    yield "sequence_length", length, Range(maximum=c.model.max_positions)
+    layers = Range(minimum=1, maximum=c.model.num_layers)
     yield "checkpointed_layers_range", c.step.checkpointed_layers, layers
     layouts = [layout.name for layout in (*method.row_layouts, Rows.padded)]
     rows = c.step.rows.name if c.step.rows and method.trains else None
@@ -73,7 +74,7 @@ def _model_and_data_limits(c: Config) -> Iterator[Limit]:
     kinds = ("reasoning", "code", "jsonl", "hub", "mix", "samples")
     yield "data_of_method", data.kind, [kind for kind in kinds if kind != excluded]
     # Otherwise, a stream would be searched forever.
-    yield "filter_lengths", data.filter.max_tokens, Range(least=data.filter.min_tokens or 0)
+    yield "filter_lengths", data.filter.max_tokens, Range(minimum=data.filter.min_tokens or 0)
     yield "selection_metric", method.selection.metric if metrics else None, metrics
     lock = trainer_args.lock()
     for name in method.rewards:
@@ -100,27 +101,27 @@ def _topology_limits(c: Config) -> Iterator[Limit]:
     elif name not in ("split", "colocate"):
         strategies = (name,)
     yield "strategy_of_topology", strategy, strategies
-    num_gpus, node = c.topology.num_gpus, Range(least=1, most=c.hardware.gpus_per_node)
+    num_gpus, node = c.topology.num_gpus, Range(minimum=1, maximum=c.hardware.gpus_per_node)
     yield "num_gpus", None if c.hardware.vendor == Vendor.none else num_gpus, node
-    yield "single_is_one", num_gpus if name == "single" else None, Range(least=1, most=1)
+    yield "single_is_one", num_gpus if name == "single" else None, Range(minimum=1, maximum=1)
     spans = name in SHARDED and c.runtime.on_node != "docker"
     nodes = c.runtime.slurm.nodes if c.runtime.name == "slurm" else None
-    yield "slurm_nodes", nodes, Range(least=1, most=MAX_RANKS if spans else 1)
+    yield "slurm_nodes", nodes, Range(minimum=1, maximum=MAX_RANKS if spans else 1)
 
 
 def _server_limits(c: Config) -> Iterator[Limit]:
     topology, heads = c.topology, c.model.num_heads
     if topology.name == "split" or has_vllm(c):
-        yield "server_cache", topology.server_cache_gb, Range(least=longest_served_gb(c))
+        yield "server_cache", topology.server_cache_gb, Range(minimum=longest_served_gb(c))
     if topology.name != "split":
         return
-    yield "split_needs_a_server", topology.servers, Range(least=1)
+    yield "split_needs_a_server", topology.servers, Range(minimum=1)
     divisors = [n for n in range(1, heads + 1) if heads % n == 0]
     yield "server_heads", topology.server_tensor_parallel, divisors
-    server_lengths = Range(least=longest(c) + 1, most=c.model.max_positions)
+    server_lengths = Range(minimum=longest(c) + 1, maximum=c.model.max_positions)
     yield "server_length", topology.server_max_length, server_lengths
     if topology.overlap == "stream" and "num_generations" in known(c):
-        yield "staleness_of_stream", topology.max_staleness, Range(least=least_staleness(c))
+        yield "staleness_of_stream", topology.max_staleness, Range(minimum=min_staleness(c))
 
 
 def _runtime_limits(c: Config) -> Iterator[Limit]:
@@ -133,5 +134,5 @@ def _runtime_limits(c: Config) -> Iterator[Limit]:
     if c.runtime.on_node == "docker" and c.container.name != "custom":
         yield "image", c.container.name, images_of_gpu
     if c.runtime.name == "slurm":
-        after_save = Range(least=c.runtime.stop_timeout_s + 1, most=65535)
+        after_save = Range(minimum=c.runtime.stop_timeout_s + 1, maximum=65535)
         yield "slurm_early_signal", c.runtime.slurm.early_signal_s, after_save

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from launch.rules.refusal import Refusal
 from launch.schema import Config
-from launch.schema.trainer_args import argument, class_arguments
+from launch.schema.trainer_args import class_arguments, value_or_none
 
 # Argument that is a list of lists of integers -> the meaning of an inner list, and an example.
 LISTS = {
@@ -18,29 +18,29 @@ COLLECTIVES = "bench/collectives"
 MAY_BE_EMPTY = ("dtypes", "settings")  # bench/collectives then measures its defaults
 
 
-def method_faults(c: Config) -> Iterator[Refusal]:
+def method_problems(c: Config) -> Iterator[Refusal]:
     method, arguments = c.method.name, class_arguments(c) if c.method.measures_machine else {}
     for name, entry in arguments.items():
-        items, key, fault = argument(c, name), f"method.args.{name}", ""
+        items, key, problem = value_or_none(c, name), f"method.args.{name}", ""
         parts, example = LISTS.get(name, ("", ""))
         if items == [] and not (method == COLLECTIVES and name in MAY_BE_EMPTY):
-            fault = "nothing would be measured"
+            problem = "nothing would be measured"
         elif parts and not all(
             isinstance(item, list)
             and len(item) == parts.count(",") + 1
             and all(type(number) is int and number > 0 for number in item)
             for item in items or []
         ):
-            fault = f"each item must be a list [{parts}] of integers above 0"
+            problem = f"each item must be a list [{parts}] of integers above 0"
         # NCCL reads the text "True" as 0.
         elif (method, name) == (COLLECTIVES, "settings") and any(
             isinstance(value, (bool, list, dict)) for row in items for value in row.values()
         ):
-            fault = "each item must map variables to strings or numbers"
+            problem = "each item must map variables to strings or numbers"
             example = "{NCCL_MIN_NCHANNELS: 112}"
-        if fault:
+        if problem:
             example = f"[{example}]" if parts else example
             remedy = f"{key}=[...] as in conf/method/{method}.yaml"
             remedy = f"'{key}=[{example}]'" if example else remedy
             remedy += f"; or {key}=null for all" if entry["default"] is None else ""
-            yield Refusal("bench_lists", f"{key}={items}: {fault}", remedy)
+            yield Refusal("bench_lists", f"{key}={items}: {problem}", remedy)

@@ -9,7 +9,7 @@ from launch.inputs.model_path import SHAPE, file, files
 from launch.rules.refusal import Refusal
 from launch.schema import Adapter, Config, shapes
 from launch.schema.enums import Init
-from launch.schema.trainer_args import argument
+from launch.schema.trainer_args import value_or_none
 
 KEYS = [key for key in SHAPE if key not in ("architecture", "max_positions")]
 KEYS += ["head_dim", "tied_embeddings", "attention_bias", "num_parameters"]
@@ -19,7 +19,7 @@ TOLERANCE = 0.01
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-def model_faults(c: Config) -> Iterator[Refusal]:
+def model_problems(c: Config) -> Iterator[Refusal]:
     model, layers = c.model, c.adapter.target_modules
     # PEFT reads a string as a regular expression. The schema checks the names in a list.
     all_linear = Adapter.target_modules
@@ -32,13 +32,13 @@ def model_faults(c: Config) -> Iterator[Refusal]:
             "adapter.target_modules=[q_proj,v_proj]",
         )
     if c.method.uses_model and model.init == Init.pretrained and (model.path or model.hub_id):
-        yield from _shape_faults(c)
+        yield from _shape_problems(c)
         if not model.path:
-            yield from _hub_faults(c)
+            yield from _hub_problems(c)
 
 
-def _shape_faults(c: Config) -> Iterator[Refusal]:
-    """Reject a parameter count that differs from that of the shape."""
+def _shape_problems(c: Config) -> Iterator[Refusal]:
+    """Reject a parameter count that does not match the shape."""
     model, count = c.model, shapes.parameters(c.model)
     if abs(count - model.num_parameters) <= TOLERANCE * model.num_parameters:
         return
@@ -56,13 +56,13 @@ def _shape_faults(c: Config) -> Iterator[Refusal]:
         "model_shape",
         f"{overrides or f'model={model.name}'}: this shape has {count} parameters, "
         f"but model.num_parameters is {model.num_parameters}, and {model.path or model.hub_id} is "
-        "loaded with its own shape",
+        "loaded with the shape in its config.json",
         "; or ".join(remedies),
     )
 
 
-def _hub_faults(c: Config) -> Iterator[Refusal]:
-    """Reject a hub model without a commit, or with another model's commit or shape."""
+def _hub_problems(c: Config) -> Iterator[Refusal]:
+    """Reject a Hub model without a commit, or with another model's commit or shape."""
     model, preset = c.model, file(c.model.name)
     is_preset = preset.get("hub_id") == model.hub_id
     others = [name for name, group in files().items() if group.get("hub_id") == model.hub_id]
@@ -86,7 +86,7 @@ def _hub_faults(c: Config) -> Iterator[Refusal]:
         yield Refusal("model_hub_id", f"model.hub_id={model.hub_id}: {why}", remedy)
         return
     # Cached answers are identified by the revision.
-    is_cached = argument(c, "engine") is not None or c.method.has_cycles
+    is_cached = value_or_none(c, "engine") is not None or c.method.has_cycles
     if is_cached and not COMMIT.fullmatch(model.revision or ""):
         message = (
             f"model.revision={model.revision} may move, but cached answers are identified by it"

@@ -11,14 +11,14 @@ from launch.rules.values import check_value
 from launch.schema import Method, Phase
 from launch.schema.checked import NAME
 
-# Keys that all phases share, and why a phase cannot have its own.
+# Keys that all phases share, and why a phase cannot override them.
 SHARED = {
     "experiment": "an experiment describes the whole pipeline",
     "mode": "a pipeline is planned or run as one",
-    "resume": "a pipeline resumes at the phase in which it stopped",
+    "resume": "a pipeline resumes at its unfinished phase",
     "phases": "a phase cannot have phases",
     "name": "it determines the directories of the pipeline and of its phases",
-    "run_root": "the phases' directories are in that of the pipeline",
+    "run_root": "the phases' directories are in the pipeline's directory",
     "smoke": "phases pass on their models, so all must have the same size",
     "format": "a pipeline prints one plan",
     "verbose": "a pipeline prints one plan",
@@ -51,11 +51,11 @@ def check_phases(phases: list[Phase]) -> None:
                     f"Earlier phases: {', '.join(earlier) or 'none'}."
                 )
         for override in phase.overrides:
-            if fault := _override_fault(phase, override):
-                raise UserError(f"phases: override {override} of {phase.name}: {fault}")
+            if problem := _override_problem(phase, override):
+                raise UserError(f"phases: override {override} of {phase.name}: {problem}")
 
 
-def _override_fault(phase: Phase, override: object) -> str | None:
+def _override_problem(phase: Phase, override: object) -> str | None:
     if not isinstance(override, str):
         return "it must be text, key=value. Use: quotes around it if it has special characters."
     try:
@@ -64,7 +64,7 @@ def _override_fault(phase: Phase, override: object) -> str | None:
         return str(error)
     key = str(parsed.key_or_group)
     first = re.split(r"[./]", key)[0]
-    # A phase may have its own value of some hardware keys, such as dataloader workers.
+    # A phase may override some hardware keys, such as dataloader workers.
     if first in SHARED and not (first == "hardware" and key != first):
         return (
             f"{SHARED[first]}. Use: {key}=... on the command line or in the experiment, outside "

@@ -1,4 +1,4 @@
-"""Reject rewards without a weight, wrong chains, and rewards whose column rows do not have."""
+"""Reject rewards without a weight, wrong chains, and rewards whose column the rows lack."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ READS_COLUMN = ("accuracy", "reasoning_gym", "regex", "code_tests")
 GENERATED = {"reasoning": ("accuracy", "reasoning_gym"), "code": ("code_tests",)}
 
 
-def reward_faults(c: Config) -> Iterator[Refusal]:
+def reward_problems(c: Config) -> Iterator[Refusal]:
     rewards, chain, names = c.method.rewards, c.method.reward_chain, trainer_args.lock()["rewards"]
     fitting = "code_tests" if c.data.kind == "code" else "accuracy"
     setting = f"method.rewards={rewards}"
@@ -39,9 +39,9 @@ def reward_faults(c: Config) -> Iterator[Refusal]:
 
 
 def _without_column(config: Config, kind: str) -> list[str]:
-    """Return the named rewards that read a column which rows of this kind do not have.
+    """Return the named rewards that read a column that rows of this kind lack.
 
-    Rows of files and of the hub may have every column except that of reasoning-gym.
+    Rows from files and the Hub may have every column except reasoning-gym's.
     """
     usable = GENERATED.get(kind, ("accuracy", "regex", "code_tests"))
     usable = (*usable, "regex") if config.method.reward_pattern is not None else usable

@@ -28,7 +28,7 @@ def runtime_as(config: Config, runtime: str) -> str:
     return f"{'runtime.slurm.inner' if config.runtime.name == 'slurm' else 'runtime'}={runtime}"
 
 
-def secret_faults(c: Config) -> Iterator[Refusal]:
+def secret_problems(c: Config) -> Iterator[Refusal]:
     """Reject secrets that records would contain, and GPU masks for all processes."""
     mappings = {
         "user_env": c.user_env,
@@ -45,7 +45,7 @@ def secret_faults(c: Config) -> Iterator[Refusal]:
         yield Refusal("mask_in_user_env", message, "HIP_VISIBLE_DEVICES=2,3 in your shell")
 
 
-def slurm_faults(c: Config) -> Iterator[Refusal]:
+def slurm_problems(c: Config) -> Iterator[Refusal]:
     slurm = c.runtime.slurm
     if c.runtime.name != "slurm":
         return

@@ -18,7 +18,7 @@ from launch.rules.runtime import runtime_as
 from launch.rules.topology import has_split, has_vllm, multi_gpu_topologies
 from launch.schema import Config
 from launch.schema.enums import Link
-from launch.schema.trainer_args import argument, known
+from launch.schema.trainer_args import known, value_or_none
 from launch.schema.variables import is_expandable
 
 DEFAULTS = Config()
@@ -58,7 +58,7 @@ FACTS: Facts = {
     "has_vllm": has_vllm,
     "is_expandable": lambda c: any(map(is_expandable, c.user_env.values())),
     "upcasts_weights": upcasts_weights,
-    "makes_rows": lambda c: c.method.tunes and argument(c, "rows") == "full",
+    "makes_rows": lambda c: c.method.tunes and value_or_none(c, "rows") == "full",
     "ranks": placement.num_trainers,
     "reads_data": lambda c: c.method.reads("data"),
     "reads_model": lambda c: c.method.reads("model"),
@@ -153,7 +153,7 @@ def _reset(config: Config, key: str, default: Any) -> str:
 
 
 def _needs(config: Config, needs: str | list[str]) -> str:
-    """Return the override that makes a key take effect; of a list, those that are possible."""
+    """Return the override that makes a key take effect; for a list, the possible ones."""
     if isinstance(needs, list):
         topologies = [*multi_gpu_topologies(config), *(["colocate"] if has_split(config) else [])]
         possible = [f"topology={name}" for name in topologies]

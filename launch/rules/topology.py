@@ -8,7 +8,7 @@ from launch.estimate.batch_counts import batch, generation_batch
 from launch.machine import placement
 from launch.rules.refusal import Refusal
 from launch.schema import Config
-from launch.schema.trainer_args import argument, known, value
+from launch.schema.trainer_args import known, value, value_or_none
 
 
 def lengths(config: Config) -> dict[str, int]:
@@ -24,7 +24,7 @@ def longest(config: Config) -> int:
 
 
 def has_vllm(config: Config) -> bool:
-    """Return whether ranks start their own vLLM to generate, in a phase of method=raft too."""
+    """Return whether ranks start vLLM themselves to generate, in a phase of method=raft too."""
     args = config.method.args
     arguments = (args, args.get("sample"), args.get("evaluate"))
     return any(isinstance(part, dict) and part.get("engine") == "vllm" for part in arguments)
@@ -41,7 +41,7 @@ def multi_gpu_topologies(config: Config) -> list[str]:
     return [name for name in config.method.topologies or default if name != "single"]
 
 
-def server_faults(c: Config) -> Iterator[Refusal]:
+def server_problems(c: Config) -> Iterator[Refusal]:
     """Reject settings that need vLLM on GPUs without it, and servers that take every GPU."""
     topology, gpus = c.topology, placement.num_gpus(c)
     if not c.hardware.vllm and (setting := _setting_that_needs_vllm(c)):
@@ -62,7 +62,7 @@ def server_faults(c: Config) -> Iterator[Refusal]:
         yield Refusal("split_needs_a_trainer", message, _remedies(c))
 
 
-def group_faults(c: Config) -> Iterator[Refusal]:
+def group_problems(c: Config) -> Iterator[Refusal]:
     """Reject a group size that TRL would reject, so that no search or split proposes it."""
     if (
         not c.method.generates
@@ -80,12 +80,12 @@ def group_faults(c: Config) -> Iterator[Refusal]:
 
 
 def _setting_that_needs_vllm(config: Config) -> str:
-    """Return the setting that needs vLLM; '' without one or if smoke=true replaces vLLM."""
+    """Return the setting that needs vLLM; '' if there is none or if smoke=true replaces vLLM."""
     if config.topology.name in ("split", "colocate") and config.method.generates:
         return f"topology={config.topology.name}"
     if config.smoke:
         return ""
-    if argument(config, "engine") == "vllm":
+    if value_or_none(config, "engine") == "vllm":
         return "method.args.engine=vllm"
     starts_vllm = config.method.starts_vllm and not config.method.tunes
     return f"method={config.method.name}" if starts_vllm else ""
@@ -94,12 +94,12 @@ def _setting_that_needs_vllm(config: Config) -> str:
 def _remedies(config: Config) -> str:
     """Return overrides that leave a GPU for training: fewer or smaller servers, or more GPUs."""
     topology, gpus = config.topology, placement.num_gpus(config)
-    most = max(1, gpus - 1)  # on one GPU, a server and its trainer share it
-    widths = [n for n in range(1, most // topology.servers + 1) if config.model.num_heads % n == 0]
+    spare = max(1, gpus - 1)  # on one GPU, a server and its trainer share it
+    widths = [n for n in range(1, spare // topology.servers + 1) if config.model.num_heads % n == 0]
     needed = placement.num_server_gpus(config) + 1
     remedies = {
-        f"topology.servers={most // topology.server_tensor_parallel}": (
-            topology.server_tensor_parallel <= most
+        f"topology.servers={spare // topology.server_tensor_parallel}": (
+            topology.server_tensor_parallel <= spare
         ),
         f"topology.server_tensor_parallel={max(widths, default=0)}": bool(widths),
         f"topology.num_gpus={needed}": gpus < needed <= config.hardware.gpus_per_node,

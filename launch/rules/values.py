@@ -22,7 +22,7 @@ Allowed = Range | Text | tuple[Any, ...]
 FINITE = Range()
 # Names that huggingface_hub's validate_repo_id accepts, with an owner.
 REPOSITORY = Text(
-    "a repository of the hub",
+    "a Hub repository",
     "<owner/name>",
     r"(?a)(?!.*(?:--|\.\.))(?!.*\.git$)[A-Za-z0-9][\w.-]*/[A-Za-z0-9_](?:[\w.-]{0,94}[A-Za-z0-9_])?",
 )
@@ -33,7 +33,7 @@ for row in yaml_file(Path(__file__).with_name("values.yaml")):
     table = OF_CLASS[row["class"]] if "class" in row else ARGUMENTS
     allowed: Allowed = tuple(row["words"]) if "words" in row else Range(**row["range"])
     table |= dict.fromkeys(row["arguments"].split(), allowed)
-UNSET = {"max_steps": -1}  # transformers' default, with which num_train_epochs applies
+UNSET = {"max_steps": -1}  # transformers' default, so num_train_epochs applies
 
 
 def check_values(config: Config) -> None:
@@ -49,13 +49,14 @@ def check_value(key: str, value: Any, allowed: Allowed) -> None:
         return
     bounds = "a finite number" if allowed == FINITE else f"{allowed}"
     bounds += ", or -1 to use num_train_epochs" if key == "method.args.max_steps" else ""
-    fault = f"out of range. Use: {bounds}."
+    problem = f"out of range. Use: {bounds}."
     if isinstance(allowed, tuple):
         words = [word if isinstance(word, str) else json.dumps(word) for word in allowed]
-        fault = f"it must be one of {', '.join(words)}.{near(str(value), words)}"
+        problem = f"it must be one of {', '.join(words)}.{near(str(value), words)}"
     elif isinstance(allowed, Text):
-        fault = f"{allowed.fault(value)}. Use: {key}={allowed.example}; {allowed.meaning}."
-    raise UserError(f"{key}={value}: {fault}")
+        problem = f"{allowed.problem(value)}. Use {allowed.meaning}, for example "
+        problem += f"{key.partition('[')[0]}={allowed.example}."
+    raise UserError(f"{key}={value}: {problem}")
 
 
 def _declared(node: Any, prefix: str) -> Iterator[tuple[str, Any, Allowed]]:

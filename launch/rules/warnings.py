@@ -9,10 +9,10 @@ from launch.config.conditions import all_met, table
 from launch.machine import placement
 from launch.rules.setting_rules import FACTS, board
 from launch.schema import Config
-from launch.schema.trainer_args import argument
+from launch.schema.trainer_args import value_or_none
 
 ALWAYS = {"method.name": "given"}  # a condition that is always met
-# Limits of data.filter in tokens, which only trainings read.
+# Limits of data.filter in tokens, which only training phases read.
 LENGTHS = ("min_tokens", "max_tokens", "max_prompt_tokens")
 
 
@@ -34,7 +34,7 @@ def rule_warnings(c: Config) -> list[str]:
 def _evaluation_warnings(c: Config) -> Iterator[str]:
     """Warn about idle ranks, and about filters that an evaluation ignores.
 
-    Such filters are not rejected, because a pipeline may set them for its trainings.
+    Such filters are not rejected, because a pipeline may set them for its training phases.
     """
     if not c.method.measures_model:
         return
@@ -45,7 +45,7 @@ def _evaluation_warnings(c: Config) -> Iterator[str]:
             "remove held-out problems."
         )
     problems = c.data.num_heldout and min(c.data.num_heldout, c.data.limit or c.data.num_heldout)
-    size = int(argument(c, "batch_size"))
+    size = int(value_or_none(c, "batch_size"))
     batches = math.ceil(problems / size)
     if 0 < batches < ranks:
         yield (

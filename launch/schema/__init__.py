@@ -28,7 +28,7 @@ from launch.schema.enums import (
     Profile,
     Rocprof,
     Rows,
-    Speed,
+    SpeedMode,
     Vendor,
     When,
 )
@@ -64,7 +64,7 @@ class EnvVar:
 
 @dataclass
 class Dataloader:
-    num_workers: int = checked(least=0)
+    num_workers: int = checked(minimum=0)
     pin_memory: bool = MISSING
 
 
@@ -84,13 +84,13 @@ class Hardware:
     product: str = MISSING
     vendor: Vendor = MISSING
     gfx: str = MISSING  # compiler target: gfx942, sm_90, or cpu
-    gpus_per_node: int = checked(least=1, most=MAX_RANKS)
-    memory_gb: float = checked(least=1)  # GiB, as vendors count; plans show 1e9 bytes
+    gpus_per_node: int = checked(minimum=1, maximum=MAX_RANKS)
+    memory_gb: float = checked(minimum=1)  # GiB, as vendors count; plans show 1e9 bytes
     unified_memory: bool = False  # the GPU shares the memory of the host
-    bandwidth_gb_s: float = checked(least=1)
+    bandwidth_gb_s: float = checked(minimum=1)
     compute_units: int = MISSING
     detect: Detect = field(default_factory=Detect)
-    # dense, by precision: fp32, tf32, fp16, bf16, fp8, fp4; without those of unknown speed
+    # dense, by precision: fp32, tf32, fp16, bf16, fp8, fp4; omit precisions of unknown speed
     peak_tflops: dict[str, float] = field(default_factory=dict)
     link: Link = Link.none
     link_gb_s: Optional[float] = None  # sum of a device's links, per direction
@@ -125,32 +125,32 @@ class Model:
     # model_type of transformers: qwen3, qwen2, llama
     architecture: str = checked(words=("qwen3", "qwen2", "llama"))
     hub_id: Optional[str] = None
-    revision: Optional[str] = None  # commit on the hub, 40 hexadecimal digits
+    revision: Optional[str] = None  # commit on the Hub, 40 hexadecimal digits
     path: Optional[str] = None  # local directory; takes precedence over hub_id
     chat_template: Optional[str] = None  # Jinja file that replaces the tokenizer's template
     init: Init = Init.pretrained
-    num_layers: int = checked(least=1)
-    hidden_size: int = checked(least=1)
-    intermediate_size: int = checked(least=1)
-    num_heads: int = checked(least=1)
-    num_kv_heads: int = checked(least=1)
-    head_dim: int = checked(least=1)
-    vocab_size: int = checked(least=1)
+    num_layers: int = checked(minimum=1)
+    hidden_size: int = checked(minimum=1)
+    intermediate_size: int = checked(minimum=1)
+    num_heads: int = checked(minimum=1)
+    num_kv_heads: int = checked(minimum=1)
+    head_dim: int = checked(minimum=1)
+    vocab_size: int = checked(minimum=1)
     tied_embeddings: bool = MISSING
     attention_bias: bool = False  # bias on the query, key and value projections
-    max_positions: int = checked(least=1)
+    max_positions: int = checked(minimum=1)
     rope_theta: float = MISSING
     rms_norm_eps: float = MISSING
     # published or counted; a test compares it with the shape
-    num_parameters: int = checked(least=1)
+    num_parameters: int = checked(minimum=1)
 
 
 @dataclass
 class Adapter:
     name: str = MISSING
-    rank: Optional[int] = checked(None, least=1)
-    alpha: Optional[int] = checked(None, least=1)
-    dropout: float = checked(0.0, least=0, below=1)
+    rank: Optional[int] = checked(None, minimum=1)
+    alpha: Optional[int] = checked(None, minimum=1)
+    dropout: float = checked(0.0, minimum=0, below=1)
     # or a list of linear layers; checked here because PEFT silently skips unknown names
     target_modules: Any = checked("all-linear", words=("all-linear", *LINEARS))
     rslora: bool = False
@@ -164,13 +164,13 @@ class Precision:
     name: str = MISSING
     # dtype of matrix products: fp32, fp16, bf16, fp8
     compute: str = checked(words=("fp32", "fp16", "bf16", "fp8"))
-    # dtype in which weights are stored: fp32, fp16, bf16, nf4
+    # dtype of the stored weights: fp32, fp16, bf16, nf4
     weights: str = checked(words=("fp32", "fp16", "bf16", "nf4"))
 
 
 @dataclass
 class Fsdp:
-    # dtype in which gradients are summed over the ranks: fp32 or bf16
+    # dtype for summing gradients over the ranks: fp32 or bf16
     reduce_dtype: str = checked("fp32", words=("fp32", "bf16"))
     reshard_after_forward: bool = True
     cpu_offload: bool = False
@@ -192,19 +192,19 @@ class Topology:
 
     name: str = checked(words=TOPOLOGIES)
     # null: all GPUs of the node, but only one under single and colocate
-    num_gpus: Optional[int] = checked(None, least=1, most=MAX_RANKS)
+    num_gpus: Optional[int] = checked(None, minimum=1, maximum=MAX_RANKS)
     strategy: str = checked(words=STRATEGIES)  # of the trainers: none, ddp, fsdp, zero2, zero3
     # split: number of model replicas that generate, behind one address; auto: as many as are
     # predicted to be fastest
-    servers: Any = checked(0, least=0)
-    server_tensor_parallel: int = checked(1, least=1)  # split: GPUs of one replica
+    servers: Any = checked(0, minimum=0)
+    server_tensor_parallel: int = checked(1, minimum=1)  # split: GPUs of one replica
     # split, and engine=vllm: share of a GPU's memory that vLLM may use
-    server_memory_share: float = checked(0.9, above=0, most=1)
+    server_memory_share: float = checked(0.9, above=0, maximum=1)
     # split, and engine=vllm: size of the KV cache. Set it if several vLLM engines start on one GPU
     # at the same time, because each would measure the free memory.
-    server_cache_gb: Optional[float] = checked(None, least=0.001)
+    server_cache_gb: Optional[float] = checked(None, minimum=0.001)
     # split: tokens of prompt and completion; null: all positions of the model
-    server_max_length: Optional[int] = checked(None, least=2)
+    server_max_length: Optional[int] = checked(None, minimum=2)
     # split, colocate and engine=vllm: additional arguments of vLLM's engine, such as
     # {max_num_seqs: 512}; null removes an argument
     server_args: dict[str, Any] = field(default_factory=dict)
@@ -213,10 +213,10 @@ class Topology:
     overlap: Any = checked(None, words=(None, False, True, "stream"))
     # overlap=stream: oldest weights that may generate a completion, in optimizer steps; null: the
     # number of steps that two generations provide for
-    max_staleness: Optional[int] = checked(None, least=0)
+    max_staleness: Optional[int] = checked(None, minimum=0)
     numa_binding: Optional[NumaBinding] = None
-    tensor_parallel: int = checked(1, least=1, most=1)  # of training
-    pipeline_parallel: int = checked(1, least=1, most=1)  # of training
+    tensor_parallel: int = checked(1, minimum=1, maximum=1)  # of training
+    pipeline_parallel: int = checked(1, minimum=1, maximum=1)  # of training
     fsdp: Fsdp = field(default_factory=Fsdp)
     zero: Zero = field(default_factory=Zero)
 
@@ -238,7 +238,7 @@ class Tracking:
 
 @dataclass
 class Target:
-    """A published or promised figure, shown next to that of the run."""
+    """A published or promised value, shown next to the run's value."""
 
     value: float = MISSING
     source: str = MISSING
@@ -303,7 +303,7 @@ class Step:
     rows: Optional[Rows] = None
     # with method.args.gradient_checkpointing: number of layers to recompute, from the first; null:
     # all layers
-    checkpointed_layers: Optional[int] = checked(None, least=1)
+    checkpointed_layers: Optional[int] = checked(None, minimum=1)
 
 
 @dataclass
@@ -331,7 +331,7 @@ class Config:
     sweep: Sweep = field(default_factory=Sweep)
     step: Step = field(default_factory=Step)
 
-    speed: Speed = Speed.auto
+    speed: SpeedMode = SpeedMode.auto
     # keys that speed=auto must not change, in addition to those that the user sets
     speed_keeps: list[str] = field(default_factory=list)
     # choices of speed=auto; the planner sets them, users do not
@@ -351,10 +351,10 @@ class Config:
     rocprof: Rocprof = Rocprof.v3  # the profiler of profile=rocprof
     debug: Debug = Debug.none
     # sequences per optimizer step on all ranks; sets gradient_accumulation_steps
-    effective_batch: Optional[int] = checked(None, least=1, most=MAX_BATCH)
+    effective_batch: Optional[int] = checked(None, minimum=1, maximum=MAX_BATCH)
     # in any currency; adds the cost of the run to the plan
-    price_per_gpu_hour: Optional[float] = checked(None, least=0, most=1_000_000_000)
-    seed: int = checked(0, least=0, below=2**32)
+    price_per_gpu_hour: Optional[float] = checked(None, minimum=0, maximum=1_000_000_000)
+    seed: int = checked(0, minimum=0, below=2**32)
     name: Optional[str] = checked(None, text=NAME_OR_EMPTY)  # null: <method>-<model>-<hardware>
     run_root: str = "runs"
     user_env: dict[str, str] = field(default_factory=dict)  # variables that override the launcher's

@@ -22,25 +22,24 @@ MAX_RANKS = 1024
 
 @dataclass(frozen=True)
 class Range:
-    """A range of numbers: `least` and `most` are included, `above` and `below` are excluded."""
+    """A range that includes `minimum` and `maximum`, and excludes `above` and `below`."""
 
-    least: float = -math.inf
+    minimum: float = -math.inf
     above: float = -math.inf
-    most: float = math.inf
+    maximum: float = math.inf
     below: float = HUGE
 
     def __contains__(self, number: float) -> bool:
-        return self.least <= number <= self.most and self.above < number < self.below
+        return self.minimum <= number <= self.maximum and self.above < number < self.below
 
     def __str__(self) -> str:
-        if self.least == self.most:
-            return f"{self.least:g}"
-        lower = f"above {self.above:g}" if self.above > -math.inf else f"at least {self.least:g}"
-        if max(self.least, self.above) == -math.inf:
-            return f"below {self.below:.10g}" if self.below < HUGE else f"at most {self.most:.10g}"
-        if self.below < HUGE:
-            return f"{lower} and below {self.below:.10g}"
-        return f"{lower} and at most {self.most:.10g}" if self.most < math.inf else lower
+        if self.minimum == self.maximum:
+            return f"{self.minimum:g}"
+        lower = f"above {self.above:g}" if self.above > -math.inf else f"at least {self.minimum:g}"
+        upper = f"below {self.below:.10g}" if self.below < HUGE else f"at most {self.maximum:.10g}"
+        if max(self.minimum, self.above) == -math.inf:
+            return upper
+        return lower if upper == "at most inf" else f"{lower} and {upper}"
 
 
 @dataclass(frozen=True)
@@ -52,12 +51,12 @@ class Text:
     pattern: str = ""
 
     def __contains__(self, text: str) -> bool:
-        return self.fault(text) is None
+        return self.problem(text) is None
 
-    def fault(self, text: str) -> str | None:
+    def problem(self, text: str) -> str | None:
         """Return why `text` is invalid; None if it is valid."""
         if self.pattern:
-            return None if re.fullmatch(self.pattern, text) else "not allowed"
+            return None if re.fullmatch(self.pattern, text) else "invalid format"
         try:
             re.compile(text)
         except re.error as error:
@@ -71,7 +70,7 @@ NAME = Text(
     "[A-Za-z0-9][A-Za-z0-9._-]{0,99}",
 )
 NAME_OR_EMPTY = Text(NAME.meaning, NAME.example, f"({NAME.pattern})?")
-REGEX = Text("a regular expression of Python, quoted for the shell", r"'\d+'")
+REGEX = Text("a Python regular expression, quoted for the shell", r"'\d+'")
 
 
 def checked(
@@ -83,7 +82,7 @@ def checked(
 ) -> Any:
     """Return a dataclass field that accepts one of `words`, a Text, or a number within `bounds`.
 
-    `bounds` are those of Range. In a mapping, each value is checked. null is valid if the type
+    `bounds` are fields of Range. In a mapping, each value is checked. null is valid if the type
     allows it.
     """
     metadata = {"allowed": words or text or Range(**bounds)}

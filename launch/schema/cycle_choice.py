@@ -11,7 +11,7 @@ from typing import Any
 
 from launch.schema.data import Selection
 
-RUN_KEYS = ("model", "evaluation", "last_evaluation")  # keys of a recorded choice with a run's name
+RUN_KEYS = ("model", "evaluation", "last_evaluation")  # keys whose values name runs
 
 
 def phase_name(raft: str, cycle: int, part: str) -> str:
@@ -20,8 +20,8 @@ def phase_name(raft: str, cycle: int, part: str) -> str:
 
 
 @dataclass(frozen=True)
-class Choice:
-    """The cycle of a RAFT run whose model is the result. Until it is final, this is the last."""
+class CycleChoice:
+    """The cycle whose model is the result of a RAFT run: the last cycle, until it is final."""
 
     raft: str  # as in phase_name
     selection: Selection
@@ -37,10 +37,7 @@ class Choice:
         return self.selection.metric is not None and len(self.accuracies) > self.last
 
     def record(self, folders: Mapping[str, str]) -> dict[str, Any]:
-        """Return a final choice as an entry of record.json.
-
-        `folders` maps phase names to run directories.
-        """
+        """Return a final choice for record.json. `folders` maps phase names to run directories."""
         phases = ((self.cycle, "train"), (self.cycle, "evaluate"), (self.last, "evaluate"))
         return {
             "cycle": self.cycle,
@@ -85,7 +82,7 @@ class CyclePosition:
     """The cycle that a phase belongs to, in a RAFT run with method.selection."""
 
     cycle: int
-    choice: Choice
+    choice: CycleChoice
 
     @property
     def is_left_out(self) -> bool:
@@ -105,10 +102,12 @@ class CyclePosition:
         return [warning]
 
 
-def choose(raft: str, selection: Selection, accuracies: Sequence[float], num_cycles: int) -> Choice:
-    """Return the choice of the best cycle, or of the first among equal ones.
+def choose(
+    raft: str, selection: Selection, accuracies: Sequence[float], num_cycles: int
+) -> CycleChoice:
+    """Choose the best cycle; if several tie, the first.
 
-    `accuracies` are those before the first cycle and after each evaluated one. A cycle is an
+    `accuracies` were measured before the first cycle and after each evaluated one. A cycle is an
     improvement if it exceeds all earlier accuracies, including the start, by more than `min_delta`.
     After `patience` cycles in a row without improvement, no more cycles run.
     """
@@ -123,4 +122,4 @@ def choose(raft: str, selection: Selection, accuracies: Sequence[float], num_cyc
     best = last
     if selection.metric is not None and len(known) > last:
         best = max(range(1, last + 1), key=lambda cycle: known[cycle])
-    return Choice(raft, selection, num_cycles, known, best, last)
+    return CycleChoice(raft, selection, num_cycles, known, best, last)

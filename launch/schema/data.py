@@ -30,7 +30,7 @@ class Balance(Enum):
 class Curriculum(Enum):
     """How the shares of levels change: per step in sft and grpo, per cycle in sample and raft."""
 
-    none = "none"  # rows in their own order
+    none = "none"  # rows in the order of the data set
     progressive = "progressive"  # one level after another
     mixed = "mixed"  # like progressive, but with a share of earlier levels
     adaptive = "adaptive"  # mostly the levels whose answers are correct half of the time
@@ -54,24 +54,24 @@ class Selection:
     # one of method.held_out_metrics, such as eval_loss; null: use the last model
     metric: Optional[str] = None
     # stop after this many evaluations in a row without improvement; null: run all steps
-    patience: Optional[int] = checked(None, least=1)
+    patience: Optional[int] = checked(None, minimum=1)
     # for `patience`: an improvement must be larger than this
-    min_delta: float = checked(0.0, least=0)
+    min_delta: float = checked(0.0, minimum=0)
 
 
 @dataclass
 class CurriculumArgs:
     # mixed: share of rows from earlier levels, divided equally among them
-    earlier: float = checked(0.3, least=0, below=1)
+    earlier: float = checked(0.3, minimum=0, below=1)
     # adaptive: smallest weight of a level; at a pass rate of one half, the weight is 0.25
     floor: float = checked(0.05, above=0, below=1)
     # adaptive, grpo: weight of the old pass rate in its moving average
-    memory: float = checked(0.9, least=0, below=1)
+    memory: float = checked(0.9, minimum=0, below=1)
 
 
 @dataclass
 class Source:
-    """A source of data=mix: a local file or a hub dataset. The weights of all sources sum to 1."""
+    """A source of data=mix: a local file or a Hub dataset. The weights of all sources sum to 1."""
 
     path: Optional[str] = None
     hub_id: Optional[str] = None
@@ -90,9 +90,9 @@ class Filter:
     # field -> pattern that must occur in its text
     regex: dict[str, str] = checked(default_factory=dict, text=REGEX)
     # length of prompt and completion; grpo: of the prompt
-    min_tokens: Optional[int] = checked(None, least=0)
-    max_tokens: Optional[int] = checked(None, least=1)
-    max_prompt_tokens: Optional[int] = checked(None, least=1)
+    min_tokens: Optional[int] = checked(None, minimum=0)
+    max_tokens: Optional[int] = checked(None, minimum=1)
+    max_prompt_tokens: Optional[int] = checked(None, minimum=1)
 
 
 @dataclass
@@ -106,7 +106,7 @@ class Task:
     level: int = 0
     weight: float = checked(1.0, above=0)
     # data=cups: share of training rows with intermediate steps in <think> before the answer
-    worked: float = checked(0.0, least=0, most=1)
+    worked: float = checked(0.0, minimum=0, maximum=1)
     config: dict[str, Any] = field(default_factory=dict)
 
 
@@ -118,8 +118,8 @@ class Data:
     # reasoning, code, jsonl, hub, mix or samples
     kind: str = checked(words=("reasoning", "code", "jsonl", "hub", "mix", "samples"))
     tasks: list[Task] = field(default_factory=list)
-    num_train: Optional[int] = checked(None, least=1)  # reasoning: problems to generate
-    num_heldout: int = checked(0, least=0)  # reasoning: problems that are never trained on
+    num_train: Optional[int] = checked(None, minimum=1)  # reasoning: problems to generate
+    num_heldout: int = checked(0, minimum=0)  # reasoning: problems that are never trained on
     # reasoning: seed of the problems; runs with other seeds have the same held-out rows
     seed: int = 0
     path: Optional[str] = None  # jsonl: file to train on
@@ -129,23 +129,23 @@ class Data:
     split: str = "train"
     heldout_split: Optional[str] = None
     # number of rows to use, the first ones after filtering; evaluate: of the held-out rows
-    limit: Optional[int] = checked(None, least=1)
-    sources: list[Source] = field(default_factory=list)  # mix: files and hub datasets
+    limit: Optional[int] = checked(None, minimum=1)
+    sources: list[Source] = field(default_factory=list)  # mix: files and Hub datasets
     filter: Filter = field(default_factory=Filter)
     deduplicate: Deduplicate = Deduplicate.none
     # share of rows to hold out, chosen by a hash of their question
     heldout_fraction: Optional[float] = checked(None, above=0, below=1)
     balance: Balance = Balance.none
-    pairs_per_prompt: int = checked(1, least=1)  # samples: maximum of preference pairs per prompt
+    pairs_per_prompt: int = checked(1, minimum=1)  # samples: maximum of preference pairs per prompt
     # samples: also pair completions with equal scores and unfinished ones; smoke=true sets this
     pairs_of_any: bool = False
     streaming: bool = False  # read rows only as they are needed, for data larger than memory
-    # streaming: size of the buffer from which the next row is drawn
-    shuffle_buffer: int = checked(1000, least=1)
+    # streaming: size of the buffer that the next row is drawn from
+    shuffle_buffer: int = checked(1000, minimum=1)
     curriculum: Curriculum = Curriculum.none
     curriculum_args: CurriculumArgs = field(default_factory=CurriculumArgs)
     # adaptive: result.json of an evaluation or a sampling, with by_level
     pass_rates: Optional[str] = None
     chat_template: Optional[str] = None  # Jinja file that replaces the tokenizer's template
     cache: Optional[str] = None  # directory of prepared rows; null: the user's cache
-    preview: int = checked(0, least=0)  # show this many rows as the model reads them, then exit
+    preview: int = checked(0, minimum=0)  # show this many rows as the model reads them, then exit

@@ -40,7 +40,7 @@ class Mode(Enum):
     plan = "plan"
 
 
-class Speed(Enum):
+class SpeedMode(Enum):
     """Who chooses the settings that change a step's speed but not its result."""
 
     auto = "auto"  # the planner, except for keys that the user sets
@@ -122,7 +122,7 @@ class NumaBinding(Enum):
 class Network(Enum):
     """The network of a container."""
 
-    bridge = "bridge"  # its own interface, with access to the outside
+    bridge = "bridge"  # a separate interface, with access to the outside
     host = "host"  # the network of the host; required for several nodes
     none = "none"  # only a loopback
 
@@ -132,7 +132,7 @@ class Find(Enum):
 
     none = "none"
     largest_batch = "largest_batch"  # the largest micro-batch that fits on a rank
-    # the groups of conf/hardware on which the run fits, smallest memory first
+    # the groups of conf/hardware that the run fits on, smallest memory first
     smallest_hardware = "smallest_hardware"
 
 

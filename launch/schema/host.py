@@ -28,10 +28,10 @@ class Detect:
 class HostNeeds:
     """Settings that the host should have. launch/doctor.py checks them."""
 
-    compute_partition: Optional[str] = None  # mode that the figures of the file assume, such as SPX
-    memory_partition: Optional[str] = None  # likewise, such as NPS1
+    compute_partition: Optional[str] = None  # mode that the file's values assume, such as SPX
+    memory_partition: Optional[str] = None  # mode that the file's values assume, such as NPS1
     numa_balancing: Optional[int] = None  # sysctl kernel.numa_balancing
-    iommu_pt_from: Optional[int] = None  # number of GPUs from which the IOMMU must pass through
+    iommu_pt_from: Optional[int] = None  # minimum number of GPUs that need IOMMU pass-through
     hugepages: Optional[str] = None  # mode of transparent hugepages, such as always
     kernel: Optional[str] = None  # oldest supported version of Linux
     linux_firmware: Optional[str] = None  # oldest supported release of linux-firmware, YYYYMMDD
@@ -41,7 +41,7 @@ class HostNeeds:
 
 @dataclass
 class Healthy:
-    """Speeds of a healthy device, as shares of the figures in its file. null: unknown.
+    """Speeds of a healthy device, as shares of the peaks in its file. null: unknown.
 
     launch/doctor.py active=true compares measurements with them.
     """
@@ -57,7 +57,7 @@ class Healthy:
 
 # A type may be a number, such as 4090. A number below 100 would be a count.
 GRES = Text(
-    "one resource, with or without a type; set the count by topology.num_gpus=N",
+    "one resource, with or without a type (set the count by topology.num_gpus=N)",
     "gpu:mi300x",
     r"(?:[A-Za-z]\w*(?::(?!\d{1,2}$)[\w.-]+)?)?",
 )
@@ -65,13 +65,13 @@ GRES = Text(
 
 # the formats of a time that sbatch accepts
 TIME = Text(
-    "minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]]; 0: no limit",
+    "minutes[:seconds], hours:minutes:seconds, days-hours[:minutes[:seconds]], or 0 for no limit",
     "1-12:00:00",
     r"(?:\d+-)?\d+(?::\d+){0,2}",
 )
 
 SECRET_NAME = Text(
-    "a variable of your shell that the launcher does not set itself",
+    "names of shell variables that the launcher does not set itself",
     "[HF_TOKEN]",
     rf"(?!(?:PATH|LD_LIBRARY_PATH|PYTHONPATH|\w+_VISIBLE_DEVICES|{'|'.join(CONTAINER_VARIABLES)})$)[A-Za-z_]\w*",
 )
@@ -99,7 +99,7 @@ class Inner(Enum):
 class Slurm:
     """Options of a Slurm job and of the network between its nodes. Counts are per node."""
 
-    nodes: int = checked(1, least=1)
+    nodes: int = checked(1, minimum=1)
     inner: Inner = Inner.local
     partition: Optional[str] = None
     account: Optional[str] = None
@@ -107,15 +107,15 @@ class Slurm:
     time: Optional[str] = checked(None, text=TIME)
     gres: str = checked("gpu", text=GRES)  # the cluster's name for the GPUs
     options: list[str] = field(default_factory=list)  # of sbatch, each `--name` or `--name=value`
-    python: Optional[str] = None  # interpreter on the nodes; null: that of the launcher
-    # seconds before the time limit at which Slurm signals the run, so that it can save
-    early_signal_s: int = checked(360, least=1, most=65535)
+    python: Optional[str] = None  # interpreter on the nodes; null: the launcher's
+    # Slurm signals the run this many seconds before the time limit, so that it can save
+    early_signal_s: int = checked(360, minimum=1, maximum=65535)
     requeue: bool = True  # requeue an interrupted job, which resumes from its checkpoint
     wait: bool = False  # wait for the end of the job and return its exit code
-    rendezvous_timeout_s: int = checked(600, least=1)  # maximum time that nodes wait for each other
+    rendezvous_timeout_s: int = checked(600, minimum=1)  # how long nodes wait for each other
     interface: Optional[str] = None  # several nodes: the network interface between them
     hca: Optional[str] = None  # RDMA adapters, as in NCCL_IB_HCA; null: all adapters
-    gid_index: Optional[int] = checked(None, least=0)  # RoCE: row of the port's GID table
+    gid_index: Optional[int] = checked(None, minimum=0)  # RoCE: row of the port's GID table
 
 
 @dataclass
@@ -124,16 +124,16 @@ class Runtime:
 
     name: str = checked(words=("local", "docker", "slurm"))
     # time from SIGTERM to SIGKILL; must exceed the slowest save
-    stop_timeout_s: int = checked(300, least=1)
+    stop_timeout_s: int = checked(300, minimum=1)
     # After this time without a step, token or loading progress, the stacks are dumped and the run
     # is stopped.
-    hang_timeout_s: int = checked(1200, least=1)
+    hang_timeout_s: int = checked(1200, minimum=1)
     # number of restarts after a failure or a hang, from the newest complete checkpoint
-    max_restarts: int = checked(0, least=0)
+    max_restarts: int = checked(0, minimum=0)
     network: Optional[Network] = None
-    shm_gb: Optional[float] = checked(None, least=0.064)  # size of /dev/shm of a process group
+    shm_gb: Optional[float] = checked(None, minimum=0.064)  # size of /dev/shm of a process group
     # limit on the host memory of a process group; null: no limit
-    memory_gb: Optional[float] = checked(None, least=0.1)
+    memory_gb: Optional[float] = checked(None, minimum=0.1)
     infiniband: bool = False  # make /dev/infiniband available
     # shell variables that are passed to the container as files
     secrets: list[str] = checked(default_factory=list, text=SECRET_NAME)

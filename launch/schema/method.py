@@ -17,14 +17,14 @@ class Sandbox:
     The code runs in containers of the image `sandbox`.
     """
 
-    # number of containers, each of which runs the code of one completion at a time on one core
-    workers: int = checked(4, least=1)
-    time_s: float = checked(10.0, least=0.1)  # wall-clock time, including compilation
-    memory_gb: float = checked(0.5, least=0.1)
-    processes: int = checked(64, least=8)
+    # number of containers; each runs the code of one completion at a time on one core
+    workers: int = checked(4, minimum=1)
+    time_s: float = checked(10.0, minimum=0.1)  # wall-clock time, including compilation
+    memory_gb: float = checked(0.5, minimum=0.1)
+    processes: int = checked(64, minimum=8)
     # size of the standard output, and of the largest file
-    output_kb: int = checked(64, least=1)
-    disk_mb: int = checked(64, least=1)  # size of /tmp, which is part of memory_gb
+    output_kb: int = checked(64, minimum=1)
+    disk_mb: int = checked(64, minimum=1)  # size of /tmp, which is part of memory_gb
 
 
 @dataclass
@@ -47,7 +47,7 @@ class Properties:
     head: Head = Head.tiled
     held_out_metrics: dict[str, bool] = field(default_factory=dict)  # name -> larger is better
     uses_rewards: Use = Use.none
-    leaves_samples: bool = False  # writes samples on which a later phase can train
+    leaves_samples: bool = False  # writes samples that a later phase can train on
     starts_vllm: bool = False  # starts vLLM in its process group, for any method.args.engine
 
 
@@ -62,8 +62,8 @@ class Method(Properties):
     config_class: str = MISSING  # class of `args`, as module.Class
     args: dict[str, Any] = field(default_factory=dict)
     lr_scaling: LrScaling = LrScaling.none
-    # sequences per step for which the learning rate was chosen
-    lr_reference_batch: Optional[int] = checked(None, least=1)
+    # sequences per step that the learning rate was chosen for
+    lr_reference_batch: Optional[int] = checked(None, minimum=1)
     selection: Selection = field(default_factory=Selection)
     rewards: dict[str, float] = field(default_factory=dict)  # reward name or dotted path -> weight
     # Each reward in this list is computed only if the previous one is 1. Otherwise it is 0.
@@ -74,7 +74,7 @@ class Method(Properties):
     # need its GPU
     reward_confined: bool = True
     sandbox: Sandbox = field(default_factory=Sandbox)
-    # supported topologies, that for a single GPU first; empty: those of a trainer
+    # supported topologies, single-GPU ones first; empty: the same as a trainer
     topologies: list[str] = field(default_factory=list)
     uses_model: bool = True  # false: a benchmark of the machine, which reads no data either
     uses_precision: bool = True  # false: a benchmark whose arguments contain the precisions
@@ -100,7 +100,7 @@ class Method(Properties):
 
     @property
     def measures_machine(self) -> bool:
-        """Return whether the method is a benchmark, or a tuning, which runs many benchmarks."""
+        """Return whether the method is a benchmark, or a tuning method, which runs many of them."""
         return self.kind in ("bench", "tune")
 
     @property

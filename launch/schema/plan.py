@@ -23,9 +23,9 @@ class Plan:
     memory: list[Memory]
     speed: Speed
     warnings: list[str]
-    tuned: dict[str, Any] | None = None  # the recipe that a tuning runs
-    data_cache: dict[str, str] | None = None  # the location of a training's prepared rows
-    data: dict[str, Any] | None = None  # figures of the prepared rows
+    tuned: dict[str, Any] | None = None  # the recipe that a tuning run executes
+    data_cache: dict[str, str] | None = None  # the location of a training run's prepared rows
+    data: dict[str, Any] | None = None  # statistics of the prepared rows
     chosen: CyclePosition | None = None  # for a phase of a RAFT run with method.selection
     plain_speed: Speed | None = None  # speed without the choices of speed=auto
     balance: Balance | None = None  # for GRPO under topology=split
@@ -73,7 +73,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Mount:
-    """A path of the host and its path in the container. Only those of secrets differ."""
+    """A path of the host and its path in the container. They differ only for secrets."""
 
     source: str
     target: str
@@ -85,7 +85,7 @@ class Mount:
 class Confinement:
     """Isolation of untrusted code.
 
-    Only `tmpfs` is writable. The container ends with its first process, which is ours.
+    Only `tmpfs` is writable. The container exits with our process, which is PID 1.
     """
 
     copies: int  # number of identical containers
@@ -107,7 +107,7 @@ class ContainerSpec:
     labels: dict[str, str]
     network: str = "none"
     ipc: str = "none"
-    pid: str = "private"  # process namespace: private, or that of the server
+    pid: str = "private"  # process namespace: private, or shared with the server
     environment: dict[str, str] = field(default_factory=dict)
     devices: dict[str, str] = field(default_factory=dict)  # path -> reason
     nvidia_gpus: list[int] = field(default_factory=list)
@@ -132,7 +132,7 @@ class Memory:
     gpu: int | None  # None: the host's memory
     parts_gb: dict[str, float]
     capacity_gb: float
-    moment: str = ""  # the moment of training at which a rank uses the most memory
+    moment: str = ""  # the moment of training when a rank uses the most memory
     # additional memory that torch's allocator may hold in free pieces too small to reuse
     scattered_gb: float = 0.0
 
@@ -153,7 +153,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Speed:
-    """Predicted speed; None if it is unknown. `basis` explains the source of the figures."""
+    """Predicted speed; None if it is unknown. `basis` explains the source of the estimate."""
 
     tokens_per_second: float | None
     step_s: float | None

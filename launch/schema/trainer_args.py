@@ -40,19 +40,19 @@ def class_arguments(config: Config) -> dict[str, dict[str, Any]]:
 
 
 def class_of(config: Config) -> str:
-    """Return the method's configuration class or, for a tuning, that of its recipe."""
+    """Return the configuration class of the method or, for method=tune/..., of its recipe."""
     name = recipe_name(config)
     return _class_of_method(name) if name else config.method.config_class
 
 
 def known(config: Config) -> dict[str, dict[str, Any]]:
-    """Return the method's arguments and, for a tuning, those of its recipe."""
+    """Return the arguments of the method and, for method=tune/..., of its recipe."""
     name, arguments = recipe_name(config), class_arguments(config)
     return {**_locked_arguments(_class_of_method(name)), **arguments} if name else arguments
 
 
 def recipe_name(config: Config) -> str | None:
-    """Return the method that a tuning runs as its trials; None for any other method."""
+    """Return the method that a tuning run uses in its trials; None for any other method."""
     if not config.method.tunes:
         return None
     default = class_arguments(config).get("recipe", {}).get("default")
@@ -72,7 +72,7 @@ def _locked_arguments(config_class: str) -> dict[str, dict[str, Any]]:
 
 @functools.cache
 def _class_of_method(name: str) -> str:
-    """Return the configuration class of a recipe. Raises UserError if it is unknown or a tuning."""
+    """Return the configuration class of a recipe. Raises UserError if it is unknown or tunes."""
     names = sorted(
         str(file.relative_to(METHODS).with_suffix("")) for file in METHODS.rglob("*.yaml")
     )
@@ -90,7 +90,7 @@ def value(config: Config, name: str) -> Any:
     return config.method.args.get(name, known(config)[name]["default"])
 
 
-def argument(config: Config, name: str) -> Any:
+def value_or_none(config: Config, name: str) -> Any:
     """Return an argument's value; None if the method has no such argument."""
     return value(config, name) if name in known(config) else None
 
@@ -99,19 +99,19 @@ def check(config: Config) -> None:
     """Raise UserError for unknown arguments, wrong values, and arguments that another key sets."""
     arguments, cls = known(config), config.method.config_class
     for name, argument in config.method.args.items():
-        key, fault = f"method.args.{name}={argument}", ""
+        key, problem = f"method.args.{name}={argument}", ""
         if name in OWNED and name in arguments:
-            fault = f"cannot be set under method.args. Use: {OWNED[name]}."
+            problem = f"cannot be set under method.args. Use: {OWNED[name]}."
         elif name not in arguments:
             removed = NOT_SETTABLE["removed"].get(name)
             hint = f" TRL removed it: {removed}." if removed else ""
             hint = hint or argument_hint(name, set(arguments) - set(OWNED))
             owner = cls if cls.startswith("recipes.") else f"{cls} of TRL {lock()['trl']}"
-            fault = f"{owner} has no such argument.{hint}"
+            problem = f"{owner} has no such argument.{hint}"
         elif name == "num_generations" and argument is None:  # TRL's type allows it
-            fault = f"GRPO needs a group size. Use: method.args.{name}=8."
-        if fault:
-            raise UserError(f"{key}: {fault}".replace("=None:", "=null:"))
+            problem = f"GRPO needs a group size. Use: method.args.{name}=8."
+        if problem:
+            raise UserError(f"{key}: {problem}".replace("=None:", "=null:"))
         check_value(f"method.args.{name}", argument, arguments[name], cls)
 
 
@@ -120,11 +120,11 @@ def check_value(key: str, argument: Any, allowed: dict[str, Any], owner: str) ->
 
     `owner` is the class that has the argument.
     """
-    if fault := _value_fault(key, argument, allowed, owner):
-        raise UserError(fault)
+    if problem := _value_problem(key, argument, allowed, owner):
+        raise UserError(problem)
 
 
-def _value_fault(key: str, argument: Any, allowed: dict[str, Any], owner: str) -> str | None:
+def _value_problem(key: str, argument: Any, allowed: dict[str, Any], owner: str) -> str | None:
     """Return the message for a wrong value; None if it is valid."""
     names, rejected, items = allowed.get("names"), allowed.get("refused", {}), allowed.get("items")
     options = f" Use one of {', '.join(names)}." if names else ""
@@ -185,7 +185,7 @@ def complete(config: Config, run_dir: Path, ports: tuple[int, int]) -> dict[str,
         **_generation(config, ports),
         **_selection(config),
     }
-    # For a tuning, these are its own arguments without those of its recipe.
+    # For method=tune/..., these exclude the arguments of its recipe.
     names = class_arguments(config)
     return {k: v for k, v in {**implied, **config.method.args}.items() if k in names}
 

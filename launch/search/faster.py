@@ -9,16 +9,16 @@ from pathlib import Path
 from launch.config.choose import choose, with_value, without_choices
 from launch.core.json_files import yaml_file
 from launch.estimate import margin
-from launch.estimate.speed import speed
+from launch.estimate.speed import estimate_speed
 from launch.machine.detect import Host
 from launch.rules.check import refusals
 from launch.schema import Adapter, Config
-from launch.schema.enums import Speed, Vendor
+from launch.schema.enums import SpeedMode, Vendor
 from launch.schema.plan import Offer
-from launch.schema.trainer_args import argument, known
+from launch.schema.trainer_args import known, value_or_none
 
 CONF = Path(__file__).parents[2] / "conf"
-LEAST_GAIN = 1.05  # speed-up of an offer
+MIN_GAIN = 1.05  # speed-up of an offer
 OPTIMIZER = "adamw_torch_8bit"  # of torchao
 
 
@@ -27,8 +27,8 @@ def faster(config: Config, host: Host) -> list[Offer]:
 
     Each passes every rule and fits in memory with the settings that speed=auto chooses for it.
     """
-    current = speed(config).tokens_per_second
-    is_off = config.speed == Speed.off or config.smoke
+    current = estimate_speed(config).tokens_per_second
+    is_off = config.speed == SpeedMode.off or config.smoke
     if is_off or config.hardware.vendor == Vendor.none or not current:
         return []
     offers = []
@@ -36,8 +36,8 @@ def faster(config: Config, host: Host) -> list[Offer]:
         if refusals(candidate):
             continue
         chosen = choose(candidate, host)
-        rate = speed(chosen).tokens_per_second or 0.0
-        if rate >= LEAST_GAIN * current and margin.fits_with_margin(chosen, host):
+        rate = estimate_speed(chosen).tokens_per_second or 0.0
+        if rate >= MIN_GAIN * current and margin.fits_with_margin(chosen, host):
             offers.append(Offer(overrides, round(rate / current, 2), price))
     return sorted(offers, key=lambda offer: -offer.gain)
 
@@ -46,7 +46,7 @@ def _candidates(config: Config) -> Iterator[tuple[list[str], str, Config]]:
     """Yield (overrides, price, composition with the overrides).
 
     No override contradicts the user's. The compositions do not have the choices of speed=auto,
-    except overlap, on which no other choice depends.
+    except overlap, because no other choice depends on it.
     """
     chosen, config = config, without_choices(config)
     precision, trains_all = config.precision, config.adapter.rank is None
@@ -58,7 +58,7 @@ def _candidates(config: Config) -> Iterator[tuple[list[str], str, Config]]:
         yield ["precision.weights=bf16"], price, dataclasses.replace(config, precision=bf16)
     optim = "method.args.optim"
     is_free = "optim" in known(config) and optim not in config.speed_keeps
-    if trains_all and is_free and argument(config, "optim") != OPTIMIZER:
+    if trains_all and is_free and value_or_none(config, "optim") != OPTIMIZER:
         price = "AdamW's moments are rounded to 8 bits (torchao)"
         yield [f"{optim}={OPTIMIZER}"], price, with_value(config, optim, OPTIMIZER)
     if precision.name == "bf16":

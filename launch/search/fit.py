@@ -32,12 +32,12 @@ from launch.rules.topology import longest
 from launch.schema import Config, Topology
 from launch.schema.enums import Find, Mode, Preflight, Vendor
 from launch.schema.plan import Memory, Plan
-from launch.schema.trainer_args import argument, known, value
+from launch.schema.trainer_args import known, value, value_or_none
 
-Remedy = tuple[list[str], str]  # overrides, and their cost
+Remedy = tuple[list[str], str]  # overrides and their cost
 
-MOST_SEQUENCES = 4096  # per rank; the largest batch that a search tries
-MOST_CHANGES = 3  # in a message
+MAX_SEQUENCES = 4096  # per rank; the largest batch that a search tries
+MAX_CHANGES = 3  # in a message
 # Keys of hardware that a command may set for all groups that a search tries.
 COMMON_KEYS = ("gpus_per_node", "attention", "dataloader", "env")
 SHARES = (0.5, 0.3, 0.15)  # of memory, for a server that shares its GPU with a trainer
@@ -68,8 +68,8 @@ def shortage(plan: Plan) -> str | None:
         m = max(entries, key=lambda entry: entry.total_gb - entry.capacity_gb)
         where = "each of its GPUs" if len(entries) > 1 else f"GPU {m.gpu}"
         lines.append(
-            f"{process}: {m.total_gb:.1f} GB needed on {where}, which has {m.capacity_gb:.1f} GB "
-            f"({m.total_gb - m.capacity_gb:.1f} GB too little)."
+            f"{process} needs {m.total_gb:.1f} GB on {where}, which has {m.capacity_gb:.1f} GB "
+            f"({m.total_gb - m.capacity_gb:.1f} GB short)."
         )
     return " ".join(lines) or None
 
@@ -81,7 +81,7 @@ def advice(plan: Plan, host: Host) -> str | None:
         return None
     remedies = "".join(f"\n  {change}" for change in changes(plan, host))
     if remedies:
-        return f"{message} It fits with one of:{remedies}"
+        return f"{message} The run fits with any of these overrides:{remedies}"
     return (
         f"{message} No change that the planner knows makes it fit on {plan.config.hardware.name}. "
         "Use: other hardware, found by mode=plan find=smallest_hardware."
@@ -96,12 +96,12 @@ def admit(plan: Plan, host: Host) -> None:
 
 
 def changes(plan: Plan, host: Host) -> list[Change]:
-    """Return up to MOST_CHANGES changes that fit: first single remedies, then pairs."""
+    """Return up to MAX_CHANGES changes that fit: first single remedies, then pairs."""
     print("The run does not fit. Looking for changes that make it fit.", file=sys.stderr)
     config, command = plan.config, Request(plan.overrides)
     batches = _smaller_batches(config)
-    # bnpo averages over the tokens of a rank's micro-batch, whatever the accumulation.
-    is_bnpo = argument(config, "loss_type") == "bnpo"
+    # bnpo averages over the tokens of a rank's micro-batch, regardless of the accumulation.
+    is_bnpo = value_or_none(config, "loss_type") == "bnpo"
     smallest = [(batches[-1], "averages over fewer tokens" if is_bnpo else "")] if batches else []
     table = [*smallest, *_remedies(config)]
     results: list[Change] = []
@@ -127,7 +127,7 @@ def changes(plan: Plan, host: Host) -> list[Change]:
             tightest = _fitting(command.plus(*candidate), host) or tightest
         cost = "; ".join(cost for _, cost in remedies if cost) or "same results"
         results.append(Change(candidate, cost, tightest))
-        if len(results) == MOST_CHANGES:
+        if len(results) == MAX_CHANGES:
             break
     return results
 
@@ -162,17 +162,17 @@ def divisors(number: int) -> list[int]:
 
 
 def _remedies(config: Config) -> Iterator[Remedy]:
-    """Yield the possible remedies, cheapest first. Those that change results come last."""
+    """Yield the possible remedies, cheapest first. Remedies that change results come last."""
     topology, precision = config.topology, config.precision
     trains, has_nf4 = config.method.trains, "nf4" in config.hardware.precisions
     trains_all, replicated = config.adapter.rank is None, topology.strategy in ("none", "ddp")
     cost = "same results"
-    if argument(config, "gradient_checkpointing") is False:
+    if value_or_none(config, "gradient_checkpointing") is False:
         yield ["method.args.gradient_checkpointing=true"], f"{cost}, with a third more computation"
     if topology.name == "colocate" and not value(config, "vllm_enable_sleep_mode"):
         sleeps = "vLLM frees its memory during training"
         yield ["method.args.vllm_enable_sleep_mode=true"], f"{cost}: {sleeps}"
-    may_precompute = argument(config, "precompute_ref_log_probs") is False
+    may_precompute = value_or_none(config, "precompute_ref_log_probs") is False
     if may_precompute and has_reference(config) and not value(config, "sync_ref_model"):
         freed = "the reference scores all rows first and is then freed"
         yield ["method.args.precompute_ref_log_probs=true"], f"{cost}: {freed}"
@@ -207,17 +207,17 @@ def _remedies(config: Config) -> Iterator[Remedy]:
         cost = "trains about 1% of the parameters and rounds the rest to 4 bits"
         yield ["adapter=qlora", "precision=nf4"], cost
     for key in ("max_length", "max_completion_length"):
-        if batch(config).sequence >= 512 and (most := argument(config, key)):
+        if batch(config).sequence >= 512 and (most := value_or_none(config, key)):
             yield [f"method.args.{key}={int(most) // 2}"], "truncates longer rows"
     if not trains and batch(config).per_device > 1:
         yield ["method.args.batch_size=1"], "same answers, slower"
-    if argument(config, "engine") == "vllm":
+    if value_or_none(config, "engine") == "vllm":
         cost = "slower, but needs no memory for the longest possible sequence"
         yield ["method.args.engine=transformers"], cost
 
 
 def _sharded(config: Config) -> Remedy:
-    """Return FSDP over the same ranks, or over all GPUs of the node if only one trains now."""
+    """Return FSDP over the same ranks, or over all GPUs of the node if only one GPU trains now."""
     slower = "ranks exchange weights"
     if config.topology.name == "colocate":
         slower += "; transformers generates, which is slower"
@@ -316,13 +316,13 @@ def _largest_batch(config: Config, command: Request, host: Host) -> tuple[str, l
         )
     # Possible sizes divide effective_batch, or the completions of a GRPO generation.
     ranks = batch(config).ranks
-    if total := config.effective_batch or argument(config, "generation_batch_size"):
+    if total := config.effective_batch or value_or_none(config, "generation_batch_size"):
         sizes = divisors(max(1, int(total) // ranks))
     else:
-        group = int(argument(config, "num_generations") or 1)
-        times = int(argument(config, "steps_per_generation") or batch(config).accumulation)
+        group = int(value_or_none(config, "num_generations") or 1)
+        times = int(value_or_none(config, "steps_per_generation") or batch(config).accumulation)
         unit = group // math.gcd(group, ranks * times)
-        sizes = list(range(unit, max(MOST_SEQUENCES, unit) + 1, unit))
+        sizes = list(range(unit, max(MAX_SEQUENCES, unit) + 1, unit))
     _tightest(command.plus(f"{BATCH}={sizes[0]}"), host)  # raises if the command is rejected
 
     def memory_of(size: int) -> Memory | None:

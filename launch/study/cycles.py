@@ -1,6 +1,6 @@
 """Expand RAFT into phases of a pipeline. A cycle samples, trains on the best, and evaluates.
 
-Each phase has its own method in conf/method/. method=raft overrides arguments of that method with
+Each part has a method in conf/method/. method=raft overrides arguments of that method with
 its args.sample, args.train and args.evaluate.
 """
 
@@ -47,15 +47,15 @@ class CyclePhase(Phase):
 def expand(
     phases: list[Phase], compose: Callable[[Phase], Config], accuracies: Mapping[str, float]
 ) -> list[Phase]:
-    """Return `phases`, and replace each phase of method=raft with the phases of its cycles.
+    """Return `phases` with each phase of method=raft replaced by the phases of its cycles.
 
-    References to a RAFT are replaced by its chosen training, last samples or chosen evaluation.
+    A reference to a RAFT phase becomes its chosen training, last samples or chosen evaluation.
     `accuracies` maps finished evaluations to their accuracy. Raises UserError.
     """
     expanded: list[Phase] = []
     models: dict[str, str] = {}  # the user's phase -> the phase that writes its model
     samples: dict[str, str] = {}  # the user's phase -> the phase that writes its samples
-    # The user's phase -> its evaluation, and the phase whose model that evaluates.
+    # the user's phase -> (its evaluation, the phase whose model is evaluated)
     evaluated: dict[str, tuple[str, str | None]] = {}
     for phase in phases:
         config = compose(phase)
@@ -99,7 +99,7 @@ def expand(
 def raft_phases(
     config: Config, prefix: str, model_from: str | None, overrides: Sequence[str]
 ) -> list[CyclePhase]:
-    """Return the phases of a composition of method=raft, to which smoke=true was already applied.
+    """Return the phases of a composition with method=raft. smoke=true was already applied.
 
     `model_from` is the phase whose model generates the first samples. If it is None, the
     composition's model does.
@@ -148,7 +148,7 @@ def raft_phases(
 
 
 def apply(config: Config, phase: CyclePhase) -> None:
-    """Change a phase's composition in place to that of its part of the cycle.
+    """Change a phase's composition in place for its part of the cycle.
 
     This removes arguments of method=raft, which an experiment's overrides may have added.
     """
@@ -167,7 +167,7 @@ def apply(config: Config, phase: CyclePhase) -> None:
     if method.args.get("engine") != "vllm":  # these keys are for another phase's vLLM
         topology.server_memory_share = Topology.server_memory_share
         topology.server_cache_gb, topology.server_args = None, {}
-    if phase.part in ("sample", "evaluate"):  # these methods reject settings of a training
+    if phase.part in ("sample", "evaluate"):  # these methods reject settings of training
         config.effective_batch, config.adapter = None, Adapter("none")
         read_keys = ("name", "num_gpus", "strategy", "numa_binding", *SERVER_KEYS)
         config.topology = Topology(**{key: getattr(topology, key) for key in read_keys})
@@ -179,7 +179,7 @@ def apply(config: Config, phase: CyclePhase) -> None:
 def samples_data(folder: Path, config: Config) -> Data:
     """Return data that reads the samples in `folder`: the selected ones, or pairs for DPO.
 
-    The chat template, cache and pairing are those of the composition.
+    The chat template, cache and pairing come from the composition.
     """
     data = config.data
     if config.method.rows != "dpo":
@@ -193,7 +193,7 @@ def samples_data(folder: Path, config: Config) -> Data:
 
 
 def without_method(overrides: Sequence[str]) -> list[str]:
-    """Return the overrides without those of the method, which RAFT passes to its phases itself."""
+    """Return the overrides except the method's, which RAFT passes to its phases itself."""
     return [o for o in overrides if not o.lstrip("+~").startswith(("method=", "method."))]
 
 

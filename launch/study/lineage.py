@@ -40,7 +40,7 @@ def make_phase(
 ) -> Phase:
     """Return the phase in `folder`.
 
-    `model` is that of its composition, `rows` and `result` are its metrics.jsonl and result.json.
+    `model` comes from its composition, `rows` from metrics.jsonl, and `result` from result.json.
     """
     accuracy: Any = result.get("accuracy")
     if trains or type(accuracy) not in (int, float) or not 0 <= accuracy <= 1:

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 class Grid:
-    """All combinations in order. Finished runs are found on disk, so it has no state of its own.
+    """All combinations in order. Finished runs are found on disk, so a grid keeps no state.
 
-    `trials` are those that have started, and `total` is the number of all, as in Search.
+    As in Search, `trials` lists the started trials, and `total` counts all of them.
     """
 
     def __init__(self, combinations: list[list[str]]) -> None:
@@ -80,7 +80,7 @@ def study_of(sweep: Sweep, trials: list[Trial], seed: int = 0) -> Study:
     import optuna
     from optuna.trial import TrialState, create_trial
 
-    optuna.logging.set_verbosity(optuna.logging.WARNING)  # the sweep prints its own line per trial
+    optuna.logging.set_verbosity(optuna.logging.WARNING)  # the sweep prints one line per trial
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)

@@ -30,7 +30,7 @@ def phases_of(plans: list[Plan]) -> list[lineage.Phase]:
 
 
 def training_curves(plans: list[Plan], phases: list[lineage.Phase]) -> dict[str, Points]:
-    """Return the curves of each training by label. Steps include those of earlier trainings."""
+    """Return each training phase's curves by label. Steps continue from earlier training phases."""
     curves: dict[str, Points] = {}
     for plan, phase in zip(plans, phases, strict=True):
         rows = json_files.read_metrics(plan.run_dir / "metrics.jsonl")

@@ -23,7 +23,7 @@ from launch.schema import Config
 from launch.schema.plan import Plan
 from launch.study import cycles
 
-MOST_CHANGES = 3  # differences that the summary lists; it only counts the others
+MAX_CHANGES = 3  # differences that the summary lists; it only counts the others
 
 
 @dataclass(frozen=True)
@@ -42,23 +42,23 @@ class Reuse:
 def find(
     config: Config, home: Path, plans: dict[str, Plan], make_plans: Callable[..., dict[str, Plan]]
 ) -> Reuse | None:
-    """Return the phases of the pipeline in `home` with most reusable phases; of equals, the newest.
+    """Return the phases to reuse from the pipeline in `home` with the most of them.
 
-    `plans` reuse nothing; `make_plans(folders)` returns plans that reuse `folders`. Return None
-    without an earlier pipeline. Also return None if this pipeline is done, because like any run it
-    then starts again.
+    If several tie, choose the newest. `plans` reuse nothing; `make_plans(folders)` returns plans
+    that reuse `folders`. Return None if there is no earlier pipeline, or if this pipeline is done,
+    because a finished run starts again.
     """
     best: Reuse | None = None
-    cached_fault = functools.cache(fault)  # several runs may contain the same phase
+    cached_problem = functools.cache(problem)  # several runs may contain the same phase
     for source in sorted(home.glob("*/"), reverse=True):
         record = json_files.read_json(source / "record.json") or {}
-        if "phases" not in record or sealed.faults(record):
+        if "phases" not in record or sealed.problems(record):
             continue
-        reuse, before = _leading(source, record["phases"], plans, cached_fault), None
-        # Reused evaluations may change the cycle that RAFT chooses, and so later phases.
+        reuse, before = _leading(source, record["phases"], plans, cached_problem), None
+        # Reused evaluations may change the cycle that RAFT chooses, and therefore later phases.
         while reuse.folders != before and any(plan.chosen for plan in plans.values()):
             before = reuse.folders
-            reuse = _leading(source, record["phases"], make_plans(before), cached_fault)
+            reuse = _leading(source, record["phases"], make_plans(before), cached_problem)
         if not reuse.changes and recorded_hash(record) == composition_hash(config):
             return None
         if best is None or len(reuse.folders) > len(best.folders):
@@ -70,7 +70,7 @@ def _leading(
     source: Path,
     phases: dict[str, str],
     plans: dict[str, Plan],
-    cached_fault: Callable[[Path], str | None],
+    cached_problem: Callable[[Path], str | None],
 ) -> Reuse:
     """Return the phases of `source` that can replace the first phases of `plans`."""
     folders: dict[str, Path] = {}
@@ -85,7 +85,7 @@ def _leading(
             changes = [f"{name} is new"]
         elif (old_name, old_folder) != (name, plan.run_dir.name):
             changes = [f"{name} replaces {old_folder}"]
-        elif why := cached_fault(folder):
+        elif why := cached_problem(folder):
             changes = [f"{name}: {why}"]
         else:
             record = json_files.read_json(folder / "record.json") or {}
@@ -109,13 +109,13 @@ def _replace_paths(content: Any, paths: dict[str, str]) -> Any:
     return content
 
 
-def fault(folder: Path) -> str | None:
+def problem(folder: Path) -> str | None:
     """Return why the phase in `folder` cannot be reused; None if it can."""
     record = json_files.read_json(folder / "record.json")
     if record is None:
         return f"{folder} has no record.json"
-    if faults := sealed.faults(record):
-        return f"{folder / 'record.json'} cannot be trusted ({faults[0]})"
+    if problems := sealed.problems(record):
+        return f"{folder / 'record.json'} cannot be trusted ({problems[0]})"
     if record["status"] != "done":
         return f"{folder} is not finished"
     is_sampling = record["composition"]["method"]["name"] == "sample"
@@ -130,8 +130,8 @@ def fault(folder: Path) -> str | None:
 def summary(reuse: Reuse) -> str:
     """Return a line with the reused phases, their run, and why later phases are not reused."""
     names = ", ".join(folder.name for folder in reuse.folders.values())
-    more = len(reuse.changes) - MOST_CHANGES
-    why = "; ".join(reuse.changes[:MOST_CHANGES]) + (f"; and {more} more" if more > 0 else "")
+    more = len(reuse.changes) - MAX_CHANGES
+    why = "; ".join(reuse.changes[:MAX_CHANGES]) + (f"; and {more} more" if more > 0 else "")
     if not names:
         return f"Reusing no phase of {reuse.source}: {why}."
     rest = f"running the phases after them: {why}" if why else "no other phase has to run"

@@ -1,7 +1,7 @@
-"""Run phases in order, each in a directory under that of the pipeline.
+"""Run phases in order, each in a subdirectory of the pipeline's directory.
 
-A later phase can start from the model of an earlier one. A stopped pipeline resumes at the phase in
-which it stopped. A changed pipeline reuses the phases before the change
+A later phase can start from the model of an earlier one. A stopped pipeline resumes at its
+unfinished phase. A changed pipeline reuses the phases before the change
 (launch/study/phase_reuse.py). method=raft is a pipeline too.
 """
 
@@ -100,9 +100,9 @@ def changed_phases(run_dir: Path, plans: dict[str, Plan]) -> list[str]:
     changes, reused_dirs = [], reused_phases(run_dir, plans)
     for name, plan in plans.items():
         if (
-            why := phase_reuse.fault(plan.run_dir)
+            why := phase_reuse.problem(plan.run_dir)
             if name in reused_dirs
-            else rundir.record_fault(plan.run_dir)
+            else rundir.record_problem(plan.run_dir)
         ):
             changes.append(f"{name}: {why}")
         elif record_before := json_files.read_json(plan.run_dir / "record.json"):
@@ -169,7 +169,7 @@ class Pipeline:
         self.experiment = [o for o in request if o not in self.typed]
         self.composed: dict[tuple[str, ...], Config] = {}  # a cache, because cycles repeat phases
         self.data: dict[str, Any] = {}  # hashes of the input files when the pipeline began
-        self.results: dict[str, Any] = {}  # of the phases that have ended, for format=json
+        self.results: dict[str, Any] = {}  # of the finished phases, for format=json
         check_value("name", config.name, NAME)  # later checks see only the names of phases
         check_phases(config.phases)
 
@@ -240,7 +240,7 @@ class Pipeline:
         prepared, warnings = prepare(composed, keys)
         if cycle and cycle.chosen and cycle.part == "train":
             warnings = [*warnings, *cycle.chosen.warnings()]
-        # With smoke=true, prepare() shrank the shape to that of the earlier phase's model.
+        # With smoke=true, prepare() has reduced the shape to match the earlier phase's model.
         prepared.model.path = source
         prepared = with_choices(prepared, self.host, folder)
         plan = make_plan(prepared, self.host, folder, warnings, self.request)

@@ -26,7 +26,7 @@ NOT_WORDS = ("true", "false", "null", "nan", "inf")  # Hydra parses these unless
 
 
 def split(request: Request) -> tuple[list[str], list[list[str]]]:
-    """Return the overrides that all trials share, and those of each trial. Raises UserError."""
+    """Return the overrides that all trials share, and each trial's overrides. Raises UserError."""
     try:
         with initialize_config_dir(str(CONF), version_base="1.3"):  # glob(*) needs the loader
             loader = GlobalHydra.instance().config_loader()

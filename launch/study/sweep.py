@@ -1,7 +1,7 @@
 """Run a sweep (-m): a grid of the lists on the command line, or a search by Optuna (sweep=NAME).
 
-Each trial is a `python launch/run.py` process on its own GPUs. The same command resumes a stopped
-sweep without running finished trials again.
+Each trial is a `python launch/run.py` process with exclusive GPUs. The same command resumes a
+stopped sweep without running finished trials again.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SEARCH_TRIALS = 5  # suggestions checked before a search starts; one of them has
 
 @dataclass(frozen=True)
 class Command:
-    """A parsed command: the overrides that all trials share, and those of each trial of a grid."""
+    """A parsed command: the overrides that all trials share, and each grid trial's overrides."""
 
     config: Config
     folder: Path
@@ -61,10 +61,10 @@ class Command:
         content = json_files.read_json(self.folder / "sweep.json") or {}
         return Search(self.config.sweep, self.config.seed, content.get("trials", ()))
 
-    def next_trials(self, most: int | None = None) -> Iterator[Trial]:
-        """Yield the next trials, at most `most` of a grid or SEARCH_TRIALS of a search."""
+    def next_trials(self, limit: int | None = None) -> Iterator[Trial]:
+        """Yield the next trials, at most `limit` of a grid or SEARCH_TRIALS of a search."""
         trials = iter(self.source().next, None)
-        return islice(trials, SEARCH_TRIALS if self.is_search else most)
+        return islice(trials, SEARCH_TRIALS if self.is_search else limit)
 
 
 def is_requested(arguments: list[str]) -> bool:
@@ -139,7 +139,7 @@ def _key(override: str) -> str:
 def _check_names(fixed: list[str], grid: list[list[str]]) -> None:
     """Raise UserError for an unknown parameter of sweep.space.
 
-    Hydra's own error would be about its value.
+    Hydra's error would be about its value.
     """
     overrides = [o for o in fixed if _key(o).startswith("sweep.space.")]
     if not overrides:
@@ -170,38 +170,38 @@ def _compose_first(shared: list[str], grid: list[list[str]]) -> Config:
 def _check(config: Config, typed: list[str], varied: list[str]) -> None:
     """Raise UserError for settings of a single run or inconsistent settings of a sweep.
 
-    `typed` are the overrides that all trials share, `varied` those of a grid's first trial.
+    `typed` are the overrides that all trials share, `varied` the first grid trial's.
     """
     sweep, is_search = config.sweep, config.sweep.name != "none"
     resume = {f"resume={config.resume}": config.resume not in ("auto", "never")}
     pipeline.reject_single_run_keys(config, "-m starts several. Remove it.", **resume)
-    check_value("sweep.parallel", sweep.parallel, Range(least=1))
-    check_value("sweep.num_trials", sweep.num_trials, Range(least=1))
-    goal, fault = sweep_report.goal_of(sweep.metric), None
+    check_value("sweep.parallel", sweep.parallel, Range(minimum=1))
+    check_value("sweep.num_trials", sweep.num_trials, Range(minimum=1))
+    goal, problem = sweep_report.goal_of(sweep.metric), None
     by_key = {_key(override): override for override in typed}
     fixed = [n for n, parameter in sweep.space.items() if parameter.key in by_key]
     if goal is not None and goal != sweep.direction:
-        fault = (
+        problem = (
             f"sweep.direction={sweep.direction.value} with sweep.metric={sweep.metric} selects the "
             f"worst trial. Use sweep.direction={goal.value}."
         )
     elif sweep.space and not is_search:
-        fault = (
+        problem = (
             "sweep.space takes no effect on a grid. "
             "For a search, add sweep.name=<name> sweep.metric=<metric>."
         )
     elif is_search and varied:
-        fault = (
+        problem = (
             f"{varied[0]}, ...: sweep={sweep.name} is a search and not a grid. Remove one of them."
         )
     elif is_search and fixed:
         override = by_key[sweep.space[fixed[0]].key]
-        fault = (
+        problem = (
             f"{override}: sweep={sweep.name} varies this key. "
             f"To fix it, add '~sweep.space.{fixed[0]}'."
         )
-    if fault:
-        raise UserError(fault)
+    if problem:
+        raise UserError(problem)
     if is_search:
         sweep_space.check(sweep)
 

@@ -48,8 +48,8 @@ def plan_trials(
 ) -> TrialPlans | None:
     """Plan all of `trials` if `plan_all`, or those up to the first that is not rejected.
 
-    `check_hosts` also rejects trials that this host cannot run. Return None without trials. If all
-    are rejected, raise the first error.
+    `check_hosts` also rejects trials that this host cannot run. Return None if `trials` is
+    empty. If all are rejected, raise the first error.
     """
     planned_trials: dict[int, PlannedTrial] = {}
     rejected: dict[int, UserError | HostError] = {}

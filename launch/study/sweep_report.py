@@ -31,7 +31,7 @@ def default_metric(values: Mapping[str, float | None]) -> str | None:
 
 
 def less_is_better(metric: str | None) -> bool:
-    """Return whether less is better for a result of default_metric()."""
+    """Return whether lower is better for a result of default_metric()."""
     return metric is not None and (metric == "loss" or metric.startswith("least_"))
 
 
@@ -51,7 +51,7 @@ def goal_of(metric: str | None) -> Direction | None:
 
 
 def best(sweep: Sweep, trials: list[Trial]) -> Trial | None:
-    """Return the finished trial with the best value, the first of equal ones; None without one."""
+    """Return the finished trial with the best value, the first if several tie, or None."""
     valued = [trial for trial in trials if trial.status == "done" and trial.value is not None]
     if sweep.metric is None or not valued:
         return None

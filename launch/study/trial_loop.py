@@ -1,4 +1,4 @@
-"""Run the trials of a sweep as processes on this machine, each on its own GPUs."""
+"""Run the trials of a sweep as processes on this machine, each with exclusive GPUs."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from launch.study.trials import (
     check_metric_early,
     command_line,
     done_run,
-    figures,
     newest_run,
     plan_trial,
+    run_metrics,
     running_run,
 )
 
@@ -69,21 +69,21 @@ class Loop:
         self.last_line = ""
 
     def run(self, stopping: list[int]) -> int:
-        """Run trials until all have ended or `stopping` is not empty; return the exit code.
+        """Run trials until all have finished or `stopping` is not empty; return the exit code.
 
         Raises UserError if the runs do not write sweep.metric.
         """
         total = self.source.total
         self.say(f"{self.folder.name}: {total} trial(s); logs and table in {self.folder}")
         try:
-            while not stopping and self._start_trials(stopping) | self._settle_ended():
+            while not stopping and self._start_trials(stopping) | self._settle_exited():
                 time.sleep(POLL_S)
         finally:
             self._stop()
         return EXIT_INTERRUPTED if stopping else self.exit_code()
 
     def exit_code(self) -> int:
-        """Return 75 if a trial has not ended, else the first exit code other than 0, or 0."""
+        """Return 75 if a trial has not finished, else the first exit code other than 0, or 0."""
         trials = sorted(self.source.trials, key=lambda trial: trial.number)
         if any(trial.status in ("interrupted", "waiting") for trial in trials):
             return EXIT_INTERRUPTED
@@ -102,7 +102,7 @@ class Loop:
         """Start trials until one has to wait. Return whether one waits."""
         while not stopping:
             if self.waiting is None:
-                # A search learns from ended trials, so request a trial only if it can start.
+                # A search learns from finished trials, so request a trial only if it can start.
                 if self.running and self._free_gpus(self.running[-1].planned) is None:
                     return True
                 if (next_trial := self.source.next()) is None:
@@ -156,20 +156,20 @@ class Loop:
         gpus = planned.gpus_here(self.host, planned=False)
         return num_parallel(gpus, planned.num_gpus, self.sweep.parallel)
 
-    def _settle_ended(self) -> bool:
-        """Record ended trials, and check metrics of others; return whether a trial still runs."""
+    def _settle_exited(self) -> bool:
+        """Record finished trials, check metrics of others; return whether a trial still runs."""
         for running in list(self.running):
             exit_code = running.process.poll()
             if exit_code is not None:
                 self.running.remove(running)
-                self.ended(running.trial, running.planned, running.log, exit_code)
+                self.record_exit(running.trial, running.planned, running.log, exit_code)
             elif self.sweep.metric and not running.metric_seen:
                 run_dir = running_run(running.planned)
                 if run_dir and not has_phases(running.planned.config):
                     running.metric_seen = check_metric_early(self.sweep.metric, run_dir)
         return bool(self.running)
 
-    def ended(self, trial: Trial, planned: PlannedTrial, log: Path, exit_code: int) -> None:
+    def record_exit(self, trial: Trial, planned: PlannedTrial, log: Path, exit_code: int) -> None:
         """Record a trial by its launcher's exit code, which is negative after a signal."""
         run_dir = newest_run(planned)
         trial.run_dir = str(run_dir) if run_dir else None
@@ -185,8 +185,8 @@ class Loop:
             self.settle(trial, "failed", exit_code, f"{error} ({log})")
 
     def _settle_done(self, trial: Trial, run_dir: Path) -> None:
-        """Record a finished trial and its metric. A metric that is not finite is a failure."""
-        values, metric = figures(run_dir), self.sweep.metric
+        """Record a finished trial and its metric. A trial whose metric is not finite has failed."""
+        values, metric = run_metrics(run_dir), self.sweep.metric
         trial.run_dir = str(run_dir)
         if metric is None:
             metric = sweep_report.default_metric(values)
@@ -208,7 +208,7 @@ class Loop:
         self.say(f"[{trial.number}] {status}{earlier}{value}{reason}")
 
     def _stop(self) -> None:
-        """Send SIGTERM to all trials, and wait until they have saved and ended."""
+        """Send SIGTERM to all trials, and wait until they have saved and exited."""
         if self.running:
             self.say(f"waiting for {len(self.running)} trial(s) to save and stop")
         for running in self.running:
@@ -232,7 +232,7 @@ def gpu_blocks(gpus: list[int], size: int) -> list[list[int]]:
     Blocks start at multiples of `size`, so that they leave no gaps and GPUs with links stay
     together.
     """
-    if not 0 < size <= len(gpus):  # the trial's own launcher rejects too many GPUs
+    if not 0 < size <= len(gpus):  # the trial's launcher rejects too many GPUs
         return [[]]
     return [gpus[i : i + size] for i in range(0, len(gpus) - size + 1, size)]
 

@@ -65,7 +65,7 @@ class PlannedTrial:
         return max(len({gpu for p in plan.processes for gpu in p.gpus}) for plan in self.plans)
 
     def gpus_here(self, host: Host, planned: bool) -> list[int]:
-        """Return the GPUs that trials may use: those of the user's mask, else all of this host.
+        """Return the GPUs that trials may use: the user's mask, or else all of this host.
 
         `planned` assumes a node of the planned hardware in place of this host.
         """
@@ -91,32 +91,32 @@ def plan_trial(request: Request, host: Host) -> PlannedTrial:
         plans = list(pipeline.make_plans(config, request, host, run_dir).values())
     else:
         config, warnings = prepare(config, request.keys)
-        check_files(config, all_lines=False)  # the trial's own launcher checks all lines
+        check_files(config, all_lines=False)  # the trial's launcher checks all lines
         run_dir, _ = rundir.choose(config)
         plans = [make_plan(with_choices(config, host, run_dir), host, run_dir, warnings, request)]
-    return PlannedTrial(config, plans, rundir.home_of(config), composition_hash(config))
+    return PlannedTrial(config, plans, rundir.runs_dir(config), composition_hash(config))
 
 
 def done_run(trial: PlannedTrial) -> Path | None:
-    """Return a finished run of the trial whose data and record are unchanged; None without one."""
+    """Return a finished run of the trial with unchanged data and record, or None."""
     for folder, record in trial.runs():
-        is_done = record.get("status") == "done" and not sealed.faults(record)
+        is_done = record.get("status") == "done" and not sealed.problems(record)
         if is_done and not rundir.changed_data(record):
             return folder
     return None
 
 
 def running_run(trial: PlannedTrial) -> Path | None:
-    """Return a run of the trial that a launcher still uses; None without one."""
+    """Return a run of the trial that a launcher still uses, or None."""
     return next((folder for folder, _ in trial.runs() if rundir.is_locked(folder)), None)
 
 
 def newest_run(trial: PlannedTrial) -> Path | None:
-    """Return the newest run of the trial; None without one."""
+    """Return the newest run of the trial, or None."""
     return next((folder for folder, _ in trial.runs()), None)
 
 
-def figures(run_dir: Path) -> dict[str, float | None]:
+def run_metrics(run_dir: Path) -> dict[str, float | None]:
     """Return the numbers in a run's last line of metrics.jsonl and in its result.json.
 
     For a pipeline, use its last phase, or the chosen evaluation of a final RAFT. A number that is

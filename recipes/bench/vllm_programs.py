@@ -21,7 +21,7 @@ from omegaconf import DictConfig
 
 from launch.core.errors import UserError
 from launch.core.json_files import read_json
-from launch.core.options import options
+from launch.core.vllm_flags import flags
 from recipes.rank.program import TORCHRUN
 
 _TABLE = yaml.safe_load(Path(__file__).with_name("vllm_arguments.yaml").read_text())
@@ -56,7 +56,7 @@ def name_of(setting: Mapping[str, Any]) -> str:
 
 def argv_of(setting: Mapping[str, Any]) -> list[str]:
     """Return a setting's command-line options, without our own keys and environment variables."""
-    return options({k: v for k, v in setting.items() if k not in OURS and not k.isupper()})
+    return flags({k: v for k, v in setting.items() if k not in OURS and not k.isupper()})
 
 
 def env_of(setting: Mapping[str, Any]) -> dict[str, str]:

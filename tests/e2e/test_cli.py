@@ -102,7 +102,7 @@ def test_a_run_writes_its_documented_files(trained):
     assert set(rows[-1]) >= FIGURES
     assert rows[-1]["reward"] > 0, "by the user's own reward"
     stored = json.loads((run / "record.json").read_text())
-    assert sealed.faults(stored) == []
+    assert sealed.problems(stored) == []
     ended = (stored["status"], stored["exit_code"], stored["result"]["status"])
     assert ended == ("done", 0, "done")
     model = {f"model/{path.name}" for path in (run / "model").iterdir()}

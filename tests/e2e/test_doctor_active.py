@@ -53,7 +53,7 @@ def test_on_a_cpu(tmp_path):
 
 
 @pytest.mark.parametrize(("wrong", "timeout_s", "message"), [
-    ("dies", 60, "process 1 ended first, killed by signal 9 (SIGKILL); process 0 was in "),
+    ("dies", 60, "process 1 exited first, killed by signal 9 (SIGKILL); process 0 was in "),
     ("hangs", 1, "killed after 1 s: process 0"),
     ("is cut off", 60, "process 0: rank0.json is malformed: Unterminated string"),
 ])  # fmt: skip

@@ -33,7 +33,7 @@ from launch.config.compose import compose
 from launch.estimate import activations, memory
 from launch.estimate import speed as planner_speed
 from launch.estimate.rank_memory import generates_with_vllm
-from launch.estimate.speed import speed
+from launch.estimate.speed import estimate_speed
 from launch.machine import detect, placement
 from launch.plan.planning import prepare
 from launch.schema import Config
@@ -194,7 +194,7 @@ def _planned(overrides: tuple[str, ...], trls_step: bool) -> tuple[Memory, Speed
     config = composition([*overrides])
     host = detect.Host(python="python", num_cores=64)
     processes = placement.process_groups(config, host)
-    return memory.memory(config, processes)[-1], speed(config)
+    return memory.memory(config, processes)[-1], estimate_speed(config)
 
 
 def tables(

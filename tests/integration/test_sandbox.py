@@ -56,7 +56,7 @@ HOSTILE = {
     "memory": ("b = [bytearray(10**10)]", 0.0, "it used more memory than allowed"),
     "crash": ("import ctypes\nctypes.string_at(0)", 0.0, "killed by SIGSEGV"),
     "kills all that it may": (KILLS + GOOD, 1.0, None),
-    "starves its parent": (STARVES, 0.0, sandboxed.ENDED_DURING_JOB),
+    "starves its parent": (STARVES, 0.0, sandboxed.EXITED_DURING_JOB),
     "ends early": ("import os\nos._exit(0)", 0.0, None),
     "looks into its parent": ("open('/proc/1/environ').read()\n" + GOOD, 0.0, None),
     "writes elsewhere": ("open('/opt/recipes/server.py', 'a')\n" + GOOD, 0.0, None),

@@ -237,7 +237,7 @@ def test_two_nodes_compute_like_two_ranks_of_one_machine(cluster, undisturbed, t
     assert len(rows) == STEPS
     assert compare_metrics(undisturbed, rows) == []
     record = json_files.read_json(run_dir / "record.json")
-    assert (record["status"], sealed.faults(record)) == ("done", [])
+    assert (record["status"], sealed.problems(record)) == ("done", [])
     assert {file.name for file in (run_dir / "nodes").iterdir()} == set(NODES)
     assert "trainers-1 is on n2" in (run_dir / "logs/trainers-1.log").read_text()
     assert f"step {STEPS}/{STEPS}" in (run_dir / "logs/rank0.log").read_text()

@@ -58,7 +58,7 @@ data.tasks=chain_sum | data.tasks:  | Use: data.tasks=[{name: chain_sum, level: 
 'data.tasks=[{name: a, level: x}]' | data.tasks[n].level: Value 'x' | <a whole number>
 method.args.learning_rate=1,5e-5 | method.args.learning_rate=1,5e-5:  | -m for a sweep over all of them, or method.args.learning_rate=[...]
 hardware=mi50 method=tune/vllm mode=plan | method=tune/vllm runs bench/vllm in its trials: method=bench/vllm: no rel
-model.path=Qwen/Qwen3-4B mode=plan | no such directory. To use a model of the hub: model=<a model of the same | model.hub_id=Qwen/Qwen3-4B
+model.path=Qwen/Qwen3-4B mode=plan | no such directory. To use a Hub model: model=<a model of the same | model.hub_id=Qwen/Qwen3-4B
 model.path= | model.path=: the path is empty | null
 'seed=${no_such}' | seed: Interpolation key 'no_such' not found
 'data.tasks=[{nam: x}]' | data.tasks: Key 'nam' not in 'Task'. Did you mean name? | Keys of an entry: name, level
@@ -90,7 +90,7 @@ def test_a_directory_in_place_of_a_data_file(launch, tmp_path):
     for number in range(2):
         (tmp_path / f"d/{number}.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
     parts = "[{path: d/0.jsonl, weight: 0.5}, {path: d, weight: 0.5}]"
-    fault = f"{tmp_path}/d: a directory, but one file is needed. Use: 0.jsonl or 1.jsonl.\n"
+    problem = f"{tmp_path}/d: a directory, but one file is needed. Use: 0.jsonl or 1.jsonl.\n"
     for overrides, key in (
         (["data=jsonl", "data.path=d"], "data.path"),
         (["data=jsonl", "data.path=d/0.jsonl", "data.heldout_path=d"], "data.heldout_path"),
@@ -98,7 +98,7 @@ def test_a_directory_in_place_of_a_data_file(launch, tmp_path):
     ):
         done = launch(*overrides, "mode=plan")
         assert done.code == 2, done.err
-        assert f"{key}={fault}" in done.err
+        assert f"{key}={problem}" in done.err
 
 
 @pytest.mark.parametrize(("content", "method", "words"), [

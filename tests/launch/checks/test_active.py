@@ -86,7 +86,7 @@ OLD_TORCH = {"fp32_output_refused": "no", "torch": "2.7.1+rocm6.3"}
         ("h200", "gemm_fp32_output", OLD_TORCH, Status.passed, "torch 2.7.1+rocm6.3 has no"),
         ("mi300x", "xcd_clocks", {"clocks_mhz": [2100, 1800]}, Status.warn, "GPU 1: 2100 1800 MHz"),
         ("mi300x", "xcd_clocks", {"clocks_mhz": [2100, 132]}, Status.fail, "GPU 1: 2100 132 MHz"),
-        ("h200", "all_reduce", {"all_reduce_wrong": 7}, Status.fail, "GPU 1: 7 wrong"),
+        ("h200", "all_reduce", {"all_reduce_wrong": 7}, Status.fail, "GPU 1: 7 wrong elements"),
         ("h200", "all_reduce_rate", {"all_reduce_gb_s": 200.0}, Status.warn, "200 GB/s"),
         ("h200", "all_reduce_rate", {"all_reduce_gb_s": 40.0}, Status.fail, "40 GB/s"),
         ("h200", "torch_gpus", {"num_gpus": 3}, Status.fail, "torch 2.11.0 sees 3 or 4"),
@@ -129,7 +129,7 @@ def test_a_torch_for_cpus_next_to_gpus():
     findings = checked(facts("mi300x", 1, **torch_cpu, **dict.fromkeys(unmeasured)))
     assert set(findings) == {"active_tests", "torch_gpus"}
     assert findings["torch_gpus"].cure.startswith("make setup TORCH=rocm")
-    assert findings["active_tests"].cure == "see the check torch_gpus"
+    assert findings["active_tests"].cure == "see the torch_gpus check"
 
 
 @pytest.mark.parametrize(("free_gb", "force", "reason"), [

@@ -11,7 +11,7 @@ from launch.config import choose
 from launch.config.compose import leaf
 from launch.config.identity import composition_hash
 from launch.estimate import margin
-from launch.estimate.speed import speed
+from launch.estimate.speed import estimate_speed
 from launch.plan import rundir
 from launch.plan.planning import make_plan, prepare, with_choices
 from launch.schema.enums import Rows
@@ -180,7 +180,7 @@ def other_planner(*overrides: str):
 
 def test_a_run_of_another_planner_resumes_with_its_choices(tmp_path):
     first = other_planner(*SMALL, f"run_root={tmp_path}")
-    folder = rundir.home_of(first) / "20260101-000000-aaaaaa"
+    folder = rundir.runs_dir(first) / "20260101-000000-aaaaaa"
     leave_record(folder, first, "interrupted")
     config, _ = prepare(composed(*SMALL, f"run_root={tmp_path}"))
     assert rundir.choose(config) == (folder, True)
@@ -212,6 +212,6 @@ def test_offers_compose_fit_and_reach_their_gain():
     for offer in offers:
         config = chosen(*H100, *offer.overrides)
         assert all(entry.fits for entry in make_plan(config, HOST, RUN).memory)
-        gain = speed(config).tokens_per_second / speed(base).tokens_per_second
+        gain = estimate_speed(config).tokens_per_second / estimate_speed(base).tokens_per_second
         assert gain == pytest.approx(offer.gain, abs=0.006)
         assert offer.price

@@ -67,7 +67,7 @@ def counted_by_torch(model: str, *step: object) -> float:
 @pytest.fixture
 def fused(monkeypatch):
     """Plan fused attention, because fake tensors use that of the CPU, even in fp32."""
-    monkeypatch.setattr(activations.MicroStep, "scores", lambda self: 0.0)
+    monkeypatch.setattr(activations.MicroStep, "score_bytes", lambda self: 0.0)
 
 
 @pytest.mark.parametrize(("model", "numerics", "rows", "length", "checkpointing", "accumulates"), [

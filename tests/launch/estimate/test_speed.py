@@ -25,7 +25,7 @@ def parts_of(*overrides: str, peak: float = 1e15) -> dict[str, float]:
 
 
 def step_s(*overrides: str) -> float:
-    return speed.speed(config_of(*overrides)).step_s
+    return speed.estimate_speed(config_of(*overrides)).step_s
 
 
 @pytest.mark.parametrize(
@@ -54,19 +54,19 @@ def test_documents_contain_the_reports(name):
 ])  # fmt: skip
 def test_speed_with_offload_is_not_predicted(offload):
     base = "hardware=mi300x model=qwen3_4b method=sft price_per_gpu_hour=2"
-    assert speed.speed(config_of(base, offload.split()[0])).cost is not None
-    predicted = speed.speed(config_of(base, offload))
+    assert speed.estimate_speed(config_of(base, offload.split()[0])).cost is not None
+    predicted = speed.estimate_speed(config_of(base, offload))
     assert (predicted.tokens_per_second, predicted.step_s, predicted.cost) == (None, None, None)
     assert "offload" in predicted.basis
 
 
 def test_hours_and_cost_of_a_run():
     """8000 rows, 4 per step, 3 epochs are 6000 steps. Two GPUs need half as many steps."""
-    one = speed.speed(config_of(SMALL, "price_per_gpu_hour=2.5"))
+    one = speed.estimate_speed(config_of(SMALL, "price_per_gpu_hour=2.5"))
     assert one.run_hours == pytest.approx(6000 * one.step_s / 3600)
     assert one.cost == pytest.approx(2.5 * one.run_hours)
     two_gpus = SMALL.replace("single", "ddp"), "topology.num_gpus=2 price_per_gpu_hour=2.5"
-    two = speed.speed(config_of(*two_gpus))
+    two = speed.estimate_speed(config_of(*two_gpus))
     assert two.run_hours == pytest.approx(3000 * two.step_s / 3600)
     assert two.cost == pytest.approx(5 * two.run_hours)
 

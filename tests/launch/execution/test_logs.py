@@ -72,9 +72,9 @@ def test_an_incomplete_line_is_bounded_and_a_progress_bar_shows_its_last_state(t
     for _ in range(3):
         append(log, b"x" * 100_000)
         assert follower.lines() == []
-        assert len(follower.rest) <= logs.LONGEST_LINE
+        assert len(follower.rest) <= logs.MAX_LINE
     append(log, b"\nnext\n")
-    assert [len(line) for line in follower.lines()] == [logs.LONGEST_LINE, 4]
+    assert [len(line) for line in follower.lines()] == [logs.MAX_LINE, 4]
     append(log, b"\r 1%|#\r50%|##\r100%|###\r\nwindows\r\n")
     assert follower.lines() == ["100%|###", "windows"]
 
@@ -97,7 +97,7 @@ def test_repeated_lines_are_not_progress(tmp_path, monkeypatch):
     append(log, b"Loading:  50% | 1/2 [00:10<00:10]\rLoading: 100% | 2/2 [00:20<00:00]\r")
     follower.lines()
     assert len(follower.distinct) == 3
-    monkeypatch.setattr(logs, "MOST_DISTINCT", 100)
+    monkeypatch.setattr(logs, "MAX_DISTINCT", 100)
     append(log, b"".join(b"\rwaiting (%d)" % n for n in range(1000)))
     follower.lines()
     assert len(follower.distinct) == 100

@@ -178,8 +178,8 @@ def test_ranks_of_another_node_have_global_numbers(tmp_path):
     """Torchrun reports the rank's number on its node."""
     plan = planned(*TWO, "topology=fsdp", run_dir=tmp_path)
     there, here = plan.processes
-    assert list(logs.of_ranks(plan, here)) == list(range(8))
-    assert list(logs.of_ranks(plan, there)) == list(range(8, 16))
+    assert list(logs.rank_logs(plan, here)) == list(range(8))
+    assert list(logs.rank_logs(plan, there)) == list(range(8, 16))
     (tmp_path / "logs").mkdir()
     log = tmp_path / "logs/rank9.log"
     log.write_text("before\nthis time\n")

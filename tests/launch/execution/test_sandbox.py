@@ -113,8 +113,8 @@ def test_a_container_is_not_replaced_after_the_run_has_ended(
     worker = sandboxed.Worker(
         None, plan().containers["sandbox"], "image", host_with(8), tmp_path / "log", 5.0
     )
-    threading.Timer(0.05, worker.end if during_creation else worker.close).start()
+    threading.Timer(0.05, worker.kill if during_creation else worker.close).start()
     began = time.monotonic()
-    assert worker.run({"tests": [1]})["error"] == sandboxed.ENDED_DURING_JOB
+    assert worker.run({"tests": [1]})["error"] == sandboxed.EXITED_DURING_JOB
     assert time.monotonic() - began < 4
     assert [container.removed.is_set() for container in made] == [True] * (1 + during_creation)

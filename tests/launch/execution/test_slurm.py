@@ -190,7 +190,7 @@ def test_submit_writes_the_inputs_of_the_job_and_returns(launch, tools, tmp_path
     assert json_files.read_json(run_dir / "slurm.json") == {"job": "12"}
     record = json_files.read_json(run_dir / "record.json")
     assert (record["status"], record["overrides"]) == ("submitted", [*JOB, "format=json"])
-    assert sealed.faults(record) == []
+    assert sealed.problems(record) == []
     # The job runs the submitted composition, and resumes it.
     assert composition_hash(slurm_job.composition(run_dir)) == record["composition_hash"]
 

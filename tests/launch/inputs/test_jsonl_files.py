@@ -23,7 +23,7 @@ def error_of(path, key="data.path"):
     return str(raised.value)
 
 
-@pytest.mark.parametrize(("name", "content", "fault", "command"), [
+@pytest.mark.parametrize(("name", "content", "problem", "command"), [
     ("a.jsonl", b'"prompt";"completion"\na;b\n', "CSV, judging by its first line",
      'sep=";")["train"].to_json('),
     ("a.parquet", b"PAR1\x15\x04", "Parquet", 'datasets.load_dataset("parquet"'),
@@ -32,12 +32,12 @@ def error_of(path, key="data.path"):
     ("a.jsonl.gz", gzip.compress(LINES, mtime=0), "compressed", 'load_dataset("json"'),
     ("a.jsonl", LINES.decode().encode("utf-16"), "not UTF-8", "iconv -f UTF-16 -t UTF-8 "),
 ])  # fmt: skip
-def test_other_file_formats_are_named(tmp_path, name, content, fault, command):
+def test_other_file_formats_are_named(tmp_path, name, content, problem, command):
     path = tmp_path / name
     path.write_bytes(content)
     for key in ("data.path", "data.sources[1].path"):
         message = error_of(path, key)
-        assert message.startswith(f"{path}:1: {fault}")
+        assert message.startswith(f"{path}:1: {problem}")
         assert command in message
     check_is_file("data.chat_template", path)  # a template has no rows
 

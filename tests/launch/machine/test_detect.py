@@ -143,12 +143,12 @@ def test_a_new_gpu_is_a_new_file(tmp_path):
     (tmp_path / "laptop.yaml").write_text("name: laptop\nvendor: none\n")
     mi999 = Product("AMD MI999", "gfx990", 512, "mi999", Detect(dies=2))
     assert products(tmp_path) == (mi999, *OTHERS)
-    for fault, message in (
+    for problem, message in (
         ("", "compute_units"),
         ("compute_units: 1\ndetect: {die: 2}\n", "device_ids, dies"),
     ):
         products.cache_clear()
-        file.write_text(text + fault)
+        file.write_text(text + problem)
         with pytest.raises(UserError, match=f"mi999.yaml: .*{message}"):
             products(tmp_path)
 
@@ -273,7 +273,7 @@ def nvml_of_two_h200(**more):
 def test_facts_that_nvml_does_not_report_are_unknown(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", nvml_of_two_h200())
     with nvidia.nvml() as library:
-        gpu = nvidia.of_nvml(library, 1)
+        gpu = nvidia.gpu_from_nvml(library, 1)
     assert (gpu.product, gpu.gfx, gpu.group, gpu.uuid) == ("NVIDIA H200", "sm_90", "h200", "GPU-1")
     assert (gpu.memory_gb, gpu.pci_address) == (150.754820096, "0000:1a:00.0")
     assert nvidia.memory(["0000:1a:00.0"]) == {"0000:1a:00.0": (1 << 30, 150_754_820_096)}
@@ -282,7 +282,7 @@ def test_facts_that_nvml_does_not_report_are_unknown(monkeypatch):
         raise NotSupported
 
     silent = {"nvmlDeviceGetMemoryInfo": refuse, "nvmlDeviceGetPciInfo": refuse}
-    gpu = nvidia.of_nvml(nvml_of_two_h200(**silent), 0)
+    gpu = nvidia.gpu_from_nvml(nvml_of_two_h200(**silent), 0)
     assert (gpu.memory_gb, gpu.pci_address) == (None, None)
     for module in (nvml_of_two_h200(**silent), nvml_of_two_h200(nvmlInit=refuse), None):
         monkeypatch.setitem(sys.modules, "pynvml", module)

@@ -11,7 +11,7 @@ from launch.config.choose import choose, with_value
 from launch.config.identity import composition_hash
 from launch.core.errors import UserError
 from launch.estimate import margin
-from launch.estimate.speed import speed
+from launch.estimate.speed import estimate_speed
 from launch.plan.balance import balance, with_servers
 from launch.plan.planning import prepare
 from tests.conftest import composed, host_with
@@ -27,14 +27,15 @@ def chosen(*overrides: str):
 
 def rates(config) -> dict[int, float]:
     return {
-        n: speed(with_value(config, "topology.servers", n)).tokens_per_second for n in range(1, 8)
+        n: estimate_speed(with_value(config, "topology.servers", n)).tokens_per_second
+        for n in range(1, 8)
     }
 
 
 def test_halves_add_up_to_the_step():
     for overlap in ("false", "true"):
         config = chosen("topology.num_gpus=2", f"topology.overlap={overlap}")
-        split, step_s = balance(config, HOST), speed(config).step_s
+        split, step_s = balance(config, HOST), estimate_speed(config).step_s
         halves = (split.generation_s, split.training_s)
         assert step_s == pytest.approx(max(halves) if overlap == "true" else sum(halves))
         assert split.bound == "generation"

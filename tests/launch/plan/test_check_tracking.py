@@ -26,7 +26,7 @@ def machine(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize(("overrides", "environ", "login", "fault"), [
+@pytest.mark.parametrize(("overrides", "environ", "login", "problem"), [
     (LOCAL, {}, None, UNSET),
     ("tracking.name=wandb runtime=local", {}, None, UNSET),
     (LOCAL, {KEY: "sentinel"}, None, None),
@@ -42,14 +42,14 @@ def machine(tmp_path, monkeypatch):
     (f"{DOCKER} runtime.secrets=[HF_TOKEN]", {KEY: "sentinel"}, None, "has no WANDB_API_KEY"),
     (f"{DOCKER} runtime.secrets=[HF_TOKEN] user_env.WANDB_MODE=offline", {}, None, None),
 ])  # fmt: skip
-def test_wandb_needs_a_key(machine, monkeypatch, overrides, environ, login, fault):
+def test_wandb_needs_a_key(machine, monkeypatch, overrides, environ, login, problem):
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     if login:
         (machine / ".netrc").write_text(f"machine {login} login user password x\n")
     config = composed("hardware=cpu", *overrides.split())
-    if fault is None:
+    if problem is None:
         check_files(config, all_lines=False)
     else:
-        with pytest.raises(UserError, match=fault):
+        with pytest.raises(UserError, match=problem):
             check_files(config, all_lines=False)

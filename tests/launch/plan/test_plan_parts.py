@@ -129,9 +129,9 @@ def test_conflicting_masks_are_rejected(environ, message):
                 "topology.strategy=fsdp adapter=lora topology.server_memory_share=0.5"
             ).split(),
             8,
-            "server: .* on GPU 0",
+            "server needs .* on GPU 0",
         ),
-        (["hardware=rx9070xt", "model=qwen3_32b"], 8, r"\([0-9.]+ GB too little\)"),
+        (["hardware=rx9070xt", "model=qwen3_32b"], 8, r"\([0-9.]+ GB short\)"),
     ],
 )
 def test_a_host_that_cannot_run_the_plan(overrides, gpus, message):

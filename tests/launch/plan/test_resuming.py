@@ -124,7 +124,7 @@ def test_the_record_keeps_earlier_parts_of_the_run(tmp_path, capsys, monkeypatch
     for _ in range(2):
         latest = begin_run(tmp_path, *EIGHT, "topology=single", "effective_batch=64")
     assert [before["overrides"] for before in latest["earlier"]] == [DDP]
-    assert sealed.faults(latest) == []
+    assert sealed.problems(latest) == []
     assert resuming.recorded_config(latest["composition"]).topology.name == "single"
     monkeypatch.setattr(reproduce, "check_host", lambda plan, host: reproduce.sys.exit(0))
     with pytest.raises(SystemExit):

@@ -97,7 +97,7 @@ def record_of(tmp_path, *overrides, **environ):
 def test_a_record_has_what_reproduction_needs(tmp_path):
     run_record = record_of(tmp_path)
     assert [name for name in sealed.REQUIRED if name not in run_record] == []
-    assert sealed.faults(run_record) == []
+    assert sealed.problems(run_record) == []
     assert run_record["packages"]["trl"] == "1.16.0"
     assert run_record["locks"]["containers/cpu/requirements.lock"]
     assert run_record["composition"]["model"]["name"] == "tiny"
@@ -166,13 +166,13 @@ def test_the_error_for_a_folder_of_runs_offers_the_newest(launch, tmp_path):
         load_record(tmp_path / "runs/quick")
 
 
-@pytest.mark.parametrize(("changed", "fault"), [
+@pytest.mark.parametrize(("changed", "problem"), [
     ({"data": [1]}, "sha256: the content was changed after it was written"),
     ({"composition": "seed=1"}, "sha256: the content was changed after it was written"),
     ({"composition_hash": None}, "sha256: the content was changed after it was written"),
     ({"model": ...}, "model: missing"),
 ])  # fmt: skip
-def test_a_run_with_an_edited_record_does_not_resume(tmp_path, changed, fault):
+def test_a_run_with_an_edited_record_does_not_resume(tmp_path, changed, problem):
     folder = a_run(tmp_path, "1", "failed")
     run_record = {**json_files.read_json(folder / "record.json"), **changed}
     json_files.write_json(
@@ -181,14 +181,14 @@ def test_a_run_with_an_edited_record_does_not_resume(tmp_path, changed, fault):
     )
     with pytest.raises(
         UserError,
-        match=rf"its record.json cannot be trusted \({fault}\). Use: resume=never",
+        match=rf"its record.json cannot be trusted \({problem}\). Use: resume=never",
     ):
         choose(tmp_path, f"resume={folder}")
     assert choose(tmp_path)[1] is False
     if "composition_hash" not in changed:  # by which auto knows a run
         assert rundir.skipped_run_notes(
             composed("hardware=cpu", f"run_root={tmp_path / 'runs'}"), tmp_path
-        ) == [f"Not resuming {folder}: its record.json cannot be trusted ({fault})."]
+        ) == [f"Not resuming {folder}: its record.json cannot be trusted ({problem})."]
 
 
 def test_auto_reports_only_the_newest_run_that_it_skips(tmp_path):
@@ -219,4 +219,4 @@ def test_a_record_with_numeric_keys_can_be_trusted(tmp_path):
     for seeds in ({220: 1, 1000: 2}, {2: 1, "b": 2}):
         config = composed("hardware=cpu", f"run_root={tmp_path / 'runs'}")
         leave_record(tmp_path / "run", config, "failed", seeds=seeds)
-        assert sealed.faults(json_files.read_json(tmp_path / "run/record.json")) == []
+        assert sealed.problems(json_files.read_json(tmp_path / "run/record.json")) == []

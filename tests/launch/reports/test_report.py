@@ -69,7 +69,7 @@ def test_invalid_lines_of_metrics_are_skipped_and_listed(tmp_path):
     metrics = read_metrics(folder / "metrics.jsonl")
     assert [row["step"] for row in metrics.rows] == [1, 2, 3, 5, 6]
     assert metrics.points("loss")[0] == [1, 2, 3]
-    assert [fault.partition(":")[0] for fault in metrics.faults] == [
+    assert [problem.partition(":")[0] for problem in metrics.problems] == [
         f"line {n}" for n in (4, 5, 6, 7, 8, 9, 10, 13, 14)
     ]
     text = made(folder).text
@@ -77,7 +77,7 @@ def test_invalid_lines_of_metrics_are_skipped_and_listed(tmp_path):
     assert "and 4 more." in text
 
 
-def test_an_incomplete_last_line_of_a_running_run_is_not_a_fault(tmp_path):
+def test_an_incomplete_last_line_of_a_running_run_is_not_a_problem(tmp_path):
     folder = log(a_run(tmp_path / "r", exit_code=None), *steps(2))
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 3, "lo')

@@ -219,13 +219,13 @@ FILE data.num_train=5 | data.num_train
 """
 # overrides | words of the message about one value
 VALUES = r"""
-name=a/b | name=a/b: not allowed. Use: name=my-run; at most
+name=a/b | name=a/b: invalid format. Use at most 100
 CODE +method.rewards.regex=1.0 "method.reward_pattern='('"
  | pattern=(: not a regular expression (missing )
 EXPORT method.args.push_to=model
- | push_to=model: not allowed. Use: method.args.push_to=<owner/name>
-runtime=slurm runtime.slurm.time=abc | runtime.slurm.time=abc: not allowed. Use: runtime.slurm.time=
-runtime=slurm runtime.slurm.gres='gpu:mi300x:4' | runtime.slurm.gres=gpu:mi300x:4: not allowed
+ | push_to=model: invalid format. Use a Hub repository, for example
+runtime=slurm runtime.slurm.time=abc | runtime.slurm.time=abc: invalid format. Use minutes
+runtime=slurm runtime.slurm.gres='gpu:mi300x:4' | runtime.slurm.gres=gpu:mi300x:4: invalid format
 method=evaluate method.args.engine=vlm | method.args.engine=vlm: it must be one of
 method.args.max_steps=0 | Use: at least 1, or -1 to use num_train_epochs.
 GRPO topology.overlap=steam | topology.overlap=steam: it must be one of null, false, true, stream
@@ -243,8 +243,8 @@ method.args.lr_scheduler_type=cosin | unknown. Did you mean cosine? Use one of l
 method=dpo method.args.loss_type=[sigmoid,stf] | loss_type=stf: unknown. Did you mean sft
 adapter=lora adapter.target_modules=[q_prj,v_proj] | adapter.target_modules[0]=q_prj: it must be
 adapter=lora adapter.target_modules=q_projs | it must be one of all-linear, q_proj, k_proj
-runtime=docker container=cpu runtime.secrets=[my-key] | runtime.secrets[0]=my-key: not allowed
-runtime=docker container=cpu runtime.secrets=[PATH] | runtime.secrets[0]=PATH: not allowed
+runtime=docker container=cpu runtime.secrets=[my-key] | runtime.secrets[0]=my-key: invalid format
+runtime=docker container=cpu runtime.secrets=[PATH] | runtime.secrets[0]=PATH: invalid format
 GRPO method.args.vllm_importance_sampling_mode=token_mas | Did you mean token_mask
 """
 VALID = """

@@ -149,11 +149,11 @@ def test_a_damaged_phase_is_not_reused(begin):
         lambda: shutil.rmtree(phase): "has no record.json",
     }.items():
         damage()
-        assert message in phase_reuse.fault(phase)
+        assert message in phase_reuse.problem(phase)
         for file, data in whole.items():
             Path(file).parent.mkdir(parents=True, exist_ok=True)
             Path(file).write_bytes(data)
-    assert phase_reuse.fault(phase) is None
+    assert phase_reuse.problem(phase) is None
     shutil.rmtree(phase)
     started, run_dir, out = begin([*THREE[:2], LAST % 1e-5])
     assert (started, links(run_dir)) == (["2_more", "3_last"], {"1_sft": first / "1_sft"})

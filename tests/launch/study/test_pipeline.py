@@ -32,7 +32,7 @@ def plans(*overrides):
 
 
 ODD = {
-    "{name: a/b}": ["name=a/b: not allowed"],
+    "{name: a/b}": ["name=a/b: invalid format"],
     "{name: a}, {name: a}": ["two phases are named a"],
     "{name: a, model_from: a}": [
         "model_from=a of a is not an earlier phase",
@@ -79,7 +79,7 @@ def test_invalid_phases_are_rejected(launch, phases, said):
 def test_no_name_leads_out_of_the_run_root(launch, tmp_path, given):
     done = launch(*given, "name=../escape", f"run_root={tmp_path}/inner", "mode=plan")
     assert done.code == 2
-    assert "name=../escape: not allowed. Use: " in done.err
+    assert "name=../escape: invalid format. Use " in done.err
     assert list(tmp_path.iterdir()) == []
 
 

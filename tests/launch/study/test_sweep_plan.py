@@ -18,8 +18,8 @@ from launch.study.trials import (
     check_metric,
     check_metric_early,
     done_run,
-    figures,
     plan_trial,
+    run_metrics,
 )
 from tests.conftest import composed, host_with, leave_record
 from tests.docs.test_commands import FILES
@@ -77,7 +77,7 @@ def test_trials_that_cannot_run_are_named(launch, planned):
     grid = ["hardware=mi300x", "topology=ddp", "model=qwen3_4b,llama3_1_70b", "speed=off"]
     done = launch("-m", *grid, "mode=plan")
     assert done.code == 0  # as for a single plan that does not fit
-    assert "! [1] trainers: 1417.5 GB needed on each of its GPUs" in done.out
+    assert "! [1] trainers needs 1417.5 GB on each of its GPUs" in done.out
     plan = planned(*grid, "seed=1,x")
     assert (list(plan["refused"]), list(plan["lacking"])) == (["1", "3"], ["2"])
     refused = launch("-m", *grid, "seed=1,x", "mode=plan")
@@ -144,7 +144,7 @@ def test_figures_come_from_the_result_and_the_last_step(tmp_path):
     (tmp_path / "result.json").write_text(
         '{"status": "done", "loss": null, "accuracy": 0.5, "exit_code": 0, "model": "m"}'
     )
-    assert figures(tmp_path) == {"step": 2, "loss": None, "kl": 0.2, "accuracy": 0.5}
+    assert run_metrics(tmp_path) == {"step": 2, "loss": None, "kl": 0.2, "accuracy": 0.5}
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_a_grid_of_a_benchmark_is_shown_by_its_best_row(tmp_path, better, name, 
     (tmp_path / "metrics.jsonl").write_text('{"step": 3, "tflops": 9.5, "loss": 1.0}\n')
     content = {"figure": "tflops", "higher_is_better": better, "rows": rows, "benchmark": "gemm"}
     (tmp_path / "result.json").write_text(json.dumps(content))
-    found = figures(tmp_path)
+    found = run_metrics(tmp_path)
     assert found[name] == value
     assert sweep_report.default_metric(found) == name
     assert sweep_report.less_is_better(name) is not better

@@ -1,4 +1,4 @@
-"""Format arguments as command-line options of vLLM's programs."""
+"""Format arguments as command-line flags of vLLM's programs."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def options(arguments: Mapping[str, Any]) -> list[str]:
-    """Return the options. True and False become --flag and --no-flag, mappings JSON; skip None."""
+def flags(arguments: Mapping[str, Any]) -> list[str]:
+    """Return the flags. True and False become --flag and --no-flag, mappings JSON; skip None."""
     argv: list[str] = []
     for name, value in arguments.items():
         option = name.replace("_", "-")
