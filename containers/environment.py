@@ -98,7 +98,7 @@ def choose_build(facts: Facts, requested: str | None) -> str:
 
 
 def lock_files(build: str) -> tuple[Path, ...]:
-    """Return the locks from which this build's environment is installed."""
+    """Return the locks that this build's environment is installed from."""
     torch = {"cpu": ["torch"], "cuda": ["torch_pypi"], "macos": ["torch_pypi"], "rocm": []}[build]
     names = ("uv", "tools", *torch, "requirements", "compiled", "dev")
     return tuple(LOCKS / f"{name}.lock" for name in names)
@@ -140,8 +140,8 @@ def uv_settings(listed: str) -> dict[str, str]:
 def with_pip(python: Path, *options: str) -> tuple[str, ...]:
     """Return the argv of `pip install`.
 
-    Compiling all 260 MB of source takes a minute, and a run imports only 74 MB. So leave bytecode
-    to the first import. If PYTHONDONTWRITEBYTECODE forbids that, pip compiles everything.
+    Compiling all 260 MB of source takes a minute, and a run imports only 74 MB, so leave
+    bytecode to the first import. If PYTHONDONTWRITEBYTECODE forbids that, pip compiles everything.
     """
     bytecode = "--compile" if os.environ.get("PYTHONDONTWRITEBYTECODE") else "--no-compile"
     pip = (str(python), *"-m pip install --disable-pip-version-check --no-input".split())

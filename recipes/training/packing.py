@@ -1,6 +1,6 @@
 """Collate rows without padding (packed), and order the rows of a step by length.
 
-Rows are reordered only within a step. So each step has the same rows as without this module.
+Rows are reordered only within a step, so each step has the same rows as without this module.
 """
 
 from __future__ import annotations
