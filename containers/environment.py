@@ -248,7 +248,7 @@ class Progress:
     @functools.cached_property
     def uv_env(self) -> dict[str, str]:
         """Return environment variables that give uv the same settings as the venv's pip."""
-        verbosity = ("PIP_VERBOSE", "PIP_QUIET", "PIP_LOG")  # these change what pip prints
+        verbosity = ("PIP_VERBOSE", "PIP_QUIET", "PIP_LOG")  # variables that change pip's output
         env = {name: value for name, value in os.environ.items() if name not in verbosity}
         argv = [str(self.python), "-m", "pip", "config", "list"]
         output = subprocess.run(argv, env=env, stdout=subprocess.PIPE, text=True).stdout

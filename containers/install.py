@@ -365,7 +365,7 @@ def check() -> None:
     site = site_of(Path(sys.prefix))
     ours, everything = versions([str(site)]), distributions(sys.path)
     substitutes = ["pycosat"] if (site / "pycosat.py").is_file() else []
-    # If a package of the base is earlier on the path, Python imports it in place of ours.
+    # If one of the base's packages is earlier on the path, Python imports it instead of ours.
     hidden = [
         f"{name} {version} is not importable, since the base's {everything[name].version} is "
         f"earlier on the path. PYTHONPATH is {os.environ.get('PYTHONPATH', 'not set')}."

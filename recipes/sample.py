@@ -84,7 +84,7 @@ class SampleConfig:
 
 @dataclass
 class RaftConfig:
-    """Arguments of method=raft, from which launch/study/cycles.py makes phases.
+    """Arguments of method=raft. launch/study/cycles.py makes phases from them.
 
     Each cycle trains the model of the last cycle (base=continued) or the original one (base=fresh).
     `sample`, `train`, `evaluate` and `start` are arguments of those phases.

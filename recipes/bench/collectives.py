@@ -60,7 +60,7 @@ RCCL_TESTS = {
     "broadcast": "broadcast_perf",
 }
 RCCL_DTYPES = {"fp32": "float", "fp16": "half", "bf16": "bfloat16"}
-MESH = ("gfx942", "gfx950")  # their boards link every pair of GPUs directly
+MESH = ("gfx942", "gfx950")  # boards that link every pair of GPUs directly
 BASELINE = "as configured"  # name of the setting that adds no variables
 # If this is set, ranks use torchrun's store, which belongs to the parent processes.
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
@@ -71,9 +71,9 @@ class CollectivesConfig(SeriesConfig):
     """Arguments. Sizes grow from `min_bytes` by `factor`, up to and including `max_bytes`.
 
     `ranks`: numbers above the run's number of ranks are skipped. `dtypes` null: the hardware's
-    preferred dtype and fp32. `settings`: sets of environment variables, added to the run's;
-    null unsets a variable. With fewer than the maximum of `ranks`, only the first
-    dtype is measured, without `settings`. `timeout_s`: limit for one case, including its start.
+    preferred dtype and fp32. `settings`: sets of environment variables, added to the run's; null
+    unsets a variable. With fewer than the maximum of `ranks`, only the first dtype is measured,
+    without `settings`. `timeout_s`: limit for one case, including the start of its processes.
     """
 
     ops: list[str] = name_field(lambda: BUS_FACTOR)

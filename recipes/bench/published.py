@@ -159,7 +159,7 @@ def compare(
 
 
 def _unmatched(benchmark: str, hardware: str, figure: str) -> str:
-    """Return a sentence that explains why no row of ours has a published figure."""
+    """Return a sentence that explains why none of our rows has a published figure."""
     # Distinct, because a measurement and a minimum may have the same label.
     labels = list(dict.fromkeys(row.label for row in comparable(benchmark, hardware, figure)))
     if not labels:

@@ -121,7 +121,7 @@ def row_problem(row: Row, method: str) -> str | None:
                 "assistant's answer, which must be last. Remove the row, or the messages after its "
                 "last answer."
             )
-    if method == "dpo" and has_equal_sides(row):  # its gradient is zero
+    if method == "dpo" and has_equal_sides(row):  # the gradient would be zero
         return (
             "chosen and rejected are equal, so neither is better. Remove the row, or provide two "
             "different answers."

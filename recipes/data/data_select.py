@@ -175,7 +175,7 @@ def without_duplicates(rows: Iterable[Row], how: str, counts: dict[str, Any]) ->
 def is_heldout(row: Row, fraction: float) -> bool:
     """Return whether the hash of a row's normalized question puts it in the held-out split.
 
-    Thus new rows do not change the split of existing rows, and near copies share a split.
+    New rows therefore do not change the split of existing rows, and near copies share a split.
     """
     digest = hashlib.sha256(normalize(question(row)).encode()).digest()
     return int.from_bytes(digest[:8], "big") < fraction * 2**64

@@ -110,7 +110,7 @@ def _operators(events: list[Event]) -> list[dict[str, Any]]:
         or (event.get("cat") == "user_annotation" and event["name"].startswith(MARK))
     ):
         outer = nodes[id(enclosing)] if enclosing else dict(OUTERMOST)
-        if event["cat"] != "cpu_op":  # the mark of a module
+        if event["cat"] != "cpu_op":  # a module's range
             module = event["name"].removeprefix(MARK)
             mark = {"id": None, "module": module, "sequence": None, "backward": False}
             nodes[id(event)] = {**outer, **mark}

@@ -83,8 +83,8 @@ class SampleGenerator(ABC):
         """Create a generator for a model.
 
         `args` has max_new_tokens, temperature (0 is greedy), top_p and top_k (1 and 0 are off).
-        `positions` is the length of the model's context in tokens. `defaults` is the model's own
-        generation configuration, of which only the end tokens are used.
+        `positions` is the length of the model's context in tokens. Only the end tokens
+        of `defaults`, the model's generation configuration, are used.
         """
         self.tokenizer, self.args, self.positions = tokenizer, args, positions
         self.ends = end_tokens(tokenizer, defaults)

@@ -27,7 +27,7 @@ class Collator:
 
     - input_ids (rows, tokens), where the number of tokens is a multiple of `multiple`
     - targets (n)
-    - target_positions (n), the indices in the flattened batch at which the targets are predicted
+    - target_positions (n), the indices in the flattened batch where targets are predicted
     - num_tokens, an integer without padding
     - with `packed`: position_ids (1, tokens), and document_starts (documents + 1) as offsets
 

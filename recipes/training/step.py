@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 from recipes.models import head
 from recipes.training import packing
 
-SHORTEST = 128  # tokens of the shortest row for which kernels are compiled in advance
+SHORTEST = 128  # tokens of the shortest row whose kernels are compiled in advance
 COUNTED = ("entropy", "mean_token_accuracy")
 
 
@@ -273,7 +273,7 @@ class FastStep(OrderedRows):
 class LateLine:
     """A log line whose sums are being copied from the GPU."""
 
-    # A CUDA event and the time.monotonic() at which it completed, to convert event to host times.
+    # A CUDA event and the time.monotonic() of its completion, to convert event times to host times
     _clock: ClassVar[tuple[torch.cuda.Event, float] | None] = None
 
     step: int

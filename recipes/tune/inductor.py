@@ -30,7 +30,7 @@ def _compiled(mode: str | None = None, **env: str) -> Setting:
     return Setting({"torch_compile": True, **({MODE: mode} if mode else {})}, env)
 
 
-# The mode in which back ends are compared. `max-autotune` would also use CUDA graphs.
+# Back ends are compared in this mode. `max-autotune` would also use CUDA graphs.
 _TUNED = "max-autotune-no-cudagraphs"
 CANDIDATES = {
     "eager": Setting({"torch_compile": False}),

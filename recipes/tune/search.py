@@ -1,6 +1,6 @@
 """Search over settings with Optuna. A journal records trials, so a killed run can resume.
 
-The first trial is the unchanged recipe, for which every parameter is null. A trial reports a figure
+The first trial is the unchanged recipe: every parameter is null. A trial reports a figure
 after each row. It is stopped early (pruned) if the figure is below the median of earlier trials.
 """
 

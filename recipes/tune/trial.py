@@ -30,7 +30,7 @@ from recipes.training.checkpoint import HEARTBEAT
 
 METRICS = "metrics.jsonl"
 # A trial counts as hung after this share of runtime.hang_timeout_s, before the launcher's watchdog
-# would end the whole tuning.
+# would end the whole tuning run.
 HUNG_SHARE = 0.8
 UNQUOTED = re.compile(r"[\w./:+@%-]+")  # text that Hydra accepts without quotes
 
