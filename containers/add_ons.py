@@ -6,7 +6,7 @@
     .venv/bin/python containers/add_ons.py gguf            read and write GGUF files
     .venv/bin/python containers/add_ons.py lm-eval         lm-evaluation-harness
 
-Exit codes: those of containers/environment.py.
+Exit codes: as in containers/environment.py.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from containers.images import LABEL
 from launch.core.errors import HostError
 
 ROLE = f"{LABEL}.role"  # label of every container that a build starts
-# Label of a build's images. Its value is the build's id, by which leftovers are found and removed,
+# Label of a build's images. Its value is the build's id, used to find and remove leftovers,
 # or COMPLETE for the final image.
 BUILD, COMPLETE = f"{LABEL}.build", "complete"
 PYTHON = "python3"  # the command in every base image

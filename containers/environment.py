@@ -98,7 +98,7 @@ def choose_build(facts: Facts, requested: str | None) -> str:
 
 
 def lock_files(build: str) -> tuple[Path, ...]:
-    """Return the locks from which this build's environment is installed."""
+    """Return the locks that this build's environment is installed from."""
     torch = {"cpu": ["torch"], "cuda": ["torch_pypi"], "macos": ["torch_pypi"], "rocm": []}[build]
     names = ("uv", "tools", *torch, "requirements", "compiled", "dev")
     return tuple(LOCKS / f"{name}.lock" for name in names)
@@ -140,8 +140,8 @@ def uv_settings(listed: str) -> dict[str, str]:
 def with_pip(python: Path, *options: str) -> tuple[str, ...]:
     """Return the argv of `pip install`.
 
-    Compiling all 260 MB of source takes a minute, and a run imports only 74 MB. So leave bytecode
-    to the first import. If PYTHONDONTWRITEBYTECODE forbids that, pip compiles everything.
+    Compiling all 260 MB of source takes a minute, and a run imports only 74 MB, so leave
+    bytecode to the first import. If PYTHONDONTWRITEBYTECODE forbids that, pip compiles everything.
     """
     bytecode = "--compile" if os.environ.get("PYTHONDONTWRITEBYTECODE") else "--no-compile"
     pip = (str(python), *"-m pip install --disable-pip-version-check --no-input".split())
@@ -248,7 +248,7 @@ class Progress:
     @functools.cached_property
     def uv_env(self) -> dict[str, str]:
         """Return environment variables that give uv the same settings as the venv's pip."""
-        verbosity = ("PIP_VERBOSE", "PIP_QUIET", "PIP_LOG")  # these change what pip prints
+        verbosity = ("PIP_VERBOSE", "PIP_QUIET", "PIP_LOG")  # variables that change pip's output
         env = {name: value for name, value in os.environ.items() if name not in verbosity}
         argv = [str(self.python), "-m", "pip", "config", "list"]
         output = subprocess.run(argv, env=env, stdout=subprocess.PIPE, text=True).stdout

@@ -215,7 +215,7 @@ def wheels(
     folder = folder_for(image, facts)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with open(folder.with_suffix(".lock"), "w") as guard:
-        # Of several builds with the same locks, only one fetches.
+        # If several builds have the same locks, only one fetches.
         fcntl.flock(guard, fcntl.LOCK_EX)
         if not folder.is_dir():
             # An interrupted download leaves this folder, and the next one reuses its files.

@@ -178,8 +178,8 @@ def unmet(
 ) -> list[str]:
     """Return a message for each unmet requirement of the packages `ours`.
 
-    Requirements of extras are ignored, because the locks were resolved with them. So are missing
-    packages in `substitutes`.
+    Requirements of extras are ignored, because the locks were resolved with them. Packages in
+    `substitutes` may be missing.
     """
     requirements = vendored("requirements")
     problems = []
@@ -340,7 +340,7 @@ def install() -> None:
         if pins:
             install_pins(pip, name, pins, HERE / "wheels", "--constraint", str(constraints))
     site = site_of(OVERLAY)
-    # pip must not see the base's packages, since it could remove them. So add them after pip ran.
+    # Add the base's packages after pip has run, because pip could remove them.
     lines = [f"import site; site.addsitedir({path!r})\n" for path in base_folders]
     (site / "base.pth").write_text("".join(lines), encoding="utf-8")
     ours = versions([str(site)])
@@ -365,7 +365,7 @@ def check() -> None:
     site = site_of(Path(sys.prefix))
     ours, everything = versions([str(site)]), distributions(sys.path)
     substitutes = ["pycosat"] if (site / "pycosat.py").is_file() else []
-    # If a package of the base is earlier on the path, Python imports it in place of ours.
+    # If one of the base's packages is earlier on the path, Python imports it instead of ours.
     hidden = [
         f"{name} {version} is not importable, since the base's {everything[name].version} is "
         f"earlier on the path. PYTHONPATH is {os.environ.get('PYTHONPATH', 'not set')}."

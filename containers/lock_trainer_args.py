@@ -79,12 +79,12 @@ def arguments(config_class: str) -> dict[str, dict[str, object]]:
         hint = hints[field.name]
         is_compared = field.name in COMPARED.get(config_class, ())
         choices = compared(cls, field.name) if is_compared else words(field, hint)
-        least = names.minimum(field) if module.startswith(OURS) else None
+        minimum = names.minimum(field) if module.startswith(OURS) else None
         entries[field.name] = {
             "types": type_names(hint),
             "default": default_of(field),
             **items_of(hint),
-            **({} if least is None else {"least": least}),
+            **({} if minimum is None else {"least": minimum}),
             **({"names": choices} if choices else {}),
             **names_of(field),
         }

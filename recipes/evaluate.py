@@ -35,7 +35,7 @@ from recipes.rank.program import is_main_rank, main, say
 from recipes.rewards import reward_functions
 from recipes.rewards.verifier import Verifier, build_verifier
 from recipes.sampling.batches import Log, sample_all, write_rows
-from recipes.sampling.generation import Generator, build_generator
+from recipes.sampling.generation import SampleGenerator, build_generator
 from recipes.sampling.samples import is_correct
 
 SAMPLES = "samples.jsonl"
@@ -97,7 +97,7 @@ def has_heldout(data: DictConfig) -> bool:
 
 def evaluate_rows(
     config: DictConfig, args: EvaluateConfig, rows: list[Row]
-) -> tuple[dict[str, Any], Generator | None]:
+) -> tuple[dict[str, Any], SampleGenerator | None]:
     """Sample and score `rows`, and write samples.jsonl.
 
     Return result.json's content ({} except on the main rank), and the generator if one was needed.
@@ -212,13 +212,13 @@ def figures(rows: Sequence[Row], seed: int) -> dict[str, Any]:
 def examples(scored: Sequence[Row]) -> list[Row]:
     """Return samples for result.json, at most one per problem: failures first, tasks in turn."""
     chosen: list[Row] = []
-    for correct, most in ((False, NUM_FAILURES_SHOWN), (True, NUM_SAMPLES_SHOWN)):
+    for correct, limit in ((False, NUM_FAILURES_SHOWN), (True, NUM_SAMPLES_SHOWN)):
         firsts: dict[int, Row] = {}
         for row in scored:
             if row["correct"] == correct:
                 firsts.setdefault(row["problem"], row)
         turns = itertools.zip_longest(*grouped(firsts.values(), "task").values())
-        chosen += [row for turn in turns for row in turn if row is not None][: most - len(chosen)]
+        chosen += [row for turn in turns for row in turn if row is not None][: limit - len(chosen)]
     return [{key: row[key] for key in KEYS_SHOWN if key in row} for row in chosen]
 
 

@@ -157,16 +157,16 @@ def find_tokenizer(config: DictConfig) -> PreTrainedTokenizerBase:
 
 def check_complete(source: Path, runs: list[dict[str, Any]]) -> None:
     """Raise UserError if a checkpoint or model is incomplete or was changed."""
-    fault = None
+    problem = None
     if (source / checkpoint.MANIFEST).is_file():
-        fault = checkpoint.find_fault(source)
+        problem = checkpoint.find_error(source)
     else:
         expected = runs[0]["result"].get("weights_sha256") if runs else None
         if expected and weights_sha256(source) != expected:
-            fault = f"its weights differ from those saved by the run {runs[0]['run']}"
-    if fault:
+            problem = f"its weights differ from the weights saved by the run {runs[0]['run']}"
+    if problem:
         raise UserError(
-            f"model.path={source} is incomplete or was changed: {fault}. "
+            f"model.path={source} is incomplete or was changed: {problem}. "
             "Use another checkpoint, or repeat the training."
         )
 

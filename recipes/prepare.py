@@ -1,4 +1,4 @@
-"""Write a model with random weights and its tokenizer to a directory, from which vLLM serves it.
+"""Write a model with random weights and its tokenizer to a directory that vLLM serves.
 
 The launcher starts this program, one process:
 

@@ -7,7 +7,7 @@ GPU:
     8 GPUs:  python launch/run.py hardware=mi350x method=sample model=qwen3_4b
     RAFT:    python launch/run.py hardware=mi350x method=raft model=qwen3_4b    (then SFT, repeated)
 
-Prompts are sampled in batches, each with its own seed and file. So an interrupted run resumes at
+Prompts are sampled in batches, each with its own seed and file. An interrupted run resumes at
 the next batch, and the results do not depend on the number of ranks (recipes/sampling/batches.py).
 recipes/sampling/samples.py selects samples.
 """
@@ -84,7 +84,7 @@ class SampleConfig:
 
 @dataclass
 class RaftConfig:
-    """Arguments of method=raft, from which launch/study/cycles.py makes phases.
+    """Arguments of method=raft. launch/study/cycles.py makes phases from them.
 
     Each cycle trains the model of the last cycle (base=continued) or the original one (base=fresh).
     `sample`, `train`, `evaluate` and `start` are arguments of those phases.
@@ -137,7 +137,7 @@ def write_results(
     too_long = sum(s["num_tokens"] == 0 for s in samples)
     errors = sum(s["error"] is not None for s in samples)
     cut_off = sum(not s["finished"] for s in samples) - too_long
-    faults = (
+    failures = (
         f"{cut_off} reached the length limit, {too_long} have a prompt that fills the model's "
         f"context, and {errors} could not be scored"
     )
@@ -146,7 +146,7 @@ def write_results(
         best = max(s["score"] for s in samples)
         raise UserError(
             f"none of {len(samples)} samples is selected: {passing} reach threshold="
-            f"{args.threshold:g}, and the best score is {best:g}; {faults}. In method.args (with "
+            f"{args.threshold:g}, and the best score is {best:g}; {failures}. In method.args (with "
             "method=raft: method.args.sample), use a lower threshold, a larger max_new_tokens or "
             "samples_per_prompt, or finished_only=false. Or use easier prompts or a better model. "
             f"If only the selection changes, method.args.reuse={run_dir} reuses these samples."
@@ -156,7 +156,7 @@ def write_results(
     pass_rate = sum(map(is_correct, samples)) / len(samples)
     say(
         f"done: {len(selected)} of {len(samples)} samples are in {run_dir / SELECTED}. "
-        f"{pass_rate:.1%} are correct, {faults}."
+        f"{pass_rate:.1%} are correct, {failures}."
     )
     shown = training_rows[:NUM_SAMPLES_SHOWN]
     return {

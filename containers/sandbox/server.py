@@ -7,7 +7,7 @@ Each line of stdin is a job, {"language", "code", "tests"}. Each line of stdout 
 "stdout"}. The code never sees the expected value. `error` is set if the code was stopped (time,
 memory, processes, output, a signal), but not if an answer is wrong.
 
-The code cannot send signals to this process, because the kernel protects process 1. The code can
+The code cannot send signals to this process, because the kernel protects PID 1. The code can
 neither trace this process nor open its files, because it is not dumpable. After each test, this
 process kills all others and empties /tmp, so that jobs cannot affect each other. The caller
 replaces a sandbox whose server has ended.
@@ -86,9 +86,9 @@ class Wrong(Exception):
 
 def main(arguments: list[str]) -> None:
     if os.getpid() != 1:
-        sys.exit("server.py kills all other processes. Run it as process 1 of a container.")
+        sys.exit("server.py kills all other processes. Run it as PID 1 of a container.")
     limits = Limits(float(arguments[0]), *map(int, arguments[1:]))
-    # process 1 ignores signals without a handler, so remove Python's handler
+    # PID 1 ignores signals without a handler, so remove Python's handler
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     LIBC.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     resource.setrlimit(resource.RLIMIT_NOFILE, (NUM_FILES, NUM_FILES))
@@ -290,7 +290,7 @@ def limit_counts() -> dict[str, int]:
 
 
 def kill_all() -> None:
-    """Kill all other processes and wait for them. Process 1 is also the parent of orphans."""
+    """Kill all other processes and wait for them. PID 1 is also the parent of orphans."""
     while True:
         with contextlib.suppress(ProcessLookupError):  # no other process
             os.kill(-1, signal.SIGKILL)

@@ -43,7 +43,7 @@ WRONG = 0.05
 class AttentionConfig(SeriesConfig):
     """Arguments. `heads`: lists of [query heads, key and value heads, width of a head].
 
-    `tokens`: tokens in one call, from which the number of rows follows (at least one).
+    `tokens`: tokens in one call, which determine the number of rows (at least one).
     """
 
     backends: list[str] = name_field(lambda: BACKENDS)

@@ -54,7 +54,7 @@ def batch_size(config: DictConfig) -> dict[str, Any]:
 
 
 def best(rows: list[Row]) -> dict[str, int]:
-    """Return the `largest` and the `fastest` size among the measured rows, or {} without any."""
+    """Return the `largest` and `fastest` size among the measured rows, or {} if there is none."""
     measured = [row for row in rows if row["error"] is None]
     if not measured:
         return {}

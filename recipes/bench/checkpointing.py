@@ -50,7 +50,7 @@ def checkpointing(config: DictConfig) -> dict[str, Any]:
     device = device_of(args)
     model = build(config, device)
     tokens = random_tokens(config, args, args.batch_size, device)
-    note = "slowdown: the time divided by that of off. MFU does not count recomputed operations."
+    note = "slowdown: the time divided by off's. MFU does not count recomputed operations."
     table = Table("checkpointing", COLUMNS, "slowdown", higher_is_better=False, notes=[note])
     same = {"model": config.model.name, "sequence": args.sequence, "batch_size": args.batch_size}
     cases = [{**same, "mode": mode, "checkpointing": mode != "off"} for mode in args.modes]

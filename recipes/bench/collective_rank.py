@@ -89,7 +89,7 @@ def measure_case(
 class Collective:
     """One operation and its buffers.
 
-    case["bytes"] is the size that nccl-tests reports, which is that of the whole array on one rank.
+    case["bytes"] is the size that nccl-tests reports: the whole array on one rank.
     """
 
     def __init__(

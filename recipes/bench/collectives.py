@@ -2,7 +2,7 @@
 
 As in nccl-tests (doc/PERFORMANCE.md), 20 calls are timed together after 5 untimed calls. Algorithm
 bandwidth is size divided by time. Bus bandwidth is algorithm bandwidth times the share of the array
-that a rank must send under any algorithm. So it can be compared with the links. Each set of
+that a rank must send under any algorithm, so it can be compared with the links. Each set of
 environment variables is measured in new processes (recipes/bench/collective_rank.py). Times of
 torch include its cost on the host, which matters for small sizes. Times of rccl-tests do not.
 """
@@ -60,7 +60,7 @@ RCCL_TESTS = {
     "broadcast": "broadcast_perf",
 }
 RCCL_DTYPES = {"fp32": "float", "fp16": "half", "bf16": "bfloat16"}
-MESH = ("gfx942", "gfx950")  # their boards link every pair of GPUs directly
+MESH = ("gfx942", "gfx950")  # boards that link every pair of GPUs directly
 BASELINE = "as configured"  # name of the setting that adds no variables
 # If this is set, ranks use torchrun's store, which belongs to the parent processes.
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
@@ -70,17 +70,17 @@ AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 class CollectivesConfig(SeriesConfig):
     """Arguments. Sizes grow from `min_bytes` by `factor`, up to and including `max_bytes`.
 
-    `ranks`: numbers larger than that of the run's ranks are skipped. `dtypes` null: the hardware's
-    preferred dtype and fp32. `settings`: sets of environment variables, added to those of the run;
-    null unsets a variable. On fewer ranks than the most, only the first dtype is measured, without
-    `settings`. `timeout_s`: limit for one case, including the start of its processes.
+    `ranks`: numbers above the run's number of ranks are skipped. `dtypes` null: the hardware's
+    preferred dtype and fp32. `settings`: sets of environment variables, added to the run's; null
+    unsets a variable. With fewer than the maximum of `ranks`, only the first dtype is measured,
+    without `settings`. `timeout_s`: limit for one case, including the start of its processes.
     """
 
     ops: list[str] = name_field(lambda: BUS_FACTOR)
     min_bytes: int = 1 << 10
     max_bytes: int = 4 << 30
-    factor: int = field(default=4, metadata={"least": 2})
-    ranks: list[int] = field(default_factory=lambda: [2, 4, 8], metadata={"least": 2})
+    factor: int = field(default=4, metadata={"minimum": 2})
+    ranks: list[int] = field(default_factory=lambda: [2, 4, 8], metadata={"minimum": 2})
     dtypes: list[str] | None = name_field(lambda: DTYPES, None)
     programs: list[str] = name_field(lambda: PROGRAMS, ["torch"])
     settings: list[dict[str, Any]] = field(default_factory=list)

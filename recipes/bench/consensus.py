@@ -50,7 +50,7 @@ def control_group(device: torch.device) -> Iterator[dist.ProcessGroup]:
 
 
 def _destroy_nccl(device: torch.device) -> None:
-    """Destroy the NCCL group, if any. With gloo, recipes.rank.program.main ends the process."""
+    """Destroy the NCCL group, if any. With gloo, recipes.rank.program.main exits."""
     if device.type == "cuda":
         dist.destroy_process_group()
 
@@ -60,7 +60,7 @@ def slowest_rank(
 ) -> dict[str, Any]:
     """Run `work` on the ranks that have it, and return the largest value of each key to all ranks.
 
-    The largest time is that of the slowest rank. Exceptions are those of `gather_results`.
+    The largest time belongs to the slowest rank. Exceptions are as in `gather_results`.
     """
     measured = [
         figures for figures in gather_results(work or (lambda: None), control, GRACE) if figures

@@ -47,7 +47,7 @@ class DataloaderConfig(SeriesConfig):
     sequence: int = 1024
     batch_size: int = 8
     batches: int = 100
-    warmup: int = field(default=10, metadata={"least": 1})
+    warmup: int = field(default=10, metadata={"minimum": 1})
 
 
 COLUMNS = "num_workers pin_memory with_step samples_per_second batch_ms wait_ms"

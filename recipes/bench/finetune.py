@@ -8,7 +8,7 @@ the logits in memory at a time. All 14 x 8192 rows would take 35 GB in bf16. In 
 layers except the head use torchao's dynamic per-tensor scaling.
 
 The report does not state whether 14 is per GPU, or whether rows are full. It does not state LoRA's
-rank (here that of conf/adapter/lora.yaml), the scaling of fp8, or the dtype of reduced gradients.
+rank (here conf/adapter/lora.yaml's), the scaling of fp8, or the dtype of reduced gradients.
 """
 
 from __future__ import annotations

@@ -172,7 +172,7 @@ def shard(modules: Sequence[nn.Module], device: torch.device, group: dist.Proces
 
 
 def shape(name: str, batch: int | None, sequence: int | None) -> dict[str, int]:
-    """Return `batch` and `sequence`, by default those of the model size."""
+    """Return `batch` and `sequence`, by default the model size's."""
     return {"batch": batch or SIZES[name].batch, "sequence": sequence or SIZES[name].sequence}
 
 

@@ -1,6 +1,6 @@
 """Train a model of conf/model in a plain loop, for bench/batch_size, precision and checkpointing.
 
-A step is that of method=sft: autocast, TRL's loss (one tile of the logits in memory at a time),
+A step is as in method=sft: autocast, TRL's loss (one tile of the logits in memory at a time),
 gradients clipped to norm 1, and AdamW.
 """
 

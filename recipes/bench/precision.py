@@ -44,7 +44,7 @@ def precision(config: DictConfig) -> dict[str, Any]:
     args = PrecisionConfig(**config.trainer_args)
     device = device_of(args)
     tokens = counting(config, args).to(device)
-    note = "slowdown: the time divided by bf16's. The loss is that of the last step."
+    note = "slowdown: the time divided by bf16's. The loss is the last step's."
     table = Table("precision", COLUMNS, "slowdown", higher_is_better=False, notes=[note])
     if "nf4" in args.precisions:
         table.notes.append(

@@ -1,4 +1,4 @@
-"""Run programs that log to files, watch their progress, and end all of their processes."""
+"""Run programs that log to files, watch their progress, and stop all of their processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from recipes.bench.benchmark import OUT_OF_MEMORY
 from recipes.rank.program import Failed, Interrupted, stop_requested
 
 POLL_S = 0.1
-STOP_TIMEOUT_S = 60.0  # from SIGTERM to SIGKILL, so that vLLM's engines can end their processes
+STOP_TIMEOUT_S = 60.0  # from SIGTERM to SIGKILL, so that vLLM's engines can stop their processes
 # From SIGKILL to giving up, because a process that waits in the kernel for a hung GPU cannot die.
 KILL_TIMEOUT_S = 30.0
 # Environment variable that marks all descendants of a program; each nested program adds a line.
@@ -39,8 +39,8 @@ def marked_processes(mark: str) -> list[psutil.Process]:
     return processes
 
 
-class Process:
-    """A program in its own session, with a mark by which all of its processes can be ended."""
+class MarkedProgram:
+    """A program in its own session, whose descendants a marker in the environment identifies."""
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str], log: Path) -> None:
         self.log = log
@@ -63,7 +63,7 @@ class Process:
         return failure_reason(self.log, self.popen.returncode) if self.popen.poll() else None
 
     def end(self) -> None:
-        """End the program and all of its processes, which would otherwise occupy GPU memory.
+        """Stop the program and all of its processes, which would otherwise occupy GPU memory.
 
         Raise Failed if processes are still alive KILL_TIMEOUT_S after SIGKILL.
         """
@@ -86,7 +86,7 @@ class Process:
 
 
 def wait(
-    processes: Sequence[Process],
+    processes: Sequence[MarkedProgram],
     done: Callable[[], bool],
     heartbeat: Path,
     timeout_s: float = math.inf,
@@ -97,7 +97,7 @@ def wait(
 
     The launcher's watchdog reads the heartbeat. Raise UserError if a process fails, `timeout_s` has
     passed, or nothing has changed for `patience_s`. Raise Interrupted after a signal. All processes
-    are ended before an exception.
+    are stopped before an exception.
     """
     files = [*files, *(process.log for process in processes)]
     start = changed = time.monotonic()

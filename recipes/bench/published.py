@@ -19,9 +19,9 @@ import yaml
 from launch.core.errors import UserError
 
 FOLDER = Path(__file__).parent / "reference"
-# `least` is the minimum that a source accepts, `peak` is from a data sheet, `estimate` is rough or
-# predicted, and `base` is the 1 to which a source relates its other figures.
-KINDS = ("measured", "least", "peak", "estimate", "base")
+# `minimum` is the lowest that a source accepts, `peak` is from a data sheet, `estimate` is rough or
+# predicted, and `base` is the 1 that a source divides its other figures by.
+KINDS = ("measured", "minimum", "peak", "estimate", "base")
 COMPARED = KINDS[:2]  # our rows are compared with these kinds only
 
 
@@ -45,7 +45,7 @@ class Reference:
 
     @property
     def citation(self) -> str:
-        at_least = "at least: " if self.kind == "least" else ""
+        at_least = "at least: " if self.kind == "minimum" else ""
         return f"{at_least}{self.source['title']}, {self.source['date']}, {self.where}"
 
 
@@ -159,7 +159,7 @@ def compare(
 
 
 def _unmatched(benchmark: str, hardware: str, figure: str) -> str:
-    """Return a sentence that explains why no row of ours has a published figure."""
+    """Return a sentence that explains why none of our rows has a published figure."""
     # Distinct, because a measurement and a minimum may have the same label.
     labels = list(dict.fromkeys(row.label for row in comparable(benchmark, hardware, figure)))
     if not labels:

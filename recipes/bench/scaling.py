@@ -1,10 +1,10 @@
 """Train on 1, 2, 4 and 8 GPUs with DDP and FSDP2: the MI350X report's fourth benchmark.
 
-Models and steps are those of bench/transformer. Every GPU trains the same number of sequences. One
+Models and steps are as in bench/transformer. Every GPU trains the same number of sequences. One
 run measures all numbers of GPUs up to the number that it has. For n GPUs, the first n ranks train
 and the others wait without using their GPUs. The row for one GPU is the loop without DDP or FSDP2;
-efficiency is relative to this row. Time is that of the slowest rank, and memory the largest of
-all ranks. Both strategies reduce gradients in the dtype of the weights.
+efficiency is relative to this row. Time and memory are the largest of all ranks. Both strategies
+reduce gradients in the dtype of the weights.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ STRATEGIES = ("ddp", "fsdp")
 
 @dataclass
 class ScalingConfig(SeriesConfig):
-    """Arguments. `num_gpus`: numbers larger than that of the run's GPUs are skipped.
+    """Arguments. `num_gpus`: numbers above the run's number of GPUs are skipped.
 
     `batch` is in sequences per GPU, `sequence` in tokens. Null: the default of each model size.
     """

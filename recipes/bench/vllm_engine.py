@@ -28,7 +28,7 @@ from launch.core.errors import UserError
 from recipes.bench import vllm_programs as vllm
 from recipes.bench.benchmark import Row, SeriesConfig, Table, measure, require_gpu
 from recipes.bench.consensus import free_port, gather_results
-from recipes.bench.processes import Process, wait
+from recipes.bench.processes import MarkedProgram, wait
 from recipes.bench.vllm_programs import argv_of, gpus_of
 from recipes.models.model_build import END, PAD, model_config
 from recipes.rank.device import compute_dtype
@@ -197,7 +197,7 @@ class Engines:
             vllm.name_of(setting): {**args.base, **setting} for setting in args.settings
         }
         self.folder, self.logs = Path(config.run_dir) / "vllm", Path(config.run_dir) / "logs"
-        self.servers: list[tuple[Process, int]] = []
+        self.servers: list[tuple[MarkedProgram, int]] = []
         self.serving: str | None = None
         self.server_errors: dict[str, str] = {}  # setting -> why its servers did not start
         self.number = 0
@@ -252,8 +252,8 @@ class Engines:
         return self.server_errors.get(case["setting"]) if case["kind"] == "served" else None
 
     def run(self, case: Row, count: int) -> list[Row]:
-        """Run vLLM's programs in parallel, one per engine, and return the figures of each."""
-        programs: dict[Path, Process] = {}
+        """Run vLLM's programs in parallel, one per engine, and return each program's metrics."""
+        programs: dict[Path, MarkedProgram] = {}
         for instance in range(count):
             file = self.folder / f"{self.number}-rank{rank()}-{instance}.json"
             file.unlink(missing_ok=True)  # left by an interrupted run
@@ -298,14 +298,14 @@ class Engines:
     def engine(self) -> Engine:
         return {**self.options, **self.setting}
 
-    def start(self, argv: list[str], name: str) -> Process:
+    def start(self, argv: list[str], name: str) -> MarkedProgram:
         argv = [*self.program, *argv]
         first = int(os.environ.get("LOCAL_RANK", "0"))
         env = vllm.environment(vllm.env_of(self.setting), first, gpus_of(self.setting))
         say(f"{name}: {' '.join(argv)}")
-        return Process(argv, env, self.logs / f"vllm{self.number}-rank{rank()}-{name}.log")
+        return MarkedProgram(argv, env, self.logs / f"vllm{self.number}-rank{rank()}-{name}.log")
 
-    def wait(self, processes: Sequence[Process], done: Callable[[], bool]) -> None:
+    def wait(self, processes: Sequence[MarkedProgram], done: Callable[[], bool]) -> None:
         wait(processes, done, Path(self.config.run_dir) / "heartbeat", self.args.timeout_s)
 
     def close(self) -> None:
@@ -336,7 +336,7 @@ def shares(figures: Row, case: Row, setting: Engine, config: DictConfig) -> Row:
 
 
 def combine_engines(figures: Sequence[Row]) -> Row:
-    """Return the figures of concurrent engines: the sum of rates, the worst p99, other means."""
+    """Return the metrics of concurrent engines: the sum of rates, the worst p99, other means."""
     row = {}
     for key in figures[0]:
         values = [float(engine[key]) for engine in figures]

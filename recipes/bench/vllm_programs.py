@@ -31,8 +31,8 @@ REFUSED |= {name: f"is set elsewhere. {remedy}." for name, remedy in _TABLE["own
 OURS = ("label", "instances")  # keys of a setting that are not passed to vLLM
 WIDTHS = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 MASKS = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
-MAX_LENGTH_ERROR = 0.05  # share by which re-tokenization can change the number of tokens
-SERVED = {  # our figures -> figures of `vllm bench serve`
+MAX_LENGTH_ERROR = 0.05  # maximum relative change of the number of tokens after re-tokenization
+SERVED = {  # our metrics -> metrics of `vllm bench serve`
     "output_tokens_per_second": "output_throughput",
     "total_tokens_per_second": "total_token_throughput",
     "ttft_ms": "median_ttft_ms",

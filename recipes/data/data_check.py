@@ -80,12 +80,12 @@ TEXT_OR_MESSAGES = (lambda v: isinstance(v, str) or are_messages(v), f"text or {
 
 def check_row(row: Row, where: str, method: str) -> None:
     """Raise UserError if `method` cannot use a row. `where` locates the row in the message."""
-    if fault := row_fault(row, method):
-        raise UserError(f"{where}: {fault}")
+    if problem := row_problem(row, method):
+        raise UserError(f"{where}: {problem}")
 
 
-def row_fault(row: Row, method: str) -> str | None:
-    """Return a row's fault and the remedy as text, or None for a valid row."""
+def row_problem(row: Row, method: str) -> str | None:
+    """Return what is wrong with a row and the remedy as text, or None for a valid row."""
     forms = FORMATS[method]
     if not any(form <= row.keys() for form in forms):
         needed = ", or ".join(" and ".join(sorted(form)) for form in forms)
@@ -121,7 +121,7 @@ def row_fault(row: Row, method: str) -> str | None:
                 "assistant's answer, which must be last. Remove the row, or the messages after its "
                 "last answer."
             )
-    if method == "dpo" and has_equal_sides(row):  # its gradient is zero
+    if method == "dpo" and has_equal_sides(row):  # the gradient would be zero
         return (
             "chosen and rejected are equal, so neither is better. Remove the row, or provide two "
             "different answers."
@@ -130,7 +130,7 @@ def row_fault(row: Row, method: str) -> str | None:
 
 
 def trainer_fields(row: Row, method: str) -> list[str]:
-    """Return the fields of a row that the trainer gets, without those of incomplete formats.
+    """Return the fields of a row that the trainer gets, omitting incomplete formats.
 
     For example, a prompt next to messages or text would make TRL expect a completion.
     """

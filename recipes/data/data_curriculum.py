@@ -113,7 +113,7 @@ class Schedule:
     """Choose the rows of every batch. If `online`, shares follow the scores passed to `observe`.
 
     `lag` is the number of batches drawn before the answers to a batch are known. Batch n uses only
-    scores of batches before n - lag. So batches do not depend on prefetching or resuming.
+    scores of batches before n - lag, so batches do not depend on prefetching or resuming.
     """
 
     def __init__(

@@ -157,7 +157,7 @@ def _training_split(
 
 
 def _table(rows: list[Row], name: str, is_complete: bool = True) -> Dataset:
-    """Return a table with the fields of all rows; Dataset.from_list uses only those of the first.
+    """Return a table with the fields of all rows; Dataset.from_list uses only the first row's.
 
     Raises UserError for a field without a common type. Raises ArrowInvalid for tool calls unless
     `is_complete`, since the columns of other rows would differ.
@@ -235,7 +235,7 @@ def lines(path: str, method: str) -> Iterator[Row]:
 
 
 def columns(rows: list[Row] | Dataset | IterableDataset) -> list[str]:
-    """Return the fields of the rows; for a stream, those of the first row."""
+    """Return the fields of the rows; for a stream, of the first row only."""
     if isinstance(rows, list):
         return select.fields(rows)
     return list(rows.column_names or next(iter(rows)))

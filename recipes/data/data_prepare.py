@@ -1,6 +1,6 @@
 """Tokenize and check rows, and cache the tokens by rows, tokenizer, template and code.
 
-The tokens equal those of TRL's trainers (recipes/data/data_tokens.py). One process writes the
+The tokens equal the tokens of TRL's trainers (recipes/data/data_tokens.py). One process writes the
 files that all processes read. data.json in the run directory has statistics of the rows. They are
 also cached under a key that the launcher can compute, so that plans show them
 (launch/plan/data_cache.py).
@@ -216,7 +216,7 @@ def map_cached(
     drop: Collection[str] = (),
     num_processes: int | None = None,
 ) -> Dataset:
-    """Return `rows` with the columns `drop` replaced by those of `make`, cached under `key`."""
+    """Return `rows` with the columns `drop` replaced by `make`'s columns, cached under `key`."""
     progress = Progress("tokenizing", Path(config.run_dir) / HEARTBEAT)
     if "data_cache" not in config:  # only the launcher sets it
         return data_tokens.map_rows(rows, make, drop, None, progress, num_processes)
@@ -233,7 +233,7 @@ def map_cached(
 def make_once(folder: Path, make: Callable[[Path], Any]) -> Path:
     """Return `folder`. The first process makes it while the others wait.
 
-    It is renamed into place when complete, so a folder that exists is complete.
+    The folder is renamed into place when complete, so an existing folder is complete.
     """
     if folder.is_dir():
         say(f"reusing prepared rows from {folder}")
@@ -306,7 +306,7 @@ def _reject_prompts(config: DictConfig, numbers: str, first: str) -> NoReturn:
 
 
 def prompt_limit(config: DictConfig) -> tuple[int, str]:
-    """Return the length in tokens from which prompts are rejected, and the reason as text."""
+    """Return the number of tokens at which prompts are rejected, and the reason as text."""
     args, context = config.trainer_args, config.model.max_positions
     if config.method.name == "grpo":
         if config.topology.servers:
@@ -338,9 +338,9 @@ def describe(
             f"data.filter.max_tokens={limit}, which omits them."
         )
     for name, number in content.get("blank", {}).items():
-        fault = "an empty last message" if name == "messages" else f"an empty {name}"
+        blank = "an empty last message" if name == "messages" else f"an empty {name}"
         say(
-            f"warning: {number} of {rows} rows have {fault}. Remove them, unless the model should "
+            f"warning: {number} of {rows} rows have {blank}. Remove them, unless the model should "
             "learn that."
         )
     write_json(Path(config.run_dir) / "data.json", content)

@@ -175,7 +175,7 @@ def without_duplicates(rows: Iterable[Row], how: str, counts: dict[str, Any]) ->
 def is_heldout(row: Row, fraction: float) -> bool:
     """Return whether the hash of a row's normalized question puts it in the held-out split.
 
-    So added rows do not change the split of others, and near copies are in the same split.
+    New rows therefore do not change the split of existing rows, and near copies share a split.
     """
     digest = hashlib.sha256(normalize(question(row)).encode()).digest()
     return int.from_bytes(digest[:8], "big") < fraction * 2**64
@@ -184,7 +184,7 @@ def is_heldout(row: Row, fraction: float) -> bool:
 def num_shared(rows: Iterable[Row], path: str) -> int:
     """Count the `rows` whose normalized question is also in the file."""
     questions = set()
-    with contextlib.suppress(UserError):  # training reports faults of this file
+    with contextlib.suppress(UserError):  # training reports errors in this file
         for _, row in json_rows(Path(path)):
             with contextlib.suppress(AttributeError, KeyError, TypeError):
                 questions.add(normalize(question(row)))
@@ -215,7 +215,7 @@ def mix(groups: Sequence[Sequence[Row]], weights: Sequence[float], seed: int) ->
 
 
 def balance(rows: Sequence[Row], by: str, seed: int) -> list[Row]:
-    """Resample as many rows so that all values of the field `by` are equally frequent.
+    """Resample the same number of rows so that all values of the field `by` are equally frequent.
 
     Raises UserError if the field is missing from a row, or null.
     """
@@ -245,7 +245,7 @@ def grouped(rows: Iterable[Row], *keys: str) -> dict[tuple[str, ...], list[Row]]
 
 
 def has_equal_sides(row: Row) -> bool:
-    """Return whether chosen and rejected differ at most in outer spaces, which templates strip."""
+    """Return whether chosen and rejected are equal once stripped, as chat templates strip them."""
     values = [row[name] for name in ("chosen", "rejected") if row.get(name) is not None]
     sides = [[text.strip() for text in _with_roles(value)] for value in values]
     return len(sides) == 2 and sides[0] == sides[1]
@@ -254,12 +254,12 @@ def has_equal_sides(row: Row) -> bool:
 def pairs_of_samples(
     samples: Iterable[Row], max_pairs: int, any_scores: bool = False
 ) -> tuple[list[Row], Counter[str]]:
-    """Return preference pairs of samples, and counts of prompts without a pair, by reason.
+    """Return preference pairs of samples, and the number of prompts without a pair by reason.
 
-    A sample is {prompt, completion, score}. Of each prompt, the best sample is paired with the
-    worst, the second best with the second worst, up to `max_pairs` pairs. The texts of a pair
-    differ by more than outer spaces. Unless `any_scores` (smoke=true), the scores differ too, and
-    truncated samples (`finished` is False) are omitted, since they would teach wrong endings.
+    A sample is {prompt, completion, score}. For each prompt, the best sample is paired with the
+    worst, the second best with the second worst, up to `max_pairs` pairs. Texts in a pair differ by
+    more than leading and trailing whitespace. Unless `any_scores` (smoke=true), scores differ too,
+    and truncated samples (`finished` is False) are omitted, since they end in the wrong place.
     """
     by_prompt: dict[str, list[Row]] = defaultdict(list)
     for row in samples:

@@ -254,7 +254,8 @@ def _encoded(tokenizer: PreTrainedTokenizerBase, texts: list[str], special: bool
     Calling a fast tokenizer's backend without offsets takes a quarter less time.
     """
     kind, fast = type(tokenizer), PreTrainedTokenizerFast
-    if (kind.__call__, kind._encode_plus) != (fast.__call__, fast._encode_plus):  # not fast
+    # a slow tokenizer, or a subclass that overrides encoding
+    if (kind.__call__, kind._encode_plus) != (fast.__call__, fast._encode_plus):
         encoded = tokenizer(texts, add_special_tokens=special, return_attention_mask=False)
         return encoded["input_ids"]
     tokenizer(texts[:1])  # sets truncation, padding and special tokens in the backend
@@ -303,7 +304,7 @@ LENGTH_COLUMNS = ("labels", "prompt_ids", "chosen_ids", "rejected_ids")
 def lengths(rows: Dataset) -> tuple[Any, Any]:
     """Return the number of tokens of each row and of its prompt, (rows,) each.
 
-    The number of a preference pair is that of its longer side; GRPO's rows have only a prompt.
+    A preference pair counts its longer side; GRPO's rows have only a prompt.
     """
     columns = rows.select_columns(
         [name for name in rows.column_names if name in LENGTH_COLUMNS]

@@ -40,8 +40,8 @@ def generate(
     def finish(problems: list[Problem], task: DictConfig, split: str) -> None:
         """Add worked solutions before the answers in a random share of the problems.
 
-        The other problems get empty <think> tags, as in Qwen3. So both kinds diverge at the same
-        token, and greedy decoding follows the more frequent kind.
+        The other problems get empty <think> tags, as in Qwen3. Both kinds then diverge at the
+        same token, and greedy decoding follows the more frequent kind.
         """
         rng, share = random.Random(f"worked/{data.seed}"), task.worked
         if split == "heldout" and not heldout_in_training_format:
@@ -80,7 +80,7 @@ def score(answer: str, problem_entry: str) -> float:
 
 
 def wrong_answer(problem: Problem, others: list[Problem], rng: random.Random) -> str:
-    """Return an answer of `others` that is wrong for `problem`. Raises UserError without one."""
+    """Return a wrong answer to `problem` from `others`. Raises UserError if there is none."""
     # Nearly every draw is wrong. Scoring all answers to each of n problems would take n * n calls.
     for _ in range(DRAWS):
         if (answer := rng.choice(others)["answer"]) != problem["answer"] and score(

@@ -1,7 +1,7 @@
 """Find modules that compute in fp32 although the run computes in a lower precision.
 
 On GPUs with matrix units, a matrix product takes 8 to 16 times as long in fp32 as in bf16. Norms in
-fp32 are intended and cheap. So the time of matrix products is reported separately.
+fp32 are intended and cheap, so the time of matrix products is reported separately.
 
 In the trace, `ModuleRanges` marks each module's forward pass, and `record_shapes` adds dtypes. An
 operator of a backward pass has the sequence number of its forward operator.
@@ -58,7 +58,7 @@ class ModuleRanges:
 
 
 def summary(events: Iterable[Event], time_s: float) -> dict[str, Any]:
-    """Return the content of fp32_modules.json. Shares are those of the steps' `time_s`."""
+    """Return the content of fp32_modules.json. Shares are relative to the steps' `time_s`."""
     complete_events = [event for event in events if event.get("ph") == "X"]
     operators = _operators(complete_events)
     kernels = [event for event in complete_events if event.get("cat") in DEVICE]
@@ -110,7 +110,7 @@ def _operators(events: list[Event]) -> list[dict[str, Any]]:
         or (event.get("cat") == "user_annotation" and event["name"].startswith(MARK))
     ):
         outer = nodes[id(enclosing)] if enclosing else dict(OUTERMOST)
-        if event["cat"] != "cpu_op":  # the mark of a module
+        if event["cat"] != "cpu_op":  # a module's range
             module = event["name"].removeprefix(MARK)
             mark = {"id": None, "module": module, "sequence": None, "backward": False}
             nodes[id(event)] = {**outer, **mark}
@@ -121,7 +121,7 @@ def _operators(events: list[Event]) -> list[dict[str, Any]]:
             **outer,
             "name": event["name"],
             "id": args.get("External id"),
-            "self_us": float(event["dur"]),  # from which nested operators subtract their time
+            "self_us": float(event["dur"]),  # nested operators' time is subtracted later
             "fp32": floats & set(args.get("Input type", [])) == {"float"},  # false for casts
             "wrapper": False,
         }

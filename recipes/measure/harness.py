@@ -50,7 +50,7 @@ def load(names: list[str], include: str | None) -> Any:
 def evaluate(manager: Any, generator: Any, args: Any) -> dict[str, dict[str, float]]:
     """Return {task: {metric: value}}, including the harness's standard errors `<metric>_stderr`.
 
-    `generator` has the model and the tokenizer. `args` are those of method=evaluate.
+    `generator` has the model and the tokenizer. `args` are method=evaluate's.
     """
     from lm_eval import simple_evaluate
     from lm_eval.models.huggingface import HFLM

@@ -6,7 +6,7 @@ the processes by hand, with the number of GPUs in place of N:
     python -m torch.distributed.run --standalone --local-addr 127.0.0.1 --nproc-per-node N \\
         -m recipes.measure.health --folder measured
 
-FOLDER/rank<RANK>.json is rewritten before each phase, so it shows in which phase a process died or
+FOLDER/rank<RANK>.json is rewritten before each phase, so it shows the phase where a process died or
 hung. launch/checks/measured.py describes its keys. All GPUs are loaded together, as in training,
 since they share power and cooling. A phase takes about 8 s and less than 4 GB.
 """
@@ -78,7 +78,7 @@ class Rank:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def fault(self) -> str | None:
+    def reason_to_skip(self) -> str | None:
         """Record the GPU's memory. Return the reason not to measure the GPU, or None."""
         if self.device.type == "cpu":
             return None
@@ -236,8 +236,8 @@ def run(rank: Rank) -> None:
     rank.phase("start")
     backend = "cpu:gloo,cuda:nccl" if rank.device.type == "cuda" and rank.num_gpus else "gloo"
     dist.init_process_group(backend, timeout=datetime.timedelta(seconds=JOIN_S))
-    rank.measured["not_measured"] = fault = rank.fault()
-    usable = fault is None
+    rank.measured["not_measured"] = reason = rank.reason_to_skip()
+    usable = reason is None
     complete = all_ready(usable)
     for name, measure in (
         ("GEMM", measure_gemm),

@@ -1,8 +1,8 @@
 """Tabulate how profiled steps spend their time, from a torch trace.
 
-Each instant counts toward one share: that of the running kernel (of several, the first in ORDER),
+Each instant counts toward one share: the running kernel's (if several run, the first in ORDER),
 `communication_exposed` if only communication runs, or `idle`. Communication during a computing
-kernel takes no extra time. So all shares except `communication_hidden` add up to 1.
+kernel takes no extra time, so all shares except `communication_hidden` add up to 1.
 """
 
 from __future__ import annotations

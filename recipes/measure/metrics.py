@@ -37,7 +37,7 @@ class Metrics(TrainerCallback):
     def __init__(
         self, config: DictConfig, reference: bool = False, stopwatch: Stopwatch | None = None
     ) -> None:
-        self.telemetry = Telemetry(None)  # train_loop.py sets that of this rank
+        self.telemetry = Telemetry(None)  # train_loop.py replaces it
         self.path = Path(config.run_dir) / "metrics.jsonl"
         self.peak_tflops = config.hardware.peak_tflops.get(config.precision.compute)
         self.reference, self.stopwatch = reference, stopwatch

@@ -1,8 +1,8 @@
 """Sample this rank's GPU during training: utilization, memory, power, temperature and clocks.
 
 For AMD, read amdgpu's files in sysfs, as amdsmi does. For NVIDIA, use NVML through pynvml. Without
-these sources, metrics.jsonl has none of these readings. `gpu_memory_bandwidth_share` is the share
-of time in which memory was read or written, for both vendors.
+these sources, metrics.jsonl has none of these readings. For both vendors,
+`gpu_memory_bandwidth_share` is the share of time that memory was being read or written.
 """
 
 from __future__ import annotations
@@ -98,14 +98,14 @@ class Telemetry:
     def __init__(self, read: Read | None, interval_s: float = INTERVAL_S) -> None:
         self.read, self.interval_s = read, interval_s
         self.lock, self.ended = threading.Lock(), threading.Event()
-        # Sums and numbers of samples. A list would grow on ranks that never call `take`.
+        # Sum and count per key. A list would grow on ranks that never call `take`.
         self.sums: dict[str, tuple[float, int]] = {}
         self.begin()
 
     def begin(self, now_s: float | None = None) -> None:
         """Discard earlier samples, so that setup does not count as training.
 
-        Energy is counted from `now_s` or, without it, from the first sample.
+        Energy is counted from `now_s`, or from the first sample if it is None.
         """
         with self.lock:
             self.sums.clear()
@@ -178,7 +178,7 @@ def for_this_rank(vendor: str) -> Telemetry:
 
 
 def find_reader(address: str, sysfs: Path = Path("/sys")) -> Read | None:
-    """Return a reader of the GPU at this PCI address, or None without readable counters."""
+    """Return a reader of the GPU at this PCI address, or None if no counter is readable."""
     read = amd(address, sysfs)
     if read():
         return read
@@ -201,8 +201,8 @@ def fragmentation(stats: dict[str, Any]) -> float:
 def energy(rank_j: float | None, num_tokens: float) -> dict[str, float]:
     """Return the energy of all ranks' GPUs, in total and per million tokens.
 
-    Every rank must call this; `num_tokens` is needed on the main rank. Return {} without tokens, or
-    if any GPU has no counter, because an incomplete sum would look plausible.
+    Every rank must call this; `num_tokens` is needed on the main rank. Return {} if there are no
+    tokens or a GPU has no counter, because an incomplete sum would look plausible.
     """
     joules = [rank_j]
     if dist.is_initialized():

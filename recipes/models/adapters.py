@@ -36,7 +36,7 @@ from recipes.rank.program import is_main_rank, say
 BASE = "base.json"
 # Names of an adapter's A, B and DoRA magnitude
 PARTS = ("lora_A", "lora_B", "lora_magnitude_vector")
-PREFIX = "base_model.model."  # which PEFT adds to the names of base weights
+PREFIX = "base_model.model."  # PEFT's prefix of base weight names
 Tensors = dict[str, Tensor]
 Gather = Callable[[list[nn.Parameter]], contextlib.AbstractContextManager[Any]]
 
@@ -107,7 +107,7 @@ def load_adapter(model: PreTrainedModel, config: DictConfig, base: str) -> PeftM
         mismatches = set(file.keys()) ^ set(state)
     if mismatches:
         raise UserError(
-            f"adapter.path={path} was trained on other layers than those of model={base_name}: "
+            f"adapter.path={path} was trained on other layers than model={base_name} has: "
             f"{min(mismatches)}. Set model to the base of the adapter."
         )
     return adapted

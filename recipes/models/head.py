@@ -252,7 +252,7 @@ def log_probs(
 def add(model: PreTrainedModel, compute: Callable[..., ModelOutput] = sums) -> None:
     """Make `model(..., targets=, target_positions=)` return `compute(hidden, weight, targets)`.
 
-    target_positions: (targets), the indices in the flattened batch at which targets are predicted.
+    target_positions: (targets), the indices in the flattened batch where targets are predicted.
     The head is computed only there. It runs inside the model's forward, since the hooks of DDP and
     FSDP are there.
     """

@@ -179,7 +179,7 @@ class CompiledLayers:
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> Any:
-        if self._checkpointing:  # TRL turns it off for a reference, then on again for all layers
+        if self._checkpointing:  # TRL's reference forward pass re-enables all layers
             self._checkpointing.on_train_begin(model=self.model)
         if self._is_first_batch and model.training:
             self._is_first_batch = False

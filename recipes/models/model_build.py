@@ -45,7 +45,7 @@ TRAINED_VOCABULARY = 512
 
 
 def build_tokenizer(config: DictConfig, texts: Iterable[str]) -> PreTrainedTokenizerBase:
-    """Return the tokenizer of a directory or of the hub. For random weights, train it on `texts`.
+    """Return the tokenizer of a directory or a Hub model. For random weights, train it on `texts`.
 
     Raises UserError if the hub does not provide the tokenizer.
     """

@@ -38,9 +38,9 @@ def card(
 ) -> str:
     """Return the text of the model card.
 
-    `provenance` comes from launch/execution/provenance.py. If it lists no runs, the origin is
-    `model`, from the composition of the export. `exported` describes the exported files: `weights`,
-    `chat_template` (whether there is one), `files` and figures of result.json.
+    `provenance` comes from launch/execution/provenance.py. If it lists no runs, the model was made
+    from `model`, the export's own configuration. `exported` describes the exported files:
+    `weights`, `chat_template` (whether there is one), `files` and metrics from result.json.
     """
     runs = provenance["runs"][::-1]  # from the first run to the last
     first = runs[0]["model"] if runs else model

@@ -2,7 +2,7 @@
 
 transformers makes a mask for every batch. To find out whether it is needed, transformers reads from
 the GPU, so the host waits for all queued work. SFT and DPO need no mask, since they pad the ends of
-rows, to which no token attends. GRPO pads prompts on the left. So its batches get a mask unless
+rows, which no token attends to. GRPO pads prompts on the left, so its batches get a mask unless
 they are packed, for example in generation.
 """
 
@@ -77,7 +77,7 @@ def fits(model: PreTrainedModel) -> bool:
 
 
 def _padding_mask(*args: Any, attention_mask: Tensor | None = None, **kwargs: Any) -> Any:
-    """Return sdpa's mask, or None without padding.
+    """Return sdpa's mask, or None if there is no padding.
 
     Otherwise transformers would make a mask of (tokens, tokens) for packed rows.
     """

@@ -21,7 +21,7 @@ def device() -> torch.device:
 
 
 def bind_to_cores(policy: str, local_rank: int) -> str:
-    """Bind all threads and future children to the cores near the GPU. Return a line with the cores.
+    """Bind all threads and future children to the cores near the GPU. Return a log line.
 
     torch chooses the cores. torchrun's --numa-binding would need numactl, which images do not have.
     Raises UserError if the cores are unknown or not allowed.

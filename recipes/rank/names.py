@@ -1,4 +1,4 @@
-"""Declare which names and whole numbers the arguments of benchmarks and tunings accept.
+"""Declare which names and whole numbers the arguments of benchmarks and tuning runs accept.
 
 `make lock` writes them to containers/trainer_args.lock.json, so that the launcher rejects other
 values without importing torch.
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 ALL = object()
-# Whole-number arguments of benchmarks and tunings that may be 0.
+# Whole-number arguments of benchmarks and tuning runs that may be 0.
 MAY_BE_ZERO = ("seed", "warmup", "num_warmups", "num_workers", "paddings")
 
 
@@ -39,4 +39,4 @@ def minimum(field: dataclasses.Field) -> int | None:
     """Return the minimum of a field of type int or list of int; None for other fields."""
     if not re.search(r"\bint\b", str(field.type)):
         return None
-    return int(field.metadata.get("least", 0 if field.name in MAY_BE_ZERO else 1))
+    return int(field.metadata.get("minimum", 0 if field.name in MAY_BE_ZERO else 1))

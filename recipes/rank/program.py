@@ -114,7 +114,7 @@ def run(work: Callable[[DictConfig], dict[str, Any]], argv: list[str] | None = N
 def _result(work: Callable[[DictConfig], dict[str, Any]], config: DictConfig) -> dict[str, Any]:
     try:
         numa = OmegaConf.select(config, "topology.numa_binding")
-        # The ranks of a tuning's trials bind themselves.
+        # The ranks of a tuning run's trials bind themselves.
         if numa and torch.cuda.is_available() and "tuned" not in config:
             print(bind_to_cores(numa, int(os.environ.get("LOCAL_RANK", "0"))), flush=True)
         return {"status": "done", **work(config), "exit_code": 0}

@@ -1,7 +1,7 @@
 """Compare answers: as mathematics if the right answer is an expression, otherwise as text.
 
-math-verify extracts an expression from any text, so `blue 5` would equal `red 5`. So it is called
-only if all of the right answer is an expression.
+math-verify extracts an expression from any text, so `blue 5` would equal `red 5`. To prevent
+that, it is called only if all of the right answer is an expression.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ def _is_equivalent(right: str, answer: str) -> bool:
 def _number(result: str, is_announced: bool) -> str | None:
     """Return the last number of a result, or the first number of an announced result.
 
-    Return None without a number. Return None also if `4 or 5` lists candidates, or if `12 * 12`
-    repeats the question, since neither is an answer.
+    Return None if there is no number, if `4 or 5` lists candidates, or if `12 * 12` repeats the
+    question.
     """
     text = FRACTION.sub(r" \1\2\3/\4\5 ", result)
     numbers = list(NUMBERS.finditer(text))

@@ -130,8 +130,8 @@ def attempt(
 ) -> tuple[list[float | None] | None, str | None]:
     """Return (scores, None), or (None, reason) if the reward fails for these completions.
 
-    The reason includes the line of a user's function. Raises UserError if the function itself is at
-    fault.
+    The reason includes the line of a user's function. Raises UserError if the function itself is
+    invalid.
     """
     try:
         return judge(name, prompts, completions, columns), None

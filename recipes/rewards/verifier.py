@@ -36,7 +36,7 @@ MAX_HANGS = 3  # if an untried function hangs on this many completions, the run 
 
 
 class Verifier:
-    """Judge completions. `errors` counts those on which a reward crashed, hung or hit a limit."""
+    """Judge completions. `errors` counts completions whose reward crashed, hung or hit a limit."""
 
     def __init__(
         self, judges: dict[str, Judge], weights: dict[str, float], chain: list[str]
@@ -102,9 +102,9 @@ class Verifier:
 def _select(
     rows: Sequence[int], prompts: list[Any], completions: list[Completion], columns: Columns
 ) -> tuple[list[Any], list[Completion], Columns]:
-    """Return the arguments of a judge for some rows of a batch.
+    """Return the judge's arguments for some rows of a batch.
 
-    TRL also passes values that are not columns, such as its state. They stay as they are.
+    TRL also passes values that are not columns, such as its state. These are returned unchanged.
     """
     arguments = {
         name: [values[n] for n in rows] if _is_column(values, completions) else values

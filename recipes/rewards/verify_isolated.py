@@ -68,7 +68,7 @@ class Isolated:
     ) -> tuple[list[Any] | None, str | None]:
         """Return (scores, None), or (None, reason) if the reward or the worker fails.
 
-        Raises UserError if the reward itself is at fault.
+        Raises UserError if the reward itself is invalid.
         """
         content = {"prompts": prompts, "completions": completions, "columns": columns}
         try:

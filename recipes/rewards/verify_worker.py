@@ -74,7 +74,7 @@ def main() -> None:
     print("ready", file=replies, flush=True)
     for line in sys.stdin:
         request = json.loads(line)
-        # The timers' signals end the process, even inside a library.
+        # The timers' signals kill the process, even inside a library.
         further_s = float(time_s) * (len(request["completions"]) - 1)
         signal.setitimer(signal.ITIMER_PROF, float(time_s) + further_s)
         signal.setitimer(signal.ITIMER_REAL, ORPHAN_S + further_s)
@@ -96,13 +96,13 @@ def limit_memory(more: int) -> None:
 def reply_to(request: dict[str, Any], guard: Guard) -> dict[str, Any]:
     """Return {scores, error} for a request {name, prompts, completions, columns}.
 
-    `scores` is null if there is an error. Return {rejected} if the function itself is at fault.
+    `scores` is null if there is an error. Return {rejected} if the function itself is invalid.
     """
     guard.blocked.clear()
     try:
         scores, error = reward_functions.attempt(**request)
-    except UserError as fault:
-        return {"rejected": str(fault)}
+    except UserError as error:
+        return {"rejected": str(error)}
     # The reward, or a library, may have caught the exception and scored the completion.
     if guard.blocked and guard.blocked[0] not in (error or ""):
         reason = f"rewards may not call {guard.blocked[0]}"

@@ -33,7 +33,7 @@ from recipes.rank.device import memory_peak_gb
 from recipes.rank.files import append, json_sha256
 from recipes.rank.program import Interrupted, is_main_rank, say, stop_requested
 from recipes.rewards.verifier import Verifier
-from recipes.sampling.generation import Generator, build_generator
+from recipes.sampling.generation import SampleGenerator, build_generator
 from recipes.sampling.sample_keys import model_identity, samples_key, verdicts_key
 from recipes.sampling.samples import is_correct
 from recipes.training.checkpoint import HEARTBEAT
@@ -46,7 +46,7 @@ def sample_all(
     verifier: Verifier,
     log: Log,
     reuse: str | None = None,
-) -> tuple[list[Row], Generator | None]:
+) -> tuple[list[Row], SampleGenerator | None]:
     """Return all samples with their verdicts, in order, and the generator if one was needed.
 
     Only the main rank gets samples. Batches with the same hash in the run or pipeline `reuse` are
@@ -115,7 +115,7 @@ def run_batch(
     rows: list[Row],
     number: int,
     args: Any,
-    generator: Generator | None,
+    generator: SampleGenerator | None,
     verifier: Verifier,
     sample_store: Store,
     verdict_store: Store,
@@ -157,7 +157,7 @@ def run_batch(
 class Log:
     """Write a line of metrics.jsonl for each batch of the main rank.
 
-    At the end, `include_all_ranks` replaces the figures by those of all ranks' batches. Times are
+    At the end, `include_all_ranks` replaces the figures by all ranks' figures. Times are
     always the main rank's.
     """
 
@@ -244,7 +244,7 @@ def _figures(samples: list[Row]) -> dict[str, float]:
 
 
 class Store:
-    """Read and write the files of one hash's batches; also read those of another run."""
+    """Read and write the files of one hash's batches; also read another run's."""
 
     def __init__(self, folder: Path, other: Path | None = None) -> None:
         self.folder, self.other = folder, other

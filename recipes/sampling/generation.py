@@ -70,7 +70,7 @@ def beat_by_token(
     return model.get_input_embeddings().register_forward_hook(beat)
 
 
-class Generator(ABC):
+class SampleGenerator(ABC):
     """Generate one sample for each prompt."""
 
     def __init__(
@@ -83,8 +83,8 @@ class Generator(ABC):
         """Create a generator for a model.
 
         `args` has max_new_tokens, temperature (0 is greedy), top_p and top_k (1 and 0 are off).
-        `positions` is the length of the model's context in tokens. `defaults` is the model's own
-        generation configuration, of which only the end tokens are used.
+        `positions` is the length of the model's context in tokens. Only the end tokens
+        of `defaults`, the model's generation configuration, are used.
         """
         self.tokenizer, self.args, self.positions = tokenizer, args, positions
         self.ends = end_tokens(tokenizer, defaults)
@@ -135,7 +135,7 @@ class Generator(ABC):
         """Return a sample for each list of token ids, with at most `limits[n]` new tokens."""
 
 
-class TransformersGenerator(Generator):
+class TransformersGenerator(SampleGenerator):
     """Generate with transformers, in one padded batch."""
 
     def __init__(self, config: DictConfig, tokenizer: PreTrainedTokenizerBase, args: Any) -> None:
@@ -178,8 +178,8 @@ class TransformersGenerator(Generator):
         )
 
 
-class VllmGenerator(Generator):
-    """Generate with vLLM. Each prompt has its own seed, derived from that of the call."""
+class VllmGenerator(SampleGenerator):
+    """Generate with vLLM. Each prompt's seed is derived from the call's seed."""
 
     def __init__(self, config: DictConfig, tokenizer: PreTrainedTokenizerBase, args: Any) -> None:
         directory, revision = model_directory(config), None
@@ -252,7 +252,7 @@ def engine_args(config: DictConfig) -> dict[str, Any]:
     return {name: value for name, value in arguments.items() if value is not None}
 
 
-def build_generator(config: DictConfig, args: Any) -> Generator:
+def build_generator(config: DictConfig, args: Any) -> SampleGenerator:
     """Return the generator of `method.args.engine`, with the run's model and tokenizer.
 
     Raises UserError if vLLM, the model or the tokenizer is missing.

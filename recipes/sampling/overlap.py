@@ -85,18 +85,18 @@ class GenerationAhead:
     _is_sending = False
 
     def __init__(self, *args: Any, config: DictConfig, **kwargs: Any) -> None:
-        # Batches that were read: the rest of this step's, then those of later steps.
+        # Prefetched batches: the rest of this step, then later steps.
         self._batches: deque[Any] = deque()
         # Number of finished micro-batches in this step.
         self._in_step = 0
-        # Sharded weights need collectives, which must not run in parallel with those of the step.
+        # Sharded weights need collectives, which must not run in parallel with the step's.
         self._sends_in_thread = config.topology.strategy in ("none", "ddp")
         self._sender = Threads(1)
         super().__init__(*args, config=config, **kwargs)
         self.add_callback(WaitForTransfer(self))
 
     def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: Any) -> Any:
-        """Return this step's batches like the parent, and read later ones ahead."""
+        """Return this step's batches as the parent class does, and prefetch later ones."""
         if epoch_iterator is not self._source:
             self._source = epoch_iterator
             self._batches.clear()

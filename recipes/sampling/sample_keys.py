@@ -1,7 +1,6 @@
-"""Collect the inputs that determine samples and verdicts, from which batches get their hashes.
+"""Collect the inputs that determine samples and verdicts. Their hashes name the batches.
 
-Verdicts have a separate key, which adds the inputs of scoring. So a change of rewards needs no new
-samples.
+Verdicts have a separate key that adds the scoring inputs, so new rewards do not need new samples.
 """
 
 from __future__ import annotations

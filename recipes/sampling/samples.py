@@ -23,13 +23,13 @@ def select(samples: Sequence[Row], rules: Any) -> list[Row]:
 
     1. `threshold` excludes lower scores.
     2. `finished_only` excludes truncated samples. Truncated samples without text never pass.
-    3. `deduplicate` excludes equal texts of a prompt.
-    4. `per_prompt` is the largest number of samples of a prompt.
+    3. `deduplicate` excludes repeated texts for the same prompt.
+    4. `per_prompt` is the maximum number of samples per prompt.
     5. `top_fraction` is the share of all remaining samples to select, rounded up.
 
-    Higher scores come first. Of a prompt's samples with equal scores, the earlier comes first. Of
-    different prompts' samples, each prompt's best comes before all second best. Then a hash
-    determines the order, so that the order of rows has no effect.
+    Samples are ranked by score. Ties within a prompt go to the earlier sample. Ties across prompts
+    go to the sample ranked higher within its own prompt, then to a hash, so input order does not
+    matter.
     """
     by_prompt: dict[int, list[Row]] = defaultdict(list)
     for sample in sorted(samples, key=lambda s: (-s["score"], s["sample_index"])):

@@ -24,7 +24,7 @@ class SamplingRatio:
     TRL's pass is still used in evaluation, and if weights change within a generation.
     """
 
-    _pending_inputs: dict[str, Any] | None = None  # the batch to which the ratio must be added
+    _pending_inputs: dict[str, Any] | None = None  # the batch that needs the ratio
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

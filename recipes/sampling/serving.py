@@ -29,7 +29,7 @@ PROBE_TOKENS = 32
 REQUEST_TIMEOUT_S, POLL_S = 10.0, 0.5
 REPLICA = "X-data-parallel-rank"  # vLLM's header that selects the replica
 # Factor for the last norm's weights, which changes log-probabilities far more than rounding. A
-# factor above 1 would hardly change those of a confident policy, which are near 0.
+# factor above 1 would hardly change a confident policy's log-probabilities, which are near 0.
 SCALE = 0.25
 # Largest error as a share of the change; rounding in bf16 causes a few hundredths.
 TOLERANCE = 0.25

@@ -6,7 +6,7 @@ as `topology.max_staleness` allows, so that long completions have time to finish
 
 The server loads weights between two decoding steps: vLLM pauses its requests (`/pause?mode=keep`),
 loads the weights and resumes. Requests continue with the keys and values of the previous weights,
-as in PipelineRL (arXiv:2509.19128). Each token has the log-probability with which it was sampled,
+as in PipelineRL (arXiv:2509.19128). Each token keeps its log-probability from sampling,
 which TRL's importance-sampling correction uses. Prompts share cached keys and values only with
 prompts sent under the same weights (vLLM's `cache_salt`).
 
@@ -157,7 +157,7 @@ class StreamedGeneration(GenerationAhead):
         return list(completion_ids), list(logprobs)
 
     def _sync(self) -> None:
-        """Send weights like the parent, while the server's requests are paused."""
+        """Send weights as the parent class does, while the server's requests are paused."""
         client = self.vllm_generation.vllm_client if self.accelerator.is_main_process else None
         if client:
             client._post(

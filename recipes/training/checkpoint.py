@@ -100,16 +100,16 @@ def newest(directory: Path, heartbeat: Path | None = None) -> Path | None:
     Touch `heartbeat` while hashing.
     """
     for path in reversed(_checkpoints(directory)):
-        fault, best = find_fault(path, heartbeat), best_of(path)
-        if fault is None and best not in (None, path) and (fault := find_fault(best, heartbeat)):
-            fault = f"its best checkpoint {best.name} is incomplete: {fault}"
-        if fault is None:
+        error, best = find_error(path, heartbeat), best_of(path)
+        if error is None and best not in (None, path) and (error := find_error(best, heartbeat)):
+            error = f"its best checkpoint {best.name} is incomplete: {error}"
+        if error is None:
             return path
-        say(f"checkpoint {path} is incomplete: {fault}. Looking for an older one")
+        say(f"checkpoint {path} is incomplete: {error}. Looking for an older one")
     return None
 
 
-def find_fault(checkpoint: Path, heartbeat: Path | None = None) -> str | None:
+def find_error(checkpoint: Path, heartbeat: Path | None = None) -> str | None:
     """Return how a checkpoint differs from its manifest, or None if it is complete."""
     try:
         files = json.loads((checkpoint / MANIFEST).read_text())["files"]
@@ -127,11 +127,11 @@ def find_fault(checkpoint: Path, heartbeat: Path | None = None) -> str | None:
 
 
 def best_of(checkpoint: Path) -> Path | None:
-    """Return the best checkpoint up to this one, or None without method.selection."""
+    """Return the best checkpoint up to this one, or None if there is no method.selection."""
     file = checkpoint / TRAINER_STATE_NAME
     try:
         step = json.loads(file.read_text()).get("best_global_step") if file.is_file() else None
-    except ValueError:  # find_fault reports the damaged file
+    except ValueError:  # find_error reports the damaged file
         step = None
     return checkpoint.with_name(f"{PREFIX_CHECKPOINT_DIR}-{step}") if step else None
 

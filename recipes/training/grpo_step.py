@@ -218,7 +218,7 @@ class PackedCompletions:
     def _rehearse(self, model: nn.Module) -> None:
         """Compile the kernels of passes without gradient, which the first generation needs.
 
-        CompiledLayers compiles those of the pass with gradient.
+        CompiledLayers compiles the kernels of the pass with gradient.
         """
         with without_dropout(self.model):
             for batch in self._rehearsed():

@@ -1,6 +1,6 @@
 """Collate rows without padding (packed), and order the rows of a step by length.
 
-Rows are reordered only within a step. So each step has the same rows as without this module.
+Rows are reordered only within a step, so each step has the same rows as without this module.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Collator:
 
     - input_ids (rows, tokens), where the number of tokens is a multiple of `multiple`
     - targets (n)
-    - target_positions (n), the indices in the flattened batch at which the targets are predicted
+    - target_positions (n), the indices in the flattened batch where targets are predicted
     - num_tokens, an integer without padding
     - with `packed`: position_ids (1, tokens), and document_starts (documents + 1) as offsets
 

@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 from recipes.models import head
 from recipes.training import packing
 
-SHORTEST = 128  # tokens of the shortest row for which kernels are compiled in advance
+SHORTEST = 128  # tokens of the shortest row whose kernels are compiled in advance
 COUNTED = ("entropy", "mean_token_accuracy")
 
 
@@ -273,7 +273,7 @@ class FastStep(OrderedRows):
 class LateLine:
     """A log line whose sums are being copied from the GPU."""
 
-    # A reference event of the GPU, and its time by time.monotonic().
+    # A CUDA event and the time.monotonic() of its completion, to convert event times to host times
     _clock: ClassVar[tuple[torch.cuda.Event, float] | None] = None
 
     step: int
@@ -300,7 +300,7 @@ class LateLine:
         return self.sums.tolist()
 
     def ended_at(self) -> float:
-        """Return when the GPU finished the step, as a value of time.monotonic()."""
+        """Return the time.monotonic() at which the GPU finished the step."""
         reference, reference_s = LateLine._clock
         return reference_s + reference.elapsed_time(self.ended) / 1000
 

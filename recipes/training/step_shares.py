@@ -1,7 +1,7 @@
 """Measure the parts of GRPO's step: generation_s, wait_s, sync_s and reward_s in metrics.jsonl.
 
 The measured calls wait for the GPU anyway, so timing on the host costs nothing. Queued GPU work is
-included in the part in which the host next waits for it. This is train_s if every step is logged,
+included in the part where the host next waits for it. This is train_s if every step is logged,
 else the next transfer or generation. Collectives are queued too, so train_s also includes time
 waiting for other ranks.
 """

@@ -102,7 +102,7 @@ def train(config: DictConfig, trainer: Trainer, metrics: Metrics, cycle: int = 1
     """
     output_dir = Path(trainer.args.output_dir)
     heartbeat = Path(config.run_dir) / checkpoint.HEARTBEAT
-    # Trials of a tuning do not need checkpoints.
+    # Trials of a tuning run do not need checkpoints.
     stop = StopOnSignal(cycle, saves="trial" not in config)
     trainer.remove_callback(PrinterCallback)
     for callback in (stop, metrics, Heartbeat(heartbeat), *selection.patience(config)):
@@ -133,7 +133,7 @@ def train(config: DictConfig, trainer: Trainer, metrics: Metrics, cycle: int = 1
         )
     if "trial" not in config:
         result |= selection.load_best(config, trainer)
-    # Tunings and measurements do not need the model.
+    # Tuning runs and measurements do not need the model.
     if "trial" in config or not config.get("save_model", True):
         say(f"done: {steps} steps. The model is not saved")
         return result
@@ -164,7 +164,7 @@ class ProfiledSteps(TrainerCallback):
 def save_model(trainer: Trainer, target: Path) -> dict[str, float]:
     """Save the model and its tokenizer. With an adapter, save the adapter and the merged model.
 
-    Return {merge_error} of adapters.merge, or {} without an adapter. All ranks must call this,
+    Return {merge_error} of adapters.merge, or {} if there is no adapter. All ranks must call this,
     since weights may be sharded. Only the main rank writes.
     """
     plugin = trainer.accelerator.state.deepspeed_plugin
@@ -235,7 +235,7 @@ class StopOnSignal(TrainerCallback):
     def __init__(self, cycle: int, saves: bool = True) -> None:
         self.cycle, self.saves = cycle, saves
         self.stopped = False
-        self.any_rank = AnyRank()
+        self.any_rank = AnyRankFlag()
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -258,10 +258,10 @@ class Heartbeat(TrainerCallback):
     on_train_begin = on_substep_end = on_step_end = on_prediction_step = on_save = _beat
 
 
-class AnyRank:
+class AnyRankFlag:
     """Determine whether a flag is set on any rank, so that all ranks stop after the same step.
 
-    On GPUs, return the previous call's result, because the current one is not ready before the GPU
+    On GPUs, return the previous call's result, because the current one is not ready until the GPU
     has finished the step.
     """
 

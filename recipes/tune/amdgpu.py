@@ -21,7 +21,7 @@ class Architecture:
     """The unit that runs a workgroup: a compute unit on CDNA, a workgroup processor on RDNA.
 
     A workgroup processor consists of two compute units. RDNA's figures are for waves of 32 lanes,
-    for which Triton compiles. Registers are counted per lane.
+    which Triton uses. Registers are counted per lane.
     """
 
     wave_size: int  # lanes
@@ -94,7 +94,7 @@ class Occupancy:
     by_lds: float
     by_slots: float  # limits on waves and barriers
     waves: float
-    workgroups: int  # that share one LDS at the same time
+    workgroups: int  # workgroups that share one LDS at the same time
     limits: tuple[str, ...]  # resources of the kernel that limit the occupancy
     max_waves: int
 

@@ -1,4 +1,4 @@
-"""Find the options of torch.compile with which a recipe trains fastest.
+"""Find the torch.compile options that train a recipe fastest.
 
 Candidates are modes, back ends of matrix products, and the C++ wrapper. Each one is a run of the
 recipe with empty caches, so first_step_s includes the time to compile. If a candidate does not
@@ -30,7 +30,7 @@ def _compiled(mode: str | None = None, **env: str) -> Setting:
     return Setting({"torch_compile": True, **({MODE: mode} if mode else {})}, env)
 
 
-# The mode in which back ends are compared. `max-autotune` would also use CUDA graphs.
+# Back ends are compared in this mode. `max-autotune` would also use CUDA graphs.
 _TUNED = "max-autotune-no-cudagraphs"
 CANDIDATES = {
     "eager": Setting({"torch_compile": False}),
@@ -59,7 +59,7 @@ class InductorConfig(TrainingTuneConfig):
         None,
         {"freezing": "turns weights into constants, but training changes them. Leave it out."},
     )
-    warmup: int = field(default=8, metadata={"least": 1})
+    warmup: int = field(default=8, metadata={"minimum": 1})
 
 
 def inductor(config: DictConfig) -> dict[str, Any]:

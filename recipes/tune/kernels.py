@@ -93,7 +93,7 @@ def run_rms_norm(shapes: Shapes) -> None:
     from liger_kernel.ops import LigerRMSNormFunction
 
     model, norms = shapes.model, [(shapes.tokens, shapes.model.hidden_size)]
-    if model.architecture.startswith("qwen3"):  # it also normalizes each head of queries and keys
+    if model.architecture.startswith("qwen3"):  # Qwen3 also normalizes query and key heads
         numbers = (model.num_heads, model.num_kv_heads)
         norms += [(shapes.tokens * heads, model.head_dim) for heads in numbers]
     for norm in norms:
@@ -170,8 +170,8 @@ OPERATIONS: dict[str, Callable[[Shapes], None]] = {
     "trl:lm_head": run_lm_head,
 }
 
-# The grid of these kernels is the number of compute units, which is unknown here. So is the number
-# of rows per program.
+# The grid of these kernels is the number of compute units. Neither this number nor the number of
+# rows per program is known here.
 PER_COMPUTE_UNIT = ("_rms_norm_backward_kernel", "_block_rms_norm_backward_kernel")
 
 

@@ -2,7 +2,7 @@
 
 torch.compile runs completely: Dynamo, AOTAutograd and Inductor work on tensors without memory on
 `cuda:0`. torch is made to look like a ROCm build, and reads the GPU's properties from
-conf/hardware. So the kernels, their block sizes and their warps are those of ROCm's torch of the
+conf/hardware. The kernels, their block sizes and their warps therefore match ROCm's torch of the
 same version. Three parts do not exist in a CPU build of torch and are replaced here: the device
 guard, the driver's answers, and autograd's engine, which needs streams.
 
@@ -125,7 +125,7 @@ def hardware_of(arch: str) -> dict[str, Any]:
 
 
 def read_hardware(file: Path) -> dict[str, Any]:
-    """Return the top-level keys of a file in conf/hardware, with those of its base files."""
+    """Return the top-level keys of a file in conf/hardware and in its base files."""
     content, gpu = yaml.safe_load(file.read_text()), dict[str, Any]()
     for base in content.pop("defaults", []):
         if base != "_self_":
@@ -331,7 +331,7 @@ def config_of(model: Path) -> Any:
 
 # ---- Attention
 
-ATTENTION = "layer_kernels"  # the name by which transformers finds it
+ATTENTION = "layer_kernels"  # name under which transformers finds it
 Tensor = torch.Tensor
 Attended = tuple[Tensor, None]
 

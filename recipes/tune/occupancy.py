@@ -16,10 +16,10 @@ every combination is compiled. Defaults are in parentheses.
       inductor:layer      the kernels that torch.compile generates for one decoder layer, forward
                           and backward, with the hardware file's attention for padded and for
                           packed rows
-      file.py:function    a kernel of yours
+      file.py:function    your own kernel
     arch                  gfx908 gfx90a gfx942 gfx950 gfx1100 gfx1151 gfx1201 (all)
     num_warps, num_stages, waves_per_eu, matrix_instr_nonkdim
-                          options of the compiler (those of the kernel's launch)
+                          compiler options (as in the kernel's launch)
     save                  a folder for the assembly (.s) and Triton's IR with layouts (.ttgir)
     format                text or json (text)
     jobs                  the number of parallel compilations (one per core)

@@ -1,6 +1,6 @@
 """Search over settings with Optuna. A journal records trials, so a killed run can resume.
 
-The first trial is the unchanged recipe, for which every parameter is null. A trial reports a figure
+The first trial is the unchanged recipe: every parameter is null. A trial reports a figure
 after each row. It is stopped early (pruned) if the figure is below the median of earlier trials.
 """
 
@@ -51,7 +51,7 @@ class SearchConfig(TuneConfig):
     prefixes: ClassVar[tuple[str, ...]] = ("",)  # allowed beginnings of names in `space`
 
     space: dict[str, list[Any]] = field(default_factory=dict)
-    num_trials: int = field(default=30, metadata={"least": 2})
+    num_trials: int = field(default=30, metadata={"minimum": 2})
 
     def __post_init__(self) -> None:
         self.space = {name: values for name, values in self.space.items() if values}

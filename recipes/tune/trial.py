@@ -1,4 +1,4 @@
-"""Run one trial of a tuning, which is a short run of the recipe with changed settings.
+"""Run one trial of a tuning run: a short run of the recipe with changed settings.
 
 A trial uses the same program, arguments, strategy and number of ranks as a user's run. It runs in
 new processes, because compilers, libraries and allocators keep state of earlier settings.
@@ -23,14 +23,14 @@ from launch.core.errors import UserError
 from launch.core.json_files import read_metrics
 from recipes.bench.benchmark import Row
 from recipes.bench.consensus import free_port
-from recipes.bench.processes import Process, wait
+from recipes.bench.processes import MarkedProgram, wait
 from recipes.rank.program import TORCHRUN
 from recipes.rank.ranks import num_ranks
 from recipes.training.checkpoint import HEARTBEAT
 
 METRICS = "metrics.jsonl"
 # A trial counts as hung after this share of runtime.hang_timeout_s, before the launcher's watchdog
-# would end the whole tuning.
+# would end the whole tuning run.
 HUNG_SHARE = 0.8
 UNQUOTED = re.compile(r"[\w./:+@%-]+")  # text that Hydra accepts without quotes
 
@@ -100,10 +100,10 @@ def follow(
 ) -> list[Row]:
     """Run a program that logs to `folder`/`log_name`, and return the lines of its metrics.jsonl.
 
-    `on_rows` and exceptions are those of `run`. All processes of the program are ended.
+    `on_rows` and exceptions are as in `run`. All processes of the program are stopped.
     """
     metrics, rows = folder / METRICS, list[Row]()
-    process = Process(argv, env, folder / log_name)
+    process = MarkedProgram(argv, env, folder / log_name)
 
     def done() -> bool:
         ended, known = process.ended(), len(rows)

@@ -3,9 +3,9 @@
 TunableOp records the products of a training step, times every kernel of rocBLAS and hipBLASLt for
 each product, and writes the fastest ones to a CSV file. This only works on ROCm, because other
 builds have a single kernel. The file's folder is mounted in later runs. Its name contains the GPU
-and the versions of ROCm, hipBLASLt and torch, because TunableOp rejects files of other versions
-(PyTorch, aten/src/ATen/cuda/tunable/README.md). The experiment sets the three variables by which
-later runs use the file.
+and the versions of ROCm, hipBLASLt and torch, because TunableOp rejects files from other versions
+(PyTorch, aten/src/ATen/cuda/tunable/README.md). The experiment sets the three variables that
+make later runs use the file.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Run the trials of a tuning, and write an experiment file with the best setting.
+"""Run the trials of a tuning run, and write an experiment file with the best setting.
 
     python launch/run.py 'hydra.searchpath=[file://<run>/conf]' experiment=<name>
 
 runs that setting. A copy of the file in conf/experiment/ works without hydra.searchpath.
-conf/method/tune/<name>.yaml has the command that starts a tuning.
+conf/method/tune/<name>.yaml has the command that starts a tuning run.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TRAINING = "tokens_per_second step_s spread memory_gb"  # columns
 
 @dataclass
 class TuneConfig:
-    """Arguments of every tuning. `recipe`: the method that the trials run.
+    """Arguments of every tuning run. `recipe`: the method that the trials run.
 
     Arguments that are not declared here or in a subclass are passed to the recipe.
     """
@@ -49,14 +49,14 @@ class TuneConfig:
 
 @dataclass
 class TrainingTuneConfig(TuneConfig):
-    """Arguments of a tuning whose trials train. `steps` are measured, after `warmup` others.
+    """Arguments of a tuning run whose trials train. `steps` are measured, after `warmup` others.
 
     `rows`: with `full`, text fills every row to max_length, so that each step has the planned
-    shapes and memory. With `data`, rows are those of `data=`.
+    shapes and memory. With `data`, rows come from `data=`.
     """
 
     steps: int = 10
-    warmup: int = field(default=5, metadata={"least": 1})
+    warmup: int = field(default=5, metadata={"minimum": 1})
     rows: str = name_field(lambda: ("full", "data"), "full")
 
 

@@ -33,7 +33,7 @@ def test_reason_of_a_failure(tmp_path, log, report, code, reason):
     end = f"sys.exit({code})" if code > 0 else f"os.kill(os.getpid(), {-code})"
     if report:
         (tmp_path / "result.json").write_text(json.dumps({"error": report}))
-    process = processes.Process([sys.executable, "-c", start + end], {}, tmp_path / "log")
+    process = processes.MarkedProgram([sys.executable, "-c", start + end], {}, tmp_path / "log")
     with pytest.raises(UserError, match=f"^{reason}"):
         processes.wait([process], process.ended, tmp_path / "heartbeat")
 
@@ -59,7 +59,7 @@ def test_all_processes_of_a_program_end(
 ):
     log, beat = tmp_path / "log", tmp_path / "heartbeat"
     # The mark of an outer program must not hide the mark of this one.
-    process = processes.Process(
+    process = processes.MarkedProgram(
         [sys.executable, "-c", CHILD + end], {**os.environ, processes.MARK: "\nouter"}, log
     )
 

@@ -9,7 +9,7 @@ from datasets import Dataset
 
 from launch.core.errors import UserError
 from recipes.data import data_check, data_load, tasks
-from recipes.data.data_check import row_fault
+from recipes.data.data_check import row_problem
 from recipes.data.data_load import load, load_heldout, load_heldout_table
 from tests.helpers import data_rows
 from tests.helpers.data_rows import data_config
@@ -212,17 +212,17 @@ def test_an_added_method_has_its_own_format(monkeypatch):
     monkeypatch.setitem(data_check.FORMATS, "rated", [{"prompt", "rating"}])
     monkeypatch.setitem(data_check.READ, "rated", ("prompt", "rating"))
     monkeypatch.setitem(data_check.VALUES, "rating", (data_check.has_type(bool), "true or false"))
-    assert row_fault({"prompt": "a", "rating": True}, "rated") is None
-    assert row_fault({"prompt": "a", "rating": 1}, "rated").startswith("rating is 1")
+    assert row_problem({"prompt": "a", "rating": True}, "rated") is None
+    assert row_problem({"prompt": "a", "rating": 1}, "rated").startswith("rating is 1")
     with pytest.raises(UserError, match="data=reasoning: .* needs .*rating"):
         load(configured(num_train=4), "rated")
 
 
 def test_null_fields_of_another_format_are_omitted():
     called = [MESSAGE, {"role": "assistant", "content": None, "tool_calls": [{"name": "f"}]}]
-    assert row_fault({"prompt": None, "messages": called}, "sft") is None
+    assert row_problem({"prompt": None, "messages": called}, "sft") is None
     row = {"prompt": "a", "completion": "", "messages": None, "text": None}
-    assert row_fault(row, "sft") is None
+    assert row_problem(row, "sft") is None
     assert data_load.trainer_fields(row, "sft") == ["prompt", "completion"]
 
 

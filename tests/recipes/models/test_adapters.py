@@ -130,7 +130,7 @@ def test_adapters_of_other_layers_are_rejected(adapter_dir):
     tensors = load_file(weights)
     dropped = next(name for name in sorted(tensors) if "lora_B" in name)
     save_file({name: t for name, t in tensors.items() if name != dropped}, weights)
-    with pytest.raises(UserError, match=f"other layers than those of model=tiny: {dropped}"):
+    with pytest.raises(UserError, match=f"other layers than model=tiny has: {dropped}"):
         adapters.load_adapter(base(), settings(adapter_dir), adapters.fingerprint_of(base()))
 
 
