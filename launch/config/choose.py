@@ -99,8 +99,9 @@ def _with(node: Any, path: list[str], value: Any) -> Any:
 
 def _is_free(config: Config, key: str) -> bool:
     """Return whether the key is still open: neither set by the user or a file nor chosen."""
-    fixed = {*config.speed_keeps, *(choice.key for choice in config.chosen)}
-    return key not in fixed and not (key.startswith("step.") and leaf(config, key) is not None)
+    if key in {choice.key for choice in config.chosen}:
+        return False
+    return leaf(config, key) is None if key.startswith("step.") else key not in config.speed_keeps
 
 
 def _with_choice(config: Config, key: str, value: Any, reason: str) -> Config:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from launch.plan.views import image_json
 from launch.rules import check
 from launch.rules.warnings import rule_warnings
 from launch.schema import Config, trainer_args
+from launch.schema.enums import SpeedMode
 from launch.schema.plan import Plan
 
 # The keys of config.yaml, which every rank reads, that the composition does not have.
@@ -111,6 +113,7 @@ def make_plan(
     needed = memory.memory(config, groups, smaller)
     unchosen = choose.without_choices(config)  # rows are cached under this composition's key
     is_faster = config.chosen and config.method.trains
+    plain_config = choose.choose(dataclasses.replace(unchosen, speed=SpeedMode.off), host)
     estimate = speed.sampling if config.method.leaves_samples else speed.estimate_speed
     args = trainer_args.complete(config, run_dir, ports)
     args, scaling = lr_scaling.scale_learning_rate(config, args)
@@ -134,7 +137,7 @@ def make_plan(
         tuned=tuned.for_ranks(config, host, run_dir, ports),
         data_cache=data_cache.for_ranks(unchosen, host),
         data=data_cache.statistics(unchosen, host),
-        plain_speed=speed.estimate_speed(unchosen) if is_faster else None,
+        plain_speed=speed.estimate_speed(plain_config) if is_faster else None,
         balance=balance.balance(config, host),
         overrides=request,
     )

@@ -40,6 +40,7 @@ from launch.schema.method import Method as Method
 from launch.schema.method import Properties as Properties
 from launch.schema.method import Sandbox as Sandbox
 
+PACKED_ATTENTION = (None, "varlen", "flash_attention_2", "sdpa")
 ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
 STRATEGIES = ("none", "ddp", "fsdp", "zero2", "zero3")
 # in the order of shapes.linear_sizes
@@ -99,9 +100,8 @@ class Hardware:
     hives_gb_s: Optional[float] = None
     precisions: list[str] = MISSING  # compute precisions, the preferred one first
     attention: str = checked(words=ATTENTION)  # attn_implementation of transformers
-    # kernel that computes attention within each packed row: varlen, flash_attention_2,
-    # flex_attention or sdpa; null: rows are not packed
-    packed_attention: Optional[str] = None
+    # kernel that computes attention within each packed row; null: rows are not packed
+    packed_attention: Optional[str] = checked(None, words=PACKED_ATTENTION)
     fused_attention: bool = True  # torch has a kernel that does not store the scores
     compile: bool = True  # torch.compile works
     # Compiled layers were verified on this device. If not, the first micro-batch of a run is

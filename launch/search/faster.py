@@ -65,16 +65,12 @@ def _candidates(config: Config) -> Iterator[tuple[list[str], str, Config]]:
         fp8 = dataclasses.replace(precision, name="fp8", compute="fp8")
         price = "linear layers multiply in 8 bits (torchao)"
         yield ["precision=fp8"], price, dataclasses.replace(config, precision=fp8)
-    if config.topology.name == "split" and config.topology.overlap != "stream":
-        overlap = "topology.overlap"
-        if not config.topology.overlap:
-            price = "completions lag by one generation, corrected by importance sampling"
-            yield [f"{overlap}=true"], price, with_value(chosen, overlap, True)
+    if config.topology.name == "split" and config.topology.overlap is True:
         price = (
             "completions lag by up to two generations, with the same correction; "
             "the gain is larger if completions differ in length"
         )
-        yield [f"{overlap}=stream"], price, with_value(chosen, overlap, "stream")
+        yield ["topology.overlap=stream"], price, with_value(chosen, "topology.overlap", "stream")
     if trains_all:
         price = "trains about 1% of the parameters, and needs ten times the learning rate"
         lora = Adapter(**yaml_file(CONF / "adapter/lora.yaml"))

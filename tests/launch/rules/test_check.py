@@ -39,6 +39,7 @@ topology_of_nf4 | GRPO adapter=qlora precision=nf4 topology=colocate | topology=
 topology_of_fp8 | AMD precision=fp8 topology=zero3 | topology=fsdp
 fp16_weights | hardware=mi50 precision=fp16 precision.weights=fp16 | precision.weights=fp32
 compiler | hardware=mi50 precision=fp32 method.args.torch_compile=true | torch_compile=false
+compiler | AMD topology=zero3 step.compile=true | topology=fsdp
 bench_lists | AMD method=bench/gemm method.args.shapes=[[8192,8192,0]] | =[[8192,8192,8192]]
 bench_lists | AMD method=bench/gemm method.args.dtypes=[] | conf/method/bench/gemm.yaml
 bench_lists | AMD method=tune/inductor method.args.candidates=[] | null for all
@@ -87,6 +88,7 @@ selection_overlap | GRPO method.selection.metric=eval_reward topology=split topo
 groups_divide | GRPO topology=split method.args.per_device_train_batch_size=4
  method.args.gradient_accumulation_steps=1 method.args.num_generations=8 | num_generations=7
 fp8_eager | AMD precision=fp8 step.compile=false | precision=bf16
+fp8_eager | AMD method=grpo topology=single precision=fp8 | topology=colocate
 rows_of_gpu | hardware=mi50 step.rows=packed | step.rows=grouped
 rows_packed_twice | hardware=h100 step.rows=packed method.args.packing=true | step.rows=padded
 rows_packed_twice | hardware=h100 step.rows=grouped method.args.padding_free=true | rows=padded
@@ -228,6 +230,7 @@ runtime=slurm runtime.slurm.time=abc | runtime.slurm.time=abc: invalid format. U
 runtime=slurm runtime.slurm.gres='gpu:mi300x:4' | runtime.slurm.gres=gpu:mi300x:4: invalid format
 method=evaluate method.args.engine=vlm | method.args.engine=vlm: it must be one of
 method.args.max_steps=0 | Use: at least 1, or -1 to use num_train_epochs.
+AMD hardware.packed_attention=flashattn | must be one of null, varlen, flash_attention_2, sdpa
 GRPO topology.overlap=steam | topology.overlap=steam: it must be one of null, false, true, stream
 seed=4294967296 | seed=4294967296: out of range
 'data.tasks=[{name: gcd, worked: -0.1}]' | data.tasks[0].worked=-0.1: out of range
