@@ -256,7 +256,7 @@ def test_a_cpu_run_larger_than_the_memory_of_the_machine(tmp_path, capsys):
     overrides = ["hardware=cpu", "model=qwen3_4b"]
     with pytest.raises(
         HostError,
-        match=r"trainers: \d\d GB of memory needed, but this machine has 35 GB. Use: smoke=true",
+        match=r"trainers needs \d\d GB of memory, but this machine has 35 GB. Use: smoke=true",
     ):
         preflight.check(make_plan(composed(*overrides), machine, tmp_path), machine)
     preflight.check(make_plan(composed(*overrides, "preflight=warn"), machine, tmp_path), machine)
