@@ -55,7 +55,7 @@ def parse(arguments: list[str]) -> Request:
         else:
             hint = near(key, ["output"])
             raise UserError(
-                f"{argument}: not a directory, and the only key is output=FILE.html.{hint}"
+                f"{argument}: no such directory. Use a run directory or output=FILE.html.{hint}"
             )
     output = Path(outputs[0]).expanduser().absolute() if outputs else Path("report.html")
     if len(outputs) > 1 or output.suffix.lower() not in (".html", ".htm"):

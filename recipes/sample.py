@@ -86,7 +86,7 @@ class SampleConfig:
 class RaftConfig:
     """Arguments of method=raft. launch/study/cycles.py makes phases from them.
 
-    Each cycle trains the model of the last cycle (base=continued) or the original one (base=fresh).
+    Each cycle trains the model of the previous cycle (base=continued) or the original (base=fresh).
     `sample`, `train`, `evaluate` and `start` are arguments of those phases.
     """
 

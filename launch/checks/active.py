@@ -22,9 +22,10 @@ MEDIAN_SHARE = 0.90
 # published shares: 0.42 (GEMM) and 0.55 (copy), both on AMD.
 MIN_GEMM, MIN_COPY = 0.25, 0.40
 # Largest allowed errors, in standard deviations of an entry. The largest entries are about five
-# deviations; bf16 rounds them by up to 2^-9 of that, or 0.01. Errors of fp32 output are below 1e-4.
+# deviations, so bf16 rounds them by up to 5 * 2^-9 = 0.01. Errors of fp32 output are below 1e-4.
 GEMM_ERROR, FP32_ERROR = 0.05, 0.001
-# Shares of the fastest die's clock. AMD's workload guide calls 3 to 10% normal; 50% is our choice.
+# How far a die's clock may be below the fastest one, as a share. AMD's workload guide: 3 to 10% is
+# normal. 50% is our choice.
 XCD_WARN, XCD_FAIL = 0.10, 0.50
 SEVERAL_DIES = ("gfx942", "gfx950")  # targets whose GPUs have several XCDs
 # TRL requests fp32 output from this torch version on (trl.kernels.chunked_logprob).

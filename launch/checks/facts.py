@@ -143,7 +143,7 @@ def gather(
 
 
 def host_of(sysroot: str) -> Host:
-    """Return the host; for a copied tree, with the caller and environment in its proc/self."""
+    """Return the host. A copied tree has the user and environment in its proc/self."""
     host, root = detect.host(sys.executable, sysroot), Path(sysroot)
     if root == Path("/"):
         return host

@@ -19,8 +19,8 @@ from launch.schema.trainer_args import value, value_or_none
 BUCKET = 500_000_000  # elements of ZeRO's gradient buffer: DeepSpeed's default reduce_bucket_size
 # parameters of a rank that ZeRO-3 updates together: DeepSpeed's default sub_group_size
 SUB_GROUP = 1_000_000_000
-# Moments per parameter in its dtype, by optim. Adafactor has only sums of rows and columns, which
-# are negligible (arXiv:1804.04235).
+# Optimizer -> moments that it stores per parameter, in the parameter's dtype. Adafactor's sums of
+# rows and columns are negligible (arXiv:1804.04235).
 OPTIMIZERS = {"adamw_torch_fused": 2, "adamw_torch": 2, "adafactor": 0, "sgd": 0}
 BITSANDBYTES_8_BIT = ("adamw_8bit", "adamw_bnb_8bit")
 TORCHAO_8_BIT = "adamw_torch_8bit"  # 8-bit moments for parameters of 4,096 elements or more

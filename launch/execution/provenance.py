@@ -59,7 +59,10 @@ def run_of(path: Path) -> Path | None:
 
 
 def runs_behind(path: str | None) -> list[dict[str, Any]]:
-    """Return the runs that led to `path`, back to a model from elsewhere or a damaged record."""
+    """Return the runs that led to `path`, oldest last.
+
+    Stop at a model that no run made, and at a run with a damaged record.
+    """
     runs: list[dict[str, Any]] = []
     visited: set[Path] = set()
     while path is not None and (run := run_of(Path(path))) is not None and run not in visited:

@@ -373,8 +373,8 @@ def describe(plan: Plan, outcome: Outcome) -> str:
         elif tail.exit_code is not None:
             rank, why = reported, tail.end_reason
     name = process.name + (f", rank {rank}" if rank is not None and rank_logs else "")
-    # Prefer the failed rank's log, rank 0's in a hang, or the group's if the rank is unknown. If it
-    # is empty, show the other one.
+    # Show the failed rank's log, or rank 0's in a hang. If it is unknown or its log is empty,
+    # show the log of the process group.
     rank_log = next(iter(rank_logs.values()), None) if rank is None else rank_logs.get(rank)
     files = filter(None, [log, rank_log] if rank is None and not hung else [rank_log, log])
     last_lines = {file: logs.tail(file, outcome.log_offsets.get(file, 0)).lines for file in files}

@@ -13,7 +13,7 @@ from launch.schema import Config
 def real_folder(folder: Path) -> Path:
     """Return the real location of a phase's directory.
 
-    A phase that was kept is a link into another run (launch/study/phase_reuse.py).
+    The directory of a reused phase is a link into another run (launch/study/phase_reuse.py).
     """
     if not folder.is_symlink():
         return folder

@@ -169,7 +169,7 @@ def _check_rewards(config: Config) -> None:
 
 
 def _check_packages(config: Config) -> None:
-    """Check the packages of the tracker, Liger and low precisions in the image or this Python."""
+    """Check that the image or this Python has the packages for tracker, Liger and low precision."""
     tracker, key = tracking.package(config), f"tracking={config.tracking.name}"
     if tracker:
         _check_package(config, key, tracker, "tracking=tensorboard", "requirements.in")

@@ -119,7 +119,7 @@ def show_plan(plan: Plan, console: Console, verbose: bool) -> None:
 
 
 def _facts(plan: Plan) -> dict[str, str]:
-    """Return the lines at the top of a plan: name and text."""
+    """Return the (label, text) lines at the top of a plan."""
     config, hardware, model = plan.config, plan.config.hardware, plan.config.model
     runtime, topology, data = plan.config.runtime, plan.config.topology, plan.config.data
     # hardware.memory_gb is in GiB, as vendors state it. The planner and torch use 1e9 bytes.

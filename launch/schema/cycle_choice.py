@@ -37,7 +37,7 @@ class CycleChoice:
         return self.selection.metric is not None and len(self.accuracies) > self.last
 
     def record(self, folders: Mapping[str, str]) -> dict[str, Any]:
-        """Return a final choice for record.json. `folders` maps phase names to run directories."""
+        """Return the chosen cycle's entry in record.json. `folders` maps phases to directories."""
         phases = ((self.cycle, "train"), (self.cycle, "evaluate"), (self.last, "evaluate"))
         return {
             "cycle": self.cycle,

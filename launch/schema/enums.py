@@ -60,7 +60,7 @@ class Head(Enum):
     """How the output head computes logits and stores them for the backward."""
 
     tiled = "tiled"  # as TRL does: the backward recomputes logits in tiles
-    # for losses that sum over tokens: the forward computes logits together with their gradient
+    # for losses that are sums over tokens: the forward pass also computes the logits' gradient
     summed = "summed"
     kept = "kept"  # for log-probabilities: up to 3 GB of gradients are stored for the backward
 

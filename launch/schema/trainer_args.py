@@ -277,7 +277,7 @@ def _generation(config: Config, ports: tuple[int, int]) -> dict[str, Any]:
         "vllm_mode": "server",
         "vllm_server_base_url": f"http://127.0.0.1:{ports[0]}",
         "vllm_group_port": ports[1],
-        # TRL's default multiplies the ratios of all tokens and drops a completion above 3. This
-        # suits differences by rounding, but not the older weights of overlapped generation.
+        # TRL's default drops a completion if the product of its token ratios exceeds 3. That suits
+        # rounding errors, but would drop most completions of older weights.
         **({"vllm_importance_sampling_mode": "token_truncate"} if config.topology.overlap else {}),
     }

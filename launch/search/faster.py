@@ -61,7 +61,7 @@ def _candidates(config: Config) -> Iterator[tuple[list[str], str, Config]]:
     if trains_all and is_free and value_or_none(config, "optim") != OPTIMIZER:
         price = "AdamW's moments are rounded to 8 bits (torchao)"
         yield [f"{optim}={OPTIMIZER}"], price, with_value(config, optim, OPTIMIZER)
-    if precision.name == "bf16":
+    if precision.name == "bf16" and chosen.step.compile:  # fp8 needs compiled layers
         fp8 = dataclasses.replace(precision, name="fp8", compute="fp8")
         price = "linear layers multiply in 8 bits (torchao)"
         yield ["precision=fp8"], price, dataclasses.replace(config, precision=fp8)

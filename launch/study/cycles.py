@@ -177,7 +177,7 @@ def apply(config: Config, phase: CyclePhase) -> None:
 
 
 def samples_data(folder: Path, config: Config) -> Data:
-    """Return data that reads the samples in `folder`: the selected ones, or pairs for DPO.
+    """Return data settings that load the samples in `folder`: the selected ones, or DPO's pairs.
 
     The chat template, cache and pairing come from the composition.
     """

@@ -62,7 +62,7 @@ class Command:
         return Search(self.config.sweep, self.config.seed, content.get("trials", ()))
 
     def next_trials(self, limit: int | None = None) -> Iterator[Trial]:
-        """Yield the next trials, at most `limit` of a grid or SEARCH_TRIALS of a search."""
+        """Yield the next trials: of a grid at most `limit`, of a search at most SEARCH_TRIALS."""
         trials = iter(self.source().next, None)
         return islice(trials, SEARCH_TRIALS if self.is_search else limit)
 

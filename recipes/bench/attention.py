@@ -249,7 +249,7 @@ def flash_attn(_inputs: list[Tensor]) -> Attention:
 
 
 def flex(inputs: list[Tensor]) -> Attention:
-    """Return flex attention, compiled for these shapes on a GPU, and not compiled on a CPU."""
+    """Return the output of flex attention, compiled for the shapes on a GPU, eager on a CPU."""
     from torch._functorch import config as functorch
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 

@@ -27,7 +27,8 @@ from recipes.rank.program import main
 class TransformerConfig(SeriesConfig):
     """Arguments. `models`: names in gpt.SIZES. `attention`: sdpa, or eager, which saves the scores.
 
-    `batch` is in sequences, `sequence` in tokens. Null: the default of each model size.
+    `batch` is in sequences, `sequence` in tokens. An argument that is null has the default of each
+    model size.
     """
 
     models: list[str] = name_field(lambda: gpt.SIZES, [])

@@ -130,7 +130,7 @@ def row_problem(row: Row, method: str) -> str | None:
 
 
 def trainer_fields(row: Row, method: str) -> list[str]:
-    """Return the fields of a row that the trainer gets, omitting incomplete formats.
+    """Return only the fields that form one complete format, for the trainer.
 
     For example, a prompt next to messages or text would make TRL expect a completion.
     """

@@ -211,7 +211,10 @@ class ScheduleState(TrainerCallback, ExportableState):
 
 
 class Curriculum:
-    """Choose rows by `data.curriculum` and log level shares. Mixin, listed before a TRL trainer."""
+    """A mixin that chooses rows by `data.curriculum` and logs the share of each level.
+
+    List it before the TRL trainer.
+    """
 
     _schedule: Schedule | None = None
 

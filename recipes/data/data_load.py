@@ -42,7 +42,7 @@ CHUNK = 10_000  # rows converted to Arrow at a time
 
 @dataclass
 class Loaded:
-    """Hold the training rows, and counts of omitted rows by reason (not for streams)."""
+    """The training rows, and how many rows were omitted for each reason (unknown for streams)."""
 
     rows: Dataset | IterableDataset
     counts: dict[str, Any] = field(default_factory=dict)

@@ -40,7 +40,8 @@ from recipes.rank.files import json_sha256, place_directory
 from recipes.rank.program import is_main_rank, say
 from recipes.training.checkpoint import HEARTBEAT
 
-# Trainer arguments that affect tokens or the loss mask. The cache precedes truncation and packing.
+# Trainer arguments that affect tokens or the loss mask. Rows are cached before they are truncated
+# and packed, so those arguments do not matter.
 ARGUMENTS = (
     *("completion_only_loss", "assistant_only_loss", "dataset_text_field"),
     *("chat_template_path", "eos_token", "chat_template_kwargs"),

@@ -172,7 +172,7 @@ class Telemetry:
 
 
 def for_this_rank(vendor: str) -> Telemetry:
-    """Return the telemetry of this rank's GPU. For vendor `none` (CPU), it reads nothing."""
+    """Return the telemetry of this rank's GPU. On a CPU (vendor `none`) it stays empty."""
     address = pci_address(device()) if vendor != "none" and torch.cuda.is_available() else None
     return Telemetry(find_reader(address) if address else None)
 

@@ -220,7 +220,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
     """Return a byte-level BPE tokenizer trained on `texts`. Equal texts give equal tokenizers.
 
     Each digit is a token, so that a number always has the same tokens. Tokens may contain spaces,
-    so that a phrase in all problems becomes one token.
+    so that a phrase that all texts share becomes one token.
     """
     tokenizer = Tokenizer(models.BPE())
     digits = pre_tokenizers.Digits(individual_digits=True)

@@ -68,7 +68,7 @@ class PackedCompletions:
             )
             for model in models:
                 head.add(model, compute)
-        # Sharded weights are gathered in each pass, so all ranks need the same number.
+        # Sharded weights are gathered in each pass, so all ranks need the same number of passes.
         self._skips_idle = (
             self._rows == "packed"
             and self.beta == 0.0
@@ -193,7 +193,7 @@ class PackedCompletions:
         return functional.pad(log_probs, padding), entropies
 
     def _filled(self, tokens: int) -> int:
-        """Round up to `pad_to_multiple_of`, since kernels are compiled for its multiples."""
+        """Round up to a multiple of `pad_to_multiple_of`, which kernels are compiled for."""
         multiple = self.pad_to_multiple_of or 1
         return -(-int(tokens) // multiple) * multiple
 

@@ -231,7 +231,7 @@ class FastStep(OrderedRows):
         sums = self._over_ranks(torch.cat((means, self._take_sums("train"))))
         self._late = LateLine(state.global_step, state.epoch, steps, start, kwargs, sums)
         tr_loss.zero_()
-        # Logging would reset this too. At an epoch's end, this method is called again.
+        # Only logging would reset this flag, and an epoch's end calls this method again.
         control.should_log = False
 
     def _write_late_line(self) -> None:
