@@ -40,10 +40,7 @@ TIMED = set(
     """.split()
 )
 KILLED = "failed: killed by signal 9 (SIGKILL)\nLast lines of"
-MEANS = (
-    "This usually means: the host's memory is full "
-    "(`dmesg | grep -i oom` shows what the kernel killed), or someone killed the process."
-)
+MEANS = "This usually means: the host's memory is full (`dmesg | grep -i oom`"
 ROUNDING = 1e-4  # largest difference between the trainer's and vLLM's fp32 log-probabilities
 ENDS_WITHIN_S = 900  # timeout of a run on two busy cores
 
