@@ -139,7 +139,7 @@ def figures(case: Mapping[str, Any], path: Path) -> dict[str, float]:
         figures = {name: content[vllm_name] for name, vllm_name in SERVED.items()}
     if failed or not answered or abs(tokens / answered / expected - 1) > MAX_LENGTH_ERROR:
         raise UserError(
-            f"vLLM failed {failed} of {failed + answered} requests. The {answered} others had "
+            f"vLLM failed {failed} of {failed + answered} requests. The others had "
             f"{tokens} tokens of input and output; {answered * expected} were expected."
         )
     return figures

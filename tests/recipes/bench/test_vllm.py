@@ -120,9 +120,9 @@ def test_figures_of_offline_served_and_latency(figures, tmp_path):
     assert row["output_tokens_per_second"] == pytest.approx(333.71, abs=0.01)
     assert (row["ttft_ms"], row["itl_p99_ms"]) == (pytest.approx(37.18, abs=0.01), 20.0)
     assert row["ttft_p99_ms"] == SERVED["p99_ttft_ms"]
-    with pytest.raises(UserError, match="failed 3 requests and answered 1"):
+    with pytest.raises(UserError, match="failed 3 of 4 requests"):
         figures({**SERVED, "failed": 3, "completed": 1})
-    with pytest.raises(UserError, match="96 tokens.*1152"):
+    with pytest.raises(UserError, match="96 tokens.*4608"):
         figures(OFFLINE, kind="offline", input=1024, output=128)
     with pytest.raises(UserError, match=r"b\.json"):
         programs.figures(ROW, tmp_path / "b.json")
