@@ -54,6 +54,7 @@ def test_user_values_stay(override):
 
 @pytest.mark.parametrize(("overrides", "compiles"), [
     ([*SMALL], True),
+    ([*SMALL, "step.compile=null"], True),
     ([*SMALL, "speed=off"], False),
     ([*SMALL, "method.args.use_liger_kernel=true"], False),
     ([*SMALL, "smoke=true"], False),
@@ -215,3 +216,11 @@ def test_offers_compose_fit_and_reach_their_gain():
         gain = estimate_speed(config).tokens_per_second / estimate_speed(base).tokens_per_second
         assert gain == pytest.approx(offer.gain, abs=0.006)
         assert offer.price
+
+
+@pytest.mark.parametrize(("overrides", "offer"), [
+    ([*GRPO, "topology=split", "topology.overlap=false"], "topology.overlap=stream"),
+    ([*H100, "method.args.max_steps=5"], "precision=fp8"),  # too short to compile
+])  # fmt: skip
+def test_no_offer_contradicts_the_run(overrides, offer):
+    assert offer not in [first for o in faster(chosen(*overrides), HOST) for first in o.overrides]
