@@ -68,7 +68,7 @@ class StreamedTrainer(StreamedGeneration, Trainer):
     """Generate continuously, in parallel with training."""
 
 
-TRAINERS = {False: Trainer, True: OverlappedTrainer, "stream": StreamedTrainer}
+OVERLAPPING = {True: OverlappedTrainer, "stream": StreamedTrainer}
 
 
 def grpo(config: DictConfig) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def grpo(config: DictConfig) -> dict[str, Any]:
     prompts = prepare_prompts(config, loaded, tokenizer)
     if heldout_rows is not None:
         heldout_rows = prepare_prompts(config, Loaded(heldout_rows), tokenizer, heldout=True)
-    trainer = TRAINERS[config.topology.overlap or False](
+    trainer = OVERLAPPING.get(config.topology.overlap, Trainer)(
         model=model,
         args=args,
         config=config,

@@ -112,8 +112,10 @@ def make_plan(
     smaller = memory.measured(config, groups, host)
     needed = memory.memory(config, groups, smaller)
     unchosen = choose.without_choices(config)  # rows are cached under this composition's key
-    is_faster = config.chosen and config.method.trains
-    plain_config = choose.choose(dataclasses.replace(unchosen, speed=SpeedMode.off), host)
+    plain_speed = None
+    if config.chosen and config.method.trains:
+        off = dataclasses.replace(unchosen, speed=SpeedMode.off)
+        plain_speed = speed.estimate_speed(choose.choose(off, host))
     estimate = speed.sampling if config.method.leaves_samples else speed.estimate_speed
     args = trainer_args.complete(config, run_dir, ports)
     args, scaling = lr_scaling.scale_learning_rate(config, args)
@@ -137,7 +139,7 @@ def make_plan(
         tuned=tuned.for_ranks(config, host, run_dir, ports),
         data_cache=data_cache.for_ranks(unchosen, host),
         data=data_cache.statistics(unchosen, host),
-        plain_speed=speed.estimate_speed(plain_config) if is_faster else None,
+        plain_speed=plain_speed,
         balance=balance.balance(config, host),
         overrides=request,
     )

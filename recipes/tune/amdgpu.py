@@ -41,16 +41,17 @@ class Architecture:
 _CDNA = Architecture(64, 4, 8, 512, 8, 800, 16, 64 << 10, 512, 64 << 10, 16)
 # 1536 registers in granules of 24 (Feature1_5xVGPRs). RDNA 2 and small RDNA 3.5 chips have fewer.
 _RDNA = Architecture(32, 4, 16, 1536, 24, 0, 0, 128 << 10, 512, 64 << 10, 32)
+_RDNA_1024 = replace(_RDNA, vgprs=1024, vgpr_granule=16)
 ARCHITECTURES = {
     # AGPRs are a second register file of 256, and getTotalNumVGPRs counts only one of the two.
     "gfx908": replace(_CDNA, vgprs=256, vgpr_granule=4, max_waves=10),
     "gfx90a": _CDNA,
     "gfx942": _CDNA,
     "gfx950": replace(_CDNA, lds_bytes=160 << 10, lds_granule=1280, lds_max_bytes=160 << 10),
-    "gfx1030": replace(_RDNA, vgprs=1024, vgpr_granule=16),
+    "gfx1030": _RDNA_1024,
     "gfx1100": _RDNA,
     "gfx1101": _RDNA,
-    "gfx1150": replace(_RDNA, vgprs=1024, vgpr_granule=16),
+    "gfx1150": _RDNA_1024,
     "gfx1151": _RDNA,
     "gfx1200": _RDNA,
     "gfx1201": _RDNA,

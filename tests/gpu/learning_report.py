@@ -78,8 +78,7 @@ def report(rows: Sequence[Row], folder: Path) -> str:
         ]
         if plot_modes(own, folder / f"learning_{start}_modes.png"):
             lines += ["", f"![reward against time](learning_{start}_modes.png)"]
-        has_raft = any(row["method"] == "raft" for row in own)
-        if has_raft and plot(own, folder / f"learning_{start}.png"):
+        if plot(own, folder / f"learning_{start}.png"):
             lines += ["", f"![reward and accuracy](learning_{start}.png)"]
     return "\n".join([*lines, ""])
 
@@ -321,12 +320,12 @@ def shown(ends: Sequence[float]) -> str:
 def plot(rows: Sequence[Row], path: Path) -> bool:
     """Plot GRPO's reward by step and RAFT's accuracy by cycle, with a line for each seed.
 
-    Return False, without a plot, if there are no such rows.
+    Return False, without a plot, if RAFT was not run.
     """
     rows = sorted(rows, key=lambda row: row["seed"])
     grpo = [row for row in rows if row["method"] == "grpo"]
     raft = [row for row in rows if "cycles" in row]
-    if not grpo and not raft:
+    if not raft:
         return False
     figure, (left, right) = canvas(10, 2)
     for row in grpo:

@@ -220,3 +220,17 @@ def test_help_and_hydra_options(launch, tmp_path, monkeypatch):
     monkeypatch.setenv("COMP_POINT", "34")
     done = command("-sc", "query=bash", cwd=tmp_path)
     assert done.stdout.split() == ["hardware=mi350x", "hardware=mi355x"]
+
+
+@pytest.mark.parametrize(("overrides", "expected"), [
+    ("", True),
+    ("topology.overlap=false", False),
+    ("topology.num_gpus=1", None),
+    ("method.selection.metric=eval_reward", None),
+    ("method.args.vllm_importance_sampling_correction=false", None),
+])  # fmt: skip
+def test_a_split_overlaps_unless_a_rule_would_reject_it(overrides, expected):
+    base = "hardware=mi300x model=qwen3_0_6b method=grpo topology=split".split()
+    config = composed(*base, *overrides.split())
+    assert config.topology.overlap is expected
+    assert not any("overlap" in rule.name for rule in refusals(config))

@@ -43,6 +43,23 @@ def begin(tmp_path, capsys, phases_that_end):
     return call
 
 
+@pytest.fixture
+def begin_stopped_change(begin, phases_that_end):
+    """Return a function that runs THREE, and then a changed pipeline that a signal stops."""
+    _, signals = phases_that_end
+
+    def call() -> tuple[Path, Path, list[str]]:
+        _, first, _ = begin(THREE)
+        changed = [SFT, MORE % 1e-5, LAST % 1e-4]
+        signals["2_more"] = signal.SIGTERM
+        started, second, _ = begin(changed, code=EXIT_INTERRUPTED)
+        assert started == ["2_more"]
+        signals.clear()
+        return first, second, changed
+
+    return call
+
+
 def newest(root: Path) -> Path:
     return max(
         (root / "p").iterdir(), key=lambda folder: (folder / "record.json").stat().st_mtime_ns
@@ -119,14 +136,8 @@ def test_resume_never_reuses_nothing(begin):
     assert "Reusing" not in out
 
 
-def test_a_changed_pipeline_resumes_after_a_stop(begin, phases_that_end):
-    _, signals = phases_that_end
-    _, first, _ = begin(THREE)
-    changed = [SFT, MORE % 1e-5, LAST % 1e-4]
-    signals["2_more"] = signal.SIGTERM
-    started, second, _ = begin(changed, code=EXIT_INTERRUPTED)
-    assert started == ["2_more"]
-    signals.clear()
+def test_a_changed_pipeline_resumes_after_a_stop(begin, begin_stopped_change):
+    first, second, changed = begin_stopped_change()
     with pytest.raises(UserError, match=r"differs in phases.* resume=auto"):
         begin([*THREE[:2], LAST % 1e-5], f"resume={second}")
     started, again, out = begin(changed)
@@ -160,14 +171,9 @@ def test_a_damaged_phase_is_not_reused(begin):
     assert "running the phases after them: more: " in out
 
 
-def test_a_run_whose_reused_phases_were_deleted_is_not_resumed(begin, phases_that_end):
+def test_a_run_whose_reused_phases_were_deleted_is_not_resumed(begin, begin_stopped_change):
     """The earlier run was deleted while the new one was stopped."""
-    _, asked = phases_that_end
-    _, first, _ = begin(THREE)
-    changed = [SFT, MORE % 1e-5, LAST % 1e-4]
-    asked["2_more"] = signal.SIGTERM
-    _, second, _ = begin(changed, code=EXIT_INTERRUPTED)
-    asked.clear()
+    first, second, changed = begin_stopped_change()
     shutil.rmtree(first)
     why = f"sft: {first / '1_sft'} has no record.json"
     with pytest.raises(UserError) as refused:
