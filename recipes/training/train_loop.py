@@ -31,6 +31,7 @@ from recipes.rank.device import DTYPES, compute_dtype
 from recipes.rank.files import move_directory, weights_sha256
 from recipes.rank.program import Interrupted, is_main_rank, say, stop_requested
 from recipes.training import checkpoint, selection
+from recipes.training.trainer_errors import rejections
 
 Arguments = TypeVar("Arguments", bound=TrainingArguments)
 
@@ -50,12 +51,8 @@ def build_arguments(arguments_class: type[Arguments], config: DictConfig) -> Arg
         from torch._inductor.async_compile import AsyncCompile
 
         AsyncCompile.warm_pool()  # start compiler processes while rows and model are loaded
-    try:
+    with rejections(arguments_class.__name__):
         args = arguments_class(**OmegaConf.to_container(config.trainer_args))
-    except (TypeError, ValueError) as error:
-        raise UserError(
-            f"method.args: {arguments_class.__name__} rejects a value: {error}"
-        ) from error
     # Otherwise, the copy of each batch would wait for the previous step.
     args.accelerator_config.non_blocking = args.dataloader_pin_memory
     if config.topology.strategy == "fsdp":
