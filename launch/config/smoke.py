@@ -46,6 +46,7 @@ DATA_SIZES = ("data.num_train", "data.num_heldout", "data.limit")
 CPU_VALUES = {
     "torch_compile": (False, "compiling takes minutes on a CPU"),
     "use_liger_kernel": (False, "Liger's kernels need a GPU"),
+    "activation_offloading": (False, "activations are in the host's memory already"),
     "fail_below": (None, "results on a CPU are not compared"),
     "optim": ("adamw_torch", "this optimizer runs on every device"),
 }

@@ -6,6 +6,7 @@ The checks raise UserError, and neither import the training stack nor run the us
 from __future__ import annotations
 
 import ast
+import fnmatch
 import importlib.util
 import itertools
 import os
@@ -31,7 +32,27 @@ from launch.schema.enums import Init
 from launch.schema.trainer_args import value_or_none
 
 PLAN_LINES = 10_000  # lines of a data file that mode=plan reads; a run reads all
-MODULES = {"azureml-core": "azureml"}  # packages whose module has a different name
+# packages whose module has a different name
+MODULES = {
+    "azureml-core": "azureml",
+    "torch-optimi": "optimi",
+    "flash-attn-3": "flash_attn_interface",
+}
+# package -> values of method.args.optim for which transformers imports it
+OPTIMIZERS = {
+    "bitsandbytes": "adamw_bnb_8bit adamw_8bit ademamix* lion_* paged_* rmsprop_bnb*",
+    "torchao": "adamw_torch_?bit",
+    "galore-torch": "galore_*",
+    "apollo-torch": "apollo_*",
+    "lomo-optim": "lomo adalomo",
+    "grokadamw": "grokadamw",
+    "schedulefree": "schedule_free_*",
+    "torch-optimi": "stable_adamw",
+    "torchdistx": "adamw_anyprecision",
+    "torch-xla": "adamw_torch_xla",
+    "torch-npu": "adamw_torch_npu_fused",
+}
+ATTENTION = {"flash_attention_2": "flash-attn", "flash_attention_3": "flash-attn-3"}
 PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
 # The columns that a method's rows need, in TRL's data set formats. A row needs every column of one
 # of the alternatives.
@@ -50,7 +71,7 @@ def check_files(config: Config, all_lines: bool) -> None:
     Without `all_lines`, check only the first PLAN_LINES lines of a data file.
     """
     config = tuned.recipe(config) or config  # a tuning run reads its recipe's files
-    _check_model(config)
+    _check_model(config, all_lines)
     check_adapter(config)
     check_export(config)
     if config.data.kind == "jsonl":
@@ -96,7 +117,7 @@ def _check_tunableop_file(config: Config) -> None:
         )
 
 
-def _check_model(config: Config) -> None:
+def _check_model(config: Config, all_lines: bool) -> None:
     path = config.model.path and Path(config.model.path)
     if not path:
         return
@@ -124,7 +145,7 @@ def _check_model(config: Config) -> None:
                 "AutoModelForCausalLM.from_pretrained(...).save_pretrained(...)."
             )
         raise UserError(f"model.path={path}: {problem}")
-    model_path.check(path)
+    model_path.check(config, path, all_lines)
 
 
 def _check_rows(key: str, path: Path, row_format: str, all_lines: bool) -> None:
@@ -169,7 +190,7 @@ def _check_rewards(config: Config) -> None:
 
 
 def _check_packages(config: Config) -> None:
-    """Check that the image or this Python has the packages for tracker, Liger and low precision."""
+    """Check that the image or this Python has the packages that the composition names."""
     tracker, key = tracking.package(config), f"tracking={config.tracking.name}"
     if tracker:
         _check_package(config, key, tracker, "tracking=tensorboard", "requirements.in")
@@ -179,6 +200,18 @@ def _check_packages(config: Config) -> None:
         _check_package(config, f"{key}=true", "liger-kernel", f"{key}=false", "liger.in")
     if config.smoke:  # a CPU computes in fp32
         return
+    optimizer = value_or_none(config, "optim") or ""
+    if config.method.trains and (package := optimizer_package(optimizer)):
+        key = "method.args.optim"
+        _check_package(
+            config, f"{key}={optimizer}", package, f"{key}=adamw_torch", "quantization.in"
+        )
+    if config.runtime.on_node == "local":  # the locks do not list the packages of an image's base
+        for key in ("attention", "packed_attention"):
+            kernel = getattr(config.hardware, key)
+            if config.method.uses_model and kernel in ATTENTION:
+                remedy = f"hardware.{key}={'sdpa' if key == 'attention' else 'varlen'}"
+                _check_package(config, f"hardware.{key}={kernel}", ATTENTION[kernel], remedy, "")
     precision = config.precision.name if config.method.uses_precision else "fp32"
     settings = [(f"precision={precision}", precision, "precision=bf16")]
     for name in ("modes", "precisions") if config.method.measures_machine else ():
@@ -192,6 +225,18 @@ def _check_packages(config: Config) -> None:
     for override, precision, remedy in settings:
         if precision in LOW_PRECISION:
             _check_package(config, override, LOW_PRECISION[precision], remedy, "quantization.in")
+
+
+def optimizer_package(optimizer: str) -> str | None:
+    """Return the package of an optimizer of transformers; None if torch or transformers has it."""
+    return next(
+        (
+            package
+            for package, patterns in OPTIMIZERS.items()
+            if any(fnmatch.fnmatchcase(optimizer, pattern) for pattern in patterns.split())
+        ),
+        None,
+    )
 
 
 def _check_package(

@@ -51,7 +51,7 @@ def build_arguments(arguments_class: type[Arguments], config: DictConfig) -> Arg
         from torch._inductor.async_compile import AsyncCompile
 
         AsyncCompile.warm_pool()  # start compiler processes while rows and model are loaded
-    with rejections(arguments_class.__name__):
+    with rejections("method.args", arguments_class.__name__):
         args = arguments_class(**OmegaConf.to_container(config.trainer_args))
     # Otherwise, the copy of each batch would wait for the previous step.
     args.accelerator_config.non_blocking = args.dataloader_pin_memory
