@@ -48,9 +48,10 @@ def file_errors(config: DictConfig) -> Iterator[None]:
         text = " ".join(str(error).split())[:LONGEST].rstrip(".")
         if not isinstance(error, OSError | ValueError | ImportError):
             text = f"{type(error).__name__}: {text}"
+        remedy = "" if config.model.path else ", or model.init=random"
         raise UserError(
             f"{key_of(config)} cannot be loaded by transformers {transformers.__version__}: "
-            f"{text}. Use: model.path=<directory of a complete model>, or model.init=random."
+            f"{text}. Use: model.path=<directory of a complete model>{remedy}."
         ) from error
 
 
@@ -103,7 +104,7 @@ def make_savable(generation: GenerationConfig) -> None:
         defaults = GenerationConfig()
         for name in names:
             setattr(generation, name, getattr(defaults, name))
-        say(f"generation_config.json: {', '.join(names)} take no effect and are not saved")
+        say(f"generation_config.json: {', '.join(names)} have no effect and are not saved")
 
 
 def load_tokenizer(config: DictConfig, source: Source) -> PreTrainedTokenizerBase:
@@ -135,11 +136,11 @@ def _end_token(config: DictConfig, source: Source, tokenizer: PreTrainedTokenize
         if number is not None and (token := tokenizer.convert_ids_to_tokens(number)):
             say(f"{key_of(config)}: the tokenizer has no eos_token, so {token} ends answers")
             return str(token)
-    tokens = " or ".join([*tokenizer.get_added_vocab()][-SUGGESTED:]) or "<token>"
+    tokens = ", ".join([*tokenizer.get_added_vocab()][-SUGGESTED:]) or "none"
+    by_argument = "'method.args.eos_token=\"<token>\"', or " * (config.method.name == "sft")
     raise UserError(
         f"{key_of(config)}: the tokenizer has no eos_token, so a model would not learn to stop. "
-        f'Add "eos_token" to its tokenizer_config.json; for method=sft, use method.args.eos_token='
-        f"{tokens}."
+        f'Use: {by_argument}"eos_token" in its tokenizer_config.json. Added tokens: {tokens}.'
     )
 
 
