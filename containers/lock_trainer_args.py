@@ -35,7 +35,10 @@ NOT_ALL = ("ddp_backend",)
 # Arguments whose accepted words TRL does not declare. They are read from comparisons in its source.
 COMPARED = {
     "trl.DPOConfig": ("loss_type", "f_divergence_type"),
-    "trl.GRPOConfig": ("loss_type", "importance_sampling_level", "scale_rewards"),
+    "trl.GRPOConfig": (
+        *("loss_type", "importance_sampling_level", "scale_rewards"),
+        "multi_objective_aggregation",
+    ),
 }
 
 

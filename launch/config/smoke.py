@@ -47,6 +47,8 @@ CPU_VALUES = {
     "torch_compile": (False, "compiling takes minutes on a CPU"),
     "use_liger_kernel": (False, "Liger's kernels need a GPU"),
     "activation_offloading": (False, "activations are in the host's memory already"),
+    "dataloader_persistent_workers": (False, "the rank loads data itself"),
+    "dataloader_prefetch_factor": (None, "the rank loads data itself"),
     "fail_below": (None, "results on a CPU are not compared"),
     "optim": ("adamw_torch", "this optimizer runs on every device"),
 }

@@ -28,6 +28,7 @@ from recipes.models.model_card import read_license
 from recipes.rank.device import DTYPES, compute_dtype, device
 from recipes.rank.files import place_directory
 from recipes.rank.program import is_main_rank, rank
+from recipes.rank.rejections import rejections
 
 RANDOM = "model_init"  # in the run directory
 
@@ -95,7 +96,7 @@ def plain_model(config: DictConfig, **kwargs) -> PreTrainedModel:
     if source is None:
         # ZeRO-3 would draw each shard separately, so weights would depend on the strategy.
         unset_hf_deepspeed_config()
-        with torch.device(device()):
+        with torch.device(device()), rejections("model", f"{model.architecture} of transformers"):
             random_model = AutoModelForCausalLM.from_config(model_config(model), **kwargs)
         # Round, because DeepSpeed's fp32 copy starts from 16-bit weights. Without rounding, a first
         # step of 2e-5 changed the loss by 3.1 under ddp and fsdp and by 1.2 under ZeRO

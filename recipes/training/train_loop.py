@@ -30,8 +30,8 @@ from recipes.rank import ranks
 from recipes.rank.device import DTYPES, compute_dtype
 from recipes.rank.files import move_directory, weights_sha256
 from recipes.rank.program import Interrupted, is_main_rank, say, stop_requested
+from recipes.rank.rejections import rejections
 from recipes.training import checkpoint, selection
-from recipes.training.trainer_errors import rejections
 
 Arguments = TypeVar("Arguments", bound=TrainingArguments)
 

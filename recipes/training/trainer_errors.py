@@ -1,37 +1,10 @@
-"""Report what TRL and transformers reject about a composition as one message."""
+"""Report what TRL and transformers reject when a trainer is built."""
 
 from __future__ import annotations
 
-import contextlib
-import traceback
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-from launch.core.errors import UserError
-
-REJECTIONS = (ValueError, TypeError, NotImplementedError, ImportError, OSError)
-
-
-@contextlib.contextmanager
-def rejections(key: str, owner: str) -> Iterator[None]:
-    """Raise UserError if a constructor of a library rejects the arguments at `key`.
-
-    `owner` is the class. The message ends with the line of code that raised the error, because the
-    traceback is not shown. transformers raises OSError without a number for a name that is neither
-    a directory nor on the Hub.
-    """
-    try:
-        yield
-    except REJECTIONS as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        reason = " ".join(str(error).split()).rstrip(".")
-        raise UserError(
-            f"{key}: {owner} rejects this: {reason} ({Path(last.filename).name}:{last.lineno}). "
-            "Change or leave out the argument that it names."
-        ) from error
+from recipes.rank.rejections import rejections
 
 
 class ReportedRejections:

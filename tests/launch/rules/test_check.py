@@ -72,6 +72,9 @@ overlap_without_correction | GRPO topology.overlap=true
 overlap_on_one_gpu | GRPO model=qwen3_0_6b topology=split topology.num_gpus=1 topology.overlap=true
  | overlap=false, or topology.num_gpus=2
 staleness_of_stream | GRPO topology.overlap=stream topology.max_staleness=0 | topology.overlap=false
+flex_on_a_cpu | hardware=cpu hardware.attention=flex_attention | hardware.attention=sdpa
+workers_needed | hardware=cpu hardware.dataloader.num_workers=0
+ method.args.dataloader_prefetch_factor=2 | num_workers=2
 offloading_on_a_cpu | hardware=cpu method.args.activation_offloading=true | =false
 two_checkpointings | QWEN topology=fsdp topology.fsdp.activation_checkpointing=true
  | gradient_checkpointing=false
