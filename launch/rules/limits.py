@@ -63,6 +63,10 @@ def _model_and_data_limits(c: Config) -> Iterator[Limit]:
     yield "precision", c.precision.name, c.hardware.precisions
     length = longest(c) if method.uses_model else None
     yield "sequence_length", length, Range(maximum=c.model.max_positions)
+    heads, kv_heads, width = c.model.num_heads, c.model.num_kv_heads, c.model.head_dim
+    if method.uses_model and heads % kv_heads:
+        yield "kv_heads", kv_heads, [n for n in range(1, kv_heads) if heads % n == 0]
+    yield "head_dim", width if method.uses_model else None, [width - width % 2, width + width % 2]
     layers = Range(minimum=1, maximum=c.model.num_layers)
     yield "checkpointed_layers_range", c.step.checkpointed_layers, layers
     layouts = [layout.name for layout in (*method.row_layouts, Rows.padded)]

@@ -7,9 +7,19 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
+from huggingface_hub.errors import StrictDataclassError
+
 from launch.core.errors import UserError
 
-REJECTIONS = (ValueError, TypeError, NotImplementedError, ImportError, OSError)
+# transformers checks a model's configuration with StrictDataclassError.
+REJECTIONS = (
+    ValueError,
+    TypeError,
+    NotImplementedError,
+    ImportError,
+    OSError,
+    StrictDataclassError,
+)
 
 
 @contextlib.contextmanager

@@ -72,6 +72,8 @@ overlap_without_correction | GRPO topology.overlap=true
 overlap_on_one_gpu | GRPO model=qwen3_0_6b topology=split topology.num_gpus=1 topology.overlap=true
  | overlap=false, or topology.num_gpus=2
 staleness_of_stream | GRPO topology.overlap=stream topology.max_staleness=0 | topology.overlap=false
+kv_heads | model.num_heads=4 model.num_kv_heads=3 | num_kv_heads=1 or model.num_kv_heads=2
+head_dim | model.head_dim=15 | model.head_dim=14 or model.head_dim=16
 flex_on_a_cpu | hardware=cpu hardware.attention=flex_attention | hardware.attention=sdpa
 workers_needed | hardware=cpu hardware.dataloader.num_workers=0
  method.args.dataloader_prefetch_factor=2 | num_workers=2

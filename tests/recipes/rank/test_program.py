@@ -111,6 +111,11 @@ def test_random_weights_are_rounded_to_the_compute_dtype(tmp_path, compute):
         assert rounded == (dtype == DTYPES[compute])
 
 
+def test_a_shape_that_transformers_rejects_is_a_user_error(tmp_path):
+    with pytest.raises(UserError, match=r"^model: llama of transformers .*126.*\.py:"):
+        build_model(config(tmp_path, architecture="llama", hidden_size=126))
+
+
 def test_training_a_tokenizer_is_reproducible(tmp_path):
     settings = config(tmp_path)
     first, again = (build_tokenizer(settings, ["Calculate 12 + 34.", "46"]) for _ in range(2))
