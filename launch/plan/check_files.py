@@ -206,12 +206,15 @@ def _check_packages(config: Config) -> None:
         _check_package(
             config, f"{key}={optimizer}", package, f"{key}=adamw_torch", "quantization.in"
         )
-    if config.runtime.on_node == "local":  # the locks do not list the packages of an image's base
-        for key in ("attention", "packed_attention"):
-            kernel = getattr(config.hardware, key)
-            if config.method.uses_model and kernel in ATTENTION:
-                remedy = f"hardware.{key}={'sdpa' if key == 'attention' else 'varlen'}"
-                _check_package(config, f"hardware.{key}={kernel}", ATTENTION[kernel], remedy, "")
+    # The locks do not list the packages of an image's base.
+    if config.runtime.on_node == "local" and config.method.uses_model:
+        keys = {"packed_attention": "varlen"}
+        if importlib.util.find_spec("kernels") is None:  # with it, transformers downloads kernels
+            keys["attention"] = "sdpa"
+        for key, remedy in keys.items():
+            if package := ATTENTION.get(kernel := getattr(config.hardware, key)):
+                override, remedy = f"hardware.{key}={kernel}", f"hardware.{key}={remedy}"
+                _check_package(config, override, package, remedy, "")
     precision = config.precision.name if config.method.uses_precision else "fp32"
     settings = [(f"precision={precision}", precision, "precision=bf16")]
     for name in ("modes", "precisions") if config.method.measures_machine else ():

@@ -78,7 +78,8 @@ def load_model(config: DictConfig, source: Source, **kwargs: Any) -> PreTrainedM
             output_loading_info=True,
             **kwargs,
         )
-        make_savable(model.generation_config)
+        if model.can_generate():
+            make_savable(model.generation_config)
     problems = [f"{name} has shape {[*a]}, not {[*b]}" for name, a, b in info["mismatched_keys"]]
     problems += [f"{name} is missing" for name in info["missing_keys"]]
     if problems:
@@ -126,12 +127,11 @@ def load_tokenizer(config: DictConfig, source: Source) -> PreTrainedTokenizerBas
 
 def _end_token(config: DictConfig, source: Source, tokenizer: PreTrainedTokenizerBase) -> str:
     """Return the end token that the model's other files name. Raises UserError if none does."""
+    name, revision = source
     ids = _config_json(config, source).get("eos_token_id")
-    with contextlib.suppress(OSError):  # some models have no generation_config.json
-        ids = (
-            GenerationConfig.from_pretrained(source.name, revision=source.revision).eos_token_id
-            or ids
-        )
+    # Some models have no generation_config.json.
+    with file_errors(config), contextlib.suppress(OSError):
+        ids = GenerationConfig.from_pretrained(name, revision=revision).eos_token_id or ids
     for number in ids if isinstance(ids, list) else [ids]:
         if number is not None and (token := tokenizer.convert_ids_to_tokens(number)):
             say(f"{key_of(config)}: the tokenizer has no eos_token, so {token} ends answers")
@@ -152,7 +152,7 @@ def check_vocabulary(
     Added tokens that neither the chat template nor padding uses are allowed: Gemma 3's tokenizer
     has one for images, and the embedding of its text-only models has none.
     """
-    size = _config_json(config, source).get("vocab_size", math.inf)
+    size = _config_json(config, source).get("vocab_size") or math.inf
     beyond = {token: number for token, number in tokenizer.get_vocab().items() if number >= size}
     added, template = tokenizer.get_added_vocab(), str(tokenizer.chat_template)
     special = (tokenizer.eos_token, tokenizer.pad_token, tokenizer.bos_token)
@@ -175,4 +175,4 @@ def _config_json(config: DictConfig, source: Source) -> dict[str, Any]:
     """
     with file_errors(config):
         content, _ = PretrainedConfig.get_config_dict(source.name, revision=source.revision)
-    return {**content, **content.get("text_config", {})}
+    return {**content, **(content.get("text_config") or {})}

@@ -66,9 +66,11 @@ def test_a_generation_config_that_cannot_be_saved_is_repaired(settings, tmp_path
     ({"config": {"quantization_config": {"quant_method": "gptq", "bits": 4}}}, "optimum"),
     ({"config": {"pad_token_id": 999}}, "Padding_idx"),
     ({"generation_config": {"num_return_sequences": 4}}, "num_return_sequences"),
+    ({"generation_config": {"num_return_sequences": 4}, "tokenizer_config": {"eos_token": None},
+      "config": {"eos_token_id": None}}, "num_return_sequences"),
     ({"tokenizer": {"added_tokens": ...}}, "KeyError: 'added_tokens'"),
     ({"tokenizer": {"model": {"type": "new"}}}, "cannot be loaded by transformers"),
-], ids=range(11))  # fmt: skip
+], ids=range(12))  # fmt: skip
 def test_files_that_do_not_agree_are_one_message(settings, changes, words):
     run = settings(**changes)
     with pytest.raises(UserError) as error:  # noqa: PT012 (either may reject the files)
