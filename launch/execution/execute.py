@@ -11,7 +11,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from launch.core import json_files
+from launch.core import json_files, stop_signals
 from launch.core.errors import (
     EXIT_DONE,
     EXIT_FAILED,
@@ -44,7 +44,6 @@ from launch.schema.enums import Format, Preflight, Vendor
 from launch.schema.plan import Plan, Process
 from launch.search import fit
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 STATUS = {EXIT_DONE: "done", EXIT_INTERRUPTED: "interrupted", EXIT_HUNG: "hung"}
 
 
@@ -216,19 +215,19 @@ def starter(plan: Plan, host: Host, image: dict[str, Any] | None) -> Starter:
 
 @contextlib.contextmanager
 def signals() -> Iterator[list[int]]:
-    """Collect stop signals in a list instead of acting on them; restore the handlers at the end.
-
-    A closed terminal sends SIGHUP. Schedulers send SIGUSR1 or SIGUSR2 before the time limit.
-    """
+    """Collect stop signals in a list instead of acting on them; restore the handlers at the end."""
     received: list[int] = []
-    # nohup makes its child ignore SIGHUP, so leave ignored signals alone.
-    numbers = [n for n in STOP_SIGNALS if signal.getsignal(n) != signal.SIG_IGN]
-    old = {n: signal.signal(n, lambda number, _frame: received.append(number)) for n in numbers}
+    old = {
+        number: signal.signal(number, lambda number, _frame: received.append(number))
+        for number in stop_signals.handled()
+    }
     try:
         yield received
     finally:
         for number, handler in old.items():
-            signal.signal(number, handler)
+            # After a run, only its exit code is left to return.
+            done = handler is stop_signals.exit_now
+            signal.signal(number, signal.SIG_IGN if done else handler)
 
 
 def exit_code(plan: Plan, outcome: Outcome, result: dict[str, Any]) -> int:
