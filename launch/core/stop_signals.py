@@ -1,0 +1,31 @@
+"""Exit with code 75 on a stop signal that arrives before anything was started."""
+
+import contextlib
+import os
+import signal
+from types import FrameType
+from typing import NoReturn
+
+from launch.core.errors import EXIT_INTERRUPTED
+
+# A closed terminal sends SIGHUP. Schedulers send SIGUSR1 or SIGUSR2 before the time limit.
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def handled() -> list[signal.Signals]:
+    """Return the stop signals that are not ignored; nohup makes its child ignore SIGHUP."""
+    return [number for number in STOP_SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+
+
+def install() -> None:
+    """Handle stop signals. Programs call this before their other imports, which take a second."""
+    for number in handled():
+        signal.signal(number, exit_now)
+
+
+def exit_now(_number: int, _frame: FrameType | None) -> NoReturn:
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    with contextlib.suppress(OSError):  # print() may have been interrupted, or stderr closed
+        os.write(2, b"Interrupted: nothing was started.\n")
+    raise SystemExit(EXIT_INTERRUPTED)
