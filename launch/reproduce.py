@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 
-sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, os.path.abspath(f"{__file__}/../.."))
 
 from launch.core import stop_signals
 

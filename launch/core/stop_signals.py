@@ -4,12 +4,12 @@ import contextlib
 import os
 import signal
 from types import FrameType
-from typing import NoReturn
 
 from launch.core.errors import EXIT_INTERRUPTED
 
 # A closed terminal sends SIGHUP. Schedulers send SIGUSR1 or SIGUSR2 before the time limit.
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+has_started = False  # whether something was started, so that its exit code matters
 
 
 def handled() -> list[signal.Signals]:
@@ -23,7 +23,10 @@ def install() -> None:
         signal.signal(number, exit_now)
 
 
-def exit_now(_number: int, _frame: FrameType | None) -> NoReturn:
+def exit_now(_number: int, _frame: FrameType | None) -> None:
+    """Exit; at the end of a run, do nothing, because only its exit code is left to return."""
+    if has_started:
+        return
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(OSError):  # print() may have been interrupted, or stderr closed

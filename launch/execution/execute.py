@@ -225,9 +225,8 @@ def signals() -> Iterator[list[int]]:
         yield received
     finally:
         for number, handler in old.items():
-            # After a run, only its exit code is left to return.
-            done = handler is stop_signals.exit_now
-            signal.signal(number, signal.SIG_IGN if done else handler)
+            signal.signal(number, handler)
+        stop_signals.has_started = True
 
 
 def exit_code(plan: Plan, outcome: Outcome, result: dict[str, Any]) -> int:

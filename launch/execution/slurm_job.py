@@ -6,15 +6,20 @@ python launch/execution/slurm_job.py RUN_DIR PROCESS    other nodes: starts torc
 
 from __future__ import annotations
 
-import contextlib
 import os
-import re
-import signal
 import sys
+
+sys.path.insert(0, os.path.abspath(f"{__file__}/../../.."))
+
+from launch.core import stop_signals
+
+if __name__ == "__main__":
+    stop_signals.install()
+
+import contextlib
+import re
 from pathlib import Path
 from typing import Any, NoReturn
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from omegaconf import OmegaConf
 
@@ -166,8 +171,6 @@ def main(arguments: list[str]) -> int:
     if len(arguments) not in (1, 2):
         print(__doc__)
         return UserError.exit_code
-    # execute() installs other handlers. At other times, there is nothing to save.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_INTERRUPTED))
     try:
         run_dir, *process = arguments
         return exec_process(Path(run_dir), *process) if process else launch(Path(run_dir))
