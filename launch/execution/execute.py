@@ -37,7 +37,7 @@ from launch.execution.supervise import (
 )
 from launch.machine import placement
 from launch.machine.detect import Host
-from launch.plan import rundir
+from launch.plan import inherited, rundir
 from launch.plan.planning import rank_config
 from launch.plan.views import as_json
 from launch.schema.enums import Format, Preflight, Vendor
@@ -53,6 +53,7 @@ def check_host(plan: Plan, host: Host) -> dict[str, Any] | None:
     Return the facts of its container image, or None if it runs without containers.
     """
     config = plan.config
+    inherited.check_copies(host.environ)
     check_gpus(plan, host)
     check_plan(plan)
     if config.runtime.slurm.nodes > 1 and "SLURM_JOB_ID" not in host.environ:
@@ -65,6 +66,7 @@ def check_host(plan: Plan, host: Host) -> dict[str, Any] | None:
 
     # First remove processes of dead launchers, because they occupy GPU memory.
     if config.runtime.on_node != "docker":
+        inherited.check_tmpdir(config, host.environ)
         orphans.remove()
         check_sandbox(plan, host)
         preflight.check(plan, host)

@@ -24,7 +24,7 @@ from launch.execution.logs import Follower
 from launch.execution.slurm_process import JOB_PROGRAM
 from launch.machine.detect import Host
 from launch.machine.placement import MASK, num_gpus
-from launch.plan import rundir, sealed, show
+from launch.plan import inherited, rundir, sealed, show
 from launch.schema import Slurm
 from launch.schema.enums import Format, Vendor
 from launch.schema.plan import Plan
@@ -110,6 +110,7 @@ def submit(plan: Plan, host: Host) -> int:
     Raises HostError if sbatch fails, and UserError if a job of this run is still queued.
     """
     text = script(plan, host)
+    inherited.check_copies(host.environ)
     check_plan(plan)
     job = str((json_files.read_json(plan.run_dir / JOB) or {}).get("job", ""))
     if job and (state := state_of(job)):

@@ -28,6 +28,7 @@ from launch.core import json_files
 from launch.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, HostError, UserError
 from launch.execution import orphans, record, slurm_network
 from launch.execution.execute import check_host, execute
+from launch.execution.local import environment
 from launch.execution.slurm import MASKS, call, state_of
 from launch.machine import detect
 from launch.machine.placement import MASK
@@ -116,7 +117,7 @@ def exec_process(run_dir: Path, name: str) -> NoReturn:
     check_host(plan, host)
     process = next(p for p in plan.processes if p.name == name)
     print(f"{name} is on {node_name()}, job {os.environ.get('SLURM_JOB_ID')}", flush=True)
-    os.execvpe(process.argv[0], process.argv, {**os.environ, **process.env, **orphans.mark(name)})
+    os.execvpe(process.argv[0], process.argv, {**environment(process), **orphans.mark(name)})
 
 
 def newest_step(run_dir: Path) -> int:
