@@ -21,7 +21,7 @@ import launch.core.installed  # noqa: F401
 import dataclasses
 from typing import Any
 
-from launch.config import help, hydra_options
+from launch.config import help, hydra_options, user_secrets
 from launch.config.choose import choose
 from launch.config.compose import compose
 from launch.config.identity import has_phases
@@ -109,6 +109,7 @@ def main(arguments: list[str]) -> int:
         print(help.text())
         return EXIT_DONE
     try:
+        arguments = user_secrets.to_environment(arguments)
         if sweep.is_requested(arguments):
             return sweep.run(arguments)
         if hydra_options.is_requested(arguments):

@@ -10,7 +10,7 @@ from launch.machine import masks
 from launch.rules.refusal import Refusal
 from launch.schema import Config
 from launch.schema.host import slurm_seconds
-from launch.schema.variables import GPU_STACK, HOST, RANK_NAMES, READ_BY_TRAINERS, SECRET
+from launch.schema.variables import RANK_NAMES, SECRET, is_public
 
 # sbatch options that keys of the composition or the launcher set
 OWNED = (
@@ -38,15 +38,14 @@ def secret_problems(c: Config) -> Iterator[Refusal]:
             if value and isinstance(value, str) and SECRET.search(key := f"{group}.{name}"):
                 remedy = "a variable of your shell (export HF_TOKEN=...), which processes inherit"
                 yield Refusal("secret", f"{key}: the run's records would contain a secret", remedy)
-    for name in c.user_env:
-        is_known = any(known.fullmatch(name) for known in (GPU_STACK, HOST, READ_BY_TRAINERS))
-        if name in c.runtime.public_env or (is_known and not SECRET.search(name)):
+    # launch/config/user_secrets.py has moved secrets of the command line, but not those of files.
+    for name, value in c.user_env.items():
+        if name in c.runtime.public_env or is_public(name, value) or RANK_NAMES.fullmatch(name):
             continue
         message = f"user_env.{name}: the run's records would contain its value, perhaps a secret"
-        passes = name in c.runtime.secrets or (is_known and c.runtime.on_node == "local")
-        passing = f" with runtime.pass_env=[{','.join([*c.runtime.pass_env, name])}]"
+        passed = f"runtime.pass_env=[{','.join([*c.runtime.pass_env, name])}]"
         public = f"runtime.public_env=[{','.join([*c.runtime.public_env, name])}]"
-        remedy = f"export {name}=<value>{passing * (not passes)}, or {public} if it is not secret"
+        remedy = f"export {name}=<value> with {passed}, or {public} if it is not secret"
         yield Refusal("secret", message, remedy)
     if any(name in c.user_env for name in masks.ALL):
         message = "user_env: a GPU mask would give every process the same GPUs"

@@ -42,6 +42,14 @@ HOST = re.compile(
 READ_BY_TRAINERS = re.compile(
     r"(ACCELERATE|PET|FSDP|DEEPSPEED|DS|TRANSFORMERS|TORCHDYNAMO|FLASH_ATTENTION|AITER|BNB)_\w+"
 )
+
+
+def is_public(name: str, value: str) -> bool:
+    """Return whether records may contain a variable: its name is known, and it is not a secret."""
+    is_known = any(names.fullmatch(name) for names in (GPU_STACK, HOST, READ_BY_TRAINERS))
+    return is_known and not is_secret(name, value)
+
+
 # ranks and rendezvous of torchrun, Slurm and MPI
 RANK_NAMES = re.compile(
     r"RANK|WORLD_SIZE|(LOCAL|GROUP|ROLE)_(RANK|WORLD_SIZE|NAME)|MASTER_(ADDR|PORT)|"
