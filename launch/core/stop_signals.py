@@ -1,9 +1,7 @@
 """Exit with code 75 on a stop signal that arrives before anything was started."""
 
-import contextlib
 import os
 import signal
-from types import FrameType
 
 from launch.core.errors import EXIT_INTERRUPTED
 
@@ -23,12 +21,14 @@ def install() -> None:
         signal.signal(number, exit_now)
 
 
-def exit_now(_number: int, _frame: FrameType | None) -> None:
+def exit_now(_number: int, _frame: object) -> None:
     """Exit; at the end of a run, do nothing, because only its exit code is left to return."""
     if has_started:
         return
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    with contextlib.suppress(OSError):  # print() may have been interrupted, or stderr closed
-        os.write(2, b"Interrupted: nothing was started.\n")
+    try:  # noqa: SIM105 - contextlib takes most of the time before signals are handled
+        os.write(2, b"Interrupted: nothing was started.\n")  # may interrupt a print()
+    except OSError:  # stderr is closed
+        pass
     raise SystemExit(EXIT_INTERRUPTED)

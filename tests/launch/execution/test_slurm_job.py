@@ -92,6 +92,19 @@ def test_the_job_plans_with_its_own_address(launch, tools, tmp_path, monkeypatch
     assert plan.processes[0].argv[0] == sys.executable
 
 
+def test_ranks_of_another_node_get_the_listed_variables(launch, tools, tmp_path, monkeypatch):
+    assert launch(*JOB, "runtime.slurm.nodes=2", "runtime.slurm.interface=lo").code == 0
+    (run_dir,) = (tmp_path / "runs/sft-tiny-cpu").iterdir()
+    shell = {"SLURM_JOB_ID": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "NCCL_A": "1"}
+    for name, value in {**shell, "ACCELERATE_A": "1"}.items():
+        monkeypatch.setenv(name, value)
+    started = {}
+    monkeypatch.setattr(os, "execvpe", lambda file, argv, env: started.update(env))
+    slurm_job.exec_process(run_dir, "trainers-1")
+    assert (started["NCCL_A"], "PATH" in started) == ("1", True)
+    assert not {"SLURM_JOB_ID", "MASTER_ADDR", "ACCELERATE_A"} & started.keys()
+
+
 def test_a_job_reads_the_composition_that_was_submitted(tmp_path):
     tuning = "hardware=mi300x model=qwen3_4b runtime=slurm method=tune/batch topology=ddp"
     plan = planned(*tuning.split(), run_dir=tmp_path)
