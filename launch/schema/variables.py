@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 # names of variables and arguments with secrets: HF_TOKEN and HF_TOKEN_READ, but not max_tokens or
-# eos_token; DB_PASS and MYSQL_PWD, but not PWD, the current directory
+# eos_token; DB_PASS and MYSQL_PWD
 SECRET = re.compile(
-    r"((?<!EOS_)(?<!BOS_)(?<!PAD_)(?<!UNK_)TOKEN(?![A-Z])|SECRET|PASSWORD|PASSWD|PASSPHRASE|_PWD|"
+    r"((?<!EOS_)(?<!BOS_)(?<!PAD_)(?<!UNK_)TOKEN(?![A-Z])|SECRET|PASSWORD|PASSWD|PASSPHRASE|(SQL|DB)_PWD|"
     r"(API|ACCESS|PRIVATE)_?KEY|CREDENTIAL|(?:^|[_.])(?:PASS|PAT|AUTH)(?:$|_))",
     re.IGNORECASE,
 )
