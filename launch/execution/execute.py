@@ -11,7 +11,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from launch.core import json_files
+from launch.core import json_files, stop_signals
 from launch.core.errors import (
     EXIT_DONE,
     EXIT_FAILED,
@@ -37,14 +37,13 @@ from launch.execution.supervise import (
 )
 from launch.machine import placement
 from launch.machine.detect import Host
-from launch.plan import rundir
+from launch.plan import inherited, rundir
 from launch.plan.planning import rank_config
 from launch.plan.views import as_json
 from launch.schema.enums import Format, Preflight, Vendor
 from launch.schema.plan import Plan, Process
 from launch.search import fit
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 STATUS = {EXIT_DONE: "done", EXIT_INTERRUPTED: "interrupted", EXIT_HUNG: "hung"}
 
 
@@ -54,6 +53,7 @@ def check_host(plan: Plan, host: Host) -> dict[str, Any] | None:
     Return the facts of its container image, or None if it runs without containers.
     """
     config = plan.config
+    inherited.check_copies(host.environ)
     check_gpus(plan, host)
     check_plan(plan)
     if config.runtime.slurm.nodes > 1 and "SLURM_JOB_ID" not in host.environ:
@@ -66,6 +66,7 @@ def check_host(plan: Plan, host: Host) -> dict[str, Any] | None:
 
     # First remove processes of dead launchers, because they occupy GPU memory.
     if config.runtime.on_node != "docker":
+        inherited.check_tmpdir(config, host.environ)
         orphans.remove()
         check_sandbox(plan, host)
         preflight.check(plan, host)
@@ -216,19 +217,18 @@ def starter(plan: Plan, host: Host, image: dict[str, Any] | None) -> Starter:
 
 @contextlib.contextmanager
 def signals() -> Iterator[list[int]]:
-    """Collect stop signals in a list instead of acting on them; restore the handlers at the end.
-
-    A closed terminal sends SIGHUP. Schedulers send SIGUSR1 or SIGUSR2 before the time limit.
-    """
+    """Collect stop signals in a list instead of acting on them; restore the handlers at the end."""
     received: list[int] = []
-    # nohup makes its child ignore SIGHUP, so leave ignored signals alone.
-    numbers = [n for n in STOP_SIGNALS if signal.getsignal(n) != signal.SIG_IGN]
-    old = {n: signal.signal(n, lambda number, _frame: received.append(number)) for n in numbers}
+    old = {
+        number: signal.signal(number, lambda number, _frame: received.append(number))
+        for number in stop_signals.handled()
+    }
     try:
         yield received
     finally:
         for number, handler in old.items():
             signal.signal(number, handler)
+        stop_signals.has_started = True
 
 
 def exit_code(plan: Plan, outcome: Outcome, result: dict[str, Any]) -> int:

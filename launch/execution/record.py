@@ -7,7 +7,6 @@ import functools
 import hashlib
 import importlib.metadata
 import platform
-import re
 import socket
 import subprocess
 from collections.abc import Iterable
@@ -26,12 +25,7 @@ from launch.plan.sealed import seal
 from launch.plan.views import image_json
 from launch.schema import Config
 from launch.schema.plan import Plan, Process
-from launch.schema.variables import SECRET
-
-# Recorded variables of the shell: those that affect results or speed and contain no secret.
-ALLOWED = re.compile(
-    r"^(HIP_|HSA_|ROCR_|CUDA_|NCCL_|RCCL_|TORCH|PYTORCH_|MIOPEN_|OMP_|MKL_|VLLM_|GPU_MAX|PYTHONHASHSEED|TOKENIZERS_)"
-)
+from launch.schema.variables import GPU_STACK
 
 
 def begin(
@@ -46,7 +40,7 @@ def begin(
     `image` is the result of check_host, and `sandbox_image` the id of the sandbox's image.
     """
     config = plan.config
-    secrets = {name for name in host.environ if SECRET.search(name)}
+    secrets = secret_names(config, host.environ) & host.environ.keys()
     secrets |= {name for spec in plan.containers.values() for name in spec.secrets}
     locks = sorted(f for f in ROOT.glob("containers/**/*.lock*") if f.is_file())
     return seal(
@@ -63,6 +57,7 @@ def begin(
             "composition_hash": composition_hash(config),
             "argv": {p.name: p.argv for p in plan.processes},
             "environment": {p.name: environment(plan, p, host) for p in plan.processes},
+            "inherited": sorted({name for p in plan.processes for name in p.inherited}),
             "secrets": sorted(secrets),
             "code": code(),
             "packages": packages(),
@@ -124,10 +119,10 @@ def write_failure(record: dict[str, Any], run_dir: Path, exit_code: int, why: st
 
 
 def environment(plan: Plan, process: Process, host: Host) -> dict[str, str]:
-    """Return the process's variables and, without a container, those in ALLOWED of the shell."""
+    """Return the process's variables and, without a container, the shell's that affect results."""
     spec = plan.containers.get(process.name)
-    inherited = {name: value for name, value in host.environ.items() if ALLOWED.match(name)}
-    environ = spec.environment if spec else {**inherited, **process.env}
+    names = filter(GPU_STACK.fullmatch, process.inherited)
+    environ = spec.environment if spec else {n: host.environ[n] for n in names} | process.env
     secrets = secret_names(plan.config, environ)
     return {name: value for name, value in sorted(environ.items()) if name not in secrets}
 

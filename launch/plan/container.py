@@ -18,7 +18,7 @@ from launch.inputs.jsonl_files import named_files
 from launch.inputs.paths import home, hub_cache, real_folder, run_hash, secret_dir
 from launch.machine import placement
 from launch.machine.detect import Host
-from launch.plan import process_env
+from launch.plan import inherited, process_env
 from launch.plan.process_env import ROOT
 from launch.schema import Config
 from launch.schema.enums import Network, Vendor
@@ -60,7 +60,7 @@ def specs(
         return {}
     runtime, containers = config.runtime, {}
     server = next((container_name(run_dir, p.name) for p in processes if p.kind == "server"), "")
-    secrets = sorted(name for name in runtime.secrets if host.environ.get(name))
+    secrets = inherited.secret_files(config, host.environ)
     for process in processes:
         gpus, peers = process.gpus, peer_gpus(process, processes)
         nodes = devices(config, host, gpus, peers)

@@ -10,7 +10,7 @@ from launch.inputs import paths
 from launch.machine import placement
 from launch.machine.detect import Host
 from launch.machine.placement import creates_model, is_tokens_only
-from launch.plan import process_env
+from launch.plan import inherited, process_env
 from launch.schema import Config
 from launch.schema.enums import Profile, Rocprof, Vendor
 from launch.schema.plan import Process
@@ -35,7 +35,8 @@ def process(config: Config, host: Host, run_dir: Path, group: placement.ProcessG
     ranks = 1 if group.kind == "server" else group.num_ranks
     settings = process_env.settings(config, host, group.kind, group.gpus, run_dir, ranks)
     name, kind, gpus, num_ranks = group.name, group.kind, group.gpus, group.num_ranks
-    return Process(name, kind, argv, settings, gpus, num_ranks, port, group.node)
+    passed = inherited.names(config, host.environ, {s.name: s for s in settings})
+    return Process(name, kind, argv, settings, gpus, num_ranks, port, group.node, passed)
 
 
 def ports(host: Host, run_dir: Path) -> tuple[int, int]:

@@ -82,14 +82,14 @@ def test_an_experiment_has_only_values_that_differ_from_its_groups():
         *BATCH,
         "model.init=random",
         "seed=3",
-        "user_env.A_B=1",
+        "user_env.HIP_B=1",
         "effective_batch=16",
         "method.args.max_length=2048",
     )
     content = tuned.experiment(prepare(config)[0], [])
     assert content["groups"]["method"] == "sft"
     assert content["values"]["model"] == {"init": "random"}
-    assert (content["values"]["seed"], content["values"]["user_env"]) == (3, {"A_B": "1"})
+    assert (content["values"]["seed"], content["values"]["user_env"]) == (3, {"HIP_B": "1"})
     assert content["values"]["method"] == {
         "args": {"gradient_accumulation_steps": 4, "max_length": 2048}
     }

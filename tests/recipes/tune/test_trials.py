@@ -107,18 +107,18 @@ def row(batch_size, figure, error=None, **more):
 
 def test_before_after_and_an_experiment_that_composes(tmp_path, capsys):
     rows = [row(4, 100.0, spread=0.2), row(8, 110.0), row(16, None, "out of memory: all of it")]
-    settings = [Setting({STEP[0]: row["batch"]}, {"A_B": "1"}) for row in rows]
+    settings = [Setting({STEP[0]: row["batch"]}, {"HIP_B": "1"}) for row in rows]
     config = tuned_config(tmp_path)
     config.smoke = True
     result = finish(config, TABLE, rows, rows[0], settings)
     assert result["gain"] == 1.1
     assert result["before"] == {"tokens_per_second": 100.0}
-    assert result["overrides"] == ["method.args.per_device_train_batch_size=8", "user_env.A_B=1"]
+    assert result["overrides"] == ["method.args.per_device_train_batch_size=8", "user_env.HIP_B=1"]
     name = "tuned_batch_sft_qwen3_4b_mi350x"
     config = compose([f"hydra.searchpath=[file://{tmp_path}/conf]", f"experiment={name}"])
     assert config.method.args["per_device_train_batch_size"] == 8
     assert (config.hardware.name, config.model.init.name) == ("mi350x", "random")
-    assert (config.name, config.user_env) == (name, {"A_B": "1"})
+    assert (config.name, config.user_env) == (name, {"HIP_B": "1"})
     out = capsys.readouterr().out
     assert "16: out of memory: all of it\n" in out
     assert "vary by 20.0%, so a gain of 10.0%" in out
