@@ -80,7 +80,7 @@ def scale_down(config: Config) -> tuple[Config, list[str]]:
         small.adapter.quantize_base = False
     replaced += _shrink_topology(small)
     replaced += _shrink_effective_batch(small)
-    if small.debug != Debug.none:
+    if small.debug == Debug.memory_fault:
         replaced.append(f"debug={small.debug.name}: its variables only affect a GPU")
         small.debug = Debug.none
     if small.profile in (Profile.memory, Profile.rocprof):
