@@ -85,7 +85,7 @@ def scale_down(config: Config) -> tuple[Config, list[str]]:
         small.debug = Debug.none
     if small.profile in (Profile.memory, Profile.rocprof):
         replaced.append(f"profile={small.profile.name}: profile=torch, because it needs a GPU")
-        small.profile, small.rocprof = Profile.torch, Rocprof.v3
+        small.profile, small.rocprof, small.rocprof_counters = Profile.torch, Rocprof.v3, []
     if small.step.checkpointed_layers is not None:
         small.step.checkpointed_layers = min(small.step.checkpointed_layers, small.model.num_layers)
     hardware = small.hardware
