@@ -223,6 +223,9 @@ def test_candidates_of_the_hardware_and_of_a_recipe_that_compiles():
     assert "cpp" in notes[-1]
     on_nvidia, _ = inductor.candidates(args, {}, "sm_90", on_cpu=False)
     assert list(on_nvidia) == ["eager", "default"]
+    by_default = inductor.candidates(inductor.InductorConfig(output_dir=""), {}, "gfx950", False)[0]
+    assert {"gemm-autotune", "pointwise-autotune"} <= set(by_default)
+    assert "layout" not in by_default
     own = {"torch_compile": True, "torch_compile_mode": "reduce-overhead"}
     settings, _ = inductor.candidates(args, own, "gfx950", on_cpu=False)
     assert list(settings) == ["as it stands", "eager", "default", "ck"]
