@@ -25,6 +25,7 @@ from launch.plan import (
     process_groups,
     rundir,
     sandbox,
+    tools,
     tuned,
 )
 from launch.plan.views import image_json
@@ -135,6 +136,7 @@ def make_plan(
             *margin.uncounted(config),
             *margin.warnings(config, needed),
             *host_warnings(config, host, smaller),
+            *tools.warnings(config),
         ],
         tuned=tuned.for_ranks(config, host, run_dir, ports),
         data_cache=data_cache.for_ranks(unchosen, host),
