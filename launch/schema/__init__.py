@@ -360,5 +360,6 @@ class Config:
     name: Optional[str] = checked(None, text=NAME_OR_EMPTY)  # null: <method>-<model>-<hardware>
     run_root: str = "runs"
     user_env: dict[str, str] = field(default_factory=dict)  # variables that override the launcher's
-    targets: dict[str, Target] = field(default_factory=dict)  # by key of result.json
+    # by key of result.json, or <key of metrics.jsonl>@<step>
+    targets: dict[str, Target] = field(default_factory=dict)
     phases: list[Phase] = field(default_factory=list)
