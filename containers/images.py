@@ -125,8 +125,8 @@ def entry(name: str, content: Any, lock: Path = LOCK) -> Image:
             if type(values[key]) is not tuple or not all(isinstance(v, str) for v in values[key]):
                 faults[key] = "must be a list of strings"
         elif str(declaration.type).startswith("dict"):
-            states = {*value.values()} if isinstance(value, dict) else {None}
-            if not (states <= {PRESENT, UNKNOWN} and set(value) <= set(TOOLS)):
+            states = value.items() if isinstance(value, dict) else [("", "")]
+            if any(tool not in TOOLS or state not in (PRESENT, UNKNOWN) for tool, state in states):
                 states_text = f"{PRESENT} or {UNKNOWN}"
                 faults[key] = f"must map names of {', '.join(TOOLS)} to {states_text}"
         elif not isinstance(value, str) or not re.fullmatch(pattern, value):
