@@ -29,6 +29,6 @@ def check_tuned_files(config: Config) -> None:
         value = config.user_env[variable]
         if not Path(value).is_absolute() or not file.is_file():
             raise UserError(
-                f"user_env.{variable}={value}: {file} does not exist or is a relative path. Use: "
-                f"the absolute path that method={TUNINGS[variable]} printed."
+                f"user_env.{variable}={value}: {file} is not the absolute path of a file. Use: "
+                f"the path that method={TUNINGS[variable]} printed."
             )

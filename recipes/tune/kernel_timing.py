@@ -46,18 +46,19 @@ def arguments(launch: Launch, device: str) -> dict[str, Any]:
     return named
 
 
+def run(launch: Launch, named: dict[str, Any]) -> None:
+    """Launch the kernel with these arguments."""
+    keys = launch.options if torch.version.hip else set(launch.options) & set(PORTABLE)
+    options = {key: launch.options[key] for key in keys}
+    launch.function[launch.grid](**named, **options)
+
+
 def time_us(launch: Launch) -> float:
     """Return the median time of a kernel on the current GPU in microseconds."""
     from triton.testing import do_bench
 
     named = arguments(launch, "cuda")
-    keys = launch.options if torch.version.hip else set(launch.options) & set(PORTABLE)
-    options = {key: launch.options[key] for key in keys}
-
-    def run() -> None:
-        launch.function[launch.grid](**named, **options)
-
-    return 1e3 * float(do_bench(run, return_mode="median"))
+    return 1e3 * float(do_bench(lambda: run(launch, named), return_mode="median"))
 
 
 def measure(tasks: Sequence[tuple[Launch, str]], arch: str | None) -> dict[int, float]:

@@ -117,7 +117,7 @@ def test_the_experiment_of_a_smoke_run_has_the_original_sizes(hardware):
 def test_a_tuned_file_is_mounted_and_recorded_and_must_exist(tmp_path, override, read):
     file = tmp_path / "key" / "tuned.csv"
     used = ("hardware=mi300x", "model=qwen3_4b", *f"{override}={file}".split())
-    with pytest.raises(UserError, match=rf"{read} does not exist"):
+    with pytest.raises(UserError, match=rf"{read} is not the absolute path of a file"):
         check_files(composed(*used), all_lines=False)
     file.parent.mkdir()
     file.with_name(read).touch()
