@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from containers import tools as container_tools
 from launch.core import json_files, stop_signals
 from launch.core.errors import (
     EXIT_DONE,
@@ -37,7 +40,7 @@ from launch.execution.supervise import (
 )
 from launch.machine import placement
 from launch.machine.detect import Host
-from launch.plan import inherited, rundir
+from launch.plan import inherited, rundir, tools
 from launch.plan.planning import rank_config
 from launch.plan.views import as_json
 from launch.schema.enums import Format, Preflight, Vendor
@@ -69,6 +72,7 @@ def check_host(plan: Plan, host: Host) -> dict[str, Any] | None:
         inherited.check_tmpdir(config, host.environ)
         orphans.remove()
         check_sandbox(plan, host)
+        check_tools(plan, host)
         preflight.check(plan, host)
         return None
     # The import takes 0.25 s, so runs without containers skip it.
@@ -99,6 +103,15 @@ def check_gpus(plan: Plan, host: Host) -> None:
         f"hardware={plan.config.hardware.name}: {len(gpus)} {vendor.name} GPU(s) needed, "
         f"{count} found here{withheld if host.withheld else ''}. {remedy}"
     )
+
+
+def check_tools(plan: Plan, host: Host) -> None:
+    """Raise HostError if this machine lacks a program that the plan needs."""
+    if names := [need.tool for need in tools.needs(plan.config) if not need.without]:
+        argv = [host.python, *container_tools.argv(names)[1:]]
+        output = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+        if problem := tools.message(plan.config, json.loads(output)):
+            raise HostError(problem)
 
 
 def check_sandbox(plan: Plan, host: Host) -> None:

@@ -187,7 +187,9 @@ AMD topology=zero2 topology.zero.offload_parameters=true | topology.zero.offload
 AMD topology=ddp topology.fsdp.cpu_offload=true | topology.fsdp.cpu_offload
 AMD topology=ddp +topology.server_args.max_num_seqs=8 | topology.server_args
 debug=memory_fault | debug
+AMD debug=compile step.compile=false | debug
 rocprof=sys | rocprof
+AMD profile=rocprof rocprof=sys rocprof_counters=[SQ_WAVES] | rocprof_counters
 method.args.num_train_epochs=3 | method.args.num_train_epochs
 method=sample method.selection.metric=eval_loss | method.selection.metric
 method.selection.patience=2 | method.selection.patience
