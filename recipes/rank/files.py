@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,20 @@ def move_directory(source: Path, target: Path) -> None:
     """Rename `source` to `target`, replacing it, once all files in `source` are on the disk."""
     _sync_tree(source)
     old = target.with_name(f".{target.name}.old")
-    shutil.rmtree(old, ignore_errors=True)  # left by a crash between the two renames
-    if target.exists():
+    remove(old)  # left by a crash between the two renames
+    if os.path.lexists(target):  # also a broken link
         target.rename(old)
     source.rename(target)
     sync(target.parent)
-    shutil.rmtree(old, ignore_errors=True)
+    remove(old)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a directory or a link, but not its target, if `path` exists."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def place_directory(source: Path, target: Path) -> None:
