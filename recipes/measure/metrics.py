@@ -189,9 +189,8 @@ def drop_after(path: Path, step: int) -> list[dict[str, Any]]:
     if problems:
         say(f"{path}: removing {len(problems)} damaged line(s), the first is {problems[0]}")
     if len(rows) < len(lines):
-        say(
-            f"no whole checkpoint after step {step}, so later steps up to {lines[-1]['step']} repeat"
-        )
+        last = lines[-1]["step"]
+        say(f"repeating the steps after {step} up to {last}, which no whole checkpoint contains")
     if path.is_file():
         write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
     return rows
