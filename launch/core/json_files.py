@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any, TypeGuard
 from uuid import uuid4
 
 BLOCK = 2**26  # bytes; hashing a block takes about 0.1 s
+FULL_BYTES = 2**22  # a disk with less free space is full
 LARGEST = 1e150  # sums and squares of smaller numbers are finite
 
 
@@ -44,6 +46,11 @@ def sha256(path: Path, heartbeat: Path | None = None) -> str:
     return digest.hexdigest()
 
 
+def is_full(folder: Path) -> bool:
+    """Return whether the disk of a directory is full. Libraries raise various errors if it is."""
+    return shutil.disk_usage(folder).free < FULL_BYTES
+
+
 def sync(path: Path) -> None:
     """Wait until a file, or the entries of a directory, have reached the disk."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -63,7 +70,7 @@ def write_text(path: Path, text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    except OSError as error:  # a failed write has no path
+    except OSError as error:  # that of a failed write has no path
         error.filename = error.filename or str(path)
         raise
     finally:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from launch.core.json_files import sha256, sync
+from launch.core.json_files import is_full, sha256, sync
 
 
 def move_directory(source: Path, target: Path) -> None:
@@ -22,6 +25,22 @@ def move_directory(source: Path, target: Path) -> None:
     source.rename(target)
     sync(target.parent)
     remove(old)
+
+
+@contextlib.contextmanager
+def staging(staged: Path) -> Iterator[None]:
+    """Remove `staged` if writing it fails because the disk is full. Raises OSError with the path.
+
+    The space is needed to report the failure, and to repeat the command.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not is_full(staged.parent):
+            raise
+        shutil.rmtree(staged, ignore_errors=True)
+        reason = os.strerror(errno.ENOSPC)
+        raise OSError(errno.ENOSPC, reason, str(staged.parent)) from error
 
 
 def remove(path: Path) -> None:

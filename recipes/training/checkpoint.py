@@ -21,7 +21,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from launch.core.errors import os_error_text
 from launch.core.json_files import read_json, sha256, write_json
-from recipes.rank.files import move_directory, remove
+from recipes.rank.files import move_directory, remove, staging
 from recipes.rank.program import say
 
 MANIFEST = "manifest.json"
@@ -43,7 +43,8 @@ class AtomicCheckpoints:
         name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         self._staging = directory / STAGING
         try:
-            super()._save_checkpoint(model, trial)
+            with staging(directory / STAGING):
+                super()._save_checkpoint(model, trial)
         finally:
             self._staging = None
         self.accelerator.wait_for_everyone()  # until every rank has written its part
