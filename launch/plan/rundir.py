@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, Any
 
 from launch.config.identity import (
     composition_hash,
@@ -291,7 +291,7 @@ def _lock_files(folder: Path) -> tuple[Path, Path]:
     return folder / ".lock", local / f"rocm-recipes-{os.getuid()}-{run_hash(folder)}.lock"
 
 
-def _lock(path: Path, without_locks: Path | None, mode: str, operation: int) -> TextIO | None:
+def _lock(path: Path, without_locks: Path | None, mode: str, operation: int) -> IO[Any] | None:
     """Open and lock a file, or `without_locks` in its place; None if another process has it.
 
     Raises OSError if a file cannot be opened or has no locks.

@@ -120,16 +120,16 @@ def find_error(checkpoint: Path, heartbeat: Path | None = None) -> str | None:
         return f"{MANIFEST} cannot be read ({error!r})"
     try:
         files = _files(checkpoint)
-        # Without this state, no run can resume.
-        for name in sorted({*expected, *files, TRAINER_STATE_NAME}):
+        for name, (size, digest) in expected.items():
             if name not in files:
                 return f"{name} is missing"
-            if name not in expected:
-                return f"{MANIFEST} does not name {name}"
-            if (size := files[name].stat().st_size) != expected[name][0]:
-                return f"{name} has {size} of {expected[name][0]} bytes"
-            if sha256(files[name], heartbeat) != expected[name][1]:
+            if files[name].stat().st_size != size:
+                return f"{name} has {files[name].stat().st_size} of {size} bytes"
+            if sha256(files[name], heartbeat) != digest:
                 return f"the contents of {name} have changed"
+        # No run can resume without the trainer's state.
+        if unnamed := sorted({*files, TRAINER_STATE_NAME} - expected.keys()):
+            return f"{MANIFEST} does not name {unnamed[0]}"
     except OSError as error:
         return os_error_text(error)
     return None
