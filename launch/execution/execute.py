@@ -21,6 +21,7 @@ from launch.core.errors import (
     EXIT_HUNG,
     EXIT_INTERRUPTED,
     EXIT_USER,
+    REMEDIES,
     HostError,
     UserError,
     os_error_text,
@@ -199,7 +200,8 @@ def reserved_space(file: Path) -> Iterator[Callable[[], None]]:
                 os.posix_fallocate(space.fileno(), 0, RESERVED_BYTES)
             except OSError as error:
                 error.filename = str(file)
-                raise
+                if error.errno in REMEDIES:  # others mean that the file system cannot reserve
+                    raise
         yield release
     finally:
         release()

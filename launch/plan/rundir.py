@@ -8,7 +8,6 @@ import os
 import re
 import secrets
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -37,7 +36,7 @@ BUSY = "another launcher is executing this run. Stop it or wait until it ends, t
 STARTED = re.compile(r"\d{8}-\d{6}")  # the time in the name of a run
 TIME_FORMAT = "%Y%m%d-%H%M%S"
 # Directories in memory or on a local disk. They hold a run's lock if its file system has no locks.
-LOCAL_LOCKS = (Path("/dev/shm"), Path(tempfile.gettempdir()))
+LOCAL_LOCKS = (Path("/dev/shm"), Path("/tmp"))
 AGAIN = "-again-"  # part of the name of a run that reproduces another
 
 
@@ -131,7 +130,10 @@ def skipped_run_notes(config: Config, run_dir: Path) -> list[str]:
     if config.resume != "auto":
         return notes
     for folder, record in _runs(runs_dir(config), composition_hash(config)):
-        if folder == run_dir or (record or {}).get("status") == "done" or is_locked(folder):
+        if folder == run_dir or (record or {}).get("status") == "done":
+            break
+        if is_locked(folder):
+            notes.append(f"{folder}: {BUSY} Use resume=never for another run.")
             break
         if obstacle := _obstacle(folder, record):
             notes.append(f"Not resuming {folder}: {obstacle}.")
@@ -287,7 +289,7 @@ def is_locked(folder: Path) -> bool:
 
 def _lock_files(folder: Path) -> tuple[Path, Path]:
     """Return the run's lock file, and the one on this machine if its file system has no locks."""
-    local = next(path for path in LOCAL_LOCKS if os.access(path, os.W_OK))
+    local = next((path for path in LOCAL_LOCKS if os.access(path, os.W_OK)), folder)
     return folder / ".lock", local / f"rocm-recipes-{os.getuid()}-{run_hash(folder)}.lock"
 
 

@@ -99,6 +99,9 @@ def test_one_of_several_launchers_resumes_and_the_others_are_refused(tmp_path):
         pytest.raises(UserError, match=rf"^{folder}: another launcher.*resume=never"),
     ):
         rundir.choose(config, starts=True)
+    with rundir.locked(folder):  # a plan says so
+        (note,) = rundir.skipped_run_notes(config, rundir.choose(config)[0])
+        assert note.startswith(f"{folder}: another launcher")
     # Another launcher has finished the run since this one chose it.
     host = host_with(0)
     plan = make_plan(config, host, a_run(tmp_path, "1", "done"))
