@@ -45,14 +45,23 @@ CANDIDATES = {
     "cktile": _compiled(_TUNED, **{BACK_ENDS: "ATEN,TRITON,CKTILE"}),
     "cpp": _compiled(_TUNED, **{BACK_ENDS: "ATEN,CPP"}),
     "cpp-wrapper": _compiled(**{CPP_WRAPPER: "1"}),
+    # The two parts of max-autotune.
+    "gemm-autotune": _compiled(TORCHINDUCTOR_MAX_AUTOTUNE_GEMM="1"),
+    "pointwise-autotune": _compiled(TORCHINDUCTOR_MAX_AUTOTUNE_POINTWISE="1"),
+    # Channels-last convolutions, as AMD's workload guide sets them.
+    "layout": _compiled(TORCHINDUCTOR_LAYOUT_OPTIMIZATION="1", PYTORCH_MIOPEN_SUGGEST_NHWC="1"),
 }
+ON_REQUEST = ("layout",)  # only changes convolutions, which the language models do not have
 ROCM_ONLY = ("ck", "cktile")  # AMD's Composable Kernel
 CPU_ONLY = ("cpp",)
 
 
 @dataclass
 class InductorConfig(TrainingTuneConfig):
-    """Arguments. `candidates` null: all that this hardware supports."""
+    """Arguments. `candidates` null: all that this hardware supports, except ON_REQUEST.
+
+    `compile_threads` null: torch's default, one per core but at most 32.
+    """
 
     candidates: list[str] | None = name_field(
         lambda: CANDIDATES,
@@ -60,6 +69,7 @@ class InductorConfig(TrainingTuneConfig):
         {"freezing": "turns weights into constants, but training changes them. Leave it out."},
     )
     warmup: int = field(default=8, metadata={"minimum": 1})
+    compile_threads: int | None = field(default=None, metadata={"minimum": 1})
 
 
 def inductor(config: DictConfig) -> dict[str, Any]:
@@ -76,6 +86,8 @@ def inductor(config: DictConfig) -> dict[str, Any]:
             "TORCHINDUCTOR_CACHE_DIR": str(folder / "torchinductor"),
             "TRITON_CACHE_DIR": str(folder / "triton"),
         }
+        if args.compile_threads:
+            caches["TORCHINDUCTOR_COMPILE_THREADS"] = str(args.compile_threads)
         return training(config, args, name, settings[name], caches)
 
     rows = measure_trials(config, args, table, [{"candidate": name} for name in settings], work)
@@ -92,7 +104,7 @@ def candidates(
     """
     unsupported = () if gfx.startswith("gfx") and not on_cpu else ROCM_ONLY
     unsupported += () if on_cpu else CPU_ONLY
-    names = args.candidates or list(CANDIDATES)
+    names = args.candidates or [name for name in CANDIDATES if name not in ON_REQUEST]
     omitted = [name for name in names if name in unsupported]
     unset = {name: None for name in (MODE, BACK_END) if recipe_args.get(name)}
     settings = {
