@@ -46,9 +46,11 @@ def composition(config: Config) -> dict[str, Any]:
 
 def without_removed_keys(composition: dict[str, Any]) -> dict[str, Any]:
     """Return a recorded composition without keys that the schema no longer has."""
-    precision = composition.get("precision") or {}
+    precision = composition.get("precision")
+    if not isinstance(precision, dict):  # a damaged record
+        return composition
     settings = {name: value for name, value in precision.items() if name != "loss_scaling"}
-    return {**composition, "precision": settings} if precision else composition
+    return {**composition, "precision": settings}
 
 
 def identity(composition: dict[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 from omegaconf import DictConfig
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from launch.core.json_files import read_metrics, write_text
+from launch.core.json_files import metrics_lines, write_text
 from recipes.measure.flops import flops_per_token
 from recipes.measure.telemetry import Telemetry
 from recipes.rank.device import memory_peak_gb
@@ -183,8 +183,14 @@ class Metrics(TrainerCallback):
 
 
 def drop_after(path: Path, step: int) -> list[dict[str, Any]]:
-    """Remove the lines of steps after `step` and a truncated line. Return the remaining lines."""
-    rows = [row for row in read_metrics(path) if row["step"] <= step]
+    """Remove the lines of steps after `step` and damaged lines. Return the remaining lines."""
+    lines, problems = metrics_lines(path)
+    rows = [row for row in lines if row["step"] <= step]
+    if problems:
+        say(f"{path}: removing {len(problems)} damaged line(s), the first is {problems[0]}")
+    if len(rows) < len(lines):
+        last = lines[-1]["step"]
+        say(f"repeating the steps after {step} up to {last}, which no whole checkpoint contains")
     if path.is_file():
         write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
     return rows

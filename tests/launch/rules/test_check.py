@@ -88,6 +88,7 @@ rocprof_compute_alone | AMD topology=ddp profile=rocprof rocprof=compute
 selection_metric | method.selection.metric=eval_los | eval_mean_token
 heldout_rows | BEST FILE | data.heldout_fraction=0.1
 selection_streaming | BEST FILE data.heldout_fraction=0.1 data.streaming=true | data.heldout_path
+weights_only_checkpoints | method.args.save_only_model=true | save_only_model=false
 selection_saves | BEST method.args.save_strategy=epoch | save_strategy=steps
 selection_overlap | GRPO method.selection.metric=eval_reward topology=split topology.overlap=true
  | topology.overlap=false

@@ -138,6 +138,9 @@ def test_batches_of_another_run_are_copied(tmp_path):
     with pytest.raises(ValueError, match="JSON"):  # files are complete or absent
         new.put(4, [{"score": 1.0}, {"score": math.nan}])
     assert not new.has(4)
+    for damage in ("[1]\n", '{"text": "a"}\n{"te', "\0" * 9):
+        (old.folder / "000005.jsonl").write_text(damage)
+        assert (new.has(5), new.get(5)) == (False, None)
 
 
 def test_scored_samples_make_preference_pairs(tmp_path):
