@@ -403,6 +403,10 @@ hardware=h200 topology=ddp topology.num_gpus=4 | none
 AMD topology=ddp user_env.PYTORCH_ALLOC_CONF='expandable_segments:True' | expandable_segments hangs
 hardware=h200 method=grpo topology=colocate user_env.PYTORCH_ALLOC_CONF='expandable_segments:True'
  | expandable_segments with vLLM
+AMD topology=ddp method.args.torch_compile_mode=reduce-overhead | max-autotune-no-cudagraphs
+AMD topology=ddp method.args.torch_compile_mode=default | none
+AMD topology=ddp user_env.TORCH_ROCM_FA_PREFER_CK=1 | Compare its gradients
+hardware=h200 topology=ddp method.args.torch_compile_mode=max-autotune | none
 hardware=strix_halo user_env.HSA_OVERRIDE_GFX_VERSION=11.0.0 | supported natively
 AMD topology=fsdp precision=bf16 precision.weights=bf16 | accelerate keeps trainable
 AMD runtime=slurm | requests no cores
