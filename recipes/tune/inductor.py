@@ -76,7 +76,7 @@ def inductor(config: DictConfig) -> dict[str, Any]:
     args = InductorConfig(**OmegaConf.to_container(config.trainer_args))
     recipe_args, on_cpu = config.tuned.trainer_args, config.hardware.vendor == "none"
     settings, notes = candidates(args, recipe_args, str(config.hardware.gfx), on_cpu)
-    shown = f"candidate {TRAINING} first_step_s loss"
+    shown = f"candidate {TRAINING} first_step_s mean_loss"
     table = Table("inductor", shown, figure="tokens_per_second", notes=notes)
 
     def work(case: Row) -> Row:
@@ -96,7 +96,7 @@ def inductor(config: DictConfig) -> dict[str, Any]:
 
 def check_loss(row: Row, before: Row) -> Row:
     """Return the row, with an error if its mean loss is not that of the row `before`."""
-    loss, expected = row.get("loss"), before.get("loss", math.nan)
+    loss, expected = row.get("mean_loss"), before.get("mean_loss", math.nan)
     if loss is None or expected is None or math.isnan(expected):
         return row
     if math.isclose(loss, expected, rel_tol=LOSS_DIFFERENCE):

@@ -134,7 +134,7 @@ def speed(rows: list[Row], warmup: int) -> Row:
     """Return speed and memory from a trainer's lines, one per step.
 
     tokens_per_second is the sum of all ranks. step_s is the median, and spread is the range of step
-    times divided by step_s. first_step_s includes compilation. loss is the mean. Raise UserError if
+    times divided by step_s. first_step_s includes compilation. Raise UserError if
     there are no tokens after `warmup` steps.
     """
     measured = list(zip(rows[warmup - 1 :], rows[warmup:], strict=False)) if warmup else []
@@ -150,7 +150,7 @@ def speed(rows: list[Row], warmup: int) -> Row:
         "first_step_s": rows[0]["time_s"],
         "spread": (max(times) - min(times)) / step_s,
         "memory_gb": max(row["memory_peak_gb"] for row in rows),
-        "loss": statistics.mean(losses) if None not in losses else None,
+        "mean_loss": statistics.mean(losses) if None not in losses else None,
     }
 
 

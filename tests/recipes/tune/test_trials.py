@@ -247,8 +247,8 @@ def test_cuda_graphs_are_tried_on_amd_only_if_they_are_named(named, gfx, tried):
 
 @pytest.mark.parametrize(("loss", "differs"), [(2.01, False), (2.3, True), (math.nan, True)])
 def test_a_candidate_that_trains_differently_is_not_the_best(loss, differs):
-    before = {"candidate": "eager", "loss": 2.0, "error": None}
-    row = inductor.check_loss({"candidate": "default", "loss": loss, "error": None}, before)
+    before = {"candidate": "eager", "mean_loss": 2.0, "error": None}
+    row = inductor.check_loss({"candidate": "default", "mean_loss": loss, "error": None}, before)
     assert bool(row["error"]) == differs
     without = {"candidate": "default", "error": "no compiler"}  # a failed trial has no loss
     assert inductor.check_loss(without, before) is without
