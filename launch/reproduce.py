@@ -10,14 +10,20 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
-from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, os.path.abspath(f"{__file__}/../.."))
+
+from launch.core import stop_signals
+
+if __name__ == "__main__":
+    stop_signals.install()
 
 import launch.core.installed  # noqa: F401
 
 # isort: split
+from pathlib import Path
+from typing import Any
+
 from launch.config.identity import recorded_hash
 from launch.config.request import Request
 from launch.core import json_files

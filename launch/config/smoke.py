@@ -80,12 +80,12 @@ def scale_down(config: Config) -> tuple[Config, list[str]]:
         small.adapter.quantize_base = False
     replaced += _shrink_topology(small)
     replaced += _shrink_effective_batch(small)
-    if small.debug != Debug.none:
+    if small.debug == Debug.memory_fault:
         replaced.append(f"debug={small.debug.name}: its variables only affect a GPU")
         small.debug = Debug.none
     if small.profile in (Profile.memory, Profile.rocprof):
         replaced.append(f"profile={small.profile.name}: profile=torch, because it needs a GPU")
-        small.profile, small.rocprof = Profile.torch, Rocprof.v3
+        small.profile, small.rocprof, small.rocprof_counters = Profile.torch, Rocprof.v3, []
     if small.step.checkpointed_layers is not None:
         small.step.checkpointed_layers = min(small.step.checkpointed_layers, small.model.num_layers)
     hardware = small.hardware

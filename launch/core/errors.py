@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
 EXIT_DONE = 0
@@ -33,6 +32,8 @@ def os_error_text(error: OSError, default_path: str = "this machine") -> str:
 
 def near(name: str, options: Iterable[str]) -> str:
     """Return ' Did you mean a, b?', or '' if no option resembles `name`."""
+    import difflib  # its import takes a tenth of the time before stop signals are handled
+
     options = sorted(set(options))
     names = difflib.get_close_matches(name, options, n=3, cutoff=0.5) or [
         option for option in options if name and option.startswith(name)

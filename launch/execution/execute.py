@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +13,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from launch.core import json_files
+from containers import tools as container_tools
+from launch.core import json_files, stop_signals
 from launch.core.errors import (
     EXIT_DONE,
     EXIT_FAILED,
@@ -37,14 +40,13 @@ from launch.execution.supervise import (
 )
 from launch.machine import placement
 from launch.machine.detect import Host
-from launch.plan import rundir
+from launch.plan import inherited, rundir, tools
 from launch.plan.planning import rank_config
 from launch.plan.views import as_json
 from launch.schema.enums import Format, Preflight, Vendor
 from launch.schema.plan import Plan, Process
 from launch.search import fit
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 STATUS = {EXIT_DONE: "done", EXIT_INTERRUPTED: "interrupted", EXIT_HUNG: "hung"}
 
 
@@ -54,6 +56,7 @@ def check_host(plan: Plan, host: Host) -> dict[str, Any] | None:
     Return the facts of its container image, or None if it runs without containers.
     """
     config = plan.config
+    inherited.check_copies(host.environ)
     check_gpus(plan, host)
     check_plan(plan)
     if config.runtime.slurm.nodes > 1 and "SLURM_JOB_ID" not in host.environ:
@@ -66,8 +69,10 @@ def check_host(plan: Plan, host: Host) -> dict[str, Any] | None:
 
     # First remove processes of dead launchers, because they occupy GPU memory.
     if config.runtime.on_node != "docker":
+        inherited.check_tmpdir(config, host.environ)
         orphans.remove()
         check_sandbox(plan, host)
+        check_tools(plan, host)
         preflight.check(plan, host)
         return None
     # The import takes 0.25 s, so runs without containers skip it.
@@ -98,6 +103,15 @@ def check_gpus(plan: Plan, host: Host) -> None:
         f"hardware={plan.config.hardware.name}: {len(gpus)} {vendor.name} GPU(s) needed, "
         f"{count} found here{withheld if host.withheld else ''}. {remedy}"
     )
+
+
+def check_tools(plan: Plan, host: Host) -> None:
+    """Raise HostError if this machine lacks a program that the plan needs."""
+    if names := [need.tool for need in tools.needs(plan.config) if not need.without]:
+        argv = [host.python, *container_tools.argv(names)[1:]]
+        output = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+        if problem := tools.message(plan.config, json.loads(output)):
+            raise HostError(problem)
 
 
 def check_sandbox(plan: Plan, host: Host) -> None:
@@ -216,19 +230,18 @@ def starter(plan: Plan, host: Host, image: dict[str, Any] | None) -> Starter:
 
 @contextlib.contextmanager
 def signals() -> Iterator[list[int]]:
-    """Collect stop signals in a list instead of acting on them; restore the handlers at the end.
-
-    A closed terminal sends SIGHUP. Schedulers send SIGUSR1 or SIGUSR2 before the time limit.
-    """
+    """Collect stop signals in a list instead of acting on them; restore the handlers at the end."""
     received: list[int] = []
-    # nohup makes its child ignore SIGHUP, so leave ignored signals alone.
-    numbers = [n for n in STOP_SIGNALS if signal.getsignal(n) != signal.SIG_IGN]
-    old = {n: signal.signal(n, lambda number, _frame: received.append(number)) for n in numbers}
+    old = {
+        number: signal.signal(number, lambda number, _frame: received.append(number))
+        for number in stop_signals.handled()
+    }
     try:
         yield received
     finally:
         for number, handler in old.items():
             signal.signal(number, handler)
+        stop_signals.has_started = True
 
 
 def exit_code(plan: Plan, outcome: Outcome, result: dict[str, Any]) -> int:

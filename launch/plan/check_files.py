@@ -22,6 +22,7 @@ from launch.inputs import model_path, tracking
 from launch.inputs.adapter_files import check_adapter
 from launch.inputs.jsonl_files import check_data_files, check_is_file
 from launch.inputs.reading import near_files
+from launch.inputs.tuned_files import check_tuned_files
 from launch.plan import tuned
 from launch.plan.export_files import check_export, check_not_a_run
 from launch.plan.rundir import runs_in
@@ -69,7 +70,7 @@ def check_files(config: Config, all_lines: bool) -> None:
             if path is not None:
                 _check_rows(key, Path(path), row_format, all_lines)
     check_data_files(config)
-    _check_tunableop_file(config)
+    check_tuned_files(config)
     _check_rewards(config)
     _check_packages(config)
     root = Path(config.run_root)
@@ -78,21 +79,6 @@ def check_files(config: Config, all_lines: bool) -> None:
         raise UserError(
             f"run_root={root}: {nearest} is not a directory that you may write to. Use: "
             "run_root=<another directory>."
-        )
-
-
-def _check_tunableop_file(config: Config) -> None:
-    """Check that TunableOp's file exists, because PyTorch silently runs untuned without it."""
-    name = config.user_env.get("PYTORCH_TUNABLEOP_FILENAME")
-    if name is None or config.user_env.get("PYTORCH_TUNABLEOP_TUNING") != "0":
-        return
-    # PyTorch replaces %d by the GPU's number, or inserts the number before the suffix.
-    numbered = re.sub(r"(\.[^.]*)?$", r"0\1", name, count=1)
-    file = Path(name.replace("%d", "0") if "%d" in name else numbered)
-    if not Path(name).is_absolute() or not file.is_file():
-        raise UserError(
-            f"user_env.PYTORCH_TUNABLEOP_FILENAME={name}: {file} does not exist or is a relative "
-            "path. Use: the absolute path that method=tune/tunableop printed."
         )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from launch.execution import logs
 from launch.execution.meaning import explain
 from launch.execution.supervise import failures
+from launch.plan.views import at_steps
 from launch.reports import evaluations, key_charts, run_tables
 from launch.reports.curves import Charts
 from launch.reports.parts import (
@@ -177,6 +178,7 @@ def results(run: Run) -> list[Block]:
     """Return a table of the values in result.json and their targets, then its texts."""
     targets = run.plan.get("targets") or {}
     values = {key: v for key, v in run.result.items() if key not in TITLES["not_results"]}
+    values |= at_steps(targets, run.metrics.rows)
     figures = {k: v for k, v in values.items() if is_number(v) or k in targets}
     missing = Cell("not measured" if run.status == "done" else "not yet")
     rows = []

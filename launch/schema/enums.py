@@ -104,7 +104,8 @@ class Rocprof(Enum):
 
 class Debug(Enum):
     none = "none"
-    memory_fault = "memory_fault"
+    memory_fault = "memory_fault"  # slow; the error shows the kernel at fault
+    compile = "compile"  # saves what torch.compile generates
 
 
 class NumaBinding(Enum):

@@ -47,7 +47,13 @@ CANDIDATES = {
     "cktile": _compiled(_TUNED, **{BACK_ENDS: "ATEN,TRITON,CKTILE"}),
     "cpp": _compiled(_TUNED, **{BACK_ENDS: "ATEN,CPP"}),
     "cpp-wrapper": _compiled(**{CPP_WRAPPER: "1"}),
+    # The two parts of max-autotune.
+    "gemm-autotune": _compiled(TORCHINDUCTOR_MAX_AUTOTUNE_GEMM="1"),
+    "pointwise-autotune": _compiled(TORCHINDUCTOR_MAX_AUTOTUNE_POINTWISE="1"),
+    # Channels-last convolutions, as AMD's workload guide sets them.
+    "layout": _compiled(TORCHINDUCTOR_LAYOUT_OPTIMIZATION="1", PYTORCH_MIOPEN_SUGGEST_NHWC="1"),
 }
+ON_REQUEST = ("layout",)  # only changes convolutions, which the language models do not have
 ROCM_ONLY = ("ck", "cktile")  # AMD's Composable Kernel
 CPU_ONLY = ("cpp",)
 # Modes with CUDA graphs, which are only tried on AMD if they are named. An MI300X trained worse
@@ -62,7 +68,11 @@ LOSS_DIFFERENCE = 0.02
 
 @dataclass
 class InductorConfig(TrainingTuneConfig):
-    """Arguments. `candidates` null: all that this hardware supports, on AMD without CUDA graphs."""
+    """Arguments. `candidates` null: all that this hardware supports, except ON_REQUEST.
+
+    On AMD, null also omits GRAPHS. `compile_threads` null: torch's default, one per core but at
+    most 32.
+    """
 
     candidates: list[str] | None = name_field(
         lambda: CANDIDATES,
@@ -70,6 +80,7 @@ class InductorConfig(TrainingTuneConfig):
         {"freezing": "turns weights into constants, but training changes them. Leave it out."},
     )
     warmup: int = field(default=8, metadata={"minimum": 1})
+    compile_threads: int | None = field(default=None, metadata={"minimum": 1})
 
 
 def inductor(config: DictConfig) -> dict[str, Any]:
@@ -86,6 +97,8 @@ def inductor(config: DictConfig) -> dict[str, Any]:
             "TORCHINDUCTOR_CACHE_DIR": str(folder / "torchinductor"),
             "TRITON_CACHE_DIR": str(folder / "triton"),
         }
+        if args.compile_threads:
+            caches["TORCHINDUCTOR_COMPILE_THREADS"] = str(args.compile_threads)
         return training(config, args, name, settings[name], caches)
 
     rows = measure_trials(config, args, table, [{"candidate": name} for name in settings], work)
@@ -116,7 +129,8 @@ def candidates(
     unsupported = () if on_amd else ROCM_ONLY
     unsupported += () if on_cpu else CPU_ONLY
     graphs = GRAPHS if on_amd else ()
-    names = args.candidates or [name for name in CANDIDATES if name not in graphs]
+    on_request = (*ON_REQUEST, *graphs)
+    names = args.candidates or [name for name in CANDIDATES if name not in on_request]
     omitted = [name for name in names if name in unsupported]
     unset = {name: None for name in (MODE, BACK_END) if recipe_args.get(name)}
     settings = {

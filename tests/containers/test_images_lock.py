@@ -142,6 +142,7 @@ VALID = {
     "source": "a page",
     "dockerfile": "Dockerfile",
     "locks": ["one.lock", "two.lock"],
+    "tools": {"rocprofv3": "present"},
     "pushed": "unbuilt",
 }
 
@@ -182,6 +183,9 @@ def test_read_valid_entry(folder):
     ({"gfx": [942]}, "gfx"),
     ({"pushed": "example.com/mine:1.0"}, "pushed"),
     ({"flavour": "x"}, "flavour"),
+    ({"tools": {"rocprofv4": "present"}}, "tools"),
+    ({"tools": {"rocprofv3": "yes"}}, "tools"),
+    ({"tools": ["rocprofv3"]}, "tools"),
 ])  # fmt: skip
 def test_reject_wrong_field(folder, change, key):
     with pytest.raises(UserError, match=rf"images\.mine\.{key}\b"):

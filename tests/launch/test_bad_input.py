@@ -36,7 +36,8 @@ method=grpo '++method.rewards={no_such_module.reward: 1}' | no_such_module | no 
 method=grpo '++method.rewards={json.laods: 1}' | json.laods | Did you mean loads
 data=jsonl data.path=missing.jsonl | data.path=/ | /missing.jsonl: no such file
 method=grpo '++method.rewards={broken.reward: 1}' | broken.py is not valid Python
-'user_env.AUTH=${oc.env:MY_SECRET}' mode=plan | user_env.AUTH | contains a secret of your shell
+'user_env.AUTH=${oc.env:MY_SECRET}' mode=plan | user_env.AUTH | runtime.pass_env=[AUTH]
+'user_env.HIP_A=${oc.env:MY_SECRET}' mode=plan | user_env.HIP_A | runtime.pass_env=[HIP_A]
 model.path=nowhere mode=plan | model.path=/ | /nowhere: no such directory.
 model.path=broken.py mode=plan | broken.py: a file, not a directory | python -m recipes.from_gguf
 method=export model=qwen3_4b 'method.args.formats=[gguf]' method.args.gguf_converter=. mode=plan | method.args.gguf_converter=/ | : a directory, but one file is needed

@@ -8,6 +8,7 @@ import signal
 import pytest
 
 from launch.core.errors import EXIT_DONE, EXIT_FAILED, EXIT_HUNG, EXIT_INTERRUPTED
+from launch.core.stop_signals import STOP_SIGNALS
 from launch.execution import execute
 from launch.execution.supervise import Outcome
 from tests.helpers.supervised import DONE, plan_of
@@ -15,12 +16,12 @@ from tests.helpers.supervised import DONE, plan_of
 
 @pytest.mark.usefixtures("hangups")
 def test_signals_are_collected_and_the_old_handlers_restored():
-    before = [signal.getsignal(number) for number in execute.STOP_SIGNALS]
+    before = [signal.getsignal(number) for number in STOP_SIGNALS]
     with execute.signals() as received:
-        for number in execute.STOP_SIGNALS:
+        for number in STOP_SIGNALS:
             os.kill(os.getpid(), number)
-    assert received == list(execute.STOP_SIGNALS)
-    assert [signal.getsignal(number) for number in execute.STOP_SIGNALS] == before
+    assert received == list(STOP_SIGNALS)
+    assert [signal.getsignal(number) for number in STOP_SIGNALS] == before
 
 
 def test_a_signal_that_nohup_ignores_stays_ignored():

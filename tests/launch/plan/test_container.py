@@ -174,9 +174,9 @@ def test_variables_of_the_shell_are_passed_by_name():
     shell = {"NCCL_DEBUG": "INFO", "HF_HUB_OFFLINE": "1", "HF_TOKEN": "hf_sentinel", "EDITOR": "vi"}
     shell |= {"PYTHONPATH": "/home/me/lib", "HIP_VISIBLE_DEVICES": "2", "HIP_PATH": "/opt/rocm-6.2"}
     shell |= {"HF_HUB_CACHE": "/home/me/hub", "HF_HOME": "relative"}
-    arguments = ("hardware=mi300x", "topology=single", "user_env.MINE=1")
+    arguments = ("hardware=mi300x", "topology=single", "user_env.HIP_MINE=1")
     (spec,) = specs(*arguments, host=host_with(8, **shell)).values()
-    expected = {"NCCL_DEBUG": "INFO", "HF_HUB_OFFLINE": "1", "MINE": "1"}
+    expected = {"NCCL_DEBUG": "INFO", "HF_HUB_OFFLINE": "1", "HIP_MINE": "1"}
     expected |= {"HIP_VISIBLE_DEVICES": "0", "HF_HOME": "/home/me/work/relative"}
     expected |= {"PYTHONPATH": str(ROOT)}  # a shell's PYTHONPATH is for another Python
     assert {name: spec.environment.get(name) for name in expected} == expected
@@ -207,8 +207,8 @@ def test_the_value_of_a_listed_secret_is_nowhere():
     assert "sentinel" not in text
     assert set(run_record["secrets"]) == set(LISTED)
     arguments = ("hardware=cpu", "runtime=docker", f"runtime.secrets=[{names}]")
-    leaking, _ = prepare(composed(*arguments, "user_env.MINE=sentinel_cccc"))
-    with pytest.raises(UserError, match="user_env.MINE: contains a secret"):
+    leaking, _ = prepare(composed(*arguments, "user_env.HIP_MINE=sentinel_cccc"))
+    with pytest.raises(UserError, match="user_env.HIP_MINE: contains a secret"):
         make_plan(leaking, host, RUN)
 
 

@@ -163,3 +163,13 @@ def test_variables_that_reveal_a_faulting_kernel(hardware, ours, other):
     settings = {s.name: s for s in process_env.settings(config, host_with(1), "trainer", [0], RUN)}
     assert settings[ours].reason.startswith("debug=memory_fault: ")
     assert other not in settings
+    options = settings.get("ROCM_DEBUG_AGENT_OPTIONS")
+    assert hardware == "h200" or f"--save-code-objects={RUN}/logs" in options.value
+
+
+def test_debug_compile_keeps_generated_code_in_the_run_directory():
+    config = composed("hardware=mi300x", "topology=single", "debug=compile", "step.compile=true")
+    settings = {s.name: s for s in process_env.settings(config, host_with(1), "trainer", [0], RUN)}
+    assert settings["TORCH_COMPILE_DEBUG"].value == "1"
+    assert settings["TORCH_COMPILE_DEBUG_DIR"].value == str(RUN)
+    assert "HSA_TOOLS_LIB" not in settings

@@ -105,8 +105,9 @@ reward_column | method=grpo data=jsonl data.path=train.jsonl | data=reasoning
 data_of_method | data=code method=dpo | data=jsonl
 evaluation_of_code | data=code method=evaluate | method.rewards.code_tests=1.0
 sandbox_under_slurm | CODE runtime=slurm | runtime=docker
-secret | user_env.HF_TOKEN=abc | export HF_TOKEN
+secret | user_env.DB_PASS=abc | runtime.pass_env=[DB_PASS]
 mask_in_user_env | AMD user_env.HIP_VISIBLE_DEVICES=3 | in your shell
+rank_in_user_env | user_env.PET_NNODES=2 | topology.num_gpus
 adapter_layers | adapter=lora adapter.target_modules=[] | [q_proj,v_proj]
 adapter_layers | adapter=lora adapter.target_modules=q_proj | [q_proj,v_proj]
 custom_reference | AMD container=custom | container.reference=
@@ -187,7 +188,9 @@ AMD topology=zero2 topology.zero.offload_parameters=true | topology.zero.offload
 AMD topology=ddp topology.fsdp.cpu_offload=true | topology.fsdp.cpu_offload
 AMD topology=ddp +topology.server_args.max_num_seqs=8 | topology.server_args
 debug=memory_fault | debug
+AMD debug=compile step.compile=false | debug
 rocprof=sys | rocprof
+AMD profile=rocprof rocprof=sys rocprof_counters=[SQ_WAVES] | rocprof_counters
 method.args.num_train_epochs=3 | method.args.num_train_epochs
 method=sample method.selection.metric=eval_loss | method.selection.metric
 method.selection.patience=2 | method.selection.patience

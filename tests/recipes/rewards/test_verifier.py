@@ -16,6 +16,7 @@ from recipes.rewards import verifier as verifying
 from recipes.rewards import verify_code
 from recipes.rewards.verifier import build_verifier
 from recipes.rewards.verify_isolated import ENVIRONMENT, PASSED_ON, Isolated
+from tests.conftest import ROOT
 
 
 def of(rewards, columns=(), chain=(), pattern=None, run_dir=".", confined=True, rows=()):
@@ -140,6 +141,8 @@ reward_functions.REWARDS.update(
     write=silent(lambda text: open(text, "w")),
     remove=silent(lambda text: os.remove(text)),
     read=silent(lambda text: open(text).read()),
+    parent=silent(lambda text: open(f"/proc/self/root/proc/{os.getppid()}/environ").read()),
+    folder=silent(lambda text: os.open("/usr", os.O_RDONLY)),
     memory=lambda prompts, completions, **columns: [len(bytes(10**10))],
 )
 sys.argv = ["verify_worker", "5", "200000000"]
@@ -171,6 +174,8 @@ def test_blocked_calls_fail_only_their_completion(tmp_path):
         "write": f"rewards may not call open {str(target)!r}",
         "remove": "rewards may not call os.remove",
         "read": None,
+        "parent": f"rewards may not call open '/proc/self/root/proc/{os.getpid()}/environ'",
+        "folder": "rewards may not call open '/usr'",
         "memory": "the reward exceeds its memory limit",
         "length": None,
     }
@@ -188,6 +193,14 @@ def test_rewards_do_not_see_the_environment_of_the_rank(monkeypatch):
     with open(f"/proc/{isolated.wait_until_ready().pid}/environ", "rb") as file:
         names = {entry.partition(b"=")[0].decode() for entry in file.read().split(b"\0") if entry}
     assert "PATH" in names <= {*PASSED_ON, *ENVIRONMENT}
+
+
+def test_importing_a_reward_cannot_read_the_environment_of_the_rank(tmp_path, monkeypatch):
+    source = "import os\nopen(f'/proc/{os.getppid()}/task/{os.getppid()}/environ').read()\n"
+    (tmp_path / "peeks.py").write_text(f"{source}def score(completions, **_): pass\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
+    with pytest.raises(UserError, match="PermissionError"):
+        Isolated(["peeks.score"]).wait_until_ready()
 
 
 def test_a_hanging_worker_ends_after_its_rank_was_killed():
