@@ -44,6 +44,7 @@ bench_lists | AMD method=bench/gemm method.args.shapes=[[8192,8192,0]] | =[[8192
 bench_lists | AMD method=bench/gemm method.args.dtypes=[] | conf/method/bench/gemm.yaml
 bench_lists | AMD method=tune/inductor method.args.candidates=[] | null for all
 bench_lists | AMD method=bench/collectives 'method.args.settings=[{NCCL_NVLS_ENABLE: true}]' | [{
+tf32 | AMD topology=ddp method.args.tf32=true | method.args.tf32=null
 tune_for_rocm | hardware=h200 method=tune/tunableop | tune/inductor
 tune_for_rocm | hardware=cpu method=tune/miopen | tune/inductor
 evaluated_revision | QWEN model.revision=main method=evaluate | model.path=
@@ -413,6 +414,12 @@ hardware=h200 topology=ddp topology.num_gpus=4 | none
 AMD topology=ddp user_env.PYTORCH_ALLOC_CONF='expandable_segments:True' | expandable_segments hangs
 hardware=h200 method=grpo topology=colocate user_env.PYTORCH_ALLOC_CONF='expandable_segments:True'
  | expandable_segments with vLLM
+AMD topology=ddp method.args.torch_compile_mode=reduce-overhead | max-autotune-no-cudagraphs
+AMD topology=ddp method.args.torch_compile_mode=default | none
+AMD topology=ddp user_env.TORCH_ROCM_FA_PREFER_CK=1 | Compare its gradients
+AMD topology=ddp user_env.TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1 | in TF32
+hardware=h200 topology=ddp method.args.tf32=true | none
+hardware=h200 topology=ddp method.args.torch_compile_mode=max-autotune | none
 hardware=strix_halo user_env.HSA_OVERRIDE_GFX_VERSION=11.0.0 | supported natively
 AMD topology=fsdp precision=bf16 precision.weights=bf16 | accelerate keeps trainable
 AMD runtime=slurm | requests no cores
