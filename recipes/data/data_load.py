@@ -20,9 +20,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from launch.core.errors import UserError
 from launch.core.json_lines import json_rows
+from launch.core.row_formats import TEMPLATE_FIELDS, row_format
 from recipes.data import code_tasks
 from recipes.data import data_select as select
 from recipes.data.data_check import check_row, trainer_fields
+from recipes.data.data_messages import conform, without_nulls
 from recipes.data.data_select import Row, message_texts
 from recipes.rank.program import is_main_rank, say
 
@@ -87,7 +89,7 @@ def _load(data: DictConfig, method: str, chunk: int, progress: Callable[[int], N
     extra = ("task", "level") if data.curriculum != "none" else ()
     counts: dict[str, Any] = {"rows": 0}
     shares: dict[str, Counter[str]] = {"task": Counter(), "level": Counter()}
-    blank, forms, tables = Counter[str](), set[str](), []
+    blank, forms, keys, tables = Counter[str](), set[str](), set[Any](), []
     training_rows = _training_rows(data, method, counts, progress)
     while rows := list(itertools.islice(training_rows, chunk)):
         if not forms:  # generated rows are not checked yet, and are all alike
@@ -101,7 +103,8 @@ def _load(data: DictConfig, method: str, chunk: int, progress: Callable[[int], N
         _check_forms(forms, data.name, method)
         counts["rows"] += len(rows)
         columns = [_columns(row, method, extra) for row in rows]
-        tables.append(_table(columns, data.name, is_complete=chunk == sys.maxsize))
+        keys |= _message_keys(columns)
+        tables.append(_table(columns, data.name, keys, is_complete=chunk == sys.maxsize))
     select.require(tables, f"data={data.name}", {key: n for key, n in counts.items() if n})
     for name, share in shares.items():
         if set(share) != {"None"}:
@@ -156,26 +159,36 @@ def _training_split(
         counts["filtered"] = dict(filtered)
 
 
-def _table(rows: list[Row], name: str, is_complete: bool = True) -> Dataset:
+def _message_keys(rows: list[Row]) -> set[Any]:
+    """Return the sets of keys that messages have; None stands for messages with nested values."""
+    turns = (
+        turn
+        for row in rows
+        for name in select.TEXT_FIELDS
+        if isinstance(row.get(name), list)
+        for turn in row[name]
+    )
+    return {
+        None if any(isinstance(value, (dict, list)) for value in turn.values()) else frozenset(turn)
+        for turn in turns
+    }
+
+
+def _table(rows: list[Row], name: str, keys: set[Any], is_complete: bool = True) -> Dataset:
     """Return a table with the fields of all rows; Dataset.from_list uses only the first row's.
 
-    Raises UserError for a field without a common type. Raises ArrowInvalid for tool calls unless
-    `is_complete`, since the columns of other rows would differ.
+    `keys` are those of the messages. Raises UserError for a field without a common type. Raises
+    ArrowInvalid if messages differ and the table is not `is_complete`: their column would too.
     """
-    # Arguments of tool calls differ by row, so a column needs the union of their keys.
-    has_tool_calls = any(
-        isinstance(turn, dict) and turn.get("tool_calls")
-        for row in rows
-        for value in row.values()
-        if isinstance(value, list)
-        for turn in value
-    )
-    if has_tool_calls and not is_complete:
-        raise pyarrow.ArrowInvalid("arguments of tool calls")
+    # A column of objects would give every message the keys of all, as nulls. Chat templates that
+    # test for a key would then render other text. A column of JSON does not.
+    differ = len(keys) > 1 or None in keys
+    if differ and not is_complete:
+        raise pyarrow.ArrowInvalid("messages with different keys")
     try:
         return Dataset.from_dict(
             {field: [row.get(field) for row in rows] for field in select.fields(rows)},
-            on_mixed_types="use_json" if has_tool_calls else None,
+            on_mixed_types="use_json" if differ else None,
         )
     except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError, OverflowError) as error:
         raise UserError(
@@ -190,7 +203,8 @@ def load_heldout_table(data: DictConfig, method: str) -> Dataset:
     if data.kind == "reasoning" and method == "dpo":
         rows = _pairs(rows, data.seed)
     _check_forms({_form(row, method) for row in rows}, data.name, method)
-    return _table([_columns(row, method) for row in rows], data.name)
+    columns = [_columns(row, method) for row in rows]
+    return _table(columns, data.name, _message_keys(columns))
 
 
 def load_heldout(data: DictConfig, method: str = "evaluate") -> list[Row]:
@@ -229,9 +243,45 @@ def load_heldout(data: DictConfig, method: str = "evaluate") -> list[Row]:
 
 def lines(path: str, method: str) -> Iterator[Row]:
     """Yield the rows of a file. Raises UserError for the first row that `method` cannot use."""
-    for where, row in json_rows(Path(path)):
+    return _checked(json_rows(Path(path)), method)
+
+
+def _checked(rows: Iterable[tuple[str, Row]], method: str) -> Iterator[Row]:
+    for where, row in rows:
+        row = _conformed(row, method)
         check_row(row, where, method)
         yield row
+
+
+def _conformed(row: Row, method: str) -> Row:
+    form = row_format(method)
+    return conform(row, form.read, [name for name in form.learned if name != "messages"])
+
+
+def locate(data: DictConfig, method: str, messages: Any) -> str:
+    """Return `file:line` of the row with these messages, or else the name of the data.
+
+    A row contains them in one field, or in its prompt and an answer to it.
+    """
+    method = "samples" if data.kind == "samples" else method
+    for where, row in itertools.chain.from_iterable(map(_located, _sources(data) or [data])):
+        row = _conformed(row, method)
+        fields = [row.get(name) for name in select.TEXT_FIELDS]
+        prompt = row.get("prompt")
+        joined = [prompt + f for f in fields if isinstance(prompt, list) and isinstance(f, list)]
+        if messages in fields or messages in joined:
+            return where
+    return f"data={data.name}"
+
+
+def _located(data: DictConfig) -> Iterator[tuple[str, Row]]:
+    """Yield all rows of a source, training and held-out, each with its place."""
+    if data.kind == "hub":
+        for split in filter(None, (data.split, data.heldout_split)):
+            yield from _hub_rows(data, split, data.streaming)
+    elif data.kind not in GENERATED:
+        for path in filter(None, (*data.get("files", [data.path]), data.heldout_path)):
+            yield from json_rows(Path(path))
 
 
 def columns(rows: list[Row] | Dataset | IterableDataset) -> list[str]:
@@ -352,6 +402,10 @@ def _check_forms(forms: set[str], name: str, method: str) -> None:
 
 
 def _hub(data: DictConfig, split: str, method: str, streaming: bool = False) -> Iterator[Row]:
+    return _checked(_hub_rows(data, split, streaming), method)
+
+
+def _hub_rows(data: DictConfig, split: str, streaming: bool = False) -> Iterator[tuple[str, Row]]:
     if data.revision is None:
         raise UserError(
             f"data.revision is missing for data.hub_id={data.hub_id}. Use: data.revision=<commit>."
@@ -366,8 +420,9 @@ def _hub(data: DictConfig, split: str, method: str, streaming: bool = False) -> 
             f"loaded: {error}"
         ) from error
     for number, row in enumerate(rows):
-        check_row(row, f"{data.hub_id}, split {split}, row {number}", method)
-        yield row
+        fields = (*select.TEXT_FIELDS, *TEMPLATE_FIELDS)
+        row |= {name: without_nulls(row[name]) for name in fields if name in row}
+        yield f"{data.hub_id}, split {split}, row {number}", row
 
 
 def _pairs(problems: list[Row], seed: int) -> list[Row]:

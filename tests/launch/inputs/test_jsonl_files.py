@@ -75,7 +75,7 @@ def test_fields_of_other_programs_have_a_renaming(tmp_path, row, command):
     )
     with pytest.raises(
         UserError,
-        match=f"jsonl:1: has the fields {', '.join(sorted(row))}, but sft needs .* Use: {command}",
+        match=f"jsonl:1: has {', '.join(row)}, but method=sft needs .* Use: {command}",
     ):
         list(lines(str(path), "sft"))
     path.write_text(json.dumps(row | ROWS[0]) + "\n")

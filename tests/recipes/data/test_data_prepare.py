@@ -16,12 +16,12 @@ from recipes.data import data_prepare
 from recipes.data.data_load import Loaded, rows_sha256
 from recipes.data.data_prepare import (
     cache_key,
-    drop_end_token,
     load_once,
     map_cached,
     prepare_prompts,
     statistics,
 )
+from recipes.data.data_tokens import drop_end_token
 from recipes.models.model_build import train_tokenizer
 from recipes.rank.files import json_sha256
 

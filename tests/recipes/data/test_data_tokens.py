@@ -139,7 +139,7 @@ def test_pair_tokens_equal_trls(tmp_path, tokenizer, rows):
 
 def test_templates_must_mark_answers(tokenizer):
     rows = [[user("1"), assistant("2")], [user("1 plus"), user("2")]]
-    with pytest.raises(UserError, match="marks no token of a row as the assistant's"):
+    with pytest.raises(UserError, match="marks no token to learn"):
         data_tokens.Tokens(tokenizer, None, "text", False, True)({"messages": rows})
 
 
