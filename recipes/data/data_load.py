@@ -26,6 +26,7 @@ from recipes.data import data_select as select
 from recipes.data.data_check import check_row, trainer_fields
 from recipes.data.data_messages import conform, without_nulls
 from recipes.data.data_select import Row, message_texts
+from recipes.data.data_table import make_table, message_keys
 from recipes.rank.program import is_main_rank, say
 
 
@@ -103,8 +104,8 @@ def _load(data: DictConfig, method: str, chunk: int, progress: Callable[[int], N
         _check_forms(forms, data.name, method)
         counts["rows"] += len(rows)
         columns = [_columns(row, method, extra) for row in rows]
-        keys |= _message_keys(columns)
-        tables.append(_table(columns, data.name, keys, is_complete=chunk == sys.maxsize))
+        keys |= message_keys(columns)
+        tables.append(make_table(columns, data.name, keys, is_complete=chunk == sys.maxsize))
     select.require(tables, f"data={data.name}", {key: n for key, n in counts.items() if n})
     for name, share in shares.items():
         if set(share) != {"None"}:
@@ -159,44 +160,6 @@ def _training_split(
         counts["filtered"] = dict(filtered)
 
 
-def _message_keys(rows: list[Row]) -> set[Any]:
-    """Return the sets of keys that messages have; None stands for messages with nested values."""
-    turns = (
-        turn
-        for row in rows
-        for name in select.TEXT_FIELDS
-        if isinstance(row.get(name), list)
-        for turn in row[name]
-    )
-    return {
-        None if any(isinstance(value, (dict, list)) for value in turn.values()) else frozenset(turn)
-        for turn in turns
-    }
-
-
-def _table(rows: list[Row], name: str, keys: set[Any], is_complete: bool = True) -> Dataset:
-    """Return a table with the fields of all rows; Dataset.from_list uses only the first row's.
-
-    `keys` are those of the messages. Raises UserError for a field without a common type. Raises
-    ArrowInvalid if messages differ and the table is not `is_complete`: their column would too.
-    """
-    # A column of objects would give every message the keys of all, as nulls. Chat templates that
-    # test for a key would then render other text. A column of JSON does not.
-    differ = len(keys) > 1 or None in keys
-    if differ and not is_complete:
-        raise pyarrow.ArrowInvalid("messages with different keys")
-    try:
-        return Dataset.from_dict(
-            {field: [row.get(field) for row in rows] for field in select.fields(rows)},
-            on_mixed_types="use_json" if differ else None,
-        )
-    except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError, OverflowError) as error:
-        raise UserError(
-            f"data={name}: the values of a field have no common type ({error}). Use one type per "
-            "field, and integers of at most 64 bits. Write other values as text."
-        ) from error
-
-
 def load_heldout_table(data: DictConfig, method: str) -> Dataset:
     """Load the held-out rows in TRL's format for `method`. Raises UserError if there are none."""
     rows = load_heldout(data, method)
@@ -204,7 +167,7 @@ def load_heldout_table(data: DictConfig, method: str) -> Dataset:
         rows = _pairs(rows, data.seed)
     _check_forms({_form(row, method) for row in rows}, data.name, method)
     columns = [_columns(row, method) for row in rows]
-    return _table(columns, data.name, _message_keys(columns))
+    return make_table(columns, data.name, message_keys(columns))
 
 
 def load_heldout(data: DictConfig, method: str = "evaluate") -> list[Row]:
@@ -248,40 +211,14 @@ def lines(path: str, method: str) -> Iterator[Row]:
 
 def _checked(rows: Iterable[tuple[str, Row]], method: str) -> Iterator[Row]:
     for where, row in rows:
-        row = _conformed(row, method)
+        row = conformed(row, method)
         check_row(row, where, method)
         yield row
 
 
-def _conformed(row: Row, method: str) -> Row:
+def conformed(row: Row, method: str) -> Row:
     form = row_format(method)
     return conform(row, form.read, [name for name in form.learned if name != "messages"])
-
-
-def locate(data: DictConfig, method: str, messages: Any) -> str:
-    """Return `file:line` of the row with these messages, or else the name of the data.
-
-    A row contains them in one field, or in its prompt and an answer to it.
-    """
-    method = "samples" if data.kind == "samples" else method
-    for where, row in itertools.chain.from_iterable(map(_located, _sources(data) or [data])):
-        row = _conformed(row, method)
-        fields = [row.get(name) for name in select.TEXT_FIELDS]
-        prompt = row.get("prompt")
-        joined = [prompt + f for f in fields if isinstance(prompt, list) and isinstance(f, list)]
-        if messages in fields or messages in joined:
-            return where
-    return f"data={data.name}"
-
-
-def _located(data: DictConfig) -> Iterator[tuple[str, Row]]:
-    """Yield all rows of a source, training and held-out, each with its place."""
-    if data.kind == "hub":
-        for split in filter(None, (data.split, data.heldout_split)):
-            yield from _hub_rows(data, split, data.streaming)
-    elif data.kind not in GENERATED:
-        for path in filter(None, (*data.get("files", [data.path]), data.heldout_path)):
-            yield from json_rows(Path(path))
 
 
 def columns(rows: list[Row] | Dataset | IterableDataset) -> list[str]:
@@ -317,12 +254,12 @@ def _read(data: DictConfig, method: str, counts: dict[str, Any]) -> Iterable[Row
         counts["prompts_without_pair"] = dict(skipped)
         return rows
     if data.sources:
-        sources = enumerate(_sources(data))
+        sources = enumerate(separate_sources(data))
         return ({**row, "source": n} for n, source in sources for row in _rows(source, method))
     return _rows(data, method)
 
 
-def _sources(data: DictConfig) -> list[DictConfig]:
+def separate_sources(data: DictConfig) -> list[DictConfig]:
     """Return each source of a mix as a separate data configuration."""
     return [
         OmegaConf.merge(
@@ -345,7 +282,7 @@ def _stream(data: DictConfig, method: str) -> IterableDataset:
     limit = {"limit": None} if data.sources else {}  # data.limit applies to the mix
     sources: list[Any] = [
         OmegaConf.to_container(OmegaConf.merge(source, limit))
-        for source in (_sources(data) or [data])
+        for source in (separate_sources(data) or [data])
     ]
     streams = [
         IterableDataset.from_generator(_one_pass, gen_kwargs={"data": source, "method": method})
@@ -402,10 +339,10 @@ def _check_forms(forms: set[str], name: str, method: str) -> None:
 
 
 def _hub(data: DictConfig, split: str, method: str, streaming: bool = False) -> Iterator[Row]:
-    return _checked(_hub_rows(data, split, streaming), method)
+    return _checked(hub_rows(data, split, streaming), method)
 
 
-def _hub_rows(data: DictConfig, split: str, streaming: bool = False) -> Iterator[tuple[str, Row]]:
+def hub_rows(data: DictConfig, split: str, streaming: bool = False) -> Iterator[tuple[str, Row]]:
     if data.revision is None:
         raise UserError(
             f"data.revision is missing for data.hub_id={data.hub_id}. Use: data.revision=<commit>."

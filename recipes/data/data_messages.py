@@ -153,9 +153,10 @@ def render(
             rendered.append(tokenizer.apply_chat_template(messages, **options, **own))
         except Exception as error:  # a template can raise anything, such as a TypeError
             kind = "" if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: "
+            words = f"{kind}{error}".rstrip(".")
             raise RowError(
                 messages,
-                f"the chat template cannot render this row's messages: {kind}{error}. Use: "
+                f"the chat template cannot render these messages: {words}. Use: "
                 "data.chat_template=<file.jinja>, the model's instruct version, or plain text. Or "
                 "remove the row.",
             ) from error

@@ -14,7 +14,6 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -34,8 +33,8 @@ from launch.core.row_formats import row_format
 from recipes.data import data_select as select
 from recipes.data import data_tokens
 from recipes.data.data_check import QUOTE_LENGTH
-from recipes.data.data_load import GENERATED, Loaded, load, locate, rows_sha256
-from recipes.data.data_messages import RowError
+from recipes.data.data_load import GENERATED, Loaded, load, rows_sha256
+from recipes.data.data_locate import Located
 from recipes.data.data_select import Row
 from recipes.data.data_tokens import PairTokens, Progress, PromptTokens, Tokens
 from recipes.rank.files import json_sha256, place_directory
@@ -50,22 +49,6 @@ ARGUMENTS = (
 )
 NOT_ROWS = ("preview", "cache")  # keys of data that do not affect rows
 BINS = 10  # in the histogram of lengths
-
-
-@dataclass(frozen=True)
-class Located:
-    """Make columns of a batch of rows, and start the message of a RowError with file and line."""
-
-    make: Callable[[dict[str, Any]], dict[str, Any]]
-    data: DictConfig
-    method: str
-
-    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        try:
-            return self.make(batch)
-        except RowError as error:
-            where = locate(self.data, self.method, error.messages)
-            raise UserError(f"{where}: {error}") from error
 
 
 class PreparedRows:

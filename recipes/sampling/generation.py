@@ -113,8 +113,13 @@ class SampleGenerator(ABC):
         """
         if isinstance(prompt, str):
             return self.tokenizer(prompt)["input_ids"]
-        (text,) = render(self.tokenizer, [prompt], tokenize=False, add_generation_prompt=True)
+        (text,) = self.render([prompt])
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def render(self, prompts: list[list[dict[str, str]]]) -> list[str]:
+        """Return the text of prompts that are messages. Raises RowError as encode does."""
+        options = {"tokenize": False, "add_generation_prompt": True}
+        return render(self.tokenizer, prompts, **options)
 
     def sample(self, ids: list[int]) -> Sample:
         """Return a sample from generated ids. Remove padding after the end token."""
