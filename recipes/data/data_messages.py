@@ -153,7 +153,7 @@ def render(
             rendered.append(tokenizer.apply_chat_template(messages, **options, **own))
         except Exception as error:  # a template can raise anything, such as a TypeError
             kind = "" if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: "
-            words = f"{kind}{error}".rstrip(".")
+            words = " ".join(f"{kind}{error}".split()).rstrip(".")
             raise RowError(
                 messages,
                 f"the chat template cannot render these messages: {words}. Use: "

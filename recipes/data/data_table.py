@@ -19,6 +19,7 @@ def message_keys(rows: list[Row]) -> set[Any]:
         for name in TEXT_FIELDS
         if isinstance(row.get(name), list)
         for turn in row[name]
+        if isinstance(turn, dict)  # columns for rewards are unchecked
     )
     return {
         None if any(isinstance(value, (dict, list)) for value in turn.values()) else frozenset(turn)

@@ -39,7 +39,15 @@ def test_other_file_formats_are_named(tmp_path, name, content, problem, command)
         message = error_of(path, key)
         assert message.startswith(f"{path}:1: {problem}")
         assert command in message
-    check_is_file("data.chat_template", path)  # a template has no rows
+    check_is_file("data.pass_rates", path)  # has no rows
+
+
+def test_templates_are_utf_8(tmp_path):
+    path = tmp_path / "a.jinja"
+    path.write_bytes(b"caf\xe9")
+    assert error_of(path, "model.chat_template").startswith(f"model.chat_template={path}: not UTF")
+    path.write_bytes("\ufeffcafé".encode())
+    check_is_file("model.chat_template", path)
 
 
 def test_the_command_makes_the_rows(tmp_path, monkeypatch):
