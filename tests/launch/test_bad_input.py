@@ -105,12 +105,14 @@ def test_a_directory_in_place_of_a_data_file(launch, tmp_path):
     ('{"text": "a"}\nnot json\n', "sft", [":2:", "not a JSON object", "column 1"]),
     ('{"text": "a"}\n\n{"txt": "b"}\n', "sft", [":3:", "has txt", "needs messages or text or"]),
     ('{"prompt": "a", "chosen": "b"}\n', "dpo", [":1:", "needs chosen+rejected"]),
+    ('{"prompt": "a", "completions": ["b"]}\n', "grpo", [":1:", "the field completions"]),
+    ('{"prompt": "a", "answer": NaN}\n', "grpo", [":1:", "NaN is not JSON"]),
     ("[1, 2]\n", "sft", [":1:", "list", "JSON object"]),
     ("\n\n", "sft", ["the file has no rows"]),
     ('{"text": "a", "x": ' + "9" * 5000 + "}\n", "sft", [":1:", "(Exceeds the limit"]),
     ('{"text": "a", "text": "b"}\n', "sft", [":1:", 'the key "text" appears twice']),
     ('{"a": ' + "[" * 100_000 + "\n", "sft", [":1:", "(maximum recursion depth"]),
-], ids=range(8))  # fmt: skip
+], ids=range(10))  # fmt: skip
 def test_data_file(launch, tmp_path, content, method, words):
     file = tmp_path / "train.jsonl"
     file.write_text(content)
