@@ -57,6 +57,8 @@ export_gguf_8_bits | EXPORT method.args.formats=[gguf] method.args.gguf_converte
 server_cache | GRPO topology.server_cache_gb=0.5 | or a smaller topology.server_max_length
 server_heads | GRPO topology=split topology.server_tensor_parallel=3 | server_tensor_parallel=4
 server_length | GRPO topology.server_max_length=512 | at least 513 and at most 40960
+server_length | QWEN method=evaluate method.args.engine=vllm topology.server_max_length=512
+ | topology.server_max_length=513
 filter_lengths | data.filter.min_tokens=100 data.filter.max_tokens=10
  | max_tokens=100 (at least 100); or data.filter.min_tokens=10
 num_gpus | AMD topology=ddp topology.num_gpus=9
@@ -260,7 +262,7 @@ method.args.lr_scheduler_type=cosine_with_min_lr
  'method.args.lr_scheduler_kwargs={min_lr: 1e-6}'
 BEST method.args.lr_scheduler_type=reduce_lr_on_plateau
 GRPO
-QWEN method=evaluate method.args.engine=vllm topology.server_memory_share=0.5
+QWEN method=evaluate method.args.engine=vllm topology.server_memory_share=0.5 topology.server_max_length=4096
 AMD topology=zero3 topology.zero.offload_parameters=true topology.zero.offload_optimizer=true
 AMD method=tune/batch method.args.recipe=grpo method.args.rows=data
 AMD method=tune/inductor method.args.candidates=null
