@@ -78,7 +78,8 @@ two_checkpointings | QWEN topology=fsdp topology.fsdp.activation_checkpointing=t
  | gradient_checkpointing=false
 strategy_of_topology | AMD topology=ddp topology.strategy=fsdp | topology.strategy=ddp
 profile_of_waiting_method | AMD method=tune/batch profile=torch | profile the experiment
-profile_of_waiting_method | AMD method=bench/vllm profile=torch | profile=none
+profile_of_waiting_method | AMD method=bench/collectives profile=torch | profile=none
+profile_of_vllm | AMD method=bench/vllm profile=memory | profile=torch
 rocprof_compute_alone | AMD topology=ddp profile=rocprof rocprof=compute
  method.args.save_strategy=no | topology=single
 selection_metric | method.selection.metric=eval_los | eval_mean_token
@@ -262,11 +263,13 @@ method.args.lr_scheduler_type=cosine_with_min_lr
  'method.args.lr_scheduler_kwargs={min_lr: 1e-6}'
 BEST method.args.lr_scheduler_type=reduce_lr_on_plateau
 GRPO
-QWEN method=evaluate method.args.engine=vllm topology.server_memory_share=0.5 topology.server_max_length=4096
+QWEN method=evaluate method.args.engine=vllm topology.server_memory_share=0.5
+ topology.server_max_length=4096
 AMD topology=zero3 topology.zero.offload_parameters=true topology.zero.offload_optimizer=true
 AMD method=tune/batch method.args.recipe=grpo method.args.rows=data
 AMD method=tune/inductor method.args.candidates=null
 AMD method=bench/gemm method.args.shapes=[[8192,8192,8192]] profile=torch
+AMD method=bench/vllm profile=torch
 AMD method=bench/collectives method.args.dtypes=[] method.args.settings=[]
 AMD method=bench/collectives 'method.args.settings=[{NCCL_ALGO: null}]'
 'data.tasks=[{name: shuffled_cups, level: 7, config: {cups: 5}, worked: 1}]'
