@@ -166,7 +166,9 @@ def _shrink_arguments(config: Config, length_factor: int) -> list[str]:
     if longest:
         sizes["max_length"] = min(length_factor * longest, MAX_TOKENS, config.model.max_positions)
     if config.method.selection.metric is not None and config.method.trains:
-        sizes |= {"save_strategy": "steps", "save_steps": 1}  # saves models to choose from
+        # saves and evaluates models to choose from
+        sizes |= {"save_strategy": "steps", "save_steps": user_args.get("eval_steps") or 1}
+        sizes |= {"eval_steps": None} if args.get("eval_steps") else {}
     if args.get("num_generations_eval"):  # the batch must be a multiple of this group
         sizes["per_device_eval_batch_size"] = args["num_generations_eval"]
     overrides = {**method_sizes, **user_args}

@@ -135,7 +135,8 @@ class Metrics(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         # A checkpoint does not contain the losses since the last line, so log a line first.
-        if control.should_save:
+        # Held-out metrics are added to the line of their step.
+        if control.should_save or control.should_evaluate:
             control.should_log = True
 
     def summary(self) -> dict[str, Any]:

@@ -54,6 +54,7 @@ raft_decides | method=raft method.args.sample.cycle=2 | method.args.cycles=N
 export_gguf | EXPORT method.args.formats=[gguf] | convert_hf_to_gguf.py
 export_gguf_8_bits | EXPORT method.args.formats=[gguf] method.args.gguf_converter=c.py
  method.args.weights=int8 | llama-quantize
+eval_steps | method.selection.metric=eval_loss method.args.eval_steps=30 | method.args.eval_steps=50
 server_cache | GRPO topology.server_cache_gb=0.5 | or a smaller topology.server_max_length
 server_heads | GRPO topology=split topology.server_tensor_parallel=3 | server_tensor_parallel=4
 server_length | GRPO topology.server_max_length=512 | at least 513 and at most 40960
