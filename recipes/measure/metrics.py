@@ -150,6 +150,7 @@ class Metrics(TrainerCallback):
         return {
             **shown,
             "step_s": elapsed / steps,
+            "training_hours": self.last["time_s"] / 3600,
             "samples_per_second": steps * self.step_rows / elapsed,
             "tokens_per_second": per_second,
             "tokens_per_second_per_gpu": per_second / ranks.num_ranks(),

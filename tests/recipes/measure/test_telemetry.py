@@ -165,6 +165,7 @@ def test_the_summary_has_rates_of_all_ranks_and_per_gpu(tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     figures = metrics.summary()
     assert figures["samples_per_second"] == pytest.approx(8 / figures["step_s"])
+    assert figures["training_hours"] == row["time_s"] / 3600
     assert figures["tokens_per_second"] == pytest.approx(15 / figures["step_s"])
     assert figures["tokens_per_second_per_gpu"] == figures["tokens_per_second"] / 2
 
