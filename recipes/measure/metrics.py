@@ -24,7 +24,10 @@ RENAMED = {"eval_runtime": "eval_s"}  # TRL's name has no unit
 # TRL's counts restart from zero in a resumed run, and its step_time excludes the optimizer.
 OMITTED = ("num_tokens", "epoch", "step_time")
 HELD_OUT = "eval_"
-SUMMARY_KEYS = ("loss", "reward", "mfu", "tflops_per_gpu", "memory_peak_gb")
+SUMMARY_KEYS = (
+    *("loss", "reward", "mfu", "tflops_per_gpu", "memory_peak_gb"),
+    *("gpu_memory_bandwidth_share", "gpu_memory_bandwidth_gb_s"),
+)
 OMITTED_HELD_OUT = ("eval_num_tokens", "eval_samples_per_second", "eval_steps_per_second")
 
 

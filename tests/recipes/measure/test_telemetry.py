@@ -63,6 +63,17 @@ def test_amdgpu_files_are_read(gpu):
     assert amd(ADDRESS, of_dies)() == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(("gfx", "bandwidth"), [("gfx942", 0.41 * 5300), ("gfx90a", None)])
+def test_bandwidth_of_gpus_that_count_it(gpu, monkeypatch, gfx, bandwidth):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(telemetry, "pci_address", lambda device: ADDRESS)
+    monkeypatch.setattr(telemetry, "find_reader", lambda address: amd(address, gpu()))
+    hardware = OmegaConf.create({"vendor": "amd", "gfx": gfx, "bandwidth_gb_s": 5300})
+    readings = telemetry.for_this_rank(hardware).read()
+    assert readings["gpu_memory_bandwidth_share"] == pytest.approx(0.41)
+    assert readings.get("gpu_memory_bandwidth_gb_s") == (bandwidth and pytest.approx(bandwidth))
+
+
 def test_a_partition_reports_the_power_of_its_card_and_no_energy(gpu):
     partition = Telemetry(amd(ADDRESS, gpu({"current_compute_partition": "CPX"})))
     for second in (0.0, 2.0):
