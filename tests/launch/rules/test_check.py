@@ -424,6 +424,11 @@ QWEN method=evaluate data.num_heldout=500 method.args.lm_eval_tasks=[gsm8k] | th
 method=evaluate data.filter.max_tokens=512 data.filter.min_tokens=2 | min_tokens, max_tokens
 method=evaluate data.filter.levels=[0] | none
 method=evaluate step.compile=false | step.compile
+hardware=mi300x method=bench/vllm model=llama3_1_70b | ++method.args.base.max_model_len=4096
+hardware=mi300x method=bench/vllm model=llama3_1_70b +method.args.base.max_model_len=4096 | none
+hardware=mi300x method=bench/vllm model=llama3_1_70b +method.args.base.tensor_parallel_size=2 | none
+hardware=mi210 method=bench/vllm model=llama3_1_70b | a larger tensor_parallel_size
+hardware=mi300x method=bench/vllm model=qwen3_8b | none
 """
 
 
