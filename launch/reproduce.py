@@ -34,11 +34,11 @@ from launch.plan.resuming import recorded_config
 # fmt: off
 NOT_COMPARED = {
     "time_s", "step_s", "tokens_per_second", "tokens_per_second_per_gpu", "tflops_per_gpu", "mfu",
-    "samples_per_second", "generation_s", "wait_s", "sync_s", "reward_s", "train_s", "server_s",
-    "transfer_s",
+    "samples_per_second", "memory_peak_gb", "memory_allocated_gb", "memory_reserved_gb",
+    "generation_s", "wait_s", "sync_s", "reward_s", "train_s", "server_s", "transfer_s",
     "verification_s", "eval_s",
 }
-COUNTERS = ("memory_", "gpu_", "card_")
+COUNTERS = ("gpu_", "card_")  # of recipes/measure/telemetry.py
 # fmt: on
 COMPARED = ("code", "packages", "locks", "image", "model", "data", "host")
 
