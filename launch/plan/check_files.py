@@ -86,6 +86,8 @@ def check_files(config: Config, all_lines: bool) -> None:
             if path is not None:
                 _check_rows(key, Path(path), row_format, all_lines)
     check_data_files(config)
+    if config.method.starts_vllm and (dataset := config.method.args.get("dataset")):
+        check_is_file("method.args.dataset", Path(dataset))
     check_tuned_files(config)
     _check_rewards(config)
     _check_packages(config)

@@ -189,6 +189,7 @@ class VllmGenerator(SampleGenerator):
             positions = AutoConfig.from_pretrained(
                 name, revision=revision, trust_remote_code=False
             ).max_position_embeddings
+        positions = min(positions, config.topology.server_max_length or positions)
         try:
             defaults = GenerationConfig.from_pretrained(name, revision=revision)
         except OSError:  # some models have no generation_config.json

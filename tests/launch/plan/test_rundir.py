@@ -194,7 +194,7 @@ def test_reproduce_rejects_an_unfinished_run(capsys, tmp_path):
 
 def test_metrics_are_compared_to_the_last_digit():
     then = [{"step": 1, "loss": 0.1, "time_s": 3.0}]
-    assert compare_metrics(then, [{"step": 1, "loss": 0.1, "time_s": 9.0}]) == []
+    assert compare_metrics(then, [{"step": 1, "loss": 0.1, "time_s": 9.0, "gpu_power_w": 7}]) == []
     assert compare_metrics(then, [{"step": 1, "loss": 0.1 + 2e-17}]) == [
         "step 1, loss: 0.1 -> 0.10000000000000002"
     ]
