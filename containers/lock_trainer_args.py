@@ -182,7 +182,7 @@ def lock() -> dict[str, object]:
         "trl": importlib.metadata.version("trl"),
         "transformers": importlib.metadata.version("transformers"),
         "reasoning-gym": importlib.metadata.version("reasoning-gym"),
-        "rewards": rewards.NAMES,
+        "rewards": {name: rewards.NEEDED_COLUMN.get(name) for name in rewards.NAMES},
         "tasks": {"reasoning": reasoning.task_facts(), "code": code.task_facts()},
         "arguments": {name: arguments(name) for name in classes},
         **engine(),

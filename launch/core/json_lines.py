@@ -22,7 +22,7 @@ def json_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         if not line.strip():
             continue
         try:
-            row = DECODER.decode(line)
+            row = DECODER.decode(line.rstrip())  # the decoder counts columns from the last newline
             if not isinstance(row, dict):
                 raise ValueError(type(row).__name__)
             if ESCAPED_SURROGATE.search(line):  # half a pair is not Unicode: encode() rejects it
@@ -32,10 +32,11 @@ def json_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 f'{path}:{number}: the key "{error}" appears twice. Remove or rename one of them.'
             ) from error
         except (ValueError, RecursionError) as error:  # ValueError: also too many digits
-            column = f" at column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
+            problem = str(error)
+            if isinstance(error, json.JSONDecodeError):
+                problem = f"{error.msg.removesuffix(' at')} at column {error.colno}"
             raise UserError(
-                f"{path}:{number}: not a JSON object ({getattr(error, 'msg', error)}{column}). "
-                "Write one object per line."
+                f"{path}:{number}: not a JSON object ({problem}). Write one object per line."
             ) from error
         yield f"{path}:{number}", row
 

@@ -11,6 +11,7 @@ import itertools
 import os
 import re
 import sys
+import tempfile
 from pathlib import Path
 
 from containers import images
@@ -24,9 +25,9 @@ from launch.inputs.jsonl_files import check_data_files, check_is_file
 from launch.inputs.reading import near_files
 from launch.plan import tuned
 from launch.plan.export_files import check_export, check_not_a_run
-from launch.plan.rundir import runs_in
+from launch.plan.rundir import runs_dir, runs_in
 from launch.rules.runtime import runtime_as
-from launch.schema import Config
+from launch.schema import Config, trainer_args
 from launch.schema.enums import Init
 from launch.schema.trainer_args import value_or_none
 
@@ -53,32 +54,25 @@ def check_files(config: Config, all_lines: bool) -> None:
     _check_model(config)
     check_adapter(config)
     check_export(config)
-    if config.data.kind == "jsonl":
-        rows = train_format = config.method.rows or "nothing"
-        if config.method.measures_model:
-            # An evaluation holds out rows of data.path, makes a tokenizer from them, or does
-            # neither.
-            makes_tokenizer = config.model.path is None and config.model.init == Init.random
-            train_format = "tokenizer" if makes_tokenizer else "nothing"
-            train_format = "evaluate" if config.data.heldout_fraction else train_format
-        heldout_format = rows if config.method.selection.metric else "evaluate"
-        for key, path, row_format in (
-            ("data.path", config.data.path, train_format),
-            ("data.heldout_path", config.data.heldout_path, heldout_format),
-        ):
-            if path is not None:
-                _check_rows(key, Path(path), row_format, all_lines)
+    _check_row_files(config, all_lines)
     check_data_files(config)
     _check_tunableop_file(config)
     _check_rewards(config)
     _check_packages(config)
-    root = Path(config.run_root)
-    nearest = next(path for path in (root, *root.parents) if path.exists())
-    if not (nearest.is_dir() and os.access(nearest, os.W_OK)):
+    _check_run_root(config)
+
+
+def _check_run_root(config: Config) -> None:
+    """Check that a run directory can be created. Permissions do not tell, for example in /proc."""
+    folder = nearest = runs_dir(config)
+    try:
+        nearest = next(path for path in (folder, *folder.parents) if path.exists())
+        tempfile.TemporaryDirectory(prefix=".writable-", dir=nearest).cleanup()
+    except OSError as error:
         raise UserError(
-            f"run_root={root}: {nearest} is not a directory that you may write to. Use: "
-            "run_root=<another directory>."
-        )
+            f"run_root={config.run_root}: no directory can be created in {nearest} "
+            f"({error.strerror}). Use: run_root=<another directory>."
+        ) from error
 
 
 def _check_tunableop_file(config: Config) -> None:
@@ -127,12 +121,40 @@ def _check_model(config: Config) -> None:
     model_path.check(path)
 
 
-def _check_rows(key: str, path: Path, row_format: str, all_lines: bool) -> None:
-    """Check that every row has the columns of `row_format`, a key of COLUMNS."""
+def _check_row_files(config: Config, all_lines: bool) -> None:
+    """Check that the rows of local files have the columns of the method and of its rewards."""
+    data, rows = config.data, config.method.rows or "nothing"
+    train_format = rows
+    if config.method.measures_model:
+        # An evaluation holds out rows of data.path, makes a tokenizer from them, or does neither.
+        makes_tokenizer = config.model.path is None and config.model.init == Init.random
+        train_format = "tokenizer" if makes_tokenizer else "nothing"
+        train_format = "evaluate" if data.heldout_fraction else train_format
+    heldout_format = rows if config.method.selection.metric else "evaluate"
+    train_files = {f"data.sources[{n}].path": source.path for n, source in enumerate(data.sources)}
+    heldout_files: dict[str, str | None] = {}
+    if data.kind == "jsonl":
+        train_files = {"data.path": data.path}
+        heldout_files = {"data.heldout_path": data.heldout_path}
+    for files, row_format in ((train_files, train_format), (heldout_files, heldout_format)):
+        columns = [
+            _columns(key, Path(path), row_format, all_lines) if path is not None else None
+            for key, path in files.items()
+        ]
+        if row_format == rows and columns and None not in columns:
+            present = set[str]().union(*filter(None, columns))
+            _check_reward_columns(config, present, ", ".join(files))
+
+
+def _columns(key: str, path: Path, row_format: str, all_lines: bool) -> set[str] | None:
+    """Return the columns of a file's rows; None if it has more than the lines that a plan reads.
+
+    Raises UserError for a row without the columns of `row_format`, a key of COLUMNS.
+    """
     check_is_file(key, path)
     alternatives = COLUMNS.get(row_format, ((),))
-    place = ""
-    for place, row in itertools.islice(json_rows(path), None if all_lines else PLAN_LINES):
+    present, rows, place = set[str](), json_rows(path), ""
+    for place, row in itertools.islice(rows, None if all_lines else PLAN_LINES):
         if not any(all(column in row for column in columns) for columns in alternatives):
             columns = " or ".join("+".join(columns) for columns in alternatives)
             needs = f"{key} of method={row_format} needs {columns}."
@@ -140,8 +162,25 @@ def _check_rows(key: str, path: Path, row_format: str, all_lines: bool) -> None:
                 needs = f"{key} needs {columns} to make a tokenizer for random weights. "
                 needs += "Use: model.path=<a trained model>."
             raise UserError(f"{place}: has {', '.join(row) or 'no column'}, but {needs}")
+        present.update(row)
     if not place:
         raise UserError(f"{key}={path}: the file has no rows. Use: {key}=<a file with rows>.")
+    return present if next(rows, None) is None else None
+
+
+def _check_reward_columns(config: Config, present: set[str], keys: str) -> None:
+    """Check that the rows of the files of `keys` have the column of each reward."""
+    for name in config.method.rewards:
+        column = trainer_args.lock()["rewards"].get(name)
+        has_pattern = name == "regex" and config.method.reward_pattern is not None
+        if column is not None and column not in present and not has_pattern:
+            remedy = f"'~method.rewards.{name}' +method.rewards.format=1.0"
+            if name == "regex":
+                remedy = "method.reward_pattern='<regular expression>'"
+            raise UserError(
+                f"method.rewards.{name}: reads the column {column!r}, but the rows of {keys} have "
+                f"only {', '.join(sorted(present))}. Use: rows with {column!r}, or {remedy}."
+            )
 
 
 def _check_rewards(config: Config) -> None:

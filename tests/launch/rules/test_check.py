@@ -216,6 +216,11 @@ runtime=slurm runtime.slurm.interface=ib0 | runtime.slurm.interface
 NODES topology=ddp runtime.slurm.gid_index=3 | runtime.slurm.gid_index
 CODE data=hub data.hub_id=a/b data.revision=c data.heldout_path=a.jsonl | data.heldout_path
 data.hub_id=a/b | data.hub_id
+data.revision=c | data.revision
+data.split=test | data.split
+model.hub_id=me/mine | model.hub_id=me/mine
+QWEN model.init=random model.hub_id=me/mine | model.hub_id
+model.revision=c | model.revision
 FILE data.num_train=5 | data.num_train
 'data.sources=[{path: a.jsonl, weight: 1.0}]' | data.sources
 """
