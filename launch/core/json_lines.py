@@ -12,6 +12,11 @@ from typing import Any
 
 from launch.core.errors import UserError
 
+MAX_ROW = 2**25  # bytes, of which each takes about 60 bytes of memory while a row is tokenized
+TOO_LARGE = (
+    f"a row of more than {MAX_ROW >> 20} MiB takes too much memory to tokenize. Split its text "
+    "into several rows."
+)
 # the first of the two escapes that JSON uses for a character above U+FFFF, such as an emoji
 ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
@@ -46,7 +51,9 @@ def text_lines(path: Path) -> Iterator[tuple[int, str]]:
     number = 0
     try:
         with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
+            for number, line in enumerate(iter(lambda: file.readline(MAX_ROW + 1), b""), 1):
+                if len(line) > MAX_ROW:
+                    raise UserError(f"{path}:{number}: {TOO_LARGE}")
                 # utf-8-sig drops a byte order mark
                 yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError as error:

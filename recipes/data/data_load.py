@@ -19,7 +19,7 @@ from datasets import Dataset, IterableDataset
 from omegaconf import DictConfig, OmegaConf
 
 from launch.core.errors import UserError
-from launch.core.json_lines import json_rows
+from launch.core.json_lines import MAX_ROW, TOO_LARGE, json_rows
 from recipes.data import code_tasks
 from recipes.data import data_select as select
 from recipes.data.data_check import check_row, trainer_fields
@@ -366,7 +366,10 @@ def _hub(data: DictConfig, split: str, method: str, streaming: bool = False) -> 
             f"loaded: {error}"
         ) from error
     for number, row in enumerate(rows):
-        check_row(row, f"{data.hub_id}, split {split}, row {number}", method)
+        where = f"{data.hub_id}, split {split}, row {number}"
+        check_row(row, where, method)
+        if sum(map(len, texts([row]))) > MAX_ROW:
+            raise UserError(f"{where}: {TOO_LARGE}")
         yield row
 
 

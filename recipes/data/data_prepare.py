@@ -59,7 +59,8 @@ def check_template(tokenizer: PreTrainedTokenizerBase, rows: Dataset | IterableD
         return
     try:
         tokenizer.apply_chat_template(messages, tokenize=False)
-    except (ValueError, jinja2.TemplateError) as error:  # ValueError: no template
+    # ValueError: no template; OverflowError: a range above the sandbox's limit
+    except (ValueError, OverflowError, MemoryError, jinja2.TemplateError) as error:
         raise UserError(
             f"data: the chat template cannot render the first row's messages: {error}. Use: "
             "data.chat_template=<file.jinja>, the model's instruct version, or rows of plain text."
