@@ -54,7 +54,24 @@ def check_files(config: Config, all_lines: bool) -> None:
     _check_model(config)
     check_adapter(config)
     check_export(config)
-    _check_row_files(config, all_lines)
+    if config.data.kind == "jsonl":
+        rows = train_format = config.method.rows or "nothing"
+        if config.method.measures_model:
+            # An evaluation holds out rows of data.path, makes a tokenizer from them, or does
+            # neither.
+            makes_tokenizer = config.model.path is None and config.model.init == Init.random
+            train_format = "tokenizer" if makes_tokenizer else "nothing"
+            train_format = "evaluate" if config.data.heldout_fraction else train_format
+        heldout_format = rows if config.method.selection.metric else "evaluate"
+        for key, path, row_format in (
+            ("data.path", config.data.path, train_format),
+            ("data.heldout_path", config.data.heldout_path, heldout_format),
+        ):
+            if path is not None:
+                columns = _check_rows(key, Path(path), row_format, all_lines)
+                if row_format == rows:
+                    _check_reward_columns(config, key, columns)
+    _check_sources(config, all_lines)
     check_data_files(config)
     _check_tunableop_file(config)
     _check_rewards(config)
@@ -121,35 +138,23 @@ def _check_model(config: Config) -> None:
     model_path.check(path)
 
 
-def _check_row_files(config: Config, all_lines: bool) -> None:
-    """Check that the rows of local files have the columns of the method and of its rewards."""
-    data, rows = config.data, config.method.rows or "nothing"
-    train_format = rows
-    if config.method.measures_model:
-        # An evaluation holds out rows of data.path, makes a tokenizer from them, or does neither.
-        makes_tokenizer = config.model.path is None and config.model.init == Init.random
-        train_format = "tokenizer" if makes_tokenizer else "nothing"
-        train_format = "evaluate" if data.heldout_fraction else train_format
-    heldout_format = rows if config.method.selection.metric else "evaluate"
-    train_files = {f"data.sources[{n}].path": source.path for n, source in enumerate(data.sources)}
-    heldout_files: dict[str, str | None] = {}
-    if data.kind == "jsonl":
-        train_files = {"data.path": data.path}
-        heldout_files = {"data.heldout_path": data.heldout_path}
-    for files, row_format in ((train_files, train_format), (heldout_files, heldout_format)):
-        columns = [
-            _columns(key, Path(path), row_format, all_lines) if path is not None else None
-            for key, path in files.items()
-        ]
-        if row_format == rows and columns and None not in columns:
-            present = set[str]().union(*filter(None, columns))
-            _check_reward_columns(config, present, ", ".join(files))
+def _check_sources(config: Config, all_lines: bool) -> None:
+    """Check that the rows of a mix have the columns of the method, and of its rewards."""
+    rows = config.method.rows or "nothing"
+    columns = [
+        _check_rows(f"data.sources[{number}].path", Path(source.path), rows, all_lines)
+        if source.path
+        else None
+        for number, source in enumerate(config.data.sources)
+    ]
+    if columns and None not in columns:
+        _check_reward_columns(config, "data.sources", set().union(*filter(None, columns)))
 
 
-def _columns(key: str, path: Path, row_format: str, all_lines: bool) -> set[str] | None:
-    """Return the columns of a file's rows; None if it has more than the lines that a plan reads.
+def _check_rows(key: str, path: Path, row_format: str, all_lines: bool) -> set[str] | None:
+    """Check that every row has the columns of `row_format`, a key of COLUMNS.
 
-    Raises UserError for a row without the columns of `row_format`, a key of COLUMNS.
+    Return the columns of all rows, or None if there are more lines than a plan reads.
     """
     check_is_file(key, path)
     alternatives = COLUMNS.get(row_format, ((),))
@@ -168,9 +173,9 @@ def _columns(key: str, path: Path, row_format: str, all_lines: bool) -> set[str]
     return present if next(rows, None) is None else None
 
 
-def _check_reward_columns(config: Config, present: set[str], keys: str) -> None:
-    """Check that the rows of the files of `keys` have the column of each reward."""
-    for name in config.method.rewards:
+def _check_reward_columns(config: Config, key: str, present: set[str] | None) -> None:
+    """Check that the column of each reward is among the columns of the rows of `key`, if known."""
+    for name in config.method.rewards if present is not None else ():
         column = trainer_args.lock()["rewards"].get(name)
         has_pattern = name == "regex" and config.method.reward_pattern is not None
         if column is not None and column not in present and not has_pattern:
@@ -178,7 +183,7 @@ def _check_reward_columns(config: Config, present: set[str], keys: str) -> None:
             if name == "regex":
                 remedy = "method.reward_pattern='<regular expression>'"
             raise UserError(
-                f"method.rewards.{name}: reads the column {column!r}, but the rows of {keys} have "
+                f"method.rewards.{name}: reads the column {column!r}, but the rows of {key} have "
                 f"only {', '.join(sorted(present))}. Use: rows with {column!r}, or {remedy}."
             )
 
