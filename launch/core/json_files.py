@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -41,6 +42,17 @@ def sha256(path: Path, heartbeat: Path | None = None) -> str:
             if heartbeat is not None:
                 heartbeat.touch()
     return digest.hexdigest()
+
+
+def sha256_once(path: Path) -> str:
+    """Return the SHA-256 of a file; hash it again only if its size or its times have changed."""
+    status = path.stat()
+    return _sha256_of_version(path, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+@functools.lru_cache(maxsize=1024)
+def _sha256_of_version(path: Path, *version: int) -> str:
+    return sha256(path)
 
 
 def sync(path: Path) -> None:

@@ -18,10 +18,11 @@ from launch.config.identity import (
     has_phases,
     identity,
     identity_of,
+    may_have_hash,
     recorded_hash,
 )
 from launch.core.errors import UserError
-from launch.core.json_files import read_json, sha256
+from launch.core.json_files import read_json, sha256_once
 from launch.inputs import sample_files
 from launch.plan import resuming, sealed
 from launch.schema import Config
@@ -63,8 +64,9 @@ def newest_unfinished(home: Path, hash_: str, with_running: bool = False) -> Pat
     Runs whose launcher is running are skipped, unless `with_running`.
     """
     for folder, record in runs_with_hash(home, hash_):
-        is_available = with_running or not is_locked(folder)
-        if record.get("status") != "done" and is_available and not _obstacle(record):
+        if record.get("status") == "done" or (not with_running and is_locked(folder)):
+            continue
+        if not _obstacle(record):
             return folder
     return None
 
@@ -75,17 +77,22 @@ def runs_with_hash(home: Path, hash_: str) -> Iterator[tuple[Path, dict[str, Any
     Runs that reproduce another run are left out.
     """
     for folder in sorted(home.glob("*/"), reverse=True):
+        if AGAIN in folder.name or not may_have_hash(folder / "record.json", hash_):
+            continue
         record = read_json(folder / "record.json") or {}
-        if recorded_hash(record) == hash_ and AGAIN not in folder.name:
+        if recorded_hash(record) == hash_:
             yield folder, record
 
 
 def skipped_run_notes(config: Config, run_dir: Path) -> list[str]:
     """Return a note if resume=auto skipped an unfinished run that is newer than `run_dir`."""
+    hash_ = composition_hash(config)
     for folder in sorted(runs_dir(config).glob("*/"), reverse=True):
+        if not may_have_hash(folder / "record.json", hash_):
+            continue
         record = read_json(folder / "record.json")
         is_damaged = record is None and os.path.exists(folder / "record.json")
-        is_same = record and recorded_hash(record) == composition_hash(config)
+        is_same = record and recorded_hash(record) == hash_
         if config.resume != "auto" or not (is_damaged or is_same) or AGAIN in folder.name:
             continue
         if folder == run_dir or (record or {}).get("status") == "done" or is_locked(folder):
@@ -130,7 +137,7 @@ def changed_data(record: dict[str, Any]) -> list[str]:
     changed = [
         path
         for path, digest in digests.items()
-        if not Path(path).is_file() or sha256(Path(path)) != digest
+        if not Path(path).is_file() or sha256_once(Path(path)) != digest
     ]
     for folder, files in data.get("folders", {}).items():
         with suppress(UserError):  # the check of this run's data reports it
