@@ -175,7 +175,9 @@ def _check_rows(key: str, path: Path, row_format: str, all_lines: bool) -> set[s
 
 def _check_reward_columns(config: Config, key: str, present: set[str] | None) -> None:
     """Check that the column of each reward is among the columns of the rows of `key`, if known."""
-    for name in config.method.rewards if present is not None else ():
+    if present is None:
+        return
+    for name in config.method.rewards:
         column = trainer_args.lock()["rewards"].get(name)
         has_pattern = name == "regex" and config.method.reward_pattern is not None
         if column is not None and column not in present and not has_pattern:
