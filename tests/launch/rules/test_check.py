@@ -351,6 +351,7 @@ def test_refusals_are_shown_together():
     ("model.num_layers=35 model.path=/m", "model.num_parameters=3921537280"),
     ("model.num_parameters=3990000000", None),  # a rounded published count
     ("model.num_layers=12 model.init=random", None),
+    ("model.init=random model.hub_id=null model.revision=null", None),
     ("model.hub_id=me/tuned", "is a commit of Qwen/Qwen3-4B. Use: model=<of the same shape>"),
     (f"model.hub_id=me/tuned model.revision={'a' * 40}", None),
     (f"model.hub_id=Qwen/Qwen3-8B model.revision={'a' * 40}", "Use: model=qwen3_8b"),
