@@ -19,7 +19,7 @@ from datasets import Dataset, IterableDataset
 from omegaconf import DictConfig, OmegaConf
 
 from launch.core.errors import UserError
-from launch.core.json_lines import json_rows
+from launch.core.json_lines import MAX_ROW, TOO_LARGE, json_rows
 from launch.core.row_formats import TEMPLATE_FIELDS, row_format
 from recipes.data import code_tasks
 from recipes.data import data_select as select
@@ -357,9 +357,12 @@ def hub_rows(data: DictConfig, split: str, streaming: bool = False) -> Iterator[
             f"loaded: {error}"
         ) from error
     for number, row in enumerate(rows):
+        where = f"{data.hub_id}, split {split}, row {number}"
+        if sum(map(len, texts([row]))) > MAX_ROW:
+            raise UserError(f"{where}: {TOO_LARGE}")
         fields = (*select.TEXT_FIELDS, *TEMPLATE_FIELDS)
         row |= {name: without_nulls(row[name]) for name in fields if name in row}
-        yield f"{data.hub_id}, split {split}, row {number}", row
+        yield where, row
 
 
 def _pairs(problems: list[Row], seed: int) -> list[Row]:

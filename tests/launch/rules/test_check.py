@@ -231,6 +231,11 @@ runtime=slurm runtime.slurm.interface=ib0 | runtime.slurm.interface
 NODES topology=ddp runtime.slurm.gid_index=3 | runtime.slurm.gid_index
 CODE data=hub data.hub_id=a/b data.revision=c data.heldout_path=a.jsonl | data.heldout_path
 data.hub_id=a/b | data.hub_id
+data.revision=c | data.revision
+data.split=test | data.split
+model.hub_id=me/mine | model.hub_id=me/mine
+QWEN model.init=random model.hub_id=me/mine | model.hub_id
+model.revision=c | model.revision
 FILE data.num_train=5 | data.num_train
 'data.sources=[{path: a.jsonl, weight: 1.0}]' | data.sources
 """
@@ -363,6 +368,7 @@ def test_refusals_are_shown_together():
     ("model.num_layers=35 model.path=/m", "model.num_parameters=3921537280"),
     ("model.num_parameters=3990000000", None),  # a rounded published count
     ("model.num_layers=12 model.init=random", None),
+    ("model.init=random model.hub_id=null model.revision=null", None),
     ("model.hub_id=me/tuned", "is a commit of Qwen/Qwen3-4B. Use: model=<of the same shape>"),
     (f"model.hub_id=me/tuned model.revision={'a' * 40}", None),
     (f"model.hub_id=Qwen/Qwen3-8B model.revision={'a' * 40}", "Use: model=qwen3_8b"),

@@ -11,6 +11,7 @@ from datasets import Dataset
 from launch.core import row_formats
 from launch.core.errors import UserError
 from launch.core.json_files import plain
+from launch.core.json_lines import MAX_ROW
 from recipes.data import data_check, data_load, tasks
 from recipes.data.data_check import row_problem
 from recipes.data.data_load import load, load_heldout, load_heldout_table
@@ -217,6 +218,7 @@ TURNS = {"messages": [MESSAGE, ANSWER]}
     ("grpo", {"prompt": [{"role": "narrator", "content": "a"}]}, "narrator"),
     ("sft", {"messages": [MESSAGE, ANSWER, MESSAGE]}, "messages ends with"),
     ("dpo", {"prompt": [MESSAGE], "chosen": [ANSWER], "rejected": [MESSAGE]}, "rejected ends"),
+    ("sft", {"text": "a" * (MAX_ROW + 1)}, "a row of more than 32 MiB"),
 ])  # fmt: skip
 def test_invalid_rows_are_rejected(monkeypatch, method, row, field):
     table = Dataset.from_list([row])
