@@ -41,7 +41,7 @@ def _engine_warnings(c: Config) -> Iterator[str]:
     lengths = c.method.args.get("lengths") or []
     shorter = {"max_model_len": max([2048, *map(sum, lengths)])}
     larger = {"gpu_memory_utilization": 0.95}
-    changes = ({}, shorter, larger, {**shorter, **larger})
+    changes: list[dict[str, float]] = [{}, shorter, larger, {**shorter, **larger}]
     fitting = next((change for change in changes if engine_fits(c, {**base, **change})), None)
     if fitting == {}:
         return
