@@ -39,8 +39,8 @@ def _engine_warnings(c: Config) -> Iterator[str]:
         return
     base = c.method.args.get("base") or {}
     lengths = c.method.args.get("lengths") or []
-    shorter = {"max_model_len": max([2048, *map(sum, lengths)])}
-    larger = {"gpu_memory_utilization": 0.95}
+    shorter: dict[str, float] = {"max_model_len": max([2048, *map(sum, lengths)])}
+    larger: dict[str, float] = {"gpu_memory_utilization": 0.95}
     changes: list[dict[str, float]] = [{}, shorter, larger, {**shorter, **larger}]
     fitting = next((change for change in changes if engine_fits(c, {**base, **change})), None)
     if fitting == {}:
