@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import json
 import re
 import sys
 import types
@@ -47,6 +48,13 @@ TYPES = {int: "whole number", float: "number", bool: "true, false", str: "text",
 def code(value: Any) -> str:
     quote = "``" if "`" in str(value) else "`"
     return f"{quote}{value}{quote}" if value not in (None, "") else ""
+
+
+def word(value: Any) -> Any:
+    """Return a value as YAML spells it."""
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    return value.name if isinstance(value, Enum) else value
 
 
 def cell(value: Any) -> str:
@@ -93,7 +101,7 @@ def source_comments(owner: type | types.ModuleType) -> dict[str, str]:
 
 
 def headers(file: Path) -> dict[str, str]:
-    """Return the parts of the comment that opens a file of conf/: about, Needs, Launch, Override."""
+    """Return the comment that opens a file of conf/, as about, Needs, Launch and Override."""
     parts, name = {"about": ""}, "about"
     for line in file.read_text().splitlines():
         if line.startswith("# @"):
@@ -138,15 +146,16 @@ def options(group: str) -> Iterator[tuple[str, Path]]:
 
 
 def keys() -> str:
-    sections = [f"## Top-level keys\n\n{_key_table(Config, '')}"]
+    titles = "key  values  default  meaning"
+    sections = [f"## Top-level keys\n\n{table(titles, _key_rows(Config, ''))}"]
     for name, kind in typing.get_type_hints(Config).items():
         if dataclasses.is_dataclass(kind):
-            sections.append(f"## {name}\n\n{inspect.getdoc(kind) or ''}\n\n{_key_table(kind, name)}")
-    return "\n".join(re.sub(r"\w+\(name: .*", "", section) for section in sections)
-
-
-def _key_table(kind: Any, prefix: str) -> str:
-    return table("key  values  default  meaning", _key_rows(kind, prefix))
+            about = inspect.getdoc(kind) or ""
+            is_own = not about.startswith(f"{kind.__name__}(")  # else dataclass wrote it
+            sections.append(
+                f"## {name}\n\n{about * is_own}\n\n{table(titles, _key_rows(kind, name))}"
+            )
+    return "\n".join(sections)
 
 
 def _key_rows(kind: Any, prefix: str) -> Iterator[tuple[str, str, str, str]]:
@@ -188,7 +197,7 @@ def _values(node: Any, field: dataclasses.Field[Any]) -> str:
         return values if "`null`" in values else f"{values} or `null`"
     allowed = field.metadata.get("allowed")
     if isinstance(allowed, tuple):
-        return ", ".join(code({None: "null", True: "true", False: "false"}.get(w, w)) for w in allowed)
+        return ", ".join(code(word(value)) for value in allowed)
     if words := _enum_words(node):
         return words
     if origin in (list, dict):
@@ -210,13 +219,9 @@ def _enum_words(node: Any) -> str:
 
 def _default(field: dataclasses.Field[Any]) -> str:
     value = field.default
-    if value is dataclasses.MISSING:
-        value = field.default_factory() if field.default_factory is not dataclasses.MISSING else ""
-    if value == MISSING:
-        return "set in conf/"
-    words = {None: "null", True: "true", False: "false", "": '""'}
-    plain = value.name if isinstance(value, Enum) else value
-    return code(words.get(plain, plain) if isinstance(plain, (str, bool, type(None))) else plain)
+    if field.default_factory is not dataclasses.MISSING:
+        value = field.default_factory()
+    return "set in conf/" if value == MISSING else code(word(value))
 
 
 def experiments() -> str:
@@ -260,7 +265,8 @@ def models() -> str:
             + (m["max_positions"], code((m.get("revision") or "")[:12]))
         )
     return table(
-        "model=  architecture  hub_id  parameters  layers  hidden size  vocabulary  positions  revision",
+        "model=  architecture  hub_id  parameters  layers  hidden size  vocabulary  positions  "
+        "revision",
         rows,
     )
 
@@ -275,7 +281,7 @@ def methods() -> str:
         facts += [("rewards", code(m.get("rewards")))]
         facts += [("held-out metrics", ", ".join(map(code, m.get("held_out_metrics", {}))))]
         facts = [fact for fact in facts if fact[1]]
-        arguments = [(code(f"method.args.{key}"), code(_plain(v))) for key, v in m["args"].items()]
+        arguments = [(code(f"method.args.{key}"), code(word(v))) for key, v in m["args"].items()]
         parts.append(
             f"## {name}\n\n{about['about']}\n\nNeeds: {about['Needs']} File: {link(file)}.\n\n"
             f"    {about['Launch']}\n\n{table('property  value', facts)}"
@@ -284,24 +290,23 @@ def methods() -> str:
     return "\n".join(parts)
 
 
-def _plain(value: Any) -> Any:
-    return {None: "null", True: "true", False: "false"}.get(value, value) if (
-        value is None or isinstance(value, bool)
-    ) else value
-
-
 def rewards() -> str:
-    functions = {**reward_functions.REWARDS, reward_functions.CODE_TESTS: verify_code}
-    rows = []
-    for name in reward_functions.NAMES:
-        text = (inspect.getdoc(functions[name]) or "").partition("\n\n")[0]
-        text = re.sub("^(Return|Reward `code_tests`:) ", "", text)
-        rows.append((code(name), text, code(reward_functions.NEEDED_COLUMN.get(name))))
-    return table("reward  gives  reads column", rows)
+    rows = [(code(reward_functions.CODE_TESTS), verify_code.__doc__ or "", code("tests"))]
+    for name, function in reward_functions.REWARDS.items():
+        columns = list(inspect.signature(function).parameters)[2:-1]  # after prompts, completions
+        rows.append((code(name), inspect.getdoc(function) or "", ", ".join(map(code, columns))))
+    summaries = (
+        (name, re.sub("^(Return|Reward `code_tests`:) ", "", text.partition("\n\n")[0]), columns)
+        for name, text, columns in sorted(rows)
+    )
+    return table("reward  gives  reads column", summaries)
 
 
 def run_directory() -> str:
-    return table("file or folder  content", ((code(name), text) for name, text in TABLES["run_directory"].items()))
+    return table(
+        "file or folder  content",
+        ((code(name), text) for name, text in TABLES["run_directory"].items()),
+    )
 
 
 def metrics() -> str:
@@ -314,8 +319,7 @@ def metrics() -> str:
         ("Of the GPU", titles["telemetry"].items()),
     ]
     return "\n".join(
-        f"## {title}\n\n"
-        + table("key  meaning  unit", ((code(k), v[0], v[1]) for k, v in rows))
+        f"## {title}\n\n" + table("key  meaning  unit", ((code(k), v[0], v[1]) for k, v in rows))
         for title, rows in parts
     )
 
@@ -347,9 +351,7 @@ def environment() -> str:
 def exit_codes() -> str:
     comments = source_comments(errors)
     rows = (
-        (getattr(errors, name), text)
-        for name, text in comments.items()
-        if name.startswith("EXIT_")
+        (getattr(errors, name), text) for name, text in comments.items() if name.startswith("EXIT_")
     )
     return table("code  meaning", rows)
 
@@ -359,11 +361,8 @@ def failure_hints() -> str:
     return table("a line of the log  what it means and what to do", rows)
 
 
-PAGES = (keys, experiments, hardware, models, methods, rewards, run_directory, metrics) + (
-    environment,
-    exit_codes,
-    failure_hints,
-)
+PAGES = [keys, experiments, hardware, models, methods, rewards, run_directory, metrics]
+PAGES += [environment, exit_codes, failure_hints]
 
 
 def pages() -> dict[str, str]:
