@@ -151,10 +151,9 @@ def keys() -> str:
     for name, kind in typing.get_type_hints(Config).items():
         if dataclasses.is_dataclass(kind):
             about = inspect.getdoc(kind) or ""
-            is_own = not about.startswith(f"{kind.__name__}(")  # else dataclass wrote it
-            sections.append(
-                f"## {name}\n\n{about * is_own}\n\n{table(titles, _key_rows(kind, name))}"
-            )
+            if about.startswith(f"{kind.__name__}("):  # written by dataclass
+                about = ""
+            sections.append(f"## {name}\n\n{about}\n\n{table(titles, _key_rows(kind, name))}")
     return "\n".join(sections)
 
 
