@@ -259,9 +259,10 @@ def models() -> str:
     for name, file in options("model"):
         m = yaml_file(file)
         rows.append(
-            (link(file, f"`{name}`"), m["architecture"], code(m.get("hub_id")))
-            + (number(m["num_parameters"]), m["num_layers"], m["hidden_size"], m["vocab_size"])
-            + (m["max_positions"], code((m.get("revision") or "")[:12]))
+            (link(file, f"`{name}`"), m.get("architecture"), code(m.get("hub_id")))
+            + (number(m.get("num_parameters")),)
+            + tuple(map(m.get, ("num_layers", "hidden_size", "vocab_size", "max_positions")))
+            + (code((m.get("revision") or "")[:12]),)
         )
     return table(
         "model=  architecture  hub_id  parameters  layers  hidden size  vocabulary  positions  "
@@ -280,7 +281,9 @@ def methods() -> str:
         facts += [("rewards", code(m.get("rewards")))]
         facts += [("held-out metrics", ", ".join(map(code, m.get("held_out_metrics", {}))))]
         facts = [fact for fact in facts if fact[1]]
-        arguments = [(code(f"method.args.{key}"), code(word(v))) for key, v in m["args"].items()]
+        arguments = [
+            (code(f"method.args.{key}"), code(word(v))) for key, v in m.get("args", {}).items()
+        ]
         parts.append(
             f"## {name}\n\n{about['about']}\n\nNeeds: {about['Needs']} File: {link(file)}.\n\n"
             f"    {about['Launch']}\n\n{table('property  value', facts)}"
