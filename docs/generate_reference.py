@@ -138,7 +138,7 @@ def _merge(into: dict[str, Any], more: dict[str, Any]) -> None:
 def options(group: str) -> Iterator[tuple[str, Path]]:
     for file in sorted((CONF / group).rglob("*.yaml")):
         name = file.relative_to(CONF / group).with_suffix("").as_posix()
-        if not name.startswith("base/"):
+        if name != "auto" and not name.startswith("base/"):
             yield name, file
 
 
@@ -238,8 +238,6 @@ def hardware() -> str:
     rows = []
     for name, file in options("hardware"):
         h = composed(file)
-        if name == "auto":
-            continue
         peak, precisions = h.get("peak_tflops", {}), h["precisions"]
         image = "none (`runtime=local`)" if h["container"] == "none" else code(h["container"])
         rows.append(
