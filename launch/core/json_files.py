@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -49,6 +50,17 @@ def sha256(path: Path, heartbeat: Path | None = None) -> str:
 def is_full(folder: Path) -> bool:
     """Return whether the disk of a directory is full. Libraries raise various errors if it is."""
     return shutil.disk_usage(folder).free < FULL_BYTES
+
+
+def sha256_once(path: Path) -> str:
+    """Return the SHA-256 of a file; hash it again only if its size or its times have changed."""
+    status = path.stat()
+    return _sha256_of_version(path, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+@functools.lru_cache(maxsize=1024)
+def _sha256_of_version(path: Path, *version: int) -> str:
+    return sha256(path)
 
 
 def sync(path: Path) -> None:

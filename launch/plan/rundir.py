@@ -20,10 +20,11 @@ from launch.config.identity import (
     has_phases,
     identity,
     identity_of,
+    may_have_hash,
     recorded_hash,
 )
 from launch.core.errors import UserError
-from launch.core.json_files import read_json, sha256
+from launch.core.json_files import read_json, sha256_once
 from launch.inputs import sample_files
 from launch.inputs.paths import run_hash
 from launch.plan import resuming, sealed
@@ -86,8 +87,9 @@ def newest_unfinished(home: Path, hash_: str, with_running: bool = False) -> Pat
     Runs whose launcher is running are skipped, unless `with_running`.
     """
     for folder, record in runs_with_hash(home, hash_):
-        is_available = with_running or not is_locked(folder)
-        if record.get("status") != "done" and is_available and not _obstacle(folder, record):
+        if record.get("status") == "done" or (not with_running and is_locked(folder)):
+            continue
+        if not _obstacle(folder, record):
             return folder
     return None
 
@@ -106,9 +108,9 @@ def _runs(home: Path, hash_: str) -> Iterator[tuple[Path, dict[str, Any] | None]
     Such a run is left out if its plan.json has another hash, or if it lacks a record and results.
     """
     for folder in sorted(home.glob("*/"), reverse=True):
-        record = read_json(folder / "record.json")
-        if AGAIN in folder.name:
+        if AGAIN in folder.name or not may_have_hash(folder / "record.json", hash_):
             continue
+        record = read_json(folder / "record.json")
         if record is not None:
             is_same = recorded_hash(record) == hash_
         else:
@@ -182,7 +184,7 @@ def changed_data(record: dict[str, Any]) -> list[str]:
     changed = [
         path
         for path, digest in digests.items()
-        if not Path(path).is_file() or sha256(Path(path)) != digest
+        if not Path(path).is_file() or sha256_once(Path(path)) != digest
     ]
     for folder, files in data.get("folders", {}).items():
         with suppress(UserError):  # the check of this run's data reports it

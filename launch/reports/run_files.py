@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from dataclasses import dataclass, field
@@ -36,6 +37,10 @@ class Metrics:
     def last(self) -> dict[str, Any]:
         return self.rows[-1] if self.rows else {}
 
+    @functools.cached_property
+    def keys(self) -> set[str]:
+        return set[str]().union(*self.rows)
+
     @property
     def numeric_keys(self) -> list[str]:
         """Return the keys that have a number in some line, in order of appearance."""
@@ -44,8 +49,11 @@ class Metrics:
 
     def points(self, key: str) -> Points:
         """Return the steps and values of the lines where `key` is a number."""
-        rows = [row for row in self.rows if is_number(row.get(key))]
-        return [float(row["step"]) for row in rows], [float(row[key]) for row in rows]
+        if key not in self.keys:
+            return [], []
+        values = [(row["step"], row.get(key)) for row in self.rows]
+        points = [(float(step), float(value)) for step, value in values if is_number(value)]
+        return [step for step, _ in points], [value for _, value in points]
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,10 @@ class AtomicCheckpoints:
             rotate(directory, self.args.save_total_limit, self.state.global_step)
         self.accelerator.wait_for_everyone()
 
+    def _determine_best_metric(self, *args: Any, **kwargs: Any) -> bool:
+        """Consider only models that are saved. method.args.eval_steps may evaluate others, too."""
+        return self.control.should_save and super()._determine_best_metric(*args, **kwargs)
+
     def _load_from_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         with _keep_dtypes(self.model):
             super()._load_from_checkpoint(*args, **kwargs)

@@ -108,7 +108,7 @@ def train(config: DictConfig, trainer: Trainer, metrics: Metrics, cycle: int = 1
         checkpoint.clear_staging(output_dir)
     _check_strategy(config, trainer)
     trainer.compile_layers(config)
-    metrics.telemetry = telemetry.for_this_rank(config.hardware.vendor)
+    metrics.telemetry = telemetry.for_this_rank(config.hardware)
     profile = profiling.create_profile(config)
     trainer.add_callback(ProfiledSteps(profile, cycle))
     with profile, metrics.telemetry.running():

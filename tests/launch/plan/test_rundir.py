@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from launch.config import identity
 from launch.config.identity import composition_hash
 from launch.config.request import Request
 from launch.core import json_files
@@ -77,6 +78,34 @@ def test_a_run_with_changed_data_does_not_resume(tmp_path):
     assert choose(tmp_path)[1] is False
     with pytest.raises(UserError, match=r"train\.jsonl changed since that run began"):
         choose(tmp_path, f"resume={folder}")
+
+
+def test_a_data_file_is_hashed_once_for_all_unfinished_runs(tmp_path, monkeypatch):
+    file, hashed = tmp_path / "train.jsonl", []
+    file.write_text("old")
+    data = {"files": {str(file): json_files.sha256(file)}}
+    for number in range(5):
+        folder = a_run(tmp_path, str(number), "failed")
+        run_record = json_files.read_json(folder / "record.json")
+        json_files.write_json(folder / "record.json", sealed.seal({**run_record, "data": data}))
+    sha256 = json_files.sha256
+    monkeypatch.setattr(json_files, "sha256", lambda path: hashed.append(path) or sha256(path))
+    for content, resumes in (("new", False), ("old", True)):  # of the same size
+        file.write_text(content)
+        assert choose(tmp_path)[1] is resumes
+    assert hashed == [file, file]
+
+
+def test_a_record_is_parsed_unless_it_has_another_hash(tmp_path):
+    def may_have_hash(content):
+        (tmp_path / "record.json").write_text(content)
+        return identity.may_have_hash(tmp_path / "record.json", "a" * 64)
+
+    assert identity.may_have_hash(tmp_path / "missing.json", "a" * 64)
+    same, other = ('{"composition_hash": "%s"' % (letter * 64) for letter in "ab")
+    assert [may_have_hash(same), may_have_hash(same + other), may_have_hash(other)] == [1, 1, 0]
+    assert may_have_hash("\0" * 9)  # damaged
+    assert may_have_hash(other + ', "loss_scaling": 1')  # the hash is computed again
 
 
 def test_a_running_run_does_not_resume(tmp_path):
@@ -194,7 +223,7 @@ def test_reproduce_rejects_an_unfinished_run(capsys, tmp_path):
 
 def test_metrics_are_compared_to_the_last_digit():
     then = [{"step": 1, "loss": 0.1, "time_s": 3.0}]
-    assert compare_metrics(then, [{"step": 1, "loss": 0.1, "time_s": 9.0}]) == []
+    assert compare_metrics(then, [{"step": 1, "loss": 0.1, "time_s": 9.0, "gpu_power_w": 7}]) == []
     assert compare_metrics(then, [{"step": 1, "loss": 0.1 + 2e-17}]) == [
         "step 1, loss: 0.1 -> 0.10000000000000002"
     ]
