@@ -174,7 +174,7 @@ def host_warnings(config: Config, host: Host, smaller: dict[int, float]) -> Iter
     defaults = {"HF_TOKEN", "WANDB_API_KEY", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"}
     listed = [("secrets", name) for name in config.runtime.secrets if name.upper() not in defaults]
     for key, name in [*listed, *(("pass_env", name) for name in config.runtime.pass_env)]:
-        if not host.environ.get(name):
+        if name not in host.environ:
             yield (
                 f"runtime.{key}: {name} is not set in your shell, so no process gets it. Use: "
                 f"export {name}=<value>."

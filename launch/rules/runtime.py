@@ -45,7 +45,9 @@ def secret_problems(c: Config) -> Iterator[Refusal]:
         message = f"user_env.{name}: the run's records would contain its value, perhaps a secret"
         passed = f"runtime.pass_env=[{','.join([*c.runtime.pass_env, name])}]"
         public = f"runtime.public_env=[{','.join([*c.runtime.public_env, name])}]"
-        remedy = f"export {name}=<value> with {passed}, or {public} if it is not secret"
+        remedy = f"{public} if it is not secret"
+        if name.isidentifier():  # otherwise no shell can export it
+            remedy = f"export {name}=<value> with {passed}, or {remedy}"
         yield Refusal("secret", message, remedy)
     if any(name in c.user_env for name in masks.ALL):
         message = "user_env: a GPU mask would give every process the same GPUs"

@@ -25,7 +25,8 @@ def is_secret(name: str, value: str) -> bool:
     Programs also accept a proxy without a scheme: user:password@proxy:3128.
     """
     is_proxy_login = name.lower().endswith("_proxy") and "@" in value
-    return bool(SECRET.search(name) or SECRET_URL.search(value)) or is_proxy_login
+    is_named = SECRET.search(name) or name.upper().endswith(("_KEY", "_PW", "_PWD"))
+    return bool(is_named or SECRET_URL.search(value)) or is_proxy_login
 
 
 # variables of the GPU stack, which affect results or speed
