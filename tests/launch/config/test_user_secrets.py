@@ -27,8 +27,8 @@ def environment(monkeypatch):
 
 @pytest.mark.parametrize(("override", "name", "value"), [
     *((f"user_env.{name}={VALUE}", name, VALUE)
-      for name in ("DB_PASS", "GH_PAT", "WANDB_KEY", "HF_PW", "MY_PASSWD", "SSH_PRIVATE_KEY", "AUTH", "MY_FLAG",
-                   "HF_TOKEN", "VLLM_API_KEY", "MLFLOW_TRACKING_PASSWORD")),
+      for name in ("DB_PASS", "GH_PAT", "WANDB_KEY", "HF_PW", "MY_PASSWD", "SSH_PRIVATE_KEY",
+                   "AUTH", "MY_FLAG", "HF_TOKEN", "VLLM_API_KEY", "MLFLOW_TRACKING_PASSWORD")),
     (f"++user_env.DB_PASS='{VALUE}'", "DB_PASS", VALUE),
     (f"user_env.HTTPS_PROXY={PASSWORD}", "HTTPS_PROXY", PASSWORD),
     ("user_env.HTTPS_PROXY=u:sentinel@p:3128", "HTTPS_PROXY", "u:sentinel@p:3128"),
