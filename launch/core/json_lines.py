@@ -8,7 +8,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from launch.core.errors import UserError
 
@@ -27,10 +27,8 @@ def json_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 raise ValueError(type(row).__name__)
             if ESCAPED_SURROGATE.search(line):  # half a pair is not Unicode: encode() rejects it
                 json.dumps(row, ensure_ascii=False).encode()
-        except RepeatedKeyError as error:
-            raise UserError(
-                f'{path}:{number}: the key "{error}" appears twice. Remove or rename one of them.'
-            ) from error
+        except LooseJsonError as error:
+            raise UserError(f"{path}:{number}: {error}") from error
         except (ValueError, RecursionError) as error:  # ValueError: also too many digits
             column = f" at column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
             raise UserError(
@@ -64,16 +62,26 @@ def as_jsonl(path: Path) -> Path:
     return path.with_name(re.sub(r"(\.jsonl|\.json|\.csv)?\.\w+$", "", path.name) + "_rows.jsonl")
 
 
-class RepeatedKeyError(ValueError):
-    """An object has a key twice. The default decoder would silently use the last value."""
+class LooseJsonError(ValueError):
+    """A line is not JSON, but the default decoder would accept it."""
 
 
 def _without_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     row = dict(pairs)
     if len(row) < len(pairs):
-        raise RepeatedKeyError(Counter(key for key, _ in pairs).most_common(1)[0][0])
+        key = Counter(key for key, _ in pairs).most_common(1)[0][0]
+        raise LooseJsonError(f'the key "{key}" appears twice. Remove or rename one of them.')
     return row
 
 
-# json.loads with this hook would create a decoder for each line.
-DECODER = json.JSONDecoder(object_pairs_hook=_without_repeated_keys)
+def _reject_constant(name: str) -> NoReturn:
+    raise LooseJsonError(
+        f"{name} is not JSON. Write null for a missing value, as pandas does by "
+        'DataFrame.to_json(path, orient="records", lines=True).'
+    )
+
+
+# json.loads with these hooks would create a decoder for each line.
+DECODER = json.JSONDecoder(
+    object_pairs_hook=_without_repeated_keys, parse_constant=_reject_constant
+)

@@ -16,6 +16,7 @@ from pathlib import Path
 from containers import images
 from launch.config.smoke import LOW_PRECISION
 from launch.config.wording import HUB
+from launch.core import row_formats
 from launch.core.errors import UserError, near
 from launch.core.json_lines import json_rows
 from launch.inputs import model_path, tracking
@@ -32,16 +33,8 @@ from launch.schema.trainer_args import value_or_none
 
 PLAN_LINES = 10_000  # lines of a data file that mode=plan reads; a run reads all
 MODULES = {"azureml-core": "azureml"}  # packages whose module has a different name
+TOKENIZER = "tokenizer"  # in place of a row format
 PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
-# The columns that a method's rows need, in TRL's data set formats. A row needs every column of one
-# of the alternatives.
-COLUMNS = {
-    "sft": (("messages",), ("text",), ("prompt", "completion")),
-    "dpo": (("prompt", "chosen", "rejected"), ("chosen", "rejected")),
-    "grpo": (("prompt",),),
-    "evaluate": (("prompt", "answer"),),
-}
-COLUMNS["tokenizer"] = COLUMNS["sft"]
 
 
 def check_files(config: Config, all_lines: bool) -> None:
@@ -50,16 +43,18 @@ def check_files(config: Config, all_lines: bool) -> None:
     Without `all_lines`, check only the first PLAN_LINES lines of a data file.
     """
     config = tuned.recipe(config) or config  # a tuning run reads its recipe's files
+    if config.method.rows is not None:
+        row_formats.row_format(config.method.rows)
     _check_model(config)
     check_adapter(config)
     check_export(config)
     if config.data.kind == "jsonl":
-        rows = train_format = config.method.rows or "nothing"
+        rows = train_format = config.method.rows
         if config.method.measures_model:
             # An evaluation holds out rows of data.path, makes a tokenizer from them, or does
             # neither.
             makes_tokenizer = config.model.path is None and config.model.init == Init.random
-            train_format = "tokenizer" if makes_tokenizer else "nothing"
+            train_format = TOKENIZER if makes_tokenizer else None
             train_format = "evaluate" if config.data.heldout_fraction else train_format
         heldout_format = rows if config.method.selection.metric else "evaluate"
         for key, path, row_format in (
@@ -127,19 +122,16 @@ def _check_model(config: Config) -> None:
     model_path.check(path)
 
 
-def _check_rows(key: str, path: Path, row_format: str, all_lines: bool) -> None:
-    """Check that every row has the columns of `row_format`, a key of COLUMNS."""
+def _check_rows(key: str, path: Path, row_format: str | None, all_lines: bool) -> None:
+    """Check that every row has the fields of `row_format`, or of a tokenizer's training rows."""
     check_is_file(key, path)
-    alternatives = COLUMNS.get(row_format, ((),))
-    place = ""
+    place, reader = "", f"{key} of method={row_format}"
+    if row_format == TOKENIZER:
+        row_format, reader = "sft", f"{key}, from which random weights get a tokenizer,"
     for place, row in itertools.islice(json_rows(path), None if all_lines else PLAN_LINES):
-        if not any(all(column in row for column in columns) for columns in alternatives):
-            columns = " or ".join("+".join(columns) for columns in alternatives)
-            needs = f"{key} of method={row_format} needs {columns}."
-            if row_format == "tokenizer":
-                needs = f"{key} needs {columns} to make a tokenizer for random weights. "
-                needs += "Use: model.path=<a trained model>."
-            raise UserError(f"{place}: has {', '.join(row) or 'no column'}, but {needs}")
+        if row_format and (problem := row_formats.fields_problem(row, row_format, reader)):
+            model = " Use: model.path=<a trained model>." if "tokenizer" in reader else ""
+            raise UserError(f"{place}: {problem}{model}")
     if not place:
         raise UserError(f"{key}={path}: the file has no rows. Use: {key}=<a file with rows>.")
 

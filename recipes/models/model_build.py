@@ -58,7 +58,8 @@ def build_tokenizer(config: DictConfig, texts: Iterable[str]) -> PreTrainedToken
         tokenizer = _from_hub(AutoTokenizer, model)
     template = model.chat_template or config.data.chat_template
     if template:
-        tokenizer.chat_template = Path(template).read_text(encoding="utf-8")
+        # utf-8-sig drops a byte order mark, which would begin every text
+        tokenizer.chat_template = Path(template).read_text(encoding="utf-8-sig")
     return tokenizer
 
 

@@ -25,6 +25,7 @@ from omegaconf import DictConfig
 from launch.core.errors import UserError
 from launch.core.json_files import read_metrics, write_json, write_text
 from recipes.data.data_load import Row
+from recipes.data.data_locate import Located
 from recipes.data.data_select import fields
 from recipes.measure import profiling
 from recipes.measure.metrics import progress_line
@@ -61,6 +62,11 @@ def sample_all(
     # If all batches exist, do not load the model.
     incomplete = any(not sample_store.has(number) for number in own_batches)
     generator = build_generator(config, args) if incomplete else None
+    if generator is not None:  # fail before completions are generated
+        own = (rows[n * args.batch_size : (n + 1) * args.batch_size] for n in own_batches)
+        prompts = [row["prompt"] for row in chain.from_iterable(own)]
+        conversations = [prompt for prompt in prompts if isinstance(prompt, list)]
+        Located(generator.render, config.data, "grpo")(conversations)
     done = 0
     model = getattr(generator, "model", None)
     with profiling.session(config, len(own_batches), model=model) as profile:

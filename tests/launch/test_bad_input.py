@@ -105,7 +105,7 @@ def test_a_directory_in_place_of_a_data_file(launch, tmp_path):
 @pytest.mark.parametrize(("content", "method", "words"), [
     ('{"text": "a"}\nnot json\n', "sft", [":2:", "not a JSON object", "column 1"]),
     ('{"text": "a"}\n\n{"txt": "b"}\n', "sft", [":3:", "has txt", "needs messages or text or"]),
-    ('{"prompt": "a", "chosen": "b"}\n', "dpo", [":1:", "prompt+chosen+rejected"]),
+    ('{"prompt": "a", "chosen": "b"}\n', "dpo", [":1:", "needs chosen+rejected"]),
     ("[1, 2]\n", "sft", [":1:", "list", "JSON object"]),
     ("\n\n", "sft", ["the file has no rows"]),
     ('{"text": "a", "x": ' + "9" * 5000 + "}\n", "sft", [":1:", "(Exceeds the limit"]),

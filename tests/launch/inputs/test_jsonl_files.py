@@ -39,7 +39,15 @@ def test_other_file_formats_are_named(tmp_path, name, content, problem, command)
         message = error_of(path, key)
         assert message.startswith(f"{path}:1: {problem}")
         assert command in message
-    check_is_file("data.chat_template", path)  # a template has no rows
+    check_is_file("data.pass_rates", path)  # has no rows
+
+
+def test_templates_are_utf_8(tmp_path):
+    path = tmp_path / "a.jinja"
+    path.write_bytes(b"caf\xe9")
+    assert error_of(path, "model.chat_template").startswith(f"model.chat_template={path}: not UTF")
+    path.write_bytes("\ufeffcafé".encode())
+    check_is_file("model.chat_template", path)
 
 
 def test_the_command_makes_the_rows(tmp_path, monkeypatch):
@@ -75,7 +83,7 @@ def test_fields_of_other_programs_have_a_renaming(tmp_path, row, command):
     )
     with pytest.raises(
         UserError,
-        match=f"jsonl:1: has the fields {', '.join(sorted(row))}, but sft needs .* Use: {command}",
+        match=f"jsonl:1: has {', '.join(row)}, but method=sft needs .* Use: {command}",
     ):
         list(lines(str(path), "sft"))
     path.write_text(json.dumps(row | ROWS[0]) + "\n")

@@ -7,6 +7,7 @@ import random
 import pytest
 from datasets import Dataset
 
+from launch.core import row_formats
 from launch.core.errors import UserError
 from recipes.data import data_check, data_load, tasks
 from recipes.data.data_check import row_problem
@@ -157,7 +158,7 @@ def jsonl(tmp_path, *rows):
 @pytest.mark.parametrize(("line", "message"), [
     ('{"prompt": "a"', "not a JSON object"),
     ("[1]", "not a JSON object .*list"),
-    ('{"prompt": "a"}', "sft needs completion and prompt, or messages, or text"),
+    ('{"prompt": "a"}', r"sft needs messages or text or prompt\+completion"),
     ("{}", "sft needs"),
     ('{"prompt": ' + "9" * 5000 + "}", "4300 digits"),
     (r'{"text": "\ud83d\ude00", "x": ["\uD83D"]}', r"\\ud83d"),
@@ -209,8 +210,8 @@ def test_invalid_rows_are_rejected(monkeypatch, method, row, field):
 
 
 def test_an_added_method_has_its_own_format(monkeypatch):
-    monkeypatch.setitem(data_check.FORMATS, "rated", [{"prompt", "rating"}])
-    monkeypatch.setitem(data_check.READ, "rated", ("prompt", "rating"))
+    fields = ("prompt", "rating")
+    monkeypatch.setitem(row_formats.FORMATS, "rated", row_formats.RowFormat((fields,), fields))
     monkeypatch.setitem(data_check.VALUES, "rating", (data_check.has_type(bool), "true or false"))
     assert row_problem({"prompt": "a", "rating": True}, "rated") is None
     assert row_problem({"prompt": "a", "rating": 1}, "rated").startswith("rating is 1")
