@@ -7,10 +7,10 @@ import random
 import pytest
 from datasets import Dataset
 
-from launch.core import row_formats
+from launch.core import row_check, row_formats
 from launch.core.errors import UserError
-from recipes.data import data_check, data_load, tasks
-from recipes.data.data_check import row_problem
+from launch.core.row_check import row_problem
+from recipes.data import data_load, tasks
 from recipes.data.data_load import load, load_heldout, load_heldout_table
 from tests.helpers import data_rows
 from tests.helpers.data_rows import data_config
@@ -166,7 +166,8 @@ def jsonl(tmp_path, *rows):
 ])  # fmt: skip
 def test_errors_name_the_line(tmp_path, line, message):
     with pytest.raises(UserError, match=f"rows.jsonl:3: .*{message}"):
-        list(data_load.lines(jsonl(tmp_path, {"prompt": "a", "completion": "b"}, "", line), "sft"))
+        path = jsonl(tmp_path, {"prompt": "a", "completion": "b"}, "", line)
+        list(data_load.lines(path, configured("jsonl"), "sft"))
 
 
 MESSAGE, ANSWER = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
@@ -212,7 +213,7 @@ def test_invalid_rows_are_rejected(monkeypatch, method, row, field):
 def test_an_added_method_has_its_own_format(monkeypatch):
     fields = ("prompt", "rating")
     monkeypatch.setitem(row_formats.FORMATS, "rated", row_formats.RowFormat((fields,), fields))
-    monkeypatch.setitem(data_check.VALUES, "rating", (data_check.has_type(bool), "true or false"))
+    monkeypatch.setitem(row_check.VALUES, "rating", (row_check.has_type(bool), "true or false"))
     assert row_problem({"prompt": "a", "rating": True}, "rated") is None
     assert row_problem({"prompt": "a", "rating": 1}, "rated").startswith("rating is 1")
     with pytest.raises(UserError, match="data=reasoning: .* needs .*rating"):

@@ -10,8 +10,7 @@ from typing import Any
 
 from launch.core.errors import UserError
 from launch.core.row_formats import TEMPLATE_FIELDS, fields_problem, row_format
-from recipes.data.data_messages import SYSTEM_ROLES
-from recipes.data.data_select import Row, has_equal_sides
+from launch.core.row_messages import SYSTEM_ROLES, Row, conform, texts_with_roles
 
 # Roles of TRL's datasets, and `developer` for chat templates such as gpt-oss's.
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -151,3 +150,35 @@ def _present(row: Row) -> frozenset[str]:
 @functools.lru_cache
 def _complete(present: frozenset[str], method: str) -> list[tuple[str, ...]]:
     return [fields for fields in row_format(method).forms if present.issuperset(fields)]
+
+
+def has_equal_sides(row: Row) -> bool:
+    """Return whether chosen and rejected are equal once stripped, as chat templates strip them."""
+    values = [row[name] for name in ("chosen", "rejected") if row.get(name) is not None]
+    sides = [[text.strip() for text in texts_with_roles(value)] for value in values]
+    return len(sides) == 2 and sides[0] == sides[1]
+
+
+def conformed(row: Row, method: str) -> Row:
+    form = row_format(method)
+    return conform(row, form.read, [name for name in form.learned if name != "messages"])
+
+
+def form_of(row: Row, method: str) -> str:
+    """Describe the trainer's fields of a row, such as `prompt (text) and completion (text)`."""
+    names = []
+    for name in trainer_fields(row, method):
+        if not isinstance(row[name], (str, list)):
+            names.append(name)
+        elif name != "tools":  # optional in each row
+            names.append(f"{name} ({'text' if isinstance(row[name], str) else 'messages'})")
+    return " and ".join(names)
+
+
+def check_forms(forms: set[str], name: str, method: str) -> None:
+    """Raise UserError for several forms, since a trainer assumes the first row's form for all."""
+    if len(forms) > 1:
+        raise UserError(
+            f"data={name}: some rows have {', others '.join(sorted(forms))}. Give all rows of "
+            f"{method} the same fields, all of them text or all messages."
+        )
