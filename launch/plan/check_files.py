@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-import itertools
 import os
 import re
 import sys
@@ -18,22 +17,19 @@ from launch.config.smoke import LOW_PRECISION
 from launch.config.wording import HUB
 from launch.core import row_formats
 from launch.core.errors import UserError, near
-from launch.core.json_lines import json_rows
 from launch.inputs import model_path, tracking
 from launch.inputs.adapter_files import check_adapter
-from launch.inputs.jsonl_files import check_data_files, check_is_file
+from launch.inputs.jsonl_files import check_data_files
 from launch.inputs.reading import near_files
 from launch.plan import tuned
+from launch.plan.check_rows import check_rows
 from launch.plan.export_files import check_export, check_not_a_run
 from launch.plan.rundir import runs_in
 from launch.rules.runtime import runtime_as
 from launch.schema import Config
-from launch.schema.enums import Init
 from launch.schema.trainer_args import value_or_none
 
-PLAN_LINES = 10_000  # lines of a data file that mode=plan reads; a run reads all
 MODULES = {"azureml-core": "azureml"}  # packages whose module has a different name
-TOKENIZER = "tokenizer"  # in place of a row format
 PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -48,21 +44,7 @@ def check_files(config: Config, all_lines: bool) -> None:
     _check_model(config)
     check_adapter(config)
     check_export(config)
-    if config.data.kind == "jsonl":
-        rows = train_format = config.method.rows
-        if config.method.measures_model:
-            # An evaluation holds out rows of data.path, makes a tokenizer from them, or does
-            # neither.
-            makes_tokenizer = config.model.path is None and config.model.init == Init.random
-            train_format = TOKENIZER if makes_tokenizer else None
-            train_format = "evaluate" if config.data.heldout_fraction else train_format
-        heldout_format = rows if config.method.selection.metric else "evaluate"
-        for key, path, row_format in (
-            ("data.path", config.data.path, train_format),
-            ("data.heldout_path", config.data.heldout_path, heldout_format),
-        ):
-            if path is not None:
-                _check_rows(key, Path(path), row_format, all_lines)
+    check_rows(config, all_lines)
     check_data_files(config)
     _check_tunableop_file(config)
     _check_rewards(config)
@@ -120,20 +102,6 @@ def _check_model(config: Config) -> None:
             )
         raise UserError(f"model.path={path}: {problem}")
     model_path.check(path)
-
-
-def _check_rows(key: str, path: Path, row_format: str | None, all_lines: bool) -> None:
-    """Check that every row has the fields of `row_format`, or of a tokenizer's training rows."""
-    check_is_file(key, path)
-    place, reader = "", f"{key} of method={row_format}"
-    if row_format == TOKENIZER:
-        row_format, reader = "sft", f"{key}, from which random weights get a tokenizer,"
-    for place, row in itertools.islice(json_rows(path), None if all_lines else PLAN_LINES):
-        if row_format and (problem := row_formats.fields_problem(row, row_format, reader)):
-            model = " Use: model.path=<a trained model>." if "tokenizer" in reader else ""
-            raise UserError(f"{place}: {problem}{model}")
-    if not place:
-        raise UserError(f"{key}={path}: the file has no rows. Use: {key}=<a file with rows>.")
 
 
 def _check_rewards(config: Config) -> None:

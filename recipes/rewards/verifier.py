@@ -14,6 +14,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from launch.core.errors import UserError
+from launch.core.row_formats import REWARD_FIELDS
 from recipes.rewards import reward_functions as functions
 from recipes.rewards.reward_functions import Completion, Judgment, Reward
 from recipes.rewards.verify_code import CodeTests, check_tests
@@ -155,7 +156,7 @@ def check_rows(
             "Use: method.reward_pattern=null, or data without that column."
         )
     for name in config.method.rewards:
-        column = functions.NEEDED_COLUMN.get(name)
+        column = REWARD_FIELDS.get(name)
         if column and column not in columns and not (column == "pattern" and pattern is not None):
             raise UserError(
                 f"method.rewards.{name} reads column {column!r}, but {title} have only "
@@ -217,7 +218,7 @@ class FunctionJudge:
         """Return the columns that the function gets."""
         if self.isolated is None:
             return columns
-        column = functions.NEEDED_COLUMN.get(self.name)
+        column = REWARD_FIELDS.get(self.name)
         if column == "pattern" and self.pattern is not None:
             return {column: [self.pattern] * len(completions)}
         names = columns if self.is_users else filter(None, [column])

@@ -43,7 +43,10 @@ def samples_key(config: DictConfig, args: Any, rows: list[Row], model: Any) -> d
         "versions": {name: importlib.metadata.version(name) for name in packages},
         "code": {
             name: sha256(RECIPES / folder / name)
-            for folder, name in (("sampling", "generation.py"), ("models", "model_build.py"))
+            for folder, name in (
+                *(("sampling", "generation.py"), ("models", "model_build.py")),
+                ("data", "data_messages.py"),
+            )
         },
     }
 

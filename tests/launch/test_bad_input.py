@@ -106,18 +106,26 @@ def test_a_directory_in_place_of_a_data_file(launch, tmp_path):
     ('{"text": "a"}\nnot json\n', "sft", [":2:", "not a JSON object", "column 1"]),
     ('{"text": "a"}\n\n{"txt": "b"}\n', "sft", [":3:", "has txt", "needs messages or text or"]),
     ('{"prompt": "a", "chosen": "b"}\n', "dpo", [":1:", "needs chosen+rejected"]),
+    ('{"text": "a", "x": NaN}\n', "sft", [":1:", "NaN is not JSON"]),
     ("[1, 2]\n", "sft", [":1:", "list", "JSON object"]),
     ("\n\n", "sft", ["the file has no rows"]),
     ('{"text": "a", "x": ' + "9" * 5000 + "}\n", "sft", [":1:", "(Exceeds the limit"]),
     ('{"text": "a", "text": "b"}\n', "sft", [":1:", 'the key "text" appears twice']),
     ('{"a": ' + "[" * 100_000 + "\n", "sft", [":1:", "(maximum recursion depth"]),
-], ids=range(8))  # fmt: skip
+], ids=range(9))  # fmt: skip
 def test_data_file(launch, tmp_path, content, method, words):
     file = tmp_path / "train.jsonl"
     file.write_text(content)
     done = launch("data=jsonl", f"data.path={file}", f"method={method}", "mode=plan")
     assert done.code == 2
     assert [part for part in [str(file), *words] if part not in done.err] == []
+
+
+def test_a_field_named_as_an_argument_of_trl(launch, tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"prompt": "a", "answer": "b", "completions": []}\n')
+    rewards = ["~method.rewards.reasoning_gym", "+method.rewards.accuracy=1"]
+    done = launch("data=jsonl", "data.path=a.jsonl", "method=grpo", *rewards, "mode=plan")
+    assert (done.code, "a.jsonl:1: has the field completions" in done.err) == (2, True), done.err
 
 
 def test_held_out_rows_for_selection_need_the_fields_of_training_rows(launch, tmp_path):

@@ -165,8 +165,8 @@ def jsonl(tmp_path, *rows):
     ('{"prompt": "a", "completion": "b", "prompt": "c"}', '"prompt"'),
 ])  # fmt: skip
 def test_errors_name_the_line(tmp_path, line, message):
+    path = jsonl(tmp_path, {"prompt": "a", "completion": "b"}, "", line)
     with pytest.raises(UserError, match=f"rows.jsonl:3: .*{message}"):
-        path = jsonl(tmp_path, {"prompt": "a", "completion": "b"}, "", line)
         list(data_load.lines(path, configured("jsonl"), "sft"))
 
 
@@ -218,6 +218,8 @@ def test_an_added_method_has_its_own_format(monkeypatch):
     assert row_problem({"prompt": "a", "rating": 1}, "rated").startswith("rating is 1")
     with pytest.raises(UserError, match="data=reasoning: .* needs .*rating"):
         load(configured(num_train=4), "rated")
+    with pytest.raises(UserError, match="method.rows=ratd: no such row format. Did you mean rated"):
+        load(configured(num_train=4), "ratd")
 
 
 def test_null_fields_of_another_format_are_omitted():

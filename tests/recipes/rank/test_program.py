@@ -121,7 +121,11 @@ def test_training_a_tokenizer_is_reproducible(tmp_path):
 
 
 def test_the_chat_template_marks_answers(tmp_path):
-    tokenizer = build_tokenizer(config(tmp_path), ["ab"])
+    settings = config(tmp_path)
+    tokenizer = build_tokenizer(settings, ["ab"])
+    settings.data.chat_template = str(tmp_path / "bom.jinja")
+    (tmp_path / "bom.jinja").write_text("\ufeff" + tokenizer.chat_template, encoding="utf-8")
+    assert build_tokenizer(settings, ["ab"]).chat_template == tokenizer.chat_template
     messages = [{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}]
     encoded = tokenizer.apply_chat_template(
         messages, return_assistant_tokens_mask=True, return_dict=True, tokenize=True
