@@ -42,7 +42,7 @@ def _change(data: Any, method: str | None) -> Callable[[Row], Row]:
             row = _renamed(row, columns, needed)
         if pattern and row.get("answer") is not None:
             row = {**row, "answer": _answer(pattern, row["answer"])}
-        return _with_system(row, system) if system else row
+        return row if system is None else _with_system(row, system)
 
     return change
 
@@ -82,14 +82,14 @@ def _answer(pattern: re.Pattern[str], answer: Any) -> str:
 
 
 def _with_system(row: Row, system: str) -> Row:
-    """Begin a row's conversations with the system prompt, unless they begin with their own."""
+    """Return a row with conversations that begin with their own or this system prompt."""
 
     def begin(value: Any) -> Any:
         turns = [{"role": "user", "content": value}] if isinstance(value, str) else value
         first = turns[0] if isinstance(turns, list) and turns else None
         if not isinstance(first, dict) or first.get("role") in SYSTEM_ROLES:
             return value
-        return [{"role": "system", "content": system}, *turns]
+        return [*([{"role": "system", "content": system}] if system else ()), *turns]
 
     names = [name for name in ("prompt", "messages") if row.get(name) is not None]
     if not names:

@@ -56,6 +56,8 @@ def _files(config: Config) -> Iterator[_File]:
         if source.path:
             mapping = _of_source(data, source)
             yield _File(f"data.sources[{number}].path", Path(source.path), rows, mapping, judged)
+    if data.kind == "samples" and Path(data.path or "").is_file():
+        yield _File("data.path", Path(str(data.path)), "samples", data, False)
     if data.kind != "jsonl":
         return
     train = rows

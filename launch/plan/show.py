@@ -147,6 +147,9 @@ def _facts(plan: Plan) -> dict[str, str]:
         rows = f"{data.num_train} generated problems of {tasks}; {data.num_heldout} held out"
         files = mix or data.path or data.heldout_path or data.hub_id
         facts["data"] = rows if is_generated else f"{data.kind} {files}"
+        if config.method.rewards:
+            rewards = (f"{weight:g} {name}" for name, weight in config.method.rewards.items())
+            facts["rewards"] = " + ".join(rewards)
         facts["expected speed"] = _speed(plan)
     if plan.data_cache:
         unknown = "not prepared yet; data.preview=5 instead of mode=plan shows them"

@@ -329,7 +329,7 @@ def hub_rows(data: DictConfig, split: str, streaming: bool = False) -> Iterator[
         )
     try:
         rows = datasets.load_dataset(
-            data.hub_id, revision=data.revision, split=split, streaming=streaming
+            data.hub_id, data.subset, revision=data.revision, split=split, streaming=streaming
         )
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         raise UserError(
