@@ -9,10 +9,11 @@ from pathlib import Path
 from launch.core.errors import UserError
 from launch.core.json_lines import json_rows
 from launch.core.row_columns import mapped
-from launch.core.row_formats import REWARD_FIELDS
-from launch.schema import Config
+from launch.schema import Config, trainer_args
 from launch.schema.data import Data
 
+# in the order of preference, if the rows have the fields of several
+REWARDS = ("code_tests", "accuracy", "regex")
 DEFAULT = "reasoning_gym"  # in conf/method; only generated problems have its field
 
 
@@ -27,14 +28,15 @@ def follow_rows(config: Config, keys: Collection[str]) -> None:
     if not is_default or config.data.kind == "reasoning":
         return
     others = {name: weight for name, weight in rewards.items() if name != DEFAULT}
-    judges = any(name in REWARD_FIELDS or "." in name for name in others)
+    fields = trainer_args.lock()["rewards"]
+    judges = any(fields.get(name) or "." in name for name in others)
     config.method.rewards = ({} if judges else {_fitting(config.data): rewards[DEFAULT]}) | others
 
 
 def _fitting(data: Data) -> str:
     """Return the reward whose field the rows have; `accuracy` if that cannot be seen yet."""
-    fields = _fields(data)
-    return next((name for name, field in REWARD_FIELDS.items() if field in fields), "accuracy")
+    fields, needed = _fields(data), trainer_args.lock()["rewards"]
+    return next((name for name in REWARDS if needed[name] in fields), "accuracy")
 
 
 def _fields(data: Data) -> Collection[str]:

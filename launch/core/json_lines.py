@@ -12,6 +12,11 @@ from typing import Any, NoReturn
 
 from launch.core.errors import UserError
 
+MAX_ROW = 2**25  # bytes, of which each takes about 60 bytes of memory while a row is tokenized
+TOO_LARGE = (
+    f"a row of more than {MAX_ROW >> 20} MiB takes too much memory to tokenize. Split its text "
+    "into several rows."
+)
 # the first of the two escapes that JSON uses for a character above U+FFFF, such as an emoji
 ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
@@ -22,7 +27,7 @@ def json_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         if not line.strip():
             continue
         try:
-            row = DECODER.decode(line)
+            row = DECODER.decode(line.rstrip())  # the decoder counts columns from the last newline
             if not isinstance(row, dict):
                 raise ValueError(type(row).__name__)
             if ESCAPED_SURROGATE.search(line):  # half a pair is not Unicode: encode() rejects it
@@ -30,10 +35,11 @@ def json_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         except LooseJsonError as error:
             raise UserError(f"{path}:{number}: {error}") from error
         except (ValueError, RecursionError) as error:  # ValueError: also too many digits
-            column = f" at column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
+            problem = str(error)
+            if isinstance(error, json.JSONDecodeError):
+                problem = f"{error.msg.removesuffix(' at')} at column {error.colno}"
             raise UserError(
-                f"{path}:{number}: not a JSON object ({getattr(error, 'msg', error)}{column}). "
-                "Write one object per line."
+                f"{path}:{number}: not a JSON object ({problem}). Write one object per line."
             ) from error
         yield f"{path}:{number}", row
 
@@ -43,7 +49,9 @@ def text_lines(path: Path) -> Iterator[tuple[int, str]]:
     number = 0
     try:
         with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
+            for number, line in enumerate(iter(lambda: file.readline(MAX_ROW + 1), b""), 1):
+                if len(line) > MAX_ROW:
+                    raise UserError(f"{path}:{number}: {TOO_LARGE}")
                 # utf-8-sig drops a byte order mark
                 yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError as error:

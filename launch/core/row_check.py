@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from launch.core.errors import UserError
@@ -81,7 +81,7 @@ def row_problem(row: Row, method: str) -> str | None:
         fields = ", and ".join(" and ".join(sorted(form)) for form in complete)
         return (
             f"has {fields}, but {method} would read only one of them. Remove the fields that "
-            "should not be learned."
+            "should not be learned, or use: data.columns.<field>=null."
         )
     has_unused_forms = len(form.forms) > 1 and bool(complete)
     for name in (*form.read, *form.rewards):
@@ -175,10 +175,10 @@ def form_of(row: Row, method: str) -> str:
     return " and ".join(names)
 
 
-def check_forms(forms: set[str], name: str, method: str) -> None:
+def check_forms(forms: Collection[str], where: str, method: str) -> None:
     """Raise UserError for several forms, since a trainer assumes the first row's form for all."""
     if len(forms) > 1:
         raise UserError(
-            f"data={name}: some rows have {', others '.join(sorted(forms))}. Give all rows of "
+            f"{where}: some rows have {', others '.join(sorted(forms))}. Give all rows of "
             f"{method} the same fields, all of them text or all messages."
         )

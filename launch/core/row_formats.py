@@ -8,13 +8,6 @@ from dataclasses import dataclass
 from launch.core.errors import UserError, near_or_all
 from launch.core.near_names import field_hint
 
-# reward -> the field that it reads, in the order of preference
-REWARD_FIELDS = {
-    "code_tests": "tests",
-    "accuracy": "answer",
-    "regex": "pattern",
-    "reasoning_gym": "entry",
-}
 TEMPLATE_FIELDS = ("tools", "chat_template_kwargs")  # chat template inputs besides messages
 # TRL passes these to rewards itself, or takes them for images of the prompt.
 TRL_ARGUMENTS = (

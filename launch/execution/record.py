@@ -17,6 +17,7 @@ from launch.config.identity import composition, composition_hash, identity, iden
 from launch.core.json_files import plain, read_json, sha256, write_json
 from launch.inputs import sample_files
 from launch.inputs.jsonl_files import named_files
+from launch.inputs.tuned_files import tuned_files
 from launch.machine.detect import Host
 from launch.machine.sysfs import text
 from launch.plan.data_cache import TOKENIZER_FILES
@@ -181,9 +182,9 @@ def adapter_files(config: Config) -> list[str]:
 
 
 def data_paths(plan: Plan) -> list[str]:
-    """Return the existing data files and sample directories of the composition."""
-    source = plan.config.data
-    paths = [source.path, source.heldout_path, *named_files(plan.config).values()]
+    """Return the existing data files, sample directories and tuned files of the composition."""
+    source, tuned = plan.config.data, tuned_files(plan.config).values()
+    paths = [source.path, source.heldout_path, *named_files(plan.config).values(), *map(str, tuned)]
     return [path for path in paths if path and Path(path).exists()]
 
 

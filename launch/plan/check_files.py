@@ -6,10 +6,12 @@ The checks raise UserError, and neither import the training stack nor run the us
 from __future__ import annotations
 
 import ast
+import fnmatch
 import importlib.util
 import os
 import re
 import sys
+import tempfile
 from pathlib import Path
 
 from containers import images
@@ -19,17 +21,38 @@ from launch.core import row_formats
 from launch.core.errors import UserError, near
 from launch.inputs import model_path, tracking
 from launch.inputs.adapter_files import check_adapter
-from launch.inputs.jsonl_files import check_data_files
+from launch.inputs.jsonl_files import check_data_files, check_is_file
 from launch.inputs.reading import near_files
+from launch.inputs.tuned_files import check_tuned_files
 from launch.plan import tuned
 from launch.plan.check_rows import check_rows
 from launch.plan.export_files import check_export, check_not_a_run
-from launch.plan.rundir import runs_in
+from launch.plan.rundir import runs_dir, runs_in
 from launch.rules.runtime import runtime_as
 from launch.schema import Config
 from launch.schema.trainer_args import value_or_none
 
-MODULES = {"azureml-core": "azureml"}  # packages whose module has a different name
+# packages whose module has a different name
+MODULES = {
+    "azureml-core": "azureml",
+    "torch-optimi": "optimi",
+    "flash-attn-3": "flash_attn_interface",
+}
+# package -> values of method.args.optim for which transformers imports it
+OPTIMIZERS = {
+    "bitsandbytes": "adamw_bnb_8bit adamw_8bit ademamix* lion_* paged_* rmsprop_bnb*",
+    "torchao": "adamw_torch_?bit",
+    "galore-torch": "galore_*",
+    "apollo-torch": "apollo_*",
+    "lomo-optim": "lomo adalomo",
+    "grokadamw": "grokadamw",
+    "schedulefree": "schedule_free_*",
+    "torch-optimi": "stable_adamw",
+    "torchdistx": "adamw_anyprecision",
+    "torch-xla": "adamw_torch_xla",
+    "torch-npu": "adamw_torch_npu_fused",
+}
+ATTENTION = {"flash_attention_2": "flash-attn", "flash_attention_3": "flash-attn-3"}
 PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -41,39 +64,33 @@ def check_files(config: Config, all_lines: bool) -> None:
     config = tuned.recipe(config) or config  # a tuning run reads its recipe's files
     if config.method.rows is not None:
         row_formats.row_format(config.method.rows)
-    _check_model(config)
+    _check_model(config, all_lines)
     check_adapter(config)
     check_export(config)
     check_rows(config, all_lines)
     check_data_files(config)
-    _check_tunableop_file(config)
+    if config.method.starts_vllm and (dataset := config.method.args.get("dataset")):
+        check_is_file("method.args.dataset", Path(dataset))
+    check_tuned_files(config)
     _check_rewards(config)
     _check_packages(config)
-    root = Path(config.run_root)
-    nearest = next(path for path in (root, *root.parents) if path.exists())
-    if not (nearest.is_dir() and os.access(nearest, os.W_OK)):
+    _check_run_root(config)
+
+
+def _check_run_root(config: Config) -> None:
+    """Check that a run directory can be created. Permissions do not tell, for example in /proc."""
+    folder = nearest = runs_dir(config)
+    try:
+        nearest = next(path for path in (folder, *folder.parents) if path.exists())
+        tempfile.TemporaryDirectory(prefix=".writable-", dir=nearest).cleanup()
+    except OSError as error:
         raise UserError(
-            f"run_root={root}: {nearest} is not a directory that you may write to. Use: "
-            "run_root=<another directory>."
-        )
+            f"run_root={config.run_root}: no directory can be created in {nearest} "
+            f"({error.strerror}). Use: run_root=<another directory>."
+        ) from error
 
 
-def _check_tunableop_file(config: Config) -> None:
-    """Check that TunableOp's file exists, because PyTorch silently runs untuned without it."""
-    name = config.user_env.get("PYTORCH_TUNABLEOP_FILENAME")
-    if name is None or config.user_env.get("PYTORCH_TUNABLEOP_TUNING") != "0":
-        return
-    # PyTorch replaces %d by the GPU's number, or inserts the number before the suffix.
-    numbered = re.sub(r"(\.[^.]*)?$", r"0\1", name, count=1)
-    file = Path(name.replace("%d", "0") if "%d" in name else numbered)
-    if not Path(name).is_absolute() or not file.is_file():
-        raise UserError(
-            f"user_env.PYTORCH_TUNABLEOP_FILENAME={name}: {file} does not exist or is a relative "
-            "path. Use: the absolute path that method=tune/tunableop printed."
-        )
-
-
-def _check_model(config: Config) -> None:
+def _check_model(config: Config, all_lines: bool) -> None:
     path = config.model.path and Path(config.model.path)
     if not path:
         return
@@ -101,7 +118,7 @@ def _check_model(config: Config) -> None:
                 "AutoModelForCausalLM.from_pretrained(...).save_pretrained(...)."
             )
         raise UserError(f"model.path={path}: {problem}")
-    model_path.check(path)
+    model_path.check(config, path, all_lines)
 
 
 def _check_rewards(config: Config) -> None:
@@ -129,7 +146,7 @@ def _check_rewards(config: Config) -> None:
 
 
 def _check_packages(config: Config) -> None:
-    """Check that the image or this Python has the packages for tracker, Liger and low precision."""
+    """Check that the image or this Python has the packages that the composition names."""
     tracker, key = tracking.package(config), f"tracking={config.tracking.name}"
     if tracker:
         _check_package(config, key, tracker, "tracking=tensorboard", "requirements.in")
@@ -139,6 +156,21 @@ def _check_packages(config: Config) -> None:
         _check_package(config, f"{key}=true", "liger-kernel", f"{key}=false", "liger.in")
     if config.smoke:  # a CPU computes in fp32
         return
+    optimizer = value_or_none(config, "optim") or ""
+    if config.method.trains and (package := optimizer_package(optimizer)):
+        key = "method.args.optim"
+        _check_package(
+            config, f"{key}={optimizer}", package, f"{key}=adamw_torch", "quantization.in"
+        )
+    # The locks do not list the packages of an image's base.
+    if config.runtime.on_node == "local" and config.method.uses_model:
+        keys = {"packed_attention": "varlen"}
+        if importlib.util.find_spec("kernels") is None:  # with it, transformers downloads kernels
+            keys["attention"] = "sdpa"
+        for key, remedy in keys.items():
+            if package := ATTENTION.get(kernel := getattr(config.hardware, key)):
+                override, remedy = f"hardware.{key}={kernel}", f"hardware.{key}={remedy}"
+                _check_package(config, override, package, remedy, "")
     precision = config.precision.name if config.method.uses_precision else "fp32"
     settings = [(f"precision={precision}", precision, "precision=bf16")]
     for name in ("modes", "precisions") if config.method.measures_machine else ():
@@ -152,6 +184,18 @@ def _check_packages(config: Config) -> None:
     for override, precision, remedy in settings:
         if precision in LOW_PRECISION:
             _check_package(config, override, LOW_PRECISION[precision], remedy, "quantization.in")
+
+
+def optimizer_package(optimizer: str) -> str | None:
+    """Return the package of an optimizer of transformers; None if torch or transformers has it."""
+    return next(
+        (
+            package
+            for package, patterns in OPTIMIZERS.items()
+            if any(fnmatch.fnmatchcase(optimizer, pattern) for pattern in patterns.split())
+        ),
+        None,
+    )
 
 
 def _check_package(

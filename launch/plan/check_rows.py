@@ -8,14 +8,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launch.core import row_formats
-from launch.core.errors import UserError, near
+from launch.core.errors import UserError, near_or_all
 from launch.core.json_lines import json_rows
 from launch.core.row_check import check_forms, check_row, conformed, form_of
 from launch.core.row_columns import mapped
+from launch.core.row_messages import Row
 from launch.core.row_tests import parse_tests
 from launch.inputs.jsonl_files import check_is_file
-from launch.schema import Config
-from launch.schema.data import Data, Source
+from launch.schema import Config, trainer_args
+from launch.schema.data import Balance, Data, Source
 from launch.schema.enums import Init
 
 PLAN_LINES = 10_000  # lines whose fields mode=plan checks; a run checks all
@@ -25,13 +26,13 @@ TOKENIZER = "tokenizer"  # in place of a row format
 
 @dataclass(frozen=True)
 class _File:
-    """A file and the format that its rows need, if any; `data` has the keys that map its fields."""
+    """A file, the format that its rows need, if any, and the keys that map its fields."""
 
     key: str
     path: Path
     row_format: str | None
-    data: Data | Source
-    is_judged: bool  # by rewards
+    data: Data
+    is_training: bool = True
 
 
 def check_rows(config: Config, all_lines: bool) -> None:
@@ -39,25 +40,28 @@ def check_rows(config: Config, all_lines: bool) -> None:
 
     Without `all_lines`, read only the first PLAN_LINES lines of a file.
     """
-    forms: set[str] = set()
+    forms, mixed = dict[str, str](), list[set[str] | None]()
     for file in _files(config):
         check_is_file(file.key, file.path)
         fields = _check_file(config, file, forms, None if all_lines else PLAN_LINES)
-        if file.is_judged:
-            _check_rewards(config, file, fields)
+        if config.data.sources:
+            mixed.append(fields)
+        elif file.row_format == config.method.rows:
+            _check_rewards(config, file.key, fields)
     if forms:
-        check_forms(forms, config.data.name, str(config.method.rows))
+        check_forms(forms, [*forms.values()][-1], str(config.method.rows))
+    if len(mixed) == len(config.data.sources) and None not in mixed:
+        _check_rewards(config, "data.sources", set().union(*filter(None, mixed)))
 
 
 def _files(config: Config) -> Iterator[_File]:
     data, rows = config.data, config.method.rows
-    judged = bool(config.method.rewards) and not config.method.measures_model
     for number, source in enumerate(data.sources):
         if source.path:
             mapping = _of_source(data, source)
-            yield _File(f"data.sources[{number}].path", Path(source.path), rows, mapping, judged)
+            yield _File(f"data.sources[{number}].path", Path(source.path), rows, mapping)
     if data.kind == "samples" and Path(data.path or "").is_file():
-        yield _File("data.path", Path(str(data.path)), "samples", data, False)
+        yield _File("data.path", Path(str(data.path)), "samples", data, is_training=False)
     if data.kind != "jsonl":
         return
     train = rows
@@ -67,10 +71,10 @@ def _files(config: Config) -> Iterator[_File]:
         train = TOKENIZER if makes_tokenizer else None
         train = "evaluate" if data.heldout_fraction else train
     if data.path:
-        yield _File("data.path", Path(data.path), train, data, judged)
+        yield _File("data.path", Path(data.path), train, data)
     if data.heldout_path:
         heldout = rows if config.method.selection.metric else "evaluate"
-        yield _File("data.heldout_path", Path(data.heldout_path), heldout, data, False)
+        yield _File("data.heldout_path", Path(data.heldout_path), heldout, data, is_training=False)
 
 
 def _of_source(data: Data, source: Source) -> Data:
@@ -83,16 +87,19 @@ def _of_source(data: Data, source: Source) -> Data:
 
 
 def _check_file(
-    config: Config, file: _File, forms: set[str], number: int | None
-) -> dict[str, None]:
-    """Check a file's rows, add the forms of its first rows to `forms`, and return all fields."""
-    place, reader = "", f"{file.key} of method={file.row_format}"
-    row_format, fields = file.row_format, dict[str, None]()
+    config: Config, file: _File, forms: dict[str, str], number: int | None
+) -> set[str] | None:
+    """Check a file's rows, and add the forms of its first rows, with places, to `forms`.
+
+    Return the fields of all rows, or None if there are more than `number` lines.
+    """
+    place, reader, row_format = "", f"{file.key} of method={file.row_format}", file.row_format
     if row_format == TOKENIZER:
         row_format, reader = "sft", f"{file.key}, from which random weights get a tokenizer,"
-    rows = mapped(json_rows(file.path), file.data, row_format)
-    for n, (place, row) in enumerate(itertools.islice(rows, number)):
-        fields |= dict.fromkeys(row)
+    present, lines = set[str](), json_rows(file.path)
+    rows = mapped(itertools.islice(lines, number), file.data, row_format)
+    for n, (place, row) in enumerate(rows):
+        present.update(row)
         if row_format is None:
             continue
         if problem := row_formats.fields_problem(row, row_format, reader):
@@ -101,31 +108,47 @@ def _check_file(
         if n < FIRST_ROWS:
             row = conformed(row, row_format)
             check_row(row, place, row_format)
-            if file.is_judged and "code_tests" in config.method.rewards and "tests" in row:
-                _check_tests(place, row["tests"])
-            if row_format == config.method.rows:
-                forms.add(form_of(row, row_format))
+            if file.is_training and row_format == config.method.rows:
+                forms.setdefault(form_of(row, row_format), place)
+                _check_fields(config, place, row)
     if not place:
         key = file.key
         raise UserError(f"{key}={file.path}: the file has no rows. Use: {key}=<a file with rows>.")
-    return fields
+    return present if next(lines, None) is None else None
 
 
-def _check_tests(place: str, tests: object) -> None:
-    try:
-        parse_tests(tests)
-    except UserError as error:
-        raise UserError(f"{place}: {error}") from error
+def _check_fields(config: Config, place: str, row: Row) -> None:
+    """Raise UserError if a row lacks a field of data.filter or data.balance, or has wrong tests."""
+    filters, balance = config.data.filter, config.data.balance
+    keys = {f"data.filter.equals.{name}": name for name in filters.equals}
+    keys |= {f"data.filter.regex.{name}": name for name in filters.regex}
+    keys |= {"data.filter.tasks": "task"} if filters.tasks else {}
+    keys |= {"data.filter.levels": "level"} if filters.levels else {}
+    keys |= {} if balance == Balance.none else {f"data.balance={balance.name}": balance.value}
+    for key, name in keys.items():
+        if name not in row:
+            problem = f"the row has no field {name!r}.{near_or_all(name, row)}"
+            raise UserError(f"{place}: {key}: {problem}")
+    if "code_tests" in config.method.rewards and "tests" in row:
+        try:
+            parse_tests(row["tests"])
+        except UserError as error:
+            raise UserError(f"{place}: {error}") from error
 
 
-def _check_rewards(config: Config, file: _File, fields: dict[str, None]) -> None:
-    """Raise UserError if no row has the field that a reward reads."""
+def _check_rewards(config: Config, key: str, present: set[str] | None) -> None:
+    """Raise UserError if no row has the field that a reward reads. The fields may be unknown."""
+    if not present:
+        return
     for name in config.method.rewards:
-        field = row_formats.REWARD_FIELDS.get(name)
-        is_given = field == "pattern" and config.method.reward_pattern is not None
-        if field and field not in fields and not is_given:
+        field = trainer_args.lock()["rewards"].get(name)
+        has_pattern = name == "regex" and config.method.reward_pattern is not None
+        if field is not None and field not in present and not has_pattern:
+            remedy = "another reward, such as '+method.rewards={<module>.<function>: 1.0}'"
+            if name == "regex":
+                remedy = "method.reward_pattern='<regular expression>'"
             raise UserError(
-                f"{file.path}:1: method.rewards.{name} reads the field {field}, but the rows have "
-                f"only {', '.join(fields)}.{near(field, fields)} Use: data.columns.{field}=<field>,"
-                " or your own function: '+method.rewards={<module>.<function>: 1.0}'."
+                f"method.rewards.{name}: reads the column {field!r}, but the rows of {key} have "
+                f"only {', '.join(sorted(present))}. Use: data.columns.{field}=<field of the "
+                f"rows>, or {remedy}."
             )

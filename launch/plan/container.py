@@ -16,6 +16,7 @@ from launch.core.json_files import plain
 from launch.inputs import sample_files
 from launch.inputs.jsonl_files import named_files
 from launch.inputs.paths import home, hub_cache, real_folder, run_hash, secret_dir
+from launch.inputs.tuned_files import TUNINGS
 from launch.machine import placement
 from launch.machine.detect import Host
 from launch.plan import inherited, process_env
@@ -223,6 +224,7 @@ def _inputs(config: Config, host: Host) -> list[tuple[str, str]]:
         links = filter(Path.is_symlink, Path(pipeline).glob("*"))
         phases = sorted(str(real_folder(link)) for link in links)
         inputs += [(path, "method.args.reuse") for path in (pipeline, *phases)]
+    inputs += [(method.args.get("dataset"), "method.args.dataset")] if method.starts_vllm else []
     inputs += [(value_or_none(config, "lm_eval_include"), "method.args.lm_eval_include")]
     if method.exports and converter:
         inputs += [(str(Path(converter).parent), "llama.cpp's converter and its imports")]
@@ -232,8 +234,8 @@ def _inputs(config: Config, host: Host) -> list[tuple[str, str]]:
         blobs = {file.resolve().parent for file in folder.iterdir() if file.is_symlink()}
         outside = sorted(str(blob) for blob in blobs if not blob.is_relative_to(folder))
         inputs += [(path, "targets of links in the model directory") for path in outside]
-    if tunableop := config.user_env.get("PYTORCH_TUNABLEOP_FILENAME"):
-        inputs += [(str(Path(tunableop).parent), "tuned matrix products")]
+    tuned = (config.user_env.get(variable) for variable in TUNINGS)
+    inputs += [(str(Path(file).parent), "tuned matrix products") for file in tuned if file]
     inputs += [(folder, "PYTHONPATH") for folder in process_env.user_python_path(config, host)]
     return list({path: reason for path, reason in inputs if path and Path(path) != ROOT}.items())
 

@@ -26,6 +26,7 @@ from launch.plan import (
     process_groups,
     rundir,
     sandbox,
+    tools,
     tuned,
 )
 from launch.plan.views import image_json
@@ -137,6 +138,7 @@ def make_plan(
             *margin.uncounted(config),
             *margin.warnings(config, needed),
             *host_warnings(config, host, smaller),
+            *tools.warnings(config),
         ],
         tuned=tuned.for_ranks(config, host, run_dir, ports),
         data_cache=data_cache.for_ranks(unchosen, host),

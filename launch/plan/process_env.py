@@ -81,7 +81,7 @@ def _conditions(config: Config, kind: str, gpus: list[int]) -> dict[str, bool]:
     """Return, for each condition of environment.yaml and conf/hardware, whether it is met."""
     vendor, topology, slurm = config.hardware.vendor, config.topology, config.runtime.slurm
     trains, serves, runs_vllm = kind == "trainer", kind == "server", starts_vllm(config, kind)
-    on_cpu, is_debugged = vendor == Vendor.none, config.debug != Debug.none
+    on_cpu, finds_fault = vendor == Vendor.none, config.debug == Debug.memory_fault
     sends_weights = (
         topology.servers > 0 and (serves or trains) and placement.backend(config) == "nccl"
     )
@@ -91,7 +91,7 @@ def _conditions(config: Config, kind: str, gpus: list[int]) -> dict[str, bool]:
         "server": runs_vllm,
         "multi_gpu": len(gpus) * slurm.nodes > 1 or sends_weights,
         "fsdp": trains and topology.strategy in ("fsdp", "zero3"),
-        "eight_gpus": len(gpus) == 8,
+        "eight_gpus": len(gpus) == 8 and slurm.nodes == 1,
         "gpu": bool(gpus),
         "no_gpu": not gpus,
         "gpu_exporter": kind == "exporter" and vendor in MASK and not gpus,
@@ -104,8 +104,9 @@ def _conditions(config: Config, kind: str, gpus: list[int]) -> dict[str, bool]:
         "generates_on_cpu": runs_vllm and on_cpu,
         "sizes_cache_on_cpu": runs_vllm and on_cpu and not topology.server_cache_gb,
         "vllm_on_nvidia": (runs_vllm or topology.name == "colocate") and vendor == Vendor.nvidia,
-        "debug_nvidia": is_debugged and vendor == Vendor.nvidia,
-        "debug_amd": is_debugged and vendor != Vendor.nvidia,
+        "debug_nvidia": finds_fault and vendor == Vendor.nvidia,
+        "debug_amd": finds_fault and vendor != Vendor.nvidia,
+        "debug_compile": config.debug == Debug.compile,
         "container": config.runtime.on_node == "docker",
     }
 

@@ -19,7 +19,7 @@ from datasets import Dataset, IterableDataset
 from omegaconf import DictConfig, OmegaConf
 
 from launch.core.errors import UserError
-from launch.core.json_lines import json_rows
+from launch.core.json_lines import MAX_ROW, TOO_LARGE, json_rows
 from launch.core.row_check import check_forms, check_row, conformed, form_of, trainer_fields
 from launch.core.row_columns import mapped
 from launch.core.row_formats import TEMPLATE_FIELDS
@@ -102,7 +102,7 @@ def _load(data: DictConfig, method: str, chunk: int, progress: Callable[[int], N
             blank.update(name for name in texts if select.is_blank(row[name]))
             for name, share in shares.items():
                 share[str(row.get(name))] += 1
-        check_forms(forms, data.name, method)
+        check_forms(forms, f"data={data.name}", method)
         counts["rows"] += len(rows)
         columns = [_columns(row, method, extra) for row in rows]
         keys |= message_keys(columns)
@@ -166,7 +166,7 @@ def load_heldout_table(data: DictConfig, method: str) -> Dataset:
     rows = load_heldout(data, method)
     if data.kind == "reasoning" and method == "dpo":
         rows = _pairs(rows, data.seed)
-    check_forms({form_of(row, method) for row in rows}, data.name, method)
+    check_forms({form_of(row, method) for row in rows}, f"data={data.name}", method)
     columns = [_columns(row, method) for row in rows]
     return make_table(columns, data.name, message_keys(columns))
 
@@ -292,7 +292,7 @@ def _stream(data: DictConfig, method: str) -> IterableDataset:
     stream = streams[0]
     if data.sources:
         forms = {form_of(next(_one_pass(source, method)), method) for source in sources}
-        check_forms(forms, data.name, method)
+        check_forms(forms, f"data={data.name}", method)
         # Normalize, since NumPy accepts less rounding of the sum than launch/rules/data.py.
         total = sum(source.weight for source in data.sources)
         weights = [source.weight / total for source in data.sources]
@@ -313,7 +313,7 @@ def _one_pass(data: dict[str, Any], method: str) -> Iterator[Row]:
     for row in itertools.islice(rows, config.limit):
         columns = _columns(row, method)
         form = form or form_of(columns, method)
-        check_forms({form, form_of(columns, method)}, config.name, method)
+        check_forms({form, form_of(columns, method)}, f"data={config.name}", method)
         yield columns
     select.require(form or (), f"data={config.name}", counts)
 
@@ -337,10 +337,22 @@ def hub_rows(data: DictConfig, split: str, streaming: bool = False) -> Iterator[
             f"loaded: {error}"
         ) from error
     for number, row in enumerate(rows):
+        where = f"{data.hub_id}, split {split}, row {number}"
+        if _characters(row) > MAX_ROW:
+            raise UserError(f"{where}: {TOO_LARGE}")
         names = (*select.TEXT_FIELDS, *TEMPLATE_FIELDS)
         fields = {*names, *(data.columns[name] for name in names if data.columns.get(name))}
         row |= {name: without_nulls(row[name]) for name in fields if name in row}
-        yield f"{data.hub_id}, split {split}, row {number}", row
+        yield where, row
+
+
+def _characters(value: Any) -> int:
+    """Return the number of characters of all texts in a value."""
+    if isinstance(value, dict):
+        value = [*value.values()]
+    if isinstance(value, list):
+        return sum(map(_characters, value))
+    return len(value) if isinstance(value, str) else 0
 
 
 def _pairs(problems: list[Row], seed: int) -> list[Row]:

@@ -80,6 +80,12 @@ REWARDS: dict[str, Reward] = {
 CODE_TESTS = "code_tests"
 NAMES = sorted([*REWARDS, CODE_TESTS])
 SLOW_IMPORTS = {"accuracy": "math_verify", "reasoning_gym": "recipes.data.tasks"}
+NEEDED_COLUMN = {
+    "accuracy": "answer",
+    "reasoning_gym": "entry",
+    "regex": "pattern",
+    CODE_TESTS: "tests",
+}
 
 
 def text(completion: Completion) -> str:

@@ -261,18 +261,23 @@ class Store:
         return int.from_bytes(digest[:4], "big") >> 1
 
     def get(self, batch: int) -> list[Row] | None:
-        """Return the rows of a batch, or None if there is no file. Copy another run's file."""
+        """Return the rows of a batch, or None without a whole file. Copy another run's file."""
         path = self._path(batch)
         if not path.is_file():
             return None
-        # splitlines() would also split at other separators, which texts may contain.
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
+        try:
+            # splitlines() would also split at other separators, which texts may contain.
+            lines = path.read_text(encoding="utf-8").split("\n")
+            rows = [dict(json.loads(line)) for line in lines if line]
+        except (ValueError, TypeError) as error:
+            say(f"{path} is damaged ({error}), so its batch is repeated")
+            return None
         if path.parent != self.folder:
             self.put(batch, rows)
         return rows
 
     def has(self, batch: int) -> bool:
-        return self._path(batch).is_file()
+        return self.get(batch) is not None
 
     def finished(self, batch: int) -> list[Row]:
         """Return a batch that some rank has finished. Raises UserError if its file is missing."""

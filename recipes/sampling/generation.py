@@ -30,7 +30,8 @@ from transformers import (
 from launch.core.errors import UserError
 from recipes.data.data_load import load, texts
 from recipes.data.data_messages import render
-from recipes.models.model_build import build_model, build_tokenizer, model_directory, write_random
+from recipes.models.model_build import build_model, build_tokenizer, find_source, write_random
+from recipes.models.pretrained import Source, file_errors
 from recipes.rank.device import compute_dtype, device
 from recipes.rank.program import TORCHRUN
 from recipes.training.checkpoint import HEARTBEAT
@@ -180,17 +181,17 @@ class VllmGenerator(SampleGenerator):
     """Generate with vLLM. Each prompt's seed is derived from the call's seed."""
 
     def __init__(self, config: DictConfig, tokenizer: PreTrainedTokenizerBase, args: Any) -> None:
-        directory, revision = model_directory(config), None
-        if directory is None and config.model.init == "random":
-            directory = write_random(config, tokenizer)  # vLLM needs files
-        source = str(directory)
-        if directory is None:
-            source, revision = config.model.hub_id, config.model.revision
-        positions = AutoConfig.from_pretrained(
-            source, revision=revision, trust_remote_code=False
-        ).max_position_embeddings
+        source = find_source(config)
+        if source is None:
+            source = Source(str(write_random(config, tokenizer)))  # vLLM needs files
+        name, revision = source
+        with file_errors(config):
+            positions = AutoConfig.from_pretrained(
+                name, revision=revision, trust_remote_code=False
+            ).max_position_embeddings
+        positions = min(positions, config.topology.server_max_length or positions)
         try:
-            defaults = GenerationConfig.from_pretrained(source, revision=revision)
+            defaults = GenerationConfig.from_pretrained(name, revision=revision)
         except OSError:  # some models have no generation_config.json
             defaults = GenerationConfig()
         super().__init__(tokenizer, args, positions, defaults)
@@ -202,7 +203,7 @@ class VllmGenerator(SampleGenerator):
             from vllm import LLM
 
             self.llm = LLM(
-                source,
+                name,
                 revision=revision,
                 tokenizer_revision=revision,
                 dtype=str(compute_dtype(config)).removeprefix("torch."),
@@ -257,7 +258,7 @@ def build_generator(config: DictConfig, args: Any) -> SampleGenerator:
     """
     generators = {"transformers": TransformersGenerator, "vllm": VllmGenerator}
     generator = generators[config.trainer_args.get("engine", "transformers")]
-    is_random = model_directory(config) is None and config.model.init == "random"
+    is_random = find_source(config) is None
     tokenizer = build_tokenizer(config, texts(load(config.data, "sft").rows) if is_random else [])
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token

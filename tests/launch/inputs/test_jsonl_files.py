@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from launch.core.errors import UserError
+from launch.core.json_lines import MAX_ROW
 from launch.inputs.jsonl_files import check_is_file
 from recipes.data.data_load import lines
 from tests.helpers.data_rows import data_config
@@ -59,6 +60,16 @@ def test_the_command_makes_the_rows(tmp_path, monkeypatch):
     command = shlex.split(error_of(path).partition("Use: ")[2])
     subprocess.run([sys.executable, *command[1:]], check=True, capture_output=True)
     assert list(lines(str(tmp_path / "it's_rows.jsonl"), DATA, "sft")) == ROWS
+
+
+def test_the_size_of_a_row_is_bounded(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(LINES + b"\0" * MAX_ROW + b"\n")
+    assert error_of(path).startswith(f"{path}:3: a row of more than 32 MiB")
+    largest = MAX_ROW - len('{"text": ""}\n')
+    path.write_text('{"text": "' + "a" * largest + '"}\n')
+    check_is_file("data.path", path)
+    assert len(next(lines(str(path), DATA, "sft"))["text"]) == largest
 
 
 def test_bytes_that_are_not_utf_8_name_their_line(tmp_path):

@@ -272,6 +272,21 @@ def test_missing_liger_is_rejected(monkeypatch):
     check_files(composed("hardware=h200", *on_slurm, *LIGER), all_lines=False)
 
 
+@pytest.mark.parametrize(("override", "package", "remedy"), [
+    ("method.args.optim=schedule_free_adamw", "schedulefree", "method.args.optim=adamw_torch"),
+    ("method.args.optim=stable_adamw", "optimi", "pip install torch-optimi, or"),
+    ("hardware.attention=flash_attention_2", "flash_attn", "hardware.attention=sdpa"),
+    ("hardware.packed_attention=flash_attention_2", "flash_attn", "hardware.packed_attention=varlen"),
+])  # fmt: skip
+def test_missing_packages_of_optimizers_and_attention_are_rejected(
+    monkeypatch, override, package, remedy
+):
+    monkeypatch.setitem(sys.modules, package, None)  # as if it were not installed
+    check_files(composed("hardware=h200", override, "smoke=true"), all_lines=False)
+    with pytest.raises(UserError, match=f"{override}: .*not installed.*{remedy}"):
+        check_files(composed("hardware=h200", override), all_lines=False)
+
+
 @pytest.mark.parametrize(("overrides", "package", "message"), [
     (["precision=fp8"], "torchao", "precision=fp8: .*make quantization.*precision=bf16"),
     (["precision=nf4", "adapter=qlora"], "bitsandbytes", "precision=nf4: .*precision=bf16"),
@@ -281,8 +296,12 @@ def test_missing_liger_is_rejected(monkeypatch):
      r"method.args.precisions=fp8: .*method.args.precisions=\[fp32,fp16,bf16\]"),
     (["method=bench/precision", "method.args.precisions=[nf4]"], "bitsandbytes",
      "method.args.precisions=nf4"),
+    (["method.args.optim=adamw_8bit"], "bitsandbytes", "method.args.optim=adamw_8bit: .*adamw_torch"),
+    (["method.args.optim=adamw_torch_4bit"], "torchao", "make quantization.*adamw_torch"),
 ])  # fmt: skip
-def test_missing_packages_of_fp8_and_nf4_are_rejected(monkeypatch, overrides, package, message):
+def test_missing_packages_of_8_bits_and_fewer_are_rejected(
+    monkeypatch, overrides, package, message
+):
     model = "model=qwen3_0_6b"
     check_files(composed("hardware=mi300x", model, *overrides), all_lines=False)
     check_files(composed("hardware=mi300x", model, "smoke=true", *overrides), all_lines=False)
@@ -317,6 +336,20 @@ def test_task_files_of_the_harness_are_mounted(tmp_path, monkeypatch):
     (spec,) = plan.containers.values()
     assert [m.read_only for m in spec.mounts if m.source == str(tmp_path / "tasks")] == [True]
     assert plan.trainer_args["lm_eval_include"] == str(tmp_path / "tasks")
+
+
+def test_the_data_set_of_vllms_benchmark_is_checked_and_mounted(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    bench = "hardware=mi300x model=qwen3_8b method=bench/vllm method.args.dataset=share.json"
+    config, _ = prepare(composed(*bench.split()))
+    with pytest.raises(UserError, match=r"method\.args\.dataset=.*share\.json: no such file"):
+        check_files(config, all_lines=False)
+    (tmp_path / "share.json").write_text("[]")
+    check_files(config, all_lines=False)
+    plan = make_plan(config, host_with(8), RUN)
+    (spec,) = plan.containers.values()
+    sources = [m.read_only for m in spec.mounts if m.source == str(tmp_path / "share.json")]
+    assert sources == [True]
 
 
 def test_inputs_are_mounted_read_only():

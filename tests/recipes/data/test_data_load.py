@@ -3,15 +3,19 @@
 import itertools
 import json
 import random
+import re
 
 import pytest
 from datasets import Dataset
 
 from launch.core import row_check, row_formats
 from launch.core.errors import UserError
+from launch.core.json_files import plain
+from launch.core.json_lines import MAX_ROW
 from launch.core.row_check import row_problem
 from recipes.data import data_load, tasks
 from recipes.data.data_load import load, load_heldout, load_heldout_table
+from tests.conftest import composed
 from tests.helpers import data_rows
 from tests.helpers.data_rows import data_config
 
@@ -22,6 +26,19 @@ def configured(name="reasoning", **own):
 
 def task(name="chain_sum", level=0, weight=1.0, worked=0.0, **config):
     return {"name": name, "level": level, "weight": weight, "worked": worked, "config": config}
+
+
+def test_rows_of_the_mi350x_experiments_fill_every_step():
+    config = composed("experiment=mi350x_qwen3_8b_full")
+    args = config.method.args
+    rows = args["max_steps"] * args["per_device_train_batch_size"] * config.topology.num_gpus
+    data = data_config("reasoning", num_train=40, num_heldout=5, tasks=plain(config.data.tasks))
+    # A tokenizer makes at least one token of a word and of a run of separators.
+    words = [
+        len(re.findall(r"\w+|[^\w\s]+", p["prompt"][0]["content"] + p["answer"]))
+        for p in tasks.generate(data)[0]
+    ]
+    assert config.data.num_train * min(words) >= rows * args["max_length"]
 
 
 def questions(problems):
@@ -202,6 +219,7 @@ TURNS = {"messages": [MESSAGE, ANSWER]}
     ("grpo", {"prompt": [{"role": "narrator", "content": "a"}]}, "narrator"),
     ("sft", {"messages": [MESSAGE, ANSWER, MESSAGE]}, "messages ends with"),
     ("dpo", {"prompt": [MESSAGE], "chosen": [ANSWER], "rejected": [MESSAGE]}, "rejected ends"),
+    ("sft", {"text": "a" * (MAX_ROW + 1)}, "a row of more than 32 MiB"),
 ])  # fmt: skip
 def test_invalid_rows_are_rejected(monkeypatch, method, row, field):
     table = Dataset.from_list([row])

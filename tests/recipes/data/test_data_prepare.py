@@ -164,3 +164,10 @@ def test_truncated_rows_lose_their_end_token():
         assert drop_end_token({**row, "finished": finished}, {9}) == row
     with pytest.raises(UserError, match="finished_only=true"):
         drop_end_token({**row, "finished": False, "labels": [-100] * 6}, {9})
+
+
+def test_a_template_beyond_the_limits_of_jinja_is_a_user_error(tmp_path, tokenizer, monkeypatch):
+    template = "{% for i in range(10**8) %}{{ i }}{% endfor %}{{ messages[0].content }}"
+    monkeypatch.setattr(tokenizer, "chat_template", template)
+    with pytest.raises(UserError, match="chat template.*Range too big"):
+        prepare_prompts(configured(tmp_path), Loaded(ROWS), tokenizer)
