@@ -20,7 +20,14 @@ from omegaconf import DictConfig, OmegaConf
 
 from launch.core.errors import UserError
 from launch.core.json_lines import MAX_ROW, TOO_LARGE, json_rows
-from launch.core.row_check import check_forms, check_row, conformed, form_of, trainer_fields
+from launch.core.row_check import (
+    check_forms,
+    check_row,
+    conformed,
+    form_of,
+    row_problem,
+    trainer_fields,
+)
 from launch.core.row_columns import mapped
 from launch.core.row_formats import TEMPLATE_FIELDS
 from launch.core.row_messages import message_texts, without_nulls
@@ -185,7 +192,7 @@ def load_heldout(data: DictConfig, method: str = "evaluate") -> list[Row]:
     elif data.kind == "jsonl":
         rows = list(lines(data.heldout_path, data, method))
     else:
-        rows = list(_hub(data, data.heldout_split, method))
+        rows = list(_hub(data, data.heldout_split, method, {}))
     rejecting_filter = select.row_filter(data.filter, questions=method in ("evaluate", "grpo"))
     reasons = [rejecting_filter(row) for row in rows]
     chosen = [row for row, reason in zip(rows, reasons, strict=True) if reason is None]
@@ -251,8 +258,10 @@ def _read(data: DictConfig, method: str, counts: dict[str, Any]) -> Iterable[Row
         return rows
     if data.sources:
         sources = enumerate(separate_sources(data))
-        return ({**row, "source": n} for n, source in sources for row in _rows(source, method))
-    return _rows(data, method)
+        return (
+            {**row, "source": n} for n, source in sources for row in _rows(source, method, counts)
+        )
+    return _rows(data, method, counts)
 
 
 def separate_sources(data: DictConfig) -> list[DictConfig]:
@@ -271,10 +280,12 @@ def separate_sources(data: DictConfig) -> list[DictConfig]:
     ]
 
 
-def _rows(data: DictConfig, method: str, streaming: bool = False) -> Iterator[Row]:
+def _rows(
+    data: DictConfig, method: str, counts: dict[str, Any], streaming: bool = False
+) -> Iterator[Row]:
     if data.kind == "jsonl":
         return lines(data.path, data, method)
-    return _hub(data, data.split, method, streaming)
+    return _hub(data, data.split, method, counts, streaming)
 
 
 def _stream(data: DictConfig, method: str) -> IterableDataset:
@@ -308,7 +319,7 @@ def _one_pass(data: dict[str, Any], method: str) -> Iterator[Row]:
     Without rows, an endless stream would search for one forever.
     """
     config, form, counts = OmegaConf.create(data), None, {}
-    rows = _rows(config, method, streaming=True)
+    rows = _rows(config, method, counts, streaming=True)
     rows = _training_split(rows, config, counts, lambda number: None)
     for row in itertools.islice(rows, config.limit):
         columns = _columns(row, method)
@@ -318,8 +329,25 @@ def _one_pass(data: dict[str, Any], method: str) -> Iterator[Row]:
     select.require(form or (), f"data={config.name}", counts)
 
 
-def _hub(data: DictConfig, split: str, method: str, streaming: bool = False) -> Iterator[Row]:
-    return _checked(mapped(hub_rows(data, split, streaming), data, method), method)
+def _hub(
+    data: DictConfig, split: str, method: str, counts: dict[str, Any], streaming: bool = False
+) -> Iterator[Row]:
+    """Yield the rows of a split. Raises UserError if `method` cannot use the first row.
+
+    Later rows that it cannot use are omitted and counted, since users cannot correct them.
+    """
+    rows = mapped(hub_rows(data, split, streaming), data, method)
+    for number, (where, row) in enumerate(rows):
+        row = conformed(row, method)
+        if number == 0:
+            check_row(row, where, method)
+        elif problem := row_problem(row, method):
+            unusable = counts.setdefault("unusable", Counter())
+            if not unusable:
+                say(f"warning: rows that {method} cannot use are omitted. {where}: {problem}")
+            unusable[problem.partition(",")[0]] += 1
+            continue
+        yield row
 
 
 def hub_rows(data: DictConfig, split: str, streaming: bool = False) -> Iterator[tuple[str, Row]]:

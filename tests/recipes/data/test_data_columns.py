@@ -7,11 +7,13 @@ from launch.core.errors import UserError
 from recipes.data import data_load
 from recipes.data.data_load import load, load_heldout
 from tests.helpers.data_rows import data_config, jsonl
+from tests.helpers.hub_data import PAIR, PROBLEM, RIGHT, WRONG, write_public
 
 ROWS = [
     {"question": "What is 2 + 3?", "answer": "2 + 3 = <<2+3=5>>5\n#### 5", "id": 1},
     {"question": "What is 999 + 1?", "answer": "#### no\n#### 1,000", "id": 2},
 ]
+BOXED = "Please reason step by step, and put your final answer within \\boxed{}."
 COLUMNS = {"prompt": "question", "answer": "answer"}
 
 
@@ -90,3 +92,25 @@ def test_columns_that_rows_lack_are_rejected(tmp_path, columns, row, problem):
     path = jsonl(tmp_path / "a.jsonl", [row])
     with pytest.raises(UserError, match=problem):
         load(data_config("jsonl", path=path, columns=columns), "grpo")
+
+
+@pytest.mark.parametrize(("name", "method", "expected"), [
+    ("gsm8k", "grpo", {"prompt": [*system(BOXED), user("What is 2 + 3?")], "answer": "5"}),
+    ("gsm8k", "sft", {"prompt": [*system(BOXED), user("What is 2 + 3?")],
+                      "completion": [assistant(PROBLEM["answer"])]}),
+    ("ultrachat", "sft", {"messages": RIGHT}),
+    ("ultrafeedback", "dpo", {"prompt": RIGHT[:1], "chosen": RIGHT[1:], "rejected": WRONG[1:]}),
+])  # fmt: skip
+def test_public_data_of_the_published_columns(
+    tmp_path, capsys, monkeypatch, name, method, expected
+):
+    monkeypatch.setattr(data_load.datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    equal = {**PAIR, "rejected": RIGHT}  # a pair of the public data without a preference
+    (tmp_path / "hub").mkdir()
+    folder = write_public(tmp_path / "hub", name, *([equal] if method == "dpo" else []))
+    data = data_config(name, hub_id=folder)
+    loaded = load(data, method)
+    assert loaded.rows.to_list() == [expected] * 8
+    assert sum(loaded.counts.get("unusable", {}).values()) == (method == "dpo")
+    assert ("row 8: chosen and rejected are equal" in capsys.readouterr().out) == (method == "dpo")
+    assert len(load_heldout(data, method)) == 8

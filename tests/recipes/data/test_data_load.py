@@ -225,7 +225,7 @@ def test_invalid_rows_are_rejected(monkeypatch, method, row, field):
     table = Dataset.from_list([row])
     monkeypatch.setattr(data_load.datasets, "load_dataset", lambda *args, **kwargs: table)
     with pytest.raises(UserError, match=f"me/rows, split train, row 0: .*{field}"):
-        list(data_load._hub(configured("hub", hub_id="me/rows", revision="0"), "train", method))
+        list(data_load._hub(configured("hub", hub_id="me/rows", revision="0"), "train", method, {}))
 
 
 def test_an_added_method_has_its_own_format(monkeypatch):
