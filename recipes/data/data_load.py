@@ -183,10 +183,9 @@ def load_heldout(data: DictConfig, method: str = "evaluate") -> list[Row]:
 
     `data.limit` applies only to method=evaluate.
     """
-    if data.kind == "reasoning":
-        rows = _reasoning(data, training_format=method != "evaluate")[1]
-    elif data.kind in GENERATED:
-        rows = GENERATED[data.kind](data)[1]
+    if data.kind in GENERATED:
+        options = {"training_format": method != "evaluate"} if data.kind == "reasoning" else {}
+        rows = _with_system_prompt(GENERATED[data.kind](data, **options)[1], data)
     elif data.heldout_fraction:
         rows = list(_read(data, method, {}))
     elif data.kind == "jsonl":
@@ -244,7 +243,7 @@ def texts(rows: Iterable[Row]) -> list[str]:
 def _read(data: DictConfig, method: str, counts: dict[str, Any]) -> Iterable[Row]:
     """Read all rows. In a mix, `source` of each row is the index of its source."""
     if data.kind in GENERATED:
-        return GENERATED[data.kind](data)[0]
+        return _with_system_prompt(GENERATED[data.kind](data)[0], data)
     if data.kind == "samples":
         files = data.get("files", [data.path])  # from launch/inputs/sample_files.py if a directory
         samples = itertools.chain.from_iterable(lines(file, data, "samples") for file in files)
@@ -262,6 +261,10 @@ def _read(data: DictConfig, method: str, counts: dict[str, Any]) -> Iterable[Row
             {**row, "source": n} for n, source in sources for row in _rows(source, method, counts)
         )
     return _rows(data, method, counts)
+
+
+def _with_system_prompt(problems: list[Row], data: DictConfig) -> list[Row]:
+    return [row for _, row in mapped((("", problem) for problem in problems), data, None)]
 
 
 def separate_sources(data: DictConfig) -> list[DictConfig]:

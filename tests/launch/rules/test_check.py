@@ -232,6 +232,7 @@ runtime=slurm runtime.slurm.interface=ib0 | runtime.slurm.interface
 NODES topology=ddp runtime.slurm.gid_index=3 | runtime.slurm.gid_index
 CODE data=hub data.hub_id=a/b data.revision=c data.heldout_path=a.jsonl | data.heldout_path
 data.answer_pattern=a | data.answer_pattern
+method=dpo data=samples data.path=samples.jsonl data.system_prompt=a | data.system_prompt
 data.hub_id=a/b | data.hub_id
 data.revision=c | data.revision
 data.split=test | data.split
