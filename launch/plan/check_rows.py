@@ -144,7 +144,7 @@ def _check_rewards(config: Config, key: str, present: set[str] | None) -> None:
         field = trainer_args.lock()["rewards"].get(name)
         has_pattern = name == "regex" and config.method.reward_pattern is not None
         if field is not None and field not in present and not has_pattern:
-            remedy = "another reward, such as '+method.rewards={<module>.<function>: 1.0}'"
+            remedy = "another reward, such as 'method.rewards={<module>.<function>: 1.0}'"
             if name == "regex":
                 remedy = "method.reward_pattern='<regular expression>'"
             raise UserError(
