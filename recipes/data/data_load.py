@@ -350,6 +350,8 @@ def _hub(
                 say(f"warning: rows that {method} cannot use are omitted. {where}: {problem}")
             unusable[problem.partition(",")[0]] += 1
             continue
+        if sum(map(len, texts([row]))) > MAX_ROW:  # lines of files are limited when they are read
+            raise UserError(f"{where}: {TOO_LARGE}")
         yield row
 
 
@@ -369,21 +371,10 @@ def hub_rows(data: DictConfig, split: str, streaming: bool = False) -> Iterator[
         ) from error
     for number, row in enumerate(rows):
         where = f"{data.hub_id}, split {split}, row {number}"
-        if _characters(row) > MAX_ROW:
-            raise UserError(f"{where}: {TOO_LARGE}")
         names = (*select.TEXT_FIELDS, *TEMPLATE_FIELDS)
         fields = {*names, *(data.columns[name] for name in names if data.columns.get(name))}
         row |= {name: without_nulls(row[name]) for name in fields if name in row}
         yield where, row
-
-
-def _characters(value: Any) -> int:
-    """Return the number of characters of all texts in a value."""
-    if isinstance(value, dict):
-        value = [*value.values()]
-    if isinstance(value, list):
-        return sum(map(_characters, value))
-    return len(value) if isinstance(value, str) else 0
 
 
 def _pairs(problems: list[Row], seed: int) -> list[Row]:

@@ -22,9 +22,9 @@ FILES = [*PAGES, *sorted(ROOT.glob("conf/**/*.yaml")), *sorted(ROOT.glob("recipe
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
 # [file](path):, a blank line, and a fenced block of its lines.
 QUOTED = re.findall(r"\]\(([^)\s]+)\):\n\n```\w+\n(.*?)```", CONTRIBUTING, re.DOTALL)
-SFT_ROW = '{"prompt": "What is 2 + 2?", "completion": "4", "answer": "4", "score": 1}\n'
+SFT_ROW = (
     '{"prompt": [{"role": "user", "content": "1+1"}], '
-    '"completion": [{"role": "assistant", "content": "2"}], "answer": "2"}\n'
+    '"completion": [{"role": "assistant", "content": "2"}], "answer": "2", "score": 1}\n'
 )
 
 
