@@ -118,8 +118,9 @@ def _answer_problem(row: Row, name: str, method: str) -> str | None:
             "last answer."
         )
     role = value[0]["role"]
-    has_prompt = name != "messages" and isinstance(prompt, list)
-    if has_prompt and (role in SYSTEM_ROLES or role == prompt[-1]["role"] == "user"):
+    if name == "messages" or not isinstance(prompt, list):
+        return None
+    if role in SYSTEM_ROLES or role == prompt[-1]["role"] == "user":
         return (
             f"{name} begins with a message of {role}, which {method} would learn as part of the "
             f"answer. Move the messages before the answer from {name} to prompt."

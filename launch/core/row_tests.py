@@ -16,8 +16,9 @@ def parse_tests(column: Any) -> list[dict[str, Any]]:
         items = json.loads(column) if isinstance(column, str) else column
     except json.JSONDecodeError:
         items = None
-    tests = [_parse_test(item) for item in items] if isinstance(items, list) else []
-    if not tests or None in tests:
+    parsed = [_parse_test(item) for item in items] if isinstance(items, list) else []
+    tests = [test for test in parsed if test is not None]
+    if not tests or len(tests) < len(parsed):
         forms = ", ".join("{" + ", ".join(sorted(form)) + "}" for form in FORMS)
         raise UserError(
             f"column 'tests' has {str(column)[:80]!r}, but must be a non-empty list (or its JSON) "
