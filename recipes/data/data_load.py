@@ -257,9 +257,8 @@ def _read(data: DictConfig, method: str, counts: dict[str, Any]) -> Iterable[Row
         return rows
     if data.sources:
         sources = enumerate(separate_sources(data))
-        return (
-            {**row, "source": n} for n, source in sources for row in _rows(source, method, counts)
-        )
+        parts = ((n, _rows(source, method, counts)) for n, source in sources)
+        return ({**row, "source": n} for n, rows in parts for row in rows)
     return _rows(data, method, counts)
 
 
@@ -273,11 +272,8 @@ def separate_sources(data: DictConfig) -> list[DictConfig]:
         OmegaConf.merge(
             data,
             {"kind": "jsonl" if source.path else "hub", "sources": []},
-            {
-                key: value
-                for key, value in source.items()
-                if key != "weight" and (key != "answer_pattern" or value is not None)
-            },
+            # a pattern of null keeps that of `data`
+            {k: v for k, v in source.items() if k != "weight" and (v or k != "answer_pattern")},
         )
         for source in data.sources
     ]
@@ -335,10 +331,7 @@ def _one_pass(data: dict[str, Any], method: str) -> Iterator[Row]:
 def _hub(
     data: DictConfig, split: str, method: str, counts: dict[str, Any], streaming: bool = False
 ) -> Iterator[Row]:
-    """Yield the rows of a split. Raises UserError if `method` cannot use the first row.
-
-    Later rows that it cannot use are omitted and counted, since users cannot correct them.
-    """
+    """Yield the rows of a split. Later rows that `method` cannot use are omitted and counted."""
     rows = mapped(hub_rows(data, split, streaming), data, method)
     for number, (where, row) in enumerate(rows):
         row = conformed(row, method)
