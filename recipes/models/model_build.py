@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate import PartialState
@@ -184,6 +185,14 @@ def find_source(config: DictConfig) -> pretrained.Source | None:
 
 def model_config(model: DictConfig) -> AutoConfig:
     """Return transformers' configuration for the shape in conf/model."""
+    experts = {}
+    if model.num_experts:
+        experts = dict.fromkeys(("num_experts", "num_local_experts"), model.num_experts)
+        experts["num_experts_per_tok"] = model.experts_per_token
+        experts["moe_intermediate_size"] = model.intermediate_size
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": model.rope_theta}
+    if model.architecture == "gemma3_text":  # has one of each type of layer
+        rope = dict.fromkeys(("full_attention", "sliding_attention"), rope)
     return AutoConfig.for_model(
         model.architecture,
         num_hidden_layers=model.num_layers,
@@ -196,11 +205,13 @@ def model_config(model: DictConfig) -> AutoConfig:
         tie_word_embeddings=model.tied_embeddings,
         attention_bias=model.attention_bias,
         max_position_embeddings=model.max_positions,
-        rope_parameters={"rope_type": "default", "rope_theta": model.rope_theta},
+        rope_parameters=rope,
         rms_norm_eps=model.rms_norm_eps,
+        pad_token_id=None,  # the defaults of some types exceed a small vocabulary
         # transformers' 0.02 suits widths near 2500. At width 128, the first layers would contribute
         # almost nothing, and the model would learn arithmetic late.
         initializer_range=model.hidden_size**-0.5,
+        **experts,
     )
 
 

@@ -119,7 +119,6 @@ custom_reference | AMD container=custom | container.reference=
 model_source | model.init=pretrained | model.path=
 model_shape | QWEN model.num_layers=12 | init=random
 model_hub_id | QWEN model.hub_id=me/mine model.revision=null | model.revision=<its commit
-model_hub_id | QWEN model.hub_id=Qwen/Qwen3-8B | model=qwen3_8b,
 data_source | data.num_train=null | data.num_train=1000
 data_source | data=jsonl | data.path=
 data_source | data=hub data.hub_id=a/b | data.revision=<its commit>
@@ -355,9 +354,9 @@ def test_refusals_are_shown_together():
     ("model.num_layers=35 model.path=/m", "model.num_parameters=3921537280"),
     ("model.num_parameters=3990000000", None),  # a rounded published count
     ("model.num_layers=12 model.init=random", None),
-    ("model.hub_id=me/tuned", "is a commit of Qwen/Qwen3-4B. Use: model=<of the same shape>"),
+    ("model.hub_id=me/tuned", "is a commit of Qwen/Qwen3-4B."),
     (f"model.hub_id=me/tuned model.revision={'a' * 40}", None),
-    (f"model.hub_id=Qwen/Qwen3-8B model.revision={'a' * 40}", "Use: model=qwen3_8b"),
+    (f"model.hub_id=Qwen/Qwen3-8B model.revision={'a' * 40}", None),  # is model=qwen3_8b
     ("model.hub_id=me/tuned model.path=/m", None),  # model.path has precedence
     ("model.revision=null method=evaluate", "model.revision is missing"),
     ("model.name=mine model.num_layers=12", "model=mine"),
