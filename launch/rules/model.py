@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from launch.inputs.model_config import COMMIT, SHAPE
 from launch.inputs.model_path import file
 from launch.rules.refusal import Refusal
-from launch.schema import Adapter, Config, shapes
+from launch.schema import LINEARS, Adapter, Config, shapes
 from launch.schema.enums import Init
 from launch.schema.trainer_args import value_or_none
 
@@ -28,6 +28,12 @@ def model_problems(c: Config) -> Iterator[Refusal]:
             "adapter_layers",
             f"adapter.target_modules={layers}: neither all-linear nor a list of linear layers",
             "adapter.target_modules=[q_proj,v_proj]",
+        )
+    elif model.num_experts and layers != all_linear and {*layers} - {*LINEARS[:4]}:
+        yield Refusal(
+            "adapter_layers",
+            f"adapter.target_modules={layers}: the experts of {model.name} take no adapter",
+            f"adapter.target_modules=[{','.join(LINEARS[:4])}]",
         )
     if c.method.uses_model and model.init == Init.pretrained and (model.path or model.hub_id):
         yield from _shape_problems(c)

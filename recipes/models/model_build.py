@@ -88,17 +88,18 @@ def plain_model(config: DictConfig, **kwargs) -> PreTrainedModel:
     """
     set_seed(config.seed)  # for random weights, and for the adapter that the trainer will draw
     model, directory, weights = config.model, model_directory(config), config.precision.weights
+    source = find_source(config)
+    shape = model_config(model) if source is None else pretrained.read_config(config, source)
     kwargs = {
         "dtype": compute_dtype(config) if weights == "nf4" else DTYPES[weights],
-        "attn_implementation": packed_attention.implementation(config),
+        "attn_implementation": packed_attention.implementation(config, shape),
         **kwargs,
     }
-    source = find_source(config)
     if source is None:
         # ZeRO-3 would draw each shard separately, so weights would depend on the strategy.
         unset_hf_deepspeed_config()
         with torch.device(device()), rejections("model", f"{model.architecture} of transformers"):
-            random_model = AutoModelForCausalLM.from_config(model_config(model), **kwargs)
+            random_model = AutoModelForCausalLM.from_config(shape, **kwargs)
         # Round, because DeepSpeed's fp32 copy starts from 16-bit weights. Without rounding, a first
         # step of 2e-5 changed the loss by 3.1 under ddp and fsdp and by 1.2 under ZeRO
         # (docs/results/topologies.md).
@@ -220,12 +221,16 @@ def adapter_config(config: DictConfig) -> LoraConfig | None:
     adapter = config.adapter
     if adapter.rank is None or adapter.path:
         return None
+    layers = OmegaConf.to_container(adapter)["target_modules"]
+    if config.model.num_experts and layers == "all-linear":
+        # PEFT would adapt the experts too, with tensors that adapters.merge does not know.
+        layers = ["q_proj", "k_proj", "v_proj", "o_proj"]
     return LoraConfig(
         task_type="CAUSAL_LM",
         r=adapter.rank,
         lora_alpha=adapter.alpha,
         lora_dropout=adapter.dropout,
-        target_modules=OmegaConf.to_container(adapter)["target_modules"],
+        target_modules=layers,
         use_rslora=adapter.rslora,
         use_dora=adapter.dora,
     )

@@ -115,6 +115,7 @@ mask_in_user_env | AMD user_env.HIP_VISIBLE_DEVICES=3 | in your shell
 rank_in_user_env | user_env.PET_NNODES=2 | topology.num_gpus
 adapter_layers | adapter=lora adapter.target_modules=[] | [q_proj,v_proj]
 adapter_layers | adapter=lora adapter.target_modules=q_proj | [q_proj,v_proj]
+adapter_layers | AMD model=mixtral_8x7b adapter=lora adapter.target_modules=[up_proj] | [q_proj,k_
 custom_reference | AMD container=custom | container.reference=
 model_source | model.init=pretrained | model.path=
 model_shape | QWEN model.num_layers=12 | init=random
