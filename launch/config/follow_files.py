@@ -37,12 +37,15 @@ def follow(request: Request, composed: DictConfig) -> Request:
     presets = [name for name, group in files().items() if group.get("hub_id") == model.hub_id]
     if not model.path and model.hub_id and model.name not in presets and presets:
         return request.without("model").plus(f"model={presets[0]}")
-    found = _found(model.path, model.hub_id, model.revision, _is_offline(composed.user_env))
+    preset, revision = file(model.name), model.revision
+    if revision == preset.get("revision") and "model.revision" not in keys:
+        revision = None  # a commit of the preset's own hub_id
+    found = _found(model.path, model.hub_id, revision, _is_offline(composed.user_env))
     if found is None and model.name != AUTO:
         return request
     if not isinstance(found, Found) or any(f"model.{key}" not in keys for key in found.missing):
         # A model with random weights, such as model=tiny, is no guess of a Hub model's shape.
-        is_guess = model.path or file(model.name).get("init") != Init.random.name
+        is_guess = model.path or preset.get("init") != Init.random.name
         if model.name != AUTO and is_guess:
             return request
         raise UserError(_problem(model.path, model.hub_id, found))
@@ -52,7 +55,7 @@ def follow(request: Request, composed: DictConfig) -> Request:
                 f"model.{key}={model[key]}: {found.place} has {found.shape[key]}, and that model "
                 f"is loaded. Leave out model.{key}."
             )
-    pinned = [f"model.revision={found.commit}"] if found.commit and not model.revision else []
+    pinned = [f"model.revision={found.commit}"] if found.commit and not revision else []
     if all(model.get(key) == found.shape.get(key) for key in SHAPE):
         return request.plus(*pinned) if pinned else request
     values = {"name": _name(model.path, model.hub_id), **found.shape}

@@ -15,7 +15,7 @@ from launch.estimate.adapter_layers import ATTENTION, DOWN, AdapterLayers
 from launch.estimate.batch_counts import Batch
 from launch.schema import Config, Model
 from launch.schema.enums import Head, Rows
-from launch.schema.shapes import linear_parameters, normalizes_heads
+from launch.schema.shapes import layers_of, linear_parameters, normalizes_heads
 from launch.schema.trainer_args import value, value_or_none
 
 # bytes per weight; nf4 has 4 bits, and an fp32 scale per 64 weights (arXiv:2305.14314)
@@ -283,7 +283,9 @@ def micro_step(config: Config, size: Batch) -> MicroStep:
         size.sequence,
         adapter,
         bool(value(config, "gradient_checkpointing")) or all_layers,
-        config.hardware.fused_attention and config.hardware.attention != "eager",
+        config.hardware.fused_attention
+        and config.hardware.attention != "eager"
+        and not layers_of(config.model).sinks,  # transformers has only eager attention with sinks
         compiled=bool(value_or_none(config, "torch_compile") or config.step.compile),
         recomputed=None if all_layers else config.step.checkpointed_layers,
         fp8=precision.compute == "fp8",

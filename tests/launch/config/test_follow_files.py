@@ -124,8 +124,11 @@ def test_a_hub_model_needs_its_name_only(hub):
     assert (config.model.name, config.model.architecture) == ("Gemma-3", "gemma3_text")
     assert (config.model.revision, config.model.tied_embeddings) == (COMMIT, True)
     assert refusals(config) == []
-    pinned = follow("model=qwen3_8b", "model.hub_id=me/Gemma-3", f"model.revision={COMMIT}")
-    assert pinned.model == config.model
+    for pinned in ([], [f"model.revision={COMMIT}"]):  # the preset's commit is not this model's
+        assert follow("model=qwen3_8b", "model.hub_id=me/Gemma-3", *pinned).model == config.model
+    hub("me/tiny", **tiny())
+    same = follow("model=tiny", "model.hub_id=me/tiny", "model.init=pretrained")
+    assert (same.model.name, same.model.revision) == ("tiny", COMMIT)
 
 
 @pytest.mark.parametrize("overrides", [[], ["model=llama3_1_8b"], [f"model.revision={COMMIT}"]])
