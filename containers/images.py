@@ -26,7 +26,7 @@ OCI = "org.opencontainers.image"  # prefix of the labels of specs.opencontainers
 TAG_LENGTH = 16
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 UNVERIFIED, UNKNOWN, UNBUILT, NONE = "unverified", "unknown", "unbuilt", "none"
-VERSIONS = ("python", "torch", "rocm", "vllm", "trl")
+VERSIONS = ("python", "torch", "rocm", "rccl", "vllm", "aiter", "flash_attn", "trl")
 PATTERNS = {"digest": rf"{DIGEST.pattern}|{UNVERIFIED}"}
 PATTERNS["pushed"] = rf"[^@\s]+:[0-9a-f]{{{TAG_LENGTH}}}@{DIGEST.pattern}|{UNBUILT}"
 # Programs that are copied into every image.
@@ -47,7 +47,10 @@ class Image:
     python: str
     torch: str
     rocm: str
+    rccl: str
     vllm: str
+    aiter: str
+    flash_attn: str
     trl: str
     gfx: tuple[str, ...]  # supported GPU targets; `cpu` for an image without GPU support
     source: str  # where digest and versions are published

@@ -188,7 +188,7 @@ def lock() -> dict[str, object]:
         "transformers": importlib.metadata.version("transformers"),
         "model_types": sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
         "reasoning-gym": importlib.metadata.version("reasoning-gym"),
-        "rewards": rewards.NAMES,
+        "rewards": {name: rewards.NEEDED_COLUMN.get(name) for name in rewards.NAMES},
         "tasks": {"reasoning": reasoning.task_facts(), "code": code.task_facts()},
         "arguments": {name: arguments(name) for name in classes},
         **engine(),

@@ -40,10 +40,11 @@ from launch.plan.resuming import recorded_config
 # fmt: off
 NOT_COMPARED = {
     "time_s", "step_s", "tokens_per_second", "tokens_per_second_per_gpu", "tflops_per_gpu", "mfu",
-    "memory_peak_gb", "generation_s", "wait_s", "sync_s", "reward_s", "train_s", "server_s",
-    "transfer_s",
+    "samples_per_second", "memory_peak_gb", "memory_allocated_gb", "memory_reserved_gb",
+    "generation_s", "wait_s", "sync_s", "reward_s", "train_s", "server_s", "transfer_s",
     "verification_s", "eval_s",
 }
+COUNTERS = ("gpu_", "card_")  # of recipes/measure/telemetry.py
 # fmt: on
 COMPARED = ("code", "packages", "locks", "image", "model", "data", "host")
 
@@ -127,7 +128,7 @@ def compare_metrics(then: list[dict[str, Any]], now: list[dict[str, Any]]) -> li
         f"step {old.get('step')}, {key}: {old.get(key)} -> {new.get(key)}"
         for old, new in zip(then, now, strict=True)
         for key in sorted({*old, *new} - NOT_COMPARED)
-        if old.get(key) != new.get(key)
+        if old.get(key) != new.get(key) and not key.startswith(COUNTERS)
     ]
 
 

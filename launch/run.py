@@ -66,7 +66,7 @@ def run(overrides: list[str]) -> int:
     warnings = [*request.warnings, *warnings]
     if config.data.preview and config.mode == Mode.run:
         return row_preview.run(choose(config, host), host, warnings, request)
-    run_dir, resumed = rundir.choose(config)
+    run_dir, resumed = rundir.choose(config, starts=config.mode == Mode.run)
     warnings += rundir.skipped_run_notes(config, run_dir)
     warnings += rundir.changed_rank_notes(config, run_dir)
     plan = make_plan(with_choices(config, host, run_dir), host, run_dir, warnings, request)

@@ -94,7 +94,7 @@ def process_of(facts: Facts, force: bool, folder: Path) -> Process:
         names = masks.AMD if facts.is_amd else masks.NVIDIA
         mask = next(iter(masks.active(names, facts.host.environ).values()), None)
         is_amd = hardware.vendor == Vendor.amd
-        of_vendor = [gpu for gpu in facts.gpus if gpu.gfx.startswith("gfx") == is_amd]
+        of_vendor = [gpu for gpu in facts.gpus if gpu.is_amd == is_amd]
         count = len(of_vendor) if mask is None else len(mask.split(","))
         config = compose([*overrides, f"topology.num_gpus={count}"])
         gpus = placement.visible_gpus(config, facts.host, count)

@@ -91,6 +91,9 @@ def scale_down(config: Config) -> tuple[Config, list[str]]:
         small.profile, small.rocprof, small.rocprof_counters = Profile.torch, Rocprof.v3, []
     if small.step.checkpointed_layers is not None:
         small.step.checkpointed_layers = min(small.step.checkpointed_layers, small.model.num_layers)
+    if small.targets:
+        replaced.append("targets: none, because figures of a CPU are not compared with a GPU's")
+        small.targets = {}
     hardware = small.hardware
     hardware.vendor, hardware.link = Vendor.none, Link.none
     hardware.attention, hardware.env = "sdpa", {}
@@ -166,7 +169,9 @@ def _shrink_arguments(config: Config, length_factor: int) -> list[str]:
     if longest:
         sizes["max_length"] = min(length_factor * longest, MAX_TOKENS, config.model.max_positions)
     if config.method.selection.metric is not None and config.method.trains:
-        sizes |= {"save_strategy": "steps", "save_steps": 1}  # saves models to choose from
+        # saves and evaluates models to choose from
+        sizes |= {"save_strategy": "steps", "save_steps": user_args.get("eval_steps") or 1}
+        sizes |= {"eval_steps": None} if args.get("eval_steps") else {}
     if args.get("num_generations_eval"):  # the batch must be a multiple of this group
         sizes["per_device_eval_batch_size"] = args["num_generations_eval"]
     overrides = {**method_sizes, **user_args}

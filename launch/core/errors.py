@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable
 
 EXIT_DONE = 0
@@ -10,6 +11,13 @@ EXIT_HOST = 3
 EXIT_FAILED = 4
 EXIT_HUNG = 5
 EXIT_INTERRUPTED = 75  # EX_TEMPFAIL of sysexits.h: rerun the command to resume
+
+MORE_SPACE = "Free space there and repeat the command, or use run_root=<directory on a larger disk>"
+REMEDIES = {
+    errno.ENOSPC: MORE_SPACE,
+    errno.EDQUOT: MORE_SPACE,
+    errno.EFBIG: "Use `ulimit -f unlimited` before the command",
+}
 
 
 class UserError(Exception):
@@ -27,7 +35,8 @@ class HostError(Exception):
 def os_error_text(error: OSError, default_path: str = "this machine") -> str:
     """Return the path and the reason of an OSError; `default_path` replaces a missing path."""
     path = error.filename2 or error.filename or default_path  # filename2: the target of a rename
-    return f"{path}: {error.strerror or error}"
+    remedy = REMEDIES.get(error.errno or 0)
+    return f"{path}: {error.strerror or error}" + (f". {remedy}." if remedy else "")
 
 
 def near(name: str, options: Iterable[str]) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
+import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,9 @@ from launch.core.errors import (
     EXIT_HUNG,
     EXIT_INTERRUPTED,
     EXIT_USER,
+    REMEDIES,
     HostError,
+    UserError,
     os_error_text,
 )
 from launch.execution import orphans, provenance, record, secret_files
@@ -47,6 +51,7 @@ from launch.schema.enums import Format, Preflight, Vendor
 from launch.schema.plan import Plan, Process
 from launch.search import fit
 
+RESERVED, RESERVED_BYTES = ".reserved", 2**20  # for the final record, which is about 0.1 MB
 STATUS = {EXIT_DONE: "done", EXIT_INTERRUPTED: "interrupted", EXIT_HUNG: "hung"}
 
 
@@ -155,8 +160,12 @@ def execute(
     rundir.make(run_dir)
     with (
         rundir.locked(run_dir),
+        reserved_space(run_dir / RESERVED) as release,
         signals() if stopping is None else contextlib.nullcontext(stopping) as stopping,
     ):
+        # Another launcher may have finished the run since this one chose it.
+        if (json_files.read_json(run_dir / "record.json") or {}).get("status") == "done":
+            raise UserError(f"{run_dir}: this run is done. Use resume=never for another run.")
         sandbox_image = None
         if placement.needs_sandbox(plan.config):
             from launch.execution import docker_engine, sandboxed
@@ -175,6 +184,7 @@ def execute(
                 outcome, restarts = supervise(plan, starter(plan, host, image), progress, stopping)
         except (HostError, OSError) as error:
             why = os_error_text(error) if isinstance(error, OSError) else str(error)
+            release()
             record.write_failure(run_record, run_dir, EXIT_HOST, why)
             raise HostError(why) from error
         result = json_files.read_json(run_dir / "result.json")
@@ -182,11 +192,33 @@ def execute(
         metrics = json_files.read_metrics(run_dir / "metrics.jsonl")
         status = STATUS.get(code, "failed")
         final_record = record.finish(run_record, run_dir, status, code, metrics, result, restarts)
+        has_failed = code != EXIT_DONE and (outcome.status != "interrupted" or failures(run_dir))
+        description = describe(plan, outcome) if has_failed else ""  # says if the disk is full
+        release()
         json_files.write_json(run_dir / "record.json", final_record)
-        if code != EXIT_DONE and (outcome.status != "interrupted" or failures(run_dir)):
-            stream = sys.stderr if plan.config.format == Format.json else sys.stdout
-            print(describe(plan, outcome), end="", file=stream, flush=True)
+        stream = sys.stderr if plan.config.format == Format.json else sys.stdout
+        print(description, end="", file=stream, flush=True)
     return code
+
+
+@contextlib.contextmanager
+def reserved_space(file: Path) -> Iterator[Callable[[], None]]:
+    """Reserve disk space in `file`; yield a function that releases it for the final record.
+
+    Otherwise a run that fills the disk could not record its failure. Raises OSError.
+    """
+    release = functools.partial(file.unlink, missing_ok=True)
+    try:
+        with file.open("wb") as space:
+            try:
+                os.posix_fallocate(space.fileno(), 0, RESERVED_BYTES)
+            except OSError as error:
+                error.filename = str(file)
+                if error.errno in REMEDIES:  # others mean that the file system cannot reserve
+                    raise
+        yield release
+    finally:
+        release()
 
 
 def write_inputs(plan: Plan, sandbox_image: str | None = None) -> None:

@@ -98,7 +98,8 @@ def launch(run_dir: Path) -> int:
         exit_code = execute(plan, host, image)
     except (UserError, HostError) as error:
         run_record = json_files.read_json(run_dir / "record.json")
-        if run_record and run_record.get("status") != "failed":  # execute() may have recorded it
+        # execute() may have recorded the failure, and it rejects a run that is done.
+        if run_record and run_record.get("status") not in ("failed", "done"):
             record.write_failure(run_record, run_dir, error.exit_code, str(error))
         raise
     show.show_end(plan.config, plan, exit_code)

@@ -224,6 +224,7 @@ def _inputs(config: Config, host: Host) -> list[tuple[str, str]]:
         links = filter(Path.is_symlink, Path(pipeline).glob("*"))
         phases = sorted(str(real_folder(link)) for link in links)
         inputs += [(path, "method.args.reuse") for path in (pipeline, *phases)]
+    inputs += [(method.args.get("dataset"), "method.args.dataset")] if method.starts_vllm else []
     inputs += [(value_or_none(config, "lm_eval_include"), "method.args.lm_eval_include")]
     if method.exports and converter:
         inputs += [(str(Path(converter).parent), "llama.cpp's converter and its imports")]

@@ -91,7 +91,7 @@ def _conditions(config: Config, kind: str, gpus: list[int]) -> dict[str, bool]:
         "server": runs_vllm,
         "multi_gpu": len(gpus) * slurm.nodes > 1 or sends_weights,
         "fsdp": trains and topology.strategy in ("fsdp", "zero3"),
-        "eight_gpus": len(gpus) == 8,
+        "eight_gpus": len(gpus) == 8 and slurm.nodes == 1,
         "gpu": bool(gpus),
         "no_gpu": not gpus,
         "gpu_exporter": kind == "exporter" and vendor in MASK and not gpus,

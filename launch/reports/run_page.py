@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from launch.core.json_files import is_number
 from launch.execution import logs
 from launch.execution.meaning import explain
 from launch.execution.supervise import failures
@@ -36,7 +37,7 @@ from launch.reports.parts import (
     table,
     text,
 )
-from launch.reports.run_files import Run, is_number, value_at
+from launch.reports.run_files import Run, value_at
 from launch.study.trials import command_line
 
 MAX_LOG_LINES = 20

@@ -205,7 +205,7 @@ class Topology:
     # split, and engine=vllm: size of the KV cache. Set it if several vLLM engines start on one GPU
     # at the same time, because each would measure the free memory.
     server_cache_gb: Optional[float] = checked(None, minimum=0.001)
-    # split: tokens of prompt and completion; null: all positions of the model
+    # split, and engine=vllm: tokens of prompt and completion; null: all positions of the model
     server_max_length: Optional[int] = checked(None, minimum=2)
     # split, colocate and engine=vllm: additional arguments of vLLM's engine, such as
     # {max_num_seqs: 512}; null removes an argument

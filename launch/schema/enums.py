@@ -27,7 +27,7 @@ class When(Enum):
     # ranks that communicate through RCCL or NCCL: with each other, or with a server
     multi_gpu = "multi_gpu"
     fsdp = "fsdp"  # ranks that shard parameters (fsdp, zero3)
-    eight_gpus = "eight_gpus"  # a process group of eight ranks
+    eight_gpus = "eight_gpus"  # a process group of eight ranks on one node
 
 
 class Init(Enum):

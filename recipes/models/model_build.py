@@ -56,7 +56,8 @@ def build_tokenizer(config: DictConfig, texts: Iterable[str]) -> PreTrainedToken
         tokenizer = pretrained.load_tokenizer(config, source)
     template = model.chat_template or config.data.chat_template
     if template:
-        tokenizer.chat_template = Path(template).read_text(encoding="utf-8")
+        # utf-8-sig drops a byte order mark, which would begin every text
+        tokenizer.chat_template = Path(template).read_text(encoding="utf-8-sig")
     if source is not None:
         pretrained.check_vocabulary(config, source, tokenizer)
     return tokenizer

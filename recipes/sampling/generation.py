@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import torch
 from omegaconf import DictConfig, OmegaConf
 from torch.utils.hooks import RemovableHandle
@@ -30,6 +29,7 @@ from transformers import (
 
 from launch.core.errors import UserError
 from recipes.data.data_load import load, texts
+from recipes.data.data_messages import render
 from recipes.models.model_build import build_model, build_tokenizer, find_source, write_random
 from recipes.models.pretrained import Source, file_errors
 from recipes.rank.device import compute_dtype, device
@@ -108,21 +108,19 @@ class SampleGenerator(ABC):
         return samples
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Return the token ids of a prompt. Raises UserError if the chat template fails.
+        """Return the token ids of a prompt. Raises RowError if the chat template fails.
 
         The tokenizer adds special tokens only to text, since a chat template contains its own.
         """
         if isinstance(prompt, str):
             return self.tokenizer(prompt)["input_ids"]
-        try:
-            text = self.tokenizer.apply_chat_template(
-                prompt, tokenize=False, add_generation_prompt=True
-            )
-        except (ValueError, jinja2.TemplateError) as error:  # ValueError: no chat template
-            raise UserError(
-                f"model.chat_template: {error} Use model.chat_template=<file.jinja>."
-            ) from error
+        (text,) = self.render([prompt])
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def render(self, prompts: list[list[dict[str, str]]]) -> list[str]:
+        """Return the text of prompts that are messages. Raises RowError as encode does."""
+        options = {"tokenize": False, "add_generation_prompt": True}
+        return render(self.tokenizer, prompts, **options)
 
     def sample(self, ids: list[int]) -> Sample:
         """Return a sample from generated ids. Remove padding after the end token."""
@@ -191,6 +189,7 @@ class VllmGenerator(SampleGenerator):
             positions = AutoConfig.from_pretrained(
                 name, revision=revision, trust_remote_code=False
             ).max_position_embeddings
+        positions = min(positions, config.topology.server_max_length or positions)
         try:
             defaults = GenerationConfig.from_pretrained(name, revision=revision)
         except OSError:  # some models have no generation_config.json

@@ -338,6 +338,20 @@ def test_task_files_of_the_harness_are_mounted(tmp_path, monkeypatch):
     assert plan.trainer_args["lm_eval_include"] == str(tmp_path / "tasks")
 
 
+def test_the_data_set_of_vllms_benchmark_is_checked_and_mounted(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    bench = "hardware=mi300x model=qwen3_8b method=bench/vllm method.args.dataset=share.json"
+    config, _ = prepare(composed(*bench.split()))
+    with pytest.raises(UserError, match=r"method\.args\.dataset=.*share\.json: no such file"):
+        check_files(config, all_lines=False)
+    (tmp_path / "share.json").write_text("[]")
+    check_files(config, all_lines=False)
+    plan = make_plan(config, host_with(8), RUN)
+    (spec,) = plan.containers.values()
+    sources = [m.read_only for m in spec.mounts if m.source == str(tmp_path / "share.json")]
+    assert sources == [True]
+
+
 def test_inputs_are_mounted_read_only():
     arguments = (
         "hardware=cpu runtime=docker method=grpo data=jsonl data.path=/data/a.jsonl "

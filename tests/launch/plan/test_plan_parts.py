@@ -33,6 +33,18 @@ def test_each_process_gets_its_own_variables():
     assert "NCCL_MIN_NCHANNELS" not in single.env
 
 
+def test_channels_of_one_node_are_not_those_of_several():
+    """RCCL uses at most 64 channels between nodes."""
+    job = ("runtime=slurm", "runtime.slurm.interface=ib0", "topology=ddp")
+    for hardware, nodes, channels in (
+        ("mi300x", 1, "112"),
+        ("mi300x", 2, None),
+        ("mi355x", 2, None),
+    ):
+        overrides = (f"hardware={hardware}", f"runtime.slurm.nodes={nodes}", *job)
+        assert plan(*overrides).processes[0].env.get("NCCL_MIN_NCHANNELS") == channels
+
+
 @pytest.mark.parametrize(("overrides", "guarded"), [
     (["method=grpo", "topology=split", "topology.num_gpus=2"], {"server", "trainers"}),
     (["method=grpo", "topology=split", "topology.num_gpus=4"], {"server", "trainers"}),

@@ -6,16 +6,17 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from omegaconf import OmegaConf
 
 from launch.core.errors import UserError
-from recipes.rewards import verifier as verifying
-from recipes.rewards import verify_code
+from recipes.rewards import verify_code, verify_isolated
 from recipes.rewards.verifier import build_verifier
-from recipes.rewards.verify_isolated import ENVIRONMENT, PASSED_ON, Isolated
+from recipes.rewards.verify_isolated import ENVIRONMENT, PASSED_ON, Isolated, Pool
 from tests.conftest import ROOT
 
 
@@ -119,6 +120,42 @@ def test_rewards_that_wait_are_limited_by_wall_clock():
     isolated.process.send_signal(signal.SIGSTOP)
     assert alone(isolated, "length", "") == "no score within 0.3 s"
     assert alone(isolated, "length", "") == 1.0
+
+
+def test_processes_score_at_the_same_time():
+    """Each of two rows is scored only after both have started."""
+    both = threading.Barrier(2, timeout=60)
+    score = lambda *row: (both.wait() and None) or ([1.0], None)  # noqa: E731
+    pool = Pool(["length"], 2)
+    pool.workers = [SimpleNamespace(process=object(), attempt=score)] * 2
+    assert pool.attempts("length", [([""], [""], {})] * 2) == [([1.0], None)] * 2
+
+
+def test_scores_of_several_processes_keep_their_order(monkeypatch):
+    monkeypatch.setattr(verify_isolated, "SOLO_S", 0.0)
+    pool = Pool(["regex"], 2)
+    for worker in pool.workers:
+        worker.time_s = 0.5
+    texts = ["a" * 40 + "b", "aaa", "b", "aa", "c"]
+    attempts = pool.attempts("regex", [([""], [text], {"pattern": ["(a+)+"]}) for text in texts])
+    assert attempts == [(None, "no score within 0.5 s of CPU time"),
+                        *(([score], None) for score in (1.0, 0.0, 1.0, 0.0))]  # fmt: skip
+
+
+def test_fast_scores_start_no_second_process():
+    pool = Pool(["length"], 2)
+    assert pool.attempts("length", []) == []
+    assert pool.attempts("length", [([""], [""], {})] * 3) == [([1.0], None)] * 3
+    assert pool.workers[1].process is None
+
+
+@pytest.mark.parametrize(("cores", "ranks", "workers"), [
+    (1, 1, 1), (2, 1, 1), (16, 1, 15), (192, 8, 16), (8, 8, 1),
+])  # fmt: skip
+def test_a_rank_uses_its_share_of_the_cores(monkeypatch, cores, ranks, workers):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
+    assert verify_isolated.num_workers() == workers
 
 
 MISBEHAVES = """
@@ -228,7 +265,7 @@ def test_scores_outside_0_to_1_are_errors():
     ("dies", "its process ended with exit code -6"),
 ])  # fmt: skip
 def test_user_functions_that_hang_or_crash_fail_one_completion(monkeypatch, way, error):
-    monkeypatch.setattr(verifying, "Isolated", functools.partial(Isolated, time_s=0.5))
+    monkeypatch.setattr(verify_isolated, "Isolated", functools.partial(Isolated, time_s=0.5))
     verifier = of({f"{OWN}.goes_wrong": 1.0})
     verdicts = verifier(["p"] * 2, ["good", way], {})
     assert [(v.score, v.error and v.error.partition(" (")[0]) for v in verdicts] == [

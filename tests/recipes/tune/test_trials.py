@@ -6,6 +6,7 @@ tests/e2e runs real recipes.
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 
@@ -234,6 +235,27 @@ def test_candidates_of_the_hardware_and_of_a_recipe_that_compiles():
     # transformers compiles if a mode is set, even with torch_compile=False
     assert settings["eager"].args == {"torch_compile": False, "torch_compile_mode": None}
     assert settings["default"].args == {"torch_compile": True, "torch_compile_mode": None}
+
+
+@pytest.mark.parametrize(("named", "gfx", "tried"), [
+    (None, "gfx942", False),
+    (list(inductor.GRAPHS), "gfx942", True),
+    (None, "sm_90", True),
+])  # fmt: skip
+def test_cuda_graphs_are_tried_on_amd_only_if_they_are_named(named, gfx, tried):
+    args = inductor.InductorConfig(output_dir="", candidates=named)
+    settings, notes = inductor.candidates(args, {}, gfx, on_cpu=False)
+    assert (set(inductor.GRAPHS) <= set(settings)) == tried
+    assert any("187715" in note for note in notes) != tried
+
+
+@pytest.mark.parametrize(("loss", "differs"), [(2.01, False), (2.3, True), (math.nan, True)])
+def test_a_candidate_that_trains_differently_is_not_the_best(loss, differs):
+    before = {"candidate": "eager", "mean_loss": 2.0, "error": None}
+    row = inductor.check_loss({"candidate": "default", "mean_loss": loss, "error": None}, before)
+    assert bool(row["error"]) == differs
+    without = {"candidate": "default", "error": "no compiler"}  # a failed trial has no loss
+    assert inductor.check_loss(without, before) is without
 
 
 # ---- tunableop
