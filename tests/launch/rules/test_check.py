@@ -233,7 +233,6 @@ CODE data=hub data.hub_id=a/b data.revision=c data.heldout_path=a.jsonl | data.h
 data.hub_id=a/b | data.hub_id
 data.revision=c | data.revision
 data.split=test | data.split
-model.hub_id=me/mine | model.hub_id=me/mine
 QWEN model.init=random model.hub_id=me/mine | model.hub_id
 model.revision=c | model.revision
 FILE data.num_train=5 | data.num_train
