@@ -47,6 +47,7 @@ def configure(run_dir, method, *overrides):
     run_dir.mkdir()
     config, _ = prepare(compose(["hardware=cpu", f"method={method}", *overrides]))
     content = {"run_dir": str(run_dir), "trainer_args": complete(config, run_dir, (8000, 8001))}
+    content["provenance"] = {"runs": [], "results": None}  # read by export
     OmegaConf.save(OmegaConf.create({**plain(config), **content}), run_dir / "config.yaml")
     return run_dir
 
