@@ -14,7 +14,7 @@ BASE := HEAD
 # Runs with the same seed are equal only if hashes of strings are equal too.
 export PYTHONHASHSEED := 0
 
-.PHONY: help setup vllm quantization kernels gguf lm-eval quickstart test test-fast test-integration lint format lock clean
+.PHONY: help setup vllm quantization kernels gguf lm-eval quickstart test test-fast test-integration lint format lock docs clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -75,6 +75,16 @@ lock: setup ## resolve containers/cpu/*.in again, and update the argument lists 
 	-@$(VENV_PYTHON) containers/add_ons.py vllm
 	$(VENV_PYTHON) containers/lock_trainer_args.py
 
-clean: ## remove .venv and caches, but keep runs/
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache
+docs: .venv-docs/docs.lock ## build the documentation into site/; a dead link or anchor is an error
+	.venv-docs/bin/python -m mkdocs build --strict
+
+# An environment of its own. The copy of the lock marks it as complete.
+.venv-docs/docs.lock: containers/cpu/docs.lock
+	@if [ -z "$(BOOTSTRAP)" ]; then echo 'error: make docs needs Python 3.11 or newer. Specify one: make docs PYTHON=python3.11' >&2; exit 2; fi
+	"$(BOOTSTRAP)" -m venv --clear .venv-docs
+	.venv-docs/bin/python -m pip install --disable-pip-version-check --no-input --quiet --require-hashes -r $<
+	cp $< $@
+
+clean: ## remove .venv, .venv-docs, site/ and caches, but keep runs/
+	rm -rf .venv .venv-docs site .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

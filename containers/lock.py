@@ -24,6 +24,7 @@ CONSTRAINTS = {
     **dict.fromkeys(("liger", "quantization"), ("requirements",)),
     **dict.fromkeys(("vllm", "kernels"), ("requirements", "dev")),
     **dict.fromkeys(("gguf", "lm-eval"), ("requirements", "dev", "vllm")),
+    "docs": (),  # in an environment of its own
 }
 # Locks without dependencies, because the image's base or another lock has them (torch, Triton).
 OVER_TORCH = ("liger", "quantization")

@@ -95,7 +95,7 @@ def test_make_targets_exist(path: Path) -> None:
 
 
 def test_workflows_and_ci_run_check_the_same() -> None:
-    checks = {"lint", "test", "test-integration"}
+    checks = {"lint", "test", "test-integration", "docs"}
     in_workflows = {
         target
         for path in WORKFLOWS

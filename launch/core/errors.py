@@ -5,12 +5,16 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterable
 
-EXIT_DONE = 0
-EXIT_USER = 2
-EXIT_HOST = 3
-EXIT_FAILED = 4
-EXIT_HUNG = 5
-EXIT_INTERRUPTED = 75  # EX_TEMPFAIL of sysexits.h: rerun the command to resume
+# Comments of the exit codes become docs/reference/exit_codes.md.
+
+EXIT_DONE = 0  # The run is done, or the plan is printed.
+EXIT_USER = 2  # The configuration or an input is wrong. Nothing was started, or a rank rejected it.
+EXIT_HOST = 3  # This host cannot run it: a GPU, an image, a package or space is missing.
+EXIT_FAILED = 4  # A process failed, or a benchmark is below `method.args.fail_below`.
+EXIT_HUNG = 5  # Nothing progressed for `runtime.hang_timeout_s`, and the run was stopped.
+# Interrupted by Ctrl-C or a signal, after saving. Run the same command again to resume. The number
+# is EX_TEMPFAIL of sysexits.h.
+EXIT_INTERRUPTED = 75
 
 MORE_SPACE = "Free space there and repeat the command, or use run_root=<directory on a larger disk>"
 REMEDIES = {

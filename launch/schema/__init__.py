@@ -150,7 +150,8 @@ class Model:
 @dataclass
 class Adapter:
     name: str = MISSING
-    rank: Optional[int] = checked(None, minimum=1)
+    rank: Optional[int] = checked(None, minimum=1)  # size of the low-rank matrices
+    # scale: alpha / rank, or alpha / sqrt(rank) with rslora
     alpha: Optional[int] = checked(None, minimum=1)
     dropout: float = checked(0.0, minimum=0, below=1)
     # or a list of linear layers; checked here because PEFT silently skips unknown names
@@ -338,11 +339,11 @@ class Config:
     speed_keeps: list[str] = field(default_factory=list)
     # choices of speed=auto; the planner sets them, users do not
     chosen: list[Choice] = field(default_factory=list)
-    mode: Mode = Mode.run
+    mode: Mode = Mode.run  # plan: print everything that would run, and change nothing
     find: Find = Find.none
-    format: Format = Format.text
+    format: Format = Format.text  # of the plan and the result
     verbose: bool = False  # the text plan shows full command lines and environments
-    smoke: bool = False
+    smoke: bool = False  # scale the composition down, so that a CPU runs it in seconds
     # keys that smoke=true must not change, in addition to those on the command line
     smoke_keeps: list[str] = field(default_factory=list)
     preflight: Preflight = Preflight.refuse
@@ -353,15 +354,17 @@ class Config:
     rocprof: Rocprof = Rocprof.v3  # the profiler of profile=rocprof
     # rocprof=v3: hardware counters of each kernel, in place of a trace
     rocprof_counters: list[str] = checked(default_factory=list, text=COUNTER)
-    debug: Debug = Debug.none
+    debug: Debug = Debug.none  # for faults of the GPU and of torch.compile; slow
     # sequences per optimizer step on all ranks; sets gradient_accumulation_steps
     effective_batch: Optional[int] = checked(None, minimum=1, maximum=MAX_BATCH)
     # in any currency; adds the cost of the run to the plan
     price_per_gpu_hour: Optional[float] = checked(None, minimum=0, maximum=1_000_000_000)
+    # of weights, row order and sampling; data.seed is that of generated problems
     seed: int = checked(0, minimum=0, below=2**32)
     name: Optional[str] = checked(None, text=NAME_OR_EMPTY)  # null: <method>-<model>-<hardware>
-    run_root: str = "runs"
+    run_root: str = "runs"  # directory of all runs
     user_env: dict[str, str] = field(default_factory=dict)  # variables that override the launcher's
     # by key of result.json, or <key of metrics.jsonl>@<step>
     targets: dict[str, Target] = field(default_factory=dict)
+    # a pipeline: runs that start from the results of earlier ones
     phases: list[Phase] = field(default_factory=list)

@@ -20,8 +20,8 @@ class Sandbox:
     # number of containers; each runs the code of one completion at a time on one core
     workers: int = checked(4, minimum=1)
     time_s: float = checked(10.0, minimum=0.1)  # wall-clock time, including compilation
-    memory_gb: float = checked(0.5, minimum=0.1)
-    processes: int = checked(64, minimum=8)
+    memory_gb: float = checked(0.5, minimum=0.1)  # including /tmp
+    processes: int = checked(64, minimum=8)  # including threads
     # size of the standard output, and of the largest file
     output_kb: int = checked(64, minimum=1)
     disk_mb: int = checked(64, minimum=1)  # size of /tmp, which is part of memory_gb

@@ -91,6 +91,7 @@ def test_command_plans(launch, tmp_path, monkeypatch, text):
     ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(SFT_ROW)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
     for path in re.findall(r"model\.path=(models/\S+)", text):
         leave_model(tmp_path / path)
     for module in ("mine.py", "my_package/rewards.py"):

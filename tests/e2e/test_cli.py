@@ -6,6 +6,7 @@ Starting a rank costs ten seconds of CPU time, so one run serves most of these t
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -22,6 +23,7 @@ from launch.plan import sealed
 from tests.conftest import ROOT, command
 from tests.helpers.exports import run_export
 
+RUN_DIRECTORY = ROOT / "docs/reference/run_directory.md"
 STEPS = 16
 # GRPO with the user's prompts and reward.
 OWN = f"""
@@ -95,6 +97,8 @@ def test_a_run_writes_its_documented_files(trained):
     run, _ = trained
     files = "config.yaml plan.json record.json metrics.jsonl result.json logs/trainers.log"
     assert [name for name in files.split() if not (run / name).is_file()] == []
+    documented = re.findall(r"^\| `([^`]+)`", RUN_DIRECTORY.read_text(), re.MULTILINE)
+    assert {path.name for path in run.iterdir()} <= {name.rstrip("/") for name in documented}
     assert list((run / "model").glob("*.safetensors"))
     assert not list(run.rglob("*.bin"))
     rows = json_files.read_metrics(run / "metrics.jsonl")

@@ -50,6 +50,20 @@ def test_first_command_of_readme(quickstart):
     assert str(picture) in output
 
 
+def test_documentation_is_built_without_the_environment_of_runs(tmp_path):
+    if NEEDED:
+        pytest.skip(f"needs {', '.join(NEEDED)}")
+    subprocess.run(["git", "clone", "-q", str(ROOT), str(tmp_path / "clone")], check=True)
+    build = ["make", "docs"]
+    done = subprocess.run(build, cwd=tmp_path / "clone", capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not (tmp_path / "clone/.venv").exists()
+    assert (tmp_path / "clone/site/reference/keys/index.html").is_file()
+    page = tmp_path / "clone/docs/data.md"
+    page.write_text(f"{page.read_text()}\n[dead](memory.md#no-such-heading)\n")
+    assert subprocess.run(build, cwd=tmp_path / "clone", capture_output=True).returncode != 0
+
+
 def test_setup_installs_no_cuda_and_runs_once(quickstart):
     clone, _ = quickstart
     pip = [clone / ".venv/bin/python", "-m", "pip", "list"]
