@@ -26,11 +26,12 @@ from hydra.plugins.config_source import ConfigResult
 from omegaconf import MISSING, DictConfig, OmegaConf, flag_override
 from omegaconf.errors import OmegaConfBaseException
 
-from launch.config import auto
+from launch.config import auto, follow_files
 from launch.config.request import Request, leaves
 from launch.config.row_reward import follow_rows
 from launch.config.wording import CONF, check_key, groups, translate
 from launch.core.errors import UserError
+from launch.inputs import model_config
 from launch.schema import Config
 
 CHOOSABLE = ("method.args.", "hardware.dataloader.", "step.")  # what speed=auto may choose
@@ -83,6 +84,9 @@ def compose(overrides: Sequence[str], typed: Request | None = None) -> Config:
 def _resolved(request: Request) -> Config:
     """Return the composition with every `auto` resolved, and complete `speed_keeps` from files."""
     composed = _compose(request)
+    followed = follow_files.follow(request, composed)
+    if followed is not request:
+        request, composed = followed, _compose(followed)
     # Hardware comes first, because the choices of other groups depend on it.
     for choose in (auto.hardware, auto.other_groups):
         chosen = choose(composed)
@@ -114,9 +118,7 @@ def _with_absolute_paths(config: Config) -> Config:
     for number, source in enumerate(config.data.sources):
         _make_absolute(source, "path", f"data.sources[{number}].")
     if config.model.path:
-        model = Path(config.model.path)
-        is_run = (model / "record.json").is_file() and not (model / "config.json").is_file()
-        config.model.path = str(model / "model" if is_run else model)
+        config.model.path = str(model_config.directory_of(config.model.path))
     # The arguments of method=raft include its phases' arguments.
     phases = [config.method.args.get(name) for name in ("sample", "evaluate")]
     for args in (config.method.args, *(phase for phase in phases if isinstance(phase, dict))):

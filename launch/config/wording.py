@@ -31,10 +31,7 @@ ENTRIES = {
     kind.__name__: (key, [field.name for field in dataclasses.fields(kind)])
     for key, kind in {"phases": Phase, "data.tasks": Task, "data.sources": Source}.items()
 }
-HUB = (
-    " To use a Hub model: model=<a model of the same architecture and shape> "
-    "model.hub_id={} model.revision=<its commit>."
-)
+HUB = " To use a Hub model: model.hub_id={}."
 
 
 @functools.cache  # called for every override

@@ -15,7 +15,7 @@ from launch.estimate.adapter_layers import ATTENTION, DOWN, AdapterLayers
 from launch.estimate.batch_counts import Batch
 from launch.schema import Config, Model
 from launch.schema.enums import Head, Rows
-from launch.schema.shapes import linear_sizes
+from launch.schema.shapes import layers_of, linear_parameters, normalizes_heads
 from launch.schema.trainer_args import value, value_or_none
 
 # bytes per weight; nf4 has 4 bits, and an fp32 scale per 64 weights (arXiv:2305.14314)
@@ -91,15 +91,18 @@ class MicroStep:
 
     @property
     def widths(self) -> tuple[int, int, int, int]:
-        """Hidden, intermediate, query and key sizes in elements."""
+        """Hidden, intermediate, query and key sizes in elements, of all experts of a token."""
         model = self.model
         query, key = (n * model.head_dim for n in (model.num_heads, model.num_kv_heads))
-        return model.hidden_size, model.intermediate_size, query, key
+        wide = model.intermediate_size * (model.experts_per_token if model.num_experts else 1)
+        return model.hidden_size, wide, query, key
 
     def saved_by_layer(self) -> float:
         """Return the bytes that one layer saves for its backward, for all tokens."""
         hidden, wide, query, key = self.widths
         out, unfused = self.numerics.product_bytes, self.score_bytes() + 4 * self._query_copy()
+        if self.model.num_experts:  # each expert of a token has a copy of its input, and an output
+            unfused += self.tokens * 2 * out * self.model.experts_per_token * hidden
         if self.compiled or self.liger:
             return self.tokens * self._fused_per_token() + unfused
         if self.adapter:
@@ -130,7 +133,7 @@ class MicroStep:
         """
         hidden, wide, query, key = self.widths
         heads, kv_heads = self.model.num_heads, self.model.num_kv_heads
-        out, normed = self.numerics.product_bytes, self.model.architecture == "qwen3"
+        out, normed = self.numerics.product_bytes, normalizes_heads(self.model)
         sums = 4 * (2 + heads + (heads + kv_heads if normed else 0))
         size: float = 2 * (self.numerics.hidden_bytes + out) * hidden + 3 * out * wide
         size += (3 if normed else 2) * out * (query + key) + sums
@@ -150,7 +153,7 @@ class MicroStep:
         out = self.numerics.product_bytes
         # A frozen norm saves its input in fp32. A trained one also saves the normed input.
         frozen = 4 if self.adapter else 4 + out
-        normed = frozen if self.model.architecture == "qwen3" else 0
+        normed = frozen if normalizes_heads(self.model) else 0
         return (query + key) * (normed + 2 * out) + 4 * self.model.num_heads
 
     def score_bytes(self) -> float:
@@ -209,7 +212,7 @@ class MicroStep:
         """
         assert self.adapter is not None
         # size of each of gate, up, activation and product
-        mlp = self.tokens * self.numerics.product_bytes * self.model.intermediate_size
+        mlp = self.tokens * self.numerics.product_bytes * self.widths[1]
         if name == DOWN:  # the input is a separate tensor only if it is copied
             extra = mlp if self.adapter.is_mixed or self.adapter.dropout else 0
         else:
@@ -220,7 +223,7 @@ class MicroStep:
     def linear_bytes(self) -> float:
         """Return the bytes of one layer's 16-bit weight copies, which autocast keeps."""
         adapter = self.adapter.weight_copies() if self.adapter else 0.0
-        copies = 2.0 * sum(i * o for i, o in linear_sizes(self.model))
+        copies = 2.0 * linear_parameters(self.model)
         return adapter + (copies if self.numerics is Numerics.autocast else 0.0)
 
     def _logits(self, tokens: int) -> float:
@@ -280,7 +283,9 @@ def micro_step(config: Config, size: Batch) -> MicroStep:
         size.sequence,
         adapter,
         bool(value(config, "gradient_checkpointing")) or all_layers,
-        config.hardware.fused_attention and config.hardware.attention != "eager",
+        config.hardware.fused_attention
+        and config.hardware.attention != "eager"
+        and not layers_of(config.model).sinks,  # transformers has only eager attention with sinks
         compiled=bool(value_or_none(config, "torch_compile") or config.step.compile),
         recomputed=None if all_layers else config.step.checkpointed_layers,
         fp8=precision.compute == "fp8",

@@ -16,8 +16,10 @@ from launch.schema.shapes import LINEARS, linear_sizes
 ATTENTION, GATE_UP, DOWN = LINEARS[:4], ("gate_proj", "up_proj"), "down_proj"
 
 
-def layers(adapter: Adapter) -> list[str]:
+def layers(model: Model, adapter: Adapter) -> list[str]:
     """Return the names of the linear layers with an adapter, by default all LINEARS.
+
+    Experts have none, because they are not separate linear layers (launch/schema/shapes.py).
 
     A list in the configuration file of adapter.path has priority over adapter.target_modules. Its
     entries have the form q_proj or self_attn.q_proj.
@@ -26,7 +28,8 @@ def layers(adapter: Adapter) -> list[str]:
     if adapter.path and (file := Path(adapter.path) / "adapter_config.json").is_file():
         target = json.loads(file.read_text(encoding="utf-8")).get("target_modules")
     names = {str(name).rpartition(".")[2] for name in target} if isinstance(target, list) else set()
-    return [name for name in LINEARS if name in names] or list(LINEARS)
+    possible = ATTENTION if model.num_experts else LINEARS
+    return [name for name in possible if name in names] or list(possible)
 
 
 def trainable_parameters(model: Model, adapter: Adapter) -> int:
@@ -38,7 +41,7 @@ def trainable_parameters(model: Model, adapter: Adapter) -> int:
     if adapter.rank is None:
         return model.num_parameters
     sizes = dict(zip(LINEARS, linear_sizes(model), strict=True))
-    adapted = (sizes[name] for name in layers(adapter))
+    adapted = (sizes[name] for name in layers(model, adapter))
     each = (adapter.rank * (i + o) + (o if adapter.dora else 0) for i, o in adapted)
     return model.num_layers * sum(each)
 
@@ -61,7 +64,7 @@ class AdapterLayers:
         cls, model: Model, adapter: Adapter, width: int, out: int, recast: bool
     ) -> AdapterLayers:
         all_sizes = dict(zip(LINEARS, linear_sizes(model), strict=True))
-        sizes = {name: all_sizes[name] for name in layers(adapter)}
+        sizes = {name: all_sizes[name] for name in layers(model, adapter)}
         return cls(sizes, adapter.rank or 0, adapter.dropout > 0, adapter.dora, width, out, recast)
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from launch.estimate.batch_counts import UNCUT_TOKENS, batch
-from launch.estimate.memory import on_host
+from launch.estimate.memory import GENERIC_ERROR, on_host
 from launch.estimate.rank_memory import (
     BITSANDBYTES_8_BIT,
     OPTIMIZERS,
@@ -11,12 +11,11 @@ from launch.estimate.rank_memory import (
     generates_with_vllm,
 )
 from launch.machine.detect import Host
-from launch.schema import Config
+from launch.schema import Config, shapes
 from launch.schema.enums import Vendor
 from launch.schema.plan import Memory
 from launch.schema.trainer_args import known, value, value_or_none
 
-ERROR = 0.05  # nearly all runs of docs/results/memory.md were within this share of the plan
 BATCHES = ("per_device_train_batch_size", "batch_size")  # for training, for inference
 LENGTHS = ("max_length", "max_completion_length", "max_new_tokens")
 
@@ -37,7 +36,7 @@ def close(entry: Memory) -> bool:
     The planner's error and the pieces that torch's allocator cannot use add up. On an H100, GRPO of
     4B with 80.1 GB planned and 4.0 GB in pieces ran out of 85 GB after four steps.
     """
-    most_gb = entry.total_gb * (1 + ERROR) + entry.scattered_gb
+    most_gb = entry.total_gb * (1 + entry.error) + entry.scattered_gb
     return entry.fits and not fills_capacity(entry) and most_gb > entry.capacity_gb
 
 
@@ -54,7 +53,7 @@ def why(entry: Memory) -> str:
         if entry.scattered_gb
         else ""
     )
-    return f"the planner's error is up to {ERROR:.0%}{pieces} (docs/memory.md)"
+    return f"the planner's error is up to {entry.error:.0%}{pieces} (docs/memory.md)"
 
 
 def tightness(entry: Memory) -> tuple[bool, bool, bool, float]:
@@ -90,7 +89,7 @@ def warnings(config: Config, entries: list[Memory]) -> list[str]:
     # vLLM they have limits (launch/rules/warnings.py).
     is_supported = config.hardware.vendor == Vendor.nvidia and not generates_with_vllm(config)
     if entry.scattered_gb and is_supported:
-        fits_without_pieces = entry.total_gb * (1 + ERROR) <= entry.capacity_gb
+        fits_without_pieces = entry.total_gb * (1 + entry.error) <= entry.capacity_gb
         setting = "user_env.PYTORCH_ALLOC_CONF=expandable_segments:True"
         remedy = f"{setting}, {'or' if fits_without_pieces else 'and'} {remedy}"
     return [f"{usage}. It may run out of memory: {why(entry)}. Use: {remedy}."]
@@ -108,6 +107,17 @@ def uncounted(config: Config) -> list[str]:
     if "max_length" in known(config) and not value(config, "max_length"):
         ignored.append(f"method.args.max_length=null (rows of {UNCUT_TOKENS} tokens are assumed)")
     lines = [f"memory and speed are planned without {', '.join(ignored)}."] if ignored else []
+    model = config.model
+    if config.method.uses_model and not shapes.is_known(model):
+        lines.append(
+            f"model.architecture={model.architecture}: memory and speed are a generic estimate, "
+            f"with an error of up to {GENERIC_ERROR:.0%}. Its layers are counted as llama's."
+        )
+    if model.num_experts and config.adapter.rank is not None and config.method.trains:
+        lines.append(
+            f"adapter={config.adapter.name}: trains only the attention of {model.name}. Its "
+            "experts have no adapter and stay as they are."
+        )
     if config.adapter.dora and config.method.trains:
         lines.append("speed is planned for plain LoRA. DoRA is slower, because it computes norms.")
     return lines

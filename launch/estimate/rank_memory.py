@@ -200,12 +200,12 @@ def preparation(config: Config) -> dict[str, dict[str, float]]:
 def base_bytes(config: Config) -> float:
     """Return the bytes of the model's weights, without an adapter.
 
-    nf4 packs only the linear layers. bitsandbytes leaves the other weights in 16 bits.
+    nf4 packs only the linear layers. bitsandbytes leaves others, such as experts, in 16 bits.
     """
     model, width = config.model, BYTES[config.precision.weights]
     packed = 0
     if config.precision.weights == "nf4":
-        packed = model.num_layers * sum(i * o for i, o in shapes.linear_sizes(model))
+        packed = model.num_layers * shapes.separate_linear_parameters(model)
     return width * packed + max(2.0, width) * (model.num_parameters - packed)
 
 

@@ -197,7 +197,7 @@ def micro_parts(config: Config, step: MicroStep, peak: float) -> dict[str, float
     """
     model, tokens = config.model, step.tokens
     trains_base = config.adapter.rank is None
-    linear = model.num_layers * sum(i * o for i, o in shapes.linear_sizes(model))
+    linear = model.num_layers * shapes.active_linear_parameters(model)
     passes = 1 + step.recomputed_share + (2 if trains_base else 1)
     # TRL's head recomputes logits in the backward.
     head = (3 if trains_base else 2) + (step.head is Head.tiled)
@@ -218,7 +218,8 @@ def micro_parts(config: Config, step: MicroStep, peak: float) -> dict[str, float
     # With fp8, the head is still in 16 bits.
     half = config.hardware.peak_tflops["bf16"] * 1e12 if config.precision.compute == "fp8" else peak
     head_gemm = gemm if half == peak else half * (config.hardware.healthy.gemm or 1.0)
-    moved, weights, kernels = traffic(config, step, linear, forwards)
+    all_linear = model.num_layers * shapes.linear_parameters(model)  # all experts are cast
+    moved, weights, kernels = traffic(config, step, all_linear, forwards)
     return {
         "matrix products": (products - head_products) / gemm + head_products / head_gemm,
         "attention": scores / attention,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import astuple, dataclass
 
 from launch.estimate.activations import MicroStep, Numerics
-from launch.schema import Config
+from launch.schema import Config, shapes
 from launch.schema.trainer_args import value_or_none
 
 # bytes moved per weight to cast it to 16 bits and its gradient back, with and without
@@ -21,7 +21,7 @@ FROZEN_BYTES = {
     Numerics.cast: (1.5, 1.0),
     Numerics.fp32: (0.0, 0.0),
 }
-# share of Traffic.heads in models without norms of query and key (qwen2, llama)
+# share of Traffic.heads in models without norms of query and key, such as llama
 WITHOUT_HEAD_NORMS = 0.31
 
 
@@ -114,7 +114,7 @@ def traffic(
         .times(share, share)
         .plus(_layer_traffic(config, step, False).times(1 - share, 1 - share))
     )
-    heads = layer.heads * (1.0 if model.architecture == "qwen3" else WITHOUT_HEAD_NORMS)
+    heads = layer.heads * (1.0 if shapes.normalizes_heads(model) else WITHOUT_HEAD_NORMS)
     per_token = layer.hidden * hidden + layer.wide * wide + heads * (query + key)
     scores = 12 * step.score_bytes() * (1 + share)  # unfused attention moves them repeatedly
     with_checkpoints, without = (FROZEN_BYTES if adapter else WEIGHT_BYTES)[step.numerics]

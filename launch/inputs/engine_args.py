@@ -35,8 +35,7 @@ def weights_gb(config: Config, width: float) -> float:
     """Return the GB of the weights: `width` bytes each, or 1 for linear layers as fp8."""
     saved = 0.0
     if config.topology.server_args.get("quantization") == "fp8":
-        layer = sum(inputs * outputs for inputs, outputs in shapes.linear_sizes(config.model))
-        saved = (width - 1) * config.model.num_layers * layer
+        saved = (width - 1) * config.model.num_layers * shapes.linear_parameters(config.model)
     return (width * config.model.num_parameters - saved) / 1e9
 
 

@@ -1,4 +1,4 @@
-"""Check that `model.path` is complete and has the shape that the plan assumes."""
+"""Check that `model.path` is complete, and read the models of conf/model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.core.errors import UserError
-from launch.core.json_files import read_json, yaml_file
+from launch.core.json_files import yaml_file
 from launch.inputs.adapter_files import header
 from launch.inputs.reading import json_object
 from launch.schema import Config
@@ -16,17 +16,6 @@ from launch.schema.trainer_args import lock, value_or_none
 
 MODELS = Path(__file__).parents[2] / "conf/model"
 
-# Key of model -> transformers' name in config.json
-SHAPE = {
-    "architecture": "model_type",
-    "num_layers": "num_hidden_layers",
-    "hidden_size": "hidden_size",
-    "intermediate_size": "intermediate_size",
-    "num_heads": "num_attention_heads",
-    "num_kv_heads": "num_key_value_heads",
-    "vocab_size": "vocab_size",
-    "max_positions": "max_position_embeddings",
-}
 # Each file is a tokenizer or its vocabulary. Without one of them, transformers silently creates an
 # empty tokenizer.
 TOKENIZERS = [
@@ -119,33 +108,6 @@ def _full_size(file: Path) -> int | None:
         return 8 + length + max(ends, default=0)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, struct.error):
         return None
-
-
-def warnings(config: Config) -> list[str]:
-    """Return a warning if the plan assumes a different model than the one in model.path.
-
-    Ignore an unreadable config.json, which a run rejects, and smoke=true, which shrinks models.
-    """
-    folder = Path(config.model.path or ".")
-    content = read_json(folder / "config.json") if config.model.path and not config.smoke else None
-    shape = (
-        {key: content[name] for key, name in SHAPE.items() if name in content} if content else {}
-    )
-    other = {key: value for key, value in shape.items() if value != getattr(config.model, key)}
-    if not other:
-        return []
-    matches = [
-        f"model={name}"
-        for name, group in files().items()
-        if all(group.get(key) == value for key, value in shape.items())
-    ]
-    has = ", ".join(f"{key} {value}" for key, value in other.items())
-    planned = ", ".join(str(getattr(config.model, key)) for key in other)
-    remedy = " or ".join(matches) or "the closest model= with model.num_layers=... and so on"
-    return [
-        f"model.path={config.model.path}: its config.json has {has}, but the plan and the defaults "
-        f"of method.args use model={config.model.name}: {planned}. Use: {remedy}."
-    ]
 
 
 @functools.cache

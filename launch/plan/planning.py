@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from launch.config import choose, lr_scaling, smoke
+from launch.config import choose, follow_files, lr_scaling, smoke
 from launch.config.identity import default_name, identity, identity_of
 from launch.config.request import Request
 from launch.core.errors import UserError
 from launch.core.json_files import plain, read_json
 from launch.estimate import batch_counts, margin, memory, speed
-from launch.inputs import model_path, sample_files
+from launch.inputs import sample_files
 from launch.machine import placement
 from launch.machine.detect import Host
 from launch.machine.gpu import GIB
@@ -134,7 +134,7 @@ def make_plan(
         warnings=[
             *warnings,
             *scaling,
-            *model_path.warnings(config),
+            *follow_files.warnings(config, request),
             *margin.uncounted(config),
             *margin.warnings(config, needed),
             *host_warnings(config, host, smaller),

@@ -20,7 +20,7 @@ from launch.machine import placement
 from launch.machine.gpu import GIB
 from launch.plan import data_cache
 from launch.plan.views import as_json, at_steps, image_json
-from launch.schema import Config
+from launch.schema import Config, shapes
 from launch.schema.data import Data
 from launch.schema.enums import Format, Init, SpeedMode, Vendor
 from launch.schema.plan import Balance, Plan
@@ -133,9 +133,10 @@ def _facts(plan: Plan) -> dict[str, str]:
         source = model.path or f"{model.hub_id}@{(model.revision or 'main')[:12]}"
         if not model.path and model.init == Init.random:
             source = "random weights"
-        millions = model.num_parameters / 1e6
-        size = f"{millions / 1e3:.3g} billion" if millions >= 1e3 else f"{millions:.3g} million"
-        facts["model"] = f"{model.name}, {size} parameters, from {source}"
+        size = f"{_count(model.num_parameters)} parameters"
+        if model.num_experts:
+            size += f" ({_count(shapes.active_parameters(model))} per token)"
+        facts["model"] = f"{model.name}, {size}, from {source}"
     if config.method.measures_machine or config.method.exports:  # neither has batches or data
         values = [f"{name} {v}" for name, v in config.method.args.items() if v is not None]
         facts["method"] = ", ".join([config.method.name, *values])
@@ -179,6 +180,10 @@ def _tasks(data: Data) -> str:
         f"{name} (level{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))})"
         for name, numbers in levels.items()
     )
+
+
+def _count(number: float) -> str:
+    return f"{number / 1e9:.3g} billion" if number >= 1e9 else f"{number / 1e6:.3g} million"
 
 
 def _batch(config: Config) -> str:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
-from launch.inputs.model_path import SHAPE, file, files
+from launch.inputs.model_config import COMMIT, SHAPE
+from launch.inputs.model_path import file
 from launch.rules.refusal import Refusal
-from launch.schema import Adapter, Config, shapes
+from launch.schema import LINEARS, Adapter, Config, shapes
 from launch.schema.enums import Init
 from launch.schema.trainer_args import value_or_none
 
-KEYS = [key for key in SHAPE if key not in ("architecture", "max_positions")]
-KEYS += ["head_dim", "tied_embeddings", "attention_bias", "num_parameters"]
+KEYS = [*SHAPE[1:], "num_parameters"]
 # The counts in conf/model are exact. A published count may be rounded or include other parameters.
 # A difference of one layer in 80, which is 1.2% of a model, must not pass.
 TOLERANCE = 0.01
-COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def model_problems(c: Config) -> Iterator[Refusal]:
@@ -31,6 +29,12 @@ def model_problems(c: Config) -> Iterator[Refusal]:
             f"adapter.target_modules={layers}: neither all-linear nor a list of linear layers",
             "adapter.target_modules=[q_proj,v_proj]",
         )
+    elif model.num_experts and layers != all_linear and {*layers} - {*LINEARS[:4]}:
+        yield Refusal(
+            "adapter_layers",
+            f"adapter.target_modules={layers}: the experts of {model.name} take no adapter",
+            f"adapter.target_modules=[{','.join(LINEARS[:4])}]",
+        )
     if c.method.uses_model and model.init == Init.pretrained and (model.path or model.hub_id):
         yield from _shape_problems(c)
         if not model.path:
@@ -40,9 +44,10 @@ def model_problems(c: Config) -> Iterator[Refusal]:
 def _shape_problems(c: Config) -> Iterator[Refusal]:
     """Reject a parameter count that does not match the shape."""
     model, count = c.model, shapes.parameters(c.model)
-    if abs(count - model.num_parameters) <= TOLERANCE * model.num_parameters:
+    difference = abs(count - model.num_parameters)
+    if not shapes.is_known(model) or difference <= TOLERANCE * model.num_parameters:
         return
-    preset = {"attention_bias": False, **file(model.name)}
+    preset = {"attention_bias": False, "num_experts": 0, **file(model.name)}
     changed = [key for key in KEYS if key in preset and getattr(model, key) != preset[key]]
     overrides = " ".join(f"model.{key}={getattr(model, key)}" for key in changed)
     number = f"model.num_parameters={count}"
@@ -62,25 +67,16 @@ def _shape_problems(c: Config) -> Iterator[Refusal]:
 
 
 def _hub_problems(c: Config) -> Iterator[Refusal]:
-    """Reject a Hub model without a commit, or with another model's commit or shape."""
+    """Reject a Hub model without a commit, or with another model's commit."""
     model, preset = c.model, file(c.model.name)
     is_preset = preset.get("hub_id") == model.hub_id
-    others = [name for name, group in files().items() if group.get("hub_id") == model.hub_id]
-    alternative = (
-        "" if is_preset or not others else f"model={others[0]}, which has its shape and commit; or "
-    )
     why = ""
     if model.revision is None:
         why = "model.revision is missing"
     elif preset and not is_preset and model.revision == preset.get("revision"):
         why = f"model.revision={model.revision[:12]} is a commit of {preset['hub_id']}"
-    elif preset and alternative:
-        why = f"memory and speed would be planned for model={model.name}"
     if why:
-        remedy = (
-            f"{alternative}model=<of the same shape> model.hub_id={model.hub_id} "
-            "model.revision=<its commit, 40 hexadecimal digits>"
-        )
+        remedy = f"model.hub_id={model.hub_id} model.revision=<its commit, 40 hexadecimal digits>"
         if is_preset:
             remedy = "leave out model.revision, because the model's file has its commit"
         yield Refusal("model_hub_id", f"model.hub_id={model.hub_id}: {why}", remedy)

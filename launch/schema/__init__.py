@@ -122,8 +122,8 @@ class Model:
     """The shape of a model, so that plans need no download, and the location of its weights."""
 
     name: str = MISSING
-    # model_type of transformers: qwen3, qwen2, llama
-    architecture: str = checked(words=("qwen3", "qwen2", "llama"))
+    # model_type of transformers; plans are exact for those in launch/schema/shapes.py
+    architecture: str = MISSING
     hub_id: Optional[str] = None
     revision: Optional[str] = None  # commit on the Hub, 40 hexadecimal digits
     path: Optional[str] = None  # local directory; takes precedence over hub_id
@@ -131,13 +131,15 @@ class Model:
     init: Init = Init.pretrained
     num_layers: int = checked(minimum=1)
     hidden_size: int = checked(minimum=1)
-    intermediate_size: int = checked(minimum=1)
+    intermediate_size: int = checked(minimum=1)  # of one expert, if the model has experts
     num_heads: int = checked(minimum=1)
     num_kv_heads: int = checked(minimum=1)
     head_dim: int = checked(minimum=1)
     vocab_size: int = checked(minimum=1)
     tied_embeddings: bool = MISSING
     attention_bias: bool = False  # bias on the query, key and value projections
+    num_experts: int = checked(0, minimum=0)  # in each layer; 0: a dense model
+    experts_per_token: int = checked(0, minimum=0)
     max_positions: int = checked(minimum=1)
     rope_theta: float = MISSING
     rms_norm_eps: float = MISSING

@@ -137,6 +137,7 @@ class Memory:
     moment: str = ""  # the moment of training when a rank uses the most memory
     # additional memory that torch's allocator may hold in free pieces too small to reuse
     scattered_gb: float = 0.0
+    error: float = 0.05  # share by which the use may exceed the plan
 
     @property
     def total_gb(self) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate import PartialState
@@ -88,17 +89,18 @@ def plain_model(config: DictConfig, **kwargs) -> PreTrainedModel:
     """
     set_seed(config.seed)  # for random weights, and for the adapter that the trainer will draw
     model, directory, weights = config.model, model_directory(config), config.precision.weights
+    source = find_source(config)
+    shape = model_config(model) if source is None else pretrained.read_config(config, source)
     kwargs = {
         "dtype": compute_dtype(config) if weights == "nf4" else DTYPES[weights],
-        "attn_implementation": packed_attention.implementation(config),
+        "attn_implementation": packed_attention.implementation(config, shape),
         **kwargs,
     }
-    source = find_source(config)
     if source is None:
         # ZeRO-3 would draw each shard separately, so weights would depend on the strategy.
         unset_hf_deepspeed_config()
         with torch.device(device()), rejections("model", f"{model.architecture} of transformers"):
-            random_model = AutoModelForCausalLM.from_config(model_config(model), **kwargs)
+            random_model = AutoModelForCausalLM.from_config(shape, **kwargs)
         # Round, because DeepSpeed's fp32 copy starts from 16-bit weights. Without rounding, a first
         # step of 2e-5 changed the loss by 3.1 under ddp and fsdp and by 1.2 under ZeRO
         # (docs/results/topologies.md).
@@ -185,6 +187,14 @@ def find_source(config: DictConfig) -> pretrained.Source | None:
 
 def model_config(model: DictConfig) -> AutoConfig:
     """Return transformers' configuration for the shape in conf/model."""
+    experts = {}
+    if model.num_experts:
+        experts = dict.fromkeys(("num_experts", "num_local_experts"), model.num_experts)
+        experts["num_experts_per_tok"] = model.experts_per_token
+        experts["moe_intermediate_size"] = model.intermediate_size
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": model.rope_theta}
+    if model.architecture == "gemma3_text":  # has one of each type of layer
+        rope = dict.fromkeys(("full_attention", "sliding_attention"), rope)
     return AutoConfig.for_model(
         model.architecture,
         num_hidden_layers=model.num_layers,
@@ -197,11 +207,13 @@ def model_config(model: DictConfig) -> AutoConfig:
         tie_word_embeddings=model.tied_embeddings,
         attention_bias=model.attention_bias,
         max_position_embeddings=model.max_positions,
-        rope_parameters={"rope_type": "default", "rope_theta": model.rope_theta},
+        rope_parameters=rope,
         rms_norm_eps=model.rms_norm_eps,
+        pad_token_id=None,  # the defaults of some types exceed a small vocabulary
         # transformers' 0.02 suits widths near 2500. At width 128, the first layers would contribute
         # almost nothing, and the model would learn arithmetic late.
         initializer_range=model.hidden_size**-0.5,
+        **experts,
     )
 
 
@@ -210,12 +222,16 @@ def adapter_config(config: DictConfig) -> LoraConfig | None:
     adapter = config.adapter
     if adapter.rank is None or adapter.path:
         return None
+    layers = OmegaConf.to_container(adapter)["target_modules"]
+    if config.model.num_experts and layers == "all-linear":
+        # PEFT would adapt the experts too, with tensors that adapters.merge does not know.
+        layers = ["q_proj", "k_proj", "v_proj", "o_proj"]
     return LoraConfig(
         task_type="CAUSAL_LM",
         r=adapter.rank,
         lora_alpha=adapter.alpha,
         lora_dropout=adapter.dropout,
-        target_modules=OmegaConf.to_container(adapter)["target_modules"],
+        target_modules=layers,
         use_rslora=adapter.rslora,
         use_dora=adapter.dora,
     )

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AttentionInterface, PretrainedConfig
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
@@ -24,11 +24,18 @@ NAME = "documents"
 PADDED = "documents_or_padded"  # the same, but with a mask for batches that have padding
 
 
-def implementation(config: DictConfig) -> str:
-    """Return attn_implementation for the run's model. Register it with transformers if needed."""
+def implementation(config: DictConfig, model_config: PretrainedConfig) -> str:
+    """Return attn_implementation for the run's model. Register it with transformers if needed.
+
+    Models with attention sinks have no sdpa, so they use eager.
+    """
     hardware, method = config.hardware, OmegaConf.select(config, "method.name")
     packs = method == "grpo" and OmegaConf.select(config, "step.rows") == "packed"
-    if hardware.attention != "sdpa" or not (packs or method in ("sft", "dpo")):
+    kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(model_config), None)
+    if hardware.attention == "sdpa" and not getattr(kind, "_supports_sdpa", True):
+        return "eager"
+    is_plain = not (packs or method in ("sft", "dpo")) or not fits(model_config)
+    if hardware.attention != "sdpa" or is_plain:
         return hardware.attention
     kernel = hardware.get("packed_attention")
     longest = OmegaConf.select(config, "trainer_args.max_length")
@@ -69,9 +76,9 @@ def implementation(config: DictConfig) -> str:
     return name
 
 
-def fits(model: PreTrainedModel) -> bool:
+def fits(model_config: PretrainedConfig) -> bool:
     """Return whether all layers have full attention. The kernels support no sliding window."""
-    config = model.config.get_text_config()
+    config = model_config.get_text_config()
     kinds = getattr(config, "layer_types", None) or ["full_attention"]
     return set(kinds) == {"full_attention"} and not getattr(config, "sliding_window", None)
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import transformers
 from omegaconf import DictConfig, OmegaConf
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     GenerationConfig,
@@ -61,6 +62,14 @@ def key_of(config: DictConfig) -> str:
     if model.path or not model.hub_id:
         return f"model.path={model.path}"
     return f"model.hub_id={model.hub_id} at revision {model.revision}"
+
+
+def read_config(config: DictConfig, source: Source) -> PretrainedConfig:
+    """Return transformers' configuration of the model. Raises UserError."""
+    with file_errors(config):
+        return AutoConfig.from_pretrained(
+            source.name, revision=source.revision, trust_remote_code=False
+        )
 
 
 def load_model(config: DictConfig, source: Source, **kwargs: Any) -> PreTrainedModel:

@@ -52,7 +52,7 @@ class PackedCompletions:
             config.topology.strategy != "zero3"
             and not self.args.cast_lm_head_to_fp32
             and not self.aux_loss_enabled
-            and all(head.fits(model) and packed_attention.fits(model) for model in models)
+            and all(head.fits(model) and packed_attention.fits(model.config) for model in models)
         )
         # TRL's tiles have the width of a large vocabulary. A small one would fill only a part.
         width = models[0].config.get_text_config().vocab_size

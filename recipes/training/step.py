@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
-from recipes.models import head
+from recipes.models import head, packed_attention
 from recipes.training import packing
 
 SHORTEST = 128  # tokens of the shortest row whose kernels are compiled in advance
@@ -68,7 +68,8 @@ class FastStep(OrderedRows):
         base = self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
         self._fast = self._supports(base)
         # TRL marks documents only by their positions, which sdpa turns into a mask.
-        if self.padding_free and not self._fast:
+        is_maskless = base.config._attn_implementation == packed_attention.NAME
+        if self.padding_free and not self._fast and is_maskless:
             base.set_attn_implementation("sdpa")
         if self._fast:
             head.add(base)
@@ -110,6 +111,7 @@ class FastStep(OrderedRows):
             and self._config.topology.strategy != "zero3"  # ZeRO-3 shards the head
             and (attends_packed or not self._joins_documents())
             and head.fits(model)
+            and packed_attention.fits(model.config)
         )
 
     def _rehearsed(self) -> Iterator[dict[str, Any]]:

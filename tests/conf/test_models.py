@@ -13,7 +13,7 @@ from recipes.models.model_build import model_config
 
 FOLDER = Path(__file__).parents[2] / "conf/model"
 MADE_HERE = {"qwen3_76m": 76_304_640}  # without a published checkpoint
-NAMES = sorted(p.stem for p in FOLDER.glob("*.yaml") if p.stem != "tiny")
+NAMES = sorted(p.stem for p in FOLDER.glob("*.yaml") if p.stem not in ("auto", "tiny"))
 
 # From model cards and checkpoints, typed independently of the files.
 PUBLISHED = {
@@ -27,6 +27,13 @@ PUBLISHED = {
     "qwen2_5_7b": ("Qwen/Qwen2.5-7B-Instruct", 7_615_616_512),
     "llama3_1_8b": ("meta-llama/Llama-3.1-8B-Instruct", 8_030_261_248),
     "llama3_1_70b": ("meta-llama/Llama-3.1-70B-Instruct", 70_553_706_496),
+    "llama3_1_405b": ("meta-llama/Llama-3.1-405B-Instruct", 405_853_388_800),
+    "mistral_7b": ("mistralai/Mistral-7B-Instruct-v0.3", 7_248_023_552),
+    "mixtral_8x7b": ("mistralai/Mixtral-8x7B-Instruct-v0.1", 46_702_792_704),
+    "qwen3_30b_a3b": ("Qwen/Qwen3-30B-A3B", 30_532_122_624),
+    "gpt_oss_20b": ("openai/gpt-oss-20b", 20_914_757_184),
+    # 4,300,079,472 with the vision tower and its projection to the text model
+    "gemma3_4b": ("google/gemma-3-4b-it", 3_880_263_168),
     "smollm2_135m": ("HuggingFaceTB/SmolLM2-135M-Instruct", 134_515_008),
 }
 

@@ -13,7 +13,7 @@ from launch.core import json_files
 # arguments | parts of the message
 MISTAKES = r"""
 hardware=mi530x | hardware=mi530x | no such hardware | Did you mean mi350x | Options: auto, cpu
-model=Qwen/Qwen3-4B | model=Qwen/Qwen3-4B | Did you mean qwen3_4b | model.hub_id=Qwen/Qwen3-4B model.revision=<its commit>
+model=Qwen/Qwen3-4B | model=Qwen/Qwen3-4B | Did you mean qwen3_4b | model.hub_id=Qwen/Qwen3-4B
 'experiment=[quickstart,learning]' | experiment=[quickstart,learning]: no such experiment | Options:
 mi300x | mi300x: '=' is missing. Did you mean hardware=mi300x?
 seeed=1 | seeed=1 | no key 'seeed' | Did you mean seed
@@ -60,7 +60,7 @@ data.tasks=chain_sum | data.tasks:  | Use: data.tasks=[{name: chain_sum, level: 
 'data.tasks=[{name: a, level: x}]' | data.tasks[n].level: Value 'x' | <a whole number>
 method.args.learning_rate=1,5e-5 | method.args.learning_rate=1,5e-5:  | -m for a sweep over all of them, or method.args.learning_rate=[...]
 hardware=mi50 method=tune/vllm mode=plan | method=tune/vllm runs bench/vllm in its trials: method=bench/vllm: no rel
-model.path=Qwen/Qwen3-4B mode=plan | no such directory. To use a Hub model: model=<a model of the same | model.hub_id=Qwen/Qwen3-4B
+model.path=Qwen/Qwen3-4B mode=plan | no such directory. To use a Hub model: | model.hub_id=Qwen/Qwen3-4B
 model.path= | model.path=: the path is empty | null
 'seed=${no_such}' | seed: Interpolation key 'no_such' not found
 'data.tasks=[{nam: x}]' | data.tasks: Key 'nam' not in 'Task'. Did you mean name? | Keys of an entry: name, level

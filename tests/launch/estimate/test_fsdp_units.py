@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from trl.trainer.utils import add_fused_lm_head
 
 from launch.estimate import rank_memory
-from launch.inputs import model_path
+from launch.inputs import model_config
 from launch.schema import shapes
 from tests.conftest import composed
 
@@ -29,7 +29,7 @@ SHAPE = {
     "num_layers": 4, "hidden_size": 64, "intermediate_size": 96, "num_heads": 4, "num_kv_heads": 2,
     "head_dim": 16, "vocab_size": 640,
 }  # fmt: skip
-SHAPE_NAMES = {key: name for key, name in model_path.SHAPE.items() if key != "architecture"}
+SHAPE_NAMES = {key: model_config.NAMES[key][0] for key in SHAPE}
 
 
 @pytest.fixture(scope="module", autouse=True)

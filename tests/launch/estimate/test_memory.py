@@ -144,7 +144,7 @@ def test_micro_step_with_an_adapter_matches_torch(
 def test_compiled_layer_saves_as_much_as_torch_does(fused):
     """Subtract two layers from three. With an odd length, tokens differ from weights in size."""
     rows, length, saved = 2, 251, []
-    shape = SimpleNamespace(**OmegaConf.load(ROOT / "conf/model/llama3_1_8b.yaml"))
+    shape = SimpleNamespace(num_experts=0, **OmegaConf.load(ROOT / "conf/model/llama3_1_8b.yaml"))
     with pytest.MonkeyPatch.context() as patch, counted.as_on_a_gpu(patch):
         for shape.num_layers in (2, 3):
             saved.append(counted.saved_when_compiled(shape, "autocast", rows, length))

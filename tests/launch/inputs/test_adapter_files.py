@@ -76,7 +76,7 @@ def test_the_planner_counts_the_layers_of_the_adapter_that_is_trained_on(
         content = json.dumps({"target_modules": target_modules})
         (tmp_path / "adapter_config.json").write_text(content)
     config = composed("hardware=cpu", "model=tiny", "adapter=lora", f"adapter.path={tmp_path}")
-    assert adapter_layers.layers(config.adapter) == [*layers]
+    assert adapter_layers.layers(config.model, config.adapter) == [*layers]
     sizes = dict(zip(LINEARS, linear_sizes(config.model), strict=True))
     trained = adapter_layers.trainable_parameters(config.model, config.adapter)
     assert trained == config.model.num_layers * config.adapter.rank * sum(

@@ -1,33 +1,16 @@
-"""Test a plan of one model with the directory of another."""
+"""Test plans of model directories that are damaged or that ranks cannot load."""
 
 import json
 
 import pytest
 
-from launch.inputs import model_path
-from tests.conftest import composed, leave_model
+from tests.conftest import leave_model
 
 QWEN3_0_6B = {"model_type": "qwen3", "num_hidden_layers": 28, "hidden_size": 1024}
 QWEN3_0_6B |= {"intermediate_size": 3072, "num_attention_heads": 16, "num_key_value_heads": 8}
 QWEN3_0_6B |= {"vocab_size": 151936, "max_position_embeddings": 40960}
 
 LFS = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 9\n"
-
-
-def warnings_of(tmp_path, content, *overrides):
-    (tmp_path / "config.json").write_text(content)
-    return model_path.warnings(composed("hardware=cpu", f"model.path={tmp_path}", *overrides))
-
-
-def test_the_directory_of_another_model_gives_a_warning(tmp_path):
-    [line] = warnings_of(tmp_path, json.dumps(QWEN3_0_6B))
-    assert "num_layers 28, hidden_size 1024" in line
-    assert "use model=tiny: 4, 128" in line
-    assert line.endswith("Use: model=qwen3_0_6b.")
-    shallow = json.dumps({**QWEN3_0_6B, "num_hidden_layers": 14})
-    [line] = warnings_of(tmp_path, shallow, "model=qwen3_0_6b")
-    assert "model=qwen3_0_6b: 28. Use: the closest model=" in line
-    assert warnings_of(tmp_path, shallow, "model=qwen3_0_6b", "model.num_layers=14") == []
 
 
 @pytest.mark.parametrize(("content", "message"), [

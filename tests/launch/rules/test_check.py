@@ -122,11 +122,11 @@ mask_in_user_env | AMD user_env.HIP_VISIBLE_DEVICES=3 | in your shell
 rank_in_user_env | user_env.PET_NNODES=2 | topology.num_gpus
 adapter_layers | adapter=lora adapter.target_modules=[] | [q_proj,v_proj]
 adapter_layers | adapter=lora adapter.target_modules=q_proj | [q_proj,v_proj]
+adapter_layers | AMD model=mixtral_8x7b adapter=lora adapter.target_modules=[up_proj] | [q_proj,k_
 custom_reference | AMD container=custom | container.reference=
 model_source | model.init=pretrained | model.path=
 model_shape | QWEN model.num_layers=12 | init=random
 model_hub_id | QWEN model.hub_id=me/mine model.revision=null | model.revision=<its commit
-model_hub_id | QWEN model.hub_id=Qwen/Qwen3-8B | model=qwen3_8b,
 data_source | data.num_train=null | data.num_train=1000
 data_source | data=jsonl | data.path=
 data_source | data=hub data.hub_id=a/b | data.revision=<its commit>
@@ -236,7 +236,6 @@ method=dpo data=samples data.path=samples.jsonl data.system_prompt=a | data.syst
 data.hub_id=a/b | data.hub_id
 data.revision=c | data.revision
 data.split=test | data.split
-model.hub_id=me/mine | model.hub_id=me/mine
 QWEN model.init=random model.hub_id=me/mine | model.hub_id
 model.revision=c | model.revision
 FILE data.num_train=5 | data.num_train
@@ -372,9 +371,9 @@ def test_refusals_are_shown_together():
     ("model.num_parameters=3990000000", None),  # a rounded published count
     ("model.num_layers=12 model.init=random", None),
     ("model.init=random model.hub_id=null model.revision=null", None),
-    ("model.hub_id=me/tuned", "is a commit of Qwen/Qwen3-4B. Use: model=<of the same shape>"),
+    ("model.hub_id=me/tuned", "is a commit of Qwen/Qwen3-4B."),
     (f"model.hub_id=me/tuned model.revision={'a' * 40}", None),
-    (f"model.hub_id=Qwen/Qwen3-8B model.revision={'a' * 40}", "Use: model=qwen3_8b"),
+    (f"model.hub_id=Qwen/Qwen3-8B model.revision={'a' * 40}", None),  # is model=qwen3_8b
     ("model.hub_id=me/tuned model.path=/m", None),  # model.path has precedence
     ("model.revision=null method=evaluate", "model.revision is missing"),
     ("model.name=mine model.num_layers=12", "model=mine"),

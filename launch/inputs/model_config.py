@@ -1,0 +1,172 @@
+"""Read the shape of a model from the config.json of a directory or of the Hub."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launch.core.json_files import read_json
+from launch.inputs.adapter_files import header
+from launch.schema import Model, shapes
+
+COMMIT = re.compile(r"[0-9a-f]{40}")
+HEAD = "lm_head.weight"
+LONGEST = 200  # characters of a library's message
+
+# Key of model -> names in config.json, most of them transformers'; the first that is present
+NAMES = {
+    "architecture": ("model_type",),
+    "num_layers": ("num_hidden_layers", "n_layer", "num_layers"),
+    "hidden_size": ("hidden_size", "n_embd", "d_model"),
+    "intermediate_size": ("intermediate_size", "n_inner", "ffn_dim"),
+    "num_heads": ("num_attention_heads", "n_head"),
+    "num_kv_heads": ("num_key_value_heads",),
+    "head_dim": ("head_dim",),
+    "vocab_size": ("vocab_size",),
+    "tied_embeddings": ("tie_word_embeddings",),
+    "attention_bias": ("attention_bias",),
+    "num_experts": ("num_experts", "num_local_experts", "n_routed_experts"),
+    "experts_per_token": ("num_experts_per_tok", "top_k_experts"),
+    "max_positions": ("max_position_embeddings", "n_positions", "max_seq_len"),
+}
+SHAPE = tuple(key for key in NAMES if key != "max_positions")  # on which memory and speed depend
+PROBLEMS = {  # error of huggingface_hub -> message and remedy
+    "GatedRepoError": "access is restricted. Accept its license on the Hub, and set HF_TOKEN",
+    "RepositoryNotFoundError": "no such model. A private one needs HF_TOKEN",
+    "RevisionNotFoundError": "it has no such revision. Use: model.revision=<a commit>",
+    "EntryNotFoundError": "it has no config.json, so it is not a model of transformers",
+    "RemoteEntryNotFoundError": "it has no config.json, so it is not a model of transformers",
+    "HFValidationError": "not a name of the Hub. Use: model.hub_id=<owner/name>",
+}
+# Numbers that a plan needs and that do not follow from others
+NEEDED = ("num_layers", "hidden_size", "num_heads", "vocab_size")
+
+
+@dataclass(frozen=True)
+class Found:
+    """The shape in a config.json, by key of model, and the keys that the file lacks."""
+
+    place: str  # the file, for messages
+    shape: dict[str, Any]
+    missing: tuple[str, ...] = ()
+    commit: str | None = None  # of the Hub
+
+
+def directory_of(path: str) -> Path:
+    """Return the absolute directory of a model. A run has its model in a subdirectory."""
+    folder = Path(path).expanduser().absolute()
+    is_run = (folder / "record.json").is_file() and not (folder / "config.json").is_file()
+    return folder / "model" if is_run else folder
+
+
+def of_directory(path: str) -> Found | None:
+    """Return the shape of the model in a directory; None if it has no readable config.json.
+
+    launch/plan/check_files.py rejects such a directory.
+    """
+    folder = directory_of(path)
+    content = read_json(folder / "config.json")
+    if content is None or not isinstance(content.get("model_type"), str):
+        return None
+    return _found(f"{folder}/config.json", content, _tensors(folder))
+
+
+@functools.cache  # a sweep or a pipeline composes many times
+def of_hub(hub_id: str, revision: str | None, is_offline: bool) -> Found | str:
+    """Return the shape of a Hub model and its commit, or why they cannot be read.
+
+    A commit in the cache needs no network. Otherwise only config.json is downloaded. Without a
+    network, a branch is the commit that was downloaded last.
+    """
+    # The import takes half a second, and few plans need it.
+    from httpx import HTTPError
+    from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
+
+    name, problem = "config.json", "HF_HUB_OFFLINE is set, and the cache has no config.json of it"
+
+    def cached() -> str | None:
+        try:
+            return hf_hub_download(hub_id, name, revision=revision, local_files_only=True)
+        except (OSError, ValueError):
+            return None
+
+    file = cached() if is_offline or COMMIT.fullmatch(revision or "") else None
+    if file is None and not is_offline:
+        try:
+            # Unlike the download, this fails without five retries if there is no network.
+            commit = get_hf_file_metadata(hf_hub_url(hub_id, name, revision=revision)).commit_hash
+            file = hf_hub_download(hub_id, name, revision=commit)
+        except (OSError, ValueError, HTTPError) as error:
+            file, text = cached(), " ".join(str(error).split())[:LONGEST]
+            problem = PROBLEMS.get(type(error).__name__, f"the Hub cannot be reached ({text})")
+    if file is None:
+        return problem
+    content = read_json(Path(file))
+    if content is None or not isinstance(content.get("model_type"), str):
+        return f"{file} has no model_type"
+    return _found(f"config.json of {hub_id}", content, {}, Path(file).parent.name)
+
+
+def _found(
+    place: str, content: dict[str, Any], tensors: dict[str, int], commit: str | None = None
+) -> Found:
+    """Return the shape. A model of text and images has the text's values in a separate object.
+
+    `tensors` are the numbers of elements in the weights, {} if they are unknown.
+    """
+    text = content.get("text_config")
+    values = {**content, **(text if isinstance(text, dict) else {})}
+    shape: dict[str, Any] = {}
+    for key, names in NAMES.items():
+        value = next((values[name] for name in names if values.get(name) is not None), None)
+        if isinstance(value, list):  # one value per layer
+            value = max((each for each in value if isinstance(each, int)), default=None)
+        if value is not None:
+            shape[key] = value
+    missing = tuple(k for k in NEEDED if not isinstance(shape.get(k), int) or shape[k] < 1)
+    if missing:
+        return Found(place, shape, missing, commit)
+    hidden, heads = shape["hidden_size"], shape["num_heads"]
+    layers = shapes.ARCHITECTURES.get(shape["architecture"], shapes.GENERIC)
+    is_moe = bool(shape.get("num_experts"))
+    if is_moe and values.get("moe_intermediate_size"):  # the other is of dense layers
+        shape["intermediate_size"] = values["moe_intermediate_size"]
+    defaults = {
+        "intermediate_size": 4 * hidden,
+        "num_kv_heads": heads,
+        "head_dim": hidden // heads,
+        "tied_embeddings": HEAD not in tensors if tensors else layers.tied,
+        "max_positions": 2048,
+        "num_experts": 0,
+        "experts_per_token": 1 if is_moe else 0,
+    }
+    shape = {**defaults, **shape}
+    shape["attention_bias"] = shape["architecture"] == "qwen2" or bool(shape.get("attention_bias"))
+    rope = values.get("rope_parameters") or {}
+    shape["rope_theta"] = float(rope.get("rope_theta") or values.get("rope_theta") or 10000.0)
+    shape["rms_norm_eps"] = float(values.get("rms_norm_eps") or 1e-6)
+    fields = {field.name for field in dataclasses.fields(Model)}
+    model = Model(**{key: value for key, value in shape.items() if key in fields})
+    shape["num_parameters"] = shapes.parameters(model)
+    is_quantized = "quantization_config" in content
+    if tensors and not shapes.is_known(model) and not is_quantized:
+        shape["num_parameters"] = sum(tensors.values())
+    return Found(place, shape, (), commit)
+
+
+def _tensors(folder: Path) -> dict[str, int]:
+    """Return the number of elements of each tensor in the weights; {} if a file is damaged."""
+    tensors: dict[str, int] = {}
+    try:
+        for file in sorted(folder.glob("*.safetensors")):
+            for name, tensor in header(file)[1].items():
+                if name != "__metadata__":
+                    tensors[name] = math.prod(tensor["shape"])
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return {}
+    return tensors

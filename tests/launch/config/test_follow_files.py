@@ -1,0 +1,166 @@
+"""Test plans of models that conf/model does not have, from the config.json of their files."""
+
+import json
+import subprocess
+import sys
+
+import huggingface_hub
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from launch.config.compose import compose
+from launch.config.follow_files import warnings
+from launch.core.errors import UserError
+from launch.inputs import model_config, model_path
+from launch.rules.check import refusals
+from launch.schema import shapes
+from tests.conftest import ROOT, leave_model
+
+COMMIT = "c" * 40
+SMALL = {"num_hidden_layers": 3, "hidden_size": 64, "intermediate_size": 96, "vocab_size": 300}
+SMALL |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+EXPERTS = {"num_experts_per_tok": 2}
+# model_type -> keys of its config.json in addition to SMALL
+TYPES = {
+    **dict.fromkeys(shapes.ARCHITECTURES, {}),
+    **dict.fromkeys(("phi3", "smollm3"), {"pad_token_id": 0}),
+    "qwen3_moe": {**EXPERTS, "num_experts": 6, "moe_intermediate_size": 32},
+    "mixtral": {**EXPERTS, "num_local_experts": 6},
+    "gpt_oss": {**EXPERTS, "num_local_experts": 6},
+}
+
+
+def leave_config(folder, **content):
+    leave_model(folder)
+    (folder / "config.json").write_text(json.dumps(content))
+    return folder
+
+
+def follow(*overrides):
+    return compose(["hardware=cpu", *map(str, overrides)])
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """Return a function that adds a model to the offline cache of the Hub."""
+    model_config.of_hub.cache_clear()
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+
+    def add(hub_id, **content):
+        folder = tmp_path / f"models--{hub_id.replace('/', '--')}"
+        (folder / "refs").mkdir(parents=True)
+        (folder / "refs/main").write_text(COMMIT)
+        (folder / "snapshots" / COMMIT).mkdir(parents=True)
+        (folder / "snapshots" / COMMIT / "config.json").write_text(json.dumps(content))
+
+    yield add
+    model_config.of_hub.cache_clear()
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_the_shape_of_a_directory_counts_as_transformers_does(tmp_path, kind):
+    with torch.device("meta"):
+        config = AutoConfig.for_model(kind, **SMALL, **TYPES[kind])
+        model = AutoModelForCausalLM.from_config(config)
+    model.tie_weights()
+    config.save_pretrained(tmp_path)
+    planned = follow(f"model.path={tmp_path}").model
+    assert (planned.name, planned.architecture) == (tmp_path.name, kind)
+    assert planned.num_parameters == sum(p.numel() for p in model.parameters())
+    assert shapes.is_known(planned)
+    active = planned.num_parameters
+    if "num_experts_per_tok" in TYPES[kind]:
+        active -= 3 * 4 * 3 * 64 * planned.intermediate_size  # 4 of 6 experts in each layer
+        assert planned.intermediate_size == (32 if kind == "qwen3_moe" else 96)
+    assert shapes.active_parameters(planned) == active
+
+
+def test_a_preset_of_another_shape_takes_no_effect(tmp_path):
+    leave_config(tmp_path, model_type="llama", **SMALL)
+    request = ["hardware=cpu", "model=qwen3_8b", f"model.path={tmp_path}"]
+    config = compose(request)
+    assert (config.model.num_layers, config.model.hub_id) == (3, None)
+    [line] = warnings(config, request)
+    assert line.startswith("model=qwen3_8b takes no effect")
+    assert [*warnings(follow(f"model.path={tmp_path}"), ["hardware=cpu"])] == []
+    same = follow("model=tiny", f"model.path={leave_config(tmp_path / 'tiny', **tiny())}")
+    assert same.model.name == "tiny"
+    with pytest.raises(UserError, match=r"^model.num_layers=5: .*config.json has 3"):
+        follow(f"model.path={tmp_path}", "model.num_layers=5")
+
+
+def tiny():
+    preset = model_path.file("tiny")
+    return {model_config.NAMES[key][0]: preset[key] for key in model_config.NAMES if key in preset}
+
+
+def test_settings_of_the_tiny_model_are_not_those_of_another(tmp_path):
+    leave_config(tmp_path, model_type="llama", **SMALL)
+    rate = {name: follow(*o).method.args.get("learning_rate") for name, o in {
+        "tiny": [], "files": [f"model.path={tmp_path}"], "qwen3_8b": ["model=qwen3_8b"],
+    }.items()}  # fmt: skip
+    assert rate["files"] == rate["qwen3_8b"] != rate["tiny"]
+
+
+def test_an_unknown_type_is_a_generic_estimate(launch, tmp_path):
+    leave_config(tmp_path, model_type="lfm2", **SMALL)
+    done = launch("hardware=mi300x", f"model.path={tmp_path}", "mode=plan", "format=json")
+    assert done.code == 0, done.err
+    assert any("lfm2" in line and "25%" in line for line in json.loads(done.out)["warnings"])
+
+
+def test_adapters_do_not_reach_experts(launch, tmp_path):
+    leave_config(tmp_path, model_type="mixtral", **SMALL, **TYPES["mixtral"])
+    arguments = ("hardware=mi300x", f"model.path={tmp_path}", "adapter=lora", "mode=plan")
+    done = launch(*arguments, "format=json")
+    assert any("experts" in line for line in json.loads(done.out)["warnings"])
+
+
+def test_a_hub_model_needs_its_name_only(hub):
+    hub("me/Gemma-3", model_type="gemma3", text_config={"model_type": "gemma3_text", **SMALL})
+    config = follow("model.hub_id=me/Gemma-3")
+    assert (config.model.name, config.model.architecture) == ("Gemma-3", "gemma3_text")
+    assert (config.model.revision, config.model.tied_embeddings) == (COMMIT, True)
+    assert refusals(config) == []
+    for pinned in ([], [f"model.revision={COMMIT}"]):  # the preset's commit is not this model's
+        assert follow("model=qwen3_8b", "model.hub_id=me/Gemma-3", *pinned).model == config.model
+    hub("me/tiny", **tiny())
+    same = follow("model=tiny", "model.hub_id=me/tiny", "model.init=pretrained")
+    assert (same.model.name, same.model.revision) == ("tiny", COMMIT)
+
+
+@pytest.mark.parametrize("overrides", [[], ["model=llama3_1_8b"], [f"model.revision={COMMIT}"]])
+def test_the_hub_id_of_a_preset_selects_it(overrides):
+    config = follow("model.hub_id=Qwen/Qwen3-8B", *overrides)
+    assert (config.model.name, config.model.num_layers) == ("qwen3_8b", 36)
+    commit = COMMIT if overrides == [f"model.revision={COMMIT}"] else None
+    assert config.model.revision == (commit or model_path.file("qwen3_8b")["revision"])
+
+
+def test_a_hub_model_that_cannot_be_read(hub):
+    with pytest.raises(UserError, match=r"^model.hub_id=me/mine: .*Or use: model.path="):
+        follow("model.hub_id=me/mine")
+    hub("me/half", model_type="llama", num_hidden_layers=3)
+    with pytest.raises(UserError, match=r"Add: model.hidden_size=<number> model.num_heads"):
+        follow("model.hub_id=me/half")
+    # A preset of the same shape plans it without a network.
+    request = ["model=qwen3_8b", "model.hub_id=me/mine", f"model.revision={COMMIT}"]
+    config = follow(*request)
+    assert config.model.num_layers == 36
+    [line] = warnings(config, request)
+    assert "The plan assumes the shape of model=qwen3_8b" in line
+
+
+def test_plans_of_files_and_presets_import_no_library(tmp_path):
+    leave_config(tmp_path, model_type="llama", **SMALL)
+    code = (
+        "import sys; from launch.run import main; code = main(sys.argv[1:]); "
+        "names = {'torch', 'transformers', 'huggingface_hub'} & {*sys.modules}; "
+        "sys.exit(f'{code} {names}' if code or names else 0)"
+    )
+    for model in (f"model.path={tmp_path}", "model.hub_id=Qwen/Qwen3-30B-A3B"):
+        arguments = [sys.executable, "-c", code, "hardware=mi300x", model, "mode=plan"]
+        done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
