@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import fcntl
 import os
+import re
 import secrets
 import time
 from collections.abc import Iterator
@@ -23,12 +24,14 @@ from launch.config.identity import (
 from launch.core.errors import UserError
 from launch.core.json_files import read_json, sha256
 from launch.inputs import sample_files
+from launch.inputs.paths import LATEST, pinned
 from launch.plan import resuming, sealed
 from launch.schema import Config
 
 LOCK_ATTEMPTS = 5
 DAMAGED = "its record.json is damaged and cannot be read as a JSON object"
 AGAIN = "-again-"  # part of the name of a run that reproduces another
+FRESH_NAME = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}")
 
 
 def choose(config: Config) -> tuple[Path, bool]:
@@ -54,7 +57,13 @@ def runs_dir(config: Config) -> Path:
 
 
 def fresh_name() -> str:
+    """Return a directory name that FRESH_NAME matches."""
     return f"{datetime.datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
+
+
+def run_dirs(home: Path) -> list[Path]:
+    """Return the directories in `home`, newest first, without the link to the newest."""
+    return sorted((folder for folder in home.glob("*/") if folder.name != LATEST), reverse=True)
 
 
 def newest_unfinished(home: Path, hash_: str, with_running: bool = False) -> Path | None:
@@ -74,7 +83,7 @@ def runs_with_hash(home: Path, hash_: str) -> Iterator[tuple[Path, dict[str, Any
 
     Runs that reproduce another run are left out.
     """
-    for folder in sorted(home.glob("*/"), reverse=True):
+    for folder in run_dirs(home):
         record = read_json(folder / "record.json") or {}
         if recorded_hash(record) == hash_ and AGAIN not in folder.name:
             yield folder, record
@@ -82,7 +91,7 @@ def runs_with_hash(home: Path, hash_: str) -> Iterator[tuple[Path, dict[str, Any
 
 def skipped_run_notes(config: Config, run_dir: Path) -> list[str]:
     """Return a note if resume=auto skipped an unfinished run that is newer than `run_dir`."""
-    for folder in sorted(runs_dir(config).glob("*/"), reverse=True):
+    for folder in run_dirs(runs_dir(config)):
         record = read_json(folder / "record.json")
         is_damaged = record is None and os.path.exists(folder / "record.json")
         is_same = record and recorded_hash(record) == composition_hash(config)
@@ -116,8 +125,8 @@ def record_problem(folder: Path) -> str | None:
 
 def runs_in(folder: Path) -> str:
     """Return a hint that names the newest run in a folder, or '' if it contains none."""
-    newest = max(folder.glob("*/record.json"), key=lambda file: file.parent.name, default=None)
-    return f" It contains runs; the newest is {newest.parent}." if newest else ""
+    newest = next((run for run in run_dirs(folder) if (run / "record.json").is_file()), None)
+    return f" It contains runs; the newest is {newest}." if newest else ""
 
 
 def changed_data(record: dict[str, Any]) -> list[str]:
@@ -145,7 +154,7 @@ def _requested(config: Config) -> Path:
 
     Raises UserError if this composition cannot resume there.
     """
-    folder = Path(config.resume).absolute()
+    folder = pinned(config.resume)
     file = folder / "record.json"
     record, problem, changes = read_json(file), None, list[str]()
     if record is None and not os.path.exists(file):
@@ -193,13 +202,19 @@ def differences(old: Any, new: Any, key: str = "") -> list[str]:
 
 
 def make(folder: Path) -> None:
-    """Create a run directory. Raises UserError."""
+    """Create a run directory, and let runs/<name>/latest point to it. Raises UserError."""
     try:
         (folder / "logs").mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(
             f"{folder}: cannot be created ({error.strerror}). Use: run_root=<another directory>."
         ) from error
+    if FRESH_NAME.fullmatch(folder.name):  # neither a phase nor the reproduction of a run
+        link = folder.with_name(f".{LATEST}.{folder.name}")
+        with suppress(OSError):  # a file system without links; the run does not need it
+            link.unlink(missing_ok=True)
+            link.symlink_to(folder.name)
+            link.replace(folder.with_name(LATEST))
 
 
 @contextmanager
