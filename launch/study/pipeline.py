@@ -307,6 +307,8 @@ class Pipeline:
         if exit_code == EXIT_DONE:
             ran = [plan for plan in plans.values() if not plan.is_left_out]
             show.say(self.config, phase_curves.summary(self.run_dir, ran))
+        if self.config.format == Format.text:
+            show.say_next(self.config, self.run_dir, self.request)
         if self.config.format == Format.json:
             content = {"run_dir": str(self.run_dir), "exit_code": exit_code, "phases": self.results}
             print(json.dumps(content, indent=1))

@@ -1,0 +1,72 @@
+"""List the commands that a user may want after a run, with paths that can be pasted."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from launch.config.compose import compose
+from launch.config.request import Request
+from launch.core.json_files import read_json
+from launch.inputs.run_models import run_with_model
+from launch.plan.process_env import ROOT
+from launch.rules.data import has_heldout
+from launch.schema import Config
+
+# Groups and keys of the run's command that its export and its evaluation need too.
+PLACE = ("hardware", "runtime", "container", "smoke", "run_root", "user_env")
+SUBJECT = (*PLACE, "model", "data")
+REPLACED = ("model.path", "model.hub_id", "model.revision", "model.init")
+
+
+def commands(config: Config, run_dir: Path, request: Request) -> dict[str, str]:
+    """Return the commands by what they do. A run without a model has only a report."""
+    run = str(short_path(run_dir))
+    steps = {"report": _command("report", run)}
+    source = run_with_model(run_dir)
+    if source is None:
+        return steps
+    model = f"model.path={short_path(source)}"
+    is_trained = (read_json(source / "plan.json") or {}).get("method") != "export"
+    subject = _subject(config, request)
+    if has_heldout(config) and subject is not None:
+        steps["evaluate"] = _command("run", *subject, "method=evaluate", model)
+    steps["chat"] = _command("chat", run)
+    if is_trained:
+        steps["export"] = _command("run", *_kept(request, PLACE), "method=export", model)
+    return steps
+
+
+def short_path(path: str | Path) -> str:
+    """Return a path in the current directory as a relative path, and any other path unchanged."""
+    cwd = Path.cwd()
+    return str(Path(path).relative_to(cwd) if Path(path).is_relative_to(cwd) else path)
+
+
+def _command(program: str, *words: str) -> str:
+    return shlex.join(["python", short_path(ROOT / "launch" / f"{program}.py"), *words])
+
+
+def _subject(config: Config, request: Request) -> list[str] | None:
+    """Return the overrides that select the run's hardware, model and data.
+
+    Return None if a pipeline, which has its own evaluations, or an experiment sets other keys.
+    """
+    typed = _kept(request, SUBJECT)
+    if config.phases:
+        return None
+    if all(override.key_or_group != "experiment" for override in request.parsed):
+        return typed
+    names = [f"{group}={getattr(config, group).name}" for group in ("hardware", "model", "data")]
+    overrides = [*names, *typed]  # the later of two values is used
+    return overrides if compose(overrides).data == config.data else None
+
+
+def _kept(request: Request, groups: tuple[str, ...]) -> list[str]:
+    """Return the overrides of some groups and of their keys."""
+    return [
+        str(override.input_line)
+        for override in request.parsed
+        if override.key_or_group.partition(".")[0] in groups
+        and override.key_or_group not in REPLACED
+    ]
