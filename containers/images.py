@@ -8,12 +8,13 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from containers.tools import PRESENT, TOOLS
 from launch.core.errors import UserError
 from launch.core.json_files import yaml_file
 
@@ -25,7 +26,7 @@ OCI = "org.opencontainers.image"  # prefix of the labels of specs.opencontainers
 TAG_LENGTH = 16
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 UNVERIFIED, UNKNOWN, UNBUILT, NONE = "unverified", "unknown", "unbuilt", "none"
-VERSIONS = ("python", "torch", "rocm", "vllm", "trl")
+VERSIONS = ("python", "torch", "rocm", "rccl", "vllm", "aiter", "flash_attn", "trl")
 PATTERNS = {"digest": rf"{DIGEST.pattern}|{UNVERIFIED}"}
 PATTERNS["pushed"] = rf"[^@\s]+:[0-9a-f]{{{TAG_LENGTH}}}@{DIGEST.pattern}|{UNBUILT}"
 # Programs that are copied into every image.
@@ -46,13 +47,18 @@ class Image:
     python: str
     torch: str
     rocm: str
+    rccl: str
     vllm: str
+    aiter: str
+    flash_attn: str
     trl: str
     gfx: tuple[str, ...]  # supported GPU targets; `cpu` for an image without GPU support
     source: str  # where digest and versions are published
     dockerfile: str  # relative to containers/
     locks: tuple[str, ...]  # hashed requirements in order of installation, relative to containers/
     pushed: str  # repository:tag@sha256:... written by `push=`, or `unbuilt`
+    # tool of containers/tools.py -> present or unknown; an image has no other tool
+    tools: dict[str, str] = field(default_factory=dict)
 
     @property
     def verified(self) -> bool:
@@ -121,6 +127,11 @@ def entry(name: str, content: Any, lock: Path = LOCK) -> Image:
             values[key] = tuple(value) if isinstance(value, (list, tuple)) else value
             if type(values[key]) is not tuple or not all(isinstance(v, str) for v in values[key]):
                 faults[key] = "must be a list of strings"
+        elif str(declaration.type).startswith("dict"):
+            states = value.items() if isinstance(value, dict) else [("", "")]
+            if any(tool not in TOOLS or state not in (PRESENT, UNKNOWN) for tool, state in states):
+                states_text = f"{PRESENT} or {UNKNOWN}"
+                faults[key] = f"must map names of {', '.join(TOOLS)} to {states_text}"
         elif not isinstance(value, str) or not re.fullmatch(pattern, value):
             faults[key] = f"must be a string that matches {pattern}, but is {value!r}"
     if faults:

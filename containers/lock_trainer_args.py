@@ -1,7 +1,8 @@
 """Write the arguments of methods and vLLM, rewards and tasks to containers/trainer_args.lock.json.
 
 With this file the launcher rejects an unknown argument without importing the training stack, which
-takes seconds. `make lock` runs this program; a test compares the file with the installed packages.
+takes seconds. The file also lists the model types that transformers can train on text. `make lock`
+runs this program; a test compares the file with the installed packages.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from enum import Enum
 from pathlib import Path
 
 from omegaconf import OmegaConf
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -33,7 +35,10 @@ NOT_ALL = ("ddp_backend",)
 # Arguments whose accepted words TRL does not declare. They are read from comparisons in its source.
 COMPARED = {
     "trl.DPOConfig": ("loss_type", "f_divergence_type"),
-    "trl.GRPOConfig": ("loss_type", "importance_sampling_level", "scale_rewards"),
+    "trl.GRPOConfig": (
+        *("loss_type", "importance_sampling_level", "scale_rewards"),
+        "multi_objective_aggregation",
+    ),
 }
 
 
@@ -181,8 +186,9 @@ def lock() -> dict[str, object]:
     return {
         "trl": importlib.metadata.version("trl"),
         "transformers": importlib.metadata.version("transformers"),
+        "model_types": sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
         "reasoning-gym": importlib.metadata.version("reasoning-gym"),
-        "rewards": rewards.NAMES,
+        "rewards": {name: rewards.NEEDED_COLUMN.get(name) for name in rewards.NAMES},
         "tasks": {"reasoning": reasoning.task_facts(), "code": code.task_facts()},
         "arguments": {name: arguments(name) for name in classes},
         **engine(),

@@ -17,10 +17,15 @@ from typing import Any
 ROCM_VERSION = Path("/opt/rocm/.info/version")
 
 
+PACKAGES = ("vllm", "aiter", "flash_attn", "trl", "transformers")
+# Names of packages whose distribution has another name.
+DISTRIBUTIONS = {"aiter": "amd-aiter"}
+
+
 def version(package: str) -> str | None:
     """Return a package's version without importing it, since vLLM's import takes half a minute."""
     try:
-        return importlib.metadata.version(package)
+        return importlib.metadata.version(DISTRIBUTIONS.get(package, package))
     except importlib.metadata.PackageNotFoundError:
         return None
 
@@ -69,7 +74,7 @@ def probe() -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         **torch_facts(),
-        **{name: version(name) for name in ("vllm", "trl", "transformers")},
+        **{name: version(name) for name in PACKAGES},
         "packages": len(packages),
     }
 

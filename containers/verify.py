@@ -51,7 +51,7 @@ def matches(field: str, stated: str, actual: str) -> bool:
 
 def summary(probed: Mapping[str, Any]) -> str:
     """Return the main versions and GPU targets as one line of text."""
-    names = [name for name in ("python", "torch", "hip", "vllm", "trl", "rccl") if probed.get(name)]
+    names = [name for name in (*VERSIONS, "hip") if name != "rocm" and probed.get(name)]
     targets = [" ".join(probed["gfx"])] if probed.get("gfx") else []
     return ", ".join([f"{name} {probed[name]}" for name in names] + targets)
 

@@ -10,14 +10,20 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
-from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, os.path.abspath(f"{__file__}/../.."))
+
+from launch.core import stop_signals
+
+if __name__ == "__main__":
+    stop_signals.install()
 
 import launch.core.installed  # noqa: F401
 
 # isort: split
+from pathlib import Path
+from typing import Any
+
 from launch.config.identity import recorded_hash
 from launch.config.request import Request
 from launch.core import json_files
@@ -35,10 +41,11 @@ from launch.plan.resuming import recorded_config
 # fmt: off
 NOT_COMPARED = {
     "time_s", "step_s", "tokens_per_second", "tokens_per_second_per_gpu", "tflops_per_gpu", "mfu",
-    "memory_peak_gb", "generation_s", "wait_s", "sync_s", "reward_s", "train_s", "server_s",
-    "transfer_s",
+    "samples_per_second", "memory_peak_gb", "memory_allocated_gb", "memory_reserved_gb",
+    "generation_s", "wait_s", "sync_s", "reward_s", "train_s", "server_s", "transfer_s",
     "verification_s", "eval_s",
 }
+COUNTERS = ("gpu_", "card_")  # of recipes/measure/telemetry.py
 # fmt: on
 COMPARED = ("code", "packages", "locks", "image", "model", "data", "host")
 
@@ -122,7 +129,7 @@ def compare_metrics(then: list[dict[str, Any]], now: list[dict[str, Any]]) -> li
         f"step {old.get('step')}, {key}: {old.get(key)} -> {new.get(key)}"
         for old, new in zip(then, now, strict=True)
         for key in sorted({*old, *new} - NOT_COMPARED)
-        if old.get(key) != new.get(key)
+        if old.get(key) != new.get(key) and not key.startswith(COUNTERS)
     ]
 
 

@@ -5,17 +5,23 @@ python launch/run.py hardware=mi350x method=grpo model=qwen3_4b mode=plan
 
 from __future__ import annotations
 
-import dataclasses
+import os
 import sys
-from pathlib import Path
-from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, os.path.abspath(f"{__file__}/../.."))
+
+from launch.core import stop_signals
+
+if __name__ == "__main__":
+    stop_signals.install()
 
 import launch.core.installed  # noqa: F401
 
 # isort: split
-from launch.config import help, hydra_options
+import dataclasses
+from typing import Any
+
+from launch.config import help, hydra_options, user_secrets
 from launch.config.choose import choose
 from launch.config.compose import compose
 from launch.config.identity import has_phases
@@ -24,7 +30,6 @@ from launch.core.console import run_program
 from launch.core.errors import (
     EXIT_DONE,
     EXIT_HOST,
-    EXIT_INTERRUPTED,
     HostError,
     UserError,
     os_error_text,
@@ -61,7 +66,7 @@ def run(overrides: list[str]) -> int:
     warnings = [*request.warnings, *warnings]
     if config.data.preview and config.mode == Mode.run:
         return row_preview.run(choose(config, host), host, warnings, request)
-    run_dir, resumed = rundir.choose(config)
+    run_dir, resumed = rundir.choose(config, starts=config.mode == Mode.run)
     warnings += rundir.skipped_run_notes(config, run_dir)
     warnings += rundir.changed_rank_notes(config, run_dir)
     plan = make_plan(with_choices(config, host, run_dir), host, run_dir, warnings, request)
@@ -104,6 +109,7 @@ def main(arguments: list[str]) -> int:
         print(help.text())
         return EXIT_DONE
     try:
+        arguments = user_secrets.to_environment(arguments)
         if sweep.is_requested(arguments):
             return sweep.run(arguments)
         if hydra_options.is_requested(arguments):
@@ -112,9 +118,6 @@ def main(arguments: list[str]) -> int:
     except (UserError, HostError) as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    except KeyboardInterrupt:  # while planning; execute() handles the signals of a started run
-        print("Interrupted before anything was started.", file=sys.stderr)
-        return EXIT_INTERRUPTED
     except OSError as error:  # such as a full disk or a deleted run directory
         print(os_error_text(error), file=sys.stderr)
         return EXIT_HOST

@@ -31,9 +31,12 @@ from recipes.training.checkpoint import HEARTBEAT, AtomicCheckpoints
 from recipes.training.selection import heldout
 from recipes.training.step import OrderedRows
 from recipes.training.train_loop import build_arguments, train
+from recipes.training.trainer_errors import ReportedRejections
 
 
-class Trainer(CompiledLayers, OrderedRows, PreparedRows, AtomicCheckpoints, DPOTrainer):
+class Trainer(
+    CompiledLayers, OrderedRows, PreparedRows, AtomicCheckpoints, ReportedRejections, DPOTrainer
+):
     """TRL's trainer with compiled layers, shared prepared rows and atomic checkpoints."""
 
     def _precompute_ref_logps(self, dataset: Dataset, name: str, batch_size: int) -> Dataset:

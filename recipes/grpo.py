@@ -40,6 +40,7 @@ from recipes.training.grpo_step import PackedCompletions
 from recipes.training.selection import heldout
 from recipes.training.step_shares import TimedStep
 from recipes.training.train_loop import build_arguments, train
+from recipes.training.trainer_errors import ReportedRejections
 
 
 class Trainer(
@@ -49,6 +50,7 @@ class Trainer(
     PackedCompletions,
     Curriculum,
     AtomicCheckpoints,
+    ReportedRejections,
     GRPOTrainer,
 ):
     """TRL's trainer with packed completions, curriculum, timed steps and atomic checkpoints."""

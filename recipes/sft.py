@@ -27,9 +27,18 @@ from recipes.training.checkpoint import AtomicCheckpoints
 from recipes.training.selection import heldout
 from recipes.training.step import FastStep
 from recipes.training.train_loop import build_arguments, train
+from recipes.training.trainer_errors import ReportedRejections
 
 
-class Trainer(CompiledLayers, FastStep, Curriculum, PreparedRows, AtomicCheckpoints, SFTTrainer):
+class Trainer(
+    CompiledLayers,
+    FastStep,
+    Curriculum,
+    PreparedRows,
+    AtomicCheckpoints,
+    ReportedRejections,
+    SFTTrainer,
+):
     """TRL's trainer with fast steps, shared prepared rows, curriculum and atomic checkpoints."""
 
 

@@ -101,7 +101,7 @@ def kfd_node(facts: Facts) -> Finding | None:
 def render_nodes(facts: Facts) -> Finding | None:
     """Check the render node of each GPU. A container may have only some of them."""
     gpus = facts.gpus if facts.only is not None else (*facts.gpus, *facts.host.withheld)
-    minors = [gpu.render_minor for gpu in gpus if gpu.gfx.startswith("gfx")]
+    minors = [gpu.render_minor for gpu in gpus if gpu.is_amd]
     nodes = list(dict.fromkeys(f"/dev/dri/renderD{n}" for n in minors if n is not None))
     if not nodes:
         return None

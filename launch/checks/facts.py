@@ -65,7 +65,7 @@ class Facts:
 
     @property
     def amd_gpus(self) -> tuple[Gpu, ...]:
-        return tuple(gpu for gpu in self.gpus if gpu.gfx.startswith("gfx"))
+        return tuple(gpu for gpu in self.gpus if gpu.is_amd)
 
     @property
     def integrated(self) -> Gpu | None:
@@ -111,7 +111,7 @@ class Facts:
     def mask_without(self, addresses: list[str]) -> str:
         """Return a mask (NAME=indices) without these GPUs; '' if no GPU would remain."""
         is_amd = bool(self.amd_gpus)
-        of_vendor = [gpu for gpu in self.host.gpus if gpu.gfx.startswith("gfx") == is_amd]
+        of_vendor = [gpu for gpu in self.host.gpus if gpu.is_amd == is_amd]
         ids = [
             str(index) for index, gpu in enumerate(of_vendor) if gpu.pci_address not in addresses
         ]

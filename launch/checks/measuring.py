@@ -24,7 +24,7 @@ from launch.core.errors import HostError
 from launch.execution import logs, orphans
 from launch.execution.local import LocalProcess
 from launch.machine import masks, placement
-from launch.plan import process_env
+from launch.plan import inherited, process_env
 from launch.schema.enums import Vendor
 from launch.schema.plan import Process, Setting
 
@@ -94,7 +94,7 @@ def process_of(facts: Facts, force: bool, folder: Path) -> Process:
         names = masks.AMD if facts.is_amd else masks.NVIDIA
         mask = next(iter(masks.active(names, facts.host.environ).values()), None)
         is_amd = hardware.vendor == Vendor.amd
-        of_vendor = [gpu for gpu in facts.gpus if gpu.gfx.startswith("gfx") == is_amd]
+        of_vendor = [gpu for gpu in facts.gpus if gpu.is_amd == is_amd]
         count = len(of_vendor) if mask is None else len(mask.split(","))
         config = compose([*overrides, f"topology.num_gpus={count}"])
         gpus = placement.visible_gpus(config, facts.host, count)
@@ -106,7 +106,9 @@ def process_of(facts: Facts, force: bool, folder: Path) -> Process:
     argv += ["--dtype", dtype, *(["--force"] if force else [])]
     run = process_env.settings(config, facts.host, "trainer", gpus, folder, count)
     settings = {setting.name: setting for setting in (*run, *OWN_SETTINGS)}
-    return Process("health", "health", argv, list(settings.values()), gpus, count)
+    passed = inherited.names(config, facts.host.environ, settings)
+    values = list(settings.values())
+    return Process("health", "health", argv, values, gpus, count, inherited=passed)
 
 
 def _run_and_collect(process: Process, folder: Path) -> Outcome:

@@ -17,7 +17,7 @@ OVERRIDE = "HSA_OVERRIDE_GFX_VERSION"
 
 
 def integrated_gpu(facts: Facts) -> Finding | None:
-    gpus = tuple(gpu for gpu in facts.host.gpus if gpu.gfx.startswith("gfx"))  # as HIP counts them
+    gpus = tuple(gpu for gpu in facts.host.gpus if gpu.is_amd)  # as HIP counts them
     integrated = [
         i
         for i, gpu in enumerate(gpus)
@@ -77,7 +77,7 @@ def visibility_masks(facts: Facts) -> Finding | None:
     mask = next(iter(variables.values()), "")
     indices = [part.strip() for part in mask.split(",")] if mask else []
     problem = None
-    count = len([gpu for gpu in facts.host.gpus if gpu.gfx.startswith("gfx") == facts.is_amd])
+    count = len([gpu for gpu in facts.host.gpus if gpu.is_amd == facts.is_amd])
     if not all(index.isdecimal() for index in indices) or len(set(indices)) < len(indices):
         problem = "only indices are allowed, each once"
     elif count and any(int(index) >= count for index in indices):

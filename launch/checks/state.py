@@ -90,7 +90,7 @@ def _memory(facts: Facts) -> dict[str, tuple[int, int]]:
     memory, others = {}, []
     for gpu in facts.physical_gpus():
         address = gpu.pci_address or ""
-        if not gpu.gfx.startswith("gfx"):
+        if not gpu.is_amd:
             others.append(address)
             continue
         # An integrated GPU uses system memory.

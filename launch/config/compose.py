@@ -119,7 +119,7 @@ def _with_absolute_paths(config: Config) -> Config:
     # The arguments of method=raft include its phases' arguments.
     phases = [config.method.args.get(name) for name in ("sample", "evaluate")]
     for args in (config.method.args, *(phase for phase in phases if isinstance(phase, dict))):
-        for name in ("reuse", "lm_eval_include", "gguf_converter", "results_from"):
+        for name in ("reuse", "lm_eval_include", "gguf_converter", "results_from", "dataset"):
             if isinstance(args.get(name), str):
                 args[name] = str(pinned(args[name]))
     return config

@@ -46,6 +46,9 @@ DATA_SIZES = ("data.num_train", "data.num_heldout", "data.limit")
 CPU_VALUES = {
     "torch_compile": (False, "compiling takes minutes on a CPU"),
     "use_liger_kernel": (False, "Liger's kernels need a GPU"),
+    "activation_offloading": (False, "activations are in the host's memory already"),
+    "dataloader_persistent_workers": (False, "the rank loads data itself"),
+    "dataloader_prefetch_factor": (None, "the rank loads data itself"),
     "fail_below": (None, "results on a CPU are not compared"),
     "optim": ("adamw_torch", "this optimizer runs on every device"),
 }
@@ -80,14 +83,17 @@ def scale_down(config: Config) -> tuple[Config, list[str]]:
         small.adapter.quantize_base = False
     replaced += _shrink_topology(small)
     replaced += _shrink_effective_batch(small)
-    if small.debug != Debug.none:
+    if small.debug == Debug.memory_fault:
         replaced.append(f"debug={small.debug.name}: its variables only affect a GPU")
         small.debug = Debug.none
     if small.profile in (Profile.memory, Profile.rocprof):
         replaced.append(f"profile={small.profile.name}: profile=torch, because it needs a GPU")
-        small.profile, small.rocprof = Profile.torch, Rocprof.v3
+        small.profile, small.rocprof, small.rocprof_counters = Profile.torch, Rocprof.v3, []
     if small.step.checkpointed_layers is not None:
         small.step.checkpointed_layers = min(small.step.checkpointed_layers, small.model.num_layers)
+    if small.targets:
+        replaced.append("targets: none, because figures of a CPU are not compared with a GPU's")
+        small.targets = {}
     hardware = small.hardware
     hardware.vendor, hardware.link = Vendor.none, Link.none
     hardware.attention, hardware.env = "sdpa", {}
@@ -163,7 +169,9 @@ def _shrink_arguments(config: Config, length_factor: int) -> list[str]:
     if longest:
         sizes["max_length"] = min(length_factor * longest, MAX_TOKENS, config.model.max_positions)
     if config.method.selection.metric is not None and config.method.trains:
-        sizes |= {"save_strategy": "steps", "save_steps": 1}  # saves models to choose from
+        # saves and evaluates models to choose from
+        sizes |= {"save_strategy": "steps", "save_steps": user_args.get("eval_steps") or 1}
+        sizes |= {"eval_steps": None} if args.get("eval_steps") else {}
     if args.get("num_generations_eval"):  # the batch must be a multiple of this group
         sizes["per_device_eval_batch_size"] = args["num_generations_eval"]
     overrides = {**method_sizes, **user_args}

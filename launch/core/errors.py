@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
+import errno
 from collections.abc import Iterable
 
 EXIT_DONE = 0
@@ -11,6 +11,13 @@ EXIT_HOST = 3
 EXIT_FAILED = 4
 EXIT_HUNG = 5
 EXIT_INTERRUPTED = 75  # EX_TEMPFAIL of sysexits.h: rerun the command to resume
+
+MORE_SPACE = "Free space there and repeat the command, or use run_root=<directory on a larger disk>"
+REMEDIES = {
+    errno.ENOSPC: MORE_SPACE,
+    errno.EDQUOT: MORE_SPACE,
+    errno.EFBIG: "Use `ulimit -f unlimited` before the command",
+}
 
 
 class UserError(Exception):
@@ -28,11 +35,14 @@ class HostError(Exception):
 def os_error_text(error: OSError, default_path: str = "this machine") -> str:
     """Return the path and the reason of an OSError; `default_path` replaces a missing path."""
     path = error.filename2 or error.filename or default_path  # filename2: the target of a rename
-    return f"{path}: {error.strerror or error}"
+    remedy = REMEDIES.get(error.errno or 0)
+    return f"{path}: {error.strerror or error}" + (f". {remedy}." if remedy else "")
 
 
 def near(name: str, options: Iterable[str]) -> str:
     """Return ' Did you mean a, b?', or '' if no option resembles `name`."""
+    import difflib  # its import takes a tenth of the time before stop signals are handled
+
     options = sorted(set(options))
     names = difflib.get_close_matches(name, options, n=3, cutoff=0.5) or [
         option for option in options if name and option.startswith(name)

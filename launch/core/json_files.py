@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import os
+import shutil
+from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 from uuid import uuid4
 
 BLOCK = 2**26  # bytes; hashing a block takes about 0.1 s
+FULL_BYTES = 2**22  # a disk with less free space is full
+LARGEST = 1e150  # sums and squares of smaller numbers are finite
 
 
 def plain(node: Any) -> Any:
@@ -43,6 +47,22 @@ def sha256(path: Path, heartbeat: Path | None = None) -> str:
     return digest.hexdigest()
 
 
+def is_full(folder: Path) -> bool:
+    """Return whether the disk of a directory is full. Libraries raise various errors if it is."""
+    return shutil.disk_usage(folder).free < FULL_BYTES
+
+
+def sha256_once(path: Path) -> str:
+    """Return the SHA-256 of a file; hash it again only if its size or its times have changed."""
+    status = path.stat()
+    return _sha256_of_version(path, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+@functools.lru_cache(maxsize=1024)
+def _sha256_of_version(path: Path, *version: int) -> str:
+    return sha256(path)
+
+
 def sync(path: Path) -> None:
     """Wait until a file, or the entries of a directory, have reached the disk."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -62,6 +82,9 @@ def write_text(path: Path, text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
+    except OSError as error:  # that of a failed write has no path
+        error.filename = error.filename or str(path)
+        raise
     finally:
         temporary.unlink(missing_ok=True)  # exists only after an error
     sync(path.parent)
@@ -90,12 +113,35 @@ def yaml_file(path: Path) -> Any:
     return yaml.load(path.read_text(encoding="utf-8"), loader)
 
 
+def is_number(value: Any) -> TypeGuard[float]:
+    """Return whether a value is a number (not a bool) small enough not to overflow."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < LARGEST
+
+
+def metrics_lines(
+    path: Path, is_running: bool = False, constant: Callable[[str], Any] = float
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the lines that are objects with a step, and the problems of the other lines.
+
+    In a running run, an incomplete last line is not a problem. `constant` converts NaN and
+    Infinity, which Python writes although JSON lacks them.
+    """
+    rows, problems = list[dict[str, Any]](), list[str]()
+    *lines, rest = path.read_bytes().split(b"\n") if path.exists() else [b""]
+    if rest and not is_running:
+        lines.append(rest)
+    decode = json.JSONDecoder(parse_constant=constant).decode
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = decode(line.decode())
+            if not is_number(row["step"]):
+                raise ValueError("its step is not a number")
+            rows.append(row)
+        except (ValueError, TypeError, LookupError, RecursionError) as error:
+            problems.append(f"line {number}: not an object with a step ({error!r})")
+    return rows, problems
+
+
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a metrics.jsonl; skip incomplete lines, such as one being written."""
-    if not path.is_file():
-        return []
-    rows = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        with contextlib.suppress(ValueError):
-            rows.append(json.loads(line))
-    return rows
+    """Return the rows of a metrics.jsonl; skip damaged lines, such as one being written."""
+    return metrics_lines(path)[0]

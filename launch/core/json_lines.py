@@ -8,10 +8,15 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from launch.core.errors import UserError
 
+MAX_ROW = 2**25  # bytes, of which each takes about 60 bytes of memory while a row is tokenized
+TOO_LARGE = (
+    f"a row of more than {MAX_ROW >> 20} MiB takes too much memory to tokenize. Split its text "
+    "into several rows."
+)
 # the first of the two escapes that JSON uses for a character above U+FFFF, such as an emoji
 ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
@@ -22,20 +27,19 @@ def json_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         if not line.strip():
             continue
         try:
-            row = DECODER.decode(line)
+            row = DECODER.decode(line.rstrip())  # the decoder counts columns from the last newline
             if not isinstance(row, dict):
                 raise ValueError(type(row).__name__)
             if ESCAPED_SURROGATE.search(line):  # half a pair is not Unicode: encode() rejects it
                 json.dumps(row, ensure_ascii=False).encode()
-        except RepeatedKeyError as error:
-            raise UserError(
-                f'{path}:{number}: the key "{error}" appears twice. Remove or rename one of them.'
-            ) from error
+        except LooseJsonError as error:
+            raise UserError(f"{path}:{number}: {error}") from error
         except (ValueError, RecursionError) as error:  # ValueError: also too many digits
-            column = f" at column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
+            problem = str(error)
+            if isinstance(error, json.JSONDecodeError):
+                problem = f"{error.msg.removesuffix(' at')} at column {error.colno}"
             raise UserError(
-                f"{path}:{number}: not a JSON object ({getattr(error, 'msg', error)}{column}). "
-                "Write one object per line."
+                f"{path}:{number}: not a JSON object ({problem}). Write one object per line."
             ) from error
         yield f"{path}:{number}", row
 
@@ -45,7 +49,9 @@ def text_lines(path: Path) -> Iterator[tuple[int, str]]:
     number = 0
     try:
         with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
+            for number, line in enumerate(iter(lambda: file.readline(MAX_ROW + 1), b""), 1):
+                if len(line) > MAX_ROW:
+                    raise UserError(f"{path}:{number}: {TOO_LARGE}")
                 # utf-8-sig drops a byte order mark
                 yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError as error:
@@ -64,16 +70,26 @@ def as_jsonl(path: Path) -> Path:
     return path.with_name(re.sub(r"(\.jsonl|\.json|\.csv)?\.\w+$", "", path.name) + "_rows.jsonl")
 
 
-class RepeatedKeyError(ValueError):
-    """An object has a key twice. The default decoder would silently use the last value."""
+class LooseJsonError(ValueError):
+    """A line is not JSON, but the default decoder would accept it."""
 
 
 def _without_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     row = dict(pairs)
     if len(row) < len(pairs):
-        raise RepeatedKeyError(Counter(key for key, _ in pairs).most_common(1)[0][0])
+        key = Counter(key for key, _ in pairs).most_common(1)[0][0]
+        raise LooseJsonError(f'the key "{key}" appears twice. Remove or rename one of them.')
     return row
 
 
-# json.loads with this hook would create a decoder for each line.
-DECODER = json.JSONDecoder(object_pairs_hook=_without_repeated_keys)
+def _reject_constant(name: str) -> NoReturn:
+    raise LooseJsonError(
+        f"{name} is not JSON. Write null for a missing value, as pandas does by "
+        'DataFrame.to_json(path, orient="records", lines=True).'
+    )
+
+
+# json.loads with these hooks would create a decoder for each line.
+DECODER = json.JSONDecoder(
+    object_pairs_hook=_without_repeated_keys, parse_constant=_reject_constant
+)

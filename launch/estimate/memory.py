@@ -7,7 +7,9 @@ docs/results/memory.md has measurements.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from launch.estimate import rank_memory
 from launch.estimate.activations import micro_step
@@ -51,8 +53,7 @@ def memory(
     config: Config, processes: Sequence[placement.ProcessGroup], smaller: Mapping[int, float] = {}
 ) -> list[Memory]:
     """Return one entry per process and GPU. `smaller` is the result of `measured`."""
-    topology, system = config.topology, SYSTEM_GB if config.hardware.unified_memory else 0.0
-    nominal = config.hardware.memory_gb * GIB - system
+    topology, nominal = config.topology, capacity_gb(config)
     entries: list[Memory] = []
     for process in processes:
         if process.kind in UNPLANNED:
@@ -107,6 +108,26 @@ def longest_served_gb(config: Config) -> float:
     heads = max(1.0, config.model.num_kv_heads / config.topology.server_tensor_parallel)
     width = engine_args.cache_width(config, rank_memory.width(config))
     return heads * longest * shapes.head_bytes(config.model, width) / 1e9
+
+
+def engine_fits(config: Config, engine: Mapping[str, Any]) -> bool:
+    """Return whether vLLM starts with `engine`'s arguments, as bench/vllm passes them."""
+    topology = dataclasses.replace(
+        config.topology,
+        server_memory_share=float(engine.get("gpu_memory_utilization") or 0.9),
+        server_max_length=engine.get("max_model_len"),
+        server_tensor_parallel=int(engine.get("tensor_parallel_size") or 1),
+        server_args={name: engine.get(name) for name in ("quantization", "kv_cache_dtype")},
+    )
+    config, capacity = dataclasses.replace(config, topology=topology), capacity_gb(config)
+    needed = sum(_server_parts(config, capacity).values())
+    return needed <= topology.server_memory_share * capacity
+
+
+def capacity_gb(config: Config) -> float:
+    """Return the memory of a GPU that a run may use, in 1e9 bytes."""
+    system = SYSTEM_GB if config.hardware.unified_memory else 0.0
+    return config.hardware.memory_gb * GIB - system
 
 
 def _rank_parts(config: Config, capacity: float) -> tuple[str, dict[str, float]]:

@@ -6,6 +6,7 @@ containers/engine.py connects to the engine and pulls images.
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 import time
 from collections.abc import Iterator
@@ -21,10 +22,11 @@ from rich.console import Console
 
 from containers import engine as images_engine
 from containers import images
+from containers import tools as container_tools
 from containers.images import LABEL, OCI
 from launch.core.errors import HostError
 from launch.machine.detect import Host
-from launch.plan import rundir
+from launch.plan import rundir, tools
 from launch.plan.container import container_name, image_reference, sdk_arguments
 from launch.schema.plan import ContainerSpec, Plan
 
@@ -63,7 +65,28 @@ def check(plan: Plan, host: Host) -> dict[str, Any]:
         remove_orphans(client, host)
         facts = image_facts(pull_if_missing(client, plan))
     check_image(plan, facts)
+    check_tools(client, plan, facts["id"])
     return facts
+
+
+def check_tools(client: docker.DockerClient, plan: Plan, image_id: str) -> None:
+    """Raise HostError if the image lacks a program that the plan needs."""
+    names = [need.tool for need in tools.needs(plan.config) if not need.without]
+    if not names:
+        return
+    with host_errors():
+        host_config = client.api.create_host_config(network_mode="none")
+        code, lines = images_engine.run(
+            client,
+            image_id,
+            container_tools.argv(names),
+            lambda line: None,
+            host_config=host_config,
+        )
+    if code or not lines:
+        raise HostError(f"container={plan.config.container.name}: python3 failed: {lines[-1:]}")
+    if problem := tools.message(plan.config, json.loads(lines[-1])):
+        raise HostError(problem)
 
 
 def pull_if_missing(client: docker.DockerClient, plan: Plan) -> Image:

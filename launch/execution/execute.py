@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import json
+import os
 import signal
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
-from launch.core import json_files
+from containers import tools as container_tools
+from launch.core import json_files, stop_signals
 from launch.core.errors import (
     EXIT_DONE,
     EXIT_FAILED,
@@ -19,7 +24,9 @@ from launch.core.errors import (
     EXIT_HUNG,
     EXIT_INTERRUPTED,
     EXIT_USER,
+    REMEDIES,
     HostError,
+    UserError,
     os_error_text,
 )
 from launch.execution import orphans, provenance, record, secret_files
@@ -37,14 +44,14 @@ from launch.execution.supervise import (
 )
 from launch.machine import placement
 from launch.machine.detect import Host
-from launch.plan import rundir
+from launch.plan import inherited, rundir, tools
 from launch.plan.planning import rank_config
 from launch.plan.views import as_json
 from launch.schema.enums import Format, Preflight, Vendor
 from launch.schema.plan import Plan, Process
 from launch.search import fit
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+RESERVED, RESERVED_BYTES = ".reserved", 2**20  # for the final record, which is about 0.1 MB
 STATUS = {EXIT_DONE: "done", EXIT_INTERRUPTED: "interrupted", EXIT_HUNG: "hung"}
 
 
@@ -54,6 +61,7 @@ def check_host(plan: Plan, host: Host) -> dict[str, Any] | None:
     Return the facts of its container image, or None if it runs without containers.
     """
     config = plan.config
+    inherited.check_copies(host.environ)
     check_gpus(plan, host)
     check_plan(plan)
     if config.runtime.slurm.nodes > 1 and "SLURM_JOB_ID" not in host.environ:
@@ -66,8 +74,10 @@ def check_host(plan: Plan, host: Host) -> dict[str, Any] | None:
 
     # First remove processes of dead launchers, because they occupy GPU memory.
     if config.runtime.on_node != "docker":
+        inherited.check_tmpdir(config, host.environ)
         orphans.remove()
         check_sandbox(plan, host)
+        check_tools(plan, host)
         preflight.check(plan, host)
         return None
     # The import takes 0.25 s, so runs without containers skip it.
@@ -98,6 +108,15 @@ def check_gpus(plan: Plan, host: Host) -> None:
         f"hardware={plan.config.hardware.name}: {len(gpus)} {vendor.name} GPU(s) needed, "
         f"{count} found here{withheld if host.withheld else ''}. {remedy}"
     )
+
+
+def check_tools(plan: Plan, host: Host) -> None:
+    """Raise HostError if this machine lacks a program that the plan needs."""
+    if names := [need.tool for need in tools.needs(plan.config) if not need.without]:
+        argv = [host.python, *container_tools.argv(names)[1:]]
+        output = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+        if problem := tools.message(plan.config, json.loads(output)):
+            raise HostError(problem)
 
 
 def check_sandbox(plan: Plan, host: Host) -> None:
@@ -141,8 +160,12 @@ def execute(
     rundir.make(run_dir)
     with (
         rundir.locked(run_dir),
+        reserved_space(run_dir / RESERVED) as release,
         signals() if stopping is None else contextlib.nullcontext(stopping) as stopping,
     ):
+        # Another launcher may have finished the run since this one chose it.
+        if (json_files.read_json(run_dir / "record.json") or {}).get("status") == "done":
+            raise UserError(f"{run_dir}: this run is done. Use resume=never for another run.")
         sandbox_image = None
         if placement.needs_sandbox(plan.config):
             from launch.execution import docker_engine, sandboxed
@@ -161,6 +184,7 @@ def execute(
                 outcome, restarts = supervise(plan, starter(plan, host, image), progress, stopping)
         except (HostError, OSError) as error:
             why = os_error_text(error) if isinstance(error, OSError) else str(error)
+            release()
             record.write_failure(run_record, run_dir, EXIT_HOST, why)
             raise HostError(why) from error
         result = json_files.read_json(run_dir / "result.json")
@@ -168,11 +192,33 @@ def execute(
         metrics = json_files.read_metrics(run_dir / "metrics.jsonl")
         status = STATUS.get(code, "failed")
         final_record = record.finish(run_record, run_dir, status, code, metrics, result, restarts)
+        has_failed = code != EXIT_DONE and (outcome.status != "interrupted" or failures(run_dir))
+        description = describe(plan, outcome) if has_failed else ""  # says if the disk is full
+        release()
         json_files.write_json(run_dir / "record.json", final_record)
-        if code != EXIT_DONE and (outcome.status != "interrupted" or failures(run_dir)):
-            stream = sys.stderr if plan.config.format == Format.json else sys.stdout
-            print(describe(plan, outcome), end="", file=stream, flush=True)
+        stream = sys.stderr if plan.config.format == Format.json else sys.stdout
+        print(description, end="", file=stream, flush=True)
     return code
+
+
+@contextlib.contextmanager
+def reserved_space(file: Path) -> Iterator[Callable[[], None]]:
+    """Reserve disk space in `file`; yield a function that releases it for the final record.
+
+    Otherwise a run that fills the disk could not record its failure. Raises OSError.
+    """
+    release = functools.partial(file.unlink, missing_ok=True)
+    try:
+        with file.open("wb") as space:
+            try:
+                os.posix_fallocate(space.fileno(), 0, RESERVED_BYTES)
+            except OSError as error:
+                error.filename = str(file)
+                if error.errno in REMEDIES:  # others mean that the file system cannot reserve
+                    raise
+        yield release
+    finally:
+        release()
 
 
 def write_inputs(plan: Plan, sandbox_image: str | None = None) -> None:
@@ -216,19 +262,18 @@ def starter(plan: Plan, host: Host, image: dict[str, Any] | None) -> Starter:
 
 @contextlib.contextmanager
 def signals() -> Iterator[list[int]]:
-    """Collect stop signals in a list instead of acting on them; restore the handlers at the end.
-
-    A closed terminal sends SIGHUP. Schedulers send SIGUSR1 or SIGUSR2 before the time limit.
-    """
+    """Collect stop signals in a list instead of acting on them; restore the handlers at the end."""
     received: list[int] = []
-    # nohup makes its child ignore SIGHUP, so leave ignored signals alone.
-    numbers = [n for n in STOP_SIGNALS if signal.getsignal(n) != signal.SIG_IGN]
-    old = {n: signal.signal(n, lambda number, _frame: received.append(number)) for n in numbers}
+    old = {
+        number: signal.signal(number, lambda number, _frame: received.append(number))
+        for number in stop_signals.handled()
+    }
     try:
         yield received
     finally:
         for number, handler in old.items():
             signal.signal(number, handler)
+        stop_signals.has_started = True
 
 
 def exit_code(plan: Plan, outcome: Outcome, result: dict[str, Any]) -> int:

@@ -10,8 +10,13 @@ import time
 from pathlib import Path
 
 from launch.execution import logs, orphans, server_client, stacks
-from launch.machine import masks
 from launch.schema.plan import Process
+
+
+def environment(process: Process) -> dict[str, str]:
+    """Return the variables of a process on this machine: those it inherits, and the plan's."""
+    inherited = {name: os.environ[name] for name in process.inherited if name in os.environ}
+    return {**inherited, **process.env}
 
 
 class LocalProcess:
@@ -27,7 +32,7 @@ class LocalProcess:
         with log.open("ab") as file:
             self.child = subprocess.Popen(
                 process.argv,
-                env=masks.merged_environ({**process.env, **self.mark}),
+                env={**environment(process), **self.mark},
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,

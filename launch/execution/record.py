@@ -7,7 +7,6 @@ import functools
 import hashlib
 import importlib.metadata
 import platform
-import re
 import socket
 import subprocess
 from collections.abc import Iterable
@@ -18,6 +17,7 @@ from launch.config.identity import composition, composition_hash, identity, iden
 from launch.core.json_files import plain, read_json, sha256, write_json
 from launch.inputs import sample_files
 from launch.inputs.jsonl_files import named_files
+from launch.inputs.tuned_files import tuned_files
 from launch.machine.detect import Host
 from launch.machine.sysfs import text
 from launch.plan.data_cache import TOKENIZER_FILES
@@ -26,12 +26,7 @@ from launch.plan.sealed import seal
 from launch.plan.views import image_json
 from launch.schema import Config
 from launch.schema.plan import Plan, Process
-from launch.schema.variables import SECRET
-
-# Recorded variables of the shell: those that affect results or speed and contain no secret.
-ALLOWED = re.compile(
-    r"^(HIP_|HSA_|ROCR_|CUDA_|NCCL_|RCCL_|TORCH|PYTORCH_|MIOPEN_|OMP_|MKL_|VLLM_|GPU_MAX|PYTHONHASHSEED|TOKENIZERS_)"
-)
+from launch.schema.variables import GPU_STACK
 
 
 def begin(
@@ -46,7 +41,7 @@ def begin(
     `image` is the result of check_host, and `sandbox_image` the id of the sandbox's image.
     """
     config = plan.config
-    secrets = {name for name in host.environ if SECRET.search(name)}
+    secrets = secret_names(config, host.environ) & host.environ.keys()
     secrets |= {name for spec in plan.containers.values() for name in spec.secrets}
     locks = sorted(f for f in ROOT.glob("containers/**/*.lock*") if f.is_file())
     return seal(
@@ -63,6 +58,7 @@ def begin(
             "composition_hash": composition_hash(config),
             "argv": {p.name: p.argv for p in plan.processes},
             "environment": {p.name: environment(plan, p, host) for p in plan.processes},
+            "inherited": sorted({name for p in plan.processes for name in p.inherited}),
             "secrets": sorted(secrets),
             "code": code(),
             "packages": packages(),
@@ -124,10 +120,10 @@ def write_failure(record: dict[str, Any], run_dir: Path, exit_code: int, why: st
 
 
 def environment(plan: Plan, process: Process, host: Host) -> dict[str, str]:
-    """Return the process's variables and, without a container, those in ALLOWED of the shell."""
+    """Return the process's variables and, without a container, the shell's that affect results."""
     spec = plan.containers.get(process.name)
-    inherited = {name: value for name, value in host.environ.items() if ALLOWED.match(name)}
-    environ = spec.environment if spec else {**inherited, **process.env}
+    names = filter(GPU_STACK.fullmatch, process.inherited)
+    environ = spec.environment if spec else {n: host.environ[n] for n in names} | process.env
     secrets = secret_names(plan.config, environ)
     return {name: value for name, value in sorted(environ.items()) if name not in secrets}
 
@@ -186,9 +182,9 @@ def adapter_files(config: Config) -> list[str]:
 
 
 def data_paths(plan: Plan) -> list[str]:
-    """Return the existing data files and sample directories of the composition."""
-    source = plan.config.data
-    paths = [source.path, source.heldout_path, *named_files(plan.config).values()]
+    """Return the existing data files, sample directories and tuned files of the composition."""
+    source, tuned = plan.config.data, tuned_files(plan.config).values()
+    paths = [source.path, source.heldout_path, *named_files(plan.config).values(), *map(str, tuned)]
     return [path for path in paths if path and Path(path).exists()]
 
 

@@ -6,7 +6,6 @@ recipes/preview.py prepares the rows on the CPU, without a run directory.
 from __future__ import annotations
 
 import dataclasses
-import os
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -16,10 +15,10 @@ from launch.config.choose import without_choices
 from launch.config.request import Request
 from launch.core.errors import EXIT_FAILED, EXIT_USER
 from launch.execution.execute import write_inputs
+from launch.execution.local import environment
 from launch.machine.detect import Host
 from launch.plan import data_cache
 from launch.plan.planning import make_plan
-from launch.plan.process_env import ROOT
 from launch.schema import Config, Runtime
 
 
@@ -33,12 +32,6 @@ def run(config: Config, host: Host, warnings: Sequence[str], request: Request) -
             data_cache=data_cache.for_ranks(without_choices(config), host),
         )
         write_inputs(plan)
-        # Import our recipes package even if the current directory contains another `recipes`.
-        env = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
-            "PYTHONSAFEPATH": "1",
-        }
         argv = [host.python, "-m", "recipes.preview", "--config", f"{folder}/config.yaml"]
-        code = subprocess.run(argv, env=env, check=False).returncode
+        code = subprocess.run(argv, env=environment(plan.processes[-1]), check=False).returncode
     return code if code in (0, EXIT_USER) else EXIT_FAILED

@@ -19,12 +19,12 @@ from launch.core.errors import (
     UserError,
 )
 from launch.execution import record
-from launch.execution.execute import check_plan, write_inputs
+from launch.execution.execute import check_plan, signals, write_inputs
 from launch.execution.logs import Follower
 from launch.execution.slurm_process import JOB_PROGRAM
 from launch.machine.detect import Host
 from launch.machine.placement import MASK, num_gpus
-from launch.plan import rundir, sealed, show
+from launch.plan import inherited, rundir, sealed, show
 from launch.schema import Slurm
 from launch.schema.enums import Format, Vendor
 from launch.schema.plan import Plan
@@ -46,6 +46,7 @@ SITE_DEFAULTS = {
 PATIENCE_S = 3600.0
 # The squeue manual warns against frequent calls in a loop.
 QUERY_EVERY_S = 5.0
+POLL_S = 0.2
 HEAD = """\
 #!/usr/bin/env bash
 # {name}, written by `python launch/run.py runtime=slurm`. Every node must see the run directory,
@@ -109,6 +110,7 @@ def submit(plan: Plan, host: Host) -> int:
     Raises HostError if sbatch fails, and UserError if a job of this run is still queued.
     """
     text = script(plan, host)
+    inherited.check_copies(host.environ)
     check_plan(plan)
     job = str((json_files.read_json(plan.run_dir / JOB) or {}).get("job", ""))
     if job and (state := state_of(job)):
@@ -141,14 +143,15 @@ def submit(plan: Plan, host: Host) -> int:
     withheld = {*MASKS, *MASK.values(), *dropped}
     environ = {name: value for name, value in os.environ.items() if name not in withheld}
     try:
-        job = call("sbatch", "--parsable", str(file), env=environ).strip()
+        with signals():  # a signal must not lose the job's number
+            job = call("sbatch", "--parsable", str(file), env=environ).strip()
+            json_files.write_json(plan.run_dir / JOB, {"job": job})
     except HostError as error:
         record.write_failure(run_record, plan.run_dir, EXIT_HOST, str(error))
         raise HostError(
             f"{error}\nruntime.slurm.<key>= changes the script. If sbatch is missing, use a login "
             "node or install it (Debian: apt-get install slurm-client). runtime=local runs here."
         ) from error
-    json_files.write_json(plan.run_dir / JOB, {"job": job})
     if plan.config.format == Format.json:
         print(json.dumps({"run_dir": str(plan.run_dir), "job": job, "script": str(file)}, indent=1))
     show.say(
@@ -184,12 +187,12 @@ def state_of(job: str) -> str | None:
 def follow(plan: Plan, job: str) -> int:
     """Show the job's output until it leaves the queue, and return its exit code.
 
-    Ctrl-C does not stop the job. Raises HostError if Slurm does not answer for an hour.
+    Stop signals do not stop the job. Raises HostError if Slurm does not answer for an hour.
     """
     log, since, answers = Follower(plan.run_dir / LOG), time.monotonic(), True
     state: str | None = "unknown"
-    try:
-        while state:
+    with signals() as stopping:
+        while state and not stopping:
             try:
                 state, answers, since = state_of(job), True, time.monotonic()
             except HostError as error:  # the controller may be busy
@@ -200,9 +203,10 @@ def follow(plan: Plan, job: str) -> int:
                 answers = False
             for line in log.lines(with_partial=not state):
                 show.say(plan.config, line)
-            if state:
-                time.sleep(QUERY_EVERY_S)
-    except KeyboardInterrupt:
+            next_query = time.monotonic() + QUERY_EVERY_S
+            while state and not stopping and time.monotonic() < next_query:
+                time.sleep(POLL_S)
+    if state:
         show.say(plan.config, f"job {job} continues; `scancel {_job_arguments(job)}` stops it.")
         return EXIT_INTERRUPTED
     exit_code = (json_files.read_json(plan.run_dir / "record.json") or {}).get("exit_code")

@@ -6,15 +6,20 @@ python launch/execution/slurm_job.py RUN_DIR PROCESS    other nodes: starts torc
 
 from __future__ import annotations
 
-import contextlib
 import os
-import re
-import signal
 import sys
+
+sys.path.insert(0, os.path.abspath(f"{__file__}/../../.."))
+
+from launch.core import stop_signals
+
+if __name__ == "__main__":
+    stop_signals.install()
+
+import contextlib
+import re
 from pathlib import Path
 from typing import Any, NoReturn
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from omegaconf import OmegaConf
 
@@ -23,6 +28,7 @@ from launch.core import json_files
 from launch.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, HostError, UserError
 from launch.execution import orphans, record, slurm_network
 from launch.execution.execute import check_host, execute
+from launch.execution.local import environment
 from launch.execution.slurm import MASKS, call, state_of
 from launch.machine import detect
 from launch.machine.placement import MASK
@@ -92,7 +98,8 @@ def launch(run_dir: Path) -> int:
         exit_code = execute(plan, host, image)
     except (UserError, HostError) as error:
         run_record = json_files.read_json(run_dir / "record.json")
-        if run_record and run_record.get("status") != "failed":  # execute() may have recorded it
+        # execute() may have recorded the failure, and it rejects a run that is done.
+        if run_record and run_record.get("status") not in ("failed", "done"):
             record.write_failure(run_record, run_dir, error.exit_code, str(error))
         raise
     show.show_end(plan.config, plan, exit_code)
@@ -111,7 +118,7 @@ def exec_process(run_dir: Path, name: str) -> NoReturn:
     check_host(plan, host)
     process = next(p for p in plan.processes if p.name == name)
     print(f"{name} is on {node_name()}, job {os.environ.get('SLURM_JOB_ID')}", flush=True)
-    os.execvpe(process.argv[0], process.argv, {**os.environ, **process.env, **orphans.mark(name)})
+    os.execvpe(process.argv[0], process.argv, {**environment(process), **orphans.mark(name)})
 
 
 def newest_step(run_dir: Path) -> int:
@@ -166,8 +173,6 @@ def main(arguments: list[str]) -> int:
     if len(arguments) not in (1, 2):
         print(__doc__)
         return UserError.exit_code
-    # execute() installs other handlers. At other times, there is nothing to save.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_INTERRUPTED))
     try:
         run_dir, *process = arguments
         return exec_process(Path(run_dir), *process) if process else launch(Path(run_dir))

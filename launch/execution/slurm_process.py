@@ -25,8 +25,9 @@ class NodeProcess(LocalProcess):
     """
 
     def __init__(self, run_dir: Path, process: Process, log: Path) -> None:
-        # The other node computes the settings, because they depend on its GPUs and cores.
-        srun = dataclasses.replace(process, argv=step(run_dir, process), settings=[])
+        # The other node computes the settings and what its ranks inherit. srun needs everything.
+        argv = step(run_dir, process)
+        srun = dataclasses.replace(process, argv=argv, settings=[], inherited=[*os.environ])
         super().__init__(srun, log)
 
     def dump_stacks(self, folder: Path) -> None:

@@ -51,6 +51,12 @@ def check_is_file(key: str, path: Path) -> None:
         if path.is_dir():
             problem = "a directory, but one file is needed." + (f" Use: {listed}." if names else "")
         raise UserError(f"{key}={path}: {problem}")
+    if key.endswith(".chat_template"):
+        try:
+            path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            byte = f"byte 0x{error.object[error.start]:02x} at position {error.start + 1}"
+            raise UserError(f"{key}={path}: not UTF-8 ({byte}). Save the file as UTF-8.") from error
     if key in ("data.path", "data.heldout_path") or key.startswith("data.sources["):
         _check_rows(path)
 

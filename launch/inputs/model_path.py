@@ -12,6 +12,7 @@ from launch.core.json_files import read_json, yaml_file
 from launch.inputs.adapter_files import header
 from launch.inputs.reading import json_object
 from launch.schema import Config
+from launch.schema.trainer_args import lock, value_or_none
 
 MODELS = Path(__file__).parents[2] / "conf/model"
 
@@ -38,11 +39,19 @@ TOKENIZERS = [
     "*.tiktoken",
 ]
 INDEX = "model.safetensors.index.json"
+OPTIONAL = ("generation_config.json", "tokenizer_config.json", "special_tokens_map.json")
 
 
-def check(path: Path) -> None:
-    """Raise UserError for a damaged config.json, a missing tokenizer, or incomplete weights."""
-    json_object(path / "config.json")
+def check(config: Config, path: Path, reads_tokenizer: bool) -> None:
+    """Raise UserError for damaged or missing files, and for a model that ranks cannot load.
+
+    Reading tokenizer.json takes up to a second. recipes/models/pretrained.py checks what needs
+    transformers, such as the end token.
+    """
+    content = json_object(path / "config.json")
+    for name in (*OPTIONAL, *(["tokenizer.json"] if reads_tokenizer else [])):
+        if (path / name).is_file():
+            json_object(path / name)
     if not any(file for pattern in TOKENIZERS for file in path.glob(pattern)):
         raise UserError(
             f"model.path={path}: no tokenizer. A model directory needs tokenizer.json (or "
@@ -60,6 +69,27 @@ def check(path: Path) -> None:
             raise UserError(
                 f"{file}: damaged: {size:,} bytes, but {header_size}. Copy or download it again."
             )
+    _check_type(config, path, content)
+
+
+def _check_type(config: Config, path: Path, content: dict[str, Any]) -> None:
+    """Raise UserError if transformers has no text model of this type.
+
+    vLLM and method=export do not need one. The user's own environment may have other versions.
+    """
+    is_locked = config.container.name != "custom" and not config.runtime.slurm.python
+    if not is_locked or config.method.exports or value_or_none(config, "engine") == "vllm":
+        return
+    kind = content.get("model_type")
+    if kind in lock()["model_types"]:
+        return
+    needs = f"transformers {lock()['transformers']} has no text-generation model of this type"
+    if "auto_map" in content:
+        needs += ", and code in a model directory is not run"
+    raise UserError(
+        f"{path}/config.json: model_type {kind}: {needs}. Use: "
+        "model.path=<directory of a supported model>."
+    )
 
 
 def _weights(path: Path) -> list[Path]:

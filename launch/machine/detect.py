@@ -50,7 +50,7 @@ class Host:
     def gpus_of(self, vendor: Vendor) -> tuple[Gpu, ...]:
         """Return the vendor's GPUs in the order of its mask."""
         is_amd = vendor == Vendor.amd
-        return tuple(gpu for gpu in self.gpus if gpu.gfx.startswith("gfx") == is_amd)
+        return tuple(gpu for gpu in self.gpus if gpu.is_amd == is_amd)
 
     def free_port(self, first: int) -> int:
         """Return the first free port at or above `first`."""
@@ -82,10 +82,8 @@ def group_problem(gpus: tuple[Gpu, ...], counted: tuple[Gpu, ...] = ()) -> tuple
         options = []
         for group in groups:
             # A mask numbers the GPUs of one vendor.
-            is_amd = any(gpu.group == group and gpu.gfx.startswith("gfx") for gpu in candidates)
-            same_vendor = [
-                g for g in _usable_or_all(counted or gpus) if g.gfx.startswith("gfx") == is_amd
-            ]
+            is_amd = any(gpu.group == group and gpu.is_amd for gpu in candidates)
+            same_vendor = [g for g in _usable_or_all(counted or gpus) if g.is_amd == is_amd]
             indices = [
                 str(i) for i, g in enumerate(same_vendor) if g.group == group and g in candidates
             ]
@@ -121,7 +119,10 @@ def describe(gpu: Gpu) -> str:
     memory = "memory unknown" if gpu.memory_gb is None else f"{gpu.memory_gb:.0f} GB"
     units = "compute units unknown" if gpu.compute_units is None else f"{gpu.compute_units} CUs"
     name = "unknown GPU" if gpu.product == "unknown" else gpu.product
-    return f"{name} ({gpu.gfx}, {units}, {memory})"
+    gfx = gpu.gfx
+    if gfx == "unknown":  # then the PCI id is all that identifies the product
+        gfx = f"gfx target unknown, PCI id {gpu.device_id or 'unknown'}"
+    return f"{name} ({gfx}, {units}, {memory})"
 
 
 def partition_remedy(gpus: list[Gpu]) -> str:

@@ -39,3 +39,8 @@ class Gpu:
     firmware: int | None = None  # version of the compute microengine (MEC)
     links: tuple[Link, ...] = ()
     usable: bool = True  # False if this container or user may not open its device node
+
+    @property
+    def is_amd(self) -> bool:
+        """Return whether the GPU is AMD's; only its driver KFD numbers nodes."""
+        return self.node is not None or self.gfx.startswith("gfx")

@@ -16,6 +16,8 @@ from launch.machine.sysfs import folders, is_folder, number, properties, status_
 NODES = "sys/class/kfd/kfd/topology/nodes"
 LINKS = {2: "pcie", 11: "xgmi"}  # HSA_IOLINKTYPE_*
 MODES = {1: "SPX", 2: "DPX", 3: "TPX", 4: "QPX"}  # by number of partitions; CPX has one per die
+# Properties that only a GPU has. Old kernels do not report the first.
+GPU_PROPERTIES = ("gfx_target_version", "simd_count")
 # Integrated GPUs, which use the system's memory. Their mem_banks only show the small part that the
 # BIOS reserves.
 INTEGRATED = ("gfx1150", "gfx1151")
@@ -29,7 +31,7 @@ def gpus(root: Path) -> list[Gpu]:
     num_partitions = Counter(keys.values())
     gpus = []
     for node, folder in nodes.items():
-        if values[node].get("gfx_target_version"):
+        if any(map(values[node].get, GPU_PROPERTIES)):
             gpus.append(gpu_of(root, folder, values[node], num_partitions[keys[node]]))
         elif _is_unreadable(folder / "properties"):  # the kernel hides the GPU from this container
             gpus.append(Gpu("unknown", "unknown", None, None, None, node=node, usable=False))
@@ -39,7 +41,7 @@ def gpus(root: Path) -> list[Gpu]:
 def unidentified_nodes(root: Path) -> list[int]:
     """Return the readable nodes that are neither GPUs nor CPUs by their properties."""
     files = {int(folder.name): folder / "properties" for folder in folders(root / NODES)}
-    keys = ("gfx_target_version", "cpu_cores_count")
+    keys = (*GPU_PROPERTIES, "cpu_cores_count")
     return [
         node
         for node, file in files.items()
@@ -70,8 +72,10 @@ def _device_key(values: dict[str, int], node: int) -> tuple[str, int]:
 
 def gpu_of(root: Path, folder: Path, values: dict[str, int], siblings: int) -> Gpu:
     """Return the facts about a node; `siblings` is the number of partitions of its GPU."""
-    version, minor = values["gfx_target_version"], values.get("drm_render_minor")
-    gfx = f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
+    version, minor = values.get("gfx_target_version"), values.get("drm_render_minor")
+    gfx = "unknown"
+    if version:
+        gfx = f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
     units = values.get("simd_count", 0) // (values.get("simd_per_cu", 0) or 4) or None
     pci = None
     if location := values.get("location_id", 0):  # bus, device and function

@@ -35,7 +35,7 @@ def visible(gpus: tuple[Gpu, ...], environ: Mapping[str, str]) -> tuple[Gpu, ...
     hidden: list[Gpu] = []
     for names, is_amd in ((AMD, True), (NVIDIA, False)):
         mask = next(iter(active(names, environ).values()), None)
-        numbered = [gpu for gpu in gpus if gpu.usable and gpu.gfx.startswith("gfx") == is_amd]
+        numbered = [gpu for gpu in gpus if gpu.usable and gpu.is_amd == is_amd]
         numbers = re.findall(r"\d+", mask or "") if re.fullmatch(r"[\d, ]*", mask or "") else []
         indices = set(map(int, numbers))
         if mask in ("", "-1") or indices & set(range(len(numbered))):

@@ -6,42 +6,58 @@ The checks raise UserError, and neither import the training stack nor run the us
 from __future__ import annotations
 
 import ast
+import fnmatch
 import importlib.util
 import itertools
 import os
 import re
 import sys
+import tempfile
 from pathlib import Path
 
 from containers import images
 from launch.config.smoke import LOW_PRECISION
 from launch.config.wording import HUB
+from launch.core import row_formats
 from launch.core.errors import UserError, near
 from launch.core.json_lines import json_rows
 from launch.inputs import model_path, tracking
 from launch.inputs.adapter_files import check_adapter
 from launch.inputs.jsonl_files import check_data_files, check_is_file
 from launch.inputs.reading import near_files
+from launch.inputs.tuned_files import check_tuned_files
 from launch.plan import tuned
 from launch.plan.export_files import check_export, check_not_a_run
-from launch.plan.rundir import runs_in
+from launch.plan.rundir import runs_dir, runs_in
 from launch.rules.runtime import runtime_as
-from launch.schema import Config
+from launch.schema import Config, trainer_args
 from launch.schema.enums import Init
 from launch.schema.trainer_args import value_or_none
 
 PLAN_LINES = 10_000  # lines of a data file that mode=plan reads; a run reads all
-MODULES = {"azureml-core": "azureml"}  # packages whose module has a different name
-PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
-# The columns that a method's rows need, in TRL's data set formats. A row needs every column of one
-# of the alternatives.
-COLUMNS = {
-    "sft": (("messages",), ("text",), ("prompt", "completion")),
-    "dpo": (("prompt", "chosen", "rejected"), ("chosen", "rejected")),
-    "grpo": (("prompt",),),
-    "evaluate": (("prompt", "answer"),),
+# packages whose module has a different name
+MODULES = {
+    "azureml-core": "azureml",
+    "torch-optimi": "optimi",
+    "flash-attn-3": "flash_attn_interface",
 }
-COLUMNS["tokenizer"] = COLUMNS["sft"]
+# package -> values of method.args.optim for which transformers imports it
+OPTIMIZERS = {
+    "bitsandbytes": "adamw_bnb_8bit adamw_8bit ademamix* lion_* paged_* rmsprop_bnb*",
+    "torchao": "adamw_torch_?bit",
+    "galore-torch": "galore_*",
+    "apollo-torch": "apollo_*",
+    "lomo-optim": "lomo adalomo",
+    "grokadamw": "grokadamw",
+    "schedulefree": "schedule_free_*",
+    "torch-optimi": "stable_adamw",
+    "torchdistx": "adamw_anyprecision",
+    "torch-xla": "adamw_torch_xla",
+    "torch-npu": "adamw_torch_npu_fused",
+}
+ATTENTION = {"flash_attention_2": "flash-attn", "flash_attention_3": "flash-attn-3"}
+TOKENIZER = "tokenizer"  # in place of a row format
+PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
 def check_files(config: Config, all_lines: bool) -> None:
@@ -50,16 +66,18 @@ def check_files(config: Config, all_lines: bool) -> None:
     Without `all_lines`, check only the first PLAN_LINES lines of a data file.
     """
     config = tuned.recipe(config) or config  # a tuning run reads its recipe's files
-    _check_model(config)
+    if config.method.rows is not None:
+        row_formats.row_format(config.method.rows)
+    _check_model(config, all_lines)
     check_adapter(config)
     check_export(config)
     if config.data.kind == "jsonl":
-        rows = train_format = config.method.rows or "nothing"
+        rows = train_format = config.method.rows
         if config.method.measures_model:
             # An evaluation holds out rows of data.path, makes a tokenizer from them, or does
             # neither.
             makes_tokenizer = config.model.path is None and config.model.init == Init.random
-            train_format = "tokenizer" if makes_tokenizer else "nothing"
+            train_format = TOKENIZER if makes_tokenizer else None
             train_format = "evaluate" if config.data.heldout_fraction else train_format
         heldout_format = rows if config.method.selection.metric else "evaluate"
         for key, path, row_format in (
@@ -67,36 +85,33 @@ def check_files(config: Config, all_lines: bool) -> None:
             ("data.heldout_path", config.data.heldout_path, heldout_format),
         ):
             if path is not None:
-                _check_rows(key, Path(path), row_format, all_lines)
+                columns = _check_rows(key, Path(path), row_format, all_lines)
+                if row_format == rows:
+                    _check_reward_columns(config, key, columns)
+    _check_sources(config, all_lines)
     check_data_files(config)
-    _check_tunableop_file(config)
+    if config.method.starts_vllm and (dataset := config.method.args.get("dataset")):
+        check_is_file("method.args.dataset", Path(dataset))
+    check_tuned_files(config)
     _check_rewards(config)
     _check_packages(config)
-    root = Path(config.run_root)
-    nearest = next(path for path in (root, *root.parents) if path.exists())
-    if not (nearest.is_dir() and os.access(nearest, os.W_OK)):
+    _check_run_root(config)
+
+
+def _check_run_root(config: Config) -> None:
+    """Check that a run directory can be created. Permissions do not tell, for example in /proc."""
+    folder = nearest = runs_dir(config)
+    try:
+        nearest = next(path for path in (folder, *folder.parents) if path.exists())
+        tempfile.TemporaryDirectory(prefix=".writable-", dir=nearest).cleanup()
+    except OSError as error:
         raise UserError(
-            f"run_root={root}: {nearest} is not a directory that you may write to. Use: "
-            "run_root=<another directory>."
-        )
+            f"run_root={config.run_root}: no directory can be created in {nearest} "
+            f"({error.strerror}). Use: run_root=<another directory>."
+        ) from error
 
 
-def _check_tunableop_file(config: Config) -> None:
-    """Check that TunableOp's file exists, because PyTorch silently runs untuned without it."""
-    name = config.user_env.get("PYTORCH_TUNABLEOP_FILENAME")
-    if name is None or config.user_env.get("PYTORCH_TUNABLEOP_TUNING") != "0":
-        return
-    # PyTorch replaces %d by the GPU's number, or inserts the number before the suffix.
-    numbered = re.sub(r"(\.[^.]*)?$", r"0\1", name, count=1)
-    file = Path(name.replace("%d", "0") if "%d" in name else numbered)
-    if not Path(name).is_absolute() or not file.is_file():
-        raise UserError(
-            f"user_env.PYTORCH_TUNABLEOP_FILENAME={name}: {file} does not exist or is a relative "
-            "path. Use: the absolute path that method=tune/tunableop printed."
-        )
-
-
-def _check_model(config: Config) -> None:
+def _check_model(config: Config, all_lines: bool) -> None:
     path = config.model.path and Path(config.model.path)
     if not path:
         return
@@ -124,24 +139,58 @@ def _check_model(config: Config) -> None:
                 "AutoModelForCausalLM.from_pretrained(...).save_pretrained(...)."
             )
         raise UserError(f"model.path={path}: {problem}")
-    model_path.check(path)
+    model_path.check(config, path, all_lines)
 
 
-def _check_rows(key: str, path: Path, row_format: str, all_lines: bool) -> None:
-    """Check that every row has the columns of `row_format`, a key of COLUMNS."""
+def _check_sources(config: Config, all_lines: bool) -> None:
+    """Check that the rows of a mix have the columns of the method, and of its rewards."""
+    columns = [
+        _check_rows(
+            f"data.sources[{number}].path", Path(source.path), config.method.rows, all_lines
+        )
+        if source.path
+        else None
+        for number, source in enumerate(config.data.sources)
+    ]
+    if columns and None not in columns:
+        _check_reward_columns(config, "data.sources", set().union(*filter(None, columns)))
+
+
+def _check_rows(key: str, path: Path, row_format: str | None, all_lines: bool) -> set[str] | None:
+    """Check that every row has the fields of `row_format`, or of a tokenizer's training rows.
+
+    Return the fields of all rows, or None if there are more lines than a plan reads.
+    """
     check_is_file(key, path)
-    alternatives = COLUMNS.get(row_format, ((),))
-    place = ""
-    for place, row in itertools.islice(json_rows(path), None if all_lines else PLAN_LINES):
-        if not any(all(column in row for column in columns) for columns in alternatives):
-            columns = " or ".join("+".join(columns) for columns in alternatives)
-            needs = f"{key} of method={row_format} needs {columns}."
-            if row_format == "tokenizer":
-                needs = f"{key} needs {columns} to make a tokenizer for random weights. "
-                needs += "Use: model.path=<a trained model>."
-            raise UserError(f"{place}: has {', '.join(row) or 'no column'}, but {needs}")
+    place, reader = "", f"{key} of method={row_format}"
+    if row_format == TOKENIZER:
+        row_format, reader = "sft", f"{key}, from which random weights get a tokenizer,"
+    present, rows = set[str](), json_rows(path)
+    for place, row in itertools.islice(rows, None if all_lines else PLAN_LINES):
+        if row_format and (problem := row_formats.fields_problem(row, row_format, reader)):
+            model = " Use: model.path=<a trained model>." if "tokenizer" in reader else ""
+            raise UserError(f"{place}: {problem}{model}")
+        present.update(row)
     if not place:
         raise UserError(f"{key}={path}: the file has no rows. Use: {key}=<a file with rows>.")
+    return present if next(rows, None) is None else None
+
+
+def _check_reward_columns(config: Config, key: str, present: set[str] | None) -> None:
+    """Check that the column of each reward is among the columns of the rows of `key`, if known."""
+    if present is None:
+        return
+    for name in config.method.rewards:
+        column = trainer_args.lock()["rewards"].get(name)
+        has_pattern = name == "regex" and config.method.reward_pattern is not None
+        if column is not None and column not in present and not has_pattern:
+            remedy = f"'~method.rewards.{name}' +method.rewards.format=1.0"
+            if name == "regex":
+                remedy = "method.reward_pattern='<regular expression>'"
+            raise UserError(
+                f"method.rewards.{name}: reads the column {column!r}, but the rows of {key} have "
+                f"only {', '.join(sorted(present))}. Use: rows with {column!r}, or {remedy}."
+            )
 
 
 def _check_rewards(config: Config) -> None:
@@ -169,7 +218,7 @@ def _check_rewards(config: Config) -> None:
 
 
 def _check_packages(config: Config) -> None:
-    """Check that the image or this Python has the packages for tracker, Liger and low precision."""
+    """Check that the image or this Python has the packages that the composition names."""
     tracker, key = tracking.package(config), f"tracking={config.tracking.name}"
     if tracker:
         _check_package(config, key, tracker, "tracking=tensorboard", "requirements.in")
@@ -179,6 +228,21 @@ def _check_packages(config: Config) -> None:
         _check_package(config, f"{key}=true", "liger-kernel", f"{key}=false", "liger.in")
     if config.smoke:  # a CPU computes in fp32
         return
+    optimizer = value_or_none(config, "optim") or ""
+    if config.method.trains and (package := optimizer_package(optimizer)):
+        key = "method.args.optim"
+        _check_package(
+            config, f"{key}={optimizer}", package, f"{key}=adamw_torch", "quantization.in"
+        )
+    # The locks do not list the packages of an image's base.
+    if config.runtime.on_node == "local" and config.method.uses_model:
+        keys = {"packed_attention": "varlen"}
+        if importlib.util.find_spec("kernels") is None:  # with it, transformers downloads kernels
+            keys["attention"] = "sdpa"
+        for key, remedy in keys.items():
+            if package := ATTENTION.get(kernel := getattr(config.hardware, key)):
+                override, remedy = f"hardware.{key}={kernel}", f"hardware.{key}={remedy}"
+                _check_package(config, override, package, remedy, "")
     precision = config.precision.name if config.method.uses_precision else "fp32"
     settings = [(f"precision={precision}", precision, "precision=bf16")]
     for name in ("modes", "precisions") if config.method.measures_machine else ():
@@ -192,6 +256,18 @@ def _check_packages(config: Config) -> None:
     for override, precision, remedy in settings:
         if precision in LOW_PRECISION:
             _check_package(config, override, LOW_PRECISION[precision], remedy, "quantization.in")
+
+
+def optimizer_package(optimizer: str) -> str | None:
+    """Return the package of an optimizer of transformers; None if torch or transformers has it."""
+    return next(
+        (
+            package
+            for package, patterns in OPTIMIZERS.items()
+            if any(fnmatch.fnmatchcase(optimizer, pattern) for pattern in patterns.split())
+        ),
+        None,
+    )
 
 
 def _check_package(

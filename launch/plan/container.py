@@ -16,9 +16,10 @@ from launch.core.json_files import plain
 from launch.inputs import sample_files
 from launch.inputs.jsonl_files import named_files
 from launch.inputs.paths import home, hub_cache, real_folder, run_hash, secret_dir
+from launch.inputs.tuned_files import TUNINGS
 from launch.machine import placement
 from launch.machine.detect import Host
-from launch.plan import process_env
+from launch.plan import inherited, process_env
 from launch.plan.process_env import ROOT
 from launch.schema import Config
 from launch.schema.enums import Network, Vendor
@@ -60,7 +61,7 @@ def specs(
         return {}
     runtime, containers = config.runtime, {}
     server = next((container_name(run_dir, p.name) for p in processes if p.kind == "server"), "")
-    secrets = sorted(name for name in runtime.secrets if host.environ.get(name))
+    secrets = inherited.secret_files(config, host.environ)
     for process in processes:
         gpus, peers = process.gpus, peer_gpus(process, processes)
         nodes = devices(config, host, gpus, peers)
@@ -223,6 +224,7 @@ def _inputs(config: Config, host: Host) -> list[tuple[str, str]]:
         links = filter(Path.is_symlink, Path(pipeline).glob("*"))
         phases = sorted(str(real_folder(link)) for link in links)
         inputs += [(path, "method.args.reuse") for path in (pipeline, *phases)]
+    inputs += [(method.args.get("dataset"), "method.args.dataset")] if method.starts_vllm else []
     inputs += [(value_or_none(config, "lm_eval_include"), "method.args.lm_eval_include")]
     if method.exports and converter:
         inputs += [(str(Path(converter).parent), "llama.cpp's converter and its imports")]
@@ -232,8 +234,8 @@ def _inputs(config: Config, host: Host) -> list[tuple[str, str]]:
         blobs = {file.resolve().parent for file in folder.iterdir() if file.is_symlink()}
         outside = sorted(str(blob) for blob in blobs if not blob.is_relative_to(folder))
         inputs += [(path, "targets of links in the model directory") for path in outside]
-    if tunableop := config.user_env.get("PYTORCH_TUNABLEOP_FILENAME"):
-        inputs += [(str(Path(tunableop).parent), "tuned matrix products")]
+    tuned = (config.user_env.get(variable) for variable in TUNINGS)
+    inputs += [(str(Path(file).parent), "tuned matrix products") for file in tuned if file]
     inputs += [(folder, "PYTHONPATH") for folder in process_env.user_python_path(config, host)]
     return list({path: reason for path, reason in inputs if path and Path(path) != ROOT}.items())
 

@@ -21,10 +21,12 @@ from launch.plan import (
     balance,
     container,
     data_cache,
+    inherited,
     process_env,
     process_groups,
     rundir,
     sandbox,
+    tools,
     tuned,
 )
 from launch.plan.views import image_json
@@ -102,8 +104,9 @@ def make_plan(
     )
     if key:
         raise UserError(
-            f"{key}: contains a secret of your shell, and run records store the composition. "
-            f"Remove {key}: the processes inherit the variable."
+            f"{key}: contains a secret of your shell or a password in a URL, and run records store "
+            f"the composition. Remove {key}, and use a variable of your shell: "
+            f"runtime.pass_env=[{key.removeprefix('user_env.') if 'user_env' in key else 'NAME'}]."
         )
     ports = process_groups.ports(host, run_dir)
     groups = placement.process_groups(config, host)
@@ -135,6 +138,7 @@ def make_plan(
             *margin.uncounted(config),
             *margin.warnings(config, needed),
             *host_warnings(config, host, smaller),
+            *tools.warnings(config),
         ],
         tuned=tuned.for_ranks(config, host, run_dir, ports),
         data_cache=data_cache.for_ranks(unchosen, host),
@@ -165,12 +169,14 @@ def host_warnings(config: Config, host: Host, smaller: dict[int, float]) -> Iter
             f"container={config.container.name}: {name} is unverified. It is pinned by a tag and "
             "not by a digest, so its content may change."
         )
+    yield from inherited.warnings(config, host.environ)
     # the defaults of conf/runtime/docker.yaml, which many users do not need
     defaults = {"HF_TOKEN", "WANDB_API_KEY", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"}
-    for name in config.runtime.secrets:
-        if name.upper() not in defaults and not host.environ.get(name):
+    listed = [("secrets", name) for name in config.runtime.secrets if name.upper() not in defaults]
+    for key, name in [*listed, *(("pass_env", name) for name in config.runtime.pass_env)]:
+        if not host.environ.get(name):
             yield (
-                f"runtime.secrets: {name} is not set in your shell, so no process gets it. Use: "
+                f"runtime.{key}: {name} is not set in your shell, so no process gets it. Use: "
                 f"export {name}=<value>."
             )
 

@@ -7,24 +7,22 @@ from __future__ import annotations
 
 import functools
 import os
-import re
 from pathlib import Path
 from typing import Any
 
 from launch.core.json_files import yaml_file
 from launch.inputs import paths
-from launch.machine import placement
+from launch.machine import masks, placement
 from launch.machine.detect import Host
 from launch.machine.placement import MASK
+from launch.plan import inherited
 from launch.schema import Config
 from launch.schema.enums import Debug, Vendor
 from launch.schema.plan import Setting
-from launch.schema.variables import CONTAINER_VARIABLES, CPU_CACHE_GIB, SECRET
+from launch.schema.variables import CONTAINER_VARIABLES, CPU_CACHE_GIB, GPU_STACK, is_secret
 
 ROOT = Path(__file__).parents[2]
 APPENDED_TO = ("PYTHONPATH",)  # the user's value is appended to ours
-# Variables of the shell that a container gets too, because they change results or speed.
-PASSED = re.compile(r"^(HIP_|HSA_|NCCL_|RCCL_|MIOPEN_|PYTORCH_|VLLM_|HF_|GPU_MAX_)")
 
 
 def settings(
@@ -48,11 +46,17 @@ def settings(
         if applies[condition]:
             settings[name] = Setting(name, value.format(**values), reason, "launcher")
     if applies["container"]:
-        withheld = {*CONTAINER_VARIABLES, *MASK.values(), *secret_names(config, host.environ)}
+        as_files = inherited.secret_files(config, host.environ)
+        withheld = {
+            *CONTAINER_VARIABLES,
+            *masks.ALL,
+            *as_files,
+            *secret_names(config, host.environ),
+        }
         for name, value in host.environ.items():
             # A path of this machine does not exist in a container, or is another file there.
             is_path = value.startswith(("/", "~", "."))
-            if PASSED.match(name) and name not in withheld and not is_path:
+            if GPU_STACK.fullmatch(name) and name not in withheld and not is_path:
                 settings[name] = Setting(name, value, "set in your shell", "yours")
     # Skip the mask, which determined `gpus`, and variables that a container sets for itself.
     ours = (MASK.get(config.hardware.vendor), *APPENDED_TO, *CONTAINER_VARIABLES)
@@ -77,7 +81,7 @@ def _conditions(config: Config, kind: str, gpus: list[int]) -> dict[str, bool]:
     """Return, for each condition of environment.yaml and conf/hardware, whether it is met."""
     vendor, topology, slurm = config.hardware.vendor, config.topology, config.runtime.slurm
     trains, serves, runs_vllm = kind == "trainer", kind == "server", starts_vllm(config, kind)
-    on_cpu, is_debugged = vendor == Vendor.none, config.debug != Debug.none
+    on_cpu, finds_fault = vendor == Vendor.none, config.debug == Debug.memory_fault
     sends_weights = (
         topology.servers > 0 and (serves or trains) and placement.backend(config) == "nccl"
     )
@@ -87,7 +91,7 @@ def _conditions(config: Config, kind: str, gpus: list[int]) -> dict[str, bool]:
         "server": runs_vllm,
         "multi_gpu": len(gpus) * slurm.nodes > 1 or sends_weights,
         "fsdp": trains and topology.strategy in ("fsdp", "zero3"),
-        "eight_gpus": len(gpus) == 8,
+        "eight_gpus": len(gpus) == 8 and slurm.nodes == 1,
         "gpu": bool(gpus),
         "no_gpu": not gpus,
         "gpu_exporter": kind == "exporter" and vendor in MASK and not gpus,
@@ -100,8 +104,9 @@ def _conditions(config: Config, kind: str, gpus: list[int]) -> dict[str, bool]:
         "generates_on_cpu": runs_vllm and on_cpu,
         "sizes_cache_on_cpu": runs_vllm and on_cpu and not topology.server_cache_gb,
         "vllm_on_nvidia": (runs_vllm or topology.name == "colocate") and vendor == Vendor.nvidia,
-        "debug_nvidia": is_debugged and vendor == Vendor.nvidia,
-        "debug_amd": is_debugged and vendor != Vendor.nvidia,
+        "debug_nvidia": finds_fault and vendor == Vendor.nvidia,
+        "debug_amd": finds_fault and vendor != Vendor.nvidia,
+        "debug_compile": config.debug == Debug.compile,
         "container": config.runtime.on_node == "docker",
     }
 
@@ -134,21 +139,22 @@ def _values(
 
 
 def secret_names(config: Config, environ: dict[str, str]) -> set[str]:
-    """Return runtime.secrets and the variables of the shell whose name looks like a secret."""
-    return {name for name in environ if SECRET.search(name)} | set(config.runtime.secrets)
+    """Return runtime.secrets and the variables that look like secrets."""
+    return {n for n, v in environ.items() if is_secret(n, v)} | set(config.runtime.secrets)
 
 
 def key_of_secret(node: Any, secrets: set[str], key: str = "") -> str | None:
-    """Return the first nested key whose value contains a secret, or None. `key` is `node`'s key.
+    """Return the first nested key with one of `secrets` or a password in a URL, or None.
 
-    Such a value can come from ${oc.env:HF_TOKEN}.
+    `key` is `node`'s key. Such a value can come from ${oc.env:HF_TOKEN}.
     """
     if isinstance(node, dict):
         keys = (key_of_secret(v, secrets, f"{key}.{k}" if key else str(k)) for k, v in node.items())
         return next(filter(None, keys), None)
     if isinstance(node, list):
         return next(filter(None, (key_of_secret(item, secrets, key) for item in node)), None)
-    return key if isinstance(node, str) and any(secret in node for secret in secrets) else None
+    leaks = isinstance(node, str) and (is_secret("", node) or any(s in node for s in secrets))
+    return key if leaks else None
 
 
 def starts_vllm(config: Config, kind: str) -> bool:

@@ -10,7 +10,7 @@ from launch.inputs import paths
 from launch.machine import placement
 from launch.machine.detect import Host
 from launch.machine.placement import creates_model, is_tokens_only
-from launch.plan import process_env
+from launch.plan import inherited, process_env
 from launch.schema import Config
 from launch.schema.enums import Profile, Rocprof, Vendor
 from launch.schema.plan import Process
@@ -35,7 +35,8 @@ def process(config: Config, host: Host, run_dir: Path, group: placement.ProcessG
     ranks = 1 if group.kind == "server" else group.num_ranks
     settings = process_env.settings(config, host, group.kind, group.gpus, run_dir, ranks)
     name, kind, gpus, num_ranks = group.name, group.kind, group.gpus, group.num_ranks
-    return Process(name, kind, argv, settings, gpus, num_ranks, port, group.node)
+    passed = inherited.names(config, host.environ, {s.name: s for s in settings})
+    return Process(name, kind, argv, settings, gpus, num_ranks, port, group.node, passed)
 
 
 def ports(host: Host, run_dir: Path) -> tuple[int, int]:
@@ -56,7 +57,7 @@ def ranks_argv(
     program = "recipes.prepare" if group.kind == "prepare" else config.method.program
     ranks = ["-m", program, "--config", str(run_dir / "config.yaml")]
     if program == config.method.program and config.profile == Profile.rocprof:
-        profiler = [config.rocprof.value, *rocprof_options(config.rocprof, run_dir / "profile")]
+        profiler = rocprof(config, interpreter, run_dir / "profile")
         ranks = ["--no-python", *profiler, "--", interpreter, *ranks]
     if placement.starts_directly(config, group.kind):
         return [interpreter, *ranks]
@@ -66,26 +67,29 @@ def ranks_argv(
     ]
 
 
-def rocprof_options(program: Rocprof, folder: Path) -> list[str]:
-    """Return the options that make a ROCm profiler write to `folder`.
+def rocprof(config: Config, interpreter: str, folder: Path) -> list[str]:
+    """Return the command of a ROCm profiler that writes to `folder`.
 
     torchrun starts the profiler for each rank, as AMD advises for launchers (rocprofiler-sdk,
     "Using rocprofv3 with MPI"). A profiler around torchrun would also profile torchrun, and the
     names of output files would have no ranks.
 
     Sources of the options, all on rocm.docs.amd.com: rocprofiler-sdk, "rocprofv3 command-line
-    options" and "I/O control options"; rocprofiler-compute, "Profile mode" (ROCm 7.13 still accepts
-    --path and prefers --output-directory); rocprofiler-systems, "Sampling the call stack".
+    options" and "I/O control options"; rocprofiler-systems, "Sampling the call stack". Those of
+    rocprof-compute are in recipes/measure/compute_profile.py, which also runs its analysis.
     """
     rank = "rank%env{RANK}%"  # torchrun sets RANK; %rank% would be the rank of Slurm or MPI
-    if program == Rocprof.compute:
-        return ["profile", "--name", "run", "--path", str(folder / "rocprof-compute")]
-    if program == Rocprof.sys:
-        return ["--trace", "--output", str(folder), rank]
+    if config.rocprof == Rocprof.compute:
+        return [interpreter, "-m", "recipes.measure.compute_profile", str(folder)]
+    if config.rocprof == Rocprof.sys:
+        return [config.rocprof.value, "--trace", "--output", str(folder), rank]
+    output = ["--output-directory", str(folder), "--output-file", rank, "--output-format"]
+    # Counters in one pass, so that the run need not be repeated. The table has a row per kernel.
+    if config.rocprof_counters:
+        return [config.rocprof.value, "--pmc", *config.rocprof_counters, *output, "csv"]
     # Trace HIP, RCCL, kernels and copies. ui.perfetto.dev opens pftrace files; --stats adds a CSV
     # table of kernels.
-    output = ["--output-directory", str(folder), "--output-file", rank]
-    return ["--runtime-trace", "--stats", *output, "--output-format", "pftrace", "csv"]
+    return [config.rocprof.value, "--runtime-trace", "--stats", *output, "pftrace", "csv"]
 
 
 def rendezvous(config: Config, host: Host, node: int) -> list[str]:

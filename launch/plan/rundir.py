@@ -7,11 +7,12 @@ import fcntl
 import os
 import re
 import secrets
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from launch.config.identity import (
     composition_hash,
@@ -19,35 +20,46 @@ from launch.config.identity import (
     has_phases,
     identity,
     identity_of,
+    may_have_hash,
     recorded_hash,
 )
 from launch.core.errors import UserError
-from launch.core.json_files import read_json, sha256
+from launch.core.json_files import read_json, sha256_once
 from launch.inputs import sample_files
-from launch.inputs.paths import LATEST, pinned
+from launch.inputs.paths import LATEST, pinned, run_hash
 from launch.plan import resuming, sealed
 from launch.schema import Config
 
 LOCK_ATTEMPTS = 5
 DAMAGED = "its record.json is damaged and cannot be read as a JSON object"
+MISSING = "its record.json is missing"
+BUSY = "another launcher is executing this run. Stop it or wait until it ends, then try again."
+STARTED = re.compile(r"\d{8}-\d{6}")  # the time in the name of a run
+TIME_FORMAT = "%Y%m%d-%H%M%S"
+# Directories in memory or on a local disk. They hold a run's lock if its file system has no locks.
+LOCAL_LOCKS = (Path("/dev/shm"), Path("/tmp"))
 AGAIN = "-again-"  # part of the name of a run that reproduces another
 FRESH_NAME = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}")
 
 
-def choose(config: Config) -> tuple[Path, bool]:
+def choose(config: Config, starts: bool = False) -> tuple[Path, bool]:
     """Return the run directory and whether it resumes an earlier run; create nothing.
 
-    Raises UserError if resume=<run directory> cannot resume.
+    Raises UserError if resume=<run directory> cannot resume, or if the run `starts` now although
+    another launcher is executing it.
     """
     home = runs_dir(config)
     if config.resume == "never":
-        return home / fresh_name(), False
+        return home / fresh_name(home), False
     if config.resume == "auto":
         # Under Slurm, a run whose job is running counts too. launch/execution/slurm.py follows that
         # job instead of starting a second one.
         on_slurm = config.runtime.name == "slurm"
-        unfinished = newest_unfinished(home, composition_hash(config), with_running=on_slurm)
-        return (unfinished, True) if unfinished else (home / fresh_name(), False)
+        hash_ = composition_hash(config)
+        unfinished = newest_unfinished(home, hash_, with_running=on_slurm or starts)
+        if unfinished and starts and not on_slurm and is_locked(unfinished):
+            raise UserError(f"{unfinished}: {BUSY} Use resume=never for another run.")
+        return (unfinished, True) if unfinished else (home / fresh_name(home), False)
     return _requested(config), True
 
 
@@ -56,9 +68,18 @@ def runs_dir(config: Config) -> Path:
     return Path(config.run_root).absolute() / (config.name or default_name(config))
 
 
-def fresh_name() -> str:
-    """Return a directory name that FRESH_NAME matches."""
-    return f"{datetime.datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
+def fresh_name(home: Path | None = None) -> str:
+    """Return a name for a new run, which sorts after all runs in `home`.
+
+    Its time is later than theirs, even if the clock was set back or they began in this second.
+    """
+    now = datetime.datetime.now()
+    names = os.listdir(home) if home and home.is_dir() else []
+    newest = max((time[0] for name in names if (time := STARTED.match(name))), default="")
+    with suppress(ValueError, OverflowError):  # not a time
+        after = datetime.datetime.strptime(newest, TIME_FORMAT) + datetime.timedelta(seconds=1)
+        now = max(now, after)
+    return f"{now:{TIME_FORMAT}}-{secrets.token_hex(3)}"
 
 
 def run_dirs(home: Path) -> list[Path]:
@@ -72,8 +93,9 @@ def newest_unfinished(home: Path, hash_: str, with_running: bool = False) -> Pat
     Runs whose launcher is running are skipped, unless `with_running`.
     """
     for folder, record in runs_with_hash(home, hash_):
-        is_available = with_running or not is_locked(folder)
-        if record.get("status") != "done" and is_available and not _obstacle(record):
+        if record.get("status") == "done" or (not with_running and is_locked(folder)):
+            continue
+        if not _obstacle(folder, record):
             return folder
     return None
 
@@ -83,33 +105,62 @@ def runs_with_hash(home: Path, hash_: str) -> Iterator[tuple[Path, dict[str, Any
 
     Runs that reproduce another run are left out.
     """
+    return ((folder, record) for folder, record in _runs(home, hash_) if record is not None)
+
+
+def _runs(home: Path, hash_: str) -> Iterator[tuple[Path, dict[str, Any] | None]]:
+    """Yield runs as runs_with_hash does, and with None those whose record cannot be read.
+
+    Such a run is left out if its plan.json has another hash, or if it lacks a record and results.
+    """
     for folder in run_dirs(home):
-        record = read_json(folder / "record.json") or {}
-        if recorded_hash(record) == hash_ and AGAIN not in folder.name:
+        if AGAIN in folder.name or not may_have_hash(folder / "record.json", hash_):
+            continue
+        record = read_json(folder / "record.json")
+        if record is not None:
+            is_same = recorded_hash(record) == hash_
+        else:
+            traces = ("record.json", "metrics.jsonl", "checkpoints")
+            has_begun = any(os.path.lexists(folder / name) for name in traces)
+            has_begun = has_begun or any(folder.glob("*/record.json"))  # the phases of a pipeline
+            plan = read_json(folder / "plan.json") or {}
+            is_same = has_begun and plan.get("composition_hash", hash_) == hash_
+        if is_same:
             yield folder, record
 
 
 def skipped_run_notes(config: Config, run_dir: Path) -> list[str]:
-    """Return a note if resume=auto skipped an unfinished run that is newer than `run_dir`."""
-    for folder in run_dirs(runs_dir(config)):
-        record = read_json(folder / "record.json")
-        is_damaged = record is None and os.path.exists(folder / "record.json")
-        is_same = record and recorded_hash(record) == composition_hash(config)
-        if config.resume != "auto" or not (is_damaged or is_same) or AGAIN in folder.name:
-            continue
-        if folder == run_dir or (record or {}).get("status") == "done" or is_locked(folder):
-            return []
-        obstacle = _obstacle(record)
-        return [f"Not resuming {folder}: {obstacle}."] if obstacle else []
-    return []
+    """Return notes if resume=auto skipped unfinished runs that are newer than `run_dir`.
+
+    Of the runs with a readable record, only the newest has a note.
+    """
+    notes: list[str] = []
+    if config.resume != "auto":
+        return notes
+    for folder, record in _runs(runs_dir(config), composition_hash(config)):
+        if folder == run_dir or (record or {}).get("status") == "done":
+            break
+        if is_locked(folder):
+            notes.append(f"{folder}: {BUSY} Use resume=never for another run.")
+            break
+        if obstacle := _obstacle(folder, record):
+            notes.append(f"Not resuming {folder}: {obstacle}.")
+        if record is not None:
+            break
+    return notes
 
 
-def _obstacle(record: dict[str, Any] | None) -> str | None:
+def _obstacle(folder: Path, record: dict[str, Any] | None) -> str | None:
     """Return why an unfinished run cannot resume, or None if it can."""
     if record is None:
-        return DAMAGED
+        return DAMAGED if os.path.lexists(folder / "record.json") else MISSING
     if problem := sealed.problem(record):
         return problem
+    if not os.access(folder, os.W_OK):
+        return "you cannot write to it"
+    checkpoints = folder / "checkpoints"
+    if checkpoints.is_symlink() and not checkpoints.is_dir():
+        return f"its checkpoints are a link to {os.readlink(checkpoints)}, which is missing"
     changed = changed_data(record)
     return f"{', '.join(changed)} changed since that run began" if changed else None
 
@@ -139,7 +190,7 @@ def changed_data(record: dict[str, Any]) -> list[str]:
     changed = [
         path
         for path, digest in digests.items()
-        if not Path(path).is_file() or sha256(Path(path)) != digest
+        if not Path(path).is_file() or sha256_once(Path(path)) != digest
     ]
     for folder, files in data.get("folders", {}).items():
         with suppress(UserError):  # the check of this run's data reports it
@@ -165,7 +216,7 @@ def _requested(config: Config) -> Path:
         problem = "that run is done. Use: resume=never for another run."
     elif is_locked(folder):
         problem = "that run is still running. Stop it or wait until it ends, then try again."
-    elif obstacle := _obstacle(record):
+    elif obstacle := _obstacle(folder, record):
         problem = f"{obstacle}. Use: resume=never for a fresh run."
     elif record:
         changes = differences(identity(record["composition"]), identity_of(config))
@@ -223,28 +274,52 @@ def locked(folder: Path) -> Iterator[None]:
 
     Raises UserError if another launcher has the lock.
     """
-    with (folder / ".lock").open("w") as file:
-        for attempt in range(LOCK_ATTEMPTS):
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError as error:
-                if attempt == LOCK_ATTEMPTS - 1:
-                    raise UserError(
-                        f"{folder}: another launcher is executing this run. Stop it or wait until "
-                        "it ends, then try again."
-                    ) from error
-                time.sleep(0.02)  # another process's is_locked takes the lock briefly
+    for _ in range(LOCK_ATTEMPTS):
+        if file := _lock(*_lock_files(folder), "a", fcntl.LOCK_EX):
+            break
+        time.sleep(0.02)  # another process's is_locked takes the lock briefly
+    else:
+        raise UserError(f"{folder}: {BUSY}")
+    with file:
+        if Path(file.name).parent != folder:
+            print(
+                f"warning: {folder}: its file system has no locks, so launchers on other machines "
+                "are not noticed. Start this run on one machine only.",
+                file=sys.stderr,
+            )
         yield
 
 
 def is_locked(folder: Path) -> bool:
     """Return whether a launcher is executing this run."""
     try:
-        with (folder / ".lock").open() as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        file = _lock(*_lock_files(folder), "r", fcntl.LOCK_SH)
+    except OSError:  # there is no lock file, or it is another user's
         return False
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True
+    if file:
+        file.close()
+    return file is None
+
+
+def _lock_files(folder: Path) -> tuple[Path, Path]:
+    """Return the run's lock file, and the one on this machine if its file system has no locks."""
+    local = next((path for path in LOCAL_LOCKS if os.access(path, os.W_OK)), folder)
+    return folder / ".lock", local / f"rocm-recipes-{os.getuid()}-{run_hash(folder)}.lock"
+
+
+def _lock(path: Path, without_locks: Path | None, mode: str, operation: int) -> IO[Any] | None:
+    """Open and lock a file, or `without_locks` in its place; None if another process has it.
+
+    Raises OSError if a file cannot be opened or has no locks.
+    """
+    file = path.open(mode)
+    try:
+        fcntl.flock(file, operation | fcntl.LOCK_NB)
+    except OSError as error:
+        file.close()
+        if isinstance(error, BlockingIOError):
+            return None
+        if without_locks is None:
+            raise
+        return _lock(without_locks, None, mode, operation)
+    return file

@@ -21,7 +21,7 @@ from launch.machine import placement
 from launch.machine.gpu import GIB
 from launch.plan import data_cache, next_steps
 from launch.plan.next_steps import short_path
-from launch.plan.views import as_json, image_json
+from launch.plan.views import as_json, at_steps, image_json
 from launch.schema import Config
 from launch.schema.enums import Format, Init, SpeedMode, Vendor
 from launch.schema.plan import Balance, Plan
@@ -241,6 +241,7 @@ def say_end(config: Config, plan: Plan, exit_code: int) -> None:
     statuses = {0: "done", 75: "interrupted; the same command resumes it"}
     status = statuses.get(exit_code, f"failed, exit code {exit_code}")
     say(config, f"{plan.name}: {status}" + (f" ({results})" if results else ""))
+    figures |= at_steps(plan.targets, json_files.read_metrics(plan.run_dir / "metrics.jsonl"))
     for name, target in plan.targets.items():
         if name in figures:
             say(config, f"  {name} {figures[name]:.4g}, target {target.value:g} ({target.source})")

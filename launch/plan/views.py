@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -110,3 +111,14 @@ def pipeline_json(name: str, run_dir: Path, phases: dict[str, Plan]) -> dict[str
         "kept": reused_dirs,
         "phases": plans,
     }
+
+
+def at_steps(targets: Iterable[str], rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the values of targets such as loss@5 from the lines of metrics.jsonl."""
+    values = {}
+    for name in targets:
+        key, at, step = name.rpartition("@")
+        row = next((row for row in rows if str(row.get("step")) == step and key in row), None)
+        if at and row is not None:
+            values[name] = row[key]
+    return values

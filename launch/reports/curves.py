@@ -83,6 +83,10 @@ def _plot(chart: Chart) -> dict[str, Any]:
     def y_at(y: float) -> float:
         return HEIGHT - BOTTOM - (y - y_low) / (y_high - y_low) * (HEIGHT - BOTTOM - TOP)
 
+    lines = []
+    for c in curves:  # as text, because the template would take three times longer
+        points = [(f"{x_at(x):.1f}", f"{y_at(y):.1f}") for x, y in zip(*c.points, strict=True)]
+        lines.append((c, points, "".join(f"{x},{y} " for x, y in points)))
     # page.js shows these values under the pointer.
     data = {
         "x": [x_low, x_high],
@@ -96,9 +100,7 @@ def _plot(chart: Chart) -> dict[str, Any]:
         "chart": replace(chart, curves=curves),
         "x_ticks": [(x_at(x), f"{x:,g}") for x in x_ticks if x_low <= x <= x_high],
         "y_ticks": [(y_at(y), f"{y:,g}") for y in y_ticks],
-        "lines": [
-            (c, [(x_at(x), y_at(y)) for x, y in zip(*c.points, strict=True)]) for c in curves
-        ],
+        "lines": lines,
         "summary": summary(chart),
         "data": json.dumps(data, separators=(",", ":")),
     }

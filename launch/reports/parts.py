@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launch.core.json_files import yaml_file
-from launch.reports.run_files import is_number
+from launch.core.json_files import is_number, yaml_file
 
 TITLES: dict[str, Any] = yaml_file(Path(__file__).with_name("titles.yaml"))
 NONE = "–"  # a missing value

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
+import functools
 import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 import yaml
 
 from launch.core import json_files
 from launch.core.errors import UserError, near
+from launch.core.json_files import is_number
 from launch.inputs.paths import real_folder
 from launch.plan import rundir
 
@@ -21,7 +22,6 @@ RUN_FILES = ("record.json", "plan.json", "config.yaml", "metrics.jsonl", "result
 EXAMPLE = "runs/<name>/<timestamp>-<id>"
 PHASE = re.compile(r"[\w.-]{1,200}")  # the name of a phase's directory
 MAX_PROBLEMS = 5  # problems of metrics.jsonl that a note lists; it only counts the others
-LARGEST = 1e150  # sums and squares of smaller numbers are finite
 
 Points = tuple[list[float], list[float]]  # steps and values
 
@@ -37,6 +37,10 @@ class Metrics:
     def last(self) -> dict[str, Any]:
         return self.rows[-1] if self.rows else {}
 
+    @functools.cached_property
+    def keys(self) -> set[str]:
+        return set[str]().union(*self.rows)
+
     @property
     def numeric_keys(self) -> list[str]:
         """Return the keys that have a number in some line, in order of appearance."""
@@ -45,8 +49,11 @@ class Metrics:
 
     def points(self, key: str) -> Points:
         """Return the steps and values of the lines where `key` is a number."""
-        rows = [row for row in self.rows if is_number(row.get(key))]
-        return [float(row["step"]) for row in rows], [float(row[key]) for row in rows]
+        if key not in self.keys:
+            return [], []
+        values = [(row["step"], row.get(key)) for row in self.rows]
+        points = [(float(step), float(value)) for step, value in values if is_number(value)]
+        return [step for step, _ in points], [value for _, value in points]
 
 
 @dataclass(frozen=True)
@@ -80,11 +87,6 @@ class Run:
     def option(self, group: str) -> Any:
         """Return the option of a config group from the composition, or else from the plan."""
         return self.get(group, "name") or self.plan.get(group)
-
-
-def is_number(value: Any) -> TypeGuard[float]:
-    """Return whether a value is a number (not a bool) small enough not to overflow."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < LARGEST
 
 
 def value_at(content: Any, *keys: str) -> Any:
@@ -167,24 +169,5 @@ def status_of(folder: Path, record: dict[str, Any], was_locked: bool) -> str:
 
 
 def read_metrics(path: Path, is_running: bool = False) -> Metrics:
-    """Return the lines that are objects with a step, and the problems of the other lines.
-
-    In a running run, an incomplete last line is not a problem.
-    """
-    if not path.exists():
-        return Metrics()
-    rows, problems = [], []
-    *lines, rest = path.read_bytes().split(b"\n")
-    if rest and not is_running:
-        lines.append(rest)
-    # Python writes NaN and Infinity, which are not valid JSON. Read them as missing values.
-    decode = json.JSONDecoder(parse_constant=lambda _: None).decode
-    for number, line in enumerate(lines, start=1):
-        try:
-            row = decode(line.decode())
-            if not is_number(row["step"]):
-                raise ValueError("its step is not a number")
-            rows.append(row)
-        except (ValueError, TypeError, LookupError, RecursionError) as error:
-            problems.append(f"line {number}: not an object with a step ({error!r})")
-    return Metrics(rows, problems)
+    """Return the lines and problems of a metrics.jsonl, with NaN as a missing value."""
+    return Metrics(*json_files.metrics_lines(path, is_running, constant=lambda _: None))

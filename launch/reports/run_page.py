@@ -11,9 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from launch.core.json_files import is_number
 from launch.execution import logs
 from launch.execution.meaning import explain
 from launch.execution.supervise import failures
+from launch.plan.views import at_steps
 from launch.reports import evaluations, key_charts, run_tables
 from launch.reports.curves import Charts
 from launch.reports.parts import (
@@ -35,7 +37,7 @@ from launch.reports.parts import (
     table,
     text,
 )
-from launch.reports.run_files import Run, is_number, value_at
+from launch.reports.run_files import Run, value_at
 from launch.study.trials import command_line
 
 MAX_LOG_LINES = 20
@@ -177,6 +179,7 @@ def results(run: Run) -> list[Block]:
     """Return a table of the values in result.json and their targets, then its texts."""
     targets = run.plan.get("targets") or {}
     values = {key: v for key, v in run.result.items() if key not in TITLES["not_results"]}
+    values |= at_steps(targets, run.metrics.rows)
     figures = {k: v for k, v in values.items() if is_number(v) or k in targets}
     missing = Cell("not measured" if run.status == "done" else "not yet")
     rows = []

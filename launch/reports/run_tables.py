@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from launch.core import json_files
+from launch.core.json_files import is_number
 from launch.plan import data_cache
 from launch.reports.parts import (
     TITLES,
@@ -23,7 +24,7 @@ from launch.reports.parts import (
     ratio,
     table,
 )
-from launch.reports.run_files import Points, Run, is_number
+from launch.reports.run_files import Points, Run
 
 WARM_UP = 3  # first logged lines, which are slow because they compile and fill caches
 MAX_KERNELS = 25

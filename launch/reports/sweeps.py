@@ -10,6 +10,7 @@ from typing import Any
 
 from launch.core import json_files
 from launch.core.errors import UserError
+from launch.core.json_files import is_number
 from launch.plan import rundir
 from launch.reports import key_charts, many, run_page, run_tables
 from launch.reports.curves import Chart, Charts, curve
@@ -27,7 +28,7 @@ from launch.reports.parts import (
     percent_cell,
     table,
 )
-from launch.reports.run_files import Run, is_number, kind_of, phases_of, read, value_at
+from launch.reports.run_files import Run, kind_of, phases_of, read, value_at
 from launch.study import optuna_study
 from launch.study.sweep_report import less_is_better, metric_of, short_overrides
 

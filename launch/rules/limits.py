@@ -18,7 +18,7 @@ from launch.rules.topology import has_vllm, lengths, longest
 from launch.schema import TOPOLOGIES, Config, trainer_args
 from launch.schema.checked import MAX_RANKS, Range
 from launch.schema.enums import Rows, Vendor
-from launch.schema.trainer_args import known
+from launch.schema.trainer_args import known, value_or_none
 
 ROWS: dict[str, dict[str, Any]] = yaml_file(Path(__file__).with_name("limits.yaml"))
 MAX_OPTIONS = 8  # in a remedy, which shows the first 3 of a longer list
@@ -63,6 +63,10 @@ def _model_and_data_limits(c: Config) -> Iterator[Limit]:
     yield "precision", c.precision.name, c.hardware.precisions
     length = longest(c) if method.uses_model else None
     yield "sequence_length", length, Range(maximum=c.model.max_positions)
+    heads, kv_heads, width = c.model.num_heads, c.model.num_kv_heads, c.model.head_dim
+    if method.uses_model and heads % kv_heads:
+        yield "kv_heads", kv_heads, [n for n in range(1, kv_heads) if heads % n == 0]
+    yield "head_dim", width if method.uses_model else None, [width - width % 2, width + width % 2]
     layers = Range(minimum=1, maximum=c.model.num_layers)
     yield "checkpointed_layers_range", c.step.checkpointed_layers, layers
     layouts = [layout.name for layout in (*method.row_layouts, Rows.padded)]
@@ -76,11 +80,20 @@ def _model_and_data_limits(c: Config) -> Iterator[Limit]:
     # Otherwise, a stream would be searched forever.
     yield "filter_lengths", data.filter.max_tokens, Range(minimum=data.filter.min_tokens or 0)
     yield "selection_metric", method.selection.metric if metrics else None, metrics
+    if method.selection.metric and (evaluated := value_or_none(c, "eval_steps")):
+        yield "eval_steps", evaluated, _steps_between_saves(float(value_or_none(c, "save_steps")))
     lock = trainer_args.lock()
     for name in method.rewards:
         yield "reward_unknown", None if "." in name else name, lock["rewards"]
     for task in data.tasks if data.kind in lock["tasks"] else ():
         yield "task", task.name, lock["tasks"][data.kind]
+
+
+def _steps_between_saves(save_steps: float) -> list[float]:
+    """Return the values of eval_steps with which every saved model is evaluated."""
+    if save_steps < 1:  # a share of all steps
+        return [save_steps / n for n in range(1, MAX_OPTIONS + 1)]
+    return [n for n in range(int(save_steps), 0, -1) if save_steps % n == 0]
 
 
 def _topology_limits(c: Config) -> Iterator[Limit]:
@@ -113,13 +126,13 @@ def _server_limits(c: Config) -> Iterator[Limit]:
     topology, heads = c.topology, c.model.num_heads
     if topology.name == "split" or has_vllm(c):
         yield "server_cache", topology.server_cache_gb, Range(minimum=longest_served_gb(c))
+        server_lengths = Range(minimum=longest(c) + 1, maximum=c.model.max_positions)
+        yield "server_length", topology.server_max_length, server_lengths
     if topology.name != "split":
         return
     yield "split_needs_a_server", topology.servers, Range(minimum=1)
     divisors = [n for n in range(1, heads + 1) if heads % n == 0]
     yield "server_heads", topology.server_tensor_parallel, divisors
-    server_lengths = Range(minimum=longest(c) + 1, maximum=c.model.max_positions)
-    yield "server_length", topology.server_max_length, server_lengths
     if topology.overlap == "stream" and "num_generations" in known(c):
         yield "staleness_of_stream", topology.max_staleness, Range(minimum=min_staleness(c))
 

@@ -8,7 +8,6 @@ from launch.rules.refusal import Refusal
 from launch.schema import Config, trainer_args
 from launch.schema.enums import Use
 
-READS_COLUMN = ("accuracy", "reasoning_gym", "regex", "code_tests")
 # kind of generated rows -> the rewards whose column they have
 GENERATED = {"reasoning": ("accuracy", "reasoning_gym"), "code": ("code_tests",)}
 
@@ -31,7 +30,7 @@ def reward_problems(c: Config) -> Iterator[Refusal]:
     if unusable := _without_column(c, c.data.kind):
         remedies = [f"data={kind}" for kind in GENERATED if not _without_column(c, kind)]
         remedies += [r"method.reward_pattern='\d+'"] if unusable[0] == "regex" else []
-        is_usable = any(name in READS_COLUMN and name not in unusable for name in rewards)
+        is_usable = any(names.get(name) and name not in unusable for name in rewards)
         replacement = "" if is_usable else f" +method.rewards.{fitting}=1.0"
         remedy = ", or ".join([*remedies, f"'~method.rewards.{unusable[0]}'{replacement}"])
         message = f"method.rewards.{unusable[0]}: rows of data={c.data.name} have no column for it"
@@ -45,4 +44,5 @@ def _without_column(config: Config, kind: str) -> list[str]:
     """
     usable = GENERATED.get(kind, ("accuracy", "regex", "code_tests"))
     usable = (*usable, "regex") if config.method.reward_pattern is not None else usable
-    return [name for name in config.method.rewards if name in READS_COLUMN and name not in usable]
+    columns = trainer_args.lock()["rewards"]
+    return [name for name in config.method.rewards if columns.get(name) and name not in usable]

@@ -10,7 +10,7 @@ from launch.machine import masks
 from launch.rules.refusal import Refusal
 from launch.schema import Config
 from launch.schema.host import slurm_seconds
-from launch.schema.variables import SECRET
+from launch.schema.variables import RANK_NAMES, SECRET, is_public
 
 # sbatch options that keys of the composition or the launcher set
 OWNED = (
@@ -29,20 +29,32 @@ def runtime_as(config: Config, runtime: str) -> str:
 
 
 def secret_problems(c: Config) -> Iterator[Refusal]:
-    """Reject secrets that records would contain, and GPU masks for all processes."""
-    mappings = {
-        "user_env": c.user_env,
-        "method.args": c.method.args,
-        engine_args.KEY: c.topology.server_args,
-    }
-    for group, values in mappings.items():
+    """Reject secrets that records would contain, and variables that only processes may have."""
+    for group, values in (
+        ("method.args", c.method.args),
+        (engine_args.KEY, c.topology.server_args),
+    ):
         for name, value in values.items():
             if value and isinstance(value, str) and SECRET.search(key := f"{group}.{name}"):
                 remedy = "a variable of your shell (export HF_TOKEN=...), which processes inherit"
                 yield Refusal("secret", f"{key}: the run's records would contain a secret", remedy)
+    # launch/config/user_secrets.py has moved secrets of the command line, but not those of files.
+    for name, value in c.user_env.items():
+        if name in c.runtime.public_env or is_public(name, value) or RANK_NAMES.fullmatch(name):
+            continue
+        message = f"user_env.{name}: the run's records would contain its value, perhaps a secret"
+        passed = f"runtime.pass_env=[{','.join([*c.runtime.pass_env, name])}]"
+        public = f"runtime.public_env=[{','.join([*c.runtime.public_env, name])}]"
+        remedy = f"export {name}=<value> with {passed}, or {public} if it is not secret"
+        yield Refusal("secret", message, remedy)
     if any(name in c.user_env for name in masks.ALL):
         message = "user_env: a GPU mask would give every process the same GPUs"
         yield Refusal("mask_in_user_env", message, "HIP_VISIBLE_DEVICES=2,3 in your shell")
+    for name in filter(RANK_NAMES.fullmatch, c.user_env):
+        message = f"user_env.{name}: torchrun sets it for each rank"
+        yield Refusal(
+            "rank_in_user_env", message, "topology.num_gpus=<number>, or ~user_env." + name
+        )
 
 
 def slurm_problems(c: Config) -> Iterator[Refusal]:

@@ -11,6 +11,7 @@ from typing import Any
 from launch.config.compose import leaf
 from launch.config.conditions import Facts, all_met, setting, table
 from launch.estimate.rank_memory import generates_with_vllm, upcasts_weights
+from launch.inputs.model_path import file
 from launch.machine import placement
 from launch.rules.data import first_metric
 from launch.rules.refusal import Refusal
@@ -56,6 +57,7 @@ FACTS: Facts = {
     "has_own_reward": lambda c: any("." in name for name in c.method.rewards),
     "has_precision": lambda c: c.precision.name in c.hardware.precisions,
     "has_vllm": has_vllm,
+    "hub_id_of_file": lambda c: file(c.model.name).get("hub_id"),
     "is_expandable": lambda c: any(map(is_expandable, c.user_env.values())),
     "upcasts_weights": upcasts_weights,
     "makes_rows": lambda c: c.method.tunes and value_or_none(c, "rows") == "full",
@@ -67,6 +69,7 @@ FACTS: Facts = {
         c.smoke
         or (c.method.reads("precision") and not (c.method.exports and c.adapter.name == "none"))
     ),
+    "revision_of_file": lambda c: file(c.model.name).get("revision"),
     "shares_gpu": placement.shares_gpu,
 }
 

@@ -6,9 +6,11 @@ import math
 from collections.abc import Iterator
 
 from launch.config.conditions import all_met, table
+from launch.estimate.memory import engine_fits
 from launch.machine import placement
 from launch.rules.setting_rules import FACTS, board
 from launch.schema import Config
+from launch.schema.enums import Vendor
 from launch.schema.trainer_args import value_or_none
 
 ALWAYS = {"method.name": "given"}  # a condition that is always met
@@ -28,7 +30,27 @@ def rule_warnings(c: Config) -> list[str]:
     if keys and not (c.method.trains or c.method.tunes or c.method.has_cycles):
         reason = f"method={c.method.name} has no optimizer steps, so these keys take no effect"
         lines.append(f"{', '.join(keys)}: {reason}.")
-    return [*lines, *_evaluation_warnings(c)]
+    return [*lines, *_evaluation_warnings(c), *_engine_warnings(c)]
+
+
+def _engine_warnings(c: Config) -> Iterator[str]:
+    """Warn if vLLM's engine does not start with method.args.base on one GPU."""
+    if not c.method.starts_vllm or c.hardware.vendor == Vendor.none:
+        return
+    base = c.method.args.get("base") or {}
+    lengths = c.method.args.get("lengths") or []
+    shorter: dict[str, float] = {"max_model_len": max([2048, *map(sum, lengths)])}
+    larger: dict[str, float] = {"gpu_memory_utilization": 0.95}
+    changes: list[dict[str, float]] = [{}, shorter, larger, {**shorter, **larger}]
+    fitting = next((change for change in changes if engine_fits(c, {**base, **change})), None)
+    if fitting == {}:
+        return
+    remedy = " ".join(f"++method.args.base.{key}={value}" for key, value in (fitting or {}).items())
+    yield (
+        f"method.args.base={base}: {c.model.name} and one sequence of the longest length do not "
+        f"fit a GPU of {c.hardware.name}, so rows on one GPU fail. Use: "
+        f"{remedy or 'settings with a larger tensor_parallel_size, or with quantization'}."
+    )
 
 
 def _evaluation_warnings(c: Config) -> Iterator[str]:

@@ -13,7 +13,7 @@ from typing import Any, Optional
 
 from omegaconf import MISSING
 
-from launch.schema.checked import MAX_BATCH, MAX_RANKS, NAME_OR_EMPTY, checked
+from launch.schema.checked import COUNTER, MAX_BATCH, MAX_RANKS, NAME_OR_EMPTY, checked
 from launch.schema.data import Data as Data
 from launch.schema.data import Task as Task
 from launch.schema.enums import (
@@ -203,7 +203,7 @@ class Topology:
     # split, and engine=vllm: size of the KV cache. Set it if several vLLM engines start on one GPU
     # at the same time, because each would measure the free memory.
     server_cache_gb: Optional[float] = checked(None, minimum=0.001)
-    # split: tokens of prompt and completion; null: all positions of the model
+    # split, and engine=vllm: tokens of prompt and completion; null: all positions of the model
     server_max_length: Optional[int] = checked(None, minimum=2)
     # split, colocate and engine=vllm: additional arguments of vLLM's engine, such as
     # {max_num_seqs: 512}; null removes an argument
@@ -349,6 +349,8 @@ class Config:
     save_model: bool = True
     profile: Profile = Profile.none
     rocprof: Rocprof = Rocprof.v3  # the profiler of profile=rocprof
+    # rocprof=v3: hardware counters of each kernel, in place of a trace
+    rocprof_counters: list[str] = checked(default_factory=list, text=COUNTER)
     debug: Debug = Debug.none
     # sequences per optimizer step on all ranks; sets gradient_accumulation_steps
     effective_batch: Optional[int] = checked(None, minimum=1, maximum=MAX_BATCH)
@@ -358,5 +360,6 @@ class Config:
     name: Optional[str] = checked(None, text=NAME_OR_EMPTY)  # null: <method>-<model>-<hardware>
     run_root: str = "runs"
     user_env: dict[str, str] = field(default_factory=dict)  # variables that override the launcher's
-    targets: dict[str, Target] = field(default_factory=dict)  # by key of result.json
+    # by key of result.json, or <key of metrics.jsonl>@<step>
+    targets: dict[str, Target] = field(default_factory=dict)
     phases: list[Phase] = field(default_factory=list)

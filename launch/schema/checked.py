@@ -70,6 +70,7 @@ NAME = Text(
     "[A-Za-z0-9][A-Za-z0-9._-]{0,99}",
 )
 NAME_OR_EMPTY = Text(NAME.meaning, NAME.example, f"({NAME.pattern})?")
+COUNTER = Text("a counter of `rocprofv3-avail list`", "[SQ_WAVES]", r"[A-Za-z]\w*(\[\d+\])?")
 REGEX = Text("a Python regular expression, quoted for the shell", r"'\d+'")
 
 

@@ -27,7 +27,7 @@ class When(Enum):
     # ranks that communicate through RCCL or NCCL: with each other, or with a server
     multi_gpu = "multi_gpu"
     fsdp = "fsdp"  # ranks that shard parameters (fsdp, zero3)
-    eight_gpus = "eight_gpus"  # a process group of eight ranks
+    eight_gpus = "eight_gpus"  # a process group of eight ranks on one node
 
 
 class Init(Enum):
@@ -104,7 +104,8 @@ class Rocprof(Enum):
 
 class Debug(Enum):
     none = "none"
-    memory_fault = "memory_fault"
+    memory_fault = "memory_fault"  # slow; the error shows the kernel at fault
+    compile = "compile"  # saves what torch.compile generates
 
 
 class NumaBinding(Enum):

@@ -11,7 +11,7 @@ from typing import Optional
 
 from launch.schema.checked import Text, checked
 from launch.schema.enums import Network
-from launch.schema.variables import CONTAINER_VARIABLES
+from launch.schema.variables import CONTAINER_VARIABLES, RANK_NAMES
 
 
 @dataclass
@@ -70,10 +70,10 @@ TIME = Text(
     r"(?:\d+-)?\d+(?::\d+){0,2}",
 )
 
-SECRET_NAME = Text(
+SHELL_NAME = Text(
     "names of shell variables that the launcher does not set itself",
     "[HF_TOKEN]",
-    rf"(?!(?:PATH|LD_LIBRARY_PATH|PYTHONPATH|\w+_VISIBLE_DEVICES|{'|'.join(CONTAINER_VARIABLES)})$)[A-Za-z_]\w*",
+    rf"(?!(?:PATH|LD_LIBRARY_PATH|PYTHONPATH|\w+_VISIBLE_DEVICES|{'|'.join(CONTAINER_VARIABLES)}|{RANK_NAMES.pattern})$)[A-Za-z_]\w*",
 )
 
 
@@ -136,7 +136,11 @@ class Runtime:
     memory_gb: Optional[float] = checked(None, minimum=0.1)
     infiniband: bool = False  # make /dev/infiniband available
     # shell variables that are passed to the container as files
-    secrets: list[str] = checked(default_factory=list, text=SECRET_NAME)
+    secrets: list[str] = checked(default_factory=list, text=SHELL_NAME)
+    # further shell variables that processes inherit; a container gets them as files
+    pass_env: list[str] = checked(default_factory=list, text=SHELL_NAME)
+    # names of user_env whose values are not secrets, so that records may contain them
+    public_env: list[str] = field(default_factory=list)
     slurm: Slurm = field(default_factory=Slurm)
 
     @property

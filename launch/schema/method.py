@@ -34,7 +34,7 @@ class Properties:
     They are not part of a run's identity, because they follow from the program.
     """
 
-    rows: Optional[str] = None  # row format, one of FORMATS in recipes/data/data_check.py
+    rows: Optional[str] = None  # row format, one of FORMATS in launch/core/row_formats.py
     prepares_rows: bool = False  # uses PreparedRows, which caches tokens and supports data.preview
     examples_per_row: int = 1  # 2: each side of a pair is a separate example
     sequences_per_example: int = 1  # 2: the two sides of a pair are compared

@@ -55,6 +55,8 @@ class Process:
     num_ranks: int = 1
     port: int | None = None  # port of a server on the loopback
     node: int = 0  # index of the node in a Slurm job
+    # names of the shell's variables that the process inherits; [] for a container
+    inherited: list[str] = field(default_factory=list)
 
     @property
     def env(self) -> dict[str, str]:

@@ -225,7 +225,7 @@ def _selection(config: Config) -> dict[str, Any]:
         return {}
     return {
         "eval_strategy": "steps",
-        "eval_steps": value(config, "save_steps"),
+        "eval_steps": value(config, "eval_steps") or value(config, "save_steps"),
         "metric_for_best_model": metric,
         "greater_is_better": config.method.held_out_metrics[metric],
         "per_device_eval_batch_size": value(config, "per_device_train_batch_size"),

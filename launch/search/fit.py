@@ -29,7 +29,7 @@ from launch.plan import balance
 from launch.plan.planning import prepare
 from launch.rules.check import check_settings
 from launch.rules.topology import longest
-from launch.schema import Config, Topology
+from launch.schema import Config
 from launch.schema.enums import Find, Mode, Preflight, Vendor
 from launch.schema.plan import Memory, Plan
 from launch.schema.trainer_args import known, value, value_or_none
@@ -41,6 +41,7 @@ MAX_CHANGES = 3  # in a message
 # Keys of hardware that a command may set for all groups that a search tries.
 COMMON_KEYS = ("gpus_per_node", "attention", "dataloader", "env")
 SHARES = (0.5, 0.3, 0.15)  # of memory, for a server that shares its GPU with a trainer
+SHARES_ALONE = (0.9, 0.95)  # for an engine that has its GPU to itself; AMD's guide uses 0.98
 BATCH = "method.args.per_device_train_batch_size"
 
 
@@ -181,6 +182,9 @@ def _remedies(config: Config) -> Iterator[Remedy]:
     if topology.strategy == "fsdp" and has_reference(config):  # FSDP gathers the whole reference
         zero3 = "topology.strategy=zero3" if topology.servers else "topology=zero3"
         yield [zero3], f"{cost}, with DeepSpeed"
+    runs_vllm = value_or_none(config, "engine") == "vllm"
+    if topology.servers or runs_vllm:
+        yield from _engine_sizes(config)
     if topology.servers:
         yield from _other_servers(config)
     offloads = (
@@ -211,7 +215,7 @@ def _remedies(config: Config) -> Iterator[Remedy]:
             yield [f"method.args.{key}={int(most) // 2}"], "truncates longer rows"
     if not trains and batch(config).per_device > 1:
         yield ["method.args.batch_size=1"], "same answers, slower"
-    if value_or_none(config, "engine") == "vllm":
+    if runs_vllm:
         cost = "slower, but needs no memory for the longest possible sequence"
         yield ["method.args.engine=transformers"], cost
 
@@ -235,14 +239,9 @@ def _sharded(config: Config) -> Remedy:
     return overrides, f"same results on {ranks} GPUs, but {slower}"
 
 
-def _other_servers(config: Config) -> Iterator[Remedy]:
-    """Yield remedies for a server: its memory share, shorter sequences, and more GPUs.
-
-    More GPUs are offered only if at least one is left for training.
-    """
-    topology, gpus = config.topology, placement.num_gpus(config)
-    shared = placement.shares_gpu(config)
-    default = Topology.server_memory_share
+def _engine_sizes(config: Config) -> Iterator[Remedy]:
+    """Yield remedies for a vLLM engine: its memory share, and shorter sequences."""
+    topology, shared = config.topology, placement.shares_gpu(config)
     if topology.server_cache_gb:
         cost = "vLLM sizes its cache by topology.server_memory_share"
         yield ["topology.server_cache_gb=null"], cost
@@ -250,14 +249,22 @@ def _other_servers(config: Config) -> Iterator[Remedy]:
         for share in SHARES:
             cost = "same results, but vLLM and the trainer divide their GPU differently"
             yield [f"topology.server_memory_share={share}"], cost
-    elif topology.server_memory_share < default:
-        yield [f"topology.server_memory_share={default}"], "vLLM uses more of its GPU"
-    if shared and config.hardware.gpus_per_node > 1:
-        yield ["topology.num_gpus=2"], "same results, with one GPU each for server and trainer"
+    else:
+        for share in SHARES_ALONE:
+            if topology.server_memory_share < share:
+                cost = "same results; nothing else may use the GPU"
+                yield [f"topology.server_memory_share={share}"], cost
     shorter = max(2048, 2 * longest(config))
     if shorter < (topology.server_max_length or config.model.max_positions):
         cost = f"same results if a prompt and its completion have at most {shorter} tokens"
         yield [f"topology.server_max_length={shorter}"], cost
+
+
+def _other_servers(config: Config) -> Iterator[Remedy]:
+    """Yield remedies for a server: its own GPU, or several if one is left for training."""
+    topology, gpus = config.topology, placement.num_gpus(config)
+    if placement.shares_gpu(config) and config.hardware.gpus_per_node > 1:
+        yield ["topology.num_gpus=2"], "same results, with one GPU each for server and trainer"
     for parallel in (2, 4, 8):
         trainers = gpus - topology.servers * parallel
         if topology.server_tensor_parallel < parallel and trainers > 0:

@@ -24,7 +24,7 @@ from launch.schema.trainer_args import class_arguments, value
 
 SELECTED = "selected.jsonl"  # recipes/sample.py writes it next to SCORED, for training
 VERIFIER = ("rewards", "reward_chain", "reward_pattern", "reward_confined", "sandbox")
-SERVER_KEYS = ("server_memory_share", "server_cache_gb", "server_args")
+SERVER_KEYS = ("server_memory_share", "server_cache_gb", "server_max_length", "server_args")
 METHODS = {"start": "sft", "sample": "sample", "train": "sft", "evaluate": "evaluate"}
 
 
@@ -165,8 +165,8 @@ def apply(config: Config, phase: CyclePhase) -> None:
         data.curriculum, data.curriculum_args = Curriculum.none, CurriculumArgs()
         data.pass_rates = None
     if method.args.get("engine") != "vllm":  # these keys are for another phase's vLLM
-        topology.server_memory_share = Topology.server_memory_share
-        topology.server_cache_gb, topology.server_args = None, {}
+        for key in SERVER_KEYS:
+            setattr(topology, key, getattr(Topology(), key))
     if phase.part in ("sample", "evaluate"):  # these methods reject settings of training
         config.effective_batch, config.adapter = None, Adapter("none")
         read_keys = ("name", "num_gpus", "strategy", "numa_binding", *SERVER_KEYS)

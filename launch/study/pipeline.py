@@ -42,7 +42,7 @@ from launch.study.cycles import CyclePhase
 
 def run(config: Config, request: Request) -> int:
     """Plan every phase, then run them in order; return the exit code."""
-    run_dir, resumed = rundir.choose(config)
+    run_dir, resumed = rundir.choose(config, starts=config.mode == Mode.run)
     pipeline = Pipeline(config, request, detect.host(sys.executable), run_dir)
     left = rundir.skipped_run_notes(config, run_dir)
     plans = pipeline.plans()
@@ -55,7 +55,7 @@ def run(config: Config, request: Request) -> int:
                 "resume=never for a new run of all phases."
             )
         show.say(config, f"Not resuming {run_dir}: phases have changed since it began: {changes}.")
-        run_dir, resumed = run_dir.parent / rundir.fresh_name(), False
+        run_dir, resumed = run_dir.parent / rundir.fresh_name(run_dir.parent), False
         pipeline.run_dir = run_dir
         plans = pipeline.plans()
     if config.resume == "auto" and not resumed:

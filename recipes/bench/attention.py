@@ -37,6 +37,7 @@ PASSES = ("forward", "backward")
 CHECKED_TOKENS = 256
 # A larger error, as a share of the largest value, is wrong. Correct bf16 kernels stay below 0.02.
 WRONG = 0.05
+CK = "ck"  # torch's name of Composable Kernel
 
 
 @dataclass
@@ -118,6 +119,7 @@ def supported(
     """
     query, key, _ = inputs
     failure = ""
+    prefer_flash_kernels(CK if backend == "flash-ck" else None)
     for keys in ("grouped", "repeated") if query.shape[1] != key.shape[1] else ("grouped",):
         try:
             # torch explains in a warning why it has no kernel.
@@ -189,10 +191,10 @@ def errors(
         torch.manual_seed(seed)
         with contextlib.suppress(UserError):  # this error is reported in the row of the pass
             pairs = zip(supported(backend, inputs, direction)[0](), expected, strict=True)
-            largest[direction] = max(
-                float((actual.float() - exact).abs().max() / exact.abs().max())
-                for actual, exact in pairs
-            )
+            shares = [
+                (actual.float() - exact).abs().max() / exact.abs().max() for actual, exact in pairs
+            ]
+            largest[direction] = float(torch.stack(shares).max())  # NaN if any is NaN
     return largest
 
 
@@ -236,6 +238,28 @@ def sdpa(backend: SDPBackend, _inputs: list[Tensor]) -> Attention:
             )
 
     return attend
+
+
+def prefer_flash_kernels(library: str | None) -> None:
+    """Let SDPA's flash attention use this library, or with None the one of this environment.
+
+    The setting is global, because the backward pass reads it too.
+    """
+    if hasattr(torch.backends.cuda, "preferred_rocm_fa_library"):  # torch 2.7 or newer
+        torch.backends.cuda.preferred_rocm_fa_library(library or _environments_flash_library())
+
+
+@functools.cache
+def _environments_flash_library() -> Any:
+    return torch.backends.cuda.preferred_rocm_fa_library()
+
+
+def flash_ck(inputs: list[Tensor]) -> Attention:
+    """Return SDPA's flash attention by AMD's Composable Kernel instead of AOTriton."""
+    is_available = getattr(torch.backends.cuda, "is_ck_sdpa_available", lambda: False)
+    if not is_available():
+        raise RuntimeError("torch has Composable Kernel's attention only for gfx942 and gfx950")
+    return sdpa(SDPBackend.FLASH_ATTENTION, inputs)
 
 
 def flash_attn(_inputs: list[Tensor]) -> Attention:
@@ -292,6 +316,7 @@ BACKENDS: dict[str, Callable[[list[Tensor]], Attention]] = {
     "math": functools.partial(sdpa, SDPBackend.MATH),
     "efficient": functools.partial(sdpa, SDPBackend.EFFICIENT_ATTENTION),
     "flash": functools.partial(sdpa, SDPBackend.FLASH_ATTENTION),
+    "flash-ck": flash_ck,
     "cudnn": functools.partial(sdpa, SDPBackend.CUDNN_ATTENTION),
     "flash-attn": flash_attn,
     "flex": flex,

@@ -19,6 +19,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -60,6 +61,8 @@ RCCL_TESTS = {
     "broadcast": "broadcast_perf",
 }
 RCCL_DTYPES = {"fp32": "float", "fp16": "half", "bf16": "bfloat16"}
+# Open MPI refuses to run as root, which is the user of most containers, without both variables.
+ROOT_MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 MESH = ("gfx942", "gfx950")  # boards that link every pair of GPUs directly
 BASELINE = "as configured"  # name of the setting that adds no variables
 # If this is set, ranks use torchrun's store, which belongs to the parent processes.
@@ -180,6 +183,14 @@ def notes(args: CollectivesConfig, ranks: Sequence[int]) -> list[str]:
     missing = [RCCL_TESTS[op] for op in args.ops if not shutil.which(RCCL_TESTS[op])]
     if "rccl-tests" in args.programs and missing:
         lines.append(f"Not on the PATH: {', '.join(missing)}. Install ROCm's package rccl-tests.")
+    threaded = [name for op in args.ops if shutil.which(name := RCCL_TESTS[op])]
+    threaded = [name for name in threaded if not starts_by_mpi(name)]
+    if "rccl-tests" in args.programs and threaded:
+        lines.append(
+            f"{', '.join(threaded)}: one process with a thread per GPU, which is slower than a "
+            "process per GPU (AMD's workload guide). Build rccl-tests with MPI=1 and install "
+            "mpirun."
+        )
     return lines
 
 
@@ -327,13 +338,15 @@ def by_rccl_tests(case: Row, args: CollectivesConfig, workers: Workers) -> tuple
     def by_size() -> dict[int, tuple[float, int]]:
         rows = {}
         for first, last in args.series if is_main_rank() else ():
-            # One process with a thread per GPU (-t), because several processes would need MPI.
+            program = RCCL_TESTS[case["op"]]
+            by_mpi = starts_by_mpi(program)
+            start = f"mpirun -np {case['ranks']} {program}" if by_mpi else program
             argv = (
-                f"{RCCL_TESTS[case['op']]} -b {first} -e {last} -f {args.factor} "
-                f"-t {case['ranks']} -g 1 -d {RCCL_DTYPES[case['dtype']]} "
+                f"{start} -b {first} -e {last} -f {args.factor} "
+                f"-t {1 if by_mpi else case['ranks']} -g 1 -d {RCCL_DTYPES[case['dtype']]} "
                 f"-w {args.warmup} -n {args.repetitions}"
             ).split()
-            env = workers.env(case["setting"])
+            env = {**ROOT_MPI, **workers.env(case["setting"])}
             rows |= parse_output(argv, parse_rccl_tests, env, args.timeout_s)
         return rows
 
@@ -345,6 +358,15 @@ def by_rccl_tests(case: Row, args: CollectivesConfig, workers: Workers) -> tuple
             workers.failures[key] = str(failure)
             raise
     return workers.rccl_results[key].get(case["bytes"], (0.0, None))
+
+
+def starts_by_mpi(program: str) -> bool:
+    """Return whether mpirun can start a process of the program for each GPU.
+
+    Without MPI, each process of the program would be a separate test of one GPU.
+    """
+    path = shutil.which(program)
+    return bool(path and shutil.which("mpirun") and b"MPI_Init" in Path(path).read_bytes())
 
 
 def parse_rccl_tests(text: str) -> dict[int, tuple[float, int]]:

@@ -4,7 +4,8 @@ vLLM's own programs do the measurement (vllm bench throughput, serve and latency
 starts them, sums the rates of concurrent engines, and continues if an engine does not start. Each
 GPU has its own engine; with tensor_parallel_size=2, each pair of GPUs has one. `instances: 2` in a
 setting puts two engines on each GPU. Prompts are random and have exactly the requested length, and
-so do answers. With random weights, vLLM's dummy weights are used, which are as fast as real ones.
+so do answers. With `dataset`, they have the lengths of ShareGPT's conversations. With random
+weights, vLLM's dummy weights are used, which are as fast as real ones.
 """
 
 from __future__ import annotations
@@ -53,14 +54,18 @@ class EngineConfig(SeriesConfig):
     vLLM's default). `served` sends requests over HTTP, with at most `concurrency` in progress and
     `rounds` times as many in total. `latency` times one batch of each of `batch_sizes`.
 
-    `lengths`: lists [tokens in, tokens out]. `settings`: dicts of vLLM's arguments, which override
-    `base`; {} uses vLLM's defaults. Upper-case keys are environment variables. `instances` is the
-    number of engines per GPU, `label` the name of the row. `timeout_s`: limit for each start and
-    for each measurement.
+    `lengths`: lists [tokens in, tokens out]. `dataset`: a JSON file of conversations in ShareGPT's
+    format, which replaces the lengths of `offline` and `served`.
+
+    `settings`: dicts of vLLM's arguments, which override `base`; {} uses vLLM's defaults.
+    Upper-case keys are environment variables, in which {run_dir} is the run directory. `instances`
+    is the number of engines per GPU, `label` the name of the row. `timeout_s`: limit for each start
+    and for each measurement.
     """
 
     kinds: list[str] = name_field(lambda: KINDS, ["offline", "served"])
     lengths: list[list[int]] = field(default_factory=list)
+    dataset: str | None = None
     base: dict[str, Any] = field(default_factory=dict, metadata=REFUSED)
     settings: list[dict[str, Any]] = field(default_factory=lambda: [{}], metadata=REFUSED)
     num_prompts: int = 1000
@@ -137,7 +142,7 @@ def cases(args: EngineConfig, config: DictConfig, notes: list[str]) -> list[Row]
         rows += [
             {**shared, "kind": kind, "input": tokens_in, "output": tokens_out, "concurrency": n}
             for kind in args.kinds
-            for tokens_in, tokens_out in args.lengths
+            for tokens_in, tokens_out in lengths_of(args, kind)
             for n in concurrencies[kind]
         ]
     if any(row["engines"] > 1 for row in rows):
@@ -147,6 +152,11 @@ def cases(args: EngineConfig, config: DictConfig, notes: list[str]) -> list[Row]
             "it is loaded, and rates are summed as if all ran at the same time."
         )
     return rows
+
+
+def lengths_of(args: EngineConfig, kind: str) -> list[list[Any]]:
+    """Return the lengths to measure. A data set has its own, but `latency` cannot read one."""
+    return [[vllm.SHAREGPT] * 2] if args.dataset and kind != "latency" else [*args.lengths]
 
 
 def model_source(config: DictConfig) -> tuple[str, Engine]:
@@ -193,6 +203,9 @@ class Engines:
         self.args, self.config, self.program = args, config, program
         self.source, options = model_source(config)
         self.options = {**options, "dtype": str(compute_dtype(config)).removeprefix("torch.")}
+        self.profile = ["--profile"] if config.profile == "torch" else []
+        if self.profile:
+            self.options["profiler_config"] = vllm.profiler(config.run_dir)
         self.settings: dict[str, Engine] = {
             vllm.name_of(setting): {**args.base, **setting} for setting in args.settings
         }
@@ -258,13 +271,13 @@ class Engines:
             file = self.folder / f"{self.number}-rank{rank()}-{instance}.json"
             file.unlink(missing_ok=True)  # left by an interrupted run
             options = argv_of({"model": self.source, "seed": self.args.seed})
-            argv = ["bench", *self.benchmark(case, instance, file), *options]
+            argv = ["bench", *self.benchmark(case, instance, file), *options, *self.profile]
             programs[file] = self.start(argv, f"{case['kind']}{instance}")
         watched = [*programs.values(), *(process for process, _ in self.servers)]
         self.wait(watched, lambda: all(process.ended() for process in programs.values()))
         for process in programs.values():
             process.end()  # also ends child processes, which would occupy GPU memory
-        return [vllm.figures(case, file) for file in programs]
+        return [vllm.figures(case, file, program.log) for file, program in programs.items()]
 
     def benchmark(self, case: Row, instance: int, file: Path) -> list[str]:
         """Return the name of the case's benchmark program, followed by its options."""
@@ -273,26 +286,29 @@ class Engines:
         prompts = (
             f"--dataset-name random --random-input-len {case['input']} "
             f"--random-output-len {case['output']} --random-range-ratio 0"
-        )
+        ).split()
+        if case["input"] == vllm.SHAREGPT:
+            prompts = ["--dataset-name", "sharegpt", "--dataset-path", str(args.dataset)]
         if case["kind"] == "served":
             words = (
-                f"serve --host {LOOPBACK} --port {self.servers[instance][1]} {prompts} "
+                f"serve --host {LOOPBACK} --port {self.servers[instance][1]} "
                 f"--ignore-eos --disable-tqdm --max-concurrency {number} "
                 f"--num-prompts {number * args.rounds} --num-warmups {number} "
                 "--percentile-metrics ttft,itl --metric-percentiles 99 --save-result"
             )
             result = {"result_dir": file.parent, "result_filename": file.name}
-            return [*words.split(), *argv_of(result)]
+            return [*words.split(), *prompts, *argv_of(result)]
         if case["kind"] == "latency":
+            prompts = []
             words = (
                 f"latency --batch-size {number} --num-iters-warmup {args.warmup} "
                 f"--num-iters {args.repetitions} --input-len {case['input']} "
                 f"--output-len {case['output']}"
             )
         else:
-            words = f"throughput {prompts} --num-prompts {number}"
+            words = f"throughput --num-prompts {number}"
             words += f" --num-warmups {args.num_warmups}" if args.num_warmups else ""
-        return [*words.split(), *argv_of({"output_json": file, **self.engine})]
+        return [*words.split(), *prompts, *argv_of({"output_json": file, **self.engine})]
 
     @property
     def engine(self) -> Engine:
@@ -301,7 +317,11 @@ class Engines:
     def start(self, argv: list[str], name: str) -> MarkedProgram:
         argv = [*self.program, *argv]
         first = int(os.environ.get("LOCAL_RANK", "0"))
-        env = vllm.environment(vllm.env_of(self.setting), first, gpus_of(self.setting))
+        setting_env = {
+            name: value.replace("{run_dir}", self.config.run_dir)
+            for name, value in vllm.env_of(self.setting).items()
+        }
+        env = vllm.environment(setting_env, first, gpus_of(self.setting))
         say(f"{name}: {' '.join(argv)}")
         return MarkedProgram(argv, env, self.logs / f"vllm{self.number}-rank{rank()}-{name}.log")
 

@@ -9,6 +9,7 @@ import importlib.util
 import json
 import math
 import os
+import re
 import shutil
 import sys
 import urllib.request
@@ -31,6 +32,10 @@ REFUSED |= {name: f"is set elsewhere. {remedy}." for name, remedy in _TABLE["own
 OURS = ("label", "instances")  # keys of a setting that are not passed to vLLM
 WIDTHS = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 MASKS = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+SHAREGPT = "sharegpt"  # in place of a length: the requests of method.args.dataset
+OUTPUT_TOKENS = re.compile(r"Total num output tokens:\s+(\d+)")  # is not in the JSON file
+# Steps of an engine that profile=torch skips and records. Traces of all steps take gigabytes.
+PROFILED_STEPS = {"delay_iterations": 20, "max_iterations": 20}
 MAX_LENGTH_ERROR = 0.05  # maximum relative change of the number of tokens after re-tokenization
 SERVED = {  # our metrics -> metrics of `vllm bench serve`
     "output_tokens_per_second": "output_throughput",
@@ -101,6 +106,11 @@ def environment(setting_env: Mapping[str, str], first: int, count: int) -> dict[
     return {**env, "NO_PROXY": local, "no_proxy": local, **setting_env}
 
 
+def profiler(run_dir: str) -> dict[str, Any]:
+    """Return vLLM's profiler_config for profile=torch, which vLLM 0.13 introduced."""
+    return {"profiler": "torch", "torch_profiler_dir": f"{run_dir}/profile", **PROFILED_STEPS}
+
+
 def is_healthy(port: int) -> bool:
     """Return whether the server at a port reports that it is healthy."""
     try:
@@ -110,16 +120,17 @@ def is_healthy(port: int) -> bool:
     return True
 
 
-def figures(case: Mapping[str, Any], path: Path) -> dict[str, float]:
-    """Return a case's figures from the file that `vllm bench` wrote.
+def figures(case: Mapping[str, Any], path: Path, log: Path) -> dict[str, float]:
+    """Return a case's figures from the file that `vllm bench` wrote, and from its log.
 
     Raise UserError if there is no file, if requests failed, or if the number of tokens differs from
-    the case's by more than MAX_LENGTH_ERROR.
+    the case's lengths by more than MAX_LENGTH_ERROR.
     """
     content = read_json(path)
     if content is None:
         raise UserError(f"vLLM wrote no results to {path.name}")
-    expected = case["input"] + case["output"]
+    has_lengths = case["input"] != SHAREGPT
+    expected = case["input"] + case["output"] if has_lengths else 0
     if case["kind"] == "latency":  # seconds from sending a batch to its last tokens
         seconds = content["avg_latency"]
         return {
@@ -129,17 +140,28 @@ def figures(case: Mapping[str, Any], path: Path) -> dict[str, float]:
         }
     if case["kind"] == "offline":
         answered, failed, tokens = content["num_requests"], 0, content["total_num_tokens"]
+        output = answered * case["output"] if has_lengths else _output_tokens(log)
         figures = {
-            "output_tokens_per_second": content["requests_per_second"] * case["output"],
+            "output_tokens_per_second": output / content["elapsed_time"],
             "total_tokens_per_second": content["tokens_per_second"],
         }
     else:
         answered, failed = content["completed"], content["failed"]
         tokens = content["total_input_tokens"] + content["total_output_tokens"]
         figures = {name: content[vllm_name] for name, vllm_name in SERVED.items()}
-    if failed or not answered or abs(tokens / answered / expected - 1) > MAX_LENGTH_ERROR:
+    differs = expected and abs(tokens / max(1, answered) / expected - 1) > MAX_LENGTH_ERROR
+    if failed or not answered or differs:
+        wanted = f"; {answered * expected} were expected" if expected else ""
         raise UserError(
             f"vLLM failed {failed} of {failed + answered} requests. The others had "
-            f"{tokens} tokens of input and output; {answered * expected} were expected."
+            f"{tokens} tokens of input and output{wanted}."
         )
     return figures
+
+
+def _output_tokens(log: Path) -> int:
+    """Return the number of generated tokens in the log of `vllm bench throughput`."""
+    counts = OUTPUT_TOKENS.findall(log.read_text(errors="replace"))
+    if not counts:
+        raise UserError(f"vLLM did not report its output tokens in logs/{log.name}")
+    return int(counts[-1])

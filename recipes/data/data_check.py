@@ -9,32 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 from launch.core.errors import UserError
-from launch.core.near_names import field_hint
-from recipes.data.data_select import TEMPLATE_FIELDS, Row, has_equal_sides
+from launch.core.row_formats import TEMPLATE_FIELDS, fields_problem, row_format
+from recipes.data.data_messages import SYSTEM_ROLES
+from recipes.data.data_select import Row, has_equal_sides
 
-# Method -> TRL's dataset formats as sets of fields. A row needs all fields of one set.
-FORMATS: dict[str, list[set[str]]] = {
-    "sft": [{"prompt", "completion"}, {"messages"}, {"text"}],
-    "dpo": [{"chosen", "rejected"}],
-    "grpo": [{"prompt"}],
-    "evaluate": [{"prompt", "answer"}],
-    "samples": [{"prompt", "completion", "score"}],
-}
-READ = {
-    "sft": ("prompt", "completion", "messages", "text", *TEMPLATE_FIELDS),
-    "dpo": ("prompt", "chosen", "rejected", *TEMPLATE_FIELDS),
-    "grpo": ("prompt",),
-    "evaluate": ("prompt", "answer"),
-    "samples": ("prompt", "completion", "score"),
-}
-# Fields for rewards: optional in training, but needed to evaluate the same rows.
-REWARDS_READ = {"grpo": ("answer",)}
-# Fields whose last message must be the assistant's answer, which the method learns.
-ANSWERS = {
-    "sft": ("messages", "completion"),
-    "dpo": ("chosen", "rejected"),
-    "samples": ("completion",),
-}
 # Roles of TRL's datasets, and `developer` for chat templates such as gpt-oss's.
 ROLES = ("system", "developer", "user", "assistant", "tool")
 QUOTE_LENGTH = 60  # maximum characters of a value in an error message
@@ -43,9 +21,11 @@ QUOTE_LENGTH = 60  # maximum characters of a value in an error message
 def is_message(value: Any) -> bool:
     if not isinstance(value, dict) or value.get("role") not in ROLES:
         return False
+    if value.get("weight", 1) not in (0, 1):
+        return False
     if value.get("content") is None:  # then another field, such as tool_calls, must be set
-        return any(item for name, item in value.items() if name != "role")
-    return isinstance(value["content"], (str, list))
+        return any(item for name, item in value.items() if name not in ("role", "weight"))
+    return isinstance(value["content"], str)
 
 
 def are_messages(value: Any) -> bool:
@@ -65,15 +45,22 @@ def has_type(*types: type) -> Callable[[Any], bool]:
     return lambda value: type(value) in types
 
 
-MESSAGES = f"a non-empty list of messages {{role, content}} with roles {' | '.join(ROLES)}"
+def is_finite(value: Any) -> bool:
+    return type(value) is int or (type(value) is float and math.isfinite(value))
+
+
+MESSAGES = (
+    "a non-empty list of messages {role, content}, each with text (or text parts) as content, a "
+    f"weight of 0 or 1, if any, and a role of {' | '.join(ROLES)}"
+)
 # Field -> (check of a value, description of valid values)
 VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "text": (has_type(str), "text"),
-    "answer": (has_type(str, int, float), "text or a number"),
+    "answer": (lambda v: type(v) is str or is_finite(v), "text or a finite number"),
     "messages": (are_messages, MESSAGES),
     "tools": (are_tools, "a list of tools, each an object, or its JSON"),
     "chat_template_kwargs": (has_type(dict), "an object {name: value}"),
-    "score": (lambda v: type(v) in (int, float) and math.isfinite(v), "a finite number"),
+    "score": (is_finite, "a finite number"),
 }
 TEXT_OR_MESSAGES = (lambda v: isinstance(v, str) or are_messages(v), f"text or {MESSAGES}")
 
@@ -86,14 +73,9 @@ def check_row(row: Row, where: str, method: str) -> None:
 
 def row_problem(row: Row, method: str) -> str | None:
     """Return what is wrong with a row and the remedy as text, or None for a valid row."""
-    forms = FORMATS[method]
-    if not any(form <= row.keys() for form in forms):
-        needed = ", or ".join(" and ".join(sorted(form)) for form in forms)
-        remedy = field_hint(row.keys())
-        return (
-            f"has the fields {', '.join(sorted(row)) or '(none)'}, but {method} needs "
-            f"{needed}.{f' Use: {remedy}.' if remedy else ''}"
-        )
+    form = row_format(method)
+    if problem := fields_problem(row.keys(), method):
+        return problem
     # If a table mixes formats, the fields of a row's unused formats are null.
     complete = _complete(_present(row), method)
     if len(complete) > 1:
@@ -102,10 +84,9 @@ def row_problem(row: Row, method: str) -> str | None:
             f"has {fields}, but {method} would read only one of them. Remove the fields that "
             "should not be learned."
         )
-    has_unused_forms = len(forms) > 1 and bool(complete)
-    rewards = REWARDS_READ.get(method, ())
-    for name in (*READ[method], *rewards):
-        may_be_null = has_unused_forms or name in (*TEMPLATE_FIELDS, *rewards)
+    has_unused_forms = len(form.forms) > 1 and bool(complete)
+    for name in (*form.read, *form.rewards):
+        may_be_null = has_unused_forms or name in (*TEMPLATE_FIELDS, *form.rewards)
         if name not in row or (may_be_null and row[name] is None):
             continue
         value, (is_valid, expected) = row[name], VALUES.get(name, TEXT_OR_MESSAGES)
@@ -114,17 +95,35 @@ def row_problem(row: Row, method: str) -> str | None:
             invalid = next((item for item in items if not is_message(item)), value)
             text = json.dumps(invalid, ensure_ascii=False, default=str)  # as in the file
             return f"{name} is {text:.{QUOTE_LENGTH}}, but must be {expected}."
-        is_learned = name in ANSWERS.get(method, ())
-        if is_learned and isinstance(value, list) and value[-1]["role"] != "assistant":
-            return (
-                f"{name} ends with a message of {value[-1]['role']}, but {method} learns from the "
-                "assistant's answer, which must be last. Remove the row, or the messages after its "
-                "last answer."
-            )
+        if name in form.learned and (problem := _answer_problem(row, name, method)):
+            return problem
+    if method == "dpo" and type(row["chosen"]) is not type(row["rejected"]):
+        return "chosen and rejected must both be text, or both be messages."
     if method == "dpo" and has_equal_sides(row):  # the gradient would be zero
         return (
             "chosen and rejected are equal, so neither is better. Remove the row, or provide two "
             "different answers."
+        )
+    return None
+
+
+def _answer_problem(row: Row, name: str, method: str) -> str | None:
+    """Return why `method` cannot learn the field `name` as the answer to the row's prompt."""
+    value, prompt = row[name], row.get("prompt")
+    if not isinstance(value, list):
+        return None
+    if value[-1]["role"] != "assistant":
+        return (
+            f"{name} ends with a message of {value[-1]['role']}, but {method} learns from the "
+            "assistant's answer, which must be last. Remove the row, or the messages after its "
+            "last answer."
+        )
+    role = value[0]["role"]
+    has_prompt = name != "messages" and isinstance(prompt, list)
+    if has_prompt and (role in SYSTEM_ROLES or role == prompt[-1]["role"] == "user"):
+        return (
+            f"{name} begins with a message of {role}, which {method} would learn as part of the "
+            f"answer. Move the messages before the answer from {name} to prompt."
         )
     return None
 
@@ -139,9 +138,9 @@ def trainer_fields(row: Row, method: str) -> list[str]:
 
 @functools.lru_cache  # few sets of fields occur in a file
 def _trainer_fields(present: frozenset[str], method: str) -> list[str]:
-    complete = _complete(present, method)
-    incomplete = {name for form in FORMATS[method] if form not in complete for name in form}
-    return [name for name in READ[method] if name in present and name not in incomplete]
+    complete, form = _complete(present, method), row_format(method)
+    incomplete = {name for fields in form.forms if fields not in complete for name in fields}
+    return [name for name in form.read if name in present and name not in incomplete]
 
 
 def _present(row: Row) -> frozenset[str]:
@@ -150,5 +149,5 @@ def _present(row: Row) -> frozenset[str]:
 
 
 @functools.lru_cache
-def _complete(present: frozenset[str], method: str) -> list[set[str]]:
-    return [form for form in FORMATS[method] if form <= present]
+def _complete(present: frozenset[str], method: str) -> list[tuple[str, ...]]:
+    return [fields for fields in row_format(method).forms if present.issuperset(fields)]

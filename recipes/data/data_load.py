@@ -19,11 +19,14 @@ from datasets import Dataset, IterableDataset
 from omegaconf import DictConfig, OmegaConf
 
 from launch.core.errors import UserError
-from launch.core.json_lines import json_rows
+from launch.core.json_lines import MAX_ROW, TOO_LARGE, json_rows
+from launch.core.row_formats import TEMPLATE_FIELDS, row_format
 from recipes.data import code_tasks
 from recipes.data import data_select as select
 from recipes.data.data_check import check_row, trainer_fields
+from recipes.data.data_messages import conform, without_nulls
 from recipes.data.data_select import Row, message_texts
+from recipes.data.data_table import make_table, message_keys
 from recipes.rank.program import is_main_rank, say
 
 
@@ -87,7 +90,7 @@ def _load(data: DictConfig, method: str, chunk: int, progress: Callable[[int], N
     extra = ("task", "level") if data.curriculum != "none" else ()
     counts: dict[str, Any] = {"rows": 0}
     shares: dict[str, Counter[str]] = {"task": Counter(), "level": Counter()}
-    blank, forms, tables = Counter[str](), set[str](), []
+    blank, forms, keys, tables = Counter[str](), set[str](), set[Any](), []
     training_rows = _training_rows(data, method, counts, progress)
     while rows := list(itertools.islice(training_rows, chunk)):
         if not forms:  # generated rows are not checked yet, and are all alike
@@ -101,7 +104,8 @@ def _load(data: DictConfig, method: str, chunk: int, progress: Callable[[int], N
         _check_forms(forms, data.name, method)
         counts["rows"] += len(rows)
         columns = [_columns(row, method, extra) for row in rows]
-        tables.append(_table(columns, data.name, is_complete=chunk == sys.maxsize))
+        keys |= message_keys(columns)
+        tables.append(make_table(columns, data.name, keys, is_complete=chunk == sys.maxsize))
     select.require(tables, f"data={data.name}", {key: n for key, n in counts.items() if n})
     for name, share in shares.items():
         if set(share) != {"None"}:
@@ -156,41 +160,14 @@ def _training_split(
         counts["filtered"] = dict(filtered)
 
 
-def _table(rows: list[Row], name: str, is_complete: bool = True) -> Dataset:
-    """Return a table with the fields of all rows; Dataset.from_list uses only the first row's.
-
-    Raises UserError for a field without a common type. Raises ArrowInvalid for tool calls unless
-    `is_complete`, since the columns of other rows would differ.
-    """
-    # Arguments of tool calls differ by row, so a column needs the union of their keys.
-    has_tool_calls = any(
-        isinstance(turn, dict) and turn.get("tool_calls")
-        for row in rows
-        for value in row.values()
-        if isinstance(value, list)
-        for turn in value
-    )
-    if has_tool_calls and not is_complete:
-        raise pyarrow.ArrowInvalid("arguments of tool calls")
-    try:
-        return Dataset.from_dict(
-            {field: [row.get(field) for row in rows] for field in select.fields(rows)},
-            on_mixed_types="use_json" if has_tool_calls else None,
-        )
-    except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError, OverflowError) as error:
-        raise UserError(
-            f"data={name}: the values of a field have no common type ({error}). Use one type per "
-            "field, and integers of at most 64 bits. Write other values as text."
-        ) from error
-
-
 def load_heldout_table(data: DictConfig, method: str) -> Dataset:
     """Load the held-out rows in TRL's format for `method`. Raises UserError if there are none."""
     rows = load_heldout(data, method)
     if data.kind == "reasoning" and method == "dpo":
         rows = _pairs(rows, data.seed)
     _check_forms({_form(row, method) for row in rows}, data.name, method)
-    return _table([_columns(row, method) for row in rows], data.name)
+    columns = [_columns(row, method) for row in rows]
+    return make_table(columns, data.name, message_keys(columns))
 
 
 def load_heldout(data: DictConfig, method: str = "evaluate") -> list[Row]:
@@ -229,9 +206,19 @@ def load_heldout(data: DictConfig, method: str = "evaluate") -> list[Row]:
 
 def lines(path: str, method: str) -> Iterator[Row]:
     """Yield the rows of a file. Raises UserError for the first row that `method` cannot use."""
-    for where, row in json_rows(Path(path)):
+    return _checked(json_rows(Path(path)), method)
+
+
+def _checked(rows: Iterable[tuple[str, Row]], method: str) -> Iterator[Row]:
+    for where, row in rows:
+        row = conformed(row, method)
         check_row(row, where, method)
         yield row
+
+
+def conformed(row: Row, method: str) -> Row:
+    form = row_format(method)
+    return conform(row, form.read, [name for name in form.learned if name != "messages"])
 
 
 def columns(rows: list[Row] | Dataset | IterableDataset) -> list[str]:
@@ -267,12 +254,12 @@ def _read(data: DictConfig, method: str, counts: dict[str, Any]) -> Iterable[Row
         counts["prompts_without_pair"] = dict(skipped)
         return rows
     if data.sources:
-        sources = enumerate(_sources(data))
+        sources = enumerate(separate_sources(data))
         return ({**row, "source": n} for n, source in sources for row in _rows(source, method))
     return _rows(data, method)
 
 
-def _sources(data: DictConfig) -> list[DictConfig]:
+def separate_sources(data: DictConfig) -> list[DictConfig]:
     """Return each source of a mix as a separate data configuration."""
     return [
         OmegaConf.merge(
@@ -295,7 +282,7 @@ def _stream(data: DictConfig, method: str) -> IterableDataset:
     limit = {"limit": None} if data.sources else {}  # data.limit applies to the mix
     sources: list[Any] = [
         OmegaConf.to_container(OmegaConf.merge(source, limit))
-        for source in (_sources(data) or [data])
+        for source in (separate_sources(data) or [data])
     ]
     streams = [
         IterableDataset.from_generator(_one_pass, gen_kwargs={"data": source, "method": method})
@@ -352,6 +339,10 @@ def _check_forms(forms: set[str], name: str, method: str) -> None:
 
 
 def _hub(data: DictConfig, split: str, method: str, streaming: bool = False) -> Iterator[Row]:
+    return _checked(hub_rows(data, split, streaming), method)
+
+
+def hub_rows(data: DictConfig, split: str, streaming: bool = False) -> Iterator[tuple[str, Row]]:
     if data.revision is None:
         raise UserError(
             f"data.revision is missing for data.hub_id={data.hub_id}. Use: data.revision=<commit>."
@@ -366,8 +357,12 @@ def _hub(data: DictConfig, split: str, method: str, streaming: bool = False) -> 
             f"loaded: {error}"
         ) from error
     for number, row in enumerate(rows):
-        check_row(row, f"{data.hub_id}, split {split}, row {number}", method)
-        yield row
+        where = f"{data.hub_id}, split {split}, row {number}"
+        if sum(map(len, texts([row]))) > MAX_ROW:
+            raise UserError(f"{where}: {TOO_LARGE}")
+        fields = (*select.TEXT_FIELDS, *TEMPLATE_FIELDS)
+        row |= {name: without_nulls(row[name]) for name in fields if name in row}
+        yield where, row
 
 
 def _pairs(problems: list[Row], seed: int) -> list[Row]:

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import datasets
-import jinja2
 import numpy as np
 import tokenizers
 import transformers
@@ -30,12 +29,14 @@ from transformers import PreTrainedTokenizerBase
 
 from launch.core.errors import UserError
 from launch.core.json_files import sha256, write_json
+from launch.core.row_formats import row_format
 from recipes.data import data_select as select
 from recipes.data import data_tokens
-from recipes.data.data_check import QUOTE_LENGTH, READ
+from recipes.data.data_check import QUOTE_LENGTH
 from recipes.data.data_load import GENERATED, Loaded, load, rows_sha256
+from recipes.data.data_locate import Located
 from recipes.data.data_select import Row
-from recipes.data.data_tokens import PairTokens, Progress, PromptTokens, Tokens, drop_end_token
+from recipes.data.data_tokens import PairTokens, Progress, PromptTokens, Tokens
 from recipes.rank.files import json_sha256, place_directory
 from recipes.rank.program import is_main_rank, say
 from recipes.training.checkpoint import HEARTBEAT
@@ -50,22 +51,6 @@ NOT_ROWS = ("preview", "cache")  # keys of data that do not affect rows
 BINS = 10  # in the histogram of lengths
 
 
-def check_template(tokenizer: PreTrainedTokenizerBase, rows: Dataset | IterableDataset) -> None:
-    """Raise UserError if the first row is messages that the chat template cannot render."""
-    row: Row = next(iter(rows))
-    fields = [row.get(name) for name in ("messages", "prompt", "chosen")]
-    messages = next((value for value in fields if isinstance(value, list)), None)
-    if messages is None:
-        return
-    try:
-        tokenizer.apply_chat_template(messages, tokenize=False)
-    except (ValueError, jinja2.TemplateError) as error:  # ValueError: no template
-        raise UserError(
-            f"data: the chat template cannot render the first row's messages: {error}. Use: "
-            "data.chat_template=<file.jinja>, the model's instruct version, or rows of plain text."
-        ) from error
-
-
 class PreparedRows:
     """Cache the tokens of a trainer's rows. Mixin, listed before SFTTrainer or DPOTrainer."""
 
@@ -78,7 +63,6 @@ class PreparedRows:
         **kwargs: Any,
     ) -> None:
         self._config, self._loaded = config, loaded
-        check_template(kwargs["processing_class"], loaded.rows)
         super().__init__(*args, train_dataset=loaded.rows, eval_dataset=heldout, **kwargs)
 
     def _prepare_dataset(self, dataset: Any, processing_class: Any, args: Any, *rest: Any) -> Any:
@@ -86,20 +70,25 @@ class PreparedRows:
 
         `rest` is (packing, formatting function, split name) for SFT, and (split name,) for DPO.
         """
-        if isinstance(dataset, IterableDataset):
-            return self._prepare_stream(dataset, processing_class, args, *rest)
         config, pairs = self._config, self._config.method.name == "dpo"
         template = None if pairs else self.chat_template
         tokenize = PairTokens(processing_class)
         if not pairs:
             masks = (self.completion_only_loss, args.assistant_only_loss)
             tokenize = Tokens(processing_class, template, args.dataset_text_field, *masks)
+        tokenize = Located(tokenize, config.data, config.method.name)
+        drop = [*row_format(config.method.name).read, "finished"]
+        if isinstance(dataset, IterableDataset):
+            stream = dataset.map(tokenize, batched=True, remove_columns=drop)
+            stream = stream.filter(lambda row: _fits_stream(row, config))
+            if pairs:
+                return stream
+            return super()._prepare_dataset(stream, processing_class, args, *rest)
         arguments = {name: getattr(args, name, None) for name in ARGUMENTS}
         is_train = dataset is self._loaded.rows
         digest = self._loaded.sha256()["data_sha256"] if is_train else rows_sha256(dataset)
         templates = (processing_class.chat_template, template)
         key = cache_key(digest, processing_class, templates, arguments)
-        drop = (*READ[config.method.name], "finished")
         tokens = map_cached(config, key, dataset, tokenize, drop, args.dataset_num_proc)
         final, lengths = filter_by_length(tokens, config, dataset)
         packs = bool(rest[0]) and not pairs
@@ -117,20 +106,6 @@ class PreparedRows:
             describe(config, self._loaded, lengths, final if packs else None)
         return final
 
-    def _prepare_stream(
-        self, dataset: IterableDataset, processing_class: Any, args: Any, *rest: Any
-    ) -> IterableDataset:
-        unpacked = [False if isinstance(value, bool) else value for value in rest]
-        untruncated = _copy_with(args, max_length=None, shuffle_dataset=False)
-        stream = super()._prepare_dataset(dataset, processing_class, untruncated, *unpacked)
-        if self._config.method.name == "sft":
-            special = sorted(processing_class.all_special_ids)
-            stream = stream.map(drop_end_token, fn_kwargs={"special": special})
-        stream = stream.filter(lambda row: _fits_stream(row, self._config))
-        if "chosen_ids" in next(iter(stream)):
-            return stream
-        return super()._prepare_dataset(stream, processing_class, args, *rest)
-
 
 def _copy_with(args: Any, **changes: Any) -> Any:
     changed = copy.copy(args)
@@ -143,11 +118,10 @@ def prepare_prompts(
 ) -> Dataset | IterableDataset:
     """Return GRPO's rows, filtered by length, as text: its trainer tokenizes when it generates.
 
-    data.json describes only the training rows. Raises UserError as check_template and
-    filter_by_length do.
+    data.json describes only the training rows. Raises UserError for a row that the chat template
+    cannot render, and as filter_by_length does.
     """
-    check_template(tokenizer, loaded.rows)
-    tokenize = PromptTokens(tokenizer)
+    tokenize = Located(PromptTokens(tokenizer), config.data, "grpo")
     if isinstance(loaded.rows, IterableDataset):
         stream = loaded.rows.map(tokenize, batched=True)
         return stream.filter(lambda row: _fits_stream(row, config)).remove_columns("prompt_ids")
@@ -172,7 +146,7 @@ def cache_key(
         "rows": digest,
         "tokenizer": [definition, special],
         "template": template,
-        "code": [*_code_hashes("data_prepare.py", "data_tokens.py"), *versions],
+        "code": [*_code_hashes("data_prepare.py", "data_tokens.py", "data_messages.py"), *versions],
         "arguments": arguments,
     }
     return json_sha256({name: json_sha256(value) for name, value in content.items()})

@@ -21,11 +21,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from launch.core.errors import UserError, near_or_all
 from launch.core.json_lines import json_rows
+from launch.core.row_formats import TEMPLATE_FIELDS
 
 Row = dict[str, Any]
 
 TEXT_FIELDS = ("prompt", "completion", "chosen", "rejected", "messages", "text")
-TEMPLATE_FIELDS = ("tools", "chat_template_kwargs")  # chat template inputs besides messages
 
 
 def require(

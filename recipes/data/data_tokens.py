@@ -5,10 +5,10 @@ TRL 1.16 tokenizes text by text and makes four passes over the rows, which takes
 
 from __future__ import annotations
 
-import json
+import itertools
 import os
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,11 @@ from transformers.utils import logging
 from trl.data_utils import common_prefix_length, extract_prompt
 
 from launch.core.errors import UserError
-from recipes.data.data_select import TEMPLATE_FIELDS, Row
+from recipes.data.data_messages import Row, RowError, render
 from recipes.rank.program import say
 
 IGNORED = -100  # label of tokens that the loss ignores
+MASK_REMEDY = "Use: method.args.assistant_only_loss=true, which omits such turns."
 BATCH = 1_000
 ROWS_PER_PROCESS = 20_000  # tokenizing fewer is faster than starting a process
 MEMORY_PER_PROCESS = 2**30  # bytes, for its batches and its copies of the parent's pages
@@ -130,6 +131,8 @@ class Tokens:
         if self.assistant_only and isinstance(texts[0], list):
             tokens, labels = self._assistant_labels(texts, rows)
         else:
+            in_loss = "completion" if "prompt" in batch and self.completion_only else "messages"
+            _reject_weights(batch.get(in_loss, texts), MASK_REMEDY)
             tokens = labels = _ids(tokenizer, texts, rows, self.template)
         if "prompt" in batch and self.completion_only:
             prompts = _ids(tokenizer, batch["prompt"], rows, self.template, prompt=True)
@@ -150,26 +153,21 @@ class Tokens:
 
         Raises UserError if the template marks none in a row.
         """
-        encoded = [
-            self.tokenizer.apply_chat_template(
-                text,
-                chat_template=self.template,
-                return_dict=True,
-                return_assistant_tokens_mask=True,
-                **_options(row),
-            )
-            for text, row in zip(texts, rows, strict=True)
-        ]
-        if not all(1 in row["assistant_masks"] for row in encoded):
-            raise UserError(
-                "method.args.assistant_only_loss=true: the chat template marks no token of a row "
-                "as the assistant's. Use: data.chat_template=<file.jinja>, with {% generation %} "
-                "around each answer."
-            )
-        pairs = [zip(row["input_ids"], row["assistant_masks"], strict=True) for row in encoded]
-        return [row["input_ids"] for row in encoded], [
-            [token if is_answer else IGNORED for token, is_answer in pair] for pair in pairs
-        ]
+        options = {"return_dict": True, "return_assistant_tokens_mask": True}
+        encoded = render(self.tokenizer, texts, rows, True, chat_template=self.template, **options)
+        labels = []
+        for messages, row in zip(texts, encoded, strict=True):
+            mask = _weighted(messages, row["assistant_masks"])
+            if not any(mask):
+                raise RowError(
+                    messages,
+                    "method.args.assistant_only_loss=true: the chat template marks no token to "
+                    "learn. Use: data.chat_template=<file.jinja>, with {% generation %} around "
+                    "each answer, and rows with an answer whose weight is not 0.",
+                )
+            pairs = zip(row["input_ids"], mask, strict=True)
+            labels.append([token if is_answer else IGNORED for token, is_answer in pairs])
+        return [row["input_ids"] for row in encoded], labels
 
 
 @dataclass(frozen=True)
@@ -182,6 +180,8 @@ class PairTokens:
         rows, end = _rows(batch), self.tokenizer.eos_token
         if "prompt" not in batch:
             rows = [{**row, **extract_prompt(row)} for row in rows]
+        for side in ("chosen", "rejected"):
+            _reject_weights([row[side] for row in rows], "Remove the row, or end it before.")
         prompts = _ids(self.tokenizer, [row["prompt"] for row in rows], rows, prompt=True)
         chosen, rejected = (
             _ids(self.tokenizer, [row["prompt"] + _with_end(row[side], end) for row in rows], rows)
@@ -205,8 +205,7 @@ class PromptTokens:
     tokenizer: PreTrainedTokenizerBase
 
     def __call__(self, batch: Batch) -> Batch:
-        prompts = batch["prompt"]
-        return {"prompt_ids": _ids(self.tokenizer, prompts, [{}] * len(prompts), prompt=True)}
+        return {"prompt_ids": _ids(self.tokenizer, batch["prompt"], (), prompt=True)}
 
 
 def _rows(batch: Batch) -> list[Row]:
@@ -218,19 +217,37 @@ def _with_end(text: Any, end: str) -> Any:
     return text if isinstance(text, list) or text.endswith(end) else text + end
 
 
-def _options(row: Row) -> dict[str, Any]:
-    """Return a row's arguments for the chat template, except the messages."""
-    tools = row.get("tools")
-    return {
-        "tools": json.loads(tools) if isinstance(tools, str) else tools,
-        **(row.get("chat_template_kwargs") or {}),
-    }
+def _weighted(messages: list[Row], mask: list[int]) -> list[int]:
+    """Return the mask of the assistant's tokens without those of turns of weight 0.
+
+    Raises RowError if the template does not mark each of the assistant's turns once.
+    """
+    weights = [turn.get("weight", 1) for turn in messages if turn["role"] == "assistant"]
+    if all(weights):
+        return mask
+    bits = zip([0, *mask], mask, strict=False)
+    turns = list(itertools.accumulate(bit and not before for before, bit in bits))
+    if not turns or turns[-1] != len(weights):
+        raise RowError(
+            messages,
+            f"has {len(weights)} turns of the assistant, some of weight 0, but the chat template "
+            f"marks {turns[-1] if turns else 0} answers. Use: data.chat_template=<file.jinja>, "
+            "with {% generation %} around each answer.",
+        )
+    return [bit if weights[turn - 1] else 0 for bit, turn in zip(mask, turns, strict=True)]
+
+
+def _reject_weights(values: list[Any], remedy: str) -> None:
+    """Raise RowError for a turn of weight 0, which would be learned like the others."""
+    for messages in values:
+        if isinstance(messages, list) and not all(turn.get("weight", 1) for turn in messages):
+            raise RowError(messages, f"has a turn of weight 0, which would be learned. {remedy}")
 
 
 def _ids(
     tokenizer: PreTrainedTokenizerBase,
     texts: list[Any],
-    rows: list[Row],
+    rows: Sequence[Row],
     template: str | None = None,
     prompt: bool = False,
 ) -> Ids:
@@ -238,14 +255,7 @@ def _ids(
     if isinstance(texts[0], str):
         return _encoded(tokenizer, texts, True)
     options = {"chat_template": template, "add_generation_prompt": prompt, "tokenize": False}
-    if any(row.get(name) is not None for row in rows for name in TEMPLATE_FIELDS):
-        rendered = [
-            tokenizer.apply_chat_template(text, **options, **_options(row))
-            for text, row in zip(texts, rows, strict=True)
-        ]
-    else:  # one call for all texts takes a quarter less time
-        rendered = tokenizer.apply_chat_template(texts, **options)
-    return _encoded(tokenizer, rendered, False)
+    return _encoded(tokenizer, render(tokenizer, texts, rows, **options), False)
 
 
 def _encoded(tokenizer: PreTrainedTokenizerBase, texts: list[str], special: bool) -> Ids:

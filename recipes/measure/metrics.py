@@ -11,10 +11,11 @@ from typing import Any
 from omegaconf import DictConfig
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from launch.core.json_files import read_metrics, write_text
+from launch.core.json_files import metrics_lines, write_text
 from recipes.measure.flops import flops_per_token
 from recipes.measure.telemetry import Telemetry
-from recipes.rank.device import memory_peak_gb
+from recipes.rank import ranks
+from recipes.rank.device import memory_now_gb, memory_peak_gb
 from recipes.rank.files import append
 from recipes.rank.program import Failed, is_main_rank, say
 from recipes.training.step_shares import KINDS, Stopwatch
@@ -23,7 +24,10 @@ RENAMED = {"eval_runtime": "eval_s"}  # TRL's name has no unit
 # TRL's counts restart from zero in a resumed run, and its step_time excludes the optimizer.
 OMITTED = ("num_tokens", "epoch", "step_time")
 HELD_OUT = "eval_"
-SUMMARY_KEYS = ("loss", "reward", "mfu", "tflops_per_gpu", "memory_peak_gb")
+SUMMARY_KEYS = (
+    *("loss", "reward", "mfu", "tflops_per_gpu", "memory_peak_gb"),
+    *("gpu_memory_bandwidth_share", "gpu_memory_bandwidth_gb_s"),
+)
 OMITTED_HELD_OUT = ("eval_num_tokens", "eval_samples_per_second", "eval_steps_per_second")
 
 
@@ -43,6 +47,7 @@ class Metrics(TrainerCallback):
         self.reference, self.stopwatch = reference, stopwatch
         self.last: dict[str, Any] = {}
         self.first_tokens = 0
+        self.step_rows = 0  # rows of all ranks in an optimizer step
         self.pending: dict[str, Any] = {}  # the line of a step, until held-out rows are evaluated
         # DeepSpeed 0.19 resets torch's peak during its setup (runtime.utils.empty_cache).
         self.loading_gb = memory_peak_gb()
@@ -91,6 +96,7 @@ class Metrics(TrainerCallback):
                 **{RENAMED.get(k, k): v for k, v in logs.items() if k not in OMITTED},
                 **self._speed(args, state, tokens, model, now),
                 "memory_peak_gb": max(self.loading_gb, memory_peak_gb()),
+                **memory_now_gb(),
                 **self.telemetry.take(),
             }
             if control.should_evaluate and not diverged:
@@ -132,7 +138,8 @@ class Metrics(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         # A checkpoint does not contain the losses since the last line, so log a line first.
-        if control.should_save:
+        # Held-out metrics are added to the line of their step.
+        if control.should_save or control.should_evaluate:
             control.should_log = True
 
     def summary(self) -> dict[str, Any]:
@@ -142,10 +149,14 @@ class Metrics(TrainerCallback):
         shown = {key: self.last[key] for key in SUMMARY_KEYS if key in self.last}
         if not steps:
             return shown
+        per_second = self.num_tokens() / elapsed
         return {
             **shown,
             "step_s": elapsed / steps,
-            "tokens_per_second": self.num_tokens() / elapsed,
+            "training_hours": self.last["time_s"] / 3600,
+            "samples_per_second": steps * self.step_rows / elapsed,
+            "tokens_per_second": per_second,
+            "tokens_per_second_per_gpu": per_second / ranks.num_ranks(),
         }
 
     def num_tokens(self) -> int:
@@ -158,7 +169,8 @@ class Metrics(TrainerCallback):
         new_tokens, steps = tokens - self.previous_tokens, state.global_step - self.previous_step
         step_s = (now - self.previous_time) / steps
         per_second = new_tokens / (now - self.previous_time)
-        rows = steps * args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+        self.step_rows = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+        rows = steps * self.step_rows
         # Packed documents attend only within themselves, and their lengths are unknown here, so
         # omit attention.
         length = 0.0 if getattr(args, "packing", False) else new_tokens / rows
@@ -175,6 +187,7 @@ class Metrics(TrainerCallback):
             "step_s": step_s,
             **shares,
             "num_tokens": self.last.get("num_tokens", self.first_tokens) + new_tokens,
+            "samples_per_second": self.step_rows / step_s,
             "tokens_per_second": per_second,
             "tokens_per_second_per_gpu": per_second / args.world_size,
             "tflops_per_gpu": tflops,
@@ -183,8 +196,14 @@ class Metrics(TrainerCallback):
 
 
 def drop_after(path: Path, step: int) -> list[dict[str, Any]]:
-    """Remove the lines of steps after `step` and a truncated line. Return the remaining lines."""
-    rows = [row for row in read_metrics(path) if row["step"] <= step]
+    """Remove the lines of steps after `step` and damaged lines. Return the remaining lines."""
+    lines, problems = metrics_lines(path)
+    rows = [row for row in lines if row["step"] <= step]
+    if problems:
+        say(f"{path}: removing {len(problems)} damaged line(s), the first is {problems[0]}")
+    if len(rows) < len(lines):
+        last = lines[-1]["step"]
+        say(f"repeating the steps after {step} up to {last}, which no whole checkpoint contains")
     if path.is_file():
         write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
     return rows

@@ -1,8 +1,8 @@
 """Sample this rank's GPU during training: utilization, memory, power, temperature and clocks.
 
 For AMD, read amdgpu's files in sysfs, as amdsmi does. For NVIDIA, use NVML through pynvml. Without
-these sources, metrics.jsonl has none of these readings. For both vendors,
-`gpu_memory_bandwidth_share` is the share of time that memory was being read or written.
+these sources, metrics.jsonl has none of these readings. `gpu_memory_bandwidth_share` is the share
+of the peak bandwidth on BANDWIDTH_GPUS, and elsewhere of the time that memory was read or written.
 """
 
 from __future__ import annotations
@@ -16,10 +16,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from omegaconf import DictConfig
 
 from recipes.measure import clocks
 from recipes.rank.device import device, pci_address
 
+# GPUs whose driver fills mem_busy_percent with DramBandwidthUtilization, the share of the peak
+# (Linux, drivers/gpu/drm/amd/pm/swsmu/smu13/smu_v13_0_6_ppt.c and smu_v13_0_12_ppt.c).
+BANDWIDTH_GPUS = ("gfx942", "gfx950")
 # Counters are means over 0.1 to 1 s. Reading ten files twice a second takes under 0.1% of a core.
 INTERVAL_S = 0.5
 KWH_J = 3.6e6
@@ -171,10 +175,26 @@ class Telemetry:
                 self._previous = (now_s, power)
 
 
-def for_this_rank(vendor: str) -> Telemetry:
-    """Return the telemetry of this rank's GPU. On a CPU (vendor `none`) it stays empty."""
-    address = pci_address(device()) if vendor != "none" and torch.cuda.is_available() else None
-    return Telemetry(find_reader(address) if address else None)
+def for_this_rank(hardware: DictConfig) -> Telemetry:
+    """Return the telemetry of this rank's GPU. On a CPU it stays empty."""
+    on_gpu = hardware.vendor != "none" and torch.cuda.is_available()
+    address = pci_address(device()) if on_gpu else None
+    read = find_reader(address) if address else None
+    if read and hardware.gfx in BANDWIDTH_GPUS:
+        read = with_bandwidth(read, hardware.bandwidth_gb_s)
+    return Telemetry(read)
+
+
+def with_bandwidth(read: Read, peak_gb_s: float) -> Read:
+    """Return a reader that adds the GB/s of memory to the share of the peak."""
+
+    def read_both() -> dict[str, float]:
+        readings = read()
+        if (share := readings.get("gpu_memory_bandwidth_share")) is not None:
+            readings["gpu_memory_bandwidth_gb_s"] = share * peak_gb_s
+        return readings
+
+    return read_both
 
 
 def find_reader(address: str, sysfs: Path = Path("/sys")) -> Read | None:

@@ -15,7 +15,6 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
-    AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
@@ -23,13 +22,13 @@ from transformers import (
 )
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
-from launch.core.errors import UserError
-from recipes.models import adapters, packed_attention
+from recipes.models import adapters, packed_attention, pretrained
 from recipes.models.low_precision import nf4_config, to_float8
 from recipes.models.model_card import read_license
 from recipes.rank.device import DTYPES, compute_dtype, device
 from recipes.rank.files import place_directory
 from recipes.rank.program import is_main_rank, rank
+from recipes.rank.rejections import rejections
 
 RANDOM = "model_init"  # in the run directory
 
@@ -47,26 +46,27 @@ TRAINED_VOCABULARY = 512
 def build_tokenizer(config: DictConfig, texts: Iterable[str]) -> PreTrainedTokenizerBase:
     """Return the tokenizer of a directory or a Hub model. For random weights, train it on `texts`.
 
-    Raises UserError if the hub does not provide the tokenizer.
+    Raises UserError if its files are damaged, missing, or do not match the model.
     """
-    model, directory = config.model, model_directory(config)
-    if directory is not None:
-        tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
-    elif model.init == "random":
+    model, source = config.model, find_source(config)
+    if source is None:
         tokenizer = train_tokenizer(texts, vocab_size=min(TRAINED_VOCABULARY, model.vocab_size))
     else:
-        tokenizer = _from_hub(AutoTokenizer, model)
+        tokenizer = pretrained.load_tokenizer(config, source)
     template = model.chat_template or config.data.chat_template
     if template:
-        tokenizer.chat_template = Path(template).read_text(encoding="utf-8")
+        # utf-8-sig drops a byte order mark, which would begin every text
+        tokenizer.chat_template = Path(template).read_text(encoding="utf-8-sig")
+    if source is not None:
+        pretrained.check_vocabulary(config, source, tokenizer)
     return tokenizer
 
 
 def build_model(config: DictConfig) -> PreTrainedModel | PeftModel:
     """Return the model in the run's precision, with the adapter of `config.adapter.path`, if set.
 
-    For an adapter, record the base's fingerprint in the run directory. Raises UserError if the hub
-    does not provide the model, a package is missing, or the adapter has another base.
+    For an adapter, record the base's fingerprint in the run directory. Raises UserError if the
+    model's files do not match, a package is missing, or the adapter has another base.
     """
     is_nf4 = config.precision.weights == "nf4"
     model, base = _nf4_model(config) if is_nf4 else (plain_model(config), None)
@@ -93,10 +93,11 @@ def plain_model(config: DictConfig, **kwargs) -> PreTrainedModel:
         "attn_implementation": packed_attention.implementation(config),
         **kwargs,
     }
-    if directory is None and model.init == "random":
+    source = find_source(config)
+    if source is None:
         # ZeRO-3 would draw each shard separately, so weights would depend on the strategy.
         unset_hf_deepspeed_config()
-        with torch.device(device()):
+        with torch.device(device()), rejections("model", f"{model.architecture} of transformers"):
             random_model = AutoModelForCausalLM.from_config(model_config(model), **kwargs)
         # Round, because DeepSpeed's fp32 copy starts from 16-bit weights. Without rounding, a first
         # step of 2e-5 changed the loss by 3.1 under ddp and fsdp and by 1.2 under ZeRO
@@ -104,15 +105,11 @@ def plain_model(config: DictConfig, **kwargs) -> PreTrainedModel:
         for weight in random_model.parameters():
             weight.data = weight.data.to(compute_dtype(config)).to(weight.dtype)
         return random_model
+    loaded = pretrained.load_model(config, source, **kwargs)
     if directory is None:
-        loaded = _from_hub(AutoModelForCausalLM, model, use_safetensors=True, **kwargs)
         # from_pretrained does not fetch the card, but a downloaded snapshot of the model has it.
         card = try_to_load_from_cache(model.hub_id, "README.md", revision=model.revision)
         directory = Path(card).parent if isinstance(card, str) else None
-    else:
-        loaded = AutoModelForCausalLM.from_pretrained(
-            directory, trust_remote_code=False, use_safetensors=True, **kwargs
-        )
     if directory is not None and (license_name := read_license(directory)):
         loaded.config.license = license_name
     return loaded
@@ -178,6 +175,14 @@ def model_directory(config: DictConfig) -> Path | None:
     return directory if directory.is_dir() else None
 
 
+def find_source(config: DictConfig) -> pretrained.Source | None:
+    """Return where the model's files are; None for random weights that are not written."""
+    directory, model = model_directory(config), config.model
+    if directory is not None:
+        return pretrained.Source(str(directory))
+    return None if model.init == "random" else pretrained.Source(model.hub_id, model.revision)
+
+
 def model_config(model: DictConfig) -> AutoConfig:
     """Return transformers' configuration for the shape in conf/model."""
     return AutoConfig.for_model(
@@ -237,16 +242,3 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token=PAD, eos_token=END, chat_template=CHAT_TEMPLATE
     )
-
-
-def _from_hub(auto_class: type, model: DictConfig, **kwargs):
-    try:
-        return auto_class.from_pretrained(
-            model.hub_id, revision=model.revision, trust_remote_code=False, **kwargs
-        )
-    except OSError as error:
-        reason = str(error).strip().splitlines()[0]
-        raise UserError(
-            f"model.hub_id={model.hub_id} at revision {model.revision} cannot be loaded: {reason} "
-            "Use: model.path=<directory>, or model.init=random."
-        ) from error

@@ -62,3 +62,13 @@ def memory_peak_gb() -> float:
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 1e9
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9  # Linux counts in KiB
+
+
+def memory_now_gb() -> dict[str, float]:
+    """Return the GB of the GPU that tensors occupy and that torch holds. Empty without a GPU."""
+    if not torch.cuda.is_available():
+        return {}
+    return {
+        "memory_allocated_gb": torch.cuda.memory_allocated() / 1e9,
+        "memory_reserved_gb": torch.cuda.memory_reserved() / 1e9,
+    }

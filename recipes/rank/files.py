@@ -2,25 +2,53 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import json
+import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from launch.core.json_files import sha256, sync
+from launch.core.json_files import is_full, sha256, sync
 
 
 def move_directory(source: Path, target: Path) -> None:
     """Rename `source` to `target`, replacing it, once all files in `source` are on the disk."""
     _sync_tree(source)
     old = target.with_name(f".{target.name}.old")
-    shutil.rmtree(old, ignore_errors=True)  # left by a crash between the two renames
-    if target.exists():
+    remove(old)  # left by a crash between the two renames
+    if os.path.lexists(target):  # also a broken link
         target.rename(old)
     source.rename(target)
     sync(target.parent)
-    shutil.rmtree(old, ignore_errors=True)
+    remove(old)
+
+
+@contextlib.contextmanager
+def staging(staged: Path) -> Iterator[None]:
+    """Remove `staged` if writing it fails because the disk is full. Raises OSError with the path.
+
+    The space is needed to report the failure, and to repeat the command.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not is_full(staged.parent):
+            raise
+        shutil.rmtree(staged, ignore_errors=True)
+        reason = os.strerror(errno.ENOSPC)
+        raise OSError(errno.ENOSPC, reason, str(staged.parent)) from error
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a directory or a link, but not its target, if `path` exists."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def place_directory(source: Path, target: Path) -> None:

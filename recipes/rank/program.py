@@ -122,9 +122,11 @@ def _result(work: Callable[[DictConfig], dict[str, Any]], config: DictConfig) ->
         outcome = {"status": "interrupted", "exit_code": EXIT_INTERRUPTED}
         return {**outcome, **interruption.result}
     except (UserError, Failed) as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        # A data loader's worker puts its traceback before the message.
+        text = str(error).rpartition(f"{UserError.__module__}.UserError: ")[2].strip()
+        print(f"error: {text}", file=sys.stderr, flush=True)
         exit_code = EXIT_USER if isinstance(error, UserError) else EXIT_FAILED
-        outcome = {"status": "failed", "error": str(error), "exit_code": exit_code}
+        outcome = {"status": "failed", "error": text, "exit_code": exit_code}
         return {**getattr(error, "result", {}), **outcome}
     except Exception as error:
         traceback.print_exc()

@@ -7,6 +7,7 @@ that, it is called only if all of the right answer is an expression.
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 
 NUMBER = re.compile(
     r"[-+−]?\s*[$€£¥]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?\s*\\?%?|[-+−]?\d+\s*/\s*\d+"
@@ -37,6 +38,9 @@ ASSIGNMENT = re.compile(r"(?<![\w)}])([A-Za-z])\s*=\s*$")
 FIRST_SENTENCE = re.compile(r"[^\n]*?(?=\.\s|\n|$)")
 # GSM8K's annotations, and LaTeX within a number.
 ANNOTATIONS = re.compile(r"<<[^<>]*>>|\\[!,;]|(?<=\d)\{(?=,\}\d)|(?<=\d\{,)\}(?=\d)")
+DECIMAL = re.compile(r"[-+]?[\d,]+(?:\.\d+)?")
+RELATIVE_TOLERANCE = Decimal("1e-5")
+SCIENTIFIC = re.compile(r"[-+]?\d+(?:\.\d+)?[eE][-+]?\d{1,3}")
 FORMATTING = re.compile(r"\\text\w*|[\s${}]")  # does not change the meaning
 
 
@@ -51,6 +55,10 @@ def equal(right: str, answer: str) -> bool:
     (right, _), (result, is_announced) = _result(right), _result(answer)
     if _plain(right) in (_plain(answer), _plain(result)):
         return True
+    right, result, answer = (
+        format(Decimal(text), "f") if SCIENTIFIC.fullmatch(text) else text
+        for text in (right, result, answer)
+    )
     expression = _expression(right)
     # math-verify would accept a list that contains the right answer.
     if expression is None or (LIST.fullmatch(result) and not NUMBER.fullmatch(result)):
@@ -58,6 +66,10 @@ def equal(right: str, answer: str) -> bool:
     if NUMBER.fullmatch(right):
         number = _number(result, is_announced)
         if number is None or not _is_equivalent(expression, number):
+            return False
+        # math-verify rounds to 6 decimals, so 0.0000004 would equal 0.0000005.
+        values = [Decimal(t.replace(",", "")) for t in (right, number) if DECIMAL.fullmatch(t)]
+        if len(values) == 2 and abs(values[0] - values[1]) > RELATIVE_TOLERANCE * abs(values[0]):
             return False
         # Reject uncomputed quotients, such as 10/2 for 5.
         if "/" in number and "/" not in right and "." not in right:

@@ -17,7 +17,7 @@ from launch.core.errors import UserError
 from recipes.rewards import reward_functions as functions
 from recipes.rewards.reward_functions import Completion, Judgment, Reward
 from recipes.rewards.verify_code import CodeTests, check_tests
-from recipes.rewards.verify_isolated import HANGS, IN_RANK, Isolated
+from recipes.rewards.verify_isolated import HANGS, IN_RANK, Pool, num_workers
 
 Columns = dict[str, Any]
 
@@ -128,18 +128,19 @@ def build_verifier(
     method = config.method
     check_rows(config, columns, rows)
     confined = [name for name in method.rewards if "." in name and method.reward_confined]
-    isolated = Isolated([*(set(method.rewards) & functions.REWARDS.keys()), *confined])
+    isolated = [*(set(method.rewards) & functions.REWARDS.keys()), *confined]
+    pool = Pool(isolated, num_workers())
     judges: dict[str, Judge] = {}
     for name in method.rewards:
         if name == functions.CODE_TESTS:
             judges[name] = CodeTests(Path(config.run_dir))
         else:
             in_rank = "." in name and not method.reward_confined
-            judges[name] = FunctionJudge(name, None if in_rank else isolated, method.reward_pattern)
+            judges[name] = FunctionJudge(name, None if in_rank else pool, method.reward_pattern)
     if confined:
-        isolated.wait_until_ready()  # fail before completions are generated
-    elif isolated.names:
-        isolated.start()  # import while the model loads
+        pool.workers[0].wait_until_ready()  # fail before completions are generated
+    elif isolated:
+        pool.workers[0].start()  # import while the model loads
     weights = {name: float(weight) for name, weight in method.rewards.items()}
     return Verifier(judges, weights, list(method.reward_chain))
 
@@ -169,20 +170,21 @@ def check_rows(
 class FunctionJudge:
     """Judge completions with a named reward, or with a user's function.
 
-    Named rewards get one completion at a time; a user's function gets all, unless that fails. In
-    the process of `isolated`, which can be killed, functions get only columns, not the trainer's
-    state. Raises UserError if a user's function fails for its entire first batch.
+    Named rewards get one completion at a time, in all processes of `pool`. A user's function gets
+    all completions, unless that fails. In a process of `pool`, which can be killed, functions get
+    only columns, not the trainer's state. Raises UserError if a user's function fails for its
+    entire first batch.
     """
 
     name: str
-    isolated: Isolated | None
+    pool: Pool | None
     pattern: str | None
 
     def __post_init__(self) -> None:
         self.is_users = "." in self.name
         self.has_worked = not self.is_users
-        self.attempt = self.isolated.attempt if self.isolated else functions.attempt
-        if self.isolated is None:
+        self.attempt = self.pool.workers[0].attempt if self.pool else functions.attempt
+        if self.pool is None:
             functions.import_reward(self.name)  # fail before completions are generated
 
     def __call__(
@@ -196,10 +198,11 @@ class FunctionJudge:
                 self.has_worked = True
                 return [Judgment(score) for score in scores]
             judged = [Judgment(0.0, error)] if len(completions) == 1 else []
+        rows = [_select([n], prompts, completions, columns) for n in range(len(completions))]
+        if self.pool and not self.is_users:
+            return [_judgment(*attempt) for attempt in self.pool.attempts(self.name, rows)]
         while len(judged) < len(completions):
-            row = _select([len(judged)], prompts, completions, columns)
-            scores, error = self.attempt(self.name, *row)
-            judged.append(Judgment(0.0, error) if scores is None else Judgment(scores[0]))
+            judged.append(_judgment(*self.attempt(self.name, *rows[len(judged)])))
             hangs = all((j.error or "").startswith(HANGS) for j in judged)
             # Waiting for every completion would exceed runtime.hang_timeout_s.
             if not self.has_worked and len(judged) == MAX_HANGS and hangs:
@@ -208,17 +211,21 @@ class FunctionJudge:
             names = [name for name, values in columns.items() if isinstance(values, list)]
             raise UserError(
                 f"method.rewards.{self.name} fails for every completion: {judged[0].error}. The "
-                f"columns are {', '.join(names) or '(none)'}. {IN_RANK if self.isolated else ''}"
+                f"columns are {', '.join(names) or '(none)'}. {IN_RANK if self.pool else ''}"
             )
         self.has_worked = True
         return judged
 
     def _function_columns(self, columns: Columns, completions: list[Completion]) -> Columns:
         """Return the columns that the function gets."""
-        if self.isolated is None:
+        if self.pool is None:
             return columns
         column = functions.NEEDED_COLUMN.get(self.name)
         if column == "pattern" and self.pattern is not None:
             return {column: [self.pattern] * len(completions)}
         names = columns if self.is_users else filter(None, [column])
         return {name: columns[name] for name in names if _is_column(columns[name], completions)}
+
+
+def _judgment(scores: list[float | None] | None, error: str | None) -> Judgment:
+    return Judgment(0.0, error) if scores is None else Judgment(scores[0])

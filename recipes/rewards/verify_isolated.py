@@ -1,4 +1,4 @@
-"""Run rewards in a separate process, which is killed if a completion takes too long."""
+"""Run rewards in separate processes, which are killed if a completion takes too long."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ import select
 import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from launch.core.errors import UserError
@@ -20,6 +23,9 @@ TIME_S = 5.0
 WAIT_S = 60.0
 END_WITHIN_S = 30.0
 MEMORY_GB = 1.0  # in addition to the memory of the imports
+MAX_WORKERS = 16  # per rank; each takes about 0.3 GB
+# A batch that takes longer than this is worth the imports of more processes, which take seconds.
+SOLO_S = 1.0
 # Only these variables are passed to the process, since others may contain secrets.
 PASSED_ON = (
     *("PATH", "PYTHONPATH", "PYTHONSAFEPATH", "PYTHONHASHSEED"),
@@ -44,6 +50,48 @@ IN_RANK = (
 )
 
 
+# (scores, None), or (None, reason)
+Attempt = tuple[list[Any] | None, str | None]
+
+
+class Pool:
+    """Score single completions in several worker processes at the same time."""
+
+    def __init__(self, names: list[str], num_workers: int) -> None:
+        self.workers = [Isolated(names) for _ in range(num_workers)]
+
+    def attempts(self, name: str, rows: Sequence[tuple[Any, Any, Any]]) -> list[Attempt]:
+        """Return the attempt for each row (prompts, completions, columns), in their order."""
+        first, *others = self.workers
+        results: dict[int, Attempt] = {}
+        numbers, finished = iter(range(len(rows))), threading.Event()
+
+        def work(worker: Isolated) -> None:
+            while (number := next(numbers, None)) is not None:
+                results[number] = worker.attempt(name, *rows[number])
+            finished.set()
+
+        def join(worker: Isolated) -> None:
+            if worker.process is not None or not finished.wait(SOLO_S):
+                work(worker)
+
+        with ThreadPoolExecutor(max(1, len(others))) as threads:
+            joined = [threads.submit(join, worker) for worker in others]
+            try:
+                work(first)
+            finally:
+                finished.set()
+            for future in joined:
+                future.result()
+        return [results[number] for number in range(len(rows))]
+
+
+def num_workers() -> int:
+    """Return the number of worker processes of a rank: its share of the cores, less its own."""
+    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return max(1, min(MAX_WORKERS, len(os.sched_getaffinity(0)) // local_ranks - 1))
+
+
 class Isolated:
     """Compute rewards in a worker process, which is restarted if it ends.
 
@@ -65,7 +113,7 @@ class Isolated:
 
     def attempt(
         self, name: str, prompts: list[Any], completions: list[Any], columns: dict[str, Any]
-    ) -> tuple[list[Any] | None, str | None]:
+    ) -> Attempt:
         """Return (scores, None), or (None, reason) if the reward or the worker fails.
 
         Raises UserError if the reward itself is invalid.

@@ -1,9 +1,10 @@
 """Score completions for verify_isolated.py, which writes a line per request to stdin.
 
 Arguments: CPU seconds per score, bytes of memory in addition to the imports, names of rewards. Once
-ready, the process may not open sockets, start processes or write files. An audit hook (PEP 578)
-blocks such calls, and the reward's scores are discarded. This protects against completions that
-manipulate a reward. Code written by a model runs only in the sandbox.
+ready, the process may not open sockets, start processes or write files. It may never read files of
+other processes, such as the rank's environment. An audit hook (PEP 578) blocks such calls, and the
+reward's scores are discarded. This protects against completions that manipulate a reward. Code
+written by a model runs only in the sandbox.
 """
 
 from __future__ import annotations
@@ -31,21 +32,38 @@ WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
 class Guard:
-    """Block events as an audit hook, and list them in `blocked`."""
+    """Block events as an audit hook, and list them in `blocked`.
+
+    `is_ready` becomes true after the imports, which may write files and start processes.
+    """
 
     def __init__(self) -> None:
         self.blocked: list[str] = []
+        self.is_ready = False
 
     def __call__(self, event: str, args: tuple[Any, ...]) -> None:
-        if event.startswith(BLOCKED) or (
-            event == "open" and isinstance(args[2], int) and args[2] & WRITES
-        ):
+        is_blocked = self.is_ready and event.startswith(BLOCKED)
+        if event == "open":
+            path, writes = args[0], isinstance(args[2], int) and args[2] & WRITES
+            is_blocked = bool(self.is_ready and writes)
+            if isinstance(path, (str, bytes)):
+                real = os.path.realpath(os.fsdecode(path))
+                # Below an open directory, a path could lead to another process unnoticed.
+                is_blocked |= of_another_process(real) or (self.is_ready and os.path.isdir(real))
+        if is_blocked:
             self.blocked.append(f"{event} {args[0]!r}" if event == "open" else event)
             raise PermissionError(f"rewards may not call {self.blocked[-1]}")
 
 
+def of_another_process(path: str) -> bool:
+    pid = path.removeprefix("/proc/").partition("/")[0]
+    return pid.isdecimal() and pid != str(os.getpid())
+
+
 def main() -> None:
     time_s, memory, *names = sys.argv[1:]
+    guard = Guard()
+    sys.addaudithook(guard)
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # keep library output out of the replies
     try:
@@ -69,8 +87,7 @@ def main() -> None:
         print(" ".join(message.split()), file=replies, flush=True)
         return
     limit_memory(int(memory))
-    guard = Guard()
-    sys.addaudithook(guard)
+    guard.is_ready = True
     print("ready", file=replies, flush=True)
     for line in sys.stdin:
         request = json.loads(line)

@@ -25,6 +25,7 @@ from omegaconf import DictConfig
 from launch.core.errors import UserError
 from launch.core.json_files import read_metrics, write_json, write_text
 from recipes.data.data_load import Row
+from recipes.data.data_locate import Located
 from recipes.data.data_select import fields
 from recipes.measure import profiling
 from recipes.measure.metrics import progress_line
@@ -61,6 +62,11 @@ def sample_all(
     # If all batches exist, do not load the model.
     incomplete = any(not sample_store.has(number) for number in own_batches)
     generator = build_generator(config, args) if incomplete else None
+    if generator is not None:  # fail before completions are generated
+        own = (rows[n * args.batch_size : (n + 1) * args.batch_size] for n in own_batches)
+        prompts = [row["prompt"] for row in chain.from_iterable(own)]
+        conversations = [prompt for prompt in prompts if isinstance(prompt, list)]
+        Located(generator.render, config.data, "grpo")(conversations)
     done = 0
     model = getattr(generator, "model", None)
     with profiling.session(config, len(own_batches), model=model) as profile:
@@ -255,18 +261,23 @@ class Store:
         return int.from_bytes(digest[:4], "big") >> 1
 
     def get(self, batch: int) -> list[Row] | None:
-        """Return the rows of a batch, or None if there is no file. Copy another run's file."""
+        """Return the rows of a batch, or None without a whole file. Copy another run's file."""
         path = self._path(batch)
         if not path.is_file():
             return None
-        # splitlines() would also split at other separators, which texts may contain.
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
+        try:
+            # splitlines() would also split at other separators, which texts may contain.
+            lines = path.read_text(encoding="utf-8").split("\n")
+            rows = [dict(json.loads(line)) for line in lines if line]
+        except (ValueError, TypeError) as error:
+            say(f"{path} is damaged ({error}), so its batch is repeated")
+            return None
         if path.parent != self.folder:
             self.put(batch, rows)
         return rows
 
     def has(self, batch: int) -> bool:
-        return self._path(batch).is_file()
+        return self.get(batch) is not None
 
     def finished(self, batch: int) -> list[Row]:
         """Return a batch that some rank has finished. Raises UserError if its file is missing."""

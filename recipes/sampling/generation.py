@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import torch
 from omegaconf import DictConfig, OmegaConf
 from torch.utils.hooks import RemovableHandle
@@ -30,7 +29,9 @@ from transformers import (
 
 from launch.core.errors import UserError
 from recipes.data.data_load import load, texts
-from recipes.models.model_build import build_model, build_tokenizer, model_directory, write_random
+from recipes.data.data_messages import render
+from recipes.models.model_build import build_model, build_tokenizer, find_source, write_random
+from recipes.models.pretrained import Source, file_errors
 from recipes.rank.device import compute_dtype, device
 from recipes.rank.program import TORCHRUN
 from recipes.training.checkpoint import HEARTBEAT
@@ -107,21 +108,19 @@ class SampleGenerator(ABC):
         return samples
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Return the token ids of a prompt. Raises UserError if the chat template fails.
+        """Return the token ids of a prompt. Raises RowError if the chat template fails.
 
         The tokenizer adds special tokens only to text, since a chat template contains its own.
         """
         if isinstance(prompt, str):
             return self.tokenizer(prompt)["input_ids"]
-        try:
-            text = self.tokenizer.apply_chat_template(
-                prompt, tokenize=False, add_generation_prompt=True
-            )
-        except (ValueError, jinja2.TemplateError) as error:  # ValueError: no chat template
-            raise UserError(
-                f"model.chat_template: {error} Use model.chat_template=<file.jinja>."
-            ) from error
+        (text,) = self.render([prompt])
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def render(self, prompts: list[list[dict[str, str]]]) -> list[str]:
+        """Return the text of prompts that are messages. Raises RowError as encode does."""
+        options = {"tokenize": False, "add_generation_prompt": True}
+        return render(self.tokenizer, prompts, **options)
 
     def sample(self, ids: list[int]) -> Sample:
         """Return a sample from generated ids. Remove padding after the end token."""
@@ -182,17 +181,17 @@ class VllmGenerator(SampleGenerator):
     """Generate with vLLM. Each prompt's seed is derived from the call's seed."""
 
     def __init__(self, config: DictConfig, tokenizer: PreTrainedTokenizerBase, args: Any) -> None:
-        directory, revision = model_directory(config), None
-        if directory is None and config.model.init == "random":
-            directory = write_random(config, tokenizer)  # vLLM needs files
-        source = str(directory)
-        if directory is None:
-            source, revision = config.model.hub_id, config.model.revision
-        positions = AutoConfig.from_pretrained(
-            source, revision=revision, trust_remote_code=False
-        ).max_position_embeddings
+        source = find_source(config)
+        if source is None:
+            source = Source(str(write_random(config, tokenizer)))  # vLLM needs files
+        name, revision = source
+        with file_errors(config):
+            positions = AutoConfig.from_pretrained(
+                name, revision=revision, trust_remote_code=False
+            ).max_position_embeddings
+        positions = min(positions, config.topology.server_max_length or positions)
         try:
-            defaults = GenerationConfig.from_pretrained(source, revision=revision)
+            defaults = GenerationConfig.from_pretrained(name, revision=revision)
         except OSError:  # some models have no generation_config.json
             defaults = GenerationConfig()
         super().__init__(tokenizer, args, positions, defaults)
@@ -204,7 +203,7 @@ class VllmGenerator(SampleGenerator):
             from vllm import LLM
 
             self.llm = LLM(
-                source,
+                name,
                 revision=revision,
                 tokenizer_revision=revision,
                 dtype=str(compute_dtype(config)).removeprefix("torch."),
@@ -259,7 +258,7 @@ def build_generator(config: DictConfig, args: Any) -> SampleGenerator:
     """
     generators = {"transformers": TransformersGenerator, "vllm": VllmGenerator}
     generator = generators[config.trainer_args.get("engine", "transformers")]
-    is_random = model_directory(config) is None and config.model.init == "random"
+    is_random = find_source(config) is None
     tokenizer = build_tokenizer(config, texts(load(config.data, "sft").rows) if is_random else [])
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token

@@ -33,17 +33,22 @@ def samples_key(config: DictConfig, args: Any, rows: list[Row], model: Any) -> d
     """Return all inputs that determine samples; `model` is the result of model_identity."""
     packages = ("torch", "transformers", *(["vllm"] if args.engine == "vllm" else []))
     template = config.model.chat_template or config.data.chat_template
-    precision = config.precision
+    precision, topology = config.precision, config.topology
+    engine = [topology.server_max_length, OmegaConf.to_container(topology.server_args)]
     return {
         "model": model,
         "template": template and sha256(Path(template)),
         "rows": json_sha256(rows),  # prompts and columns for rewards
         "sampling": {name: getattr(args, name) for name in SAMPLING},
+        "engine": engine if args.engine == "vllm" else None,
         "precision": [precision.compute, precision.weights, config.hardware.attention],
         "versions": {name: importlib.metadata.version(name) for name in packages},
         "code": {
             name: sha256(RECIPES / folder / name)
-            for folder, name in (("sampling", "generation.py"), ("models", "model_build.py"))
+            for folder, name in (
+                *(("sampling", "generation.py"), ("models", "model_build.py")),
+                ("data", "data_messages.py"),
+            )
         },
     }
 

@@ -7,12 +7,14 @@ import os
 import time
 import warnings
 from collections.abc import Iterator
+from importlib.metadata import version
 from typing import Any
 
 import requests
 import torch
 from accelerate.utils import broadcast_object_list
 from omegaconf import DictConfig
+from packaging.version import Version
 from peft import PeftModel
 from torch.distributed.fsdp import FSDPModule
 from transformers import TrainerCallback
@@ -38,6 +40,8 @@ TOLERANCE = 0.25
 def prepare(config: DictConfig) -> None:
     """Set up TRL's client of vLLM, before the trainer exists. Raises UserError."""
     check_vllm()
+    if config.topology.name == "colocate" and config.trainer_args.get("vllm_enable_sleep_mode"):
+        check_sleep(version("vllm"))
     for name in ("NO_PROXY", "no_proxy"):  # a proxy cannot reach the loopback interface
         os.environ[name] = ",".join(filter(None, [os.environ.get(name), "127.0.0.1"]))
     end_run_on_rejected_transfer(config)
@@ -114,6 +118,18 @@ def check_vllm() -> None:
             f"{warning or 'vLLM is not installed.'} Use an image with vLLM (python "
             "containers/build.py lists images), `make vllm` on a CPU, or topology=ddp, which "
             "generates with transformers."
+        )
+
+
+def check_sleep(vllm: str) -> None:
+    """Raise UserError if this version of vLLM keeps its memory on ROCm while it sleeps.
+
+    The plan counts on that memory. vllm#46203 frees it; vllm#40686 had reverted an earlier fix.
+    """
+    if torch.version.hip and Version(vllm).release < (0, 24):
+        raise UserError(
+            f"method.args.vllm_enable_sleep_mode=true: vLLM {vllm} frees no memory on ROCm. Use "
+            "vLLM 0.25 or newer, or method.args.vllm_enable_sleep_mode=false."
         )
 
 

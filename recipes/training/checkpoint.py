@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,8 +19,9 @@ from torch import nn
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from launch.core.json_files import sha256, write_json
-from recipes.rank.files import move_directory
+from launch.core.errors import os_error_text
+from launch.core.json_files import read_json, sha256, write_json
+from recipes.rank.files import move_directory, remove, staging
 from recipes.rank.program import say
 
 MANIFEST = "manifest.json"
@@ -41,7 +43,8 @@ class AtomicCheckpoints:
         name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         self._staging = directory / STAGING
         try:
-            super()._save_checkpoint(model, trial)
+            with staging(directory / STAGING):
+                super()._save_checkpoint(model, trial)
         finally:
             self._staging = None
         self.accelerator.wait_for_everyone()  # until every rank has written its part
@@ -51,8 +54,12 @@ class AtomicCheckpoints:
             self.state.save_to_json(str(directory / STAGING / name / TRAINER_STATE_NAME))
             seal(directory / STAGING / name, directory / name, directory.with_name(HEARTBEAT))
             clear_staging(directory)
-            rotate(directory, self.args.save_total_limit)
+            rotate(directory, self.args.save_total_limit, self.state.global_step)
         self.accelerator.wait_for_everyone()
+
+    def _determine_best_metric(self, *args: Any, **kwargs: Any) -> bool:
+        """Consider only models that are saved. method.args.eval_steps may evaluate others, too."""
+        return self.control.should_save and super()._determine_best_metric(*args, **kwargs)
 
     def _load_from_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         with _keep_dtypes(self.model):
@@ -86,9 +93,8 @@ def _keep_dtypes(model: nn.Module) -> Iterator[None]:
 def seal(staged: Path, target: Path, heartbeat: Path | None = None) -> None:
     """Write a manifest into `staged`, and rename the directory. Touch `heartbeat` while hashing."""
     files = {
-        str(p.relative_to(staged)): {"bytes": p.stat().st_size, "sha256": sha256(p, heartbeat)}
-        for p in sorted(staged.rglob("*"))
-        if p.is_file()
+        name: {"bytes": path.stat().st_size, "sha256": sha256(path, heartbeat)}
+        for name, path in _files(staged).items()
     }
     write_json(staged / MANIFEST, {"files": files})
     move_directory(staged, target)
@@ -112,27 +118,38 @@ def newest(directory: Path, heartbeat: Path | None = None) -> Path | None:
 def find_error(checkpoint: Path, heartbeat: Path | None = None) -> str | None:
     """Return how a checkpoint differs from its manifest, or None if it is complete."""
     try:
-        files = json.loads((checkpoint / MANIFEST).read_text())["files"]
-    except (OSError, ValueError, KeyError) as error:
+        manifest = json.loads((checkpoint / MANIFEST).read_text())["files"]
+        expected = {name: (file["bytes"], file["sha256"]) for name, file in manifest.items()}
+    except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
         return f"{MANIFEST} cannot be read ({error!r})"
-    for name, expected in files.items():
-        path = checkpoint / name
-        if not path.is_file():
-            return f"{name} is missing"
-        if path.stat().st_size != expected["bytes"]:
-            return f"{name} has {path.stat().st_size} of {expected['bytes']} bytes"
-        if sha256(path, heartbeat) != expected["sha256"]:
-            return f"the contents of {name} have changed"
+    try:
+        files = _files(checkpoint)
+        for name, (size, digest) in expected.items():
+            if name not in files:
+                return f"{name} is missing"
+            if files[name].stat().st_size != size:
+                return f"{name} has {files[name].stat().st_size} of {size} bytes"
+            if sha256(files[name], heartbeat) != digest:
+                return f"the contents of {name} have changed"
+        # No run can resume without the trainer's state.
+        if unnamed := sorted({*files, TRAINER_STATE_NAME} - expected.keys()):
+            return f"{MANIFEST} does not name {unnamed[0]}"
+    except OSError as error:
+        return os_error_text(error)
     return None
+
+
+def _files(checkpoint: Path) -> dict[str, Path]:
+    """Return the files of a checkpoint other than its manifest, by relative path."""
+    paths = (path for path in sorted(checkpoint.rglob("*")) if path.is_file())
+    files = {str(path.relative_to(checkpoint)): path for path in paths}
+    return {name: path for name, path in files.items() if name != MANIFEST}
 
 
 def best_of(checkpoint: Path) -> Path | None:
     """Return the best checkpoint up to this one, or None if there is no method.selection."""
-    file = checkpoint / TRAINER_STATE_NAME
-    try:
-        step = json.loads(file.read_text()).get("best_global_step") if file.is_file() else None
-    except ValueError:  # find_error reports the damaged file
-        step = None
+    # find_error reports a damaged file.
+    step = (read_json(checkpoint / TRAINER_STATE_NAME) or {}).get("best_global_step")
     return checkpoint.with_name(f"{PREFIX_CHECKPOINT_DIR}-{step}") if step else None
 
 
@@ -140,14 +157,18 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.rpartition("-")[2])
 
 
-def rotate(directory: Path, limit: int | None) -> None:
-    """Delete all but the newest `limit` checkpoints and their best checkpoints."""
+def rotate(directory: Path, limit: int | None, step: float = math.inf) -> None:
+    """Delete all but the newest `limit` checkpoints up to `step`, and their best checkpoints.
+
+    Later checkpoints are those that `newest` passed over.
+    """
     if limit:
         checkpoints = _checkpoints(directory)
-        best = {best_of(path) for path in checkpoints[-limit:]}
-        for path in checkpoints[:-limit]:
-            if path not in best:
-                shutil.rmtree(path)
+        newest = [path for path in checkpoints if step_of(path) <= step][-limit:]
+        best = {best_of(path) for path in newest}
+        for path in checkpoints:
+            if path not in newest and path not in best:
+                remove(path)
 
 
 def clear_staging(directory: Path) -> None:
@@ -157,5 +178,6 @@ def clear_staging(directory: Path) -> None:
 
 def _checkpoints(directory: Path) -> list[Path]:
     paths = directory.glob(f"{PREFIX_CHECKPOINT_DIR}-*")
-    numbered = [p for p in paths if p.is_dir() and p.name.rpartition("-")[2].isdigit()]
+    # Include files and broken links, which `newest` reports.
+    numbered = [path for path in paths if path.name.rpartition("-")[2].isdecimal()]
     return sorted(numbered, key=step_of)

@@ -28,8 +28,9 @@ from recipes.measure.metrics import Metrics
 from recipes.models import adapters
 from recipes.rank import ranks
 from recipes.rank.device import DTYPES, compute_dtype
-from recipes.rank.files import move_directory, weights_sha256
+from recipes.rank.files import move_directory, staging, weights_sha256
 from recipes.rank.program import Interrupted, is_main_rank, say, stop_requested
+from recipes.rank.rejections import rejections
 from recipes.training import checkpoint, selection
 
 Arguments = TypeVar("Arguments", bound=TrainingArguments)
@@ -50,12 +51,8 @@ def build_arguments(arguments_class: type[Arguments], config: DictConfig) -> Arg
         from torch._inductor.async_compile import AsyncCompile
 
         AsyncCompile.warm_pool()  # start compiler processes while rows and model are loaded
-    try:
+    with rejections("method.args", arguments_class.__name__):
         args = arguments_class(**OmegaConf.to_container(config.trainer_args))
-    except (TypeError, ValueError) as error:
-        raise UserError(
-            f"method.args: {arguments_class.__name__} rejects a value: {error}"
-        ) from error
     # Otherwise, the copy of each batch would wait for the previous step.
     args.accelerator_config.non_blocking = args.dataloader_pin_memory
     if config.topology.strategy == "fsdp":
@@ -111,7 +108,7 @@ def train(config: DictConfig, trainer: Trainer, metrics: Metrics, cycle: int = 1
         checkpoint.clear_staging(output_dir)
     _check_strategy(config, trainer)
     trainer.compile_layers(config)
-    metrics.telemetry = telemetry.for_this_rank(config.hardware.vendor)
+    metrics.telemetry = telemetry.for_this_rank(config.hardware)
     profile = profiling.create_profile(config)
     trainer.add_callback(ProfiledSteps(profile, cycle))
     with profile, metrics.telemetry.running():
@@ -138,7 +135,8 @@ def train(config: DictConfig, trainer: Trainer, metrics: Metrics, cycle: int = 1
         say(f"done: {steps} steps. The model is not saved")
         return result
     model_dir = Path(config.run_dir) / "model"
-    result |= save_model(trainer, model_dir)
+    with staging(_staged(model_dir)):
+        result |= save_model(trainer, model_dir)
     if not is_main_rank():
         return {}
     result |= {"model": str(model_dir), "weights_sha256": weights_sha256(model_dir, heartbeat)}
@@ -172,7 +170,7 @@ def save_model(trainer: Trainer, target: Path) -> dict[str, float]:
     state = trainer.accelerator.get_state_dict(trainer.model_wrapped) if sharded else None
     if not is_main_rank():
         return {}
-    staged = target.with_name(f".{target.name}.staging")
+    staged = _staged(target)
     shutil.rmtree(staged, ignore_errors=True)
     model = trainer.accelerator.unwrap_model(trainer.model)
     figures = {}
@@ -188,6 +186,10 @@ def save_model(trainer: Trainer, target: Path) -> dict[str, float]:
     trainer.processing_class.save_pretrained(staged)
     move_directory(staged, target)
     return figures
+
+
+def _staged(target: Path) -> Path:
+    return target.with_name(f".{target.name}.staging")
 
 
 def _check_strategy(config: DictConfig, trainer: Trainer) -> None:

@@ -191,6 +191,8 @@ class Instructions:
     lds_loads: dict[str, int]
     lds_stores: dict[str, int]
     matrix: dict[str, int]  # by mnemonic, such as v_mfma_... and v_wmma_...
+    # by counter: vmcnt(0) waits for every access to vector memory, vmcnt(n) lets some continue
+    waits: dict[str, int]
 
 
 # Exclude instructions that LLVM marks as spills by a comment. Up to gfx90a, spills use the same
@@ -200,6 +202,8 @@ _GLOBAL = re.compile(r"(?:global|buffer|flat)_(load|store)_(?:lds_|tr_|d16_hi_|d
 _LDS = re.compile(
     r"ds_(read|load|write|store)_?(2|2addr|2st64|2addr_stride64)?_(?:tr_|addtid_)?([bui]\d+)\w*"
 )
+# s_waitcnt vmcnt(0) lgkmcnt(1); from gfx10 on s_waitcnt_vscnt null, 0x0; gfx12: s_wait_dscnt 0x0
+_WAIT = re.compile(r"^\s+s_wait(?:cnt)?_?(\w*cnt)? +(?:null, *)?([^;\n]+)", re.MULTILINE)
 _MATRIX = re.compile(r"v_(?:mfma|smfmac|wmma|swmmac)_\w+")
 # Width in bits by the suffix of instructions up to gfx9. Later suffixes contain the width.
 _BITS = {
@@ -213,7 +217,7 @@ _BITS = {
 
 
 def count_instructions(isa: str) -> Instructions:
-    """Count memory instructions by width per lane, and matrix instructions by mnemonic."""
+    """Count memory instructions by width per lane, matrix instructions by mnemonic, and waits."""
     counts = {field.name: Counter[str]() for field in fields(Instructions)}
     for mnemonic in _INSTRUCTION.findall(isa):
         name = re.sub(r"_e(32|64)$", "", mnemonic)
@@ -224,6 +228,10 @@ def count_instructions(isa: str) -> Instructions:
             counts[kind][("2x" if match[2] else "") + _width(match[3])] += 1
         elif _MATRIX.fullmatch(name):
             counts["matrix"][name] += 1
+    for name, operands in _WAIT.findall(isa):
+        pairs = re.findall(r"(\w+cnt)\((\d+)\)", operands) if not name else [(name, operands)]
+        for counter, number in pairs:
+            counts["waits"][f"{counter}({'0' if int(number, 0) == 0 else 'n'})"] += 1
     return Instructions(**{kind: dict(numbers) for kind, numbers in counts.items()})
 
 

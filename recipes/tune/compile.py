@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import re
 import signal
 import tempfile
 import time
@@ -29,6 +30,7 @@ class Compiled:
     ttgir: str = ""
     lds_bytes: int = 0  # allocated by Triton at launch
     seconds: float = 0.0
+    dots: int = 0  # matrix products in the code, no matter how often they run
     error: str | None = None
 
 
@@ -127,4 +129,6 @@ def compile_one(launch: Launch, arch: str) -> Compiled:
         source, target=GPUTarget("hip", arch, wave_size), options=dict(launch.options)
     )
     seconds = time.monotonic() - started_s
-    return Compiled(kernel.asm["amdgcn"], kernel.asm["ttgir"], kernel.metadata.shared, seconds)
+    assembly, lds = kernel.asm, kernel.metadata.shared
+    dots = len(re.findall(r"\btt\.dot", assembly["ttir"]))  # TTGIR copies them for each stage
+    return Compiled(assembly["amdgcn"], assembly["ttgir"], lds, seconds, dots)

@@ -1,4 +1,4 @@
-"""Find the Triton kernels to compile, with their arguments, in a library or a user's file.
+"""Find the Triton kernels of a library to compile, with their arguments.
 
 Kernels of Liger and TRL are found by running these libraries on tensors without memory. Their
 launches are recorded instead of executed. This needs Triton, torch and, for its kernels, Liger.
@@ -7,26 +7,19 @@ launches are recorded instead of executed. This needs Triton, torch and, for its
 from __future__ import annotations
 
 import contextlib
-import importlib.util
-import json
 import math
-import re
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import torch
-import triton.language as tl
 import yaml
 from torch._subclasses.fake_tensor import FakeTensorMode
 from triton.runtime.jit import JITFunction, KernelParam
 
-from launch.core.errors import UserError, near_or_all
 from recipes.rank.device import DTYPES
 from recipes.tune import layer_kernels
 from recipes.tune.layer_kernels import Generated
@@ -60,6 +53,10 @@ class Launch:
     options: dict[str, int] = field(default_factory=dict)
     workgroups: int | None = None  # in the grid; None if unknown
     per_compute_unit: bool = False  # the grid has one workgroup per compute unit
+    # of a user's file: constants that args= sweeps, values of the other arguments, and the grid
+    tiles: tuple[str, ...] = ()
+    values: dict[str, Any] = field(default_factory=dict)
+    grid: tuple[int, ...] | None = None
 
     @property
     def identity(self) -> str:
@@ -69,8 +66,9 @@ class Launch:
 
     @property
     def blocks(self) -> dict[str, int]:
-        """Return Inductor's block sizes, which differ between configurations of a kernel."""
-        return {name: value for name, value in self.constants.items() if name.endswith("BLOCK")}
+        """Return Inductor's block sizes and the swept constants, which configurations differ in."""
+        constants = self.constants.items()
+        return {k: v for k, v in constants if k.endswith("BLOCK") or k in self.tiles}
 
 
 # ---- Kernels of Liger and TRL
@@ -206,7 +204,8 @@ def distinct_names(launches: list[tuple[str, Launch]]) -> list[Launch]:
         words = [
             f"{name}={value}"
             for name, value in launch.constants.items()
-            if any(namesake.constants.get(name) != value for _, namesake in namesakes)
+            if name not in launch.tiles
+            and any(namesake.constants.get(name) != value for _, namesake in namesakes)
         ]
         words += [f"of {key}"] if any(other_key != key for other_key, _ in namesakes) else []
         renamed.append(replace(launch, name=" ".join([launch.name, *words])))
@@ -246,11 +245,11 @@ def specialize(function: JITFunction, values: dict[str, Any], options: dict[str,
     arguments = []
     for parameter in function.params:
         value = values.get(parameter.name, parameter.default)
-        arguments.append((*_argument(parameter, value), value))
-    return _launch(function.__name__.removeprefix("_"), function, arguments, options)
+        arguments.append((*argument_of(parameter, value), value))
+    return launch_of(function.__name__.removeprefix("_"), function, arguments, options)
 
 
-def _launch(
+def launch_of(
     name: str,
     function: JITFunction,
     arguments: list[tuple[str, list[list[Any]], Any]],
@@ -265,7 +264,7 @@ def _launch(
     return Launch(name, function, signature, constants, attributes, options, workgroups)
 
 
-def _argument(parameter: KernelParam, value: Any) -> tuple[str, list[list[Any]]]:
+def argument_of(parameter: KernelParam, value: Any) -> tuple[str, list[list[Any]]]:
     """Return the type and attributes of an argument.
 
     None (an omitted tensor) and 1 (a contiguous stride) become compile-time constants.
@@ -300,81 +299,3 @@ def generated_launches(generated: Iterable[Generated]) -> list[Launch]:
         fields = (kernel.signature, kernel.constants, kernel.attributes, kernel.options)
         launches.append(Launch(name, function, *fields))
     return launches
-
-
-# ---- Kernels in a user's file
-
-
-def file_launch(place: str, arguments: dict[str, str], workgroups: int | None) -> Launch:
-    """Return the launch of `file.py:function`.
-
-    An argument is the text of a type (`*bf16`, `i32`, or `i32:16` for a multiple of 16) or of a
-    constant. Without an argument, a parameter has the type of its annotation, or its default.
-    Pointers are assumed to be multiples of 16, and their tensors smaller than 2 GB. Raise UserError
-    if the file, the function or an argument is missing or unknown.
-    """
-    file, _, name = place.rpartition(":")
-    functions = load_kernels(Path(file))
-    if name not in functions:
-        raise UserError(
-            f"kernel={place}: no such function with @triton.jit.{near_or_all(name, functions)}"
-        )
-    function = functions[name]
-    for key in arguments:
-        if key not in function.arg_names:
-            near = near_or_all(key, function.arg_names)
-            raise UserError(f"args: {name} has no parameter {key}.{near}")
-    typed = []
-    for parameter in function.params:
-        text = arguments.get(parameter.name, parameter.annotation_type)
-        if not text and parameter.has_default and parameter.name not in arguments:
-            typed.append((*_argument(parameter, parameter.default), parameter.default))
-        else:
-            typed.append(_from_text(parameter, text))
-    return _launch(name, function, typed, {}, workgroups)
-
-
-def _from_text(parameter: KernelParam, text: str) -> tuple[str, list[list[Any]], Any]:
-    """Return type, attributes and constant of a parameter from the text of its argument."""
-    match = re.fullmatch(rf"((\**|\*k)(?:{'|'.join(TYPES)}))(:16)?", text)
-    if match and not parameter.is_constexpr:
-        kind, pointer, multiple = match.groups()
-        return kind, [DIVISIBLE, SMALL] if pointer else [DIVISIBLE] if multiple else [], None
-    if text.startswith("tl.") and isinstance(getattr(tl, text[3:], None), tl.dtype):
-        return "constexpr", [], getattr(tl, text[3:])
-    with contextlib.suppress(ValueError):
-        return "constexpr", [], json.loads({"none": "null"}.get(text.lower(), text.lower()))
-    example = "128" if parameter.is_constexpr else "*bf16"
-    raise UserError(
-        f"args: {parameter.name}={text or '?'} is neither a type nor a constant. Use, for example, "
-        f"args={parameter.name}={example}. Types: {', '.join(TYPES)}, with prefix * for a pointer "
-        "or suffix :16 for a multiple of 16. Constants: numbers, true, false, none and Triton's "
-        f"dtypes, such as tl.float32.{near_or_all(text.lstrip('*'), TYPES)}"
-    )
-
-
-def load_kernels(file: Path) -> dict[str, JITFunction]:
-    """Import a file and return its Triton kernels by name. Raise UserError if that fails."""
-    name = f"kernels_of_{file.stem}"
-    loader = SourceFileLoader(name, str(file))  # accepts any file extension
-    spec = importlib.util.spec_from_loader(name, loader)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look up their module there
-    sys.path.insert(0, str(file.parent))  # like `python file.py`, for imports from its folder
-    try:
-        loader.exec_module(module)
-    except (Exception, SystemExit) as error:  # the file may raise anything
-        raise UserError(
-            f"kernel={file}: the file cannot be imported: {type(error).__name__}: {error}. "
-            "Use kernel=path/to/file.py:function."
-        ) from error
-    finally:
-        sys.path.pop(0)
-    kernels = {}
-    for key, value in vars(module).items():
-        # @triton.autotune and @triton.heuristics wrap the kernel and store it in `fn`.
-        while type(value).__module__.startswith("triton.") and not isinstance(value, JITFunction):
-            value = getattr(value, "fn", None)
-        if isinstance(value, JITFunction):
-            kernels[key] = value
-    return kernels

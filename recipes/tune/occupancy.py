@@ -33,8 +33,13 @@ Not for file.py:function:
 
 Only for file.py:function:
     args                  name=value for each parameter, separated by commas. A value is a type
-                          (*bf16, i32, or i32:16 for a multiple of 16) or a constant (128)
-    grid                  the number of workgroups, such as 2048 or 64x32
+                          (*bf16, i32, or i32:16 for a multiple of 16) or a constant (128).
+                          BLOCK_M=64|128 compiles each of them
+    grid                  the number of workgroups, such as 2048, 64x32 or 4096/BLOCK_Mx32
+
+If the machine has the GPU, kernels of file.py:function are timed too. This needs grid= and the
+value of each argument: args=m=i32@4096 for a number, args=x=*bf16@65536 for the elements of a
+tensor. Timed rows are sorted by time.
 
 Rows of the same kernel and architecture are sorted by occupancy, and kernels that spill come last.
 Higher occupancy does not guarantee more speed. It hides latency, but a wave with enough independent
@@ -51,7 +56,6 @@ from __future__ import annotations
 import importlib
 import itertools
 import json
-import math
 import os
 import re
 import sys
@@ -118,7 +122,7 @@ class Request:
     tokens: int
     dtype: str
     args: dict[str, str]
-    workgroups: int | None
+    grid: tuple[str, ...]
     save: Path | None
     json: bool
     jobs: int
@@ -145,7 +149,9 @@ def parse(argv: list[str]) -> Request:
             raise UserError(f"{key} has no effect on kernel={words['kernel']}. Leave {key}= out.")
     for value in _split(words["matrix_instr_nonkdim"]):
         _checked("matrix_instr_nonkdim", value, NONKDIMS)
-    sides = [_number("grid", side) for side in words["grid"].split("x") if words["grid"]]
+    sides = tuple(words["grid"].split("x")) if words["grid"] else ()
+    for side in sides:
+        _number("grid", side.partition("/")[0])
     dtypes = ["bf16", "fp16", "fp32", *(["amp"] if prefixes == {"inductor"} else [])]
     models = [file.stem for file in MODELS.glob("*.yaml")]
     arguments = [pair.strip().partition("=") for pair in _split(words["args"])]
@@ -161,7 +167,7 @@ def parse(argv: list[str]) -> Request:
         tokens=_number("tokens", words["tokens"]),
         dtype=_checked("dtype", words["dtype"], dtypes),
         args={name: value for name, _, value in arguments},
-        workgroups=math.prod(sides) if sides else None,
+        grid=sides,
         save=Path(words["save"]) if words["save"] else None,
         json=_checked("format", words["format"], ("text", "json")) == "json",
         jobs=_number("jobs", words["jobs"]),
@@ -195,7 +201,7 @@ def launches(request: Request) -> list[tuple[Launch, str]]:
     exist.
     """
     try:
-        from recipes.tune import kernels
+        from recipes.tune import file_kernels, kernels
 
         for library in request.libraries:
             importlib.import_module(LIBRARIES[library][0])
@@ -209,7 +215,8 @@ def launches(request: Request) -> list[tuple[Launch, str]]:
     for kernel in request.kernels:
         library, _, name = kernel.partition(":")
         if library not in LIBRARIES:
-            named.append((kernel, kernels.file_launch(kernel, request.args, request.workgroups)))
+            of_file = file_kernels.file_launches(kernel, request.args, request.grid)
+            named += [(kernel, launch) for launch in of_file]
         elif library != "inductor":
             in_recipes = [kernel for kernel in RECIPE_KERNELS if kernel.startswith(f"{library}:")]
             shape = (request.model, request.tokens, request.dtype)
@@ -263,6 +270,7 @@ def measure(request: Request) -> list[Row]:
         for values in itertools.product(*request.sweep.values())
     ]
     # Imported after launches(), which reports missing packages.
+    from recipes.tune import kernel_timing
     from recipes.tune.compile import compile_all
 
     rows: dict[int, Row] = {}
@@ -284,9 +292,12 @@ def measure(request: Request) -> list[Row]:
             name = re.sub(r"[^\w.=-]+", "_", f"{row.kernel}-{row.arch}{options}")
             (request.save / f"{name}.s").write_text(compiled.isa)
             (request.save / f"{name}.ttgir").write_text(compiled.ttgir)
-    ordered = [rows[index] for index in range(len(tasks))]
-    groups = itertools.groupby(ordered, key=lambda row: (row.kernel, row.arch))
-    return [row for _, group in groups for row in sorted(group, key=lambda row: row.rank)]
+    times = kernel_timing.measure(tasks, kernel_timing.present_arch())  # after all forks
+    ordered = [replace(rows[index], time_us=times.get(index)) for index in range(len(tasks))]
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in ordered:
+        groups.setdefault((row.kernel, row.arch), []).append(row)
+    return [row for group in groups.values() for row in sorted(group, key=lambda row: row.rank)]
 
 
 def versions(request: Request) -> dict[str, str]:

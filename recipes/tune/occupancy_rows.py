@@ -30,12 +30,16 @@ COLUMNS = """
     vgprs agprs sgprs vgpr_spills sgpr_spills scratch_bytes lds_bytes by_vgpr by_sgpr by_lds waves
     max_waves limits matrix global_loads
 """.split()
+DEFAULT_STAGES = 2  # HIPOptions of Triton 3.7
 WIDTH = 230  # characters per line if the output is not a terminal, so that no line wraps
 LEGEND = f"""\
 waves: waves that fit on one SIMD, of max_waves. by_...: waves if only that resource limited them
 (docs/kernels.md). vgprs: including AGPRs on gfx90a, gfx942 and gfx950. b128: accesses of 16 bytes
 per lane. !: the grid has fewer than {ENOUGH_WORKGROUPS} workgroups, the minimum that AMD's guide
-recommends for an MI300X.
+recommends for an MI300X. waits: instructions that wait for all accesses
+to memory, of all that wait.
+guide_stages: num_stages that AMD's guide recommends, if it differs: 2 for one matrix product, 1 for
+none or several. time_us: median on the GPU that is present.
 Spilled registers are stored in memory. To avoid spills, use more warps, smaller blocks, fewer
 stages or a lower waves_per_eu. Higher occupancy does not guarantee more speed, so measure it."""
 
@@ -64,6 +68,8 @@ class Row:
     seconds: float
     error: str | None = None
     code: Code | None = None
+    guide_num_stages: int | None = None  # recommended by AMD's guide
+    time_us: float | None = None
 
     @property
     def small_grid(self) -> bool:
@@ -74,12 +80,14 @@ class Row:
 
     @property
     def rank(self) -> tuple[Any, ...]:
-        """Return a sort key. Rows without spills come first and errors last.
+        """Return a sort key. Timed rows come first and errors last, then rows without spills.
 
         Ties are resolved by high occupancy, then wide loads, then few registers.
         """
         if not self.code:
             return (2,)
+        if self.time_us is not None:
+            return (-1, self.time_us)
         needs, loads = self.code.resources, self.code.instructions.global_loads
         wide = loads.get("b128", 0) / max(sum(loads.values()), 1)
         return (bool(needs.spills), -self.code.occupancy.waves, -wide, needs.vgprs)
@@ -92,6 +100,7 @@ def row_of(launch: Launch, arch: str, compiled: Compiled) -> Row:
     row = Row(launch.name, arch, launch.blocks | options, *grid, compiled.seconds, compiled.error)
     if compiled.error:
         return row
+    row = replace(row, guide_num_stages=2 if compiled.dots == 1 else 1)
     needs = read_resources(compiled.isa, compiled.lds_bytes)
     fit = occupancy(ARCHITECTURES[arch], needs)
     if not fit.workgroups:
@@ -129,6 +138,13 @@ def table_cells(row: Row) -> dict[str, str]:
     grid = "one per CU" if row.per_compute_unit else row.workgroups
     cells = {"kernel": row.kernel, "arch": row.arch, **row.options}
     cells["grid"] = f"{grid} !" if row.small_grid else grid
+    cells["time_us"] = row.time_us
+    if row.code:
+        waits = row.code.instructions.waits
+        complete = sum(number for name, number in waits.items() if name.endswith("(0)"))
+        cells["waits"] = f"{complete}/{sum(waits.values())}"
+    if row.options.get("num_stages", DEFAULT_STAGES) != row.guide_num_stages:
+        cells["guide_stages"] = row.guide_num_stages
     for part in asdict(row.code).values() if row.code else ():
         cells |= {key: part[key] for key in COLUMNS if key in part}
     return {key: _text(value) for key, value in cells.items()}

@@ -6,11 +6,13 @@ after each row. It is stopped early (pruned) if the figure is below the median o
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -207,6 +209,13 @@ def search_bench(
     return content, without_nulls(best["point"])
 
 
+def _is_entry(line: bytes) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
 def open_study(journal: Path, args: SearchConfig) -> optuna.Study:
     optuna.logging.set_verbosity(optuna.logging.WARNING)  # `search` prints each trial instead
     warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
@@ -214,8 +223,11 @@ def open_study(journal: Path, args: SearchConfig) -> optuna.Study:
     # because the launcher locks the run directory, so no other process writes to the journal.
     journal.with_name(f"{journal.name}.lock").unlink(missing_ok=True)
     content = journal.read_bytes() if journal.exists() else b""
-    if not content.endswith(b"\n"):
-        journal.write_bytes(content[: content.rfind(b"\n") + 1])
+    *lines, rest = content.split(b"\n")
+    whole = list(takewhile(_is_entry, lines))  # later entries count on earlier ones
+    if rest or len(whole) < len(lines):
+        say(f"{journal}: line {len(whole) + 1} is damaged, so trials recorded from there on repeat")
+        journal.write_bytes(b"".join(line + b"\n" for line in whole))
     study = optuna.create_study(
         study_name="tuning",
         storage=JournalStorage(JournalFileBackend(str(journal))),

@@ -134,14 +134,15 @@ def speed(rows: list[Row], warmup: int) -> Row:
     """Return speed and memory from a trainer's lines, one per step.
 
     tokens_per_second is the sum of all ranks. step_s is the median, and spread is the range of step
-    times divided by step_s. first_step_s includes compilation. Raise UserError if there are no
-    tokens after `warmup` steps.
+    times divided by step_s. first_step_s includes compilation. Raise UserError if
+    there are no tokens after `warmup` steps.
     """
     measured = list(zip(rows[warmup - 1 :], rows[warmup:], strict=False)) if warmup else []
     tokens = measured and rows[-1]["num_tokens"] - rows[warmup - 1]["num_tokens"]
     if not tokens:
         raise UserError(f"no tokens after {warmup} warm-up steps; the trial had {len(rows)} steps")
     times = [after["time_s"] - before["time_s"] for before, after in measured]
+    losses = [after.get("loss") for _, after in measured]
     step_s = statistics.median(times)
     return {
         "tokens_per_second": tokens / len(measured) / step_s,
@@ -149,6 +150,7 @@ def speed(rows: list[Row], warmup: int) -> Row:
         "first_step_s": rows[0]["time_s"],
         "spread": (max(times) - min(times)) / step_s,
         "memory_gb": max(row["memory_peak_gb"] for row in rows),
+        "mean_loss": statistics.mean(losses) if None not in losses else None,
     }
 
 

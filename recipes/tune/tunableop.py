@@ -23,16 +23,15 @@ from omegaconf import DictConfig, OmegaConf
 
 from launch.core.errors import UserError
 from launch.core.json_files import write_text
-from recipes.bench.benchmark import Row, Table, show
-from recipes.rank.program import Failed, main
-from recipes.tune import trial
+from recipes.bench.benchmark import Row
+from recipes.rank.program import main
+from recipes.tune import offline, trial
 from recipes.tune.trial import Setting
-from recipes.tune.tuning import TRAINING, TrainingTuneConfig, finish, measure_trials, training
+from recipes.tune.tuning import TrainingTuneConfig, training
 
 FILE = "tunableop.csv"  # TunableOp inserts the GPU's number before the dot
 PREFIX = "PYTORCH_TUNABLEOP_"
 MAX_GPUS = 8  # per node; each GPU reads its own copy
-WITHOUT, COLLECT, WITH = "without", "collect", "with"
 VERSIONS = ("GCN_ARCH_NAME", "ROCM_VERSION", "HIPBLASLT_VERSION", "PT_VERSION")
 
 
@@ -46,30 +45,12 @@ class TunableopConfig(TrainingTuneConfig):
 
 def tunableop(config: DictConfig) -> dict[str, Any]:
     args = TunableopConfig(**OmegaConf.to_container(config.trainer_args))
-    shown = f"run {TRAINING} products tuning_s"
-    table = Table("tunableop", shown, figure="tokens_per_second")
-    result = trial.trial_folder(config, COLLECT) / "tuned_file"
+    nothing = "Nothing was tuned, because without ROCm torch has only one kernel per product."
 
-    def work(case: Row) -> Row:
-        if case["run"] == COLLECT:
-            return collect(config, args, result)
-        setting = setting_with(result.read_text()) if case["run"] == WITH else Setting()
-        return training(config, args, case["run"], setting)
+    def work(result: Path) -> Row:
+        return collect(config, args, result)
 
-    rows = measure_trials(config, args, table, [{"run": WITHOUT}, {"run": COLLECT}], work)
-    if error := rows[0]["error"] or rows[1]["error"]:
-        show(table, rows, config.hardware.name, [])
-        raise Failed(f"nothing was tuned: {error}", tuning=table.benchmark, rows=rows)
-    if not result.exists():
-        note = "Nothing was tuned, because without ROCm torch has only one kernel per product."
-        return finish(config, table, rows[:1], rows[0], [Setting()], [note])
-    runs = [{"run": run} for run in (WITHOUT, COLLECT, WITH)]
-    rows = measure_trials(config, args, table, runs, work)
-    file = result.read_text()
-    note = f"Tuned products are in {file}, with the number of the GPU before the dot."
-    after = {**rows[2], "products": rows[1]["products"], "tuning_s": rows[1]["tuning_s"]}
-    settings = [Setting(), setting_with(file)]
-    return finish(config, table, [rows[0], after], rows[0], settings, [note])
+    return offline.tune(config, args, "tunableop", work, setting_with, nothing)
 
 
 def collect(config: DictConfig, args: TunableopConfig, result: Path) -> Row:
@@ -77,12 +58,12 @@ def collect(config: DictConfig, args: TunableopConfig, result: Path) -> Row:
 
     On ROCm, write the path of the tuned file to `result`.
     """
-    folder = trial.trial_folder(config, COLLECT)
+    folder = trial.trial_folder(config, offline.COLLECT)
     untuned, tuned = folder / "untuned.csv", folder / FILE
     recording = {"ENABLED": "1", "TUNING": "0", "RECORD_UNTUNED": "1"}
     recording |= {"UNTUNED_FILENAME": str(untuned), "FILENAME": str(tuned)}
     env = {f"{PREFIX}{name}": value for name, value in recording.items()}
-    row = training(config, args, COLLECT, Setting(), env, steps=1)
+    row = training(config, args, offline.COLLECT, Setting(), env, steps=1)
     untuned = folder / file_of_gpu(untuned.name, 0)
     row |= {"products": len(products(untuned)), "tuning_s": None}
     if torch.version.hip is None:

@@ -15,6 +15,7 @@ import pytest
 
 from launch.plan.planning import make_plan
 from launch.rules.check import refusals
+from launch.schema.trainer_args import complete
 from tests.conftest import composed, host_with
 
 METHODS = ["sft", "dpo", "grpo", "evaluate"]
@@ -152,3 +153,19 @@ def test_rules_reject_exactly_what_the_table_rejects(outcomes):
         if reasons != expected(c[0], c[1], c[3], c[4])
     }
     assert wrong == {}
+
+
+@pytest.mark.parametrize(("phase", "batch", "length", "step_s", "memory_gb"), [
+    ("baseline", (2, 4), 512, 6.0, 12.0),
+    ("phase1", (4, 2), 400, 4.0, 15.0),
+    ("phase2", (4, 2), 400, 2.5, 18.0),
+    ("phase3", (8, 1), 400, 2.0, 28.0),
+])  # fmt: skip
+def test_phases_have_the_values_of_the_mi50_guide(phase, batch, length, step_s, memory_gb):
+    config = composed(f"experiment=mi50_{phase}")
+    args = complete(config, Path("/runs/1"), (8000, 8001))
+    sizes = (args["per_device_train_batch_size"], args["gradient_accumulation_steps"])
+    assert (sizes, args["max_length"]) == (batch, length)
+    assert (args["lr_scheduler_type"], args["warmup_steps"]) == ("linear", 100)
+    targets = {name: target.value for name, target in config.targets.items()}
+    assert targets == {"step_s": step_s, "memory_peak_gb": memory_gb}

@@ -133,12 +133,16 @@ VALID = {
     "python": "3.12",
     "torch": "2.13.0",
     "rocm": "none",
+    "rccl": "none",
     "vllm": "unknown",
+    "aiter": "none",
+    "flash_attn": "none",
     "trl": "1.16.0",
     "gfx": ["gfx942"],
     "source": "a page",
     "dockerfile": "Dockerfile",
     "locks": ["one.lock", "two.lock"],
+    "tools": {"rocprofv3": "present"},
     "pushed": "unbuilt",
 }
 
@@ -179,6 +183,9 @@ def test_read_valid_entry(folder):
     ({"gfx": [942]}, "gfx"),
     ({"pushed": "example.com/mine:1.0"}, "pushed"),
     ({"flavour": "x"}, "flavour"),
+    ({"tools": {"rocprofv4": "present"}}, "tools"),
+    ({"tools": {"rocprofv3": "yes"}}, "tools"),
+    ({"tools": ["rocprofv3"]}, "tools"),
 ])  # fmt: skip
 def test_reject_wrong_field(folder, change, key):
     with pytest.raises(UserError, match=rf"images\.mine\.{key}\b"):

@@ -8,7 +8,7 @@ from tests.e2e import phases
 
 # benchmark -> (overrides, figure, keys that identify a row, number of rows)
 SMOKE = {
-    "attention": ([], "tflops", ("backend", "pass"), 18),
+    "attention": ([], "tflops", ("backend", "pass"), 20),
     "dataloader": ([], "samples_per_second", ("num_workers", "with_step"), 4),
     "batch_size": (["model=qwen3_4b", "adapter=lora"], "tokens_per_second", ("batch_size",), 3),
     "precision": (["model=qwen3_0_6b"], "slowdown", ("precision",), 5),

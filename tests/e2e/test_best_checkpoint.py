@@ -118,6 +118,17 @@ def test_another_metric_and_an_adapter(tmp_path, method, overrides, metric):
         assert all(weight.equal(saved[name]) for name, weight in adapter.items())
 
 
+def test_models_between_two_saves_are_evaluated_but_not_chosen(tmp_path):
+    """The loss rises from the third step on, and only even steps are saved."""
+    steps = ["method.args.max_steps=4", "method.args.save_steps=2", "method.args.eval_steps=1"]
+    code, result = run(tmp_path, "sft", *BEST, *steps, "method.args.logging_steps=3")
+    assert code == 0
+    measured = {row["step"]: row["eval_loss"] for row in computed(tmp_path) if "eval_loss" in row}
+    assert list(measured) == [1, 2, 3, 4]
+    best = min((2, 4), key=measured.get)
+    assert (result["best_step"], result["best_eval_loss"]) == (best, measured[best])
+
+
 def test_grpo_killed_after_a_measurement_ends_the_same(tmp_path, monkeypatch):
     """A resumed run samples the same answers to held-out prompts."""
     settings = [*BY_REWARD, "method.args.learning_rate=0.01"]

@@ -60,7 +60,7 @@ def test_on_a_cpu(tmp_path):
 def test_a_process_that_fails_or_hangs_is_reported(wrong, timeout_s, message, monkeypatch, capsys):
     monkeypatch.setattr(measuring, "PROGRAM", "tests.helpers.active_ranks")
     monkeypatch.setattr(measuring, "TIMEOUT_S", timeout_s)
-    monkeypatch.setenv("WRONG", wrong)
+    monkeypatch.setenv("TORCH_WRONG", wrong)
     began = time.monotonic()
     code = doctor.main(["hardware=cpu", "active=true", "format=json"])
     out, err = capsys.readouterr()

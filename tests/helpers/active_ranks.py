@@ -1,4 +1,4 @@
-"""Run recipes/measure/health.py with a process that fails in the way that WRONG selects."""
+"""Run recipes/measure/health.py with a process that fails in the way that TORCH_WRONG selects."""
 
 import os
 import signal
@@ -28,4 +28,4 @@ def die():
 
 
 if __name__ == "__main__":
-    {"hangs": hang, "is cut off": cut_off, "dies": die}[os.environ["WRONG"]]()
+    {"hangs": hang, "is cut off": cut_off, "dies": die}[os.environ["TORCH_WRONG"]]()

@@ -33,6 +33,8 @@ def bench_config(run_dir: Path, adapter: dict[str, Any] | None = None, **args: A
     }
     hardware = {
         "name": "cpu",
+        "vendor": "none",
+        "unified_memory": False,
         "attention": "sdpa",
         "peak_tflops": {"fp32": 0.1},
         "precisions": ["fp32"],

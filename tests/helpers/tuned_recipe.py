@@ -13,6 +13,12 @@ from pathlib import Path
 
 import yaml
 
+# Lines of HIPBLASLT_LOG_MASK=32 (hipBLASLt's page on offline tuning): one product twice, another,
+# and a line that is not a product.
+PRODUCT = "hipblaslt-bench --api_method c -m {m} -n 512 -k 1024 --transA N --a_type bf16_r "
+PRODUCT += "--algo_method index --solution_index {index}\n"
+HIPBLASLT_LOG = PRODUCT.format(m=1024, index=7) * 2 + PRODUCT.format(m=64, index=9) + "tuned\n"
+
 
 def main() -> None:
     config = yaml.safe_load(Path(sys.argv[-1]).read_text())
@@ -24,12 +30,15 @@ def main() -> None:
         os.environ.get("RANK"),
         flush=True,
     )
+    if log := os.environ.get("HIPBLASLT_LOG_FILE"):
+        Path(log.replace("%i", str(os.getpid()))).write_text(HIPBLASLT_LOG)
+    gain = 2 if os.environ.get("HIPBLASLT_TUNING_OVERRIDE_FILE") else 1
     with (folder / "metrics.jsonl").open("a") as file:
         for step in range(1, args["max_steps"] + 1):
             row = {
                 "step": step,
                 "time_s": 10.0 + 0.5 * step,
-                "num_tokens": 100 * args["size"] * step,
+                "num_tokens": 100 * args["size"] * step * gain,
                 "memory_peak_gb": float(step),
             }
             file.write(json.dumps(row) + "\n")

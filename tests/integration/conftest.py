@@ -40,6 +40,7 @@ FAKE_ROCM = "fake-rocm"
 FAKE_ENTRY = {
     "torch": "2.13",
     "rocm": "7.2.0",
+    "rccl": "2.27.9",
     "vllm": "0.31.0",
     "gfx": ["gfx90a", "gfx942"],
 }
@@ -234,7 +235,7 @@ def lock_of(folder: Path, base: str, name: str = "tiny", **fields) -> Path:
         "base": f"{repository}:1",
         "digest": digest,
         "python": "3",
-        **dict.fromkeys(("torch", "rocm", "vllm", "trl"), "none"),
+        **dict.fromkeys(("torch", "rocm", "rccl", "vllm", "aiter", "flash_attn", "trl"), "none"),
         "gfx": ["cpu"],
         "source": "this test",
         "dockerfile": "Dockerfile",

@@ -36,6 +36,7 @@ method.args.max_completion_length=6 method.args.max_steps=6 method.args.save_ste
 TIMED = set(
     """
         time_s step_s tokens_per_second tokens_per_second_per_gpu tflops_per_gpu mfu memory_peak_gb
+        samples_per_second memory_allocated_gb memory_reserved_gb
         generation_s wait_s sync_s reward_s train_s
     """.split()
 )

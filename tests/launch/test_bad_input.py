@@ -36,12 +36,14 @@ method=grpo '++method.rewards={no_such_module.reward: 1}' | no_such_module | no 
 method=grpo '++method.rewards={json.laods: 1}' | json.laods | Did you mean loads
 data=jsonl data.path=missing.jsonl | data.path=/ | /missing.jsonl: no such file
 method=grpo '++method.rewards={broken.reward: 1}' | broken.py is not valid Python
-'user_env.AUTH=${oc.env:MY_SECRET}' mode=plan | user_env.AUTH | contains a secret of your shell
+'user_env.AUTH=${oc.env:MY_SECRET}' mode=plan | user_env.AUTH | runtime.pass_env=[AUTH]
+'user_env.HIP_A=${oc.env:MY_SECRET}' mode=plan | user_env.HIP_A | runtime.pass_env=[HIP_A]
 model.path=nowhere mode=plan | model.path=/ | /nowhere: no such directory.
 model.path=broken.py mode=plan | broken.py: a file, not a directory | python -m recipes.from_gguf
 method=export model=qwen3_4b 'method.args.formats=[gguf]' method.args.gguf_converter=. mode=plan | method.args.gguf_converter=/ | : a directory, but one file is needed
 tracking=mlflow | tracking=mlflow | not installed | tracking=tensorboard
-run_root=/proc/x | /proc/x | cannot be created | run_root=
+run_root=/proc/x | run_root=/proc/x: no directory can be created in /proc | run_root=<another directory>
+run_root=/proc/x mode=plan | run_root=/proc/x: no directory can be created in /proc
 resume=nowhere | resume=nowhere | there is no record.json | auto, never or a run directory
 '~' | ~: no key ''
 '~topology' | ~topology: this key cannot be deleted | topology=<option> | fsdp
@@ -104,19 +106,50 @@ def test_a_directory_in_place_of_a_data_file(launch, tmp_path):
 @pytest.mark.parametrize(("content", "method", "words"), [
     ('{"text": "a"}\nnot json\n', "sft", [":2:", "not a JSON object", "column 1"]),
     ('{"text": "a"}\n\n{"txt": "b"}\n', "sft", [":3:", "has txt", "needs messages or text or"]),
-    ('{"prompt": "a", "chosen": "b"}\n', "dpo", [":1:", "prompt+chosen+rejected"]),
+    ('{"prompt": "a", "chosen": "b"}\n', "dpo", [":1:", "needs chosen+rejected"]),
+    ('{"text": "a", "x": NaN}\n', "sft", [":1:", "NaN is not JSON"]),
     ("[1, 2]\n", "sft", [":1:", "list", "JSON object"]),
     ("\n\n", "sft", ["the file has no rows"]),
     ('{"text": "a", "x": ' + "9" * 5000 + "}\n", "sft", [":1:", "(Exceeds the limit"]),
     ('{"text": "a", "text": "b"}\n', "sft", [":1:", 'the key "text" appears twice']),
     ('{"a": ' + "[" * 100_000 + "\n", "sft", [":1:", "(maximum recursion depth"]),
-], ids=range(8))  # fmt: skip
+    ('{"text": "a"}\n{"text": "b"\n', "sft", [":2:", "at column 13"]),  # the end of the line
+    ('{"text": "a\r\n', "sft", [":1:", "at column 10"]),
+], ids=range(11))  # fmt: skip
 def test_data_file(launch, tmp_path, content, method, words):
     file = tmp_path / "train.jsonl"
     file.write_text(content)
     done = launch("data=jsonl", f"data.path={file}", f"method={method}", "mode=plan")
     assert done.code == 2
     assert [part for part in [str(file), *words] if part not in done.err] == []
+
+
+def test_a_field_named_as_an_argument_of_trl(launch, tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"prompt": "a", "answer": "b", "completions": []}\n')
+    rewards = ["~method.rewards.reasoning_gym", "+method.rewards.accuracy=1"]
+    done = launch("data=jsonl", "data.path=a.jsonl", "method=grpo", *rewards, "mode=plan")
+    assert (done.code, "a.jsonl:1: has the field completions" in done.err) == (2, True), done.err
+
+
+@pytest.mark.parametrize(("overrides", "key"), [
+    ("data=jsonl data.path=train.jsonl +method.rewards.accuracy=1.0", "accuracy"),
+    ("data=jsonl data.path=train.jsonl +method.rewards.regex=1.0", "regex"),
+    ("data=jsonl data.path=train.jsonl +method.rewards.regex=1.0 method.reward_pattern=a", None),
+    ("data=jsonl data.path=train.jsonl +method.rewards.format=1.0", None),
+    ("data=mix 'data.sources=[{path: train.jsonl, weight: 1}]' +method.rewards.accuracy=1.0",
+     "accuracy"),
+    ("data=mix 'data.sources=[{path: train.jsonl, weight: 0.5}, {path: answers.jsonl, weight: 0.5}]'"
+     " +method.rewards.accuracy=1.0", None),
+    ("method=evaluate model.path=null data=jsonl data.path=train.jsonl data.heldout_path=answers.jsonl"
+     " data.heldout_fraction=null +method.rewards.code_tests=1.0", "code_tests"),
+])  # fmt: skip
+def test_a_reward_needs_its_column(launch, tmp_path, overrides, key):
+    (tmp_path / "train.jsonl").write_text('{"prompt": "a", "completion": "b"}\n' * 2)
+    (tmp_path / "answers.jsonl").write_text('{"prompt": "a", "answer": "b"}\n')
+    method = ["method=grpo", "~method.rewards.reasoning_gym"] * ("method=" not in overrides)
+    done = launch(*method, *shlex.split(overrides), "mode=plan", "hardware=cpu")
+    assert done.code == (0 if key is None else 2), done.err
+    assert key is None or f"method.rewards.{key}: reads the column" in done.err
 
 
 def test_held_out_rows_for_selection_need_the_fields_of_training_rows(launch, tmp_path):

@@ -117,7 +117,7 @@ def test_reports_processes_on_other_partitions_of_a_card(capsys, tmp_path):
     assert "4242" in check["read"]
 
 
-@pytest.mark.parametrize("content", [b"\xff\x00\x80 9", b"cpu_cores_count 0\nsimd_count 416\n"])
+@pytest.mark.parametrize("content", [b"\xff\x00\x80 9", b"cpu_cores_count 0\nmem_banks_count 1\n"])
 def test_an_unreadable_node_makes_the_gpu_count_unknown(capsys, tmp_path, content):
     file = sysroots.real(tmp_path, "mi210_xgmi_pcie") / sysroots.KFD / "nodes/2/properties"
     file.write_bytes(content)

@@ -76,14 +76,16 @@ def test_replacements_and_used_arguments_are_in_vllm(options):
         name
         for setting in [*method["args"]["settings"], method["smoke"]["base"]]
         for name in setting
+        if not name.isupper()
     } - set(programs.OURS)
     assert used <= known
     lengths = "random-input-len random-output-len random-range-ratio dataset-name num-prompts seed"
+    lengths += " dataset-path profile"
     for program, names in {
         "throughput": f"{lengths} output-json num-warmups",
         "serve": f"{lengths} max-concurrency num-warmups percentile-metrics metric-percentiles "
         "ignore-eos result-filename disable-tqdm",
-        "latency": "batch-size num-iters num-iters-warmup input-len output-len",
+        "latency": "batch-size num-iters num-iters-warmup input-len output-len profile",
     }.items():
         assert {f"--{name}" for name in names.split()} <= set(options[program])
 

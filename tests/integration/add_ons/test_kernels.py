@@ -297,9 +297,9 @@ def test_specialize_arguments_like_triton() -> None:
     from triton.compiler import make_backend
     from triton.runtime.jit import create_function_from_signature
 
-    from recipes.tune import kernels
+    from recipes.tune import file_kernels, kernels
 
-    kernel = kernels.load_kernels(MATMUL)["matmul"]
+    kernel = file_kernels.load_kernels(MATMUL)["matmul"]
     backend = make_backend(GPUTarget("hip", "gfx942", 64))
     bind = create_function_from_signature(kernel.signature, kernel.params, backend)
     large = torch.empty(2**30 + 1, dtype=torch.bfloat16, device="meta")  # 2 bytes more than 2 GB
@@ -365,30 +365,3 @@ def test_sweep_of_custom_kernel(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     name = "matmul-gfx942-matrix_instr_nonkdim16-num_stages2-num_warps4"
     assert "v_mfma_f32_16x16x16" in (tmp_path / f"{name}.s").read_text()
     assert "#ttg." in (tmp_path / f"{name}.ttgir").read_text()
-
-
-def test_annotations_defaults_and_decorators(tmp_path: Path) -> None:
-    from recipes.tune.kernels import file_launch
-
-    file = tmp_path / "annotated.py"
-    file.write_text(
-        "import triton\nimport triton.language as tl\n\n"
-        "@triton.autotune(configs=[triton.Config({'BLOCK': 64})], key=[])\n"
-        "@triton.heuristics({'EVEN': lambda args: True})\n@triton.jit\n"
-        "def kernel(x, n: 'i64', scale, BLOCK: tl.constexpr, EVEN: tl.constexpr, "
-        "TYPE: tl.constexpr = tl.float32,\n"
-        "           bias=None, eps=1e-6, rows=32, step=1):\n    pass\n"
-    )
-    found = file_launch(
-        f"{file}:kernel", {"x": "*kfp16", "scale": "fp32", "BLOCK": "64", "EVEN": "true"}, 7
-    )
-    types = {name: kind for name, kind in found.signature.items() if kind != "constexpr"}
-    assert types == {"x": "*kfp16", "n": "i64", "scale": "fp32", "eps": "fp32", "rows": "i32"}
-    assert list(found.constants) == ["BLOCK", "EVEN", "TYPE", "bias", "step"]
-    assert [str(value) for value in found.constants.values()] == ["64", "True", "fp32", "None", "1"]
-    assert {*types, *found.constants} == set(found.signature)
-    assert found.attributes == {
-        (0,): [["tt.divisibility", 16], ["tt.pointer_range", 32]],
-        (8,): [["tt.divisibility", 16]],
-    }
-    assert found.workgroups == 7

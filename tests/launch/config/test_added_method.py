@@ -46,9 +46,10 @@ from recipes.rank.program import main
 from recipes.training.checkpoint import AtomicCheckpoints
 from recipes.training.selection import heldout
 from recipes.training.train_loop import build_arguments, train
+from recipes.training.trainer_errors import ReportedRejections
 
 
-class Trainer(CompiledLayers, AtomicCheckpoints, KTOTrainer):
+class Trainer(CompiledLayers, AtomicCheckpoints, ReportedRejections, KTOTrainer):
     pass
 
 

@@ -30,6 +30,7 @@ def prepared(*overrides: str):
     "hardware=mi350x method=grpo model=qwen3_4b",
     "hardware=mi210 precision=fp8 model=qwen3_32b",
     "experiment=mi350x_qwen3_8b_fp8",
+    "experiment=mi300x_grpo_qwen2_5_1_5b",
     "hardware=mi300x adapter=qlora precision=nf4 model=qwen2_5_7b",
     "hardware=mi300x precision=bf16 topology=fsdp topology.fsdp.cpu_offload=true",
     "hardware=mi300x precision=bf16 topology=zero3 topology.zero.offload_parameters=true",
@@ -39,6 +40,7 @@ def test_any_composition_fits_a_cpu(overrides, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     config, warnings = prepared("smoke=true", overrides)
     assert config.model.num_parameters < 1_000_000
+    assert (config.model.head_dim, config.targets) == (32, {})  # vLLM accepts 32 and more
     assert config.model.init == Init.random
     assert (config.precision.name, config.hardware.vendor.name) == ("fp32", "none")
     assert config.method.args["max_steps"] == 2

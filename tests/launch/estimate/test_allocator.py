@@ -56,3 +56,9 @@ def test_expandable_segments_are_offered_if_they_help(total, scattered, override
     config, _ = prepare(composed("hardware=h200", *overrides.split()))
     (warning,) = margin.warnings(config, [entry])
     assert remedy in warning
+
+
+def test_pieces_and_the_error_add_up():
+    """GRPO of 4B with 16 rows in a micro-batch ran out of memory on an H100 (2026-11-27)."""
+    entry = Memory("trainers", 1, {"weights": 80.14}, 85.04, scattered_gb=4.03)
+    assert margin.close(entry)

@@ -27,6 +27,7 @@ from tests.conftest import composed, host_with
 
 CPU = ["hardware=cpu", "container=cpu"]
 RUN = Path("/runs/engine/1")
+MISSING = b'["rocprofv3"]\n'  # output of containers/tools.py
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -221,3 +222,24 @@ def test_secrets_are_only_written_to_a_private_directory(tmp_path, is_link):
         raise AssertionError("not reached")
     assert [p.name for p in folder.iterdir()] == ["a" * 12]
     assert (folder / ("a" * 12) / ".run").exists()
+
+
+def test_a_program_that_the_image_lacks_ends_the_run_before_it_starts(fake):
+    overrides = "hardware=mi300x model=qwen3_4b topology=single profile=rocprof".split()
+    config, _ = prepare(composed(*overrides, "method.args.save_strategy=no"))
+    plan = make_plan(config, host_with(8), RUN)
+    routes = {
+        ("POST", "/containers/create.*"): (201, {"Id": "tools", "Warnings": []}),
+        ("GET", "/containers/tools/json"): (200, {"Config": {"Tty": False}}),
+        ("POST", "/containers/tools/wait.*"): (200, {"StatusCode": 0}),
+        ("POST", "/containers/tools/start"): (204, b""),
+        ("DELETE", "/containers/tools.*"): (204, b""),
+    }
+    logs = ("GET", "/containers/tools/logs.*")
+    frames = {line: b"\x01" + len(line).to_bytes(7, "big") + line for line in (MISSING, b"[]\n")}
+    asked = fake({**routes, logs: (200, frames[MISSING])})
+    with pytest.raises(HostError, match=r"rocprofv3 is not in the image of container=rocm\b"):
+        docker_engine.check_tools(docker_engine.connect(), plan, "sha256:1")
+    assert any(request.startswith("DELETE") for request in asked)
+    fake({**routes, logs: (200, frames[b"[]\n"])})
+    docker_engine.check_tools(docker_engine.connect(), plan, "sha256:1")

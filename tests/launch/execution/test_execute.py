@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import os
+import resource
+import shutil
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
-from launch.core.errors import EXIT_DONE, EXIT_FAILED, EXIT_HUNG, EXIT_INTERRUPTED
+from launch.core.errors import EXIT_DONE, EXIT_FAILED, EXIT_HUNG, EXIT_INTERRUPTED, os_error_text
+from launch.core.stop_signals import STOP_SIGNALS
 from launch.execution import execute
 from launch.execution.supervise import Outcome
-from tests.helpers.supervised import DONE, plan_of
+from tests.conftest import host_with
+from tests.helpers.supervised import DONE, executed, plan_of
 
 
 @pytest.mark.usefixtures("hangups")
 def test_signals_are_collected_and_the_old_handlers_restored():
-    before = [signal.getsignal(number) for number in execute.STOP_SIGNALS]
+    before = [signal.getsignal(number) for number in STOP_SIGNALS]
     with execute.signals() as received:
-        for number in execute.STOP_SIGNALS:
+        for number in STOP_SIGNALS:
             os.kill(os.getpid(), number)
-    assert received == list(execute.STOP_SIGNALS)
-    assert [signal.getsignal(number) for number in execute.STOP_SIGNALS] == before
+    assert received == list(STOP_SIGNALS)
+    assert [signal.getsignal(number) for number in STOP_SIGNALS] == before
 
 
 def test_a_signal_that_nohup_ignores_stays_ignored():
@@ -45,3 +53,39 @@ def test_a_signal_that_nohup_ignores_stays_ignored():
 def test_exit_code(tmp_path, status, result, code):
     plan, outcome = plan_of(tmp_path, {"trainers": DONE}), Outcome(status, "trainers")
     assert execute.exit_code(plan, outcome, {"status": result}) == code
+
+
+FILL = """
+while True:
+    with open(run / "filling", "ab", buffering=0) as file:
+        file.write(bytes(4096))
+"""
+MOUNT = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c")
+
+
+def test_a_run_that_fills_the_disk_is_recorded_as_failed(tmp_path):
+    mount = f"mount -t tmpfs -o size=5m tmpfs {tmp_path}"
+    if not shutil.which("unshare") or subprocess.run([*MOUNT, mount]).returncode:
+        pytest.skip("this user cannot mount a file system")
+    program = f"{sys.executable} {Path(__file__).parents[2] / 'helpers/supervised.py'}"
+    run = f"{program} {tmp_path}/run trainers='{FILL}' >&2; echo $?; cat {tmp_path}/run/record.json"
+    done = subprocess.run([*MOUNT, f"{mount} && {run}"], capture_output=True, text=True)
+    code, _, record = done.stdout.partition("\n")
+    assert (code, json.loads(record)["status"]) == (str(EXIT_FAILED), "failed")
+    assert f"{tmp_path}/run: No space left on device" in done.stderr
+    assert "run_root=" in done.stderr
+
+
+def test_nothing_starts_without_space_for_the_record(tmp_path):
+    plan = plan_of(tmp_path, {"trainers": DONE})
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(OSError, match="File too large") as error:
+            execute.execute(plan, host_with(0), None)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert os_error_text(error.value).startswith(f"{tmp_path / execute.RESERVED}: ")
+    assert not (tmp_path / "record.json").exists()
+    assert executed(plan)[0] == EXIT_DONE
+    assert not (tmp_path / execute.RESERVED).exists()

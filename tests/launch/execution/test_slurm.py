@@ -259,6 +259,12 @@ def test_wait_follows_the_existing_job_of_a_run(launch, tools, watching):
     assert [call.split()[0] for call in tools.calls()] == ["sbatch", "squeue", "squeue"]
 
 
+def test_a_signal_while_waiting_leaves_the_job_running(launch, tools, watching):
+    tools.add("squeue", "kill -TERM $PPID; echo RUNNING")
+    done = launch(*JOB, watching)
+    assert (done.code, "scancel 12" in done.out) == (75, True)
+
+
 @pytest.mark.parametrize(("exit_code", "code"), [(75, 75), (None, 4)])
 def test_wait_returns_the_jobs_exit_code(launch, tools, watching, exit_code, code):
     tools.add("squeue", ends(exit_code))

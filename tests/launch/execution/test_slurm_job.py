@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 
 import pytest
@@ -57,11 +56,7 @@ def test_an_interrupted_job_is_requeued(tools, squeue, saved_more, requeued):
 
 def test_a_job_without_its_run_directory_exits_with_2(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("SLURM_CLUSTERS", "far,near")  # squeue would query these clusters
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        assert slurm_job.main([str(tmp_path)]) == 2
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    assert slurm_job.main([str(tmp_path)]) == 2
     assert str(tmp_path / "config.yaml") in capsys.readouterr().err
     assert "SLURM_CLUSTERS" not in os.environ
 
@@ -86,7 +81,7 @@ def test_a_signal_to_srun_dumps_stacks_on_another_node(tmp_path, tools):
 
 def test_the_job_plans_with_its_own_address(launch, tools, tmp_path, monkeypatch):
     assert launch(*JOB, "runtime.slurm.nodes=2", "runtime.slurm.interface=lo").code == 0
-    (run_dir,) = (tmp_path / "runs/sft-tiny-cpu").iterdir()
+    (run_dir,) = (tmp_path / "runs/sft-tiny-cpu").glob("[0-9]*")
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.setenv(name, "1")  # so that monkeypatch restores what node_plan() sets
         del os.environ[name]
@@ -95,6 +90,19 @@ def test_the_job_plans_with_its_own_address(launch, tools, tmp_path, monkeypatch
     addresses = [p.argv[p.argv.index("--master-addr") + 1] for p in plan.processes]
     assert addresses == ["127.0.0.1"] * 2
     assert plan.processes[0].argv[0] == sys.executable
+
+
+def test_ranks_of_another_node_get_the_listed_variables(launch, tools, tmp_path, monkeypatch):
+    assert launch(*JOB, "runtime.slurm.nodes=2", "runtime.slurm.interface=lo").code == 0
+    (run_dir,) = (tmp_path / "runs/sft-tiny-cpu").glob("[0-9]*")
+    shell = {"SLURM_JOB_ID": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "NCCL_A": "1"}
+    for name, value in {**shell, "ACCELERATE_A": "1"}.items():
+        monkeypatch.setenv(name, value)
+    started = {}
+    monkeypatch.setattr(os, "execvpe", lambda file, argv, env: started.update(env))
+    slurm_job.exec_process(run_dir, "trainers-1")
+    assert (started["NCCL_A"], "PATH" in started) == ("1", True)
+    assert not {"SLURM_JOB_ID", "MASTER_ADDR", "ACCELERATE_A"} & started.keys()
 
 
 def test_a_job_reads_the_composition_that_was_submitted(tmp_path):

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from launch.core.errors import UserError
+from launch.core.json_lines import MAX_ROW
 from launch.inputs.jsonl_files import check_is_file
 from recipes.data.data_load import lines
 
@@ -39,7 +40,15 @@ def test_other_file_formats_are_named(tmp_path, name, content, problem, command)
         message = error_of(path, key)
         assert message.startswith(f"{path}:1: {problem}")
         assert command in message
-    check_is_file("data.chat_template", path)  # a template has no rows
+    check_is_file("data.pass_rates", path)  # has no rows
+
+
+def test_templates_are_utf_8(tmp_path):
+    path = tmp_path / "a.jinja"
+    path.write_bytes(b"caf\xe9")
+    assert error_of(path, "model.chat_template").startswith(f"model.chat_template={path}: not UTF")
+    path.write_bytes("\ufeffcafé".encode())
+    check_is_file("model.chat_template", path)
 
 
 def test_the_command_makes_the_rows(tmp_path, monkeypatch):
@@ -49,6 +58,16 @@ def test_the_command_makes_the_rows(tmp_path, monkeypatch):
     command = shlex.split(error_of(path).partition("Use: ")[2])
     subprocess.run([sys.executable, *command[1:]], check=True, capture_output=True)
     assert list(lines(str(tmp_path / "it's_rows.jsonl"), "sft")) == ROWS
+
+
+def test_the_size_of_a_row_is_bounded(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(LINES + b"\0" * MAX_ROW + b"\n")
+    assert error_of(path).startswith(f"{path}:3: a row of more than 32 MiB")
+    largest = MAX_ROW - len('{"text": ""}\n')
+    path.write_text('{"text": "' + "a" * largest + '"}\n')
+    check_is_file("data.path", path)
+    assert len(next(lines(str(path), "sft"))["text"]) == largest
 
 
 def test_bytes_that_are_not_utf_8_name_their_line(tmp_path):
@@ -75,7 +94,7 @@ def test_fields_of_other_programs_have_a_renaming(tmp_path, row, command):
     )
     with pytest.raises(
         UserError,
-        match=f"jsonl:1: has the fields {', '.join(sorted(row))}, but sft needs .* Use: {command}",
+        match=f"jsonl:1: has {', '.join(row)}, but method=sft needs .* Use: {command}",
     ):
         list(lines(str(path), "sft"))
     path.write_text(json.dumps(row | ROWS[0]) + "\n")

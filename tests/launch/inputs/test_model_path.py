@@ -41,3 +41,41 @@ def test_a_malformed_config_is_rejected(launch, tmp_path, content, message):
     assert done.err.startswith(f"{tmp_path}/config.json: {message}")
     (tmp_path / "config.json").write_text(json.dumps(QWEN3_0_6B))
     assert launch("hardware=cpu", f"model.path={tmp_path}", "mode=plan").code == 0
+
+
+# file | content | words of the message; {} stands for the directory
+@pytest.mark.parametrize(("name", "content", "message"), [
+    ("config.json", '{"model_type": "qwen9"}', "{}/config.json: model_type qwen9: "),
+    ("config.json", "{}", "{}/config.json: model_type None: "),
+    ("config.json", '{"model_type": "qwen2_vl"}', "{}/config.json: model_type qwen2_vl: "),
+    ("config.json", '{"model_type": "mine", "auto_map": {}}', "code in a model directory is not"),
+    ("generation_config.json", "{", "{}/generation_config.json: damaged"),
+    ("tokenizer_config.json", "[]", "{}/tokenizer_config.json: damaged"),
+    ("special_tokens_map.json", "", "{}/special_tokens_map.json: damaged"),
+], ids=range(7))  # fmt: skip
+def test_a_model_that_ranks_cannot_load_is_rejected(launch, tmp_path, name, content, message):
+    leave_model(tmp_path)
+    (tmp_path / name).write_text(content)
+    done = launch("hardware=cpu", f"model.path={tmp_path}", "mode=plan")
+    assert done.code == 2
+    assert message.replace("{}", str(tmp_path)) in done.err
+
+
+@pytest.mark.parametrize("overrides", [
+    ["method=export"],
+    ["hardware=mi300x", "method=evaluate", "method.args.engine=vllm"],
+    ["hardware=mi300x", "container=custom", f"container.reference=mine@sha256:{'a' * 64}"],
+])  # fmt: skip
+def test_a_type_that_only_other_software_knows_is_accepted(launch, tmp_path, overrides):
+    leave_model(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "qwen9"}')
+    done = launch("hardware=cpu", *overrides, f"model.path={tmp_path}", "mode=plan")
+    assert done.code == 0, done.err
+
+
+def test_a_run_reads_the_tokenizer(launch, tmp_path):
+    leave_model(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("version https://git-lfs.github.com/spec/v1")
+    done = launch("hardware=cpu", f"model.path={tmp_path}", "mode=run")
+    assert done.code == 2
+    assert done.err.startswith(f"{tmp_path}/tokenizer.json: damaged")

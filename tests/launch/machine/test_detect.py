@@ -10,9 +10,10 @@ import pytest
 
 from launch.config import auto
 from launch.core.errors import HostError, UserError
-from launch.machine import detect, masks, nvidia
+from launch.machine import detect, kfd, masks, nvidia
 from launch.machine.gpu import GIB, Link
 from launch.machine.products import OTHERS, Product, products
+from launch.schema.enums import Vendor
 from launch.schema.host import Detect
 from tests.conftest import composed
 from tests.helpers import sysroots
@@ -217,6 +218,20 @@ def test_real_mi210_server(tmp_path):
     assert devices[0].links[0] == Link(0, "pcie", 32.0)
     assert devices[0].memory_gb is None  # the copy holds no mem_banks
     assert group_of(tmp_path) == "mi210"
+
+
+def test_an_old_kernel_reports_no_compiler_target(tmp_path):
+    nodes = sysroots.real(tmp_path, "mi210_xgmi_pcie") / sysroots.KFD / "nodes"
+    for file in nodes.glob("*/properties"):
+        lines = [line for line in file.read_text().splitlines(True) if "gfx_target" not in line]
+        file.write_text("".join(lines))
+    host = detect.host("python", str(tmp_path))
+    assert len(host.gpus_of(Vendor.amd)) == len(host.gpus) == 8
+    facts = {(g.gfx, g.group, g.device_id, g.compute_units) for g in host.gpus}
+    assert facts == {("unknown", None, "0x740f", 104)}
+    assert kfd.unidentified_nodes(tmp_path) == []
+    with pytest.raises(HostError, match="8 x unknown GPU .*0x740f, 104 CUs.*hardware=<a similar"):
+        group_of(tmp_path)
 
 
 def test_memory_of_an_integrated_gpu_is_its_gtt(tmp_path):

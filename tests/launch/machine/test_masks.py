@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from launch.core.errors import HostError
 from launch.execution.local import LocalProcess
 from launch.machine import detect, masks
+from launch.plan import inherited
 from launch.plan.planning import make_plan
 from launch.schema.plan import Process, Setting
 from tests.conftest import composed, host_with
@@ -21,7 +23,10 @@ PRINT = f"import json, os; print(json.dumps({SET}))"
 
 
 def process(settings: list[Setting]) -> Process:
-    return Process("trainers", "trainer", [sys.executable, "-c", PRINT], settings, [3])
+    config, variables = composed("hardware=cpu"), {s.name: s for s in settings}
+    passed = inherited.names(config, os.environ, variables)
+    argv = [sys.executable, "-c", PRINT]
+    return Process("trainers", "trainer", argv, settings, [3], inherited=passed)
 
 
 @pytest.mark.parametrize(

@@ -174,9 +174,9 @@ def test_variables_of_the_shell_are_passed_by_name():
     shell = {"NCCL_DEBUG": "INFO", "HF_HUB_OFFLINE": "1", "HF_TOKEN": "hf_sentinel", "EDITOR": "vi"}
     shell |= {"PYTHONPATH": "/home/me/lib", "HIP_VISIBLE_DEVICES": "2", "HIP_PATH": "/opt/rocm-6.2"}
     shell |= {"HF_HUB_CACHE": "/home/me/hub", "HF_HOME": "relative"}
-    arguments = ("hardware=mi300x", "topology=single", "user_env.MINE=1")
+    arguments = ("hardware=mi300x", "topology=single", "user_env.HIP_MINE=1")
     (spec,) = specs(*arguments, host=host_with(8, **shell)).values()
-    expected = {"NCCL_DEBUG": "INFO", "HF_HUB_OFFLINE": "1", "MINE": "1"}
+    expected = {"NCCL_DEBUG": "INFO", "HF_HUB_OFFLINE": "1", "HIP_MINE": "1"}
     expected |= {"HIP_VISIBLE_DEVICES": "0", "HF_HOME": "/home/me/work/relative"}
     expected |= {"PYTHONPATH": str(ROOT)}  # a shell's PYTHONPATH is for another Python
     assert {name: spec.environment.get(name) for name in expected} == expected
@@ -207,8 +207,8 @@ def test_the_value_of_a_listed_secret_is_nowhere():
     assert "sentinel" not in text
     assert set(run_record["secrets"]) == set(LISTED)
     arguments = ("hardware=cpu", "runtime=docker", f"runtime.secrets=[{names}]")
-    leaking, _ = prepare(composed(*arguments, "user_env.MINE=sentinel_cccc"))
-    with pytest.raises(UserError, match="user_env.MINE: contains a secret"):
+    leaking, _ = prepare(composed(*arguments, "user_env.HIP_MINE=sentinel_cccc"))
+    with pytest.raises(UserError, match="user_env.HIP_MINE: contains a secret"):
         make_plan(leaking, host, RUN)
 
 
@@ -272,6 +272,21 @@ def test_missing_liger_is_rejected(monkeypatch):
     check_files(composed("hardware=h200", *on_slurm, *LIGER), all_lines=False)
 
 
+@pytest.mark.parametrize(("override", "package", "remedy"), [
+    ("method.args.optim=schedule_free_adamw", "schedulefree", "method.args.optim=adamw_torch"),
+    ("method.args.optim=stable_adamw", "optimi", "pip install torch-optimi, or"),
+    ("hardware.attention=flash_attention_2", "flash_attn", "hardware.attention=sdpa"),
+    ("hardware.packed_attention=flash_attention_2", "flash_attn", "hardware.packed_attention=varlen"),
+])  # fmt: skip
+def test_missing_packages_of_optimizers_and_attention_are_rejected(
+    monkeypatch, override, package, remedy
+):
+    monkeypatch.setitem(sys.modules, package, None)  # as if it were not installed
+    check_files(composed("hardware=h200", override, "smoke=true"), all_lines=False)
+    with pytest.raises(UserError, match=f"{override}: .*not installed.*{remedy}"):
+        check_files(composed("hardware=h200", override), all_lines=False)
+
+
 @pytest.mark.parametrize(("overrides", "package", "message"), [
     (["precision=fp8"], "torchao", "precision=fp8: .*make quantization.*precision=bf16"),
     (["precision=nf4", "adapter=qlora"], "bitsandbytes", "precision=nf4: .*precision=bf16"),
@@ -281,8 +296,12 @@ def test_missing_liger_is_rejected(monkeypatch):
      r"method.args.precisions=fp8: .*method.args.precisions=\[fp32,fp16,bf16\]"),
     (["method=bench/precision", "method.args.precisions=[nf4]"], "bitsandbytes",
      "method.args.precisions=nf4"),
+    (["method.args.optim=adamw_8bit"], "bitsandbytes", "method.args.optim=adamw_8bit: .*adamw_torch"),
+    (["method.args.optim=adamw_torch_4bit"], "torchao", "make quantization.*adamw_torch"),
 ])  # fmt: skip
-def test_missing_packages_of_fp8_and_nf4_are_rejected(monkeypatch, overrides, package, message):
+def test_missing_packages_of_8_bits_and_fewer_are_rejected(
+    monkeypatch, overrides, package, message
+):
     model = "model=qwen3_0_6b"
     check_files(composed("hardware=mi300x", model, *overrides), all_lines=False)
     check_files(composed("hardware=mi300x", model, "smoke=true", *overrides), all_lines=False)
@@ -317,6 +336,20 @@ def test_task_files_of_the_harness_are_mounted(tmp_path, monkeypatch):
     (spec,) = plan.containers.values()
     assert [m.read_only for m in spec.mounts if m.source == str(tmp_path / "tasks")] == [True]
     assert plan.trainer_args["lm_eval_include"] == str(tmp_path / "tasks")
+
+
+def test_the_data_set_of_vllms_benchmark_is_checked_and_mounted(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    bench = "hardware=mi300x model=qwen3_8b method=bench/vllm method.args.dataset=share.json"
+    config, _ = prepare(composed(*bench.split()))
+    with pytest.raises(UserError, match=r"method\.args\.dataset=.*share\.json: no such file"):
+        check_files(config, all_lines=False)
+    (tmp_path / "share.json").write_text("[]")
+    check_files(config, all_lines=False)
+    plan = make_plan(config, host_with(8), RUN)
+    (spec,) = plan.containers.values()
+    sources = [m.read_only for m in spec.mounts if m.source == str(tmp_path / "share.json")]
+    assert sources == [True]
 
 
 def test_inputs_are_mounted_read_only():

@@ -33,6 +33,18 @@ def test_each_process_gets_its_own_variables():
     assert "NCCL_MIN_NCHANNELS" not in single.env
 
 
+def test_channels_of_one_node_are_not_those_of_several():
+    """RCCL uses at most 64 channels between nodes."""
+    job = ("runtime=slurm", "runtime.slurm.interface=ib0", "topology=ddp")
+    for hardware, nodes, channels in (
+        ("mi300x", 1, "112"),
+        ("mi300x", 2, None),
+        ("mi355x", 2, None),
+    ):
+        overrides = (f"hardware={hardware}", f"runtime.slurm.nodes={nodes}", *job)
+        assert plan(*overrides).processes[0].env.get("NCCL_MIN_NCHANNELS") == channels
+
+
 @pytest.mark.parametrize(("overrides", "guarded"), [
     (["method=grpo", "topology=split", "topology.num_gpus=2"], {"server", "trainers"}),
     (["method=grpo", "topology=split", "topology.num_gpus=4"], {"server", "trainers"}),
@@ -151,3 +163,13 @@ def test_variables_that_reveal_a_faulting_kernel(hardware, ours, other):
     settings = {s.name: s for s in process_env.settings(config, host_with(1), "trainer", [0], RUN)}
     assert settings[ours].reason.startswith("debug=memory_fault: ")
     assert other not in settings
+    options = settings.get("ROCM_DEBUG_AGENT_OPTIONS")
+    assert hardware == "h200" or f"--save-code-objects={RUN}/logs" in options.value
+
+
+def test_debug_compile_keeps_generated_code_in_the_run_directory():
+    config = composed("hardware=mi300x", "topology=single", "debug=compile", "step.compile=true")
+    settings = {s.name: s for s in process_env.settings(config, host_with(1), "trainer", [0], RUN)}
+    assert settings["TORCH_COMPILE_DEBUG"].value == "1"
+    assert settings["TORCH_COMPILE_DEBUG_DIR"].value == str(RUN)
+    assert "HSA_TOOLS_LIB" not in settings

@@ -25,11 +25,13 @@ def plan_of(run_dir, *overrides: str):
 @pytest.mark.parametrize(("program", "expected"), [
     ("v3", "rocprofv3 --runtime-trace --stats --output-directory {profile} "
      "--output-file rank%env{RANK}% --output-format pftrace csv"),
-    ("compute", "rocprof-compute profile --name run --path {profile}/rocprof-compute"),
+    ("v3 rocprof_counters=[SQ_WAVES,TCC_HIT_sum]", "rocprofv3 --pmc SQ_WAVES TCC_HIT_sum "
+     "--output-directory {profile} --output-file rank%env{RANK}% --output-format csv"),
+    ("compute", "python -m recipes.measure.compute_profile {profile}"),
     ("sys", "rocprof-sys-sample --trace --output {profile} rank%env{RANK}%"),
 ])  # fmt: skip
 def test_the_profiler_wraps_each_rank(tmp_path, program, expected):
-    [process] = plan_of(tmp_path, f"rocprof={program}").processes
+    [process] = plan_of(tmp_path, *f"rocprof={program}".split()).processes
     begin = process.argv.index("--no-python") + 1
     wrapped = [word.replace("{profile}", str(tmp_path / "profile")) for word in expected.split()]
     assert process.argv[begin:] == [

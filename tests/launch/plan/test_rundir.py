@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 from pathlib import Path
 
 import pytest
 
+from launch.config import identity
 from launch.config.identity import composition_hash
 from launch.config.request import Request
 from launch.core import json_files
 from launch.core.errors import UserError
 from launch.execution import record
+from launch.execution.execute import execute
 from launch.plan import rundir, sealed
 from launch.plan.planning import make_plan
 from launch.reproduce import compare_metrics, load_record
@@ -77,6 +81,34 @@ def test_a_run_with_changed_data_does_not_resume(tmp_path):
         choose(tmp_path, f"resume={folder}")
 
 
+def test_a_data_file_is_hashed_once_for_all_unfinished_runs(tmp_path, monkeypatch):
+    file, hashed = tmp_path / "train.jsonl", []
+    file.write_text("old")
+    data = {"files": {str(file): json_files.sha256(file)}}
+    for number in range(5):
+        folder = a_run(tmp_path, str(number), "failed")
+        run_record = json_files.read_json(folder / "record.json")
+        json_files.write_json(folder / "record.json", sealed.seal({**run_record, "data": data}))
+    sha256 = json_files.sha256
+    monkeypatch.setattr(json_files, "sha256", lambda path: hashed.append(path) or sha256(path))
+    for content, resumes in (("new", False), ("old", True)):  # of the same size
+        file.write_text(content)
+        assert choose(tmp_path)[1] is resumes
+    assert hashed == [file, file]
+
+
+def test_a_record_is_parsed_unless_it_has_another_hash(tmp_path):
+    def may_have_hash(content):
+        (tmp_path / "record.json").write_text(content)
+        return identity.may_have_hash(tmp_path / "record.json", "a" * 64)
+
+    assert identity.may_have_hash(tmp_path / "missing.json", "a" * 64)
+    same, other = ('{"composition_hash": "%s"' % (letter * 64) for letter in "ab")
+    assert [may_have_hash(same), may_have_hash(same + other), may_have_hash(other)] == [1, 1, 0]
+    assert may_have_hash("\0" * 9)  # damaged
+    assert may_have_hash(other + ', "loss_scaling": 1')  # the hash is computed again
+
+
 def test_a_running_run_does_not_resume(tmp_path):
     folder = a_run(tmp_path, "1", "running")
     with rundir.locked(folder):
@@ -86,6 +118,66 @@ def test_a_running_run_does_not_resume(tmp_path):
         with pytest.raises(UserError, match="still running"):
             choose(tmp_path, f"resume={folder}")
     assert choose(tmp_path) == (folder, True)  # its launcher is gone
+
+
+def test_one_of_several_launchers_resumes_and_the_others_are_refused(tmp_path):
+    folder = a_run(tmp_path, "1", "interrupted")
+    config = composed("hardware=cpu", f"run_root={tmp_path / 'runs'}")
+    assert rundir.choose(config, starts=True) == (folder, True)
+    with (
+        rundir.locked(folder),
+        pytest.raises(UserError, match=rf"^{folder}: another launcher.*resume=never"),
+    ):
+        rundir.choose(config, starts=True)
+    with rundir.locked(folder):  # a plan says so
+        (note,) = rundir.skipped_run_notes(config, rundir.choose(config)[0])
+        assert note.startswith(f"{folder}: another launcher")
+    # Another launcher has finished the run since this one chose it.
+    host = host_with(0)
+    plan = make_plan(config, host, a_run(tmp_path, "1", "done"))
+    with pytest.raises(UserError, match=rf"^{folder}: .*resume=never"):
+        execute(plan, host, None)
+    assert rundir.choose(config, starts=True)[1] is False
+
+
+@pytest.mark.parametrize(
+    "newest", ["20991231-235959-ffffff", "99991231-235959-a", "99999999-999999"]
+)
+def test_runs_are_in_the_order_of_their_starts_even_if_the_clock_was_set_back(tmp_path, newest):
+    a_run(tmp_path, newest, "interrupted")
+    last = choose(tmp_path, "resume=never")[0]
+    if newest < "9999":
+        assert last.name.startswith("21000101-000000")
+        a_run(tmp_path, last.name, "interrupted")
+        assert choose(tmp_path) == (last, True)
+
+
+def test_runs_that_start_in_the_same_second_are_in_order(tmp_path):
+    names = []
+    for _ in range(5):
+        names.append(rundir.fresh_name(tmp_path))
+        (tmp_path / names[-1]).mkdir()
+    assert sorted(names) == names
+
+
+@pytest.mark.parametrize("number", [errno.ENOTSUP, errno.ENOSYS, errno.ENOLCK, errno.EINVAL])
+def test_a_file_system_without_locks_uses_a_lock_of_this_machine(
+    tmp_path, monkeypatch, capsys, number
+):
+    def flock(file, operation):
+        if Path(file.name).parent == tmp_path:
+            raise OSError(number, "not supported")
+        real_flock(file, operation)
+
+    real_flock = fcntl.flock
+    monkeypatch.setattr(fcntl, "flock", flock)
+    assert not rundir.is_locked(tmp_path)
+    with rundir.locked(tmp_path):
+        assert f"{tmp_path}: its file system has no locks" in capsys.readouterr().err
+        assert rundir.is_locked(tmp_path)
+        with pytest.raises(UserError, match="another launcher"), rundir.locked(tmp_path):
+            pass
+    assert not rundir.is_locked(tmp_path)
 
 
 def record_of(tmp_path, *overrides, **environ):
@@ -132,7 +224,7 @@ def test_reproduce_rejects_an_unfinished_run(capsys, tmp_path):
 
 def test_metrics_are_compared_to_the_last_digit():
     then = [{"step": 1, "loss": 0.1, "time_s": 3.0}]
-    assert compare_metrics(then, [{"step": 1, "loss": 0.1, "time_s": 9.0}]) == []
+    assert compare_metrics(then, [{"step": 1, "loss": 0.1, "time_s": 9.0, "gpu_power_w": 7}]) == []
     assert compare_metrics(then, [{"step": 1, "loss": 0.1 + 2e-17}]) == [
         "step 1, loss: 0.1 -> 0.10000000000000002"
     ]
@@ -213,6 +305,38 @@ def test_auto_reports_only_the_newest_run_that_it_skips(tmp_path):
     assert rundir.skipped_run_notes(config, tmp_path) == [
         f"Not resuming {tmp_path}/runs/sft-tiny-cpu/5: {rundir.DAMAGED}."
     ]
+
+
+@pytest.mark.parametrize(("plan", "expected"), [
+    ({}, True),
+    (None, True),  # plan.json is missing, too
+    ({"composition_hash": "another"}, False),
+])  # fmt: skip
+@pytest.mark.parametrize("content", [None, "[]", ""])
+def test_a_run_with_progress_is_never_left_without_a_note(tmp_path, plan, expected, content):
+    config = composed("hardware=cpu", f"run_root={tmp_path / 'runs'}")
+    older, folder = a_run(tmp_path, "1", "failed"), a_run(tmp_path, "2", "failed")
+    (folder / "checkpoints").mkdir()
+    (folder / "record.json").unlink()
+    if content is not None:
+        (folder / "record.json").write_text(content)
+    if plan is not None:
+        hash_ = {"composition_hash": composition_hash(config)}
+        json_files.write_json(folder / "plan.json", hash_ | plan)
+    assert rundir.choose(config) == (older, True)
+    problem = rundir.MISSING if content is None else rundir.DAMAGED
+    expected_notes = [f"Not resuming {folder}: {problem}."] if expected else []
+    assert rundir.skipped_run_notes(config, older) == expected_notes
+
+
+def test_a_run_whose_checkpoints_are_not_mounted_does_not_start_again_there(tmp_path):
+    folder = a_run(tmp_path, "1", "failed")
+    (folder / "checkpoints").symlink_to(tmp_path / "unmounted")
+    assert choose(tmp_path)[1] is False
+    with pytest.raises(UserError, match=f"{tmp_path / 'unmounted'}, which is missing"):
+        choose(tmp_path, f"resume={folder}")
+    (tmp_path / "unmounted").mkdir()
+    assert choose(tmp_path) == (folder, True)
 
 
 def test_a_record_with_numeric_keys_can_be_trusted(tmp_path):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from launch.core.errors import UserError
+from launch.execution import record
 from launch.plan import tuned
 from launch.plan.check_files import check_files
 from launch.plan.planning import make_plan, prepare
@@ -82,14 +83,14 @@ def test_an_experiment_has_only_values_that_differ_from_its_groups():
         *BATCH,
         "model.init=random",
         "seed=3",
-        "user_env.A_B=1",
+        "user_env.HIP_B=1",
         "effective_batch=16",
         "method.args.max_length=2048",
     )
     content = tuned.experiment(prepare(config)[0], [])
     assert content["groups"]["method"] == "sft"
     assert content["values"]["model"] == {"init": "random"}
-    assert (content["values"]["seed"], content["values"]["user_env"]) == (3, {"A_B": "1"})
+    assert (content["values"]["seed"], content["values"]["user_env"]) == (3, {"HIP_B": "1"})
     assert content["values"]["method"] == {
         "args": {"gradient_accumulation_steps": 4, "max_length": 2048}
     }
@@ -109,18 +110,18 @@ def test_the_experiment_of_a_smoke_run_has_the_original_sizes(hardware):
     assert values.get("smoke", False) == (hardware == "cpu")
 
 
-def test_the_file_of_tunableop_is_mounted_and_must_exist(tmp_path):
-    file = tmp_path / "key" / "tunableop.csv"
-    used = (
-        "hardware=mi300x",
-        "model=qwen3_4b",
-        "user_env.PYTORCH_TUNABLEOP_TUNING=0",
-        f"user_env.PYTORCH_TUNABLEOP_FILENAME={file}",
-    )
-    with pytest.raises(UserError, match=r"tunableop0\.csv does not exist"):
+@pytest.mark.parametrize(("override", "read"), [
+    ("user_env.PYTORCH_TUNABLEOP_TUNING=0 user_env.PYTORCH_TUNABLEOP_FILENAME", "tuned0.csv"),
+    ("user_env.HIPBLASLT_TUNING_OVERRIDE_FILE", "tuned.csv"),
+])  # fmt: skip
+def test_a_tuned_file_is_mounted_and_recorded_and_must_exist(tmp_path, override, read):
+    file = tmp_path / "key" / "tuned.csv"
+    used = ("hardware=mi300x", "model=qwen3_4b", *f"{override}={file}".split())
+    with pytest.raises(UserError, match=rf"{read} is not the absolute path of a file"):
         check_files(composed(*used), all_lines=False)
     file.parent.mkdir()
-    file.with_name("tunableop0.csv").touch()
+    file.with_name(read).touch()
     check_files(composed(*used), all_lines=False)
+    assert record.data_paths(plan(*used)) == [str(file.with_name(read))]
     (spec,) = plan(*used).containers.values()
     assert [mount.read_only for mount in spec.mounts if mount.source == str(file.parent)] == [True]

@@ -158,6 +158,8 @@ def test_telemetry_profile_targets_and_energy(tmp_path):
         targets={
             "reward": {"value": 0.6, "source": "a table"},
             "accuracy": {"value": 1.0, "source": "another"},
+            "loss@2": {"value": 2.0, "source": "a curve"},
+            "loss@9": {"value": 2.0, "source": "a curve"},
         },
     )
     kernels = [
@@ -176,6 +178,8 @@ def test_telemetry_profile_targets_and_energy(tmp_path):
     for words in (
         "reward 0.9 0.6 150.0% a table",
         "accuracy not measured 1 another",
+        "loss@2 4 2 200.0% a curve",
+        "loss@9 not measured 2 a curve",
         "energy 0.25 kWh per million tokens",
         "Power W",
         "600 → 600 W",

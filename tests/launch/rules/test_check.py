@@ -44,6 +44,7 @@ bench_lists | AMD method=bench/gemm method.args.shapes=[[8192,8192,0]] | =[[8192
 bench_lists | AMD method=bench/gemm method.args.dtypes=[] | conf/method/bench/gemm.yaml
 bench_lists | AMD method=tune/inductor method.args.candidates=[] | null for all
 bench_lists | AMD method=bench/collectives 'method.args.settings=[{NCCL_NVLS_ENABLE: true}]' | [{
+tf32 | AMD topology=ddp method.args.tf32=true | method.args.tf32=null
 tune_for_rocm | hardware=h200 method=tune/tunableop | tune/inductor
 tune_for_rocm | hardware=cpu method=tune/miopen | tune/inductor
 evaluated_revision | QWEN model.revision=main method=evaluate | model.path=
@@ -54,9 +55,12 @@ raft_decides | method=raft method.args.sample.cycle=2 | method.args.cycles=N
 export_gguf | EXPORT method.args.formats=[gguf] | convert_hf_to_gguf.py
 export_gguf_8_bits | EXPORT method.args.formats=[gguf] method.args.gguf_converter=c.py
  method.args.weights=int8 | llama-quantize
+eval_steps | method.selection.metric=eval_loss method.args.eval_steps=30 | method.args.eval_steps=50
 server_cache | GRPO topology.server_cache_gb=0.5 | or a smaller topology.server_max_length
 server_heads | GRPO topology=split topology.server_tensor_parallel=3 | server_tensor_parallel=4
 server_length | GRPO topology.server_max_length=512 | at least 513 and at most 40960
+server_length | QWEN method=evaluate method.args.engine=vllm topology.server_max_length=512
+ | topology.server_max_length=513
 filter_lengths | data.filter.min_tokens=100 data.filter.max_tokens=10
  | max_tokens=100 (at least 100); or data.filter.min_tokens=10
 num_gpus | AMD topology=ddp topology.num_gpus=9
@@ -72,16 +76,24 @@ overlap_without_correction | GRPO topology.overlap=true
 overlap_on_one_gpu | GRPO model=qwen3_0_6b topology=split topology.num_gpus=1 topology.overlap=true
  | overlap=false, or topology.num_gpus=2
 staleness_of_stream | GRPO topology.overlap=stream topology.max_staleness=0 | topology.overlap=false
+kv_heads | model.num_heads=4 model.num_kv_heads=3 | num_kv_heads=1 or model.num_kv_heads=2
+head_dim | model.head_dim=15 | model.head_dim=14 or model.head_dim=16
+flex_on_a_cpu | hardware=cpu hardware.attention=flex_attention | hardware.attention=sdpa
+workers_needed | hardware=cpu hardware.dataloader.num_workers=0
+ method.args.dataloader_prefetch_factor=2 | num_workers=2
+offloading_on_a_cpu | hardware=cpu method.args.activation_offloading=true | =false
 two_checkpointings | QWEN topology=fsdp topology.fsdp.activation_checkpointing=true
  | gradient_checkpointing=false
 strategy_of_topology | AMD topology=ddp topology.strategy=fsdp | topology.strategy=ddp
 profile_of_waiting_method | AMD method=tune/batch profile=torch | profile the experiment
-profile_of_waiting_method | AMD method=bench/vllm profile=torch | profile=none
+profile_of_waiting_method | AMD method=bench/collectives profile=torch | profile=none
+profile_of_vllm | AMD method=bench/vllm profile=memory | profile=torch
 rocprof_compute_alone | AMD topology=ddp profile=rocprof rocprof=compute
  method.args.save_strategy=no | topology=single
 selection_metric | method.selection.metric=eval_los | eval_mean_token
 heldout_rows | BEST FILE | data.heldout_fraction=0.1
 selection_streaming | BEST FILE data.heldout_fraction=0.1 data.streaming=true | data.heldout_path
+weights_only_checkpoints | method.args.save_only_model=true | save_only_model=false
 selection_saves | BEST method.args.save_strategy=epoch | save_strategy=steps
 selection_overlap | GRPO method.selection.metric=eval_reward topology=split topology.overlap=true
  | topology.overlap=false
@@ -104,8 +116,9 @@ reward_column | method=grpo data=jsonl data.path=train.jsonl | data=reasoning
 data_of_method | data=code method=dpo | data=jsonl
 evaluation_of_code | data=code method=evaluate | method.rewards.code_tests=1.0
 sandbox_under_slurm | CODE runtime=slurm | runtime=docker
-secret | user_env.HF_TOKEN=abc | export HF_TOKEN
+secret | user_env.DB_PASS=abc | runtime.pass_env=[DB_PASS]
 mask_in_user_env | AMD user_env.HIP_VISIBLE_DEVICES=3 | in your shell
+rank_in_user_env | user_env.PET_NNODES=2 | topology.num_gpus
 adapter_layers | adapter=lora adapter.target_modules=[] | [q_proj,v_proj]
 adapter_layers | adapter=lora adapter.target_modules=q_proj | [q_proj,v_proj]
 custom_reference | AMD container=custom | container.reference=
@@ -186,7 +199,9 @@ AMD topology=zero2 topology.zero.offload_parameters=true | topology.zero.offload
 AMD topology=ddp topology.fsdp.cpu_offload=true | topology.fsdp.cpu_offload
 AMD topology=ddp +topology.server_args.max_num_seqs=8 | topology.server_args
 debug=memory_fault | debug
+AMD debug=compile step.compile=false | debug
 rocprof=sys | rocprof
+AMD profile=rocprof rocprof=sys rocprof_counters=[SQ_WAVES] | rocprof_counters
 method.args.num_train_epochs=3 | method.args.num_train_epochs
 method=sample method.selection.metric=eval_loss | method.selection.metric
 method.selection.patience=2 | method.selection.patience
@@ -216,6 +231,11 @@ runtime=slurm runtime.slurm.interface=ib0 | runtime.slurm.interface
 NODES topology=ddp runtime.slurm.gid_index=3 | runtime.slurm.gid_index
 CODE data=hub data.hub_id=a/b data.revision=c data.heldout_path=a.jsonl | data.heldout_path
 data.hub_id=a/b | data.hub_id
+data.revision=c | data.revision
+data.split=test | data.split
+model.hub_id=me/mine | model.hub_id=me/mine
+QWEN model.init=random model.hub_id=me/mine | model.hub_id
+model.revision=c | model.revision
 FILE data.num_train=5 | data.num_train
 'data.sources=[{path: a.jsonl, weight: 1.0}]' | data.sources
 """
@@ -261,10 +281,12 @@ method.args.lr_scheduler_type=cosine_with_min_lr
 BEST method.args.lr_scheduler_type=reduce_lr_on_plateau
 GRPO
 QWEN method=evaluate method.args.engine=vllm topology.server_memory_share=0.5
+ topology.server_max_length=4096
 AMD topology=zero3 topology.zero.offload_parameters=true topology.zero.offload_optimizer=true
 AMD method=tune/batch method.args.recipe=grpo method.args.rows=data
 AMD method=tune/inductor method.args.candidates=null
 AMD method=bench/gemm method.args.shapes=[[8192,8192,8192]] profile=torch
+AMD method=bench/vllm profile=torch
 AMD method=bench/collectives method.args.dtypes=[] method.args.settings=[]
 AMD method=bench/collectives 'method.args.settings=[{NCCL_ALGO: null}]'
 'data.tasks=[{name: shuffled_cups, level: 7, config: {cups: 5}, worked: 1}]'
@@ -346,6 +368,7 @@ def test_refusals_are_shown_together():
     ("model.num_layers=35 model.path=/m", "model.num_parameters=3921537280"),
     ("model.num_parameters=3990000000", None),  # a rounded published count
     ("model.num_layers=12 model.init=random", None),
+    ("model.init=random model.hub_id=null model.revision=null", None),
     ("model.hub_id=me/tuned", "is a commit of Qwen/Qwen3-4B. Use: model=<of the same shape>"),
     (f"model.hub_id=me/tuned model.revision={'a' * 40}", None),
     (f"model.hub_id=Qwen/Qwen3-8B model.revision={'a' * 40}", "Use: model=qwen3_8b"),
@@ -394,6 +417,7 @@ def test_remedies_for_servers_that_take_every_gpu_work(overrides, remedy):
 WARNINGS = """
 data.preview=5 mode=plan | prints rows when a run starts
 hardware=strix_halo adapter=qlora precision=nf4 model=qwen3_8b | twice as slow
+hardware=strix_halo precision=fp16 model=qwen3_1_7b | less stable
 AMD topology=ddp topology.num_gpus=4 | collectives of 4 GPUs
 GRPO topology.servers=2 | collectives of 6 GPUs
 hardware=mi300a topology=ddp topology.num_gpus=3 | collectives of 3 GPUs
@@ -403,6 +427,12 @@ hardware=h200 topology=ddp topology.num_gpus=4 | none
 AMD topology=ddp user_env.PYTORCH_ALLOC_CONF='expandable_segments:True' | expandable_segments hangs
 hardware=h200 method=grpo topology=colocate user_env.PYTORCH_ALLOC_CONF='expandable_segments:True'
  | expandable_segments with vLLM
+AMD topology=ddp method.args.torch_compile_mode=reduce-overhead | max-autotune-no-cudagraphs
+AMD topology=ddp method.args.torch_compile_mode=default | none
+AMD topology=ddp user_env.TORCH_ROCM_FA_PREFER_CK=1 | Compare its gradients
+AMD topology=ddp user_env.TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1 | in TF32
+hardware=h200 topology=ddp method.args.tf32=true | none
+hardware=h200 topology=ddp method.args.torch_compile_mode=max-autotune | none
 hardware=strix_halo user_env.HSA_OVERRIDE_GFX_VERSION=11.0.0 | supported natively
 AMD topology=fsdp precision=bf16 precision.weights=bf16 | accelerate keeps trainable
 AMD runtime=slurm | requests no cores
@@ -417,6 +447,11 @@ QWEN method=evaluate data.num_heldout=500 method.args.lm_eval_tasks=[gsm8k] | th
 method=evaluate data.filter.max_tokens=512 data.filter.min_tokens=2 | min_tokens, max_tokens
 method=evaluate data.filter.levels=[0] | none
 method=evaluate step.compile=false | step.compile
+hardware=mi300x method=bench/vllm model=llama3_1_70b | ++method.args.base.max_model_len=4096
+hardware=mi300x method=bench/vllm model=llama3_1_70b +method.args.base.max_model_len=4096 | none
+hardware=mi300x method=bench/vllm model=llama3_1_70b +method.args.base.tensor_parallel_size=2 | none
+hardware=mi210 method=bench/vllm model=llama3_1_70b | a larger tensor_parallel_size
+hardware=mi300x method=bench/vllm model=qwen3_8b | none
 """
 
 

@@ -52,7 +52,11 @@ TIGHT = {  # commands that do not fit, and the start of an override among the ch
     ),
     "vllm": (
         "hardware=rx7900xtx model=qwen3_8b method=evaluate method.args.engine=vllm",
-        "method.args.engine=transformers",
+        "topology.server_max_length=2048",
+    ),
+    "70B on one GPU": (
+        "hardware=mi300x model=llama3_1_70b topology=single method=sample method.args.engine=vllm",
+        "topology.server_memory_share=0.95",
     ),
     "8-bit moments": (
         "hardware=h100 hardware.gpus_per_node=1 model=qwen3_4b method=dpo topology=single",

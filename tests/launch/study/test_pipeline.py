@@ -270,7 +270,7 @@ def test_no_run_is_reproduced_if_a_later_one_is_not_done(tmp_path, monkeypatch, 
 
 
 def test_a_warning_of_several_phases_is_shown_once_with_their_names(launch):
-    overrides = "hardware=mi300x model=qwen3_4b user_env.X=expandable_segments:True".split()
+    overrides = "hardware=mi300x model=qwen3_4b user_env.HIP_X=expandable_segments:True".split()
     overrides.append(TWO[-1])
     warning = "expandable_segments hangs"
     lines = [line for line in shared_warnings(plans(*overrides)) if warning in line]

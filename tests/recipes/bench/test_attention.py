@@ -1,5 +1,6 @@
 """Test the operations of attention, the comparison with fp32, and unsupported back ends."""
 
+import math
 import sys
 
 import pytest
@@ -78,11 +79,54 @@ def test_a_wrong_kernel_is_noted(tmp_path, monkeypatch):
     assert sum(note.startswith("flash: wrong") for note in result["notes"]) == 2
 
 
+def test_gradients_that_are_not_numbers_are_noted(tmp_path, monkeypatch):
+    """Use a kernel that is right except for the gradients of the values."""
+
+    def kernel(_inputs):
+        # The derivative of a root is infinite at 0.
+        return lambda query, key, value: attention.eager(query, key, value + 0 * (0 * value).sqrt())
+
+    monkeypatch.setitem(attention.BACKENDS, "flash", kernel)
+    errors = attention.errors("flash", "4 2 32", torch.float32, CPU, seed=0)
+    assert errors["forward"] < 1e-5
+    assert math.isnan(errors["backward"])
+    result = measure(tmp_path, backends=["flash"])
+    assert any("max_error became inf or nan" in note for note in result["notes"])
+
+
+def test_only_the_rows_of_flash_ck_prefer_composable_kernel(tmp_path, monkeypatch):
+    """Read the preference when each kernel runs, forward and backward."""
+    preferred, read = [], torch.backends.cuda.preferred_rocm_fa_library
+
+    def kernel(_inputs):
+        class Spy(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, tensor):
+                preferred.append(read().name)
+                return tensor.clone()
+
+            @staticmethod
+            def backward(ctx, gradient):
+                preferred.append(read().name)
+                return gradient
+
+        return lambda *inputs: Spy.apply(attention.eager(*inputs))
+
+    monkeypatch.setattr(torch.backends.cuda, "is_ck_sdpa_available", lambda: True)
+    for backend in ("flash", "flash-ck", "math"):
+        monkeypatch.setitem(attention.BACKENDS, backend, kernel)
+        measure(tmp_path, backends=[backend], passes=["backward"])
+        assert set(preferred) == {"Ck" if backend == "flash-ck" else "Default"}
+        preferred.clear()
+
+
 def test_unsupported_back_ends_become_rows(tmp_path, monkeypatch):
     monkeypatch.setitem(attention.BACKENDS, "cudnn", too_large)
     monkeypatch.setitem(attention.BACKENDS, "varlen", without_groups)
     monkeypatch.setitem(sys.modules, "flash_attn", None)  # as if it were not installed
     backends = ["efficient", "cudnn", "flex", "flash-attn", "varlen", "math"]
+    rows = measure(tmp_path / "ck", backends=["flash-ck", "math"], passes=["forward"])["rows"]
+    assert "gfx942 and gfx950" in rows[0]["error"]
     rows = measure(tmp_path, backends=backends, heads=[[4, 2, 16], [3, 2, 16]])["rows"]
     errors = {(row["backend"], row["pass"]): row["error"] for row in rows[:12]}
     assert "No viable backend" in errors["efficient", "forward"]

@@ -186,7 +186,8 @@ def test_rccl_tests_are_run_if_installed(one_process, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     sizes = {"min_bytes": 2**21, "max_bytes": 2**23}
     settings = {"tree": {"NCCL_ALGO": "Tree"}, "ring": {"NCCL_ALGO": "Ring"}}
-    workers = Workers(args(**sizes, timeout_s=60.0), [8], settings)
+    programs = {"ops": ["all_reduce"], "programs": ["rccl-tests"]}
+    workers = Workers(args(**sizes, **programs, timeout_s=60.0), [8], settings)
     case = {**CASE, "op": "all_reduce", "ranks": 8, "bytes": 2**23, "program": "rccl-tests"}
     case |= {"dtype": "bf16", "setting": "tree"}
     row = measure_one(case, workers.args, config("mi300x"), workers)
@@ -194,8 +195,20 @@ def test_rccl_tests_are_run_if_installed(one_process, tmp_path, monkeypatch):
     argv = "-b 2097152 -e 8388608 -f 4 -t 8 -g 1 -d bfloat16 -w 5 -n 20\n"
     assert (tmp_path / "argv").read_text() == argv
     assert (tmp_path / "env").read_text() == "Tree\n"
+    # With MPI, each GPU has a process.
+    assert "thread per GPU" in notes(workers.args, [8])[-1]
+    program.write_text(f"{program.read_text()}# MPI_Init\n")
+    mpirun = tmp_path / "mpirun"
+    mpirun.write_text(f'#!/bin/sh\necho "$1 $2" > {tmp_path}/mpi\nshift 2\nexec "$@"\n')
+    mpirun.chmod(0o755)
+    assert not any("thread per GPU" in line for line in notes(workers.args, [8]))
+    workers.rccl_results.clear()
+    assert measure_one(case, workers.args, config("mi300x"), workers) == row
+    assert (tmp_path / "mpi").read_text() == "-np 8\n"
+    assert (tmp_path / "argv").read_text() == argv.replace("-t 8", "-t 1")
     with pytest.raises(UserError, match="no row for this size"):
         measure_one({**case, "bytes": 2**21}, workers.args, config("mi300x"), workers)
+    mpirun.unlink()
     program.write_text("#!/bin/sh\necho Test CUDA failure >&2\nexit 3\n")
     case["setting"] = "ring"
     with pytest.raises(UserError, match="exit code 3.*Test CUDA failure"):

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from launch.config.choose import choose
 from launch.core.errors import UserError
+from launch.estimate.speed import estimate_speed
 from recipes.bench import published
 from recipes.bench.published import Reference
+from tests.conftest import ROOT, composed, host_with
 
-CONF = Path(__file__).parents[3] / "conf/hardware"
+CONF = ROOT / "conf/hardware"
 HARDWARE = {path.stem for path in CONF.glob("*.yaml")} | {"a100"}  # only in rows of kind peak
 BENCHMARKS = [path.stem for path in published.FOLDER.glob("*.yaml")]
 REPORT = "AMD MI350X Training Benchmark Results"
@@ -79,6 +81,30 @@ def test_tflops_and_totals_follow_from_tokens():
     for row in rows("finetune", "mi350x", "Benchmark 5"):
         if row.figure == "tokens_per_second_per_gpu":
             assert row.value * 8 == row.also["tokens_per_second"]
+
+
+MLPERF = [row for row in published.load("finetune")[0] if "MLPerf" in row.source["title"]]
+SHARED = ["precision=fp8", "method.args.max_length=8192"]
+PLANS = {
+    "llama2_70b": "model=llama3_1_70b adapter=lora adapter.rank=16 topology=fsdp",
+    "llama3_1_8b": "model=llama3_1_8b topology=ddp",
+}
+
+
+def test_rows_of_mlperf_and_their_plans_are_those_of_the_page():
+    page = (ROOT / "docs/benchmarks.md").read_text()
+    for row in MLPERF:
+        assert row.value == approx(row.also["samples_per_second"] * 8192 / 8, abs=0.6)
+        name = {"llama2_70b": "Llama 2 70B, LoRA"}.get(str(row.match["model"]), "Llama 3.1 8B")
+        cells = f"{name}, {row.hardware[0].upper()} | {row.value:,.0f} | {row.also['minutes']:.1f}"
+        [plan] = re.findall(rf"^\| {re.escape(cells)} \| ([\d,]+) \|$", page, re.MULTILINE)
+        if row.hardware == ["mi355x"]:
+            size = int(row.match["batch"])
+            steps = [f"per_device_train_batch_size={size}", f"gradient_accumulation_steps={size}"]
+            overrides = [*PLANS[str(row.match["model"])].split(), "hardware=mi355x", *SHARED]
+            config = composed(*overrides, *(f"method.args.{step}" for step in steps))
+            predicted = (estimate_speed(choose(config, host_with(8))).tokens_per_second or 0) / 8
+            assert predicted == approx(int(plan.replace(",", "")), rel=0.02)
 
 
 GEMM: dict[str, Any] = {"shape": "8192 8192 8192", "dtype": "bf16", "op": "matmul"}

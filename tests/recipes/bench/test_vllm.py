@@ -12,6 +12,7 @@ from launch.core.errors import UserError
 from recipes.bench import vllm_programs as programs
 from recipes.bench.vllm_engine import (
     EngineConfig,
+    Engines,
     cases,
     combine_engines,
     model_source,
@@ -64,7 +65,7 @@ def test_settings_are_arguments():
     assert programs.name_of(setting) == "mine"
     assert programs.name_of({"max_num_seqs": 512, "dtype": "fp8"}) == "max_num_seqs=512 dtype=fp8"
     assert programs.gpus_of({"tensor_parallel_size": 2, "pipeline_parallel_size": 2}) == 4
-    assert len(args(**OmegaConf.to_container(config().method.args)).settings) == 14, "all differ"
+    assert len(args(**OmegaConf.to_container(config().method.args)).settings) == 18, "all differ"
     with pytest.raises(UserError, match="a, a"):
         args(settings=[{"label": "a"}, {"label": "a", "max_num_seqs": 1}])
 
@@ -102,7 +103,8 @@ def figures(tmp_path):
 
     def read(content: dict, **changes) -> dict[str, float]:
         (tmp_path / "a.json").write_text(json.dumps(content))
-        return programs.figures({**ROW, **changes}, tmp_path / "a.json")
+        (tmp_path / "a.log").write_text("Total num output tokens:  32\n")
+        return programs.figures({**ROW, **changes}, tmp_path / "a.json", tmp_path / "a.log")
 
     return read
 
@@ -125,7 +127,42 @@ def test_figures_of_offline_served_and_latency(figures, tmp_path):
     with pytest.raises(UserError, match="96 tokens.*4608"):
         figures(OFFLINE, kind="offline", input=1024, output=128)
     with pytest.raises(UserError, match=r"b\.json"):
-        programs.figures(ROW, tmp_path / "b.json")
+        programs.figures(ROW, tmp_path / "b.json", tmp_path / "b.log")
+
+
+def test_figures_of_sharegpts_conversations(figures, tmp_path):
+    """Requests have their own lengths, so tokens are counted and not compared with lengths."""
+    sharegpt = {"input": "sharegpt", "output": "sharegpt"}
+    assert figures(SERVED, **sharegpt) == figures(SERVED)
+    counted = figures(OFFLINE, kind="offline", **sharegpt)
+    assert counted["output_tokens_per_second"] == pytest.approx(32 / OFFLINE["elapsed_time"])
+    (tmp_path / "b.log").write_text("no count")
+    row = {**ROW, "kind": "offline", **sharegpt}
+    with pytest.raises(UserError, match=r"b\.log"):
+        programs.figures(row, tmp_path / "a.json", tmp_path / "b.log")
+
+
+@pytest.mark.parametrize(("kind", "words"), [
+    ("offline", ["--dataset-name", "sharegpt", "--dataset-path", "a b.json"]),
+    ("served", ["--dataset-name", "sharegpt", "--dataset-path", "a b.json"]),
+    ("latency", ["--input-len", "1024"]),  # its program has random prompts only
+])  # fmt: skip
+def test_programs_get_the_data_set_and_the_profiler(tmp_path, kind, words):
+    groups = OmegaConf.merge(config("profile=torch"), {"run_dir": str(tmp_path)})
+    setting = {"PYTORCH_TUNABLEOP_FILENAME": "{run_dir}/tuned.csv"}
+    engines = Engines(args(dataset="a b.json", settings=[setting]), groups, ["env"])
+    (row, *_) = cases(args(dataset="a b.json", kinds=[kind]), groups, [])
+    engines.setting, engines.servers = setting, [(None, 8000)]
+    argv = engines.benchmark(row, 0, tmp_path / "1.json")
+    first = argv.index(words[0])
+    assert argv[first : first + len(words)] == words
+    if kind != "served":  # the server has the engine's arguments
+        profiler = json.loads(argv[argv.index("--profiler-config") + 1])
+        assert profiler["torch_profiler_dir"] == f"{tmp_path}/profile"
+    program = engines.start([], kind)
+    program.popen.wait()
+    assert f"PYTORCH_TUNABLEOP_FILENAME={tmp_path}/tuned.csv" in program.log.read_text()
+    assert engines.profile == ["--profile"]
 
 
 def test_shares_of_the_gpus_limits():

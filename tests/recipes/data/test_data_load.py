@@ -3,14 +3,19 @@
 import itertools
 import json
 import random
+import re
 
 import pytest
 from datasets import Dataset
 
+from launch.core import row_formats
 from launch.core.errors import UserError
+from launch.core.json_files import plain
+from launch.core.json_lines import MAX_ROW
 from recipes.data import data_check, data_load, tasks
 from recipes.data.data_check import row_problem
 from recipes.data.data_load import load, load_heldout, load_heldout_table
+from tests.conftest import composed
 from tests.helpers import data_rows
 from tests.helpers.data_rows import data_config
 
@@ -21,6 +26,19 @@ def configured(name="reasoning", **own):
 
 def task(name="chain_sum", level=0, weight=1.0, worked=0.0, **config):
     return {"name": name, "level": level, "weight": weight, "worked": worked, "config": config}
+
+
+def test_rows_of_the_mi350x_experiments_fill_every_step():
+    config = composed("experiment=mi350x_qwen3_8b_full")
+    args = config.method.args
+    rows = args["max_steps"] * args["per_device_train_batch_size"] * config.topology.num_gpus
+    data = data_config("reasoning", num_train=40, num_heldout=5, tasks=plain(config.data.tasks))
+    # A tokenizer makes at least one token of a word and of a run of separators.
+    words = [
+        len(re.findall(r"\w+|[^\w\s]+", p["prompt"][0]["content"] + p["answer"]))
+        for p in tasks.generate(data)[0]
+    ]
+    assert config.data.num_train * min(words) >= rows * args["max_length"]
 
 
 def questions(problems):
@@ -157,7 +175,7 @@ def jsonl(tmp_path, *rows):
 @pytest.mark.parametrize(("line", "message"), [
     ('{"prompt": "a"', "not a JSON object"),
     ("[1]", "not a JSON object .*list"),
-    ('{"prompt": "a"}', "sft needs completion and prompt, or messages, or text"),
+    ('{"prompt": "a"}', r"sft needs messages or text or prompt\+completion"),
     ("{}", "sft needs"),
     ('{"prompt": ' + "9" * 5000 + "}", "4300 digits"),
     (r'{"text": "\ud83d\ude00", "x": ["\uD83D"]}', r"\\ud83d"),
@@ -200,6 +218,7 @@ TURNS = {"messages": [MESSAGE, ANSWER]}
     ("grpo", {"prompt": [{"role": "narrator", "content": "a"}]}, "narrator"),
     ("sft", {"messages": [MESSAGE, ANSWER, MESSAGE]}, "messages ends with"),
     ("dpo", {"prompt": [MESSAGE], "chosen": [ANSWER], "rejected": [MESSAGE]}, "rejected ends"),
+    ("sft", {"text": "a" * (MAX_ROW + 1)}, "a row of more than 32 MiB"),
 ])  # fmt: skip
 def test_invalid_rows_are_rejected(monkeypatch, method, row, field):
     table = Dataset.from_list([row])
@@ -209,13 +228,15 @@ def test_invalid_rows_are_rejected(monkeypatch, method, row, field):
 
 
 def test_an_added_method_has_its_own_format(monkeypatch):
-    monkeypatch.setitem(data_check.FORMATS, "rated", [{"prompt", "rating"}])
-    monkeypatch.setitem(data_check.READ, "rated", ("prompt", "rating"))
+    fields = ("prompt", "rating")
+    monkeypatch.setitem(row_formats.FORMATS, "rated", row_formats.RowFormat((fields,), fields))
     monkeypatch.setitem(data_check.VALUES, "rating", (data_check.has_type(bool), "true or false"))
     assert row_problem({"prompt": "a", "rating": True}, "rated") is None
     assert row_problem({"prompt": "a", "rating": 1}, "rated").startswith("rating is 1")
     with pytest.raises(UserError, match="data=reasoning: .* needs .*rating"):
         load(configured(num_train=4), "rated")
+    with pytest.raises(UserError, match="method.rows=ratd: no such row format. Did you mean rated"):
+        load(configured(num_train=4), "ratd")
 
 
 def test_null_fields_of_another_format_are_omitted():

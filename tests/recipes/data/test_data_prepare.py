@@ -16,12 +16,12 @@ from recipes.data import data_prepare
 from recipes.data.data_load import Loaded, rows_sha256
 from recipes.data.data_prepare import (
     cache_key,
-    drop_end_token,
     load_once,
     map_cached,
     prepare_prompts,
     statistics,
 )
+from recipes.data.data_tokens import drop_end_token
 from recipes.models.model_build import train_tokenizer
 from recipes.rank.files import json_sha256
 
@@ -121,6 +121,18 @@ def test_prompts_are_filtered_by_tokens_and_described(tmp_path, tokenizer):
     assert described["rows"] == sum(n for *_, n in described["histogram"]) == len(prompts)
 
 
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_prompt_that_cannot_be_rendered_is_located(tmp_path, streaming):
+    strict = train_tokenizer(["1 plus 2"], 300)
+    strict.chat_template = "{{ raise_exception('No system.') if messages[0].role == 'system' }}1"
+    config, path = configured(tmp_path), tmp_path / "rows.jsonl"
+    rows = [*ROWS.to_list(), {"prompt": [{"role": "system", "content": [], "name": None}]}]
+    path.write_text("\n" + "\n".join(map(json.dumps, rows)))
+    config.data.path, config.data.streaming, config.data.shuffle_buffer = str(path), streaming, 1
+    with pytest.raises(UserError, match=rf"^{path}:{len(rows) + 1}: .*: No system\. "):
+        next(iter(prepare_prompts(config, load_once(config, "grpo"), strict)))
+
+
 def test_a_prompt_that_is_too_long_is_quoted(tmp_path, tokenizer):
     config = configured(tmp_path, positions=40)
     texts = ["short", "also short", "much longer " * 9]
@@ -152,3 +164,10 @@ def test_truncated_rows_lose_their_end_token():
         assert drop_end_token({**row, "finished": finished}, {9}) == row
     with pytest.raises(UserError, match="finished_only=true"):
         drop_end_token({**row, "finished": False, "labels": [-100] * 6}, {9})
+
+
+def test_a_template_beyond_the_limits_of_jinja_is_a_user_error(tmp_path, tokenizer, monkeypatch):
+    template = "{% for i in range(10**8) %}{{ i }}{% endfor %}{{ messages[0].content }}"
+    monkeypatch.setattr(tokenizer, "chat_template", template)
+    with pytest.raises(UserError, match="chat template.*Range too big"):
+        prepare_prompts(configured(tmp_path), Loaded(ROWS), tokenizer)

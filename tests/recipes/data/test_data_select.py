@@ -126,7 +126,7 @@ def test_heldout_rows_are_filtered_and_checked(tmp_path):
     assert list(load_heldout_table(settings, "grpo")["answer"]) == ["0", "3"]
     with pytest.raises(UserError, match=r"data.filter.*'levels': 9"):
         load_heldout(configured(heldout_path=path, filter={"levels": [7]}))
-    with pytest.raises(UserError, match=r"a.jsonl:1: .*dpo needs chosen and rejected"):
+    with pytest.raises(UserError, match=r"a.jsonl:1: .*dpo needs chosen\+rejected"):
         load_heldout_table(settings, "dpo")
 
 
@@ -234,7 +234,7 @@ def test_equal_sides_are_rejected(tmp_path):
             load(configured(path=jsonl(tmp_path / "a.jsonl", [pair])), "dpo")
 
 
-@pytest.mark.parametrize("score", [None, True, float("nan")])
+@pytest.mark.parametrize("score", [None, True, "1"])
 def test_scores_must_be_finite_numbers(tmp_path, score):
     path = jsonl(tmp_path / "a.jsonl", [sample("a", "b", score)])
     with pytest.raises(UserError, match=r"a.jsonl:1: score is"):

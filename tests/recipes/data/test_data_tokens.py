@@ -70,7 +70,7 @@ def tokenizer():
     return tokenizer
 
 
-def prepared(tmp_path, method, tokenizer, rows, **settings):
+def prepared(tmp_path, method, tokenizer, rows, streaming=False, **settings):
     """Return the rows of our trainer and of TRL's trainer."""
     arguments, theirs, ours = TRAINERS[method]
     settings = {"max_length": 64, "use_cpu": True, "bf16": False, "report_to": "none", **settings}
@@ -88,6 +88,7 @@ def prepared(tmp_path, method, tokenizer, rows, **settings):
         }
     )
     table = Dataset.from_list(rows)
+    table = table.to_iterable_dataset() if streaming else table
     names = ["model", *(["ref_model"] if method == "dpo" else [])]
     models = {name: one_layer(tokenizer) for name in names}
     shared = {"args": args, "processing_class": tokenizer, **models}
@@ -139,8 +140,47 @@ def test_pair_tokens_equal_trls(tmp_path, tokenizer, rows):
 
 def test_templates_must_mark_answers(tokenizer):
     rows = [[user("1"), assistant("2")], [user("1 plus"), user("2")]]
-    with pytest.raises(UserError, match="marks no token of a row as the assistant's"):
+    with pytest.raises(UserError, match="marks no token to learn"):
         data_tokens.Tokens(tokenizer, None, "text", False, True)({"messages": rows})
+
+
+def test_turns_of_weight_0_are_not_learned(tokenizer):
+    row = [user("1"), {**assistant("2"), "weight": 0}, user("3"), {**assistant("4"), "weight": 1}]
+    batch, tokens = {"messages": [row]}, data_tokens.Tokens(tokenizer, None, "text", False, True)
+    (labels,) = tokens(batch)["labels"]
+    assert tokenizer.decode([n for n in labels if n != data_tokens.IGNORED]) == "4<|end|>"
+    pair = {"prompt": [row[:1]], "chosen": [row[1:]], "rejected": [[assistant("5")]]}
+    unmasked = data_tokens.Tokens(tokenizer, None, "text", True, False)
+    merged = copy.deepcopy(tokenizer)
+    merged.chat_template = "{% generation %}{{ messages[0].content }}{% endgeneration %}"
+    for make, rows in (
+        (unmasked, batch),
+        (unmasked, {"prompt": [row[:1]], "completion": [row[1:]]}),
+        (data_tokens.PairTokens(tokenizer), pair),
+        (data_tokens.Tokens(merged, None, "text", False, True), batch),
+    ):
+        with pytest.raises(UserError, match="weight 0"):
+            make(rows)
+    in_prompt = {"prompt": [row[:3]], "completion": [row[3:]]}
+    (labels,) = unmasked(in_prompt)["labels"]
+    assert tokenizer.decode([n for n in labels if n != data_tokens.IGNORED]) == "4<|end|>"
+
+
+@pytest.mark.parametrize(("method", "rows", "settings"), [
+    ("sft", PROMPTS, {"max_length": 6}),
+    ("sft", PROMPTS, {"max_length": 16, "packing": True}),
+    ("sft", MESSAGES, {"assistant_only_loss": True}),
+    ("dpo", PAIRED_TURNS, {}),
+])  # fmt: skip
+def test_tokens_of_a_stream_equal_those_of_a_table(tmp_path, tokenizer, method, rows, settings):
+    settings = {**settings, "max_steps": 1}
+    streamed, trls = prepared(tmp_path, method, tokenizer, rows, True, **settings)
+    table, _ = prepared(tmp_path, method, tokenizer, rows, **settings)
+    first, expected = next(iter(streamed)), next(iter(trls))
+    names = {"input_ids", "labels", "prompt_ids", "chosen_ids", "rejected_ids"} & {*first}
+    assert names
+    for name in names:
+        assert first[name] == table[0][name] == expected[name]
 
 
 def test_several_processes_keep_the_order_of_rows(tmp_path):

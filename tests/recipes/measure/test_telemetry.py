@@ -18,6 +18,7 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 from recipes.measure import telemetry
 from recipes.measure.metrics import Metrics
 from recipes.measure.telemetry import Telemetry, amd
+from recipes.rank.device import memory_now_gb
 from tests.recipes.measure.test_clocks import MI300X, table
 
 ADDRESS = "0000:05:00.0"
@@ -60,6 +61,17 @@ def test_amdgpu_files_are_read(gpu):
     of_dies = gpu({**power, "gpu_metrics": table((1, 5), 360, MI300X)})
     expected = {**EXPECTED, "gpu_power_w": 650.0, "gpu_clock_mhz": sum(MI300X) / 8}
     assert amd(ADDRESS, of_dies)() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("gfx", "bandwidth"), [("gfx942", 0.41 * 5300), ("gfx90a", None)])
+def test_bandwidth_of_gpus_that_count_it(gpu, monkeypatch, gfx, bandwidth):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(telemetry, "pci_address", lambda device: ADDRESS)
+    monkeypatch.setattr(telemetry, "find_reader", lambda address: amd(address, gpu()))
+    hardware = OmegaConf.create({"vendor": "amd", "gfx": gfx, "bandwidth_gb_s": 5300})
+    readings = telemetry.for_this_rank(hardware).read()
+    assert readings["gpu_memory_bandwidth_share"] == pytest.approx(0.41)
+    assert readings.get("gpu_memory_bandwidth_gb_s") == (bandwidth and pytest.approx(bandwidth))
 
 
 def test_a_partition_reports_the_power_of_its_card_and_no_energy(gpu):
@@ -154,6 +166,26 @@ def test_steps_without_new_tokens_do_not_reduce_the_count(tmp_path):
     rows = lines(Metrics(settings(tmp_path)), tmp_path, *steps)
     assert [row["num_tokens"] for row in rows] == [10, 10, 30]
     assert [row["tokens_per_second"] > 0 for row in rows] == [True, False, True]
+
+
+def test_the_summary_has_rates_of_all_ranks_and_per_gpu(tmp_path, monkeypatch):
+    """A target of tokens_per_second_per_gpu is compared with result.json."""
+    metrics = Metrics(settings(tmp_path))
+    _, row = lines(metrics, tmp_path, {"num_tokens": 10.0}, {"num_tokens": 30.0})
+    assert row["samples_per_second"] == pytest.approx(8 / row["step_s"])  # 8 rows in a batch
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    figures = metrics.summary()
+    assert figures["samples_per_second"] == pytest.approx(8 / figures["step_s"])
+    assert figures["training_hours"] == row["time_s"] / 3600
+    assert figures["tokens_per_second"] == pytest.approx(15 / figures["step_s"])
+    assert figures["tokens_per_second_per_gpu"] == figures["tokens_per_second"] / 2
+
+
+def test_a_gpus_memory_is_in_the_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for name, size in (("memory_allocated", 2e9), ("memory_reserved", 3e9)):
+        monkeypatch.setattr(torch.cuda, name, lambda size=size: size)
+    assert memory_now_gb() == {"memory_allocated_gb": 2.0, "memory_reserved_gb": 3.0}
 
 
 def test_the_memory_peak_includes_loading_despite_a_reset(tmp_path, monkeypatch):

@@ -111,6 +111,11 @@ def test_random_weights_are_rounded_to_the_compute_dtype(tmp_path, compute):
         assert rounded == (dtype == DTYPES[compute])
 
 
+def test_a_shape_that_transformers_rejects_is_a_user_error(tmp_path):
+    with pytest.raises(UserError, match=r"^model: llama of transformers .*126.*\.py:"):
+        build_model(config(tmp_path, architecture="llama", hidden_size=126))
+
+
 def test_training_a_tokenizer_is_reproducible(tmp_path):
     settings = config(tmp_path)
     first, again = (build_tokenizer(settings, ["Calculate 12 + 34.", "46"]) for _ in range(2))
@@ -121,7 +126,11 @@ def test_training_a_tokenizer_is_reproducible(tmp_path):
 
 
 def test_the_chat_template_marks_answers(tmp_path):
-    tokenizer = build_tokenizer(config(tmp_path), ["ab"])
+    settings = config(tmp_path)
+    tokenizer = build_tokenizer(settings, ["ab"])
+    settings.data.chat_template = str(tmp_path / "bom.jinja")
+    (tmp_path / "bom.jinja").write_text("\ufeff" + tokenizer.chat_template, encoding="utf-8")
+    assert build_tokenizer(settings, ["ab"]).chat_template == tokenizer.chat_template
     messages = [{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}]
     encoded = tokenizer.apply_chat_template(
         messages, return_assistant_tokens_mask=True, return_dict=True, tokenize=True
@@ -190,8 +199,10 @@ def test_metrics_after_the_resumed_step_are_dropped(tmp_path):
     path = tmp_path / "metrics.jsonl"
     for step in (1, 2, 3):
         metrics.append(path, {"step": step})
-    with path.open("a") as file:
-        file.write('{"step": 4')  # cut off by a crash
+    whole = path.read_bytes()
+    for damage in (b'{"step": 4', b"[1]\n", b'{"loss": 1}\n', b'{"step": "2"}\n', b"\xff\n", b"\n"):
+        path.write_bytes(damage + whole if damage.endswith(b"\n") else whole + damage)
+        assert [row["step"] for row in metrics.drop_after(path, 3)] == [1, 2, 3], damage
     assert [row["step"] for row in metrics.drop_after(path, 2)] == [1, 2]
     assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
     assert metrics.drop_after(tmp_path / "none.jsonl", 2) == []

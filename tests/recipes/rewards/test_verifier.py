@@ -6,16 +6,18 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from omegaconf import OmegaConf
 
 from launch.core.errors import UserError
-from recipes.rewards import verifier as verifying
-from recipes.rewards import verify_code
+from recipes.rewards import verify_code, verify_isolated
 from recipes.rewards.verifier import build_verifier
-from recipes.rewards.verify_isolated import ENVIRONMENT, PASSED_ON, Isolated
+from recipes.rewards.verify_isolated import ENVIRONMENT, PASSED_ON, Isolated, Pool
+from tests.conftest import ROOT
 
 
 def of(rewards, columns=(), chain=(), pattern=None, run_dir=".", confined=True, rows=()):
@@ -120,6 +122,42 @@ def test_rewards_that_wait_are_limited_by_wall_clock():
     assert alone(isolated, "length", "") == 1.0
 
 
+def test_processes_score_at_the_same_time():
+    """Each of two rows is scored only after both have started."""
+    both = threading.Barrier(2, timeout=60)
+    score = lambda *row: (both.wait() and None) or ([1.0], None)  # noqa: E731
+    pool = Pool(["length"], 2)
+    pool.workers = [SimpleNamespace(process=object(), attempt=score)] * 2
+    assert pool.attempts("length", [([""], [""], {})] * 2) == [([1.0], None)] * 2
+
+
+def test_scores_of_several_processes_keep_their_order(monkeypatch):
+    monkeypatch.setattr(verify_isolated, "SOLO_S", 0.0)
+    pool = Pool(["regex"], 2)
+    for worker in pool.workers:
+        worker.time_s = 0.5
+    texts = ["a" * 40 + "b", "aaa", "b", "aa", "c"]
+    attempts = pool.attempts("regex", [([""], [text], {"pattern": ["(a+)+"]}) for text in texts])
+    assert attempts == [(None, "no score within 0.5 s of CPU time"),
+                        *(([score], None) for score in (1.0, 0.0, 1.0, 0.0))]  # fmt: skip
+
+
+def test_fast_scores_start_no_second_process():
+    pool = Pool(["length"], 2)
+    assert pool.attempts("length", []) == []
+    assert pool.attempts("length", [([""], [""], {})] * 3) == [([1.0], None)] * 3
+    assert pool.workers[1].process is None
+
+
+@pytest.mark.parametrize(("cores", "ranks", "workers"), [
+    (1, 1, 1), (2, 1, 1), (16, 1, 15), (192, 8, 16), (8, 8, 1),
+])  # fmt: skip
+def test_a_rank_uses_its_share_of_the_cores(monkeypatch, cores, ranks, workers):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
+    assert verify_isolated.num_workers() == workers
+
+
 MISBEHAVES = """
 import os, socket, subprocess, sys
 from recipes.rewards import reward_functions, verify_worker
@@ -140,6 +178,8 @@ reward_functions.REWARDS.update(
     write=silent(lambda text: open(text, "w")),
     remove=silent(lambda text: os.remove(text)),
     read=silent(lambda text: open(text).read()),
+    parent=silent(lambda text: open(f"/proc/self/root/proc/{os.getppid()}/environ").read()),
+    folder=silent(lambda text: os.open("/usr", os.O_RDONLY)),
     memory=lambda prompts, completions, **columns: [len(bytes(10**10))],
 )
 sys.argv = ["verify_worker", "5", "200000000"]
@@ -171,6 +211,8 @@ def test_blocked_calls_fail_only_their_completion(tmp_path):
         "write": f"rewards may not call open {str(target)!r}",
         "remove": "rewards may not call os.remove",
         "read": None,
+        "parent": f"rewards may not call open '/proc/self/root/proc/{os.getpid()}/environ'",
+        "folder": "rewards may not call open '/usr'",
         "memory": "the reward exceeds its memory limit",
         "length": None,
     }
@@ -188,6 +230,14 @@ def test_rewards_do_not_see_the_environment_of_the_rank(monkeypatch):
     with open(f"/proc/{isolated.wait_until_ready().pid}/environ", "rb") as file:
         names = {entry.partition(b"=")[0].decode() for entry in file.read().split(b"\0") if entry}
     assert "PATH" in names <= {*PASSED_ON, *ENVIRONMENT}
+
+
+def test_importing_a_reward_cannot_read_the_environment_of_the_rank(tmp_path, monkeypatch):
+    source = "import os\nopen(f'/proc/{os.getppid()}/task/{os.getppid()}/environ').read()\n"
+    (tmp_path / "peeks.py").write_text(f"{source}def score(completions, **_): pass\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
+    with pytest.raises(UserError, match="PermissionError"):
+        Isolated(["peeks.score"]).wait_until_ready()
 
 
 def test_a_hanging_worker_ends_after_its_rank_was_killed():
@@ -215,7 +265,7 @@ def test_scores_outside_0_to_1_are_errors():
     ("dies", "its process ended with exit code -6"),
 ])  # fmt: skip
 def test_user_functions_that_hang_or_crash_fail_one_completion(monkeypatch, way, error):
-    monkeypatch.setattr(verifying, "Isolated", functools.partial(Isolated, time_s=0.5))
+    monkeypatch.setattr(verify_isolated, "Isolated", functools.partial(Isolated, time_s=0.5))
     verifier = of({f"{OWN}.goes_wrong": 1.0})
     verdicts = verifier(["p"] * 2, ["good", way], {})
     assert [(v.score, v.error and v.error.partition(" (")[0]) for v in verdicts] == [

@@ -1,5 +1,6 @@
 """Test the selection of samples and prompts, pass@k, and files of batches."""
 
+import importlib.metadata
 import json
 import math
 import re
@@ -138,6 +139,9 @@ def test_batches_of_another_run_are_copied(tmp_path):
     with pytest.raises(ValueError, match="JSON"):  # files are complete or absent
         new.put(4, [{"score": 1.0}, {"score": math.nan}])
     assert not new.has(4)
+    for damage in ("[1]\n", '{"text": "a"}\n{"te', "\0" * 9):
+        (old.folder / "000005.jsonl").write_text(damage)
+        assert (new.has(5), new.get(5)) == (False, None)
 
 
 def test_scored_samples_make_preference_pairs(tmp_path):
@@ -183,17 +187,24 @@ def test_nothing_selected_explains_the_limits(tmp_path, of_prompt, num_tokens, w
     assert (tmp_path / SCORED).exists()
 
 
-def test_samples_depend_on_the_chat_template(tmp_path):
+def test_samples_depend_on_the_chat_template_and_on_vllms_arguments(tmp_path, monkeypatch):
     template = tmp_path / "own.jinja"
     config = OmegaConf.create({
         "model": {"chat_template": None}, "data": {"chat_template": str(template)},
         "precision": {"compute": "fp32", "weights": "fp32"}, "hardware": {"attention": "sdpa"},
+        "topology": {"server_max_length": None, "server_args": {}},
     })  # fmt: skip
     keys = []
     for text in ("{{ messages }}", "{{ messages[0] }}"):
         template.write_text(text)
         keys.append(samples_key(config, SampleConfig(str(tmp_path)), [{"prompt": "1"}], "model"))
     assert keys[0] != keys[1]
+    monkeypatch.setattr(importlib.metadata, "version", lambda package: "1")
+    for engine, args in (("transformers", {}), ("vllm", {}), ("vllm", {"kv_cache_dtype": "fp8"})):
+        config.topology.server_args = args
+        arguments = SampleConfig(str(tmp_path), engine=engine)
+        keys.append(samples_key(config, arguments, [{"prompt": "1"}], "model")["engine"])
+    assert keys[2:] == [None, [None, {}], [None, {"kv_cache_dtype": "fp8"}]]
 
 
 def test_verdicts_depend_on_the_sandbox_image_and_own_rewards(tmp_path, monkeypatch):

@@ -19,6 +19,7 @@ from omegaconf import OmegaConf
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from trl.generation.vllm_client import VLLMClient
 
+from launch.core.errors import UserError
 from launch.machine import placement
 from recipes.models.model_build import train_tokenizer
 from recipes.rank import program
@@ -227,3 +228,15 @@ def test_requests_contain_end_tokens(arguments, expected):
     serving.send_end_tokens(SimpleNamespace(vllm_generation=generation, eos_token_ids=[2]))
     assert generation.generation_kwargs == expected
     assert arguments == before  # the dictionary is not changed in place
+
+
+@pytest.mark.parametrize(("hip", "vllm", "sleeps"), [
+    ("7.2.53211", "0.23.1rc1.dev282", False),
+    ("7.2.53211", "0.31.0+rocm723", True),
+    (None, "0.22.0", True),
+])  # fmt: skip
+def test_vllm_that_keeps_its_memory_on_rocm(monkeypatch, hip, vllm, sleeps):
+    monkeypatch.setattr(torch.version, "hip", hip)
+    expected = contextlib.nullcontext() if sleeps else pytest.raises(UserError, match="sleep_mode")
+    with expected:
+        serving.check_sleep(vllm)

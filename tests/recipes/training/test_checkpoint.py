@@ -1,9 +1,12 @@
 """Test recipes/training/checkpoint.py: complete and damaged checkpoints, and rotation."""
 
+import errno
 import json
+from pathlib import Path
 
 import pytest
 
+from recipes.rank import files
 from recipes.training import checkpoint
 
 
@@ -55,12 +58,67 @@ def truncate(path):
     ("model.safetensors", "WEIGHTS", "the contents of model.safetensors have changed"),
     (checkpoint.MANIFEST, "", "manifest.json cannot be read"),
     (checkpoint.MANIFEST, '{"files": {', "manifest.json cannot be read"),
+    (checkpoint.MANIFEST, '["files"]', "manifest.json cannot be read"),
+    (checkpoint.MANIFEST, '{"files": ["model.safetensors"]}', "manifest.json cannot be read"),
+    (checkpoint.MANIFEST, '{"files": {"model.safetensors": 7}}', "manifest.json cannot be read"),
+    (checkpoint.MANIFEST, '{"files": {}}', "manifest.json does not name model.safetensors"),
+    ("adapter_model.safetensors", "", "manifest.json does not name adapter_model.safetensors"),
 ])  # fmt: skip
 def test_damaged_checkpoints_are_skipped(tmp_path, capsys, name, content, fault):
     save(tmp_path, 1)
     (save(tmp_path, 2) / name).write_text(content)
     assert checkpoint.newest(tmp_path).name == "checkpoint-1"
     assert fault in capsys.readouterr().out
+
+
+def test_an_empty_checkpoint_is_not_whole(tmp_path):
+    staged = tmp_path / checkpoint.STAGING / "checkpoint-2"
+    staged.mkdir(parents=True)
+    checkpoint.seal(staged, tmp_path / "checkpoint-2")
+    assert checkpoint.newest(tmp_path) is None
+
+
+@pytest.mark.parametrize("place", [
+    lambda path: path.write_text("a file"),
+    lambda path: path.symlink_to(path.with_name("nowhere")),
+    lambda path: path.symlink_to(path),
+    lambda path: path.with_name("checkpoint-²").mkdir(),
+])  # fmt: skip
+def test_entries_that_are_not_checkpoints_are_skipped_and_replaced(tmp_path, place):
+    save(tmp_path, 1)
+    place(tmp_path / "checkpoint-2")
+    assert checkpoint.newest(tmp_path).name == "checkpoint-1"
+    for _ in range(2):
+        assert checkpoint.find_error(save(tmp_path, 2)) is None
+    checkpoint.rotate(tmp_path, 1)
+    assert checkpoint.newest(tmp_path).name == "checkpoint-2"
+
+
+def test_a_linked_checkpoint_is_used_and_only_its_link_is_rotated_away(tmp_path):
+    moved = save(tmp_path, 1).rename(tmp_path / "moved")
+    (tmp_path / "checkpoint-1").symlink_to(moved)
+    assert checkpoint.newest(tmp_path).name == "checkpoint-1"
+    save(tmp_path, 2)
+    checkpoint.rotate(tmp_path, 1)
+    assert sorted(path.name for path in tmp_path.glob("[cm]*")) == ["checkpoint-2", "moved"]
+    assert checkpoint.find_error(moved) is None
+
+
+def test_rotation_counts_no_checkpoint_that_was_passed_over(tmp_path):
+    """A run resumed from step 4, because checkpoint 8 is damaged, and was stopped in step 5."""
+    for step in (4, 8, 5):
+        save(tmp_path, step)
+    truncate(tmp_path / "checkpoint-8")
+    checkpoint.rotate(tmp_path, 1, step=5)
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-5"]
+
+
+def test_a_failed_save_on_a_full_disk_names_the_directory():
+    with pytest.raises(OSError, match="/proc") as error, files.staging(Path("/proc/staged")):
+        raise RuntimeError("unexpected pos 64 vs 0")
+    assert error.value.errno == errno.ENOSPC
+    with pytest.raises(RuntimeError), files.staging(Path("/tmp/staged")):
+        raise RuntimeError("another error")
 
 
 def test_interrupted_saves_are_cleared(tmp_path):

@@ -30,6 +30,8 @@ def test_evaluate_at_every_save(method, metric):
     config, _ = prepare(composed(*overrides, "method.args.per_device_train_batch_size=8"))
     args = complete(config, Path("/runs/1"), (8000, 8001))
     assert (args["eval_strategy"], args["eval_steps"], args["save_steps"]) == ("steps", 30, 30)
+    often = composed(*overrides, "method.args.eval_steps=10")
+    assert complete(often, Path("/runs/1"), (8000, 8001))["eval_steps"] == 10
     assert args["metric_for_best_model"] == metric
     assert args["greater_is_better"] is (metric != "eval_loss")
     assert args["per_device_eval_batch_size"] == 8

@@ -8,6 +8,7 @@ from recipes.tune import layer_kernels
 from recipes.tune.amdgpu import (
     ARCHITECTURES,
     Resources,
+    count_instructions,
     occupancy,
     read_resources,
     sgpr_waves,
@@ -139,3 +140,15 @@ def test_metadata_is_read() -> None:
     for isa in ("s_endpgm", assembly("\namdhsa.kernels: []\n")):
         with pytest.raises(ValueError, match="expected 1"):
             read_resources(isa)
+
+
+@pytest.mark.parametrize(("isa", "waits"), [
+    ("\ts_waitcnt vmcnt(0) lgkmcnt(1)\n\ts_waitcnt lgkmcnt(0)\n",
+     {"vmcnt(0)": 1, "lgkmcnt(n)": 1, "lgkmcnt(0)": 1}),
+    ("\ts_waitcnt_vscnt null, 0x0 ; all stores\n", {"vscnt(0)": 1}),
+    ("\ts_wait_loadcnt_dscnt 0x103\n\ts_wait_dscnt 0x0\n",
+     {"loadcnt_dscnt(n)": 1, "dscnt(0)": 1}),
+    ("\ts_wait_alu depctr_va_sdst(0)\n\ts_waitcnt_depctr 0xfff\n", {}),
+])  # fmt: skip
+def test_waits_for_memory_are_counted(isa: str, waits: dict[str, int]) -> None:
+    assert count_instructions(isa).waits == waits

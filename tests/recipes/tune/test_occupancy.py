@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -53,13 +54,13 @@ def test_defaults_and_keys_of_a_request(tmp_path: Path) -> None:
     request = occupancy.parse([LIGER])
     assert (request.kernels, request.archs) == (["liger:rope"], [*ARCHITECTURES])
     assert (request.model.name, request.tokens, request.dtype) == ("qwen3_8b.yaml", 4096, "bf16")
-    assert not any((request.sweep, request.save, request.json, request.workgroups))
+    assert not any((request.sweep, request.save, request.json, request.grid))
     words = "kernel=my.py:scale,liger:all arch=gfx950,gfx1201 num_warps=4,8 waves_per_eu=0,2 "
     words += f"grid=64x3 tokens=512 save={tmp_path / 'out'} format=json jobs=1"
     request = occupancy.parse([*words.split(), "args=x=*bf16, n=i32:16,BLOCK=128"])
     assert request.sweep == {"num_warps": [4, 8], "waves_per_eu": [0, 2]}
     assert request.args == {"x": "*bf16", "n": "i32:16", "BLOCK": "128"}
-    assert (request.workgroups, request.tokens, request.json, request.jobs) == (192, 512, True, 1)
+    assert (request.grid, request.tokens, request.json, request.jobs) == (("64", "3"), 512, True, 1)
     assert request.save == tmp_path / "out"
 
 
@@ -158,12 +159,20 @@ def test_rows_and_their_table(capsys: pytest.CaptureFixture[str], tmp_path: Path
     assert row.code.instructions.global_loads == {"b128": 1}
     assert (row.small_grid, row.seconds) == (True, 0.2)
     assert row.options == {"XBLOCK": 64, "num_warps": 4}
+    # AMD's guide: two stages for one matrix product, one for none or several.
+    for dots, stages in ((0, 1), (1, 2), (2, 1)):
+        assert (
+            occupancy_rows.row_of(LAUNCH, "gfx942", Compiled(ISA, dots=dots)).guide_num_stages
+            == stages
+        )
+    timed = [replace(row, time_us=time_us) for time_us in (3.0, None, 2.0)]
+    assert [r.time_us for r in sorted(timed, key=lambda row: row.rank)] == [2.0, 3.0, None]
     large = occupancy_rows.row_of(LAUNCH, "gfx942", Compiled(ISA, "", 65537))
     assert large.code is None
     assert occupancy_rows.row_of(LAUNCH, "gfx950", Compiled(ISA, "", 65537)).error is None
     occupancy_rows.show([row, large], {"triton": "3.7.1"}, tmp_path)
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert "k gfx942 64 4 8 ! 130 30 32768 3 8 2 2 8 LDS b128=1" in lines
+    assert "k gfx942 64 4 8 ! 0/0 1 130 30 32768 3 8 2 2 8 LDS b128=1" in lines
     assert not any("scratch" in line for line in lines)  # nothing spills
     failure = "cannot start: one workgroup exceeds the available LDS"
     assert f"failed: k gfx942 XBLOCK=64 num_warps=4: {failure}" in lines

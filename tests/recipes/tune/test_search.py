@@ -92,6 +92,16 @@ def test_an_interrupted_trial_is_not_a_failed_setting(tmp_path, monkeypatch):
     assert seen[1] == seen[2] == (("a", 1),)
 
 
+def test_a_damaged_journal_is_used_up_to_the_damage(tmp_path, capsys):
+    measure = lambda number, point, report: {"speed": speed_of(point)}  # noqa: E731
+    before = run(tmp_path, settings(3), measure)
+    journal = tmp_path / "journal.log"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join([*lines[:-1], b"\xff\n", lines[-1]]))
+    assert run(tmp_path, settings(3), measure)[:2] == before[:2]
+    assert f"{journal}: line {len(lines)} is damaged" in capsys.readouterr().out
+
+
 def test_a_killed_search_does_not_repeat_finished_trials(tmp_path):
     def kill(number, point, report):
         if number == 3:

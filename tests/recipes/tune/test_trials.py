@@ -6,6 +6,8 @@ tests/e2e runs real recipes.
 from __future__ import annotations
 
 import json
+import math
+import os
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,7 @@ from launch.config.compose import compose
 from launch.core.errors import UserError
 from recipes.bench.benchmark import Table
 from recipes.rank.program import Failed
-from recipes.tune import batch, inductor, tunableop
+from recipes.tune import batch, hipblaslt, inductor, tunableop
 from recipes.tune.trial import Setting
 from recipes.tune.tuning import (
     STEP,
@@ -107,18 +109,18 @@ def row(batch_size, figure, error=None, **more):
 
 def test_before_after_and_an_experiment_that_composes(tmp_path, capsys):
     rows = [row(4, 100.0, spread=0.2), row(8, 110.0), row(16, None, "out of memory: all of it")]
-    settings = [Setting({STEP[0]: row["batch"]}, {"A_B": "1"}) for row in rows]
+    settings = [Setting({STEP[0]: row["batch"]}, {"HIP_B": "1"}) for row in rows]
     config = tuned_config(tmp_path)
     config.smoke = True
     result = finish(config, TABLE, rows, rows[0], settings)
     assert result["gain"] == 1.1
     assert result["before"] == {"tokens_per_second": 100.0}
-    assert result["overrides"] == ["method.args.per_device_train_batch_size=8", "user_env.A_B=1"]
+    assert result["overrides"] == ["method.args.per_device_train_batch_size=8", "user_env.HIP_B=1"]
     name = "tuned_batch_sft_qwen3_4b_mi350x"
     config = compose([f"hydra.searchpath=[file://{tmp_path}/conf]", f"experiment={name}"])
     assert config.method.args["per_device_train_batch_size"] == 8
     assert (config.hardware.name, config.model.init.name) == ("mi350x", "random")
-    assert (config.name, config.user_env) == (name, {"A_B": "1"})
+    assert (config.name, config.user_env) == (name, {"HIP_B": "1"})
     out = capsys.readouterr().out
     assert "16: out of memory: all of it\n" in out
     assert "vary by 20.0%, so a gain of 10.0%" in out
@@ -223,6 +225,9 @@ def test_candidates_of_the_hardware_and_of_a_recipe_that_compiles():
     assert "cpp" in notes[-1]
     on_nvidia, _ = inductor.candidates(args, {}, "sm_90", on_cpu=False)
     assert list(on_nvidia) == ["eager", "default"]
+    by_default = inductor.candidates(inductor.InductorConfig(output_dir=""), {}, "gfx950", False)[0]
+    assert {"gemm-autotune", "pointwise-autotune"} <= set(by_default)
+    assert "layout" not in by_default
     own = {"torch_compile": True, "torch_compile_mode": "reduce-overhead"}
     settings, _ = inductor.candidates(args, own, "gfx950", on_cpu=False)
     assert list(settings) == ["as it stands", "eager", "default", "ck"]
@@ -230,6 +235,27 @@ def test_candidates_of_the_hardware_and_of_a_recipe_that_compiles():
     # transformers compiles if a mode is set, even with torch_compile=False
     assert settings["eager"].args == {"torch_compile": False, "torch_compile_mode": None}
     assert settings["default"].args == {"torch_compile": True, "torch_compile_mode": None}
+
+
+@pytest.mark.parametrize(("named", "gfx", "tried"), [
+    (None, "gfx942", False),
+    (list(inductor.GRAPHS), "gfx942", True),
+    (None, "sm_90", True),
+])  # fmt: skip
+def test_cuda_graphs_are_tried_on_amd_only_if_they_are_named(named, gfx, tried):
+    args = inductor.InductorConfig(output_dir="", candidates=named)
+    settings, notes = inductor.candidates(args, {}, gfx, on_cpu=False)
+    assert (set(inductor.GRAPHS) <= set(settings)) == tried
+    assert any("187715" in note for note in notes) != tried
+
+
+@pytest.mark.parametrize(("loss", "differs"), [(2.01, False), (2.3, True), (math.nan, True)])
+def test_a_candidate_that_trains_differently_is_not_the_best(loss, differs):
+    before = {"candidate": "eager", "mean_loss": 2.0, "error": None}
+    row = inductor.check_loss({"candidate": "default", "mean_loss": loss, "error": None}, before)
+    assert bool(row["error"]) == differs
+    without = {"candidate": "default", "error": "no compiler"}  # a failed trial has no loss
+    assert inductor.check_loss(without, before) is without
 
 
 # ---- tunableop
@@ -259,3 +285,29 @@ def test_tuned_products_are_added_to_the_file_of_their_versions(tmp_path):
         file.write_text(content)
         with pytest.raises(UserError, match=message):
             tunableop.add_to_cache(file, tmp_path)
+
+
+# ---- hipblaslt
+
+
+def test_products_that_hipblaslt_logs_are_tuned_and_the_file_is_used(tmp_path, monkeypatch):
+    program = tmp_path / "hipblaslt-bench"
+    program.write_text(
+        f'#!/bin/sh\necho "$@" >> {tmp_path}/argv\n[ $4 = 64 ] && exit 3\n'
+        'echo "N,N,1,$4,512,1024,11" >> $HIPBLASLT_TUNING_FILE\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(hipblaslt.torch.version, "hip", "7.2")
+    config = tuned_config(tmp_path / "run")
+    (tmp_path / "run").mkdir()
+    config.profile, config.trainer_args = "none", {"output_dir": "", "steps": 1, "warmup": 1}
+    result = hipblaslt.hipblaslt(config)
+    options = "--algo_method heuristic --requested_solution -1 --cold_iters 50 --iters 20"
+    product = "--api_method c -m {} -n 512 -k 1024 --transA N --a_type bf16_r {}"
+    argv = (tmp_path / "argv").read_text().splitlines()
+    assert argv == [product.format(m, options) for m in (1024, 64)]
+    (file,) = (tmp_path / "run/cache/hipblaslt").iterdir()
+    assert file.read_text() == "N,N,1,1024,512,1024,11\n"  # the other product fails
+    assert (result["gain"], result["rows"][1]["products"]) == (2.0, 2)
+    assert result["overrides"] == [f"user_env.HIPBLASLT_TUNING_OVERRIDE_FILE={file}"]

@@ -1,0 +1,76 @@
+"""Define the row formats of methods (`rows` in conf/method), for the plan and for the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from launch.core.errors import UserError, near_or_all
+from launch.core.near_names import field_hint
+
+TEMPLATE_FIELDS = ("tools", "chat_template_kwargs")  # chat template inputs besides messages
+# TRL passes these to rewards itself, or takes them for images of the prompt.
+TRL_ARGUMENTS = (
+    *("prompts", "completions", "trainer_state", "log_extra", "log_metric", "image", "images"),
+)
+
+
+@dataclass(frozen=True)
+class RowFormat:
+    """A row needs all fields of one of `forms`, which are TRL's dataset formats."""
+
+    forms: tuple[tuple[str, ...], ...]
+    read: tuple[str, ...]  # all fields that the method reads, in the order of its columns
+    rewards: tuple[str, ...] = ()  # fields that only rewards read; a row may lack them
+    learned: tuple[str, ...] = ()  # fields that end with an answer, which the method learns
+    reserved: tuple[str, ...] = ()  # fields that a row must not have
+
+
+SFT = (("messages",), ("text",), ("prompt", "completion"))
+FORMATS = {
+    "sft": RowFormat(
+        SFT,
+        ("prompt", "completion", "messages", "text", *TEMPLATE_FIELDS),
+        learned=("messages", "completion"),
+    ),
+    "dpo": RowFormat(
+        (("chosen", "rejected"),),
+        ("prompt", "chosen", "rejected", *TEMPLATE_FIELDS),
+        learned=("chosen", "rejected"),
+    ),
+    "grpo": RowFormat((("prompt",),), ("prompt",), rewards=("answer",), reserved=TRL_ARGUMENTS),
+    "evaluate": RowFormat((("prompt", "answer"),), ("prompt", "answer")),
+    "samples": RowFormat(
+        (("prompt", "completion", "score"),),
+        ("prompt", "completion", "score"),
+        learned=("completion",),
+    ),
+}
+
+
+def row_format(name: str) -> RowFormat:
+    """Return a format by its name. Raises UserError for an unknown name."""
+    if name not in FORMATS:
+        raise UserError(f"method.rows={name}: no such row format.{near_or_all(name, FORMATS)}")
+    return FORMATS[name]
+
+
+def fields_problem(fields: Collection[str], name: str, reader: str | None = None) -> str | None:
+    """Return why rows with these fields do not have the format `name`, and the remedy, or None.
+
+    `reader` is what needs the fields, by default the method with the name of the format.
+    """
+    form, reader = row_format(name), reader or f"method={name}"
+    if reserved := [field for field in form.reserved if field in fields]:
+        return (
+            f"has the field {reserved[0]}, a name that TRL uses for an argument of its own. Rename "
+            "or remove the field."
+        )
+    if any(set(needed) <= {*fields} for needed in form.forms):
+        return None
+    needs = " or ".join("+".join(needed) for needed in form.forms)
+    remedy = field_hint(fields)
+    return (
+        f"has {', '.join(fields) or 'no field'}, but {reader} needs {needs}."
+        f"{f' Use: {remedy}.' if remedy else ''}"
+    )

@@ -1,0 +1,50 @@
+"""Test that rejections by constructors of libraries are one message that names key and line."""
+
+import importlib.util
+
+import pytest
+from transformers import Trainer
+from trl import SFTConfig
+
+from launch.core.errors import UserError
+from launch.plan.check_files import MODULES, optimizer_package
+from launch.schema.trainer_args import lock
+from tests.helpers.small_models import small_model
+from tests.helpers.trainers import built
+
+
+@pytest.mark.parametrize(("override", "message"), [
+    ("padding_free=true", "method.args: SFTTrainer rejects this: .*sft_trainer.py:"),
+    ("debug=nope", "method.args: SFTConfig rejects this: nope is not .*[.]py:"),
+    ("chat_template_path=/nowhere", "method.args: SFTTrainer .*'/nowhere'"),
+    ("optim_args=foo", "method.args.optim=adamw_torch: "),
+    ("lr_scheduler_type=cosine_with_min_lr", "method.args.lr_scheduler_type=cosine_with_min_lr: "),
+])  # fmt: skip
+def test_a_rejected_argument_is_one_message(tmp_path, override, message):
+    with pytest.raises(UserError, match=message):  # noqa: PT012 (some fail in train)
+        arguments = ["method.args.optim=adamw_torch", f"method.args.{override}"]
+        _, trainer = built(tmp_path / "run", "sft", *arguments)
+        trainer.train()
+
+
+def test_a_padding_free_batch_without_a_maximum_length_trains(tmp_path):
+    arguments = ["method.args.padding_free=true", "method.args.max_length=null"]
+    trainer = built(tmp_path / "run", "sft", *arguments)[1]
+    trainer.train()
+    assert trainer.state.global_step == 2
+
+
+def test_the_packages_of_all_optimizers_are_known(tmp_path):
+    """Compare with transformers, which raises an error for an optimizer without its package."""
+    names, rejected = lock()["arguments"]["trl.SFTConfig"]["optim"]["names"], set()
+    model = small_model()
+    for name in names:
+        args = SFTConfig(tmp_path, optim=name, use_cpu=True, bf16=False)
+        args.optim_target_modules = ["q_proj"]
+        try:
+            Trainer.get_optimizer_cls_and_kwargs(args, model)
+        except (ImportError, ValueError):
+            rejected.add(name)
+    packages = {name: package for name in names if (package := optimizer_package(name))}
+    modules = {name: MODULES.get(p, p.replace("-", "_")) for name, p in packages.items()}
+    assert rejected == {n for n, module in modules.items() if not importlib.util.find_spec(module)}
