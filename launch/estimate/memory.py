@@ -134,7 +134,7 @@ def _rank_parts(config: Config, capacity: float) -> tuple[str, dict[str, float]]
     """Return the moment of a rank's peak memory, and the parts of the peak in 1e9 bytes."""
     overhead = CPU_OVERHEAD_GB if config.hardware.vendor == Vendor.none else OVERHEAD_GB
     if not config.method.trains:
-        rows = batch(config).per_device * int(value(config, "samples_per_prompt"))
+        rows = batch(config).per_device * int(value_or_none(config, "samples_per_prompt") or 1)
         parts = {
             "weights": rank_memory.base_bytes(config),
             **rank_memory.generating_bytes(config, rows),

@@ -44,7 +44,7 @@ def starts_directly(config: Config, kind: str) -> bool:
         return True
     is_alone = num_trainers(config) == 1 and config.topology.strategy == "none"
     is_profiled = config.profile == Profile.rocprof
-    return is_alone and not is_profiled and kind in ("trainer", "evaluator", "exporter")
+    return is_alone and not is_profiled and kind in ("trainer", "evaluator", "exporter", "chat")
 
 
 def creates_model(config: Config) -> bool:

@@ -243,8 +243,11 @@ def _inputs(config: Config, host: Host) -> list[tuple[str, str]]:
 def as_json(spec: ContainerSpec) -> dict[str, Any]:
     """Return a container as an object of mode=plan format=json."""
     content = plain(spec)
-    for key in ("environment", "confinement", "shm_gb"):  # the process's `env` has the environment
+    # The process's `env` has the environment. The launcher's terminal decides stdin and tty.
+    for key in ("environment", "confinement", "shm_gb", "stdin", "tty"):
         del content[key]
+    if not spec.ports:
+        del content["ports"]
     content |= {"devices": list(spec.devices), "device_reasons": spec.devices}
     content["shm_size"] = f"{spec.shm_gb:g}g"
     return content | ({"read_only": True, **plain(spec.confinement)} if spec.confinement else {})
@@ -294,6 +297,8 @@ def sdk_arguments(spec: ContainerSpec) -> dict[str, dict[str, Any]]:
         "stop_timeout": spec.stop_timeout_s,  # the engine's default of 10 s would interrupt a save
         "use_config_proxy": False,  # `docker inspect` would show the proxies' passwords
     }
+    if spec.stdin:
+        container |= {"tty": spec.tty, "stdin_open": True, "detach": False}
     if spec.confinement:
         # An attached container exits with the launcher, because its stdin closes.
         container |= {"working_dir": "/tmp", "stdin_open": True, "detach": False}

@@ -33,7 +33,7 @@ def commands(config: Config, run_dir: Path, request: Request) -> dict[str, str]:
         steps["evaluate"] = _command("run", *subject, "method=evaluate", model)
     steps["chat"] = _command("chat", run)
     if is_trained:
-        steps["export"] = _command("run", *_kept(request, PLACE), "method=export", model)
+        steps["export"] = _command("run", *kept(request, PLACE), "method=export", model)
     return steps
 
 
@@ -52,7 +52,7 @@ def _subject(config: Config, request: Request) -> list[str] | None:
 
     Return None if a pipeline, which has its own evaluations, or an experiment sets other keys.
     """
-    typed = _kept(request, SUBJECT)
+    typed = kept(request, SUBJECT)
     if config.phases:
         return None
     if all(override.key_or_group != "experiment" for override in request.parsed):
@@ -62,7 +62,7 @@ def _subject(config: Config, request: Request) -> list[str] | None:
     return overrides if compose(overrides).data == config.data else None
 
 
-def _kept(request: Request, groups: tuple[str, ...]) -> list[str]:
+def kept(request: Request, groups: tuple[str, ...]) -> list[str]:
     """Return the overrides of some groups and of their keys."""
     return [
         str(override.input_line)

@@ -150,7 +150,8 @@ def _facts(plan: Plan) -> dict[str, str]:
         millions = model.num_parameters / 1e6
         size = f"{millions / 1e3:.3g} billion" if millions >= 1e3 else f"{millions:.3g} million"
         facts["model"] = f"{model.name}, {size} parameters, from {source}"
-    if config.method.measures_machine or config.method.exports:  # neither has batches or data
+    method = config.method
+    if method.measures_machine or method.exports or method.waits_for_user:  # no batches or data
         values = [f"{name} {v}" for name, v in config.method.args.items() if v is not None]
         facts["method"] = ", ".join([config.method.name, *values])
     else:

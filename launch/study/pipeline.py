@@ -143,7 +143,12 @@ def reject_single_run_keys(config: Config, why: str, **others: bool) -> None:
 
     `others` maps more such settings to whether they are set. `why` follows the key in the message.
     """
-    keys = {"data.preview": bool(config.data.preview), "find": config.find != Find.none, **others}
+    keys = {
+        "data.preview": bool(config.data.preview),
+        "find": config.find != Find.none,
+        f"method={config.method.name}": config.method.waits_for_user,
+        **others,
+    }
     for key, is_set in keys.items():
         if is_set:
             raise UserError(f"{key} applies to a single run, but {why}")
