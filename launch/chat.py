@@ -19,13 +19,19 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 
 sys.path.insert(0, os.path.abspath(f"{__file__}/../.."))
+
+from launch.core import stop_signals
+
+if __name__ == "__main__":
+    stop_signals.install()
 
 import launch.core.installed  # noqa: F401
 
 # isort: split
+from pathlib import Path
+
 from launch import run
 from launch.config.request import Request
 from launch.core.console import run_program

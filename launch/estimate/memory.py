@@ -58,7 +58,7 @@ def memory(
     for process in processes:
         if process.kind in UNPLANNED:
             continue
-        serves = process.kind == "server" or value_or_none(config, "engine") == "vllm"
+        serves = process.kind in ("server", "service") or value_or_none(config, "engine") == "vllm"
         capacity = min([nominal, *(smaller[gpu] for gpu in process.gpus if gpu in smaller)])
         if serves:
             moment, parts, scattered = "", _server_parts(config, capacity), 0.0

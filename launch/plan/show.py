@@ -170,6 +170,9 @@ def _facts(plan: Plan) -> dict[str, str]:
     servers = f"{placement.num_server_gpus(config)} GPU(s) generate, " if topology.servers else ""
     ranks = f"{placement.num_trainers(config)} rank(s)"
     ranks += f" with {topology.strategy}" if topology.strategy != "none" else ""
+    if config.method.kind == "service":
+        width = topology.server_tensor_parallel
+        ranks = f"{placement.num_gpus(config) // width} replica(s), {width} GPU(s) each"
     place = f"slurm ({runtime.on_node} on the node)" if runtime.name == "slurm" else runtime.name
     facts["topology"] = f"{topology.name} on {place}: {servers}{ranks}"
     if image := image_json(config):

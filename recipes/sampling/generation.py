@@ -200,10 +200,7 @@ class VllmGenerator(SampleGenerator):
     """Generate with vLLM. Each prompt's seed is derived from the call's seed."""
 
     def __init__(self, config: DictConfig, tokenizer: PreTrainedTokenizerBase, args: Any) -> None:
-        source = find_source(config)
-        if source is None:
-            source = Source(str(write_random(config, tokenizer)))  # vLLM needs files
-        name, revision = source
+        name, revision = vllm_source(config, tokenizer)
         with file_errors(config):
             positions = AutoConfig.from_pretrained(
                 name, revision=revision, trust_remote_code=False
@@ -309,11 +306,21 @@ def build_generator(config: DictConfig, args: Any) -> SampleGenerator:
     """
     generators = {"transformers": TransformersGenerator, "vllm": VllmGenerator}
     generator = generators[config.trainer_args.get("engine", "transformers")]
-    is_random = find_source(config) is None
-    tokenizer = build_tokenizer(config, texts(load(config.data, "sft").rows) if is_random else [])
+    tokenizer = run_tokenizer(config)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return generator(config, tokenizer, args)
+
+
+def run_tokenizer(config: DictConfig) -> PreTrainedTokenizerBase:
+    """Return the model's tokenizer; for random weights, train one on the run's data."""
+    is_random = find_source(config) is None
+    return build_tokenizer(config, texts(load(config.data, "sft").rows) if is_random else [])
+
+
+def vllm_source(config: DictConfig, tokenizer: PreTrainedTokenizerBase) -> Source:
+    """Return the source of the model for vLLM, which needs files. Write random weights first."""
+    return find_source(config) or Source(str(write_random(config, tokenizer)))
 
 
 def end_tokens(tokenizer: PreTrainedTokenizerBase, defaults: GenerationConfig) -> list[int]:
