@@ -30,17 +30,19 @@ if __name__ == "__main__":
 import launch.core.installed  # noqa: F401
 
 # isort: split
+from dataclasses import fields
 from pathlib import Path
 
 from launch import run
 from launch.config.request import Request
+from launch.config.wording import groups
 from launch.core.console import run_program
-from launch.core.errors import EXIT_DONE, HostError, UserError
+from launch.core.errors import EXIT_DONE, HostError, UserError, near_or_all
 from launch.core.json_files import read_json
 from launch.inputs.paths import pinned
 from launch.inputs.run_models import run_with_model
 from launch.plan import next_steps
-from launch.schema import trainer_args
+from launch.schema import Config, trainer_args
 
 GROUPS = ("hardware", "runtime", "container", "model")
 
@@ -72,10 +74,23 @@ def _of_run(path: Path) -> list[str]:
 
 
 def _full_key(override: str) -> str:
-    """Return an override with method.args. in front of the name of an argument of method=chat."""
+    """Return an override with method.args. in front of the name of an argument of method=chat.
+
+    Raises UserError for method= and for a name that resembles an argument.
+    """
     key = override.partition("=")[0]
-    arguments = trainer_args.lock()["arguments"]["recipes.chat.ChatConfig"]
-    return f"method.args.{override}" if key in arguments and key != "seed" else override
+    arguments = {*trainer_args.lock()["arguments"]["recipes.chat.ChatConfig"]} - {"seed"}
+    if key == "method":
+        raise UserError(
+            f"{override}: a chat is a method. For another: python launch/run.py {override}"
+        )
+    if key in arguments:
+        return f"method.args.{override}"
+    if key.isidentifier() and key not in {*groups(), *(f.name for f in fields(Config))}:
+        raise UserError(
+            f"{override}: no such key.{near_or_all(key, arguments - set(trainer_args.OWNED))}"
+        )
+    return override
 
 
 def main(arguments: list[str]) -> int:

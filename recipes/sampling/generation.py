@@ -174,7 +174,8 @@ class TransformersGenerator(SampleGenerator):
         sampling: dict[str, Any] = {"do_sample": False}
         if args.temperature:
             # Always pass top_k, because GenerationConfig's default is 50.
-            sampling = {"do_sample": True, "temperature": args.temperature}
+            # transformers rejects a temperature of 1 that is an int.
+            sampling = {"do_sample": True, "temperature": float(args.temperature)}
             sampling |= {"top_k": args.top_k, "top_p": args.top_p}
         with self.autocast():
             outputs = self.model.generate(
