@@ -27,13 +27,14 @@ def commands(config: Config, run_dir: Path, request: Request) -> dict[str, str]:
     if source is None:
         return steps
     model = f"model.path={short_path(source)}"
-    is_trained = (read_json(source / "plan.json") or {}).get("method") != "export"
-    subject = _subject(config, request)
-    if has_heldout(config) and subject is not None:
+    subject, place = (_repeated(config, request, groups) for groups in (SUBJECT, PLACE))
+    # A pipeline has its own evaluations. The data of an experiment may consist of further keys.
+    is_exact = subject == kept(request, SUBJECT) or compose(subject).data == config.data
+    if has_heldout(config) and not config.phases and is_exact:
         steps["evaluate"] = _command("run", *subject, "method=evaluate", model)
     steps["chat"] = _command("chat", run)
-    if is_trained:
-        steps["export"] = _command("run", *kept(request, PLACE), "method=export", model)
+    if (read_json(source / "plan.json") or {}).get("method") != "export":
+        steps["export"] = _command("run", *place, "method=export", model)
     return steps
 
 
@@ -47,19 +48,17 @@ def _command(program: str, *words: str) -> str:
     return shlex.join(["python", short_path(ROOT / "launch" / f"{program}.py"), *words])
 
 
-def _subject(config: Config, request: Request) -> list[str] | None:
-    """Return the overrides that select the run's hardware, model and data.
+def _repeated(config: Config, request: Request, groups: tuple[str, ...]) -> list[str]:
+    """Return the overrides that repeat the run's choice of groups, without those of its method.
 
-    Return None if a pipeline, which has its own evaluations, or an experiment sets other keys.
+    An experiment, which also sets arguments of the method, is replaced by the groups' names.
     """
-    typed = kept(request, SUBJECT)
-    if config.phases:
-        return None
+    typed = kept(request, groups)
     if all(override.key_or_group != "experiment" for override in request.parsed):
         return typed
-    names = [f"{group}={getattr(config, group).name}" for group in ("hardware", "model", "data")]
-    overrides = [*names, *typed]  # the later of two values is used
-    return overrides if compose(overrides).data == config.data else None
+    names = [group for group in ("hardware", "model", "data") if group in groups]
+    # The later of two values is used.
+    return [*(f"{group}={getattr(config, group).name}" for group in names), *typed]
 
 
 def kept(request: Request, groups: tuple[str, ...]) -> list[str]:

@@ -7,57 +7,52 @@ from pathlib import Path
 
 import pytest
 
-from launch import chat, run
+from launch import chat
+from launch.config.compose import compose
 from launch.config.request import Request
 from launch.core import json_files
 from launch.plan import next_steps, rundir, show
-from launch.plan.planning import make_plan
+from launch.plan.check_files import check_files
+from launch.plan.planning import make_plan, prepare
 from launch.reports.run_files import kind_of
 from tests.conftest import composed, host_with, leave_model, leave_record
 
 ALL = ["report", "evaluate", "chat", "export"]
-TRAINED = {
-    "method=sft hardware=cpu": ALL,
-    "method=sft hardware=mi300x model=qwen3_0_6b runtime=docker": ALL,
-    "method=grpo hardware=mi300x model=qwen3_0_6b user_env.A=1": ALL,
-    "method=sft smoke=true hardware=mi350x runtime=local": ALL,
-    "method=sft hardware=cpu data=jsonl data.path={rows}": ["report", "chat", "export"],
-    "method=sft hardware=cpu data=jsonl data.path={rows} data.heldout_path={rows}": ALL,
-    "experiment=mi300x_sft_qwen3_4b": ALL,
-    "method=dpo hardware=cpu data.tasks=[{{name: chain_sum, level: 0}}] seed=3": ALL,
-}
+ROWS = "data=jsonl data.path={rows}"
+DOCKER = "method=grpo hardware=mi300x model=qwen3_0_6b runtime=docker runtime.shm_gb=3"
 
 
-@pytest.fixture
-def rows(tmp_path):
+@pytest.mark.parametrize(("words", "steps"), [
+    ("method=sft smoke=true hardware=mi350x runtime=local", ALL),
+    (DOCKER, ALL),
+    ("method=sft hardware=cpu " + ROWS, ["report", "chat", "export"]),
+    ("method=sft hardware=cpu data.heldout_path={rows} " + ROWS, ALL),
+    ("experiment=mi300x_sft_qwen3_4b", ALL),
+])  # fmt: skip
+def test_offered_commands_can_be_planned(tmp_path, monkeypatch, words, steps):
+    monkeypatch.chdir(tmp_path)
     file = tmp_path / "my rows.jsonl"
     file.write_text('{"prompt": "1+1", "completion": "2", "answer": "2"}\n')
-    return f"'{file}'"
-
-
-@pytest.mark.parametrize(("words", "steps"), TRAINED.items(), ids=TRAINED)
-def test_offered_commands_can_be_planned(tmp_path, monkeypatch, capfd, rows, words, steps):
-    monkeypatch.chdir(tmp_path)
-    request = Request(shlex.split(words.format(rows=rows), posix=False))
-    request = Request(word.replace("'", "") if "rows" in word else word for word in request)
-    request = Request(
-        f"{k}='{v}'" if " " in v and "[" not in v else f"{k}={v}"
-        for k, _, v in (w.partition("=") for w in request)
-    )
+    request = Request(word.format(rows=file) for word in words.split())
     config = composed(*request)
     folder = tmp_path / "my runs/sft/20260101-000000-aaaaaa"
     leave_record(folder, config, "done", overrides=[*request])
     leave_model(folder / "model")
     commands = next_steps.commands(config, folder, request)
     assert [*commands] == steps
-    mains = {"run.py": run.main, "chat.py": chat.main}
-    for command in commands.values():
+    for step, command in commands.items():
         python, program, *arguments = shlex.split(command)
         assert (python, Path(program).is_file()) == ("python", True)
-        if Path(program).name == "report.py":
-            assert kind_of(Path(arguments[0])) == "run"
-        else:
-            assert mains[Path(program).name]([*arguments, "mode=plan"]) == 0, capfd.readouterr()
+        if step == "report":
+            assert kind_of(Path(*arguments)) == "run"
+            continue
+        planned, _ = prepare(compose(chat.overrides(arguments) if step == "chat" else arguments))
+        check_files(planned, all_lines=True)
+        model = str(folder / "model")
+        assert (planned.method.name, planned.model.path) == (step, model)
+        assert planned.hardware.name == config.hardware.name
+        if step == "evaluate" and not config.smoke:
+            assert planned.data == config.data
 
 
 def test_a_run_without_a_model_offers_its_report(tmp_path):
