@@ -402,7 +402,8 @@ def test_only_the_port_of_a_server_is_published(words, ports):
 def test_a_chat_reads_the_terminal_and_ends_with_it(tty):
     (spec,) = specs("hardware=mi300x", "runtime=docker", "method=chat", "model=qwen3_0_6b").values()
     spec = dataclasses.replace(spec, stdin=True, tty=tty)
-    arguments = sdk_arguments(spec)
-    created = ContainerConfig("1.41", **{**arguments["container"], "host_config": None})
+    arguments = sdk_arguments(spec)["container"]
+    names = ("image", "command", "detach", "stdin_open", "tty")
+    created = ContainerConfig("1.41", **{name: arguments[name] for name in names})
     keys = ("OpenStdin", "StdinOnce", "Tty", "AttachStdin")
     assert [created[key] for key in keys] == [True, True, tty, True]
