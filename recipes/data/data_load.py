@@ -213,6 +213,8 @@ def _checked(rows: Iterable[tuple[str, Row]], method: str) -> Iterator[Row]:
     for where, row in rows:
         row = conformed(row, method)
         check_row(row, where, method)
+        if sum(map(len, texts([row]))) > MAX_ROW:  # lines of files are limited when they are read
+            raise UserError(f"{where}: {TOO_LARGE}")
         yield row
 
 
@@ -358,8 +360,6 @@ def hub_rows(data: DictConfig, split: str, streaming: bool = False) -> Iterator[
         ) from error
     for number, row in enumerate(rows):
         where = f"{data.hub_id}, split {split}, row {number}"
-        if sum(map(len, texts([row]))) > MAX_ROW:
-            raise UserError(f"{where}: {TOO_LARGE}")
         fields = (*select.TEXT_FIELDS, *TEMPLATE_FIELDS)
         row |= {name: without_nulls(row[name]) for name in fields if name in row}
         yield where, row

@@ -49,7 +49,7 @@ FIGURES = {
     "r9700": ("gfx1201", 1, 32, 640, 64, 47.8, 191, 191, 383, None, 64),
     "strix_halo": ("gfx1151", 1, 128, 256, 40, 29.7, 59.4, 59.4, None, None, None),
     "radeon_890m": ("gfx1150", 1, 32, 120, 16, 11.9, 23.8, 23.8, None, None, None),
-    "h100": ("sm_90", 8, 80, 3350, 132, 67, 989, 989, 1979, None, 450),
+    "h100": ("sm_90", 8, 79.2, 3350, 132, 67, 989, 989, 1979, None, 450),
     "h200": ("sm_90", 8, 141, 4800, 132, 67, 989, 989, 1979, None, 450),
 }
 # Four times fp32 on gfx942 (AMD), half of fp16 on Hopper (NVIDIA). No other GPU has matrix units

@@ -14,7 +14,7 @@ from tests.conftest import composed
 from tests.gpu import benchmarks, jobs
 from tests.gpu.jobs import ROOT, Job
 
-AMD_ONLY = {"tune/tunableop", "tune/miopen"}
+AMD_ONLY = {"tune/tunableop", "tune/miopen", "tune/hipblaslt"}
 
 
 def test_every_benchmark_and_tuning_is_in_the_list():

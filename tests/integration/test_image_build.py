@@ -241,10 +241,8 @@ def test_image_keeps_torch_of_rocm_base(tiny, fake_rocm, engine):
     done = tiny(on=fake_rocm, **FAKE_ENTRY)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "python 3." in done.stdout
-    assert (
-        "torch 2.13.0+rocm7.2, hip 7.2.53211, vllm 0.31.0+rocm723, rccl 2.27.9, gfx90a gfx942 "
-        "gfx950" in done.stdout
-    )
+    versions = ("torch 2.13.0+rocm7.2", "hip 7.2.53211", "vllm 0.31.0+rocm723", "rccl 2.27.9")
+    assert [text for text in (*versions, "gfx90a gfx942 gfx950") if text not in done.stdout] == []
     assert inside(engine, tiny.reference, "cat", "/opt/recipes/constraints.txt").split() == [
         "torch==2.13.0+rocm7.2",
         "vllm==0.31.0+rocm723",
