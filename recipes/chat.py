@@ -12,8 +12,12 @@ text instead. Input may also be a pipe.
 
 from __future__ import annotations
 
-import contextlib
 import signal
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends imports without a traceback
+
+import contextlib
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -75,7 +79,8 @@ class Answer(TextStreamer):
 
 def chat(config: DictConfig) -> dict[str, Any]:
     args = ChatConfig(**config.trainer_args)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # there is nothing to save
+    for number in (signal.SIGTERM, signal.SIGINT):  # there is nothing to save
+        signal.signal(number, signal.SIG_DFL)
     generator = build_generator(config, args)
     has_template = bool(generator.tokenizer.chat_template)
     say(f"{CLEAR} starts another conversation, {EXIT} or Ctrl-D ends, Ctrl-C stops an answer.")

@@ -16,7 +16,7 @@ from pathlib import Path
 from containers import engine
 from launch.config.request import Request
 from launch.core import stop_signals
-from launch.core.errors import EXIT_FAILED, EXIT_USER, HostError
+from launch.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USER, HostError
 from launch.execution import secret_files
 from launch.execution.execute import check_host, write_inputs
 from launch.execution.local import environment
@@ -26,6 +26,8 @@ from launch.plan.planning import make_plan
 from launch.schema import Config
 from launch.schema.plan import ContainerSpec
 from launch.search import fit
+
+INTERRUPTED = (-signal.SIGINT, 128 + signal.SIGINT)  # exit codes after Ctrl-C, here and of docker
 
 
 def run(config: Config, host: Host, warnings: Sequence[str], request: Request) -> int:
@@ -51,6 +53,8 @@ def run(config: Config, host: Host, warnings: Sequence[str], request: Request) -
                 spec = plan.containers[process.name]
                 with secret_files.written(spec.secrets, host, run_dir):
                     code = _attached_container(spec, str(image["id"]), host)
+    if code in INTERRUPTED:  # while the model was loading
+        return EXIT_INTERRUPTED
     return code if code in (0, EXIT_USER) else EXIT_FAILED
 
 
