@@ -18,6 +18,7 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends imports without a traceback
 
 import contextlib
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ from recipes.sampling.generation import TOO_LONG, Prompt, SampleGenerator, build
 
 PROMPT = "> "
 CLEAR, EXIT = "/clear", "/exit"
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and newline
 
 
 @dataclass
@@ -71,10 +73,15 @@ class Answer(TextStreamer):
 
     def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
         self.text += text
-        print(text, end="\n" if stream_end else "", flush=True)
+        print(visible(text), end="\n" if stream_end else "", flush=True)
 
     def stop(self, _number: int, _frame: FrameType | None) -> None:
         self.is_stopped = True
+
+
+def visible(text: str) -> str:
+    """Replace control characters, with which a model could change the terminal."""
+    return CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def chat(config: DictConfig) -> dict[str, Any]:

@@ -78,7 +78,9 @@ def test_each_answer_continues_the_conversation(talk, prompts):
     text = "\n".join([HI["content"], "", MORE["content"], "/clear", MORE["content"], "/exit", "no"])
     out, result = talk.call(text)
     cut = "\n[cut off after 8 tokens; see max_new_tokens]\n"
-    assert out.partition("stops an answer.\n")[2] == f"{first}{cut}{second}{cut}{third}{cut}"
+    assert out.partition("stops an answer.\n")[2] == chat.visible(
+        f"{first}{cut}{second}{cut}{third}{cut}"
+    )
     assert prompts == [[HI], history, [MORE]]
     assert (result["status"], result["messages"]) == ("done", 4)
 
@@ -107,7 +109,7 @@ def test_ctrl_c_stops_an_answer_and_the_next_line_is_answered(talk, monkeypatch)
 def test_a_message_that_fills_the_context_is_dropped(talk):
     out, _ = talk.call(f"{'1 + 2 = ' * 200}\n{HI['content']}\n")
     assert "fills the model's 128 tokens" in out
-    assert talk.expected(2, HI) in out
+    assert chat.visible(talk.expected(2, HI)) in out
 
 
 def test_without_a_chat_template_lines_are_continued_as_text(talk, model, tmp_path, monkeypatch):
@@ -119,3 +121,7 @@ def test_without_a_chat_template_lines_are_continued_as_text(talk, model, tmp_pa
         (model / "chat_template.jinja").write_text(template)
     assert "no chat template" in out
     assert result["messages"] == 1
+
+
+def test_a_model_cannot_send_commands_to_the_terminal():
+    assert chat.visible("a\x1b[2J\x07b\tc\n\u00e9") == "a\ufffd[2J\ufffdb\tc\n\u00e9"
