@@ -2,8 +2,8 @@
 
 The launcher starts this program, one process with the terminal's input and output:
 
-    1 GPU:   python launch/chat.py <run>                       with the settings of that run
-             python launch/run.py method=chat model=qwen3_4b   any model
+    1 GPU:   python launch/chat.py <run>                       (with the settings of that run)
+             python launch/run.py method=chat model=qwen3_4b   (any model)
     8 GPUs:  method=serve, whose server several clients can use (docs/methods/serve.md)
 
 The conversation is the input of each answer. Without a chat template, each line is continued as
