@@ -27,7 +27,13 @@ from recipes.data.data_load import Loaded, columns, texts
 from recipes.data.data_prepare import load_once, prepare_prompts
 from recipes.measure.metrics import Metrics
 from recipes.models.layers import CompiledLayers
-from recipes.models.model_build import adapter_config, build_model, build_tokenizer
+from recipes.models.model_build import (
+    adapter_config,
+    build_model,
+    build_tokenizer,
+    find_source,
+    write_random,
+)
 from recipes.rank.program import main
 from recipes.rewards.verifier import build_verifier, check_rows
 from recipes.sampling import serving
@@ -85,7 +91,14 @@ def grpo(config: DictConfig) -> dict[str, Any]:
     cycle = cycle_steps(args)
     if args.use_vllm:
         serving.prepare(config)
-    tokenizer, model = build_tokenizer(config, texts(loaded.rows)), build_model(config)
+    tokenizer = build_tokenizer(config, texts(loaded.rows))
+    if args.beta and config.adapter.rank is None:  # TRL loads the reference from files
+        source = find_source(config)
+        if source is None:
+            write_random(config, tokenizer)
+        elif source.revision:  # not the newest commit
+            args.model_init_kwargs = {"revision": source.revision}
+    model = build_model(config)
     if config.topology.servers:
         serving.wait_until_up(args.vllm_server_base_url)
     prompts = prepare_prompts(config, loaded, tokenizer)

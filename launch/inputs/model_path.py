@@ -39,6 +39,7 @@ TOKENIZERS = [
     "*.tiktoken",
 ]
 INDEX = "model.safetensors.index.json"
+LFS, LFS_BYTES = b"version https://git-lfs.github.com/spec/", 1024  # of a pointer file
 OPTIONAL = ("generation_config.json", "tokenizer_config.json", "special_tokens_map.json")
 
 
@@ -48,11 +49,18 @@ def check(config: Config, path: Path, reads_tokenizer: bool) -> None:
     Reading tokenizer.json takes up to a second. recipes/models/pretrained.py checks what needs
     transformers, such as the end token.
     """
+    tokenizer_files = [file for pattern in TOKENIZERS for file in path.glob(pattern)]
+    for file in (*tokenizer_files, *_weights(path)):
+        if file.is_file() and file.stat().st_size < LFS_BYTES and LFS in file.read_bytes():
+            raise UserError(
+                f"{file}: only Git LFS's pointer to the file. Use: git lfs pull, in the clone that "
+                "it comes from, and copy it again."
+            )
     content = json_object(path / "config.json")
     for name in (*OPTIONAL, *(["tokenizer.json"] if reads_tokenizer else [])):
         if (path / name).is_file():
             json_object(path / name)
-    if not any(file for pattern in TOKENIZERS for file in path.glob(pattern)):
+    if not tokenizer_files:
         raise UserError(
             f"model.path={path}: no tokenizer. A model directory needs tokenizer.json (or "
             f"{', '.join(TOKENIZERS[1:-1])}). Use: the tokenizer files of the original model."

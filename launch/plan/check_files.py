@@ -243,6 +243,9 @@ def _check_packages(config: Config) -> None:
             if package := ATTENTION.get(kernel := getattr(config.hardware, key)):
                 override, remedy = f"hardware.{key}={kernel}", f"hardware.{key}={remedy}"
                 _check_package(config, override, package, remedy, "")
+        if package := _tokenizer_package(config.model.path):
+            override = f"model.path={config.model.path} without tokenizer.json"
+            _check_package(config, override, package, "model.path=<a directory with one>", "")
     precision = config.precision.name if config.method.uses_precision else "fp32"
     settings = [(f"precision={precision}", precision, "precision=bf16")]
     for name in ("modes", "precisions") if config.method.measures_machine else ():
@@ -256,6 +259,15 @@ def _check_packages(config: Config) -> None:
     for override, precision, remedy in settings:
         if precision in LOW_PRECISION:
             _check_package(config, override, LOW_PRECISION[precision], remedy, "quantization.in")
+
+
+def _tokenizer_package(path: str | None) -> str | None:
+    """Return the package that converts a directory's tokenizer; None if none is needed."""
+    file = Path(path or "") / "tokenizer.model"
+    if path is None or not file.is_file() or (file.parent / "tokenizer.json").is_file():
+        return None
+    with file.open("rb") as content:  # protobuf, or Base64 in lines
+        return "sentencepiece" if content.read(1) == b"\n" else "tiktoken"
 
 
 def optimizer_package(optimizer: str) -> str | None:

@@ -66,15 +66,21 @@ def _identity(path: str | None, hub_id: str | None, revision: str | None) -> str
 
 
 def check_not_a_run(path: Path) -> None:
-    """Raise UserError if model.path is an adapter, or belongs to a run that has no model.
+    """Raise UserError if model.path has an adapter, or belongs to a run that has no model.
 
     The message offers the models of the run's phases and its newest checkpoint.
     """
-    if (path / "adapter_config.json").is_file() and not (path / "config.json").is_file():
+    if (path / "adapter_config.json").is_file():
+        adapter = f"model.path=<its base model> adapter=<its kind> adapter.path={path}"
+        weights = {file.name for file in path.glob("*.safetensors")} - {"adapter_model.safetensors"}
+        if weights and (path / "config.json").is_file():
+            raise UserError(
+                f"model.path={path} also has an adapter, which transformers would load into the "
+                f"model. Use: {adapter}, or move adapter_config.json out of this directory."
+            )
         raise UserError(
-            f"model.path={path} is an adapter, not a model. Use: model.path=<its base model> "
-            f"adapter=<its kind> adapter.path={path}, or model.path=<its run>, which has the "
-            "merged model."
+            f"model.path={path} is an adapter, not a model. Use: {adapter}, or model.path=<its "
+            "run>, which has the merged model."
         )
     run, record = path.parent, read_json(path.parent / "record.json")
     if path.name != "model" or path.is_dir() or record is None:

@@ -12,7 +12,7 @@ def flops_per_token(model: nn.Module, sequence_tokens: float, reference: bool = 
     checkpointing does not count (MFU, not HFU; arXiv:2204.02311, appendix B). `sequence_tokens` is
     the mean length of a sequence. `reference` adds the forward pass of a frozen copy.
     """
-    config = model.config
+    config = model.config.get_text_config()  # of a model of text and images, the text's part
     embedding = 0 if config.tie_word_embeddings else _numel(model.get_input_embeddings().weight)
     trained = sum(_numel(p) for p in model.parameters() if p.requires_grad)
     frozen = sum(_numel(p) for p in model.parameters() if not p.requires_grad)
@@ -20,12 +20,11 @@ def flops_per_token(model: nn.Module, sequence_tokens: float, reference: bool = 
         trained -= embedding
     else:
         frozen -= embedding
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    heads = getattr(config, "num_attention_heads", 0)  # state-space models have none
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // max(heads, 1)
     # Scores and weighted sum take 4 operations per pair of positions and dimension. Half of the
     # pairs are masked, and the backward pass takes twice as many operations: 4 / 2 * 3 = 6.
-    attention = (
-        6 * config.num_hidden_layers * config.num_attention_heads * head_dim * sequence_tokens
-    )
+    attention = 6 * config.num_hidden_layers * heads * head_dim * sequence_tokens
     forward = 2 * (trained + frozen) + attention / 3
     return 6 * trained + 4 * frozen + attention + (forward if reference else 0.0)
 

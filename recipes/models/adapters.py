@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from omegaconf import DictConfig
 from peft import LoraConfig, PeftModel, get_peft_model_state_dict
+from peft.tuners.lora import LoraLayer
 from peft.utils import SAFETENSORS_WEIGHTS_NAME
 from safetensors import safe_open
 from torch import Tensor, nn
@@ -156,6 +157,21 @@ def _merged_weights(
             yield plain, base, merge_weight(base, a, b, scaling, *magnitude)
 
 
+def check_mergeable(model: nn.Module) -> None:
+    """Raise UserError if an adapter is on a layer that is not linear, which merge() cannot add.
+
+    all-linear includes GPT-2's convolutions, and the weights of experts in one tensor.
+    """
+    for name, layer in model.named_modules():
+        if not isinstance(layer, LoraLayer) or isinstance(layer.get_base_layer(), nn.Linear):
+            continue
+        raise UserError(
+            f"adapter.target_modules: {name.removeprefix(PREFIX)} is of the class "
+            f"{type(layer.get_base_layer()).__name__} and not linear, so its adapter cannot be "
+            "merged. Use: adapter.target_modules=[q_proj,k_proj,v_proj,o_proj], or adapter=none."
+        )
+
+
 def merge(model: PeftModel, state: Tensors | None) -> tuple[PreTrainedModel, float]:
     """Return the merged model on the CPU, and the share of the learned change that rounding loses.
 
@@ -164,12 +180,6 @@ def merge(model: PeftModel, state: Tensors | None) -> tuple[PreTrainedModel, flo
     """
     if state is None:
         state = dict(model.named_parameters())
-    embedding = next((name for name in state if ".lora_embedding_" in name), None)
-    if embedding:
-        raise UserError(
-            f"adapter.target_modules={model.peft_config['default'].target_modules}: {embedding} is "
-            "not a linear layer. Use: adapter.target_modules=all-linear."
-        )
     merged, lost, learned = {}, 0.0, 0.0
     for name, base, exact in _merged_weights(model, state, lambda _: contextlib.nullcontext()):
         rounded = base

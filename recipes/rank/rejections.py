@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 from huggingface_hub.errors import StrictDataclassError
 
 from launch.core.errors import UserError
@@ -19,6 +20,7 @@ REJECTIONS = (
     ImportError,
     OSError,
     StrictDataclassError,
+    httpx.HTTPError,  # push_to_hub without a network
 )
 
 

@@ -107,6 +107,7 @@ def train(config: DictConfig, trainer: Trainer, metrics: Metrics, cycle: int = 1
     if is_main_rank():
         checkpoint.clear_staging(output_dir)
     _check_strategy(config, trainer)
+    adapters.check_mergeable(trainer.model)
     trainer.compile_layers(config)
     metrics.telemetry = telemetry.for_this_rank(config.hardware)
     profile = profiling.create_profile(config)

@@ -11,6 +11,8 @@ QWEN3_0_6B = {"model_type": "qwen3", "num_hidden_layers": 28, "hidden_size": 102
 QWEN3_0_6B |= {"intermediate_size": 3072, "num_attention_heads": 16, "num_key_value_heads": 8}
 QWEN3_0_6B |= {"vocab_size": 151936, "max_position_embeddings": 40960}
 
+LFS = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 9\n"
+
 
 def warnings_of(tmp_path, content, *overrides):
     (tmp_path / "config.json").write_text(content)
@@ -52,9 +54,15 @@ def test_a_malformed_config_is_rejected(launch, tmp_path, content, message):
     ("generation_config.json", "{", "{}/generation_config.json: damaged"),
     ("tokenizer_config.json", "[]", "{}/tokenizer_config.json: damaged"),
     ("special_tokens_map.json", "", "{}/special_tokens_map.json: damaged"),
-], ids=range(7))  # fmt: skip
+    ("tokenizer.json", LFS, "{}/tokenizer.json: only Git LFS's pointer"),
+    ("model.safetensors", LFS, "{}/model.safetensors: only Git LFS's pointer"),
+    ("tokenizer.model", "YQ== 0", "without tokenizer.json: the package tiktoken is not installed"),
+    ("tokenizer.model", "\n", "without tokenizer.json: the package sentencepiece is not installed"),
+], ids=range(11))  # fmt: skip
 def test_a_model_that_ranks_cannot_load_is_rejected(launch, tmp_path, name, content, message):
     leave_model(tmp_path)
+    if name == "tokenizer.model":
+        (tmp_path / "tokenizer.json").unlink()
     (tmp_path / name).write_text(content)
     done = launch("hardware=cpu", f"model.path={tmp_path}", "mode=plan")
     assert done.code == 2
@@ -75,7 +83,7 @@ def test_a_type_that_only_other_software_knows_is_accepted(launch, tmp_path, ove
 
 def test_a_run_reads_the_tokenizer(launch, tmp_path):
     leave_model(tmp_path)
-    (tmp_path / "tokenizer.json").write_text("version https://git-lfs.github.com/spec/v1")
+    (tmp_path / "tokenizer.json").write_text("{")
     done = launch("hardware=cpu", f"model.path={tmp_path}", "mode=run")
     assert done.code == 2
     assert done.err.startswith(f"{tmp_path}/tokenizer.json: damaged")

@@ -85,6 +85,8 @@ def test_the_error_for_a_run_without_a_model_offers_others(error_of, tmp_path):
     assert "Use: model.path=<the run that trained the model>." in error_of(f"model.path={done}")
     adapter = files_of(tmp_path / "adapter", adapter_config={})
     assert "is an adapter, not a model" in error_of(f"model.path={adapter}")
+    (files_of(adapter, config={}) / "model.safetensors").touch()
+    assert "also has an adapter" in error_of(f"model.path={adapter}")
     phases = {"one": "1_one", "two": "2_two"}
     chosen = {"raft": {"model": "2_two", "evaluation": "3_three", "last_evaluation": "3_three"}}
     pipeline = files_of(tmp_path / "chosen", record={"phases": phases, "chosen": chosen})

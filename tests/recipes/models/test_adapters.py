@@ -12,7 +12,7 @@ import torch
 from omegaconf import OmegaConf
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from launch.core.errors import UserError
 from launch.estimate import adapter_layers
@@ -84,10 +84,17 @@ def test_layers_without_an_adapter_are_dequantized(monkeypatch):
     assert torch.equal(saved.model.layers[0].mlp.up_proj.weight, packed * 2)
 
 
-def test_adapters_of_embeddings_are_rejected():
-    config = LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=["embed_tokens", "q_proj"])
-    with pytest.raises(UserError, match="embed_tokens"):
-        adapters.merge(get_peft_model(base(), config), None)
+@pytest.mark.parametrize(("kind", "values", "modules", "name"), [
+    ("qwen3", {"num_key_value_heads": 1, "head_dim": 4}, ["embed_tokens"], "embed_tokens"),
+    ("gpt2", {}, "all-linear", "c_attn is of the class Conv1D"),
+    ("mixtral", {"num_key_value_heads": 1, "head_dim": 4}, "all-linear", "mlp"),
+])  # fmt: skip
+def test_adapters_of_layers_that_are_not_linear_are_rejected(kind, values, modules, name):
+    sizes = {"vocab_size": 16, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes, **values))
+    config = LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=modules)
+    with pytest.raises(UserError, match=name):
+        adapters.check_mergeable(get_peft_model(model, config))
 
 
 def settings(path, dropout=0.0):

@@ -325,3 +325,9 @@ def test_reject_too_few_rows_for_a_batch(tmp_path):
     )
     with pytest.raises(UserError, match="the data has only 16 rows"):
         train_loop.train(config, trainer, Metrics(config))
+
+
+def test_the_reference_of_random_weights_is_the_model_at_the_start(tmp_path):
+    trainer = built(tmp_path / "run", "grpo", "method.args.beta=0.1")[1]
+    reference = trainer.ref_model.state_dict()
+    assert all(torch.equal(reference[name], w) for name, w in trainer.model.state_dict().items())
