@@ -29,9 +29,12 @@ NOT_FOUND, CONFLICT = 404, 409
 Show = Callable[[str], None]
 
 
+def address() -> str:
+    return os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
+
+
 def connect() -> docker.DockerClient:
     """Connect to an engine that answers. Raises HostError."""
-    address = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
     try:
         # The timeout is for a response without data, in seconds. Installing torch prints nothing
         # for minutes on a slow disk.
@@ -40,11 +43,11 @@ def connect() -> docker.DockerClient:
     except (docker.errors.DockerException, requests.RequestException) as error:
         if "PermissionError" in repr(error) or "Permission denied" in str(error):
             raise HostError(
-                f"This user has no access to the docker engine's socket ({address}). Join its "
+                f"This user has no access to the docker engine's socket ({address()}). Join its "
                 "group (sudo usermod -aG docker $USER), then log in again."
             ) from error
         raise HostError(
-            f"No docker engine answers at {address} ({root_cause(error)}). Install or start one "
+            f"No docker engine answers at {address()} ({root_cause(error)}). Install or start one "
             "(Debian: apt-get install docker.io; systemctl start docker), or set DOCKER_HOST."
         ) from error
     return client

@@ -1,7 +1,7 @@
 """Compose, check, plan, run and record on the host. Nothing here imports torch.
 
-The programs are run.py, doctor.py, report.py and reproduce.py. The packages follow in the order in
-which a run uses them. import-linter checks that each imports only from those above it:
+The programs are run.py, doctor.py, report.py, reproduce.py and chat.py. The packages follow in the
+order in which a run uses them. import-linter checks that each imports only from those above it:
 
 core       errors and exit codes, similar names, JSON files
 schema     the typed configuration that conf/ fills, and the types that modules exchange

@@ -31,6 +31,7 @@ from launch.core.console import run_program
 from launch.core.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, HostError, UserError
 from launch.execution import record
 from launch.execution.execute import check_host, execute, signals
+from launch.inputs.paths import pinned
 from launch.machine import detect
 from launch.plan import rundir, sealed
 from launch.plan.planning import make_plan, prepare
@@ -155,7 +156,7 @@ def main(arguments: list[str]) -> int:
         print(__doc__)
         return EXIT_DONE if arguments in (["-h"], ["--help"]) else UserError.exit_code
     try:
-        return reproduce(Path(arguments[0]).absolute())
+        return reproduce(pinned(arguments[0]))
     except (UserError, HostError) as error:
         print(error, file=sys.stderr)
         return error.exit_code

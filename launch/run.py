@@ -34,7 +34,7 @@ from launch.core.errors import (
     UserError,
     os_error_text,
 )
-from launch.execution import row_preview, slurm
+from launch.execution import row_preview, slurm, terminal
 from launch.execution.execute import check_host, execute
 from launch.machine import detect
 from launch.plan import rundir, show
@@ -66,6 +66,8 @@ def run(overrides: list[str]) -> int:
     warnings = [*request.warnings, *warnings]
     if config.data.preview and config.mode == Mode.run:
         return row_preview.run(choose(config, host), host, warnings, request)
+    if config.method.kind == "chat" and config.mode == Mode.run:
+        return terminal.run(choose(config, host), host, warnings, request)
     run_dir, resumed = rundir.choose(config, starts=config.mode == Mode.run)
     warnings += rundir.skipped_run_notes(config, run_dir)
     warnings += rundir.changed_rank_notes(config, run_dir)

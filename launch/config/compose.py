@@ -32,6 +32,7 @@ from launch.config.row_reward import follow_rows
 from launch.config.wording import CONF, check_key, groups, translate
 from launch.core.errors import UserError
 from launch.inputs import model_config
+from launch.inputs.paths import pinned
 from launch.schema import Config
 
 CHOOSABLE = ("method.args.", "hardware.dataloader.", "step.")  # what speed=auto may choose
@@ -124,7 +125,7 @@ def _with_absolute_paths(config: Config) -> Config:
     for args in (config.method.args, *(phase for phase in phases if isinstance(phase, dict))):
         for name in ("reuse", "lm_eval_include", "gguf_converter", "results_from", "dataset"):
             if isinstance(args.get(name), str):
-                args[name] = str(Path(args[name]).expanduser().absolute())
+                args[name] = str(pinned(args[name]))
     return config
 
 
@@ -134,7 +135,7 @@ def _make_absolute(holder: Any, key: str, prefix: str = "") -> None:
     path = getattr(holder, name)
     if path == "":  # often from an unset shell variable
         raise UserError(f"{prefix}{key}=: the path is empty. Use: {prefix}{key}=<a path or null>.")
-    setattr(holder, name, path and str(Path(path).expanduser().absolute()))
+    setattr(holder, name, path and str(pinned(path)))
 
 
 def leaf(config: Config, key: str) -> object:

@@ -69,7 +69,7 @@ def memory(
     for process in processes:
         if process.kind in UNPLANNED:
             continue
-        serves = process.kind == "server" or value_or_none(config, "engine") == "vllm"
+        serves = process.kind in ("server", "service") or value_or_none(config, "engine") == "vllm"
         capacity = min([nominal, *(smaller[gpu] for gpu in process.gpus if gpu in smaller)])
         if serves:
             moment, parts, scattered = "", _server_parts(config, capacity), 0.0
@@ -146,7 +146,7 @@ def _rank_parts(config: Config, capacity: float) -> tuple[str, dict[str, float]]
     """Return the moment of a rank's peak memory, and the parts of the peak in 1e9 bytes."""
     overhead = CPU_OVERHEAD_GB if config.hardware.vendor == Vendor.none else OVERHEAD_GB
     if not config.method.trains:
-        rows = batch(config).per_device * int(value(config, "samples_per_prompt"))
+        rows = batch(config).per_device * int(value_or_none(config, "samples_per_prompt") or 1)
         parts = {
             "weights": rank_memory.base_bytes(config),
             **rank_memory.generating_bytes(config, rows),

@@ -44,9 +44,7 @@ class ContainedProcess:
         self.spec, self.log = spec, log
         self.exit_code: int | None = None
         self.state: dict[str, Any] = {}
-        for mount in spec.mounts:  # the engine would create missing folders as root
-            if not mount.read_only:
-                Path(mount.source).mkdir(parents=True, exist_ok=True)
+        docker_engine.make_mounted(spec)
         self.container = docker_engine.create(client, spec, image_id, host)
         try:
             with docker_engine.host_errors(f"container {spec.name}: "):

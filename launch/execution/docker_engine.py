@@ -204,6 +204,13 @@ def remove(container: Container) -> None:
             raise
 
 
+def make_mounted(spec: ContainerSpec) -> None:
+    """Create the missing folders that a container writes. The engine would create them as root."""
+    for mount in spec.mounts:
+        if not mount.read_only:
+            Path(mount.source).mkdir(parents=True, exist_ok=True)
+
+
 def create(
     client: docker.DockerClient, spec: ContainerSpec, image_id: str, host: Host
 ) -> Container:

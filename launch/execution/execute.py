@@ -49,6 +49,7 @@ from launch.plan.planning import rank_config
 from launch.plan.views import as_json
 from launch.schema.enums import Format, Preflight, Vendor
 from launch.schema.plan import Plan, Process
+from launch.schema.trainer_args import value_or_none
 from launch.search import fit
 
 RESERVED, RESERVED_BYTES = ".reserved", 2**20  # for the final record, which is about 0.1 MB
@@ -63,6 +64,7 @@ def check_host(plan: Plan, host: Host) -> dict[str, Any] | None:
     config = plan.config
     inherited.check_copies(host.environ)
     check_gpus(plan, host)
+    check_port(plan, host)
     check_plan(plan)
     if config.runtime.slurm.nodes > 1 and "SLURM_JOB_ID" not in host.environ:
         raise HostError(
@@ -117,6 +119,16 @@ def check_tools(plan: Plan, host: Host) -> None:
         output = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
         if problem := tools.message(plan.config, json.loads(output)):
             raise HostError(problem)
+
+
+def check_port(plan: Plan, host: Host) -> None:
+    """Raise HostError if another program listens on the port of method=serve."""
+    port = value_or_none(plan.config, "port") if plan.config.method.kind == "service" else None
+    if port in host.listening:
+        raise HostError(
+            f"method.args.port={port}: another program listens on this port. Use: "
+            f"method.args.port={host.free_port(int(port) + 1)}."
+        )
 
 
 def check_sandbox(plan: Plan, host: Host) -> None:

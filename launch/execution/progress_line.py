@@ -23,7 +23,9 @@ class Progress:
         self.label = f"{plan.config.method.name} {plan.config.model.name}"
         self.offset = self.file.stat().st_size if self.file.exists() else 0
         self.started = time.monotonic()
-        self.line = f"{self.label}: starting (imports and model)"
+        is_service = plan.config.method.kind == "service"
+        activity = "until Ctrl-C" if is_service else "starting (imports and model)"
+        self.line = f"{self.label}: {activity}"
         self.status = Status(Text(self.line), console=self.console)
 
     def __enter__(self) -> Progress:

@@ -9,6 +9,20 @@ from pathlib import Path
 from launch.machine.detect import Host
 from launch.schema import Config
 
+LATEST = "latest"  # link in runs/<name> to the newest run
+
+
+def pinned(path: str | Path) -> Path:
+    """Return an absolute path that names a run in place of the link runs/<name>/latest.
+
+    With the link, a record would name another run after the next command.
+    """
+    path = Path(path).expanduser().absolute()
+    for folder in (path, *path.parents):
+        if folder.name == LATEST and folder.is_symlink():
+            return real_folder(folder) / path.relative_to(folder)
+    return path
+
 
 def real_folder(folder: Path) -> Path:
     """Return the real location of a phase's directory.

@@ -31,6 +31,8 @@ def num_trainers(config: Config) -> int:
 
 
 def trainers_of_a_node(config: Config) -> int:
+    if config.method.kind == "service":  # one process for all GPUs
+        return 1
     return max(1, num_gpus(config) - num_server_gpus(config))
 
 
@@ -40,11 +42,11 @@ def starts_directly(config: Config, kind: str) -> bool:
     torchrun imports torch, which adds three seconds to every start. It is only needed for several
     ranks, for a strategy, and for rocprof, whose output files are named after torchrun's RANK.
     """
-    if kind == "prepare":
+    if kind in ("prepare", "service"):
         return True
     is_alone = num_trainers(config) == 1 and config.topology.strategy == "none"
     is_profiled = config.profile == Profile.rocprof
-    return is_alone and not is_profiled and kind in ("trainer", "evaluator", "exporter")
+    return is_alone and not is_profiled and kind in ("trainer", "evaluator", "exporter", "chat")
 
 
 def creates_model(config: Config) -> bool:

@@ -92,8 +92,17 @@ def specs(
             memlock=bool(gpus) or runtime.infiniband,
             security_opt=security(on_amd, host),
             secrets=secrets,
+            ports=published_ports(config),
         )
     return containers
+
+
+def published_ports(config: Config) -> dict[int, str]:
+    """Return the port of method=serve and its address on the host."""
+    if config.method.kind != "service" or config.runtime.network == Network.host:
+        return {}
+    host, port = (value_or_none(config, name) for name in ("host", "port"))
+    return {int(port): str(host)}
 
 
 def peer_gpus(process: Process, processes: list[Process]) -> list[int]:
@@ -243,8 +252,11 @@ def _inputs(config: Config, host: Host) -> list[tuple[str, str]]:
 def as_json(spec: ContainerSpec) -> dict[str, Any]:
     """Return a container as an object of mode=plan format=json."""
     content = plain(spec)
-    for key in ("environment", "confinement", "shm_gb"):  # the process's `env` has the environment
+    # The process's `env` has the environment. The launcher's terminal decides stdin and tty.
+    for key in ("environment", "confinement", "shm_gb", "stdin", "tty"):
         del content[key]
+    if not spec.ports:
+        del content["ports"]
     content |= {"devices": list(spec.devices), "device_reasons": spec.devices}
     content["shm_size"] = f"{spec.shm_gb:g}g"
     return content | ({"read_only": True, **plain(spec.confinement)} if spec.confinement else {})
@@ -272,6 +284,8 @@ def sdk_arguments(spec: ContainerSpec) -> dict[str, dict[str, Any]]:
     }
     if spec.pid != "private":
         host["pid_mode"] = spec.pid
+    if spec.ports:
+        host["port_bindings"] = {port: (address, port) for port, address in spec.ports.items()}
     if spec.ipc in ("private", "shareable"):
         host["shm_size"] = int(spec.shm_gb * 1e9)
     if spec.memory_gb is not None:
@@ -294,6 +308,10 @@ def sdk_arguments(spec: ContainerSpec) -> dict[str, dict[str, Any]]:
         "stop_timeout": spec.stop_timeout_s,  # the engine's default of 10 s would interrupt a save
         "use_config_proxy": False,  # `docker inspect` would show the proxies' passwords
     }
+    if spec.ports:
+        container["ports"] = [*spec.ports]
+    if spec.stdin:
+        container |= {"tty": spec.tty, "stdin_open": True, "detach": False}
     if spec.confinement:
         # An attached container exits with the launcher, because its stdin closes.
         container |= {"working_dir": "/tmp", "stdin_open": True, "detach": False}

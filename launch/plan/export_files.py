@@ -8,8 +8,8 @@ from pathlib import Path
 from launch.core.errors import UserError
 from launch.core.json_files import read_json
 from launch.inputs.jsonl_files import check_is_file
+from launch.inputs.run_models import phases_with_model
 from launch.schema import Config
-from launch.schema.cycle_choice import recorded
 from launch.schema.trainer_args import value_or_none
 
 TOKEN = "HF_TOKEN"
@@ -85,9 +85,7 @@ def check_not_a_run(path: Path) -> None:
     run, record = path.parent, read_json(path.parent / "record.json")
     if path.name != "model" or path.is_dir() or record is None:
         return
-    # In a pipeline, models of the best RAFT cycles come first.
-    names = [*(choice["model"] for choice in recorded(record)), *record.get("phases", {}).values()]
-    models = [run / name / "model" for name in dict.fromkeys(names)]
+    models = phases_with_model(run, record)
     # Complete checkpoints that have a model's files, by step.
     checkpoints = {
         int(folder.name.rpartition("-")[2]): folder
@@ -96,7 +94,7 @@ def check_not_a_run(path: Path) -> None:
     }
     if checkpoints:
         models.append(checkpoints[max(checkpoints)])
-    remedies = [f"model.path={m.parent if m.name == 'model' else m}" for m in models if m.is_dir()]
+    remedies = [f"model.path={model}" for model in models]
     if record.get("status") != "done" and not ("phases" in record and remedies):
         remedies.insert(0, "the command of that run again, to finish it")
     raise UserError(

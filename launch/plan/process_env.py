@@ -101,6 +101,7 @@ def _conditions(config: Config, kind: str, gpus: list[int]) -> dict[str, bool]:
         "gid_index": slurm.gid_index is not None,
         "tensorboard": trains and config.tracking.name == "tensorboard",
         "serves": serves,
+        "chats": kind == "chat" and runs_vllm,
         "generates_on_cpu": runs_vllm and on_cpu,
         "sizes_cache_on_cpu": runs_vllm and on_cpu and not topology.server_cache_gb,
         "vllm_on_nvidia": (runs_vllm or topology.name == "colocate") and vendor == Vendor.nvidia,

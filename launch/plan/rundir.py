@@ -26,7 +26,7 @@ from launch.config.identity import (
 from launch.core.errors import UserError
 from launch.core.json_files import read_json, sha256_once
 from launch.inputs import sample_files
-from launch.inputs.paths import run_hash
+from launch.inputs.paths import LATEST, pinned, run_hash
 from launch.plan import resuming, sealed
 from launch.schema import Config
 
@@ -39,6 +39,7 @@ TIME_FORMAT = "%Y%m%d-%H%M%S"
 # Directories in memory or on a local disk. They hold a run's lock if its file system has no locks.
 LOCAL_LOCKS = (Path("/dev/shm"), Path("/tmp"))
 AGAIN = "-again-"  # part of the name of a run that reproduces another
+FRESH_NAME = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}")
 
 
 def choose(config: Config, starts: bool = False) -> tuple[Path, bool]:
@@ -81,6 +82,11 @@ def fresh_name(home: Path | None = None) -> str:
     return f"{now:{TIME_FORMAT}}-{secrets.token_hex(3)}"
 
 
+def run_dirs(home: Path) -> list[Path]:
+    """Return the directories in `home`, newest first, without the link to the newest."""
+    return sorted((folder for folder in home.glob("*/") if folder.name != LATEST), reverse=True)
+
+
 def newest_unfinished(home: Path, hash_: str, with_running: bool = False) -> Path | None:
     """Return the newest unfinished run with composition hash `hash_` that can resume, or None.
 
@@ -107,7 +113,7 @@ def _runs(home: Path, hash_: str) -> Iterator[tuple[Path, dict[str, Any] | None]
 
     Such a run is left out if its plan.json has another hash, or if it lacks a record and results.
     """
-    for folder in sorted(home.glob("*/"), reverse=True):
+    for folder in run_dirs(home):
         if AGAIN in folder.name or not may_have_hash(folder / "record.json", hash_):
             continue
         record = read_json(folder / "record.json")
@@ -170,8 +176,8 @@ def record_problem(folder: Path) -> str | None:
 
 def runs_in(folder: Path) -> str:
     """Return a hint that names the newest run in a folder, or '' if it contains none."""
-    newest = max(folder.glob("*/record.json"), key=lambda file: file.parent.name, default=None)
-    return f" It contains runs; the newest is {newest.parent}." if newest else ""
+    newest = next((run for run in run_dirs(folder) if (run / "record.json").is_file()), None)
+    return f" It contains runs; the newest is {newest}." if newest else ""
 
 
 def changed_data(record: dict[str, Any]) -> list[str]:
@@ -199,7 +205,7 @@ def _requested(config: Config) -> Path:
 
     Raises UserError if this composition cannot resume there.
     """
-    folder = Path(config.resume).absolute()
+    folder = pinned(config.resume)
     file = folder / "record.json"
     record, problem, changes = read_json(file), None, list[str]()
     if record is None and not os.path.exists(file):
@@ -247,13 +253,19 @@ def differences(old: Any, new: Any, key: str = "") -> list[str]:
 
 
 def make(folder: Path) -> None:
-    """Create a run directory. Raises UserError."""
+    """Create a run directory, and let runs/<name>/latest point to it. Raises UserError."""
     try:
         (folder / "logs").mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(
             f"{folder}: cannot be created ({error.strerror}). Use: run_root=<another directory>."
         ) from error
+    if FRESH_NAME.fullmatch(folder.name):  # neither a phase nor the reproduction of a run
+        link = folder.with_name(f".{LATEST}.{folder.name}")
+        with suppress(OSError):  # a file system without links; the run does not need it
+            link.unlink(missing_ok=True)
+            link.symlink_to(folder.name)
+            link.replace(folder.with_name(LATEST))
 
 
 @contextmanager

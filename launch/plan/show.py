@@ -14,17 +14,32 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from launch.config.request import Request
 from launch.core import json_files
 from launch.estimate import batch_counts
 from launch.machine import placement
 from launch.machine.gpu import GIB
-from launch.plan import data_cache
+from launch.plan import data_cache, next_steps
+from launch.plan.next_steps import short_path
 from launch.plan.views import as_json, at_steps, image_json
 from launch.schema import Config, shapes
 from launch.schema.data import Data
 from launch.schema.enums import Format, Init, SpeedMode, Vendor
 from launch.schema.plan import Balance, Plan
 from launch.schema.trainer_args import value_or_none
+
+# How a run's end shows figures of result.json; it shows others by name.
+UNITS = {
+    "steps": "{digits} steps",
+    "accuracy": "accuracy {value:.1%}",
+    "pass_rate": "pass rate {value:.1%}",
+    "mfu": "MFU {value:.1%}",
+    "tokens_per_second": "{digits} tokens/s",
+    "tflops_per_gpu": "{digits} TFLOPS per GPU",
+    "memory_peak_gb": "peak {digits} GB",
+    "step_s": "{digits} s per step",
+    "time_s": "{digits} s",
+}
 
 
 def show(config: Config, content: Callable[[], dict[str, Any]], *plans: Plan) -> None:
@@ -137,7 +152,8 @@ def _facts(plan: Plan) -> dict[str, str]:
         if model.num_experts:
             size += f" ({_count(shapes.active_parameters(model))} per token)"
         facts["model"] = f"{model.name}, {size}, from {source}"
-    if config.method.measures_machine or config.method.exports:  # neither has batches or data
+    method = config.method
+    if method.measures_machine or method.exports or method.waits_for_user:  # no batches or data
         values = [f"{name} {v}" for name, v in config.method.args.items() if v is not None]
         facts["method"] = ", ".join([config.method.name, *values])
     else:
@@ -159,6 +175,9 @@ def _facts(plan: Plan) -> dict[str, str]:
     servers = f"{placement.num_server_gpus(config)} GPU(s) generate, " if topology.servers else ""
     ranks = f"{placement.num_trainers(config)} rank(s)"
     ranks += f" with {topology.strategy}" if topology.strategy != "none" else ""
+    if config.method.kind == "service":
+        width = topology.server_tensor_parallel
+        ranks = f"{placement.num_gpus(config) // width} replica(s), {width} GPU(s) each"
     place = f"slurm ({runtime.on_node} on the node)" if runtime.name == "slurm" else runtime.name
     facts["topology"] = f"{topology.name} on {place}: {servers}{ranks}"
     if image := image_json(config):
@@ -224,8 +243,9 @@ def show_end(config: Config, plan: Plan, exit_code: int) -> None:
     """Print a run's end: one JSON object under format=json, otherwise text."""
     if config.format == Format.json:
         print(json.dumps(end_json(plan, exit_code), indent=1))
-    else:
-        say_end(config, plan, exit_code)
+        return
+    say_end(config, plan, exit_code)
+    say_next(config, plan.run_dir, Request(plan.overrides))
 
 
 def end_json(plan: Plan, exit_code: int) -> dict[str, Any]:
@@ -241,7 +261,7 @@ def say_end(config: Config, plan: Plan, exit_code: int) -> None:
         for key, value in result.items()
         if type(value) in (int, float) and key != "exit_code"
     }
-    results = ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
+    results = ", ".join(_rounded(name, value) for name, value in figures.items())
     statuses = {0: "done", 75: "interrupted; the same command resumes it"}
     status = statuses.get(exit_code, f"failed, exit code {exit_code}")
     say(config, f"{plan.name}: {status}" + (f" ({results})" if results else ""))
@@ -252,7 +272,16 @@ def say_end(config: Config, plan: Plan, exit_code: int) -> None:
     say(config, f"Everything is in {short_path(plan.run_dir)}")
 
 
-def short_path(path: str | Path) -> str:
-    """Return a path in the current directory as a relative path, and any other path unchanged."""
-    cwd = Path.cwd()
-    return str(Path(path).relative_to(cwd) if Path(path).is_relative_to(cwd) else path)
+def _rounded(name: str, value: float) -> str:
+    """Return a figure of result.json with three digits; integers and thousands in full."""
+    is_long = isinstance(value, int) or abs(value) >= 1000
+    digits = f"{value:,.0f}" if is_long else f"{value:.3g}"
+    return UNITS.get(name, f"{name} {{digits}}").format(digits=digits, value=value)
+
+
+def say_next(config: Config, run_dir: Path, request: Request) -> None:
+    """Print the commands that read the run or use its model."""
+    commands = next_steps.commands(config, run_dir, request)
+    say(config, f"Next: {' - '.join(commands)}")
+    for step, command in commands.items():
+        say(config, f"  {step:<10}{command}")

@@ -106,8 +106,8 @@ def kind_of(folder: Path) -> str:
     if any(os.path.isfile(folder / name) for name in RUN_FILES):
         return "run"
     if os.path.isdir(folder):
-        runs = sorted(path.parent for path in folder.glob("*/record.json"))
-        hint = f" It contains {len(runs)} run(s), for example {runs[-1]}." if runs else ""
+        runs = [run for run in rundir.run_dirs(folder) if (run / "record.json").is_file()]
+        hint = f" It contains {len(runs)} run(s), for example {runs[0]}." if runs else ""
     else:
         siblings = folder.parent.iterdir() if folder.parent.is_dir() else []
         hint = near(folder.name, [path.name for path in siblings if path.is_dir()])

@@ -124,15 +124,20 @@ def _topology_limits(c: Config) -> Iterator[Limit]:
 
 def _server_limits(c: Config) -> Iterator[Limit]:
     topology, heads = c.topology, c.model.num_heads
-    if topology.name == "split" or has_vllm(c):
+    is_service, gpus = c.method.kind == "service", placement.num_gpus(c)
+    if topology.name == "split" or has_vllm(c) or is_service:
         yield "server_cache", topology.server_cache_gb, Range(minimum=longest_served_gb(c))
         server_lengths = Range(minimum=longest(c) + 1, maximum=c.model.max_positions)
         yield "server_length", topology.server_max_length, server_lengths
-    if topology.name != "split":
+    if topology.name != "split" and not is_service:
         return
-    yield "split_needs_a_server", topology.servers, Range(minimum=1)
     divisors = [n for n in range(1, heads + 1) if heads % n == 0]
     yield "server_heads", topology.server_tensor_parallel, divisors
+    if is_service:
+        widths = [n for n in range(1, gpus + 1) if gpus % n == 0]
+        yield "service_gpus", topology.server_tensor_parallel, widths
+        return
+    yield "split_needs_a_server", topology.servers, Range(minimum=1)
     if topology.overlap == "stream" and "num_generations" in known(c):
         yield "staleness_of_stream", topology.max_staleness, Range(minimum=min_staleness(c))
 

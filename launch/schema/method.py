@@ -57,8 +57,11 @@ class Method(Properties):
 
     name: str = MISSING
     program: str = MISSING  # module of recipes/ that every rank runs
-    # trainer, evaluator, exporter, bench, tune, or cycles (several phases)
-    kind: str = checked(words=("trainer", "evaluator", "exporter", "bench", "tune", "cycles"))
+    # trainer, evaluator, exporter, bench, tune, chat (in the terminal), service (until stopped), or
+    # cycles (several phases)
+    kind: str = checked(
+        words=("trainer", "evaluator", "exporter", "bench", "tune", "chat", "service", "cycles")
+    )
     config_class: str = MISSING  # class of `args`, as module.Class
     args: dict[str, Any] = field(default_factory=dict)
     lr_scaling: LrScaling = LrScaling.none
@@ -108,10 +111,15 @@ class Method(Properties):
         """Return whether the method is a series of cycles, whose phases are separate runs."""
         return self.kind == "cycles"
 
+    @property
+    def waits_for_user(self) -> bool:
+        """Return whether the user ends the method: a chat, or a service."""
+        return self.kind in ("chat", "service")
+
     def reads(self, group: str) -> bool:
         """Return whether the program uses a group of conf/. Keys of other groups are rejected."""
         return {
             "model": self.uses_model,
             "precision": self.uses_precision,
-            "data": self.kind != "bench",
+            "data": self.kind != "bench" and not self.waits_for_user,
         }.get(group, True)

@@ -124,6 +124,9 @@ class ContainerSpec:
     cap_add: list[str] = field(default_factory=list)
     cap_drop: list[str] = field(default_factory=lambda: ["ALL"])
     confinement: Confinement | None = None  # for the sandbox
+    stdin: bool = False  # the container reads the launcher's input, and exits when that closes
+    tty: bool = False
+    ports: dict[int, str] = field(default_factory=dict)  # published port -> address on the host
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ def find(
     """
     best: Reuse | None = None
     cached_problem = functools.cache(problem)  # several runs may contain the same phase
-    for source in sorted(home.glob("*/"), reverse=True):
+    for source in rundir.run_dirs(home):
         record = json_files.read_json(source / "record.json") or {}
         if "phases" not in record or sealed.problems(record):
             continue

@@ -143,7 +143,12 @@ def reject_single_run_keys(config: Config, why: str, **others: bool) -> None:
 
     `others` maps more such settings to whether they are set. `why` follows the key in the message.
     """
-    keys = {"data.preview": bool(config.data.preview), "find": config.find != Find.none, **others}
+    keys = {
+        "data.preview": bool(config.data.preview),
+        "find": config.find != Find.none,
+        f"method={config.method.name}": config.method.waits_for_user,
+        **others,
+    }
     for key, is_set in keys.items():
         if is_set:
             raise UserError(f"{key} applies to a single run, but {why}")
@@ -307,6 +312,8 @@ class Pipeline:
         if exit_code == EXIT_DONE:
             ran = [plan for plan in plans.values() if not plan.is_left_out]
             show.say(self.config, phase_curves.summary(self.run_dir, ran))
+        if self.config.format == Format.text:
+            show.say_next(self.config, self.run_dir, self.request)
         if self.config.format == Format.json:
             content = {"run_dir": str(self.run_dir), "exit_code": exit_code, "phases": self.results}
             print(json.dumps(content, indent=1))

@@ -16,7 +16,8 @@ from launch.core.errors import HostError, UserError
 from launch.core.json_files import plain
 from launch.execution.execute import check_host, check_plan
 from launch.machine.detect import Host
-from launch.plan.show import say, short_path, show_plan
+from launch.plan.next_steps import short_path
+from launch.plan.show import say, show_plan
 from launch.plan.views import as_json, pipeline_json
 from launch.schema import Config
 from launch.schema.enums import Format

@@ -15,7 +15,8 @@ from rich.text import Text
 
 from launch.core.errors import EXIT_INTERRUPTED
 from launch.core.json_files import plain
-from launch.plan.show import say, short_path
+from launch.plan.next_steps import short_path
+from launch.plan.show import say
 from launch.schema import Config, Direction, Sweep
 from launch.schema.enums import Format
 from launch.study.trials import ROW_PREFIXES, Trial, command_line

@@ -111,10 +111,10 @@ def profiler(run_dir: str) -> dict[str, Any]:
     return {"profiler": "torch", "torch_profiler_dir": f"{run_dir}/profile", **PROFILED_STEPS}
 
 
-def is_healthy(port: int) -> bool:
-    """Return whether the server at a port reports that it is healthy."""
+def is_healthy(port: int, host: str = "127.0.0.1") -> bool:
+    """Return whether the server at an address reports that it is healthy."""
     try:
-        DIRECT.open(f"http://127.0.0.1:{port}/health", timeout=5).close()
+        DIRECT.open(f"http://{host}:{port}/health", timeout=5).close()
     except OSError:
         return False
     return True

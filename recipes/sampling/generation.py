@@ -26,6 +26,7 @@ from transformers import (
     PreTrainedTokenizerBase,
     set_seed,
 )
+from transformers.generation.streamers import BaseStreamer
 
 from launch.core.errors import UserError
 from recipes.data.data_load import load, texts
@@ -90,8 +91,13 @@ class SampleGenerator(ABC):
         self.tokenizer, self.args, self.positions = tokenizer, args, positions
         self.ends = end_tokens(tokenizer, defaults)
 
-    def __call__(self, prompts: list[Prompt], seed: int) -> list[Sample]:
-        """Return a sample for each prompt; TOO_LONG if it fills the context. Raises UserError."""
+    def __call__(
+        self, prompts: list[Prompt], seed: int, streamer: BaseStreamer | None = None
+    ) -> list[Sample]:
+        """Return a sample for each prompt; TOO_LONG if it fills the context. Raises UserError.
+
+        If there is only one prompt, `streamer` gets its tokens, and then each new token.
+        """
         encoded: list[list[int]] = []
         # Equal prompts are adjacent, so encode each only once.
         for prompt, group in itertools.groupby(prompts):
@@ -102,7 +108,7 @@ class SampleGenerator(ABC):
             return samples
         available = [self.positions - len(encoded[n]) for n in fitting]
         limits = [min(self.args.max_new_tokens, tokens) for tokens in available]
-        generated = self.generate([encoded[n] for n in fitting], limits, seed)
+        generated = self.generate([encoded[n] for n in fitting], limits, seed, streamer)
         for n, sample in zip(fitting, generated, strict=True):
             samples[n] = sample
         return samples
@@ -130,7 +136,13 @@ class SampleGenerator(ABC):
         return Sample(text, len(completion), end is not None)
 
     @abstractmethod
-    def generate(self, prompts: list[list[int]], limits: list[int], seed: int) -> list[Sample]:
+    def generate(
+        self,
+        prompts: list[list[int]],
+        limits: list[int],
+        seed: int,
+        streamer: BaseStreamer | None = None,
+    ) -> list[Sample]:
         """Return a sample for each list of token ids, with at most `limits[n]` new tokens."""
 
 
@@ -149,14 +161,21 @@ class TransformersGenerator(SampleGenerator):
         self.model.generation_config = GenerationConfig()
 
     @torch.inference_mode()
-    def generate(self, prompts: list[list[int]], limits: list[int], seed: int) -> list[Sample]:
+    def generate(
+        self,
+        prompts: list[list[int]],
+        limits: list[int],
+        seed: int,
+        streamer: BaseStreamer | None = None,
+    ) -> list[Sample]:
         set_seed(seed)
         device, args = self.model.device, self.args
         inputs = self.tokenizer.pad({"input_ids": prompts}, return_tensors="pt").to(device)
         sampling: dict[str, Any] = {"do_sample": False}
         if args.temperature:
             # Always pass top_k, because GenerationConfig's default is 50.
-            sampling = {"do_sample": True, "temperature": args.temperature}
+            # transformers rejects a temperature of 1 that is an int.
+            sampling = {"do_sample": True, "temperature": float(args.temperature)}
             sampling |= {"top_k": args.top_k, "top_p": args.top_p}
         with self.autocast():
             outputs = self.model.generate(
@@ -165,6 +184,7 @@ class TransformersGenerator(SampleGenerator):
                 max_new_tokens=max(limits),
                 pad_token_id=self.tokenizer.pad_token_id,
                 eos_token_id=self.ends,
+                streamer=streamer,
                 **sampling,
             )
         generated = outputs[:, inputs["input_ids"].shape[1] :].tolist()
@@ -181,10 +201,7 @@ class VllmGenerator(SampleGenerator):
     """Generate with vLLM. Each prompt's seed is derived from the call's seed."""
 
     def __init__(self, config: DictConfig, tokenizer: PreTrainedTokenizerBase, args: Any) -> None:
-        source = find_source(config)
-        if source is None:
-            source = Source(str(write_random(config, tokenizer)))  # vLLM needs files
-        name, revision = source
+        name, revision = vllm_source(config, tokenizer)
         with file_errors(config):
             positions = AutoConfig.from_pretrained(
                 name, revision=revision, trust_remote_code=False
@@ -195,6 +212,7 @@ class VllmGenerator(SampleGenerator):
         except OSError:  # some models have no generation_config.json
             defaults = GenerationConfig()
         super().__init__(tokenizer, args, positions, defaults)
+        self.num_streamed = 0
         on_cpu = config.trainer_args.get("use_cpu", False)
         cache_gb = config.topology.server_cache_gb
         # With torchrun's variables, vLLM's process would act as a rank.
@@ -224,7 +242,13 @@ class VllmGenerator(SampleGenerator):
         finally:
             os.environ.update(hidden)
 
-    def generate(self, prompts: list[list[int]], limits: list[int], seed: int) -> list[Sample]:
+    def generate(
+        self,
+        prompts: list[list[int]],
+        limits: list[int],
+        seed: int,
+        streamer: BaseStreamer | None = None,
+    ) -> list[Sample]:
         from vllm import SamplingParams, TokensPrompt  # may be missing
 
         args, rng = self.args, random.Random(seed)
@@ -241,8 +265,33 @@ class VllmGenerator(SampleGenerator):
             for limit in limits
         ]
         token_prompts = [TokensPrompt(prompt_token_ids=ids) for ids in prompts]
+        if streamer is not None:
+            streamer.put(torch.tensor(prompts[0]))
+            return [self.stream(token_prompts[0], parameters[0], streamer)]
         requests = self.llm.generate(token_prompts, parameters, use_tqdm=False)
         return [self.sample(list(request.outputs[0].token_ids)) for request in requests]
+
+    def stream(self, prompt: Any, parameters: Any, streamer: BaseStreamer) -> Sample:
+        """Return a sample of a prompt, and pass its tokens to `streamer` as they come.
+
+        vLLM's LLM.generate returns only complete samples. If `streamer` raises, abort the request.
+        """
+        engine, ids = self.llm.llm_engine, list[int]()
+        self.num_streamed += 1
+        request = f"stream-{self.num_streamed}"
+        engine.add_request(request, prompt, parameters)
+        try:
+            while engine.has_unfinished_requests():
+                for output in engine.step():  # with all tokens so far
+                    new = list(output.outputs[0].token_ids)[len(ids) :]
+                    ids += new
+                    if new:
+                        streamer.put(torch.tensor(new))
+        except BaseException:
+            engine.abort_request([request])
+            raise
+        streamer.end()
+        return self.sample(ids)
 
 
 def engine_args(config: DictConfig) -> dict[str, Any]:
@@ -258,11 +307,21 @@ def build_generator(config: DictConfig, args: Any) -> SampleGenerator:
     """
     generators = {"transformers": TransformersGenerator, "vllm": VllmGenerator}
     generator = generators[config.trainer_args.get("engine", "transformers")]
-    is_random = find_source(config) is None
-    tokenizer = build_tokenizer(config, texts(load(config.data, "sft").rows) if is_random else [])
+    tokenizer = run_tokenizer(config)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return generator(config, tokenizer, args)
+
+
+def run_tokenizer(config: DictConfig) -> PreTrainedTokenizerBase:
+    """Return the model's tokenizer; for random weights, train one on the run's data."""
+    is_random = find_source(config) is None
+    return build_tokenizer(config, texts(load(config.data, "sft").rows) if is_random else [])
+
+
+def vllm_source(config: DictConfig, tokenizer: PreTrainedTokenizerBase) -> Source:
+    """Return the source of the model for vLLM, which needs files. Write random weights first."""
+    return find_source(config) or Source(str(write_random(config, tokenizer)))
 
 
 def end_tokens(tokenizer: PreTrainedTokenizerBase, defaults: GenerationConfig) -> list[int]:

@@ -20,7 +20,7 @@ def test_settings_and_one_that_fails(tmp_path):
     settings = "method.smoke.settings=[{PYTHONPATH: null}]"
     done = command(*SMALL, settings, "method.args.ranks=[2,4]", cwd=tmp_path, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
-    (run,) = tmp_path.glob("runs/*/*/")
+    (run,) = tmp_path.glob("runs/*/[0-9]*/")
     result = json.loads((run / "result.json").read_text())
     rows = result["rows"]
     assert len(rows) == 2 * 5 * 2

@@ -45,14 +45,14 @@ step time_s loss tokens_per_second tokens_per_second_per_gpu tflops_per_gpu mfu 
 
 def newest(root: Path) -> Path:
     return max(
-        (p.parent for p in root.glob("runs/*/*/record.json")), key=lambda p: p.stat().st_mtime
+        (p.parent for p in root.glob("runs/*/[0-9]*/record.json")), key=lambda p: p.stat().st_mtime
     )
 
 
 def wait_for_step(root: Path, child: subprocess.Popen, step: int) -> Path:
     """Wait until metrics.jsonl contains the step; return the run directory."""
     while child.poll() is None:
-        for file in root.glob("runs/*/*/metrics.jsonl"):
+        for file in root.glob("runs/*/[0-9]*/metrics.jsonl"):
             if any(row["step"] >= step for row in json_files.read_metrics(file)):
                 return file.parent
         time.sleep(0.05)
@@ -90,7 +90,7 @@ def test_the_same_command_resumes_a_stopped_run(trained):
     run, printed = trained
     assert "Resuming" in printed
     assert "Everything is in" in printed
-    assert [record.parent for record in run.parents[2].glob("runs/*/*/record.json")] == [run]
+    assert [record.parent for record in run.parents[2].glob("runs/*/[0-9]*/record.json")] == [run]
 
 
 def test_a_run_writes_its_documented_files(trained):

@@ -69,7 +69,7 @@ def test_the_chosen_cycle_is_evaluated_last(tmp_path, in_this_process, monkeypat
         with pytest.raises(Killed):
             raft(tmp_path)
     assert raft(tmp_path) == EXIT_DONE
-    [run_dir] = (tmp_path / "r").iterdir()
+    [run_dir] = (tmp_path / "r").glob("[0-9]*")
     stored = json.loads((run_dir / "record.json").read_text())
     choice = stored["chosen"]["raft"]
     assert (choice["cycle"], choice["num_cycles"], choice["stopped_early"]) == (1, 1, True)

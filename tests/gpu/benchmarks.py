@@ -150,7 +150,9 @@ def report(hardware: str, folders: list[Path]) -> str:
 def best(name: str, folders: list[Path]) -> dict[str, Any] | None:
     """Return the result.json of a finished run, or the rows of the run that has most rows."""
     unfinished: dict[str, Any] = {}
-    run_dirs = sorted(path for folder in folders for path in (folder / "runs" / name).glob("*/"))
+    run_dirs = sorted(
+        path for folder in folders for path in (folder / "runs" / name).glob("[0-9]*/")
+    )
     for run_dir in run_dirs:
         file, metrics = run_dir / "result.json", run_dir / "metrics.jsonl"
         result: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}

@@ -174,7 +174,7 @@ def save_output(job: Job, folder: Path) -> None:
 
 def trained(job: Job, folder: Path) -> bool:
     """Return whether the job's newest run has logged its last step and needs little memory."""
-    files = sorted((folder / "runs" / job.name).glob("*/metrics.jsonl"))
+    files = sorted((folder / "runs" / job.name).glob("[0-9]*/metrics.jsonl"))
     lines = files[-1].read_text().split("\n")[:-1] if files and job.data != "none" else []
     if not lines:
         return False
@@ -184,7 +184,7 @@ def trained(job: Job, folder: Path) -> bool:
 
 def rows_of(job: Job, folder: Path) -> list[dict[str, Any]] | None:
     """Return the metrics of the job's newest run, or None if that run is not done."""
-    files = sorted((folder / "runs" / job.name).glob("*/result.json"))
+    files = sorted((folder / "runs" / job.name).glob("[0-9]*/result.json"))
     if not files or json.loads(files[-1].read_text()).get("status") != "done":
         return None
     lines = (files[-1].parent / "metrics.jsonl").read_text().splitlines()

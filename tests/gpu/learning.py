@@ -224,7 +224,7 @@ def start(pipeline: Pipeline, mask: list[int], folder: Path) -> subprocess.Popen
 
 def newest(pipeline: Pipeline, folder: Path) -> dict[str, Path]:
     """Return phase -> directory of a pipeline's newest run, in order."""
-    run_dirs = sorted((folder / "runs" / pipeline.name).glob("*/record.json"))
+    run_dirs = sorted((folder / "runs" / pipeline.name).glob("[0-9]*/record.json"))
     record = json_files.read_json(run_dirs[-1]) if run_dirs else None
     phases = record["phases"] if record else {}
     return {name: run_dirs[-1].parent / path for name, path in phases.items()}

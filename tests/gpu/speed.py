@@ -124,7 +124,7 @@ def metrics(name: str, side: str, folder: Path) -> list[dict[str, Any]]:
     """Return the complete lines that a side has written so far."""
     files = [folder / f"{name}.jsonl"]
     if side.startswith("ours"):
-        files = sorted((folder / "runs" / name).glob("*/metrics.jsonl"))
+        files = sorted((folder / "runs" / name).glob("[0-9]*/metrics.jsonl"))
     if not files or not files[-1].is_file():
         return []
     return [json.loads(line) for line in files[-1].read_text().split("\n")[:-1]]
@@ -166,7 +166,7 @@ def measure_side(row_name: str, side: str, session: Session, gpus: list[int]) ->
         output = (session.folder / f"{name}.log").read_text(errors="replace").splitlines()
         result["error"] = "\n".join([f"{why}, {len(lines)} steps", *output[-LAST_LINES:]])
         shutil.copy(session.folder / f"{name}.log", session.out)
-    for checkpoints in (session.folder / "runs" / name).glob("*/checkpoints"):
+    for checkpoints in (session.folder / "runs" / name).glob("[0-9]*/checkpoints"):
         shutil.rmtree(checkpoints, ignore_errors=True)  # saving may have been interrupted
     return result
 
@@ -211,7 +211,7 @@ def figures(lines: list[dict[str, Any]]) -> Result:
 def settings(row: Row, name: str, side: str, folder: Path) -> Result:
     """Return the words of a side's command, and the settings that our planner chose."""
     command: Result = {"command": row.sides[side]}
-    plans = sorted((folder / "runs" / name).glob("*/plan.json"))
+    plans = sorted((folder / "runs" / name).glob("[0-9]*/plan.json"))
     choices = json.loads(plans[-1].read_text()).get("chosen") if plans else None
     chosen = {choice["key"]: choice["value"] for choice in choices or ()}
     return {**command, "chosen": chosen} if chosen else command

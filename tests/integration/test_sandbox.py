@@ -223,7 +223,7 @@ def test_run_with_code_tests(engine, sandbox_image, tmp_path):
         *CODE, "runtime=local", "method.sandbox.workers=2", "run_root=runs", cwd=tmp_path
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    run_dir = next(tmp_path.glob("runs/*/*/record.json")).parent
+    run_dir = next(tmp_path.glob("runs/*/[0-9]*/record.json")).parent
     assert json.loads((run_dir / "result.json").read_text())["verifier_errors"] == 0
     assert json.loads((run_dir / "record.json").read_text())["sandbox_image"] == sandboxed.image_id(
         engine
@@ -238,7 +238,7 @@ def test_run_with_code_tests(engine, sandbox_image, tmp_path):
 def test_sandbox_ends_with_killed_launcher(engine, sandbox_image, tmp_path):
     overrides = ["runtime=local", "method.sandbox.workers=1", "method.args.max_steps=9999"]
     launcher = started(*CODE, *overrides, cwd=tmp_path)
-    socket = wait_until(lambda: next(tmp_path.glob("runs/*/*/sandbox.sock"), None), launcher)
+    socket = wait_until(lambda: next(tmp_path.glob("runs/*/[0-9]*/sandbox.sock"), None), launcher)
     assert len(containers(engine, socket.parent)) == 1
     os.killpg(launcher.pid, signal.SIGKILL)
     launcher.wait()

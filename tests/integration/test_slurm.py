@@ -195,7 +195,9 @@ def submit(root: Path, *overrides: str) -> tuple[str, Path]:
 
 
 def newest(root: Path) -> Path:
-    return max((f.parent for f in root.glob("runs/*/*/job.sh")), key=lambda p: p.stat().st_mtime)
+    return max(
+        (f.parent for f in root.glob("runs/*/[0-9]*/job.sh")), key=lambda p: p.stat().st_mtime
+    )
 
 
 def wait_for_step(run_dir: Path, step: int) -> None:
@@ -216,7 +218,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
     root = tmp_path_factory.mktemp("undisturbed")
     done = command(*SMALL, "hardware.gpus_per_node=2", cwd=root)
     assert done.returncode == 0, done.stdout + done.stderr
-    (metrics,) = root.glob("runs/*/*/metrics.jsonl")
+    (metrics,) = root.glob("runs/*/[0-9]*/metrics.jsonl")
     return json_files.read_metrics(metrics)
 
 
@@ -318,7 +320,9 @@ def test_sweep_trials_are_jobs_and_run_once(cluster, tmp_path):
     grid += ["runtime=slurm", "runtime.slurm.partition=main", "sweep.parallel=3"]
     done = command(*grid, cwd=tmp_path, timeout=PATIENCE_S)
     assert done.returncode == 2, done.stdout + done.stderr + cluster.log()
-    records = {file: file.stat().st_mtime_ns for file in tmp_path.glob("runs/sft*/*/record.json")}
+    records = {
+        file: file.stat().st_mtime_ns for file in tmp_path.glob("runs/sft*/[0-9]*/record.json")
+    }
     assert [json_files.read_json(file)["status"] for file in records] == ["done", "done"]
     (table,) = tmp_path.glob("runs/sweeps/*/sweep.json")
     trials = json_files.read_json(table)["trials"]

@@ -86,7 +86,7 @@ def computed(run: Path) -> list[dict]:
 
 
 def only_run(folder: Path) -> Path:
-    (record,) = folder.glob("runs/*/*/record.json")
+    (record,) = folder.glob("runs/*/[0-9]*/record.json")
     return record.parent
 
 
@@ -155,7 +155,7 @@ def run_until_hang(folder: Path) -> None:
 
 def beat_before_fault(folder: Path) -> bool:
     """Touch the run's heartbeat, and return whether the fault has not happened yet."""
-    for record in folder.glob("runs/*/*/record.json"):
+    for record in folder.glob("runs/*/[0-9]*/record.json"):
         (record.parent / "heartbeat").touch()
     return (folder / "fault").exists()
 

@@ -56,7 +56,7 @@ def train(folder: Path, topology: str, *overrides: str) -> Path:
 
 
 def run_dir(folder: Path) -> Path:
-    (record,) = folder.glob("runs/*/*/record.json")
+    (record,) = folder.glob("runs/*/[0-9]*/record.json")
     return record.parent
 
 

@@ -30,7 +30,7 @@ def trials(root: Path) -> list[dict]:
 
 
 def run_of(root: Path, rate: float) -> Path | None:
-    for file in root.glob("runs/sft-tiny-cpu/*/record.json"):
+    for file in root.glob("runs/sft-tiny-cpu/[0-9]*/record.json"):
         if json.loads(file.read_text())["composition"]["method"]["args"]["learning_rate"] == rate:
             return file.parent
     return None
@@ -60,7 +60,7 @@ def test_killed_search_resumes_without_repeating_trials(tmp_path):
     assert "python launch/run.py method=sft" in output
     assert (run_of(tmp_path, 1e-3) / "record.json").stat().st_mtime_ns == done_at
     # The rejected trial has no run.
-    assert len(list(tmp_path.glob("runs/sft-tiny-cpu/*/record.json"))) == 2
+    assert len(list(tmp_path.glob("runs/sft-tiny-cpu/[0-9]*/record.json"))) == 2
     assert steps(tmp_path, 2e-3) == STEPS
     assert [(trial["status"], trial["ran"]) for trial in trials(tmp_path)] == [
         ("done", False),

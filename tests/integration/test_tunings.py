@@ -32,7 +32,7 @@ def test_tuning_writes_speedup_and_experiment(
         stop_in_second_trial(tmp_path, *overrides)
     done = command(*overrides, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    (result_file,) = tmp_path.glob("runs/*/*/result.json")
+    (result_file,) = tmp_path.glob("runs/*/[0-9]*/result.json")
     result = json.loads(result_file.read_text())
     assert [row["error"] for row in result["rows"]] == [None] * num_rows
     assert result["tuning"] == tuning
@@ -61,7 +61,8 @@ def stop_in_second_trial(folder: Path, *overrides: str) -> None:
     launcher = started(*overrides, cwd=folder)
     # When the first trial has a row, the second is importing torch.
     wait_until(
-        lambda: any(file.read_text() for file in folder.glob("runs/*/*/metrics.jsonl")), launcher
+        lambda: any(file.read_text() for file in folder.glob("runs/*/[0-9]*/metrics.jsonl")),
+        launcher,
     )
     launcher.terminate()
     assert launcher.wait() == 75, (folder / "output").read_text()

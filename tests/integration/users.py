@@ -133,7 +133,7 @@ class Caller:
 
     def newest_run(self) -> Path:
         return max(
-            (p.parent for p in self.home.glob("runs/*/*/record.json")),
+            (p.parent for p in self.home.glob("runs/*/[0-9]*/record.json")),
             key=lambda p: p.stat().st_mtime_ns,
         )
 

@@ -91,7 +91,7 @@ def test_replacements_and_used_arguments_are_in_vllm(options):
 
 
 def result_of(folder: Path) -> dict:
-    (file,) = folder.glob("runs/*/*/result.json")
+    (file,) = folder.glob("runs/*/[0-9]*/result.json")
     return json.loads(file.read_text())
 
 

@@ -43,7 +43,7 @@ def test_vllm_and_transformers_have_same_greedy_answers(tmp_path):
         timeout=ENDS_WITHIN_S,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    (by_vllm,) = tmp_path.glob("runs/*/*/3_vllm")
+    (by_vllm,) = tmp_path.glob("runs/*/[0-9]*/3_vllm")
     by_transformers = by_vllm.with_name("4_transformers")
     result, expected = (
         json.loads((run / "result.json").read_text()) for run in (by_vllm, by_transformers)

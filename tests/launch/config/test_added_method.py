@@ -138,7 +138,7 @@ def test_rules_apply(repository):
 def test_trains_two_steps_on_a_cpu(repository, tmp_path):
     done = launched(repository, "smoke=true", f"run_root={tmp_path}")
     assert done.returncode == 0, done.stdout + done.stderr
-    (result,) = tmp_path.glob("*/*/result.json")
+    (result,) = tmp_path.glob("*/[0-9]*/result.json")
     assert json.loads(result.read_text())["steps"] == 2
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import resource
@@ -13,11 +14,19 @@ from pathlib import Path
 
 import pytest
 
-from launch.core.errors import EXIT_DONE, EXIT_FAILED, EXIT_HUNG, EXIT_INTERRUPTED, os_error_text
+from launch.core.errors import (
+    EXIT_DONE,
+    EXIT_FAILED,
+    EXIT_HUNG,
+    EXIT_INTERRUPTED,
+    HostError,
+    os_error_text,
+)
 from launch.core.stop_signals import STOP_SIGNALS
 from launch.execution import execute
 from launch.execution.supervise import Outcome
-from tests.conftest import host_with
+from launch.plan.planning import make_plan
+from tests.conftest import composed, host_with
 from tests.helpers.supervised import DONE, executed, plan_of
 
 
@@ -53,6 +62,15 @@ def test_a_signal_that_nohup_ignores_stays_ignored():
 def test_exit_code(tmp_path, status, result, code):
     plan, outcome = plan_of(tmp_path, {"trainers": DONE}), Outcome(status, "trainers")
     assert execute.exit_code(plan, outcome, {"status": result}) == code
+
+
+def test_a_server_needs_a_free_port(tmp_path):
+    config = composed("hardware=mi300x", "runtime=local", "method=serve", "model=qwen3_0_6b")
+    host = dataclasses.replace(host_with(8), listening=frozenset({8000, 8001}))
+    plan = make_plan(config, host, tmp_path)
+    with pytest.raises(HostError, match=r"^method\.args\.port=8000: .*method\.args\.port=8002"):
+        execute.check_port(plan, host)
+    execute.check_port(plan, host_with(8))
 
 
 FILL = """

@@ -177,13 +177,13 @@ def ends(exit_code: int | None, then: str = "exit 0") -> str:
     """Let squeue print RUNNING once; then the job writes its record and leaves the queue."""
     record = json.dumps({"status": "x", "exit_code": exit_code})
     last = f"echo step 1/1 > logs/slurm.log; echo '{record}' > record.json; {then}"
-    return f"cd runs/*/*; test -e seen && {{ {last}; }}; touch seen; echo RUNNING"
+    return f"cd runs/*/[0-9]*; test -e seen && {{ {last}; }}; touch seen; echo RUNNING"
 
 
 def test_submit_writes_the_inputs_of_the_job_and_returns(launch, tools, tmp_path):
     done = launch(*JOB, "format=json")
     assert done.code == 0, done.err
-    (run_dir,) = (tmp_path / "runs/sft-tiny-cpu").iterdir()
+    (run_dir,) = (tmp_path / "runs/sft-tiny-cpu").glob("[0-9]*")
     assert tools.calls() == [f"sbatch --parsable {run_dir}/job.sh"]
     answer = json.loads(done.out)
     assert (answer["job"], answer["script"]) == ("12", str(run_dir / "job.sh"))
@@ -225,7 +225,7 @@ def test_a_run_that_sbatch_rejects_has_failed(launch, tools, monkeypatch, tmp_pa
     done = launch(*JOB)
     assert done.code == 3
     assert refusal in done.err
-    (run_dir,) = (tmp_path / "runs/sft-tiny-cpu").iterdir()
+    (run_dir,) = (tmp_path / "runs/sft-tiny-cpu").glob("[0-9]*")
     assert json_files.read_json(run_dir / "record.json")["status"] == "failed"
 
 
@@ -240,7 +240,7 @@ def test_an_invalid_run_is_not_submitted(launch, tools, overrides, code):
 
 def test_a_run_has_no_second_job_until_the_first_has_ended(launch, tools, tmp_path):
     assert launch(*JOB).code == 0
-    (run_dir,) = (tmp_path / "runs/sft-tiny-cpu").iterdir()
+    (run_dir,) = (tmp_path / "runs/sft-tiny-cpu").glob("[0-9]*")
     tools.add("squeue", "echo RUNNING")
     with rundir.locked(run_dir):  # as the job's launcher does
         second = launch(*JOB)
@@ -248,7 +248,7 @@ def test_a_run_has_no_second_job_until_the_first_has_ended(launch, tools, tmp_pa
     assert "job 12 of this run is RUNNING" in second.err
     tools.add("squeue", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
     assert launch(*JOB).code == 0
-    assert list((tmp_path / "runs/sft-tiny-cpu").iterdir()) == [run_dir]
+    assert list((tmp_path / "runs/sft-tiny-cpu").glob("[0-9]*")) == [run_dir]
 
 
 def test_wait_follows_the_existing_job_of_a_run(launch, tools, watching):
@@ -277,7 +277,7 @@ def test_a_busy_controller_is_queried_for_an_hour(launch, tools, monkeypatch, wa
     busy = "{ echo 'slurm_load_jobs error: Socket timed out' >&2; exit 1; }"
     tools.add(
         "squeue",
-        f"cd runs/*/*; test -e again || {{ touch again; {busy}; }}; cd ../../..\n{ends(0)}",
+        f"cd runs/*/[0-9]*; test -e again || {{ touch again; {busy}; }}; cd ../../..\n{ends(0)}",
     )
     done = launch(*JOB, watching)
     assert done.code == 0, done.err

@@ -81,7 +81,7 @@ def test_a_signal_to_srun_dumps_stacks_on_another_node(tmp_path, tools):
 
 def test_the_job_plans_with_its_own_address(launch, tools, tmp_path, monkeypatch):
     assert launch(*JOB, "runtime.slurm.nodes=2", "runtime.slurm.interface=lo").code == 0
-    (run_dir,) = (tmp_path / "runs/sft-tiny-cpu").iterdir()
+    (run_dir,) = (tmp_path / "runs/sft-tiny-cpu").glob("[0-9]*")
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.setenv(name, "1")  # so that monkeypatch restores what node_plan() sets
         del os.environ[name]
@@ -94,7 +94,7 @@ def test_the_job_plans_with_its_own_address(launch, tools, tmp_path, monkeypatch
 
 def test_ranks_of_another_node_get_the_listed_variables(launch, tools, tmp_path, monkeypatch):
     assert launch(*JOB, "runtime.slurm.nodes=2", "runtime.slurm.interface=lo").code == 0
-    (run_dir,) = (tmp_path / "runs/sft-tiny-cpu").iterdir()
+    (run_dir,) = (tmp_path / "runs/sft-tiny-cpu").glob("[0-9]*")
     shell = {"SLURM_JOB_ID": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "NCCL_A": "1"}
     for name, value in {**shell, "ACCELERATE_A": "1"}.items():
         monkeypatch.setenv(name, value)

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from docker.types import ContainerConfig
 
 from containers import images
 from launch.config.compose import groups
@@ -376,3 +377,33 @@ def test_inputs_are_mounted_read_only():
 def test_a_mount_that_would_hide_the_system_is_rejected(path):
     with pytest.raises(UserError, match="cannot be mounted"):
         specs("hardware=cpu", "runtime=docker", "data=jsonl", f"data.path={path}")
+
+
+SERVE = ("hardware=mi300x", "runtime=docker", "method=serve", "model=qwen3_0_6b")
+
+
+@pytest.mark.parametrize(("words", "ports"), [
+    ([], {8000: "127.0.0.1"}),
+    (["method.args.host=0.0.0.0", "method.args.port=80"], {80: "0.0.0.0"}),
+    (["runtime.network=host"], {}),
+])  # fmt: skip
+def test_only_the_port_of_a_server_is_published(words, ports):
+    (spec,) = specs(*SERVE, *words).values()
+    assert spec.ports == ports
+    arguments = sdk_arguments(spec)
+    bindings = arguments["host"].get("port_bindings", {})
+    assert bindings == {port: (address, port) for port, address in ports.items()}
+    assert "VLLM_SERVER_DEV_MODE" not in spec.environment, "clients could change the weights"
+    other, *_ = specs("hardware=mi300x", "runtime=docker", "method=sft").values()
+    assert "port_bindings" not in sdk_arguments(other)["host"]
+
+
+@pytest.mark.parametrize("tty", [True, False])
+def test_a_chat_reads_the_terminal_and_ends_with_it(tty):
+    (spec,) = specs("hardware=mi300x", "runtime=docker", "method=chat", "model=qwen3_0_6b").values()
+    spec = dataclasses.replace(spec, stdin=True, tty=tty)
+    arguments = sdk_arguments(spec)["container"]
+    names = ("image", "command", "detach", "stdin_open", "tty")
+    created = ContainerConfig("1.41", **{name: arguments[name] for name in names})
+    keys = ("OpenStdin", "StdinOnce", "Tty", "AttachStdin")
+    assert [created[key] for key in keys] == [True, True, tty, True]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -344,3 +345,45 @@ def test_a_record_with_numeric_keys_can_be_trusted(tmp_path):
         config = composed("hardware=cpu", f"run_root={tmp_path / 'runs'}")
         leave_record(tmp_path / "run", config, "failed", seeds=seeds)
         assert sealed.problems(json_files.read_json(tmp_path / "run/record.json")) == []
+
+
+def test_latest_is_a_relative_link_to_the_newest_run(tmp_path):
+    """Neither a phase nor a reproduction renews it, and a real directory of that name stays."""
+    home = tmp_path / "runs/mine"
+    first, second = home / "20260101-000000-aaaaaa", home / "20260102-000000-bbbbbb"
+    for folder in (first, second, second / "1_sft", home / f"{second.name}-again-{first.name}"):
+        rundir.make(folder)
+    assert os.readlink(home / "latest") == second.name
+    assert not (second / "latest").exists()
+    rundir.make(first)  # as a resumed run does
+    assert os.readlink(home / "latest") == first.name
+    assert sorted(path.name for path in home.glob("*latest*")) == ["latest"]
+    (tmp_path / "runs/own/latest").mkdir(parents=True)
+    rundir.make(tmp_path / "runs/own" / first.name)
+    assert not (tmp_path / "runs/own/latest").is_symlink()
+
+
+def test_latest_is_not_a_run_of_its_own(tmp_path):
+    unfinished = a_run(tmp_path, "20260101-000000-aaaaaa", "interrupted")
+    rundir.make(unfinished)
+    assert choose(tmp_path) == (unfinished, True)
+    assert choose(tmp_path, f"resume={unfinished.parent / 'latest'}") == (unfinished, True)
+    with pytest.raises(UserError, match=f"newest is {unfinished}"):
+        choose(tmp_path, f"resume={unfinished.parent}")
+
+
+@pytest.mark.parametrize(
+    ("key", "path", "expected"),
+    [
+        ("model.path", "latest", "model"),
+        ("model.path", "latest/checkpoints/checkpoint-2", "checkpoints/checkpoint-2"),
+        ("data.path", "latest/selected.jsonl", "selected.jsonl"),
+    ],
+)
+def test_a_composition_names_the_run_behind_latest(tmp_path, key, path, expected):
+    """Otherwise, a later run would change what an earlier record means."""
+    run = a_run(tmp_path, "20260101-000000-aaaaaa", "done")
+    rundir.make(run)
+    config = composed("hardware=cpu", "data=jsonl", f"{key}={run.parent / path}")
+    group, name = key.split(".")
+    assert getattr(getattr(config, group), name) == str(run / expected)

@@ -58,6 +58,9 @@ export_gguf_8_bits | EXPORT method.args.formats=[gguf] method.args.gguf_converte
 eval_steps | method.selection.metric=eval_loss method.args.eval_steps=30 | method.args.eval_steps=50
 server_cache | GRPO topology.server_cache_gb=0.5 | or a smaller topology.server_max_length
 server_heads | GRPO topology=split topology.server_tensor_parallel=3 | server_tensor_parallel=4
+service_gpus | QWEN method=serve topology=single topology.server_tensor_parallel=2
+ | topology.server_tensor_parallel=1
+service_network | QWEN method=serve runtime=docker runtime.network=none | runtime.network=bridge
 server_length | GRPO topology.server_max_length=512 | at least 513 and at most 40960
 server_length | QWEN method=evaluate method.args.engine=vllm topology.server_max_length=512
  | topology.server_max_length=513
@@ -243,6 +246,7 @@ FILE data.num_train=5 | data.num_train
 """
 # overrides | words of the message about one value
 VALUES = r"""
+QWEN method=serve method.args.port=0 | method.args.port=0: out of range. Use: at least 1
 name=a/b | name=a/b: invalid format. Use at most 100
 CODE +method.rewards.regex=1.0 "method.reward_pattern='('"
  | pattern=(: not a regular expression (missing )
@@ -273,6 +277,9 @@ runtime=docker container=cpu runtime.secrets=[PATH] | runtime.secrets[0]=PATH: i
 GRPO method.args.vllm_importance_sampling_mode=token_mas | Did you mean token_mask
 """
 VALID = """
+QWEN method=serve topology.server_tensor_parallel=4 topology.server_args={max_num_seqs:512}
+ topology.server_max_length=4096
+QWEN method=chat method.args.engine=vllm topology.server_memory_share=0.5
 method.args.learning_rate=0 method.args.warmup_steps=0.1 method.args.max_grad_norm=0
  method.args.save_steps=0.5 method.args.logging_steps=2.0 method.args.adam_beta1=0
 method=grpo method.args.top_p=1 method.args.min_p=null method.args.beta=0

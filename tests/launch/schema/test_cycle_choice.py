@@ -56,7 +56,7 @@ PHASES = (
 def run(root: Path, overrides: list[str]) -> tuple[int, Path]:
     arguments = [*overrides, f"run_root={root}"]
     code = pipeline.run(compose(arguments), Request(arguments))
-    [run_dir] = (root / "r").iterdir()
+    [run_dir] = (root / "r").glob("[0-9]*")
     return code, run_dir
 
 
@@ -162,5 +162,5 @@ def test_the_pipeline_fails_if_data_is_deleted_before_the_choice(tmp_path, event
     overrides = [*RAFT, *reward, "data=jsonl", f"data.path={rows}", f"data.heldout_path={rows}"]
     with pytest.raises(UserError, match="rows.jsonl: no such file"):
         run(tmp_path, overrides)
-    [run_dir] = (tmp_path / "r").iterdir()
+    [run_dir] = (tmp_path / "r").glob("[0-9]*")
     assert (record_of(run_dir)["status"], record_of(run_dir)["exit_code"]) == ("failed", 2)

@@ -62,7 +62,7 @@ def begin_stopped_change(begin, phases_that_end):
 
 def newest(root: Path) -> Path:
     return max(
-        (root / "p").iterdir(), key=lambda folder: (folder / "record.json").stat().st_mtime_ns
+        (root / "p").glob("[0-9]*"), key=lambda folder: (folder / "record.json").stat().st_mtime_ns
     )
 
 

@@ -153,7 +153,7 @@ def test_a_signal_between_two_phases_stops_the_pipeline_and_the_same_command_res
     assert started == ["1_a"]
     stopped = json.loads(capsys.readouterr().out)
     assert (stopped["exit_code"], list(stopped["phases"])) == (EXIT_INTERRUPTED, ["a"])
-    [run_dir] = (tmp_path / "p").iterdir()
+    [run_dir] = (tmp_path / "p").glob("[0-9]*")
     record = json_files.read_json(run_dir / "record.json")
     assert (record["status"], record["exit_code"]) == ("interrupted", EXIT_INTERRUPTED)
     signals["2_b"] = signal.SIGHUP  # the last phase is already done
@@ -173,7 +173,7 @@ def stopped_in_a(tmp_path, asked):
     given = [*TWO, f"run_root={tmp_path}", "name=p"]
     asked["1_a"] = signal.SIGTERM
     assert pipeline.run(compose(given), Request(given)) == EXIT_INTERRUPTED
-    [first] = (tmp_path / "p").iterdir()
+    [first] = (tmp_path / "p").glob("[0-9]*")
     return given, first
 
 
@@ -228,7 +228,7 @@ def test_a_pipeline_fails_if_the_engine_rejects_a_phase(
     given = [*TWO, f"run_root={tmp_path}", "name=p", "format=json"]
     with pytest.raises(HostError, match="phase a: no such device"):
         pipeline.run(compose(given), Request(given))
-    [record] = tmp_path.glob("p/*/record.json")
+    [record] = tmp_path.glob("p/[0-9]*/record.json")
     assert json.loads(record.read_text())["status"] == "failed"
     shown = json.loads(capsys.readouterr().out)
     assert (shown["exit_code"], shown["phases"]) == (HostError.exit_code, {})

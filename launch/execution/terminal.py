@@ -1,0 +1,100 @@
+"""Run a method that talks to the user (method=chat) with this terminal's input and output."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from containers import engine
+from launch.config.request import Request
+from launch.core import stop_signals
+from launch.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USER, HostError
+from launch.execution import secret_files
+from launch.execution.execute import check_host, write_inputs
+from launch.execution.local import environment
+from launch.machine.detect import Host
+from launch.plan import rundir, show
+from launch.plan.planning import make_plan
+from launch.schema import Config
+from launch.schema.plan import ContainerSpec
+from launch.search import fit
+
+INTERRUPTED = (-signal.SIGINT, 128 + signal.SIGINT)  # exit codes after Ctrl-C, here and of docker
+
+
+def run(config: Config, host: Host, warnings: Sequence[str], request: Request) -> int:
+    """Run the method's process until the user ends it, and return the exit code.
+
+    Under runtime=slurm, it runs on this machine. Its directory is temporary. Raises HostError.
+    """
+    runtime = dataclasses.replace(config.runtime, name=config.runtime.on_node)
+    config = dataclasses.replace(config, runtime=runtime)
+    with tempfile.TemporaryDirectory(prefix=f"{config.method.name}-") as folder:
+        run_dir = Path(folder)
+        plan = make_plan(config, host, run_dir, warnings, request)
+        show.print_warnings(config, plan.warnings)
+        fit.admit(plan, host)
+        image = check_host(plan, host)
+        write_inputs(plan)
+        process = plan.processes[-1]
+        # The next launcher would remove the container of a run whose directory is not locked.
+        with rundir.locked(run_dir):
+            if image is None:
+                code = _attached(process.argv, environment(process))
+            else:
+                spec = plan.containers[process.name]
+                with secret_files.written(spec.secrets, host, run_dir):
+                    code = _attached_container(spec, str(image["id"]), host)
+    if code in INTERRUPTED:  # while the model was loading
+        return EXIT_INTERRUPTED
+    return code if code in (0, EXIT_USER) else EXIT_FAILED
+
+
+def _attached_container(spec: ContainerSpec, image_id: str, host: Host) -> int:
+    """Run a container with this terminal and return its exit code. Raises HostError."""
+    from launch.execution import docker_engine  # takes 0.25 s
+
+    program = shutil.which("docker")
+    if program is None:
+        raise HostError(
+            "runtime=docker: the program `docker` is missing, which connects this terminal to the "
+            "container. Install it (Debian: apt-get install docker-cli), or use runtime=local."
+        )
+    is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    spec = dataclasses.replace(spec, stdin=True, tty=is_terminal)
+    docker_engine.make_mounted(spec)
+    container = docker_engine.create(docker_engine.connect(), spec, image_id, host)
+    argv = [program, "--host", engine.address(), "start", "--attach", "--interactive", spec.name]
+    try:
+        return _attached(argv, os.environ)
+    finally:
+        docker_engine.remove(container)
+
+
+def _attached(argv: list[str], env: Mapping[str, str]) -> int:
+    with subprocess.Popen(argv, env=env) as child, _forwarded(child):
+        return child.wait()
+
+
+@contextlib.contextmanager
+def _forwarded(child: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Forward stop signals to the child, except Ctrl-C, which the terminal sends to it anyway."""
+
+    def forward(number: int, _frame: object) -> None:
+        if number != signal.SIGINT:
+            child.terminate()
+
+    old = {number: signal.signal(number, forward) for number in stop_signals.handled()}
+    try:
+        yield
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)

@@ -1,0 +1,68 @@
+"""Train the tiny model, then talk to it in a terminal through launch/chat.py."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import sys
+import time
+from pathlib import Path
+
+from tests.conftest import command
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_S = 300
+
+
+class Terminal:
+    """A program in a terminal of its own."""
+
+    def __init__(self, argv: list[str], cwd: Path) -> None:
+        self.text = ""
+        self.pid, self.file = pty.fork()
+        if self.pid == 0:
+            os.chdir(cwd)
+            os.execv(argv[0], argv)
+
+    def wait_for(self, text: str) -> None:
+        """Read the output up to `text`."""
+        deadline = time.monotonic() + PATIENCE_S
+        while text not in self.text:
+            assert time.monotonic() < deadline, self.text
+            if select.select([self.file], [], [], 1)[0]:
+                self.text += os.read(self.file, 65536).decode(errors="replace")
+        self.text = self.text.partition(text)[2]
+
+    def type(self, text: str) -> None:
+        os.write(self.file, text.encode())
+
+    def exit_code(self) -> int:
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+def test_a_chat_in_a_terminal(tmp_path):
+    trained = command("hardware=cpu", "runtime=local", "smoke=true", "name=mine", cwd=tmp_path)
+    assert trained.returncode == 0, trained.stdout + trained.stderr
+    chat = [sys.executable, str(ROOT / "launch/chat.py"), "runs/mine/latest"]
+    terminal = Terminal([*chat, "max_new_tokens=200"], tmp_path)
+    terminal.wait_for("stops an answer.")
+    terminal.wait_for("> ")
+    for line in ("1 + 1 =", "again"):
+        terminal.type(f"{line}\n")
+        terminal.wait_for(line)
+        terminal.wait_for("\n> ")
+    terminal.type("\x04")
+    assert terminal.exit_code() == 0
+    assert not list((tmp_path / "runs").glob("chat*"))
+
+
+def test_ctrl_c_ends_a_chat_that_is_loading(tmp_path):
+    trained = command("hardware=cpu", "runtime=local", "smoke=true", "name=mine", cwd=tmp_path)
+    assert trained.returncode == 0, trained.stdout + trained.stderr
+    chat = [sys.executable, str(ROOT / "launch/chat.py"), "runs/mine/latest", "verbose=true"]
+    terminal = Terminal(chat, tmp_path)
+    terminal.wait_for("smoke=true")  # the plan's warning, just before the process starts
+    time.sleep(1)
+    terminal.type("\x03")
+    assert terminal.exit_code() == 75
