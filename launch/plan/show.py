@@ -137,7 +137,7 @@ def show_plan(plan: Plan, console: Console, verbose: bool) -> None:
 def _facts(plan: Plan) -> dict[str, str]:
     """Return the (label, text) lines at the top of a plan."""
     config, hardware, model = plan.config, plan.config.hardware, plan.config.model
-    runtime, topology, data = plan.config.runtime, plan.config.topology, plan.config.data
+    runtime, data = plan.config.runtime, plan.config.data
     # hardware.memory_gb is in GiB, as vendors state it. The planner and torch use 1e9 bytes.
     size = f"{hardware.memory_gb:g} GiB ({hardware.memory_gb * GIB:.0f} GB)"
     gpus = f"{hardware.gpus_per_node} x {hardware.product} ({hardware.gfx}), {size} each"
@@ -172,14 +172,7 @@ def _facts(plan: Plan) -> dict[str, str]:
     if plan.data_cache:
         unknown = "not prepared yet; data.preview=5 instead of mode=plan shows them"
         facts["rows"] = data_cache.describe_rows(plan.data) if plan.data else unknown
-    servers = f"{placement.num_server_gpus(config)} GPU(s) generate, " if topology.servers else ""
-    ranks = f"{placement.num_trainers(config)} rank(s)"
-    ranks += f" with {topology.strategy}" if topology.strategy != "none" else ""
-    if config.method.kind == "service":
-        width = topology.server_tensor_parallel
-        ranks = f"{placement.num_gpus(config) // width} replica(s), {width} GPU(s) each"
-    place = f"slurm ({runtime.on_node} on the node)" if runtime.name == "slurm" else runtime.name
-    facts["topology"] = f"{topology.name} on {place}: {servers}{ranks}"
+    facts["topology"] = _topology(config)
     if image := image_json(config):
         unverified = "" if image["verified"] else " (unverified)"
         facts["image"] = f"{image['reference']}, based on {image.get('base', '?')}{unverified}"
@@ -188,6 +181,18 @@ def _facts(plan: Plan) -> dict[str, str]:
     facts["run directory"] = str(plan.run_dir)
     targets = plan.targets.items()
     return facts | {f"target {name}": f"{t.value:g} ({t.source})" for name, t in targets}
+
+
+def _topology(config: Config) -> str:
+    topology, runtime = config.topology, config.runtime
+    servers = f"{placement.num_server_gpus(config)} GPU(s) generate, " if topology.servers else ""
+    ranks = f"{placement.num_trainers(config)} rank(s)"
+    ranks += f" with {topology.strategy}" if topology.strategy != "none" else ""
+    if config.method.kind == "service":
+        width = topology.server_tensor_parallel
+        ranks = f"{placement.num_gpus(config) // width} replica(s), {width} GPU(s) each"
+    place = f"slurm ({runtime.on_node} on the node)" if runtime.name == "slurm" else runtime.name
+    return f"{topology.name} on {place}: {servers}{ranks}"
 
 
 def _tasks(data: Data) -> str:

@@ -236,6 +236,7 @@ def lock_of(folder: Path, base: str, name: str = "tiny", **fields) -> Path:
         "digest": digest,
         "python": "3",
         **dict.fromkeys(("torch", "rocm", "rccl", "vllm", "aiter", "flash_attn", "trl"), "none"),
+        "tools": {},
         "gfx": ["cpu"],
         "source": "this test",
         "dockerfile": "Dockerfile",
