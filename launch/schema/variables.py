@@ -20,8 +20,12 @@ SECRET_URL = re.compile(
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Return whether a variable's name or value looks like a secret."""
-    return bool(SECRET.search(name) or SECRET_URL.search(value))
+    """Return whether a variable's name or value looks like a secret.
+
+    Programs also accept a proxy without a scheme: user:password@proxy:3128.
+    """
+    is_proxy_login = name.lower().endswith("_proxy") and "@" in value
+    return bool(SECRET.search(name) or SECRET_URL.search(value)) or is_proxy_login
 
 
 # variables of the GPU stack, which affect results or speed

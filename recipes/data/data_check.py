@@ -15,6 +15,8 @@ from recipes.data.data_select import Row, has_equal_sides
 
 # Roles of TRL's datasets, and `developer` for chat templates such as gpt-oss's.
 ROLES = ("system", "developer", "user", "assistant", "tool")
+# fields of other programs' pairs that hold what TRL's prompt holds
+QUESTIONS = ("question", "instruction", "input", "query")
 QUOTE_LENGTH = 60  # maximum characters of a value in an error message
 
 
@@ -99,10 +101,30 @@ def row_problem(row: Row, method: str) -> str | None:
             return problem
     if method == "dpo" and type(row["chosen"]) is not type(row["rejected"]):
         return "chosen and rejected must both be text, or both be messages."
+    if method == "dpo" and (problem := _question_problem(row)):
+        return problem
     if method == "dpo" and has_equal_sides(row):  # the gradient would be zero
         return (
             "chosen and rejected are equal, so neither is better. Remove the row, or provide two "
             "different answers."
+        )
+    return None
+
+
+def _question_problem(row: Row) -> str | None:
+    """Return why the question of a pair of texts would be ignored, or learned as an answer."""
+    prompt, sides = row.get("prompt"), (row["chosen"], row["rejected"])
+    question = next((name for name in QUESTIONS if row.get(name)), None)
+    if prompt is None and question and not isinstance(row["chosen"], list):
+        return (
+            f"has {question}, which dpo does not read, and no prompt. Rename {question} to prompt."
+        )
+    # A single word may be repeated by chance: 7, 77 and 78.
+    is_text = isinstance(prompt, str) and len(prompt.split()) > 1
+    if is_text and all(isinstance(side, str) and side.startswith(prompt) for side in sides):
+        return (
+            "chosen and rejected repeat the prompt, which dpo would learn as part of the "
+            "answers. Remove it from both."
         )
     return None
 

@@ -31,6 +31,7 @@ def environment(monkeypatch):
                    "HF_TOKEN", "VLLM_API_KEY", "MLFLOW_TRACKING_PASSWORD")),
     (f"++user_env.DB_PASS='{VALUE}'", "DB_PASS", VALUE),
     (f"user_env.HTTPS_PROXY={PASSWORD}", "HTTPS_PROXY", PASSWORD),
+    ("user_env.HTTPS_PROXY=u:sentinel@p:3128", "HTTPS_PROXY", "u:sentinel@p:3128"),
     (f"user_env.HF_ENDPOINT={PASSWORD}/x", "HF_ENDPOINT", f"{PASSWORD}/x"),
     ("user_env.HF_ENDPOINT=https://sentinel@example.org", "HF_ENDPOINT", "https://sentinel@example.org"),
     ("user_env.HF_ENDPOINT=https://h/?token=sentinel", "HF_ENDPOINT", "https://h/?token=sentinel"),

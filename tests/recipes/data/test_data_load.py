@@ -219,6 +219,8 @@ TURNS = {"messages": [MESSAGE, ANSWER]}
     ("sft", {"messages": [MESSAGE, ANSWER, MESSAGE]}, "messages ends with"),
     ("dpo", {"prompt": [MESSAGE], "chosen": [ANSWER], "rejected": [MESSAGE]}, "rejected ends"),
     ("sft", {"text": "a" * (MAX_ROW + 1)}, "a row of more than 32 MiB"),
+    ("dpo", {"question": "a", "chosen": "b", "rejected": "c"}, "Rename question to prompt"),
+    ("dpo", {"prompt": "a b", "chosen": "a b c", "rejected": "a b d"}, "repeat the prompt"),
 ])  # fmt: skip
 def test_invalid_rows_are_rejected(monkeypatch, method, row, field):
     table = Dataset.from_list([row])
