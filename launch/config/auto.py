@@ -12,7 +12,9 @@ from launch.machine import detect, masks
 from launch.machine.gpu import GIB
 from launch.machine.placement import shares_gpu
 from launch.schema import Config
-from launch.schema.enums import Reference
+from launch.schema.enums import Reference, Use
+
+LARGE_MODEL = 500e6  # parameters
 
 
 def hardware(composed: DictConfig) -> list[str]:
@@ -41,6 +43,7 @@ def other_groups(composed: DictConfig) -> list[str]:
         "topology": topology,
         "container": container,
         "runtime": runtime,
+        "data": data,
     }
     overrides = [
         f"{group}={choose(composed)}"
@@ -79,6 +82,16 @@ def topology(composed: DictConfig) -> str:
     if composed.method.generates and composed.hardware.vllm and nodes == 1:
         return "split"
     return "ddp" if fits_on_one_gpu(composed) else "fsdp"
+
+
+def data(composed: DictConfig) -> str:
+    """Return harder problems for a pretrained model whose answers are judged.
+
+    Large models solve all sums of `reasoning`, so that GRPO would learn nothing.
+    """
+    is_judged = composed.method.uses_rewards != Use.none
+    is_large = composed.model.num_parameters >= LARGE_MODEL
+    return "reasoning_hard" if is_judged and is_large else "reasoning"
 
 
 def fits_on_one_gpu(composed: DictConfig) -> bool:

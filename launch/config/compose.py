@@ -28,6 +28,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from launch.config import auto
 from launch.config.request import Request, leaves
+from launch.config.row_reward import follow_rows
 from launch.config.wording import CONF, check_key, groups, translate
 from launch.core.errors import UserError
 from launch.schema import Config
@@ -60,6 +61,7 @@ def compose(overrides: Sequence[str], typed: Request | None = None) -> Config:
         config = _with_absolute_paths(_resolved(checked))
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
         raise translate(error) from error
+    follow_rows(config, request.keys)
     for key in typed.keys:
         group = key.partition(".")[0]
         if not config.method.reads(group):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 import fnmatch
 import importlib.util
-import itertools
 import os
 import re
 import sys
@@ -20,21 +19,19 @@ from launch.config.smoke import LOW_PRECISION
 from launch.config.wording import HUB
 from launch.core import row_formats
 from launch.core.errors import UserError, near
-from launch.core.json_lines import json_rows
 from launch.inputs import model_path, tracking
 from launch.inputs.adapter_files import check_adapter
 from launch.inputs.jsonl_files import check_data_files, check_is_file
 from launch.inputs.reading import near_files
 from launch.inputs.tuned_files import check_tuned_files
 from launch.plan import tuned
+from launch.plan.check_rows import check_rows
 from launch.plan.export_files import check_export, check_not_a_run
 from launch.plan.rundir import runs_dir, runs_in
 from launch.rules.runtime import runtime_as
-from launch.schema import Config, trainer_args
-from launch.schema.enums import Init
+from launch.schema import Config
 from launch.schema.trainer_args import value_or_none
 
-PLAN_LINES = 10_000  # lines of a data file that mode=plan reads; a run reads all
 # packages whose module has a different name
 MODULES = {
     "azureml-core": "azureml",
@@ -56,7 +53,6 @@ OPTIMIZERS = {
     "torch-npu": "adamw_torch_npu_fused",
 }
 ATTENTION = {"flash_attention_2": "flash-attn", "flash_attention_3": "flash-attn-3"}
-TOKENIZER = "tokenizer"  # in place of a row format
 PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -71,24 +67,7 @@ def check_files(config: Config, all_lines: bool) -> None:
     _check_model(config, all_lines)
     check_adapter(config)
     check_export(config)
-    if config.data.kind == "jsonl":
-        rows = train_format = config.method.rows
-        if config.method.measures_model:
-            # An evaluation holds out rows of data.path, makes a tokenizer from them, or does
-            # neither.
-            makes_tokenizer = config.model.path is None and config.model.init == Init.random
-            train_format = TOKENIZER if makes_tokenizer else None
-            train_format = "evaluate" if config.data.heldout_fraction else train_format
-        heldout_format = rows if config.method.selection.metric else "evaluate"
-        for key, path, row_format in (
-            ("data.path", config.data.path, train_format),
-            ("data.heldout_path", config.data.heldout_path, heldout_format),
-        ):
-            if path is not None:
-                columns = _check_rows(key, Path(path), row_format, all_lines)
-                if row_format == rows:
-                    _check_reward_columns(config, key, columns)
-    _check_sources(config, all_lines)
+    check_rows(config, all_lines)
     check_data_files(config)
     if config.method.starts_vllm and (dataset := config.method.args.get("dataset")):
         check_is_file("method.args.dataset", Path(dataset))
@@ -140,57 +119,6 @@ def _check_model(config: Config, all_lines: bool) -> None:
             )
         raise UserError(f"model.path={path}: {problem}")
     model_path.check(config, path, all_lines)
-
-
-def _check_sources(config: Config, all_lines: bool) -> None:
-    """Check that the rows of a mix have the columns of the method, and of its rewards."""
-    columns = [
-        _check_rows(
-            f"data.sources[{number}].path", Path(source.path), config.method.rows, all_lines
-        )
-        if source.path
-        else None
-        for number, source in enumerate(config.data.sources)
-    ]
-    if columns and None not in columns:
-        _check_reward_columns(config, "data.sources", set().union(*filter(None, columns)))
-
-
-def _check_rows(key: str, path: Path, row_format: str | None, all_lines: bool) -> set[str] | None:
-    """Check that every row has the fields of `row_format`, or of a tokenizer's training rows.
-
-    Return the fields of all rows, or None if there are more lines than a plan reads.
-    """
-    check_is_file(key, path)
-    place, reader = "", f"{key} of method={row_format}"
-    if row_format == TOKENIZER:
-        row_format, reader = "sft", f"{key}, from which random weights get a tokenizer,"
-    present, rows = set[str](), json_rows(path)
-    for place, row in itertools.islice(rows, None if all_lines else PLAN_LINES):
-        if row_format and (problem := row_formats.fields_problem(row, row_format, reader)):
-            model = " Use: model.path=<a trained model>." if "tokenizer" in reader else ""
-            raise UserError(f"{place}: {problem}{model}")
-        present.update(row)
-    if not place:
-        raise UserError(f"{key}={path}: the file has no rows. Use: {key}=<a file with rows>.")
-    return present if next(rows, None) is None else None
-
-
-def _check_reward_columns(config: Config, key: str, present: set[str] | None) -> None:
-    """Check that the column of each reward is among the columns of the rows of `key`, if known."""
-    if present is None:
-        return
-    for name in config.method.rewards:
-        column = trainer_args.lock()["rewards"].get(name)
-        has_pattern = name == "regex" and config.method.reward_pattern is not None
-        if column is not None and column not in present and not has_pattern:
-            remedy = f"'~method.rewards.{name}' +method.rewards.format=1.0"
-            if name == "regex":
-                remedy = "method.reward_pattern='<regular expression>'"
-            raise UserError(
-                f"method.rewards.{name}: reads the column {column!r}, but the rows of {key} have "
-                f"only {', '.join(sorted(present))}. Use: rows with {column!r}, or {remedy}."
-            )
 
 
 def _check_rewards(config: Config) -> None:

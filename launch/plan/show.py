@@ -21,6 +21,7 @@ from launch.machine.gpu import GIB
 from launch.plan import data_cache
 from launch.plan.views import as_json, at_steps, image_json
 from launch.schema import Config
+from launch.schema.data import Data
 from launch.schema.enums import Format, Init, SpeedMode, Vendor
 from launch.schema.plan import Balance, Plan
 from launch.schema.trainer_args import value_or_none
@@ -141,12 +142,15 @@ def _facts(plan: Plan) -> dict[str, str]:
     else:
         facts["method"] = f"{config.method.name}, {config.precision.name}, "
         facts["method"] += f"adapter {config.adapter.name}, {_batch(config)}"
-        tasks = ", ".join(task.name for task in data.tasks)
+        tasks = _tasks(data)
         mix = ", ".join(f"{s.weight:.4g} {s.path or s.hub_id}" for s in data.sources)
         is_generated = data.kind in ("reasoning", "code")
         rows = f"{data.num_train} generated problems of {tasks}; {data.num_heldout} held out"
         files = mix or data.path or data.heldout_path or data.hub_id
         facts["data"] = rows if is_generated else f"{data.kind} {files}"
+        if config.method.rewards:
+            rewards = (f"{weight:g} {name}" for name, weight in config.method.rewards.items())
+            facts["rewards"] = " + ".join(rewards)
         facts["expected speed"] = _speed(plan)
     if plan.data_cache:
         unknown = "not prepared yet; data.preview=5 instead of mode=plan shows them"
@@ -164,6 +168,17 @@ def _facts(plan: Plan) -> dict[str, str]:
     facts["run directory"] = str(plan.run_dir)
     targets = plan.targets.items()
     return facts | {f"target {name}": f"{t.value:g} ({t.source})" for name, t in targets}
+
+
+def _tasks(data: Data) -> str:
+    """Return the tasks with their levels, if they have any, such as `countdown (levels 0, 1)`."""
+    levels: dict[str, list[int]] = {}
+    for task in data.tasks:
+        levels.setdefault(task.name, []).append(task.level)
+    return ", ".join(
+        f"{name} (level{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))})"
+        for name, numbers in levels.items()
+    )
 
 
 def _batch(config: Config) -> str:

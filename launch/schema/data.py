@@ -76,7 +76,11 @@ class Source:
     path: Optional[str] = None
     hub_id: Optional[str] = None
     revision: Optional[str] = None
+    subset: Optional[str] = None
     split: str = "train"
+    # like the keys of `data`, which apply to the source unless it sets its own
+    columns: dict[str, Optional[str]] = field(default_factory=dict)
+    answer_pattern: Optional[str] = checked(None, text=REGEX)
     weight: float = checked(above=0)
 
 
@@ -126,8 +130,15 @@ class Data:
     heldout_path: Optional[str] = None
     hub_id: Optional[str] = None
     revision: Optional[str] = None
+    subset: Optional[str] = None  # hub: name of a configuration, such as `main` of openai/gsm8k
     split: str = "train"
     heldout_split: Optional[str] = None
+    # field that the method reads -> field of the rows (`a.b` in an object); null: omit the field
+    columns: dict[str, Optional[str]] = field(default_factory=dict)
+    # an answer is the last match of this pattern in the field `answer`: its first group, or all
+    answer_pattern: Optional[str] = checked(None, text=REGEX)
+    # first message of conversations that have none; text prompts become conversations; '' for none
+    system_prompt: Optional[str] = None
     # number of rows to use, the first ones after filtering; evaluate: of the held-out rows
     limit: Optional[int] = checked(None, minimum=1)
     sources: list[Source] = field(default_factory=list)  # mix: files and Hub datasets

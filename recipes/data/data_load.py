@@ -20,12 +20,20 @@ from omegaconf import DictConfig, OmegaConf
 
 from launch.core.errors import UserError
 from launch.core.json_lines import MAX_ROW, TOO_LARGE, json_rows
-from launch.core.row_formats import TEMPLATE_FIELDS, row_format
+from launch.core.row_check import (
+    check_forms,
+    check_row,
+    conformed,
+    form_of,
+    row_problem,
+    trainer_fields,
+)
+from launch.core.row_columns import mapped
+from launch.core.row_formats import TEMPLATE_FIELDS
+from launch.core.row_messages import message_texts, without_nulls
 from recipes.data import code_tasks
 from recipes.data import data_select as select
-from recipes.data.data_check import check_row, trainer_fields
-from recipes.data.data_messages import conform, without_nulls
-from recipes.data.data_select import Row, message_texts
+from recipes.data.data_select import Row
 from recipes.data.data_table import make_table, message_keys
 from recipes.rank.program import is_main_rank, say
 
@@ -96,12 +104,12 @@ def _load(data: DictConfig, method: str, chunk: int, progress: Callable[[int], N
         if not forms:  # generated rows are not checked yet, and are all alike
             check_row(rows[0], f"data={data.name}", method)
         for row in rows:
-            forms.add(_form(row, method))
+            forms.add(form_of(row, method))
             texts = [name for name in trainer_fields(row, method) if name in select.TEXT_FIELDS]
             blank.update(name for name in texts if select.is_blank(row[name]))
             for name, share in shares.items():
                 share[str(row.get(name))] += 1
-        _check_forms(forms, data.name, method)
+        check_forms(forms, f"data={data.name}", method)
         counts["rows"] += len(rows)
         columns = [_columns(row, method, extra) for row in rows]
         keys |= message_keys(columns)
@@ -165,7 +173,7 @@ def load_heldout_table(data: DictConfig, method: str) -> Dataset:
     rows = load_heldout(data, method)
     if data.kind == "reasoning" and method == "dpo":
         rows = _pairs(rows, data.seed)
-    _check_forms({_form(row, method) for row in rows}, data.name, method)
+    check_forms({form_of(row, method) for row in rows}, f"data={data.name}", method)
     columns = [_columns(row, method) for row in rows]
     return make_table(columns, data.name, message_keys(columns))
 
@@ -175,16 +183,15 @@ def load_heldout(data: DictConfig, method: str = "evaluate") -> list[Row]:
 
     `data.limit` applies only to method=evaluate.
     """
-    if data.kind == "reasoning":
-        rows = _reasoning(data, training_format=method != "evaluate")[1]
-    elif data.kind in GENERATED:
-        rows = GENERATED[data.kind](data)[1]
+    if data.kind in GENERATED:
+        options = {"training_format": method != "evaluate"} if data.kind == "reasoning" else {}
+        rows = _with_system_prompt(GENERATED[data.kind](data, **options)[1], data)
     elif data.heldout_fraction:
         rows = list(_read(data, method, {}))
     elif data.kind == "jsonl":
-        rows = list(lines(data.heldout_path, method))
+        rows = list(lines(data.heldout_path, data, method))
     else:
-        rows = list(_hub(data, data.heldout_split, method))
+        rows = list(_hub(data, data.heldout_split, method, {}))
     rejecting_filter = select.row_filter(data.filter, questions=method in ("evaluate", "grpo"))
     reasons = [rejecting_filter(row) for row in rows]
     chosen = [row for row, reason in zip(rows, reasons, strict=True) if reason is None]
@@ -195,7 +202,7 @@ def load_heldout(data: DictConfig, method: str = "evaluate") -> list[Row]:
         chosen = [row for row in chosen if select.is_heldout(row, fraction)]
         select.require(chosen, f"data.heldout_fraction={fraction} of {number} rows")
     two_files = data.kind == "jsonl" and data.path and data.heldout_path and not data.streaming
-    if two_files and is_main_rank() and (shared := select.num_shared(chosen, data.path)):
+    if two_files and is_main_rank() and (shared := select.num_shared(chosen, data, method)):
         say(
             f"warning: data.heldout_path={data.heldout_path}: {shared} of {len(chosen)} questions "
             f"are also in data.path={data.path}, so results may measure memorization. Remove them "
@@ -204,23 +211,16 @@ def load_heldout(data: DictConfig, method: str = "evaluate") -> list[Row]:
     return chosen[: data.limit] if data.limit and method == "evaluate" else chosen
 
 
-def lines(path: str, method: str) -> Iterator[Row]:
+def lines(path: str, data: DictConfig, method: str) -> Iterator[Row]:
     """Yield the rows of a file. Raises UserError for the first row that `method` cannot use."""
-    return _checked(json_rows(Path(path)), method)
+    return _checked(mapped(json_rows(Path(path)), data, method), method)
 
 
 def _checked(rows: Iterable[tuple[str, Row]], method: str) -> Iterator[Row]:
     for where, row in rows:
         row = conformed(row, method)
         check_row(row, where, method)
-        if sum(map(len, texts([row]))) > MAX_ROW:  # lines of files are limited when they are read
-            raise UserError(f"{where}: {TOO_LARGE}")
         yield row
-
-
-def conformed(row: Row, method: str) -> Row:
-    form = row_format(method)
-    return conform(row, form.read, [name for name in form.learned if name != "messages"])
 
 
 def columns(rows: list[Row] | Dataset | IterableDataset) -> list[str]:
@@ -243,10 +243,10 @@ def texts(rows: Iterable[Row]) -> list[str]:
 def _read(data: DictConfig, method: str, counts: dict[str, Any]) -> Iterable[Row]:
     """Read all rows. In a mix, `source` of each row is the index of its source."""
     if data.kind in GENERATED:
-        return GENERATED[data.kind](data)[0]
+        return _with_system_prompt(GENERATED[data.kind](data)[0], data)
     if data.kind == "samples":
         files = data.get("files", [data.path])  # from launch/inputs/sample_files.py if a directory
-        samples = itertools.chain.from_iterable(lines(file, "samples") for file in files)
+        samples = itertools.chain.from_iterable(lines(file, data, "samples") for file in files)
         rows, skipped = select.pairs_of_samples(samples, data.pairs_per_prompt, data.pairs_of_any)
         remedy = (
             "A pair needs two answers to a prompt that differ in text and score. Sample more "
@@ -257,8 +257,13 @@ def _read(data: DictConfig, method: str, counts: dict[str, Any]) -> Iterable[Row
         return rows
     if data.sources:
         sources = enumerate(separate_sources(data))
-        return ({**row, "source": n} for n, source in sources for row in _rows(source, method))
-    return _rows(data, method)
+        parts = ((n, _rows(source, method, counts)) for n, source in sources)
+        return ({**row, "source": n} for n, rows in parts for row in rows)
+    return _rows(data, method, counts)
+
+
+def _with_system_prompt(problems: list[Row], data: DictConfig) -> list[Row]:
+    return [row for _, row in mapped((("", problem) for problem in problems), data, None)]
 
 
 def separate_sources(data: DictConfig) -> list[DictConfig]:
@@ -267,16 +272,19 @@ def separate_sources(data: DictConfig) -> list[DictConfig]:
         OmegaConf.merge(
             data,
             {"kind": "jsonl" if source.path else "hub", "sources": []},
-            {key: value for key, value in source.items() if key != "weight"},
+            # a pattern of null keeps that of `data`
+            {k: v for k, v in source.items() if k != "weight" and (v or k != "answer_pattern")},
         )
         for source in data.sources
     ]
 
 
-def _rows(data: DictConfig, method: str, streaming: bool = False) -> Iterator[Row]:
+def _rows(
+    data: DictConfig, method: str, counts: dict[str, Any], streaming: bool = False
+) -> Iterator[Row]:
     if data.kind == "jsonl":
-        return lines(data.path, method)
-    return _hub(data, data.split, method, streaming)
+        return lines(data.path, data, method)
+    return _hub(data, data.split, method, counts, streaming)
 
 
 def _stream(data: DictConfig, method: str) -> IterableDataset:
@@ -293,8 +301,8 @@ def _stream(data: DictConfig, method: str) -> IterableDataset:
     streams = [stream.repeat(None) for stream in streams]
     stream = streams[0]
     if data.sources:
-        forms = {_form(next(_one_pass(source, method)), method) for source in sources}
-        _check_forms(forms, data.name, method)
+        forms = {form_of(next(_one_pass(source, method)), method) for source in sources}
+        check_forms(forms, f"data={data.name}", method)
         # Normalize, since NumPy accepts less rounding of the sum than launch/rules/data.py.
         total = sum(source.weight for source in data.sources)
         weights = [source.weight / total for source in data.sources]
@@ -310,38 +318,34 @@ def _one_pass(data: dict[str, Any], method: str) -> Iterator[Row]:
     Without rows, an endless stream would search for one forever.
     """
     config, form, counts = OmegaConf.create(data), None, {}
-    rows = _rows(config, method, streaming=True)
+    rows = _rows(config, method, counts, streaming=True)
     rows = _training_split(rows, config, counts, lambda number: None)
     for row in itertools.islice(rows, config.limit):
         columns = _columns(row, method)
-        form = form or _form(columns, method)
-        _check_forms({form, _form(columns, method)}, config.name, method)
+        form = form or form_of(columns, method)
+        check_forms({form, form_of(columns, method)}, f"data={config.name}", method)
         yield columns
     select.require(form or (), f"data={config.name}", counts)
 
 
-def _form(row: Row, method: str) -> str:
-    """Describe the trainer's fields of a row, such as `prompt (text) and completion (text)`."""
-    names = []
-    for name in trainer_fields(row, method):
-        if not isinstance(row[name], (str, list)):
-            names.append(name)
-        elif name != "tools":  # optional in each row
-            names.append(f"{name} ({'text' if isinstance(row[name], str) else 'messages'})")
-    return " and ".join(names)
-
-
-def _check_forms(forms: set[str], name: str, method: str) -> None:
-    """Raise UserError for several forms, since a trainer assumes the first row's form for all."""
-    if len(forms) > 1:
-        raise UserError(
-            f"data={name}: some rows have {', others '.join(sorted(forms))}. Give all rows of "
-            f"{method} the same fields, all of them text or all messages."
-        )
-
-
-def _hub(data: DictConfig, split: str, method: str, streaming: bool = False) -> Iterator[Row]:
-    return _checked(hub_rows(data, split, streaming), method)
+def _hub(
+    data: DictConfig, split: str, method: str, counts: dict[str, Any], streaming: bool = False
+) -> Iterator[Row]:
+    """Yield the rows of a split. Later rows that `method` cannot use are omitted and counted."""
+    rows = mapped(hub_rows(data, split, streaming), data, method)
+    for number, (where, row) in enumerate(rows):
+        row = conformed(row, method)
+        if number == 0:
+            check_row(row, where, method)
+        elif problem := row_problem(row, method):
+            unusable = counts.setdefault("unusable", Counter())
+            if not unusable:
+                say(f"warning: rows that {method} cannot use are omitted. {where}: {problem}")
+            unusable[problem.partition(",")[0]] += 1
+            continue
+        if sum(map(len, texts([row]))) > MAX_ROW:  # lines of files are limited when they are read
+            raise UserError(f"{where}: {TOO_LARGE}")
+        yield row
 
 
 def hub_rows(data: DictConfig, split: str, streaming: bool = False) -> Iterator[tuple[str, Row]]:
@@ -351,7 +355,7 @@ def hub_rows(data: DictConfig, split: str, streaming: bool = False) -> Iterator[
         )
     try:
         rows = datasets.load_dataset(
-            data.hub_id, revision=data.revision, split=split, streaming=streaming
+            data.hub_id, data.subset, revision=data.revision, split=split, streaming=streaming
         )
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         raise UserError(
@@ -360,7 +364,8 @@ def hub_rows(data: DictConfig, split: str, streaming: bool = False) -> Iterator[
         ) from error
     for number, row in enumerate(rows):
         where = f"{data.hub_id}, split {split}, row {number}"
-        fields = (*select.TEXT_FIELDS, *TEMPLATE_FIELDS)
+        names = (*select.TEXT_FIELDS, *TEMPLATE_FIELDS)
+        fields = {*names, *(data.columns[name] for name in names if data.columns.get(name))}
         row |= {name: without_nulls(row[name]) for name in fields if name in row}
         yield where, row
 

@@ -12,7 +12,9 @@ from omegaconf import DictConfig
 
 from launch.core.errors import UserError
 from launch.core.json_lines import json_rows
-from recipes.data.data_load import GENERATED, conformed, hub_rows, separate_sources
+from launch.core.row_check import conformed
+from launch.core.row_columns import mapped
+from recipes.data.data_load import GENERATED, hub_rows, separate_sources
 from recipes.data.data_messages import RowError
 from recipes.data.data_select import TEXT_FIELDS, Row
 
@@ -40,7 +42,7 @@ def locate(data: DictConfig, method: str, messages: Any) -> str:
     """
     method = "samples" if data.kind == "samples" else method
     for where, row in itertools.chain.from_iterable(
-        map(_located, separate_sources(data) or [data])
+        mapped(_located(source), source, method) for source in separate_sources(data) or [data]
     ):
         row = conformed(row, method)
         fields = [row.get(name) for name in TEXT_FIELDS]

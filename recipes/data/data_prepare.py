@@ -27,12 +27,13 @@ from huggingface_hub.utils import WeakFileLock
 from omegaconf import DictConfig, OmegaConf
 from transformers import PreTrainedTokenizerBase
 
+from launch.core import row_formats
 from launch.core.errors import UserError
 from launch.core.json_files import sha256, write_json
+from launch.core.row_check import QUOTE_LENGTH
 from launch.core.row_formats import row_format
 from recipes.data import data_select as select
 from recipes.data import data_tokens
-from recipes.data.data_check import QUOTE_LENGTH
 from recipes.data.data_load import GENERATED, Loaded, load, rows_sha256
 from recipes.data.data_locate import Located
 from recipes.data.data_select import Row
@@ -47,6 +48,7 @@ ARGUMENTS = (
     *("completion_only_loss", "assistant_only_loss", "dataset_text_field"),
     *("chat_template_path", "eos_token", "chat_template_kwargs"),
 )
+TOKENS_CODE = ("data_prepare.py", "data_tokens.py", "data_messages.py", "row_*.py")
 NOT_ROWS = ("preview", "cache")  # keys of data that do not affect rows
 BINS = 10  # in the histogram of lengths
 
@@ -146,15 +148,16 @@ def cache_key(
         "rows": digest,
         "tokenizer": [definition, special],
         "template": template,
-        "code": [*_code_hashes("data_prepare.py", "data_tokens.py", "data_messages.py"), *versions],
+        "code": [*_code_hashes(*TOKENS_CODE), *versions],
         "arguments": arguments,
     }
     return json_sha256({name: json_sha256(value) for name, value in content.items()})
 
 
 def _code_hashes(*patterns: str) -> list[str]:
-    folder = Path(__file__).parent
-    return [sha256(file) for pattern in patterns for file in sorted(folder.glob(pattern))]
+    folders = (Path(__file__).parent, Path(row_formats.__file__).parent)
+    files = [file for folder in folders for p in patterns for file in sorted(folder.glob(p))]
+    return [sha256(file) for file in files]
 
 
 def load_once(config: DictConfig, method: str) -> Loaded:
@@ -170,7 +173,8 @@ def load_once(config: DictConfig, method: str) -> Loaded:
     paths = (data.path, data.heldout_path, *(source.path for source in data.sources))
     paths = filter(None, (*paths, *settings.get("files", ())))  # `files` of a directory of samples
     files = [sha256(Path(path), progress.heartbeat) for path in paths if os.path.isfile(path)]
-    key = json_sha256([settings, files, method, _code_hashes("data*.py"), datasets.__version__])
+    code = _code_hashes("data*.py", "row_*.py")
+    key = json_sha256([settings, files, method, code, datasets.__version__])
 
     def write(staged: Path) -> None:
         loaded = load(data, method, progress)

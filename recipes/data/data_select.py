@@ -21,9 +21,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from launch.core.errors import UserError, near_or_all
 from launch.core.json_lines import json_rows
+from launch.core.row_columns import mapped
 from launch.core.row_formats import TEMPLATE_FIELDS
-
-Row = dict[str, Any]
+from launch.core.row_messages import Row, message_texts, texts_with_roles
 
 TEXT_FIELDS = ("prompt", "completion", "chosen", "rejected", "messages", "text")
 
@@ -40,13 +40,6 @@ def require(
         raise UserError(f"{source}: no rows{reasons}. {remedy}")
 
 
-def message_texts(value: Any) -> list[str]:
-    """Return the text of each message, or [value] for a string."""
-    if isinstance(value, str):
-        return [value]
-    return [str(message.get("content") or "") for message in value]
-
-
 def fields(rows: Iterable[Row]) -> list[str]:
     """Return the fields of all rows, in order of first occurrence."""
     return list(dict.fromkeys(field for row in rows for field in row))
@@ -57,22 +50,11 @@ def content(row: Row) -> str:
     parts = []
     for field in TEXT_FIELDS:
         if row.get(field):
-            parts += [field, *_with_roles(row[field])]
+            parts += [field, *texts_with_roles(row[field])]
     for field in TEMPLATE_FIELDS:
         if row.get(field):
             parts.append(f"{field} {json.dumps(row[field], sort_keys=True, default=str)}")
     return "\0".join(parts)
-
-
-def _with_roles(value: Any) -> list[str]:
-    """Return the texts, each message's preceded by its other fields (such as `role`) as JSON."""
-    if isinstance(value, str):
-        return [value]
-    parts = []
-    for message, text in zip(value, message_texts(value), strict=True):
-        rest = {key: item for key, item in message.items() if key != "content"}
-        parts += [json.dumps(rest, sort_keys=True, default=str), text]
-    return parts
 
 
 def is_blank(value: Any) -> bool:
@@ -181,11 +163,11 @@ def is_heldout(row: Row, fraction: float) -> bool:
     return int.from_bytes(digest[:8], "big") < fraction * 2**64
 
 
-def num_shared(rows: Iterable[Row], path: str) -> int:
-    """Count the `rows` whose normalized question is also in the file."""
+def num_shared(rows: Iterable[Row], data: DictConfig, method: str) -> int:
+    """Count the `rows` whose normalized question is also in data.path."""
     questions = set()
     with contextlib.suppress(UserError):  # training reports errors in this file
-        for _, row in json_rows(Path(path)):
+        for _, row in mapped(json_rows(Path(data.path)), data, method):
             with contextlib.suppress(AttributeError, KeyError, TypeError):
                 questions.add(normalize(question(row)))
     return sum(normalize(question(row)) in questions for row in rows)
@@ -244,13 +226,6 @@ def grouped(rows: Iterable[Row], *keys: str) -> dict[tuple[str, ...], list[Row]]
     return {name: groups[name] for name in sorted(groups, key=sort_keys.__getitem__)}
 
 
-def has_equal_sides(row: Row) -> bool:
-    """Return whether chosen and rejected are equal once stripped, as chat templates strip them."""
-    values = [row[name] for name in ("chosen", "rejected") if row.get(name) is not None]
-    sides = [[text.strip() for text in _with_roles(value)] for value in values]
-    return len(sides) == 2 and sides[0] == sides[1]
-
-
 def pairs_of_samples(
     samples: Iterable[Row], max_pairs: int, any_scores: bool = False
 ) -> tuple[list[Row], Counter[str]]:
@@ -263,7 +238,7 @@ def pairs_of_samples(
     """
     by_prompt: dict[str, list[Row]] = defaultdict(list)
     for row in samples:
-        by_prompt["\0".join(_with_roles(row["prompt"]))].append(row)
+        by_prompt["\0".join(texts_with_roles(row["prompt"]))].append(row)
     pairs, skipped = [], Counter[str]()
     for group in by_prompt.values():
         distinct: dict[str, Row] = {}

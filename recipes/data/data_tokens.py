@@ -24,7 +24,8 @@ from transformers.utils import logging
 from trl.data_utils import common_prefix_length, extract_prompt
 
 from launch.core.errors import UserError
-from recipes.data.data_messages import Row, RowError, render
+from launch.core.row_messages import Row
+from recipes.data.data_messages import RowError, render
 from recipes.rank.program import say
 
 IGNORED = -100  # label of tokens that the loss ignores

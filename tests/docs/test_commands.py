@@ -24,7 +24,7 @@ CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
 QUOTED = re.findall(r"\]\(([^)\s]+)\):\n\n```\w+\n(.*?)```", CONTRIBUTING, re.DOTALL)
 SFT_ROW = (
     '{"prompt": [{"role": "user", "content": "1+1"}], '
-    '"completion": [{"role": "assistant", "content": "2"}], "answer": "2"}\n'
+    '"completion": [{"role": "assistant", "content": "2"}], "answer": "2", "score": 1}\n'
 )
 
 
@@ -91,6 +91,7 @@ def test_command_plans(launch, tmp_path, monkeypatch, text):
     ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(SFT_ROW)
+    (tmp_path / "my/math.jsonl").write_text(r'{"question": "1 + 1?", "answer": "2\n#### 2"}')
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     for path in re.findall(r"model\.path=(models/\S+)", text):
         leave_model(tmp_path / path)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hydra import compose as hydra_compose
@@ -15,10 +17,11 @@ from launch.config import compose
 from launch.config.request import Request
 from launch.config.wording import CONF, groups
 from launch.core.errors import UserError
+from launch.plan.planning import make_plan
 from launch.plan.process_env import ROOT
 from launch.rules.check import refusals
 from launch.schema import Config
-from tests.conftest import command, composed
+from tests.conftest import command, composed, host_with
 
 # overrides that an option requires
 NEEDS = {
@@ -234,3 +237,44 @@ def test_a_split_overlaps_unless_a_rule_would_reject_it(overrides, expected):
     config = composed(*base, *overrides.split())
     assert config.topology.overlap is expected
     assert not any("overlap" in rule.name for rule in refusals(config))
+
+
+@pytest.mark.parametrize(("overrides", "name"), [
+    ("hardware=mi350x method=grpo model=qwen3_4b", "reasoning_hard"),
+    ("hardware=mi350x method=evaluate model=qwen3_0_6b", "reasoning_hard"),
+    ("hardware=mi350x method=sft model=qwen3_4b", "reasoning"),
+    ("method=grpo", "reasoning"),
+    ("method=grpo hardware=mi350x model=qwen3_4b data=reasoning", "reasoning"),
+])  # fmt: skip
+def test_generated_problems_suit_the_model(overrides, name):
+    config = composed(*overrides.split())
+    levels = {(task.name, task.level) for task in config.data.tasks}
+    assert config.data.name == name
+    assert (len(levels) > 3) == (name == "reasoning_hard")
+
+
+@pytest.mark.parametrize(("experiment", "method"), [
+    ("mi350x_qwen3_8b_lora", "sft"),
+    ("strix_halo_sft", "sft"),
+    ("rx7900xtx_grpo_gsm8k_lora", "grpo"),
+])  # fmt: skip
+def test_lora_has_ten_times_the_learning_rate_of_full_training(experiment, method):
+    full = composed("hardware=mi300x", "model=qwen3_8b", f"method={method}").method.args
+    rate = composed(f"experiment={experiment}").method.args["learning_rate"]
+    assert rate == pytest.approx(10 * full["learning_rate"])
+
+
+@pytest.mark.parametrize(("experiment", "rewards"), [
+    ("mi300x_grpo_gsm8k", {"accuracy": 1.0}),
+    ("mi350x_grpo_gsm8k", {"accuracy": 1.0}),
+    ("mi300x_single_grpo_gsm8k", {"accuracy": 1.0}),
+    ("rx7900xtx_grpo_gsm8k_lora", {"accuracy": 1.0}),
+    ("chat_sft", {}),
+    ("preferences_dpo", {}),
+])  # fmt: skip
+def test_experiments_with_public_data_are_pinned_and_fit(experiment, rewards):
+    hardware = [] if rewards else ["hardware=mi300x"]
+    config = composed(f"experiment={experiment}", *hardware)
+    assert re.fullmatch("[0-9a-f]{40}", config.data.revision)
+    assert config.method.rewards == rewards
+    assert all(memory.fits for memory in make_plan(config, host_with(8), Path("/runs/a/1")).memory)

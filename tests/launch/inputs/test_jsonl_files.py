@@ -12,8 +12,10 @@ from launch.core.errors import UserError
 from launch.core.json_lines import MAX_ROW
 from launch.inputs.jsonl_files import check_is_file
 from recipes.data.data_load import lines
+from tests.helpers.data_rows import data_config
 
 ROWS = [{"prompt": "a", "completion": "b"}, {"prompt": "c", "completion": "d"}]
+DATA = data_config("jsonl")
 LINES = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
 TURNS = [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]
 
@@ -57,7 +59,7 @@ def test_the_command_makes_the_rows(tmp_path, monkeypatch):
     path.write_text("prompt,completion\na,b\nc,d\n")
     command = shlex.split(error_of(path).partition("Use: ")[2])
     subprocess.run([sys.executable, *command[1:]], check=True, capture_output=True)
-    assert list(lines(str(tmp_path / "it's_rows.jsonl"), "sft")) == ROWS
+    assert list(lines(str(tmp_path / "it's_rows.jsonl"), DATA, "sft")) == ROWS
 
 
 def test_the_size_of_a_row_is_bounded(tmp_path):
@@ -67,7 +69,7 @@ def test_the_size_of_a_row_is_bounded(tmp_path):
     largest = MAX_ROW - len('{"text": ""}\n')
     path.write_text('{"text": "' + "a" * largest + '"}\n')
     check_is_file("data.path", path)
-    assert len(next(lines(str(path), "sft"))["text"]) == largest
+    assert len(next(lines(str(path), DATA, "sft"))["text"]) == largest
 
 
 def test_bytes_that_are_not_utf_8_name_their_line(tmp_path):
@@ -77,7 +79,7 @@ def test_bytes_that_are_not_utf_8_name_their_line(tmp_path):
     assert message.startswith(f"{path}:3: not UTF-8 (byte 0xe9 at position 16 of the line)")
     assert "iconv -f WINDOWS-1252 " in message
     with pytest.raises(UserError, match="a.jsonl:3: .*UTF-8.*0xe9"):
-        list(lines(str(path), "sft"))
+        list(lines(str(path), DATA, "sft"))
 
 
 @pytest.mark.parametrize(("row", "command"), [
@@ -96,10 +98,10 @@ def test_fields_of_other_programs_have_a_renaming(tmp_path, row, command):
         UserError,
         match=f"jsonl:1: has {', '.join(row)}, but method=sft needs .* Use: {command}",
     ):
-        list(lines(str(path), "sft"))
+        list(lines(str(path), DATA, "sft"))
     path.write_text(json.dumps(row | ROWS[0]) + "\n")
     check_is_file("data.path", path)
-    assert len(list(lines(str(path), "sft"))) == 1
+    assert len(list(lines(str(path), DATA, "sft"))) == 1
 
 
 @pytest.mark.parametrize(
@@ -109,4 +111,4 @@ def test_jsonl_with_a_byte_order_mark_or_other_line_ends(tmp_path, content):
     path = tmp_path / "a.jsonl"
     path.write_bytes(content)
     check_is_file("data.path", path)
-    assert list(lines(str(path), "sft")) == ROWS
+    assert list(lines(str(path), DATA, "sft")) == ROWS

@@ -112,7 +112,8 @@ rewards_needed | CODE method.rewards.code_tests=0.0 | code_tests=1.0
 reward_unknown | method=grpo topology=single method.rewards.acuracy=1 | accuracy
 reward_negative | method=sample +method.rewards.length=-0.5 | method=grpo
 reward_chain | CODE method.reward_chain=[format,code_tests] | code_tests at most once
-reward_column | method=grpo data=jsonl data.path=train.jsonl | data=reasoning
+reward_column | method=grpo data=jsonl data.path=train.jsonl method.rewards.reasoning_gym=1.0
+ | data=reasoning
 data_of_method | data=code method=dpo | data=jsonl
 evaluation_of_code | data=code method=evaluate | method.rewards.code_tests=1.0
 sandbox_under_slurm | CODE runtime=slurm | runtime=docker
@@ -230,6 +231,8 @@ AMD runtime=docker runtime.slurm.nodes=2 runtime.slurm.inner=docker | runtime.sl
 runtime=slurm runtime.slurm.interface=ib0 | runtime.slurm.interface
 NODES topology=ddp runtime.slurm.gid_index=3 | runtime.slurm.gid_index
 CODE data=hub data.hub_id=a/b data.revision=c data.heldout_path=a.jsonl | data.heldout_path
+data.answer_pattern=a | data.answer_pattern
+method=dpo data=samples data.path=samples.jsonl data.system_prompt=a | data.system_prompt
 data.hub_id=a/b | data.hub_id
 data.revision=c | data.revision
 data.split=test | data.split
@@ -385,8 +388,8 @@ def test_the_model_that_is_loaded_is_the_one_that_is_planned(overrides, words):
 
 
 @pytest.mark.parametrize(("overrides", "remedies"), [
-    ("method=grpo topology=single data=code",
-     ["data=reasoning", "~method.rewards.reasoning_gym +method.rewards.code_tests=1.0"]),
+    ("method=grpo topology=single data=code method.rewards.reasoning_gym=1.0",
+     ["data=reasoning"]),
     ("CODE +method.rewards.accuracy=1.0", ["~method.rewards.accuracy"]),
     ("CODE +method.rewards.regex=1.0", [r"method.reward_pattern='\d+'", "~method.rewards.regex"]),
 ])  # fmt: skip

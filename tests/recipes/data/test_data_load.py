@@ -8,12 +8,12 @@ import re
 import pytest
 from datasets import Dataset
 
-from launch.core import row_formats
+from launch.core import row_check, row_formats
 from launch.core.errors import UserError
 from launch.core.json_files import plain
 from launch.core.json_lines import MAX_ROW
-from recipes.data import data_check, data_load, tasks
-from recipes.data.data_check import row_problem
+from launch.core.row_check import row_problem
+from recipes.data import data_load, tasks
 from recipes.data.data_load import load, load_heldout, load_heldout_table
 from tests.conftest import composed
 from tests.helpers import data_rows
@@ -182,8 +182,9 @@ def jsonl(tmp_path, *rows):
     ('{"prompt": "a", "completion": "b", "prompt": "c"}', '"prompt"'),
 ])  # fmt: skip
 def test_errors_name_the_line(tmp_path, line, message):
+    path = jsonl(tmp_path, {"prompt": "a", "completion": "b"}, "", line)
     with pytest.raises(UserError, match=f"rows.jsonl:3: .*{message}"):
-        list(data_load.lines(jsonl(tmp_path, {"prompt": "a", "completion": "b"}, "", line), "sft"))
+        list(data_load.lines(path, configured("jsonl"), "sft"))
 
 
 MESSAGE, ANSWER = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
@@ -226,13 +227,13 @@ def test_invalid_rows_are_rejected(monkeypatch, method, row, field):
     table = Dataset.from_list([row])
     monkeypatch.setattr(data_load.datasets, "load_dataset", lambda *args, **kwargs: table)
     with pytest.raises(UserError, match=f"me/rows, split train, row 0: .*{field}"):
-        list(data_load._hub(configured("hub", hub_id="me/rows", revision="0"), "train", method))
+        list(data_load._hub(configured("hub", hub_id="me/rows", revision="0"), "train", method, {}))
 
 
 def test_an_added_method_has_its_own_format(monkeypatch):
     fields = ("prompt", "rating")
     monkeypatch.setitem(row_formats.FORMATS, "rated", row_formats.RowFormat((fields,), fields))
-    monkeypatch.setitem(data_check.VALUES, "rating", (data_check.has_type(bool), "true or false"))
+    monkeypatch.setitem(row_check.VALUES, "rating", (row_check.has_type(bool), "true or false"))
     assert row_problem({"prompt": "a", "rating": True}, "rated") is None
     assert row_problem({"prompt": "a", "rating": 1}, "rated").startswith("rating is 1")
     with pytest.raises(UserError, match="data=reasoning: .* needs .*rating"):

@@ -4,10 +4,11 @@ import pickle
 
 import pytest
 
+from launch.core.row_check import conformed, row_problem
 from launch.core.row_formats import FORMATS
-from recipes.data.data_check import row_problem
-from recipes.data.data_load import conformed, load
-from recipes.data.data_messages import RowError, render, without_nulls
+from launch.core.row_messages import without_nulls
+from recipes.data.data_load import load
+from recipes.data.data_messages import RowError, render
 from recipes.models.model_build import train_tokenizer
 from tests.helpers.data_rows import data_config, jsonl
 

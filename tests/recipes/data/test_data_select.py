@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 from trl.data_utils import extract_prompt
 
+from launch.core import row_check
 from launch.core.errors import UserError
 from recipes.data import data_select
 from recipes.data.data_load import load, load_heldout, load_heldout_table
@@ -227,7 +228,7 @@ def test_equal_sides_are_rejected(tmp_path):
         return [{"role": "assistant", "content": content, **more}]
 
     calls = [side("", tool_calls=[{"name": name}]) for name in "fg"]
-    assert not data_select.has_equal_sides({"chosen": calls[0], "rejected": calls[1]})
+    assert not row_check.has_equal_sides({"chosen": calls[0], "rejected": calls[1]})
     for chosen, rejected in (("b", "b \n"), (side("b"), side(" b"))):
         pair = {"prompt": "a", "chosen": chosen, "rejected": rejected}
         with pytest.raises(UserError, match=r"a.jsonl:1: chosen and rejected are equal"):

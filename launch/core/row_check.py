@@ -5,13 +5,12 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from launch.core.errors import UserError
 from launch.core.row_formats import TEMPLATE_FIELDS, fields_problem, row_format
-from recipes.data.data_messages import SYSTEM_ROLES
-from recipes.data.data_select import Row, has_equal_sides
+from launch.core.row_messages import SYSTEM_ROLES, Row, conform, texts_with_roles
 
 # Roles of TRL's datasets, and `developer` for chat templates such as gpt-oss's.
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -84,7 +83,7 @@ def row_problem(row: Row, method: str) -> str | None:
         fields = ", and ".join(" and ".join(sorted(form)) for form in complete)
         return (
             f"has {fields}, but {method} would read only one of them. Remove the fields that "
-            "should not be learned."
+            "should not be learned, or use: data.columns.<field>=null."
         )
     has_unused_forms = len(form.forms) > 1 and bool(complete)
     for name in (*form.read, *form.rewards):
@@ -141,8 +140,9 @@ def _answer_problem(row: Row, name: str, method: str) -> str | None:
             "last answer."
         )
     role = value[0]["role"]
-    has_prompt = name != "messages" and isinstance(prompt, list)
-    if has_prompt and (role in SYSTEM_ROLES or role == prompt[-1]["role"] == "user"):
+    if name == "messages" or not isinstance(prompt, list):
+        return None
+    if role in SYSTEM_ROLES or role == prompt[-1]["role"] == "user":
         return (
             f"{name} begins with a message of {role}, which {method} would learn as part of the "
             f"answer. Move the messages before the answer from {name} to prompt."
@@ -173,3 +173,35 @@ def _present(row: Row) -> frozenset[str]:
 @functools.lru_cache
 def _complete(present: frozenset[str], method: str) -> list[tuple[str, ...]]:
     return [fields for fields in row_format(method).forms if present.issuperset(fields)]
+
+
+def has_equal_sides(row: Row) -> bool:
+    """Return whether chosen and rejected are equal once stripped, as chat templates strip them."""
+    values = [row[name] for name in ("chosen", "rejected") if row.get(name) is not None]
+    sides = [[text.strip() for text in texts_with_roles(value)] for value in values]
+    return len(sides) == 2 and sides[0] == sides[1]
+
+
+def conformed(row: Row, method: str) -> Row:
+    form = row_format(method)
+    return conform(row, form.read, [name for name in form.learned if name != "messages"])
+
+
+def form_of(row: Row, method: str) -> str:
+    """Describe the trainer's fields of a row, such as `prompt (text) and completion (text)`."""
+    names = []
+    for name in trainer_fields(row, method):
+        if not isinstance(row[name], (str, list)):
+            names.append(name)
+        elif name != "tools":  # optional in each row
+            names.append(f"{name} ({'text' if isinstance(row[name], str) else 'messages'})")
+    return " and ".join(names)
+
+
+def check_forms(forms: Collection[str], where: str, method: str) -> None:
+    """Raise UserError for several forms, since a trainer assumes the first row's form for all."""
+    if len(forms) > 1:
+        raise UserError(
+            f"{where}: some rows have {', others '.join(sorted(forms))}. Give all rows of "
+            f"{method} the same fields, all of them text or all messages."
+        )

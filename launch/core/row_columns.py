@@ -1,0 +1,97 @@
+"""Rename the fields of rows, extract answers and add the system prompt, as `data` says."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from launch.core.errors import UserError, near
+from launch.core.row_formats import row_format
+from launch.core.row_messages import SYSTEM_ROLES, Row
+
+QUOTE_LENGTH = 60  # maximum characters of an answer in an error message
+
+
+def mapped(
+    rows: Iterable[tuple[str, Row]], data: Any, method: str | None
+) -> Iterator[tuple[str, Row]]:
+    """Yield each row's place and the row with `method`'s fields. Raises UserError with the place.
+
+    `data` has columns, answer_pattern and system_prompt of launch/schema/data.py.
+    """
+    change = _change(data, method)
+    for where, row in rows:
+        try:
+            changed = change(row)
+        except ValueError as error:
+            raise UserError(f"{where}: {error}") from error
+        yield where, changed
+
+
+def _change(data: Any, method: str | None) -> Callable[[Row], Row]:
+    columns = dict(data.columns)  # OmegaConf's access would dominate the time
+    pattern = re.compile(data.answer_pattern) if data.answer_pattern else None
+    system = data.system_prompt
+    form = row_format(method) if method else None
+    needed = {*form.read, *form.rewards} if form else set()
+
+    def change(row: Row) -> Row:
+        if columns:
+            row = _renamed(row, columns, needed)
+        if pattern and row.get("answer") is not None:
+            row = {**row, "answer": _answer(pattern, row["answer"])}
+        return row if system is None else _with_system(row, system)
+
+    return change
+
+
+def _renamed(row: Row, columns: dict[str, str | None], needed: set[str]) -> Row:
+    renamed = {name: value for name, value in row.items() if name not in columns.values()}
+    for field, name in columns.items():
+        renamed.pop(field, None)
+        if name is None:
+            continue
+        value, parts = row, [name] if name in row else name.split(".")
+        for part in parts:
+            if not isinstance(value, dict) or part not in value:
+                if field not in needed:
+                    break
+                hint = near(part, value) if isinstance(value, dict) else ""
+                raise ValueError(
+                    f"data.columns.{field}={name}, but the row has {', '.join(row) or 'no field'}."
+                    f"{hint} Use: data.columns.{field}=<a field of the row>."
+                )
+            value = value[part]
+        else:
+            renamed[field] = value
+    return renamed
+
+
+def _answer(pattern: re.Pattern[str], answer: Any) -> str:
+    """Return the last match of the pattern in an answer: its first group, or else all of it."""
+    matches = [match[1] if pattern.groups else match[0] for match in pattern.finditer(str(answer))]
+    if not matches or not (matches[-1] or "").strip():
+        text = json.dumps(answer, ensure_ascii=False, default=str)
+        raise ValueError(
+            f"data.answer_pattern={pattern.pattern!r} finds nothing in the answer "
+            f"{text:.{QUOTE_LENGTH}}. Correct the pattern, or remove the row."
+        )
+    return str(matches[-1]).strip()
+
+
+def _with_system(row: Row, system: str) -> Row:
+    """Return a row with conversations that begin with their own or this system prompt."""
+
+    def begin(value: Any) -> Any:
+        turns = [{"role": "user", "content": value}] if isinstance(value, str) else value
+        first = turns[0] if isinstance(turns, list) and turns else None
+        if not isinstance(first, dict) or first.get("role") in SYSTEM_ROLES:
+            return value
+        return [*([{"role": "system", "content": system}] if system else ()), *turns]
+
+    names = [name for name in ("prompt", "messages") if row.get(name) is not None]
+    if not names:
+        names = [name for name in ("chosen", "rejected") if isinstance(row.get(name), list)]
+    return {**row, **{name: begin(row[name]) for name in names}}

@@ -1,0 +1,154 @@
+"""Check the rows of local files before processes start, as the ranks do when they load them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from launch.core import row_formats
+from launch.core.errors import UserError, near_or_all
+from launch.core.json_lines import json_rows
+from launch.core.row_check import check_forms, check_row, conformed, form_of
+from launch.core.row_columns import mapped
+from launch.core.row_messages import Row
+from launch.core.row_tests import parse_tests
+from launch.inputs.jsonl_files import check_is_file
+from launch.schema import Config, trainer_args
+from launch.schema.data import Balance, Data, Source
+from launch.schema.enums import Init
+
+PLAN_LINES = 10_000  # lines whose fields mode=plan checks; a run checks all
+FIRST_ROWS = 500  # rows whose values are checked, which takes a hundredth of a second
+TOKENIZER = "tokenizer"  # in place of a row format
+
+
+@dataclass(frozen=True)
+class _File:
+    """A file, the format that its rows need, if any, and the keys that map its fields."""
+
+    key: str
+    path: Path
+    row_format: str | None
+    data: Data
+    is_training: bool = True
+
+
+def check_rows(config: Config, all_lines: bool) -> None:
+    """Raise UserError for the first row that the run could not use.
+
+    Without `all_lines`, read only the first PLAN_LINES lines of a file.
+    """
+    forms, mixed = dict[str, str](), list[set[str] | None]()
+    for file in _files(config):
+        check_is_file(file.key, file.path)
+        fields = _check_file(config, file, forms, None if all_lines else PLAN_LINES)
+        if config.data.sources:
+            mixed.append(fields)
+        elif file.row_format == config.method.rows:
+            _check_rewards(config, file.key, fields)
+    if forms:
+        check_forms(forms, [*forms.values()][-1], str(config.method.rows))
+    if len(mixed) == len(config.data.sources) and None not in mixed:
+        _check_rewards(config, "data.sources", set().union(*filter(None, mixed)))
+
+
+def _files(config: Config) -> Iterator[_File]:
+    data, rows = config.data, config.method.rows
+    for number, source in enumerate(data.sources):
+        if source.path:
+            mapping = _of_source(data, source)
+            yield _File(f"data.sources[{number}].path", Path(source.path), rows, mapping)
+    if data.kind == "samples" and Path(data.path or "").is_file():
+        yield _File("data.path", Path(str(data.path)), "samples", data, is_training=False)
+    if data.kind != "jsonl":
+        return
+    train = rows
+    if config.method.measures_model:
+        # An evaluation holds out rows of data.path, makes a tokenizer from them, or does neither.
+        makes_tokenizer = config.model.path is None and config.model.init == Init.random
+        train = TOKENIZER if makes_tokenizer else None
+        train = "evaluate" if data.heldout_fraction else train
+    if data.path:
+        yield _File("data.path", Path(data.path), train, data)
+    if data.heldout_path:
+        heldout = rows if config.method.selection.metric else "evaluate"
+        yield _File("data.heldout_path", Path(data.heldout_path), heldout, data, is_training=False)
+
+
+def _of_source(data: Data, source: Source) -> Data:
+    """Return `data` with the keys that the source sets itself (recipes/data/data_load.py)."""
+    return replace(
+        data,
+        columns={**data.columns, **source.columns},
+        answer_pattern=source.answer_pattern or data.answer_pattern,
+    )
+
+
+def _check_file(
+    config: Config, file: _File, forms: dict[str, str], number: int | None
+) -> set[str] | None:
+    """Check a file's rows, and add the forms of its first rows, with places, to `forms`.
+
+    Return the fields of all rows, or None if there are more than `number` lines.
+    """
+    place, reader, row_format = "", f"{file.key} of method={file.row_format}", file.row_format
+    if row_format == TOKENIZER:
+        row_format, reader = "sft", f"{file.key}, from which random weights get a tokenizer,"
+    present, lines = set[str](), json_rows(file.path)
+    rows = mapped(itertools.islice(lines, number), file.data, row_format)
+    for n, (place, row) in enumerate(rows):
+        present.update(row)
+        if row_format is None:
+            continue
+        if problem := row_formats.fields_problem(row, row_format, reader):
+            model = " Use: model.path=<a trained model>." if "tokenizer" in reader else ""
+            raise UserError(f"{place}: {problem}{model}")
+        if n < FIRST_ROWS:
+            row = conformed(row, row_format)
+            check_row(row, place, row_format)
+            if file.is_training and row_format == config.method.rows:
+                forms.setdefault(form_of(row, row_format), place)
+                _check_fields(config, place, row)
+    if not place:
+        key = file.key
+        raise UserError(f"{key}={file.path}: the file has no rows. Use: {key}=<a file with rows>.")
+    return present if next(lines, None) is None else None
+
+
+def _check_fields(config: Config, place: str, row: Row) -> None:
+    """Raise UserError if a row lacks a field of data.filter or data.balance, or has wrong tests."""
+    filters, balance = config.data.filter, config.data.balance
+    keys = {f"data.filter.equals.{name}": name for name in filters.equals}
+    keys |= {f"data.filter.regex.{name}": name for name in filters.regex}
+    keys |= {"data.filter.tasks": "task"} if filters.tasks else {}
+    keys |= {"data.filter.levels": "level"} if filters.levels else {}
+    keys |= {} if balance == Balance.none else {f"data.balance={balance.name}": balance.value}
+    for key, name in keys.items():
+        if name not in row:
+            problem = f"the row has no field {name!r}.{near_or_all(name, row)}"
+            raise UserError(f"{place}: {key}: {problem}")
+    if "code_tests" in config.method.rewards and "tests" in row:
+        try:
+            parse_tests(row["tests"])
+        except UserError as error:
+            raise UserError(f"{place}: {error}") from error
+
+
+def _check_rewards(config: Config, key: str, present: set[str] | None) -> None:
+    """Raise UserError if no row has the field that a reward reads. The fields may be unknown."""
+    if not present:
+        return
+    for name in config.method.rewards:
+        field = trainer_args.lock()["rewards"].get(name)
+        has_pattern = name == "regex" and config.method.reward_pattern is not None
+        if field is not None and field not in present and not has_pattern:
+            remedy = "another reward, such as 'method.rewards={<module>.<function>: 1.0}'"
+            if name == "regex":
+                remedy = "method.reward_pattern='<regular expression>'"
+            raise UserError(
+                f"method.rewards.{name}: reads the column {field!r}, but the rows of {key} have "
+                f"only {', '.join(sorted(present))}. Use: data.columns.{field}=<field of the "
+                f"rows>, or {remedy}."
+            )

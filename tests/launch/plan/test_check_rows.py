@@ -1,0 +1,94 @@
+"""Test what the first rows of local files decide: the reward, and what a plan rejects."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+import pytest
+
+from tests.conftest import composed
+from tests.helpers.data_rows import jsonl
+
+GRPO = "hardware=cpu topology=single method=grpo data=jsonl data.path=rows.jsonl"
+SFT = "hardware=cpu method=sft data=jsonl data.path=rows.jsonl"
+DPO = "hardware=cpu method=dpo data=jsonl data.path=rows.jsonl"
+GSM8K = [
+    {"question": "What is 2 + 3?", "answer": "It is <<2+3=5>>5.\n#### 5"},
+    {"question": "What is 9 - 2?", "answer": "It is 7.\n#### 7"},
+]
+MAPPED = "'data.columns={prompt: question, answer: answer}'"
+PATTERN = "'data.answer_pattern=\"#### (.+)\"'"
+TESTS = {"prompt": "a", "answer": "b", "tests": ["assert f(1) == 1"]}
+TEXT, ANSWER = {"prompt": "a", "answer": "1"}, {"role": "assistant", "content": "b"}
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return lambda rows, name="rows.jsonl": jsonl(tmp_path / name, rows)
+
+
+@pytest.mark.parametrize(("rows", "overrides", "rewards"), [
+    ([TEXT], GRPO, {"accuracy": 1.0}),
+    ([TESTS], GRPO, {"code_tests": 1.0}),
+    ([{"prompt": "a", "pattern": "b"}], GRPO, {"regex": 1.0}),
+    ([{"prompt": "a", "gold": "1"}], f"{GRPO} data.columns.answer=gold", {"accuracy": 1.0}),
+    ([TEXT], f"{GRPO} +method.rewards.format=0.2", {"accuracy": 1.0, "format": 0.2}),
+    ([TEXT], f"{GRPO} '+method.rewards={{mine.brevity: 0.5}}'", {"mine.brevity": 0.5}),
+    ([TESTS], f"{GRPO} +method.rewards.accuracy=0.5", {"accuracy": 0.5}),
+    ([TEXT], f"{GRPO} '~method.rewards.reasoning_gym' +method.rewards.format=1.0", {"format": 1.0}),
+    ([TEXT], f"{GRPO} method.rewards.reasoning_gym=2.0", {"reasoning_gym": 2.0}),
+    ([TESTS], "method=sample data=mix 'data.sources=[{path: rows.jsonl, weight: 1}]'",
+     {"code_tests": 1.0}),
+    ([], "method=grpo", {"reasoning_gym": 1.0}),
+    ([], "method=grpo +method.rewards.format=0.2", {"reasoning_gym": 1.0, "format": 0.2}),
+    ([], "method=grpo data=code", {"code_tests": 1.0}),
+    ([], "method=raft data=hub data.hub_id=a/b data.revision=c", {"accuracy": 1.0}),
+    ([], "method=grpo data=hub data.hub_id=a/b data.revision=c data.columns.tests=unit_tests",
+     {"code_tests": 1.0}),
+    ([], "method=evaluate data=hub data.hub_id=a/b data.revision=c", {}),
+])  # fmt: skip
+def test_the_reward_follows_the_rows(write, rows, overrides, rewards):
+    overrides = overrides.replace("rows.jsonl", write(rows))  # composed() keeps results
+    assert composed(*shlex.split(overrides)).method.rewards == rewards
+
+
+@pytest.mark.parametrize(("rows", "overrides", "line", "key"), [
+    (GSM8K, f"{GRPO} data.columns.prompt=qestion", 1, "data.columns.prompt=qestion"),
+    ([*GSM8K, {"question": "a", "answer": "seven"}],
+     f"{GRPO} {MAPPED} {PATTERN}", 3, "data.answer_pattern"),
+    ([TEXT, {"prompt": [{"role": "user", "content": "a"}], "answer": "1"}], GRPO, 2, "prompt (text)"),
+    ([TEXT, {**TEXT, "answer": [1]}], GRPO, 2, "answer is [1]"),
+    ([{**TESTS, "tests": []}], GRPO, 1, "column 'tests'"),
+    ([{"messages": [{"role": "bot", "content": "a"}, ANSWER]}], SFT, 1, "messages is"),
+    ([{"prompt": "a", "completion": "b", "text": "c"}], SFT, 1, "data.columns.<field>=null"),
+    ([{"prompt": "a", "chosen": "b", "rejected": "b"}], DPO, 1, "chosen and rejected are equal"),
+    ([TEXT], f"{GRPO} data.filter.equals.level=1", 1, "data.filter.equals.level"),
+    ([TEXT], f"{GRPO} 'data.filter.levels=[1]'", 1, "data.filter.levels"),
+    ([TEXT], f"{GRPO} data.balance=task", 1, "data.balance=task"),
+    ([{"prompt": "a", "completion": "b", "score": "high"}],
+     "method=dpo data=samples data.path=rows.jsonl", 1, "score is"),
+])  # fmt: skip
+def test_a_plan_rejects_rows_that_the_ranks_would_reject(launch, write, rows, overrides, line, key):
+    path = write(rows)
+    done = launch(*shlex.split(overrides), "mode=plan")
+    assert done.code == 2, done.err
+    assert f"{path}:{line}: " in done.err
+    assert key in done.err
+
+
+@pytest.mark.parametrize(("rows", "overrides"), [
+    (GSM8K, f"{GRPO} {MAPPED} {PATTERN}"),
+    (GSM8K, f"{SFT} 'data.columns={{prompt: question, completion: answer}}'"),
+    ([{"prompt": "a", "completion": "b", "text": "c"}], f"{SFT} data.columns.text=null"),
+    ([{"prompt": "a", "reward_model": {"ground_truth": "1"}}],
+     f"{GRPO} data.columns.answer=reward_model.ground_truth"),
+    ([TEXT, {"prompt": [{"role": "user", "content": "a"}], "answer": "1"}],
+     f"{GRPO} data.system_prompt=''"),
+])  # fmt: skip
+def test_a_plan_accepts_mapped_rows(launch, write, rows, overrides):
+    write(rows)
+    done = launch(*shlex.split(overrides), "mode=plan", "format=json")
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["name"]
