@@ -75,7 +75,7 @@ def check_row(row: Row, where: str, method: str) -> None:
 def row_problem(row: Row, method: str) -> str | None:
     """Return what is wrong with a row and the remedy as text, or None for a valid row."""
     form = row_format(method)
-    if problem := fields_problem(row.keys(), method):
+    if problem := fields_problem(row, method):
         return problem
     # If a table mixes formats, the fields of a row's unused formats are null.
     complete = _complete(_present(row), method)
@@ -100,7 +100,7 @@ def row_problem(row: Row, method: str) -> str | None:
             return problem
     if method == "dpo" and type(row["chosen"]) is not type(row["rejected"]):
         return "chosen and rejected must both be text, or both be messages."
-    if method == "dpo" and (problem := _question_problem(row)):
+    if problem := _question_problem(row, method):
         return problem
     if method == "dpo" and has_equal_sides(row):  # the gradient would be zero
         return (
@@ -110,22 +110,31 @@ def row_problem(row: Row, method: str) -> str | None:
     return None
 
 
-def _question_problem(row: Row) -> str | None:
-    """Return why the question of a pair of texts would be ignored, or learned as an answer."""
-    prompt, sides = row.get("prompt"), (row["chosen"], row["rejected"])
+def _question_problem(row: Row, method: str) -> str | None:
+    """Return why the question of a row of texts would be ignored, or learned as an answer."""
+    # The model itself wrote the rows with `finished`. It may have repeated the prompt.
+    if method not in ("sft", "dpo") or "finished" in row:
+        return None
+    prompt = row.get("prompt")
     question = next((name for name in QUESTIONS if row.get(name)), None)
-    if prompt is None and question and not isinstance(row["chosen"], list):
+    if method == "dpo" and prompt is None and question and not isinstance(row["chosen"], list):
         return (
             f"has {question}, which dpo does not read, and no prompt. Rename {question} to prompt."
         )
-    # A single word may be repeated by chance: 7, 77 and 78.
-    is_text = isinstance(prompt, str) and len(prompt.split()) > 1
-    if is_text and all(isinstance(side, str) and side.startswith(prompt) for side in sides):
+    names = [name for name in row_format(method).learned if name != "messages"]
+    if isinstance(prompt, str) and all(_repeats(row.get(name), prompt.strip()) for name in names):
         return (
-            "chosen and rejected repeat the prompt, which dpo would learn as part of the "
-            "answers. Remove it from both."
+            f"the prompt is repeated in {' and '.join(names)}, so {method} would learn it as part "
+            "of the answer. Remove it there."
         )
     return None
+
+
+def _repeats(side: Any, prompt: str) -> bool:
+    """Return whether an answer is text that begins with the prompt and continues after it."""
+    if not isinstance(side, str) or len(prompt.split()) < 2:
+        return False  # A single word may be repeated by chance: 7, 77 and 78.
+    return side.strip() != prompt and side.lstrip().startswith(prompt)
 
 
 def _answer_problem(row: Row, name: str, method: str) -> str | None:

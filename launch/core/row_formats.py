@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from launch.core.errors import UserError, near_or_all
 from launch.core.near_names import field_hint
@@ -55,22 +56,33 @@ def row_format(name: str) -> RowFormat:
     return FORMATS[name]
 
 
-def fields_problem(fields: Collection[str], name: str, reader: str | None = None) -> str | None:
-    """Return why rows with these fields do not have the format `name`, and the remedy, or None.
+def fields_problem(row: Mapping[str, Any], name: str, reader: str | None = None) -> str | None:
+    """Return why the fields of a row do not have the format `name`, and the remedy, or None.
 
     `reader` is what needs the fields, by default the method with the name of the format.
     """
     form, reader = row_format(name), reader or f"method={name}"
-    if reserved := [field for field in form.reserved if field in fields]:
+    if reserved := [field for field in form.reserved if field in row]:
         return (
             f"has the field {reserved[0]}, a name that TRL uses for an argument of its own. Rename "
             "or remove the field."
         )
-    if any(set(needed) <= {*fields} for needed in form.forms):
-        return None
+    if any(row.keys() >= {*needed} for needed in form.forms):
+        return _system_problem(row, form, reader)
     needs = " or ".join("+".join(needed) for needed in form.forms)
-    remedy = field_hint(fields)
+    remedy = field_hint(row)
     return (
-        f"has {', '.join(fields) or 'no field'}, but {reader} needs {needs}."
+        f"has {', '.join(row) or 'no field'}, but {reader} needs {needs}."
         f"{f' Use: {remedy}.' if remedy else ''}"
+    )
+
+
+def _system_problem(row: Mapping[str, Any], form: RowFormat, reader: str) -> str | None:
+    """Return why the row's system prompt in a field of its own would be dropped, or None."""
+    is_read = "system" in (*form.read, *form.rewards)
+    if is_read or not str(row.get("system") or "").strip():
+        return None
+    return (
+        f"has the field system, which {reader} does not read. Make it the first message, with "
+        "role system, of messages or prompt. To drop it, use: data.columns.system=null."
     )

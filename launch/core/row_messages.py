@@ -16,8 +16,8 @@ def conform(row: Row, fields: Collection[str], sides: Collection[str]) -> Row:
     """Return a row with the messages of `fields` in one form. Values without that form stay.
 
     Null keys are absent, text parts are joined, and JSON text of tool calls' arguments is decoded.
-    `sides` are the fields that follow the prompt. If some of both are messages, all become
-    messages, and sides that repeat the prompt lose it.
+    Axolotl's `train` becomes `weight`. `sides` are the fields that follow the prompt. If some of
+    both are messages, all become messages, and sides that repeat the prompt lose it.
     """
     conformed = {
         name: [_message(turn) for turn in row[name]]
@@ -49,6 +49,8 @@ def _message(turn: Any) -> Any:
         for part in parts
     ):
         message["content"] = "".join(part["text"] for part in parts)
+    if "train" in message and (is_trained := message.pop("train")) is not True:
+        message["weight"] = 0 if is_trained is False else is_trained
     if isinstance(calls := message.get("tool_calls"), list):
         message["tool_calls"] = [_call(call) for call in calls]
     return message
@@ -71,21 +73,31 @@ def _call(call: Any) -> Any:
 def _without_repetition(parts: dict[str, Any]) -> dict[str, Any]:
     """Return prompt and sides. If every side repeats the prompt, remove it from the sides.
 
-    The system messages before it may be in the prompt, in all sides, or in both.
+    The system messages before it may be in the prompt, in all sides, or in both. Spaces at the
+    ends of messages do not count.
     """
     split = {name: _split_system(value) for name, value in parts.items()}
     system, question = split.pop("prompt")
     systems = [before for before, _ in split.values()]
-    size = len(question)
+    size, stripped = len(question), _stripped(question)
     is_repeated = size and all(
-        rest[:size] == question and len(rest) > size for _, rest in split.values()
+        _stripped(rest[:size]) == stripped and len(rest) > size for _, rest in split.values()
     )
-    if not is_repeated or any(before != systems[0] for before in systems):
+    if not is_repeated or any(_stripped(before) != _stripped(systems[0]) for before in systems):
         return parts
-    if system and systems[0] and system != systems[0]:
+    if system and systems[0] and _stripped(system) != _stripped(systems[0]):
         return parts
     sides = {name: rest[size:] for name, (_, rest) in split.items()}
     return {"prompt": [*(system or systems[0]), *question], **sides}
+
+
+def _stripped(messages: Messages) -> Messages:
+    return [
+        {**turn, "content": turn["content"].strip()}
+        if isinstance(turn, dict) and isinstance(turn.get("content"), str)
+        else turn
+        for turn in messages
+    ]
 
 
 def _split_system(messages: Messages) -> tuple[Messages, Messages]:

@@ -242,7 +242,8 @@ def _reject_weights(values: list[Any], remedy: str) -> None:
     """Raise RowError for a turn of weight 0, which would be learned like the others."""
     for messages in values:
         if isinstance(messages, list) and not all(turn.get("weight", 1) for turn in messages):
-            raise RowError(messages, f"has a turn of weight 0, which would be learned. {remedy}")
+            problem = "has a turn of weight 0 (or train: false), which would be learned."
+            raise RowError(messages, f"{problem} {remedy}")
 
 
 def _ids(

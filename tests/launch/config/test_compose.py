@@ -34,6 +34,7 @@ NEEDS = {
     "precision/fp8": ["hardware=mi300x"],
     "precision/fp16": ["hardware=mi300x"],
     "method/export": ["model.path=model"],
+    "method/serve": ["hardware=mi300x"],
     "model_method/tiny_dpo": ["method=dpo"],
     "model_method/tiny_grpo": ["method=grpo"],
     "model_method/tiny_evaluate": ["method=evaluate"],

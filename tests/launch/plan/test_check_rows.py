@@ -64,6 +64,7 @@ def test_the_reward_follows_the_rows(write, rows, overrides, rewards):
     ([{"messages": [{"role": "bot", "content": "a"}, ANSWER]}], SFT, 1, "messages is"),
     ([{"prompt": "a", "completion": "b", "text": "c"}], SFT, 1, "data.columns.<field>=null"),
     ([{"prompt": "a", "chosen": "b", "rejected": "b"}], DPO, 1, "chosen and rejected are equal"),
+    ([{"system": "s", "messages": [ANSWER]}], SFT, 1, "data.columns.system=null"),
     ([TEXT], f"{GRPO} data.filter.equals.level=1", 1, "data.filter.equals.level"),
     ([TEXT], f"{GRPO} 'data.filter.levels=[1]'", 1, "data.filter.levels"),
     ([TEXT], f"{GRPO} data.balance=task", 1, "data.balance=task"),

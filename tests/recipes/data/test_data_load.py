@@ -221,7 +221,11 @@ TURNS = {"messages": [MESSAGE, ANSWER]}
     ("dpo", {"prompt": [MESSAGE], "chosen": [ANSWER], "rejected": [MESSAGE]}, "rejected ends"),
     ("sft", {"text": "a" * (MAX_ROW + 1)}, "a row of more than 32 MiB"),
     ("dpo", {"question": "a", "chosen": "b", "rejected": "c"}, "Rename question to prompt"),
-    ("dpo", {"prompt": "a b", "chosen": "a b c", "rejected": "a b d"}, "repeat the prompt"),
+    ("dpo", {"prompt": "a b", "chosen": "a b c", "rejected": "a b d"}, "prompt is repeated"),
+    ("sft", {"prompt": "a b\n", "completion": "a b c"}, "prompt is repeated in completion"),
+    ("dpo", {"system": "s", "prompt": "a", "chosen": "b", "rejected": "c"}, "the field system"),
+    ("sft", {"system": "s", "prompt": "a", "completion": "b"}, "the field system"),
+    ("sft", {"system": "s", **TURNS}, "the field system"),
 ])  # fmt: skip
 def test_invalid_rows_are_rejected(monkeypatch, method, row, field):
     table = Dataset.from_list([row])

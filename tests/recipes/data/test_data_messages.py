@@ -50,7 +50,15 @@ def sides(*before):
      {"prompt": [SYSTEM, user("1+1")], **SIDES}),
     ("dpo", {"prompt": [SYSTEM, user("1+1")], **sides(user("1+1"))},
      {"prompt": [SYSTEM, user("1+1")], **SIDES}),
+    ("dpo", {"prompt": "1+1\n", **sides(SYSTEM, user(" 1+1"))},
+     {"prompt": [SYSTEM, user("1+1\n")], **SIDES}),
     ("dpo", sides(user("1+1")), sides(user("1+1"))),
+    ("sft", {"messages": [user("a"), assistant("2", train=False), assistant("3", train=True)]},
+     {"messages": [user("a"), assistant("2", weight=0), assistant("3")]}),
+    ("sft", {"prompt": "1 + 1", "completion": "1 + 1"}, {"prompt": "1 + 1", "completion": "1 + 1"}),
+    ("sft", {"prompt": "1 + 1", "completion": "1 + 1 = 2", "finished": True},
+     {"prompt": "1 + 1", "completion": "1 + 1 = 2", "finished": True}),
+    ("sft", {"text": "a", "system": " "}, {"text": "a", "system": " "}),
     ("grpo", {"prompt": "1+1", "completion": [assistant("2")]},
      {"prompt": "1+1", "completion": [assistant("2")]}),
 ])  # fmt: skip
@@ -62,6 +70,7 @@ def test_messages_have_one_form(method, row, expected):
 @pytest.mark.parametrize(("method", "row", "problem"), [
     ("sft", {"messages": [user(IMAGE), assistant("2")]}, 'messages is {"role": "user"'),
     ("sft", {"messages": [user("a"), assistant("2", weight=0.5)]}, "messages is {"),
+    ("sft", {"messages": [user("a"), assistant("2", train="no")]}, "messages is {"),
     ("sft", {"messages": [user("a"), assistant(None, weight=1)]}, "messages is {"),
     ("sft", {"prompt": [user("a")], "completion": [user("b"), assistant("2")]},
      "completion begins with a message of user"),
