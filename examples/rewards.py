@@ -1,8 +1,7 @@
 r"""Rewards of your own: copy this file, and name its functions in method.rewards.
 
     python launch/run.py method=grpo data=jsonl data.path=examples/math.jsonl \
-        '~method.rewards.reasoning_gym' \
-        '+method.rewards={accuracy: 1.0, examples.rewards.brevity: 0.2}'
+        'method.rewards={accuracy: 1.0, examples.rewards.brevity: 0.2}'
 
 A function gets the completions of a batch and the columns of their rows as lists. It returns one
 score from 0 to 1 for each completion, or None where it does not apply.
