@@ -186,35 +186,36 @@ def find_source(config: DictConfig) -> pretrained.Source | None:
 
 
 def model_config(model: DictConfig) -> AutoConfig:
-    """Return transformers' configuration for the shape in conf/model."""
+    """Return transformers' configuration for the shape in conf/model. Raises UserError."""
     experts = {}
-    if model.num_experts:
+    if model.get("num_experts"):
         experts = dict.fromkeys(("num_experts", "num_local_experts"), model.num_experts)
         experts["num_experts_per_tok"] = model.experts_per_token
         experts["moe_intermediate_size"] = model.intermediate_size
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": model.rope_theta}
     if model.architecture == "gemma3_text":  # has one of each type of layer
         rope = dict.fromkeys(("full_attention", "sliding_attention"), rope)
-    return AutoConfig.for_model(
-        model.architecture,
-        num_hidden_layers=model.num_layers,
-        hidden_size=model.hidden_size,
-        intermediate_size=model.intermediate_size,
-        num_attention_heads=model.num_heads,
-        num_key_value_heads=model.num_kv_heads,
-        head_dim=model.head_dim,
-        vocab_size=model.vocab_size,
-        tie_word_embeddings=model.tied_embeddings,
-        attention_bias=model.attention_bias,
-        max_position_embeddings=model.max_positions,
-        rope_parameters=rope,
-        rms_norm_eps=model.rms_norm_eps,
-        pad_token_id=None,  # the defaults of some types exceed a small vocabulary
-        # transformers' 0.02 suits widths near 2500. At width 128, the first layers would contribute
-        # almost nothing, and the model would learn arithmetic late.
-        initializer_range=model.hidden_size**-0.5,
-        **experts,
-    )
+    with rejections("model", f"{model.architecture} of transformers"):
+        return AutoConfig.for_model(
+            model.architecture,
+            num_hidden_layers=model.num_layers,
+            hidden_size=model.hidden_size,
+            intermediate_size=model.intermediate_size,
+            num_attention_heads=model.num_heads,
+            num_key_value_heads=model.num_kv_heads,
+            head_dim=model.head_dim,
+            vocab_size=model.vocab_size,
+            tie_word_embeddings=model.tied_embeddings,
+            attention_bias=model.attention_bias,
+            max_position_embeddings=model.max_positions,
+            rope_parameters=rope,
+            rms_norm_eps=model.rms_norm_eps,
+            pad_token_id=None,  # the defaults of some types exceed a small vocabulary
+            # transformers' 0.02 suits widths near 2500. At width 128, the first layers would contribute
+            # almost nothing, and the model would learn arithmetic late.
+            initializer_range=model.hidden_size**-0.5,
+            **experts,
+        )
 
 
 def adapter_config(config: DictConfig) -> LoraConfig | None:
@@ -223,7 +224,7 @@ def adapter_config(config: DictConfig) -> LoraConfig | None:
     if adapter.rank is None or adapter.path:
         return None
     layers = OmegaConf.to_container(adapter)["target_modules"]
-    if config.model.num_experts and layers == "all-linear":
+    if config.model.get("num_experts") and layers == "all-linear":
         # PEFT would adapt the experts too, with tensors that adapters.merge does not know.
         layers = ["q_proj", "k_proj", "v_proj", "o_proj"]
     return LoraConfig(

@@ -56,8 +56,8 @@ def test_the_page_shows_published_figures_and_failures(tmp_path):
         {**row, "tflops": 700.0, "published": 1720.0, "ratio": 0.407},
         {**row, "shape": "1 1 1", "error": "out of memory"},
     ]
-    (tmp_path / "runs/gemm/one").mkdir(parents=True)
-    (tmp_path / "runs/gemm/one/result.json").write_text(json.dumps(result))
+    (tmp_path / "runs/gemm/1").mkdir(parents=True)
+    (tmp_path / "runs/gemm/1/result.json").write_text(json.dumps(result))
     page = benchmarks.report("h200", [tmp_path])
     assert "python launch/run.py hardware=h200 method=bench/gemm" in page
     assert "| m n k | TFLOPS | h200 published | ratio | mi350x published |" in page
@@ -70,7 +70,7 @@ def test_the_page_shows_published_figures_and_failures(tmp_path):
         "mi350x", [tmp_path]
     )
     result["rows"] = [{**row, "error": "out of memory"}]
-    (tmp_path / "runs/gemm/one/result.json").write_text(json.dumps(result))
+    (tmp_path / "runs/gemm/1/result.json").write_text(json.dumps(result))
     assert "| 8192 8192 8192 | out of memory | 1,104 |" in benchmarks.report("h200", [tmp_path])
 
 

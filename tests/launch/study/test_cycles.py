@@ -184,7 +184,7 @@ def test_a_phase_trains_on_samples_of_an_earlier_one():
 @pytest.mark.parametrize(("overrides", "words"), [
     (["method.args.train.max_step=3"], ["phase cycle1_train", "max_step", "max_steps"]),
     (["data=jsonl", "data.path=none.jsonl"],
-     ["method.rewards.reasoning_gym: ", "+method.rewards.accuracy=1.0"]),
+     ["phase cycle1_sample", "none.jsonl: no such file"]),
     (["runtime=slurm"], ["runtime=slurm applies to a single run"]),
 ])  # fmt: skip
 def test_invalid_phases_are_rejected(launch, overrides, words):

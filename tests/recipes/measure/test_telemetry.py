@@ -134,7 +134,9 @@ def test_energy_of_several_ranks(monkeypatch, joules, tokens, total):
 def lines(metrics: Metrics, run_dir: Path, *steps: dict) -> list[dict]:
     parameter, shape = torch.nn.Parameter(torch.ones(4)), {"tie_word_embeddings": True}
     shape |= {"hidden_size": 4, "num_attention_heads": 1, "num_hidden_layers": 1}
-    model = SimpleNamespace(config=SimpleNamespace(**shape), parameters=lambda: [parameter])
+    config = SimpleNamespace(**shape)
+    config.get_text_config = lambda: config
+    model = SimpleNamespace(config=config, parameters=lambda: [parameter])
     args = TrainingArguments(output_dir=str(run_dir), use_cpu=True, report_to="none")
     state = TrainerState(max_steps=2)
     metrics.on_train_begin(args, state, TrainerControl())

@@ -314,8 +314,8 @@ def test_rows_of_special_heads(tmp_path, base, options):
 
 def test_sliding_window_cannot_be_packed():
     windowed = small_model("mistral", sliding_window=8)
-    assert packed_attention.fits(small_model())
-    assert not packed_attention.fits(windowed)
+    assert packed_attention.fits(small_model().config)
+    assert not packed_attention.fits(windowed.config)
     assert head.fits(windowed)
 
 
