@@ -211,8 +211,8 @@ def model_config(model: DictConfig) -> AutoConfig:
             rope_parameters=rope,
             rms_norm_eps=model.rms_norm_eps,
             pad_token_id=None,  # the defaults of some types exceed a small vocabulary
-            # transformers' 0.02 suits widths near 2500. At width 128, the first layers would contribute
-            # almost nothing, and the model would learn arithmetic late.
+            # transformers' 0.02 suits widths near 2500. At width 128, the first layers would
+            # contribute almost nothing, and the model would learn arithmetic late.
             initializer_range=model.hidden_size**-0.5,
             **experts,
         )

@@ -161,7 +161,8 @@ def test_the_planner_counts_the_parameters_that_peft_trains(layers):
     """Compare counts for model=tiny, whose shape the launcher knows."""
     target = f"adapter.target_modules={layers}"
     config = composed("hardware=cpu", "model=tiny", "adapter=lora", target)
-    whole = AutoModelForCausalLM.from_config(model_config(config.model))
+    model = OmegaConf.structured(config.model)
+    whole = AutoModelForCausalLM.from_config(model_config(model))
     model = get_peft_model(whole, adapter_config(OmegaConf.structured(config)))
     trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
     assert trained == adapter_layers.trainable_parameters(config.model, config.adapter)
