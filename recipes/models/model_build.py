@@ -188,7 +188,7 @@ def find_source(config: DictConfig) -> pretrained.Source | None:
 def model_config(model: DictConfig) -> AutoConfig:
     """Return transformers' configuration for the shape in conf/model. Raises UserError."""
     experts = {}
-    if model.get("num_experts"):
+    if getattr(model, "num_experts", 0):  # configurations of earlier versions have no such key
         experts = dict.fromkeys(("num_experts", "num_local_experts"), model.num_experts)
         experts["num_experts_per_tok"] = model.experts_per_token
         experts["moe_intermediate_size"] = model.intermediate_size
@@ -224,7 +224,7 @@ def adapter_config(config: DictConfig) -> LoraConfig | None:
     if adapter.rank is None or adapter.path:
         return None
     layers = OmegaConf.to_container(adapter)["target_modules"]
-    if config.model.get("num_experts") and layers == "all-linear":
+    if getattr(config.model, "num_experts", 0) and layers == "all-linear":
         # PEFT would adapt the experts too, with tensors that adapters.merge does not know.
         layers = ["q_proj", "k_proj", "v_proj", "o_proj"]
     return LoraConfig(
