@@ -10,38 +10,31 @@ import dataclasses
 import itertools
 import math
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from launch.config.compose import compose, leaf
+from launch.config.compose import compose
 from launch.config.request import Request
 from launch.config.wording import groups
 from launch.core.errors import HostError, UserError
 from launch.estimate import margin, memory
 from launch.estimate.batch_counts import ACCUMULATION, batch
-from launch.estimate.rank_memory import OPTIMIZERS, has_reference
 from launch.inputs.adapter_files import check_adapter
-from launch.machine import placement
 from launch.machine.detect import Host
 from launch.plan import balance
 from launch.plan.planning import prepare
 from launch.rules.check import check_settings
-from launch.rules.topology import longest
 from launch.schema import Config
 from launch.schema.enums import Find, Mode, Preflight, Vendor
 from launch.schema.plan import Memory, Plan
 from launch.schema.trainer_args import known, value, value_or_none
-
-Remedy = tuple[list[str], str]  # overrides and their cost
+from launch.search import remedies
 
 MAX_SEQUENCES = 4096  # per rank; the largest batch that a search tries
 MAX_CHANGES = 3  # in a message
 # Keys of hardware that a command may set for all groups that a search tries.
 COMMON_KEYS = ("gpus_per_node", "attention", "dataloader", "env")
-SHARES = (0.5, 0.3, 0.15)  # of memory, for a server that shares its GPU with a trainer
-SHARES_ALONE = (0.9, 0.95)  # for an engine that has its GPU to itself; AMD's guide uses 0.98
 BATCH = "method.args.per_device_train_batch_size"
 
 
@@ -80,9 +73,9 @@ def advice(plan: Plan, host: Host) -> str | None:
     message = shortage(plan)
     if message is None:
         return None
-    remedies = "".join(f"\n  {change}" for change in changes(plan, host))
-    if remedies:
-        return f"{message} The run fits with any of these overrides:{remedies}"
+    offers = "".join(f"\n  {change}" for change in changes(plan, host))
+    if offers:
+        return f"{message} The run fits with any of these overrides:{offers}"
     return (
         f"{message} No change that the planner knows makes it fit on {plan.config.hardware.name}. "
         "Use: other hardware, found by mode=plan find=smallest_hardware."
@@ -104,11 +97,11 @@ def changes(plan: Plan, host: Host) -> list[Change]:
     # bnpo averages over the tokens of a rank's micro-batch, regardless of the accumulation.
     is_bnpo = value_or_none(config, "loss_type") == "bnpo"
     smallest = [(batches[-1], "averages over fewer tokens" if is_bnpo else "")] if batches else []
-    table = [*smallest, *_remedies(config)]
+    table = [*smallest, *remedies.remedies(config)]
     results: list[Change] = []
     solved: list[set[str]] = []
-    for remedies in [*((remedy,) for remedy in table), *itertools.combinations(table, 2)]:
-        candidate = [override for remedy, _ in remedies for override in remedy]
+    for combined in [*((remedy,) for remedy in table), *itertools.combinations(table, 2)]:
+        candidate = [override for remedy, _ in combined for override in remedy]
         names = {override.partition("=")[0] for override in candidate}
         if len(names) < len(candidate) or any(fits <= set(candidate) for fits in solved):
             continue
@@ -116,7 +109,7 @@ def changes(plan: Plan, host: Host) -> list[Change]:
         if tightest is None:
             continue
         solved.append(set(candidate))
-        if remedies[0] in smallest:
+        if combined[0] in smallest:
             rest = candidate[len(batches[-1]) :]
             others = command.plus(*rest)
             first = bisect.bisect_left(
@@ -126,7 +119,7 @@ def changes(plan: Plan, host: Host) -> list[Change]:
             )
             candidate = [*batches[first], *rest]
             tightest = _fitting(command.plus(*candidate), host) or tightest
-        cost = "; ".join(cost for _, cost in remedies if cost) or "same results"
+        cost = "; ".join(cost for _, cost in combined if cost) or "same results"
         results.append(Change(candidate, cost, tightest))
         if len(results) == MAX_CHANGES:
             break
@@ -160,117 +153,6 @@ def divisors(number: int) -> list[int]:
     """Return the divisors of `number` in ascending order."""
     small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
     return sorted({*small, *(number // n for n in small)})
-
-
-def _remedies(config: Config) -> Iterator[Remedy]:
-    """Yield the possible remedies, cheapest first. Remedies that change results come last."""
-    topology, precision = config.topology, config.precision
-    trains, has_nf4 = config.method.trains, "nf4" in config.hardware.precisions
-    trains_all, replicated = config.adapter.rank is None, topology.strategy in ("none", "ddp")
-    cost = "same results"
-    if value_or_none(config, "gradient_checkpointing") is False:
-        yield ["method.args.gradient_checkpointing=true"], f"{cost}, with a third more computation"
-    if topology.name == "colocate" and not value(config, "vllm_enable_sleep_mode"):
-        sleeps = "vLLM frees its memory during training"
-        yield ["method.args.vllm_enable_sleep_mode=true"], f"{cost}: {sleeps}"
-    may_precompute = value_or_none(config, "precompute_ref_log_probs") is False
-    if may_precompute and has_reference(config) and not value(config, "sync_ref_model"):
-        freed = "the reference scores all rows first and is then freed"
-        yield ["method.args.precompute_ref_log_probs=true"], f"{cost}: {freed}"
-    if config.hardware.gpus_per_node > 1 and replicated:
-        yield _sharded(config)
-    if topology.strategy == "fsdp" and has_reference(config):  # FSDP gathers the whole reference
-        zero3 = "topology.strategy=zero3" if topology.servers else "topology=zero3"
-        yield [zero3], f"{cost}, with DeepSpeed"
-    runs_vllm = value_or_none(config, "engine") == "vllm"
-    if topology.servers or runs_vllm:
-        yield from _engine_sizes(config)
-    if topology.servers:
-        yield from _other_servers(config)
-    offloads = (
-        ("fsdp", "fsdp.cpu_offload", "weights and optimizer"),
-        ("zero2", "zero.offload_optimizer", "the optimizer"),
-        ("zero3", "zero.offload_optimizer", "the optimizer"),
-        ("zero3", "zero.offload_parameters", "the weights"),
-    )
-    for strategy, key, parts in offloads:
-        if topology.strategy == strategy and not leaf(config, f"topology.{key}"):
-            yield [f"topology.{key}=true"], f"{cost}, slower: the host stores {parts}"
-    # bitsandbytes supports the GPUs with nf4. Sharded moments are small anyway.
-    has_optim = "optim" in known(config) and OPTIMIZERS.get(value(config, "optim")) == 2
-    if trains_all and replicated and has_nf4 and has_optim:
-        yield ["method.args.optim=adamw_8bit"], "AdamW's moments are rounded to 8 bits"
-    if precision.weights == "fp32" and precision.compute == "bf16":
-        yield (
-            ["precision.weights=bf16"],
-            "16-bit weights, which lose small updates if they are trained",
-        )
-    if trains_all and trains:
-        yield ["adapter=lora"], "trains about 1% of the parameters"
-    if config.adapter.name in ("none", "lora") and trains and has_nf4:
-        cost = "trains about 1% of the parameters and rounds the rest to 4 bits"
-        yield ["adapter=qlora", "precision=nf4"], cost
-    for key in ("max_length", "max_completion_length"):
-        if batch(config).sequence >= 512 and (most := value_or_none(config, key)):
-            yield [f"method.args.{key}={int(most) // 2}"], "truncates longer rows"
-    if not trains and batch(config).per_device > 1:
-        yield ["method.args.batch_size=1"], "same answers, slower"
-    if runs_vllm:
-        cost = "slower, but needs no memory for the longest possible sequence"
-        yield ["method.args.engine=transformers"], cost
-
-
-def _sharded(config: Config) -> Remedy:
-    """Return FSDP over the same ranks, or over all GPUs of the node if only one GPU trains now."""
-    slower = "ranks exchange weights"
-    if config.topology.name == "colocate":
-        slower += "; transformers generates, which is slower"
-    if config.topology.servers or config.topology.strategy == "ddp":
-        key = "topology.strategy" if config.topology.servers else "topology"
-        return [f"{key}=fsdp"], f"same results, but {slower}"
-    ranks = config.hardware.gpus_per_node
-    accumulation, rest = divmod(batch(config).accumulation, ranks)
-    if config.effective_batch is not None:
-        return ["topology=fsdp"], f"same results on {ranks} GPUs, but {slower}"
-    if rest:
-        cost = f"{ranks} GPUs, so {ranks} times the sequences per step, and {slower}"
-        return ["topology=fsdp"], cost
-    overrides = ["topology=fsdp", f"{ACCUMULATION}={accumulation}"]
-    return overrides, f"same results on {ranks} GPUs, but {slower}"
-
-
-def _engine_sizes(config: Config) -> Iterator[Remedy]:
-    """Yield remedies for a vLLM engine: its memory share, and shorter sequences."""
-    topology, shared = config.topology, placement.shares_gpu(config)
-    if topology.server_cache_gb:
-        cost = "vLLM sizes its cache by topology.server_memory_share"
-        yield ["topology.server_cache_gb=null"], cost
-    elif shared:
-        for share in SHARES:
-            cost = "same results, but vLLM and the trainer divide their GPU differently"
-            yield [f"topology.server_memory_share={share}"], cost
-    else:
-        for share in SHARES_ALONE:
-            if topology.server_memory_share < share:
-                cost = "same results; nothing else may use the GPU"
-                yield [f"topology.server_memory_share={share}"], cost
-    shorter = max(2048, 2 * longest(config))
-    if shorter < (topology.server_max_length or config.model.max_positions):
-        cost = f"same results if a prompt and its completion have at most {shorter} tokens"
-        yield [f"topology.server_max_length={shorter}"], cost
-
-
-def _other_servers(config: Config) -> Iterator[Remedy]:
-    """Yield remedies for a server: its own GPU, or several if one is left for training."""
-    topology, gpus = config.topology, placement.num_gpus(config)
-    if placement.shares_gpu(config) and config.hardware.gpus_per_node > 1:
-        yield ["topology.num_gpus=2"], "same results, with one GPU each for server and trainer"
-    for parallel in (2, 4, 8):
-        trainers = gpus - topology.servers * parallel
-        if topology.server_tensor_parallel < parallel and trainers > 0:
-            fewer = "" if config.effective_batch is not None else ", so a step has fewer sequences"
-            cost = f"{gpus - trainers} GPUs serve and {trainers} train{fewer}"
-            yield [f"topology.server_tensor_parallel={parallel}"], cost
 
 
 def _tightest(command: Request, host: Host) -> Memory:

@@ -13,7 +13,7 @@ from launch.config.request import Request
 from launch.core.errors import HostError, UserError
 from launch.estimate import batch_counts
 from launch.plan.planning import make_plan, prepare
-from launch.search import fit
+from launch.search import fit, remedies
 from tests.conftest import composed, host_with
 
 TIGHT = {  # commands that do not fit, and the start of an override among the changes
@@ -121,7 +121,7 @@ def test_grpo_generates_as_much_with_a_smaller_batch(loss, message):
 def test_only_a_constant_reference_is_precomputed(override):
     large = ["hardware=mi50", "model=llama3_1_70b", "topology=single", "precision=fp32"]
     config = composed(*large, "method=dpo", override)
-    offered = [change for changes, _ in fit._remedies(config) for change in changes]
+    offered = [change for changes, _ in remedies.remedies(config) for change in changes]
     assert "method.args.precompute_ref_log_probs=true" not in offered
     assert "method.args.optim=adamw_8bit" not in offered, "bitsandbytes serves no MI50"
 
