@@ -6,7 +6,6 @@ containers/engine.py connects to the engine and pulls images.
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 import time
 from collections.abc import Iterator
@@ -71,22 +70,21 @@ def check(plan: Plan, host: Host) -> dict[str, Any]:
 
 def check_tools(client: docker.DockerClient, plan: Plan, image_id: str) -> None:
     """Raise HostError if the image lacks a program that the plan needs."""
-    names = [need.tool for need in tools.needs(plan.config) if not need.without]
-    if not names:
+    needs = tools.required(plan.config)
+    if not needs:
         return
     with host_errors():
         host_config = client.api.create_host_config(network_mode="none")
         code, lines = images_engine.run(
             client,
             image_id,
-            container_tools.argv(names),
+            container_tools.argv([need.tool for need in needs]),
             lambda line: None,
             host_config=host_config,
         )
     if code or not lines:
         raise HostError(f"container={plan.config.container.name}: python3 failed: {lines[-1:]}")
-    if problem := tools.message(plan.config, json.loads(lines[-1])):
-        raise HostError(problem)
+    tools.check(plan.config, lines[-1])
 
 
 def pull_if_missing(client: docker.DockerClient, plan: Plan) -> Image:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
 import signal
 import subprocess
@@ -114,11 +113,11 @@ def check_gpus(plan: Plan, host: Host) -> None:
 
 def check_tools(plan: Plan, host: Host) -> None:
     """Raise HostError if this machine lacks a program that the plan needs."""
-    if names := [need.tool for need in tools.needs(plan.config) if not need.without]:
-        argv = [host.python, *container_tools.argv(names)[1:]]
-        output = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
-        if problem := tools.message(plan.config, json.loads(output)):
-            raise HostError(problem)
+    if needs := tools.required(plan.config):
+        argv = [host.python, *container_tools.argv([need.tool for need in needs])[1:]]
+        tools.check(
+            plan.config, subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+        )
 
 
 def check_port(plan: Plan, host: Host) -> None:
@@ -274,18 +273,27 @@ def starter(plan: Plan, host: Host, image: dict[str, Any] | None) -> Starter:
 
 @contextlib.contextmanager
 def signals() -> Iterator[list[int]]:
-    """Collect stop signals in a list instead of acting on them; restore the handlers at the end."""
+    """Collect stop signals in a list instead of acting on them."""
     received: list[int] = []
+    try:
+        with handling(received.append):
+            yield received
+    finally:
+        stop_signals.has_started = True
+
+
+@contextlib.contextmanager
+def handling(handle: Callable[[int], object]) -> Iterator[None]:
+    """Call `handle` with the number of each stop signal; restore the handlers at the end."""
     old = {
-        number: signal.signal(number, lambda number, _frame: received.append(number))
+        number: signal.signal(number, lambda number, _frame: handle(number))
         for number in stop_signals.handled()
     }
     try:
-        yield received
+        yield
     finally:
         for number, handler in old.items():
             signal.signal(number, handler)
-        stop_signals.has_started = True
 
 
 def exit_code(plan: Plan, outcome: Outcome, result: dict[str, Any]) -> int:

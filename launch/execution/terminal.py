@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import shutil
@@ -10,14 +9,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from launch.config.request import Request
-from launch.core import stop_signals
 from launch.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USER, HostError
 from launch.execution import secret_files
-from launch.execution.execute import check_host, write_inputs
+from launch.execution.execute import check_host, handling, write_inputs
 from launch.execution.local import environment
 from launch.machine.detect import Host
 from launch.plan import rundir, show
@@ -80,21 +78,9 @@ def _attached_container(spec: ContainerSpec, image_id: str, host: Host) -> int:
 
 
 def _attached(argv: list[str], env: Mapping[str, str]) -> int:
-    with subprocess.Popen(argv, env=env) as child, _forwarded(child):
-        return child.wait()
-
-
-@contextlib.contextmanager
-def _forwarded(child: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Forward stop signals to the child, except Ctrl-C, which the terminal sends to it anyway."""
-
-    def forward(number: int, _frame: object) -> None:
-        if number != signal.SIGINT:
+    def forward(number: int) -> None:
+        if number != signal.SIGINT:  # the terminal sends Ctrl-C to the child anyway
             child.terminate()
 
-    old = {number: signal.signal(number, forward) for number in stop_signals.handled()}
-    try:
-        yield
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
+    with subprocess.Popen(argv, env=env) as child, handling(forward):
+        return child.wait()

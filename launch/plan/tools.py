@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from containers import images
 from containers.tools import PRESENT, TOOLS
+from launch.core.errors import HostError
 from launch.schema import Config
 from launch.schema.enums import Profile
 from launch.schema.trainer_args import value_or_none
@@ -52,15 +54,21 @@ def warnings(config: Config) -> Iterator[str]:
         yield f"{need.key}: {need.tool} {where}; {effect}. docs/containers.md says how to add it."
 
 
-def message(config: Config, missing: list[str]) -> str | None:
-    """Return why the run cannot start without the missing tools, or None if it can."""
-    in_image = config.runtime.on_node == "docker"
+def required(config: Config) -> list[Need]:
+    """Return the tools without which the run cannot start."""
+    return [need for need in needs(config) if not need.without]
+
+
+def check(config: Config, output: str) -> None:
+    """Raise HostError if the output of containers/tools.py's command names a required tool."""
+    in_image, missing = config.runtime.on_node == "docker", json.loads(output)
     where = f"in the image of container={config.container.name}" if in_image else "on the PATH"
     lines = [
         f"{need.key}: {need.tool} is not {where}. Install it ({TOOLS[need.tool].install}; "
         "docs/containers.md), "
         + ("or use profile=torch." if need.key.startswith("rocprof") else "or use tune/tunableop.")
-        for need in needs(config)
-        if not need.without and need.tool in missing
+        for need in required(config)
+        if need.tool in missing
     ]
-    return "\n".join(lines) or None
+    if lines:
+        raise HostError("\n".join(lines))
