@@ -73,7 +73,7 @@ def of_directory(path: str) -> Found | None:
     content = read_json(folder / "config.json")
     if content is None or not isinstance(content.get("model_type"), str):
         return None
-    return _found(f"{folder}/config.json", content, _tensors(folder))
+    return _found(f"{folder}/config.json", content, folder)
 
 
 @functools.cache  # a sweep or a pipeline composes many times
@@ -98,7 +98,7 @@ def of_hub(hub_id: str, revision: str | None, is_offline: bool) -> Found | str:
     file = cached() if is_offline or COMMIT.fullmatch(revision or "") else None
     if file is None and not is_offline:
         try:
-            # Unlike the download, this fails without five retries if there is no network.
+            # Without a network, this fails immediately. The download would retry five times.
             commit = get_hf_file_metadata(hf_hub_url(hub_id, name, revision=revision)).commit_hash
             file = hf_hub_download(hub_id, name, revision=commit)
         except (OSError, ValueError, HTTPError) as error:
@@ -109,15 +109,15 @@ def of_hub(hub_id: str, revision: str | None, is_offline: bool) -> Found | str:
     content = read_json(Path(file))
     if content is None or not isinstance(content.get("model_type"), str):
         return f"{file} has no model_type"
-    return _found(f"config.json of {hub_id}", content, {}, Path(file).parent.name)
+    return _found(f"config.json of {hub_id}", content, commit=Path(file).parent.name)
 
 
 def _found(
-    place: str, content: dict[str, Any], tensors: dict[str, int], commit: str | None = None
+    place: str, content: dict[str, Any], folder: Path | None = None, commit: str | None = None
 ) -> Found:
     """Return the shape. A model of text and images has the text's values in a separate object.
 
-    `tensors` are the numbers of elements in the weights, {} if they are unknown.
+    The headers of the weights in `folder` are read only for what config.json does not state.
     """
     text = content.get("text_config")
     values = {**content, **(text if isinstance(text, dict) else {})}
@@ -133,6 +133,9 @@ def _found(
         return Found(place, shape, missing, commit)
     hidden, heads = shape["hidden_size"], shape["num_heads"]
     layers = shapes.ARCHITECTURES.get(shape["architecture"], shapes.GENERIC)
+    is_known = shape["architecture"] in shapes.ARCHITECTURES
+    is_complete = is_known and "tied_embeddings" in shape
+    tensors = {} if folder is None or is_complete else _tensors(folder)
     is_moe = bool(shape.get("num_experts"))
     if is_moe and values.get("moe_intermediate_size"):  # the other is of dense layers
         shape["intermediate_size"] = values["moe_intermediate_size"]
@@ -154,7 +157,7 @@ def _found(
     model = Model(**{key: value for key, value in shape.items() if key in fields})
     shape["num_parameters"] = shapes.parameters(model)
     is_quantized = "quantization_config" in content
-    if tensors and not shapes.is_known(model) and not is_quantized:
+    if tensors and not is_known and not is_quantized:
         shape["num_parameters"] = sum(tensors.values())
     return Found(place, shape, (), commit)
 
