@@ -55,7 +55,7 @@ write("result.json", status="interrupted")
 sys.exit(75)
 """
 # Answers health checks as vLLM does.
-SERVER = """
+HEALTH = """
 import http.server
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
@@ -63,6 +63,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
     def log_message(self, *_):
         pass
+"""
+SERVER = f"""{HEALTH}
 note("server listens")
 http.server.HTTPServer(("127.0.0.1", int(sys.argv[2])), Handler).serve_forever()
 """

@@ -23,18 +23,11 @@ from recipes import serve
 from recipes.bench import vllm_programs
 from recipes.rank import program
 from tests.helpers.exports import write_model
+from tests.helpers.supervised import HEALTH
 
-SERVER = """
-import http.server, json, sys
+SERVER = f"""{HEALTH}
+import json, sys
 from pathlib import Path
-
-class Handler(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200 if self.path == "/health" else 404)
-        self.end_headers()
-
-    def log_message(self, *_):
-        pass
 
 Path(__file__).with_name("argv.json").write_text(json.dumps(sys.argv[1:]))
 if Path(__file__).with_name("exits").exists():
