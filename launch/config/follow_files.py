@@ -26,9 +26,9 @@ LONGEST = 60  # characters of a model's name, which is a part of the run's
 def follow(request: Request, composed: DictConfig) -> Request:
     """Return the request with the shape in the config.json of model.path or model.hub_id.
 
-    A shape that model=<name> has already, or that is not known, leaves the request as it is. For
-    the latter, `warnings` or launch/plan/check_files.py have a message. Raises UserError if there
-    is no shape to plan with.
+    The request stays the same if model=<name> has this shape, or if the shape is unknown. In the
+    second case, `warnings` or launch/plan/check_files.py tell the user. Raises UserError if the
+    plan would have no shape.
     """
     model, keys = composed.model, request.keys
     is_random = model.init == Init.random and "model.init" in keys
@@ -44,7 +44,7 @@ def follow(request: Request, composed: DictConfig) -> Request:
     if found is None and model.name != AUTO:
         return request
     if not isinstance(found, Found) or any(f"model.{key}" not in keys for key in found.missing):
-        # A model with random weights, such as model=tiny, is no guess of a Hub model's shape.
+        # Models with random weights, such as model=tiny, say nothing about the shape of others.
         is_guess = model.path or preset.get("init") != Init.random.name
         if model.name != AUTO and is_guess:
             return request

@@ -18,9 +18,9 @@ def phases_with_model(run: Path, record: Mapping[str, Any]) -> list[Path]:
 
 
 def run_with_model(run: Path) -> Path | None:
-    """Return the run whose model is the result: `run`, or a phase of it; None if there is none.
+    """Return the directory with a run's resulting model, or None if there is no model.
 
-    It is the model that RAFT chose, or that of the last phase.
+    For a pipeline, this is the phase that RAFT chose, or else the last phase with a model.
     """
     record = read_json(run / "record.json") or {}
     phases = phases_with_model(run, record)

@@ -294,7 +294,7 @@ def is_locked(folder: Path) -> bool:
     """Return whether a launcher is executing this run."""
     try:
         file = _lock(*_lock_files(folder), "r", fcntl.LOCK_SH)
-    except OSError:  # there is no lock file, or it is another user's
+    except OSError:  # the lock file does not exist, or belongs to another user
         return False
     if file:
         file.close()

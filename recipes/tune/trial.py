@@ -135,7 +135,7 @@ def speed(rows: list[Row], warmup: int) -> Row:
 
     tokens_per_second is the sum of all ranks. step_s is the median, and spread is the range of step
     times divided by step_s. first_step_s includes compilation. Raise UserError if
-    there are no tokens after `warmup` steps.
+    no step after the `warmup` steps has tokens.
     """
     measured = list(zip(rows[warmup - 1 :], rows[warmup:], strict=False)) if warmup else []
     tokens = measured and rows[-1]["num_tokens"] - rows[warmup - 1]["num_tokens"]
