@@ -6,7 +6,6 @@ The checks raise UserError, and neither import the training stack nor run the us
 from __future__ import annotations
 
 import ast
-import fnmatch
 import importlib.util
 import os
 import re
@@ -28,6 +27,7 @@ from launch.plan import tuned
 from launch.plan.check_rows import check_rows
 from launch.plan.export_files import check_export, check_not_a_run
 from launch.plan.rundir import runs_dir, runs_in
+from launch.rules.optimizers import optimizer as optimizer_row
 from launch.rules.runtime import runtime_as
 from launch.schema import Config
 from launch.schema.trainer_args import value_or_none
@@ -37,20 +37,6 @@ MODULES = {
     "azureml-core": "azureml",
     "torch-optimi": "optimi",
     "flash-attn-3": "flash_attn_interface",
-}
-# package -> values of method.args.optim for which transformers imports it
-OPTIMIZERS = {
-    "bitsandbytes": "adamw_bnb_8bit adamw_8bit ademamix* lion_* paged_* rmsprop_bnb*",
-    "torchao": "adamw_torch_?bit",
-    "galore-torch": "galore_*",
-    "apollo-torch": "apollo_*",
-    "lomo-optim": "lomo adalomo",
-    "grokadamw": "grokadamw",
-    "schedulefree": "schedule_free_*",
-    "torch-optimi": "stable_adamw",
-    "torchdistx": "adamw_anyprecision",
-    "torch-xla": "adamw_torch_xla",
-    "torch-npu": "adamw_torch_npu_fused",
 }
 ATTENTION = {"flash_attention_2": "flash-attn", "flash_attention_3": "flash-attn-3"}
 PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -157,7 +143,7 @@ def _check_packages(config: Config) -> None:
     if config.smoke:  # a CPU computes in fp32
         return
     optimizer = value_or_none(config, "optim") or ""
-    if config.method.trains and (package := optimizer_package(optimizer)):
+    if config.method.trains and (package := optimizer_row(optimizer).get("package")):
         key = "method.args.optim"
         _check_package(
             config, f"{key}={optimizer}", package, f"{key}=adamw_torch", "quantization.in"
@@ -196,18 +182,6 @@ def _tokenizer_package(path: str | None) -> str | None:
         return None
     with file.open("rb") as content:  # protobuf, or Base64 in lines
         return "sentencepiece" if content.read(1) == b"\n" else "tiktoken"
-
-
-def optimizer_package(optimizer: str) -> str | None:
-    """Return the package of an optimizer of transformers; None if torch or transformers has it."""
-    return next(
-        (
-            package
-            for package, patterns in OPTIMIZERS.items()
-            if any(fnmatch.fnmatchcase(optimizer, pattern) for pattern in patterns.split())
-        ),
-        None,
-    )
 
 
 def _check_package(

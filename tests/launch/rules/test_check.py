@@ -110,6 +110,14 @@ rows_packed_twice | hardware=h100 step.rows=grouped method.args.padding_free=tru
 rows_of_method | hardware=h100 method=dpo step.rows=packed | grouped
 checkpointed_layers_range | hardware=h100 model=qwen3_4b step.checkpointed_layers=37 | at most 36
 sequence_length | model=qwen3_4b method.args.max_length=50000 | max_length=40960 (at most 40960)
+optimizer_arguments | method.args.optim_args='"rank=2"' | '~method.args.optim_args'
+optimizer_arguments | method.args.optim=sgd method.args.optim_args='"momentun=1"'
+ | momentum, dampening
+optimizer_arguments | method.args.optim=sgd method.args.optim_args=momentum | momentum=<value>
+optimizer_arguments | +method.args.optim_target_modules=[q_proj] | galore_adamw
+smoothing_of_robust | method=dpo method.args.loss_type=[robust] method.args.label_smoothing=0.5
+ | label_smoothing=0.1
+smoothing_of_exo_pair | method=dpo method.args.loss_type=[sigmoid,exo_pair] | label_smoothing=0.001
 rewards_needed | method=grpo topology=single ~method.rewards.reasoning_gym | reasoning_gym
 rewards_needed | CODE method.rewards.code_tests=0.0 | code_tests=1.0
 reward_unknown | method=grpo topology=single method.rewards.acuracy=1 | accuracy
@@ -171,6 +179,18 @@ adapter=none adapter.rslora=true | adapter.rslora
 adapter.rank=8 | adapter.rank
 adapter=lora adapter.rank=null | adapter=lora
 AMD adapter=qlora precision=bf16 | adapter.quantize_base
+method=dpo +method.args.label_smoothing=0.1 | method.args.label_smoothing
+method=dpo +method.args.f_alpha_divergence_coef=0.7 | method.args.f_alpha_divergence_coef
+method=dpo +method.args.discopop_tau=0.1 | method.args.discopop_tau
+method=dpo +method.args.ref_model_sync_steps=8 | method.args.ref_model_sync_steps
+method=grpo +method.args.sapo_temperature_pos=2 | method.args.sapo_temperature_pos
+method=grpo +method.args.vespo_k_pos=2 | method.args.vespo_k_pos
+method=grpo +method.args.entropy_target=0.1 | method.args.entropy_target
++method.args.packing_strategy=wrapped | method.args.packing_strategy
+method.args.lr_scheduler_type=constant 'method.args.lr_scheduler_kwargs={num_cycles: 2}'
+ | method.args.lr_scheduler_kwargs
+method.args.lr_scheduler_type=constant_with_warmup
+ 'method.args.lr_scheduler_kwargs={num_cycles: 2}' | method.args.lr_scheduler_kwargs
 method=evaluate method.args.samples_per_prompt=4 | method.args.samples_per_prompt
 EXPORT adapter=lora | adapter=lora
 profile=memory | profile
@@ -285,6 +305,9 @@ method.args.learning_rate=0 method.args.warmup_steps=0.1 method.args.max_grad_no
 method=grpo method.args.top_p=1 method.args.min_p=null method.args.beta=0
 method=evaluate method.args.temperature=0
 method=dpo method.args.loss_type=[sigmoid,sft] method.args.loss_weights=[1.0,0.5]
+method=dpo method.args.loss_type=[robust] method.args.label_smoothing=0.49
+ method.args.optim=rmsprop 'method.args.optim_args="alpha=0.9,momentum=0.1"'
+method.args.optim=galore_adamw +method.args.optim_target_modules=all-linear
 method.args.lr_scheduler_type=cosine_with_min_lr
  'method.args.lr_scheduler_kwargs={min_lr: 1e-6}'
 BEST method.args.lr_scheduler_type=reduce_lr_on_plateau

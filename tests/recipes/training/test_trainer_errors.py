@@ -7,7 +7,8 @@ from transformers import Trainer
 from trl import SFTConfig
 
 from launch.core.errors import UserError
-from launch.plan.check_files import MODULES, optimizer_package
+from launch.plan.check_files import MODULES
+from launch.rules.optimizers import optimizer
 from launch.schema.trainer_args import lock
 from tests.helpers.small_models import small_model
 from tests.helpers.trainers import built
@@ -45,6 +46,7 @@ def test_the_packages_of_all_optimizers_are_known(tmp_path):
             Trainer.get_optimizer_cls_and_kwargs(args, model)
         except (ImportError, ValueError):
             rejected.add(name)
-    packages = {name: package for name in names if (package := optimizer_package(name))}
+    assert all(map(optimizer, names))
+    packages = {name: row["package"] for name in names if "package" in (row := optimizer(name))}
     modules = {name: MODULES.get(p, p.replace("-", "_")) for name, p in packages.items()}
     assert rejected == {n for n, module in modules.items() if not importlib.util.find_spec(module)}
