@@ -9,13 +9,15 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from launch.core.errors import UserError
-from launch.core.row_formats import TEMPLATE_FIELDS, fields_problem, row_format
+from launch.core.row_formats import TEMPLATE_FIELDS, RowFormat, fields_problem, row_format
 from launch.core.row_messages import SYSTEM_ROLES, Row, conform, texts_with_roles
 
 # Roles of TRL's datasets, and `developer` for chat templates such as gpt-oss's.
 ROLES = ("system", "developer", "user", "assistant", "tool")
 # fields of other programs' pairs that hold what TRL's prompt holds
 QUESTIONS = ("question", "instruction", "input", "query")
+# keys of other programs' messages with a weight for each part of a turn
+PARTIAL_WEIGHTS = ("train_detail", "loss_scale")
 QUOTE_LENGTH = 60  # maximum characters of a value in an error message
 
 
@@ -91,6 +93,8 @@ def row_problem(row: Row, method: str) -> str | None:
         if name not in row or (may_be_null and row[name] is None):
             continue
         value, (is_valid, expected) = row[name], VALUES.get(name, TEXT_OR_MESSAGES)
+        if form.learned and (problem := _partial_weight_problem(name, value)):
+            return problem
         if not is_valid(value):
             items = value if isinstance(value, list) and "messages" in expected else ()
             invalid = next((item for item in items if not is_message(item)), value)
@@ -100,7 +104,7 @@ def row_problem(row: Row, method: str) -> str | None:
             return problem
     if method == "dpo" and type(row["chosen"]) is not type(row["rejected"]):
         return "chosen and rejected must both be text, or both be messages."
-    if problem := _question_problem(row, method):
+    if problem := _question_problem(row, method) or _integer_problem(row, form):
         return problem
     if method == "dpo" and has_equal_sides(row):  # the gradient would be zero
         return (
@@ -108,6 +112,39 @@ def row_problem(row: Row, method: str) -> str | None:
             "different answers."
         )
     return None
+
+
+def _partial_weight_problem(name: str, value: Any) -> str | None:
+    """Return the message for a turn of which only parts should be learned, which TRL cannot do."""
+    for turn in value if isinstance(value, list) else ():
+        for key in PARTIAL_WEIGHTS if isinstance(turn, dict) else ():
+            if turn.get(key):
+                return (
+                    f"{name} has a turn with {key}, whose parts would all be learned alike. Set "
+                    f"train: true or false for the whole turn, and remove {key}."
+                )
+    return None
+
+
+def _integer_problem(row: Row, form: RowFormat) -> str | None:
+    """Return the message for an integer of more than 64 bits, which a training table cannot hold.
+
+    Rewards may read any field, and evaluations have no table.
+    """
+    for name in row if form.rewards else form.read if form.learned else ():
+        if (number := _large_integer(row.get(name))) is not None:
+            return (
+                f"{name} contains the integer {str(number):.{QUOTE_LENGTH}}, which exceeds 64 "
+                'bits. Write it as text: "...".'
+            )
+    return None
+
+
+def _large_integer(value: Any) -> int | None:
+    if type(value) is int:
+        return None if -(2**63) <= value < 2**63 else value
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return next((n for item in items if (n := _large_integer(item)) is not None), None)
 
 
 def _question_problem(row: Row, method: str) -> str | None:

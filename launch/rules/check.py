@@ -9,7 +9,7 @@ from launch.core.errors import UserError
 from launch.inputs import engine_args
 from launch.rules.data import heldout_problems, source_problems, task_problems
 from launch.rules.limits import limit_problems
-from launch.rules.method import method_problems
+from launch.rules.method import generation_problems, method_problems
 from launch.rules.model import model_problems
 from launch.rules.optimizers import optimizer_problems
 from launch.rules.refusal import Refusal
@@ -25,6 +25,7 @@ RULES = (
     conflicts,
     group_problems,
     method_problems,
+    generation_problems,
     optimizer_problems,
     server_problems,
     heldout_problems,

@@ -10,14 +10,16 @@ torch include its cost on the host, which matters for small sizes. Times of rccl
 from __future__ import annotations
 
 import datetime
+import difflib
 import json
 import multiprocessing
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,6 +66,7 @@ RCCL_DTYPES = {"fp32": "float", "fp16": "half", "bf16": "bfloat16"}
 # Open MPI refuses to run as root, which is the user of most containers, without both variables.
 ROOT_MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 MESH = ("gfx942", "gfx950")  # boards that link every pair of GPUs directly
+TYPO = 0.85  # similarity of names from which one is a misspelling of the other
 BASELINE = "as configured"  # name of the setting that adds no variables
 # If this is set, ranks use torchrun's store, which belongs to the parent processes.
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
@@ -122,6 +125,7 @@ def collectives(config: DictConfig) -> dict[str, Any]:
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=10 * args.timeout_s))
     table = Table("collectives", COLUMNS, figure="bus_gb_s")
     settings = distinct_settings(args.settings, table.notes)
+    check_variables(set().union(*args.settings), "method.args.settings")
     table.notes.extend(notes(args, ranks))
     workers = Workers(args, ranks, settings)
     rows = cases(args, config, ranks, settings)
@@ -156,6 +160,22 @@ def cases(
         if case["bytes"] >= 4 * n
         if case["program"] == "torch" or shutil.which(RCCL_TESTS[case["op"]])
     ]
+
+
+def check_variables(names: Iterable[str], key: str, libraries: Iterable[str] | None = None) -> None:
+    """Raise UserError for a variable that is almost, but not quite, one of the loaded (R)CCL's.
+
+    Plugins read others, such as NCCL_UCX_TLS. A CPU build of torch loads no library.
+    """
+    if libraries is None:
+        maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
+        libraries = {*re.findall(r"/\S*/lib[nr]ccl\.so\S*", maps)}
+    content = b"".join(Path(library).read_bytes() for library in libraries)
+    known = {name.decode() for name in re.findall(rb"[NR]CCL_[A-Z0-9_]+(?=\0)", content)}
+    for name in names:
+        close = difflib.get_close_matches(name, known, 1, cutoff=TYPO)
+        if name.startswith(("NCCL_", "RCCL_")) and name not in known and close:
+            raise UserError(f"{key}.{name}: RCCL reads no such variable. Did you mean {close[0]}?")
 
 
 def distinct_settings(settings: Sequence[Setting], notes: list[str]) -> dict[str, Setting]:

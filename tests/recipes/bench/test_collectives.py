@@ -20,6 +20,7 @@ from recipes.bench.collectives import (
     CollectivesConfig,
     Workers,
     cases,
+    check_variables,
     distinct_settings,
     limit_gb_s,
     measure_one,
@@ -217,3 +218,13 @@ def test_rccl_tests_are_run_if_installed(one_process, tmp_path, monkeypatch):
     program.write_text("#!/bin/sh\nexec sleep 60\n")
     with pytest.raises(UserError, match=r"0\.01 s"):
         benchmark.parse_output([str(program)], parse_rccl_tests, timeout_s=0.01)
+
+
+def test_a_misspelled_variable_is_rejected_by_the_names_in_the_library(tmp_path):
+    library = tmp_path / "librccl.so.1"
+    library.write_bytes(b"\x7fELF\0NCCL_MIN_NCHANNELS\0x\0NCCL_ALGO\0")
+    allowed = ["NCCL_MIN_NCHANNELS", "NCCL_UCX_TLS", "HSA_NO_SCRATCH_RECLAIM"]
+    check_variables(allowed, "method.args.space", [library])
+    with pytest.raises(UserError, match=r"space\.NCCL_MIN_NCHANEL: .* NCCL_MIN_NCHANNELS"):
+        check_variables(["NCCL_MIN_NCHANEL"], "method.args.space", [library])
+    check_variables(["NCCL_MIN_NCHANEL"], "method.args.space")  # a CPU build of torch has none

@@ -18,12 +18,12 @@ from tests.helpers.trainers import built
     ("padding_free=true", "method.args: SFTTrainer rejects this: .*sft_trainer.py:"),
     ("debug=nope", "method.args: SFTConfig rejects this: nope is not .*[.]py:"),
     ("chat_template_path=/nowhere", "method.args: SFTTrainer .*'/nowhere'"),
-    ("optim_args=foo", "method.args.optim=adamw_torch: "),
+    ('optim_args="momentum=foo"', "method.args.optim=sgd: "),
     ("lr_scheduler_type=cosine_with_min_lr", "method.args.lr_scheduler_type=cosine_with_min_lr: "),
 ])  # fmt: skip
 def test_a_rejected_argument_is_one_message(tmp_path, override, message):
     with pytest.raises(UserError, match=message):  # noqa: PT012 (some fail in train)
-        arguments = ["method.args.optim=adamw_torch", f"method.args.{override}"]
+        arguments = ["method.args.optim=sgd", f"method.args.{override}"]
         _, trainer = built(tmp_path / "run", "sft", *arguments)
         trainer.train()
 
