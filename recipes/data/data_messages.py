@@ -17,7 +17,7 @@ from launch.core.json_lines import MAX_ROW
 from launch.core.row_formats import TEMPLATE_FIELDS
 from launch.core.row_messages import Messages, Row
 
-LONGEST_S = 10.0  # CPU time of one rendering; the longest rows of real files take a second
+LONGEST_S = 2.0  # CPU time of one rendering. Large rows of real files take a tenth of it.
 
 
 class RowError(UserError):
