@@ -40,6 +40,10 @@ def template_options(row: Row) -> dict[str, Any]:
     }
 
 
+class _TooLong(BaseException):
+    """Not an Exception, which jinja2 would handle, and fail if it has no line number."""
+
+
 @contextlib.contextmanager
 def limited_time() -> Iterator[None]:
     """Raise TemplateError if the block uses LONGEST_S of CPU time, for example in nested loops.
@@ -48,7 +52,7 @@ def limited_time() -> Iterator[None]:
     """
 
     def stop(*_: object) -> NoReturn:
-        raise jinja2.TemplateError(f"it takes more than {LONGEST_S:g} s, perhaps in nested loops")
+        raise _TooLong
 
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -57,6 +61,9 @@ def limited_time() -> Iterator[None]:
     signal.setitimer(signal.ITIMER_VIRTUAL, LONGEST_S)
     try:
         yield
+    except _TooLong:
+        message = f"it takes more than {LONGEST_S:g} s, perhaps in nested loops"
+        raise jinja2.TemplateError(message) from None
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.signal(signal.SIGVTALRM, handler)
