@@ -19,12 +19,21 @@ from tests.helpers.trainers import built
     ("debug=nope", "method.args: SFTConfig rejects this: nope is not .*[.]py:"),
     ("chat_template_path=/nowhere", "method.args: SFTTrainer .*'/nowhere'"),
     ('optim_args="momentum=foo"', "method.args.optim=sgd: "),
+    ("gradient_checkpointing=true method.args.gradient_checkpointing_kwargs={foo:1}",
+     "method.args.gradient_checkpointing_kwargs={'foo': 1}: the first step .* foo .*[.]py:"),
     ("lr_scheduler_type=cosine_with_min_lr", "method.args.lr_scheduler_type=cosine_with_min_lr: "),
 ])  # fmt: skip
 def test_a_rejected_argument_is_one_message(tmp_path, override, message):
     with pytest.raises(UserError, match=message):  # noqa: PT012 (some fail in train)
-        arguments = ["method.args.optim=sgd", f"method.args.{override}"]
+        arguments = ["method.args.optim=sgd", *f"method.args.{override}".split()]
         _, trainer = built(tmp_path / "run", "sft", *arguments)
+        trainer.train()
+
+
+def test_an_error_that_names_no_argument_is_not_hidden(tmp_path):
+    _, trainer = built(tmp_path / "run", "sft", "method.args.optim=sgd")
+    trainer.compute_loss = lambda *args, **kwargs: int("a bug")
+    with pytest.raises(ValueError, match="a bug"):
         trainer.train()
 
 
