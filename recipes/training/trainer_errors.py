@@ -59,4 +59,6 @@ def changed(args: Any) -> Iterator[tuple[str, list[str]]]:
 
 
 def _has(text: str, word: str) -> bool:
-    return re.search(rf"\b{re.escape(word)}\b", text) is not None
+    """Return whether a message contains a name, such as stop_strings, or "stop strings"."""
+    pattern = re.escape(word).replace("_", "[_ ]")
+    return re.search(rf"\b{pattern}\b", text, re.IGNORECASE) is not None

@@ -120,7 +120,9 @@ smoothing_of_robust | method=dpo method.args.loss_type=[robust] method.args.labe
 smoothing_of_exo_pair | method=dpo method.args.loss_type=[sigmoid,exo_pair] | label_smoothing=0.001
 generation_arguments | method=grpo topology=single 'method.args.generation_kwargs={typical: 1}'
  | ~method.args.generation_kwargs
-weighted_sft | method=dpo method.args.use_weighting=true method.args.loss_type=[sigmoid,sft]
+weighted_loss | method=dpo method.args.use_weighting=true method.args.loss_type=[hinge]
+ | without hinge
+weighted_loss | method=dpo method.args.use_weighting=true method.args.loss_type=[sigmoid,sft]
  | use_weighting=false
 rewards_needed | method=grpo topology=single ~method.rewards.reasoning_gym | reasoning_gym
 rewards_needed | CODE method.rewards.code_tests=0.0 | code_tests=1.0
@@ -194,7 +196,10 @@ method=grpo +method.args.entropy_target=0.1 | method.args.entropy_target
 method.args.gradient_checkpointing=false
  'method.args.gradient_checkpointing_kwargs={use_reentrant: false}'
  | method.args.gradient_checkpointing_kwargs
+method.args.trackio_space_id=a | method.args.trackio_space_id
 method.args.hub_model_id=a/b | method.args.hub_model_id
+method=grpo method.args.vllm_structured_outputs_regex=a | method.args.vllm_structured_outputs_regex
+GRPO topology=colocate method.args.vllm_server_timeout=9 | method.args.vllm_server_timeout
 method.args.packing_strategy=wrapped | method.args.packing_strategy
 method.args.lr_scheduler_type=constant 'method.args.lr_scheduler_kwargs={num_cycles: 2}'
  | method.args.lr_scheduler_kwargs
@@ -303,8 +308,9 @@ adapter=lora adapter.target_modules=[q_prj,v_proj] | adapter.target_modules[0]=q
 adapter=lora adapter.target_modules=q_projs | it must be one of all-linear, q_proj, k_proj
 runtime=docker container=cpu runtime.secrets=[my-key] | runtime.secrets[0]=my-key: invalid format
 runtime=docker container=cpu runtime.secrets=[PATH] | runtime.secrets[0]=PATH: invalid format
-method.args.ddp_backend=foo | method.args.ddp_backend=foo: unknown. Use one of nccl, gloo
-method.args.ddp_backend=glo | Did you mean gloo?
+method.args.ddp_backend=foo | method.args.ddp_backend=foo: unknown. Did you mean gloo?
+method=dpo method.args.loss_type=[discopop] method.args.discopop_tau=0 | Use: above 0.
+method=dpo method.args.ld_alpha=1.5 | Use: at least 0 and at most 1.
 method.args.include_num_input_tokens_seen=al | Did you mean all
 method.args.torch_compile_backend=inductr | Did you mean inductor?
 method.args.dataloader_multiprocessing_context=frok | Did you mean fork
