@@ -10,16 +10,14 @@ torch include its cost on the host, which matters for small sizes. Times of rccl
 from __future__ import annotations
 
 import datetime
-import difflib
 import json
 import multiprocessing
 import os
-import re
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,6 +37,7 @@ from recipes.bench.benchmark import (
     measure,
     parse_output,
 )
+from recipes.bench.collective_variables import check_variables
 from recipes.bench.consensus import free_port, gather_results
 from recipes.rank.device import DTYPES
 from recipes.rank.names import name_field
@@ -66,7 +65,6 @@ RCCL_DTYPES = {"fp32": "float", "fp16": "half", "bf16": "bfloat16"}
 # Open MPI refuses to run as root, which is the user of most containers, without both variables.
 ROOT_MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 MESH = ("gfx942", "gfx950")  # boards that link every pair of GPUs directly
-TYPO = 0.85  # similarity of names from which one is a misspelling of the other
 BASELINE = "as configured"  # name of the setting that adds no variables
 # If this is set, ranks use torchrun's store, which belongs to the parent processes.
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
@@ -160,22 +158,6 @@ def cases(
         if case["bytes"] >= 4 * n
         if case["program"] == "torch" or shutil.which(RCCL_TESTS[case["op"]])
     ]
-
-
-def check_variables(names: Iterable[str], key: str, libraries: Iterable[str] | None = None) -> None:
-    """Raise UserError for a variable that is almost, but not quite, one of the loaded (R)CCL's.
-
-    Plugins read others, such as NCCL_UCX_TLS. A CPU build of torch loads no library.
-    """
-    if libraries is None:
-        maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
-        libraries = {*re.findall(r"/\S*/lib[nr]ccl\.so\S*", maps)}
-    content = b"".join(Path(library).read_bytes() for library in libraries)
-    known = {name.decode() for name in re.findall(rb"[NR]CCL_[A-Z0-9_]+(?=\0)", content)}
-    for name in names:
-        close = difflib.get_close_matches(name, known, 1, cutoff=TYPO)
-        if name.startswith(("NCCL_", "RCCL_")) and name not in known and close:
-            raise UserError(f"{key}.{name}: RCCL reads no such variable. Did you mean {close[0]}?")
 
 
 def distinct_settings(settings: Sequence[Setting], notes: list[str]) -> dict[str, Setting]:

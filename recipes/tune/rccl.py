@@ -12,7 +12,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from recipes.bench.benchmark import Table
-from recipes.bench.collectives import CollectivesConfig, check_variables
+from recipes.bench.collective_variables import check_variables
+from recipes.bench.collectives import CollectivesConfig
 from recipes.rank.device import DTYPES
 from recipes.rank.names import name_field
 from recipes.rank.program import is_main_rank, main

@@ -14,13 +14,13 @@ from omegaconf import OmegaConf
 from launch.core.errors import UserError
 from recipes.bench import benchmark
 from recipes.bench.collective_rank import Collective
+from recipes.bench.collective_variables import check_variables
 from recipes.bench.collectives import (
     BASELINE,
     BUS_FACTOR,
     CollectivesConfig,
     Workers,
     cases,
-    check_variables,
     distinct_settings,
     limit_gb_s,
     measure_one,
