@@ -9,13 +9,14 @@ from pathlib import Path
 
 from launch.core.errors import UserError
 
-TYPO = 0.85  # similarity of names from which one is a misspelling of the other
+# Similarity of a misspelling, above that of NCCL_IBEXT_DISABLE, which a plugin reads.
+TYPO = 0.92
 
 
 def check_variables(names: Iterable[str], key: str, libraries: Iterable[str] | None = None) -> None:
     """Raise UserError for a variable that is almost, but not quite, one of the loaded (R)CCL's.
 
-    Plugins read others, such as NCCL_UCX_TLS. A CPU build of torch loads no library.
+    Plugins read others. A CPU build of torch loads no library.
     """
     if libraries is None:
         maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")

@@ -222,8 +222,8 @@ def test_rccl_tests_are_run_if_installed(one_process, tmp_path, monkeypatch):
 
 def test_a_misspelled_variable_is_rejected_by_the_names_in_the_library(tmp_path):
     library = tmp_path / "librccl.so.1"
-    library.write_bytes(b"\x7fELF\0NCCL_MIN_NCHANNELS\0x\0NCCL_ALGO\0")
-    allowed = ["NCCL_MIN_NCHANNELS", "NCCL_UCX_TLS", "HSA_NO_SCRATCH_RECLAIM"]
+    library.write_bytes(b"\x7fELF\0NCCL_MIN_NCHANNELS\0NCCL_IB_DISABLE\0NCCL_ALGO\0")
+    allowed = ["NCCL_MIN_NCHANNELS", "NCCL_IBEXT_DISABLE", "HSA_NO_SCRATCH_RECLAIM"]
     check_variables(allowed, "method.args.space", [library])
     with pytest.raises(UserError, match=r"space\.NCCL_MIN_NCHANEL: .* NCCL_MIN_NCHANNELS"):
         check_variables(["NCCL_MIN_NCHANEL"], "method.args.space", [library])
