@@ -100,13 +100,12 @@ class Request(tuple[str, ...]):
 
 @functools.cache  # parsing an override at each use took a tenth of the time of a plan
 def _parsed(override: str) -> Override:
-    quoted = _quoted(override)
+    parse = OverridesParser.create().parse_overrides
+    if _quoted(override) != override:
+        with contextlib.suppress(HydraException):  # a sweep's values have no quotes
+            return parse([override])[0]
     try:
-        with contextlib.suppress(HydraException if quoted != override else ()):
-            (parsed,) = OverridesParser.create().parse_overrides([override])
-            return parsed
-        (parsed,) = OverridesParser.create().parse_overrides([quoted])
-        return parsed
+        return parse([_quoted(override)])[0]
     except (HydraException, ValueError) as error:  # ValueError: too many digits
         is_word = "=" not in override and not override.startswith("~")
         problem = "'=' is missing" if is_word else "not an override"

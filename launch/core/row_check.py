@@ -18,6 +18,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 QUESTIONS = ("question", "instruction", "input", "query")
 # keys of other programs' messages with a weight for each part of a turn
 PARTIAL_WEIGHTS = ("train_detail", "loss_scale")
+MAX_DEPTH = 32  # of a value; `datasets` fails at 60
 QUOTE_LENGTH = 60  # maximum characters of a value in an error message
 
 
@@ -104,7 +105,7 @@ def row_problem(row: Row, method: str) -> str | None:
             return problem
     if method == "dpo" and type(row["chosen"]) is not type(row["rejected"]):
         return "chosen and rejected must both be text, or both be messages."
-    if problem := _question_problem(row, method) or _integer_problem(row, form):
+    if problem := _question_problem(row, method) or _table_problem(row, form):
         return problem
     if method == "dpo" and has_equal_sides(row):  # the gradient would be zero
         return (
@@ -126,25 +127,28 @@ def _partial_weight_problem(name: str, value: Any) -> str | None:
     return None
 
 
-def _integer_problem(row: Row, form: RowFormat) -> str | None:
-    """Return the message for an integer of more than 64 bits, which a training table cannot hold.
+def _table_problem(row: Row, form: RowFormat) -> str | None:
+    """Return the message for a value that a training table cannot hold.
 
     Rewards may read any field, and evaluations have no table.
     """
     for name in row if form.rewards else form.read if form.learned else ():
-        if (number := _large_integer(row.get(name))) is not None:
-            return (
-                f"{name} contains the integer {str(number):.{QUOTE_LENGTH}}, which exceeds 64 "
-                'bits. Write it as text: "...".'
-            )
+        if problem := _value_problem(row.get(name)):
+            return f"{name} contains {problem}"
     return None
 
 
-def _large_integer(value: Any) -> int | None:
-    if type(value) is int:
-        return None if -(2**63) <= value < 2**63 else value
+def _value_problem(value: Any, depth: int = 0) -> str | None:
+    if type(value) is int and not -(2**63) <= value < 2**63:
+        number = f"{str(value):.{QUOTE_LENGTH}}"
+        return f'the integer {number}, which exceeds 64 bits. Write it as text: "...".'
+    if depth > MAX_DEPTH:
+        return f"more than {MAX_DEPTH} nested lists or objects. Write the value as JSON text."
     items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return next((n for item in items if (n := _large_integer(item)) is not None), None)
+    for item in items:
+        if problem := _value_problem(item, depth + 1):
+            return problem
+    return None
 
 
 def _question_problem(row: Row, method: str) -> str | None:

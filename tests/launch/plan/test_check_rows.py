@@ -20,6 +20,7 @@ GSM8K = [
 MAPPED = "'data.columns={prompt: question, answer: answer}'"
 PATTERN = "'data.answer_pattern=\"#### (.+)\"'"
 TESTS = {"prompt": "a", "answer": "b", "tests": ["assert f(1) == 1"]}
+NESTED = json.loads("[" * 900 + "]" * 900)
 TEXT, ANSWER = {"prompt": "a", "answer": "1"}, {"role": "assistant", "content": "b"}
 
 
@@ -69,6 +70,7 @@ def test_the_reward_follows_the_rows(write, rows, overrides, rewards):
     ([{"messages": [{**ANSWER, "loss": 0.5}]}], SFT, 1, "weight of 0 or 1"),
     ([TEXT, {**TEXT, "answer": 2**63}], GRPO, 2, "answer contains the integer 9223372036854775808"),
     ([TEXT, {**TEXT, "tests": [{"n": -(2**64)}]}], GRPO, 2, "tests contains the integer -1844674407370955"),
+    ([TEXT, {**TEXT, "tests": NESTED}], GRPO, 2, "tests contains more than 32 nested"),
     ([{"messages": [{**ANSWER, "n": 2**63}]}], SFT, 1, "messages contains the integer"),
     ([{"prompt": "a", "chosen": [{**ANSWER, "n": 2**63}], "rejected": [ANSWER]}], DPO, 1, "chosen contains"),
     ([{"system": "s", "messages": [ANSWER]}], SFT, 1, "data.columns.system=null"),
