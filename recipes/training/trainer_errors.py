@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator
 from typing import Any
 
 from recipes.rank.rejections import rejections
@@ -40,25 +39,24 @@ class ReportedRejections:
         try:
             return super().training_step(*args, **kwargs)
         except (ValueError, TypeError, NotImplementedError, ImportError) as error:
-            text = str(error)
-            named = (a for a, words in changed(self.args) if any(_has(text, w) for w in words))
-            if (argument := next(named, None)) is None:
+            if (argument := _named(str(error), self.args)) is None:
                 raise
             with rejections(f"method.args.{argument}", "the first step"):
                 raise
 
 
-def changed(args: Any) -> Iterator[tuple[str, list[str]]]:
-    """Yield each argument without its default, and its words: a mapping's keys, or its name."""
+def _named(text: str, args: Any) -> str | None:
+    """Return the argument, with its value, that a message names; None if it names none.
+
+    A message names an argument without its default, or a key of its mapping, such as stop_strings
+    or "stop strings". Names of one word, such as seed, occur in any message.
+    """
     for field in dataclasses.fields(args):
-        value = getattr(args, field.name)
-        if isinstance(value, dict) and value:
-            yield f"{field.name}={value}", [*map(str, value)]
-        elif value != field.default and field.default_factory is dataclasses.MISSING:
-            yield f"{field.name}={value}", [field.name]
-
-
-def _has(text: str, word: str) -> bool:
-    """Return whether a message contains a name, such as stop_strings, or "stop strings"."""
-    pattern = re.escape(word).replace("_", "[_ ]")
-    return re.search(rf"\b{pattern}\b", text, re.IGNORECASE) is not None
+        value, patterns = getattr(args, field.name), list[str]()
+        if isinstance(value, dict):
+            patterns = [re.escape(str(key)).replace("_", "[_ ]") for key in value]
+        elif value != field.default and "_" in field.name:
+            patterns = [field.name]
+        if any(re.search(rf"\b{pattern}\b", text) for pattern in patterns):
+            return f"{field.name}={value}"
+    return None

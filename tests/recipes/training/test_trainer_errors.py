@@ -3,13 +3,14 @@
 import importlib.util
 
 import pytest
-from transformers import Trainer
+from transformers import Trainer, TrainerState
 from trl import SFTConfig
 
 from launch.core.errors import UserError
 from launch.plan.check_files import MODULES
 from launch.rules.optimizers import optimizer
 from launch.schema.trainer_args import lock
+from recipes.training.trainer_errors import ReportedRejections
 from tests.helpers.small_models import small_model
 from tests.helpers.trainers import built
 
@@ -30,11 +31,29 @@ def test_a_rejected_argument_is_one_message(tmp_path, override, message):
         trainer.train()
 
 
-def test_an_error_that_names_no_argument_is_not_hidden(tmp_path):
-    _, trainer = built(tmp_path / "run", "sft", "method.args.optim=sgd")
-    trainer.compute_loss = lambda *args, **kwargs: int("a bug")
-    with pytest.raises(ValueError, match="a bug"):
-        trainer.train()
+class Library:
+    """Stand for a library's trainer whose step fails."""
+
+    def training_step(self, text):
+        raise ValueError(text)
+
+
+class Failing(ReportedRejections, Library):
+    def __init__(self, args, step):
+        self.args, self.state = args, TrainerState(global_step=step)
+
+
+@pytest.mark.parametrize(("text", "step", "error"), [
+    ("no such kernel foo", 0, UserError), ("the foo bar is wrong", 0, UserError),
+    ("use_cpu is wrong", 0, UserError), ("a bug in food of seed 1", 0, ValueError),
+    ("no such kernel foo", 1, ValueError),
+])  # fmt: skip
+def test_an_error_is_hidden_only_if_the_first_step_names_an_argument(tmp_path, text, step, error):
+    args = SFTConfig(
+        tmp_path, use_cpu=True, bf16=False, lr_scheduler_kwargs={"foo_bar": 1, "foo": 2}
+    )
+    with pytest.raises(error, match=text):
+        Failing(args, step).training_step(text)
 
 
 def test_a_padding_free_batch_without_a_maximum_length_trains(tmp_path):
