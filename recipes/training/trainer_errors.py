@@ -8,6 +8,8 @@ from typing import Any
 
 from recipes.rank.rejections import rejections
 
+OURS = ("fsdp_config", "deepspeed")  # the launcher writes these
+
 
 class ReportedRejections:
     """Report rejections by TRL's trainer, the optimizer, the scheduler and the first step.
@@ -53,7 +55,7 @@ def _named(text: str, args: Any) -> str | None:
     """
     for field in dataclasses.fields(args):
         value, patterns = getattr(args, field.name), list[str]()
-        if isinstance(value, dict):
+        if isinstance(value, dict) and field.name not in OURS:
             patterns = [re.escape(str(key)).replace("_", "[_ ]") for key in value]
         elif value != field.default and "_" in field.name:
             patterns = [field.name]
