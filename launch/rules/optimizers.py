@@ -35,16 +35,12 @@ def optimizer_problems(c: Config) -> Iterator[Refusal]:
     names = str(row.get("optim_args", "")).split()
     for argument in filter(None, text.split(",")):
         key, is_pair, _ = argument.partition("=")
-        message = f"method.args.optim_args={text}: "
-        remedy = f"names that optim={name} reads: {', '.join(names)}"
-        if not names:
-            message += f"optim={name} reads no optim_args"
-            remedy = "'~method.args.optim_args', or the arguments of method.args for Adam's betas"
-        elif not is_pair:
-            message += f"{key} has no value"
-            remedy = f"'method.args.optim_args=\"{names[0]}=<value>\"'"
-        elif key in names or "any" in names:
+        if is_pair and (key in names or "any" in names):
             continue
-        else:
-            message += f"optim={name} does not read {key}.{near(key, names)}"
-        yield Refusal("optimizer_arguments", message, remedy)
+        problem = f"optim={name} does not read {key}.{near(key, names)}"
+        remedy = f"'method.args.optim_args=\"<name>=<value>\"' with {', '.join(names)}"
+        if not names:
+            problem, remedy = f"optim={name} reads no optim_args", "'~method.args.optim_args'"
+        elif not is_pair:
+            problem = f"{key} has no value"
+        yield Refusal("optimizer_arguments", f"method.args.optim_args={text}: {problem}", remedy)

@@ -113,7 +113,7 @@ sequence_length | model=qwen3_4b method.args.max_length=50000 | max_length=40960
 optimizer_arguments | method.args.optim_args='"rank=2"' | '~method.args.optim_args'
 optimizer_arguments | method.args.optim=sgd method.args.optim_args='"momentun=1"'
  | momentum, dampening
-optimizer_arguments | method.args.optim=sgd method.args.optim_args=momentum | momentum=<value>
+optimizer_arguments | method.args.optim=sgd method.args.optim_args=momentum | <name>=<value>
 optimizer_arguments | +method.args.optim_target_modules=[q_proj] | galore_adamw
 smoothing_of_robust | method=dpo method.args.loss_type=[robust] method.args.label_smoothing=0.5
  | label_smoothing=0.1
