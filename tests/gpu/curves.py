@@ -23,7 +23,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.gpu.jobs import ROOT, Job, rows_of, run
-from tests.gpu.speed_report import page
+from tests.gpu.speed_report import write
 
 STEPS, SEEDS, PRECISIONS = 200, (0, 1, 2), ("fp32", "bf16")
 # The first steps are compared one by one. The mean of the last steps is the final loss.
@@ -148,8 +148,7 @@ def main() -> int:
         return 0
     shown, whole = table(read(options.folder / "curves.jsonl"))
     print(shown)
-    target = ROOT / "docs/results/speed.md"
-    target.write_text(page(target.read_text(), "curves", shown))
+    write("speed", "curves", shown)
     return 0 if whole else 4
 
 
