@@ -155,7 +155,7 @@ def verdicts(rows: Sequence[Row]) -> list[str]:
         points = [100 * comparison.difference for comparison in gains(rows, method).values()]
         if points:
             reached = "reached" if statistics.mean(points) >= wanted else "missed"
-            lines.append(f"{TITLES[method]} {reached} the {wanted:g} points that were wanted.")
+            lines.append(f"{TITLES[method]} {reached} its target of {wanted:g} points.")
     return lines
 
 
@@ -168,8 +168,8 @@ def gap(rows: Sequence[Row]) -> list[str]:
     where = sorted({gpus[row["gpus"]] for row in rows if "logp_gap" in row})
     sizes, largest = zip(*gaps, strict=True)
     return [
-        f"GRPO's server and trainer {' or '.join(where)}, and their log-probabilities of a token "
-        f"differed by {statistics.mean(sizes):.4f} on average, {max(largest):.3f} at most."
+        f"GRPO's server and trainer {' or '.join(where)}; their log-probabilities differed by "
+        f"{statistics.mean(sizes):.4f} on average, {max(largest):.3f} at most."
     ]
 
 

@@ -223,9 +223,8 @@ def report(measured: str, within: float, predict: Callable[[Row], float | None])
         ]
         lines.append(cells_of([name, *(cell for part in parts for cell in shown(part, within))]))
     lines += ["", f"Good: within {within:.0%}."]
-    for when, errors in (("before", before), ("now", now)):
-        others = [f"{name} {error:+.1%}" for _, name, error in errors if abs(error) > within]
-        lines += [f"Others {when}: {', '.join(others)}."] if others else []
+    others = [f"{name} {error:+.1%}" for _, name, error in before if abs(error) > within]
+    lines += [f"Others before: {', '.join(others)}."] if others else []
     return "\n".join(lines) + "\n"
 
 

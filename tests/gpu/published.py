@@ -130,7 +130,7 @@ def memory_rows(section: str) -> list[PublishedMemory]:
         if name := row.get("transformer"):
             *_, batch, length, gpus = TRANSFORMERS[name]
             logits = batch * length * VOCABULARY * (2 + 4 + 4 + 2) / 1e9
-            row |= {"run": f"transformer of {name}, {gpus} MI350X, {batch} x {length}"}
+            row |= {"run": f"GPT {name}, {gpus} MI350X, {batch} x {length}"}
             overrides = stand_in(name, gpus)
         else:
             overrides = row["overrides"].split()
@@ -146,7 +146,7 @@ def speed_rows(section: str) -> list[PublishedSpeed]:
         if name := row.get("transformer"):
             gpus, (*_, batch, length, _) = row["gpus"], TRANSFORMERS[name]
             size = name.partition(",")[0]
-            row |= {"run": f"transformer of {size}, {gpus} MI350X, {batch} x {length}"}
+            row |= {"run": f"GPT {size}, {gpus} MI350X, {batch} x {length}"}
             overrides, tokens = stand_in(name, gpus), gpus * batch * length
         else:
             overrides = row["overrides"].split()

@@ -43,14 +43,17 @@ def table(results: list[Result]) -> str:
         ]
         if not any(by_gpu):
             missing.append(row.work)
-        lines += [line(row, mark, sides) for sides in by_gpu if sides for mark in row.marks]
+        for sides in filter(None, by_gpu):
+            first, *others = [line(row, mark, sides) for mark in row.marks]
+            # Further marks of the same runs leave the work and the GPU out.
+            lines += [cells_of(first), *(cells_of(["", "", *cells[2:]]) for cells in others)]
     failed = [failure(result) for result in newest.values() if "error" in result]
     lines += ["", f"Failed: {'; '.join(failed)}."] if failed else []
     lines += ["", f"Not measured: {'; '.join(missing)}."] if missing else []
     return "\n".join(lines)
 
 
-def line(row: Row, mark: Mark, sides: dict[str, Result]) -> str:
+def line(row: Row, mark: Mark, sides: dict[str, Result]) -> list[str]:
     figure = "first_step_s" if row.first_step else "tokens_per_second"
     ours, theirs = (sides.get(side, {}) for side in (mark.ours, mark.side))
     gpu = MAKERS.sub("", next(iter(sides.values()))["gpu"]).strip()
@@ -58,14 +61,14 @@ def line(row: Row, mark: Mark, sides: dict[str, Result]) -> str:
     cells += [mark.name, shown(theirs, figure, mark.times)]
     target = f"+{mark.least:g} s" if row.first_step else f"{mark.least:.2f}x"
     if any("error" in side or not side.get(figure) for side in (ours, theirs)):
-        return cells_of([*cells, "not measured", target])
+        return [*cells, "not measured", target]
     if row.first_step:
         more = ours[figure] - theirs[figure]
         ratio, met = f"{more:+.1f} s", more <= mark.least
     else:
         times = ours[figure] / (mark.times * theirs[figure])
         ratio, met = f"{times:.3f}x", times >= mark.least
-    return cells_of([*cells, ratio, target if met else f"{target}, **missed**"])
+    return [*cells, ratio, target if met else f"{target}, **missed**"]
 
 
 def cells_of(cells: list[Any]) -> str:

@@ -47,8 +47,8 @@ def test_the_page_shows_gains_over_the_sft_of_each_seed(tmp_path):
     assert raft.endswith("| 50.0% | 25.0% | 1,024 |")
     assert "| DPO | 45.0%" in page
     assert "-5.0 (-5.0 to -5.0)" in page
-    assert "RAFT reached the 15 points" in page
-    assert "GRPO reached the 15 points" in page
+    assert "RAFT reached its target" in page
+    assert "GRPO reached its target" in page
     assert "measure hardware=h200 --gpus 1" in page
     assert "GRPO's server and trainer shared one GPU" in page
     assert "0.0012 on average, 0.250 at most" in page

@@ -172,3 +172,10 @@ def test_the_table_shows_ratios_failures_and_missing_rows():
     assert by_work["dpo"].endswith("| 50 | TRL's defaults | failed | not measured | 1.95x |")
     assert "Failed: dpo trl (exit code 1, 0 steps)." in shown
     assert ROWS["fp8"].work in shown[-1]
+
+
+def test_the_page_shows_all_results():
+    """`python tests/gpu/speed.py report --write` updates it."""
+    page = (speed_report.RESULTS / "speed.md").read_text()
+    results = [json.loads(line) for line in speed.MEASURED.read_text().splitlines()]
+    assert speed_report.replaced(page, "speed", speed_report.table(results)) == page
