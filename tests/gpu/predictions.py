@@ -222,7 +222,8 @@ def report(measured: str, within: float, predict: Callable[[Row], float | None])
             [error for of, _, error in errors if name in (of, "all")] for errors in (before, now)
         ]
         lines.append(cells_of([name, *(cell for part in parts for cell in shown(part, within))]))
-    lines += ["", f"Good: within {within:.0%}."]
+    legend = "Before: predicted before the measurement. Now: by today's planner. Good: within"
+    lines += ["", f"{legend} {within:.0%}."]
     others = [f"{name} {error:+.1%}" for _, name, error in before if abs(error) > within]
     lines += [f"Others before: {', '.join(others)}."] if others else []
     return "\n".join(lines) + "\n"
