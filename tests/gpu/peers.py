@@ -60,7 +60,9 @@ RANDOM_TOKENS = 1000  # number of ids from which the plain loop draws tokens
 # Ports of TRL's server and of the group that sends its weights. The number of the server's GPU is
 # added, so that two servers can run on one host.
 PORT, GROUP_PORT = 8123, 51216
-RANK_NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+# Variables of accelerate and torchrun, with which a server hangs as if it were a rank.
+OF_RANKS = ("ACCELERATE_", "FSDP_", "TORCHELASTIC_", "LOCAL_", "GROUP_", "ROLE_", "MASTER_")
+OF_RANKS += ("RANK", "WORLD_SIZE", "OMP_NUM_THREADS")
 PROMPT_TOKENS = 256  # maximum length of a prompt
 COLOCATED_SHARE = 0.3  # TRL's default
 BEGAN = time.perf_counter()
@@ -234,8 +236,7 @@ def generating(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         '{"backend": "nccl"}',
     ]
     argv += ["--logprobs-mode", "processed_logprobs", "--max-logprobs", "-1"]
-    # accelerate's variables of ranks would make the server a rank, too.
-    own = {name: value for name, value in os.environ.items() if name not in RANK_NAMES}
+    own = {name: value for name, value in os.environ.items() if not name.startswith(OF_RANKS)}
     server = None
     if RANK == 0:
         server = subprocess.Popen(
