@@ -169,6 +169,14 @@ def host_warnings(config: Config, host: Host, smaller: dict[int, float]) -> Iter
             f"container={config.container.name}: {name} is unverified. It is pinned by a tag and "
             "not by a digest, so its content may change."
         )
+    if config.runtime.name == "kubernetes":  # whose Secret has the values, not this shell
+        if image and "@" not in image["reference"]:
+            yield (
+                f"container={config.container.name}: {image['reference']} has no digest of a "
+                "registry, so nodes may not find it. Use: python containers/build.py "
+                f"image={config.container.name} push=<registry/repository>."
+            )
+        return
     yield from inherited.warnings(config, host.environ)
     # the defaults of conf/runtime/docker.yaml, which many users do not need
     defaults = {"HF_TOKEN", "WANDB_API_KEY", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"}
