@@ -37,7 +37,7 @@ from launch.core.errors import (
 from launch.execution import row_preview, slurm, terminal
 from launch.execution.execute import check_host, execute
 from launch.machine import detect
-from launch.plan import rundir, show
+from launch.plan import plan_page, rundir, show
 from launch.plan.check_files import check_files
 from launch.plan.planning import make_plan, prepare, with_choices
 from launch.plan.views import as_json
@@ -73,7 +73,7 @@ def run(overrides: list[str]) -> int:
     warnings += rundir.changed_rank_notes(config, run_dir)
     plan = make_plan(with_choices(config, host, run_dir), host, run_dir, warnings, request)
     if config.mode == Mode.plan:
-        return show_plan(plan, host, search_result, fit.advice(plan, host))
+        return show_plan(plan, host, search_result)
     fit.admit(plan, host)
     if config.runtime.name == "slurm":
         show.show_start(plan.config, plan, None, resumed)
@@ -85,11 +85,10 @@ def run(overrides: list[str]) -> int:
     return exit_code
 
 
-def show_plan(
-    plan: Plan, host: detect.Host, search_result: dict[str, Any] | None, advice: str | None
-) -> int:
-    """Show the plan, the result of find= and, if the run does not fit, `advice`; return 0."""
+def show_plan(plan: Plan, host: detect.Host, search_result: dict[str, Any] | None) -> int:
+    """Show the plan, the result of find=, changes if the run does not fit, and the next command."""
     config, on_slurm = plan.config, plan.config.runtime.name == "slurm"
+    advice, change = fit.advice(plan, host)
     warnings = [*plan.warnings, *([advice] if advice else [])]
     plan = dataclasses.replace(plan, warnings=warnings, faster=faster(config, host))
 
@@ -97,11 +96,13 @@ def show_plan(
         planned = as_json(plan) | ({"script": slurm.script(plan, host)} if on_slurm else {})
         return {**planned, **({"found": search_result} if search_result else {})}
 
-    show.show(config, content, plan)
+    show.show(config, content, lambda: plan_page.page(plan, host, config.verbose))
+    if on_slurm and config.verbose:
+        show.say(config, f"\n{slurm.SCRIPT}:\n{slurm.script(plan, host)}")
+    show.print_warnings(config, warnings)
     if search_result:
         show.say(config, "\n".join(search_result["said"]))
-    if on_slurm:
-        show.say(config, f"\n{slurm.SCRIPT}:\n{slurm.script(plan, host)}")
+    show.say_next_run(config, host, Request([*plan.overrides, *change]))
     return EXIT_DONE
 
 

@@ -115,11 +115,13 @@ def make_plan(
     smaller = memory.measured(config, groups, host)
     needed = memory.memory(config, groups, smaller)
     unchosen = choose.without_choices(config)  # rows are cached under this composition's key
+    rows = data_cache.statistics(unchosen, host)
     plain_speed = None
     if config.chosen and config.method.trains:
         off = dataclasses.replace(unchosen, speed=SpeedMode.off)
-        plain_speed = speed.estimate_speed(choose.choose(off, host))
-    estimate = speed.sampling if config.method.leaves_samples else speed.estimate_speed
+        plain_speed = speed.estimate_speed(choose.choose(off, host), rows)
+    is_sampling = config.method.leaves_samples
+    estimate = speed.sampling(config) if is_sampling else speed.estimate_speed(config, rows)
     args = trainer_args.complete(config, run_dir, ports)
     args, scaling = lr_scaling.scale_learning_rate(config, args)
     return Plan(
@@ -130,7 +132,7 @@ def make_plan(
         processes=[*sandbox.processes(config), *processes],
         containers={**sandbox.specs(config, host, run_dir), **containers},
         memory=needed,
-        speed=estimate(config),
+        speed=estimate,
         warnings=[
             *warnings,
             *scaling,
@@ -142,7 +144,7 @@ def make_plan(
         ],
         tuned=tuned.for_ranks(config, host, run_dir, ports),
         data_cache=data_cache.for_ranks(unchosen, host),
-        data=data_cache.statistics(unchosen, host),
+        data=rows,
         plain_speed=plain_speed,
         balance=balance.balance(config, host),
         overrides=request,

@@ -25,7 +25,7 @@ from launch.execution import record
 from launch.execution.execute import STATUS, check_host, execute, signals
 from launch.inputs.paths import real_folder
 from launch.machine import detect
-from launch.plan import rundir, sealed, show
+from launch.plan import plan_page, rundir, sealed, show
 from launch.plan.check_files import check_files
 from launch.plan.planning import make_plan, prepare, with_choices
 from launch.plan.views import pipeline_json, reused_phases, shared_warnings
@@ -67,11 +67,14 @@ def run(config: Config, request: Request) -> int:
     if config.mode == Mode.plan:
         here = plans.keys() - reused_phases(run_dir, plans).keys()
         to_run = [plan for name, plan in plans.items() if name in here and not plan.is_left_out]
-        # Show each warning once, at the end.
-        silent = [dataclasses.replace(plan, warnings=[]) for plan in to_run]
         shown = pipeline_json(run_dir.parent.name, run_dir, plans)
-        show.show(config, lambda: {**shown, "warnings": [*left, *shown["warnings"]]}, *silent)
+        show.show(
+            config,
+            lambda: {**shown, "warnings": [*left, *shown["warnings"]]},
+            lambda: plan_page.pipeline_page(run_dir, to_run, pipeline.host, config.verbose),
+        )
         show.print_warnings(config, warnings)
+        show.say_next_run(to_run[0].config if to_run else config, pipeline.host, request)
         return EXIT_DONE
     images = {}
     for name, plan in plans.items():  # check all before the first phase starts
