@@ -103,7 +103,7 @@ def short_description(stats: dict[str, Any]) -> str:
     length = stats["length"]
     lengths = f"{length['mean']:.0f} tokens on average, {length['shortest']} to {length['longest']}"
     cut = f"; {stats['truncated']} truncated to {stats['max_length']}" if stats["truncated"] else ""
-    return f"{stats['rows']} rows of {lengths}{cut}"
+    return f"{stats['rows']} prepared rows of {lengths}{cut}"
 
 
 def describe_rows(stats: dict[str, Any]) -> str:

@@ -79,7 +79,7 @@ def _image_gb(reference: str, address: str) -> float | None:
         return None
     with suppress(OSError, http.client.HTTPException, ValueError):
         engine = _Engine(path)
-        engine.request("GET", f"/images/{urllib.parse.quote(reference)}/json")
+        engine.request("GET", f"/images/{urllib.parse.quote(reference, safe='/:@')}/json")
         answer = engine.getresponse()
         content = json.loads(answer.read())
         if answer.status in (200, 404):

@@ -3,36 +3,41 @@
 from __future__ import annotations
 
 import json
-import math
 import shlex
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from launch.estimate import batch_counts, margin
+from launch.estimate import batch_counts
 from launch.machine import placement
 from launch.machine.detect import Host
 from launch.machine.gpu import GIB
-from launch.plan import data_cache, local_copies, next_steps
+from launch.plan import data_cache, local_copies, next_steps, predictions
+from launch.plan.predictions import (
+    Facts,
+    is_without_rows,
+    most_memory,
+    phase_name,
+    repeated,
+    run_time,
+    targets,
+    total_time,
+)
 from launch.plan.views import as_json, image_json
 from launch.schema import Config, shapes
 from launch.schema.data import Data
-from launch.schema.enums import Init, SpeedMode, Vendor
-from launch.schema.plan import Memory, Plan, Speed
+from launch.schema.enums import Init, Vendor
+from launch.schema.plan import Plan
 from launch.schema.trainer_args import value_or_none
 
-Facts = list[tuple[str, str]]
 LABEL = 12  # characters
 WIDTH = 120  # of a line, at most
 WRAPPING = {"break_long_words": False, "break_on_hyphens": False}  # overrides stay pasteable
-MAX_PARTS = 4  # parts of memory that are named
-MAX_KINDS = 2  # kinds of work that are named
-MAX_OFFERS = 3
 MAX_VALUES = 300  # characters of a benchmark's arguments
 MAX_PHASES = 16  # of a pipeline that are listed
 
@@ -43,7 +48,7 @@ def page(plan: Plan, host: Host | None = None, verbose: bool = False) -> list[st
     With `host`, they say what this machine has. A run that starts has checked that already.
     """
     needs = [*_needs([plan], host), ("output", next_steps.short_path(plan.run_dir))]
-    groups = (_composition(plan), _predictions(plan), needs)
+    groups = (_composition(plan), predictions.facts(plan), needs)
     details = _details(plan) if verbose else []
     return [plan.name, *(line for group in groups for line in (*_aligned(group), "")), *details]
 
@@ -53,7 +58,7 @@ def pipeline_page(run_dir: Path, plans: list[Plan], host: Host, verbose: bool) -
     if not plans:
         return [run_dir.parent.name, "  no phase has to run"]
     rows = [
-        (phase_name(plan), plan.config.method.name, _time(plan), _most_memory(plan))
+        (phase_name(plan), plan.config.method.name, run_time(plan), most_memory(plan))
         for plan in plans[:MAX_PHASES]
     ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -62,17 +67,15 @@ def pipeline_page(run_dir: Path, plans: list[Plan], host: Host, verbose: bool) -
         for row in rows
     ]
     phases += [f"and {len(plans) - len(rows)} more"] * (len(plans) > len(rows))
-    lines = [f"  {name:<{LABEL}}{text}" for name, text in _repeated("phases", phases)]
-    facts = [("time", _total_time(plans)), *_repeated("targets", _targets(plans))]
+    lines = [f"  {name:<{LABEL}}{text}" for name, text in repeated("phases", phases)]
+    facts = [
+        ("time", total_time(plans)),
+        *repeated("targets", targets(plans)),
+    ]
     facts += [("hardware", _hardware(plans[0].config)), *_needs(plans, host)]
     facts.append(("output", next_steps.short_path(run_dir)))
     details = [line for plan in plans if verbose for line in page(plan, None, True)]
     return [run_dir.parent.name, *lines, "", *_aligned(facts), "", *details]
-
-
-def phase_name(plan: Plan) -> str:
-    """Return the name of a phase, whose directory is `<number>_<name>`."""
-    return plan.run_dir.name.partition("_")[2]
 
 
 def next_command(request: Sequence[str], config: Config, host: Host, *words: str) -> list[str]:
@@ -95,20 +98,6 @@ def next_command(request: Sequence[str], config: Config, host: Host, *words: str
     ]
 
 
-def approximate(number: float) -> str:
-    """Return a number with two significant digits, which is more than predictions are good for."""
-    rounded = float(f"{number:.2g}")
-    decimals = 1 - math.floor(math.log10(abs(rounded))) if rounded else 0
-    return f"{rounded:,.{max(0, decimals)}f}"
-
-
-def duration(seconds: float) -> str:
-    for unit, size, most in (("s", 1, 100), ("min", 60, 6000), ("h", 3600, 172800)):
-        if seconds < most:
-            return f"{approximate(seconds / size)} {unit}"
-    return f"{approximate(seconds / 86400)} days"
-
-
 # ---- What runs
 
 
@@ -117,28 +106,24 @@ def _composition(plan: Plan) -> Facts:
     facts = [("method", _method(config))]
     if config.method.uses_model:
         facts.append(("model", _model(config)))
-    if not _is_without_rows(config):
+    if not is_without_rows(config):
         files = ", ".join(f"{s.weight:.4g} {s.path or s.hub_id}" for s in data.sources)
         files = files or data.path or data.heldout_path or data.hub_id or ""
         text = f"{data.kind} {next_steps.short_path(files)}"
         if data.kind in ("reasoning", "code"):
             tasks = _tasks(data)
             text = f"{data.num_train} generated problems of {tasks}; {data.num_heldout} held out"
-        rows = f". Prepared: {data_cache.short_description(plan.data)}" if plan.data else ""
-        facts.append(("data", text + rows))
+        facts.append(("data", text))
+    if plan.data:
+        facts.append(("rows", data_cache.short_description(plan.data)))
     if method.rewards:
         rewards = (f"{weight:g} {name}" for name, weight in method.rewards.items())
         facts.append(("rewards", " + ".join(rewards)))
     return [*facts, ("hardware", _hardware(config)), ("runs in", _place(config))]
 
 
-def _is_without_rows(config: Config) -> bool:
-    method = config.method
-    return method.measures_machine or method.exports or method.waits_for_user
-
-
 def _method(config: Config) -> str:
-    if _is_without_rows(config):
+    if is_without_rows(config):
         values = [f"{name} {v}" for name, v in config.method.args.items() if v is not None]
         return textwrap.shorten(", ".join([config.method.name, *values]), MAX_VALUES)
     adapter = "all weights" if config.adapter.rank is None else f"adapter {config.adapter.name}"
@@ -216,156 +201,6 @@ def _place(config: Config) -> str:
     return f"{place}: {text} (topology={topology.name})"
 
 
-# ---- What is predicted
-
-
-def _predictions(plan: Plan) -> Facts:
-    config, speed, facts = plan.config, plan.speed, Facts()
-    if not _is_without_rows(config):
-        facts.append(("time", _time(plan) + _why(plan)))
-    if speed.tokens_per_second:
-        facts += [("speed", _rate(plan)), ("bottleneck", _bottleneck(speed, config))]
-    facts += _repeated("faster", _offers(plan))
-    facts += _repeated("memory", _memory(plan))
-    facts += _repeated("targets", _targets([plan]))
-    if config.chosen and config.speed == SpeedMode.auto:
-        values = (f"{c.key}={json.dumps(c.value)}".replace('"', "") for c in config.chosen)
-        facts.append(("chosen", f"{' '.join(values)} (for speed; speed=off chooses nothing)"))
-    return facts
-
-
-def _time(plan: Plan) -> str:
-    speed, unit = plan.speed, "batch" if plan.config.method.leaves_samples else "step"
-    if speed.step_s is None:
-        return "not predicted"
-    at_most, step_s = "at most " * speed.is_upper_bound, f"{approximate(speed.step_s)} s"
-    if speed.steps is None or speed.run_hours is None:
-        return f"{at_most}{step_s} per {unit}"
-    units = unit if speed.steps == 1 else {"step": "steps", "batch": "batches"}[unit]
-    total = duration(3600 * speed.run_hours)
-    cost = f", cost {approximate(speed.cost)}" if speed.cost is not None else ""
-    return f"{at_most}{speed.steps:,} {units} x {step_s} = {total}{cost}"
-
-
-def _why(plan: Plan) -> str:
-    """Return why the time is unknown or an upper bound; '' if it is neither."""
-    speed, size = plan.speed, batch_counts.batch(plan.config)
-    if speed.step_s is None:
-        return f" ({speed.basis})"
-    if not speed.is_upper_bound:
-        return ""
-    reason = "if every answer is as long as allowed"
-    if not size.completion and not plan.config.method.leaves_samples:
-        reason = f"if every row has {size.sequence} tokens"
-    if plan.data_cache and not plan.data:
-        reason += "; rows are not prepared yet: data.preview=5"
-    return f" ({reason})"
-
-
-def _rate(plan: Plan) -> str:
-    config, rate = plan.config, plan.speed.tokens_per_second or 0.0
-    ranks = placement.num_trainers(config)
-    gpus = "training GPU" if config.topology.servers else "GPU"
-    text = f"{approximate(rate / ranks)} tokens/s"
-    if config.hardware.vendor != Vendor.none:
-        text += f" per {gpus}" + (f" ({ranks} of them)" if ranks > 1 else "")
-    before = plan.plain_speed and plan.plain_speed.tokens_per_second
-    if before and rate / before >= 1.05:
-        text += f", {approximate(rate / before)}x as fast as speed=off"
-    is_measured = config.hardware.name == "h200"
-    basis = "" if is_measured or config.hardware.vendor == Vendor.none else ", not measured on"
-    return text + (f"{basis} {config.hardware.name} yet" if basis else "")
-
-
-def _bottleneck(speed: Speed, config: Config) -> str:
-    """Return what takes the longest part of a step."""
-    step_s = speed.step_s or 1.0
-    largest = sorted(speed.parts_s.items(), key=lambda part: -part[1])[:MAX_KINDS]
-    shares = [f"{name} {part / step_s:.0%}" for name, part in largest]
-    if speed.generation_s is None or speed.training_s is None:
-        return f"{', '.join(shares)} of a step" if shares else speed.basis
-    halves = {"generation": speed.generation_s, "training": speed.training_s}
-    (slow, slow_s), (fast, fast_s) = sorted(halves.items(), key=lambda half: -half[1])
-    overlap = "meanwhile" if config.topology.overlap else "then"
-    return f"{slow}, {approximate(slow_s)} s of a step; {overlap} {fast}, {approximate(fast_s)} s"
-
-
-def _offers(plan: Plan) -> list[str]:
-    """Return overrides that would make the run faster, with gain and price."""
-    offers, balance = [], plan.balance
-    if balance and balance.gain > 1.0:
-        size = batch_counts.batch(plan.config).sequences
-        price = f" ({balance.sequences} sequences per step)" if balance.sequences != size else ""
-        offers.append(f"topology.servers={balance.servers}: {balance.gain:.1f}x{price}")
-    offers += [f"{' '.join(o.overrides)}: {o.gain:.1f}x ({o.price})" for o in plan.faster]
-    return offers[:MAX_OFFERS]
-
-
-def _memory(plan: Plan) -> list[str]:
-    """Return a line for each process: its share of a GPU's memory, and the largest parts."""
-    lines = []
-    for m in {m.process: m for m in plan.memory}.values():
-        where = "of the host" if m.gpu is None else "per GPU"
-        share = f"{margin.share(m):.0%}"
-        if margin.fills_capacity(m) and m.fits:
-            share = "all of its share, by design"
-        usage = f"{m.total_gb:.3g} of {m.capacity_gb:.0f} GB {where} ({share}"
-        lines.append(f"{m.process} {usage}{'' if m.fits else ', DOES NOT FIT'}){_parts(m)}")
-    return lines
-
-
-def _most_memory(plan: Plan) -> str:
-    """Return the memory of the tightest process."""
-    m = max(plan.memory, key=margin.tightness, default=None)
-    return f"{m.total_gb:.3g} of {m.capacity_gb:.0f} GB" if m else ""
-
-
-def _parts(entry: Memory) -> str:
-    largest = sorted(entry.parts_gb.items(), key=lambda part: -part[1])[:MAX_PARTS]
-    return ": " + ", ".join(f"{name} {approximate(gb)}" for name, gb in largest)
-
-
-def _targets(plans: list[Plan]) -> list[str]:
-    """Return the targets with the plan's value in the same unit, one line for each source."""
-    planned = {name: value for plan in reversed(plans) for name, value in _planned(plan).items()}
-    by_source: dict[str, dict[str, None]] = {}
-    for plan in plans:
-        for name, target in plan.targets.items():
-            here = f" (planned: {approximate(planned[name])})" if name in planned else ""
-            by_source.setdefault(target.source, {})[f"{name} {target.value:,g}{here}"] = None
-    return [f"{', '.join(values)}; from {source}" for source, values in by_source.items()]
-
-
-def _planned(plan: Plan) -> dict[str, float]:
-    """Return the plan's values of the figures that have targets."""
-    speed, size, method = plan.speed, batch_counts.batch(plan.config), plan.config.method
-    values: dict[str, float | None] = {
-        "memory_peak_gb": max((m.allocated_gb for m in plan.memory), default=None)
-    }
-    if speed.step_s and speed.tokens_per_second and method.trains:
-        values["step_s"], values["training_hours"] = speed.step_s, speed.run_hours
-        values["samples_per_second"] = size.sequences / speed.step_s
-        values["tokens_per_second_per_gpu"] = speed.tokens_per_second / size.ranks
-    elif speed.step_s and method.leaves_samples:
-        samples = size.per_device * int(value_or_none(plan.config, "samples_per_prompt"))
-        values["sample_s"] = speed.step_s / samples
-        values["generation_hours"] = speed.run_hours
-    return {name: value for name, value in values.items() if value is not None}
-
-
-def _total_time(plans: list[Plan]) -> str:
-    """Return the sum of the phases' times, and which phase takes the longest."""
-    hours = {phase_name(p): p.speed.run_hours for p in plans}
-    known = {name: time for name, time in hours.items() if time is not None}
-    if not known:
-        return "not predicted"
-    total, longest = sum(known.values()), max(known, key=known.__getitem__)
-    text = "at most " * any(p.speed.is_upper_bound for p in plans) + duration(3600 * total)
-    if len(known) < len(hours):
-        text += f" for {len(known)} of {len(hours)} phases; the others are not predicted"
-    return f"{text}; {longest} takes {known[longest] / total:.0%}" if total else text
-
-
 # ---- What this machine needs
 
 
@@ -376,7 +211,7 @@ def _needs(plans: list[Plan], host: Host | None) -> Facts:
     facts: Facts = []
     for label, state in (("image", local_copies.image), ("weights", local_copies.weights)):
         texts = [text for plan in plans if (text := state(plan.config, host))]
-        facts += _repeated(label, list(dict.fromkeys(texts)))
+        facts += repeated(label, list(dict.fromkeys(texts)))
     return facts
 
 
@@ -395,12 +230,6 @@ def _details(plan: Plan) -> list[str]:
 
 
 # ---- Layout
-
-
-def _repeated(label: str, texts: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield the texts under one label."""
-    for number, text in enumerate(texts):
-        yield ("" if number else label), text
 
 
 def _aligned(facts: Facts) -> list[str]:

@@ -92,14 +92,17 @@ def test_failures_come_first_with_their_fixes(capsys, tmp_path):
     order = ("FAIL ras", "WARN numa_", "sudo sysctl kernel.numa_balancing=0", "Links")
     assert sorted(order, key=out.index) == list(order)
     assert "8 x AMD Instinct MI300X (gfx942, 304 CUs, 206 GB)" in out
-    assert "1 fail, 1 warn" in out.splitlines()[-1]
+    assert "1 fail, 1 warn" in out.splitlines()[-2]
+    assert out.splitlines()[-1].startswith("Next: fix")
 
 
 def test_a_machine_without_a_gpu(capsys, tmp_path):
     sysroots.laptop(tmp_path)
     code, out, _ = run(capsys, f"sysroot={tmp_path}")
     assert code == 0
-    assert f"No GPU was found, so {len(check_table.CHECKS) - 5} checks of GPUs, links" in out
+    assert out.startswith("No GPU found\n")
+    assert f"{len(check_table.CHECKS) - 5} checks of GPUs, links" in out
+    assert out.splitlines()[-1].startswith("Next: python launch/run.py ")
     # Its absence is a failure if it was requested.
     assert run(capsys, f"sysroot={tmp_path}", "hardware=mi300x")[0] == 3
 

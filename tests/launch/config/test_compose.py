@@ -199,7 +199,7 @@ def test_plan_changes_nothing_and_prints_one_object(launch, tmp_path):
     assert {*keys.split()} <= {*plan}
     assert [process["kind"] for process in plan["processes"]] == ["server", "trainer"]
     page = launch(*grpo, "verbose=true").out
-    for words in ("AMD Instinct MI350X", "7 rank(s)", "vllm serve", "tokens/s", "learning_rate"):
+    for words in ("AMD Instinct MI350X", "7 GPUs", "vllm serve", "tokens/s", "learning_rate"):
         assert words in page
     assert list(tmp_path.iterdir()) == []
 
