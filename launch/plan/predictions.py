@@ -27,7 +27,9 @@ def facts(plan: Plan) -> Facts:
     if not is_without_rows(config):
         facts.append(("time", run_time(plan) + _why(plan)))
     if speed.tokens_per_second:
-        facts += [("speed", _rate(plan)), ("bottleneck", _bottleneck(speed, config))]
+        facts.append(("speed", _rate(plan)))
+    if speed.parts_s:
+        facts.append(("bottleneck", _bottleneck(speed, config)))
     facts += repeated("faster", _offers(plan))
     facts += repeated("memory", _memory(plan))
     facts += repeated("targets", targets([plan]))
@@ -82,11 +84,10 @@ def _rate(plan: Plan) -> str:
 
 def _bottleneck(speed: Speed, config: Config) -> str:
     """Return what takes the longest part of a step."""
-    step_s = speed.step_s or 1.0
-    largest = sorted(speed.parts_s.items(), key=lambda part: -part[1])[:MAX_KINDS]
-    shares = [f"{name} {part / step_s:.0%}" for name, part in largest]
     if speed.generation_s is None or speed.training_s is None:
-        return f"{', '.join(shares)} of a step" if shares else speed.basis
+        largest = sorted(speed.parts_s.items(), key=lambda part: -part[1])[:MAX_KINDS]
+        shares = (f"{name} {part / (speed.step_s or 1.0):.0%}" for name, part in largest)
+        return f"{', '.join(shares)} of a step"
     halves = {"generation": speed.generation_s, "training": speed.training_s}
     (slow, slow_s), (fast, fast_s) = sorted(halves.items(), key=lambda half: -half[1])
     overlap = "meanwhile" if config.topology.overlap else "then"
