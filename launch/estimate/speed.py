@@ -106,17 +106,18 @@ def estimate_speed(config: Config, rows: Mapping[str, Any] | None = None) -> Spe
     basis = f"{basis}: {', '.join(f'{name} {part / step_s:.0%}' for name, part in largest)}"
     steps = num_steps(config, size, rows)
     hours = steps * step_s / 3600 if steps else None
-    times = (generate_s, train_s) if size.completion else (None, None)
+    generates = size.completion > 0
     return Speed(
         size.tokens * config.method.sequences_per_example * filled / step_s,
         step_s,
         basis,
         hours,
         _cost(config, hours),
-        *times,
+        generation_s=generate_s if generates else None,
+        training_s=train_s if generates else None,
         steps=steps,
         parts_s=parts,
-        is_upper_bound=rows is None or size.completion > 0,
+        is_upper_bound=rows is None or generates,
     )
 
 

@@ -90,8 +90,8 @@ def _image_gb(reference: str, address: str) -> float | None:
 def weights(config: Config, host: Host) -> str | None:
     """Return whether the Hub's weights are in the cache; None if the run needs none of the Hub."""
     model = config.model
-    has_own = model.path or model.init == Init.random or not model.hub_id
-    if not config.method.uses_model or has_own:
+    is_local = model.path is not None or model.init == Init.random
+    if not config.method.uses_model or is_local or not model.hub_id:
         return None
     gb = _cached_gb(model.hub_id, model.revision or "main", host)
     if gb:

@@ -37,7 +37,6 @@ from launch.schema.trainer_args import value_or_none
 
 LABEL = 12  # characters
 WIDTH = 120  # of a line, at most
-WRAPPING = {"break_long_words": False, "break_on_hyphens": False}  # overrides stay pasteable
 MAX_VALUES = 300  # characters of a benchmark's arguments
 MAX_PHASES = 16  # of a pipeline that are listed
 
@@ -233,19 +232,23 @@ def _details(plan: Plan) -> list[str]:
 
 
 def _aligned(facts: Facts) -> list[str]:
-    """Return the facts with aligned labels, wrapped between words."""
-    lines = []
-    for label, text in facts:
-        lines += textwrap.wrap(
-            text,
-            width(),
-            initial_indent=f"  {label:<{LABEL}}",
-            subsequent_indent=" " * (LABEL + 2),
-            **WRAPPING,
-        )
-    return lines
+    """Return the facts with aligned labels."""
+    indent = " " * (LABEL + 2)
+    return [line for label, text in facts for line in wrapped(text, f"  {label:<{LABEL}}", indent)]
 
 
-def width() -> int:
+def wrapped(text: str, first: str = "", others: str = "") -> list[str]:
+    """Wrap a text between words, so that overrides and paths can still be pasted."""
+    wrapper = textwrap.TextWrapper(
+        _width(),
+        initial_indent=first,
+        subsequent_indent=others,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return wrapper.wrap(text)
+
+
+def _width() -> int:
     """Return the width of the terminal, but no more than is comfortable to read."""
     return min(WIDTH, shutil.get_terminal_size().columns) if sys.stdout.isatty() else WIDTH

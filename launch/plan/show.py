@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -73,7 +72,7 @@ def say_next_run(config: Config, host: Host, request: Sequence[str], *words: str
 
 def print_warnings(config: Config, warnings: list[str]) -> None:
     for line in "\n".join(f"! {warning}" for warning in warnings).splitlines():
-        say(config, textwrap.fill(line, plan_page.width(), **plan_page.WRAPPING))
+        say(config, "\n".join(plan_page.wrapped(line)))
 
 
 def show_end(config: Config, plan: Plan, exit_code: int) -> None:
