@@ -19,8 +19,8 @@ ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(
     r"(```console\n\$ python (launch/run\.py [^\n]* mode=plan)\n).*?(```)", re.DOTALL
 )
-OUTPUT = re.compile(r"^  output .*\n\n?", re.MULTILINE)
-UNKNOWN, ABSENT = "not checked, because no docker engine answers here", "not built yet"
+OUTPUT = re.compile(r"^  output .*\n", re.MULTILINE)
+UNKNOWN, ABSENT = "not checked (no docker engine)", "not built yet"
 
 
 def plan_output(command: str) -> str:

@@ -48,11 +48,11 @@ def image(config: Config, host: Host) -> str | None:
     gb = _image_gb(reference, host.environ.get("DOCKER_HOST", ENGINE))
     if gb:
         return f"{reference}: on this machine, {gb:.3g} GB"
-    state = "not built yet" if own else "not on this machine, so the run pulls it"
+    state = "not built yet" if own else "not on this machine; the run pulls it"
     if gb is None:
-        state = "not checked, because no docker engine answers here"
+        state = "not checked (no docker engine)"
     if own and own.download_gb != images.UNKNOWN:
-        state += f"; its base is a download of {own.download_gb} GB"
+        state += f"; base {own.download_gb} GB to download"
     return f"{reference}: {state}"
 
 
@@ -98,7 +98,7 @@ def weights(config: Config, host: Host) -> str | None:
         return f"{model.hub_id}: in the cache, {gb:.3g} GB"
     # The Hub's weights are seldom wider than 16 bits, and quantized ones are smaller.
     gb = 2 * model.num_parameters / 1e9
-    return f"{model.hub_id}: not in the cache, a download of up to {gb:.2g} GB"
+    return f"{model.hub_id}: not in the cache, up to {gb:.2g} GB to download"
 
 
 def _cached_gb(hub_id: str, revision: str, host: Host) -> float:

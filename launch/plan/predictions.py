@@ -59,12 +59,10 @@ def _why(plan: Plan) -> str:
         return " (smoke=true only tests that it runs)" if plan.config.smoke else f" ({speed.basis})"
     if not speed.is_upper_bound:
         return ""
-    reason = "if every answer is as long as allowed"
-    if not size.completion and not plan.config.method.leaves_samples:
-        reason = f"if every row has {size.sequence} tokens"
-    if plan.data_cache and not plan.data:
-        reason += "; rows are not prepared yet: data.preview=5"
-    return f" ({reason})"
+    if size.completion or plan.config.method.leaves_samples:
+        return " (if every answer is as long as allowed)"
+    preparing = "; rows are not prepared yet: data.preview=5" if plan.data_cache else ""
+    return f" (if every row has {size.sequence} tokens{preparing})"
 
 
 def _rate(plan: Plan) -> str:

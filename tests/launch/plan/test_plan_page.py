@@ -87,7 +87,7 @@ def test_whether_the_image_is_built(engine, tmp_path):
         f"unix://{tmp_path}/docker.sock",
     )
     asked, absent = (host_with(8, DOCKER_HOST=at) for at in (address, f"{address}.absent"))
-    assert "not built yet; its base is a download of 11.3 GB" in local_copies.image(config, asked)
+    assert "not built yet; base 11.3 GB to download" in local_copies.image(config, asked)
     assert local_copies.build_command(config, asked) == "python containers/build.py image=rocm"
     local_copies._image_gb.cache_clear()
     engine.image = image_reference(config)
@@ -106,7 +106,7 @@ def test_whether_the_weights_are_cached(tmp_path):
         config_ = dataclasses.replace(config, model=model)
         return local_copies.weights(config_, host).partition(": ")[2]
 
-    missing = "not in the cache, a download of up to 8 GB"
+    missing = "not in the cache, up to 8 GB to download"
     assert state() == missing
     folder = tmp_path / "hub/models--Qwen--Qwen3-4B"
     snapshot: Path = folder / "snapshots" / pinned
