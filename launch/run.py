@@ -47,6 +47,8 @@ from launch.search import fit
 from launch.search.faster import faster
 from launch.study import pipeline, sweep
 
+MAX_SAID = 8  # lines of a search's result without verbose=true
+
 
 def run(overrides: list[str]) -> int:
     """Run one command and return its exit code. Raises UserError and HostError."""
@@ -101,7 +103,7 @@ def show_plan(plan: Plan, host: detect.Host, search_result: dict[str, Any] | Non
         show.say(config, f"\n{slurm.SCRIPT}:\n{slurm.script(plan, host)}")
     show.print_warnings(config, warnings)
     if search_result:
-        show.say(config, "\n".join(search_result["said"]))
+        show.say_lines(config, search_result["said"][: None if config.verbose else MAX_SAID])
     show.say_next_run(config, host, Request([*plan.overrides, *change]))
     return EXIT_DONE
 

@@ -48,8 +48,8 @@ def page(plan: Plan, host: Host | None = None, verbose: bool = False) -> list[st
     """
     needs = [*_needs([plan], host), ("output", next_steps.short_path(plan.run_dir))]
     groups = (_composition(plan), predictions.facts(plan), needs)
-    details = _details(plan) if verbose else []
-    return [plan.name, *(line for group in groups for line in (*_aligned(group), "")), *details]
+    lines = [line for group in groups if group for line in (*_aligned(group), "")]
+    return [plan.name, *lines, *(_details(plan) if verbose else [])]
 
 
 def pipeline_page(run_dir: Path, plans: list[Plan], host: Host, verbose: bool) -> list[str]:

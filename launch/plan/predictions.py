@@ -109,8 +109,8 @@ def _memory(plan: Plan) -> list[str]:
     for m in {m.process: m for m in plan.memory}.values():
         where = "of the host" if m.gpu is None else "per GPU"
         share = f"{margin.share(m):.0%}"
-        if margin.fills_capacity(m) and m.fits:
-            share = "all of its share, by design"
+        if margin.fills_capacity(m) and m.fits and margin.share(m) > 0.99:
+            share = "all that it may use, by design"
         usage = f"{m.total_gb:.3g} of {m.capacity_gb:.0f} GB {where} ({share}"
         lines.append(f"{m.process} {usage}{'' if m.fits else ', DOES NOT FIT'}){_parts(m)}")
     return lines

@@ -71,7 +71,12 @@ def say_next_run(config: Config, host: Host, request: Sequence[str], *words: str
 
 
 def print_warnings(config: Config, warnings: list[str]) -> None:
-    for line in "\n".join(f"! {warning}" for warning in warnings).splitlines():
+    say_lines(config, [f"! {warning}" for warning in warnings])
+
+
+def say_lines(config: Config, lines: list[str]) -> None:
+    """Print lines, wrapped to the terminal."""
+    for line in "\n".join(lines).splitlines():
         say(config, "\n".join(plan_page.wrapped(line)))
 
 

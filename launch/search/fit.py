@@ -289,6 +289,6 @@ def _smallest_hardware(config: Config, command: Request, host: Host) -> tuple[st
     if margin.close(smallest):
         other = next((other for m, other in rows if m.fits and not margin.close(m)), None)
         safe = f"a safer group: hardware={other}" if other else "no other group is safer"
-        lines.append(f"! It may not fit {name}: {margin.why(smallest)}; {safe}.")
+        lines.insert(0, f"! It may not fit {name}: {margin.why(smallest)}; {safe}.")
     chosen = f"hardware={name}"
     return chosen, [f"smallest hardware that fits: {chosen}", *lines]

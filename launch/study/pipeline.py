@@ -24,7 +24,7 @@ from launch.core.errors import EXIT_DONE, EXIT_INTERRUPTED, HostError, UserError
 from launch.execution import record
 from launch.execution.execute import STATUS, check_host, execute, signals
 from launch.inputs.paths import real_folder
-from launch.machine import detect
+from launch.machine import detect, placement
 from launch.plan import plan_page, rundir, sealed, show
 from launch.plan.check_files import check_files
 from launch.plan.planning import make_plan, prepare, with_choices
@@ -74,7 +74,8 @@ def run(config: Config, request: Request) -> int:
             lambda: plan_page.pipeline_page(run_dir, to_run, pipeline.host, config.verbose),
         )
         show.print_warnings(config, warnings)
-        show.say_next_run(to_run[0].config if to_run else config, pipeline.host, request)
+        largest = max((p.config for p in to_run), key=placement.num_gpus, default=config)
+        show.say_next_run(largest, pipeline.host, request)
         return EXIT_DONE
     images = {}
     for name, plan in plans.items():  # check all before the first phase starts
