@@ -81,7 +81,7 @@ def show(
     words = [Text(f"{counts[s]} {s.value}", STYLE[s]) for s in STYLE if counts[s]]
     console.print(Text(", ").join(words))
     has_failed, has_gpus = counts[Status.fail], bool(host.gpus)
-    step = "fix what failed, then run python launch/doctor.py again"
+    step = "fix what failed, then repeat python launch/doctor.py"
     if not has_failed:
         plans = "python launch/run.py mode=plan    (changes nothing; shows time and memory)"
         step = plans if has_gpus else "python launch/run.py    (trains a tiny model on the CPU)"
