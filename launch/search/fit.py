@@ -238,7 +238,7 @@ def _largest_batch(config: Config, command: Request, host: Host) -> tuple[str, l
     chosen = f"{BATCH}={sizes[(num_safe or num_fitting) - 1]}"
     if not num_safe:
         why = margin.why(_tightest(command.plus(chosen), host))
-        return chosen, [f"largest batch that may fit: {chosen}. It may run out of memory: {why}."]
+        return chosen, [f"! No batch fits with the planner's margin. {chosen} may fit: {why}."]
     line = f"largest batch that fits with the planner's margin: {chosen}"
     if num_safe < num_fitting:
         most = sizes[num_fitting - 1]

@@ -147,7 +147,7 @@ def test_a_largest_batch_divides_the_effective_one(capsys):
 
 @pytest.mark.parametrize("overrides", [
     ["hardware=h200", "model=qwen3_4b", "method=sft", "topology=single"],
-    ["hardware=mi300x", "model=qwen3_8b", "method=grpo"],
+    ["hardware=mi300x", "model=qwen3_4b", "method=grpo"],
 ])  # fmt: skip
 def test_the_largest_batch_fits_with_margin_and_the_next_does_not(overrides):
     results, finding = search(*overrides, "find=largest_batch")
