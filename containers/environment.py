@@ -104,7 +104,7 @@ def choose_build(facts: Facts, requested: str | None) -> str:
 
 def lock_files(build: str) -> tuple[Path, ...]:
     """Return the locks that this build's environment is installed from."""
-    torch = {"cpu": ["torch"], "rocm": [], "image": ["liger", "quantization"]}
+    torch = {"cpu": ["torch"], "rocm": [], "image": ["liger"]}
     names = ("uv", "tools", *torch.get(build, ["torch_pypi"]), "requirements", "compiled", "dev")
     return tuple(LOCKS / f"{name}.lock" for name in names)
 
@@ -211,14 +211,12 @@ def plan(
     tools, stack = locked("build tools", "tools"), locked("training stack", "requirements")
     last = (locked("test tools", "dev"), locked(COMPILED, "compiled", True, NO_COMPILER))
     if image is not None:
-        more = [locked("fp8 and nf4", "quantization")]
-        if "triton" in image.kept:
-            more.append(locked("fused losses", "liger"))
+        liger = [locked("Liger", "liger")] if "triton" in image.kept else []
         join = (str(python), "-B", in_image.__file__, *image.folders)
         load = (str(python), "-c", "from vllm import LLM")
         torch = Step(f"torch {image.torch} of the image", (join,), remedy=in_image.REMEDY)
         vllm = Step("vLLM of the image", (load,), True, in_image.WITHOUT_VLLM)
-        return (uv, tools, stack, *more, *last, torch, vllm)
+        return (uv, tools, stack, *liger, *last, torch, vllm)
     torch = torch_step(python, build, version)
     # Install torch first, because it may be unavailable. Install its ROCm build last, because it
     # also installs packages that are not in the lock.
