@@ -13,6 +13,7 @@ from typing import Any
 
 from launch.config.compose import leaf
 from launch.estimate import batch_counts
+from launch.machine import this_python
 from launch.schema import Config, Topology, shapes, trainer_args
 from launch.schema.enums import Debug, Init, Link, Profile, Rocprof, Vendor
 
@@ -205,7 +206,7 @@ def _shrink_topology(config: Config) -> list[str]:
         replaced.append(f"topology.server_args={gpu_args}: vLLM's defaults on a CPU")
         for name in gpu_args:
             del topology.server_args[name]
-    if topology.name == "colocate" or (topology.servers and not _is_installed("vllm", config)):
+    if topology.name == "colocate" or (topology.servers and not _has_vllm(config)):
         reason = (
             "vLLM shares memory with a trainer only on a GPU"
             if topology.name == "colocate"
@@ -268,6 +269,11 @@ def _has_precision(config: Config) -> bool:
         return config.method.trains and not zero and not config.topology.servers
     package = LOW_PRECISION.get(config.precision.name)
     return package is not None and _is_installed(package, config)
+
+
+def _has_vllm(config: Config) -> bool:
+    """Return whether local ranks can import vLLM's build for the CPU. No image has it."""
+    return config.runtime.on_node == "local" and this_python.has_vllm_of_cpu()
 
 
 def _is_installed(package: str, config: Config) -> bool:

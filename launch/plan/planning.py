@@ -22,6 +22,7 @@ from launch.plan import (
     container,
     data_cache,
     inherited,
+    local_python,
     process_env,
     process_groups,
     rundir,
@@ -169,6 +170,8 @@ def host_warnings(config: Config, host: Host, smaller: dict[int, float]) -> Iter
             f"container={config.container.name}: {name} is unverified. It is pinned by a tag and "
             "not by a digest, so its content may change."
         )
+    if host.gpus_of(config.hardware.vendor):  # a plan for another machine ignores this one's Python
+        yield from local_python.problems(config, host)
     yield from inherited.warnings(config, host.environ)
     # the defaults of conf/runtime/docker.yaml, which many users do not need
     defaults = {"HF_TOKEN", "WANDB_API_KEY", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"}

