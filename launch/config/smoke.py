@@ -7,6 +7,7 @@ smoke_keeps stay as composed.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import importlib.util
 from typing import Any
@@ -106,6 +107,16 @@ def scale_down(config: Config) -> tuple[Config, list[str]]:
     # Avoid rules about GPUs that lack these.
     hardware.compile = hardware.triton = hardware.vllm = True
     return small, replaced
+
+
+def on_cpu(config: Config, small: Config) -> Config:
+    """Return a composition on the CPU of its scaled-down copy, to which no rule of a GPU applies."""
+    cpu = dataclasses.replace(
+        small.hardware,
+        gpus_per_node=config.hardware.gpus_per_node,
+        precisions=[config.precision.name],
+    )
+    return dataclasses.replace(config, hardware=cpu)
 
 
 def changed_sizes(config: Config, small: Config) -> list[str]:

@@ -12,6 +12,7 @@ from launch.config.compose import compose
 from launch.config.identity import composition_hash, has_phases
 from launch.config.request import Request
 from launch.config.wording import groups
+from launch.core.errors import UserError
 from launch.plan.planning import make_plan, prepare
 from launch.schema.enums import Init
 from launch.study import pipeline
@@ -151,3 +152,17 @@ def test_every_experiment_fits_a_small_machine(name, tmp_path):
     else:
         plans = [make_plan(prepare(config)[0], host, tmp_path)]
     assert max((entry.total_gb for plan in plans for entry in plan.memory), default=0) < 3
+
+
+@pytest.mark.parametrize(("overrides", "rule"), [
+    ("method=sft topology=split", "topology=split: "),
+    ("method=dpo topology=colocate", "topology=colocate: "),
+    ("method=grpo topology=split hardware=mi50", None),  # only its GPU has no vLLM
+])  # fmt: skip
+def test_a_smoke_run_obeys_the_rules_of_the_real_one(overrides, rule):
+    composition = composed(*f"{QWEN} {overrides}".split())
+    if rule is None:
+        assert any("without smoke=true this is rejected" in w for w in prepare(composition)[1])
+        return
+    with pytest.raises(UserError, match=f"^{rule}"):
+        prepare(composition)
