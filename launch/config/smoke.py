@@ -110,7 +110,7 @@ def scale_down(config: Config) -> tuple[Config, list[str]]:
 
 
 def on_cpu(config: Config, small: Config) -> Config:
-    """Return a composition on the CPU of its scaled-down copy, to which no rule of a GPU applies."""
+    """Return a composition on the CPU of its scaled-down copy, where no rule of a GPU applies."""
     cpu = dataclasses.replace(
         small.hardware,
         gpus_per_node=config.hardware.gpus_per_node,

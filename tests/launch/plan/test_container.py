@@ -159,6 +159,25 @@ def test_smoke_passes_existing_device_nodes():
     assert list(masked.devices) == ["/dev/kfd", "/dev/dri/renderD134"]
     (laptop,) = specs(*arguments, host=host_with(0)).values()
     assert laptop.devices == {}
+    outsider = dataclasses.replace(host_with(8), member_of=(1000,))  # may not open /dev/kfd
+    (without,) = specs(*arguments, host=outsider).values()
+    assert (without.devices, without.groups) == ({}, [])
+
+
+@pytest.mark.parametrize(("hardware", "highest", "limits"), [
+    ("mi300x", {}, {"memlock": -1, "nofile": 65535, "stack": 67108864}),
+    ("cpu", {}, {"nofile": 65535, "stack": 67108864}),
+    # a rootless engine
+    ("mi300x", {"memlock": 8 << 20, "nofile": 4096, "stack": -1},
+     {"memlock": 8 << 20, "nofile": 4096, "stack": 67108864}),
+    ("mi300x", {"memlock": -1, "nofile": 1 << 20, "stack": -1},
+     {"memlock": -1, "nofile": 65535, "stack": 67108864}),
+])  # fmt: skip
+def test_limits_of_processes(hardware, highest, limits):
+    (spec,) = specs(f"hardware={hardware}", "runtime=docker", "topology=single").values()
+    sent = sdk_arguments(spec, highest)["host"]["ulimits"]
+    assert {limit["Name"]: limit["Hard"] for limit in sent} == limits
+    assert all(limit["Soft"] == limit["Hard"] for limit in sent)
 
 
 def test_limits_and_network():
@@ -166,7 +185,7 @@ def test_limits_and_network():
     (spec,) = specs("hardware=cpu", "runtime=docker", *limits.split()).values()
     sent = sdk_arguments(spec)["host"]
     assert sent["mem_limit"] == sent["memswap_limit"] == 2_000_000_000
-    assert (sent["network_mode"], sent["shm_size"], sent["ulimits"]) == ("none", 1_000_000_000, [])
+    assert (sent["network_mode"], sent["shm_size"]) == ("none", 1_000_000_000)
     # without a GPU, the engine's seccomp profile stays
     assert sent["security_opt"] == ["no-new-privileges:true"]
 
