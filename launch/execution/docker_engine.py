@@ -27,7 +27,7 @@ from containers.images import LABEL, OCI
 from launch.core.errors import HostError
 from launch.machine.detect import Host
 from launch.plan import rundir, tools
-from launch.plan.container import LIMITS, container_name, image_reference, sdk_arguments
+from launch.plan.container import HUB_MODELS, LIMITS, container_name, image_reference, sdk_arguments
 from launch.schema.plan import ContainerSpec, Plan
 
 
@@ -204,9 +204,9 @@ def remove(container: Container) -> None:
 
 
 def make_mounted(spec: ContainerSpec) -> None:
-    """Create the missing folders that a container writes. The engine would create them as root."""
+    """Create missing folders of caches and results. The engine would create them as root."""
     for mount in spec.mounts:
-        if not mount.read_only:
+        if not mount.read_only or mount.reason == HUB_MODELS:
             Path(mount.source).mkdir(parents=True, exist_ok=True)
 
 

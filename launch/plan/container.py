@@ -32,6 +32,8 @@ OUR_PACKAGES = ("/", "opt", "recipes")  # parts of the folder where our images i
 ENTER = str(ROOT / "containers/enter.py")
 FIRST_RENDER_MINOR = 128  # of DRM's render nodes (include/drm/drm_file.h: DRM_MINOR_RENDER)
 INFINIBAND = "/dev/infiniband"
+HUB_MODELS = "models from the Hub"
+HUB_TRUE = ("1", "ON", "YES", "TRUE")  # huggingface_hub.constants
 # Limits of a container's processes; -1 means none. RDMA and large pinned buffers need memlock
 # (ROCm/cvs). vLLM raises its limit of files to this number. NVIDIA recommends the stack.
 LIMITS = {"memlock": -1, "nofile": 65535, "stack": 2**26}
@@ -199,11 +201,11 @@ def mounts(config: Config, host: Host, run_dir: Path, secrets: bool) -> list[Mou
         str(run_dir): "run directory",
         str(home(config, host)): "HOME: caches of compiled kernels",
         str(config.data.cache or ""): "prepared rows",
-        str(hub_cache(host)): "models and data sets from the Hub",
     }
     sources = [(str(ROOT), True, "code")]
     sources += [(str(Path(path)), True, reason) for path, reason in _inputs(config, host)]
     sources += [(path, False, reason) for path, reason in writable.items() if path]
+    sources += _hub_folders(config, host)
     for path, _, reason in sources:
         parts = Path(path).parts
         if len(parts) < 3 or parts[1] in ("proc", "sys", "dev") or parts[:3] == OUR_PACKAGES:
@@ -222,6 +224,20 @@ def mounts(config: Config, host: Host, run_dir: Path, secrets: bool) -> list[Mou
     if secrets:
         mounts.append(Mount(str(secret_dir(host, run_dir)), SECRETS, True, "secrets"))
     return mounts  # in any order: the engine mounts parents before children
+
+
+def _hub_folders(config: Config, host: Host) -> list[tuple[str, bool, str]]:
+    """Return (path, read only, reason) of the Hub's caches, without the token next to them.
+
+    Offline, models are read-only. datasets locks its files to read them, so it must write.
+    """
+    value = {**host.environ, **config.user_env}.get("HF_HUB_OFFLINE", "")
+    folder, offline = hub_cache(host), value.upper() in HUB_TRUE
+    folders = [(str(folder / "hub"), offline, HUB_MODELS)]
+    folders.append((str(folder / "datasets"), False, "data sets from the Hub"))
+    if not offline:
+        folders.append((str(folder / "xet"), False, "parts of downloads from the Hub"))
+    return folders
 
 
 def _inputs(config: Config, host: Host) -> list[tuple[str, str]]:

@@ -84,7 +84,9 @@ def test_containers_get_only_what_they_need(hardware):
         assert (spec.cap_add, spec.cap_drop, spec.user) == ([], ["ALL"], "1000:1000")
         home = f"/home/me/.cache/rocm-recipes/home/{config.container.name}"
         writable = {m.source for m in spec.mounts if not m.read_only}
-        assert writable == {str(RUN), home, "/home/me/.cache/huggingface"}
+        # not the folder itself, which has the token of `hf auth login`
+        hub = {f"/home/me/.cache/huggingface/{name}" for name in ("hub", "datasets", "xet")}
+        assert writable == {str(RUN), home, *hub}
         gpus = [*process.gpus, *container.peer_gpus(process, plan.processes)]
         nodes = {"/dev/kfd", *(f"/dev/dri/renderD{128 + gpu}" for gpu in gpus)}
         assert set(spec.devices) == (nodes if config.hardware.gfx.startswith("gfx") else set())
@@ -178,6 +180,20 @@ def test_limits_of_processes(hardware, highest, limits):
     sent = sdk_arguments(spec, highest)["host"]["ulimits"]
     assert {limit["Name"]: limit["Hard"] for limit in sent} == limits
     assert all(limit["Soft"] == limit["Hard"] for limit in sent)
+
+
+@pytest.mark.parametrize(("shell", "override", "offline"), [
+    ({}, [], False), ({"HF_HUB_OFFLINE": "0"}, [], False),
+    ({"HF_HUB_OFFLINE": "1"}, [], True), ({}, ["user_env.HF_HUB_OFFLINE=true"], True),
+])  # fmt: skip
+def test_offline_runs_cannot_change_the_models_of_later_ones(shell, override, offline):
+    (spec,) = specs(
+        "hardware=cpu", "runtime=docker", *override, host=host_with(0, **shell)
+    ).values()
+    read_only = {Path(m.source).name: m.read_only for m in spec.mounts if "Hub" in m.reason}
+    expected = {"hub": True, "datasets": False} if offline else dict.fromkeys(read_only, False)
+    assert read_only == expected
+    assert len(read_only) == (2 if offline else 3)
 
 
 def test_limits_and_network():
