@@ -32,8 +32,8 @@ setup: ## make .venv from the hashed locks, unless it is up to date
 		echo 'error: no Python 3.11 or newer found. Name one (make setup PYTHON=python3.11), install one (Debian 12, Ubuntu 24.04: apt-get install python3 python3-venv), or let uv fetch one: python3 -m pip install --user uv, then make setup UV=$$HOME/.local/bin/uv' >&2; exit 2; fi; \
 	"$$python" containers/environment.py
 
-setup-in-image: ## inside a rented container: add our packages to the torch and vLLM of its image
-	@TORCH=image $(MAKE) --no-print-directory setup
+setup-in-image: export TORCH = image
+setup-in-image: setup ## inside a rented container: add our packages to the torch and vLLM of its image
 
 quickstart: setup ## train a small model from random weights on the CPU: SFT, then GRPO
 	@$(VENV_PYTHON) launch/run.py experiment=quickstart

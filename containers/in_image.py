@@ -54,7 +54,7 @@ def find(venv: Path) -> Image:
 def torch_problem(version: str | None) -> str | None:
     """Return why the locks do not support this torch; None if they do."""
     if version is None:
-        return "no torch. Is it another Python's? Use: make setup-in-image PYTHON=<its path>"
+        return "no torch. If another Python here has it: make setup-in-image PYTHON=<its path>"
     release = tuple(map(int, re.findall(r"\d+", version)[:2]))
     if OLDEST <= release <= NEWEST:
         return None
