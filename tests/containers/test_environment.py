@@ -61,7 +61,7 @@ def test_amd_gpu_is_a_kfd_node_with_simds(tmp_path: Path) -> None:
 
 
 OLD = "exit 1"  # a Python that is too old fails the test of its version
-NEW = '[ "$1" = -c ] || echo "$0 $*"'
+NEW = '[ "$1" = -c ] || echo "$0 $* $TORCH"'
 # uv finds no Python until it has installed one.
 UV = """case "$1 $2" in
   "python install") touch "$0.installed"; echo "$*" ;;
@@ -74,6 +74,7 @@ esac"""
     ({"python3": OLD, "python3.11": NEW, "uv": UV}, [], "python3.11"),
     ({"python3": OLD, "uv": UV, "of_uv": NEW}, [], "of_uv"),
     ({"other": UV, "of_uv": NEW}, ["UV=other"], "of_uv"),
+    ({"python3": OLD, "of_image": NEW}, ["PYTHON=of_image"], "of_image"),
     ({"python3": OLD, "of_uv": NEW, "uv": "exit 1"}, [], None),  # without a network
     ({"python3": OLD}, [], None),
     ({"python3.11": NEW, "uv": UV, "mine": OLD}, ["PYTHON=mine"], None),
@@ -87,11 +88,14 @@ def test_python_of_make_setup(
     for name in ("make", "sh", "touch", "dirname"):
         (tmp_path / name).symlink_to(shutil.which(name) or name)
     # This has no settings of the `make test` that runs this test.
-    argv, env = ["make", "setup", *variables], {"PATH": str(tmp_path)}
+    target = "setup-in-image" if used == "of_image" else "setup"
+    argv, env = ["make", target, *variables], {"PATH": str(tmp_path)}
     done = subprocess.run(argv, env=env, cwd=environment.ROOT, capture_output=True, text=True)
     if used:
         assert (done.returncode, done.stderr) == (0, "")
-        assert done.stdout.splitlines()[-1] == f"{tmp_path}/{used} containers/environment.py"
+        torch = "image" if used == "of_image" else ""
+        last = f"{tmp_path}/{used} containers/environment.py {torch}"
+        assert done.stdout.splitlines()[-1] == last
     else:
         assert (done.returncode, done.stdout) == (2, "")
         assert "make setup PYTHON=" in done.stderr
