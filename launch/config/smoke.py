@@ -109,14 +109,10 @@ def scale_down(config: Config) -> tuple[Config, list[str]]:
     return small, replaced
 
 
-def on_cpu(config: Config, small: Config) -> Config:
-    """Return a composition on the CPU of its scaled-down copy, where no rule of a GPU applies."""
-    cpu = dataclasses.replace(
-        small.hardware,
-        gpus_per_node=config.hardware.gpus_per_node,
-        precisions=[config.precision.name],
-    )
-    return dataclasses.replace(config, hardware=cpu)
+def with_topology(config: Config, small: Config) -> Config:
+    """Return the scaled-down copy of a composition, but with the topology as it was composed."""
+    hardware = dataclasses.replace(small.hardware, gpus_per_node=config.hardware.gpus_per_node)
+    return dataclasses.replace(small, hardware=hardware, topology=config.topology)
 
 
 def changed_sizes(config: Config, small: Config) -> list[str]:

@@ -47,8 +47,8 @@ def prepare(config: Config, keys: Sequence[str] = ()) -> tuple[Config, list[str]
     """Apply smoke=true, check the composition, and return it with its warnings.
 
     `keys` are the keys set on the command line, which may not contradict each other. Under
-    smoke=true the rules check the scaled-down composition, and the complete one on a CPU, so that
-    only rules about the GPU become warnings. Raises UserError.
+    smoke=true the rules check the scaled-down composition, and its topology as composed. Other
+    settings that they would reject without smoke=true become warnings. Raises UserError.
     """
     config = balance.with_servers(config)
     check.check_settings(config)
@@ -60,8 +60,8 @@ def prepare(config: Config, keys: Sequence[str] = ()) -> tuple[Config, list[str]
         return config, [*batch_warnings, *rule_warnings(config)]
     small, replacements = smoke.scale_down(config)
     check.check(small)
-    real, on_cpu = (check.refusals(c) for c in (config, smoke.on_cpu(config, small)))
-    if problems := [refusal for refusal in real if refusal in on_cpu]:
+    real, remaining = map(check.refusals, (config, smoke.with_topology(config, small)))
+    if problems := [refusal for refusal in real if refusal in remaining]:
         raise UserError("\n".join(map(str, problems)))
     tuned.check_recipe(small)
     warnings = [f"smoke=true replaces {line}." for line in replacements]
