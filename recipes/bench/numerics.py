@@ -59,14 +59,14 @@ Kernel = Callable[..., Tensor]  # from tensors with gradients to the output
 class NumericsConfig(SeriesConfig):
     """Arguments. A step has `batch_size` rows of `sequence` tokens.
 
-    `torch_compile`: also compare norms that torch.compile has compiled.
+    `compiled_norm`: also compare norms that torch.compile has compiled; None: hardware.compile.
     """
 
     sequence: int = 1024
     batch_size: int = 2
     steps: int = 20
     learning_rate: float = 1e-4
-    torch_compile: bool = True
+    compiled_norm: bool | None = None
 
 
 @dataclass
@@ -109,12 +109,14 @@ def numerics(config: DictConfig) -> dict[str, Any]:
     args = NumericsConfig(**config.trainer_args)
     device, dtype = device_of(args), compute_dtype(config)
     hardware = config.hardware
+    if args.compiled_norm is None:
+        args.compiled_norm = hardware.compile
     note = (
         f"{args.steps} steps. Errors are shares of the largest (mean) value in fp32. "
         f"hardware.attention={hardware.attention} packed_attention={hardware.packed_attention}"
     )
     table = Table(NAME, COLUMNS, "max_error", higher_is_better=False, notes=[note])
-    kernels = [name for name in TOLERANCE if args.torch_compile or name != "compiled norm"]
+    kernels = [name for name in TOLERANCE if args.compiled_norm or name != "compiled norm"]
     cases = grid(kernel=kernels, **{"pass": ("forward", "backward")})
     cases.append(dict(zip(("kernel", "pass"), UPDATE, strict=True)))
     errors = functools.cache(lambda: compare_steps(config, args, device))
@@ -156,7 +158,7 @@ def compare_steps(config: DictConfig, args: NumericsConfig, device: torch.device
     errors = {(case["kernel"], case["pass"]): Errors() for case in names} | {UPDATE: Errors()}
     calls: list[Call] = []
     watch_attention(model, calls)
-    watch_norms(model, calls, args.torch_compile)
+    watch_norms(model, calls, args.compiled_norm)
     watch_loss(model, calls)
     cast = functools.partial(torch.autocast, device.type, dtype, enabled=dtype != torch.float32)
 
