@@ -56,6 +56,10 @@ def run(overrides: list[str]) -> int:
     sweep.reject_sweep_keys(config, request)
     if has_phases(config):
         request.print_warnings()
+        if config.hardware_report:
+            from launch.reports import hardware_report  # only here, because it imports the reports
+
+            return hardware_report.run(config, request)
         return pipeline.run(config, request)
     host = detect.host(sys.executable)
     if config.find != Find.none:

@@ -229,7 +229,8 @@ class Pipeline:
     def plans(self, reused_dirs: Mapping[str, Path] | None = None) -> dict[str, Plan]:
         """Return the plan of every phase by name, in order. Raises UserError, HostError.
 
-        An optional phase that cannot run has no plan. `reused_dirs` maps more phases to directories of an earlier run than `run_dir` links to.
+        An optional phase that cannot run has no plan. `reused_dirs` maps more phases to directories
+        of an earlier run than `run_dir` links to.
         """
 
         def compose_phase(phase: Phase) -> Config:
