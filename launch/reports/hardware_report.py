@@ -17,6 +17,7 @@ from launch.core import json_files
 from launch.core.errors import UserError
 from launch.estimate.speed import GEMM_FP32
 from launch.execution.record import now
+from launch.execution.supervise import failures
 from launch.plan import show
 from launch.plan.next_steps import short_path
 from launch.plan.process_env import ROOT
@@ -66,7 +67,7 @@ def write(config: Config, run_dir: Path) -> None:
     html = run_dir / "report.html"
     json_files.write_text(html, html_page.render(page(run_dir)))
     for stage in content["stages"]:
-        why = f": {stage['why']}" if stage["why"] else ""
+        why = f": {' '.join(stage['why'].split())}" if stage["why"] else ""
         show.say(config, f"  {stage['stage']:<14}{stage['status']}{why}")
     findings = content["doctor"]
     failed = [c["name"] for c in findings.get("checks", []) if c["status"] == "fail"]
@@ -107,7 +108,7 @@ def collect(run_dir: Path) -> Content:
             "stage": name,
             "method": run.get("method", "name"),
             "status": "not run" if name in not_run and not run.record else run.status,
-            "why": not_run.get(name) or run.result.get("error"),
+            "why": not_run.get(name) or reason(run),
             "seconds": run_page.elapsed_s(run) if run.record else None,
             "compiled": run.result.get("compiled"),
             "composition_hash": run.record.get("composition_hash"),
@@ -123,6 +124,13 @@ def collect(run_dir: Path) -> Content:
     return {"schema": 1, "created": now(), **machine(recorded), "stages": stages}
 
 
+def reason(run: Run) -> str | None:
+    """Return the error that the run, its first failed rank, or the launcher reported."""
+    failed_ranks = [str(failure["error"]) for failure in failures(run.folder)]
+    errors = [run.result.get("error"), *failed_ranks, value_at(run.record, "result", "error")]
+    return next((str(error) for error in errors if error), None)
+
+
 def machine(record: Content) -> Content:
     """Return facts about hardware and software of a run's record."""
     host, packages, image = (record.get(key) or {} for key in ("host", "packages", "image"))
@@ -134,6 +142,7 @@ def machine(record: Content) -> Content:
         "packages": {key: packages[key] for key in PACKAGES if key in packages},
         "image": {key: image[key] for key in ("name", "base") if key in image} or None,
         "commit": value_at(record, "code", "commit"),
+        "dirty": value_at(record, "code", "dirty"),
     }
 
 

@@ -70,16 +70,15 @@ def run(config: Config, request: Request, at_end: AtEnd = lambda config, run_dir
         if reuse:
             show.say(config, phase_reuse.summary(reuse))
             plans = pipeline.plans(reuse.folders) if reuse.folders else plans
-    left += pipeline.not_run_notes()
-    warnings = [*left, *shared_warnings(plans)]
     if config.mode == Mode.plan:
+        left = [*left, *pipeline.not_run_notes()]
         here = plans.keys() - reused_phases(run_dir, plans).keys()
         to_run = [plan for name, plan in plans.items() if name in here and not plan.is_left_out]
         # Show each warning once, at the end.
         silent = [dataclasses.replace(plan, warnings=[]) for plan in to_run]
         shown = pipeline_json(run_dir.parent.name, run_dir, plans)
         show.show(config, lambda: {**shown, "warnings": [*left, *shown["warnings"]]}, *silent)
-        show.print_warnings(config, warnings)
+        show.print_warnings(config, [*left, *shared_warnings(plans)])
         return EXIT_DONE
     images = {}
     for name, plan in plans.items():  # check all before the first phase starts
@@ -87,7 +86,7 @@ def run(config: Config, request: Request, at_end: AtEnd = lambda config, run_dir
             with pipeline.phase_errors(name):
                 images[name] = check_host(plan, pipeline.host)
     pipeline.check_any_runs(plans)
-    show.print_warnings(config, warnings)
+    show.print_warnings(config, [*left, *pipeline.not_run_notes(), *shared_warnings(plans)])
     rundir.make(run_dir)
     with rundir.locked(run_dir), signals() as stopping:
         phase_reuse.link(run_dir, plans)
@@ -329,6 +328,8 @@ class Pipeline:
                 code = EXIT_HOST  # of an optional phase that could not be started
                 with self.phase_errors(phase):
                     code = execute(plan, self.host, images[phase], self.run_dir.name, stopping)
+                if phase in self.not_run:
+                    show.say(config, self.not_run[phase])
                 self.results[phase] = show.end_json(plan, code)
                 show.say_end(config, plan, code)
                 exit_code = code or exit_code
@@ -349,8 +350,6 @@ class Pipeline:
         if exit_code == EXIT_DONE:
             ran = [plan for plan in plans.values() if not plan.is_left_out]
             show.say(self.config, phase_curves.summary(self.run_dir, ran))
-        for note in self.not_run_notes():
-            show.say(self.config, note)
         if exit_code != EXIT_INTERRUPTED:
             at_end(self.config, self.run_dir)
         if self.config.format == Format.text:
