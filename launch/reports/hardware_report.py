@@ -17,7 +17,6 @@ from launch.core import json_files
 from launch.core.errors import UserError
 from launch.estimate.speed import GEMM_FP32
 from launch.execution.record import now
-from launch.execution.supervise import failures
 from launch.plan import show
 from launch.plan.next_steps import short_path
 from launch.plan.process_env import ROOT
@@ -125,10 +124,10 @@ def collect(run_dir: Path) -> Content:
 
 
 def reason(run: Run) -> str | None:
-    """Return the error that the run, its first failed rank, or the launcher reported."""
-    failed_ranks = [str(failure["error"]) for failure in failures(run.folder)]
-    errors = [run.result.get("error"), *failed_ranks, value_at(run.record, "result", "error")]
-    return next((str(error) for error in errors if error), None)
+    """Return the first line of what the launcher or the run said about a failure."""
+    record, result = run.record, run.result
+    failure = record.get("failure") or result.get("error") or value_at(record, "result", "error")
+    return str(failure).splitlines()[0] if failure else None
 
 
 def machine(record: Content) -> Content:

@@ -26,8 +26,8 @@ def run_dir(tmp_path_factory):
     record["composition"]["hardware"] |= peaks
     json_files.write_json(folder / "2_gemm/record.json", record)
     a_run(folder / "3_broken", exit_code=4)
-    failure = {"rank": 0, "time": 1.0, "error": "HIP error: invalid device", "exit_code": 1}
-    json_files.write_json(folder / "3_broken/failures/rank0.json", failure)
+    failure = "trainers failed: HIP error: invalid device\nLast lines of ..."
+    change(folder / "3_broken/record.json", failure=failure)
     not_run = {"grpo": "2 GPUs needed", "fp8": "no fp8 here"}
     change(folder / "record.json", phases=STAGES, not_run=not_run, status="failed", exit_code=4)
     return folder
@@ -39,7 +39,7 @@ def test_figures_stand_next_to_predictions_and_failures_next_to_reasons(run_dir)
     assert {name: (stage["status"], stage["why"]) for name, stage in stages.items()} == {
         "sft": ("done", None),
         "gemm": ("failed", None),
-        "broken": ("failed", "HIP error: invalid device"),
+        "broken": ("failed", "trainers failed: HIP error: invalid device"),
         "grpo": ("not run", "2 GPUs needed"),
         "fp8": ("not run", "no fp8 here"),
     }
