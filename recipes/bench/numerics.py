@@ -1,9 +1,10 @@
 """Compare the kernels of training steps with fp32 on the same GPU: maximum and mean error.
 
 A model trains like a run of method=sft, on packed rows that it can learn. After each step, every
-kernel is computed twice more from the inputs and the output gradient that it had in that step: as
-in the run, and in fp32 by torch's plain operations. So an error belongs to one kernel and does not
-include the errors of the kernels before it. Weights are fp32, as in a run by default.
+kernel is computed twice more from the inputs and the output gradient that it had in that step, with
+the updated weights: as in the run, and in fp32 by torch's plain operations. So an error belongs to
+one kernel and does not include the errors of the kernels before it. Weights are fp32, as in a run
+by default.
 
 An error is the largest (or mean) difference, divided by the largest (or mean) absolute value in
 fp32. The table has the largest of the maximum errors, and the mean of the mean errors, over all

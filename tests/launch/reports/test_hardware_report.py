@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 
 import pytest
 
 from launch.core import json_files
 from launch.reports import hardware_report
+from tests.conftest import ROOT
 from tests.helpers.report_examples import a_benchmark, a_run, change, log, steps
 from tests.helpers.report_reader import made
 
@@ -63,6 +65,20 @@ def test_the_page_shows_the_report_even_if_the_doctor_failed(run_dir):
     shown = made(run_dir).text
     for words in ("HIP error: invalid device", "2 GPUs needed", "653.5", "still running"):
         assert words in shown
+
+
+def test_the_table_of_the_documentation_has_a_row_per_report(run_dir, tmp_path):
+    path = ROOT / "docs/hardware_reports.py"
+    spec = importlib.util.spec_from_file_location("hardware_reports", path)
+    reports = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(reports)
+    assert reports.page() == reports.PAGE.read_text(), "run: python docs/hardware_reports.py"
+    file = tmp_path / "mi300x.json"
+    json_files.write_json(file, hardware_report.collect(run_dir))
+    cells = reports.table([file]).splitlines()[2].split(" | ")
+    assert cells[3] == "1,011 (155%)"
+    assert "broken: failed, grpo: not run" in cells[8]
+    assert "(../results/reports/mi300x.json)" in cells[9]
 
 
 def test_a_cpu_needs_a_smoke_run(launch):
