@@ -50,6 +50,7 @@ TOLERANCE = {"attention": 6, "norm": 2, "compiled norm": 2, "loss": 6}
 MIN_TOLERANCE = 1e-4
 # The optimizer computes in fp32. A weight of 1 is rounded by 6e-4 of an update of 1e-4.
 OPTIMIZER_TOLERANCE = 5e-3
+PASSES = ("forward", "backward")
 UPDATE = ("optimizer", "update")
 NAME = "numerics"  # of the watched attention, as attn_implementation
 
@@ -118,7 +119,7 @@ def numerics(config: DictConfig) -> dict[str, Any]:
     )
     table = Table(NAME, COLUMNS, "max_error", higher_is_better=False, notes=[note])
     kernels = [name for name in TOLERANCE if args.compiled_norm or name != "compiled norm"]
-    cases = grid(kernel=kernels, **{"pass": ("forward", "backward")})
+    cases = grid(kernel=kernels, **{"pass": PASSES})
     cases.append(dict(zip(("kernel", "pass"), UPDATE, strict=True)))
     errors = functools.cache(lambda: compare_steps(config, args, device))
 
@@ -155,8 +156,8 @@ def compare_steps(config: DictConfig, args: NumericsConfig, device: torch.device
         OmegaConf.merge(config, {"method": {"name": "sft"}, "precision": {"weights": "fp32"}})
     )
     model = model.to(device).train()
-    names = [*grid(kernel=[*TOLERANCE], **{"pass": ("forward", "backward")})]
-    errors = {(case["kernel"], case["pass"]): Errors() for case in names} | {UPDATE: Errors()}
+    errors = {(kernel, name): Errors() for kernel in TOLERANCE for name in PASSES}
+    errors[UPDATE] = Errors()
     calls: list[Call] = []
     watch_attention(model, calls)
     watch_norms(model, calls, args.compiled_norm)
