@@ -101,7 +101,7 @@ def collect(run_dir: Path) -> Content:
     not_run = record.get("not_run") or {}
     names = record.get("phases") or {}
     runs = dict(zip(names, (read(folder) for folder in phases_of(run_dir)), strict=True))
-    recorded = next((run.record for run in runs.values() if run.record), {})
+    recorded: Content = next((run.record for run in runs.values() if run.record), {})
     stages = [
         {
             "stage": name,
@@ -148,12 +148,13 @@ def machine(record: Content) -> Content:
 def bench_figures(run: Run) -> list[Content]:
     """Return a figure per row of a benchmark, with its tolerance, prediction or publication."""
     columns = run_tables.columns_of(run)
-    title = next((c.get("title") for c in columns if c["key"] == run.result.get("figure")), "")
+    main = str(run.result.get("figure"))
+    title = next((column.get("title") for column in columns if column["key"] == main), main)
     labels = [c["key"] for c in columns if c.get("digits") is None and c.get("title")]
     figures = []
     for row in run_tables.rows_of(run):
         name = " ".join(str(row[key]) for key in labels if row.get(key) is not None)
-        figure = {"figure": f"{name}: {title}", "measured": row.get(run.result.get("figure"))}
+        figure = {"figure": f"{name}: {title}", "measured": row.get(main)}
         figure |= {"predicted": predicted_tflops(run, row) if "tflops" in row else None}
         extra = ("mean_error", "tolerance", "published", "published_source", "error")
         figures.append(figure | {key: row[key] for key in extra if row.get(key) is not None})
