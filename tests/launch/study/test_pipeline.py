@@ -169,6 +169,12 @@ def test_after_an_optional_phase_has_failed_the_others_run(tmp_path, monkeypatch
     assert (record["exit_code"], record["not_run"]) == (4, {"vllm": "two GPUs needed"})
     assert pipeline.run(compose(given), Request(given)) == EXIT_DONE
     assert started == ["1_a", "4_c", "3_b"]
+    repeated = []
+    monkeypatch.setattr(
+        reproduce, "reproduce_one", lambda folder, *_: repeated.append(folder.name) or EXIT_DONE
+    )
+    assert reproduce.reproduce(run_dir) == EXIT_DONE
+    assert repeated == ["1_a", "3_b", "4_c"]
 
 
 def test_no_phase_starts_if_a_later_one_does_not_fit(tmp_path, monkeypatch):
