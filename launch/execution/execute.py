@@ -205,9 +205,10 @@ def execute(
         code = exit_code(plan, outcome, result or {})
         metrics = json_files.read_metrics(run_dir / "metrics.jsonl")
         status = STATUS.get(code, "failed")
-        final_record = record.finish(run_record, run_dir, status, code, metrics, result, restarts)
         has_failed = code != EXIT_DONE and (outcome.status != "interrupted" or failures(run_dir))
         description = describe(plan, outcome) if has_failed else ""  # says if the disk is full
+        run_record |= {"failure": description.strip()} if description else {}
+        final_record = record.finish(run_record, run_dir, status, code, metrics, result, restarts)
         release()
         json_files.write_json(run_dir / "record.json", final_record)
         stream = sys.stderr if plan.config.format == Format.json else sys.stdout
