@@ -59,6 +59,7 @@ def recipe_name(config: Config) -> str | None:
     return str(config.method.args.get("recipe", default))
 
 
+@functools.cache
 def _locked_arguments(config_class: str) -> dict[str, dict[str, Any]]:
     """Return the arguments of a class from the lock. Raises UserError."""
     arguments: dict[str, dict[str, Any]] = lock()["arguments"].get(config_class, {})
