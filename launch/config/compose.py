@@ -239,19 +239,22 @@ def _typed(values: dict[str, Any]) -> DictConfig:
     Most compositions of a process share most groups, so their nodes are cached.
     """
     composed = pickle.loads(_schema())
+    nodes = {key: _nodes.get((key, repr(value))) for key, value in values.items()}
     with flag_override(composed, "no_deepcopy_set_nodes", True):
-        for key, value in values.items():
-            if (key, repr(value)) not in _groups:
-                part = pickle.loads(_schema())
-                part.merge_with({key: value})
-                node = part._get_node(key)
-                node._set_parent(None)
-                _groups[key, repr(value)] = pickle.dumps(node)
-            composed[key] = pickle.loads(_groups[key, repr(value)])
+        composed.merge_with({key: value for key, value in values.items() if nodes[key] is None})
+        for key, node in nodes.items():
+            if node is not None:
+                composed[key] = pickle.loads(node)
+    for key, node in nodes.items():
+        if node is None:
+            new = composed._get_node(key)
+            new._set_parent(None)
+            _nodes[key, repr(values[key])] = pickle.dumps(new)
+            new._set_parent(composed)
     return typing.cast(DictConfig, composed)
 
 
-_groups: dict[tuple[str, str], bytes] = {}
+_nodes: dict[tuple[str, str], bytes] = {}
 
 
 @functools.cache
