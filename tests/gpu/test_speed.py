@@ -41,7 +41,7 @@ def result(row, side, rate, **more):
 def test_each_command_of_ours_is_planned_for_an_h100(name, side):
     words = speed.overrides(ROWS[name], side)
     config, _ = prepare(composed("hardware=h100", "model.init=random", *words))
-    assert (config.topology.num_gpus or 1) == (1 if side == "ours_one" else ROWS[name].gpus)
+    assert (config.topology.num_gpus or 1) == speed.num_gpus(ROWS[name], side)
 
 
 @pytest.mark.parametrize(("name", "side"), PEERS)
