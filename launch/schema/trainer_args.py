@@ -93,7 +93,8 @@ def value(config: Config, name: str) -> Any:
 
 def value_or_none(config: Config, name: str) -> Any:
     """Return an argument's value; None if the method has no such argument."""
-    return value(config, name) if name in known(config) else None
+    arguments = known(config)
+    return config.method.args.get(name, arguments[name]["default"]) if name in arguments else None
 
 
 def check(config: Config) -> None:

@@ -19,6 +19,7 @@ from tests.helpers.trainers import assert_same, built, trained
 CHOSEN = {"key": "step.compile", "value": True, "reason": "pays", "before": None}
 EVERY_LAYER = ["method.args.gradient_checkpointing=true"]
 LORA = ["adapter=lora", "adapter.rank=4", "adapter.dropout=0.0"]
+ONE_LAYER = "model.num_layers=1"
 
 
 @pytest.fixture(autouse=True)
@@ -135,7 +136,7 @@ def test_unmeasured_hardware_compares_the_first_micro_batch(
 ):
     """The comparison must not change losses, gradients, metrics or random numbers."""
     use(backend)
-    lora = [*overrides, *LORA[:2], "adapter.dropout=0.1"]
+    lora = [*overrides, *LORA[:2], "adapter.dropout=0.1", ONE_LAYER]
     # Compute this before building the other trainer, which resets the seed.
     expected = trained(compiled(tmp_path / "eager", method, *lora)[1])
     config, trainer = compiled(
@@ -153,7 +154,7 @@ def no_kernel(graph, inputs):
 def test_failed_kernels_leave_dropout_and_metrics_unchanged(tmp_path, use):
     # The kernel of the backward pass is compiled last.
     use(aot_autograd(fw_compiler=nop, bw_compiler=no_kernel))
-    lora = [*LORA[:2], "adapter.dropout=0.25"]
+    lora = [*LORA[:2], "adapter.dropout=0.25", ONE_LAYER]
     expected = trained(compiled(tmp_path / "eager", "sft", *lora)[1])
     config, trainer = compiled(tmp_path / "compiled", "sft", *lora, measured=False, requested=False)
     trainer.compile_layers(config)
