@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import os
 
 import pytest
@@ -36,6 +37,9 @@ def cached(function):
         return copy.deepcopy(results[key])
 
     return call
+
+
+state_of_the_code = functools.cache(record.code)
 
 
 @pytest.fixture
@@ -76,9 +80,10 @@ def phases_that_end(monkeypatch):
             os.kill(os.getpid(), number)
         return EXIT_DONE
 
-    # Repeated compositions and the list of installed packages would take most of the time.
+    # Repeated compositions, git and the list of installed packages would take most of the time.
     monkeypatch.setattr(pipeline, "compose", cached(pipeline.compose))
     monkeypatch.setattr(record, "packages", dict)
+    monkeypatch.setattr(record, "code", state_of_the_code)
     monkeypatch.setattr(pipeline, "execute", execute)
     monkeypatch.setattr(pipeline, "check_host", lambda plan, host: None)
     return started, events
