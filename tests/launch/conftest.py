@@ -31,7 +31,7 @@ def cached(function):
     results = {}
 
     def call(*args, **kwargs):
-        key = repr((args, kwargs))
+        key = repr((os.getcwd(), args, kwargs))
         if key not in results:
             results[key] = function(*args, **kwargs)
         return copy.deepcopy(results[key])
@@ -40,6 +40,7 @@ def cached(function):
 
 
 state_of_the_code = functools.cache(record.code)
+compose_once = cached(pipeline.compose)
 
 
 @pytest.fixture
@@ -81,7 +82,7 @@ def phases_that_end(monkeypatch):
         return EXIT_DONE
 
     # Repeated compositions, git and the list of installed packages would take most of the time.
-    monkeypatch.setattr(pipeline, "compose", cached(pipeline.compose))
+    monkeypatch.setattr(pipeline, "compose", compose_once)
     monkeypatch.setattr(record, "packages", dict)
     monkeypatch.setattr(record, "code", state_of_the_code)
     monkeypatch.setattr(pipeline, "execute", execute)
