@@ -159,9 +159,10 @@ def leaf(config: Config, key: str) -> object:
 def _interpolation_map(overrides: Any, defaults: list[Any], self_added: bool) -> DictConfig:
     """Return the choices that interpolations in a defaults list read; empty if it has none."""
     has_interpolation = any(default.is_interpolation() for default in defaults)
-    return _full_map(overrides, defaults, self_added) if has_interpolation else OmegaConf.create()
+    return _full_map(overrides, defaults, self_added) if has_interpolation else _NO_CHOICES
 
 
+_NO_CHOICES = OmegaConf.create()
 # Hydra makes this map of nodes for every file, in a quarter of the time of a composition.
 _full_map = defaults_list._create_interpolation_map
 defaults_list._create_interpolation_map = _interpolation_map
@@ -239,18 +240,18 @@ def _typed(values: dict[str, Any]) -> DictConfig:
     Most compositions of a process share most groups, so their nodes are cached.
     """
     composed = pickle.loads(_schema())
-    nodes = {key: _nodes.get((key, repr(value))) for key, value in values.items()}
+    identities = {key: (key, repr(value)) for key, value in values.items()}
+    new = {key: value for key, value in values.items() if identities[key] not in _nodes}
     with flag_override(composed, "no_deepcopy_set_nodes", True):
-        composed.merge_with({key: value for key, value in values.items() if nodes[key] is None})
-        for key, node in nodes.items():
-            if node is not None:
-                composed[key] = pickle.loads(node)
-    for key, node in nodes.items():
-        if node is None:
-            new = composed._get_node(key)
-            new._set_parent(None)
-            _nodes[key, repr(values[key])] = pickle.dumps(new)
-            new._set_parent(composed)
+        composed.merge_with(new)
+    for key, identity in identities.items():
+        if key in new:
+            node = composed._get_node(key)
+            node._set_parent(None)
+            _nodes[identity] = pickle.dumps(node)
+        else:
+            node = composed._content[key] = pickle.loads(_nodes[identity])
+        node._set_parent(composed)
     return typing.cast(DictConfig, composed)
 
 
