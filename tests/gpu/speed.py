@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.gpu import jobs
 from tests.gpu.forced_lengths import install
 from tests.gpu.jobs import MASK, ROOT, Job
-from tests.gpu.speed_report import page, table
+from tests.gpu.speed_report import RESULTS, table, write
 from tests.gpu.speed_rows import FRESH, ROWS, Row, chat_lengths
 
 WARM_UP = 5
@@ -45,8 +45,7 @@ LONG = 1000
 PROMPT = 200  # tokens per prompt
 POLL_S = 0.05
 LAST_LINES = 15
-MEASURED = ROOT / "docs/results/speed.jsonl"
-PAGE = ROOT / "docs/results/speed.md"
+MEASURED = RESULTS / "speed.jsonl"
 PEERS = [sys.executable, str(ROOT / "tests/gpu/peers.py")]
 # Several ranks of TRL shard fp32 weights, because DDP's do not fit 80 GB at 4B.
 FSDP = (
@@ -326,7 +325,7 @@ def main() -> None:
     if options.what == "report":
         shown = table([json.loads(line) for line in MEASURED.read_text().splitlines()])
         if options.write:
-            PAGE.write_text(page(PAGE.read_text(), "speed", shown))
+            write("speed", "speed", shown)
         else:
             print(shown)
         return

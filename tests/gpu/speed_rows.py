@@ -286,7 +286,7 @@ ROWS: dict[str, Row] = {
     ),
     # Last, so that libraries are already cached in memory for both sides.
     "first_step": Row(
-        "seconds from command to first step, 4B",
+        "from command to first step, 4B",
         {
             "ours": f"{PACKED_4B} {ONE_GPU} effective_batch=4 step.compile=true {FRESH}",
             "ours_eager": f"{PACKED_4B} {ONE_GPU} effective_batch=4 speed=off step.compile=false",
