@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir, version
-from hydra._internal import defaults_list
+from hydra._internal import defaults_list as hydra_defaults
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import CachingConfigRepository, ConfigRepository
 from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
@@ -101,9 +101,9 @@ def _resolved(request: Request) -> Config:
     try:
         config = typing.cast(Config, OmegaConf.to_object(composed))
     except MissingMandatoryValue as error:  # about the first key
-        keys = sorted(OmegaConf.missing_keys(composed))
+        missing = sorted(OmegaConf.missing_keys(composed))
         raise UserError(
-            f"{', '.join(keys)}: no value. Set one, for example {keys[0]}=..."
+            f"{', '.join(missing)}: no value. Set one, for example {missing[0]}=..."
         ) from error
     if config.topology.overlap is None and auto.overlap(config):
         config.topology.overlap = True
@@ -156,16 +156,17 @@ def leaf(config: Config, key: str) -> object:
 # The functions below compose as Hydra does, but faster.
 
 
-def _interpolation_map(overrides: Any, defaults: list[Any], self_added: bool) -> DictConfig:
+def _interpolation_map(overrides: Any, defaults_list: list[Any], self_added: bool) -> DictConfig:
     """Return the choices that interpolations in a defaults list read; empty if it has none."""
-    has_interpolation = any(default.is_interpolation() for default in defaults)
-    return _full_map(overrides, defaults, self_added) if has_interpolation else _NO_CHOICES
+    if any(default.is_interpolation() for default in defaults_list):
+        return _full_map(overrides, defaults_list, self_added)
+    return _NO_CHOICES
 
 
 _NO_CHOICES = OmegaConf.create()
 # Hydra makes this map of nodes for every file, in a quarter of the time of a composition.
-_full_map = defaults_list._create_interpolation_map
-defaults_list._create_interpolation_map = _interpolation_map
+_full_map = hydra_defaults._create_interpolation_map
+hydra_defaults._create_interpolation_map = _interpolation_map
 
 
 def _compose(request: Request) -> DictConfig:
@@ -207,7 +208,7 @@ def _compose_options(options: Request) -> tuple[bytes, frozenset[str]]:
     Files other than DEFAULTS set these keys. Hydra decides the files to merge and their order.
     The schema checks the merged values once, which is three times as fast as after each file.
     """
-    defaults = defaults_list.create_defaults_list(
+    defaults = hydra_defaults.create_defaults_list(
         CachingConfigRepository(_files()),
         "config",
         options.parsed,
