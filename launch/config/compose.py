@@ -308,8 +308,10 @@ class _Files(ConfigRepository):
             return None
         text = path.read_text(encoding="utf-8")
         values = yaml.load(text, self.loader) or {}
+        if not isinstance(values, dict):
+            raise UserError(f"{path}: contains no keys. Write one in each line, such as seed: 1.")
         values.pop("hydra", None)
-        raw_defaults = OmegaConf.create(values.pop("defaults", []))
+        raw_defaults = OmegaConf.create(values.pop("defaults", None) or [])
         self.values[config_path] = values
         defaults = [
             default
