@@ -172,7 +172,7 @@ hydra_defaults._create_interpolation_map = _interpolation_map
 def _compose(request: Request) -> DictConfig:
     """Compose as Hydra does: first all group options, then keys in order.
 
-    Composing the options takes 0.1 s, so it is cached. `auto`, find=, pipelines and sweeps compose
+    Composing the options takes 40 ms, so it is cached. `auto`, find=, pipelines and sweeps compose
     the same options dozens of times in one process.
     """
     if GlobalHydra.instance().is_initialized():  # inside a sweep
@@ -181,7 +181,7 @@ def _compose(request: Request) -> DictConfig:
     if options is None:
         with initialize_config_dir(str(CONF), version_base="1.3"):
             return hydra_compose("config", [*request])
-    composed = pickle.loads(_compose_options(options)[0])  # 100 times as fast as composing
+    composed = pickle.loads(_compose_options(options)[0])  # takes 2 ms
     key_overrides = [each for each in request.parsed if each.key_or_group not in groups()]
     ConfigLoaderImpl._apply_overrides_to_config(key_overrides, composed)
     return typing.cast(DictConfig, composed)
