@@ -294,3 +294,12 @@ def test_experiments_with_public_data_are_pinned_and_fit(experiment, rewards):
     assert re.fullmatch("[0-9a-f]{40}", config.data.revision)
     assert config.method.rewards == rewards
     assert all(memory.fits for memory in make_plan(config, host_with(8), Path("/runs/a/1")).memory)
+
+
+@pytest.mark.parametrize("content", ["seed", "- seed"])
+def test_a_file_without_keys_is_rejected(tmp_path, monkeypatch, content):
+    (tmp_path / "mine.yaml").write_text(content)
+    files = compose._Files()
+    monkeypatch.setattr(compose, "CONF", tmp_path)
+    with pytest.raises(UserError, match=r"mine\.yaml: contains no keys"):
+        files.load_config("mine")
