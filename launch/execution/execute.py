@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import signal
 import subprocess
@@ -196,7 +195,8 @@ def execute(
         except (HostError, OSError) as error:
             why = os_error_text(error) if isinstance(error, OSError) else str(error)
             release()
-            record.write_failure(run_record, run_dir, EXIT_HOST, why)
+            with contextlib.suppress(OSError):  # the same error
+                record.write_failure(run_record, run_dir, EXIT_HOST, why)
             raise HostError(why) from error
         result = json_files.read_json(run_dir / "result.json")
         code = exit_code(plan, outcome, result or {})
@@ -204,11 +204,11 @@ def execute(
         status = STATUS.get(code, "failed")
         final_record = record.finish(run_record, run_dir, status, code, metrics, result, restarts)
         has_failed = code != EXIT_DONE and (outcome.status != "interrupted" or failures(run_dir))
-        description = describe(plan, outcome) if has_failed else ""  # says if the disk is full
+        if has_failed:
+            stream = sys.stderr if plan.config.format == Format.json else sys.stdout
+            print(describe(plan, outcome), end="", file=stream, flush=True)
         release()
         json_files.write_json(run_dir / "record.json", final_record)
-        stream = sys.stderr if plan.config.format == Format.json else sys.stdout
-        print(description, end="", file=stream, flush=True)
     return code
 
 
@@ -218,7 +218,11 @@ def reserved_space(file: Path) -> Iterator[Callable[[], None]]:
 
     Otherwise a run that fills the disk could not record its failure. Raises OSError.
     """
-    release = functools.partial(file.unlink, missing_ok=True)
+
+    def release() -> None:
+        with contextlib.suppress(OSError):  # writing the record reports what is wrong
+            file.unlink()
+
     try:
         with file.open("wb") as space:
             try:
