@@ -38,7 +38,7 @@ from launch.core.errors import UserError
 from recipes.models import adapters, model_card, quantize
 from recipes.models.model_build import build_model, build_tokenizer
 from recipes.models.shards import Shards, read_tensors
-from recipes.rank.files import move_directory, weights_sha256
+from recipes.rank.files import move_directory, staging, weights_sha256
 from recipes.rank.names import name_field
 from recipes.rank.program import Failed, Interrupted, main, say, stop_requested
 from recipes.rewards import verify_isolated
@@ -80,7 +80,8 @@ def export(config: DictConfig) -> dict[str, Any]:
         target = run_dir / "model"
         staged = target.with_name(f".{target.name}.staging")
         shutil.rmtree(staged, ignore_errors=True)  # from an interrupted attempt
-        result = write_model(config, args, staged)
+        with staging(staged):
+            result = write_model(config, args, staged)
         move_directory(staged, target)
         if "gguf" in args.formats:
             result["gguf"] = str(target / GGUF)
