@@ -16,6 +16,7 @@ from launch.schema import Model, shapes
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 HEAD = "lm_head.weight"
+TEXT = re.compile(r"\blanguage_model\.|^lm_head\.")
 LONGEST = 200  # characters of a library's message
 
 # Key of model -> names in config.json, most of them transformers'; the first that is present
@@ -158,7 +159,9 @@ def _found(
     shape["num_parameters"] = shapes.parameters(model)
     is_quantized = "quantization_config" in content
     if tensors and not is_known and not is_quantized:
-        shape["num_parameters"] = sum(tensors.values())
+        # Next to a vision tower, the text's names have a prefix.
+        parts = [name for name in tensors if not isinstance(text, dict) or TEXT.search(name)]
+        shape["num_parameters"] = sum(tensors[name] for name in parts)
     return Found(place, shape, (), commit)
 
 

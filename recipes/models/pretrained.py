@@ -21,6 +21,7 @@ from transformers import (
 )
 
 from launch.core.errors import UserError
+from recipes.models import vision
 from recipes.rank.program import say
 
 LONGEST = 400  # characters of a library's message
@@ -65,28 +66,42 @@ def key_of(config: DictConfig) -> str:
 
 
 def read_config(config: DictConfig, source: Source) -> PretrainedConfig:
-    """Return transformers' configuration of the model. Raises UserError."""
+    """Return transformers' configuration of the model, or of its text part. Raises UserError."""
     with file_errors(config):
-        return AutoConfig.from_pretrained(
+        shape = AutoConfig.from_pretrained(
             source.name, revision=source.revision, trust_remote_code=False
         )
+    return vision.text_part(shape)
 
 
-def load_model(config: DictConfig, source: Source, **kwargs: Any) -> PreTrainedModel:
-    """Return the model, whose generation configuration can be saved. Raises UserError.
+def load_model(
+    config: DictConfig, source: Source, shape: PretrainedConfig, **kwargs: Any
+) -> PreTrainedModel:
+    """Return the model of `read_config`, whose configurations can be saved. Raises UserError.
 
     Without this check, weights that are missing from the files would silently be random.
     """
+    key_mapping = None
+    if vision.is_part(shape, _config_json(config, source)):
+        key_mapping = vision.TEXT_NAMES
+        say(f"{key_of(config)}: the vision tower is not loaded, and stays as it is")
     with file_errors(config):
         model, info = AutoModelForCausalLM.from_pretrained(
             source.name,
+            config=shape,
             revision=source.revision,
+            key_mapping=key_mapping,
             trust_remote_code=False,
             use_safetensors=True,
             ignore_mismatched_sizes=True,  # the message below has names and shapes
             output_loading_info=True,
             **kwargs,
         )
+        if key_mapping:  # save the names of the text model
+            renamings = model._weight_conversions
+            model._weight_conversions = [
+                r for r in renamings if not {*r.source_patterns} & {*key_mapping}
+            ]
         if model.can_generate():
             make_savable(model.generation_config)
     problems = [f"{name} has shape {[*a]}, not {[*b]}" for name, a, b in info["mismatched_keys"]]

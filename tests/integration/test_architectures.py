@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 from omegaconf import OmegaConf
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from launch.config.compose import compose
 from launch.core.json_files import plain
@@ -29,6 +29,27 @@ KINDS = {
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8},
 }
+# Models with a vision tower, whose text model is trained. Three of four layers of Qwen3.5 are gated
+# delta nets.
+HYBRID = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16}
+HYBRID |= {"linear_value_head_dim": 16, "full_attention_interval": 2}
+QWEN_TOWER = {"depth": 1, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2}
+QWEN_TOWER |= {"out_hidden_size": SHAPE["hidden_size"]}
+TOWER = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 48}
+TOWER |= {"num_attention_heads": 2, "image_size": 28, "patch_size": 14}
+GEMMA4 = {"sliding_window": 8, "global_head_dim": 32, "num_kv_shared_layers": 0}
+GEMMA4 |= {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 512}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+EXPERTS |= {"shared_expert_intermediate_size": 32}
+TOWERS = {  # model_type -> additional keys of the text, and those of the tower
+    "gemma3": ({"sliding_window": 8}, TOWER),
+    "gemma4": (GEMMA4, TOWER),
+    "mistral3": ({"model_type": "mistral", "sliding_window": None}, TOWER),
+    "qwen3_5": (HYBRID, QWEN_TOWER),
+    "qwen3_5_moe": (HYBRID | EXPERTS, QWEN_TOWER),
+}
+ALL = [*KINDS, *TOWERS]
+AUTO = AutoModelForCausalLM, AutoModelForImageTextToText
 RUNS = {  # name -> method and overrides
     "sft": ("sft", "method.args.max_steps=2 method.args.learning_rate=1e-3"),
     "lora": ("sft", "method.args.max_steps=2 method.args.learning_rate=1e-3 adapter=lora"),
@@ -57,9 +78,14 @@ def home(tmp_path_factory):
     """Return a directory with a model of each kind, and its runs."""
     home = tmp_path_factory.mktemp("architectures")
     tokenizer = train_tokenizer(["12 + 34 = 46"] * 4, vocab_size=512)
-    for kind, keys in KINDS.items():
+    for kind in ALL:
         torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **SHAPE, **keys))
+        if kind in TOWERS:
+            text, tower = TOWERS[kind]
+            keys = {"text_config": SHAPE | text, "vision_config": tower}
+        else:
+            keys = SHAPE | KINDS[kind]
+        model = AUTO[kind in TOWERS].from_config(AutoConfig.for_model(kind, **keys))
         model.generation_config.eos_token_id = tokenizer.eos_token_id
         for part in (model, tokenizer):
             part.save_pretrained(home / kind)
@@ -71,27 +97,28 @@ def home(tmp_path_factory):
 
 @pytest.mark.parametrize("name", RUNS)
 def test_each_architecture_trains(home, name):
-    folders = [home / f"{kind}-{name}" for kind in KINDS]
+    folders = [home / f"{kind}-{name}" for kind in ALL]
     run_ranks(RUNS[name][0], *folders, num_ranks=1)
-    for kind, folder in zip(KINDS, folders, strict=True):
-        before, after = (
-            AutoModelForCausalLM.from_pretrained(f) for f in (home / kind, folder / "model")
-        )
+    for kind, folder in zip(ALL, folders, strict=True):
+        auto = AUTO[kind in TOWERS]
+        before, after = (auto.from_pretrained(f) for f in (home / kind, folder / "model"))
         states = before.state_dict(), after.state_dict()
         assert states[0].keys() == states[1].keys(), kind
         changed = {n for n, weight in states[0].items() if not weight.equal(states[1][n])}
         assert bool(changed) != (name == "grpo"), kind  # equal rewards have no gradient
-        assert name != "lora" or all(n.endswith("proj.weight") for n in changed), kind
+        assert name != "lora" or all("proj" in n or "per_layer" in n for n in changed), kind
+        assert kind not in TOWERS or all("language_model" in n for n in changed), kind
 
 
 def test_each_architecture_is_exported(home):
     folders = [
-        configure(home / f"{kind}-export", "export", f"model.path={home / kind}") for kind in KINDS
+        configure(home / f"{kind}-export", "export", f"model.path={home / kind}") for kind in ALL
     ]
     run_ranks("export", *folders, num_ranks=1)
     ids = torch.arange(4, 40)[None]
-    for kind, folder in zip(KINDS, folders, strict=True):
-        models = [AutoModelForCausalLM.from_pretrained(f) for f in (home / kind, folder / "model")]
+    for kind, folder in zip(ALL, folders, strict=True):
+        auto = AUTO[kind in TOWERS]
+        models = [auto.from_pretrained(f) for f in (home / kind, folder / "model")]
         logits = [model.float().eval()(ids).logits for model in models]
         assert torch.allclose(*logits, atol=1e-2), kind
     assert json.loads((folder / "result.json").read_text())
