@@ -122,6 +122,7 @@ def _found(
     """
     text = content.get("text_config")
     values = {**content, **(text if isinstance(text, dict) else {})}
+    values |= {key: content[key] for key in NAMES["tied_embeddings"] if key in content}
     shape: dict[str, Any] = {}
     for key, names in NAMES.items():
         value = next((values[name] for name in names if values.get(name) is not None), None)

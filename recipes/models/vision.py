@@ -32,7 +32,12 @@ GENERATION = "generation_config.json"
 def text_part(shape: PretrainedConfig) -> PretrainedConfig:
     """Return the configuration of the text part; `shape` if there is no model of text only."""
     text = shape.get_text_config()
-    return text if type(text) in MODEL_FOR_CAUSAL_LM_MAPPING else shape
+    if text is shape or type(text) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return shape
+    text.tie_word_embeddings = shape.tie_word_embeddings  # what the whole model does
+    # Otherwise the log would list all weights of the tower.
+    MODEL_FOR_CAUSAL_LM_MAPPING[type(text)]._keys_to_ignore_on_load_unexpected = ["."]
+    return text
 
 
 def is_part(shape: PretrainedConfig, content: dict[str, Any]) -> bool:
@@ -48,7 +53,7 @@ def whole_name(name: str) -> str:
 def restored(
     tensors: Iterable[tuple[str, torch.Tensor]], source: Path
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the text's tensors under their names in `source`, then the other tensors of `source`."""
+    """Yield the tensors of the text, named as in `source`, then the other tensors of `source`."""
     prefixes: dict[str, str] = {}
     for name, _ in read_tensors(source):
         for pattern, target in TEXT_NAMES.items():

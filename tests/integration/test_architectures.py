@@ -107,7 +107,15 @@ def test_each_architecture_trains(home, name):
         changed = {n for n, weight in states[0].items() if not weight.equal(states[1][n])}
         assert bool(changed) != (name == "grpo"), kind  # equal rewards have no gradient
         assert name != "lora" or all("proj" in n or "per_layer" in n for n in changed), kind
-        assert kind not in TOWERS or all("language_model" in n for n in changed), kind
+        assert kind not in TOWERS or all(
+            "language_model" in n or "lm_head" in n for n in changed
+        ), kind
+        if (name, kind) == ("lora", "gemma3"):  # export merges the adapter, too
+            sources = f"model.path={home / kind}", f"adapter.path={folder / 'adapter'}"
+            exported = configure(home / "gemma3-merged", "export", "adapter=lora", *sources)
+            run_ranks("export", exported, num_ranks=1)
+            merged = auto.from_pretrained(exported / "model").state_dict()
+            assert all(weight.equal(merged[n]) for n, weight in states[1].items())
 
 
 def test_each_architecture_is_exported(home):
