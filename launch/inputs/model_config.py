@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.core.json_files import read_json
+from launch.inputs import hybrid_counts
 from launch.inputs.adapter_files import header
 from launch.schema import Model, shapes
 
@@ -157,9 +158,10 @@ def _found(
     shape["rms_norm_eps"] = float(values.get("rms_norm_eps") or 1e-6)
     fields = {field.name for field in dataclasses.fields(Model)}
     model = Model(**{key: value for key, value in shape.items() if key in fields})
-    shape["num_parameters"] = shapes.parameters(model)
+    shape["num_parameters"] = hybrid_counts.parameters(values) or shapes.parameters(model)
     is_quantized = "quantization_config" in content
-    if tensors and not is_known and not is_quantized:
+    is_counted = is_known or shape["architecture"] in hybrid_counts.LAYERS
+    if tensors and not is_counted and not is_quantized:
         # Next to a vision tower, the text's names have a prefix.
         parts = [name for name in tensors if not isinstance(text, dict) or TEXT.search(name)]
         shape["num_parameters"] = sum(tensors[name] for name in parts)
