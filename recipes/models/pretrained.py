@@ -15,6 +15,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     GenerationConfig,
+    Mxfp4Config,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -24,6 +25,7 @@ from launch.core.errors import UserError
 from recipes.models import vision
 from recipes.rank.program import say
 
+MXFP4_NAMES = "down_proj_blocks", "gate_up_proj_blocks"
 LONGEST = 400  # characters of a library's message
 SUGGESTED = 4  # tokens in a remedy
 
@@ -81,8 +83,11 @@ def load_model(
 
     Without this check, weights that are missing from the files would silently be random.
     """
-    key_mapping = None
-    if vision.is_part(shape, _config_json(config, source)):
+    content, key_mapping = _config_json(config, source), None
+    is_mxfp4 = (content.get("quantization_config") or {}).get("quant_method") == "mxfp4"
+    if is_mxfp4:  # its kernels have no gradient
+        kwargs = {"quantization_config": Mxfp4Config(dequantize=True), **kwargs}
+    if vision.is_part(shape, content):
         key_mapping = vision.TEXT_NAMES
         say(f"{key_of(config)}: the vision tower is not loaded, and stays as it is")
     with file_errors(config):
@@ -97,11 +102,12 @@ def load_model(
             output_loading_info=True,
             **kwargs,
         )
-        if key_mapping:  # save the names of the text model
-            renamings = model._weight_conversions
-            model._weight_conversions = [
-                r for r in renamings if not {*r.source_patterns} & {*key_mapping}
-            ]
+        # Save names of the text model. transformers 5.17 would lose dequantized experts.
+        renamings, dropped = model._weight_conversions, {*vision.TEXT_NAMES, *MXFP4_NAMES}
+        model._weight_conversions = [r for r in renamings if not {*r.source_patterns} & dropped]
+        if is_mxfp4:  # experts become bf16, whatever dtype says
+            for weight in model.parameters():
+                weight.data = weight.data.to(kwargs["dtype"])
         if model.can_generate():
             make_savable(model.generation_config)
     problems = [f"{name} has shape {[*a]}, not {[*b]}" for name, a, b in info["mismatched_keys"]]
