@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 from omegaconf import OmegaConf
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from launch.config.compose import compose
@@ -48,7 +49,8 @@ TOWERS = {  # model_type -> additional keys of the text, and those of the tower
     "qwen3_5": (HYBRID, QWEN_TOWER),
     "qwen3_5_moe": (HYBRID | EXPERTS, QWEN_TOWER),
 }
-ALL = [*KINDS, *TOWERS]
+MXFP4 = "gpt_oss_mxfp4"  # whose experts are packed, as those of openai/gpt-oss-20b
+ALL = [*KINDS, *TOWERS, MXFP4]
 AUTO = AutoModelForCausalLM, AutoModelForImageTextToText
 RUNS = {  # name -> method and overrides
     "sft": ("sft", "method.args.max_steps=2 method.args.learning_rate=1e-3"),
@@ -73,6 +75,20 @@ def configure(run_dir, method, *overrides):
     return run_dir
 
 
+def pack_experts(folder):
+    """Replace the experts' weights by random codes and scales in MXFP4."""
+    tensors = load_file(folder / "model.safetensors")
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        experts, inputs, outputs = tensors.pop(name).shape
+        blocks = (experts, outputs, inputs // 32)
+        tensors[f"{name}_blocks"] = torch.randint(256, (*blocks, 16), dtype=torch.uint8)
+        tensors[f"{name}_scales"] = torch.randint(118, 122, blocks, dtype=torch.uint8)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    content = json.loads((folder / "config.json").read_text())
+    content["quantization_config"] = {"quant_method": "mxfp4"}
+    (folder / "config.json").write_text(json.dumps(content))
+
+
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
     """Return a directory with a model of each kind, and its runs."""
@@ -84,11 +100,14 @@ def home(tmp_path_factory):
             text, tower = TOWERS[kind]
             keys = {"text_config": SHAPE | text, "vision_config": tower}
         else:
-            keys = SHAPE | KINDS[kind]
-        model = AUTO[kind in TOWERS].from_config(AutoConfig.for_model(kind, **keys))
+            keys = SHAPE | KINDS[kind.removesuffix("_mxfp4")]
+        shape = AutoConfig.for_model(kind.removesuffix("_mxfp4"), **keys)
+        model = AUTO[kind in TOWERS].from_config(shape)
         model.generation_config.eos_token_id = tokenizer.eos_token_id
         for part in (model, tokenizer):
             part.save_pretrained(home / kind)
+        if kind == MXFP4:
+            pack_experts(home / kind)
         for name, (method, overrides) in RUNS.items():
             path = f"model.path={home / kind}"
             configure(home / f"{kind}-{name}", method, path, *COMMON, *overrides.split())
