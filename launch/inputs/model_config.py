@@ -17,6 +17,7 @@ from launch.schema import Model, shapes
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 HEAD = "lm_head.weight"
+MXFP4 = "mxfp4"
 TEXT = re.compile(r"\blanguage_model\.|^lm_head\.")
 LONGEST = 200  # characters of a library's message
 
@@ -64,6 +65,15 @@ def directory_of(path: str) -> Path:
     folder = Path(path).expanduser().absolute()
     is_run = (folder / "record.json").is_file() and not (folder / "config.json").is_file()
     return folder / "model" if is_run else folder
+
+
+def quantization_of(model: Model) -> str | None:
+    """Return how the weights of a directory, or of OpenAI's models on the Hub, are quantized."""
+    if not model.path:
+        return MXFP4 if (model.hub_id or "").startswith("openai/gpt-oss-") else None
+    content = read_json(directory_of(model.path) / "config.json") or {}
+    quantization = content.get("quantization_config")
+    return quantization.get("quant_method") if isinstance(quantization, dict) else None
 
 
 def of_directory(path: str) -> Found | None:

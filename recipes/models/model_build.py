@@ -25,7 +25,7 @@ from transformers import (
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from launch.core.json_files import read_json
-from recipes.models import adapters, packed_attention, pretrained, vision
+from recipes.models import adapters, delta_net, packed_attention, pretrained, vision
 from recipes.models.low_precision import nf4_config, to_float8
 from recipes.models.model_card import read_license
 from recipes.rank.device import DTYPES, compute_dtype, device
@@ -110,6 +110,8 @@ def plain_model(config: DictConfig, **kwargs) -> PreTrainedModel:
             weight.data = weight.data.to(compute_dtype(config)).to(weight.dtype)
         return random_model
     loaded = pretrained.load_model(config, source, shape, **kwargs)
+    if torch.cuda.is_available():
+        delta_net.check(loaded, device())
     if directory is None:
         # from_pretrained does not fetch the card, but a downloaded snapshot of the model has it.
         card = try_to_load_from_cache(model.hub_id, "README.md", revision=model.revision)

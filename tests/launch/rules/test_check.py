@@ -96,6 +96,9 @@ rocprof_compute_alone | AMD topology=ddp profile=rocprof rocprof=compute
 selection_metric | method.selection.metric=eval_los | eval_mean_token
 heldout_rows | BEST FILE | data.heldout_fraction=0.1
 selection_streaming | BEST FILE data.heldout_fraction=0.1 data.streaming=true | data.heldout_path
+quantized_model | AMD model=gpt_oss_20b method=grpo topology=split | topology=ddp
+documents_of_delta_nets | AMD model.architecture=qwen3_5_text method.args.packing=true
+ | method.args.packing=false
 weights_only_checkpoints | method.args.save_only_model=true | save_only_model=false
 selection_saves | BEST method.args.save_strategy=epoch | save_strategy=steps
 selection_overlap | GRPO method.selection.metric=eval_reward topology=split topology.overlap=true
