@@ -46,6 +46,16 @@ PROBLEMS = {  # error of huggingface_hub -> message and remedy
     "RemoteEntryNotFoundError": "it has no config.json, so it is not a model of transformers",
     "HFValidationError": "not a name of the Hub. Use: model.hub_id=<owner/name>",
 }
+# transformers' values of keys that the config.json of google/gemma-3-4b-it leaves out
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "gemma3_text": {
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "vocab_size": 262208,
+        "max_position_embeddings": 131072,
+    }
+}
 # Numbers that a plan needs and that do not follow from others
 NEEDED = ("num_layers", "hidden_size", "num_heads", "vocab_size")
 
@@ -134,6 +144,7 @@ def _found(
     text = content.get("text_config")
     values = {**content, **(text if isinstance(text, dict) else {})}
     values |= {key: content[key] for key in NAMES["tied_embeddings"] if key in content}
+    values = DEFAULTS.get(str(values.get("model_type")), {}) | values
     shape: dict[str, Any] = {}
     for key, names in NAMES.items():
         value = next((values[name] for name in names if values.get(name) is not None), None)

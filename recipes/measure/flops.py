@@ -25,7 +25,8 @@ def flops_per_token(model: nn.Module, sequence_tokens: float, reference: bool = 
     count = config.num_hidden_layers
     types = getattr(config, "layer_types", None) or [""] * count
     attending = [n for n in range(count) if types[n] != "linear_attention"]
-    width = sum(_width(config.per_layer_config[n]) for n in attending)
+    each = getattr(config, "per_layer_config", [config] * count)
+    width = sum(_width(each[n]) for n in attending)
     # Scores and weighted sum take 4 operations per pair of positions and dimension. Half of the
     # pairs are masked, and the backward pass takes twice as many operations: 4 / 2 * 3 = 6.
     attention = 6 * width * sequence_tokens

@@ -103,8 +103,9 @@ def load_model(
             **kwargs,
         )
         # Save names of the text model. transformers 5.17 would lose dequantized experts.
-        renamings, dropped = model._weight_conversions, {*vision.TEXT_NAMES, *MXFP4_NAMES}
-        model._weight_conversions = [r for r in renamings if not {*r.source_patterns} & dropped]
+        if key_mapping or is_mxfp4:
+            renamings, dropped = model._weight_conversions, {*vision.TEXT_NAMES, *MXFP4_NAMES}
+            model._weight_conversions = [r for r in renamings if not {*r.source_patterns} & dropped]
         if is_mxfp4:  # experts become bf16, whatever dtype says
             for weight in model.parameters():
                 weight.data = weight.data.to(kwargs["dtype"])
