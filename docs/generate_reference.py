@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from omegaconf import MISSING
 
+from launch.config.wording import headers, summary
 from launch.core import errors
 from launch.core.json_files import yaml_file
 from launch.execution.meaning import table as failure_rows
@@ -98,23 +99,6 @@ def source_comments(owner: type | types.ModuleType) -> dict[str, str]:
         after = lines[node.end_lineno - 1].encode()[node.end_col_offset :].decode().lstrip(" #")
         comments[ast.unparse(target)] = " ".join([*above, after]).strip()
     return comments
-
-
-def headers(file: Path) -> dict[str, str]:
-    """Return the comment that opens a file of conf/, as about, Needs, Launch and Override."""
-    parts, name = {"about": ""}, "about"
-    for line in file.read_text().splitlines():
-        if line.startswith("# @"):
-            continue
-        if not line.startswith("#"):
-            break
-        text = line[1:].strip()
-        if match := re.match(r"(Needs|Launch|Override): +(.*)", text):
-            name, text = match.groups()
-            parts[name] = text
-        elif name == "about" or (name == "Needs" and line.startswith("#     ")):
-            parts[name] += f" {text}"
-    return {key: value.strip() for key, value in parts.items()}
 
 
 def composed(file: Path) -> dict[str, Any]:
@@ -224,14 +208,15 @@ def _default(field: dataclasses.Field[Any]) -> str:
 
 
 def experiments() -> str:
-    parts = []
+    rows, parts = [], []
     for name, file in options("experiment"):
         about = headers(file)
+        rows.append((f"[`{name}`](#{name})", summary(file)))
         parts.append(
             f"## {name}\n\n{about['about']}\n\nNeeds: {about['Needs']} File: {link(file)}.\n\n"
             f"    {about['Launch']}\n    {about['Override']}\n"
         )
-    return "\n".join(parts)
+    return "\n".join([table("experiment=  what it teaches", rows), *parts])
 
 
 def hardware() -> str:

@@ -44,9 +44,35 @@ def groups() -> dict[str, list[str]]:
     return options
 
 
+def headers(file: Path) -> dict[str, str]:
+    """Return the comment that opens a file of conf/, as about, Needs, Launch and Override."""
+    parts, name = {"about": ""}, "about"
+    for line in file.read_text().splitlines():
+        if line.startswith("# @"):
+            continue
+        if not line.startswith("#"):
+            break
+        text = line[1:].strip()
+        if match := re.match(r"(Needs|Launch|Override): +(.*)", text):
+            name, text = match.groups()
+            parts[name] = text
+        elif name == "about" or (name == "Needs" and line.startswith("#     ")):
+            parts[name] += f" {text}"
+    return {key: value.strip() for key, value in parts.items()}
+
+
+def summary(file: Path) -> str:
+    """Return the first sentence of a file of conf/."""
+    return re.split(r"(?<=\.) ", headers(file)["about"])[0]
+
+
 def unknown_option(group: str, option: str) -> UserError:
-    """Return the error for an unknown option of a group."""
+    """Return the error for an unknown option of a group; `GROUP=` lists the options."""
     options = groups()[group]
+    if not option:
+        width = max(map(len, options))
+        lines = [f"  {name:{width}}  {summary(CONF / group / f'{name}.yaml')}" for name in options]
+        return UserError("\n".join([f"{group}=: add one of these options:", *lines]))
     hub = HUB.format(option) if group == "model" and "/" in option else ""
     # The Hub model Qwen/Qwen3-4B is qwen3_4b in conf/model.
     local_name = re.sub(r"[^a-z0-9]+", "_", option.rpartition("/")[2].lower())

@@ -9,6 +9,7 @@ shares, and `basis` records this assumption.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from launch.estimate import adapter_layers
 from launch.estimate.activations import MicroStep, Numerics, micro_step
@@ -50,7 +51,10 @@ ZERO2_LAYER_S = 1.35e-3  # always added, because gradients are copied into bucke
 # or without text. This is work of the host (scheduling, sampling, text), so it is the same for any
 # GPU. A server without text took 3.26 s for 96 x 512 tokens on an H100 (docs/results/speed.md).
 DECODE_S, DECODE_SEQUENCE_S, DECODE_IDS_S = 1.05e-3, 0.085e-3, 0.055e-3
-DECODE_BANDWIDTH = 0.6  # share of bandwidth to read the weights for a token, if this takes longer
+# Share of the bandwidth to read weights and caches for a token, if this takes longer. With 4B and
+# 96 x (200 + 512) tokens, kernels keep an H100 busy for 6.7 of 7.0 ms, and a wave of completions
+# takes 4.1 s (2026-11-27).
+DECODE_BANDWIDTH = 0.6
 # completions that a server decodes concurrently, unless topology.server_args.max_num_seqs is set
 SERVER_SEQUENCES = 256
 SYNC_S, SYNC_GB_S = 0.14, 134.0  # to send weights to a server
@@ -134,26 +138,20 @@ def sampling(config: Config) -> Speed:
 
     Return new tokens per second of all ranks, without prompts, and seconds per batch.
     """
-    size, vllm = batch(config), value_or_none(config, "engine") == "vllm"
+    peak = config.hardware.peak_tflops.get(config.precision.compute)
+    if peak is None:
+        return Speed(None, None, f"the {config.precision.compute} peak is unknown")
+    size = replace(batch(config), completion=int(value(config, "max_new_tokens")))
     rows = size.per_device * int(value(config, "samples_per_prompt"))
-    read_s = engine_args.weights_gb(config, width(config)) / (
-        DECODE_BANDWIDTH * config.hardware.bandwidth_gb_s
-    )
-    start_s = DECODE_S if vllm else _forward_start_s(config)
-    waves = max(1.0, rows / max_concurrent(config)) if vllm else 1.0
-    step_s = max(read_s, start_s) * int(value(config, "max_new_tokens")) * waves
-    tokens = size.ranks * rows * int(value(config, "max_new_tokens"))
+    is_vllm = value_or_none(config, "engine") == "vllm"
+    step_s = _completion_s(config, size, rows, peak * 1e12, is_vllm)
+    tokens = size.ranks * rows * size.completion
     counts = (value_or_none(config, "num_prompts"), config.data.limit, config.data.num_train)
     prompts = min((int(n) for n in counts if n), default=None)
     hours = None
     if prompts is not None:
         hours = math.ceil(prompts / size.per_device / size.ranks) * step_s / 3600
-    limit = "vLLM's steps" if vllm else "starting kernels"
-    limit = "reading weights" if read_s >= start_s else limit
-    basis = (
-        f"an upper bound for {'vLLM' if vllm else 'transformers'}, limited by {limit}, with "
-        "samples of full length; shares measured on an H200"
-    )
+    basis = f"{'vLLM' if is_vllm else 'transformers'}, samples of full length; shares of an H200"
     return Speed(tokens / step_s, step_s, basis, hours, _cost(config, hours))
 
 
@@ -186,7 +184,7 @@ def step_parts(config: Config, size: Batch, peak: float) -> dict[str, float]:
     parts["between steps"] = STEP_S
     parts["waiting for the host"] = _host_wait_s(config, size, micro, parts["optimizer"])
     parts["communication"] = _communication_s(config, size, sum(micro.values()))
-    parts["generation"] = _generation_s(config, size)
+    parts["generation"] = _generation_s(config, size, peak)
     return parts
 
 
@@ -326,31 +324,43 @@ def max_concurrent(config: Config) -> int:
     return int(config.topology.server_args.get("max_num_seqs") or SERVER_SEQUENCES)
 
 
-def _generation_s(config: Config, size: Batch) -> float:
-    """Return the seconds per step to send weights to a server and to decode completions."""
+def _generation_s(config: Config, size: Batch, peak: float) -> float:
+    """Return the seconds per step to send weights to a server and to generate completions."""
     if not size.completion:
         return 0.0
-    model = config.model
-    weights_gb, read_gb = 2.0 * model.num_parameters / 1e9, engine_args.weights_gb(config, 2.0)
-    read_s = (
-        read_gb
-        / config.topology.server_tensor_parallel
-        / (DECODE_BANDWIDTH * config.hardware.bandwidth_gb_s)
-    )
     engines = config.topology.servers or size.ranks
     completions = generation_batch(config)
-    limit = max_concurrent(config)
-    concurrent, waves = min(completions / engines, limit), max(1.0, completions / engines / limit)
-    if generates_with_vllm(config):
-        has_ids = placement.is_tokens_only(config)
-        start_s = DECODE_S + (DECODE_IDS_S if has_ids else DECODE_SEQUENCE_S) * concurrent
-    else:
-        start_s = _forward_start_s(config)
-    sync_s = (
-        SYNC_S + weights_gb / (GLOO_GB_S if shares_gpu(config) else SYNC_GB_S)
-        if config.topology.servers
-        else 0.0
+    sync_s = 0.0
+    if config.topology.servers:
+        weights_gb = 2.0 * config.model.num_parameters / 1e9
+        sync_s = SYNC_S + weights_gb / (GLOO_GB_S if shares_gpu(config) else SYNC_GB_S)
+    generation_s = (
+        _completion_s(config, size, completions / engines, peak, generates_with_vllm(config))
+        + sync_s
     )
-    generation_s = max(start_s, read_s) * size.completion * waves + sync_s
     # One generation provides for several steps.
     return generation_s * size.sequences / completions / int(value(config, "num_iterations"))
+
+
+def _completion_s(config: Config, size: Batch, rows: float, peak: float, is_vllm: bool) -> float:
+    """Return the seconds in which an engine completes `rows` prompts to full length.
+
+    A decoded token reads all weights, and the keys and values of all running sequences, which are
+    half complete on average.
+    """
+    model, gpus = config.model, config.topology.server_tensor_parallel
+    concurrent = min(rows, max_concurrent(config)) if is_vllm else rows
+    element = 2.0 if is_vllm else width(config)
+    prompt = size.sequence - size.completion
+    cached = concurrent * (prompt + size.completion / 2) * model.num_kv_heads
+    read_gb = engine_args.weights_gb(config, element)
+    read_gb += cached * shapes.head_bytes(model, engine_args.cache_width(config, element)) / 1e9
+    read_s = read_gb / gpus / (DECODE_BANDWIDTH * config.hardware.bandwidth_gb_s)
+    start_s = _forward_start_s(config)
+    if is_vllm:
+        is_ids = placement.is_tokens_only(config)
+        start_s = DECODE_S + (DECODE_IDS_S if is_ids else DECODE_SEQUENCE_S) * concurrent
+    linear = model.num_layers * shapes.active_linear_parameters(model)
+    gemm = peak * (config.hardware.healthy.gemm or 1.0)
+    prefill_s = 2.0 * linear * prompt * rows / gpus / gemm
+    return max(start_s, read_s) * size.completion * rows / concurrent + prefill_s

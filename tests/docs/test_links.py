@@ -12,11 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = [
-    path
-    for path in (*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md")))
-    if path.name != "about.md"  # tests/gpu/benchmarks.py puts it into the page of its folder
-]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md"))]
 CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.DOTALL | re.MULTILINE)
 LINK = re.compile(
     r"\]\((?!\w+:)([^)\s#]*)(?:#([^)\s]+))?\)|^\[[^\]]+\]: (?!\w+:)(\S+)", re.MULTILINE

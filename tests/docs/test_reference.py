@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.config.wording import groups
+from launch.config.wording import CONF, groups, summary
 from launch.schema import Config
 
 ROOT = Path(__file__).parents[2]
@@ -45,6 +45,12 @@ def test_every_option_and_key_has_a_line(pages):
         assert [name for name in sorted(names) if name not in pages[page]] == []
     parts = {line.split("`")[1].split(".")[0].split("[")[0] for line in rows(pages["keys.md"])}
     assert parts == set(Config.__dataclass_fields__)
+
+
+def test_every_option_has_a_summary():
+    options = [CONF / group / f"{name}.yaml" for group, names in groups().items() for name in names]
+    assert len(options) > 100
+    assert [file for file in options if not summary(file).endswith(".")] == []
 
 
 def rows(page: str) -> list[str]:

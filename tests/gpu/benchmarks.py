@@ -1,19 +1,18 @@
-"""Run every benchmark and tuning on this machine's GPUs, and write docs/results/<hardware>.md.
+"""Run every benchmark and tuning on this machine's GPUs, and show the results as tables.
 
     python tests/gpu/benchmarks.py measure hardware=h200 --gpus 2 --seconds 540
                             a second call resumes
-    python tests/gpu/benchmarks.py report hardware=h200 --folder docs/results/h200 \
-                            --folder benchmarks > docs/results/h200.md
+    python tests/gpu/benchmarks.py report hardware=h200 --folder docs/results/h200
                             shows the available rows, and lists missing benchmarks
 
 Benchmarks run in order of importance. With several GPUs, those that need most GPUs run first, and
 benchmarks of one GPU run in parallel. After `--seconds`, running benchmarks are stopped and their
 rows are saved. The next call resumes them and skips finished ones.
 
-`measure` writes to `--folder`. `report` reads several folders. It starts with their about.md, and
-shows the run of each benchmark with most rows. docs/results/h200 contains result.json of complete
-runs and metrics.jsonl of the others. `--only gemm_fp16,scaling` selects benchmarks by name; a word
-that is not a name selects all names that contain it.
+`measure` writes to `--folder`. `report` reads several folders, and shows the run of each benchmark
+with most rows. docs/results/h200 contains result.json of complete runs and metrics.jsonl of the
+others; docs/results/h200.md sums them up. `--only gemm_fp16,scaling` selects benchmarks by name; a
+word that is not a name selects all names that contain it.
 """
 
 from __future__ import annotations
@@ -136,9 +135,8 @@ def report(hardware: str, folders: list[Path]) -> str:
         if "of" in result
     ]
     made = "Made by `python tests/gpu/benchmarks.py report`. The command is above each table."
-    about = [file.read_text() for folder in folders if (file := folder / "about.md").is_file()]
     missing = [name for name in BENCHMARKS if name not in results]
-    lines = [f"# Benchmarks on {hardware.upper()}", "", made, "", *about]
+    lines = [f"# Benchmarks on {hardware.upper()}", "", made, ""]
     lines += [f"Not measured: {', '.join(missing)}.  "] if missing else []
     lines += [f"Stopped before their end: {', '.join(partial)}.  "] if partial else []
     for name, result in results.items():

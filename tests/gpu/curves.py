@@ -23,7 +23,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.gpu.jobs import ROOT, Job, rows_of, run
-from tests.gpu.speed_report import page
+from tests.gpu.speed_report import cells_of, write
 
 STEPS, SEEDS, PRECISIONS = 200, (0, 1, 2), ("fp32", "bf16")
 # The first steps are compared one by one. The mean of the last steps is the final loss.
@@ -82,15 +82,16 @@ def table(curves: Curves) -> tuple[str, bool]:
 
     A final loss agrees if it differs from that of eager by no more than the seeds of eager differ.
     """
-    columns = ["precision", "setting", "seeds", f"{FIRST} steps within", "final loss"]
-    columns += ["less eager's", "seeds differ by", "agrees"]
-    lines, whole = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)], True
+    columns = ["precision", "setting", f"{FIRST} steps within", "final loss", "less eager's"]
+    columns.append("agrees")
+    lines, whole, spreads = [cells_of(columns), "|" + "---|" * len(columns)], True, []
     for precision in PRECISIONS:
         finals = {
             key: mean(losses[-LAST:]) for key, losses in curves.items() if key[1] == precision
         }
         of_seeds = [final for (setting, *_), final in finals.items() if setting == EAGER]
         spread = max(of_seeds) - min(of_seeds) if of_seeds else 0.0
+        spreads.append(f"{spread:.4f} ({precision})")
         for setting in SETTINGS:
             seeds = [
                 seed
@@ -107,16 +108,13 @@ def table(curves: Curves) -> tuple[str, bool]:
             agrees = near and max(map(abs, shifts)) <= spread
             whole = whole and agrees and len(seeds) == len(SEEDS)
             final = mean(finals[setting, precision, seed] for seed in seeds)
-            cells: list[Any] = [precision, setting, len(seeds), f"{apart:.1e}", f"{final:.4f}"]
-            cells += [
-                f"{mean(shifts):+.4f} (at most {max(map(abs, shifts)):.4f})",
-                f"{spread:.4f}",
-                "yes" if agrees else "**no**",
-            ]
-            lines.append("| " + " | ".join(map(str, cells)) + " |")
+            shift = f"{mean(shifts):+.4f} (at most {max(map(abs, shifts)):.4f})"
+            cells = [precision, setting, f"{apart:.1e}", f"{final:.4f}", shift]
+            lines.append(cells_of([*cells, "yes" if agrees else "**no**"]))
     legend = (
-        f"The final loss is the mean of the last {LAST} of {STEPS} steps. "
-        "A setting agrees if its final loss differs from eager's by no more than two seeds do. "
+        f"The final loss is the mean of the last {LAST} of {STEPS} steps over {len(SEEDS)} seeds. "
+        "A setting agrees if its final loss differs from eager's by no more than two seeds do, "
+        f"{' and '.join(spreads)}. "
         f"In bf16, each of the first {FIRST} losses must also be within {FIRST_WITHIN:g} of "
         "eager's."
     )
@@ -148,8 +146,7 @@ def main() -> int:
         return 0
     shown, whole = table(read(options.folder / "curves.jsonl"))
     print(shown)
-    target = ROOT / "docs/results/speed.md"
-    target.write_text(page(target.read_text(), "curves", shown))
+    write("speed", "curves", shown)
     return 0 if whole else 4
 
 

@@ -3,7 +3,7 @@
     python tests/gpu/learning.py measure hardware=h200 --gpus 2 --seconds 540
                             a second call resumes
     python tests/gpu/learning.py report
-                            writes docs/results/learning.md; needs no GPU
+                            updates docs/results/learning.md, or the page next to --rows
 
 `measure` runs the phases of experiment=learning, learning_cups and learning_smollm2. First it
 trains the SFT of every seed. RAFT, GRPO (synchronous, overlapping, streaming) and DPO then start
@@ -37,14 +37,15 @@ from launch.core import json_files
 from launch.core.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USER, UserError
 from tests.gpu.jobs import MASK, ROOT, gpus_here
 from tests.gpu.learning_report import GRPO, METHODS, MODES, report
+from tests.gpu.speed_report import RESULTS, replaced
 
 EXPERIMENTS = {
     "qwen3_76m": "learning",
     "qwen3_76m_cups": "learning_cups",
     "smollm2_135m": "learning_smollm2",
 }
-ROWS = ROOT / "docs/results/learning.jsonl"
-PAGE = ROOT / "docs/results/learning.md"
+ROWS = RESULTS / "learning.jsonl"
+EMPTY = "<!-- learning: begin -->\n<!-- learning: end -->\n"
 GAP = "sampling/sampling_logp_difference"
 # Pipeline -> the methods whose rows it yields. The longest pipelines come first.
 BRANCHES = {
@@ -388,8 +389,10 @@ def main(argv: list[str] | None = None) -> None:
             return
     except UserError as error:
         raise SystemExit(str(error)) from error
-    page = PAGE if options.rows == ROWS else options.rows.with_suffix(".md")
-    page.write_text(report(read_rows(options.rows), page.parent), encoding="utf-8")
+    page = options.rows.with_suffix(".md")
+    text = page.read_text(encoding="utf-8") if page.is_file() else EMPTY
+    section = report(read_rows(options.rows), page.parent)
+    page.write_text(replaced(text, "learning", section), encoding="utf-8")
     print(f"wrote {page} from {options.rows}")
 
 

@@ -1,4 +1,4 @@
-"""Build the page of tests/gpu/learning.py: accuracy by method and seed, gains, and curves."""
+"""Build the section of tests/gpu/learning.py: accuracy by method and seed, gains, and curves."""
 
 from __future__ import annotations
 
@@ -39,21 +39,18 @@ T = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
 
 
 def report(rows: Sequence[Row], folder: Path) -> str:
-    """Return the page in Markdown, and write its plots to `folder`/learning_<start>*.png."""
-    lines = ["# What each method learned, measured", ""]
+    """Return the section in Markdown, and write its plots to `folder`/learning_<start>*.png."""
     if not rows:
-        return "\n".join([*lines, "Nothing is measured yet: docs/learning.md says how.", ""])
-    names = sorted({row["hardware"] for row in rows})
+        return "Nothing is measured yet: docs/learning.md says how."
+    names = sorted({row["hardware"].upper() for row in rows})
     versions = sorted(
         {f"{name} {version}" for row in rows for name, version in row["packages"].items()}
     )
-    commits = sorted({str(row["commit"])[:12] for row in rows})
-    lines += [f"On {', '.join(names)}, with {', '.join(versions)}; commit {', '.join(commits)}."]
-    lines += [
-        "Greedy accuracy on held-out problems, the same for all, with Wilson's 95% interval; gains "
-        "are pairwise over the problems."
+    commits = sorted({str(row["commit"])[:7] for row in rows})
+    lines = [
+        f"{', '.join(names)}; {', '.join(versions)}; commit {', '.join(commits)}. Greedy accuracy "
+        "on held-out problems. Gains over each seed's own SFT, with Student's 95% interval."
     ]
-    lines += ["RAFT, GRPO and DPO start from their seed's SFT."]
     if any(row["smoke"] for row in rows):
         lines += [
             "",
@@ -62,25 +59,13 @@ def report(rows: Sequence[Row], folder: Path) -> str:
         ]
     for start in sorted({row["start"] for row in rows}):
         own = [row for row in rows if row["start"] == start]
-        lines += [
-            "",
-            f"## {start}",
-            "",
-            f"    {command(own)}",
-            "",
-            *table(own),
-            "",
-            *verdicts(own),
-            *gap(own),
-            "",
-            *levels(own),
-            *modes(own),
-        ]
+        lines += ["", f"## {start}", "", f"    {command(own)}", "", *table(own), ""]
+        lines += [" ".join([*verdicts(own), *gap(own)]), *modes(own)]
         if plot_modes(own, folder / f"learning_{start}_modes.png"):
             lines += ["", f"![reward against time](learning_{start}_modes.png)"]
         if plot(own, folder / f"learning_{start}.png"):
             lines += ["", f"![reward and accuracy](learning_{start}.png)"]
-    return "\n".join([*lines, ""])
+    return "\n".join(lines)
 
 
 def command(rows: Sequence[Row]) -> str:
@@ -96,28 +81,23 @@ def command(rows: Sequence[Row]) -> str:
 
 def table(rows: Sequence[Row]) -> list[str]:
     seeds = sorted({row["seed"] for row in rows})
-    lines = [
-        "| | "
-        + " | ".join(f"seed {seed}" for seed in seeds)
-        + " | mean | gained, points | samples |",
-        "|---" * (len(seeds) + 4) + "|",
-    ]
+    levels = sorted({level for row in rows for level in row["by_level"]})
+    columns = [*(f"seed {seed}" for seed in seeds), "mean", "gained, points"]
+    columns += [*(f"level {level}" for level in levels), "samples"]
+    lines = [f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
     for method in METHODS:
         own = {row["seed"]: row for row in rows if row["method"] == method}
         if not own:
             continue
-        cells = [
-            f"{own[s]['accuracy']:.1%} ({shown(own[s]['interval'])})" if s in own else "not run"
-            for s in seeds
+        cells = [f"{own[seed]['accuracy']:.1%}" if seed in own else "not run" for seed in seeds]
+        cells.append(f"{statistics.mean(row['accuracy'] for row in own.values()):.1%}")
+        cells.append(gained(gains(rows, method)))
+        cells += [
+            f"{statistics.mean(row['by_level'][level] for row in own.values()):.1%}"
+            for level in levels
         ]
-        mean = f"{statistics.mean(row['accuracy'] for row in own.values()):.1%}" if own else ""
-        samples = ", ".join(
-            sorted({f"{row['samples']:,}" for row in own.values() if "samples" in row})
-        )
-        lines.append(
-            f"| {TITLES[method]} | {' | '.join(cells)} | {mean} | {gained(gains(rows, method))} | "
-            f"{samples} |"
-        )
+        samples = sorted({f"{row['samples']:,}" for row in own.values() if "samples" in row})
+        lines.append(f"| {TITLES[method]} | {' | '.join(cells)} | {', '.join(samples)} |")
     return lines
 
 
@@ -157,9 +137,7 @@ def gained(by_seed: dict[int, paired.Comparison]) -> str:
         (one,) = by_seed.values()
         return f"{points[0]:+.1f} ({100 * one.low:+.1f} to {100 * one.high:+.1f}, one seed)"
     low, high = interval(points)
-    return f"{statistics.mean(points):+.1f} ({low:+.1f} to {high:+.1f}); " + ", ".join(
-        f"{value:+.1f}" for value in points
-    )
+    return f"{statistics.mean(points):+.1f} ({low:+.1f} to {high:+.1f})"
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
@@ -176,43 +154,23 @@ def verdicts(rows: Sequence[Row]) -> list[str]:
     for method, wanted in WANTED.items():
         points = [100 * comparison.difference for comparison in gains(rows, method).values()]
         if points:
-            mean = statistics.mean(points)
-            reached = "reached" if mean >= wanted else "missed"
-            lines.append(
-                f"{TITLES[method]}: {wanted:g} points were wanted, {reached} with {mean:+.1f} over "
-                f"{len(points)} seed(s).  "
-            )
+            reached = "reached" if statistics.mean(points) >= wanted else "missed"
+            lines.append(f"{TITLES[method]} {reached} its target of {wanted:g} points.")
     return lines
 
 
 def gap(rows: Sequence[Row]) -> list[str]:
     """Return a line on the difference between the trainer's and the server's log-probabilities."""
-    gaps = [
-        f"seed {row['seed']} {row['logp_gap'][0]:.4f} (at most {row['logp_gap'][1]:.3f})"
-        for row in rows
-        if row["method"] == "grpo" and "logp_gap" in row
-    ]
+    gaps = [row["logp_gap"] for row in rows if row["method"] == "grpo" and "logp_gap" in row]
+    if not gaps:
+        return []
     gpus = {1: "shared one GPU", 2: "had a GPU each"}
     where = sorted({gpus[row["gpus"]] for row in rows if "logp_gap" in row})
-    legend = (
-        f"GRPO's server and trainer {' or '.join(where)}. "
-        "The trainer's log-probability of a sampled token less the server's, mean size: "
-    )
-    return [f"{legend}{', '.join(sorted(gaps))}.  "] if gaps else []
-
-
-def levels(rows: Sequence[Row]) -> list[str]:
-    """Return a table of the mean accuracy of all seeds by level."""
-    names = sorted({level for row in rows for level in row["by_level"]})
-    lines = ["| by level | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
-    for method in METHODS:
-        own = [row["by_level"] for row in rows if row["method"] == method]
-        if own:
-            means = [statistics.mean(one[name] for one in own) for name in names]
-            lines.append(
-                f"| {TITLES[method]} | " + " | ".join(f"{mean:.1%}" for mean in means) + " |"
-            )
-    return lines
+    sizes, largest = zip(*gaps, strict=True)
+    return [
+        f"GRPO's server and trainer {' or '.join(where)}; their log-probabilities differed by "
+        f"{statistics.mean(sizes):.4f} on average, {max(largest):.3f} at most."
+    ]
 
 
 def smoothed(row: Row) -> list[float]:
@@ -311,10 +269,6 @@ def canvas(width: float, columns: int) -> tuple[Any, list[Any]]:
     for one in axes:
         one.grid(alpha=0.3)
     return figure, list(axes)
-
-
-def shown(ends: Sequence[float]) -> str:
-    return f"{100 * ends[0]:.1f} to {100 * ends[1]:.1f}"
 
 
 def plot(rows: Sequence[Row], path: Path) -> bool:

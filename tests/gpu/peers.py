@@ -6,6 +6,8 @@ r"""Train like a user without this project, in one process and with one setting.
         --model qwen3_8b ...
     python tests/gpu/peers.py trl --method grpo --server-gpu 1 --saved model --model qwen3_1_7b \
         --rows 96 --micro-batch 8 --length 512 ...
+    accelerate launch --use_fsdp --num_processes 3 ... tests/gpu/peers.py trl --method grpo ...
+                            several trainers; speed.py has the whole command
     python tests/gpu/peers.py unsloth --saved model --model qwen3_8b --rows 2 --length 4096 \
         --lora 16 --weights bf16 ...
     python tests/gpu/peers.py save --saved model --model qwen3_1_7b --data rows.jsonl
@@ -58,9 +60,13 @@ RANDOM_TOKENS = 1000  # number of ids from which the plain loop draws tokens
 # Ports of TRL's server and of the group that sends its weights. The number of the server's GPU is
 # added, so that two servers can run on one host.
 PORT, GROUP_PORT = 8123, 51216
+# Variables of accelerate and torchrun, with which a server hangs as if it were a rank.
+OF_RANKS = ("ACCELERATE_", "FSDP_", "TORCHELASTIC_", "LOCAL_", "GROUP_", "ROLE_", "MASTER_")
+OF_RANKS += ("RANK", "WORLD_SIZE", "OMP_NUM_THREADS")
 PROMPT_TOKENS = 256  # maximum length of a prompt
 COLOCATED_SHARE = 0.3  # TRL's default
 BEGAN = time.perf_counter()
+RANKS, RANK = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
 
 
 def record(options: argparse.Namespace, step: int, tokens: int, loss: float) -> None:
@@ -97,7 +103,7 @@ class Recorder(TrainerCallback):
     def on_log(
         self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
     ) -> None:
-        if logs and "loss" in logs:
+        if logs and "loss" in logs and RANK == 0:
             # unsloth does not log tokens, but all rows have the full length.
             full_rows = state.global_step * self.options.rows * self.options.length
             record(
@@ -120,7 +126,7 @@ def trl(options: argparse.Namespace) -> None:
         "output_dir": str(Path(options.metrics).with_suffix("")),
         "max_steps": options.steps,
         "per_device_train_batch_size": options.micro_batch,
-        "gradient_accumulation_steps": options.rows // options.micro_batch,
+        "gradient_accumulation_steps": options.rows // options.micro_batch // RANKS,
         "max_completion_length" if options.method == "grpo" else "max_length": options.length,
         "gradient_checkpointing": options.checkpointing,
         "use_liger_kernel": options.liger,
@@ -230,9 +236,12 @@ def generating(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         '{"backend": "nccl"}',
     ]
     argv += ["--logprobs-mode", "processed_logprobs", "--max-logprobs", "-1"]
-    server = subprocess.Popen(
-        argv, env={**os.environ, MASK: str(options.server_gpu), "VLLM_SERVER_DEV_MODE": "1"}
-    )
+    own = {name: value for name, value in os.environ.items() if not name.startswith(OF_RANKS)}
+    server = None
+    if RANK == 0:
+        server = subprocess.Popen(
+            argv, env={**own, MASK: str(options.server_gpu), "VLLM_SERVER_DEV_MODE": "1"}
+        )
     try:
         yield {
             "vllm_mode": "server",
@@ -240,10 +249,11 @@ def generating(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             "vllm_group_port": GROUP_PORT + options.server_gpu,
         }
     finally:
-        server.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            server.wait(20)
-        server.kill()
+        if server:
+            server.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                server.wait(20)
+            server.kill()
 
 
 def loop(options: argparse.Namespace) -> None:
@@ -357,12 +367,15 @@ def main() -> None:
     options = parse(sys.argv[1:])
     if options.side == "save":
         return save(options)
-    Path(options.metrics).unlink(missing_ok=True)
+    if RANK == 0:
+        Path(options.metrics).unlink(missing_ok=True)
+    if DEVICE.type == "cuda":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # run `finally`, which ends a server
     try:
         (loop if options.side == "loop" else trl)(options)
     except torch.OutOfMemoryError:
-        if options.side == "loop" or options.micro_batch % 2:
+        if options.side == "loop" or options.micro_batch % 2 or RANKS > 1:
             raise
     else:
         return

@@ -5,7 +5,8 @@
     python tests/gpu/predictions.py predict hardware=h100
                             prints the lines of docs/results/predicted.jsonl; needs no GPU
     python tests/gpu/predictions.py report
-                            prints docs/results/predictions.jsonl as tables; needs no GPU
+                            compares docs/results/predictions.jsonl with today's planner on both
+                            pages; needs no GPU
 
 HELD_OUT lists configurations that have not been measured. The planner's formulas are fixed before
 the measurement, and each measured row contains the prediction of that time. After the measurement,
@@ -18,6 +19,7 @@ import argparse
 import contextlib
 import functools
 import json
+import re
 import statistics
 import sys
 import time
@@ -40,9 +42,10 @@ from launch.schema import Config
 from launch.schema.enums import Head
 from launch.schema.plan import Memory, Speed
 from tests.gpu.jobs import Job, rows_of, run, step_s
+from tests.gpu.speed_report import RESULTS, cells_of, write
 
-ROOT = Path(__file__).parents[2]
-MEASURED = ROOT / "docs/results/predictions.jsonl"
+Row = dict[str, Any]
+MEASURED = RESULTS / "predictions.jsonl"
 STEPS = {"sft": 6, "dpo": 6, "grpo": 6}
 LONG_ENOUGH = 60  # steps after which speed=auto compiles
 # name: (GPUs, overrides). `batch` is the batch of one rank; the default of `accumulation` is 1.
@@ -197,64 +200,69 @@ def _planned(overrides: tuple[str, ...], trls_step: bool) -> tuple[Memory, Speed
     return memory.memory(config, processes)[-1], estimate_speed(config)
 
 
-def tables(
-    unit: str,
-    reason: str,
-    measured: str,
-    predict: Callable[[dict[str, Any]], tuple[float | None, str]],
-) -> str:
-    """Return a table of earlier predictions and a table of today's, for rows with key `measured`.
+def report(measured: str, within: float, predict: Callable[[Row], float | None]) -> str:
+    """Return a table of errors by kind of run, and the runs whose error exceeds `within`.
 
-    The first table compares held-out runs with the predictions before their measurement. The second
-    compares all runs with today's predictions.
+    Held-out runs have the prediction of the time before their measurement. Today's planner predicts
+    all runs that have the key `measured`.
     """
-    rows = [
-        _named(row)
-        for line in MEASURED.read_text().splitlines()
-        if measured in (row := json.loads(line))
+    before, now = [], []
+    for row in map(json.loads, MEASURED.read_text().splitlines()):
+        if measured in row:
+            figure, about = row[measured], (kind(row), title(row))
+            before += [(*about, row["predicted"][measured] / figure - 1)] if row["held_out"] else []
+            predicted = predict(row)
+            now += [(*about, predicted / figure - 1)] if predicted else []
+    columns = [
+        f"{when}: {what}" for when in ("before", "now") for what in ("good", "mean", "worst")
     ]
-    columns = ["run", f"{unit} measured", "predicted", "error"]
-    held_out = [row for row in rows if row["held_out"]]
-    then = [(row["name"], row[measured], row["predicted"][measured]) for row in held_out]
-    now = [(row["name"], row[measured], *predict(row)) for row in rows]
-    now = [row for row in now if row[2]]
-    before = _table("Predicted before the measurement", columns, then)
-    return "\n".join([*before, *_table("All runs, as predicted now", [*columns, reason], now)])
+    lines = [cells_of(["runs", *columns]), "|" + "---|" * 7]
+    for name in [*sorted({name for name, _, _ in now}), "all"]:
+        parts = [
+            [error for of, _, error in errors if name in (of, "all")] for errors in (before, now)
+        ]
+        lines.append(cells_of([name, *(cell for part in parts for cell in shown(part, within))]))
+    legend = "Before: predicted before the measurement. Now: by today's planner. Good: within"
+    lines += ["", f"{legend} {within:.0%}."]
+    others = [f"{name} {error:+.1%}" for _, name, error in before if abs(error) > within]
+    lines += [f"Others before: {', '.join(others)}."] if others else []
+    return "\n".join(lines) + "\n"
 
 
-def _named(row: dict[str, Any]) -> dict[str, Any]:
-    """Add the GPU to the name, unless it is an H200."""
+def kind(row: Row) -> str:
+    """Return the method and the topology of a run."""
+    words = " ".join(row["overrides"])
+    method, topology = (re.search(rf"\b{key}=(\w+)", words) for key in ("method", "topology"))
+    offload = " with offload" if "offload" in words else ""
+    assert method
+    return f"{method[1].upper()}, {topology[1] if topology else 'single'}{offload}"
+
+
+def title(row: Row) -> str:
+    """Return the name of a run, with the GPU unless it is an H200."""
     gpu = row["overrides"][0].partition("=")[2]
-    return row if gpu == "h200" else {**row, "name": f"{row['name']} ({gpu.upper()})"}
+    return row["name"] if gpu == "h200" else f"{row['name']} ({gpu.upper()})"
 
 
-def _table(title: str, columns: list[str], rows: list[tuple[Any, ...]]) -> list[str]:
-    """Return a table with its worst and mean error. Rows are (name, measured, predicted, ...)."""
-    errors = [predicted / measured - 1 for _, measured, predicted, *_ in rows]
-    mean = statistics.mean(abs(error) for error in errors)
-    summary = f"{len(errors)} runs; worst {max(errors, key=abs):+.1%}, mean {mean:.1%}."
-    lines = [f"## {title}", "", summary, ""]
-    lines += ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    for (name, measured, predicted, *reasons), error in zip(rows, errors, strict=True):
-        cells = [name, f"{measured:.2f}", f"{predicted:.2f}", f"{error:+.1%}", *reasons]
-        lines.append("| " + " | ".join(cells) + " |")
-    return [*lines, ""]
+def shown(errors: list[float], within: float) -> list[str]:
+    """Return how many errors are within a limit, their mean size, and the worst."""
+    if not errors:
+        return ["", "", ""]
+    sizes = [abs(error) for error in errors]
+    count = sum(size <= within for size in sizes)
+    return [
+        f"{count} of {len(sizes)}",
+        f"{statistics.mean(sizes):.1%}",
+        f"{max(errors, key=abs):+.1%}",
+    ]
 
 
 def memory_report() -> str:
-    def predict(row: dict[str, Any]) -> tuple[float | None, str]:
-        memory = planned_row(row)[0]
-        return memory.allocated_gb, memory.moment
-
-    return tables("GB", "most at", "peak_gb", predict)
+    return report("peak_gb", 0.05, lambda row: planned_row(row)[0].allocated_gb)
 
 
 def speed_report() -> str:
-    def predict(row: dict[str, Any]) -> tuple[float | None, str]:
-        speed = planned_row(row)[1]
-        return speed.step_s, speed.basis.partition(": ")[2]
-
-    return tables("s a step", "what takes the time", "step_s", predict)
+    return report("step_s", 0.15, lambda row: planned_row(row)[1].step_s)
 
 
 def main() -> None:
@@ -271,8 +279,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3600, help="start no run after this time")
     options = parser.parse_args()
     if options.what == "report":
-        print(memory_report())
-        print(speed_report())
+        write("memory", "predictions", memory_report())
+        write("speed", "predictions", speed_report())
     elif options.what == "predict":
         print(predict(options.hardware))
     else:

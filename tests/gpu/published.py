@@ -1,6 +1,6 @@
 """Compare published memory and speed with the planner's: docs/results/memory.md and speed.md.
 
-    python tests/gpu/published.py
+    python tests/gpu/published.py           updates the pages; needs no GPU
 
 published.yaml has the published figures. The MI350X report's transformers have two matrices in
 their MLP, and keep all logits in memory. The planner's models have three matrices. So their MLP has
@@ -26,6 +26,7 @@ from launch.estimate.batch_counts import batch
 from launch.estimate.speed import step_parts
 from launch.plan.planning import prepare
 from tests.gpu.predictions import planned
+from tests.gpu.speed_report import write
 
 CONTENT: dict[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
 TRANSFORMERS: dict[str, list[int]] = CONTENT["transformers"]
@@ -129,7 +130,7 @@ def memory_rows(section: str) -> list[PublishedMemory]:
         if name := row.get("transformer"):
             *_, batch, length, gpus = TRANSFORMERS[name]
             logits = batch * length * VOCABULARY * (2 + 4 + 4 + 2) / 1e9
-            row |= {"run": f"transformer of {name}, {gpus} MI350X, {batch} x {length}"}
+            row |= {"run": f"GPT {name}, {gpus} MI350X, {batch} x {length}"}
             overrides = stand_in(name, gpus)
         else:
             overrides = row["overrides"].split()
@@ -145,7 +146,7 @@ def speed_rows(section: str) -> list[PublishedSpeed]:
         if name := row.get("transformer"):
             gpus, (*_, batch, length, _) = row["gpus"], TRANSFORMERS[name]
             size = name.partition(",")[0]
-            row |= {"run": f"transformer of {size}, {gpus} MI350X, {batch} x {length}"}
+            row |= {"run": f"GPT {size}, {gpus} MI350X, {batch} x {length}"}
             overrides, tokens = stand_in(name, gpus), gpus * batch * length
         else:
             overrides = row["overrides"].split()
@@ -175,14 +176,14 @@ def memory_report() -> str:
 def speed_report() -> str:
     def cells(row: PublishedSpeed) -> list[str]:
         times = [f"{row.step_s:.4g}", f"{row.predicted_s:.3g}", f"{row.error:+.0%}"]
-        return [row.name, row.stated, *times]
+        return [row.name, *times]
 
     def summary(rows: list[PublishedSpeed]) -> list[str]:
         errors = [row.error for row in rows]
         mean, worst = statistics.mean(map(abs, errors)), max(errors, key=abs)
         return [f"{len(rows)} rows; worst {worst:+.0%}, mean {mean:.0%}.", ""]
 
-    columns = ["run", "published", "s per step", "predicted", "error"]
+    columns = ["run", "s per step", "predicted", "error"]
     return tables(SPEED, columns, cells, SPEED_REASONS, summary)
 
 
@@ -204,5 +205,5 @@ def tables(
 
 
 if __name__ == "__main__":
-    print(memory_report())
-    print(speed_report())
+    write("memory", "published", memory_report())
+    write("speed", "published", speed_report())

@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.gpu import jobs
 from tests.gpu.forced_lengths import install
 from tests.gpu.jobs import MASK, ROOT, Job
-from tests.gpu.speed_report import page, table
+from tests.gpu.speed_report import RESULTS, table, write
 from tests.gpu.speed_rows import FRESH, ROWS, Row, chat_lengths
 
 WARM_UP = 5
@@ -45,9 +45,14 @@ LONG = 1000
 PROMPT = 200  # tokens per prompt
 POLL_S = 0.05
 LAST_LINES = 15
-MEASURED = ROOT / "docs/results/speed.jsonl"
-PAGE = ROOT / "docs/results/speed.md"
+MEASURED = RESULTS / "speed.jsonl"
 PEERS = [sys.executable, str(ROOT / "tests/gpu/peers.py")]
+# Several ranks of TRL shard fp32 weights, because DDP's do not fit 80 GB at 4B.
+FSDP = (
+    "--use_fsdp --fsdp_version 2 --fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP "
+    "--fsdp_transformer_layer_cls_to_wrap Qwen3DecoderLayer --fsdp_reshard_after_forward true "
+    "--fsdp_state_dict_type SHARDED_STATE_DICT --num_machines 1 --mixed_precision bf16"
+).split()
 # stop_timeout_s is short because nothing needs to be saved.
 COMMON = [f"method.args.max_steps={LONG}", "runtime=local", "runtime.stop_timeout_s=1"]
 KERNEL_CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
@@ -108,16 +113,26 @@ def start(
         words = [*overrides(row, side), *of_model]
         job = Job(name, len(gpus), words, "own" if saved else row.data)
         return jobs.start(job, session.hardware, session.folder, gpus, more)
-    argv = [*PEERS, *row.sides[side].split(), f"--steps={WARM_UP + row.timed}", f"--data={rows}"]
+    trainers = gpus[: max(1, len(gpus) - 1)]  # the last of several GPUs generates
+    argv = [*launcher(len(trainers)), *row.sides[side].split(), f"--data={rows}"]
+    argv += [f"--steps={WARM_UP + row.timed}"]
     argv += [f"--metrics={session.folder / name}.jsonl"]
     argv += [f"--saved={saved}"] if saved else []
-    argv += [f"--server-gpu={gpu}" for gpu in gpus[1:]]
-    environment = {**os.environ, **more, MASK: str(gpus[0])}
+    argv += [f"--server-gpu={gpu}" for gpu in gpus[len(trainers) :]]
+    environment = {**os.environ, **more, MASK: ",".join(map(str, trainers))}
     # unsloth needs an older TRL and datasets.
     if side.startswith("unsloth") and (site := environment.get("UNSLOTH_SITE")):
         environment["PYTHONPATH"] = f"{site}:{environment.get('PYTHONPATH', '')}"
     with (session.folder / f"{name}.log").open("wb") as log:
         return subprocess.Popen(argv, env=environment, stdout=log, stderr=subprocess.STDOUT)
+
+
+def launcher(ranks: int) -> list[str]:
+    """Return the words that start tests/gpu/peers.py with this number of ranks."""
+    if ranks == 1:
+        return PEERS
+    accelerate = [sys.executable, "-m", "accelerate.commands.launch", *FSDP]
+    return [*accelerate, f"--num_processes={ranks}", *PEERS[1:]]
 
 
 def metrics(name: str, side: str, folder: Path) -> list[dict[str, Any]]:
@@ -136,7 +151,7 @@ def measure_side(row_name: str, side: str, session: Session, gpus: list[int]) ->
     shutil.rmtree(session.folder / "runs" / name, ignore_errors=True)
     (session.folder / f"{name}.jsonl").unlink(missing_ok=True)
     num_steps = 1 if row.first_step else WARM_UP + row.timed
-    gpus = gpus[: 1 if side == "ours_one" else row.gpus]
+    gpus = gpus[: num_gpus(row, side)]
     began = time.monotonic()
     deadline = min(began + row.seconds, session.until)
     process = start(row, name, side, session, gpus)
@@ -169,6 +184,12 @@ def measure_side(row_name: str, side: str, session: Session, gpus: list[int]) ->
     for checkpoints in (session.folder / "runs" / name).glob("[0-9]*/checkpoints"):
         shutil.rmtree(checkpoints, ignore_errors=True)  # saving may have been interrupted
     return result
+
+
+def num_gpus(row: Row, side: str) -> int:
+    """Return the GPUs of a side: those of its row, or of its name (ours_one, ours_fsdp_2)."""
+    last = side.rpartition("_")[2]
+    return 1 if last == "one" else int(last) if last.isdigit() else row.gpus
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
@@ -304,7 +325,7 @@ def main() -> None:
     if options.what == "report":
         shown = table([json.loads(line) for line in MEASURED.read_text().splitlines()])
         if options.write:
-            PAGE.write_text(page(PAGE.read_text(), "speed", shown))
+            write("speed", "speed", shown)
         else:
             print(shown)
         return

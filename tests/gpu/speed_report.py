@@ -1,27 +1,33 @@
-"""Make the table of docs/results/speed.md from the results of tests/gpu/speed.py."""
+"""Make the table of tests/gpu/speed.py, and write sections of docs/results."""
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 from tests.gpu.speed_rows import ROWS, Mark, Row
 
 Result = dict[str, Any]
-COLUMNS = ["work", "GPU", "ours", "mark", "its", "ratio", "at least", "met"]
-DETAILS = [
-    *("row", "side", "GPU", "tokens/s", "s a step", "timed tokens", "first step, s", "peak GB"),
-    *("command", "chosen"),
-]
+RESULTS = Path(__file__).parents[2] / "docs/results"
+COLUMNS = ["work", "GPU", "ours, tokens/s", "compared with", "its", "ratio", "target"]
+MAKERS = re.compile(r"\b(NVIDIA|AMD|Instinct|\d+GB|HBM\w+) ?")
 
 
-def page(text: str, name: str, section: str) -> str:
-    """Replace the text between the markers of that name. Raise ValueError if they are missing."""
-    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
-    before, began, rest = text.partition(begin)
+def write(name: str, section: str, text: str) -> None:
+    """Replace a section of docs/results/<name>.md."""
+    page = RESULTS / f"{name}.md"
+    page.write_text(replaced(page.read_text(), section, text))
+
+
+def replaced(page: str, section: str, text: str) -> str:
+    """Replace what stands between a section's markers. Raise ValueError if they are missing."""
+    begin, end = f"<!-- {section}: begin -->", f"<!-- {section}: end -->"
+    before, began, rest = page.partition(begin)
     _, ended, after = rest.partition(end)
     if not began or not ended:
         raise ValueError(f"the page has no {begin} ... {end}")
-    return f"{before}{begin}\n{section.strip()}\n{end}{after}"
+    return f"{before}{begin}\n{text.strip()}\n{end}{after}"
 
 
 def table(results: list[Result]) -> str:
@@ -37,62 +43,47 @@ def table(results: list[Result]) -> str:
         ]
         if not any(by_gpu):
             missing.append(row.work)
-        lines += [line(row, mark, sides) for sides in by_gpu if sides for mark in row.marks]
-    lines += ["", *details(newest.values())]
+        for sides in filter(None, by_gpu):
+            first, *others = [line(row, mark, sides) for mark in row.marks]
+            # Further marks of the same runs leave the work and the GPU out.
+            lines += [cells_of(first), *(cells_of(["", "", *cells[2:]]) for cells in others)]
+    failed = [failure(result) for result in newest.values() if "error" in result]
+    lines += ["", f"Failed: {'; '.join(failed)}."] if failed else []
     lines += ["", f"Not measured: {'; '.join(missing)}."] if missing else []
     return "\n".join(lines)
 
 
-def line(row: Row, mark: Mark, sides: dict[str, Result]) -> str:
-    gpu = next(iter(sides.values()))["gpu"]
-    figure, unit = ("first_step_s", "s") if row.first_step else ("tokens_per_second", "tokens/s")
+def line(row: Row, mark: Mark, sides: dict[str, Result]) -> list[str]:
+    figure = "first_step_s" if row.first_step else "tokens_per_second"
     ours, theirs = (sides.get(side, {}) for side in (mark.ours, mark.side))
-    cells = [
-        row.work,
-        f"{row.gpus} x {gpu}" if row.gpus > 1 else gpu,
-        shown(ours, figure, unit),
-        mark.name,
-        shown(theirs, figure, unit, mark.times),
-    ]
-    least = f"+{mark.least:g} s at most" if row.first_step else f"{mark.least:.2f}x"
+    gpu = MAKERS.sub("", next(iter(sides.values()))["gpu"]).strip()
+    cells = [row.work, f"{row.gpus}x {gpu}" if row.gpus > 1 else gpu, shown(ours, figure)]
+    cells += [mark.name, shown(theirs, figure, mark.times)]
+    target = f"+{mark.least:g} s" if row.first_step else f"{mark.least:.2f}x"
     if any("error" in side or not side.get(figure) for side in (ours, theirs)):
-        cells += ["", least, "not measured"]
-    elif row.first_step:
+        return [*cells, "not measured", target]
+    if row.first_step:
         more = ours[figure] - theirs[figure]
-        cells += [f"{more:+.1f} s", least, "yes" if more <= mark.least else "**no**"]
+        ratio, met = f"{more:+.1f} s", more <= mark.least
     else:
-        ratio = ours[figure] / (mark.times * theirs[figure])
-        cells += [f"{ratio:.3f}x", least, "yes" if ratio >= mark.least else "**no**"]
-    return cells_of(cells)
+        times = ours[figure] / (mark.times * theirs[figure])
+        ratio, met = f"{times:.3f}x", times >= mark.least
+    return [*cells, ratio, target if met else f"{target}, **missed**"]
 
 
 def cells_of(cells: list[Any]) -> str:
     return "| " + " | ".join(map(str, cells)) + " |"
 
 
-def shown(result: Result, figure: str, unit: str, times: int = 1) -> str:
+def shown(result: Result, figure: str, times: int = 1) -> str:
     if "error" in result:
         return "failed"
     value = result.get(figure)
     if value is None:
         return ""
-    return f"{value:.1f} {unit}" if unit == "s" else f"{times * value:,} {unit}"
+    return f"{value:.1f} s" if figure == "first_step_s" else f"{times * value:,}"
 
 
-def details(results: Any) -> list[str]:
-    """List each side with its command, and the settings that the planner chose for ours."""
-    lines = ["Every side:", "", cells_of(DETAILS), "|" + "---|" * len(DETAILS)]
-    for result in results:
-        command, chosen = result["settings"]["command"], result["settings"].get("chosen", {})
-        choices = ", ".join(f"{key}={value}" for key, value in chosen.items())
-        if not choices and "micro_batch" in result:
-            choices = f"micro-batch {result['micro_batch']}"
-        rate = result.get("tokens_per_second")
-        speed = f"{rate:,}" if rate else ""
-        if "error" in result:
-            speed = "failed: " + result["error"].splitlines()[0]
-        figures = [result.get(key) or "" for key in ("step_s", "timed_tokens", "first_step_s")]
-        names = [result[key] for key in ("row", "side", "gpu")]
-        peak = result.get("peak_gb", "")
-        lines.append(cells_of([*names, speed, *figures, peak, f"`{command}`", choices]))
-    return lines
+def failure(result: Result) -> str:
+    why = result["error"].splitlines()[0]
+    return f"{result['row']} {result['side']} ({why})"

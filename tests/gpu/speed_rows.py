@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from dataclasses import dataclass
@@ -86,6 +87,55 @@ def two_gpus(work: str, words: str, kinds: list[str], rows: int | None = None) -
         for kind in kinds
     ]
     return Row(f"SFT 4B on two GPUs, {work}", sides, marks, gpus=2)
+
+
+def four_gpus(work: str, words: str, kinds: list[str], rows: int) -> Row:
+    """Return a row that compares one, two and four GPUs, with `rows` per GPU and step."""
+    sides = {"ours_one": f"{words} {ONE_GPU} effective_batch={rows}"}
+    for kind, gpus in itertools.product(kinds, (2, 4)):
+        sides[f"ours_{kind}_{gpus}"] = (
+            f"{words} topology={kind} topology.num_gpus={gpus} effective_batch={rows * gpus}"
+        )
+    marks = [
+        Mark("ours_one", f"four times our one GPU ({kind})", 0.95, times=4, ours=f"ours_{kind}_4")
+        for kind in kinds
+    ]
+    return Row(f"SFT 4B on four GPUs, {work}", sides, marks, gpus=4, timed=8)
+
+
+def grpo_four(size: str, model: str, least: float) -> Row:
+    """Return a row with one GPU that generates and three that train, or two and two."""
+    split = (
+        f"{GRPO} model={model} topology=split topology.num_gpus=4 topology.strategy=fsdp"
+        " topology.server_max_length=768"
+    )
+    modes = {
+        "ours": "topology.overlap=false",
+        "ours_overlap": "topology.overlap=true",
+        "ours_stream": "topology.overlap=stream",
+        "ours_two_and_two": "topology.overlap=stream topology.servers=2",
+    }
+    return Row(
+        f"GRPO {size}, four GPUs, 96 x (200 + 512) tokens",
+        {
+            **{side: f"{split} {mode}" for side, mode in modes.items()},
+            "trl": f"{TRL_GRPO} --model {model}",
+        },
+        [
+            Mark(
+                "trl",
+                f"TRL's server mode, 1 + 3 ({side[5:].replace('_', ' ') or 'synchronous'})",
+                least,
+                ours=side,
+            )
+            for side in modes
+        ],
+        data="prompts",
+        gpus=4,
+        seconds=400,
+        saved=model,
+        timed=5,
+    )
 
 
 def grpo(
@@ -210,6 +260,12 @@ ROWS: dict[str, Row] = {
     ),
     "two_gpus": two_gpus("plain command, 8 x 4,096 tokens each", PACKED_4B, ["fsdp"], rows=8),
     "two_gpus_bf16": two_gpus("best bf16, 8 x 4,096 tokens each", BARE_4B, ["ddp", "fsdp"], rows=8),
+    "four_gpus": four_gpus("plain command, 8 x 4,096 tokens each", PACKED_4B, ["fsdp"], rows=8),
+    "four_gpus_bf16": four_gpus(
+        "best bf16, 8 x 4,096 tokens each", BARE_4B, ["ddp", "fsdp"], rows=8
+    ),
+    "grpo_4b_four": grpo_four("4B", "qwen3_4b", 2.5),
+    "grpo_06b_four": grpo_four("0.6B", "qwen3_0_6b", 2.5),
     "grpo_1_7b": grpo("1.7B", "qwen3_1_7b", sync=1.5, fastest=3.0),
     "grpo_4b": grpo("4B", "qwen3_4b", sync=None, fastest=2.5, timed=6),
     "grpo_forced": grpo("1.7B", "qwen3_1_7b", sync=None, fastest=4.0, timed=5, forced=True),
@@ -230,7 +286,7 @@ ROWS: dict[str, Row] = {
     ),
     # Last, so that libraries are already cached in memory for both sides.
     "first_step": Row(
-        "seconds from command to first step, 4B",
+        "from command to first step, 4B",
         {
             "ours": f"{PACKED_4B} {ONE_GPU} effective_batch=4 step.compile=true {FRESH}",
             "ours_eager": f"{PACKED_4B} {ONE_GPU} effective_batch=4 speed=off step.compile=false",

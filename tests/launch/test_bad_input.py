@@ -12,6 +12,7 @@ from launch.core import json_files
 
 # arguments | parts of the message
 MISTAKES = r"""
+experiment= | experiment=: add one of | debug_overfit | memorize eight rows. | tiny_raft
 hardware=mi530x | hardware=mi530x | no such hardware | Did you mean mi350x | Options: auto, cpu
 model=Qwen/Qwen3-4B | model=Qwen/Qwen3-4B | Did you mean qwen3_4b | model.hub_id=Qwen/Qwen3-4B
 'experiment=[quickstart,learning]' | experiment=[quickstart,learning]: no such experiment | Options:

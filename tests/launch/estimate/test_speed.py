@@ -10,6 +10,7 @@ from launch.estimate import speed
 from launch.schema import Config
 from tests.conftest import ROOT, composed
 from tests.gpu import predictions, published
+from tests.gpu.speed_report import replaced
 
 ROWS = [json.loads(line) for line in predictions.MEASURED.read_text().splitlines()]
 SMALL = "hardware=h200 model=qwen3_0_6b method=sft topology=single precision=bf16"
@@ -42,10 +43,12 @@ def test_measured_steps_are_predicted(row):
 
 
 @pytest.mark.parametrize("name", ["memory", "speed"])
-def test_documents_contain_the_reports(name):
+@pytest.mark.parametrize("module", [predictions, published])
+def test_pages_contain_the_reports(name, module):
+    """`python tests/gpu/predictions.py report` and `python tests/gpu/published.py` update them."""
     page = (ROOT / f"docs/results/{name}.md").read_text()
-    assert page.endswith(getattr(predictions, f"{name}_report")())
-    assert getattr(published, f"{name}_report")() in page
+    section = module.__name__.rpartition(".")[2]
+    assert replaced(page, section, getattr(module, f"{name}_report")()) == page
 
 
 @pytest.mark.parametrize("offload", [

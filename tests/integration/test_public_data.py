@@ -1,0 +1,36 @@
+"""Smoke-train the experiments with public data, on small files of the published columns."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.conftest import command
+from tests.helpers.hub_data import write_public
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.mark.parametrize(("experiment", "data", "metric"), [
+    ("chat_sft", "ultrachat", "mean_token_accuracy"),
+    ("preferences_dpo", "ultrafeedback", "rewards/margins"),
+    ("mi300x_grpo_gsm8k", "gsm8k", "rewards/accuracy/mean"),
+    ("rx7900xtx_grpo_gsm8k_lora", "gsm8k", "rewards/accuracy/mean"),
+])  # fmt: skip
+def test_experiment_trains_on_the_published_columns(
+    tmp_path, monkeypatch, experiment, data, metric
+):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "hub").mkdir()
+    hub_id = write_public(tmp_path / "hub", data)
+    hardware = [] if "gsm8k" in experiment else ["hardware=mi300x"]
+    words = [f"experiment={experiment}", *hardware, f"data.hub_id={hub_id}", "tracking=none"]
+    done = command(*words, "smoke=true", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "runs" / experiment / "latest"
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2]
+    assert all(metric in line and line["num_tokens"] > 0 for line in lines)
+    assert (run / "model/model.safetensors").is_file()
