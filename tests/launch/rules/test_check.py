@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -473,3 +474,22 @@ def test_warning(overrides, words):
     assert refusals(config) == []
     warnings = rule_warnings(config)
     assert warnings == [] if words == "none" else any(words in line for line in warnings)
+
+
+@pytest.mark.parametrize(
+    ("method", "overrides", "is_rejected"),
+    [
+        ("fp8", "method=sft", True),
+        ("gptq", "adapter=lora", True),
+        ("mxfp4", "method=sft", False),
+        ("mxfp4", "method=grpo topology=split", True),
+        ("fp8", "method=evaluate", False),
+    ],
+)
+def test_quantized_weights_are_not_trained(tmp_path, method, overrides, is_rejected):
+    shape = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 99}
+    content = {"model_type": "llama", **shape, "quantization_config": {"quant_method": method}}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    config = composed("hardware=mi300x", f"model.path={tmp_path}", *overrides.split())
+    names = [refusal.name for refusal in refusals(config)]
+    assert ("quantized_model" in names) == is_rejected
