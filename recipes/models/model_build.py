@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import torch
 from accelerate import PartialState
 from huggingface_hub import snapshot_download, try_to_load_from_cache
@@ -167,7 +169,13 @@ def whole_model(config: DictConfig, shape: PretrainedConfig) -> Path | None:
     """Return the directory of the model whose text part has this shape; None if it has no tower."""
     directory = local_files(config)
     content = read_json(directory / "config.json") if directory else None
-    return directory if content and vision.is_part(shape, content) else None
+    if not content or not vision.is_part(shape, content):
+        return None
+    if not model_directory(config):  # loading the text fetched no configuration of images
+        with contextlib.suppress(OSError, httpx.HTTPError):
+            hub_id, revision = config.model.hub_id, config.model.revision
+            snapshot_download(hub_id, revision=revision, allow_patterns=vision.PROCESSORS)
+    return directory
 
 
 def write_random(config: DictConfig, tokenizer: PreTrainedTokenizerBase) -> Path:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PretrainedConfig
 
-from recipes.models.shards import Shards, read_tensors
+from recipes.models.shards import Shards, read_names, read_tensors
 
 # Names of the text's weights in files -> their names in the text model
 TEXT_NAMES = {
@@ -26,7 +26,7 @@ TEXT_NAMES = {
 # Names in the text model -> in transformers' class of the whole model, which vLLM accepts too
 WHOLE = ("model.", "model.language_model.")
 HEAD = "lm_head."
-GENERATION = "generation_config.json"
+GENERATION, PROCESSORS = "generation_config.json", "*processor_config.json"
 
 
 def text_part(shape: PretrainedConfig) -> PretrainedConfig:
@@ -34,7 +34,8 @@ def text_part(shape: PretrainedConfig) -> PretrainedConfig:
     text = shape.get_text_config()
     if text is shape or type(text) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         return shape
-    text.tie_word_embeddings = shape.tie_word_embeddings  # what the whole model does
+    # Either class may have a wrong default. transformers does not tie weights that differ.
+    text.tie_word_embeddings = text.tie_word_embeddings or shape.tie_word_embeddings
     # Otherwise the log would list all weights of the tower.
     MODEL_FOR_CAUSAL_LM_MAPPING[type(text)]._keys_to_ignore_on_load_unexpected = ["."]
     return text
@@ -55,16 +56,14 @@ def restored(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the tensors of the text, named as in `source`, then the other tensors of `source`."""
     prefixes: dict[str, str] = {}
-    for name, _ in read_tensors(source):
+    for name in read_names(source):
         for pattern, target in TEXT_NAMES.items():
             if match := re.match(pattern, name):
                 prefixes.setdefault(target, match[0])
     for name, tensor in tensors:
         target = next((target for target in prefixes if name.startswith(target)), "")
         yield prefixes.get(target, "") + name.removeprefix(target), tensor
-    for name, tensor in read_tensors(source):
-        if not name.startswith((*prefixes.values(), HEAD)):
-            yield name, tensor
+    yield from read_tensors(source, without=(*prefixes.values(), HEAD))
 
 
 def restore(text: Path, source: Path, target: Path) -> None:
@@ -85,5 +84,5 @@ def restore_configs(text: Path, source: Path, target: Path) -> None:
     content |= {key: saved[key] for key in ("dtype", "license") if key in saved}
     content["text_config"]["dtype"] = saved["dtype"]
     (target / "config.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    for file in source.glob("*processor_config.json"):
+    for file in source.glob(PROCESSORS):
         shutil.copyfile(file, target / file.name)
