@@ -48,8 +48,7 @@ def fits_with_margin(config: Config, host: Host) -> bool:
 def why(entry: Memory) -> str:
     """Return why an entry that is close may run out of memory."""
     pieces = (
-        f", and torch's allocator may hold another {entry.scattered_gb:.1f} GB in pieces that are "
-        "free but too small"
+        f", and {entry.scattered_gb:.1f} GB may be held unused, in pieces or in DDP's old buckets"
         if entry.scattered_gb
         else ""
     )

@@ -362,9 +362,15 @@ def _shards(config: Config, size: Batch) -> _Shards:
         # flattened in 16 bits, then in fp32
         flattened = min(4.0 * SUB_GROUP, flat) * (1.5 if low == 2 else 1.0)
         return _Shards(part, 2 * bucket + gathered(2), part + flattened, bucket)
-    # DDP has buckets in addition to the gradients.
-    buckets = full if strategy == "ddp" and n.ranks > 1 else 0.0
+    buckets = bucket_bytes(config)  # in addition to the gradients
     return _Shards(full, buckets, full, buckets)
+
+
+def bucket_bytes(config: Config) -> float:
+    """Return the bytes of DDP's buckets, which exchange all gradients."""
+    n = _Counts.of(config)
+    is_ddp = config.topology.strategy == "ddp" and n.ranks > 1
+    return n.width * n.trained if is_ddp else 0.0
 
 
 def width(config: Config) -> float:

@@ -52,10 +52,13 @@ def file_errors(config: DictConfig) -> Iterator[None]:
         text = " ".join(str(error).split())[:LONGEST].rstrip(".")
         if not isinstance(error, OSError | ValueError | ImportError):
             text = f"{type(error).__name__}: {text}"
-        remedy = "" if config.model.path else ", or model.init=random"
+        remedy = "model.path=<directory of a complete model>"
+        remedy += "" if config.model.path else ", or model.init=random"
+        if isinstance(error, ImportError):
+            remedy = "pip install with the package that it names, or a model that does not need it"
         raise UserError(
             f"{key_of(config)} cannot be loaded by transformers {transformers.__version__}: "
-            f"{text}. Use: model.path=<directory of a complete model>{remedy}."
+            f"{text}. Use: {remedy}."
         ) from error
 
 
