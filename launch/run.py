@@ -41,6 +41,7 @@ from launch.plan import rundir, show
 from launch.plan.check_files import check_files
 from launch.plan.planning import make_plan, prepare, with_choices
 from launch.plan.views import as_json
+from launch.schema import Config
 from launch.schema.enums import Find, Mode
 from launch.schema.plan import Plan
 from launch.search import fit
@@ -56,7 +57,7 @@ def run(overrides: list[str]) -> int:
     sweep.reject_sweep_keys(config, request)
     if has_phases(config):
         request.print_warnings()
-        return pipeline.run(config, request)
+        return run_pipeline(config, request)
     host = detect.host(sys.executable)
     if config.find != Find.none:
         request, search_result = fit.search(config, request, host)
@@ -83,6 +84,16 @@ def run(overrides: list[str]) -> int:
     exit_code = execute(plan, host, image)
     show.show_end(plan.config, plan, exit_code)
     return exit_code
+
+
+def run_pipeline(config: Config, request: Request) -> int:
+    """Run a pipeline, with its hardware report if requested, and return its exit code."""
+    if config.hardware_report:
+        # Other commands do not need the reports.
+        from launch.reports import hardware_report
+
+        return hardware_report.run(config, request)
+    return pipeline.run(config, request)
 
 
 def show_plan(

@@ -15,11 +15,14 @@ from uuid import uuid4
 
 BLOCK = 2**26  # bytes; hashing a block takes about 0.1 s
 FULL_BYTES = 2**22  # a disk with less free space counts as full
+SCALARS = (str, int, float, bool, type(None))
 LARGEST = 1e150  # sums and squares of smaller numbers are finite
 
 
 def plain(node: Any) -> Any:
     """Return a copy with dataclasses, enums and paths replaced by types of JSON and YAML."""
+    if type(node) in SCALARS:
+        return node
     if isinstance(node, Enum):
         return node.name
     if dataclasses.is_dataclass(node) and not isinstance(node, type):

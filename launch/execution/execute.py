@@ -42,7 +42,7 @@ from launch.execution.supervise import (
 )
 from launch.machine import placement
 from launch.machine.detect import Host
-from launch.plan import inherited, rundir, tools
+from launch.plan import inherited, local_python, rundir, tools
 from launch.plan.planning import rank_config
 from launch.plan.views import as_json
 from launch.schema.enums import Format, Preflight, Vendor
@@ -74,6 +74,9 @@ def check_host(plan: Plan, host: Host) -> dict[str, Any] | None:
 
     # First remove processes of dead launchers, because they occupy GPU memory.
     if config.runtime.on_node != "docker":
+        problems = "\n".join(local_python.problems(config, host))
+        if problems and config.preflight == Preflight.refuse:
+            raise HostError(f"{problems} preflight=warn starts it anyway.")
         inherited.check_tmpdir(config, host.environ)
         orphans.remove()
         check_sandbox(plan, host)
@@ -202,11 +205,13 @@ def execute(
         code = exit_code(plan, outcome, result or {})
         metrics = json_files.read_metrics(run_dir / "metrics.jsonl")
         status = STATUS.get(code, "failed")
-        final_record = record.finish(run_record, run_dir, status, code, metrics, result, restarts)
         has_failed = code != EXIT_DONE and (outcome.status != "interrupted" or failures(run_dir))
-        if has_failed:
-            stream = sys.stderr if plan.config.format == Format.json else sys.stdout
-            print(describe(plan, outcome), end="", file=stream, flush=True)
+        description = describe(plan, outcome) if has_failed else ""
+        run_record |= {"failure": description.strip()} if description else {}
+        final_record = record.finish(run_record, run_dir, status, code, metrics, result, restarts)
+        # Before the record, which a disk that became read-only cannot hold.
+        stream = sys.stderr if plan.config.format == Format.json else sys.stdout
+        print(description, end="", file=stream, flush=True)
         release()
         json_files.write_json(run_dir / "record.json", final_record)
     return code

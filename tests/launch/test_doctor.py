@@ -152,7 +152,7 @@ def test_a_full_disk_behind_stdout(tmp_path):
 
 def plan_on(machine: sysroots.Machine, *overrides: str):
     """Return a plan for this machine, and the host."""
-    machine_host = facts.host_of(str(machine.root))
+    machine_host = dataclasses.replace(facts.host_of(str(machine.root)), python="python")
     config = composed("model=qwen3_0_6b", "runtime=local", *overrides)
     return make_plan(config, machine_host, machine.root / "run"), machine_host
 

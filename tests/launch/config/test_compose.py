@@ -17,6 +17,7 @@ from launch.config import compose
 from launch.config.request import Request
 from launch.config.wording import CONF, groups
 from launch.core.errors import UserError
+from launch.machine import inside
 from launch.plan.planning import make_plan
 from launch.plan.process_env import ROOT
 from launch.rules.check import refusals
@@ -130,6 +131,19 @@ def test_automatic_topology_and_precision(overrides, topology, precision):
 def test_automatic_runtime_and_image(overrides, runtime, image):
     config = composed(*overrides.split(), "model=qwen3_0_6b")
     assert (config.runtime.name, config.container.name) == (runtime, image)
+
+
+@pytest.mark.parametrize(("overrides", "runtime"), [
+    ("", "local"), ("container=rocm", "docker"), ("runtime=docker", "docker"),
+])  # fmt: skip
+def test_runtime_in_a_rented_container(tmp_path, monkeypatch, overrides, runtime):
+    monkeypatch.setattr(inside, "ROOT", tmp_path)
+    monkeypatch.delenv(inside.DOCKER_HOST, raising=False)
+    for name in ("dev/kfd", ".dockerenv"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    config = compose.compose(["hardware=mi300x", *overrides.split()])
+    assert (config.runtime.name, config.container.name == "none") == (runtime, runtime == "local")
 
 
 @pytest.mark.parametrize(
@@ -280,3 +294,12 @@ def test_experiments_with_public_data_are_pinned_and_fit(experiment, rewards):
     assert re.fullmatch("[0-9a-f]{40}", config.data.revision)
     assert config.method.rewards == rewards
     assert all(memory.fits for memory in make_plan(config, host_with(8), Path("/runs/a/1")).memory)
+
+
+@pytest.mark.parametrize("content", ["seed", "- seed"])
+def test_a_file_without_keys_is_rejected(tmp_path, monkeypatch, content):
+    (tmp_path / "mine.yaml").write_text(content)
+    files = compose._Files()
+    monkeypatch.setattr(compose, "CONF", tmp_path)
+    with pytest.raises(UserError, match=r"mine\.yaml: contains no keys"):
+        files.load_config("mine")

@@ -96,7 +96,9 @@ def test_a_run_that_fills_the_disk_is_recorded_as_failed(tmp_path, limit, script
     )
     done = subprocess.run([*MOUNT, f"{mount} && {run}"], capture_output=True, text=True)
     code, _, record = done.stdout.partition("\n")
-    assert (code, json.loads(record)["status"]) == (str(EXIT_FAILED), "failed")
+    content = json.loads(record)
+    assert (code, content["status"]) == (str(EXIT_FAILED), "failed")
+    assert content["failure"].splitlines()[0] in done.stderr
     assert f"{tmp_path}/run: No space left on device" in done.stderr
     assert "run_root=" in done.stderr
 

@@ -183,6 +183,7 @@ slurm_early_signal | runtime=slurm runtime.stop_timeout_s=900 | at least 901
 # overrides | the key that nothing reads
 UNREAD = """
 find=largest_batch | find
+hardware_report=true | hardware_report
 AMD method=bench/gemm save_model=false | save_model
 method=evaluate adapter=lora | adapter=lora
 adapter=none adapter.rslora=true | adapter.rslora
