@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import functools
 import hashlib
 import json
@@ -61,7 +62,8 @@ def write_error(folder: Path) -> OSError | None:
         with tempfile.TemporaryFile(dir=folder) as file:
             os.posix_fallocate(file.fileno(), 0, FULL_BYTES)
     except OSError as error:
-        return OSError(error.errno, error.strerror, str(folder))
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # cannot reserve space at all
+            return OSError(error.errno, error.strerror, str(folder))
     return None
 
 
