@@ -22,6 +22,7 @@ from launch.config.request import Request
 from launch.core.errors import EXIT_INTERRUPTED, UserError
 from launch.machine import placement
 from launch.machine.detect import Host
+from launch.plan import plan_page
 from launch.plan.container import image_reference, inputs
 from launch.plan.process_env import ROOT, container_variables, passed_to_containers
 from launch.schema import Config
@@ -47,11 +48,9 @@ def check(config: Config, host: Host, request: Request) -> None:
         return
     check_paths(config, host)
     if config.mode == Mode.run:
-        overrides = [o for o in request if o.partition("=")[0] not in ("mode", "format")]
-        plan = shlex.join(["python", "launch/run.py", *overrides, "mode=plan", "format=json"])
+        (command,) = plan_page.next_command(request, config, host)
         raise UserError(
-            "runtime=kubernetes: the launcher renders a manifest and starts no pod. Use:\n"
-            f"{plan} | jq .manifest | kubectl apply -f -"
+            f"runtime=kubernetes: the launcher renders a manifest and starts no pod. {command}"
         )
 
 

@@ -147,7 +147,7 @@ def test_without_mode_plan_it_prints_the_command_and_starts_nothing(launch, tmp_
     job = ["runtime=kubernetes", "hardware=cpu", "run_root=/workspace/runs", "user_env.TZ=a b"]
     done = launch(*job)
     assert done.code == 2
-    command = f"python launch/run.py {shlex.join(job)} mode=plan format=json"
+    command = f"launch/run.py {shlex.join(job)} mode=plan format=json"
     assert f"{command} | jq .manifest | kubectl apply -f -" in done.err
     assert not os.listdir(tmp_path)
     done = launch(*job, "mode=plan", "format=json")
