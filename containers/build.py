@@ -270,7 +270,7 @@ def make(client: docker.DockerClient, request: Request, progress: Progress) -> N
             phase.result = f"{client.images.get(image_id).attrs['Size'] / 1e9:.2f} GB with its base"
         with progress.phase("probe") as phase:
             probed = verify.probe(client, image_id)
-            compare(request, probed, progress)
+            compare(client, request, image_id, probed, progress)
             phase.result = verify.summary(probed)
         # The labels contain the probe's results, so add them and the name after the probe.
         replaced = engine.find(client, image.local_reference)
@@ -301,8 +301,15 @@ def name(
 # ---- The command
 
 
-def compare(request: Request, probed: Mapping[str, Any], progress: Progress) -> None:
-    for note in verify.check_entry(request.image, probed, base_replaced=bool(request.base)):
+def compare(
+    client: docker.DockerClient,
+    request: Request,
+    image_id: str,
+    probed: Mapping[str, Any],
+    progress: Progress,
+) -> None:
+    env = verify.environment(client, image_id)
+    for note in verify.check_entry(request.image, probed, bool(request.base), env):
         progress.say(note)
 
 
@@ -323,7 +330,7 @@ def check(client: docker.DockerClient, request: Request, progress: Progress) -> 
         with progress.phase("probe") as phase:
             probed = verify.probe(client, existing.id)
             phase.result = verify.summary(probed)
-        compare(request, probed, progress)
+        compare(client, request, existing.id, probed, progress)
         label = json.loads(existing.labels[f"{LABEL}.probe"])
         keys = sorted(k for k in label.keys() | probed.keys() if label.get(k) != probed.get(k))
         reason = f"its labels differ from its contents in {', '.join(keys)}" if keys else ""
@@ -343,7 +350,8 @@ def run(request: Request, progress: Progress) -> None:
     existing = None if request.no_cache else engine.find(client, image.local_reference)
     reason = outdated(client, request, existing) if existing is not None else "it is missing"
     if existing is not None and not reason:
-        compare(request, json.loads(existing.labels[f"{LABEL}.probe"]), progress)
+        probed = json.loads(existing.labels[f"{LABEL}.probe"])
+        compare(client, request, existing.id, probed, progress)
         progress.say(f"{image.local_reference} is up to date")
     else:
         if existing is not None:
