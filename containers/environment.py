@@ -26,6 +26,7 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from containers import causes
 from containers.install import CPU_INDEX, HASHED, PYCOSAT
 from launch.core.errors import EXIT_DONE, EXIT_INTERRUPTED, HostError, UserError
 
@@ -264,10 +265,19 @@ class Progress:
         remark = "" if not status else "  not installed" if step.optional else "  failed"
         print(f"      {time.monotonic() - started_s:.1f} s{remark}", flush=True)
         if status and not step.optional:
-            last_lines = "\n".join(self.log.read_text(errors="replace").splitlines()[-8:])
+            log = self.log.read_text(errors="replace")
+            last_lines, attempt = "\n".join(log.splitlines()[-8:]), log.rpartition("\n$ ")[2]
+            full = causes.full_disk(
+                attempt, f"The disk of {self.log.parent} or of /tmp", "Free it."
+            )
+            proxies = {
+                name: os.environ.get(name) or os.environ.get(name.lower(), "")
+                for name in causes.PROXIES
+            }
+            remedy = full or causes.wrong_proxy(attempt, proxies) or step.remedy
             raise HostError(
                 f"{step.title} could not be installed. The last lines of {self.log}:\n"
-                f"{last_lines}\n{step.remedy}"
+                f"{last_lines}\n{remedy}"
             )
         return not status
 

@@ -27,10 +27,9 @@ def probe(client: docker.DockerClient, image: str) -> dict[str, Any]:
     return versions
 
 
-def environment(client: docker.DockerClient, image: str) -> dict[str, str]:
-    """Return the environment variables that the image sets."""
-    pairs = client.images.get(image).attrs["Config"]["Env"] or []
-    return dict(pair.split("=", 1) for pair in pairs)
+def environment(image: Any) -> dict[str, str]:
+    """Return the environment variables that an image sets."""
+    return dict(pair.split("=", 1) for pair in image.attrs["Config"]["Env"] or [])
 
 
 def release(version: str) -> tuple[int, ...]:
