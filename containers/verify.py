@@ -29,7 +29,7 @@ def probe(client: docker.DockerClient, image: str) -> dict[str, Any]:
 
 def environment(image: Any) -> dict[str, str]:
     """Return the environment variables that an image sets."""
-    return dict(pair.split("=", 1) for pair in image.attrs["Config"]["Env"] or [])
+    return dict(pair.split("=", 1) for pair in image.attrs["Config"].get("Env") or [])
 
 
 def release(version: str) -> tuple[int, ...]:

@@ -150,8 +150,9 @@ def test_resume_download_and_reuse_complete_folder(tmp_path, monkeypatch):
 
 # pip 23.2's output through a dead proxy, and with a full disk
 DEAD_PROXY = """WARNING: Retrying (Retry(total=0, connect=None, read=None, redirect=None, \
-status=None)) after connection broken by 'ProxyError('Cannot connect to proxy.', NewConnectionError('<pip._vendor\
-.urllib3.connection.HTTPSConnection object at 0x7f80>: Failed to establish a new connection: \
+status=None)) after connection broken by 'ProxyError('Cannot connect to proxy.', \
+NewConnectionError('<pip._vendor.urllib3.connection.HTTPSConnection object at 0x7f80>: \
+Failed to establish a new connection: \
 [Errno 111] Connection refused'))': /simple/six/
 error: tools.lock: pip failed:
 ERROR: Could not find a version that satisfies the requirement six==1.16.0 (from versions: none)

@@ -65,14 +65,12 @@ LEGACY_IPC = "HSA_ENABLE_IPC_MODE_LEGACY"
 
 
 @pytest.mark.parametrize(("driver", "overrides", "environ", "expected"), [
-    ("6.16.13", "method=grpo topology=split", {}, ("1", "launcher", "")),
-    (None, "method=grpo topology=split", {}, ("0", "launcher", "; the image sets 1")),
-    (None, "method=sft topology=ddp", {}, ("0", "launcher", "; the image sets 1")),
-    (None, "method=sft topology=ddp runtime=local", {}, ("0", "launcher", "")),
-    (None, "method=sft topology=single", {}, ("1", "image", "")),  # shares no memory
-    (None, "method=sft topology=ddp", {LEGACY_IPC: "1"}, ("1", "yours", "")),
-    ("6.16.13", "method=sft topology=ddp", {LEGACY_IPC: "0"}, ("0", "yours", "; the image sets 1")),
-    ("unloaded", "method=grpo topology=split", {}, ("1", "image", "")),
+    ("6.16.13", "method=grpo topology=split", {}, ("1", "launcher", False)),
+    (None, "method=grpo topology=split", {}, ("0", "launcher", True)),
+    (None, "method=sft topology=ddp runtime=local", {}, ("0", "launcher", False)),
+    (None, "method=sft topology=single", {}, ("1", "image", False)),  # shares no memory
+    ("6.16.13", "method=sft topology=ddp", {LEGACY_IPC: "0"}, ("0", "yours", True)),
+    ("unloaded", "method=grpo topology=split", {}, ("1", "image", False)),
 ])  # fmt: skip
 def test_mode_of_gpu_memory_sharing(tmp_path, driver, overrides, environ, expected):
     """Legacy IPC needs amdgpu-dkms, but the image sets it on every driver."""
@@ -84,12 +82,11 @@ def test_mode_of_gpu_memory_sharing(tmp_path, driver, overrides, environ, expect
     host = dataclasses.replace(detect.host("python", str(tmp_path)), environ=environ)
     planned = plan("hardware=mi300x", "model=qwen3_4b", *overrides.split(), host=host)
     (mode,) = {s for p in planned.processes for s in p.settings if s.name == LEGACY_IPC}
-    value, origin, overridden = expected
-    assert (mode.value, mode.origin) == (value, origin)
-    assert mode.reason.endswith("; the image sets 1") is bool(overridden)
+    names_image = mode.reason.endswith("; the image sets 1")
+    assert (mode.value, mode.origin, names_image) == expected
     for process in planned.processes:
         spec = planned.containers.get(process.name)
-        assert (spec.environment if spec else process.env)[LEGACY_IPC] == value
+        assert (spec.environment if spec else process.env)[LEGACY_IPC] == mode.value
 
 
 def test_variables_of_the_image():
