@@ -59,6 +59,7 @@ def recipe_name(config: Config) -> str | None:
     return str(config.method.args.get("recipe", default))
 
 
+@functools.cache
 def _locked_arguments(config_class: str) -> dict[str, dict[str, Any]]:
     """Return the arguments of a class from the lock. Raises UserError."""
     arguments: dict[str, dict[str, Any]] = lock()["arguments"].get(config_class, {})
@@ -92,7 +93,8 @@ def value(config: Config, name: str) -> Any:
 
 def value_or_none(config: Config, name: str) -> Any:
     """Return an argument's value; None if the method has no such argument."""
-    return value(config, name) if name in known(config) else None
+    arguments = known(config)
+    return config.method.args.get(name, arguments[name]["default"]) if name in arguments else None
 
 
 def check(config: Config) -> None:

@@ -144,6 +144,7 @@ VALID = {
     "locks": ["one.lock", "two.lock"],
     "tools": {"rocprofv3": "present"},
     "env": {"HSA_ENABLE_IPC_MODE_LEGACY": "1"},
+    "download_gb": "11.3",
     "pushed": "unbuilt",
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -96,6 +97,9 @@ rocprof_compute_alone | AMD topology=ddp profile=rocprof rocprof=compute
 selection_metric | method.selection.metric=eval_los | eval_mean_token
 heldout_rows | BEST FILE | data.heldout_fraction=0.1
 selection_streaming | BEST FILE data.heldout_fraction=0.1 data.streaming=true | data.heldout_path
+quantized_model | AMD model=gpt_oss_20b method=grpo topology=split | topology=ddp
+documents_of_delta_nets | AMD model.architecture=qwen3_5_text method.args.packing=true
+ | method.args.packing=false
 weights_only_checkpoints | method.args.save_only_model=true | save_only_model=false
 selection_saves | BEST method.args.save_strategy=epoch | save_strategy=steps
 selection_overlap | GRPO method.selection.metric=eval_reward topology=split topology.overlap=true
@@ -179,6 +183,7 @@ slurm_early_signal | runtime=slurm runtime.stop_timeout_s=900 | at least 901
 # overrides | the key that nothing reads
 UNREAD = """
 find=largest_batch | find
+hardware_report=true | hardware_report
 AMD method=bench/gemm save_model=false | save_model
 method=evaluate adapter=lora | adapter=lora
 adapter=none adapter.rslora=true | adapter.rslora
@@ -524,3 +529,22 @@ def test_warning(overrides, words):
     assert refusals(config) == []
     warnings = rule_warnings(config)
     assert warnings == [] if words == "none" else any(words in line for line in warnings)
+
+
+@pytest.mark.parametrize(
+    ("method", "overrides", "is_rejected"),
+    [
+        ("fp8", "method=sft", True),
+        ("gptq", "adapter=lora", True),
+        ("mxfp4", "method=sft", False),
+        ("mxfp4", "method=grpo topology=split", True),
+        ("fp8", "method=evaluate", False),
+    ],
+)
+def test_quantized_weights_are_not_trained(tmp_path, method, overrides, is_rejected):
+    shape = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 99}
+    content = {"model_type": "llama", **shape, "quantization_config": {"quant_method": method}}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    config = composed("hardware=mi300x", f"model.path={tmp_path}", *overrides.split())
+    names = [refusal.name for refusal in refusals(config)]
+    assert ("quantized_model" in names) == is_rejected
