@@ -284,14 +284,9 @@ class Progress:
         if status and not step.optional:
             log = self.log.read_text(errors="replace")
             last_lines, attempt = "\n".join(log.splitlines()[-8:]), log.rpartition("\n$ ")[2]
-            full = causes.full_disk(
-                attempt, f"The disk of {self.log.parent} or of /tmp", "Free it."
-            )
-            proxies = {
-                name: os.environ.get(name) or os.environ.get(name.lower(), "")
-                for name in causes.PROXIES
-            }
-            remedy = full or causes.wrong_proxy(attempt, proxies) or step.remedy
+            disk = f"The disk of {self.log.parent} or of TMPDIR"
+            full = causes.full_disk(attempt, disk, "Free space on it.")
+            remedy = full or causes.wrong_proxy(attempt, os.environ) or step.remedy
             raise HostError(
                 f"{step.title} could not be installed. The last lines of {self.log}:\n"
                 f"{last_lines}\n{remedy}"
