@@ -57,8 +57,8 @@ def test_version_matches_release(stated, actual, match):
         ({"vllm": "none"}, {}, ["vllm: the lock says none, the image has 0.31.0+rocm723"], []),
         ({"vllm": "none"}, {"vllm": None}, [], []),
         ({"env": {"A": "1"}}, {}, [], []),
-        ({"env": {"A": "2"}}, {}, ["env.A: the lock says 2, the image has 1"], []),
-        ({"env": {"B": "1"}}, {}, ["env.B: the lock says 1, the image has None"], []),
+        ({"env": {"A": "2"}}, {}, [], ["note: env.A: the lock says 2, the image has 1"]),
+        ({"env": {"B": "1"}}, {}, [], ["note: env.B: the lock says 1, the image has none"]),
         (
             {"torch": "unknown"},
             {},
