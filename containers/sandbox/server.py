@@ -31,6 +31,10 @@ from pathlib import Path
 from typing import Any
 
 PR_SET_DUMPABLE = 4  # linux/prctl.h
+IOPRIO_WHO_PROCESS = 1  # linux/ioprio.h
+SCHED_ATTR_SIZE = 56  # linux/sched/types.h
+# Numbers of system calls without a function in Python: those of x86-64, or asm-generic/unistd.h.
+SCHED_GETATTR, IOPRIO_GET = (315, 252) if os.uname().machine == "x86_64" else (275, 31)
 LIBC = ctypes.CDLL(None)
 # Kernel counts of how often a limit of the container was reached: (file, key) in cgroup v2 and v1.
 COUNTS = {
@@ -210,7 +214,7 @@ def run(
     size = limits.disk_bytes if compiling else limits.output_bytes
     # Use files in memory, because RLIMIT_FSIZE limits them, and nobody has to read them meanwhile.
     source, output, errors = (os.memfd_create(name) for name in ("stdin", "stdout", "stderr"))
-    counts, limits_before = limit_counts(), own_limits()
+    counts, settings_before = limit_counts(), own_settings()
     try:
         os.write(source, stdin)
         os.lseek(source, 0, os.SEEK_SET)
@@ -237,8 +241,10 @@ def run(
             time.sleep(POLL_S)
         code = process.returncode
         kill_all()
-        if own_limits() != limits_before:
-            sys.exit("the code changed this process's limits, which would affect the next job")
+        if own_settings() != settings_before:
+            sys.exit(
+                "the code changed limits or scheduling of this process, and thus of later jobs"
+            )
         # kill_all has already waited for the process
         process.returncode = -signal.SIGKILL if code is None else code
         full = any(os.fstat(file).st_size >= size for file in (output, errors))
@@ -270,13 +276,18 @@ def reason_for_stop(
     return f"killed by {signal.Signals(-code).name}" if code < 0 else None
 
 
-def own_limits() -> list[tuple[int, int]]:
-    """Return the resource limits of this process, which the code could change."""
-    return [
-        resource.getrlimit(getattr(resource, name))
-        for name in dir(resource)
-        if name.startswith("RLIMIT_")
-    ]
+def own_settings() -> list[Any]:
+    """Return resource limits and scheduling of this process.
+
+    The code may change them, since it has the same user. Later jobs would inherit them, and this
+    process lacks the capability to restore them.
+    """
+    names = [name for name in dir(resource) if name.startswith("RLIMIT_")]
+    limits = [resource.getrlimit(getattr(resource, name)) for name in names]
+    attributes = ctypes.create_string_buffer(SCHED_ATTR_SIZE)  # policy, nice, priority, clamps
+    LIBC.syscall(SCHED_GETATTR, 0, attributes, SCHED_ATTR_SIZE, 0)
+    io_priority = LIBC.syscall(IOPRIO_GET, IOPRIO_WHO_PROCESS, 0)
+    return [limits, attributes.raw, io_priority, os.sched_getaffinity(0)]
 
 
 def limit_counts() -> dict[str, int]:
