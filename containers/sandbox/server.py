@@ -4,7 +4,7 @@
 
 Each line of stdin is a job, {"language", "code", "tests"}. Each line of stdout is a job's verdict,
 {"passed", "total", "error"}. A test is {"call", "expected"} or {"check"} (Python), or {"stdin",
-"stdout"}. The code never sees the expected value. `error` is set if the code was stopped (time,
+"stdout"}. The code never sees the expected value or the check. `error` is set if the code was stopped (time,
 memory, processes, output, a signal), but not if an answer is wrong.
 
 The code cannot send signals to this process, because the kernel protects PID 1. The code can
@@ -43,6 +43,7 @@ COUNTS = {
 }
 TMP = Path("/tmp")
 PROGRAM = TMP / "program"
+JUDGE = Path(__file__).with_name("judge.py")
 POLL_S = 0.002
 NUM_FILES = 256  # limit of open files
 ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8"}
@@ -58,7 +59,7 @@ EMPTY = {
     "rust": "fn main() {}",
 }
 FIRST_COMPILATION_S = 60.0  # workers compile at the same time, and the disk may be slow
-# Program that runs a Python test. The code's own output goes to stderr, the value to stdout.
+# Program that makes a call. The code's own output goes to stderr, the value to stdout.
 EVALUATE = """
 import json, os, sys
 job = json.load(sys.stdin)
@@ -66,7 +67,7 @@ answer = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)
 space = {"__name__": "program"}
 exec(compile(job["code"], "program.py", "exec"), space)
-value = eval(job["call"], space) if "call" in job else exec(job["check"], space)
+value = eval(job["call"], space)
 json.dump({"value": value}, answer)
 answer.flush()
 """
@@ -173,7 +174,8 @@ def passes(
     if compiled is not None:
         raise Wrong("a test that calls Python")
     question = {"code": code} | {key: test[key] for key in ("call", "check") if key in test}
-    output = run([*PYTHON, "-c", EVALUATE], json.dumps(question).encode(), deadline, limits)
+    argv = [*PYTHON, *([str(JUDGE)] if "check" in test else ["-c", EVALUATE])]
+    output = run(argv, json.dumps(question).encode(), deadline, limits)
     try:
         value = json.loads(output)["value"]
         return "check" in test or same(value, test["expected"])
@@ -242,9 +244,7 @@ def run(
         code = process.returncode
         kill_all()
         if own_settings() != settings_before:
-            sys.exit(
-                "the code changed limits or scheduling of this process, and thus of later jobs"
-            )
+            sys.exit("the code changed limits or scheduling that later jobs would inherit")
         # kill_all has already waited for the process
         process.returncode = -signal.SIGKILL if code is None else code
         full = any(os.fstat(file).st_size >= size for file in (output, errors))
