@@ -4,8 +4,8 @@
 
 Each line of stdin is a job, {"language", "code", "tests"}. Each line of stdout is a job's verdict,
 {"passed", "total", "error"}. A test is {"call", "expected"} or {"check"} (Python), or {"stdin",
-"stdout"}. The code never sees the expected value or the check. `error` is set if the code was stopped (time,
-memory, processes, output, a signal), but not if an answer is wrong.
+"stdout"}. The code never sees the expected value or the check. `error` is set if the code was
+stopped (time, memory, processes, output, a signal), but not if an answer is wrong.
 
 The code cannot send signals to this process, because the kernel protects PID 1. The code can
 neither trace this process nor open its files, because it is not dumpable. After each test, this
@@ -26,7 +26,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,8 @@ EMPTY = {
     "cpp": "int main() { return 0; }",
     "rust": "fn main() {}",
 }
+SHARE_OF_FURTHER_TEST = 0.1  # of the time limit; a test takes at least the start of a Python
+MAX_TIME_FACTOR = 6.0  # so that code that hangs does not hold up a worker for long
 FIRST_COMPILATION_S = 60.0  # workers compile at the same time, and the disk may be slow
 # Program that makes a call. The code's own output goes to stderr, the value to stdout.
 EVALUATE = """
@@ -75,7 +77,7 @@ answer.flush()
 
 @dataclass(frozen=True)
 class Limits:
-    time_s: float  # of one job: compiler and all tests
+    time_s: float  # of one job with one test; see job_time_s
     memory_bytes: int  # limit of the address space of one process
     output_bytes: int  # limit of a program's stdout and of each file
     disk_bytes: int  # the largest file that a compiler may write
@@ -111,6 +113,7 @@ def judge(job: dict[str, Any], languages: list[str], limits: Limits) -> dict[str
             "passed": 0,
             "error": f"the sandbox has no {job['language']}, only {', '.join(languages)}",
         }
+    limits = replace(limits, time_s=job_time_s(limits.time_s, len(job["tests"])))
     deadline, passed, error = time.monotonic() + limits.time_s, 0, None
     try:
         compiled = None
@@ -132,6 +135,11 @@ def judge(job: dict[str, Any], languages: list[str], limits: Limits) -> dict[str
     except Stopped as stop:
         error = error or str(stop)
     return {"passed": passed, "error": error}
+
+
+def job_time_s(time_s: float, num_tests: int) -> float:
+    """Return the wall-clock limit of a job: compilation and all tests."""
+    return time_s * min(1 + SHARE_OF_FURTHER_TEST * (num_tests - 1), MAX_TIME_FACTOR)
 
 
 def compiles(language: str, limits: Limits) -> bool:
