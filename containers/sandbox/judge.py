@@ -17,7 +17,6 @@ import importlib
 import json
 import operator
 import os
-import subprocess
 import sys
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
@@ -27,6 +26,7 @@ from fractions import Fraction
 from typing import Any, NoReturn
 
 PR_SET_DUMPABLE = 4  # linux/prctl.h
+NUM_FILES = 256  # limit of open files, as in server.py
 SCALARS = (type(None), bool, int, float, str)
 SEQUENCES = {t.__name__: t for t in (list, tuple, set, frozenset, deque)}
 MAPPINGS = {t.__name__: t for t in (dict, Counter, OrderedDict)}
@@ -124,10 +124,10 @@ class Peer:
         reader: Any,
         writer: Any,
         operations: dict[str, Callable[..., Any]],
-        process: subprocess.Popen[str] | None = None,
+        pid: int = 0,
     ) -> None:
         self.reader, self.writer, self.operations = reader, writer, operations
-        self.process = process
+        self.pid = pid  # the other process, if it is a child
         self.objects: list[Any] = []
         self.errors: dict[str, type] = {}
 
@@ -211,7 +211,7 @@ class Peer:
 
     def end(self) -> NoReturn:
         """End like the other process. An exception would not do, as a check could catch it."""
-        code = self.process.wait() if self.process else 0
+        code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1]) if self.pid else 0
         if code < 0:
             os.kill(os.getpid(), -code)
         os._exit(1)
@@ -221,7 +221,7 @@ def call(function: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> An
     return function(*arguments, **named), arguments
 
 
-def run_code() -> None:
+def run_code() -> NoReturn:
     """Run the code, and answer the check's requests."""
     requests, replies = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -230,15 +230,24 @@ def run_code() -> None:
     code = json.loads(requests.readline())
     exec(compile(code, "program.py", "exec", dont_inherit=True), space)
     own = {"call": call, "plain": plain, "name": space.__getitem__, "names": lambda: list(space)}
-    Peer(requests, replies, OPERATIONS | own).serve()
+    peer = Peer(requests, replies, OPERATIONS | own)
+    peer.serve()
+    peer.end()
 
 
 def main() -> None:
+    requests, replies = os.pipe(), os.pipe()
+    pid = os.fork()  # before this process reads the check
+    if pid == 0:
+        os.dup2(requests[0], 0)
+        os.dup2(replies[1], 1)
+        os.closerange(3, NUM_FILES)
+        run_code()
+    os.close(requests[0])
+    os.close(replies[1])
     ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # the code cannot trace this process
     job = json.load(sys.stdin)
-    argv = [sys.executable, "-I", "-S", __file__, "code"]
-    process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    peer = Peer(process.stdout, process.stdin, {"call": call}, process)
+    peer = Peer(os.fdopen(replies[0]), os.fdopen(requests[1], "w"), {"call": call}, pid)
     peer.send(job["code"])
     check = ast.parse(job["check"], "check.py")
     used = {node.id for node in ast.walk(check) if isinstance(node, ast.Name)}
@@ -256,4 +265,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run_code() if sys.argv[1:] else main()
+    main()
