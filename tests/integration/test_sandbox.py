@@ -38,6 +38,7 @@ for pid in (1, os.getppid(), -1):
     with contextlib.suppress(ProcessLookupError): os.kill(pid, 9)
 """
 STARVES = "import resource as r\nr.prlimit(1, r.RLIMIT_NOFILE, (0, 0))"
+SLOWS = "import os\nos.setpriority(os.PRIO_PROCESS, 1, 19)\n"
 REACHES = "import socket\nsocket.create_connection(('1.1.1.1', 53))\n"
 LEAVES = """import os, time
 os.makedirs('/tmp/a/b')
@@ -57,6 +58,7 @@ HOSTILE = {
     "crash": ("import ctypes\nctypes.string_at(0)", 0.0, "killed by SIGSEGV"),
     "kills all that it may": (KILLS + GOOD, 1.0, None),
     "starves its parent": (STARVES, 0.0, sandboxed.EXITED_DURING_JOB),
+    "slows later jobs": (SLOWS + GOOD, 0.0, sandboxed.EXITED_DURING_JOB),
     "ends early": ("import os\nos._exit(0)", 0.0, None),
     "looks into its parent": ("open('/proc/1/environ').read()\n" + GOOD, 0.0, None),
     "writes elsewhere": ("open('/opt/recipes/server.py', 'a')\n" + GOOD, 0.0, None),

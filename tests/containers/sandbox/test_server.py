@@ -23,7 +23,7 @@ mount --bind "$1" /mnt
 mount -t tmpfs tmpfs /tmp
 cd /tmp
 exec setpriv --no-new-privs --inh-caps=-all --bounding-set=-all \\
-    "$2" /mnt/server.py 2 200000000 8000 64000000
+    "$2" /mnt/server.py 60 200000000 8000 64000000
 """
 GOOD = "def f(x): return x + 1"
 CALL = {"call": "f(1)", "expected": 2}
@@ -44,7 +44,7 @@ def judged(*jobs: tuple[str, list]) -> tuple[list[tuple[int, str | None]], int]:
         input="".join(lines),
         text=True,
         capture_output=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
     _, *verdicts = map(json.loads, done.stdout.splitlines())
