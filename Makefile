@@ -2,9 +2,10 @@
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 
-# The Python that makes the environment: PYTHON, or else the first of these that is 3.11 or newer.
+# The Python that makes the environment: PYTHON, or else the first that is 3.11 or newer, also of uv.
+UV ?= uv
 NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
-BOOTSTRAP := $(shell for p in $(or $(PYTHON),python3 python3.11 python3.12 python3.13 python3.14); do "$$p" -c '$(NEW_ENOUGH)' 2>/dev/null && command -v "$$p" && break; done)
+BOOTSTRAP := $(shell for p in $(or $(PYTHON),python3 python3.11 python3.12 python3.13 python3.14); do "$$p" -c '$(NEW_ENOUGH)' 2>/dev/null && command -v "$$p" && exit; done; [ -n "$(PYTHON)" ] || "$(UV)" python find --system '>=3.11' 2>/dev/null)
 VENV_PYTHON := .venv/bin/python
 # Tests that test-integration runs.
 TESTS := tests/integration
@@ -14,19 +15,25 @@ BASE := HEAD
 # Runs with the same seed are equal only if hashes of strings are equal too.
 export PYTHONHASHSEED := 0
 
-.PHONY: help setup vllm quantization kernels gguf lm-eval quickstart test test-fast test-integration lint format lock docs clean
+.PHONY: help setup setup-in-image vllm quantization kernels gguf lm-eval quickstart test test-fast test-integration lint format lock docs clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
-	@echo '  Options of setup: PYTHON=python3.12 (another Python), TORCH=cpu|rocm|cuda (another build of torch).'
+	@echo '  Options of setup: PYTHON=python3.12 (another Python), UV=<path of uv>, TORCH=cpu|rocm|cuda (another build of torch).'
 	@echo '  Option of test-integration: TESTS=tests/integration/test_split.py (a file or a folder).'
 	@echo '  For everything else, use launch/run.py: .venv/bin/python launch/run.py --help'
 
 setup: ## make .venv from the hashed locks, unless it is up to date
-	@if [ -z "$(BOOTSTRAP)" ]; then \
-		echo 'error: no Python 3.11 or newer found. Specify one (make setup PYTHON=python3.11) or install one (Debian 12, Ubuntu 24.04: apt-get install python3 python3-venv)' >&2; exit 2; fi
-	@"$(BOOTSTRAP)" containers/environment.py
+	@python="$(BOOTSTRAP)"; \
+	if [ -z "$${python}$(PYTHON)" ] && command -v "$(UV)" >/dev/null; then \
+		"$(UV)" python install 3.12 && python=$$("$(UV)" python find --system 3.12); fi; \
+	if [ -z "$$python" ]; then \
+		echo 'error: no Python 3.11 or newer found. Name one (make setup PYTHON=python3.11), install one (Debian 12, Ubuntu 24.04: apt-get install python3 python3-venv), or let uv fetch one: python3 -m pip install --user uv, then make setup UV=$$HOME/.local/bin/uv' >&2; exit 2; fi; \
+	"$$python" containers/environment.py
+
+setup-in-image: export TORCH = image
+setup-in-image: setup ## inside a rented container: add our packages to the torch and vLLM of its image
 
 quickstart: setup ## train a small model from random weights on the CPU: SFT, then GRPO
 	@$(VENV_PYTHON) launch/run.py experiment=quickstart
@@ -46,8 +53,11 @@ gguf: setup ## add the package gguf, for recipes.from_gguf and method=export to 
 lm-eval: setup ## add lm-evaluation-harness, for method.args.lm_eval_tasks of method=evaluate
 	@$(VENV_PYTHON) containers/add_ons.py lm-eval
 
+# The longest files first, so that both processes end together. Without bytecode, each of the hundred
+# programs that the tests start would compile launch/ again, for 0.2 s.
 test: setup ## unit and end-to-end tests, which need only Python
-	$(VENV_PYTHON) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder tests/e2e tests --ignore=tests/integration
+	PYTHONDONTWRITEBYTECODE= $(VENV_PYTHON) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder \
+		tests/e2e tests/recipes tests --ignore=tests/integration
 
 test-fast: setup ## unit tests of the folders that differ from the commit BASE (default: HEAD)
 	@rooms=$$(git status --porcelain --untracked-files=all | cut -c4-; git diff --name-only $(BASE)); \

@@ -65,10 +65,12 @@ def caller(client: docker.DockerClient) -> str:
 
     In a rootless engine's containers, that is root.
     """
-    rootless = any(
-        "name=rootless" in option for option in client.info().get("SecurityOptions") or []
-    )
-    return "0:0" if rootless else f"{os.getuid()}:{os.getgid()}"
+    return "0:0" if is_rootless(client) else f"{os.getuid()}:{os.getgid()}"
+
+
+def is_rootless(client: docker.DockerClient) -> bool:
+    options = client.info().get("SecurityOptions") or []
+    return any("name=rootless" in option for option in options)
 
 
 # ---- Images

@@ -2,7 +2,7 @@
 
 This program needs only Python's standard library.
 
-    python containers/environment.py [--torch cpu|rocm|cuda]
+    python containers/environment.py [--torch cpu|rocm|cuda|image]
 
 Exit codes: 0 done or already up to date, 2 an unknown build of torch, 3 the host has no venv module
 or a package is unavailable, 75 interrupted (run the command again; downloads are reused).
@@ -26,10 +26,11 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from containers import in_image
 from containers.install import CPU_INDEX, HASHED, PYCOSAT
 from launch.core.errors import EXIT_DONE, EXIT_INTERRUPTED, HostError, UserError
 
-BUILDS = ("cpu", "rocm", "cuda")
+BUILDS = ("cpu", "rocm", "cuda", "image")  # image: the torch of the Python that runs this file
 TORCH = "2.13.0"
 ROCM = "rocm7.2"
 ROCM_INDEX = "https://download.pytorch.org/whl/" + ROCM
@@ -58,6 +59,11 @@ NO_COMPILER = (
     "pycosat is missing, which reasoning-gym's task zebra_puzzles needs. Install a C compiler and "
     "Python's headers (Debian: apt-get install gcc python3-dev), delete .venv, and run make setup"
 )
+FOR_IMAGES = (
+    "torch's CPU build is enough here, because runs on AMD GPUs use images. Without docker: make "
+    "setup-in-image in a container that has torch, or make setup TORCH=rocm"
+)
+WITHOUT_UV = "pip installs the other packages, which takes longer"
 
 
 class Facts(NamedTuple):
@@ -74,16 +80,16 @@ class Step(NamedTuple):
     title: str
     attempts: tuple[tuple[str, ...], ...]
     optional: bool = False
-    remedy: str = ""
+    remedy: str = ""  # printed if the step fails
 
 
 # ---- What to install: pure functions
 
 
 def choose_build(facts: Facts, requested: str | None) -> str:
-    """Return cpu, rocm, cuda or macos. Raises UserError, HostError.
+    """Return one of BUILDS or macos. Raises UserError, HostError.
 
-    The default without a GPU is cpu, so that nobody downloads CUDA's gigabytes by accident.
+    The default for AMD GPUs is cpu, because their runs use the torch of an image.
     """
     if facts.system == "Darwin":
         if requested not in (None, "", "cpu"):
@@ -93,19 +99,18 @@ def choose_build(facts: Facts, requested: str | None) -> str:
         return "macos"
     if facts.system != "Linux":
         raise HostError(f"{facts.system} is not supported. On Windows, use WSL 2 (wsl --install)")
-    detected = "rocm" if facts.amd_gpu else "cuda" if facts.nvidia_driver else "cpu"
-    return requested or detected
+    return requested or ("cuda" if facts.nvidia_driver else "cpu")
 
 
 def lock_files(build: str) -> tuple[Path, ...]:
     """Return the locks that this build's environment is installed from."""
-    torch = {"cpu": ["torch"], "cuda": ["torch_pypi"], "macos": ["torch_pypi"], "rocm": []}[build]
-    names = ("uv", "tools", *torch, "requirements", "compiled", "dev")
+    torch = {"cpu": ["torch"], "rocm": [], "image": ["liger"]}
+    names = ("uv", "tools", *torch.get(build, ["torch_pypi"]), "requirements", "compiled", "dev")
     return tuple(LOCKS / f"{name}.lock" for name in names)
 
 
-def fingerprint(build: str, python: str, locks: tuple[Path, ...]) -> str:
-    digest = hashlib.sha256(f"{build} {python} {TORCH} {ROCM}\n".encode())
+def fingerprint(build: str, python: str, kept: str, locks: tuple[Path, ...]) -> str:
+    digest = hashlib.sha256(f"{build} {python} {kept} {ROCM}\n".encode())
     for lock in locks:
         digest.update(lock.name.encode() + lock.read_bytes())
     return digest.hexdigest()
@@ -191,18 +196,31 @@ def torch_step(python: Path, build: str, version: str) -> Step:
     return Step(f"torch {TORCH}{kind}", install_lock(python, LOCKS / "torch_pypi.lock"))
 
 
-def plan(python: Path, build: str, version: str) -> tuple[Step, ...]:
+def plan(
+    python: Path, build: str, version: str, image: in_image.Image | None = None
+) -> tuple[Step, ...]:
+    """Return the steps. With `image`, its packages that must stay are left out of the locks."""
+
+    def locked(title: str, name: str, optional: bool = False, remedy: str = "") -> Step:
+        lock = LOCKS / f"{name}.lock"
+        if image is not None:
+            lock = in_image.lock_without_kept(lock, image, python.parents[1])
+        return Step(title, install_lock(python, lock), optional, remedy)
+
+    uv = Step("uv", install_lock(python, LOCKS / "uv.lock")[1:], True, WITHOUT_UV)
+    tools, stack = locked("build tools", "tools"), locked("training stack", "requirements")
+    last = (locked("test tools", "dev"), locked(COMPILED, "compiled", True, NO_COMPILER))
+    if image is not None:
+        liger = [locked("Liger", "liger")] if "triton" in image.kept else []
+        join = (str(python), "-B", in_image.__file__, *image.folders)
+        load = (str(python), "-c", "from vllm import LLM")
+        torch = Step(f"torch {image.torch} of the image", (join,), remedy=in_image.REMEDY)
+        vllm = Step("vLLM of the image", (load,), True, in_image.WITHOUT_VLLM)
+        return (uv, tools, stack, *liger, *last, torch, vllm)
     torch = torch_step(python, build, version)
-    stack = Step("training stack", install_lock(python, LOCKS / "requirements.lock"))
     # Install torch first, because it may be unavailable. Install its ROCm build last, because it
     # also installs packages that are not in the lock.
-    return (
-        Step("uv", install_lock(python, LOCKS / "uv.lock")[1:], optional=True),
-        Step("build tools", install_lock(python, LOCKS / "tools.lock")),
-        *((stack, torch) if build == "rocm" else (torch, stack)),
-        Step("test tools", install_lock(python, LOCKS / "dev.lock")),
-        Step(COMPILED, install_lock(python, LOCKS / "compiled.lock"), optional=True),
-    )
+    return (uv, tools, *((stack, torch) if build == "rocm" else (torch, stack)), *last)
 
 
 # ---- Detection
@@ -291,8 +309,8 @@ def make_venv(venv: Path, base: str, clear: bool) -> None:
         raise HostError(f"Python could not create {venv}. See its message above")
 
 
-def install(venv: Path, build: str, version: str) -> None:
-    steps = plan(venv_python(venv), build, version)
+def install(venv: Path, build: str, version: str, image: in_image.Image | None) -> None:
+    steps = plan(venv_python(venv), build, version, image)
     progress = Progress(venv / LOG, len(steps), venv_python(venv))
     progress.log.write_text("")
     for step in steps:
@@ -301,9 +319,7 @@ def install(venv: Path, build: str, version: str) -> None:
         if step.title == COMPILED:
             (site,) = venv.glob("lib/python*/site-packages")
             (site / "pycosat.py").write_text(PYCOSAT.format(NO_COMPILER))
-            print(f"      note: {NO_COMPILER}")
-        else:
-            print("      note: pip installs the other packages, which takes longer")
+        print(f"      note: {step.remedy}")
 
 
 def setup(venv: Path, requested: str | None, python_named: bool) -> bool:
@@ -311,19 +327,23 @@ def setup(venv: Path, requested: str | None, python_named: bool) -> bool:
 
     The build and the Python of an earlier setup are reused unless the user asks for others.
     """
-    stamp = read_stamp(venv)
+    stamp, facts = read_stamp(venv), detect()
     requested = requested or stamp.get("torch_asked", "")
-    build = choose_build(detect(), requested)
-    if stamp and not python_named:
+    build = choose_build(facts, requested)
+    image = in_image.find(venv) if build == "image" else None
+    torch, kept = (image.torch, str(image.kept)) if image else (TORCH, TORCH)
+    if stamp and not python_named and not image:
         base, version = venv_python(venv).resolve(), stamp["python"]
     else:  # resolve the link, because .venv's own python cannot replace itself
         base, version = Path(sys.executable).resolve(), platform.python_version()
-    target = fingerprint(build, version, lock_files(build))
+    target = fingerprint(build, version, kept, lock_files(build))
     if stamp.get("fingerprint") == target:
         return False
-    print(f"Environment in {venv.name}: Python {version}, torch {TORCH} ({build})", flush=True)
+    print(f"Environment in {venv.name}: Python {version}, torch {torch} ({build})", flush=True)
     if build == "rocm":
         print("  note: this wheel supports only recent AMD GPUs. For others, use runtime=docker")
+    if build == "cpu" and facts.amd_gpu and not requested:
+        print(f"  note: {FOR_IMAGES}")
     # Clear only environments that this program made. They may have half-installed packages.
     clear = bool(stamp) or (venv / LOG).exists()
     added = sorted(venv.glob(f"*{ADDED}"))
@@ -332,7 +352,7 @@ def setup(venv: Path, requested: str | None, python_named: bool) -> bool:
     if clear and (venv / "lib").is_dir():
         shutil.rmtree(venv / "lib")  # keep the log, which marks the environment as ours
     make_venv(venv, str(base), clear)
-    install(venv, build, version)
+    install(venv, build, version, image)
     content = {"fingerprint": target, "python": version, "torch": build, "torch_asked": requested}
     (venv / STAMP).write_text(json.dumps(content) + "\n")
     for file in added:

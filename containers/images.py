@@ -27,7 +27,7 @@ TAG_LENGTH = 16
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 UNVERIFIED, UNKNOWN, UNBUILT, NONE = "unverified", "unknown", "unbuilt", "none"
 VERSIONS = ("python", "torch", "rocm", "rccl", "vllm", "aiter", "flash_attn", "trl")
-PATTERNS = {"digest": rf"{DIGEST.pattern}|{UNVERIFIED}"}
+PATTERNS = {"digest": rf"{DIGEST.pattern}|{UNVERIFIED}", "download_gb": rf"[\d.]+|{UNKNOWN}"}
 PATTERNS["pushed"] = rf"[^@\s]+:[0-9a-f]{{{TAG_LENGTH}}}@{DIGEST.pattern}|{UNBUILT}"
 # Programs that are copied into every image.
 SHARED = ("install.py", "probe.py")
@@ -59,6 +59,7 @@ class Image:
     pushed: str  # repository:tag@sha256:... written by `push=`, or `unbuilt`
     # tool of containers/tools.py -> present or unknown; an image has no other tool
     tools: dict[str, str] = field(default_factory=dict)
+    download_gb: str = UNKNOWN  # size of the base, compressed
 
     @property
     def verified(self) -> bool:
@@ -118,7 +119,7 @@ def load(lock: Path = LOCK) -> dict[str, Image]:
 
 def entry(name: str, content: Any, lock: Path = LOCK) -> Image:
     """Return an entry as an Image. Raises UserError for invalid fields and missing files."""
-    values = {"name": name, **dict(content or {})}
+    values = {"name": name, "download_gb": UNKNOWN, **dict(content or {})}
     declared = {f.name: f for f in fields(Image)}
     faults = {key: "unknown field" for key in values if key not in declared}
     for key, declaration in declared.items():

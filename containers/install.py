@@ -327,11 +327,7 @@ def install() -> None:
     """Make the overlay and check it. Raises InstallError."""
     os.umask(0o022)
     base = guarded(versions(sys.path))
-    base_folders = [
-        path
-        for path in sys.path
-        if Path(path).name in ("site-packages", "dist-packages") and Path(path).is_dir()
-    ]
+    base_folders = package_folders()
     pip = make_environment(OVERLAY)
     constraints = OVERLAY / "constraints.txt"
     write_constraints(constraints, base)
@@ -341,8 +337,7 @@ def install() -> None:
             install_pins(pip, name, pins, HERE / "wheels", "--constraint", str(constraints))
     site = site_of(OVERLAY)
     # Add the base's packages after pip has run, because pip could remove them.
-    lines = [f"import site; site.addsitedir({path!r})\n" for path in base_folders]
-    (site / "base.pth").write_text("".join(lines), encoding="utf-8")
+    add_base(site, base_folders)
     ours = versions([str(site)])
     if "pycosat" not in ours:
         (site / "pycosat.py").write_text(PYCOSAT.format(NOT_IN_IMAGE), encoding="utf-8")
@@ -353,6 +348,18 @@ def install() -> None:
     shutil.copy(HERE / "probe.py", OVERLAY / "probe.py")
     for cache in [*OVERLAY.rglob("__pycache__")]:
         shutil.rmtree(cache)  # venv installs pip with bytecode
+
+
+def package_folders() -> list[str]:
+    """Return the folders from which this Python imports installed packages."""
+    names = ("site-packages", "dist-packages")
+    return [path for path in sys.path if Path(path).name in names and Path(path).is_dir()]
+
+
+def add_base(site: Path, folders: Iterable[str]) -> None:
+    """Make the packages in `folders` importable behind those in `site`."""
+    lines = [f"import site; site.addsitedir({path!r})\n" for path in folders]
+    (site / "base.pth").write_text("".join(lines), encoding="utf-8")
 
 
 def write_constraints(file: Path, packages: Mapping[str, str]) -> None:
@@ -374,7 +381,7 @@ def check() -> None:
     ]
     problems = hidden or unmet(ours, everything, substitutes)
     if problems:
-        remedy = "Add the required versions to the locks, or use another base."
+        remedy = "Add the required versions to the locks, or use another base image."
         raise InstallError("\n".join([*problems, remedy]))
     print(
         f"{len(ours)} packages in the overlay, {len(everything)} in all. All requirements are met."

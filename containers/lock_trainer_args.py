@@ -20,6 +20,7 @@ from enum import Enum
 from pathlib import Path
 
 from omegaconf import OmegaConf
+from transformers import GenerationConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -30,8 +31,11 @@ ROOT = Path(__file__).parents[1]
 LOCK = ROOT / "containers/trainer_args.lock.json"
 PLAIN = {kind: kind.__name__ for kind in (bool, int, float, str, list, dict)} | {type(None): "null"}
 OURS = ("recipes.bench.", "recipes.tune.")  # modules whose arguments have minimums
-# Arguments whose `choices` are incomplete: torch also accepts cuda:nccl,cpu:gloo, for example.
-NOT_ALL = ("ddp_backend",)
+# Words that an argument's `choices` lack: torch also accepts a backend for each device.
+MORE_WORDS = {"ddp_backend": ["cuda:nccl,cpu:gloo", "cpu:gloo,cuda:nccl"]}
+# Rules for the keys of a mapping, and for words: rejected ones with reasons, beginnings, and those
+# that are accepted besides the arguments of vLLM's engine.
+KEY_RULES = ("refused", "prefixes", "engine_keys")
 # Arguments whose accepted words TRL does not declare. They are read from comparisons in its source.
 COMPARED = {
     "trl.DPOConfig": ("loss_type", "f_divergence_type"),
@@ -73,7 +77,7 @@ def arguments(config_class: str) -> dict[str, dict[str, object]]:
     """Return argument -> {types, default} of the dataclass at the path `module.Class`.
 
     Entries may also have `items` (types of a list's items), `least` (minimum), `names` (accepted
-    words) and `refused` (rejected words and reasons). See recipes/rank/names.py.
+    words) and KEY_RULES. See recipes/rank/names.py.
     """
     module, name = config_class.rsplit(".", 1)
     cls = getattr(importlib.import_module(module), name)
@@ -108,14 +112,14 @@ def items_of(annotation: object) -> dict[str, object]:
 
 def names_of(field: dataclasses.Field) -> dict[str, object]:
     names_entry = {"names": list(field.metadata["names"]())} if "names" in field.metadata else {}
-    refused = field.metadata.get("refused")
-    return {**names_entry, **({"refused": dict(refused)} if refused else {})}
+    rules = {name: value for name, value in field.metadata.items() if name in KEY_RULES and value}
+    return {**names_entry, **rules}
 
 
 def words(field: dataclasses.Field, annotation: object) -> list[str]:
     """Return the words of an argument's `choices` or Enum, or [] if it has neither."""
-    if field.metadata.get("choices") and field.name not in NOT_ALL:
-        return list(field.metadata["choices"])
+    if field.metadata.get("choices"):
+        return [*field.metadata["choices"], *MORE_WORDS.get(field.name, ())]
     return [str(member.value) for member in members(annotation)]
 
 
@@ -191,6 +195,7 @@ def lock() -> dict[str, object]:
         "rewards": {name: rewards.NEEDED_COLUMN.get(name) for name in rewards.NAMES},
         "tasks": {"reasoning": reasoning.task_facts(), "code": code.task_facts()},
         "arguments": {name: arguments(name) for name in classes},
+        "generation": sorted(name for name in vars(GenerationConfig()) if name[0] != "_"),
         **engine(),
     }
 

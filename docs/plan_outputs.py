@@ -1,9 +1,10 @@
-"""Run the plans that docs/start/ shows, and update their output in the pages.
+"""Run the plans that docs/ shows, and update their output in the pages.
 
     .venv/bin/python docs/plan_outputs.py
 
-An output is the ```console block below a `$ python launch/run.py ... mode=plan`. It keeps the first
-box and the memory, without lines that differ from machine to machine.
+An output is the ```console block below a `$ python launch/run.py ... mode=plan`. It shows a machine
+without the image and the weights, and leaves out the output directory and the next command.
+Behind `| grep ...` or `| head ...`, it is what that program prints.
 """
 
 from __future__ import annotations
@@ -17,27 +18,30 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(
-    r"(```console\n\$ python (launch/run\.py [^\n]* mode=plan)\n).*?(```)", re.DOTALL
+    r"(```console\n\$ python (launch/run\.py [^\n|]* mode=plan)(?: \| ([^\n]*))?\n).*?(```)",
+    re.DOTALL,
 )
-LINES = re.compile(r"^╭.*?^╰[^\n]*\n|^Memory per GPU.*?^└[^\n]*\n", re.DOTALL | re.MULTILINE)
-OF_THIS_MACHINE = re.compile(r"^│ run directory .*\n(?:│ {17}.*\n)*", re.MULTILINE)
+OUTPUT = re.compile(r"^  output .*\n", re.MULTILINE)
+UNKNOWN, ABSENT = "not checked (no docker engine)", "not built yet"
 
 
-def plan_output(command: str) -> str:
+def plan_output(command: str, reader: str | None) -> str:
     argv = [sys.executable, *shlex.split(command)]
-    env = {**os.environ, "COLUMNS": "120"}
+    env = {**os.environ, "HF_HOME": "/no/such/cache", "DOCKER_HOST": "unix:///no/such/engine"}
     done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, check=True)
-    output = OF_THIS_MACHINE.sub("", "".join(LINES.findall(done.stdout)))
-    lines = output.replace(f"{ROOT}/", "").splitlines()
-    return "".join(
-        f"{line[:-1].rstrip():<119}│\n" if line.startswith("│") else f"{line.rstrip()}\n"
-        for line in lines
-    )
+    shown = done.stdout if reader else done.stdout.partition("verbose=true")[0]
+    if reader:
+        filtered = subprocess.run(
+            shlex.split(reader), input=shown, capture_output=True, text=True, check=True
+        )
+        shown = filtered.stdout
+    page = OUTPUT.sub("", shown).replace(UNKNOWN, ABSENT).replace(f"{ROOT}/", "")
+    return "".join(f"{line.rstrip()}\n" for line in page.rstrip().splitlines())
 
 
 if __name__ == "__main__":
-    for page in sorted((ROOT / "docs" / "start").glob("*.md")):
+    for page in sorted((ROOT / "docs").glob("**/*.md")):
         update = BLOCK.sub(
-            lambda block: block[1] + plan_output(block[2]) + block[3], page.read_text()
+            lambda block: block[1] + plan_output(block[2], block[3]) + block[4], page.read_text()
         )
         page.write_text(update)

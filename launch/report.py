@@ -30,7 +30,7 @@ import launch.core.installed  # noqa: F401
 from launch.core import json_files
 from launch.core.console import run_program
 from launch.core.errors import EXIT_DONE, UserError, near
-from launch.reports import html_page, many, run_page, sweeps
+from launch.reports import hardware_report, html_page, many, run_page, sweeps
 from launch.reports.parts import Page
 from launch.reports.run_files import EXAMPLE, Run, kind_of, phases_of, read
 
@@ -79,7 +79,7 @@ def build(request: Request) -> Page:
     if others:
         return many.compare(*labelled_runs(request.folders))
     if kind == "pipeline":
-        return many.pipeline(folder)
+        return hardware_report.page(folder)
     run = read(folder)
     name, timestamp = folder.parent.name, folder.name
     return Page(name, timestamp, run.status, run_page.sections(run), about=run_page.about(run))

@@ -52,8 +52,11 @@ COMPARED = ("code", "packages", "locks", "image", "model", "data", "host")
 
 def reproduce(run_dir: Path) -> int:
     """Repeat a run, or each phase of a pipeline; return the highest exit code."""
-    phases = load_record(run_dir).get("phases")
-    folders = [run_dir / folder for folder in phases.values()] if phases is not None else [run_dir]
+    record = load_record(run_dir)
+    phases, not_run = record.get("phases"), record.get("not_run") or {}
+    folders = [run_dir]
+    if phases is not None:
+        folders = [run_dir / folder for name, folder in phases.items() if name not in not_run]
     records = [load_record(folder) for folder in folders]  # check all of them before any run
     for folder, recorded in zip(folders, records, strict=True):
         if (status := recorded["status"]) != "done":

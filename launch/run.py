@@ -37,15 +37,18 @@ from launch.core.errors import (
 from launch.execution import row_preview, slurm, terminal
 from launch.execution.execute import check_host, execute
 from launch.machine import detect
-from launch.plan import rundir, show
+from launch.plan import plan_page, rundir, show
 from launch.plan.check_files import check_files
 from launch.plan.planning import make_plan, prepare, with_choices
 from launch.plan.views import as_json
+from launch.schema import Config
 from launch.schema.enums import Find, Mode
 from launch.schema.plan import Plan
 from launch.search import fit
 from launch.search.faster import faster
 from launch.study import pipeline, sweep
+
+MAX_SAID = 8  # lines of a search's result without verbose=true
 
 
 def run(overrides: list[str]) -> int:
@@ -56,7 +59,7 @@ def run(overrides: list[str]) -> int:
     sweep.reject_sweep_keys(config, request)
     if has_phases(config):
         request.print_warnings()
-        return pipeline.run(config, request)
+        return run_pipeline(config, request)
     host = detect.host(sys.executable)
     if config.find != Find.none:
         request, search_result = fit.search(config, request, host)
@@ -73,7 +76,7 @@ def run(overrides: list[str]) -> int:
     warnings += rundir.changed_rank_notes(config, run_dir)
     plan = make_plan(with_choices(config, host, run_dir), host, run_dir, warnings, request)
     if config.mode == Mode.plan:
-        return show_plan(plan, host, search_result, fit.advice(plan, host))
+        return show_plan(plan, host, search_result)
     fit.admit(plan, host)
     if config.runtime.name == "slurm":
         show.show_start(plan.config, plan, None, resumed)
@@ -85,11 +88,20 @@ def run(overrides: list[str]) -> int:
     return exit_code
 
 
-def show_plan(
-    plan: Plan, host: detect.Host, search_result: dict[str, Any] | None, advice: str | None
-) -> int:
-    """Show the plan, the result of find= and, if the run does not fit, `advice`; return 0."""
+def run_pipeline(config: Config, request: Request) -> int:
+    """Run a pipeline, with its hardware report if requested, and return its exit code."""
+    if config.hardware_report:
+        # Other commands do not need the reports.
+        from launch.reports import hardware_report
+
+        return hardware_report.run(config, request)
+    return pipeline.run(config, request)
+
+
+def show_plan(plan: Plan, host: detect.Host, search_result: dict[str, Any] | None) -> int:
+    """Show the plan, the result of find=, changes if the run does not fit, and the next command."""
     config, on_slurm = plan.config, plan.config.runtime.name == "slurm"
+    advice, change = fit.advice(plan, host)
     warnings = [*plan.warnings, *([advice] if advice else [])]
     plan = dataclasses.replace(plan, warnings=warnings, faster=faster(config, host))
 
@@ -97,11 +109,13 @@ def show_plan(
         planned = as_json(plan) | ({"script": slurm.script(plan, host)} if on_slurm else {})
         return {**planned, **({"found": search_result} if search_result else {})}
 
-    show.show(config, content, plan)
-    if search_result:
-        show.say(config, "\n".join(search_result["said"]))
-    if on_slurm:
+    show.show(config, content, lambda: plan_page.page(plan, host, config.verbose))
+    if on_slurm and config.verbose:
         show.say(config, f"\n{slurm.SCRIPT}:\n{slurm.script(plan, host)}")
+    show.print_warnings(config, warnings)
+    if search_result:
+        show.say_lines(config, search_result["said"][: None if config.verbose else MAX_SAID])
+    show.say_next_run(config, host, Request([*plan.overrides, *change]))
     return EXIT_DONE
 
 

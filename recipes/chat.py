@@ -30,7 +30,13 @@ from omegaconf import DictConfig
 from transformers import PreTrainedTokenizerBase, TextStreamer
 
 from recipes.rank.program import main, say
-from recipes.sampling.generation import TOO_LONG, Prompt, SampleGenerator, build_generator
+from recipes.sampling.generation import (
+    TOO_LONG,
+    Prompt,
+    SampleGenerator,
+    SamplingConfig,
+    build_generator,
+)
 
 PROMPT = "> "
 CLEAR, EXIT = "/clear", "/exit"
@@ -38,18 +44,13 @@ CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and newlin
 
 
 @dataclass
-class ChatConfig:
+class ChatConfig(SamplingConfig):
     """Arguments of method=chat. `system` is the first message of each conversation."""
 
-    output_dir: str
-    seed: int = 0
-    engine: str = "transformers"
     max_new_tokens: int = 1024
     temperature: float = 0.7
     top_p: float = 0.95
-    top_k: int = 0
     system: str | None = None
-    use_cpu: bool = False
 
 
 class Stopped(Exception):

@@ -35,7 +35,7 @@ from recipes.rank.program import is_main_rank, main, say
 from recipes.rewards import reward_functions
 from recipes.rewards.verifier import Verifier, build_verifier
 from recipes.sampling.batches import Log, sample_all, write_rows
-from recipes.sampling.generation import SampleGenerator, build_generator
+from recipes.sampling.generation import SampleGenerator, SamplingConfig, build_generator
 from recipes.sampling.samples import is_correct
 
 SAMPLES = "samples.jsonl"
@@ -47,26 +47,19 @@ KEYS_SHOWN = (
 
 
 @dataclass
-class EvaluateConfig:
+class EvaluateConfig(SamplingConfig):
     """Arguments of method=evaluate. `batch_size` counts problems.
 
     After the held-out problems, evaluate `lm_eval_tasks` of lm-evaluation-harness, each on at most
     `lm_eval_limit` documents. `lm_eval_include` is a directory with the user's task files.
     """
 
-    output_dir: str
-    seed: int = 0
-    engine: str = "transformers"
-    max_new_tokens: int = 512
     temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
     samples_per_prompt: int = 1
     batch_size: int = 64
     lm_eval_tasks: list[str] = field(default_factory=list)
     lm_eval_include: str | None = None
     lm_eval_limit: int | None = None
-    use_cpu: bool = False
 
     def __post_init__(self) -> None:
         self.lm_eval_tasks = list(self.lm_eval_tasks)  # the harness does not accept a ListConfig

@@ -35,10 +35,10 @@ from omegaconf import DictConfig, OmegaConf
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from launch.core.errors import UserError
-from recipes.models import adapters, model_card, quantize
-from recipes.models.model_build import build_model, build_tokenizer
+from recipes.models import adapters, model_card, quantize, vision
+from recipes.models.model_build import build_model, build_tokenizer, whole_model
 from recipes.models.shards import Shards, read_tensors
-from recipes.rank.files import move_directory, weights_sha256
+from recipes.rank.files import move_directory, staging, weights_sha256
 from recipes.rank.names import name_field
 from recipes.rank.program import Failed, Interrupted, main, say, stop_requested
 from recipes.rewards import verify_isolated
@@ -80,7 +80,8 @@ def export(config: DictConfig) -> dict[str, Any]:
         target = run_dir / "model"
         staged = target.with_name(f".{target.name}.staging")
         shutil.rmtree(staged, ignore_errors=True)  # from an interrupted attempt
-        result = write_model(config, args, staged)
+        with staging(staged):
+            result = write_model(config, args, staged)
         move_directory(staged, target)
         if "gguf" in args.formats:
             result["gguf"] = str(target / GGUF)
@@ -114,6 +115,9 @@ def write_model(config: DictConfig, args: ExportConfig, staged: Path) -> dict[st
         model.generation_config.save_pretrained(staged)
         tied = model.config.tie_word_embeddings  # then the head shares this tensor
         tensors = (item for item in model.state_dict().items() if not (tied and item[0] == HEAD))
+        if whole := whole_model(config, model.config):
+            tensors = vision.restored(tensors, whole)
+            vision.restore_configs(staged, whole, staged)
     result = {**write_weights(tensors, staged, args.weights), **result}
     tokenizer.save_pretrained(staged)
     if "gguf" in args.formats:

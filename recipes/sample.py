@@ -29,6 +29,7 @@ from recipes.rank.files import json_sha256
 from recipes.rank.program import is_main_rank, main, say
 from recipes.rewards.verifier import build_verifier
 from recipes.sampling.batches import Log, sample_all, write_rows
+from recipes.sampling.generation import SamplingConfig
 from recipes.sampling.samples import (
     by_level,
     choose_prompts,
@@ -44,7 +45,7 @@ NUM_SAMPLES_SHOWN = 8
 
 
 @dataclass
-class SampleConfig:
+class SampleConfig(SamplingConfig):
     """Arguments of method=sample. `batch_size` counts prompts.
 
     `cycle` of `num_cycles` is the position in data.curriculum. Each cycle samples other prompts.
@@ -52,15 +53,8 @@ class SampleConfig:
     Raises UserError if that directory does not exist.
     """
 
-    output_dir: str
-    seed: int = 0
-    engine: str = "transformers"
     num_prompts: int | None = None
     samples_per_prompt: int = 8
-    max_new_tokens: int = 512
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
     batch_size: int = 8
     threshold: float = 1.0
     finished_only: bool = True
@@ -70,7 +64,6 @@ class SampleConfig:
     cycle: int = 1
     num_cycles: int = 1
     reuse: str | None = None
-    use_cpu: bool = False
     bf16: bool = False
     fp16: bool = False
 

@@ -88,11 +88,8 @@ def kfd_node(facts: Facts) -> Finding | None:
     if missing_path := _missing_from_copy(facts):
         return unknown(f"this tree has no {missing_path}", NOT_COPIED)
     if KFD not in facts.host.device_nodes:
-        remedy = (
-            f"on the host: sudo modprobe amdgpu. In a container: docker run --device {KFD} "
-            "--device /dev/dri/renderD128 ..."
-        )
-        return fail(f"{KFD} is missing", remedy)
+        devices = f"--device {KFD} --device /dev/dri/renderD128"
+        return fail(f"{KFD} is missing", facts.start_with(devices, "sudo modprobe amdgpu"))
     if facts.may_open(KFD):
         return passed(f"uid {facts.host.uid} may open {KFD}")
     return fail(f"uid {facts.host.uid} may not open {KFD}", _join_groups(facts, [KFD]))
@@ -118,7 +115,8 @@ def render_nodes(facts: Facts) -> Finding | None:
         opened = len(nodes) - len(missing)
         return passed(f"uid {uid} may open {opened}; {len(missing)} are not in this container")
     reading = f"{len(missing)} of {len(nodes)} GPUs have no node: {first_few(missing, 3)}"
-    remedy = "pass them to the container: " + " ".join(f"--device {node}" for node in missing[:8])
+    devices = " ".join(f"--device {node}" for node in missing[:8])
+    remedy = facts.start_with(devices, "see dmesg | grep -i amdgpu")
     return fail_or_warn(all_missing, reading, remedy)
 
 
@@ -134,7 +132,7 @@ def _join_groups(facts: Facts, nodes: list[str]) -> str:
     A container may not know the name of a host's group, so use its number there.
     """
     gids = sorted({gid for node in nodes if (gid := facts.host.device_nodes[node]) is not None})
-    if 0 in gids:  # udev has not yet changed the group from root to render
+    if 0 in gids and not facts.in_container:  # udev has not changed the group yet
         return (
             f"on the host: sudo chgrp render {' '.join(nodes)}; sudo usermod -aG render,video "
             "$USER, then log in again"
@@ -142,7 +140,4 @@ def _join_groups(facts: Facts, nodes: list[str]) -> str:
     names = {number: name for name, number in facts.host.gids.items()}
     groups = ",".join(names.get(gid, str(gid)) for gid in gids)
     options = " ".join(f"--group-add {gid}" for gid in gids)
-    return (
-        f"sudo usermod -aG {groups} $USER, then log in again. In a container: docker run "
-        f"{options} ..."
-    )
+    return facts.start_with(options, f"sudo usermod -aG {groups} $USER, then log in again")

@@ -45,7 +45,7 @@ def show(
     console = console if console.is_terminal else Console(width=WIDTH)
     kinds = Counter(map(detect.describe, host.gpus))
     withheld = Counter(map(detect.describe, host.withheld))
-    lines = [f"{count} x {kind}" for kind, count in kinds.items()] or ["no GPU that you may use"]
+    lines = [f"{count} x {kind}" for kind, count in kinds.items()] or ["No GPU found"]
     lines += [f"{count} x {kind}: not passed to this container" for kind, count in withheld.items()]
     group = f"checked against hardware={hardware.name}" if hardware else ""
     lines.append(group or "no group of conf/hardware fits; choose one with hardware=GROUP")
@@ -76,12 +76,16 @@ def show(
         console.print(_table(("GPU", *RATES, "MHz of dies"), rows))
     if not host.gpus and not host.withheld:
         omitted = sum(check not in findings for check in CHECKS)
-        console.print(
-            f"No GPU was found, so {omitted} checks of GPUs, links and drivers were skipped."
-        )
+        console.print(f"{omitted} checks of GPUs, links and drivers were skipped.")
     counts = Counter(finding.status for finding in findings.values())
     words = [Text(f"{counts[s]} {s.value}", STYLE[s]) for s in STYLE if counts[s]]
     console.print(Text(", ").join(words))
+    has_failed, has_gpus = counts[Status.fail], bool(host.gpus)
+    step = "fix what failed, then repeat python launch/doctor.py"
+    if not has_failed:
+        plans = "python launch/run.py mode=plan    (changes nothing; shows time and memory)"
+        step = plans if has_gpus else "python launch/run.py    (trains a tiny model on the CPU)"
+    console.print(Text(f"Next: {step}"))
 
 
 def _table(

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launch.checks.measured import Outcome
-from launch.machine import detect
+from launch.machine import detect, inside
 from launch.machine.detect import Host
 from launch.machine.gpu import Gpu
 from launch.machine.kfd import INTEGRATED
 from launch.machine.sysfs import as_number, status_of, text
+from launch.machine.this_python import GPUS, Packages, packages
 from launch.schema import Hardware
 from launch.schema.enums import Vendor
 from launch.schema.host import HostNeeds
@@ -40,6 +41,7 @@ class Probe:
     space: Callable[[str], Space | None]  # on the disk of a path, which may be missing
     may_open: Callable[[str], bool]  # whether an access list lets the caller open a node
     clock_synchronized: Callable[[], bool | None]
+    packages: Callable[[], Packages] | None = None  # of the Python that runs use without an image
 
 
 @dataclass(frozen=True)
@@ -119,9 +121,22 @@ class Facts:
 
     @property
     def in_container(self) -> bool:
-        """Return whether this is a container of docker, podman or Kubernetes."""
-        markers = (status_of(self.root / ".dockerenv"), status_of(self.root / "run/.containerenv"))
-        return any(markers) or "KUBERNETES_SERVICE_HOST" in self.host.environ
+        return inside.container(self.host.environ, self.root)
+
+    @property
+    def own_python(self) -> bool:
+        """Return whether runs on these GPUs use the launcher's Python, and not that of an image."""
+        if not (self.probe.packages and self.gpus and self.hardware):
+            return False
+        has_image = self.hardware.container != "none"
+        in_image = has_image and not inside.rented(self.host.environ, self.root)
+        return self.hardware.vendor in GPUS and not in_image
+
+    def start_with(self, options: str, on_host: str) -> str:
+        """Return the options of docker that a container needs, with the remedy on a host."""
+        if self.in_container:
+            return f"this needs a container that is started with: docker run {options} ..."
+        return f"{on_host}. In a container: docker run {options} ..."
 
     def file(self, path: str) -> str | None:
         return text(self.root / path)
@@ -182,5 +197,7 @@ def _clock_synchronized() -> bool | None:
     return None if state < 0 else state != TIME_ERROR
 
 
-RUNNING = Probe(_space, lambda node: os.access(node, os.R_OK | os.W_OK), _clock_synchronized)
+RUNNING = Probe(
+    _space, lambda node: os.access(node, os.R_OK | os.W_OK), _clock_synchronized, packages
+)
 COPIED = Probe(lambda path: None, lambda node: False, lambda: None)

@@ -50,19 +50,15 @@ def memlock(facts: Facts) -> Finding | None:
         return None
     limit = _limit(facts, "Max locked memory")
     reading = "unlimited" if limit == math.inf else limit and f"{limit / 1e6:.0f} MB"
-    remedy = (
-        'echo "* - memlock unlimited" | sudo tee /etc/security/limits.d/rocm.conf, then log '
-        "in again. In a container: docker run --ulimit memlock=-1 ..."
-    )
+    on_host = 'echo "* - memlock unlimited" | sudo tee /etc/security/limits.d/rocm.conf, then log '
+    remedy = facts.start_with("--ulimit memlock=-1", on_host + "in again")
     return judge(reading, limit == math.inf, remedy, "ulimit -Hl")
 
 
 def open_files(facts: Facts) -> Finding:
     limit = _limit(facts, "Max open files")
-    remedy = (
-        f'echo "* hard nofile {OPEN_FILES}" | sudo tee /etc/security/limits.d/files.conf, '
-        f"then log in again. In a container: docker run --ulimit nofile={OPEN_FILES} ..."
-    )
+    on_host = f'echo "* hard nofile {OPEN_FILES}" | sudo tee /etc/security/limits.d/files.conf, '
+    remedy = facts.start_with(f"--ulimit nofile={OPEN_FILES}", on_host + "then log in again")
     return judge(limit, (limit or 0) >= OPEN_FILES, remedy, "ulimit -Hn")
 
 
@@ -71,10 +67,10 @@ def shm(facts: Facts) -> Finding:
     needed = SHM_GB if several else SHM_ONE_GB
     space = facts.probe.space("/dev/shm")
     reading = space and f"{space.free_gb:.2f} of {space.total_gb:.2f} GB free"
-    remedy = (
-        "in a container: docker run --ipc=host ..., or --shm-size 16g. On a host: sudo mount -o "
-        "remount,size=16G /dev/shm"
-    )
+    remount = "sudo mount -o remount,size=16G /dev/shm"
+    remedy = facts.start_with("--shm-size 16g (or --ipc=host)", remount)
+    if facts.in_container:
+        remedy += f"; as a privileged root: {remount.removeprefix('sudo ')}"
     finding = judge(reading, bool(space and space.free_gb >= needed), remedy, "df -h /dev/shm")
     if space and space.free_gb < SHM_BREAKS_GB and several:
         finding = fail(str(reading), remedy)

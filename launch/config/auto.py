@@ -8,7 +8,7 @@ import sys
 
 from omegaconf import DictConfig, OmegaConf
 
-from launch.machine import detect, masks
+from launch.machine import detect, inside, masks
 from launch.machine.gpu import GIB
 from launch.machine.placement import shares_gpu
 from launch.schema import Config
@@ -121,7 +121,10 @@ def overlap(config: Config) -> bool:
 
 
 def runtime(composed: DictConfig) -> str:
-    """Return docker if an image is set or AMD's GPUs have one; otherwise local."""
+    """Return docker if an image is set or AMD's GPUs have one; otherwise local.
+
+    A rented container has no docker engine, and is itself a container of an image.
+    """
     if composed.runtime.name != "auto":
         return str(composed.runtime.name)
     if composed.container.name not in ("auto", "none"):
@@ -129,6 +132,9 @@ def runtime(composed: DictConfig) -> str:
     on_amd = str(composed.hardware.gfx).startswith("gfx")
     has_image = on_amd and composed.hardware.container != "none"
     in_image = has_image and composed.container.name == "auto" and not composed.smoke
+    if in_image and inside.rented(os.environ):
+        _print_once("runtime=auto: a container without a docker engine: runtime=local")
+        return "local"
     return "docker" if in_image else "local"
 
 

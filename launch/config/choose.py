@@ -173,32 +173,35 @@ def _with_fastest_batch(config: Config, host: Host) -> Config:
     def tokens_per_second(candidate: Config) -> float:
         return estimate_speed(_without_overlap(candidate)).tokens_per_second or 0.0
 
+    is_fixed = bool(
+        not _is_free(config, CHECKPOINTING)
+        or not _is_free(config, LAYERS)
+        or reason_to_keep("checkpointing", config)
+    )
     best, threshold, best_fits = config, tokens_per_second(config) * MIN_GAIN, fits(config)
-    for candidate in _candidates(config, fits):
-        rate = tokens_per_second(candidate)
-        if rate > threshold or not best_fits:
-            best, threshold, best_fits = candidate, rate * MIN_GAIN, True
+    for candidate in _batches(config):
+        fastest = candidate if is_fixed else _with_checkpointing(candidate, 0)
+        if best_fits and tokens_per_second(fastest) <= threshold:
+            continue
+        fitting = _with_fewest_recomputed(candidate, fits, is_fixed)
+        rate = tokens_per_second(fitting) if fitting else 0.0
+        if fitting and (rate > threshold or not best_fits):
+            best, threshold, best_fits = fitting, rate * MIN_GAIN, True
     return _with_choices_of(config, best)
 
 
-def _candidates(config: Config, fits: Callable[[Config], bool]) -> Iterator[Config]:
-    """Yield each micro-batch that fits, with as few recomputed layers as possible."""
-    for candidate in _batches(config):
-        if (
-            not _is_free(config, CHECKPOINTING)
-            or not _is_free(config, LAYERS)
-            or reason_to_keep("checkpointing", config)
-        ):
-            yield from [candidate] if fits(candidate) else []
-            continue
+def _with_fewest_recomputed(
+    config: Config, fits: Callable[[Config], bool], is_fixed: bool
+) -> Config | None:
+    """Return a copy that fits with as few recomputed layers as possible; None if none fits.
 
-        def fits_with(num_layers: int, candidate: Config = candidate) -> bool:
-            return fits(_with_checkpointing(candidate, num_layers))
-
-        layers = range(config.model.num_layers + 1)
-        fewest = bisect.bisect_left(layers, True, key=fits_with)
-        if fewest < len(layers):
-            yield _with_checkpointing(candidate, fewest)
+    If checkpointing `is_fixed`, it is not changed.
+    """
+    if is_fixed:
+        return config if fits(config) else None
+    layers = range(config.model.num_layers + 1)
+    fewest = bisect.bisect_left(layers, True, key=lambda n: fits(_with_checkpointing(config, n)))
+    return _with_checkpointing(config, fewest) if fewest < len(layers) else None
 
 
 def _batches(config: Config) -> Iterator[Config]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import typing
@@ -91,11 +92,7 @@ class Request(tuple[str, ...]):
         lines = []
         for override in self.parsed:
             is_free = _check(override, any_option)
-            line = str(override.input_line)
-            key, equals, value = line.partition("=")
-            is_env = override.key_or_group.startswith("user_env.")
-            if is_env and equals and not value.lstrip().startswith(("'", '"', "$")):
-                line = f"{key}='" + value.replace("'", "\\'") + "'"  # `true` remains a string
+            line = _quoted(str(override.input_line))  # in user_env, `true` remains a string
             is_added = is_free and override.type == OverrideType.CHANGE
             lines.append(f"++{line}" if is_added else line)
         return Request(lines)
@@ -103,9 +100,12 @@ class Request(tuple[str, ...]):
 
 @functools.cache  # parsing an override at each use took a tenth of the time of a plan
 def _parsed(override: str) -> Override:
+    parse = OverridesParser.create().parse_overrides
+    if _quoted(override) != override:
+        with contextlib.suppress(HydraException):  # a sweep's values have no quotes
+            return parse([override])[0]
     try:
-        (parsed,) = OverridesParser.create().parse_overrides([override])
-        return parsed
+        return parse([_quoted(override)])[0]
     except (HydraException, ValueError) as error:  # ValueError: too many digits
         is_word = "=" not in override and not override.startswith("~")
         problem = "'=' is missing" if is_word else "not an override"
@@ -115,6 +115,15 @@ def _parsed(override: str) -> Override:
         text = override if override.isprintable() and override.strip() else repr(override)
         shown = text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
         raise UserError(f"{shown}: {problem}. {hint}") from error
+
+
+def _quoted(override: str) -> str:
+    """Return an override of user_env with quotes around its value, which may contain any text."""
+    key, equals, value = override.partition("=")
+    is_env = key.lstrip("+").startswith("user_env.")
+    if not is_env or not equals or value.lstrip().startswith(("'", '"', "$")):
+        return override
+    return f"{key}='" + value.replace("'", "\\'") + "'"
 
 
 def _check(override: Override, any_option: bool) -> bool:

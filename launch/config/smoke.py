@@ -7,12 +7,14 @@ smoke_keeps stay as composed.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import importlib.util
 from typing import Any
 
 from launch.config.compose import leaf
 from launch.estimate import batch_counts
+from launch.machine import this_python
 from launch.schema import Config, Topology, shapes, trainer_args
 from launch.schema.enums import Debug, Init, Link, Profile, Rocprof, Vendor
 
@@ -105,6 +107,12 @@ def scale_down(config: Config) -> tuple[Config, list[str]]:
     # Avoid rules about GPUs that lack these.
     hardware.compile = hardware.triton = hardware.vllm = True
     return small, replaced
+
+
+def with_topology(config: Config, small: Config) -> Config:
+    """Return the scaled-down copy of a composition, but with the topology as it was composed."""
+    hardware = dataclasses.replace(small.hardware, gpus_per_node=config.hardware.gpus_per_node)
+    return dataclasses.replace(small, hardware=hardware, topology=config.topology)
 
 
 def changed_sizes(config: Config, small: Config) -> list[str]:
@@ -205,7 +213,7 @@ def _shrink_topology(config: Config) -> list[str]:
         replaced.append(f"topology.server_args={gpu_args}: vLLM's defaults on a CPU")
         for name in gpu_args:
             del topology.server_args[name]
-    if topology.name == "colocate" or (topology.servers and not _is_installed("vllm", config)):
+    if topology.name == "colocate" or (topology.servers and not _has_vllm(config)):
         reason = (
             "vLLM shares memory with a trainer only on a GPU"
             if topology.name == "colocate"
@@ -268,6 +276,11 @@ def _has_precision(config: Config) -> bool:
         return config.method.trains and not zero and not config.topology.servers
     package = LOW_PRECISION.get(config.precision.name)
     return package is not None and _is_installed(package, config)
+
+
+def _has_vllm(config: Config) -> bool:
+    """Return whether local ranks can import vLLM's build for the CPU. No image has it."""
+    return config.runtime.on_node == "local" and this_python.has_vllm_of_cpu()
 
 
 def _is_installed(package: str, config: Config) -> bool:

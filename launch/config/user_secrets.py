@@ -43,12 +43,16 @@ def to_environment(arguments: list[str]) -> list[str]:
         file=sys.stderr,
     )
     passed = dict.fromkeys([*_names(arguments, PASS), *moved])
-    others = [argument for argument in others if not argument.startswith(f"{PASS}=")]
+    others = [argument for argument in others if not _sets(argument, PASS)]
     return [*others, f"{PASS}=[{','.join(passed)}]"]
 
 
 def _names(arguments: list[str], key: str) -> list[str]:
     """Return the last list of names that the arguments set at the key."""
-    lists = [a for a in arguments if a.startswith(f"{key}=")]
+    lists = [argument for argument in arguments if _sets(argument, key)]
     names: Any = Request(lists[-1:]).parsed[0].value() if lists else []
     return [str(name) for name in names] if isinstance(names, list) else []
+
+
+def _sets(argument: str, key: str) -> bool:
+    return argument.lstrip("+").startswith(f"{key}=")

@@ -21,6 +21,7 @@ REMEDIES = {
     errno.ENOSPC: MORE_SPACE,
     errno.EDQUOT: MORE_SPACE,
     errno.EFBIG: "Use `ulimit -f unlimited` before the command",
+    errno.EROFS: "Use run_root=<directory that you can write to>",
 }
 
 

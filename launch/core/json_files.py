@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import functools
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
@@ -15,12 +15,15 @@ from typing import Any, TypeGuard
 from uuid import uuid4
 
 BLOCK = 2**26  # bytes; hashing a block takes about 0.1 s
-FULL_BYTES = 2**22  # a disk with less free space is full
+FULL_BYTES = 2**22  # a disk with less free space counts as full
+SCALARS = (str, int, float, bool, type(None))
 LARGEST = 1e150  # sums and squares of smaller numbers are finite
 
 
 def plain(node: Any) -> Any:
     """Return a copy with dataclasses, enums and paths replaced by types of JSON and YAML."""
+    if type(node) in SCALARS:
+        return node
     if isinstance(node, Enum):
         return node.name
     if dataclasses.is_dataclass(node) and not isinstance(node, type):
@@ -47,9 +50,21 @@ def sha256(path: Path, heartbeat: Path | None = None) -> str:
     return digest.hexdigest()
 
 
-def is_full(folder: Path) -> bool:
-    """Return whether the disk of a directory is full. Libraries raise various errors if it is."""
-    return shutil.disk_usage(folder).free < FULL_BYTES
+def write_error(folder: Path) -> OSError | None:
+    """Try to write FULL_BYTES to a directory; return the error, or None.
+
+    Libraries raise various errors if a disk is full, lacks inodes or is read-only, or if a quota or
+    `ulimit -f` is exhausted.
+    """
+    import tempfile  # takes 5 ms
+
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            os.posix_fallocate(file.fileno(), 0, FULL_BYTES)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # cannot reserve space at all
+            return OSError(error.errno, error.strerror, str(folder))
+    return None
 
 
 def sha256_once(path: Path) -> str:
@@ -83,7 +98,7 @@ def write_text(path: Path, text: str) -> None:
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:  # that of a failed write has no path
-        error.filename = error.filename or str(path)
+        error.filename = str(path)
         raise
     finally:
         temporary.unlink(missing_ok=True)  # exists only after an error

@@ -9,13 +9,16 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from launch.core.errors import UserError
-from launch.core.row_formats import TEMPLATE_FIELDS, fields_problem, row_format
+from launch.core.row_formats import TEMPLATE_FIELDS, RowFormat, fields_problem, row_format
 from launch.core.row_messages import SYSTEM_ROLES, Row, conform, texts_with_roles
 
 # Roles of TRL's datasets, and `developer` for chat templates such as gpt-oss's.
 ROLES = ("system", "developer", "user", "assistant", "tool")
 # fields of other programs' pairs that hold what TRL's prompt holds
 QUESTIONS = ("question", "instruction", "input", "query")
+# keys of other programs' messages with a weight for each part of a turn
+PARTIAL_WEIGHTS = ("train_detail", "loss_scale")
+MAX_DEPTH = 32  # of a value; `datasets` fails at 60
 QUOTE_LENGTH = 60  # maximum characters of a value in an error message
 
 
@@ -91,6 +94,8 @@ def row_problem(row: Row, method: str) -> str | None:
         if name not in row or (may_be_null and row[name] is None):
             continue
         value, (is_valid, expected) = row[name], VALUES.get(name, TEXT_OR_MESSAGES)
+        if form.learned and (problem := _partial_weight_problem(name, value)):
+            return problem
         if not is_valid(value):
             items = value if isinstance(value, list) and "messages" in expected else ()
             invalid = next((item for item in items if not is_message(item)), value)
@@ -100,13 +105,49 @@ def row_problem(row: Row, method: str) -> str | None:
             return problem
     if method == "dpo" and type(row["chosen"]) is not type(row["rejected"]):
         return "chosen and rejected must both be text, or both be messages."
-    if problem := _question_problem(row, method):
+    if problem := _question_problem(row, method) or _table_problem(row, form):
         return problem
     if method == "dpo" and has_equal_sides(row):  # the gradient would be zero
         return (
             "chosen and rejected are equal, so neither is better. Remove the row, or provide two "
             "different answers."
         )
+    return None
+
+
+def _partial_weight_problem(name: str, value: Any) -> str | None:
+    """Return the message for a turn of which only parts should be learned, which TRL cannot do."""
+    for turn in value if isinstance(value, list) else ():
+        for key in PARTIAL_WEIGHTS if isinstance(turn, dict) else ():
+            if turn.get(key):
+                return (
+                    f"{name} has a turn with {key}, whose parts would all be learned alike. Set "
+                    f"train: true or false for the whole turn, and remove {key}."
+                )
+    return None
+
+
+def _table_problem(row: Row, form: RowFormat) -> str | None:
+    """Return the message for a value that a training table cannot hold.
+
+    Rewards may read any field, and evaluations have no table.
+    """
+    for name in row if form.rewards else form.read if form.learned else ():
+        if problem := _value_problem(row.get(name)):
+            return f"{name} contains {problem}"
+    return None
+
+
+def _value_problem(value: Any, depth: int = 0) -> str | None:
+    if type(value) is int and not -(2**63) <= value < 2**63:
+        number = f"{str(value):.{QUOTE_LENGTH}}"
+        return f'the integer {number}, which exceeds 64 bits. Write it as text: "...".'
+    if depth > MAX_DEPTH:
+        return f"more than {MAX_DEPTH} nested lists or objects. Write the value as JSON text."
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    for item in items:
+        if problem := _value_problem(item, depth + 1):
+            return problem
     return None
 
 

@@ -30,6 +30,12 @@ def mapped(
         yield where, changed
 
 
+def mapping_of(data: Any, source: Any) -> dict[str, Any]:
+    """Return the keys with which a source of a mix maps its fields: its own, or else `data`'s."""
+    pattern = source.answer_pattern or data.answer_pattern
+    return {"columns": {**data.columns, **source.columns}, "answer_pattern": pattern}
+
+
 def _change(data: Any, method: str | None) -> Callable[[Row], Row]:
     columns = dict(data.columns)  # OmegaConf's access would dominate the time
     pattern = re.compile(data.answer_pattern) if data.answer_pattern else None

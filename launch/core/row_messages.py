@@ -10,13 +10,14 @@ from typing import Any
 Row = dict[str, Any]
 Messages = list[dict[str, Any]]
 SYSTEM_ROLES = ("system", "developer")
+WEIGHTS = ("train", "loss")  # true or false: Axolotl's and ms-swift's key of a turn's weight
 
 
 def conform(row: Row, fields: Collection[str], sides: Collection[str]) -> Row:
     """Return a row with the messages of `fields` in one form. Values without that form stay.
 
     Null keys are absent, text parts are joined, and JSON text of tool calls' arguments is decoded.
-    Axolotl's `train` becomes `weight`. `sides` are the fields that follow the prompt. If some of
+    WEIGHTS become `weight`. `sides` are the fields that follow the prompt. If some of
     both are messages, all become messages, and sides that repeat the prompt lose it.
     """
     conformed = {
@@ -49,8 +50,9 @@ def _message(turn: Any) -> Any:
         for part in parts
     ):
         message["content"] = "".join(part["text"] for part in parts)
-    if "train" in message and (is_trained := message.pop("train")) is not True:
-        message["weight"] = 0 if is_trained is False else is_trained
+    for flag in WEIGHTS:
+        if flag in message and (is_trained := message.pop(flag)) is not True:
+            message["weight"] = 0 if is_trained is False else is_trained
     if isinstance(calls := message.get("tool_calls"), list):
         message["tool_calls"] = [_call(call) for call in calls]
     return message

@@ -126,10 +126,10 @@ class MicroStep:
         Inductor's partitioner saves inputs and outputs of both norms; gate, up and their product;
         query, key, value and the output of attention; and sums (torch 2.13,
         min_cut_rematerialization_partition). For qwen3, it also saves query and key before their
-        norms. The corrections for fp8 and adapters come from peaks of an H100 (docs/speed.md). With
-        fp8, outputs of norms and the product of the MLP are recomputed. With a frozen base, the
-        output of attention is saved for the A of o_proj. Liger saves the product of the MLP for the
-        A of down_proj.
+        norms. The corrections for fp8 and adapters come from peaks of an H100
+        (docs/results/measured_steps.jsonl). With fp8, outputs of norms and the product of the MLP
+        are recomputed. With a frozen base, the output of attention is saved for the A of o_proj.
+        Liger saves the product of the MLP for the A of down_proj.
         """
         hidden, wide, query, key = self.widths
         heads, kv_heads = self.model.num_heads, self.model.num_kv_heads

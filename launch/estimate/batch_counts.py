@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +11,7 @@ from launch.core.errors import UserError
 from launch.machine import placement
 from launch.schema import Config
 from launch.schema.data import Curriculum
+from launch.schema.enums import Rows
 from launch.schema.trainer_args import known, value, value_or_none
 
 PROMPT_TOKENS = 256  # assumed length of a prompt, because the planner does not read the data
@@ -60,6 +61,22 @@ def batch(config: Config) -> Batch:
         sequence=min(sequence, limit, config.model.max_positions),
         completion=completion,
     )
+
+
+def batch_of_rows(config: Config, rows: Mapping[str, Any]) -> tuple[Batch, float]:
+    """Return the sizes of a step with the mean length of prepared rows, and their filled share.
+
+    `rows` are the statistics in a run's data.json. Without packing, a layout other than padded
+    computes hardly any padding.
+    """
+    size = batch(config)
+    if rows.get("packing"):
+        return size, rows["efficiency"]
+    mean = rows["tokens"] / rows["rows"] if rows["max_length"] else rows["length"]["mean"]
+    is_padded = config.step.rows in (None, Rows.padded) and rows["efficiency"]
+    filled = rows["efficiency"] if is_padded else 1.0
+    length = size.completion + math.ceil(mean / filled)
+    return replace(size, sequence=min(size.sequence, length)), filled
 
 
 def evaluation_batch(config: Config) -> Batch:

@@ -9,11 +9,13 @@ shares, and `basis` records this assumption.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from launch.estimate import adapter_layers
 from launch.estimate.activations import MicroStep, Numerics, micro_step
-from launch.estimate.batch_counts import Batch, batch, generation_batch
+from launch.estimate.batch_counts import Batch, batch, batch_of_rows, generation_batch
 from launch.estimate.rank_memory import (
     generates_with_vllm,
     has_reference,
@@ -73,8 +75,11 @@ BUSY, BUSY_FP8 = 0.92, 0.82
 COMPILE_S = 22.0
 
 
-def estimate_speed(config: Config) -> Speed:
-    """Predict the tokens per second of all ranks, and the seconds per step."""
+def estimate_speed(config: Config, rows: Mapping[str, Any] | None = None) -> Speed:
+    """Predict the tokens per second of all ranks, and the seconds per step.
+
+    `rows` are the statistics of the prepared rows. Without them, every row has the maximum length.
+    """
     compute = config.precision.compute
     peak = config.hardware.peak_tflops.get(compute)
     if peak is None:
@@ -86,7 +91,7 @@ def estimate_speed(config: Config) -> Speed:
         return Speed(
             None, None, "steps with offload depend on the host's optimizer and links, not estimated"
         )
-    size = batch(config)
+    size, filled = batch_of_rows(config, rows) if rows else (batch(config), 1.0)
     parts = step_parts(config, size, peak * 1e12)
     train_s, generate_s = sum(parts.values()) - parts["generation"], parts["generation"]
     step_s = max(train_s, generate_s) if config.topology.overlap else train_s + generate_s
@@ -99,25 +104,35 @@ def estimate_speed(config: Config) -> Speed:
         basis += "; an upper bound, because transformers generates"
     largest = sorted(parts.items(), key=lambda part: -part[1])[:3]
     basis = f"{basis}: {', '.join(f'{name} {part / step_s:.0%}' for name, part in largest)}"
-    hours = steps * step_s / 3600 if (steps := num_steps(config, size)) else None
-    times = (generate_s, train_s) if size.completion else (None, None)
+    steps = num_steps(config, size, rows)
+    hours = steps * step_s / 3600 if steps else None
+    generates = size.completion > 0
     return Speed(
-        size.tokens * config.method.sequences_per_example / step_s,
+        size.tokens * config.method.sequences_per_example * filled / step_s,
         step_s,
         basis,
         hours,
         _cost(config, hours),
-        *times,
+        generation_s=generate_s if generates else None,
+        training_s=train_s if generates else None,
+        steps=steps,
+        parts_s=parts,
+        is_upper_bound=rows is None or generates,
     )
 
 
-def num_steps(config: Config, size: Batch) -> int | None:
+def num_steps(config: Config, size: Batch, prepared: Mapping[str, Any] | None = None) -> int | None:
     """Return the number of optimizer steps; None if it depends on unread rows or on packing."""
     max_steps = value(config, "max_steps")
     if max_steps and int(max_steps) > 0:
         return int(max_steps)
-    rows = min(filter(None, (config.data.limit, config.data.num_train)), default=None)
-    if not rows or value_or_none(config, "packing"):
+    if prepared:
+        rows = prepared.get("packed_rows") or prepared["rows"]
+    else:
+        rows = min(filter(None, (config.data.limit, config.data.num_train)), default=None)
+        if value_or_none(config, "packing"):
+            return None
+    if not rows:
         return None
     # GRPO generates a group of completions per row and trains on each num_iterations times.
     per_row = int(value_or_none(config, "num_generations") or 1) * int(
@@ -148,11 +163,11 @@ def sampling(config: Config) -> Speed:
     tokens = size.ranks * rows * size.completion
     counts = (value_or_none(config, "num_prompts"), config.data.limit, config.data.num_train)
     prompts = min((int(n) for n in counts if n), default=None)
-    hours = None
-    if prompts is not None:
-        hours = math.ceil(prompts / size.per_device / size.ranks) * step_s / 3600
+    steps = math.ceil(prompts / size.per_device / size.ranks) if prompts else None
+    hours = steps * step_s / 3600 if steps else None
     basis = f"{'vLLM' if is_vllm else 'transformers'}, samples of full length; shares of an H200"
-    return Speed(tokens / step_s, step_s, basis, hours, _cost(config, hours))
+    cost = _cost(config, hours)
+    return Speed(tokens / step_s, step_s, basis, hours, cost, steps=steps, is_upper_bound=True)
 
 
 def _forward_start_s(config: Config) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 from launch.estimate.activations import MicroStep, Numerics
 from launch.schema import Config, shapes
@@ -39,12 +39,20 @@ class Traffic:
     kernels: float  # number of kernels
 
     def plus(self, other: Traffic) -> Traffic:
-        sums = (a + b for a, b in zip(astuple(self), astuple(other), strict=True))
-        return Traffic(*sums)
+        return Traffic(
+            self.hidden + other.hidden,
+            self.wide + other.wide,
+            self.heads + other.heads,
+            self.kernels + other.kernels,
+        )
 
     def times(self, factor: float, kernel_factor: float) -> Traffic:
-        hidden, wide, heads, kernels = astuple(self)
-        return Traffic(factor * hidden, factor * wide, factor * heads, kernel_factor * kernels)
+        return Traffic(
+            factor * self.hidden,
+            factor * self.wide,
+            factor * self.heads,
+            kernel_factor * self.kernels,
+        )
 
 
 TRAFFIC = {  # by numerics and gradient checkpointing

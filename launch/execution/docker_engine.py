@@ -6,6 +6,7 @@ containers/engine.py connects to the engine and pulls images.
 from __future__ import annotations
 
 import contextlib
+import resource
 import sys
 import time
 from collections.abc import Iterator
@@ -26,7 +27,7 @@ from containers.images import LABEL, OCI
 from launch.core.errors import HostError
 from launch.machine.detect import Host
 from launch.plan import rundir, tools
-from launch.plan.container import container_name, image_reference, sdk_arguments
+from launch.plan.container import HUB_MODELS, LIMITS, container_name, image_reference, sdk_arguments
 from launch.schema.plan import ContainerSpec, Plan
 
 
@@ -203,10 +204,28 @@ def remove(container: Container) -> None:
 
 
 def make_mounted(spec: ContainerSpec) -> None:
-    """Create the missing folders that a container writes. The engine would create them as root."""
+    """Create missing folders of caches and results. The engine would create them as root."""
     for mount in spec.mounts:
-        if not mount.read_only:
+        if not mount.read_only or mount.reason == HUB_MODELS:
             Path(mount.source).mkdir(parents=True, exist_ok=True)
+
+
+def highest_limits(client: docker.DockerClient, spec: ContainerSpec) -> dict[str, int]:
+    """Return the caller's hard limits, which a rootless engine cannot exceed; {} for others.
+
+    Print what a limited memlock costs.
+    """
+    if spec.confinement or not images_engine.is_rootless(client):
+        return {}
+    limits = {n: resource.getrlimit(getattr(resource, f"RLIMIT_{n.upper()}"))[1] for n in LIMITS}
+    if spec.memlock and limits["memlock"] != resource.RLIM_INFINITY:
+        print(
+            f"warning: {spec.name}: a rootless engine may lock only "
+            f"{limits['memlock'] / 1e6:.0f} MB of memory, so RDMA and large pinned buffers may "
+            "fail. Use: LimitMEMLOCK=infinity in the engine's service of systemd",
+            file=sys.stderr,
+        )
+    return limits
 
 
 def create(
@@ -220,7 +239,7 @@ def create(
             old = client.containers.get(spec.name)
             if is_ours(old, host):
                 remove(old)
-        arguments = sdk_arguments(spec)
+        arguments = sdk_arguments(spec, highest_limits(client, spec))
         host_config = client.api.create_host_config(**arguments["host"])
         # The caller owns the files that ranks write, and is root in a rootless engine.
         user = spec.user if spec.confinement else images_engine.caller(client)

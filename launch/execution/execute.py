@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import signal
 import subprocess
@@ -43,7 +42,7 @@ from launch.execution.supervise import (
 )
 from launch.machine import placement
 from launch.machine.detect import Host
-from launch.plan import inherited, rundir, tools
+from launch.plan import inherited, local_python, rundir, tools
 from launch.plan.planning import rank_config
 from launch.plan.views import as_json
 from launch.schema.enums import Format, Preflight, Vendor
@@ -75,6 +74,9 @@ def check_host(plan: Plan, host: Host) -> dict[str, Any] | None:
 
     # First remove processes of dead launchers, because they occupy GPU memory.
     if config.runtime.on_node != "docker":
+        problems = "\n".join(local_python.problems(config, host))
+        if problems and config.preflight == Preflight.refuse:
+            raise HostError(f"{problems} preflight=warn starts it anyway.")
         inherited.check_tmpdir(config, host.environ)
         orphans.remove()
         check_sandbox(plan, host)
@@ -196,19 +198,22 @@ def execute(
         except (HostError, OSError) as error:
             why = os_error_text(error) if isinstance(error, OSError) else str(error)
             release()
-            record.write_failure(run_record, run_dir, EXIT_HOST, why)
+            with contextlib.suppress(OSError):  # the same error
+                record.write_failure(run_record, run_dir, EXIT_HOST, why)
             raise HostError(why) from error
         result = json_files.read_json(run_dir / "result.json")
         code = exit_code(plan, outcome, result or {})
         metrics = json_files.read_metrics(run_dir / "metrics.jsonl")
         status = STATUS.get(code, "failed")
-        final_record = record.finish(run_record, run_dir, status, code, metrics, result, restarts)
         has_failed = code != EXIT_DONE and (outcome.status != "interrupted" or failures(run_dir))
-        description = describe(plan, outcome) if has_failed else ""  # says if the disk is full
-        release()
-        json_files.write_json(run_dir / "record.json", final_record)
+        description = describe(plan, outcome) if has_failed else ""
+        run_record |= {"failure": description.strip()} if description else {}
+        final_record = record.finish(run_record, run_dir, status, code, metrics, result, restarts)
+        # Before the record, which a disk that became read-only cannot hold.
         stream = sys.stderr if plan.config.format == Format.json else sys.stdout
         print(description, end="", file=stream, flush=True)
+        release()
+        json_files.write_json(run_dir / "record.json", final_record)
     return code
 
 
@@ -218,7 +223,11 @@ def reserved_space(file: Path) -> Iterator[Callable[[], None]]:
 
     Otherwise a run that fills the disk could not record its failure. Raises OSError.
     """
-    release = functools.partial(file.unlink, missing_ok=True)
+
+    def release() -> None:
+        with contextlib.suppress(OSError):  # writing the record reports what is wrong
+            file.unlink()
+
     try:
         with file.open("wb") as space:
             try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import functools
 import hashlib
-import importlib.metadata
 import platform
 import socket
 import subprocess
@@ -151,7 +150,9 @@ def _git(*arguments: str) -> str:
 @functools.cache  # takes a second, and every phase of a pipeline needs it
 def packages() -> dict[str, str]:
     """Return the version of each installed package by name. Do not modify the cached result."""
-    installed = (distribution.metadata for distribution in importlib.metadata.distributions())
+    from importlib.metadata import distributions  # takes 15 ms
+
+    installed = (distribution.metadata for distribution in distributions())
     return dict(sorted((metadata["Name"], metadata["Version"]) for metadata in installed))
 
 

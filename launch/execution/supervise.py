@@ -8,9 +8,7 @@ broken communicator.
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
-import os
 import signal
 import time
 from collections.abc import Callable
@@ -383,9 +381,9 @@ def describe(plan: Plan, outcome: Outcome) -> str:
     log, lines = next(((file, rows) for file, rows in last_lines.items() if rows), (log, []))
     if (report or {}).get("exit_code") == EXIT_USER:  # the message explains itself
         return f"\n{name} failed: {why}\nThe complete log is {log}\n"
-    if json_files.is_full(plan.run_dir):  # even if the log has no room for the error
-        full = f"{plan.run_dir}: {os.strerror(errno.ENOSPC)}"
-        why = f"{why}; {full}" if why else full
+    if error := json_files.write_error(plan.run_dir):  # even if the log has no room for the error
+        unwritable = f"{plan.run_dir}: {error.strerror}"
+        why = f"{why}; {unwritable}" if why else unwritable
     shown = lines[-SHOWN_LINES:]
     # Search earlier lines only without a report, because old warnings may match by accident.
     meaning = explain([why or ""], shown, [] if report else lines)

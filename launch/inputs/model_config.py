@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from launch.core.json_files import read_json
+from launch.inputs import hybrid_counts
 from launch.inputs.adapter_files import header
 from launch.schema import Model, shapes
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 HEAD = "lm_head.weight"
+MXFP4 = "mxfp4"
+TEXT = re.compile(r"\blanguage_model\.|^lm_head\.")
 LONGEST = 200  # characters of a library's message
 
 # Key of model -> names in config.json, most of them transformers'; the first that is present
@@ -43,6 +46,16 @@ PROBLEMS = {  # error of huggingface_hub -> message and remedy
     "RemoteEntryNotFoundError": "it has no config.json, so it is not a model of transformers",
     "HFValidationError": "not a name of the Hub. Use: model.hub_id=<owner/name>",
 }
+# transformers' values of keys that the config.json of google/gemma-3-4b-it leaves out
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "gemma3_text": {
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "vocab_size": 262208,
+        "max_position_embeddings": 131072,
+    }
+}
 # Numbers that a plan needs and that do not follow from others
 NEEDED = ("num_layers", "hidden_size", "num_heads", "vocab_size")
 
@@ -62,6 +75,15 @@ def directory_of(path: str) -> Path:
     folder = Path(path).expanduser().absolute()
     is_run = (folder / "record.json").is_file() and not (folder / "config.json").is_file()
     return folder / "model" if is_run else folder
+
+
+def quantization_of(model: Model) -> str | None:
+    """Return how the weights of a directory, or of OpenAI's models on the Hub, are quantized."""
+    if not model.path:
+        return MXFP4 if (model.hub_id or "").startswith("openai/gpt-oss-") else None
+    content = read_json(directory_of(model.path) / "config.json") or {}
+    quantization = content.get("quantization_config")
+    return quantization.get("quant_method") if isinstance(quantization, dict) else None
 
 
 def of_directory(path: str) -> Found | None:
@@ -121,6 +143,8 @@ def _found(
     """
     text = content.get("text_config")
     values = {**content, **(text if isinstance(text, dict) else {})}
+    values |= {key: content[key] for key in NAMES["tied_embeddings"] if key in content}
+    values = DEFAULTS.get(str(values.get("model_type")), {}) | values
     shape: dict[str, Any] = {}
     for key, names in NAMES.items():
         value = next((values[name] for name in names if values.get(name) is not None), None)
@@ -155,10 +179,13 @@ def _found(
     shape["rms_norm_eps"] = float(values.get("rms_norm_eps") or 1e-6)
     fields = {field.name for field in dataclasses.fields(Model)}
     model = Model(**{key: value for key, value in shape.items() if key in fields})
-    shape["num_parameters"] = shapes.parameters(model)
+    shape["num_parameters"] = hybrid_counts.parameters(values) or shapes.parameters(model)
     is_quantized = "quantization_config" in content
-    if tensors and not is_known and not is_quantized:
-        shape["num_parameters"] = sum(tensors.values())
+    is_counted = is_known or shape["architecture"] in hybrid_counts.LAYERS
+    if tensors and not is_counted and not is_quantized:
+        # Next to a vision tower, the text's names have a prefix.
+        parts = [name for name in tensors if not isinstance(text, dict) or TEXT.search(name)]
+        shape["num_parameters"] = sum(tensors[name] for name in parts)
     return Found(place, shape, (), commit)
 
 

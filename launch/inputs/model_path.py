@@ -77,8 +77,9 @@ def _check_type(config: Config, path: Path, content: dict[str, Any]) -> None:
     is_locked = config.container.name != "custom" and not config.runtime.slurm.python
     if not is_locked or config.method.exports or value_or_none(config, "engine") == "vllm":
         return
-    kind = content.get("model_type")
-    if kind in lock()["model_types"]:
+    kind, text = content.get("model_type"), content.get("text_config")
+    kinds = {kind, text.get("model_type") if isinstance(text, dict) else kind}
+    if kinds & {*lock()["model_types"]}:
         return
     needs = f"transformers {lock()['transformers']} has no text-generation model of this type"
     if "auto_map" in content:

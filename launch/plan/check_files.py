@@ -6,7 +6,6 @@ The checks raise UserError, and neither import the training stack nor run the us
 from __future__ import annotations
 
 import ast
-import fnmatch
 import importlib.util
 import os
 import re
@@ -19,6 +18,7 @@ from launch.config.smoke import LOW_PRECISION
 from launch.config.wording import HUB
 from launch.core import row_formats
 from launch.core.errors import UserError, near
+from launch.core.json_files import read_json
 from launch.inputs import model_path, tracking
 from launch.inputs.adapter_files import check_adapter
 from launch.inputs.jsonl_files import check_data_files, check_is_file
@@ -28,6 +28,7 @@ from launch.plan import tuned
 from launch.plan.check_rows import check_rows
 from launch.plan.export_files import check_export, check_not_a_run
 from launch.plan.rundir import runs_dir, runs_in
+from launch.rules.optimizers import optimizer as optimizer_row
 from launch.rules.runtime import runtime_as
 from launch.schema import Config
 from launch.schema.trainer_args import value_or_none
@@ -37,20 +38,23 @@ MODULES = {
     "azureml-core": "azureml",
     "torch-optimi": "optimi",
     "flash-attn-3": "flash_attn_interface",
+    "optimum-quanto": "optimum.quanto",
+    "amd-quark": "quark",
 }
-# package -> values of method.args.optim for which transformers imports it
-OPTIMIZERS = {
-    "bitsandbytes": "adamw_bnb_8bit adamw_8bit ademamix* lion_* paged_* rmsprop_bnb*",
-    "torchao": "adamw_torch_?bit",
-    "galore-torch": "galore_*",
-    "apollo-torch": "apollo_*",
-    "lomo-optim": "lomo adalomo",
-    "grokadamw": "grokadamw",
-    "schedulefree": "schedule_free_*",
-    "torch-optimi": "stable_adamw",
-    "torchdistx": "adamw_anyprecision",
-    "torch-xla": "adamw_torch_xla",
-    "torch-npu": "adamw_torch_npu_fused",
+# quant_method in config.json -> packages with which transformers loads such weights
+QUANTIZERS = {
+    "awq": ("gptqmodel",),
+    "gptq": ("optimum", "gptqmodel"),
+    "bitsandbytes": ("bitsandbytes",),
+    "compressed-tensors": ("compressed-tensors",),
+    "auto-round": ("auto-round",),
+    "torchao": ("torchao",),
+    "hqq": ("hqq",),
+    "aqlm": ("aqlm",),
+    "vptq": ("vptq",),
+    "quanto": ("optimum-quanto",),
+    "quark": ("amd-quark",),
+    "eetq": ("kernels",),
 }
 ATTENTION = {"flash_attention_2": "flash-attn", "flash_attention_3": "flash-attn-3"}
 PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -157,7 +161,7 @@ def _check_packages(config: Config) -> None:
     if config.smoke:  # a CPU computes in fp32
         return
     optimizer = value_or_none(config, "optim") or ""
-    if config.method.trains and (package := optimizer_package(optimizer)):
+    if config.method.trains and (package := optimizer_row(optimizer).get("package")):
         key = "method.args.optim"
         _check_package(
             config, f"{key}={optimizer}", package, f"{key}=adamw_torch", "quantization.in"
@@ -171,9 +175,14 @@ def _check_packages(config: Config) -> None:
             if package := ATTENTION.get(kernel := getattr(config.hardware, key)):
                 override, remedy = f"hardware.{key}={kernel}", f"hardware.{key}={remedy}"
                 _check_package(config, override, package, remedy, "")
+        key = f"model.path={config.model.path}"
         if package := _tokenizer_package(config.model.path):
-            override = f"model.path={config.model.path} without tokenizer.json"
+            override = f"{key} without tokenizer.json"
             _check_package(config, override, package, "model.path=<a directory with one>", "")
+        quantizer = _quantizer(config)
+        for package in QUANTIZERS.get(quantizer, ()):
+            remedy = "model.path=<the same model in 16 bits>"
+            _check_package(config, f"{key} with {quantizer} weights", package, remedy, "")
     precision = config.precision.name if config.method.uses_precision else "fp32"
     settings = [(f"precision={precision}", precision, "precision=bf16")]
     for name in ("modes", "precisions") if config.method.measures_machine else ():
@@ -198,16 +207,18 @@ def _tokenizer_package(path: str | None) -> str | None:
         return "sentencepiece" if content.read(1) == b"\n" else "tiktoken"
 
 
-def optimizer_package(optimizer: str) -> str | None:
-    """Return the package of an optimizer of transformers; None if torch or transformers has it."""
-    return next(
-        (
-            package
-            for package, patterns in OPTIMIZERS.items()
-            if any(fnmatch.fnmatchcase(optimizer, pattern) for pattern in patterns.split())
-        ),
-        None,
-    )
+def _quantizer(config: Config) -> str:
+    """Return the method that has quantized the weights of model.path, if transformers loads them.
+
+    vLLM has its own kernels, and an export reads the files itself.
+    """
+    if config.method.exports or value_or_none(config, "engine") == "vllm":
+        return ""
+    if not config.model.path or config.method.kind == "service" or config.method.starts_vllm:
+        return ""
+    content = read_json(Path(config.model.path) / "config.json") or {}
+    quantization = content.get("quantization_config")
+    return str(quantization.get("quant_method")) if isinstance(quantization, dict) else ""
 
 
 def _check_package(
@@ -228,7 +239,10 @@ def _check_package(
             )
         return
     module = MODULES.get(package, package.replace("-", "_"))
-    if not config.runtime.slurm.python and importlib.util.find_spec(module) is None:
+    parent = module.partition(".")[0]  # find_spec imports it
+    if not config.runtime.slurm.python and not (
+        importlib.util.find_spec(parent) and importlib.util.find_spec(module)
+    ):
         is_low_precision = package in LOW_PRECISION.values()
         install = "make quantization" if is_low_precision else f"pip install {package}"
         raise UserError(

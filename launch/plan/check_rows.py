@@ -11,12 +11,12 @@ from launch.core import row_formats
 from launch.core.errors import UserError, near_or_all
 from launch.core.json_lines import json_rows
 from launch.core.row_check import check_forms, check_row, conformed, form_of
-from launch.core.row_columns import mapped
+from launch.core.row_columns import mapped, mapping_of
 from launch.core.row_messages import Row
 from launch.core.row_tests import parse_tests
 from launch.inputs.jsonl_files import check_is_file
 from launch.schema import Config, trainer_args
-from launch.schema.data import Balance, Data, Source
+from launch.schema.data import Balance, Data
 from launch.schema.enums import Init
 
 PLAN_LINES = 10_000  # lines whose fields mode=plan checks; a run checks all
@@ -58,7 +58,7 @@ def _files(config: Config) -> Iterator[_File]:
     data, rows = config.data, config.method.rows
     for number, source in enumerate(data.sources):
         if source.path:
-            mapping = _of_source(data, source)
+            mapping = replace(data, **mapping_of(data, source))
             yield _File(f"data.sources[{number}].path", Path(source.path), rows, mapping)
     if data.kind == "samples" and Path(data.path or "").is_file():
         yield _File("data.path", Path(str(data.path)), "samples", data, is_training=False)
@@ -75,15 +75,6 @@ def _files(config: Config) -> Iterator[_File]:
     if data.heldout_path:
         heldout = rows if config.method.selection.metric else "evaluate"
         yield _File("data.heldout_path", Path(data.heldout_path), heldout, data, is_training=False)
-
-
-def _of_source(data: Data, source: Source) -> Data:
-    """Return `data` with the keys that the source sets itself (recipes/data/data_load.py)."""
-    return replace(
-        data,
-        columns={**data.columns, **source.columns},
-        answer_pattern=source.answer_pattern or data.answer_pattern,
-    )
 
 
 def _check_file(

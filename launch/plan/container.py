@@ -6,6 +6,7 @@ a container, so the same config.yaml and command line work in both.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,11 @@ OUR_PACKAGES = ("/", "opt", "recipes")  # parts of the folder where our images i
 ENTER = str(ROOT / "containers/enter.py")
 FIRST_RENDER_MINOR = 128  # of DRM's render nodes (include/drm/drm_file.h: DRM_MINOR_RENDER)
 INFINIBAND = "/dev/infiniband"
+HUB_MODELS = "models from the Hub"
+HUB_TRUE = ("1", "ON", "YES", "TRUE")  # huggingface_hub.constants
+# Limits of a container's processes; -1 means none. RDMA and large pinned buffers need memlock
+# (ROCm/cvs). vLLM raises its limit of files to this number. NVIDIA recommends the stack.
+LIMITS = {"memlock": -1, "nofile": 65535, "stack": 2**26}
 
 
 def container_name(run_dir: Path, process: str) -> str:
@@ -156,8 +162,14 @@ def devices(config: Config, host: Host, gpus: list[int], peers: list[int]) -> di
         nodes |= {render_node(host, gpu): f"GPU {gpu}" for gpu in gpus}
         ipc = "the trainer sends weights by HIP IPC"
         nodes |= {render_node(host, gpu): f"GPU {gpu}: {ipc}" for gpu in peers}
-        if config.smoke:
-            nodes = {node: reason for node, reason in nodes.items() if node in host.device_nodes}
+        if config.smoke:  # it computes on the CPU, so it needs no permission for GPUs
+            usable = {
+                node
+                for node, gid in host.device_nodes.items()
+                if gid is None or host.uid == 0 or gid in host.member_of
+            }
+            nodes = {node: reason for node, reason in nodes.items() if node in usable}
+            nodes = nodes if "/dev/kfd" in nodes else {}
     if config.runtime.infiniband:
         nodes[INFINIBAND] = "runtime.infiniband=true"
     return nodes
@@ -189,11 +201,11 @@ def mounts(config: Config, host: Host, run_dir: Path, secrets: bool) -> list[Mou
         str(run_dir): "run directory",
         str(home(config, host)): "HOME: caches of compiled kernels",
         str(config.data.cache or ""): "prepared rows",
-        str(hub_cache(host)): "models and data sets from the Hub",
     }
     sources = [(str(ROOT), True, "code")]
     sources += [(str(Path(path)), True, reason) for path, reason in _inputs(config, host)]
     sources += [(path, False, reason) for path, reason in writable.items() if path]
+    sources += _hub_folders(config, host)
     for path, _, reason in sources:
         parts = Path(path).parts
         if len(parts) < 3 or parts[1] in ("proc", "sys", "dev") or parts[:3] == OUR_PACKAGES:
@@ -212,6 +224,20 @@ def mounts(config: Config, host: Host, run_dir: Path, secrets: bool) -> list[Mou
     if secrets:
         mounts.append(Mount(str(secret_dir(host, run_dir)), SECRETS, True, "secrets"))
     return mounts  # in any order: the engine mounts parents before children
+
+
+def _hub_folders(config: Config, host: Host) -> list[tuple[str, bool, str]]:
+    """Return (path, read only, reason) of the Hub's caches, without the token next to them.
+
+    Offline, models are read-only. datasets locks its files to read them, so it must write.
+    """
+    value = {**host.environ, **config.user_env}.get("HF_HUB_OFFLINE", "")
+    folder, offline = hub_cache(host), value.upper() in HUB_TRUE
+    folders = [(str(folder / "hub"), offline, HUB_MODELS)]
+    folders.append((str(folder / "datasets"), False, "data sets from the Hub"))
+    if not offline:
+        folders.append((str(folder / "xet"), False, "parts of downloads from the Hub"))
+    return folders
 
 
 def _inputs(config: Config, host: Host) -> list[tuple[str, str]]:
@@ -262,8 +288,23 @@ def as_json(spec: ContainerSpec) -> dict[str, Any]:
     return content | ({"read_only": True, **plain(spec.confinement)} if spec.confinement else {})
 
 
-def sdk_arguments(spec: ContainerSpec) -> dict[str, dict[str, Any]]:
-    """Return the keyword arguments of the SDK's create_container and create_host_config."""
+def ulimits(spec: ContainerSpec, highest: Mapping[str, int]) -> dict[str, int]:
+    """Return the limits of a container's processes, none above those in `highest`."""
+    limits = {}
+    for name, value in LIMITS.items() if spec.confinement is None else ():
+        if name != "memlock" or spec.memlock:
+            bounds = {value, highest.get(name, -1)} - {-1}
+            limits[name] = min(bounds, default=-1)
+    return limits
+
+
+def sdk_arguments(
+    spec: ContainerSpec, highest: Mapping[str, int] | None = None
+) -> dict[str, dict[str, Any]]:
+    """Return the keyword arguments of the SDK's create_container and create_host_config.
+
+    `highest` has the largest limits of processes that the engine may set; None: any.
+    """
     # The launcher copies the output to logs/, so the engine need not keep all of it.
     log: dict[str, Any] = {"Type": "json-file", "Config": {"max-size": "64m", "max-file": "2"}}
     host: dict[str, Any] = {
@@ -275,7 +316,10 @@ def sdk_arguments(spec: ContainerSpec) -> dict[str, dict[str, Any]]:
         ],
         "network_mode": spec.network,
         "ipc_mode": spec.ipc,
-        "ulimits": [{"Name": "memlock", "Soft": -1, "Hard": -1}] if spec.memlock else [],
+        "ulimits": [
+            {"Name": name, "Soft": value, "Hard": value}
+            for name, value in ulimits(spec, highest or {}).items()
+        ],
         "security_opt": spec.security_opt,
         "cap_add": spec.cap_add,
         "cap_drop": spec.cap_drop,

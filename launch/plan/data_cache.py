@@ -98,6 +98,14 @@ def _code_hashes() -> list[str]:
     return [*digests, str(trainer_args.lock()["trl"])]
 
 
+def short_description(stats: dict[str, Any]) -> str:
+    """Return the number of rows and their lengths."""
+    length = stats["length"]
+    lengths = f"{length['mean']:.0f} tokens on average, {length['shortest']} to {length['longest']}"
+    cut = f"; {stats['truncated']} truncated to {stats['max_length']}" if stats["truncated"] else ""
+    return f"{stats['rows']} prepared rows of {lengths}{cut}"
+
+
 def describe_rows(stats: dict[str, Any]) -> str:
     """Return lines with a histogram of row lengths, truncation, padding and counts of rows."""
     length = stats["length"]

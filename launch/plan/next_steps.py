@@ -22,7 +22,7 @@ REPLACED = ("model.path", "model.hub_id", "model.revision", "model.init")
 def commands(config: Config, run_dir: Path, request: Request) -> dict[str, str]:
     """Return the commands by what they do. A run without a model has only a report."""
     run = str(short_path(run_dir))
-    steps = {"report": _command("report", run)}
+    steps = {"report": command_line("report", run)}
     source = run_with_model(run_dir)
     if source is None:
         return steps
@@ -31,10 +31,10 @@ def commands(config: Config, run_dir: Path, request: Request) -> dict[str, str]:
     # A pipeline has its own evaluations. The data of an experiment may consist of further keys.
     is_exact = subject == kept(request, SUBJECT) or compose(subject).data == config.data
     if has_heldout(config) and not config.phases and is_exact:
-        steps["evaluate"] = _command("run", *subject, "method=evaluate", model)
-    steps["chat"] = _command("chat", run)
+        steps["evaluate"] = command_line("run", *subject, "method=evaluate", model)
+    steps["chat"] = command_line("chat", run)
     if (read_json(source / "plan.json") or {}).get("method") != "export":
-        steps["export"] = _command("run", *place, "method=export", model)
+        steps["export"] = command_line("run", *place, "method=export", model)
     return steps
 
 
@@ -44,7 +44,8 @@ def short_path(path: str | Path) -> str:
     return str(Path(path).relative_to(cwd) if Path(path).is_relative_to(cwd) else path)
 
 
-def _command(program: str, *words: str) -> str:
+def command_line(program: str, *words: str) -> str:
+    """Return the command of a program of launch/, ready to be pasted."""
     return shlex.join(["python", short_path(ROOT / "launch" / f"{program}.py"), *words])
 
 

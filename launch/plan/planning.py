@@ -22,6 +22,7 @@ from launch.plan import (
     container,
     data_cache,
     inherited,
+    local_python,
     process_env,
     process_groups,
     rundir,
@@ -46,8 +47,8 @@ def prepare(config: Config, keys: Sequence[str] = ()) -> tuple[Config, list[str]
     """Apply smoke=true, check the composition, and return it with its warnings.
 
     `keys` are the keys set on the command line, which may not contradict each other. Under
-    smoke=true the rules check the scaled-down composition, so that no hardware rule rejects it.
-    Settings that they would reject without smoke=true become warnings. Raises UserError.
+    smoke=true the rules check the scaled-down composition, and its topology as composed. Other
+    settings that they would reject without smoke=true become warnings. Raises UserError.
     """
     config = balance.with_servers(config)
     check.check_settings(config)
@@ -59,12 +60,15 @@ def prepare(config: Config, keys: Sequence[str] = ()) -> tuple[Config, list[str]
         return config, [*batch_warnings, *rule_warnings(config)]
     small, replacements = smoke.scale_down(config)
     check.check(small)
+    real, remaining = map(check.refusals, (config, smoke.with_topology(config, small)))
+    if problems := [refusal for refusal in real if refusal in remaining]:
+        raise UserError("\n".join(map(str, problems)))
     tuned.check_recipe(small)
     warnings = [f"smoke=true replaces {line}." for line in replacements]
     sizes = smoke.changed_sizes(config, small)
     if sizes:
         warnings.append(f"smoke=true: {', '.join(sizes)}. Overrides of the command line stay.")
-    reasons = [refusal.sentence for refusal in check.refusals(config)]
+    reasons = [refusal.sentence for refusal in real]
     return small, [*warnings, *(f"without smoke=true this is rejected: {r}" for r in reasons)]
 
 
@@ -115,11 +119,13 @@ def make_plan(
     smaller = memory.measured(config, groups, host)
     needed = memory.memory(config, groups, smaller)
     unchosen = choose.without_choices(config)  # rows are cached under this composition's key
+    rows = data_cache.statistics(unchosen, host)
     plain_speed = None
     if config.chosen and config.method.trains:
         off = dataclasses.replace(unchosen, speed=SpeedMode.off)
-        plain_speed = speed.estimate_speed(choose.choose(off, host))
-    estimate = speed.sampling if config.method.leaves_samples else speed.estimate_speed
+        plain_speed = speed.estimate_speed(choose.choose(off, host), rows)
+    is_sampling = config.method.leaves_samples
+    estimate = speed.sampling(config) if is_sampling else speed.estimate_speed(config, rows)
     args = trainer_args.complete(config, run_dir, ports)
     args, scaling = lr_scaling.scale_learning_rate(config, args)
     return Plan(
@@ -130,7 +136,7 @@ def make_plan(
         processes=[*sandbox.processes(config), *processes],
         containers={**sandbox.specs(config, host, run_dir), **containers},
         memory=needed,
-        speed=estimate(config),
+        speed=estimate,
         warnings=[
             *warnings,
             *scaling,
@@ -142,7 +148,7 @@ def make_plan(
         ],
         tuned=tuned.for_ranks(config, host, run_dir, ports),
         data_cache=data_cache.for_ranks(unchosen, host),
-        data=data_cache.statistics(unchosen, host),
+        data=rows,
         plain_speed=plain_speed,
         balance=balance.balance(config, host),
         overrides=request,
@@ -169,6 +175,8 @@ def host_warnings(config: Config, host: Host, smaller: dict[int, float]) -> Iter
             f"container={config.container.name}: {name} is unverified. It is pinned by a tag and "
             "not by a digest, so its content may change."
         )
+    if host.gpus_of(config.hardware.vendor):  # a plan for another machine ignores this one's Python
+        yield from local_python.problems(config, host)
     yield from inherited.warnings(config, host.environ)
     # the defaults of conf/runtime/docker.yaml, which many users do not need
     defaults = {"HF_TOKEN", "WANDB_API_KEY", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"}

@@ -123,6 +123,7 @@ def _runs(home: Path, hash_: str) -> Iterator[tuple[Path, dict[str, Any] | None]
             traces = ("record.json", "metrics.jsonl", "checkpoints")
             has_begun = any(os.path.lexists(folder / name) for name in traces)
             has_begun = has_begun or any(folder.glob("*/record.json"))  # the phases of a pipeline
+            has_begun = has_begun or not os.access(folder, os.R_OK | os.X_OK)
             plan = read_json(folder / "plan.json") or {}
             is_same = has_begun and plan.get("composition_hash", hash_) == hash_
         if is_same:
@@ -152,12 +153,12 @@ def skipped_run_notes(config: Config, run_dir: Path) -> list[str]:
 
 def _obstacle(folder: Path, record: dict[str, Any] | None) -> str | None:
     """Return why an unfinished run cannot resume, or None if it can."""
+    if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+        return "you cannot read it or write to it"
     if record is None:
         return DAMAGED if os.path.lexists(folder / "record.json") else MISSING
     if problem := sealed.problem(record):
         return problem
-    if not os.access(folder, os.W_OK):
-        return "you cannot write to it"
     checkpoints = folder / "checkpoints"
     if checkpoints.is_symlink() and not checkpoints.is_dir():
         return f"its checkpoints are a link to {os.readlink(checkpoints)}, which is missing"
@@ -320,6 +321,7 @@ def _lock(path: Path, without_locks: Path | None, mode: str, operation: int) -> 
         if isinstance(error, BlockingIOError):
             return None
         if without_locks is None:
+            error.filename = str(path)
             raise
         return _lock(without_locks, None, mode, operation)
     return file

@@ -3,30 +3,19 @@
 from __future__ import annotations
 
 import json
-import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-from rich.console import Console
-from rich.panel import Panel
-from rich.table import Table
-from rich.text import Text
-
 from launch.config.request import Request
 from launch.core import json_files
-from launch.estimate import batch_counts
-from launch.machine import placement
-from launch.machine.gpu import GIB
-from launch.plan import data_cache, next_steps
+from launch.machine.detect import Host
+from launch.plan import next_steps, plan_page
 from launch.plan.next_steps import short_path
-from launch.plan.views import as_json, at_steps, image_json
-from launch.schema import Config, shapes
-from launch.schema.data import Data
-from launch.schema.enums import Format, Init, SpeedMode, Vendor
-from launch.schema.plan import Balance, Plan
-from launch.schema.trainer_args import value_or_none
+from launch.plan.views import at_steps, image_json
+from launch.schema import Config
+from launch.schema.enums import Format
+from launch.schema.plan import Plan
 
 # How a run's end shows figures of result.json; it shows others by name.
 UNITS = {
@@ -42,14 +31,14 @@ UNITS = {
 }
 
 
-def show(config: Config, content: Callable[[], dict[str, Any]], *plans: Plan) -> None:
-    """Print `content` as JSON under format=json, otherwise each plan as text."""
+def show(
+    config: Config, content: Callable[[], dict[str, Any]], lines: Callable[[], list[str]]
+) -> None:
+    """Print `content` as JSON under format=json, otherwise `lines`."""
     if config.format == Format.json:
         print(json.dumps(content(), indent=1))
         return
-    console = _console()
-    for plan in plans:
-        show_plan(plan, console, config.verbose)
+    print("\n".join(lines()))
 
 
 def show_start(config: Config, plan: Plan, image: dict[str, Any] | None, resumed: bool) -> None:
@@ -58,7 +47,8 @@ def show_start(config: Config, plan: Plan, image: dict[str, Any] | None, resumed
     `image` describes the image that this machine has.
     """
     if config.format == Format.text:
-        show_plan(plan, _console(), config.verbose)
+        print("\n".join(plan_page.page(plan, verbose=config.verbose)))
+        print_warnings(config, plan.warnings)
     planned_base = (image_json(plan.config) or {}).get("base")
     base = ((image or {}).get("base") or {}).get("name")
     if planned_base and base != planned_base.partition("@")[0]:
@@ -70,178 +60,24 @@ def show_start(config: Config, plan: Plan, image: dict[str, Any] | None, resumed
 def say(config: Config, line: str) -> None:
     """Print a line, except under format=json, which reserves stdout for JSON."""
     if config.format == Format.text:
-        _console().print(line, highlight=False, soft_wrap=True, markup=False)
+        print(line, flush=True)
+
+
+def say_next_run(config: Config, host: Host, request: Sequence[str], *words: str) -> None:
+    """Print how to see more of a plan, and the commands that start it."""
+    if not config.verbose:
+        say(config, "verbose=true adds command lines, environment, trainer arguments and reasons.")
+    say(config, "\n".join(plan_page.next_command(request, config, host, *words)))
 
 
 def print_warnings(config: Config, warnings: list[str]) -> None:
-    for warning in warnings if config.format == Format.text else ():
-        _console().print(Text(f"! {warning}", style="yellow"))
+    say_lines(config, [f"! {warning}" for warning in warnings])
 
 
-def _console() -> Console:
-    """Return a console as wide as the terminal, or with 120 columns without a terminal."""
-    console = Console()
-    return console if console.is_terminal else Console(width=120)
-
-
-def show_plan(plan: Plan, console: Console, verbose: bool) -> None:
-    """Print the plan's facts, then tables of processes, memory and choices, then its warnings."""
-    facts = Table.grid(padding=(0, 2))
-    for name, fact in _facts(plan).items():
-        facts.add_row(Text(name, style="bold"), Text(fact))
-    console.print(Panel(facts, title=f"[bold]{plan.name}[/bold]", title_align="left"))
-    chosen = plan.config.chosen if plan.config.speed == SpeedMode.auto else []
-    tables: dict[str, list[dict[str, str]]] = {
-        "Processes": [
-            {"process": p.name, "kind": p.kind, "GPUs": ",".join(map(str, p.gpus)) or "CPU"}
-            | {"command": shlex.join(p.argv)}
-            for p in plan.processes
-        ],
-        "Memory per GPU": [
-            {"process": m.process, "estimated": f"{m.total_gb:.1f} GB"}
-            | {"of": f"{m.capacity_gb:.0f} GB"}
-            | {"share": f"{m.total_gb / m.capacity_gb:.0%}" if m.capacity_gb else "none"}
-            | {"fits": "yes" if m.fits else "no"}
-            | {"parts (GB)": ", ".join(f"{name} {gb:.3g}" for name, gb in m.parts_gb.items())}
-            for m in {m.process: m for m in plan.memory}.values()
-        ],
-        "Chosen for speed, because you did not set them (speed=off disables this)": [
-            {"key": c.key, "value": json.dumps(c.value), "before": json.dumps(c.before)}
-            | {"reason": c.reason}
-            for c in chosen
-        ],
-        "Faster, if you accept it": [
-            {"override": " ".join(o.overrides), "gain": f"{o.gain:.2f}x", "price": o.price}
-            for o in plan.faster
-        ],
-    }
-    for title, rows in tables.items():
-        if rows:
-            table = Table(*rows[0], title=title, title_justify="left", expand=True)
-            for row in rows:  # Text, because a plain string could contain markup
-                table.add_row(*(Text(cell, no_wrap=key == "command") for key, cell in row.items()))
-            console.print(table)
-    if verbose:
-        plan_json = as_json(plan)
-        processes = [{**p, "argv": shlex.join(p["argv"])} for p in plan_json["processes"]]
-        content = {"processes": processes, "trainer_args": plan_json["trainer_args"]}
-        content = json.loads(json.dumps(content))  # a copy without aliases, for readable YAML
-        text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=1000)
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
-    else:
-        details = "command lines in full, trainer arguments, and environment variables with reasons"
-        console.print(f"[dim]verbose=true shows {details}.[/dim]")
-    print_warnings(plan.config, plan.warnings)
-
-
-def _facts(plan: Plan) -> dict[str, str]:
-    """Return the (label, text) lines at the top of a plan."""
-    config, hardware, model = plan.config, plan.config.hardware, plan.config.model
-    runtime, data = plan.config.runtime, plan.config.data
-    # hardware.memory_gb is in GiB, as vendors state it. The planner and torch use 1e9 bytes.
-    size = f"{hardware.memory_gb:g} GiB ({hardware.memory_gb * GIB:.0f} GB)"
-    gpus = f"{hardware.gpus_per_node} x {hardware.product} ({hardware.gfx}), {size} each"
-    nodes = f"{runtime.slurm.nodes} nodes of " if runtime.slurm.nodes > 1 else ""
-    cpu = f"{'the CPU, instead of ' * config.smoke}{hardware.product}"
-    facts = {"hardware": cpu if hardware.vendor == Vendor.none else f"{nodes}{gpus}"}
-    if config.method.uses_model:
-        source = model.path or f"{model.hub_id}@{(model.revision or 'main')[:12]}"
-        if not model.path and model.init == Init.random:
-            source = "random weights"
-        size = f"{_count(model.num_parameters)} parameters"
-        if model.num_experts:
-            size += f" ({_count(shapes.active_parameters(model))} per token)"
-        facts["model"] = f"{model.name}, {size}, from {source}"
-    method = config.method
-    if method.measures_machine or method.exports or method.waits_for_user:  # no batches or data
-        values = [f"{name} {v}" for name, v in config.method.args.items() if v is not None]
-        facts["method"] = ", ".join([config.method.name, *values])
-    else:
-        facts["method"] = f"{config.method.name}, {config.precision.name}, "
-        facts["method"] += f"adapter {config.adapter.name}, {_batch(config)}"
-        tasks = _tasks(data)
-        mix = ", ".join(f"{s.weight:.4g} {s.path or s.hub_id}" for s in data.sources)
-        is_generated = data.kind in ("reasoning", "code")
-        rows = f"{data.num_train} generated problems of {tasks}; {data.num_heldout} held out"
-        files = mix or data.path or data.heldout_path or data.hub_id
-        facts["data"] = rows if is_generated else f"{data.kind} {files}"
-        if config.method.rewards:
-            rewards = (f"{weight:g} {name}" for name, weight in config.method.rewards.items())
-            facts["rewards"] = " + ".join(rewards)
-        facts["expected speed"] = _speed(plan)
-    if plan.data_cache:
-        unknown = "not prepared yet; data.preview=5 instead of mode=plan shows them"
-        facts["rows"] = data_cache.describe_rows(plan.data) if plan.data else unknown
-    facts["topology"] = _topology(config)
-    if image := image_json(config):
-        unverified = "" if image["verified"] else " (unverified)"
-        facts["image"] = f"{image['reference']}, based on {image.get('base', '?')}{unverified}"
-    if plan.balance:
-        facts["balance"] = _balance(plan.balance, batch_counts.batch(config).sequences)
-    facts["run directory"] = str(plan.run_dir)
-    targets = plan.targets.items()
-    return facts | {f"target {name}": f"{t.value:g} ({t.source})" for name, t in targets}
-
-
-def _topology(config: Config) -> str:
-    topology, runtime = config.topology, config.runtime
-    servers = f"{placement.num_server_gpus(config)} GPU(s) generate, " if topology.servers else ""
-    ranks = f"{placement.num_trainers(config)} rank(s)"
-    ranks += f" with {topology.strategy}" if topology.strategy != "none" else ""
-    if config.method.kind == "service":
-        width = topology.server_tensor_parallel
-        ranks = f"{placement.num_gpus(config) // width} replica(s), {width} GPU(s) each"
-    place = f"slurm ({runtime.on_node} on the node)" if runtime.name == "slurm" else runtime.name
-    return f"{topology.name} on {place}: {servers}{ranks}"
-
-
-def _tasks(data: Data) -> str:
-    """Return the tasks with their levels, if they have any, such as `countdown (levels 0, 1)`."""
-    levels: dict[str, list[int]] = {}
-    for task in data.tasks:
-        levels.setdefault(task.name, []).append(task.level)
-    return ", ".join(
-        f"{name} (level{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))})"
-        for name, numbers in levels.items()
-    )
-
-
-def _count(number: float) -> str:
-    return f"{number / 1e9:.3g} billion" if number >= 1e9 else f"{number / 1e6:.3g} million"
-
-
-def _batch(config: Config) -> str:
-    batch = batch_counts.batch(config)
-    if not config.method.trains:
-        samples = int(value_or_none(config, "samples_per_prompt"))
-        return f"{batch.per_device} problems at a time, {samples} sample(s) of each"
-    factors = f"{batch.ranks} rank(s) x {batch.per_device} x {batch.accumulation} accumulated"
-    return f"{batch.sequences} sequences per step ({factors}), up to {batch.sequence} tokens each"
-
-
-def _speed(plan: Plan) -> str:
-    speed, plain = plan.speed, plan.plain_speed
-    if speed.tokens_per_second is None or speed.step_s is None:
-        return f"unknown: {speed.basis}"
-    text = f"{speed.tokens_per_second:,.0f} tokens/s, {speed.step_s:.3g} s per step"
-    text += f", {speed.run_hours:.3g} h" if speed.run_hours is not None else ""
-    text += f", cost {speed.cost:,.2f}" if speed.cost is not None else ""
-    if plain and plain.tokens_per_second:
-        text += f"; {plain.tokens_per_second:,.0f} tokens/s under speed=off"
-    return f"{text} ({speed.basis})"
-
-
-def _balance(balance: Balance, sequences: int) -> str:
-    """Describe where a step's time goes and the fastest split; a step has `sequences` sequences."""
-    halves = (
-        f"generation {balance.generation_s:.3g} s, training {balance.training_s:.3g} s per step; "
-        f"{balance.bound} is the bottleneck; "
-    )
-    if balance.gain == 1.0:
-        return halves + "no other number of servers that fits is predicted to be faster"
-    servers = f"topology.servers={balance.servers} is predicted to be {balance.gain:.2f}x as fast"
-    at = f", at {balance.sequences} sequences per step" if balance.sequences != sequences else ""
-    return f"{halves}{servers}{at}"
+def say_lines(config: Config, lines: list[str]) -> None:
+    """Print lines, wrapped to the terminal."""
+    for line in "\n".join(lines).splitlines():
+        say(config, "\n".join(plan_page.wrapped(line)))
 
 
 def show_end(config: Config, plan: Plan, exit_code: int) -> None:

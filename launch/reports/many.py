@@ -58,6 +58,8 @@ def pipeline(folder: Path) -> Page:
             if run.folder.parent != folder:
                 source = f"the earlier run {run.folder.parent.name}"
                 blocks.append(Note(f"{run.folder.name} was reused from {source}."))
+        for phase, why in (record.get("not_run") or {}).items():
+            blocks.append(Note(f"{phase} was not run: {why}", "warn"))
         rows = (
             {"phase": run.folder.name, "method": run.get("method", "name"), **_results(run)}
             for run in runs

@@ -9,8 +9,9 @@ from launch.core.errors import UserError
 from launch.inputs import engine_args
 from launch.rules.data import heldout_problems, source_problems, task_problems
 from launch.rules.limits import limit_problems
-from launch.rules.method import method_problems
+from launch.rules.method import generation_problems, method_problems
 from launch.rules.model import model_problems
+from launch.rules.optimizers import optimizer_problems
 from launch.rules.refusal import Refusal
 from launch.rules.rewards import reward_problems
 from launch.rules.runtime import secret_problems, slurm_problems
@@ -24,6 +25,8 @@ RULES = (
     conflicts,
     group_problems,
     method_problems,
+    generation_problems,
+    optimizer_problems,
     server_problems,
     heldout_problems,
     reward_problems,

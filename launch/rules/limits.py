@@ -82,6 +82,9 @@ def _model_and_data_limits(c: Config) -> Iterator[Limit]:
     yield "selection_metric", method.selection.metric if metrics else None, metrics
     if method.selection.metric and (evaluated := value_or_none(c, "eval_steps")):
         yield "eval_steps", evaluated, _steps_between_saves(float(value_or_none(c, "save_steps")))
+    losses, smoothing = value_or_none(c, "loss_type") or (), value_or_none(c, "label_smoothing")
+    for loss, allowed in {"robust": Range(below=0.5), "exo_pair": Range(above=0)}.items():
+        yield f"smoothing_of_{loss}", smoothing if loss in losses else None, allowed
     lock = trainer_args.lock()
     for name in method.rewards:
         yield "reward_unknown", None if "." in name else name, lock["rewards"]

@@ -1,12 +1,14 @@
-"""Reject lists of a benchmark that are empty or have wrong items."""
+"""Reject lists of a benchmark that are empty or wrong, and unknown arguments of generation."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from launch.core.errors import near
+from launch.estimate.rank_memory import generates_with_vllm
 from launch.rules.refusal import Refusal
 from launch.schema import Config
-from launch.schema.trainer_args import class_arguments, value_or_none
+from launch.schema.trainer_args import class_arguments, lock, value_or_none
 
 # Argument that is a list of lists of integers -> the meaning of an inner list, and an example.
 LISTS = {
@@ -44,3 +46,13 @@ def method_problems(c: Config) -> Iterator[Refusal]:
             remedy = f"'{key}=[{example}]'" if example else remedy
             remedy += f"; or {key}=null for all" if entry["default"] is None else ""
             yield Refusal("bench_lists", f"{key}={items}: {problem}", remedy)
+
+
+def generation_problems(c: Config) -> Iterator[Refusal]:
+    """Reject names in generation_kwargs that transformers would ignore. vLLM raises an error."""
+    key, names = "method.args.generation_kwargs", value_or_none(c, "generation_kwargs") or {}
+    for name in names if not generates_with_vllm(c) else ():
+        if name not in lock()["generation"]:
+            hint = near(name, lock()["generation"])
+            message = f"{key}.{name}: transformers' generate() has no such argument.{hint}"
+            yield Refusal("generation_arguments", message, f"'~{key}.{name}'")

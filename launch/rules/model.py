@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from launch.inputs.model_config import COMMIT, SHAPE
+from launch.inputs.model_config import COMMIT, MXFP4, SHAPE, quantization_of
 from launch.inputs.model_path import file
 from launch.rules.refusal import Refusal
 from launch.schema import LINEARS, Adapter, Config, shapes
@@ -15,6 +15,7 @@ KEYS = [*SHAPE[1:], "num_parameters"]
 # The counts in conf/model are exact. A published count may be rounded or include other parameters.
 # A difference of one layer in 80, which is 1.2% of a model, must not pass.
 TOLERANCE = 0.01
+TRAINABLE = (MXFP4, "bitsandbytes")  # experts are dequantized; PEFT trains adapters on nf4
 
 
 def model_problems(c: Config) -> Iterator[Refusal]:
@@ -37,6 +38,7 @@ def model_problems(c: Config) -> Iterator[Refusal]:
         )
     if c.method.uses_model and model.init == Init.pretrained and (model.path or model.hub_id):
         yield from _shape_problems(c)
+        yield from _quantization_problems(c)
         if not model.path:
             yield from _hub_problems(c)
 
@@ -64,6 +66,28 @@ def _shape_problems(c: Config) -> Iterator[Refusal]:
         "loaded with the shape in its config.json",
         "; or ".join(remedies),
     )
+
+
+def _quantization_problems(c: Config) -> Iterator[Refusal]:
+    """Reject training of weights that have no gradient, and their transfer to packed ones."""
+    model, method = c.model, quantization_of(c.model)
+    source = f"model.path={model.path}" if model.path else f"model.hub_id={model.hub_id}"
+    if not c.method.trains or method is None:
+        return
+    if method not in TRAINABLE:
+        yield Refusal(
+            "quantized_model",
+            f"{source}: its weights are quantized ({method}), so they cannot be trained",
+            "model.path=<the original model>; or adapter=qlora with it, to save memory",
+        )
+    elif method == MXFP4 and (c.topology.servers or c.topology.name == "colocate"):
+        yield Refusal(
+            "quantized_model",
+            f"{source}: the server would keep the experts in {method}, but training sends them in "
+            "16 bits",
+            "topology=ddp or topology=fsdp, which generate with transformers; or model.path=<a run "
+            "of method=sft>, which has them in 16 bits",
+        )
 
 
 def _hub_problems(c: Config) -> Iterator[Refusal]:

@@ -50,6 +50,11 @@ def check_phases(phases: list[Phase]) -> None:
                     f"phases: {key}={source} of {phase.name} {why}.{near(source, earlier)} "
                     f"Earlier phases: {', '.join(earlier) or 'none'}."
                 )
+            if any(other.name == source and other.optional for other in phases):
+                raise UserError(
+                    f"phases: {key}={source} of {phase.name}: {source} is optional, so it may "
+                    "leave nothing. Remove its key optional."
+                )
         for override in phase.overrides:
             if problem := _override_problem(phase, override):
                 raise UserError(f"phases: override {override} of {phase.name}: {problem}")

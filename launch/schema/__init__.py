@@ -262,6 +262,8 @@ class Phase:
     data_from: Optional[str] = None
     # method=export: earlier evaluation of the same model, for the model card
     results_from: Optional[str] = None
+    # continue with the next phase if this one fails or cannot run on this machine
+    optional: bool = False
 
 
 class Direction(Enum):
@@ -368,3 +370,5 @@ class Config:
     targets: dict[str, Target] = field(default_factory=dict)
     # a pipeline: runs that start from the results of earlier ones
     phases: list[Phase] = field(default_factory=list)
+    # a pipeline: at the end, test this machine with the doctor, and write hardware_report.json
+    hardware_report: bool = False

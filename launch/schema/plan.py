@@ -170,6 +170,9 @@ class Speed:
     # seconds of generation and training in a step of GRPO; with overlap they run concurrently
     generation_s: float | None = None
     training_s: float | None = None
+    steps: int | None = None  # of the run, or batches of method=sample; None as for run_hours
+    parts_s: dict[str, float] = field(default_factory=dict)  # of step_s, by kind of work
+    is_upper_bound: bool = False  # of the time, because the lengths of rows are not known yet
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,7 @@ def recipe_name(config: Config) -> str | None:
     return str(config.method.args.get("recipe", default))
 
 
+@functools.cache
 def _locked_arguments(config_class: str) -> dict[str, dict[str, Any]]:
     """Return the arguments of a class from the lock. Raises UserError."""
     arguments: dict[str, dict[str, Any]] = lock()["arguments"].get(config_class, {})
@@ -92,7 +93,8 @@ def value(config: Config, name: str) -> Any:
 
 def value_or_none(config: Config, name: str) -> Any:
     """Return an argument's value; None if the method has no such argument."""
-    return value(config, name) if name in known(config) else None
+    arguments = known(config)
+    return config.method.args.get(name, arguments[name]["default"]) if name in arguments else None
 
 
 def check(config: Config) -> None:
@@ -113,6 +115,13 @@ def check(config: Config) -> None:
         if problem:
             raise UserError(f"{key}: {problem}".replace("=None:", "=null:"))
         check_value(f"method.args.{name}", argument, arguments[name], cls)
+        owned = NOT_SETTABLE.get(f"method.args.{name}", {})
+        for inner in owned if isinstance(argument, dict) else ():
+            if inner in argument:
+                raise UserError(
+                    f"method.args.{name}.{inner}={argument[inner]}: another key sets it. "
+                    f"Use: {owned[inner]}."
+                )
 
 
 def check_value(key: str, argument: Any, allowed: dict[str, Any], owner: str) -> None:
@@ -147,7 +156,30 @@ def _value_problem(key: str, argument: Any, allowed: dict[str, Any], owner: str)
             if names and value is not None and word not in names:
                 hint = word_hint(key.rpartition(".")[2], word, names)
                 return f"{key}={word}: unknown.{hint}{options}"
+        for word, inner in value.items() if isinstance(value, dict) else ():
+            if problem := _key_problem(f"{key}.{word}", word, inner, allowed):
+                return problem
     return None
+
+
+def _key_problem(key: str, word: str, value: Any, allowed: dict[str, Any]) -> str | None:
+    """Return the message for a wrong key of a mapping, or for its value, which may be a list."""
+    prefixes, ours = allowed.get("prefixes"), allowed.get("engine_keys")
+    if prefixes and not word.startswith(tuple(prefixes)):
+        return f"{key}: a variable must start with one of {', '.join(prefixes)}."
+    if ours is None or word in ours or word.isupper():  # upper case: an environment variable
+        return None
+    engine = lock()["engine"]
+    if word not in engine:
+        hint = argument_hint(word, engine)
+        return f"{key}: the engine of vLLM {lock()['vllm']} has no such argument.{hint}"
+    is_space = "list" not in engine[word]["types"] and isinstance(value, list)
+    problems = (
+        _value_problem(key, item, engine[word], "vLLM")
+        for item in (value if is_space else [value])
+        if item is not None
+    )
+    return next(filter(None, problems), None)
 
 
 def _has_type(argument: Any, types: list[str]) -> bool:

@@ -28,8 +28,7 @@ def faster(config: Config, host: Host) -> list[Offer]:
     Each passes every rule and fits in memory with the settings that speed=auto chooses for it.
     """
     current = estimate_speed(config).tokens_per_second
-    is_off = config.speed == SpeedMode.off or config.smoke
-    if is_off or config.hardware.vendor == Vendor.none or not current:
+    if config.smoke or config.hardware.vendor == Vendor.none or not current:
         return []
     offers = []
     for overrides, price, candidate in _candidates(config):
@@ -49,6 +48,10 @@ def _candidates(config: Config) -> Iterator[tuple[list[str], str, Config]]:
     except overlap, because no other choice depends on it.
     """
     chosen, config = config, without_choices(config)
+    if config.speed == SpeedMode.off:  # other offers depend on the choices of speed=auto
+        price = "the same learning curve, but not the settings that you fixed"
+        yield ["speed=auto"], price, dataclasses.replace(config, speed=SpeedMode.auto)
+        return
     precision, trains_all = config.precision, config.adapter.rank is None
     if precision.weights == "fp32" and precision.compute in ("bf16", "fp8"):
         price = "the frozen base is rounded to 16 bits"

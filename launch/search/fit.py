@@ -68,24 +68,28 @@ def shortage(plan: Plan) -> str | None:
     return " ".join(lines) or None
 
 
-def advice(plan: Plan, host: Host) -> str | None:
-    """Return the shortage and the cheapest changes that make the run fit; None if it fits."""
+def advice(plan: Plan, host: Host) -> tuple[str | None, list[str]]:
+    """Return the shortage with the cheapest changes that make the run fit, and the first change.
+
+    Return None and no overrides if it fits.
+    """
     message = shortage(plan)
     if message is None:
-        return None
-    offers = "".join(f"\n  {change}" for change in changes(plan, host))
+        return None, []
+    offers = changes(plan, host)
     if offers:
-        return f"{message} The run fits with any of these overrides:{offers}"
+        listed = "".join(f"\n  {change}" for change in offers)
+        message += f" The run fits with any of these overrides:{listed}"
+        return message, offers[0].overrides
     return (
         f"{message} No change that the planner knows makes it fit on {plan.config.hardware.name}. "
         "Use: other hardware, found by mode=plan find=smallest_hardware."
-    )
+    ), []
 
 
 def admit(plan: Plan, host: Host) -> None:
     """Raise HostError with advice if the plan does not fit, unless preflight=warn."""
-    reason = None if plan.config.preflight == Preflight.warn else advice(plan, host)
-    if reason:
+    if plan.config.preflight != Preflight.warn and (reason := advice(plan, host)[0]):
         raise HostError(f"{reason}\npreflight=warn starts the run anyway.")
 
 
@@ -225,25 +229,27 @@ def _largest_batch(config: Config, command: Request, host: Host) -> tuple[str, l
             f"find=largest_batch: not even {sizes[0]} sequence(s) per rank fit on "
             f"{config.hardware.name}. Use: other hardware, found by find=smallest_hardware."
         )
-    chosen = f"{BATCH}={sizes[num_fitting - 1]}"
-    line = f"largest batch that fits: {chosen}"
-    if num_fitting == len(sizes):
-        line += "; no larger one was tried"
-    elif entry := memory_of(sizes[num_fitting]):
-        missing_gb = entry.total_gb - entry.capacity_gb
-        line += f"; {sizes[num_fitting]} needs {missing_gb:.1f} GB more ({entry.process})"
-    largest = _tightest(command.plus(chosen), host)
-    if not margin.close(largest):
-        return chosen, [line]
+    # The planner has an error, so answer with the largest batch that leaves room for it.
     num_safe = bisect.bisect_left(
         sizes[:num_fitting],
         True,
         key=lambda size: (entry := memory_of(size)) is None or margin.close(entry),
     )
-    safe = "no smaller batch is safer"
-    if num_safe:
-        safe = f"a safer batch: {BATCH}={sizes[num_safe - 1]}"
-    return chosen, [line, f"! It may not fit: {margin.why(largest)}; {safe}."]
+    chosen = f"{BATCH}={sizes[(num_safe or num_fitting) - 1]}"
+    if not num_safe:
+        why = margin.why(_tightest(command.plus(chosen), host))
+        return chosen, [f"! No batch fits with the planner's margin. {chosen} may fit: {why}."]
+    line = f"largest batch that fits with the planner's margin: {chosen}"
+    if num_safe < num_fitting:
+        most = sizes[num_fitting - 1]
+        why = margin.why(_tightest(command.plus(f"{BATCH}={most}"), host))
+        return chosen, [f"{line}. Up to {most} may fit too: {why}."]
+    if num_fitting == len(sizes):
+        line += "; no larger one was tried"
+    elif entry := memory_of(sizes[num_fitting]):
+        missing_gb = entry.total_gb - entry.capacity_gb
+        line += f"; {sizes[num_fitting]} needs {missing_gb:.1f} GB more ({entry.process})"
+    return chosen, [line]
 
 
 def _smallest_hardware(config: Config, command: Request, host: Host) -> tuple[str, list[str]]:
@@ -283,6 +289,6 @@ def _smallest_hardware(config: Config, command: Request, host: Host) -> tuple[st
     if margin.close(smallest):
         other = next((other for m, other in rows if m.fits and not margin.close(m)), None)
         safe = f"a safer group: hardware={other}" if other else "no other group is safer"
-        lines.append(f"! It may not fit {name}: {margin.why(smallest)}; {safe}.")
+        lines.insert(0, f"! It may not fit {name}: {margin.why(smallest)}; {safe}.")
     chosen = f"hardware={name}"
     return chosen, [f"smallest hardware that fits: {chosen}", *lines]

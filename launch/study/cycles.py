@@ -69,6 +69,11 @@ def expand(
                     f"phases: {name} has results_from, but method=raft writes no model card. "
                     "Remove results_from."
                 )
+            if phase.optional:
+                raise UserError(
+                    f"phases: {name} is optional, but the cycles of method=raft need each other. "
+                    "Remove its key optional."
+                )
             raft = raft_phases(config, name, model_from, phase.overrides)
             evaluations = [part.name for part in raft if part.part == "evaluate"]
             ended = itertools.takewhile(accuracies.__contains__, evaluations)

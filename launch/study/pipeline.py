@@ -3,6 +3,8 @@
 A later phase can start from the model of an earlier one. A stopped pipeline resumes at its
 unfinished phase. A changed pipeline reuses the phases before the change
 (launch/study/phase_reuse.py). method=raft is a pipeline too.
+
+If an optional phase cannot run here or fails, the others run nevertheless.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import copy
 import dataclasses
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +22,12 @@ from launch.config.compose import compose
 from launch.config.identity import composition, composition_hash, identity, identity_of
 from launch.config.request import Request
 from launch.core import json_files
-from launch.core.errors import EXIT_DONE, EXIT_INTERRUPTED, HostError, UserError
+from launch.core.errors import EXIT_DONE, EXIT_HOST, EXIT_INTERRUPTED, HostError, UserError
 from launch.execution import record
 from launch.execution.execute import STATUS, check_host, execute, signals
 from launch.inputs.paths import real_folder
-from launch.machine import detect
-from launch.plan import rundir, sealed, show
+from launch.machine import detect, placement
+from launch.plan import plan_page, rundir, sealed, show
 from launch.plan.check_files import check_files
 from launch.plan.planning import make_plan, prepare, with_choices
 from launch.plan.views import pipeline_json, reused_phases, shared_warnings
@@ -39,9 +41,14 @@ from launch.schema.plan import Plan
 from launch.study import cycles, phase_curves, phase_reuse
 from launch.study.cycles import CyclePhase
 
+AtEnd = Callable[[Config, Path], None]
 
-def run(config: Config, request: Request) -> int:
-    """Plan every phase, then run them in order; return the exit code."""
+
+def run(config: Config, request: Request, at_end: AtEnd = lambda config, run_dir: None) -> int:
+    """Plan every phase, then run them in order; return the exit code.
+
+    `at_end` is called with the run directory unless the pipeline was interrupted.
+    """
     run_dir, resumed = rundir.choose(config, starts=config.mode == Mode.run)
     pipeline = Pipeline(config, request, detect.host(sys.executable), run_dir)
     left = rundir.skipped_run_notes(config, run_dir)
@@ -63,28 +70,33 @@ def run(config: Config, request: Request) -> int:
         if reuse:
             show.say(config, phase_reuse.summary(reuse))
             plans = pipeline.plans(reuse.folders) if reuse.folders else plans
-    warnings = [*left, *shared_warnings(plans)]
     if config.mode == Mode.plan:
+        left = [*left, *pipeline.not_run_notes()]
         here = plans.keys() - reused_phases(run_dir, plans).keys()
         to_run = [plan for name, plan in plans.items() if name in here and not plan.is_left_out]
-        # Show each warning once, at the end.
-        silent = [dataclasses.replace(plan, warnings=[]) for plan in to_run]
         shown = pipeline_json(run_dir.parent.name, run_dir, plans)
-        show.show(config, lambda: {**shown, "warnings": [*left, *shown["warnings"]]}, *silent)
-        show.print_warnings(config, warnings)
+        show.show(
+            config,
+            lambda: {**shown, "warnings": [*left, *shown["warnings"]]},
+            lambda: plan_page.pipeline_page(run_dir, to_run, pipeline.host, config.verbose),
+        )
+        show.print_warnings(config, [*left, *shared_warnings(plans)])
+        largest = max((p.config for p in to_run), key=placement.num_gpus, default=config)
+        show.say_next_run(largest, pipeline.host, request)
         return EXIT_DONE
     images = {}
     for name, plan in plans.items():  # check all before the first phase starts
         if not plan.is_left_out and not _is_done(plan.run_dir):
-            with _phase_errors(name):
+            with pipeline.phase_errors(name):
                 images[name] = check_host(plan, pipeline.host)
-    show.print_warnings(config, warnings)
+    pipeline.check_any_runs(plans)
+    show.print_warnings(config, [*left, *pipeline.not_run_notes(), *shared_warnings(plans)])
     rundir.make(run_dir)
     with rundir.locked(run_dir), signals() as stopping:
         phase_reuse.link(run_dir, plans)
         if resumed:
             show.say(config, f"Resuming {run_dir}; resume=never starts a new run.")
-        return pipeline.run(plans, images, stopping)
+        return pipeline.run(plans, images, stopping, at_end)
 
 
 def changed_phases(run_dir: Path, plans: dict[str, Plan]) -> list[str]:
@@ -175,6 +187,8 @@ class Pipeline:
         self.composed: dict[tuple[str, ...], Config] = {}  # a cache, because cycles repeat phases
         self.data: dict[str, Any] = {}  # hashes of the input files when the pipeline began
         self.results: dict[str, Any] = {}  # of the finished phases, for format=json
+        self.optional = {phase.name for phase in config.phases if phase.optional}
+        self.not_run: dict[str, str] = {}  # optional phases that cannot run here, and the reason
         check_value("name", config.name, NAME)  # later checks see only the names of phases
         check_phases(config.phases)
 
@@ -188,17 +202,38 @@ class Pipeline:
             typed, groups = Request(cycles.without_method(self.typed)), phase.groups
         overrides = (*self.experiment, *phase.overrides, *typed, *groups)
         if overrides not in self.composed:
-            config = compose([*overrides, "phases=[]"], typed=typed)
+            alone = ("phases=[]", "hardware_report=false")
+            config = compose([*overrides, *alone], typed=typed)
             why = "a pipeline has several. Remove it, or start each phase as a run."
             slurm = {"runtime=slurm": config.runtime.name == "slurm"}
             reject_single_run_keys(config, f"{why} Inside a Slurm job, use runtime=local.", **slurm)
             self.composed[overrides] = config
         return copy.deepcopy(self.composed[overrides])
 
+    @contextlib.contextmanager
+    def phase_errors(self, phase: str) -> Iterator[None]:
+        """Prefix errors with the phase's name; only note those of an optional phase."""
+        try:
+            with _phase_errors(phase):
+                yield
+        except (UserError, HostError) as error:
+            if phase not in self.optional:
+                raise
+            self.not_run[phase] = str(error).removeprefix(f"phase {phase}: ")
+
+    def not_run_notes(self) -> list[str]:
+        return [f"phase {phase} is not run: {why}" for phase, why in self.not_run.items()]
+
+    def check_any_runs(self, plans: dict[str, Plan]) -> None:
+        """Raise HostError if no phase can run."""
+        if plans.keys() <= self.not_run.keys():
+            raise HostError("\n".join(self.not_run_notes()))
+
     def plans(self, reused_dirs: Mapping[str, Path] | None = None) -> dict[str, Plan]:
         """Return the plan of every phase by name, in order. Raises UserError, HostError.
 
-        `reused_dirs` maps more phases to directories of an earlier run than `run_dir` links to.
+        An optional phase that cannot run has no plan. `reused_dirs` maps more phases to directories
+        of an earlier run than `run_dir` links to.
         """
 
         def compose_phase(phase: Phase) -> Config:
@@ -221,8 +256,9 @@ class Pipeline:
                 accuracies[name] = accuracy
         plans = {}
         for phase in cycles.expand(phases, compose_phase, accuracies):
-            with _phase_errors(phase.name):
+            with self.phase_errors(phase.name):
                 plans[phase.name] = self._plan(phase, folders)
+        self.check_any_runs(plans)
         return plans
 
     def _plan(self, phase: Phase, folders: dict[str, Path]) -> Plan:
@@ -266,10 +302,12 @@ class Pipeline:
         plans: dict[str, Plan],
         images: Mapping[str, dict[str, Any] | None],
         stopping: list[int],
+        at_end: AtEnd,
     ) -> int:
         """Run the phases that are not done, and return the exit code.
 
-        `images` maps each phase to the result of check_host.
+        `images` maps each phase to the result of check_host. If an optional phase has failed, its
+        exit code is returned after the others have run.
         """
         config, exit_code = self.config, EXIT_DONE
         self.data = input_data(self.run_dir, list(plans.values()))
@@ -277,7 +315,7 @@ class Pipeline:
         try:
             for phase in plans:  # the plans may change while this loop runs, but not their names
                 plan = plans[phase]
-                if plan.is_left_out:
+                if plan.is_left_out or phase in self.not_run:
                     continue
                 if _is_done(plan.run_dir):
                     self.results[phase] = show.end_json(plan, EXIT_DONE)
@@ -291,31 +329,38 @@ class Pipeline:
                 model = plan.config.model.path or plan.config.model.name
                 name = f"{plan.run_dir.name}: {plan.config.method.name}"
                 show.say(config, f"\nphase {name} of {model}")
-                with _phase_errors(phase):
-                    exit_code = execute(plan, self.host, images[phase], self.run_dir.name, stopping)
-                self.results[phase] = show.end_json(plan, exit_code)
-                show.say_end(config, plan, exit_code)
-                if exit_code != EXIT_DONE:
+                code = EXIT_HOST  # of an optional phase that could not be started
+                with self.phase_errors(phase):
+                    code = execute(plan, self.host, images[phase], self.run_dir.name, stopping)
+                if phase in self.not_run:
+                    show.say(config, self.not_run[phase])
+                self.results[phase] = show.end_json(plan, code)
+                show.say_end(config, plan, code)
+                exit_code = code or exit_code
+                if code == EXIT_INTERRUPTED or (code and phase not in self.optional):
                     break
                 if plan.chosen and plan.config.method.measures_model:  # RAFT may choose a cycle now
                     plans = self.plans()
                     self._write(plans, "running")
         except (UserError, HostError) as error:  # from execute() or from planning again
-            self._end(plans, error.exit_code)
+            self._end(plans, error.exit_code, at_end)
             raise
-        self._end(plans, exit_code)
+        self._end(plans, exit_code, at_end)
         return exit_code
 
-    def _end(self, plans: dict[str, Plan], exit_code: int) -> None:
+    def _end(self, plans: dict[str, Plan], exit_code: int, at_end: AtEnd) -> None:
         """Write the final record, and show the summary, or the results as JSON."""
         self._write(plans, STATUS.get(exit_code, "failed"), exit_code)
         if exit_code == EXIT_DONE:
             ran = [plan for plan in plans.values() if not plan.is_left_out]
             show.say(self.config, phase_curves.summary(self.run_dir, ran))
+        if exit_code != EXIT_INTERRUPTED:
+            at_end(self.config, self.run_dir)
         if self.config.format == Format.text:
             show.say_next(self.config, self.run_dir, self.request)
         if self.config.format == Format.json:
             content = {"run_dir": str(self.run_dir), "exit_code": exit_code, "phases": self.results}
+            content |= {"not_run": self.not_run} if self.not_run else {}
             print(json.dumps(content, indent=1))
 
     def _write(self, plans: dict[str, Plan], status: str, exit_code: int | None = None) -> None:
@@ -329,6 +374,7 @@ class Pipeline:
             "composition_hash": composition_hash(self.config),
             "data": self.data,
             "phases": folders,
+            **({"not_run": self.not_run} if self.not_run else {}),
             # by the phase of method=raft, or `raft` without phases
             "chosen": {c.raft or "raft": c.record(folders) for c in choices if c.is_final},
             "status": status,

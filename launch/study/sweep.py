@@ -90,7 +90,7 @@ def run(arguments: list[str]) -> int:
     command = parse_command(request)
     config, host = command.config, detect.host(sys.executable)
     if config.mode == Mode.plan:
-        return _plan(command, host)
+        return _plan(command, host, request)
     sweep_plan.plan_trials(
         command.next_trials(), command.shared, host, plan_all=False, check_hosts=True
     )
@@ -206,7 +206,7 @@ def _check(config: Config, typed: list[str], varied: list[str]) -> None:
         sweep_space.check(sweep)
 
 
-def _plan(command: Command, host: Host) -> int:
+def _plan(command: Command, host: Host, request: Request) -> int:
     """Show the plan. Return 2 if a trial of a grid is rejected, else 0."""
     config = command.config
     planned = sweep_plan.plan_trials(
@@ -225,5 +225,5 @@ def _plan(command: Command, host: Host) -> int:
         return EXIT_DONE
     for number, reason in planned.rejected.items():
         print(f"[{number}] {reason}", file=sys.stderr)
-    sweep_plan.show(config, content, planned, host)
+    sweep_plan.show(request, config, content, planned, host)
     return EXIT_USER if planned.rejected and not command.is_search else EXIT_DONE

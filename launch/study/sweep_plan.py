@@ -8,16 +8,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console
-
 from launch.config.identity import has_phases
 from launch.config.request import Request
 from launch.core.errors import HostError, UserError
 from launch.core.json_files import plain
 from launch.execution.execute import check_host, check_plan
 from launch.machine.detect import Host
+from launch.plan import plan_page
 from launch.plan.next_steps import short_path
-from launch.plan.show import say, show_plan
+from launch.plan.show import print_warnings, say, say_next_run
 from launch.plan.views import as_json, pipeline_json
 from launch.schema import Config
 from launch.schema.enums import Format
@@ -83,7 +82,9 @@ def plan_trials(
     )
 
 
-def show(config: Config, content: dict[str, Any], planned: TrialPlans, host: Host) -> None:
+def show(
+    request: Request, config: Config, content: dict[str, Any], planned: TrialPlans, host: Host
+) -> None:
     """Show the space, the trials and their GPUs, the plan of the next trial, and shortages."""
     sweep, first, total = config.sweep, planned.first, content["num_trials"]
     gpus, size = first.gpus_here(host, planned=True), first.num_gpus
@@ -120,10 +121,14 @@ def show(config: Config, content: dict[str, Any], planned: TrialPlans, host: Hos
         statuses = ", ".join(f"{count} {status}" for status, count in counts.items())
         say(config, f"Resuming the sweep: {statuses}. Finished trials are not run again.")
     say(config, "Plan of the next trial:")
-    console = Console(width=None if Console().is_terminal else 120)
-    for plan in first.plans:
-        show_plan(plan, console, config.verbose)
-    for number, why in planned.shortages.items():
-        say(config, f"! [{number}] {why}")
+    if has_phases(first.config):
+        run_dir = first.plans[-1].run_dir.parent
+        lines = plan_page.pipeline_page(run_dir, first.plans, host, config.verbose)
+    else:
+        lines = plan_page.page(first.plans[0], host, config.verbose)
+    say(config, "\n".join(lines))
+    print_warnings(config, [warning for plan in first.plans for warning in plan.warnings])
+    print_warnings(config, [f"[{number}] {why}" for number, why in planned.shortages.items()])
     if sweep.name == "none" and total > planned.num_planned:
         say(config, f"! Only the first {planned.num_planned} of {total} trials were planned.")
+    say_next_run(first.config, host, request, "-m")

@@ -37,6 +37,7 @@ from recipes.bench.benchmark import (
     measure,
     parse_output,
 )
+from recipes.bench.collective_variables import check_variables
 from recipes.bench.consensus import free_port, gather_results
 from recipes.rank.device import DTYPES
 from recipes.rank.names import name_field
@@ -122,6 +123,7 @@ def collectives(config: DictConfig) -> dict[str, Any]:
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=10 * args.timeout_s))
     table = Table("collectives", COLUMNS, figure="bus_gb_s")
     settings = distinct_settings(args.settings, table.notes)
+    check_variables(set().union(*args.settings), "method.args.settings")
     table.notes.extend(notes(args, ranks))
     workers = Workers(args, ranks, settings)
     rows = cases(args, config, ranks, settings)

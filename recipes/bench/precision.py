@@ -43,7 +43,7 @@ COLUMNS = "precision tokens_per_second ms slowdown memory_gb loss loss_differenc
 def precision(config: DictConfig) -> dict[str, Any]:
     args = PrecisionConfig(**config.trainer_args)
     device = device_of(args)
-    tokens = counting(config, args).to(device)
+    tokens = counting(config, args, args.warmup + args.steps).to(device)
     note = "slowdown: the time divided by bf16's. The loss is the last step's."
     table = Table("precision", COLUMNS, "slowdown", higher_is_better=False, notes=[note])
     if "nf4" in args.precisions:
@@ -82,11 +82,11 @@ def precision(config: DictConfig) -> dict[str, Any]:
     return measure(config, args, table, cases, work, compare, unsupported)
 
 
-def counting(config: DictConfig, args: PrecisionConfig) -> torch.Tensor:
-    """Return tokens (warmup + steps, batch_size, sequence). Each row counts up modulo PERIOD."""
+def counting(config: DictConfig, args: Any, steps: int) -> torch.Tensor:
+    """Return tokens (steps, batch_size, sequence). Each row counts up modulo PERIOD."""
     generator = torch.Generator().manual_seed(args.seed)
     period = min(PERIOD, config.model.vocab_size)
-    shape = (args.warmup + args.steps, args.batch_size, 1)
+    shape = (steps, args.batch_size, 1)
     first = torch.randint(period, shape, generator=generator)
     return (first + torch.arange(args.sequence)) % period
 

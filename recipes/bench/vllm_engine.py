@@ -43,7 +43,6 @@ WORST = ("ttft_p99_ms", "itl_p99_ms")
 WEIGHT_BYTES = {"fp8": 1, "awq": 0.5, "fp32": 4}  # bytes per parameter; all others: 2
 LOOPBACK = "127.0.0.1"
 Engine = dict[str, Any]
-REFUSED = {"refused": vllm.REFUSED}
 
 
 @dataclass
@@ -66,8 +65,8 @@ class EngineConfig(SeriesConfig):
     kinds: list[str] = name_field(lambda: KINDS, ["offline", "served"])
     lengths: list[list[int]] = field(default_factory=list)
     dataset: str | None = None
-    base: dict[str, Any] = field(default_factory=dict, metadata=REFUSED)
-    settings: list[dict[str, Any]] = field(default_factory=lambda: [{}], metadata=REFUSED)
+    base: dict[str, Any] = field(default_factory=dict, metadata=vllm.KEY_RULES)
+    settings: list[dict[str, Any]] = field(default_factory=lambda: [{}], metadata=vllm.KEY_RULES)
     num_prompts: int = 1000
     num_warmups: int = 64
     concurrency: list[int] = field(default_factory=lambda: [64])

@@ -28,7 +28,7 @@ from launch.core.row_check import (
     row_problem,
     trainer_fields,
 )
-from launch.core.row_columns import mapped
+from launch.core.row_columns import mapped, mapping_of
 from launch.core.row_formats import TEMPLATE_FIELDS
 from launch.core.row_messages import message_texts, without_nulls
 from recipes.data import code_tasks
@@ -272,8 +272,8 @@ def separate_sources(data: DictConfig) -> list[DictConfig]:
         OmegaConf.merge(
             data,
             {"kind": "jsonl" if source.path else "hub", "sources": []},
-            # a pattern of null keeps that of `data`
-            {k: v for k, v in source.items() if k != "weight" and (v or k != "answer_pattern")},
+            {k: v for k, v in source.items() if k != "weight"},
+            mapping_of(data, source),
         )
         for source in data.sources
     ]

@@ -1,18 +1,23 @@
-"""Render messages by a chat template."""
+"""Render messages by a chat template, within limits of time and length."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Sequence
-from typing import Any
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any, NoReturn
 
 import jinja2
 from transformers import PreTrainedTokenizerBase
 
 from launch.core.errors import UserError
+from launch.core.json_lines import MAX_ROW
 from launch.core.row_formats import TEMPLATE_FIELDS
 from launch.core.row_messages import Messages, Row
+
+LONGEST_S = 2.0  # CPU time of one rendering. Large rows of real files take a tenth of it.
 
 
 class RowError(UserError):
@@ -35,6 +40,35 @@ def template_options(row: Row) -> dict[str, Any]:
     }
 
 
+class _TooLong(BaseException):
+    """Not an Exception, which jinja2 would handle, and fail if it has no line number."""
+
+
+@contextlib.contextmanager
+def limited_time() -> Iterator[None]:
+    """Raise TemplateError if the block uses LONGEST_S of CPU time, for example in nested loops.
+
+    Signals interrupt only the main thread, so the time of other threads is not limited.
+    """
+
+    def stop(*_: object) -> NoReturn:
+        raise _TooLong
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.signal(signal.SIGVTALRM, stop)
+    signal.setitimer(signal.ITIMER_VIRTUAL, LONGEST_S)
+    try:
+        yield
+    except _TooLong:
+        message = f"it takes more than {LONGEST_S:g} s, perhaps in nested loops"
+        raise jinja2.TemplateError(message) from None
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, handler)
+
+
 def render(
     tokenizer: PreTrainedTokenizerBase,
     conversations: Sequence[Messages],
@@ -50,13 +84,19 @@ def render(
         row.get(name) is not None for row in rows for name in TEMPLATE_FIELDS
     ):
         with contextlib.suppress(Exception):  # raised again below, where the row is known
-            # One call for all takes a quarter less time.
-            return tokenizer.apply_chat_template(conversations, **options)
+            with limited_time():
+                # One call for all takes a quarter less time.
+                texts = tokenizer.apply_chat_template(conversations, **options)
+            if all(len(text) <= MAX_ROW for text in texts):
+                return texts
     rendered = []
     for n, messages in enumerate(conversations):
         try:
             own = template_options(rows[n]) if rows else {}
-            rendered.append(tokenizer.apply_chat_template(messages, **options, **own))
+            with limited_time():
+                rendered.append(tokenizer.apply_chat_template(messages, **options, **own))
+            if len(rendered[-1]) > MAX_ROW:
+                raise jinja2.TemplateError(f"its text has more than {MAX_ROW:,} characters")
         except Exception as error:  # a template can raise anything, such as a TypeError
             kind = "" if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: "
             words = " ".join(f"{kind}{error}".split()).rstrip(".")

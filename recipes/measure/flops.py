@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from torch import nn
+from transformers import PretrainedConfig
 
 
 def flops_per_token(model: nn.Module, sequence_tokens: float, reference: bool = False) -> float:
@@ -20,13 +21,23 @@ def flops_per_token(model: nn.Module, sequence_tokens: float, reference: bool = 
         trained -= embedding
     else:
         frozen -= embedding
-    heads = getattr(config, "num_attention_heads", 0)  # state-space models have none
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // max(heads, 1)
+    # Layers may differ. Scores of linear attention do not depend on the length.
+    count = config.num_hidden_layers
+    types = getattr(config, "layer_types", None) or [""] * count
+    attending = [n for n in range(count) if types[n] != "linear_attention"]
+    each = getattr(config, "per_layer_config", [config] * count)
+    width = sum(_width(each[n]) for n in attending)
     # Scores and weighted sum take 4 operations per pair of positions and dimension. Half of the
     # pairs are masked, and the backward pass takes twice as many operations: 4 / 2 * 3 = 6.
-    attention = 6 * config.num_hidden_layers * heads * head_dim * sequence_tokens
+    attention = 6 * width * sequence_tokens
     forward = 2 * (trained + frozen) + attention / 3
     return 6 * trained + 4 * frozen + attention + (forward if reference else 0.0)
+
+
+def _width(layer: PretrainedConfig) -> int:
+    """Return the size of all queries of a token."""
+    heads = getattr(layer, "num_attention_heads", 0)  # state-space models have none
+    return int(heads * (getattr(layer, "head_dim", None) or layer.hidden_size // max(heads, 1)))
 
 
 def _numel(parameter: nn.Parameter) -> int:

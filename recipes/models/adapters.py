@@ -197,6 +197,10 @@ def merge(model: PeftModel, state: Tensors | None) -> tuple[PreTrainedModel, flo
         merged_model = AutoModelForCausalLM.from_config(
             config, dtype=next(iter(merged.values())).dtype
         )
+    buffers = {name.removeprefix(PREFIX): buffer for name, buffer in model.named_buffers()}
+    merged |= {
+        n: buffers[n].cpu() for n in merged_model.state_dict() if n in buffers.keys() - merged
+    }
     missing = set(merged_model.load_state_dict(merged, strict=False, assign=True).missing_keys)
     merged_model.tie_weights()
     if missing - {"lm_head.weight"}:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import torch
 from accelerate import PartialState
 from huggingface_hub import snapshot_download, try_to_load_from_cache
@@ -16,6 +18,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
@@ -23,7 +26,8 @@ from transformers import (
 )
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
-from recipes.models import adapters, packed_attention, pretrained
+from launch.core.json_files import read_json
+from recipes.models import adapters, delta_net, packed_attention, pretrained, vision
 from recipes.models.low_precision import nf4_config, to_float8
 from recipes.models.model_card import read_license
 from recipes.rank.device import DTYPES, compute_dtype, device
@@ -107,7 +111,9 @@ def plain_model(config: DictConfig, **kwargs) -> PreTrainedModel:
         for weight in random_model.parameters():
             weight.data = weight.data.to(compute_dtype(config)).to(weight.dtype)
         return random_model
-    loaded = pretrained.load_model(config, source, **kwargs)
+    loaded = pretrained.load_model(config, source, shape, **kwargs)
+    if torch.cuda.is_available():
+        delta_net.check(loaded, device())
     if directory is None:
         # from_pretrained does not fetch the card, but a downloaded snapshot of the model has it.
         card = try_to_load_from_cache(model.hub_id, "README.md", revision=model.revision)
@@ -146,11 +152,30 @@ def _nf4_model(config: DictConfig) -> tuple[PreTrainedModel, str]:
 
 def _fingerprint(config: DictConfig, model: PreTrainedModel) -> str:
     """Return the fingerprint, of files if possible: loaded weights may be sharded or in 4 bits."""
+    directory = local_files(config)
+    return adapters.fingerprint_of_files(directory) if directory else adapters.fingerprint_of(model)
+
+
+def local_files(config: DictConfig) -> Path | None:
+    """Return the directory of the loaded model, or None for random weights."""
     directory = model_directory(config)
     if directory is None and config.model.init != "random":
         hub_id, revision = config.model.hub_id, config.model.revision
         directory = Path(snapshot_download(hub_id, revision=revision, local_files_only=True))
-    return adapters.fingerprint_of_files(directory) if directory else adapters.fingerprint_of(model)
+    return directory
+
+
+def whole_model(config: DictConfig, shape: PretrainedConfig) -> Path | None:
+    """Return the directory of the model whose text part has this shape; None if it has no tower."""
+    directory = local_files(config)
+    content = read_json(directory / "config.json") if directory else None
+    if not content or not vision.is_part(shape, content):
+        return None
+    if not model_directory(config):  # loading the text fetched no configuration of images
+        with contextlib.suppress(OSError, httpx.HTTPError):
+            hub_id, revision = config.model.hub_id, config.model.revision
+            snapshot_download(hub_id, revision=revision, allow_patterns=vision.PROCESSORS)
+    return directory
 
 
 def write_random(config: DictConfig, tokenizer: PreTrainedTokenizerBase) -> Path:

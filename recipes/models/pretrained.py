@@ -15,14 +15,17 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     GenerationConfig,
+    Mxfp4Config,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
 from launch.core.errors import UserError
+from recipes.models import vision
 from recipes.rank.program import say
 
+MXFP4_NAMES = "down_proj_blocks", "gate_up_proj_blocks"
 LONGEST = 400  # characters of a library's message
 SUGGESTED = 4  # tokens in a remedy
 
@@ -49,10 +52,13 @@ def file_errors(config: DictConfig) -> Iterator[None]:
         text = " ".join(str(error).split())[:LONGEST].rstrip(".")
         if not isinstance(error, OSError | ValueError | ImportError):
             text = f"{type(error).__name__}: {text}"
-        remedy = "" if config.model.path else ", or model.init=random"
+        remedy = "model.path=<directory of a complete model>"
+        remedy += "" if config.model.path else ", or model.init=random"
+        if isinstance(error, ImportError):
+            remedy = "pip install with the package that it names, or a model that does not need it"
         raise UserError(
             f"{key_of(config)} cannot be loaded by transformers {transformers.__version__}: "
-            f"{text}. Use: model.path=<directory of a complete model>{remedy}."
+            f"{text}. Use: {remedy}."
         ) from error
 
 
@@ -65,28 +71,47 @@ def key_of(config: DictConfig) -> str:
 
 
 def read_config(config: DictConfig, source: Source) -> PretrainedConfig:
-    """Return transformers' configuration of the model. Raises UserError."""
+    """Return transformers' configuration of the model, or of its text part. Raises UserError."""
     with file_errors(config):
-        return AutoConfig.from_pretrained(
+        shape = AutoConfig.from_pretrained(
             source.name, revision=source.revision, trust_remote_code=False
         )
+    return vision.text_part(shape)
 
 
-def load_model(config: DictConfig, source: Source, **kwargs: Any) -> PreTrainedModel:
-    """Return the model, whose generation configuration can be saved. Raises UserError.
+def load_model(
+    config: DictConfig, source: Source, shape: PretrainedConfig, **kwargs: Any
+) -> PreTrainedModel:
+    """Return the model of `read_config`, whose configurations can be saved. Raises UserError.
 
     Without this check, weights that are missing from the files would silently be random.
     """
+    content, key_mapping = _config_json(config, source), None
+    is_mxfp4 = (content.get("quantization_config") or {}).get("quant_method") == "mxfp4"
+    if is_mxfp4:  # its kernels have no gradient
+        kwargs = {"quantization_config": Mxfp4Config(dequantize=True), **kwargs}
+    if vision.is_part(shape, content):
+        key_mapping = vision.TEXT_NAMES
+        say(f"{key_of(config)}: the vision tower is not loaded, and stays as it is")
     with file_errors(config):
         model, info = AutoModelForCausalLM.from_pretrained(
             source.name,
+            config=shape,
             revision=source.revision,
+            key_mapping=key_mapping,
             trust_remote_code=False,
             use_safetensors=True,
             ignore_mismatched_sizes=True,  # the message below has names and shapes
             output_loading_info=True,
             **kwargs,
         )
+        # Save names of the text model. transformers 5.17 would lose dequantized experts.
+        if key_mapping or is_mxfp4:
+            renamings, dropped = model._weight_conversions, {*vision.TEXT_NAMES, *MXFP4_NAMES}
+            model._weight_conversions = [r for r in renamings if not {*r.source_patterns} & dropped]
+        if is_mxfp4:  # experts become bf16, whatever dtype says
+            for weight in model.parameters():
+                weight.data = weight.data.to(kwargs["dtype"])
         if model.can_generate():
             make_savable(model.generation_config)
     problems = [f"{name} has shape {[*a]}, not {[*b]}" for name, a, b in info["mismatched_keys"]]

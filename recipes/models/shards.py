@@ -17,9 +17,20 @@ INDEX = "model.safetensors.index.json"
 SHARD_BYTES = 5_000_000_000  # per file; limits memory use and the size of a repeated download
 
 
-def read_tensors(directory: Path) -> Iterator[tuple[str, torch.Tensor]]:
+def read_names(directory: Path) -> list[str]:
+    """Return the names of the tensors in the files that transformers loads."""
+    if not (directory / SINGLE).is_file():
+        return list(json.loads((directory / INDEX).read_text())["weight_map"])
+    with safe_open(directory / SINGLE, framework="pt") as file:
+        return list(file.keys())
+
+
+def read_tensors(
+    directory: Path, without: tuple[str, ...] = ()
+) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield (name, tensor) from the files that transformers loads, sorted by file name.
 
+    Names that start with `without` are left out.
     Other files, such as consolidated.safetensors, duplicate these weights. Raises UserError if the
     directory is incomplete.
     """
@@ -32,7 +43,8 @@ def read_tensors(directory: Path) -> Iterator[tuple[str, torch.Tensor]]:
         for path in (directory / name for name in files):
             with safe_open(path, framework="pt") as file:
                 for name in file.keys():  # noqa: SIM118 (no iterator)
-                    yield name, file.get_tensor(name)
+                    if not name.startswith(without):
+                        yield name, file.get_tensor(name)
     except (FileNotFoundError, SafetensorError) as error:
         raise UserError(
             f"{path} cannot be read, so the model is incomplete: {error}. Copy the model again."

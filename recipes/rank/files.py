@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
 import os
@@ -12,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from launch.core.json_files import is_full, sha256, sync
+from launch.core.json_files import sha256, sync, write_error
 
 
 def move_directory(source: Path, target: Path) -> None:
@@ -29,18 +28,17 @@ def move_directory(source: Path, target: Path) -> None:
 
 @contextlib.contextmanager
 def staging(staged: Path) -> Iterator[None]:
-    """Remove `staged` if writing it fails because the disk is full. Raises OSError with the path.
+    """Remove `staged` if writing fails and its disk is full. Raises OSError with the path.
 
     The space is needed to report the failure, and to repeat the command.
     """
     try:
         yield
     except Exception as error:
-        if not is_full(staged.parent):
+        if (full := write_error(staged.parent)) is None:
             raise
         shutil.rmtree(staged, ignore_errors=True)
-        reason = os.strerror(errno.ENOSPC)
-        raise OSError(errno.ENOSPC, reason, str(staged.parent)) from error
+        raise full from error
 
 
 def remove(path: Path) -> None:

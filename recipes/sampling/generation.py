@@ -50,6 +50,20 @@ class Sample:
     finished: bool
 
 
+@dataclass
+class SamplingConfig:
+    """Arguments of methods that sample. A temperature of 0 is greedy; top_k of 0 is off."""
+
+    output_dir: str
+    seed: int = 0
+    engine: str = "transformers"
+    max_new_tokens: int = 512
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    use_cpu: bool = False
+
+
 TOO_LONG = Sample("", 0, False)  # the prompt fills the model's context
 
 

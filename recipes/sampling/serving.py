@@ -22,7 +22,9 @@ from trl import GRPOTrainer
 from trl.import_utils import is_vllm_available
 
 from launch.core.errors import UserError
+from recipes.models import vision
 from recipes.models.adapters import merged_params
+from recipes.models.model_build import whole_model
 from recipes.rank.program import Interrupted, give_up, say, stop_requested
 from recipes.sampling.generation import engine_args
 
@@ -51,6 +53,8 @@ def prepare(config: DictConfig) -> None:
 def connect(config: DictConfig, trainer: GRPOTrainer) -> None:
     """Set up a new trainer that generates with vLLM."""
     send_merged_weights(trainer)
+    if whole_model(config, trainer.accelerator.unwrap_model(trainer.model).config):
+        send_whole_names(trainer)
     if config.topology.servers:
         send_end_tokens(trainer)
         max_length, servers = config.topology.server_max_length, config.topology.servers
@@ -145,6 +149,15 @@ def send_merged_weights(trainer: GRPOTrainer) -> None:
             generation.model, generation._dist.gather_params
         )
         say("merging base and adapter before each weight transfer to vLLM")
+
+
+def send_whole_names(trainer: GRPOTrainer) -> None:
+    """Send the text's weights under the names that the server's model with its tower has."""
+    generation = trainer.vllm_generation
+    params = generation._iter_named_params
+    generation._iter_named_params = lambda: (
+        (vision.whole_name(name), weight) for name, weight in params()
+    )
 
 
 def send_end_tokens(trainer: GRPOTrainer) -> None:

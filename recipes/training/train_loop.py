@@ -25,13 +25,16 @@ from transformers.trainer import TRAINER_STATE_NAME
 from launch.core.errors import UserError
 from recipes.measure import profiling, telemetry
 from recipes.measure.metrics import Metrics
-from recipes.models import adapters
+from recipes.models import adapters, vision
+from recipes.models.model_build import whole_model
 from recipes.rank import ranks
 from recipes.rank.device import DTYPES, compute_dtype
 from recipes.rank.files import move_directory, staging, weights_sha256
 from recipes.rank.program import Interrupted, is_main_rank, say, stop_requested
 from recipes.rank.rejections import rejections
 from recipes.training import checkpoint, selection
+
+TEXT = ".text"  # the part without the vision tower, until both are in one directory
 
 Arguments = TypeVar("Arguments", bound=TrainingArguments)
 
@@ -137,7 +140,7 @@ def train(config: DictConfig, trainer: Trainer, metrics: Metrics, cycle: int = 1
         return result
     model_dir = Path(config.run_dir) / "model"
     with staging(_staged(model_dir)):
-        result |= save_model(trainer, model_dir)
+        result |= save_model(config, trainer, model_dir)
     if not is_main_rank():
         return {}
     result |= {"model": str(model_dir), "weights_sha256": weights_sha256(model_dir, heartbeat)}
@@ -160,8 +163,10 @@ class ProfiledSteps(TrainerCallback):
         self.profile.step()
 
 
-def save_model(trainer: Trainer, target: Path) -> dict[str, float]:
-    """Save the model and its tokenizer. With an adapter, save the adapter and the merged model.
+def save_model(config: DictConfig, trainer: Trainer, target: Path) -> dict[str, float]:
+    """Save the model and its tokenizer, with the vision tower of its source.
+
+    With an adapter, save the adapter and the merged model.
 
     Return {merge_error} of adapters.merge, or {} if there is no adapter. All ranks must call this,
     since weights may be sharded. Only the main rank writes.
@@ -183,7 +188,12 @@ def save_model(trainer: Trainer, target: Path) -> dict[str, float]:
         move_directory(staged, target.with_name("adapter"))
         (model, error), state = adapters.merge(model, state), None
         figures = {"merge_error": error}
-    model.save_pretrained(staged, state_dict=state)
+    if whole := whole_model(config, model.config):
+        model.save_pretrained(staged / TEXT, state_dict=state)
+        vision.restore(staged / TEXT, whole, staged)
+        shutil.rmtree(staged / TEXT)
+    else:
+        model.save_pretrained(staged, state_dict=state)
     trainer.processing_class.save_pretrained(staged)
     move_directory(staged, target)
     return figures

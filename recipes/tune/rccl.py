@@ -6,12 +6,13 @@ of all sizes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from recipes.bench.benchmark import Table
+from recipes.bench.collective_variables import check_variables
 from recipes.bench.collectives import CollectivesConfig
 from recipes.rank.device import DTYPES
 from recipes.rank.names import name_field
@@ -25,16 +26,19 @@ from recipes.tune.trial import Setting
 class RcclConfig(SearchConfig):
     """Arguments. `space` maps environment variables to values."""
 
-    # Other variables would only add noise, because the libraries do not read them.
-    prefixes = ("NCCL_", "RCCL_", "HSA_", "HIP_", "GPU_", "ROC_", "TORCH_NCCL_")
-
     recipe: str = name_field(lambda: ("bench/collectives",), "bench/collectives")
+    # Other variables would only add noise, because the libraries do not read them.
+    space: dict[str, list[Any]] = field(
+        default_factory=dict,
+        metadata={"prefixes": ["NCCL_", "RCCL_", "HSA_", "HIP_", "GPU_", "ROC_", "TORCH_NCCL_"]},
+    )
 
 
 def rccl(config: DictConfig) -> dict[str, Any]:
     args = RcclConfig(**OmegaConf.to_container(config.trainer_args))
     if not is_main_rank():  # the trials start their own ranks on the same GPUs
         return {}
+    check_variables(args.space, "method.args.space")
     bench = CollectivesConfig(**OmegaConf.to_container(config.tuned.trainer_args))
     dtype = next(name for name in bench.dtypes or config.hardware.precisions if name in DTYPES)
     sizes = ", ".join(map(str, bench.sizes))

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import optuna
 from omegaconf import DictConfig
@@ -50,8 +50,6 @@ class SearchConfig(TuneConfig):
     unchanged recipe. Raise UserError for an invalid `space`.
     """
 
-    prefixes: ClassVar[tuple[str, ...]] = ("",)  # allowed beginnings of names in `space`
-
     space: dict[str, list[Any]] = field(default_factory=dict)
     num_trials: int = field(default=30, metadata={"minimum": 2})
 
@@ -61,13 +59,11 @@ class SearchConfig(TuneConfig):
             is_flat = isinstance(values, list) and not any(
                 isinstance(value, (list, dict)) for value in values
             )
-            problem = None
-            if not name.startswith(self.prefixes):
-                problem = f"the name must start with one of {', '.join(self.prefixes)}"
-            elif not is_flat or len(set(map(str, values))) < len(values):
-                problem = "use a list of distinct numbers or words, such as [1,2,4], or [] to skip"
-            if problem:
-                raise UserError(f"method.args.space.{name}={values}: {problem}.")
+            if not is_flat or len(set(map(str, values))) < len(values):
+                raise UserError(
+                    f"method.args.space.{name}={values}: use a list of distinct numbers or words, "
+                    "such as [1,2,4], or [] to skip."
+                )
 
 
 def search(

@@ -40,9 +40,7 @@ class VllmConfig(SearchConfig):
     """Arguments. `space` maps vLLM's arguments, written as in bench/vllm, to values."""
 
     recipe: str = name_field(lambda: ("bench/vllm",), "bench/vllm")
-    space: dict[str, list[Any]] = field(
-        default_factory=dict, metadata={"refused": vllm_programs.REFUSED}
-    )
+    space: dict[str, list[Any]] = field(default_factory=dict, metadata=vllm_programs.KEY_RULES)
 
 
 def vllm(config: DictConfig) -> dict[str, Any]:

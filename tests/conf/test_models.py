@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 from omegaconf import OmegaConf
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
+from launch.inputs import hybrid_counts
 from launch.schema import Model
 from recipes.models.model_build import model_config
 
@@ -67,3 +68,35 @@ def test_transformers_builds_the_published_count(name):
     assert sum(p.numel() for p in built.parameters()) == m.num_parameters == count
     # attention_bias must match the architecture.
     assert any(n.endswith("q_proj.bias") for n, _ in built.named_parameters()) == m.attention_bias
+
+
+SMALL = {"num_hidden_layers": 8, "hidden_size": 128, "intermediate_size": 96, "vocab_size": 512}
+SMALL |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+MOE = {"num_experts": 4, "moe_intermediate_size": 32}
+ONE_KEY_HEAD = {"attention_k_eq_v": True, "num_global_key_value_heads": 1}
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys"),
+    [
+        ("qwen3_5_text", {}),
+        ("qwen3_5_text", {"tie_word_embeddings": True, "full_attention_interval": 2}),
+        ("qwen3_5_moe_text", MOE),
+        ("qwen3_next", MOE),
+        ("gemma4_text", {}),
+        ("gemma4_text", {"num_kv_shared_layers": 3, "use_double_wide_mlp": True}),
+        (
+            "gemma4_text",
+            {**ONE_KEY_HEAD, **MOE, "enable_moe_block": True, "hidden_size_per_layer_input": 0},
+        ),
+    ],
+)
+def test_layers_that_differ_are_counted(kind, keys):
+    keys = {**SMALL, **keys}
+    config = AutoConfig.for_model(kind, **keys, top_k_experts=2)
+    with torch.device("meta"):
+        built = AutoModelForCausalLM.from_config(config)
+    count = sum(p.numel() for p in built.parameters())
+    assert hybrid_counts.parameters(config.to_dict()) == count  # as transformers saves it
+    if kind == "gemma4_text":  # as the Hub has it
+        assert hybrid_counts.parameters({"model_type": kind, **keys}) == count

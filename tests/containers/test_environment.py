@@ -1,11 +1,10 @@
 """Test containers/environment.py."""
 
 import json
-import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -26,9 +25,11 @@ MACOS = Facts("Darwin", amd_gpu=False, nvidia_driver=False)
 
 @pytest.mark.parametrize(("facts", "requested", "build"), [
     (NO_GPU, "", "cpu"),
-    (AMD, None, "rocm"),
+    (AMD, None, "cpu"),  # runs are in images
+    (AMD, "rocm", "rocm"),
+    (AMD, "image", "image"),
     (NVIDIA, None, "cuda"),
-    (BOTH, None, "rocm"),
+    (BOTH, None, "cuda"),
     (MACOS, "cpu", "macos"),
     (AMD, "cpu", "cpu"),
     (NO_GPU, "cuda", "cuda"),
@@ -59,19 +60,46 @@ def test_amd_gpu_is_a_kfd_node_with_simds(tmp_path: Path) -> None:
 # ---- The Python
 
 
-def test_make_uses_first_python_that_is_new_enough(tmp_path: Path) -> None:
-    old, new = tmp_path / "python3", tmp_path / "python3.11"
-    old.write_text("#!/bin/sh\nexit 1\n")
-    old.chmod(0o755)
-    new.symlink_to(sys.executable)
-    # Remove the settings of the `make test` that runs this test.
-    env = {name: os.environ[name] for name in os.environ if name[:4] not in ("MAKE", "PYTH")}
-    env["PATH"] = f"{tmp_path}:{os.environ['PATH']}"
-    make: dict[str, Any] = {"env": env, "cwd": environment.ROOT, "text": True}
-    dry = subprocess.run(["make", "-n", "setup"], stdout=subprocess.PIPE, **make)
-    assert f'"{new}" containers/environment.py' in dry.stdout
-    named = subprocess.run(["make", "setup", f"PYTHON={old}"], stderr=subprocess.PIPE, **make)
-    assert (named.returncode, "no Python 3.11 or newer" in named.stderr) == (2, True)
+OLD = "exit 1"  # a Python that is too old fails the test of its version
+NEW = '[ "$1" = -c ] || echo "$0 $* $TORCH"'
+# uv finds no Python until it has installed one.
+UV = """case "$1 $2" in
+  "python install") touch "$0.installed"; echo "$*" ;;
+  "python find") [ -e "$0.installed" ] && echo "$(dirname "$0")/of_uv" ;;
+esac"""
+
+
+@pytest.mark.parametrize(("programs", "variables", "used"), [
+    ({"python3": OLD, "python3.11": NEW}, [], "python3.11"),
+    ({"python3": OLD, "python3.11": NEW, "uv": UV}, [], "python3.11"),
+    ({"python3": OLD, "uv": UV, "of_uv": NEW}, [], "of_uv"),
+    ({"other": UV, "of_uv": NEW}, ["UV=other"], "of_uv"),
+    ({"python3": OLD, "of_image": NEW}, ["PYTHON=of_image"], "of_image"),
+    ({"python3": OLD, "of_uv": NEW, "uv": "exit 1"}, [], None),  # without a network
+    ({"python3": OLD}, [], None),
+    ({"python3.11": NEW, "uv": UV, "mine": OLD}, ["PYTHON=mine"], None),
+])  # fmt: skip
+def test_python_of_make_setup(
+    tmp_path: Path, programs: dict[str, str], variables: list[str], used: str | None
+) -> None:
+    for name, code in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{code}\n")
+        (tmp_path / name).chmod(0o755)
+    for name in ("make", "sh", "touch", "dirname"):
+        (tmp_path / name).symlink_to(shutil.which(name) or name)
+    # This has no settings of the `make test` that runs this test.
+    target = "setup-in-image" if used == "of_image" else "setup"
+    argv, env = ["make", target, *variables], {"PATH": str(tmp_path)}
+    done = subprocess.run(argv, env=env, cwd=environment.ROOT, capture_output=True, text=True)
+    if used:
+        assert (done.returncode, done.stderr) == (0, "")
+        torch = "image" if used == "of_image" else ""
+        last = f"{tmp_path}/{used} containers/environment.py {torch}"
+        assert done.stdout.splitlines()[-1] == last
+    else:
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "make setup PYTHON=" in done.stderr
+        assert "make setup UV=" in done.stderr
 
 
 # ---- The commands
@@ -136,7 +164,7 @@ class Setup:
         self.facts = NO_GPU
         monkeypatch.setattr(environment, "make_venv", self.make_venv)
         monkeypatch.setattr(
-            environment, "install", lambda venv, build, version: self.installed.append(build)
+            environment, "install", lambda venv, build, *_: self.installed.append(build)
         )
         monkeypatch.setattr(environment, "detect", lambda: self.facts)
 
@@ -191,7 +219,7 @@ def test_requested_build_and_python_stay(setup: Setup, monkeypatch: pytest.Monke
 
 
 def test_repeat_interrupted_setup(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(venv: Path, build: str, version: str) -> None:
+    def interrupted(venv: Path, *_: object) -> None:
         (venv / environment.LOG).touch()
         (venv / "lib" / "half_installed").mkdir(parents=True)
         raise KeyboardInterrupt

@@ -143,6 +143,7 @@ VALID = {
     "dockerfile": "Dockerfile",
     "locks": ["one.lock", "two.lock"],
     "tools": {"rocprofv3": "present"},
+    "download_gb": "11.3",
     "pushed": "unbuilt",
 }
 

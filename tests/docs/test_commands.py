@@ -51,7 +51,7 @@ def commands(program: str = "launch/run.py") -> list[str]:
         for line in joined.splitlines():
             match = re.search(rf"python {re.escape(program)} ?(.*)", line)
             if match and not line.strip().startswith("`"):
-                text = re.split(r"`|\s{2,}[#(]|\s+#\s", match.group(1))[0].strip()
+                text = re.split(r"`|\s{2,}[#(]|\s+[#|]\s", match.group(1))[0].strip()
                 if "<" not in text and not text.startswith("-"):
                     texts.add(shlex.join(sorted(shlex.split(text))))
     return sorted(texts)

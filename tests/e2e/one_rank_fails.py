@@ -1,10 +1,11 @@
-"""Run a benchmark of three rows. In the second row, rank 1 runs out of memory.
+"""Run a benchmark of three rows twice. In the second row, rank 1 runs out of memory.
 
-The other ranks wait for it in an all-reduce.
+The other rank waits for it in an all-reduce. Print the exit codes.
 """
 
 from __future__ import annotations
 
+import sys
 from datetime import timedelta
 from typing import Any
 
@@ -14,7 +15,8 @@ from omegaconf import DictConfig
 
 from recipes.bench import consensus
 from recipes.bench.benchmark import Row, SeriesConfig, Table, measure
-from recipes.rank.program import main
+from recipes.rank.program import run
+from tests.e2e import forked
 
 consensus.GRACE = timedelta(seconds=1)
 
@@ -41,4 +43,5 @@ def bench(config: DictConfig) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main(bench)
+    arguments = sys.argv[1:]
+    print([forked.run(lambda: run(bench, arguments), arguments) for _ in range(2)])

@@ -52,12 +52,8 @@ def together(tmp_path_factory) -> tuple[dict[str, Path], dict[str, int]]:
             folders["finetune"], "finetune", "topology=ddp", "model=qwen3_8b"
         ),
     ]
-    torchrun = [
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-        *("--local-addr", "127.0.0.1", "--nproc-per-node", "2"),
-    ]
     done = subprocess.run(
-        [*torchrun, "-m", "tests.e2e.two_ranks", "--config", *map(str, configs)],
+        [sys.executable, "-m", "tests.e2e.two_ranks", "--config", *map(str, configs)],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         cwd=ROOT,
         capture_output=True,

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from launch.checks.facts import COPIED, Facts, Space, gather, host_of
+from launch.machine.this_python import Packages
 from tests.conftest import composed
 
 DATA = Path(__file__).parents[1] / "data/kfd"
@@ -32,6 +33,7 @@ class Machine:
         self.space: Space | None = Space(500.0, 1000.0)
         self.clock_synchronized: bool | None = True
         self.only: frozenset[int] | None = None
+        self.packages = Packages("rocm", "2.13.0+rocm7.2", "0.31.0+rocm723")
 
     def write(self, path: str, content: object) -> None:
         file = self.root / path
@@ -64,6 +66,7 @@ class Machine:
             COPIED,
             space=lambda path: self.space,
             clock_synchronized=lambda: self.clock_synchronized,
+            packages=lambda: self.packages,
         )
         return dataclasses.replace(
             gather(host_of(str(self.root)), hardware, only=self.only), probe=probe
@@ -216,6 +219,14 @@ def mi300x(root: Path, num_gpus: int = 8) -> Machine:
     return machine
 
 
+def rented(root: Path) -> Machine:
+    """Write a container with two MI300X that somebody else started, without docker."""
+    machine = mi300x(root, num_gpus=2)
+    machine.write(".dockerenv", "")
+    machine.remove("var/lib/docker")
+    return machine
+
+
 def mi50(root: Path) -> Machine:
     """Write one MI50 with 32 GB and ROCm 6.3."""
     machine = Machine(root, "mi50")
@@ -286,6 +297,7 @@ def rx7900xtx(root: Path) -> Machine:
 def h200(root: Path) -> Machine:
     """Write two H200 as NVIDIA's driver shows them without NVML."""
     machine = Machine(root, "h200")
+    machine.packages = Packages("cuda", "2.13.0", "0.31.0")
     host_files(machine, "6.8.0-79-generic", "quiet", None, None)
     for path in ("sys/module/amdgpu", "dev/kfd", "sys/class/kfd"):
         machine.remove(path)

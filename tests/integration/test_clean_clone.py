@@ -73,3 +73,19 @@ def test_setup_installs_no_cuda_and_runs_once(quickstart):
     made_at = (clone / ".venv").stat().st_mtime_ns
     subprocess.run(["make", "setup"], cwd=clone, check=True, capture_output=True)
     assert (clone / ".venv").stat().st_mtime_ns == made_at
+
+
+def test_setup_in_image_trains_with_the_torch_of_another_python(quickstart, tmp_path):
+    image = quickstart[0] / ".venv"
+    clone = tmp_path / "clone"
+    subprocess.run(["git", "clone", "-q", str(ROOT), str(clone)], check=True)
+    before = sorted(image.rglob("*"))
+    make = ["make", "setup-in-image", f"PYTHON={image}/bin/python"]
+    subprocess.run(make, cwd=clone, check=True, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"})
+    assert sorted(image.rglob("*")) == before
+    python = str(clone / ".venv/bin/python")
+    show = [python, "-c", "import torch, trl; print(torch.__file__, trl.__file__)"]
+    torch, trl = subprocess.run(show, capture_output=True, text=True, check=True).stdout.split()
+    assert (Path(torch).is_relative_to(image), Path(trl).is_relative_to(clone)) == (True, True)
+    smoke = [python, "launch/run.py", "runtime=local", "smoke=true", "hardware=cpu"]
+    assert subprocess.run(smoke, cwd=clone).returncode == 0

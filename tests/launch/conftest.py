@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import os
 
 import pytest
@@ -30,12 +31,16 @@ def cached(function):
     results = {}
 
     def call(*args, **kwargs):
-        key = repr((args, kwargs))
+        key = repr((os.getcwd(), args, kwargs))
         if key not in results:
             results[key] = function(*args, **kwargs)
         return copy.deepcopy(results[key])
 
     return call
+
+
+state_of_the_code = functools.cache(record.code)
+compose_once = cached(pipeline.compose)
 
 
 @pytest.fixture
@@ -76,9 +81,10 @@ def phases_that_end(monkeypatch):
             os.kill(os.getpid(), number)
         return EXIT_DONE
 
-    # Repeated compositions and the list of installed packages would take most of the time.
-    monkeypatch.setattr(pipeline, "compose", cached(pipeline.compose))
+    # Repeated compositions, git and the list of installed packages would take most of the time.
+    monkeypatch.setattr(pipeline, "compose", compose_once)
     monkeypatch.setattr(record, "packages", dict)
+    monkeypatch.setattr(record, "code", state_of_the_code)
     monkeypatch.setattr(pipeline, "execute", execute)
     monkeypatch.setattr(pipeline, "check_host", lambda plan, host: None)
     return started, events

@@ -87,14 +87,17 @@ def test_failures_come_first_with_their_fixes(capsys, tmp_path):
     order = ("FAIL ras", "WARN numa_", "sudo sysctl kernel.numa_balancing=0", "Links")
     assert sorted(order, key=out.index) == list(order)
     assert "8 x AMD Instinct MI300X (gfx942, 304 CUs, 206 GB)" in out
-    assert "1 fail, 1 warn" in out.splitlines()[-1]
+    assert "1 fail, 1 warn" in out.splitlines()[-2]
+    assert out.splitlines()[-1].startswith("Next: fix")
 
 
 def test_a_machine_without_a_gpu(capsys, tmp_path):
     sysroots.laptop(tmp_path)
     code, out, _ = run(capsys, f"sysroot={tmp_path}")
     assert code == 0
-    assert f"No GPU was found, so {len(check_table.CHECKS) - 5} checks of GPUs, links" in out
+    assert out.startswith("No GPU found\n")
+    assert f"{len(check_table.CHECKS) - 5} checks of GPUs, links" in out
+    assert out.splitlines()[-1].startswith("Next: python launch/run.py ")
     # Its absence is a failure if it was requested.
     assert run(capsys, f"sysroot={tmp_path}", "hardware=mi300x")[0] == 3
 
@@ -152,7 +155,7 @@ def test_a_full_disk_behind_stdout(tmp_path):
 
 def plan_on(machine: sysroots.Machine, *overrides: str):
     """Return a plan for this machine, and the host."""
-    machine_host = facts.host_of(str(machine.root))
+    machine_host = dataclasses.replace(facts.host_of(str(machine.root)), python="python")
     config = composed("model=qwen3_0_6b", "runtime=local", *overrides)
     return make_plan(config, machine_host, machine.root / "run"), machine_host
 

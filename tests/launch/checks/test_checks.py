@@ -37,6 +37,10 @@ class Broken:
     cure: str
 
 
+def lacks(m: Machine, **packages: str | None) -> None:
+    m.packages = m.packages._replace(**packages)
+
+
 def on_each(name: str, content: object) -> Callable[[Machine], object]:
     """Write the same content to a file of the first and the third GPU of the MI300X machine."""
     return lambda m: [m.write(f"{m.device(bus)}/{name}", content) for bus in (0x05, 0x25)]
@@ -112,8 +116,11 @@ def space(free_gb: float) -> Callable[[Machine], object]:
     return lambda m: setattr(m, "space", Space(free_gb, 1000.0))
 
 
-BUILDERS = (sysroots.mi300x, sysroots.mi50, sysroots.strix_halo, sysroots.rx7900xtx, sysroots.h200)
-MI300X, MI50, STRIX, CARD, H200 = BUILDERS
+BUILDERS = (
+    *(sysroots.mi300x, sysroots.mi50, sysroots.strix_halo, sysroots.rx7900xtx, sysroots.h200),
+    sysroots.rented,
+)
+MI300X, MI50, STRIX, CARD, H200, RENTED = BUILDERS
 HEALTHY = {build.__name__: build for build in BUILDERS}
 FAIL, WARN, UNKNOWN = Status.fail, Status.warn, Status.unknown
 STRIX_GPU = "sys/bus/pci/devices/0000:c6:00.0"
@@ -239,6 +246,18 @@ BROKEN = [
            f"1 of 1 bridges: {BRIDGE}", f"sudo setpci -s {BRIDGE}"),
     Broken("acs", CARD, lambda m: m.write(f"sys/bus/pci/devices/{BRIDGE}/config", bytes(64)),
            UNKNOWN, "only root", "sudo lspci"),
+    Broken("torch_build", RENTED, lambda m: lacks(m, torch_build="cpu"), FAIL, "built for cpu",
+           "make setup-in-image"),
+    Broken("torch_build", RENTED, lambda m: lacks(m, torch=None, torch_build=None), FAIL,
+           "no torch", "make setup TORCH=rocm"),
+    Broken("vllm", RENTED, lambda m: lacks(m, vllm=None), WARN, "no vLLM", "make setup-in-image"),
+    Broken("kfd", RENTED, lambda m: m.remove("dev/kfd"), FAIL, "/dev/kfd is missing",
+           "this needs a container that is started with: docker run --device /dev/kfd"),
+    Broken("shm", RENTED, space(0.064), FAIL, "0.06 of", "started with: docker run --shm-size"),
+    Broken("memlock", RENTED, limits("Max locked memory", "8388608"), WARN, "8 MB",
+           "started with: docker run --ulimit memlock=-1"),
+    Broken("open_files", RENTED, limits("Max open files", "4096"), WARN, "4096",
+           "started with: docker run --ulimit nofile=65535"),
     Broken("numa_balancing", MI300X, lambda m: m.write("proc/sys/kernel/numa_balancing", 1), WARN,
            "1", "sudo sysctl kernel.numa"),
     Broken("hugepages", STRIX, lambda m: m.write(HUGEPAGES, "always [madvise] never"), WARN,

@@ -156,7 +156,8 @@ def test_loader_workers_depend_on_cores(cores, workers):
 
 
 def test_evaluations_have_no_choices_and_tunings_use_trl_defaults():
-    assert faster(chosen(*H100, "speed=off"), HOST) == []
+    offers = faster(chosen(*H100, "speed=off"), HOST)
+    assert [offer.overrides for offer in offers] == [["speed=auto"]]
     assert chosen("hardware=h100", "method=evaluate", "model=qwen3_0_6b").chosen == []
     assert choices(*SMALL, "method=tune/batch") == {"step.compile": False, "step.rows": "padded"}
 

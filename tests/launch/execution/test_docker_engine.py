@@ -9,6 +9,7 @@ import dataclasses
 import json
 import os
 import re
+import resource
 import socketserver
 import threading
 from http.server import BaseHTTPRequestHandler
@@ -149,6 +150,23 @@ def test_an_error_of_the_engine_is_explained(fake, name_is_taken):
     with pytest.raises(HostError, match="invalid mount config"):
         docker_engine.create(docker_engine.connect(), spec, "sha256:1", host_with(0))
     assert not [line for line in asked if line.startswith("DELETE")]
+
+
+@pytest.mark.parametrize(("options", "memlock", "limits", "is_warned"), [
+    ([], 8 << 20, {}, False),
+    (["name=rootless"], 8 << 20, {"memlock": 8 << 20, "nofile": 512, "stack": -1}, True),
+    (["name=rootless"], -1, {"memlock": -1, "nofile": 512, "stack": -1}, False),
+])  # fmt: skip
+def test_a_rootless_engine_keeps_the_caller_s_limits(
+    fake, monkeypatch, capsys, options, memlock, limits, is_warned
+):
+    fake({("GET", "/info"): (200, {"SecurityOptions": options})})
+    hard = {"MEMLOCK": memlock, "NOFILE": 512, "STACK": -1}
+    numbers = {getattr(resource, f"RLIMIT_{name}"): (0, value) for name, value in hard.items()}
+    monkeypatch.setattr(resource, "getrlimit", numbers.__getitem__)
+    (spec,) = plan_of("hardware=mi300x", "topology=single").containers.values()
+    assert docker_engine.highest_limits(docker_engine.connect(), spec) == limits
+    assert ("LimitMEMLOCK" in capsys.readouterr().err) == is_warned
 
 
 def listed(name: str, run: Path):

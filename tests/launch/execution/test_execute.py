@@ -78,18 +78,27 @@ while True:
     with open(run / "filling", "ab", buffering=0) as file:
         file.write(bytes(4096))
 """
+MAKE_FILES = """
+for number in range(1000):
+    (run / str(number)).touch()
+"""
 MOUNT = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c")
 
 
-def test_a_run_that_fills_the_disk_is_recorded_as_failed(tmp_path):
-    mount = f"mount -t tmpfs -o size=5m tmpfs {tmp_path}"
+@pytest.mark.parametrize(("limit", "script"), [("size=5m", FILL), ("nr_inodes=40", MAKE_FILES)])
+def test_a_run_that_fills_the_disk_is_recorded_as_failed(tmp_path, limit, script):
+    mount = f"mount -t tmpfs -o {limit} tmpfs {tmp_path}"
     if not shutil.which("unshare") or subprocess.run([*MOUNT, mount]).returncode:
         pytest.skip("this user cannot mount a file system")
     program = f"{sys.executable} {Path(__file__).parents[2] / 'helpers/supervised.py'}"
-    run = f"{program} {tmp_path}/run trainers='{FILL}' >&2; echo $?; cat {tmp_path}/run/record.json"
+    run = (
+        f"{program} {tmp_path}/run trainers='{script}' >&2; echo $?; cat {tmp_path}/run/record.json"
+    )
     done = subprocess.run([*MOUNT, f"{mount} && {run}"], capture_output=True, text=True)
     code, _, record = done.stdout.partition("\n")
-    assert (code, json.loads(record)["status"]) == (str(EXIT_FAILED), "failed")
+    content = json.loads(record)
+    assert (code, content["status"]) == (str(EXIT_FAILED), "failed")
+    assert content["failure"].splitlines()[0] in done.stderr
     assert f"{tmp_path}/run: No space left on device" in done.stderr
     assert "run_root=" in done.stderr
 

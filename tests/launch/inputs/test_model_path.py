@@ -39,9 +39,13 @@ def test_a_malformed_config_is_rejected(launch, tmp_path, content, message):
     ("special_tokens_map.json", "", "{}/special_tokens_map.json: damaged"),
     ("tokenizer.json", LFS, "{}/tokenizer.json: only Git LFS's pointer"),
     ("model.safetensors", LFS, "{}/model.safetensors: only Git LFS's pointer"),
+    *(("config.json", json.dumps({**QWEN3_0_6B, "quantization_config": {"quant_method": method}}),
+       f"{{}} with {method} weights: the package {package} is not installed. Use: pip install")
+      for method, package in {"awq": "gptqmodel", "gptq": "optimum", "quark": "amd-quark",
+                              "quanto": "optimum-quanto"}.items()),
     ("tokenizer.model", "YQ== 0", "without tokenizer.json: the package tiktoken is not installed"),
     ("tokenizer.model", "\n", "without tokenizer.json: the package sentencepiece is not installed"),
-], ids=range(11))  # fmt: skip
+], ids=range(15))  # fmt: skip
 def test_a_model_that_ranks_cannot_load_is_rejected(launch, tmp_path, name, content, message):
     leave_model(tmp_path)
     if name == "tokenizer.model":

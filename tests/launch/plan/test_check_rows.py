@@ -20,6 +20,7 @@ GSM8K = [
 MAPPED = "'data.columns={prompt: question, answer: answer}'"
 PATTERN = "'data.answer_pattern=\"#### (.+)\"'"
 TESTS = {"prompt": "a", "answer": "b", "tests": ["assert f(1) == 1"]}
+NESTED = json.loads("[" * 900 + "]" * 900)
 TEXT, ANSWER = {"prompt": "a", "answer": "1"}, {"role": "assistant", "content": "b"}
 
 
@@ -64,6 +65,14 @@ def test_the_reward_follows_the_rows(write, rows, overrides, rewards):
     ([{"messages": [{"role": "bot", "content": "a"}, ANSWER]}], SFT, 1, "messages is"),
     ([{"prompt": "a", "completion": "b", "text": "c"}], SFT, 1, "data.columns.<field>=null"),
     ([{"prompt": "a", "chosen": "b", "rejected": "b"}], DPO, 1, "chosen and rejected are equal"),
+    ([{"messages": [{**ANSWER, "train_detail": [{"begin_offset": 0, "end_offset": 3, "train": False}]}]}],
+     SFT, 1, "train_detail"),
+    ([{"messages": [{**ANSWER, "loss": 0.5}]}], SFT, 1, "weight of 0 or 1"),
+    ([TEXT, {**TEXT, "answer": 2**63}], GRPO, 2, "answer contains the integer 9223372036854775808"),
+    ([TEXT, {**TEXT, "tests": [{"n": -(2**64)}]}], GRPO, 2, "tests contains the integer -1844674407370955"),
+    ([TEXT, {**TEXT, "tests": NESTED}], GRPO, 2, "tests contains more than 32 nested"),
+    ([{"messages": [{**ANSWER, "n": 2**63}]}], SFT, 1, "messages contains the integer"),
+    ([{"prompt": "a", "chosen": [{**ANSWER, "n": 2**63}], "rejected": [ANSWER]}], DPO, 1, "chosen contains"),
     ([{"system": "s", "messages": [ANSWER]}], SFT, 1, "data.columns.system=null"),
     ([TEXT], f"{GRPO} data.filter.equals.level=1", 1, "data.filter.equals.level"),
     ([TEXT], f"{GRPO} 'data.filter.levels=[1]'", 1, "data.filter.levels"),
@@ -81,6 +90,8 @@ def test_a_plan_rejects_rows_that_the_ranks_would_reject(launch, write, rows, ov
 
 @pytest.mark.parametrize(("rows", "overrides"), [
     (GSM8K, f"{GRPO} {MAPPED} {PATTERN}"),
+    ([{**TEXT, "answer": -(2**63)}], GRPO),
+    ([{"messages": [{**ANSWER, "train_detail": [], "loss": True}], "id": 2**64}], SFT),
     (GSM8K, f"{SFT} 'data.columns={{prompt: question, completion: answer}}'"),
     ([{"prompt": "a", "completion": "b", "text": "c"}], f"{SFT} data.columns.text=null"),
     ([{"prompt": "a", "reward_model": {"ground_truth": "1"}}],

@@ -84,7 +84,9 @@ def test_containers_get_only_what_they_need(hardware):
         assert (spec.cap_add, spec.cap_drop, spec.user) == ([], ["ALL"], "1000:1000")
         home = f"/home/me/.cache/rocm-recipes/home/{config.container.name}"
         writable = {m.source for m in spec.mounts if not m.read_only}
-        assert writable == {str(RUN), home, "/home/me/.cache/huggingface"}
+        # not the folder itself, which has the token of `hf auth login`
+        hub = {f"/home/me/.cache/huggingface/{name}" for name in ("hub", "datasets", "xet")}
+        assert writable == {str(RUN), home, *hub}
         gpus = [*process.gpus, *container.peer_gpus(process, plan.processes)]
         nodes = {"/dev/kfd", *(f"/dev/dri/renderD{128 + gpu}" for gpu in gpus)}
         assert set(spec.devices) == (nodes if config.hardware.gfx.startswith("gfx") else set())
@@ -159,6 +161,39 @@ def test_smoke_passes_existing_device_nodes():
     assert list(masked.devices) == ["/dev/kfd", "/dev/dri/renderD134"]
     (laptop,) = specs(*arguments, host=host_with(0)).values()
     assert laptop.devices == {}
+    outsider = dataclasses.replace(host_with(8), member_of=(1000,))  # may not open /dev/kfd
+    (without,) = specs(*arguments, host=outsider).values()
+    assert (without.devices, without.groups) == ({}, [])
+
+
+@pytest.mark.parametrize(("hardware", "highest", "limits"), [
+    ("mi300x", {}, {"memlock": -1, "nofile": 65535, "stack": 67108864}),
+    ("cpu", {}, {"nofile": 65535, "stack": 67108864}),
+    # a rootless engine
+    ("mi300x", {"memlock": 8 << 20, "nofile": 4096, "stack": -1},
+     {"memlock": 8 << 20, "nofile": 4096, "stack": 67108864}),
+    ("mi300x", {"memlock": -1, "nofile": 1 << 20, "stack": -1},
+     {"memlock": -1, "nofile": 65535, "stack": 67108864}),
+])  # fmt: skip
+def test_limits_of_processes(hardware, highest, limits):
+    (spec,) = specs(f"hardware={hardware}", "runtime=docker", "topology=single").values()
+    sent = sdk_arguments(spec, highest)["host"]["ulimits"]
+    assert {limit["Name"]: limit["Hard"] for limit in sent} == limits
+    assert all(limit["Soft"] == limit["Hard"] for limit in sent)
+
+
+@pytest.mark.parametrize(("shell", "override", "offline"), [
+    ({}, [], False), ({"HF_HUB_OFFLINE": "0"}, [], False),
+    ({"HF_HUB_OFFLINE": "1"}, [], True), ({}, ["user_env.HF_HUB_OFFLINE=true"], True),
+])  # fmt: skip
+def test_offline_runs_cannot_change_the_models_of_later_ones(shell, override, offline):
+    (spec,) = specs(
+        "hardware=cpu", "runtime=docker", *override, host=host_with(0, **shell)
+    ).values()
+    read_only = {Path(m.source).name: m.read_only for m in spec.mounts if "Hub" in m.reason}
+    expected = {"hub": True, "datasets": False} if offline else dict.fromkeys(read_only, False)
+    assert read_only == expected
+    assert len(read_only) == (2 if offline else 3)
 
 
 def test_limits_and_network():
@@ -166,7 +201,7 @@ def test_limits_and_network():
     (spec,) = specs("hardware=cpu", "runtime=docker", *limits.split()).values()
     sent = sdk_arguments(spec)["host"]
     assert sent["mem_limit"] == sent["memswap_limit"] == 2_000_000_000
-    assert (sent["network_mode"], sent["shm_size"], sent["ulimits"]) == ("none", 1_000_000_000, [])
+    assert (sent["network_mode"], sent["shm_size"]) == ("none", 1_000_000_000)
     # without a GPU, the engine's seccomp profile stays
     assert sent["security_opt"] == ["no-new-privileges:true"]
 

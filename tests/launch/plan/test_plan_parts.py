@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
+import importlib.machinery
 import importlib.metadata
+import importlib.util
 import json
+import re
+import sys
 from pathlib import Path
 
 import pytest
 
 from launch.core.errors import HostError
 from launch.execution.execute import check_host
-from launch.machine import placement
-from launch.plan import process_env
-from launch.plan.planning import make_plan
+from launch.machine import placement, this_python
+from launch.machine.this_python import Packages
+from launch.plan import local_python, process_env
+from launch.plan.planning import make_plan, prepare
 from tests.conftest import composed, host_with
 
 RUN = Path("/runs/x/1")
@@ -173,3 +179,54 @@ def test_debug_compile_keeps_generated_code_in_the_run_directory():
     assert settings["TORCH_COMPILE_DEBUG"].value == "1"
     assert settings["TORCH_COMPILE_DEBUG_DIR"].value == str(RUN)
     assert "HSA_TOOLS_LIB" not in settings
+
+
+HAS = Packages("rocm", "2.13.0+rocm7.2", "0.31.0+rocm723")
+CPU = HAS._replace(torch_build="cpu", torch="2.13.0+cpu")
+NO_VLLM = HAS._replace(vllm=None)
+
+
+@pytest.mark.parametrize(("packages", "overrides", "keys"), [
+    (HAS, "method=grpo topology=split", []),
+    (CPU, "method=sft", ["runtime=local"]),
+    (CPU, "method=sft smoke=true", []),
+    (CPU, "method=export", []),
+    (CPU, "method=sft runtime=docker", []),
+    (HAS._replace(torch_build=None, torch=None), "method=sft", ["runtime=local"]),
+    (NO_VLLM, "method=sft", []),
+    (NO_VLLM, "method=grpo topology=ddp", []),
+    (NO_VLLM, "method=grpo topology=split", ["topology=split"]),
+    (NO_VLLM, "method=evaluate method.args.engine=vllm", ["method.args.engine=vllm"]),
+    (NO_VLLM, "method=serve", ["method=serve"]),
+    (CPU._replace(vllm=None), "method=grpo topology=split", ["runtime=local", "topology=split"]),
+])  # fmt: skip
+def test_packages_of_the_python_that_ranks_use(monkeypatch, packages, overrides, keys):
+    monkeypatch.setattr(this_python, "packages", lambda: packages)
+    request = ["hardware=mi300x", "model=qwen3_0_6b", "runtime=local", *overrides.split()]
+    config, _ = prepare(composed(*request))
+    here = dataclasses.replace(host_with(8), python=sys.executable)
+    assert [line.partition(": ")[0] for line in local_python.problems(config, here)] == keys
+    elsewhere = dataclasses.replace(here, python="python")
+    assert not list(local_python.problems(config, elsewhere))
+    if keys:
+        planned = make_plan(config, here, RUN)
+        assert {line.partition(": ")[0] for line in planned.warnings} >= set(keys)
+        with pytest.raises(HostError, match=f"^{re.escape(keys[0])}: "):
+            check_host(planned, here)
+        no_gpu = dataclasses.replace(here, gpus=())  # a plan for another machine
+        assert not [w for w in make_plan(config, no_gpu, RUN).warnings if "vLLM" in w]
+
+
+@pytest.mark.parametrize(("lines", "build"), [
+    ("cuda: Optional[str] = None\nhip: Optional[str] = '7.2.53211'", "rocm"),
+    ("cuda = '13.0'\nhip: Optional[str] = None", "cuda"),
+    ("cuda: Optional[str] = None\nhip: Optional[str] = None", "cpu"),
+    (None, None),
+])  # fmt: skip
+def test_build_of_an_installed_torch(tmp_path, monkeypatch, lines, build):
+    spec = None
+    if lines:
+        (tmp_path / "version.py").write_text(f"__version__ = '2.13.0'\n{lines}\n")
+        spec = importlib.machinery.ModuleSpec("torch", None, origin=str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
+    assert this_python.torch_build() == build

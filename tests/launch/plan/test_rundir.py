@@ -180,6 +180,18 @@ def test_a_file_system_without_locks_uses_a_lock_of_this_machine(
     assert not rundir.is_locked(tmp_path)
 
 
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every directory")
+def test_a_run_that_cannot_be_read_is_passed_over_with_a_note(tmp_path):
+    folder = a_run(tmp_path, "20260101-000000-aaaaaa", "interrupted")
+    folder.chmod(0)
+    chosen, resumes = choose(tmp_path)
+    config = composed("hardware=cpu", f"run_root={tmp_path / 'runs'}")
+    notes = rundir.skipped_run_notes(config, chosen)
+    folder.chmod(0o700)
+    assert not resumes
+    assert [str(folder) in note for note in notes] == [True]
+
+
 def record_of(tmp_path, *overrides, **environ):
     config = composed("hardware=cpu", *overrides)
     host = host_with(0, **environ)

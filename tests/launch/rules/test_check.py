@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -96,6 +97,9 @@ rocprof_compute_alone | AMD topology=ddp profile=rocprof rocprof=compute
 selection_metric | method.selection.metric=eval_los | eval_mean_token
 heldout_rows | BEST FILE | data.heldout_fraction=0.1
 selection_streaming | BEST FILE data.heldout_fraction=0.1 data.streaming=true | data.heldout_path
+quantized_model | AMD model=gpt_oss_20b method=grpo topology=split | topology=ddp
+documents_of_delta_nets | AMD model.architecture=qwen3_5_text method.args.packing=true
+ | method.args.packing=false
 weights_only_checkpoints | method.args.save_only_model=true | save_only_model=false
 selection_saves | BEST method.args.save_strategy=epoch | save_strategy=steps
 selection_overlap | GRPO method.selection.metric=eval_reward topology=split topology.overlap=true
@@ -110,6 +114,20 @@ rows_packed_twice | hardware=h100 step.rows=grouped method.args.padding_free=tru
 rows_of_method | hardware=h100 method=dpo step.rows=packed | grouped
 checkpointed_layers_range | hardware=h100 model=qwen3_4b step.checkpointed_layers=37 | at most 36
 sequence_length | model=qwen3_4b method.args.max_length=50000 | max_length=40960 (at most 40960)
+optimizer_arguments | method.args.optim_args='"rank=2"' | '~method.args.optim_args'
+optimizer_arguments | method.args.optim=sgd method.args.optim_args='"momentun=1"'
+ | momentum, dampening
+optimizer_arguments | method.args.optim=sgd method.args.optim_args=momentum | <name>=<value>
+optimizer_arguments | +method.args.optim_target_modules=[q_proj] | galore_adamw
+smoothing_of_robust | method=dpo method.args.loss_type=[robust] method.args.label_smoothing=0.5
+ | label_smoothing=0.1
+smoothing_of_exo_pair | method=dpo method.args.loss_type=[sigmoid,exo_pair] | label_smoothing=0.001
+generation_arguments | method=grpo topology=single 'method.args.generation_kwargs={typical: 1}'
+ | ~method.args.generation_kwargs
+weighted_loss | method=dpo method.args.use_weighting=true method.args.loss_type=[hinge]
+ | without hinge
+weighted_loss | method=dpo method.args.use_weighting=true method.args.loss_type=[sigmoid,sft]
+ | use_weighting=false
 rewards_needed | method=grpo topology=single ~method.rewards.reasoning_gym | reasoning_gym
 rewards_needed | CODE method.rewards.code_tests=0.0 | code_tests=1.0
 reward_unknown | method=grpo topology=single method.rewards.acuracy=1 | accuracy
@@ -165,12 +183,33 @@ slurm_early_signal | runtime=slurm runtime.stop_timeout_s=900 | at least 901
 # overrides | the key that nothing reads
 UNREAD = """
 find=largest_batch | find
+hardware_report=true | hardware_report
 AMD method=bench/gemm save_model=false | save_model
 method=evaluate adapter=lora | adapter=lora
 adapter=none adapter.rslora=true | adapter.rslora
 adapter.rank=8 | adapter.rank
 adapter=lora adapter.rank=null | adapter=lora
 AMD adapter=qlora precision=bf16 | adapter.quantize_base
+method=dpo +method.args.label_smoothing=0.1 | method.args.label_smoothing
+method=dpo +method.args.f_alpha_divergence_coef=0.7 | method.args.f_alpha_divergence_coef
+method=dpo +method.args.discopop_tau=0.1 | method.args.discopop_tau
+method=dpo +method.args.ref_model_sync_steps=8 | method.args.ref_model_sync_steps
+method=grpo +method.args.sapo_temperature_pos=2 | method.args.sapo_temperature_pos
+method=grpo +method.args.vespo_k_pos=2 | method.args.vespo_k_pos
+method=grpo +method.args.entropy_target=0.1 | method.args.entropy_target
+'method.args.liger_kernel_config={swiglu: true}' | method.args.liger_kernel_config
+method.args.gradient_checkpointing=false
+ 'method.args.gradient_checkpointing_kwargs={use_reentrant: false}'
+ | method.args.gradient_checkpointing_kwargs
+method.args.trackio_space_id=a | method.args.trackio_space_id
+method.args.hub_model_id=a/b | method.args.hub_model_id
+method=grpo method.args.vllm_structured_outputs_regex=a | method.args.vllm_structured_outputs_regex
+GRPO topology=colocate method.args.vllm_server_timeout=9 | method.args.vllm_server_timeout
+method.args.packing_strategy=wrapped | method.args.packing_strategy
+method.args.lr_scheduler_type=constant 'method.args.lr_scheduler_kwargs={num_cycles: 2}'
+ | method.args.lr_scheduler_kwargs
+method.args.lr_scheduler_type=constant_with_warmup
+ 'method.args.lr_scheduler_kwargs={num_cycles: 2}' | method.args.lr_scheduler_kwargs
 method=evaluate method.args.samples_per_prompt=4 | method.args.samples_per_prompt
 EXPORT adapter=lora | adapter=lora
 profile=memory | profile
@@ -274,6 +313,19 @@ adapter=lora adapter.target_modules=[q_prj,v_proj] | adapter.target_modules[0]=q
 adapter=lora adapter.target_modules=q_projs | it must be one of all-linear, q_proj, k_proj
 runtime=docker container=cpu runtime.secrets=[my-key] | runtime.secrets[0]=my-key: invalid format
 runtime=docker container=cpu runtime.secrets=[PATH] | runtime.secrets[0]=PATH: invalid format
+method.args.ddp_backend=foo | method.args.ddp_backend=foo: unknown. Did you mean gloo?
+method=dpo method.args.loss_type=[discopop] method.args.discopop_tau=0 | Use: above 0.
+method=dpo method.args.ld_alpha=1.5 | Use: at least 0 and at most 1.
+method.args.include_num_input_tokens_seen=al | Did you mean all
+method.args.torch_compile_backend=inductr | Did you mean inductor?
+method.args.dataloader_multiprocessing_context=frok | Did you mean fork
+GRPO method.args.vllm_model_impl=transformer | Did you mean transformers
+AMD method=tune/rccl method.args.space.PATH=[a] | method.args.space.PATH: a variable must start
+AMD method=tune/vllm method.args.space.max_num_seq=[1] | no such argument. Did you mean max_num_seqs
+AMD method=tune/vllm method.args.space.kv_cache_dtype=[fp9] | kv_cache_dtype=fp9: unknown.
+AMD method=bench/vllm method.args.base={max_num_sqs:1} | Did you mean max_num_seqs
+AMD method=bench/vllm method.args.settings=[{},{max_num_seqs:many}] | accepts int
+GRPO 'method.args.generation_kwargs={num_return_sequences: 2}' | Use: method.args.num_generations=.
 GRPO method.args.vllm_importance_sampling_mode=token_mas | Did you mean token_mask
 """
 VALID = """
@@ -285,6 +337,9 @@ method.args.learning_rate=0 method.args.warmup_steps=0.1 method.args.max_grad_no
 method=grpo method.args.top_p=1 method.args.min_p=null method.args.beta=0
 method=evaluate method.args.temperature=0
 method=dpo method.args.loss_type=[sigmoid,sft] method.args.loss_weights=[1.0,0.5]
+method=dpo method.args.loss_type=[robust] method.args.label_smoothing=0.49
+ method.args.optim=rmsprop 'method.args.optim_args="alpha=0.9,momentum=0.1"'
+method.args.optim=galore_adamw +method.args.optim_target_modules=all-linear
 method.args.lr_scheduler_type=cosine_with_min_lr
  'method.args.lr_scheduler_kwargs={min_lr: 1e-6}'
 BEST method.args.lr_scheduler_type=reduce_lr_on_plateau
@@ -296,6 +351,10 @@ AMD method=tune/batch method.args.recipe=grpo method.args.rows=data
 AMD method=tune/inductor method.args.candidates=null
 AMD method=bench/gemm method.args.shapes=[[8192,8192,8192]] profile=torch
 AMD method=bench/vllm profile=torch
+AMD method=bench/vllm 'method.args.settings=[{VLLM_X: 1, instances: 2, label: a, dtype: null}]'
+AMD method=tune/vllm 'method.args.space.cudagraph_capture_sizes=[[1,2],[4]]'
+AMD method=tune/rccl method.args.space.HSA_NO_SCRATCH_RECLAIM=[1]
+method.args.ddp_backend=gloo
 AMD method=bench/collectives method.args.dtypes=[] method.args.settings=[]
 AMD method=bench/collectives 'method.args.settings=[{NCCL_ALGO: null}]'
 'data.tasks=[{name: shuffled_cups, level: 7, config: {cups: 5}, worked: 1}]'
@@ -470,3 +529,22 @@ def test_warning(overrides, words):
     assert refusals(config) == []
     warnings = rule_warnings(config)
     assert warnings == [] if words == "none" else any(words in line for line in warnings)
+
+
+@pytest.mark.parametrize(
+    ("method", "overrides", "is_rejected"),
+    [
+        ("fp8", "method=sft", True),
+        ("gptq", "adapter=lora", True),
+        ("mxfp4", "method=sft", False),
+        ("mxfp4", "method=grpo topology=split", True),
+        ("fp8", "method=evaluate", False),
+    ],
+)
+def test_quantized_weights_are_not_trained(tmp_path, method, overrides, is_rejected):
+    shape = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 99}
+    content = {"model_type": "llama", **shape, "quantization_config": {"quant_method": method}}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    config = composed("hardware=mi300x", f"model.path={tmp_path}", *overrides.split())
+    names = [refusal.name for refusal in refusals(config)]
+    assert ("quantized_model" in names) == is_rejected

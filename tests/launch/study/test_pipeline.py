@@ -46,6 +46,11 @@ ODD = {
     "{name: a, overrides: ['method=raft', 'method.args.max_steps=7']}": [
         "phase a: method.args.max_steps=7: recipes.sample.RaftConfig has no"
     ],
+    "{name: a, optional: true}, {name: b, model_from: a}": [
+        "model_from=a of b: a is optional",
+        "Remove its key optional",
+    ],
+    "{name: a, optional: true, overrides: ['method=raft']}": ["a is optional"],
     "{name: a, overrides: [seed]}": ["override seed of a: seed: '=' is missing"],
     '{name: a, overrides: ["seed=\'x"]}': ["override seed='x of a: "],
     "{name: a, overrides: ['runtime=slurm']}": ["phase a: runtime=slurm "],
@@ -121,6 +126,55 @@ def test_each_phase_has_its_own_topology_on_eight_gpus():
     assert taken == [None, "/runs/p/1/1_sft/model", grpo, grpo]
     with_memory = [name for name, plan in found.items() if as_json(plan)["memory"]]
     assert with_memory == ["sft", "grpo", "evaluate"]
+
+
+OPTIONAL = [
+    "phases=[{name: a}, {name: vllm, optional: true, overrides: ['method=grpo',"
+    " 'topology=split']}, {name: b, optional: true}, {name: c}]"
+]
+
+
+def test_an_optional_phase_that_cannot_run_is_left_out_with_its_reason(launch):
+    given = ["hardware=mi50", *OPTIONAL, "mode=plan", "format=json"]
+    shown = json.loads(launch(*given).out)
+    assert list(shown["phases"]) == ["a", "b", "c"]
+    assert "phase vllm is not run: topology=split: no released vLLM" in shown["warnings"][0]
+    alone = "phases=[{name: a, optional: true, overrides: ['precision=bf16']}]"
+    done = launch("hardware=mi50", alone, "mode=plan")
+    assert (done.code, done.out) == (3, "")
+    assert "phase a is not run: precision=bf16" in done.err
+    typed = launch("hardware=mi50", *OPTIONAL, "method.args.max_stps=1", "mode=plan")
+    assert typed.code == 2  # a mistake of the command line is not a reason of this machine
+
+
+def test_after_an_optional_phase_has_failed_the_others_run(tmp_path, monkeypatch, phases_that_end):
+    started, events = phases_that_end
+    given = [*TWO[:2], *OPTIONAL, f"run_root={tmp_path}", "name=p"]
+    reject_vllm = {"vllm": HostError("two GPUs needed")}
+
+    def check_host(plan, host):
+        if error := reject_vllm.get(plan.run_dir.name.partition("_")[2]):
+            raise error
+
+    monkeypatch.setattr(pipeline, "check_host", check_host)
+    given[2] = given[2].replace("'method=grpo', 'topology=split'", "'method=grpo'")
+    events["dies b"] = True
+    ends = []
+    code = pipeline.run(
+        compose(given), Request(given), lambda config, run_dir: ends.append(run_dir)
+    )
+    [run_dir] = (tmp_path / "p").glob("[0-9]*")
+    assert (code, started, ends) == (4, ["1_a", "4_c"], [run_dir])
+    record = json_files.read_json(run_dir / "record.json")
+    assert (record["exit_code"], record["not_run"]) == (4, {"vllm": "two GPUs needed"})
+    assert pipeline.run(compose(given), Request(given)) == EXIT_DONE
+    assert started == ["1_a", "4_c", "3_b"]
+    repeated = []
+    monkeypatch.setattr(
+        reproduce, "reproduce_one", lambda folder, *_: repeated.append(folder.name) or EXIT_DONE
+    )
+    assert reproduce.reproduce(run_dir) == EXIT_DONE
+    assert repeated == ["1_a", "3_b", "4_c"]
 
 
 def test_no_phase_starts_if_a_later_one_does_not_fit(tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shlex
 from pathlib import Path
 
@@ -34,7 +35,7 @@ def sweep_commands() -> list[str]:
         for line in file.read_text().splitlines():
             if "python launch/run.py -m " in line and "<" not in line:
                 command = line.split("python launch/run.py ", 1)[1]
-                found.add(command.split("  #")[0].split("`")[0].strip())
+                found.add(re.split(r"`|  #| \| ", command)[0].strip())
     return sorted(found)
 
 

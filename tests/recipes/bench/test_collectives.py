@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 from launch.core.errors import UserError
 from recipes.bench import benchmark
 from recipes.bench.collective_rank import Collective
+from recipes.bench.collective_variables import check_variables
 from recipes.bench.collectives import (
     BASELINE,
     BUS_FACTOR,
@@ -217,3 +218,13 @@ def test_rccl_tests_are_run_if_installed(one_process, tmp_path, monkeypatch):
     program.write_text("#!/bin/sh\nexec sleep 60\n")
     with pytest.raises(UserError, match=r"0\.01 s"):
         benchmark.parse_output([str(program)], parse_rccl_tests, timeout_s=0.01)
+
+
+def test_a_misspelled_variable_is_rejected_by_the_names_in_the_library(tmp_path):
+    library = tmp_path / "librccl.so.1"
+    library.write_bytes(b"\x7fELF\0NCCL_MIN_NCHANNELS\0NCCL_IB_DISABLE\0NCCL_ALGO\0")
+    allowed = ["NCCL_MIN_NCHANNELS", "NCCL_IBEXT_DISABLE", "HSA_NO_SCRATCH_RECLAIM"]
+    check_variables(allowed, "method.args.space", [library])
+    with pytest.raises(UserError, match=r"space\.NCCL_MIN_NCHANEL: .* NCCL_MIN_NCHANNELS"):
+        check_variables(["NCCL_MIN_NCHANEL"], "method.args.space", [library])
+    check_variables(["NCCL_MIN_NCHANEL"], "method.args.space")  # a CPU build of torch has none

@@ -7,6 +7,7 @@ import pytest
 from launch.core.row_check import conformed, row_problem
 from launch.core.row_formats import FORMATS
 from launch.core.row_messages import without_nulls
+from recipes.data import data_messages
 from recipes.data.data_load import load
 from recipes.data.data_messages import RowError, render
 from recipes.models.model_build import train_tokenizer
@@ -55,6 +56,8 @@ def sides(*before):
     ("dpo", sides(user("1+1")), sides(user("1+1"))),
     ("sft", {"messages": [user("a"), assistant("2", train=False), assistant("3", train=True)]},
      {"messages": [user("a"), assistant("2", weight=0), assistant("3")]}),
+    ("sft", {"messages": [user("a"), assistant("2", loss=False), assistant("3", loss=True)]},
+     {"messages": [user("a"), assistant("2", weight=0), assistant("3")]}),
     ("sft", {"prompt": "1 + 1", "completion": "1 + 1"}, {"prompt": "1 + 1", "completion": "1 + 1"}),
     ("sft", {"prompt": "1 + 1", "completion": "1 + 1 = 2", "finished": True},
      {"prompt": "1 + 1", "completion": "1 + 1 = 2", "finished": True}),
@@ -99,9 +102,13 @@ def test_tables_do_not_add_null_keys(tmp_path):
     ("{{ messages[1]['content'] + 1 if messages|length > 1 }}", "TypeError"),
     ("{{ messages[messages|length - 1]['name'] + '' if messages|length > 1 }}", "no attribute"),
     ("{% for _ in range(10 ** 8 if messages|length > 1 else 1) %}{% endfor %}", "Range too big"),
+    ("{% for _ in range(10 ** 3) %}{% for _ in range(10 ** 5 if messages|length > 1 else 0) %}"
+     "{% endfor %}{% endfor %}", "takes more than 0.2 s"),
+    ("{{ 'a' * 2 ** (26 if messages|length > 1 else 1) }}", "more than 33,554,432 characters"),
     (None, "chat_template is not set"),
 ])  # fmt: skip
-def test_the_error_has_the_messages_and_the_templates_words(template, words):
+def test_the_error_has_the_messages_and_the_templates_words(monkeypatch, template, words):
+    monkeypatch.setattr(data_messages, "LONGEST_S", 0.2)
     tokenizer = train_tokenizer(["1 plus 2"], 300)
     tokenizer.chat_template = template
     bad = [user("1"), user("2")]

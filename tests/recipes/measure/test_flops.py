@@ -13,6 +13,8 @@ HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4}
 @pytest.mark.parametrize(("kind", "values", "attention"), [
     ("mamba", TEXT, 0),
     ("qwen3", {**TEXT, **HEADS}, 6 * 2 * 4 * 10),
+    ("qwen3_5_text", {**TEXT, **HEADS, "layer_types": ["linear_attention"]}, 0),
+    ("gemma4_text", {**TEXT, **HEADS, "global_head_dim": 8}, 6 * 2 * 8 * 10),
     ("gemma3", {"text_config": {**TEXT, **HEADS}}, 6 * 2 * 4 * 10),
 ])  # fmt: skip
 def test_attention_of_models_without_heads_and_of_text_in_a_larger_model(kind, values, attention):

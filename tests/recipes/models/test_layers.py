@@ -19,6 +19,7 @@ from tests.helpers.trainers import assert_same, built, trained
 CHOSEN = {"key": "step.compile", "value": True, "reason": "pays", "before": None}
 EVERY_LAYER = ["method.args.gradient_checkpointing=true"]
 LORA = ["adapter=lora", "adapter.rank=4", "adapter.dropout=0.0"]
+ONE_LAYER = "model.num_layers=1"
 
 
 @pytest.fixture(autouse=True)
@@ -128,7 +129,7 @@ def one_more(graph, inputs):
 
 @pytest.mark.parametrize(
     ("method", "overrides", "backend", "agrees"),
-    [("sft", ["step.rows=packed"], "eager", True), ("grpo", [], one_more, False)],
+    [("sft", ["step.rows=packed", ONE_LAYER], "eager", True), ("grpo", [], one_more, False)],
 )
 def test_unmeasured_hardware_compares_the_first_micro_batch(
     tmp_path, use, method, overrides, backend, agrees
@@ -153,7 +154,7 @@ def no_kernel(graph, inputs):
 def test_failed_kernels_leave_dropout_and_metrics_unchanged(tmp_path, use):
     # The kernel of the backward pass is compiled last.
     use(aot_autograd(fw_compiler=nop, bw_compiler=no_kernel))
-    lora = [*LORA[:2], "adapter.dropout=0.25"]
+    lora = [*LORA[:2], "adapter.dropout=0.25", ONE_LAYER]
     expected = trained(compiled(tmp_path / "eager", "sft", *lora)[1])
     config, trainer = compiled(tmp_path / "compiled", "sft", *lora, measured=False, requested=False)
     trainer.compile_layers(config)

@@ -2,7 +2,7 @@
 
 import errno
 import json
-from pathlib import Path
+import resource
 
 import pytest
 
@@ -113,11 +113,20 @@ def test_rotation_counts_no_checkpoint_that_was_passed_over(tmp_path):
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-5"]
 
 
-def test_a_failed_save_on_a_full_disk_names_the_directory():
-    with pytest.raises(OSError, match="/proc") as error, files.staging(Path("/proc/staged")):
-        raise RuntimeError("unexpected pos 64 vs 0")
-    assert error.value.errno == errno.ENOSPC
-    with pytest.raises(RuntimeError), files.staging(Path("/tmp/staged")):
+def test_a_save_that_nothing_can_hold_names_the_directory_and_is_removed(tmp_path):
+    """A limit of the file size stands for a full disk and a quota, which users cannot make."""
+    staged = tmp_path / "staged"
+    staged.mkdir()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(OSError, match="File too large") as error, files.staging(staged):
+            raise RuntimeError("basic_ios::clear: iostream error")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (error.value.errno, error.value.filename) == (errno.EFBIG, str(tmp_path))
+    assert not staged.exists()
+    with pytest.raises(RuntimeError), files.staging(staged):
         raise RuntimeError("another error")
 
 

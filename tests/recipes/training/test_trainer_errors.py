@@ -3,12 +3,14 @@
 import importlib.util
 
 import pytest
-from transformers import Trainer
+from transformers import Trainer, TrainerState
 from trl import SFTConfig
 
 from launch.core.errors import UserError
-from launch.plan.check_files import MODULES, optimizer_package
+from launch.plan.check_files import MODULES
+from launch.rules.optimizers import optimizer
 from launch.schema.trainer_args import lock
+from recipes.training.trainer_errors import ReportedRejections
 from tests.helpers.small_models import small_model
 from tests.helpers.trainers import built
 
@@ -17,14 +19,41 @@ from tests.helpers.trainers import built
     ("padding_free=true", "method.args: SFTTrainer rejects this: .*sft_trainer.py:"),
     ("debug=nope", "method.args: SFTConfig rejects this: nope is not .*[.]py:"),
     ("chat_template_path=/nowhere", "method.args: SFTTrainer .*'/nowhere'"),
-    ("optim_args=foo", "method.args.optim=adamw_torch: "),
+    ('optim_args="momentum=foo"', "method.args.optim=sgd: "),
+    ("gradient_checkpointing=true method.args.gradient_checkpointing_kwargs={foo:1}",
+     "method.args.gradient_checkpointing_kwargs={'foo': 1}: the first step .* foo .*[.]py:"),
     ("lr_scheduler_type=cosine_with_min_lr", "method.args.lr_scheduler_type=cosine_with_min_lr: "),
 ])  # fmt: skip
 def test_a_rejected_argument_is_one_message(tmp_path, override, message):
     with pytest.raises(UserError, match=message):  # noqa: PT012 (some fail in train)
-        arguments = ["method.args.optim=adamw_torch", f"method.args.{override}"]
+        arguments = ["method.args.optim=sgd", *f"method.args.{override}".split()]
         _, trainer = built(tmp_path / "run", "sft", *arguments)
         trainer.train()
+
+
+class Library:
+    """Stand for a library's trainer whose step fails."""
+
+    def training_step(self, text):
+        raise ValueError(text)
+
+
+class Failing(ReportedRejections, Library):
+    def __init__(self, args, step):
+        self.args, self.state = args, TrainerState(global_step=step)
+
+
+@pytest.mark.parametrize(("text", "step", "error"), [
+    ("no such kernel foo", 0, UserError), ("the foo bar is wrong", 0, UserError),
+    ("use_cpu is wrong", 0, UserError), ("a bug in food of seed 1", 0, ValueError),
+    ("no such kernel foo", 1, ValueError),
+])  # fmt: skip
+def test_an_error_is_hidden_only_if_the_first_step_names_an_argument(tmp_path, text, step, error):
+    args = SFTConfig(
+        tmp_path, use_cpu=True, bf16=False, lr_scheduler_kwargs={"foo_bar": 1, "foo": 2}
+    )
+    with pytest.raises(error, match=text):
+        Failing(args, step).training_step(text)
 
 
 def test_a_padding_free_batch_without_a_maximum_length_trains(tmp_path):
@@ -45,6 +74,7 @@ def test_the_packages_of_all_optimizers_are_known(tmp_path):
             Trainer.get_optimizer_cls_and_kwargs(args, model)
         except (ImportError, ValueError):
             rejected.add(name)
-    packages = {name: package for name in names if (package := optimizer_package(name))}
+    assert all(map(optimizer, names))
+    packages = {name: row["package"] for name in names if "package" in (row := optimizer(name))}
     modules = {name: MODULES.get(p, p.replace("-", "_")) for name, p in packages.items()}
     assert rejected == {n for n, module in modules.items() if not importlib.util.find_spec(module)}

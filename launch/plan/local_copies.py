@@ -1,0 +1,115 @@
+"""Describe whether this machine has a run's image and weights.
+
+This needs neither a network nor docker's SDK, so plans stay quick. A run pulls or downloads what is
+missing.
+"""
+
+from __future__ import annotations
+
+import functools
+import http.client
+import json
+import os
+import socket
+import urllib.parse
+from contextlib import suppress
+from pathlib import Path
+
+from containers import images
+from launch.inputs import paths
+from launch.machine.detect import Host
+from launch.plan.container import image_reference
+from launch.schema import Config
+from launch.schema.enums import Init
+
+ENGINE = "unix:///var/run/docker.sock"
+TIMEOUT_S = 1.0
+WEIGHTS = (".safetensors", ".bin")
+
+
+class _Engine(http.client.HTTPConnection):
+    """A connection to the docker engine's socket."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost", timeout=TIMEOUT_S)
+        self.path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(TIMEOUT_S)
+        self.sock.connect(self.path)
+
+
+def image(config: Config, host: Host) -> str | None:
+    """Return the run's image and whether this machine has it; None without containers."""
+    if config.runtime.on_node != "docker":
+        return None
+    reference, own = image_reference(config), _local_image(config)
+    gb = _image_gb(reference, host.environ.get("DOCKER_HOST", ENGINE))
+    if gb:
+        return f"{reference}: on this machine, {gb:.3g} GB"
+    state = "not built yet" if own else "not on this machine; the run pulls it"
+    if gb is None:
+        state = "not checked (no docker engine)"
+    if own and own.download_gb != images.UNKNOWN:
+        state += f"; base {own.download_gb} GB to download"
+    return f"{reference}: {state}"
+
+
+def build_command(config: Config, host: Host) -> str | None:
+    """Return the command that builds the run's image; None if it is here or is not built here."""
+    own = _local_image(config)
+    if own and not _image_gb(own.reference, host.environ.get("DOCKER_HOST", ENGINE)):
+        return f"python containers/build.py image={own.name}"
+    return None
+
+
+def _local_image(config: Config) -> images.Image | None:
+    """Return the entry of an image that each machine builds itself; None for any other."""
+    own = images.load().get(config.container.name)
+    is_local = own is not None and own.reference == own.local_reference
+    return own if is_local and config.runtime.on_node == "docker" else None
+
+
+@functools.cache  # a pipeline asks for each phase
+def _image_gb(reference: str, address: str) -> float | None:
+    """Return an image's size, 0 if the engine does not have it, and None if no engine answers."""
+    scheme, _, path = address.partition("://")
+    if scheme != "unix":
+        return None
+    with suppress(OSError, http.client.HTTPException, ValueError):
+        engine = _Engine(path)
+        engine.request("GET", f"/images/{urllib.parse.quote(reference, safe='/:@')}/json")
+        answer = engine.getresponse()
+        content = json.loads(answer.read())
+        if answer.status in (200, 404):
+            return float(content.get("Size", 0)) / 1e9
+    return None
+
+
+def weights(config: Config, host: Host) -> str | None:
+    """Return whether the Hub's weights are in the cache; None if the run needs none of the Hub."""
+    model = config.model
+    is_local = model.path is not None or model.init == Init.random
+    if not config.method.uses_model or is_local or not model.hub_id:
+        return None
+    gb = _cached_gb(model.hub_id, model.revision or "main", host)
+    if gb:
+        return f"{model.hub_id}: in the cache, {gb:.3g} GB"
+    # The Hub's weights are seldom wider than 16 bits, and quantized ones are smaller.
+    gb = 2 * model.num_parameters / 1e9
+    return f"{model.hub_id}: not in the cache, up to {gb:.2g} GB to download"
+
+
+def _cached_gb(hub_id: str, revision: str, host: Host) -> float:
+    """Return the size of a model's weights in the cache, or 0 if a file is missing."""
+    cache = Path(host.environ.get("HF_HUB_CACHE") or paths.hub_cache(host) / "hub")
+    folder = cache / f"models--{hub_id.replace('/', '--')}"
+    with suppress(OSError, ValueError, AttributeError, KeyError, TypeError):
+        ref = folder / "refs" / revision
+        snapshot = folder / "snapshots" / (ref.read_text() if ref.is_file() else revision)
+        names = [name for name in os.listdir(snapshot) if name.endswith(WEIGHTS)]
+        for index in snapshot.glob("*.index.json"):
+            names = [*{*json.loads(index.read_text())["weight_map"].values()}]
+        return sum((snapshot / name).stat().st_size for name in names) / 1e9
+    return 0.0

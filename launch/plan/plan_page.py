@@ -1,0 +1,254 @@
+"""Describe a plan in the lines that mode=plan prints, with the most important ones first."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import sys
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from launch.estimate import batch_counts
+from launch.machine import placement
+from launch.machine.detect import Host
+from launch.machine.gpu import GIB
+from launch.plan import data_cache, local_copies, next_steps, predictions
+from launch.plan.predictions import (
+    Facts,
+    is_without_rows,
+    most_memory,
+    phase_name,
+    repeated,
+    run_time,
+    targets,
+    total_time,
+)
+from launch.plan.views import as_json, image_json
+from launch.schema import Config, shapes
+from launch.schema.data import Data
+from launch.schema.enums import Init, Vendor
+from launch.schema.plan import Plan
+from launch.schema.trainer_args import value_or_none
+
+LABEL = 12  # characters
+WIDTH = 120  # of a line, at most
+MAX_VALUES = 300  # characters of a benchmark's arguments
+MAX_PHASES = 16  # of a pipeline that are listed
+
+
+def page(plan: Plan, host: Host | None = None, verbose: bool = False) -> list[str]:
+    """Return the lines of a plan, without warnings.
+
+    With `host`, they say what this machine has. A run that starts has checked that already.
+    """
+    needs = [*_needs([plan], host), ("output", next_steps.short_path(plan.run_dir))]
+    groups = (_composition(plan), predictions.facts(plan), needs)
+    lines = [line for group in groups if group for line in (*_aligned(group), "")]
+    return [plan.name, *lines, *(_details(plan) if verbose else [])]
+
+
+def pipeline_page(run_dir: Path, plans: list[Plan], host: Host, verbose: bool) -> list[str]:
+    """Return the lines of a pipeline: the phases to run with time and memory, and the total."""
+    if not plans:
+        return [run_dir.parent.name, "  no phase has to run"]
+    rows = [
+        (phase_name(plan), plan.config.method.name, run_time(plan), most_memory(plan))
+        for plan in plans[:MAX_PHASES]
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    phases = [
+        "  ".join(f"{cell:<{wide}}" for cell, wide in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+    phases += [f"and {len(plans) - len(rows)} more"] * (len(plans) > len(rows))
+    lines = [f"  {name:<{LABEL}}{text}" for name, text in repeated("phases", phases)]
+    facts = [
+        ("time", total_time(plans)),
+        *repeated("targets", targets(plans)),
+    ]
+    facts += [("hardware", _hardware(plans[0].config)), *_needs(plans, host)]
+    facts.append(("output", next_steps.short_path(run_dir)))
+    details = [line for plan in plans if verbose for line in page(plan, None, True)]
+    return [run_dir.parent.name, *lines, "", *_aligned(facts), "", *details]
+
+
+def next_command(request: Sequence[str], config: Config, host: Host, *words: str) -> list[str]:
+    """Return lines with the command that starts the planned run, and what has to happen before.
+
+    `words` are added to the command: an override that makes the run fit, or -m for a sweep.
+    """
+    left_out = ("mode", "find", "format", "verbose")
+    kept = [override for override in request if override.partition("=")[0] not in left_out]
+    command = next_steps.command_line("run", *words, *kept)
+    vendor, number = config.hardware.vendor, placement.num_gpus(config)
+    needs_gpus = vendor != Vendor.none and not config.smoke and config.runtime.name != "slurm"
+    if not needs_gpus or len(host.gpus_of(vendor)) >= number:
+        build = local_copies.build_command(config, host)
+        return [f"Next: {build}", f"Then: {command}"] if build else [f"Next: {command}"]
+    gpus = f"{number} x {config.hardware.product}"
+    return [
+        f"Next, on a machine with {gpus}: {command}",
+        f"Or a trial on this CPU: {command} smoke=true",
+    ]
+
+
+# ---- What runs
+
+
+def _composition(plan: Plan) -> Facts:
+    config, method, data = plan.config, plan.config.method, plan.config.data
+    facts = [("method", _method(config))]
+    if config.method.uses_model:
+        facts.append(("model", _model(config)))
+    if not is_without_rows(config):
+        files = ", ".join(f"{s.weight:.4g} {s.path or s.hub_id}" for s in data.sources)
+        files = files or data.path or data.heldout_path or data.hub_id or ""
+        text = f"{data.kind} {next_steps.short_path(files)}"
+        if data.kind in ("reasoning", "code"):
+            tasks = _tasks(data)
+            text = f"{data.num_train} generated problems of {tasks}; {data.num_heldout} held out"
+        facts.append(("data", text))
+    if plan.data:
+        facts.append(("rows", data_cache.short_description(plan.data)))
+    if method.rewards:
+        rewards = (f"{weight:g} {name}" for name, weight in method.rewards.items())
+        facts.append(("rewards", " + ".join(rewards)))
+    return [*facts, ("hardware", _hardware(config)), ("runs in", _place(config))]
+
+
+def _method(config: Config) -> str:
+    if is_without_rows(config):
+        values = [f"{name} {v}" for name, v in config.method.args.items() if v is not None]
+        return textwrap.shorten(", ".join([config.method.name, *values]), MAX_VALUES)
+    adapter = "all weights" if config.adapter.rank is None else f"adapter {config.adapter.name}"
+    trained = f"{adapter}, " if config.method.trains else ""
+    return f"{config.method.name}, {trained}{config.precision.name}, {_batch(config)}"
+
+
+def _batch(config: Config) -> str:
+    batch = batch_counts.batch(config)
+    if not config.method.trains:
+        samples = int(value_or_none(config, "samples_per_prompt"))
+        return f"{batch.per_device} problems at a time, {samples} answer{'s' * (samples != 1)} each"
+    accumulated = f" x {batch.accumulation} accumulated" if batch.accumulation > 1 else ""
+    factors = f"{_devices(config, batch.ranks)} x {batch.per_device}{accumulated}"
+    return f"{batch.sequences} sequences per step ({factors}), up to {batch.sequence} tokens each"
+
+
+def _devices(config: Config, number: int) -> str:
+    if config.hardware.vendor == Vendor.none or config.smoke:
+        return f"{number} process{'es' * (number != 1)}"
+    return f"{number} GPU{'s' * (number != 1)}"
+
+
+def _model(config: Config) -> str:
+    model = config.model
+    size = f"{_count(model.num_parameters)} parameters"
+    if model.num_experts:
+        size += f" ({_count(shapes.active_parameters(model))} per token)"
+    source = f"{model.hub_id}@{(model.revision or 'main')[:12]}"
+    if model.path:
+        source = next_steps.short_path(model.path)
+    elif model.init == Init.random:
+        source = "random weights"
+    return f"{model.name}, {size}, from {source}"
+
+
+def _count(number: float) -> str:
+    return f"{number / 1e9:.3g} billion" if number >= 1e9 else f"{number / 1e6:.3g} million"
+
+
+def _tasks(data: Data) -> str:
+    """Return the tasks with their levels, if they have any, such as `countdown (levels 0, 1)`."""
+    levels: dict[str, list[int]] = {}
+    for task in data.tasks:
+        levels.setdefault(task.name, []).append(task.level)
+    return ", ".join(
+        f"{name} (level{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))})"
+        for name, numbers in levels.items()
+    )
+
+
+def _hardware(config: Config) -> str:
+    hardware, nodes = config.hardware, config.runtime.slurm.nodes
+    if hardware.vendor == Vendor.none:
+        return "the CPU of this machine"
+    # hardware.memory_gb is in GiB, as vendors state it. The planner and torch use 1e9 bytes.
+    size = f"{hardware.memory_gb:g} GiB ({hardware.memory_gb * GIB:.0f} GB) each"
+    prefix = f"{nodes} nodes of " if nodes > 1 else ""
+    cpu = "the CPU, in place of " if config.smoke else ""
+    return f"{cpu}{prefix}{hardware.gpus_per_node} x {hardware.product} ({hardware.gfx}), {size}"
+
+
+def _place(config: Config) -> str:
+    topology, runtime = config.topology, config.runtime
+    text = _devices(config, placement.num_trainers(config))
+    if topology.servers:
+        text = f"{_devices(config, placement.num_server_gpus(config))} to generate, {text} to train"
+    if config.method.kind == "service":
+        each = topology.server_tensor_parallel
+        number = placement.num_gpus(config) // each
+        text = f"{number} replica{'s' * (number != 1)} on {_devices(config, each)} each"
+    elif topology.strategy != "none":
+        text += f" with {topology.strategy}"
+    place = f"slurm ({runtime.on_node} on the node)" if runtime.name == "slurm" else runtime.name
+    return f"{place}: {text} (topology={topology.name})"
+
+
+# ---- What this machine needs
+
+
+def _needs(plans: list[Plan], host: Host | None) -> Facts:
+    """Return the images and weights of the plans, and whether this machine has them."""
+    if host is None:
+        return []
+    facts: Facts = []
+    for label, state in (("image", local_copies.image), ("weights", local_copies.weights)):
+        texts = [text for plan in plans if (text := state(plan.config, host))]
+        facts += repeated(label, list(dict.fromkeys(texts)))
+    return facts
+
+
+def _details(plan: Plan) -> list[str]:
+    """Return what verbose=true adds, as YAML."""
+    plan_json = as_json(plan)
+    memory = {m["process"]: m["parts_gb"] for m in plan_json["memory"]}
+    processes = [{**p, "argv": shlex.join(p["argv"])} for p in plan_json["processes"]]
+    content: dict[str, Any] = {"image": image_json(plan.config), "memory_gb": memory}
+    content |= {key: plan_json[key] for key in ("speed", "chosen", "faster")}
+    content |= {"processes": processes, "trainer_args": plan_json["trainer_args"]}
+    content = json.loads(json.dumps(content))  # a copy without aliases, for readable YAML
+    text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=1000)
+    rows = data_cache.describe_rows(plan.data).splitlines() if plan.data else []
+    return [*rows, *text.splitlines()]
+
+
+# ---- Layout
+
+
+def _aligned(facts: Facts) -> list[str]:
+    """Return the facts with aligned labels."""
+    indent = " " * (LABEL + 2)
+    return [line for label, text in facts for line in wrapped(text, f"  {label:<{LABEL}}", indent)]
+
+
+def wrapped(text: str, first: str = "", others: str = "") -> list[str]:
+    """Wrap a text between words, so that overrides and paths can still be pasted."""
+    wrapper = textwrap.TextWrapper(
+        _width(),
+        initial_indent=first,
+        subsequent_indent=others,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return wrapper.wrap(text)
+
+
+def _width() -> int:
+    """Return the width of the terminal, but no more than is comfortable to read."""
+    return min(WIDTH, shutil.get_terminal_size().columns) if sys.stdout.isatty() else WIDTH

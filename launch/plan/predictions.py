@@ -1,0 +1,201 @@
+"""Describe the predictions of a plan: time, speed, bottleneck, memory and targets.
+
+Predictions are shown with two significant digits.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+
+from launch.estimate import batch_counts, margin
+from launch.machine import placement
+from launch.schema import Config
+from launch.schema.enums import SpeedMode, Vendor
+from launch.schema.plan import Memory, Plan, Speed
+from launch.schema.trainer_args import value_or_none
+
+Facts = list[tuple[str, str]]
+MAX_PARTS = 4  # parts of memory that are named
+MAX_KINDS = 2  # kinds of work that are named
+MAX_OFFERS = 3
+
+
+def facts(plan: Plan) -> Facts:
+    config, speed, facts = plan.config, plan.speed, Facts()
+    if not is_without_rows(config):
+        facts.append(("time", run_time(plan) + _why(plan)))
+    if speed.tokens_per_second:
+        facts.append(("speed", _rate(plan)))
+    if speed.parts_s:
+        facts.append(("bottleneck", _bottleneck(speed, config)))
+    facts += repeated("faster", _offers(plan))
+    facts += repeated("memory", _memory(plan))
+    facts += repeated("targets", targets([plan]))
+    if config.chosen and config.speed == SpeedMode.auto:
+        values = (f"{c.key}={json.dumps(c.value)}".replace('"', "") for c in config.chosen)
+        facts.append(("chosen", f"{' '.join(values)} (for speed; speed=off chooses nothing)"))
+    return facts
+
+
+def run_time(plan: Plan) -> str:
+    speed, unit = plan.speed, "batch" if plan.config.method.leaves_samples else "step"
+    if speed.step_s is None:
+        return "not predicted"
+    at_most, step_s = "at most " * speed.is_upper_bound, f"{approximate(speed.step_s)} s"
+    if speed.steps is None or speed.run_hours is None:
+        return f"{at_most}{step_s} per {unit}"
+    units = unit if speed.steps == 1 else {"step": "steps", "batch": "batches"}[unit]
+    total = duration(3600 * speed.run_hours)
+    cost = f", cost {approximate(speed.cost)}" if speed.cost is not None else ""
+    return f"{at_most}{speed.steps:,} {units} x {step_s} = {total}{cost}"
+
+
+def _why(plan: Plan) -> str:
+    """Return why the time is unknown or an upper bound; '' if it is neither."""
+    speed, size = plan.speed, batch_counts.batch(plan.config)
+    if speed.step_s is None:
+        return " (smoke=true only tests that it runs)" if plan.config.smoke else f" ({speed.basis})"
+    if not speed.is_upper_bound:
+        return ""
+    if size.completion or plan.config.method.leaves_samples:
+        return " (if every answer is as long as allowed)"
+    preparing = "; rows are not prepared yet: data.preview=5" if plan.data_cache else ""
+    return f" (if every row has {size.sequence} tokens{preparing})"
+
+
+def _rate(plan: Plan) -> str:
+    config, rate = plan.config, plan.speed.tokens_per_second or 0.0
+    ranks = placement.num_trainers(config)
+    gpus = "training GPU" if config.topology.servers else "GPU"
+    text = f"{approximate(rate / ranks)} tokens/s"
+    if config.hardware.vendor != Vendor.none:
+        text += f" per {gpus}" + (f" ({ranks} of them)" if ranks > 1 else "")
+    before = plan.plain_speed and plan.plain_speed.tokens_per_second
+    if before and rate / before >= 1.05:
+        text += f", {approximate(rate / before)}x as fast as speed=off"
+    if config.hardware.vendor == Vendor.amd:  # launch/estimate/speed.py has shares of an H200
+        text += f", not measured on {config.hardware.name} yet"
+    return text
+
+
+def _bottleneck(speed: Speed, config: Config) -> str:
+    """Return what takes the longest part of a step."""
+    if speed.generation_s is None or speed.training_s is None:
+        largest = sorted(speed.parts_s.items(), key=lambda part: -part[1])[:MAX_KINDS]
+        shares = (f"{name} {part / (speed.step_s or 1.0):.0%}" for name, part in largest)
+        return f"{', '.join(shares)} of a step"
+    halves = {"generation": speed.generation_s, "training": speed.training_s}
+    (slow, slow_s), (fast, fast_s) = sorted(halves.items(), key=lambda half: -half[1])
+    overlap = "meanwhile" if config.topology.overlap else "then"
+    return f"{slow}, {approximate(slow_s)} s of a step; {overlap} {fast}, {approximate(fast_s)} s"
+
+
+def _offers(plan: Plan) -> list[str]:
+    """Return overrides that would make the run faster, with gain and price."""
+    offers, balance = [], plan.balance
+    if balance and balance.gain > 1.0:
+        size = batch_counts.batch(plan.config).sequences
+        price = f" ({balance.sequences} sequences per step)" if balance.sequences != size else ""
+        offers.append(f"topology.servers={balance.servers}: {balance.gain:.1f}x{price}")
+    offers += [f"{' '.join(o.overrides)}: {o.gain:.1f}x ({o.price})" for o in plan.faster]
+    return offers[:MAX_OFFERS]
+
+
+def _memory(plan: Plan) -> list[str]:
+    """Return a line for each process: its share of a GPU's memory, and the largest parts."""
+    lines = []
+    for m in {m.process: m for m in plan.memory}.values():
+        where = "of the host" if m.gpu is None else "per GPU"
+        share = f"{margin.share(m):.0%}"
+        if margin.fills_capacity(m) and m.fits and margin.share(m) > 0.99:
+            share = "all that it may use, by design"
+        usage = f"{m.total_gb:.3g} of {m.capacity_gb:.0f} GB {where} ({share}"
+        lines.append(f"{m.process} {usage}{'' if m.fits else ', DOES NOT FIT'}){_parts(m)}")
+    return lines
+
+
+def most_memory(plan: Plan) -> str:
+    """Return the memory of the tightest process."""
+    m = max(plan.memory, key=margin.tightness, default=None)
+    return f"{m.total_gb:.3g} of {m.capacity_gb:.0f} GB" if m else ""
+
+
+def _parts(entry: Memory) -> str:
+    largest = sorted(entry.parts_gb.items(), key=lambda part: -part[1])[:MAX_PARTS]
+    return ": " + ", ".join(f"{name} {approximate(gb)}" for name, gb in largest)
+
+
+def targets(plans: list[Plan]) -> list[str]:
+    """Return the targets with the plan's value in the same unit, one line for each source."""
+    planned = {name: value for plan in reversed(plans) for name, value in _planned(plan).items()}
+    by_source: dict[str, dict[str, None]] = {}
+    for plan in plans:
+        for name, target in plan.targets.items():
+            here = f" (planned: {approximate(planned[name])})" if name in planned else ""
+            by_source.setdefault(target.source, {})[f"{name} {target.value:,g}{here}"] = None
+    return [f"{', '.join(values)}; from {source}" for source, values in by_source.items()]
+
+
+def _planned(plan: Plan) -> dict[str, float]:
+    """Return the plan's values of the figures that have targets."""
+    speed, size, method = plan.speed, batch_counts.batch(plan.config), plan.config.method
+    values: dict[str, float | None] = {
+        "memory_peak_gb": max(
+            (m.allocated_gb for m in plan.memory if not margin.fills_capacity(m)), default=None
+        )
+    }
+    if speed.step_s and speed.tokens_per_second and method.trains:
+        values["step_s"], values["training_hours"] = speed.step_s, speed.run_hours
+        values["samples_per_second"] = size.sequences / speed.step_s
+        values["tokens_per_second_per_gpu"] = speed.tokens_per_second / size.ranks
+    elif speed.step_s and method.leaves_samples:
+        samples = size.per_device * int(value_or_none(plan.config, "samples_per_prompt"))
+        values["sample_s"] = speed.step_s / samples
+        values["generation_hours"] = speed.run_hours
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def total_time(plans: list[Plan]) -> str:
+    """Return the sum of the phases' times, and which phase takes the longest."""
+    hours = {phase_name(p): p.speed.run_hours for p in plans}
+    known = {name: time for name, time in hours.items() if time is not None}
+    if not known:
+        return "not predicted"
+    total, longest = sum(known.values()), max(known, key=known.__getitem__)
+    text = "at most " * any(p.speed.is_upper_bound for p in plans) + duration(3600 * total)
+    if len(known) < len(hours):
+        text += f" for {len(known)} of {len(hours)} phases; the others are not predicted"
+    return f"{text}; {longest} takes {known[longest] / total:.0%}" if total else text
+
+
+def approximate(number: float) -> str:
+    """Return a number with two significant digits, which is more than predictions are good for."""
+    rounded = float(f"{number:.2g}")
+    decimals = 1 - math.floor(math.log10(abs(rounded))) if rounded else 0
+    return f"{rounded:,.{max(0, decimals)}f}"
+
+
+def duration(seconds: float) -> str:
+    for unit, size, most in (("s", 1, 100), ("min", 60, 6000), ("h", 3600, 172800)):
+        if seconds < most:
+            return f"{approximate(seconds / size)} {unit}"
+    return f"{approximate(seconds / 86400)} days"
+
+
+def phase_name(plan: Plan) -> str:
+    """Return the name of a phase, whose directory is `<number>_<name>`."""
+    return plan.run_dir.name.partition("_")[2]
+
+
+def repeated(label: str, texts: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield the texts under one label."""
+    for number, text in enumerate(texts):
+        yield ("" if number else label), text
+
+
+def is_without_rows(config: Config) -> bool:
+    """Return whether a run has no batches and no data."""
+    method = config.method
+    return method.measures_machine or method.exports or method.waits_for_user

@@ -1,0 +1,124 @@
+"""Test the text of a plan: its length, times, units, next command, and what this machine has."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+import threading
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from socketserver import UnixStreamServer
+
+import pytest
+
+from launch.plan import local_copies, predictions
+from launch.plan.container import image_reference
+from tests.conftest import composed, host_with
+
+LINES = 40  # of a screen
+DPO = ["hardware=w7900", "method=dpo", "model=qwen2_5_1_5b", "adapter=lora"]
+
+
+@pytest.mark.parametrize(("number", "text"), [
+    (18_581, "19,000"), (99.6, "100"), (9.96, "10"), (4, "4.0"), (0.267, "0.27"), (0.0031, "0.0031"),
+    (0, "0"),
+])  # fmt: skip
+def test_two_digits(number, text):
+    assert predictions.approximate(number) == text
+
+
+@pytest.mark.parametrize(("seconds", "text"), [
+    (0.5, "0.50 s"), (99, "99 s"), (800, "13 min"), (62_100, "17 h"), (1e6, "12 days"),
+])  # fmt: skip
+def test_durations(seconds, text):
+    assert predictions.duration(seconds) == text
+
+
+@pytest.mark.parametrize("overrides", [  # docs/start shows more
+    ["hardware=mi350x", "method=grpo", "model=qwen3_4b"],
+    ["experiment=quickstart", "hardware=cpu"],
+    ["method=bench/gemm", "hardware=mi300x"],
+    DPO,
+])  # fmt: skip
+def test_a_plan_fits_on_a_screen_and_ends_with_the_next_command(launch, overrides):
+    done = launch(*overrides, "mode=plan")
+    lines = done.out.splitlines()
+    assert (done.code, len(lines) <= LINES) == (0, True), done.out
+    is_here = "hardware=cpu" in overrides
+    words = shlex.split(lines[-1].partition(": ")[2])
+    assert words[2:] == overrides + ["smoke=true"] * (not is_here)
+
+
+def test_targets_have_the_unit_of_the_plan(launch):
+    experiment = ["experiment=mi350x_qwen3_8b_lora", "mode=plan"]
+    rate = json.loads(launch(*experiment, "format=json").out)["speed"]["tokens_per_second"]
+    page = launch(*experiment).out
+    per_gpu = predictions.approximate(rate / 8)
+    assert f"tokens_per_second_per_gpu 16,312 (planned: {per_gpu})" in page
+    assert f"{per_gpu} tokens/s per GPU" in page
+
+
+class Engine(BaseHTTPRequestHandler):
+    """Answer for images as docker's engine does."""
+
+    def do_GET(self) -> None:
+        is_here = self.path == f"/images/{self.server.image}/json"
+        self.send_response(200 if is_here else 404)
+        self.end_headers()
+        self.wfile.write(b'{"Size": 23400000000}' if is_here else b'{"message": "no such image"}')
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def engine(tmp_path):
+    with UnixStreamServer(str(tmp_path / "docker.sock"), Engine) as server:
+        server.image = ""
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+def test_whether_the_image_is_built(engine, tmp_path):
+    config, address = (
+        composed("hardware=mi300x", "runtime=docker"),
+        f"unix://{tmp_path}/docker.sock",
+    )
+    asked, absent = (host_with(8, DOCKER_HOST=at) for at in (address, f"{address}.absent"))
+    assert "not built yet; base 11.3 GB to download" in local_copies.image(config, asked)
+    assert local_copies.build_command(config, asked) == "python containers/build.py image=rocm"
+    local_copies._image_gb.cache_clear()
+    engine.image = image_reference(config)
+    assert local_copies.image(config, asked).endswith("on this machine, 23.4 GB")
+    assert local_copies.build_command(config, asked) is None
+    assert "not checked" in local_copies.image(config, absent)
+    assert local_copies.image(composed("hardware=mi300x", "runtime=local"), asked) is None
+
+
+def test_whether_the_weights_are_cached(tmp_path):
+    config = composed("hardware=mi300x", "model=qwen3_4b")
+    host, pinned = host_with(8, HF_HOME=str(tmp_path)), config.model.revision
+
+    def state(revision: str | None = pinned) -> str:
+        model = dataclasses.replace(config.model, revision=revision)
+        config_ = dataclasses.replace(config, model=model)
+        return local_copies.weights(config_, host).partition(": ")[2]
+
+    missing = "not in the cache, up to 8 GB to download"
+    assert state() == missing
+    folder = tmp_path / "hub/models--Qwen--Qwen3-4B"
+    snapshot: Path = folder / "snapshots" / pinned
+    snapshot.mkdir(parents=True)
+    index = {"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}}
+    (snapshot / "model.safetensors.index.json").write_text(json.dumps(index))
+    (snapshot / "1.safetensors").write_bytes(b"0" * 10**6)
+    assert state() == missing
+    (snapshot / "2.safetensors").write_bytes(b"0" * 10**6)
+    assert state() == "in the cache, 0.002 GB"
+    assert state(None) == missing
+    (folder / "refs").mkdir()
+    (folder / "refs/main").write_text(snapshot.name)
+    assert state(None) == "in the cache, 0.002 GB"
+    assert local_copies.weights(composed("hardware=mi300x"), host) is None  # random weights
