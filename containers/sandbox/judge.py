@@ -110,7 +110,8 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
 
 def plain(value: Any) -> Any:
     """Return an instance of a subclass as an instance of the standard class, if it is one."""
-    for kind in (int, float, str, list, tuple, dict, set, frozenset):
+    kinds: tuple[Any, ...] = (int, float, str, list, tuple, dict, set, frozenset)
+    for kind in kinds:
         if isinstance(value, kind):
             return kind(value)
     return value
@@ -143,8 +144,12 @@ class Peer:
         if name in TEXTS and kind.__module__ in sys.stdlib_module_names:
             return [name, TEXTS[name][0](value)]
         if isinstance(value, type) and issubclass(value, BaseException):
-            standard = next(t for t in value.__mro__ if t in STANDARD_ERRORS.values())
-            return ["error", value.__name__, standard.__name__]
+            is_standard = STANDARD_ERRORS.get(value.__name__) is value
+            return [
+                "error",
+                value.__name__,
+                *([] if is_standard else [self.encode(value.__base__)]),
+            ]
         if isinstance(value, Remote):
             return ["yours", value._number]
         self.objects.append(value)
@@ -161,9 +166,10 @@ class Peer:
         if name in TEXTS:
             return TEXTS[name][1](items[0])
         if name == "error":
-            base = STANDARD_ERRORS[items[1]]
-            same = items[0] == items[1]
-            return base if same else self.errors.setdefault(items[0], type(items[0], (base,), {}))
+            name, *bases = items
+            if not bases:
+                return STANDARD_ERRORS[name]
+            return self.errors.setdefault(name, type(name, (self.decode(bases[0]),), {}))
         return Remote(self, items[0]) if name == "mine" else self.objects[items[0]]
 
     def ask(self, operation: str, *arguments: Any) -> Any:
@@ -226,11 +232,11 @@ def run_code() -> NoReturn:
     requests, replies = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
-    space = {"__name__": "program"}
+    space: dict[str, Any] = {"__name__": "program"}
     code = json.loads(requests.readline())
     exec(compile(code, "program.py", "exec", dont_inherit=True), space)
-    own = {"call": call, "plain": plain, "name": space.__getitem__, "names": lambda: list(space)}
-    peer = Peer(requests, replies, OPERATIONS | own)
+    operations = OPERATIONS | {"call": call, "plain": plain, "name": space.__getitem__}
+    peer = Peer(requests, replies, operations | {"names": lambda: list(space)})
     peer.serve()
     peer.end()
 

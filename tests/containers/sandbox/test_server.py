@@ -112,7 +112,8 @@ def sort(a): a.sort()
 def apply(g, x): return g(x)
 def gen(n): yield from range(n)
 class Bad(KeyError): pass
-def bad(): raise Bad("k")
+class Worse(Bad): pass
+def bad(): raise Worse("k")
 class Stack:
     def __init__(self): self.a = []
     def push(self, v): self.a.append(v)
@@ -137,7 +138,7 @@ sort(a)
 assert a == [1, 3]
 assert apply(lambda v: v * 2, 4) == 8 and apply(max, [1, 4]) == 4
 assert list(gen(3)) == [0, 1, 2] and 2 in gen(4)
-for error in (Bad, KeyError):
+for error in (Worse, Bad, KeyError):
     try: bad()
     except error as caught: assert caught.args == ("k",)
     else: assert False
