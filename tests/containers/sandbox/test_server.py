@@ -132,7 +132,7 @@ def count(s): return collections.Counter(s)
 SOLVED = """
 import math
 assert f(1) == 2 and f(-1) in (0,) and not f(1) == 3, "message"
-assert math.isclose(f(0.1), 1.1) and f(2**70) == 2**70 + 1 and f(1j) == 1 + 1j
+assert math.isclose(f(0.1), 1.1) and f(1 << 20000) == (1 << 20000) + 1 and f(1j) == 1 + 1j
 a = [3, 1]
 sort(a)
 assert a == [1, 3]
