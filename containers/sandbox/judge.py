@@ -242,6 +242,7 @@ def run_code() -> NoReturn:
 
 
 def main() -> None:
+    sys.set_int_max_str_digits(0)  # values are decimal text on the way
     requests, replies = os.pipe(), os.pipe()
     pid = os.fork()  # before this process reads the check
     if pid == 0:
