@@ -46,7 +46,7 @@ def check(config: Config, host: Host, request: Request) -> None:
     """Raise UserError for a path that the pod would not see, and unless the command only plans."""
     if config.runtime.name != "kubernetes":
         return
-    check_paths(config, host)
+    check_paths(config, host, request)
     if config.mode == Mode.run:
         (command,) = plan_page.next_command(request, config, host)
         raise UserError(
@@ -65,9 +65,11 @@ def in_pod(text: str) -> str:
     return text.replace(f"{ROOT}/", f"{CODE}/")
 
 
-def check_paths(config: Config, host: Host) -> None:
+def check_paths(config: Config, host: Host, request: Request) -> None:
     """Raise UserError for a path that is not in the claim."""
-    folders = {"run_root": config.run_root, "data.cache": config.data.cache}
+    folders = {"data.cache": config.data.cache}
+    if "run_root" in request.keys:  # the pod has its own default
+        folders["run_root"] = config.run_root
     if config.resume not in ("auto", "never"):
         folders["resume"] = config.resume
     used = [*inputs(config, host), *((path, key) for key, path in folders.items() if path)]

@@ -144,7 +144,7 @@ def test_names_of_jobs_are_valid_and_differ():
 
 
 def test_without_mode_plan_it_prints_the_command_and_starts_nothing(launch, tmp_path):
-    job = ["runtime=kubernetes", "hardware=cpu", "run_root=/workspace/runs", "user_env.TZ=a b"]
+    job = ["runtime=kubernetes", "hardware=cpu", "user_env.TZ=a b"]
     done = launch(*job)
     assert done.code == 2
     command = f"launch/run.py {shlex.join(job)} mode=plan format=json"
