@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from launch.config.conditions import all_met, table
 from launch.estimate.memory import engine_fits
 from launch.machine import placement
+from launch.machine.gpu import GIB
 from launch.rules.model import is_count_of_shape
 from launch.rules.optimizers import optimizer_warnings
 from launch.rules.setting_rules import FACTS, board
@@ -16,6 +17,8 @@ from launch.schema.enums import Init, Vendor
 from launch.schema.trainer_args import known, value_or_none
 
 ALWAYS = {"method.name": "given"}  # a condition that is always met
+# weights, gradients, and the moments of AdamW and of its reference, in fp32
+NUMERICS_BYTES = 28
 # Limits of data.filter in tokens, which only training phases read.
 LENGTHS = ("min_tokens", "max_tokens", "max_prompt_tokens")
 
@@ -32,8 +35,26 @@ def rule_warnings(c: Config) -> list[str]:
     if keys and not (c.method.trains or c.method.tunes or c.method.has_cycles):
         reason = f"method={c.method.name} has no optimizer steps, so these keys take no effect"
         lines.append(f"{', '.join(keys)}: {reason}.")
-    more = (optimizer_warnings, _shape_warnings, _evaluation_warnings, _engine_warnings)
+    more = (
+        optimizer_warnings,
+        _shape_warnings,
+        _evaluation_warnings,
+        _engine_warnings,
+        _fp32_warnings,
+    )
     return [*lines, *(line for warn in more for line in warn(c))]
+
+
+def _fp32_warnings(c: Config) -> Iterator[str]:
+    """Warn if method=bench/numerics needs more than a GPU, because its memory is not planned."""
+    needed_gb, gpu_gb = NUMERICS_BYTES * c.model.num_parameters / 1e9, c.hardware.memory_gb * GIB
+    is_on_gpu = c.hardware.vendor != Vendor.none and not c.smoke
+    if c.method.name == "bench/numerics" and is_on_gpu and needed_gb > gpu_gb:
+        yield (
+            f"method=bench/numerics: {c.model.name} needs {needed_gb:,.0f} GB of {gpu_gb:.0f} GB "
+            "for fp32 weights, gradients and moments. Use: a smaller model, or fewer layers as in "
+            "experiment=hardware_report."
+        )
 
 
 def _shape_warnings(c: Config) -> Iterator[str]:

@@ -30,6 +30,7 @@ from launch.machine import detect, placement
 from launch.plan import plan_page, rundir, sealed, show
 from launch.plan.check_files import check_files
 from launch.plan.planning import make_plan, prepare, with_choices
+from launch.plan.predictions import phase_name
 from launch.plan.views import pipeline_json, reused_phases, shared_warnings
 from launch.rules.phases import check_phases
 from launch.rules.values import check_value
@@ -135,7 +136,7 @@ def make_plans(
 def shortage_notes(plans: list[Plan]) -> list[str]:
     """Return a warning for each phase that needs more memory than its GPUs have."""
     return [
-        f"phase {plan_page.phase_name(plan)}: {shortage} Plan this phase as a run for changes that "
+        f"phase {phase_name(plan)}: {shortage} Plan this phase as a run for changes that "
         "make it fit; preflight=warn starts it anyway."
         for plan in plans
         if (shortage := fit.shortage(plan))

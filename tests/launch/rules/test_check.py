@@ -169,6 +169,7 @@ task | 'data.tasks=[{name: shuffled_cups, level: -1, config: {cups: 5}}]' | leve
 task | 'data.tasks=[{name: gcd, config: {min_number: 3}}]' | of gcd: max_numbers, max_value
 task | 'data.tasks=[{name: gcd}, {name: chain_sum, worked: 0.5}]' | worked: 0 for answers only
 image | hardware=h200 runtime=docker model=qwen3_4b | container=custom
+numerics_of_low_precision | AMD method=bench/numerics precision=fp8 | precision=bf16
 image | hardware=mi50 precision=fp16 container=rocm | container=rocm_gfx906
 image | AMD container=seed_mi300x | container=rocm
 image | AMD runtime=slurm runtime.slurm.inner=docker container=none | runtime.slurm.inner=local
@@ -526,6 +527,8 @@ method.args.optim=lion_8bit method.args.adam_beta1=0.8 | none
 model=tiny model.num_layers=8 | Use: model.num_parameters=
 model=tiny hardware=mi300x method=serve model.num_parameters=200000000000 | model.num_parameters=9
 hardware=rx7900xtx method=serve model=qwen3_32b | none
+hardware=mi50 method=bench/numerics model=gpt_oss_20b | needs 586 GB of 34 GB
+hardware=mi50 method=bench/numerics model=qwen3_0_6b | none
 hardware=mi300x method=bench/vllm model=llama3_1_70b | ++method.args.base.max_model_len=4096
 hardware=mi300x method=bench/vllm model=llama3_1_70b +method.args.base.max_model_len=4096 | none
 hardware=mi300x method=bench/vllm model=llama3_1_70b +method.args.base.tensor_parallel_size=2 | none
