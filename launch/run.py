@@ -122,7 +122,13 @@ def show_plan(plan: Plan, host: detect.Host, search_result: dict[str, Any] | Non
     show.print_warnings(config, warnings)
     if search_result:
         show.say_lines(config, search_result["said"][: None if config.verbose else MAX_SAID])
-    show.say_next_run(config, host, Request([*plan.overrides, *change]))
+    command = Request(plan.overrides)
+    if advice and not change:  # the same command would be refused
+        show.say(config, plan_page.search_command(command))
+        return EXIT_DONE
+    for override in change:  # replace a value, because two values of a key cause a warning
+        command = command.without(override.partition("=")[0])
+    show.say_next_run(config, host, command.plus(*change))
     return EXIT_DONE
 
 

@@ -19,6 +19,7 @@ from containers import images
 from launch.inputs import paths
 from launch.machine.detect import Host
 from launch.plan.container import image_reference
+from launch.plan.predictions import gigabytes
 from launch.schema import Config
 from launch.schema.enums import Init
 
@@ -95,10 +96,10 @@ def weights(config: Config, host: Host) -> str | None:
         return None
     gb = _cached_gb(model.hub_id, model.revision or "main", host)
     if gb:
-        return f"{model.hub_id}: in the cache, {gb:.3g} GB"
+        return f"{model.hub_id}: in the cache, {gigabytes(gb)} GB"
     # The Hub's weights are seldom wider than 16 bits, and quantized ones are smaller.
     gb = 2 * model.num_parameters / 1e9
-    return f"{model.hub_id}: not in the cache, up to {gb:.2g} GB to download"
+    return f"{model.hub_id}: not in the cache, up to {gigabytes(gb, 2)} GB to download"
 
 
 def _cached_gb(hub_id: str, revision: str, host: Host) -> float:

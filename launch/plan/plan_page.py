@@ -82,9 +82,7 @@ def next_command(request: Sequence[str], config: Config, host: Host, *words: str
 
     `words` are added to the command: an override that makes the run fit, or -m for a sweep.
     """
-    left_out = ("mode", "find", "format", "verbose")
-    kept = [override for override in request if override.partition("=")[0] not in left_out]
-    command = next_steps.command_line("run", *words, *kept)
+    command = next_steps.command_line("run", *words, *_without_output_keys(request))
     if config.runtime.name == "kubernetes":
         return [f"Next: {command} mode=plan format=json | jq .manifest | kubectl apply -f -"]
     vendor, number = config.hardware.vendor, placement.num_gpus(config)
@@ -97,6 +95,18 @@ def next_command(request: Sequence[str], config: Config, host: Host, *words: str
         f"Next, on a machine with {gpus}: {command}",
         f"Or a trial on this CPU: {command} smoke=true",
     ]
+
+
+def search_command(request: Sequence[str]) -> str:
+    """Return the line with the command that searches for hardware that a run fits on."""
+    words = (*_without_output_keys(request), "mode=plan", "find=smallest_hardware")
+    return f"Next: {next_steps.command_line('run', *words)}"
+
+
+def _without_output_keys(request: Sequence[str]) -> list[str]:
+    """Return the overrides of a command except those that choose what it shows."""
+    left_out = ("mode", "find", "format", "verbose")
+    return [override for override in request if override.partition("=")[0] not in left_out]
 
 
 # ---- What runs

@@ -111,7 +111,7 @@ def _memory(plan: Plan) -> list[str]:
         share = f"{margin.share(m):.0%}"
         if margin.fills_capacity(m) and m.fits and margin.share(m) > 0.99:
             share = "all that it may use, by design"
-        usage = f"{m.total_gb:.3g} of {m.capacity_gb:.0f} GB {where} ({share}"
+        usage = f"{gigabytes(m.total_gb)} of {m.capacity_gb:.0f} GB {where} ({share}"
         lines.append(f"{m.process} {usage}{'' if m.fits else ', DOES NOT FIT'}){_parts(m)}")
     return lines
 
@@ -119,7 +119,10 @@ def _memory(plan: Plan) -> list[str]:
 def most_memory(plan: Plan) -> str:
     """Return the memory of the tightest process."""
     m = max(plan.memory, key=margin.tightness, default=None)
-    return f"{m.total_gb:.3g} of {m.capacity_gb:.0f} GB" if m else ""
+    if m is None:
+        return ""
+    usage = f"{gigabytes(m.total_gb)} of {m.capacity_gb:.0f} GB"
+    return usage if m.fits else f"{usage}, DOES NOT FIT"
 
 
 def _parts(entry: Memory) -> str:
@@ -175,6 +178,11 @@ def approximate(number: float) -> str:
     rounded = float(f"{number:.2g}")
     decimals = 1 - math.floor(math.log10(abs(rounded))) if rounded else 0
     return f"{rounded:,.{max(0, decimals)}f}"
+
+
+def gigabytes(gb: float, digits: int = 3) -> str:
+    """Return a size with at least `digits` significant digits, never with an exponent."""
+    return f"{gb:.{digits}g}" if gb < 10**digits - 0.5 else f"{gb:,.0f}"
 
 
 def duration(seconds: float) -> str:

@@ -39,8 +39,8 @@ def limit_problems(c: Config) -> Iterator[Refusal]:
             row[name] = str(text).format(config=c, value=value, length=longest_argument)
         key = row["key"]
         remedy = row.get("instead") or _remedies(value, allowed, row.get("option", f"{key}=*"))
-        remedy += f"; or {row['use']}" if "use" in row else ""
-        yield Refusal(rule, f"{key}={value}: {row['why']}", remedy)
+        remedies = filter(None, (remedy, row.get("use")))  # no option may be left
+        yield Refusal(rule, f"{key}={value}: {row['why']}", "; or ".join(remedies))
 
 
 def _remedies(value: Any, allowed: Range | Collection[Any], override: str) -> str:

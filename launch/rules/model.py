@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from launch.inputs.model_config import COMMIT, MXFP4, SHAPE, quantization_of
 from launch.inputs.model_path import file
 from launch.rules.refusal import Refusal
-from launch.schema import LINEARS, Adapter, Config, shapes
+from launch.schema import LINEARS, Adapter, Config, Model, shapes
 from launch.schema.enums import Init
 from launch.schema.trainer_args import value_or_none
 
@@ -43,11 +43,16 @@ def model_problems(c: Config) -> Iterator[Refusal]:
             yield from _hub_problems(c)
 
 
+def is_count_of_shape(model: Model) -> bool:
+    """Return whether model.num_parameters is the count of the shape, except for rounding."""
+    difference = abs(shapes.parameters(model) - model.num_parameters)
+    return difference <= TOLERANCE * model.num_parameters
+
+
 def _shape_problems(c: Config) -> Iterator[Refusal]:
     """Reject a parameter count that does not match the shape."""
     model, count = c.model, shapes.parameters(c.model)
-    difference = abs(count - model.num_parameters)
-    if not shapes.is_known(model) or difference <= TOLERANCE * model.num_parameters:
+    if not shapes.is_known(model) or is_count_of_shape(model):
         return
     preset = {"attention_bias": False, "num_experts": 0, **file(model.name)}
     changed = [key for key in KEYS if key in preset and getattr(model, key) != preset[key]]

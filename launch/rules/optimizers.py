@@ -24,6 +24,18 @@ def optimizer(name: str) -> dict[str, Any]:
     return next(matches, {})
 
 
+def optimizer_warnings(c: Config) -> Iterator[str]:
+    """Warn about arguments of Adam that the optimizer ignores.
+
+    They are not rejected, because files of conf/model_method set them for AdamW.
+    """
+    name = value_or_none(c, "optim") or ""
+    ignored = [a for a in optimizer(name).get("ignores", "").split() if a in c.method.args]
+    if ignored:
+        keys = ", ".join(f"method.args.{argument}" for argument in ignored)
+        yield f"{keys}: optim={name} does not read {'it' if len(ignored) == 1 else 'them'}."
+
+
 def optimizer_problems(c: Config) -> Iterator[Refusal]:
     name = value_or_none(c, "optim") or ""
     row, modules = optimizer(name), value_or_none(c, "optim_target_modules")

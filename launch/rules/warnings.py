@@ -8,12 +8,17 @@ from collections.abc import Iterator
 from launch.config.conditions import all_met, table
 from launch.estimate.memory import engine_fits
 from launch.machine import placement
+from launch.machine.gpu import GIB
+from launch.rules.model import is_count_of_shape
+from launch.rules.optimizers import optimizer_warnings
 from launch.rules.setting_rules import FACTS, board
-from launch.schema import Config
-from launch.schema.enums import Vendor
-from launch.schema.trainer_args import value_or_none
+from launch.schema import Config, shapes
+from launch.schema.enums import Init, Vendor
+from launch.schema.trainer_args import known, value_or_none
 
 ALWAYS = {"method.name": "given"}  # a condition that is always met
+# weights, gradients, and the moments of AdamW and of its reference, in fp32
+NUMERICS_BYTES = 28
 # Limits of data.filter in tokens, which only training phases read.
 LENGTHS = ("min_tokens", "max_tokens", "max_prompt_tokens")
 
@@ -30,12 +35,45 @@ def rule_warnings(c: Config) -> list[str]:
     if keys and not (c.method.trains or c.method.tunes or c.method.has_cycles):
         reason = f"method={c.method.name} has no optimizer steps, so these keys take no effect"
         lines.append(f"{', '.join(keys)}: {reason}.")
-    return [*lines, *_evaluation_warnings(c), *_engine_warnings(c)]
+    more = (
+        optimizer_warnings,
+        _shape_warnings,
+        _evaluation_warnings,
+        _engine_warnings,
+        _fp32_warnings,
+    )
+    return [*lines, *(line for warn in more for line in warn(c))]
+
+
+def _fp32_warnings(c: Config) -> Iterator[str]:
+    """Warn if method=bench/numerics needs more than a GPU, because its memory is not planned."""
+    needed_gb, gpu_gb = NUMERICS_BYTES * c.model.num_parameters / 1e9, c.hardware.memory_gb * GIB
+    is_on_gpu = c.hardware.vendor != Vendor.none and not c.smoke
+    if c.method.name == "bench/numerics" and is_on_gpu and needed_gb > gpu_gb:
+        yield (
+            f"method=bench/numerics: {c.model.name} needs {needed_gb:,.0f} GB of {gpu_gb:.0f} GB "
+            "for fp32 weights, gradients and moments. Use: a smaller model, or fewer layers as in "
+            "experiment=hardware_report."
+        )
+
+
+def _shape_warnings(c: Config) -> Iterator[str]:
+    """Warn if a plan would count other parameters than the shape of a random model has."""
+    model = c.model
+    if not c.method.uses_model or c.method.measures_machine or c.smoke:
+        return
+    if model.init != Init.random or not shapes.is_known(model) or is_count_of_shape(model):
+        return
+    count = shapes.parameters(model)
+    yield (
+        f"model.num_parameters={model.num_parameters}: this shape has {count} parameters, so "
+        f"memory and speed are wrong. Use: model.num_parameters={count}."
+    )
 
 
 def _engine_warnings(c: Config) -> Iterator[str]:
     """Warn if vLLM's engine does not start with method.args.base on one GPU."""
-    if not c.method.starts_vllm or c.hardware.vendor == Vendor.none:
+    if "base" not in known(c) or not c.method.starts_vllm or c.hardware.vendor == Vendor.none:
         return
     base = c.method.args.get("base") or {}
     lengths = c.method.args.get("lengths") or []

@@ -13,7 +13,7 @@ from typing import Any, Optional
 
 from omegaconf import MISSING
 
-from launch.schema.checked import COUNTER, MAX_BATCH, MAX_RANKS, NAME_OR_EMPTY, checked
+from launch.schema.checked import COUNTER, MAX_BATCH, MAX_COUNT, MAX_RANKS, NAME_OR_EMPTY, checked
 from launch.schema.data import Data as Data
 from launch.schema.data import Task as Task
 from launch.schema.enums import (
@@ -129,18 +129,19 @@ class Model:
     path: Optional[str] = None  # local directory; takes precedence over hub_id
     chat_template: Optional[str] = None  # Jinja file that replaces the tokenizer's template
     init: Init = Init.pretrained
-    num_layers: int = checked(minimum=1)
-    hidden_size: int = checked(minimum=1)
-    intermediate_size: int = checked(minimum=1)  # of one expert, if the model has experts
-    num_heads: int = checked(minimum=1)
-    num_kv_heads: int = checked(minimum=1)
-    head_dim: int = checked(minimum=1)
-    vocab_size: int = checked(minimum=1)
+    num_layers: int = checked(minimum=1, maximum=MAX_COUNT)
+    hidden_size: int = checked(minimum=1, maximum=MAX_COUNT)
+    # of one expert, if the model has experts
+    intermediate_size: int = checked(minimum=1, maximum=MAX_COUNT)
+    num_heads: int = checked(minimum=1, maximum=MAX_COUNT)
+    num_kv_heads: int = checked(minimum=1, maximum=MAX_COUNT)
+    head_dim: int = checked(minimum=1, maximum=MAX_COUNT)
+    vocab_size: int = checked(minimum=1, maximum=MAX_COUNT)
     tied_embeddings: bool = MISSING
     attention_bias: bool = False  # bias on the query, key and value projections
     num_experts: int = checked(0, minimum=0)  # in each layer; 0: a dense model
     experts_per_token: int = checked(0, minimum=0)
-    max_positions: int = checked(minimum=1)
+    max_positions: int = checked(minimum=1, maximum=MAX_COUNT)
     rope_theta: float = MISSING
     rms_norm_eps: float = MISSING
     # published or counted; a test compares it with the shape
@@ -150,9 +151,10 @@ class Model:
 @dataclass
 class Adapter:
     name: str = MISSING
-    rank: Optional[int] = checked(None, minimum=1)  # size of the low-rank matrices
+    # size of the low-rank matrices
+    rank: Optional[int] = checked(None, minimum=1, maximum=MAX_COUNT)
     # scale: alpha / rank, or alpha / sqrt(rank) with rslora
-    alpha: Optional[int] = checked(None, minimum=1)
+    alpha: Optional[int] = checked(None, minimum=1, maximum=MAX_COUNT)
     dropout: float = checked(0.0, minimum=0, below=1)
     # or a list of linear layers; checked here because PEFT silently skips unknown names
     target_modules: Any = checked("all-linear", words=("all-linear", *LINEARS))

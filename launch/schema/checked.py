@@ -15,6 +15,9 @@ from omegaconf import MISSING
 
 # Limit of batches, whose divisors are searched up to the square root. This takes 10 ms at most.
 MAX_BATCH = 2**31 - 1
+# Limit of sizes and numbers of steps. Beyond 64 bits, sums of floats would lose whole gigabytes.
+MAX_COUNT = 2**31 - 1
+MAX_SECONDS = 365 * 86400  # longer waits overflow in the operating system
 HUGE = 1e300  # larger integers may not fit into a float
 # Limit of ranks, because a plan has memory and a log for each. A node of MI300X in CPX mode has 64.
 MAX_RANKS = 1024

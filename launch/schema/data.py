@@ -8,7 +8,7 @@ from typing import Any, Optional
 
 from omegaconf import MISSING
 
-from launch.schema.checked import REGEX, checked
+from launch.schema.checked import MAX_COUNT, REGEX, checked
 
 
 class Deduplicate(Enum):
@@ -122,8 +122,10 @@ class Data:
     # reasoning, code, jsonl, hub, mix or samples
     kind: str = checked(words=("reasoning", "code", "jsonl", "hub", "mix", "samples"))
     tasks: list[Task] = field(default_factory=list)
-    num_train: Optional[int] = checked(None, minimum=1)  # reasoning: problems to generate
-    num_heldout: int = checked(0, minimum=0)  # reasoning: problems that are never trained on
+    # reasoning: problems to generate
+    num_train: Optional[int] = checked(None, minimum=1, maximum=MAX_COUNT)
+    # reasoning: problems that are never trained on
+    num_heldout: int = checked(0, minimum=0, maximum=MAX_COUNT)
     # reasoning: seed of the problems; runs with other seeds have the same held-out rows
     seed: int = 0
     path: Optional[str] = None  # jsonl: file to train on

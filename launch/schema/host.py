@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Optional
 
-from launch.schema.checked import Text, checked
+from launch.schema.checked import MAX_SECONDS, Text, checked
 from launch.schema.enums import Network
 from launch.schema.variables import CONTAINER_VARIABLES, RANK_NAMES
 
@@ -138,10 +138,10 @@ class Runtime:
 
     name: str = checked(words=("local", "docker", "slurm", "kubernetes"))
     # time from SIGTERM to SIGKILL; must exceed the slowest save
-    stop_timeout_s: int = checked(300, minimum=1)
+    stop_timeout_s: int = checked(300, minimum=1, maximum=MAX_SECONDS)
     # After this time without a step, token or loading progress, the stacks are dumped and the run
     # is stopped.
-    hang_timeout_s: int = checked(1200, minimum=1)
+    hang_timeout_s: int = checked(1200, minimum=1, maximum=MAX_SECONDS)
     # number of restarts after a failure or a hang, from the newest complete checkpoint
     max_restarts: int = checked(0, minimum=0)
     network: Optional[Network] = None

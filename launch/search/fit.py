@@ -26,7 +26,7 @@ from launch.plan import balance
 from launch.plan.planning import prepare
 from launch.rules.check import check_settings
 from launch.schema import Config
-from launch.schema.enums import Find, Mode, Preflight, Vendor
+from launch.schema.enums import Find, Mode, Preflight, SpeedMode, Vendor
 from launch.schema.plan import Memory, Plan
 from launch.schema.trainer_args import known, value, value_or_none
 from launch.search import remedies
@@ -291,4 +291,5 @@ def _smallest_hardware(config: Config, command: Request, host: Host) -> tuple[st
         safe = f"a safer group: hardware={other}" if other else "no other group is safer"
         lines.insert(0, f"! It may not fit {name}: {margin.why(smallest)}; {safe}.")
     chosen = f"hardware={name}"
-    return chosen, [f"smallest hardware that fits: {chosen}", *lines]
+    note = " (memory before the choices of speed=auto)" if config.speed == SpeedMode.auto else ""
+    return chosen, [f"smallest hardware that fits: {chosen}{note}", *lines]

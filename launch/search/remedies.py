@@ -39,8 +39,11 @@ def remedies(config: Config) -> Iterator[Remedy]:
         zero3 = "topology.strategy=zero3" if topology.servers else "topology=zero3"
         yield [zero3], f"{cost}, with DeepSpeed"
     runs_vllm = value_or_none(config, "engine") == "vllm"
-    if topology.servers or runs_vllm:
+    is_service = config.method.kind == "service"
+    if topology.servers or runs_vllm or is_service:
         yield from _engine_sizes(config)
+    if is_service:
+        yield from _wider_replicas(config)
     if topology.servers:
         yield from _other_servers(config)
     offloads = (
@@ -114,6 +117,15 @@ def _engine_sizes(config: Config) -> Iterator[Remedy]:
     if shorter < (topology.server_max_length or config.model.max_positions):
         cost = f"same results if a prompt and its completion have at most {shorter} tokens"
         yield [f"topology.server_max_length={shorter}"], cost
+
+
+def _wider_replicas(config: Config) -> Iterator[Remedy]:
+    """Yield remedies for a service: replicas on several GPUs."""
+    gpus = placement.num_gpus(config)
+    for parallel in (2, 4, 8):
+        if config.topology.server_tensor_parallel < parallel <= gpus:
+            cost = f"same results from {gpus // parallel} replica(s) on {parallel} GPUs each"
+            yield [f"topology.server_tensor_parallel={parallel}"], cost
 
 
 def _other_servers(config: Config) -> Iterator[Remedy]:

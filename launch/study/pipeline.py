@@ -30,6 +30,7 @@ from launch.machine import detect, placement
 from launch.plan import plan_page, rundir, sealed, show
 from launch.plan.check_files import check_files
 from launch.plan.planning import make_plan, prepare, with_choices
+from launch.plan.predictions import phase_name
 from launch.plan.views import pipeline_json, reused_phases, shared_warnings
 from launch.rules.phases import check_phases
 from launch.rules.values import check_value
@@ -38,6 +39,7 @@ from launch.schema.checked import NAME
 from launch.schema.data import Curriculum
 from launch.schema.enums import Find, Format, Init, Mode
 from launch.schema.plan import Plan
+from launch.search import fit
 from launch.study import cycles, phase_curves, phase_reuse
 from launch.study.cycles import CyclePhase
 
@@ -74,6 +76,7 @@ def run(config: Config, request: Request, at_end: AtEnd = lambda config, run_dir
         left = [*left, *pipeline.not_run_notes()]
         here = plans.keys() - reused_phases(run_dir, plans).keys()
         to_run = [plan for name, plan in plans.items() if name in here and not plan.is_left_out]
+        left += shortage_notes(to_run)
         shown = pipeline_json(run_dir.parent.name, run_dir, plans)
         show.show(
             config,
@@ -128,6 +131,16 @@ def make_plans(
 ) -> dict[str, Plan]:
     """Return the plan of every phase by name, in order. Raises UserError, HostError."""
     return Pipeline(config, request, host, run_dir).plans()
+
+
+def shortage_notes(plans: list[Plan]) -> list[str]:
+    """Return a warning for each phase that needs more memory than its GPUs have."""
+    return [
+        f"phase {phase_name(plan)}: {shortage} Plan this phase as a run for changes that "
+        "make it fit; preflight=warn starts it anyway."
+        for plan in plans
+        if (shortage := fit.shortage(plan))
+    ]
 
 
 def _is_done(folder: Path) -> bool:
@@ -205,9 +218,11 @@ class Pipeline:
         if overrides not in self.composed:
             alone = ("phases=[]", "hardware_report=false")
             config = compose([*overrides, *alone], typed=typed)
-            why = "a pipeline has several. Remove it, or start each phase as a run. Inside a job "
-            slurm = {"runtime=slurm": config.runtime.name == "slurm"}
-            reject_single_run_keys(config, f"{why}or a pod, use runtime=local.", **slurm)
+            why, on_slurm = "a pipeline has several.", config.runtime.name == "slurm"
+            why += " Remove it, or start each phase as a run."
+            in_job = on_slurm or config.runtime.name == "kubernetes"
+            why += " Inside a job or a pod, use runtime=local." * in_job
+            reject_single_run_keys(config, why, **{"runtime=slurm": on_slurm})
             self.composed[overrides] = config
         return copy.deepcopy(self.composed[overrides])
 

@@ -16,8 +16,9 @@ from launch.execution.execute import check_host, check_plan
 from launch.machine.detect import Host
 from launch.plan import plan_page
 from launch.plan.next_steps import short_path
+from launch.plan.predictions import phase_name
 from launch.plan.show import print_warnings, say, say_next_run
-from launch.plan.views import as_json, pipeline_json
+from launch.plan.views import as_json, pipeline_json, shared_warnings
 from launch.schema import Config
 from launch.schema.enums import Format
 from launch.search import fit
@@ -92,7 +93,7 @@ def show(
     sets = gpu_blocks(gpus, size)[:num_running] if size else []
     if config.format == Format.json:
         run_dir = first.plans[-1].run_dir  # the first phases may be reused from an earlier run
-        plans = {plan.run_dir.name.partition("_")[2]: plan for plan in first.plans}
+        plans = {phase_name(plan): plan for plan in first.plans}
         added = {
             "schema": SCHEMA,
             "at_once": num_running,
@@ -127,7 +128,9 @@ def show(
     else:
         lines = plan_page.page(first.plans[0], host, config.verbose)
     say(config, "\n".join(lines))
-    print_warnings(config, [warning for plan in first.plans for warning in plan.warnings])
+    phases = {phase_name(plan): plan for plan in first.plans}
+    is_pipeline = has_phases(first.config)
+    print_warnings(config, shared_warnings(phases) if is_pipeline else first.plans[0].warnings)
     print_warnings(config, [f"[{number}] {why}" for number, why in planned.shortages.items()])
     if sweep.name == "none" and total > planned.num_planned:
         say(config, f"! Only the first {planned.num_planned} of {total} trials were planned.")

@@ -27,7 +27,7 @@ method.args.lerning_rate=1e-4 | lerning_rate | trl.SFTConfig | Did you mean lear
 method=grpo method.args.num_generations=null | method.args.num_generations=null: GRPO needs a group size
 method.args.learning_rate=fast | learning_rate='fast' | accepts float
 method=dpo method.args.loss_type=ipo | accepts list | Use: 'method.args.loss_type=[ipo]'
-method=raft method.args.train.max_steps=0 mode=plan | method.args.max_steps=0 | at least 1, or -1
+method=raft method.args.train.max_steps=0 mode=plan | method.args.max_steps=0 | at most 2147483647, or -1
 method.args.output_dir=x | output_dir=x | run_root=
 hardware=h200 method=bench/vllm 'method.args.settings=[{num_scheduler_steps: 8}]' mode=plan | method.args.settings: num_scheduler_steps was removed from vLLM. Use async_scheduling
 hardware=h200 method=tune/inductor 'method.args.candidates=[freezing]' mode=plan | candidates: freezing turns weights

@@ -28,6 +28,14 @@ def test_two_digits(number, text):
     assert predictions.approximate(number) == text
 
 
+@pytest.mark.parametrize(("gb", "digits", "text"), [
+    (1138.4, 3, "1,138"), (999.7, 3, "1,000"), (659.9, 3, "660"), (0.528, 3, "0.528"),
+    (141.2, 2, "141"), (8.04, 2, "8"), (0.27, 2, "0.27"),
+])  # fmt: skip
+def test_sizes_have_no_exponent(gb, digits, text):
+    assert predictions.gigabytes(gb, digits) == text
+
+
 @pytest.mark.parametrize(("seconds", "text"), [
     (0.5, "0.50 s"), (99, "99 s"), (800, "13 min"), (62_100, "17 h"), (1e6, "12 days"),
 ])  # fmt: skip
@@ -48,6 +56,20 @@ def test_a_plan_fits_on_a_screen_and_ends_with_the_next_command(launch, override
     is_here = "hardware=cpu" in overrides
     words = shlex.split(lines[-1].partition(": ")[2])
     assert words[2:] == overrides + ["smoke=true"] * (not is_here)
+
+
+@pytest.mark.parametrize(("overrides", "words"), [
+    ("method=serve hardware=rx7900xtx model=qwen3_32b", ["mode=plan", "find=smallest_hardware"]),
+    ("hardware=mi300x model=qwen3_32b topology=ddp", ["hardware=mi300x", "topology=fsdp"]),
+])  # fmt: skip
+def test_the_next_command_of_a_run_that_does_not_fit(launch, overrides, words):
+    """It neither repeats a command that would be refused, nor sets a key twice."""
+    done = launch(*overrides.split(), "mode=plan")
+    line = next(line for line in done.out.splitlines() if line.startswith("Next"))
+    command = shlex.split(line.partition(": ")[2])[2:]
+    keys = [word.partition("=")[0] for word in command]
+    assert {*words} <= {*command}
+    assert len({*keys}) == len(keys)
 
 
 def test_targets_have_the_unit_of_the_plan(launch):

@@ -171,6 +171,7 @@ task | 'data.tasks=[{name: shuffled_cups, level: -1, config: {cups: 5}}]' | leve
 task | 'data.tasks=[{name: gcd, config: {min_number: 3}}]' | of gcd: max_numbers, max_value
 task | 'data.tasks=[{name: gcd}, {name: chain_sum, worked: 0.5}]' | worked: 0 for answers only
 image | hardware=h200 runtime=docker model=qwen3_4b | container=custom
+numerics_of_low_precision | AMD method=bench/numerics precision=fp8 | precision=bf16
 image | hardware=mi50 precision=fp16 container=rocm | container=rocm_gfx906
 image | AMD container=seed_mi300x | container=rocm
 image | AMD runtime=slurm runtime.slurm.inner=docker container=none | runtime.slurm.inner=local
@@ -299,10 +300,15 @@ EXPORT method.args.push_to=model
 runtime=slurm runtime.slurm.time=abc | runtime.slurm.time=abc: invalid format. Use minutes
 runtime=slurm runtime.slurm.gres='gpu:mi300x:4' | runtime.slurm.gres=gpu:mi300x:4: invalid format
 method=evaluate method.args.engine=vlm | method.args.engine=vlm: it must be one of
-method.args.max_steps=0 | Use: at least 1, or -1 to use num_train_epochs.
+method.args.max_steps=0 | Use: at least 1 and at most 2147483647, or -1 to use num_train_epochs.
 AMD hardware.packed_attention=flashattn | must be one of null, varlen, flash_attention_2, sdpa
 GRPO topology.overlap=steam | topology.overlap=steam: it must be one of null, false, true, stream
 seed=4294967296 | seed=4294967296: out of range
+adapter=lora adapter.rank=9999999999999999999 | at most 2147483647
+model=tiny model.hidden_size=9999999999999999999999 | at most 2147483647
+method.args.max_steps=9999999999999999999 | at most 2147483647, or -1
+runtime.stop_timeout_s=9999999999999999999 | at most 31536000
+data.num_train=9999999999999999999 | at most 2147483647
 'data.tasks=[{name: gcd, worked: -0.1}]' | data.tasks[0].worked=-0.1: out of range
 precision.compute=bf61 | precision.compute=bf61: it must be one of fp32, fp16,
 price_per_gpu_hour=1e308 | Use: at least 0 and at most 1000000000.
@@ -520,6 +526,14 @@ QWEN method=evaluate data.num_heldout=500 method.args.lm_eval_tasks=[gsm8k] | th
 method=evaluate data.filter.max_tokens=512 data.filter.min_tokens=2 | min_tokens, max_tokens
 method=evaluate data.filter.levels=[0] | none
 method=evaluate step.compile=false | step.compile
+model=tiny method.args.optim=adafactor | method.args.adam_beta2: optim=adafactor
+method.args.optim=sgd method.args.adam_beta1=0.8 method.args.adam_epsilon=1e-6 | adam_beta1, method
+method.args.optim=lion_8bit method.args.adam_beta1=0.8 | none
+model=tiny model.num_layers=8 | Use: model.num_parameters=
+model=tiny hardware=mi300x method=serve model.num_parameters=200000000000 | model.num_parameters=9
+hardware=rx7900xtx method=serve model=qwen3_32b | none
+hardware=mi50 method=bench/numerics model=gpt_oss_20b | needs 586 GB of 34 GB
+hardware=mi50 method=bench/numerics model=qwen3_0_6b | none
 hardware=mi300x method=bench/vllm model=llama3_1_70b | ++method.args.base.max_model_len=4096
 hardware=mi300x method=bench/vllm model=llama3_1_70b +method.args.base.max_model_len=4096 | none
 hardware=mi300x method=bench/vllm model=llama3_1_70b +method.args.base.tensor_parallel_size=2 | none

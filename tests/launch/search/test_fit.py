@@ -127,6 +127,16 @@ def test_only_a_constant_reference_is_precomputed(override):
     assert "method.args.optim=adamw_8bit" not in offered, "bitsandbytes serves no MI50"
 
 
+@pytest.mark.parametrize(("overrides", "change"), [
+    ("hardware=mi300x model=llama3_1_70b", "topology.server_memory_share=0.95"),
+    ("hardware=mi210 model=llama3_1_70b", "topology.server_tensor_parallel=4"),
+    ("hardware=rx7900xtx model=qwen3_8b", "topology.server_max_length=2048"),
+])  # fmt: skip
+def test_a_service_that_does_not_fit_has_changes(launch, overrides, change):
+    done = launch("method=serve", *overrides.split(), "mode=plan")
+    assert any(line.split()[:1] == [change] for line in done.out.splitlines()), done.out
+
+
 def test_changes_override_the_command():
     overrides = ["hardware=rx7900xtx", "model=qwen3_8b", "method=sft", "topology=single"]
     overrides += ["adapter=none", "precision.weights=fp32", "adapter=none"]

@@ -193,6 +193,14 @@ def test_no_phase_starts_if_a_later_one_does_not_fit(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_plan_says_which_phase_does_not_fit(launch):
+    phases = "phases=[{name: a}, {name: big, overrides: ['model=qwen3_32b']}]"
+    done = launch("hardware=rx7900xtx", phases, "mode=plan")
+    lines = done.out.splitlines()
+    assert [line.split()[0] for line in lines if "DOES NOT FIT" in line] == ["big"]
+    assert sum(line.startswith("! phase big: ") for line in lines) == 1
+
+
 @pytest.mark.usefixtures("hangups")
 def test_a_signal_between_two_phases_stops_the_pipeline_and_the_same_command_resumes(
     tmp_path, capsys, phases_that_end
