@@ -40,6 +40,11 @@ def close(entry: Memory) -> bool:
     return entry.fits and not fills_capacity(entry) and most_gb > entry.capacity_gb
 
 
+def fits(config: Config, host: Host) -> bool:
+    """Return whether every process fits according to plan."""
+    return all(entry.fits for entry in on_host(config, host))
+
+
 def fits_with_margin(config: Config, host: Host) -> bool:
     """Return whether every process fits even if the planner's error is added."""
     return all(entry.fits and not close(entry) for entry in on_host(config, host))
