@@ -63,6 +63,15 @@ TIGHT = {  # commands that do not fit, and the start of an override among the ch
         "hardware=h100 hardware.gpus_per_node=1 model=qwen3_4b method=dpo topology=single",
         "method.args.optim=adamw_8bit",
     ),
+    "16-bit weights": (
+        "hardware=mi50 model=qwen3_8b adapter=lora precision=fp16",
+        "precision.weights=fp16",
+    ),
+    "16-bit weights on a GPU that starts in fp32": (
+        "hardware=mi50 model=qwen3_8b adapter=lora",
+        "precision=fp16",
+    ),
+    "16-bit weights with an adapter": ("hardware=mi50 model=qwen3_8b", "precision.weights=fp16"),
     "two at once": ("hardware=rx7900xtx model=qwen3_8b method=sft", "precision.weights=bf16"),
 }
 
