@@ -245,6 +245,20 @@ def test_a_plan_that_barely_fits_has_a_warning(overrides, words):
     assert words is None or re.search(words, close[0])
 
 
+@pytest.mark.parametrize(("overrides", "first"), [
+    ("method=grpo method.args.max_completion_length=4096", "topology.strategy=fsdp"),
+    ("method=dpo topology=ddp method.args.precompute_ref_log_probs=true", "topology=fsdp"),
+    (f"method=sft topology=single speed=off {fit.BATCH}=104", None),
+])  # fmt: skip
+def test_tight_ranks_under_ddp_are_told_to_shard(overrides, first):
+    command = ["hardware=mi300x", "model=qwen3_8b", *overrides.split()]
+    [close] = [line for line in plan_of(command).warnings if "planner's error" in line]
+    remedy = close.partition("Use: ")[2].split()[0]
+    assert remedy == (first or "a")
+    if first:
+        assert not any(margin.close(entry) for entry in plan_of([*command, remedy]).memory)
+
+
 def test_a_plan_shows_the_changes_and_the_finding(capsys):
     assert run.main([*tight("adapter"), "mode=plan"]) == 0
     next_run = capsys.readouterr().out.splitlines()[-2]
