@@ -10,10 +10,13 @@ from pathlib import Path
 import pytest
 
 from launch import run
+from launch.config.choose import choose
 from launch.config.request import Request
 from launch.core.errors import HostError, UserError
 from launch.estimate import batch_counts, margin
+from launch.estimate.speed import estimate_speed
 from launch.plan.planning import make_plan, prepare
+from launch.plan.predictions import approximate
 from launch.search import fit, remedies
 from tests.conftest import composed, host_with
 
@@ -170,6 +173,22 @@ def test_the_largest_batch_fits_with_margin_and_the_next_does_not(overrides):
     )
     larger = plan_of([*overrides, f"{fit.BATCH}={size + unit}"]).memory
     assert any(margin.close(m) or not m.fits for m in larger)
+
+
+@pytest.mark.parametrize(("overrides", "is_slower"), [
+    ("model=qwen3_8b topology=single adapter=lora", True),  # so large that activations are recomputed
+    ("model=qwen3_0_6b topology=single", False),
+])  # fmt: skip
+def test_a_largest_batch_that_is_slower_than_the_default_one_says_so(overrides, is_slower):
+    command = ["hardware=mi210", "method=sft", *overrides.split()]
+    results, finding = search(*command, "find=largest_batch")
+    default, largest = (
+        choose(prepare(composed(*request))[0], host_with(8)) for request in (command, results)
+    )
+    rates = [estimate_speed(config).tokens_per_second for config in (largest, default)]
+    assert (rates[0] * 1.02 < rates[1]) is is_slower
+    both = [approximate(rate) in finding["said"][0] for rate in rates]
+    assert both == [is_slower, is_slower]
 
 
 def test_a_run_that_does_not_fit_is_not_started(capsys, tmp_path):
