@@ -176,7 +176,7 @@ def test_the_largest_batch_fits_with_margin_and_the_next_does_not(overrides):
 
 
 @pytest.mark.parametrize(("overrides", "is_slower"), [
-    ("model=qwen3_8b topology=single adapter=lora", True),  # so large that activations are recomputed
+    ("model=qwen3_8b topology=single adapter=lora", True),  # recomputes activations
     ("model=qwen3_0_6b topology=single", False),
 ])  # fmt: skip
 def test_a_largest_batch_that_is_slower_than_the_default_one_says_so(overrides, is_slower):
