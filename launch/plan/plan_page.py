@@ -85,6 +85,8 @@ def next_command(request: Sequence[str], config: Config, host: Host, *words: str
     left_out = ("mode", "find", "format", "verbose")
     kept = [override for override in request if override.partition("=")[0] not in left_out]
     command = next_steps.command_line("run", *words, *kept)
+    if config.runtime.name == "kubernetes":
+        return [f"Next: {command} mode=plan format=json | jq .manifest | kubectl apply -f -"]
     vendor, number = config.hardware.vendor, placement.num_gpus(config)
     needs_gpus = vendor != Vendor.none and not config.smoke and config.runtime.name != "slurm"
     if not needs_gpus or len(host.gpus_of(vendor)) >= number:
@@ -209,7 +211,8 @@ def _needs(plans: list[Plan], host: Host | None) -> Facts:
         return []
     facts: Facts = []
     for label, state in (("image", local_copies.image), ("weights", local_copies.weights)):
-        texts = [text for plan in plans if (text := state(plan.config, host))]
+        here = [plan.config for plan in plans if plan.config.runtime.name != "kubernetes"]
+        texts = [text for config in here if (text := state(config, host))]
         facts += repeated(label, list(dict.fromkeys(texts)))
     return facts
 

@@ -51,18 +51,8 @@ def settings(
         if applies[condition]:
             settings[name] = Setting(name, value.format(**values), reason, "launcher")
     if applies["container"]:
-        as_files = inherited.secret_files(config, host.environ)
-        withheld = {
-            *CONTAINER_VARIABLES,
-            *masks.ALL,
-            *as_files,
-            *secret_names(config, host.environ),
-        }
-        for name, value in host.environ.items():
-            # A path of this machine does not exist in a container, or is another file there.
-            is_path = value.startswith(("/", "~", "."))
-            if GPU_STACK.fullmatch(name) and name not in withheld and not is_path:
-                settings[name] = Setting(name, value, "set in your shell", "yours")
+        for name, value in passed_to_containers(config, host).items():
+            settings[name] = Setting(name, value, "set in your shell", "yours")
     # Skip the mask, which determined `gpus`, and variables that a container sets for itself.
     ours = (MASK.get(config.hardware.vendor), *APPENDED_TO, *CONTAINER_VARIABLES)
     for name, setting in settings.items():
@@ -91,6 +81,24 @@ def image_variables(config: Config) -> dict[str, str]:
 def _table() -> dict[str, list[list[str]]]:
     table: dict[str, list[list[str]]] = yaml_file(Path(__file__).with_name("environment.yaml"))
     return table
+
+
+def passed_to_containers(config: Config, host: Host) -> dict[str, str]:
+    """Return the shell's variables of the GPU stack, without secrets, masks and paths."""
+    as_files = inherited.secret_files(config, host.environ)
+    withheld = {*CONTAINER_VARIABLES, *masks.ALL, *as_files, *secret_names(config, host.environ)}
+    return {
+        name: value
+        for name, value in host.environ.items()
+        # A path of this machine does not exist in a container, or is another file there.
+        if GPU_STACK.fullmatch(name) and name not in withheld and value[:1] not in ("/", "~", ".")
+    }
+
+
+def container_variables(home: str, hub_cache: str) -> dict[str, str]:
+    """Return the variables that every container gets, for these folders."""
+    folders = {"home": home, "hub_cache": hub_cache}
+    return {name: value.format(**folders) for name, value, *_ in _table()["container"]}
 
 
 def _conditions(config: Config, host: Host, kind: str, gpus: list[int]) -> dict[str, bool]:
@@ -193,7 +201,7 @@ def user_python_path(config: Config, host: Host) -> list[str]:
 
     A container does not get the shell's PYTHONPATH, which is meant for this machine's Python.
     """
-    shell = None if config.runtime.on_node == "docker" else host.environ.get("PYTHONPATH")
+    shell = None if config.runtime.on_node != "local" else host.environ.get("PYTHONPATH")
     path = config.user_env.get("PYTHONPATH", shell)
     has_own_reward = any("." in name for name in config.method.rewards)
     return [*filter(None, (path or "").split(os.pathsep)), *([host.cwd] if has_own_reward else [])]
