@@ -40,6 +40,11 @@ def close(entry: Memory) -> bool:
     return entry.fits and not fills_capacity(entry) and most_gb > entry.capacity_gb
 
 
+def fits(config: Config, host: Host) -> bool:
+    """Return whether every process fits according to plan."""
+    return all(entry.fits for entry in on_host(config, host))
+
+
 def fits_with_margin(config: Config, host: Host) -> bool:
     """Return whether every process fits even if the planner's error is added."""
     return all(entry.fits and not close(entry) for entry in on_host(config, host))
@@ -64,10 +69,11 @@ def tightness(entry: Memory) -> tuple[bool, bool, bool, float]:
     return not entry.fits, not fills_capacity(entry), close(entry), share(entry)
 
 
-def warnings(config: Config, entries: list[Memory]) -> list[str]:
+def warnings(config: Config, entries: list[Memory], sharding: str | None = None) -> list[str]:
     """Return a warning if the tightest process fits with too small a margin.
 
-    launch/search/fit.py reports processes that do not fit.
+    `sharding` is an override that leaves a margin. launch/search/fit.py reports processes that do
+    not fit.
     """
     entry = max(entries, key=tightness, default=None)
     if entry is None or not close(entry) or config.hardware.vendor == Vendor.none:
@@ -91,6 +97,8 @@ def warnings(config: Config, entries: list[Memory]) -> list[str]:
         fits_without_pieces = entry.total_gb * (1 + entry.error) <= entry.capacity_gb
         setting = "user_env.PYTORCH_ALLOC_CONF=expandable_segments:True"
         remedy = f"{setting}, {'or' if fits_without_pieces else 'and'} {remedy}"
+    if sharding:
+        remedy = f"{sharding} (same results, but ranks exchange weights), or {remedy}"
     return [f"{usage}. It may run out of memory: {why(entry)}. Use: {remedy}."]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from launch.config.choose import ACCUMULATION, BATCH, choose, with_value, without_choices
+from launch.config.choose import choose, with_value, without_choices
 from launch.core.errors import UserError
 from launch.estimate import margin
 from launch.estimate.batch_counts import apply_effective_batch, batch
@@ -71,7 +71,6 @@ def with_servers(config: Config) -> Config:
     smallest = next((split for split in _splits(minimal) if not refusals(split)), None)
     best = None
     if smallest and estimate_speed(smallest).step_s:
-        # A trainer's choices hardly depend on the number of trainers, so choose once for all.
         best = _fastest(choose(smallest, NEUTRAL_HOST), NEUTRAL_HOST)
     return with_value(config, KEY, (best or smallest or minimal).topology.servers)
 
@@ -79,25 +78,17 @@ def with_servers(config: Config) -> Config:
 def _fastest(config: Config, host: Host) -> Config | None:
     """Return the fastest split that passes every rule and fits in memory, or None.
 
-    If several tie, return the split with the fewest servers.
+    speed=auto makes its choices for each split. If several tie, return the split with the fewest
+    servers. If `config` has no margin in memory, the others need none: every split with several
+    trainers may then be as tight, and a single trainer would be much slower.
     """
-    unchosen = {split.topology.servers: split for split in _splits(without_choices(config))}
-    candidates, micro_batch = [], batch(config).per_device
-    for servers, split in unchosen.items():
-        candidate, rank_batch = with_value(config, KEY, servers), batch(split)
-        # Divide a rank's sequences per step into micro-batches no larger than the current one.
-        sequences = rank_batch.per_device * rank_batch.accumulation
-        if sequences != micro_batch * batch(candidate).accumulation:
-            sizes = range(1, min(sequences, micro_batch) + 1)
-            per_device = max(size for size in sizes if sequences % size == 0)
-            candidate = with_value(candidate, BATCH, per_device)
-            candidate = with_value(candidate, ACCUMULATION, sequences // per_device)
-        candidates.append(candidate)
+    has_margin = margin.fits_with_margin(config, host)
+    candidates = [
+        choose(split, host) for split in _splits(without_choices(config)) if not refusals(split)
+    ]
     candidates.sort(key=lambda split: -(estimate_speed(split).tokens_per_second or 0.0))
-    for split in candidates:
-        if not refusals(unchosen[split.topology.servers]) and margin.fits_with_margin(split, host):
-            return split
-    return None
+    fits = margin.fits_with_margin if has_margin else margin.fits
+    return next((split for split in candidates if fits(split, host)), None)
 
 
 def _splits(config: Config) -> Iterator[Config]:

@@ -35,7 +35,7 @@ from launch.rules import check
 from launch.rules.warnings import rule_warnings
 from launch.schema import Config, trainer_args
 from launch.schema.enums import SpeedMode
-from launch.schema.plan import Plan
+from launch.schema.plan import Memory, Plan
 
 # The keys of config.yaml, which every rank reads, that the composition does not have.
 EXTRA_KEYS = ("run_dir", "trainer_args", "tuned", "data_cache", "provenance")
@@ -142,7 +142,7 @@ def make_plan(
             *scaling,
             *follow_files.warnings(config, request),
             *margin.uncounted(config),
-            *margin.warnings(config, needed),
+            *margin.warnings(config, needed, _sharding(config, host, needed)),
             *host_warnings(config, host, smaller),
             *tools.warnings(config),
         ],
@@ -153,6 +153,21 @@ def make_plan(
         balance=balance.balance(config, host),
         overrides=request,
     )
+
+
+def _sharding(config: Config, host: Host, entries: list[Memory]) -> str | None:
+    """Return the override that shards DDP's ranks if the plan is tight and this leaves a margin."""
+    topology = config.topology
+    is_tight = any(map(margin.close, entries))
+    if not is_tight or topology.strategy != "ddp" or placement.num_trainers(config) == 1:
+        return None
+    sharded = choose.with_value(choose.without_choices(config), "topology.strategy", "fsdp")
+    if not topology.servers:
+        sharded = choose.with_value(sharded, "topology.name", "fsdp")
+    is_valid = not check.refusals(sharded)
+    if not is_valid or not margin.fits_with_margin(choose.choose(sharded, host), host):
+        return None
+    return "topology.strategy=fsdp" if topology.servers else "topology=fsdp"
 
 
 def host_warnings(config: Config, host: Host, smaller: dict[int, float]) -> Iterator[str]:

@@ -16,6 +16,7 @@ from launch.schema import Adapter, Config
 from launch.schema.enums import SpeedMode, Vendor
 from launch.schema.plan import Offer
 from launch.schema.trainer_args import known, value_or_none
+from launch.search.remedies import FP16_PRICE
 
 CONF = Path(__file__).parents[2] / "conf"
 MIN_GAIN = 1.05  # speed-up of an offer
@@ -68,6 +69,10 @@ def _candidates(config: Config) -> Iterator[tuple[list[str], str, Config]]:
         fp8 = dataclasses.replace(precision, name="fp8", compute="fp8")
         price = "linear layers multiply in 8 bits (torchao)"
         yield ["precision=fp8"], price, dataclasses.replace(config, precision=fp8)
+    has = config.hardware.precisions
+    if precision.name == "fp32" and "fp16" in has and "bf16" not in has:
+        fp16 = dataclasses.replace(precision, name="fp16", compute="fp16")
+        yield ["precision=fp16"], FP16_PRICE, dataclasses.replace(config, precision=fp16)
     if config.topology.name == "split" and config.topology.overlap is True:
         price = (
             "completions lag by up to two generations, with the same correction; "

@@ -14,16 +14,19 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from launch.config.choose import MIN_GAIN, choose
 from launch.config.compose import compose
 from launch.config.request import Request
 from launch.config.wording import groups
 from launch.core.errors import HostError, UserError
 from launch.estimate import margin, memory
 from launch.estimate.batch_counts import ACCUMULATION, batch
+from launch.estimate.speed import estimate_speed
 from launch.inputs.adapter_files import check_adapter
 from launch.machine.detect import Host
 from launch.plan import balance
 from launch.plan.planning import prepare
+from launch.plan.predictions import approximate
 from launch.rules.check import check_settings
 from launch.schema import Config
 from launch.schema.enums import Find, Mode, Preflight, SpeedMode, Vendor
@@ -236,10 +239,13 @@ def _largest_batch(config: Config, command: Request, host: Host) -> tuple[str, l
         key=lambda size: (entry := memory_of(size)) is None or margin.close(entry),
     )
     chosen = f"{BATCH}={sizes[(num_safe or num_fitting) - 1]}"
+    slower = _slower(command, chosen, host)
     if not num_safe:
         why = margin.why(_tightest(command.plus(chosen), host))
-        return chosen, [f"! No batch fits with the planner's margin. {chosen} may fit: {why}."]
-    line = f"largest batch that fits with the planner's margin: {chosen}"
+        return chosen, [
+            f"! No batch fits with the planner's margin. {chosen}{slower} may fit: {why}."
+        ]
+    line = f"largest batch that fits with the planner's margin: {chosen}{slower}"
     if num_safe < num_fitting:
         most = sizes[num_fitting - 1]
         why = margin.why(_tightest(command.plus(f"{BATCH}={most}"), host))
@@ -250,6 +256,21 @@ def _largest_batch(config: Config, command: Request, host: Host) -> tuple[str, l
         missing_gb = entry.total_gb - entry.capacity_gb
         line += f"; {sizes[num_fitting]} needs {missing_gb:.1f} GB more ({entry.process})"
     return chosen, [line]
+
+
+def _slower(command: Request, chosen: str, host: Host) -> str:
+    """Return a clause with both rates if the batch is slower than the default one, or ''.
+
+    A large batch may leave so little memory that speed=auto keeps recomputing activations.
+    """
+    rates = []
+    for request in (command.without(BATCH), command.plus(chosen)):
+        config = choose(prepare(compose(request))[0], host)
+        rates.append((estimate_speed(config).tokens_per_second or 0.0) / batch(config).ranks)
+    default, rate = rates
+    if rate * MIN_GAIN >= default:
+        return ""
+    return f", at {approximate(rate)} tokens/s per GPU (the default batch: {approximate(default)})"
 
 
 def _smallest_hardware(config: Config, command: Request, host: Host) -> tuple[str, list[str]]:

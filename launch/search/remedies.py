@@ -14,6 +14,7 @@ from launch.schema.trainer_args import known, value, value_or_none
 
 Remedy = tuple[list[str], str]  # overrides and their cost
 
+FP16_PRICE = "fp16 needs loss scaling; watch for NaN"
 SHARES = (0.5, 0.3, 0.15)  # of memory, for a server that shares its GPU with a trainer
 SHARES_ALONE = (0.9, 0.95)  # for an engine that has its GPU to itself; AMD's guide uses 0.98
 
@@ -59,11 +60,8 @@ def remedies(config: Config) -> Iterator[Remedy]:
     has_optim = "optim" in known(config) and OPTIMIZERS.get(value(config, "optim")) == 2
     if trains_all and replicated and has_nf4 and has_optim:
         yield ["method.args.optim=adamw_8bit"], "AdamW's moments are rounded to 8 bits"
-    if precision.weights == "fp32" and precision.compute == "bf16":
-        yield (
-            ["precision.weights=bf16"],
-            "16-bit weights, which lose small updates if they are trained",
-        )
+    if precision.weights == "fp32":
+        yield _half_weights(config)
     if trains_all and trains:
         yield ["adapter=lora"], "trains about 1% of the parameters"
     if config.adapter.name in ("none", "lora") and trains and has_nf4:
@@ -96,6 +94,17 @@ def _sharded(config: Config) -> Remedy:
         return ["topology=fsdp"], cost
     overrides = ["topology=fsdp", f"{ACCUMULATION}={accumulation}"]
     return overrides, f"same results on {ranks} GPUs, but {slower}"
+
+
+def _half_weights(config: Config) -> Remedy:
+    """Return 16-bit weights in the dtype of the products, or in one that the GPU supports."""
+    compute, cost = config.precision.compute, "16-bit weights, which lose small updates if trained"
+    low = "bf16" if "bf16" in config.hardware.precisions else "fp16"
+    if compute != "fp32":
+        return [f"precision.weights={low if compute == 'fp8' else compute}"], cost
+    if low == "fp16" and config.method.trains:
+        cost += f"; {FP16_PRICE}"
+    return [f"precision={low}", f"precision.weights={low}"], cost
 
 
 def _engine_sizes(config: Config) -> Iterator[Remedy]:

@@ -203,16 +203,16 @@ def test_on_other_ranks_only_the_micro_batch_changes(tmp_path):
     assert choose.batch(resumed).sequences == choose.batch(first).sequences == 64
 
 
-def test_offers_compose_fit_and_reach_their_gain():
-    base = chosen(*H100)
+@pytest.mark.parametrize(("command", "expected"), [
+    (H100, {"precision.weights=bf16", "precision=fp8", "adapter=lora"}),
+    (["hardware=mi50", "model=qwen3_1_7b", "adapter=lora"], {"precision=fp16"}),  # no bf16
+])  # fmt: skip
+def test_offers_compose_fit_and_reach_their_gain(command, expected):
+    base = chosen(*command)
     offers = faster(base, HOST)
-    assert {offer.overrides[0] for offer in offers} >= {
-        "precision.weights=bf16",
-        "precision=fp8",
-        "adapter=lora",
-    }
+    assert {offer.overrides[0] for offer in offers} >= expected
     for offer in offers:
-        config = chosen(*H100, *offer.overrides)
+        config = chosen(*command, *offer.overrides)
         assert all(entry.fits for entry in make_plan(config, HOST, RUN).memory)
         gain = estimate_speed(config).tokens_per_second / estimate_speed(base).tokens_per_second
         assert gain == pytest.approx(offer.gain, abs=0.006)
@@ -222,6 +222,7 @@ def test_offers_compose_fit_and_reach_their_gain():
 @pytest.mark.parametrize(("overrides", "offer"), [
     ([*GRPO, "topology=split", "topology.overlap=false"], "topology.overlap=stream"),
     ([*H100, "method.args.max_steps=5"], "precision=fp8"),  # too short to compile
+    ([*H100, "precision=fp32"], "precision=fp16"),  # the GPU has bf16
 ])  # fmt: skip
 def test_no_offer_contradicts_the_run(overrides, offer):
     assert offer not in [first for o in faster(chosen(*overrides), HOST) for first in o.overrides]

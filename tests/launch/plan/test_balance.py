@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 
 import pytest
 
@@ -11,6 +12,7 @@ from launch.config.choose import choose, with_value
 from launch.config.identity import composition_hash
 from launch.core.errors import UserError
 from launch.estimate import margin
+from launch.estimate.batch_counts import batch
 from launch.estimate.speed import estimate_speed
 from launch.plan.balance import balance, with_servers
 from launch.plan.planning import prepare
@@ -61,6 +63,8 @@ def test_splits_that_do_not_fit_are_not_offered(monkeypatch):
     by_servers = {n: rate for n, rate in rates(config).items() if n != fastest}
     assert balance(config, HOST).servers == max(by_servers, key=by_servers.get)
     monkeypatch.setattr(margin, "fits_with_margin", lambda split, host: False)
+    assert balance(config, HOST).gain > 1.0  # the current split has no margin either
+    monkeypatch.setattr(margin, "fits", lambda split, host: False)
     assert (balance(config, HOST).servers, balance(config, HOST).gain) == (1, 1.0)
 
 
@@ -71,6 +75,28 @@ def test_auto_is_the_fastest_number_of_servers():
     fixed, _ = prepare(composed(*SPLIT, f"topology.servers={config.topology.servers}"))
     assert composition_hash(config) == composition_hash(fixed)
     assert prepare(config)[0].topology.servers == config.topology.servers
+
+
+@pytest.mark.parametrize("overrides", [
+    ["effective_batch=256"],
+    ["effective_batch=128"],
+    ["effective_batch=128", "topology.strategy=fsdp"],
+    [],  # fewer trainers, fewer sequences per step
+])  # fmt: skip
+def test_auto_takes_the_fewest_seconds_per_sequence(overrides):
+    """With several trainers, 8B under DDP fits an MI300X without the planner's margin."""
+    command = ["hardware=mi300x", "model=qwen3_8b", "method=grpo", "runtime=local", *overrides]
+    command.append("method.args.max_completion_length=4096")
+    plans = {}
+    for servers in range(1, 8):
+        with suppress(UserError):  # the trainers cannot share the effective batch
+            plan = choose(prepare(composed(*command, f"topology.servers={servers}"))[0], HOST)
+            plans[servers] = estimate_speed(plan).step_s / batch(plan).sequences, plan
+    best = min(plans, key=lambda servers: plans[servers][0])
+    auto = choose(prepare(composed(*command, "topology.servers=auto"))[0], HOST)
+    assert auto.topology.servers == best != max(plans)
+    assert balance(plans[min(plans)][1], HOST).servers == best
+    assert balance(auto, HOST).gain == 1.0
 
 
 @pytest.mark.parametrize(("overrides", "message"), [

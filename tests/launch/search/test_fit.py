@@ -10,10 +10,13 @@ from pathlib import Path
 import pytest
 
 from launch import run
+from launch.config.choose import choose
 from launch.config.request import Request
 from launch.core.errors import HostError, UserError
 from launch.estimate import batch_counts, margin
+from launch.estimate.speed import estimate_speed
 from launch.plan.planning import make_plan, prepare
+from launch.plan.predictions import approximate
 from launch.search import fit, remedies
 from tests.conftest import composed, host_with
 
@@ -63,6 +66,15 @@ TIGHT = {  # commands that do not fit, and the start of an override among the ch
         "hardware=h100 hardware.gpus_per_node=1 model=qwen3_4b method=dpo topology=single",
         "method.args.optim=adamw_8bit",
     ),
+    "16-bit weights": (
+        "hardware=mi50 model=qwen3_8b adapter=lora precision=fp16",
+        "precision.weights=fp16",
+    ),
+    "16-bit weights on a GPU that starts in fp32": (
+        "hardware=mi50 model=qwen3_8b adapter=lora",
+        "precision=fp16",
+    ),
+    "16-bit weights with an adapter": ("hardware=mi50 model=qwen3_8b", "precision.weights=fp16"),
     "two at once": ("hardware=rx7900xtx model=qwen3_8b method=sft", "precision.weights=bf16"),
 }
 
@@ -173,6 +185,22 @@ def test_the_largest_batch_fits_with_margin_and_the_next_does_not(overrides):
     assert any(margin.close(m) or not m.fits for m in larger)
 
 
+@pytest.mark.parametrize(("overrides", "is_slower"), [
+    ("model=qwen3_8b topology=single adapter=lora", True),  # recomputes activations
+    ("model=qwen3_0_6b topology=single", False),
+])  # fmt: skip
+def test_a_largest_batch_that_is_slower_than_the_default_one_says_so(overrides, is_slower):
+    command = ["hardware=mi210", "method=sft", *overrides.split()]
+    results, finding = search(*command, "find=largest_batch")
+    default, largest = (
+        choose(prepare(composed(*request))[0], host_with(8)) for request in (command, results)
+    )
+    rates = [estimate_speed(config).tokens_per_second for config in (largest, default)]
+    assert (rates[0] * 1.02 < rates[1]) is is_slower
+    both = [approximate(rate) in finding["said"][0] for rate in rates]
+    assert both == [is_slower, is_slower]
+
+
 def test_a_run_that_does_not_fit_is_not_started(capsys, tmp_path):
     command = [*tight("adapter"), "runtime=local", f"run_root={tmp_path}"]
     assert run.main(command) == 3
@@ -244,6 +272,20 @@ def test_a_plan_that_barely_fits_has_a_warning(overrides, words):
     close = [warning for warning in warnings if "planner's error" in warning]
     assert len(close) == (words is not None)
     assert words is None or re.search(words, close[0])
+
+
+@pytest.mark.parametrize(("overrides", "first"), [
+    ("method=grpo method.args.max_completion_length=4096", "topology.strategy=fsdp"),
+    ("method=dpo topology=ddp method.args.precompute_ref_log_probs=true", "topology=fsdp"),
+    (f"method=sft topology=single speed=off {fit.BATCH}=104", None),
+])  # fmt: skip
+def test_tight_ranks_under_ddp_are_told_to_shard(overrides, first):
+    command = ["hardware=mi300x", "model=qwen3_8b", *overrides.split()]
+    [close] = [line for line in plan_of(command).warnings if "planner's error" in line]
+    remedy = close.partition("Use: ")[2].split()[0]
+    assert remedy == (first or "a")
+    if first:
+        assert not any(margin.close(entry) for entry in plan_of([*command, remedy]).memory)
 
 
 def test_a_plan_shows_the_changes_and_the_finding(capsys):
