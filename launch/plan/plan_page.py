@@ -13,8 +13,9 @@ from typing import Any
 
 import yaml
 
+from launch.config.request import Request
 from launch.estimate import batch_counts
-from launch.machine import placement
+from launch.machine import placement, sysfs
 from launch.machine.detect import Host
 from launch.machine.gpu import GIB
 from launch.plan import data_cache, local_copies, next_steps, predictions
@@ -38,6 +39,7 @@ from launch.schema.trainer_args import value_or_none
 LABEL = 12  # characters
 WIDTH = 120  # of a line, at most
 MAX_VALUES = 300  # characters of a benchmark's arguments
+TRAINED = 4  # tensors per weight: weight, gradient and two of Adam
 MAX_PHASES = 16  # of a pipeline that are listed
 
 
@@ -90,11 +92,19 @@ def next_command(request: Sequence[str], config: Config, host: Host, *words: str
     if not needs_gpus or len(host.gpus_of(vendor)) >= number:
         build = local_copies.build_command(config, host)
         return [f"Next: {build}", f"Then: {command}"] if build else [f"Next: {command}"]
-    gpus = f"{number} x {config.hardware.product}"
-    return [
-        f"Next, on a machine with {gpus}: {command}",
-        f"Or a trial on this CPU: {command} smoke=true",
-    ]
+    line = f"Next, on a machine with {number} x {config.hardware.product}: {command}"
+    if _is_too_large_for(host, config):  # smoke=true keeps the model of a directory
+        command = next_steps.command_line("run", *words, *Request(kept).without("model.path"))
+        return [line, f"Or a trial of a tiny model on this CPU: {command} smoke=true"]
+    return [line, f"Or a trial on this CPU: {command} smoke=true"]
+
+
+def _is_too_large_for(host: Host, config: Config) -> bool:
+    """Return whether this machine's memory cannot hold the model of a directory in fp32."""
+    total = sysfs.total_memory(host.sysroot)
+    bytes_each = 4 * (TRAINED if config.method.trains and config.adapter.rank is None else 1)
+    needed = bytes_each * config.model.num_parameters
+    return config.model.path is not None and total is not None and needed > total
 
 
 # ---- What runs

@@ -12,9 +12,9 @@ from socketserver import UnixStreamServer
 
 import pytest
 
-from launch.plan import local_copies, predictions
+from launch.plan import local_copies, plan_page, predictions
 from launch.plan.container import image_reference
-from tests.conftest import composed, host_with
+from tests.conftest import composed, host_with, leave_model
 
 LINES = 40  # of a screen
 DPO = ["hardware=w7900", "method=dpo", "model=qwen2_5_1_5b", "adapter=lora"]
@@ -48,6 +48,26 @@ def test_a_plan_fits_on_a_screen_and_ends_with_the_next_command(launch, override
     is_here = "hardware=cpu" in overrides
     words = shlex.split(lines[-1].partition(": ")[2])
     assert words[2:] == overrides + ["smoke=true"] * (not is_here)
+
+
+@pytest.mark.parametrize(("overrides", "memory_gb", "is_suggested"), [
+    ("model.path={folder}", 64, False),  # a trial of 8 billion weights needs 131 GB
+    ("model.path={folder}", 256, True),
+    ("model.path={folder} adapter=lora", 64, True),
+    ("model=qwen3_8b", 64, True),
+])  # fmt: skip
+def test_a_suggested_trial_fits_this_machine(tmp_path, overrides, memory_gb, is_suggested):
+    leave_model(tmp_path)
+    shape = {"num_hidden_layers": 36, "hidden_size": 4096, "num_attention_heads": 32}
+    shape |= {"intermediate_size": 12288, "vocab_size": 151936, "num_key_value_heads": 8}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3", **shape}))
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text(f"MemTotal: {memory_gb * 10**6} kB\n")
+    request = ["hardware=mi300x", *overrides.format(folder=tmp_path).split()]
+    host = dataclasses.replace(host_with(0), sysroot=str(tmp_path))
+    trial = plan_page.next_command(request, composed(*request), host)[-1]
+    assert shlex.split(trial.partition(": ")[2])[-1] == "smoke=true"
+    assert (request[1] in trial) == is_suggested
 
 
 def test_targets_have_the_unit_of_the_plan(launch):
