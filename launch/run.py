@@ -115,7 +115,8 @@ def show_plan(plan: Plan, host: detect.Host, search_result: dict[str, Any] | Non
     show.print_warnings(config, warnings)
     if search_result:
         show.say_lines(config, search_result["said"][: None if config.verbose else MAX_SAID])
-    show.say_next_run(config, host, Request([*plan.overrides, *change]))
+    search = ("find=smallest_hardware", "mode=plan") if advice and not change else ()
+    show.say_next_run(config, host, Request([*plan.overrides, *change]), *search)
     return EXIT_DONE
 
 

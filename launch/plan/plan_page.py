@@ -82,11 +82,13 @@ def pipeline_page(run_dir: Path, plans: list[Plan], host: Host, verbose: bool) -
 def next_command(request: Sequence[str], config: Config, host: Host, *words: str) -> list[str]:
     """Return lines with the command that starts the planned run, and what has to happen before.
 
-    `words` are added to the command: an override that makes the run fit, or -m for a sweep.
+    `words` are added to the command: a search for hardware that fits, or -m for a sweep.
     """
     left_out = ("mode", "find", "format", "verbose")
     kept = [override for override in request if override.partition("=")[0] not in left_out]
     command = next_steps.command_line("run", *words, *kept)
+    if "mode=plan" in words:  # a search, which needs no GPU
+        return [f"Next: {command}"]
     vendor, number = config.hardware.vendor, placement.num_gpus(config)
     needs_gpus = vendor != Vendor.none and not config.smoke and config.runtime.name != "slurm"
     if not needs_gpus or len(host.gpus_of(vendor)) >= number:

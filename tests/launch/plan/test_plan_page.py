@@ -70,6 +70,13 @@ def test_a_suggested_trial_fits_this_machine(tmp_path, overrides, memory_gb, is_
     assert (request[1] in trial) == is_suggested
 
 
+def test_a_plan_that_fits_nowhere_ends_with_a_search(launch):
+    overrides = ["hardware=mi50", "model=llama3_1_70b", "topology=single"]
+    lines = launch(*overrides, "mode=plan").out.splitlines()
+    words = shlex.split(lines[-1].partition("Next: ")[2])[2:]
+    assert sorted(words) == sorted([*overrides, "find=smallest_hardware", "mode=plan"])
+
+
 def test_targets_have_the_unit_of_the_plan(launch):
     experiment = ["experiment=mi350x_qwen3_8b_lora", "mode=plan"]
     rate = json.loads(launch(*experiment, "format=json").out)["speed"]["tokens_per_second"]
