@@ -487,7 +487,7 @@ data.preview=5 mode=plan | prints rows when a run starts
 hardware=strix_halo adapter=qlora precision=nf4 model=qwen3_8b | twice as slow
 hardware=strix_halo precision=fp16 model=qwen3_1_7b | less stable
 AMD topology=ddp topology.num_gpus=4 | collectives of 4 GPUs
-GRPO topology.servers=2 | collectives of 6 GPUs
+GRPO topology=split | none
 hardware=mi300a topology=ddp topology.num_gpus=3 | collectives of 3 GPUs
 AMD topology=ddp | none
 hardware=mi300a topology=ddp | none
