@@ -14,14 +14,17 @@ from launch.schema.enums import Vendor
 from launch.schema.trainer_args import value_or_none
 
 ALWAYS = {"method.name": "given"}  # a condition that is always met
+ADAPTER_FACTOR = 10  # learning rate of an adapter, in rates of full training (conf/adapter)
 # Limits of data.filter in tokens, which only training phases read.
 LENGTHS = ("min_tokens", "max_tokens", "max_prompt_tokens")
 
 
 def rule_warnings(c: Config) -> list[str]:
-    ranks = placement.trainers_of_a_node(c)
+    rate = float(value_or_none(c, "learning_rate") or 0.0)
+    values = {"rate": rate, "adapter_rate": ADAPTER_FACTOR * rate, "board": board(c)}
+    values["ranks"] = placement.trainers_of_a_node(c)
     lines = [
-        row["text"].format(config=c, ranks=ranks, board=board(c))
+        row["text"].format(config=c, **values)
         for row in table(__file__, "warnings")
         if all_met(c, row["when"], FACTS)
         and any(all_met(c, dict([item]), FACTS) for item in row.get("any", ALWAYS).items())

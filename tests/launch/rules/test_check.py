@@ -489,6 +489,10 @@ hardware=strix_halo precision=fp16 model=qwen3_1_7b | less stable
 AMD topology=ddp topology.num_gpus=4 | collectives of 4 GPUs
 GRPO topology=split | none
 hardware=mi300a topology=ddp topology.num_gpus=3 | collectives of 3 GPUs
+QWEN adapter=lora | method.args.learning_rate=0.0002.
+GRPO adapter=dora topology=colocate | method.args.learning_rate=1e-05.
+QWEN adapter=lora method.args.learning_rate=2e-5 | none
+experiment=mi350x_qwen3_8b_lora | none
 AMD topology=ddp | none
 hardware=mi300a topology=ddp | none
 hardware=h200 topology=ddp topology.num_gpus=4 | none
