@@ -116,7 +116,7 @@ def show_plan(plan: Plan, host: detect.Host, search_result: dict[str, Any] | Non
     if search_result:
         show.say_lines(config, search_result["said"][: None if config.verbose else MAX_SAID])
     search = ("find=smallest_hardware", "mode=plan") if advice and not change else ()
-    show.say_next_run(config, host, Request([*plan.overrides, *change]), *search)
+    show.say_next_run(config, host, Request([*plan.overrides, *change]), *search, plan=plan)
     return EXIT_DONE
 
 

@@ -15,6 +15,7 @@ import yaml
 
 from launch.config.request import Request
 from launch.estimate import batch_counts
+from launch.inputs import jsonl_files
 from launch.machine import placement, sysfs
 from launch.machine.detect import Host
 from launch.machine.gpu import GIB
@@ -84,8 +85,7 @@ def next_command(request: Sequence[str], config: Config, host: Host, *words: str
 
     `words` are added to the command: a search for hardware that fits, or -m for a sweep.
     """
-    left_out = ("mode", "find", "format", "verbose")
-    kept = [override for override in request if override.partition("=")[0] not in left_out]
+    kept = _kept(request)
     command = next_steps.command_line("run", *words, *kept)
     if "mode=plan" in words:  # a search, which needs no GPU
         return [f"Next: {command}"]
@@ -99,6 +99,19 @@ def next_command(request: Sequence[str], config: Config, host: Host, *words: str
         command = next_steps.command_line("run", *words, *Request(kept).without("model.path"))
         return [line, f"Or a trial of a tiny model on this CPU: {command} smoke=true"]
     return [line, f"Or a trial on this CPU: {command} smoke=true"]
+
+
+def preview_command(plan: Plan) -> list[str]:
+    """Return the line that shows rows which are not prepared yet; [] if they are, or never are."""
+    if not plan.data_cache or plan.data:
+        return []
+    command = next_steps.command_line("run", *_kept(plan.overrides), "data.preview=5")
+    return [f"Rows as the model sees them: {command}"]
+
+
+def _kept(request: Sequence[str]) -> list[str]:
+    left_out = ("mode", "find", "format", "verbose")
+    return [override for override in request if override.partition("=")[0] not in left_out]
 
 
 def _is_too_large_for(host: Host, config: Config) -> bool:
@@ -121,6 +134,8 @@ def _composition(plan: Plan) -> Facts:
         files = ", ".join(f"{s.weight:.4g} {s.path or s.hub_id}" for s in data.sources)
         files = files or data.path or data.heldout_path or data.hub_id or ""
         text = f"{data.kind} {next_steps.short_path(files)}"
+        if data.kind == "jsonl" and (count := jsonl_files.num_rows(files)) is not None:
+            text += f", {count:,} row{'s' * (count != 1)}"
         if data.kind in ("reasoning", "code"):
             tasks = _tasks(data)
             text = f"{data.num_train} generated problems of {tasks}; {data.num_heldout} held out"

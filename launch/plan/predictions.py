@@ -61,7 +61,7 @@ def _why(plan: Plan) -> str:
         return ""
     if size.completion or plan.config.method.leaves_samples:
         return " (if every answer is as long as allowed)"
-    preparing = "; rows are not prepared yet: data.preview=5" if plan.data_cache else ""
+    preparing = "; rows are not prepared yet" if plan.data_cache else ""
     return f" (if every row has {size.sequence} tokens{preparing})"
 
 

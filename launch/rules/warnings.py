@@ -6,7 +6,9 @@ import math
 from collections.abc import Iterator
 
 from launch.config.conditions import all_met, table
+from launch.estimate.batch_counts import batch
 from launch.estimate.memory import engine_fits
+from launch.estimate.speed import epoch_steps
 from launch.machine import placement
 from launch.rules.setting_rules import FACTS, board
 from launch.schema import Config
@@ -15,6 +17,7 @@ from launch.schema.trainer_args import value_or_none
 
 ALWAYS = {"method.name": "given"}  # a condition that is always met
 ADAPTER_FACTOR = 10  # learning rate of an adapter, in rates of full training (conf/adapter)
+MAX_PASSES, USUAL_PASSES = 50, 3  # over the rows of a file; our choice
 # Limits of data.filter in tokens, which only training phases read.
 LENGTHS = ("min_tokens", "max_tokens", "max_prompt_tokens")
 
@@ -33,7 +36,21 @@ def rule_warnings(c: Config) -> list[str]:
     if keys and not (c.method.trains or c.method.tunes or c.method.has_cycles):
         reason = f"method={c.method.name} has no optimizer steps, so these keys take no effect"
         lines.append(f"{', '.join(keys)}: {reason}.")
-    return [*lines, *_evaluation_warnings(c), *_engine_warnings(c)]
+    return [*lines, *_evaluation_warnings(c), *_engine_warnings(c), *_repeated_rows(c)]
+
+
+def _repeated_rows(c: Config) -> Iterator[str]:
+    """Warn if max_steps repeats the rows of a local file many times."""
+    if not c.method.trains or c.data.kind != "jsonl":
+        return
+    size, max_steps = batch(c), int(value_or_none(c, "max_steps") or 0)
+    steps = epoch_steps(c, size)
+    if steps and max_steps > MAX_PASSES * steps:
+        yield (
+            f"method.args.max_steps={max_steps}: these steps repeat the rows of "
+            f"{c.data.path} {max_steps / steps:,.0f} times. Use: "
+            f"method.args.max_steps={math.ceil(USUAL_PASSES * steps)} for {USUAL_PASSES} times."
+        )
 
 
 def _engine_warnings(c: Config) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import shlex
 import threading
 from http.server import BaseHTTPRequestHandler
@@ -12,6 +13,7 @@ from socketserver import UnixStreamServer
 
 import pytest
 
+from launch.estimate.batch_counts import batch
 from launch.plan import local_copies, plan_page, predictions
 from launch.plan.container import image_reference
 from tests.conftest import composed, host_with, leave_model
@@ -75,6 +77,24 @@ def test_a_plan_that_fits_nowhere_ends_with_a_search(launch):
     lines = launch(*overrides, "mode=plan").out.splitlines()
     words = shlex.split(lines[-1].partition("Next: ")[2])[2:]
     assert sorted(words) == sorted([*overrides, "find=smallest_hardware", "mode=plan"])
+
+
+def test_rows_of_a_file_are_counted(launch, tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n' * 11 + "\n" + '{"text": "b"}')
+    overrides = [
+        "hardware=mi300x",
+        "model=qwen3_4b",
+        "topology=single",
+        "data=jsonl",
+        "data.path=rows.jsonl",
+    ]
+    done = launch(*overrides, "mode=plan")
+    size = batch(composed(*overrides)).sequences
+    assert "jsonl rows.jsonl, 12 rows\n" in done.out
+    steps = json.loads(launch(*overrides, "mode=plan", "format=json").out)["speed"]["steps"]
+    assert steps == math.ceil(12 / size * 3)
+    [preview] = [line for line in done.out.splitlines() if line.endswith("data.preview=5")]
+    assert shlex.split(preview.partition(": ")[2])[2:-1] == overrides
 
 
 def test_targets_have_the_unit_of_the_plan(launch):

@@ -527,6 +527,20 @@ hardware=mi300x method=bench/vllm model=qwen3_8b | none
 """
 
 
+@pytest.mark.parametrize(("overrides", "warned"), [
+    ("max_steps=150", None),
+    ("max_steps=153", "max_steps=9 "),
+    ("num_train_epochs=300", None),
+    ("max_steps=153 data.limit=1", "max_steps=1 "),
+])  # fmt: skip
+def test_steps_that_repeat_the_rows_of_a_file(tmp_path, overrides, warned):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"text": "a"}\n' * 11 + "\n" + '{"text": "b"}')
+    words = f"QWEN topology=single data=jsonl data.path={path} method.args.{overrides}"
+    lines = rule_warnings(config_of(words))
+    assert len(lines) == (warned is not None) and all(warned in line for line in lines)
+
+
 @pytest.mark.parametrize(("overrides", "words"), rows(WARNINGS))
 def test_warning(overrides, words):
     config = config_of(overrides)
