@@ -154,17 +154,27 @@ def _method(config: Config) -> str:
         return textwrap.shorten(", ".join([config.method.name, *values]), MAX_VALUES)
     adapter = "all weights" if config.adapter.rank is None else f"adapter {config.adapter.name}"
     trained = f"{adapter}, " if config.method.trains else ""
-    return f"{config.method.name}, {trained}{config.precision.name}, {_batch(config)}"
+    compute, weights = config.precision.compute, config.precision.weights
+    dtypes = config.precision.name
+    if config.method.trains and compute != weights:
+        dtypes = f"{compute} products, {weights} weights"
+    return f"{config.method.name}, {trained}{dtypes}, {_batch(config)}"
 
 
 def _batch(config: Config) -> str:
     batch = batch_counts.batch(config)
     if not config.method.trains:
-        samples = int(value_or_none(config, "samples_per_prompt"))
-        return f"{batch.per_device} problems at a time, {samples} answer{'s' * (samples != 1)} each"
+        samples, tokens = (
+            int(value_or_none(config, name)) for name in ("samples_per_prompt", "max_new_tokens")
+        )
+        answers = f"{samples} answer{'s' * (samples != 1)} each, up to {tokens} tokens"
+        return f"{batch.per_device} problems at a time, {answers} (method.args.max_new_tokens)"
     accumulated = f" x {batch.accumulation} accumulated" if batch.accumulation > 1 else ""
     factors = f"{_devices(config, batch.ranks)} x {batch.per_device}{accumulated}"
-    return f"{batch.sequences} sequences per step ({factors}), up to {batch.sequence} tokens each"
+    length = f"up to {batch.sequence} tokens each"
+    if batch.completion:
+        length = f"answers up to {batch.completion} tokens (method.args.max_completion_length)"
+    return f"{batch.sequences} sequences per step ({factors}), {length}"
 
 
 def _devices(config: Config, number: int) -> str:

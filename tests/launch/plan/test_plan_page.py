@@ -79,6 +79,17 @@ def test_a_plan_that_fits_nowhere_ends_with_a_search(launch):
     assert sorted(words) == sorted([*overrides, "find=smallest_hardware", "mode=plan"])
 
 
+@pytest.mark.parametrize(("overrides", "words"), [
+    ("method=sft", "bf16 products, fp32 weights, "),
+    ("method=sft precision.weights=bf16", "weights, bf16, "),
+    ("method=grpo", "answers up to 512 tokens (method.args.max_completion_length)"),
+    ("method=evaluate", "1 answer each, up to 512 tokens (method.args.max_new_tokens)"),
+])  # fmt: skip
+def test_types_and_lengths_of_the_method(overrides, words):
+    config = composed("hardware=mi300x", "model=qwen3_4b", *overrides.split())
+    assert words in plan_page._method(config)
+
+
 def test_rows_of_a_file_are_counted(launch, tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n' * 11 + "\n" + '{"text": "b"}')
     overrides = [

@@ -538,7 +538,8 @@ def test_steps_that_repeat_the_rows_of_a_file(tmp_path, overrides, warned):
     path.write_text('{"text": "a"}\n' * 11 + "\n" + '{"text": "b"}')
     words = f"QWEN topology=single data=jsonl data.path={path} method.args.{overrides}"
     lines = rule_warnings(config_of(words))
-    assert len(lines) == (warned is not None) and all(warned in line for line in lines)
+    assert len(lines) == (warned is not None)
+    assert all(warned in line for line in lines)
 
 
 @pytest.mark.parametrize(("overrides", "words"), rows(WARNINGS))
