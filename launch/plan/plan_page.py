@@ -245,7 +245,11 @@ def _needs(plans: list[Plan], host: Host | None) -> Facts:
     if host is None:
         return []
     facts: Facts = []
-    for label, state in (("image", local_copies.image), ("weights", local_copies.weights)):
+    states = (
+        *(("image", local_copies.image), ("build", local_copies.build_command)),
+        ("weights", local_copies.weights),
+    )
+    for label, state in states:
         texts = [text for plan in plans if (text := state(plan.config, host))]
         facts += repeated(label, list(dict.fromkeys(texts)))
     return facts

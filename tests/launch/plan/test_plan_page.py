@@ -72,6 +72,14 @@ def test_a_suggested_trial_fits_this_machine(tmp_path, overrides, memory_gb, is_
     assert (request[1] in trial) == is_suggested
 
 
+@pytest.mark.parametrize("hardware", ["mi50", "mi300x"])
+def test_an_image_that_is_not_checked_can_be_built(launch, monkeypatch, hardware):
+    monkeypatch.setenv("DOCKER_HOST", "unix:///no/such/engine")
+    lines = launch(f"hardware={hardware}", "mode=plan").out.splitlines()
+    image = composed(f"hardware={hardware}").container.name
+    assert f"  build       python containers/build.py image={image}" in lines
+
+
 def test_a_plan_that_fits_nowhere_ends_with_a_search(launch):
     overrides = ["hardware=mi50", "model=llama3_1_70b", "topology=single"]
     lines = launch(*overrides, "mode=plan").out.splitlines()
@@ -152,6 +160,8 @@ def test_whether_the_image_is_built(engine, tmp_path):
     assert local_copies.image(config, asked).endswith("on this machine, 23.4 GB")
     assert local_copies.build_command(config, asked) is None
     assert "not checked" in local_copies.image(config, absent)
+    unpublished = composed("hardware=mi50", "runtime=docker")
+    assert local_copies.image(unpublished, absent).endswith("; base size not published")
     assert local_copies.image(composed("hardware=mi300x", "runtime=local"), asked) is None
 
 
