@@ -98,6 +98,20 @@ def test_types_and_lengths_of_the_method(overrides, words):
     assert words in plan_page._method(config)
 
 
+@pytest.mark.parametrize(("overrides", "words"), [
+    ("method.args.save_total_limit=null", "every 100 steps (at most "),
+    ("method.args.save_steps=0.1 method.args.max_steps=400", "every 40 steps "),
+    ("method.args.max_steps=40", None),  # only at the end
+    ("method.args.save_strategy=no", None),
+])  # fmt: skip
+def test_steps_between_checkpoints(launch, overrides, words):
+    request = ["hardware=mi300x", "model=qwen3_4b", *overrides.split()]
+    lines = launch(*request, "mode=plan").out.splitlines()
+    saves = [line for line in lines if line.startswith("  saves ")]
+    assert len(saves) == (words is not None)
+    assert all(words in line for line in saves)
+
+
 def test_rows_of_a_file_are_counted(launch, tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n' * 11 + "\n" + '{"text": "b"}')
     overrides = [
