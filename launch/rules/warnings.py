@@ -47,8 +47,8 @@ def _repeated_rows(c: Config) -> Iterator[str]:
     steps = epoch_steps(c, size)
     if steps and max_steps > MAX_PASSES * steps:
         yield (
-            f"method.args.max_steps={max_steps}: these steps repeat the rows of "
-            f"{c.data.path} {max_steps / steps:,.0f} times. Use: "
+            f"method.args.max_steps={max_steps}: these steps repeat the rows of data.path "
+            f"{max_steps / steps:,.0f} times. Use: "
             f"method.args.max_steps={math.ceil(USUAL_PASSES * steps)} for {USUAL_PASSES} times."
         )
 
