@@ -30,7 +30,7 @@ import docker
 import docker.errors
 import requests
 
-from containers import engine, fetch, images, push, verify
+from containers import causes, engine, fetch, images, push, verify
 from containers.fetch import LAST_LINES, BuildFailed
 from containers.images import FOLDER, LABEL, OCI, Image
 from containers.progress import Phase, Progress
@@ -239,8 +239,8 @@ def build_failure(
     reason = fetch.error_lines(output) or [*output[-LAST_LINES:], explanation]
     log = f"The complete output is in {log_file(image)}"
     message = "\n".join([f"The build of {image.name} failed:", *reason, log])
-    if "no space left on device" in message.lower():
-        return HostError(f"{message}\nFree space on docker's disk, for example: docker image prune")
+    if full := causes.full_disk("\n".join([*lines, explanation]), "Docker's disk", engine.FREE):
+        return HostError(f"{message}\n{full}")
     if "hash differs" in message:
         message += f"\nTo fetch the files again, delete {wheels}."
     return BuildFailed(message)
@@ -270,7 +270,7 @@ def make(client: docker.DockerClient, request: Request, progress: Progress) -> N
             phase.result = f"{client.images.get(image_id).attrs['Size'] / 1e9:.2f} GB with its base"
         with progress.phase("probe") as phase:
             probed = verify.probe(client, image_id)
-            compare(request, probed, progress)
+            compare(request, client.images.get(image_id), probed, progress)
             phase.result = verify.summary(probed)
         # The labels contain the probe's results, so add them and the name after the probe.
         replaced = engine.find(client, image.local_reference)
@@ -301,8 +301,9 @@ def name(
 # ---- The command
 
 
-def compare(request: Request, probed: Mapping[str, Any], progress: Progress) -> None:
-    for note in verify.check_entry(request.image, probed, base_replaced=bool(request.base)):
+def compare(request: Request, built: Any, probed: Mapping[str, Any], progress: Progress) -> None:
+    env = verify.environment(built)
+    for note in verify.check_entry(request.image, probed, bool(request.base), env):
         progress.say(note)
 
 
@@ -323,7 +324,7 @@ def check(client: docker.DockerClient, request: Request, progress: Progress) -> 
         with progress.phase("probe") as phase:
             probed = verify.probe(client, existing.id)
             phase.result = verify.summary(probed)
-        compare(request, probed, progress)
+        compare(request, existing, probed, progress)
         label = json.loads(existing.labels[f"{LABEL}.probe"])
         keys = sorted(k for k in label.keys() | probed.keys() if label.get(k) != probed.get(k))
         reason = f"its labels differ from its contents in {', '.join(keys)}" if keys else ""
@@ -343,7 +344,7 @@ def run(request: Request, progress: Progress) -> None:
     existing = None if request.no_cache else engine.find(client, image.local_reference)
     reason = outdated(client, request, existing) if existing is not None else "it is missing"
     if existing is not None and not reason:
-        compare(request, json.loads(existing.labels[f"{LABEL}.probe"]), progress)
+        compare(request, existing, json.loads(existing.labels[f"{LABEL}.probe"]), progress)
         progress.say(f"{image.local_reference} is up to date")
     else:
         if existing is not None:

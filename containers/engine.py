@@ -16,6 +16,7 @@ import docker
 import docker.errors
 import requests
 
+from containers import causes
 from containers.images import LABEL
 from launch.core.errors import HostError
 
@@ -23,6 +24,7 @@ ROLE = f"{LABEL}.role"  # label of every container that a build starts
 # Label of a build's images. Its value is the build's id, used to find and remove leftovers,
 # or COMPLETE for the final image.
 BUILD, COMPLETE = f"{LABEL}.build", "complete"
+FREE = "Free space on it, for example: docker image prune"
 PYTHON = "python3"  # the command in every base image
 TRIES = 100
 NOT_FOUND, CONFLICT = 404, 409
@@ -108,12 +110,17 @@ def find_or_pull(client: docker.DockerClient, reference: str, show: Show) -> Any
     try:
         pull(client, reference, show)
     except docker.errors.APIError as error:
-        raise HostError(
-            f"The image {reference} cannot be pulled: {error.explanation or error}\n"
+        reason = str(error.explanation or error)
+        proxy = "https://docs.docker.com/engine/daemon/proxy"
+        remedy = (
             "If its registry requires a login, run docker login. Or use a mirror: "
             "containers/build.py base=<reference>. If this machine needs a proxy, configure it in "
-            "the engine: https://docs.docker.com/engine/daemon/proxy"
-        ) from error
+            f"the engine: {proxy}"
+        )
+        if causes.PROXY.search(reason):
+            remedy = f"The engine's proxy failed. Correct it: {proxy}"
+        remedy = causes.full_disk(reason, "Docker's disk", FREE) or remedy
+        raise HostError(f"The image {reference} cannot be pulled: {reason}\n{remedy}") from error
     return client.images.get(reference)
 
 

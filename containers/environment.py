@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from containers import in_image
+from containers import causes, in_image
 from containers.install import CPU_INDEX, HASHED, PYCOSAT
 from launch.core.errors import EXIT_DONE, EXIT_INTERRUPTED, HostError, UserError
 
@@ -282,10 +282,14 @@ class Progress:
         remark = "" if not status else "  not installed" if step.optional else "  failed"
         print(f"      {time.monotonic() - started_s:.1f} s{remark}", flush=True)
         if status and not step.optional:
-            last_lines = "\n".join(self.log.read_text(errors="replace").splitlines()[-8:])
+            log = self.log.read_text(errors="replace")
+            last_lines, attempt = "\n".join(log.splitlines()[-8:]), log.rpartition("\n$ ")[2]
+            disk = f"The disk of {self.log.parent} or of TMPDIR"
+            full = causes.full_disk(attempt, disk, "Free space on it.")
+            remedy = full or causes.wrong_proxy(attempt, os.environ) or step.remedy
             raise HostError(
                 f"{step.title} could not be installed. The last lines of {self.log}:\n"
-                f"{last_lines}\n{step.remedy}"
+                f"{last_lines}\n{remedy}"
             )
         return not status
 

@@ -23,7 +23,7 @@ from urllib.parse import unquote, urlsplit
 
 import docker
 
-from containers import engine
+from containers import causes, engine
 from containers.environment import pip_options
 from containers.images import FOLDER, SHARED, Image
 from launch.core.errors import HostError
@@ -250,13 +250,25 @@ def download(
             lines,
             "Use a network that reaches an index with the file, or set PIP_FIND_LINKS=<folder with "
             "the file>.",
+            settings,
         )
 
 
-def failed(code: int, lines: list[str], remedy: str) -> Exception:
-    """Return install.py's error as BuildFailed for exit code 4, else as HostError with `remedy`."""
+def failed(code: int, lines: list[str], remedy: str, settings: Mapping[str, str] = {}) -> Exception:
+    """Return install.py's error: HostError for a cause outside the locks, else BuildFailed.
+
+    `remedy` applies unless a disk is full or the proxy in `settings` fails.
+    """
+    output = "\n".join(lines)
     message = "\n".join(error_lines(lines) or lines[-LAST_LINES:])
-    return BuildFailed(message) if code == 4 else HostError(f"{message}\n{remedy}")
+    full = causes.full_disk(
+        output,
+        f"Docker's disk or that of {cache()}",
+        f"{engine.FREE}, or use another XDG_CACHE_HOME.",
+    )
+    if code == 4 and not full:
+        return BuildFailed(message)
+    return HostError(f"{message}\n{full or causes.wrong_proxy(output, settings) or remedy}")
 
 
 def error_lines(lines: list[str]) -> list[str]:

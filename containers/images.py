@@ -59,6 +59,8 @@ class Image:
     pushed: str  # repository:tag@sha256:... written by `push=`, or `unbuilt`
     # tool of containers/tools.py -> present or unknown; an image has no other tool
     tools: dict[str, str] = field(default_factory=dict)
+    # environment variables of the base that change how a run computes or communicates
+    env: dict[str, str] = field(default_factory=dict)
     download_gb: str = UNKNOWN  # size of the base, compressed
 
     @property
@@ -128,6 +130,11 @@ def entry(name: str, content: Any, lock: Path = LOCK) -> Image:
             values[key] = tuple(value) if isinstance(value, (list, tuple)) else value
             if type(values[key]) is not tuple or not all(isinstance(v, str) for v in values[key]):
                 faults[key] = "must be a list of strings"
+        elif key == "env":
+            if not isinstance(value, dict) or not all(
+                isinstance(part, str) for pair in value.items() for part in pair
+            ):
+                faults[key] = "must map names of variables to strings"
         elif str(declaration.type).startswith("dict"):
             states = value.items() if isinstance(value, dict) else [("", "")]
             if any(tool not in TOOLS or state not in (PRESENT, UNKNOWN) for tool, state in states):

@@ -1,8 +1,9 @@
-"""Print the phases of a build with their times, and show the current activity on a terminal."""
+"""Print the phases of a build with their times and, at intervals, the current activity."""
 
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,15 +12,20 @@ from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
+QUIET_S = 30.0  # longest silence of a log file; a terminal shows every activity
+WIDTH = 60  # of a result or activity
+
 
 @dataclass
 class Phase:
     name: str
     status: Status
     result: str = ""
+    activity: str = "started"
 
     def say(self, text: str) -> None:
-        """Show the current activity, if the output is a terminal."""
+        """Show the current activity at once on a terminal, else within QUIET_S."""
+        self.activity = text.strip()
         line = f"{self.name:<6} {text.strip()}"
         self.status.update(Text(line, no_wrap=True, overflow="ellipsis"))
 
@@ -30,11 +36,27 @@ class Progress:
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[Phase]:
-        started_s = time.monotonic()
+        started_s, ended = time.monotonic(), threading.Event()
+
+        def line(text: str) -> str:
+            return f"{name:<6} {text:<{WIDTH}} {time.monotonic() - started_s:6.1f} s"
+
+        def repeat() -> None:
+            while not ended.wait(QUIET_S):
+                self.say(line(f"... {phase.activity}"[:WIDTH]))
+
         with self.console.status(name) as status:
             phase = Phase(name, status)
-            yield phase
-        self.say(f"{name:<6} {phase.result:<60} {time.monotonic() - started_s:6.1f} s")
+            repeater = threading.Thread(target=repeat, daemon=True)
+            if not self.console.is_terminal:
+                repeater.start()
+            try:
+                yield phase
+            finally:
+                ended.set()
+                if repeater.is_alive():
+                    repeater.join()
+        self.say(line(phase.result))
 
     def say(self, text: str) -> None:
         self.console.print(text, soft_wrap=True)

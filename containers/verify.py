@@ -27,6 +27,11 @@ def probe(client: docker.DockerClient, image: str) -> dict[str, Any]:
     return versions
 
 
+def environment(image: Any) -> dict[str, str]:
+    """Return the environment variables that an image sets."""
+    return dict(pair.split("=", 1) for pair in image.attrs["Config"].get("Env") or [])
+
+
 def release(version: str) -> tuple[int, ...]:
     """Return the numbers of a version: 2.13.0+rocm7.2 -> (2, 13, 0).
 
@@ -56,7 +61,9 @@ def summary(probed: Mapping[str, Any]) -> str:
     return ", ".join([f"{name} {probed[name]}" for name in names] + targets)
 
 
-def check_entry(image: Image, probed: Mapping[str, Any], base_replaced: bool) -> list[str]:
+def check_entry(
+    image: Image, probed: Mapping[str, Any], base_replaced: bool, env: Mapping[str, str] = {}
+) -> list[str]:
     """Return notes for the user. Raises BuildFailed if the image contradicts the lock.
 
     With base=, the image may have another Python, since the locks support several versions.
@@ -76,6 +83,11 @@ def check_entry(image: Image, probed: Mapping[str, Any], base_replaced: bool) ->
     if any(gfx not in ("cpu", *compiled) for gfx in image.gfx):
         stated, actual = ", ".join(image.gfx), ", ".join(compiled) or NONE
         differences.append(f"gfx: the lock says {stated}, the image has {actual}")
+    for name, stated in image.env.items():
+        if env.get(name) != stated:
+            # Runs set the lock's value themselves, so this is no reason to fail.
+            line = f"env.{name}: the lock says {stated}, the image has {env.get(name, NONE)}"
+            notes.append(f"note: {line}")
     if differences:
         fields = "\n".join(f"  {line}" for line in differences)
         raise BuildFailed(

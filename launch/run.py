@@ -34,7 +34,7 @@ from launch.core.errors import (
     UserError,
     os_error_text,
 )
-from launch.execution import row_preview, slurm, terminal
+from launch.execution import kubernetes, row_preview, slurm, terminal
 from launch.execution.execute import check_host, execute
 from launch.machine import detect
 from launch.plan import plan_page, rundir, show
@@ -67,6 +67,7 @@ def run(overrides: list[str]) -> int:
     config, warnings = prepare(config, request.keys)
     check_files(config, all_lines=config.mode == Mode.run)
     warnings = [*request.warnings, *warnings]
+    kubernetes.check(config, host, request)
     if config.data.preview and config.mode == Mode.run:
         return row_preview.run(choose(config, host), host, warnings, request)
     if config.method.kind == "chat" and config.mode == Mode.run:
@@ -100,18 +101,24 @@ def run_pipeline(config: Config, request: Request) -> int:
 
 def show_plan(plan: Plan, host: detect.Host, search_result: dict[str, Any] | None) -> int:
     """Show the plan, the result of find=, changes if the run does not fit, and the next command."""
-    config, on_slurm = plan.config, plan.config.runtime.name == "slurm"
+    config, runtime = plan.config, plan.config.runtime.name
     advice, change = fit.advice(plan, host)
     warnings = [*plan.warnings, *([advice] if advice else [])]
     plan = dataclasses.replace(plan, warnings=warnings, faster=faster(config, host))
 
     def content() -> dict[str, Any]:
-        planned = as_json(plan) | ({"script": slurm.script(plan, host)} if on_slurm else {})
+        planned = as_json(plan)
+        if runtime == "slurm":
+            planned["script"] = slurm.script(plan, host)
+        if runtime == "kubernetes":
+            planned["manifest"] = kubernetes.manifest(plan, host)
         return {**planned, **({"found": search_result} if search_result else {})}
 
     show.show(config, content, lambda: plan_page.page(plan, host, config.verbose))
-    if on_slurm and config.verbose:
+    if runtime == "slurm" and config.verbose:
         show.say(config, f"\n{slurm.SCRIPT}:\n{slurm.script(plan, host)}")
+    if runtime == "kubernetes":
+        show.say(config, f"manifest:\n{kubernetes.as_yaml(plan, host)}")
     show.print_warnings(config, warnings)
     if search_result:
         show.say_lines(config, search_result["said"][: None if config.verbose else MAX_SAID])

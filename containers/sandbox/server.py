@@ -4,8 +4,8 @@
 
 Each line of stdin is a job, {"language", "code", "tests"}. Each line of stdout is a job's verdict,
 {"passed", "total", "error"}. A test is {"call", "expected"} or {"check"} (Python), or {"stdin",
-"stdout"}. The code never sees the expected value. `error` is set if the code was stopped (time,
-memory, processes, output, a signal), but not if an answer is wrong.
+"stdout"}. The code never sees the expected value or the check. `error` is set if the code was
+stopped (time, memory, processes, output, a signal), but not if an answer is wrong.
 
 The code cannot send signals to this process, because the kernel protects PID 1. The code can
 neither trace this process nor open its files, because it is not dumpable. After each test, this
@@ -26,11 +26,15 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 PR_SET_DUMPABLE = 4  # linux/prctl.h
+IOPRIO_WHO_PROCESS = 1  # linux/ioprio.h
+SCHED_ATTR_SIZE = 56  # linux/sched/types.h
+# Numbers of system calls without a function in Python: those of x86-64, or asm-generic/unistd.h.
+SCHED_GETATTR, IOPRIO_GET = (315, 252) if os.uname().machine == "x86_64" else (275, 31)
 LIBC = ctypes.CDLL(None)
 # Kernel counts of how often a limit of the container was reached: (file, key) in cgroup v2 and v1.
 COUNTS = {
@@ -39,6 +43,7 @@ COUNTS = {
 }
 TMP = Path("/tmp")
 PROGRAM = TMP / "program"
+JUDGE = Path(__file__).with_name("judge.py")
 POLL_S = 0.002
 NUM_FILES = 256  # limit of open files
 ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8"}
@@ -53,8 +58,10 @@ EMPTY = {
     "cpp": "int main() { return 0; }",
     "rust": "fn main() {}",
 }
+SHARE_OF_FURTHER_TEST = 0.1  # of the time limit; a test takes at least the start of a Python
+MAX_TIME_FACTOR = 6.0  # so that code that hangs does not hold up a worker for long
 FIRST_COMPILATION_S = 60.0  # workers compile at the same time, and the disk may be slow
-# Program that runs a Python test. The code's own output goes to stderr, the value to stdout.
+# Program that makes a call. The code's own output goes to stderr, the value to stdout.
 EVALUATE = """
 import json, os, sys
 job = json.load(sys.stdin)
@@ -62,7 +69,7 @@ answer = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)
 space = {"__name__": "program"}
 exec(compile(job["code"], "program.py", "exec"), space)
-value = eval(job["call"], space) if "call" in job else exec(job["check"], space)
+value = eval(job["call"], space)
 json.dump({"value": value}, answer)
 answer.flush()
 """
@@ -70,7 +77,7 @@ answer.flush()
 
 @dataclass(frozen=True)
 class Limits:
-    time_s: float  # of one job: compiler and all tests
+    time_s: float  # of one job with one test; see job_time_s
     memory_bytes: int  # limit of the address space of one process
     output_bytes: int  # limit of a program's stdout and of each file
     disk_bytes: int  # the largest file that a compiler may write
@@ -106,6 +113,7 @@ def judge(job: dict[str, Any], languages: list[str], limits: Limits) -> dict[str
             "passed": 0,
             "error": f"the sandbox has no {job['language']}, only {', '.join(languages)}",
         }
+    limits = replace(limits, time_s=job_time_s(limits.time_s, len(job["tests"])))
     deadline, passed, error = time.monotonic() + limits.time_s, 0, None
     try:
         compiled = None
@@ -127,6 +135,11 @@ def judge(job: dict[str, Any], languages: list[str], limits: Limits) -> dict[str
     except Stopped as stop:
         error = error or str(stop)
     return {"passed": passed, "error": error}
+
+
+def job_time_s(time_s: float, num_tests: int) -> float:
+    """Return the wall-clock limit of a job: compilation and all tests."""
+    return time_s * min(1 + SHARE_OF_FURTHER_TEST * (num_tests - 1), MAX_TIME_FACTOR)
 
 
 def compiles(language: str, limits: Limits) -> bool:
@@ -169,7 +182,8 @@ def passes(
     if compiled is not None:
         raise Wrong("a test that calls Python")
     question = {"code": code} | {key: test[key] for key in ("call", "check") if key in test}
-    output = run([*PYTHON, "-c", EVALUATE], json.dumps(question).encode(), deadline, limits)
+    argv = [*PYTHON, *([str(JUDGE)] if "check" in test else ["-c", EVALUATE])]
+    output = run(argv, json.dumps(question).encode(), deadline, limits)
     try:
         value = json.loads(output)["value"]
         return "check" in test or same(value, test["expected"])
@@ -210,7 +224,7 @@ def run(
     size = limits.disk_bytes if compiling else limits.output_bytes
     # Use files in memory, because RLIMIT_FSIZE limits them, and nobody has to read them meanwhile.
     source, output, errors = (os.memfd_create(name) for name in ("stdin", "stdout", "stderr"))
-    counts, limits_before = limit_counts(), own_limits()
+    counts, settings_before = limit_counts(), own_settings()
     try:
         os.write(source, stdin)
         os.lseek(source, 0, os.SEEK_SET)
@@ -237,8 +251,8 @@ def run(
             time.sleep(POLL_S)
         code = process.returncode
         kill_all()
-        if own_limits() != limits_before:
-            sys.exit("the code changed this process's limits, which would affect the next job")
+        if own_settings() != settings_before:
+            sys.exit("the code changed limits or scheduling that later jobs would inherit")
         # kill_all has already waited for the process
         process.returncode = -signal.SIGKILL if code is None else code
         full = any(os.fstat(file).st_size >= size for file in (output, errors))
@@ -270,13 +284,18 @@ def reason_for_stop(
     return f"killed by {signal.Signals(-code).name}" if code < 0 else None
 
 
-def own_limits() -> list[tuple[int, int]]:
-    """Return the resource limits of this process, which the code could change."""
-    return [
-        resource.getrlimit(getattr(resource, name))
-        for name in dir(resource)
-        if name.startswith("RLIMIT_")
-    ]
+def own_settings() -> list[Any]:
+    """Return resource limits and scheduling of this process.
+
+    The code may change them, since it has the same user. Later jobs would inherit them, and this
+    process lacks the capability to restore them.
+    """
+    names = [name for name in dir(resource) if name.startswith("RLIMIT_")]
+    limits = [resource.getrlimit(getattr(resource, name)) for name in names]
+    attributes = ctypes.create_string_buffer(SCHED_ATTR_SIZE)  # policy, nice, priority, clamps
+    LIBC.syscall(SCHED_GETATTR, 0, attributes, SCHED_ATTR_SIZE, 0)
+    io_priority = LIBC.syscall(IOPRIO_GET, IOPRIO_WHO_PROCESS, 0)
+    return [limits, attributes.raw, io_priority, os.sched_getaffinity(0)]
 
 
 def limit_counts() -> dict[str, int]:

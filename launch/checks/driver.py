@@ -6,7 +6,8 @@ import re
 
 from containers import images
 from launch.checks.facts import Facts
-from launch.checks.finding import Finding, fail, judge, passed, unknown, warn
+from launch.checks.finding import Finding, fail, fail_or_warn, judge, passed, unknown, warn
+from launch.machine.detect import DKMS, IN_TREE
 from launch.machine.sysfs import is_folder
 
 # fmt: off
@@ -25,6 +26,7 @@ CAME_WITH = {
 # AMD promises compatibility for a year. Its matrix has pairs up to 13 months apart (6.2 with 7.0).
 MAX_MONTHS_APART = 13
 MATRIX = "AMD's user and kernel-space support matrix"
+LEGACY_IPC = "HSA_ENABLE_IPC_MODE_LEGACY"
 # Ubuntu's kernels with the fixes for Strix Halo (AMD's documentation).
 UBUNTU_HWE = re.compile(r"6\.17\.\d+-\d+-(generic|oem)")
 FIRMWARE_REMEDY = (
@@ -73,6 +75,19 @@ def amdgpu_driver(facts: Facts) -> Finding:
     reading = f"amdgpu {number} of ROCm {came_with}, released {apart} months apart from ROCm {rocm}"
     finding = judge(reading, apart <= MAX_MONTHS_APART, remedy, "")
     return finding.expecting(f"a driver within a year of the image's ROCm {rocm}")
+
+
+def gpu_ipc(facts: Facts) -> Finding | None:
+    """Compare the mode in which processes share GPU memory with the modes of the driver."""
+    if len(facts.amd_gpus) < 2:
+        return None
+    driver, value = facts.host.amdgpu, facts.host.environ.get(LEGACY_IPC)
+    suits = "1" if driver == DKMS else "0"
+    reading = f"{driver}, {LEGACY_IPC} {'unset' if value is None else f'is {value}'}"
+    if value in (None, suits):
+        return passed(reading)
+    remedy = f"unset {LEGACY_IPC} (or user_env.{LEGACY_IPC}), because runs set it to {suits}"
+    return fail_or_warn(driver == IN_TREE, reading, remedy)
 
 
 def rocm_version(facts: Facts) -> Finding | None:

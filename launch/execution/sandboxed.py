@@ -26,6 +26,7 @@ from docker.utils.socket import STDOUT, frames_iter
 from containers import engine as images_engine
 from containers import images
 from containers.images import LABEL
+from containers.sandbox.server import job_time_s
 from launch.core.errors import HostError
 from launch.execution import docker_engine
 from launch.machine.detect import Host
@@ -61,10 +62,10 @@ class Worker:
         image: str,
         host: Host,
         log: Path,
-        job_s: float,
+        time_s: float,
     ) -> None:
         self.create = functools.partial(docker_engine.create, client, spec, image, host)
-        self.name, self.log, self.job_s = spec.name, log, job_s
+        self.name, self.log, self.time_s = spec.name, log, time_s
         self.closed = False
         self.start()
 
@@ -91,7 +92,7 @@ class Worker:
         """Return a job's verdict. Raises HostError if a lost container cannot be replaced."""
         with contextlib.suppress(OSError):  # the container has exited, so there will be no answer
             self.stream._sock.sendall(json.dumps(job).encode() + b"\n")
-        verdict = self._answer(self.job_s + GRACE_S)
+        verdict = self._answer(job_time_s(self.time_s, len(job["tests"])) + GRACE_S)
         if verdict is None:
             self.kill()
             if not self.closed:
@@ -138,7 +139,7 @@ class SandboxProcess:
     def __init__(
         self, client: docker.DockerClient, plan: Plan, process: Process, host: Host, log: Path
     ) -> None:
-        spec, job_s = plan.containers[process.name], plan.config.method.sandbox.time_s
+        spec, time_s = plan.containers[process.name], plan.config.method.sandbox.time_s
         assert spec.confinement is not None
         self.error: str | None = None
         self.stopped = threading.Event()
@@ -153,7 +154,7 @@ class SandboxProcess:
             labels = {**spec.labels, f"{LABEL}.process": name}
             copy_name = container_name(plan.run_dir, name)
             copy_spec = dataclasses.replace(spec, name=copy_name, labels=labels)
-            futures.append(self.pool.submit(Worker, client, copy_spec, image, host, log, job_s))
+            futures.append(self.pool.submit(Worker, client, copy_spec, image, host, log, time_s))
         try:
             wait(futures)
             # Collect the others before a failed one raises, so that remove() kills them.

@@ -32,7 +32,7 @@ def check_key(config: Config, environ: Mapping[str, str]) -> None:
     """
     # A container gets only the variables of the shell that are in runtime.secrets, and not the
     # user's home directory.
-    in_container = config.runtime.on_node == "docker"
+    in_container = config.runtime.on_node != "local"
     variables = {**({} if in_container else environ), **config.user_env}
     if config.tracking.name != "wandb" or variables.get(MODE) in WITHOUT_A_KEY:
         return
@@ -42,7 +42,7 @@ def check_key(config: Config, environ: Mapping[str, str]) -> None:
     has_key = any(HOST in path.read_text(errors="replace") for path in paths if path.is_file())
     if not in_container and (other_login or has_key):
         return
-    if not environ.get(KEY):
+    if not environ.get(KEY) and config.runtime.name != "kubernetes":  # whose Secret has the key
         problem = f": {KEY} is not set in your shell. Use: export {KEY}=<your key>"
     elif in_container and KEY not in config.runtime.secrets:
         secrets = ",".join([*config.runtime.secrets, KEY])

@@ -16,7 +16,7 @@ from launch.core.errors import HostError
 from launch.machine import kfd, masks, nvidia
 from launch.machine.gpu import GIB
 from launch.machine.gpu import Gpu as Gpu
-from launch.machine.sysfs import as_number, status_of, text
+from launch.machine.sysfs import as_number, is_folder, status_of, text
 from launch.schema import Hardware
 from launch.schema.enums import Vendor
 
@@ -24,6 +24,7 @@ SIMILAR = "Use: hardware=<a similar group>"
 # Minimum share of hardware.memory_gb that a GPU shows, because firmware reserves a little.
 MIN_SHARE = 0.97
 MIN_SHARE_UNIFIED = 0.90  # the same for memory that the system uses too
+DKMS, IN_TREE = "amdgpu-dkms", "the kernel's own amdgpu"
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class Host:
     member_of: tuple[int, ...] = ()  # gids of the caller's groups
     # Device nodes that a container may get, with the gid that may open each; None if anybody may.
     device_nodes: dict[str, int | None] = field(default_factory=dict)
+    amdgpu: str | None = None  # the driver: DKMS, IN_TREE, or None if it is not loaded
     selinux: bool = False  # whether SELinux is enforcing
     listening: frozenset[int] = frozenset()  # TCP ports in use
     sysroot: str = "/"  # folder that the facts were read from
@@ -172,10 +174,18 @@ def host(python: str, sysroot: str = "/") -> Host:
         gids=group_ids(root / "etc/group"),
         member_of=(os.getgid(), *os.getgroups()),
         device_nodes=device_nodes(root),
+        amdgpu=amdgpu(root / "sys/module/amdgpu"),
         selinux=text(root / "sys/fs/selinux/enforce") == "1",
         listening=listening_ports(root),
         sysroot=sysroot,
     )
+
+
+def amdgpu(module: Path) -> str | None:
+    """Return which amdgpu driver is loaded. Only AMD's package gives it a version."""
+    if not is_folder(module):
+        return None
+    return DKMS if text(module / "version") else IN_TREE
 
 
 def listening_ports(root: Path) -> frozenset[int]:

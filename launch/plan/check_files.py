@@ -228,7 +228,7 @@ def _check_package(
 
     `remedy` is an override that does not need it, and `requirements` a file in containers/cpu.
     """
-    if config.runtime.on_node == "docker":
+    if config.runtime.on_node != "local":
         image = images.load().get(config.container.name)  # None for the user's own image
         locks = [(images.FOLDER / lock).read_text() for lock in image.locks] if image else []
         if image and not any(f"\n{package}==" in lock for lock in locks):

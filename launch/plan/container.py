@@ -203,7 +203,7 @@ def mounts(config: Config, host: Host, run_dir: Path, secrets: bool) -> list[Mou
         str(config.data.cache or ""): "prepared rows",
     }
     sources = [(str(ROOT), True, "code")]
-    sources += [(str(Path(path)), True, reason) for path, reason in _inputs(config, host)]
+    sources += [(str(Path(path)), True, reason) for path, reason in inputs(config, host)]
     sources += [(path, False, reason) for path, reason in writable.items() if path]
     sources += _hub_folders(config, host)
     for path, _, reason in sources:
@@ -240,11 +240,11 @@ def _hub_folders(config: Config, host: Host) -> list[tuple[str, bool, str]]:
     return folders
 
 
-def _inputs(config: Config, host: Host) -> list[tuple[str, str]]:
+def inputs(config: Config, host: Host) -> list[tuple[str, str]]:
     """Return (path, reason) of every file and directory that the run reads."""
     data, model, method = config.data, config.model, config.method
     converter, pipeline = (value_or_none(config, name) for name in ("gguf_converter", "reuse"))
-    inputs = [
+    paths = [
         (data.path, "data"),
         (data.heldout_path, "held-out data"),
         (model.path, "model"),
@@ -254,25 +254,25 @@ def _inputs(config: Config, host: Host) -> list[tuple[str, str]]:
     if data.kind == "samples" and data.path:
         files = sample_files.files(data.path)
         targets = [file for file in files if not Path(file).is_relative_to(data.path)]
-        inputs += [(file, "targets of links to samples") for file in targets]
+        paths += [(file, "targets of links to samples") for file in targets]
     if pipeline:  # reused phases of another run are links
         links = filter(Path.is_symlink, Path(pipeline).glob("*"))
         phases = sorted(str(real_folder(link)) for link in links)
-        inputs += [(path, "method.args.reuse") for path in (pipeline, *phases)]
-    inputs += [(method.args.get("dataset"), "method.args.dataset")] if method.starts_vllm else []
-    inputs += [(value_or_none(config, "lm_eval_include"), "method.args.lm_eval_include")]
+        paths += [(path, "method.args.reuse") for path in (pipeline, *phases)]
+    paths += [(method.args.get("dataset"), "method.args.dataset")] if method.starts_vllm else []
+    paths += [(value_or_none(config, "lm_eval_include"), "method.args.lm_eval_include")]
     if method.exports and converter:
-        inputs += [(str(Path(converter).parent), "llama.cpp's converter and its imports")]
+        paths += [(str(Path(converter).parent), "llama.cpp's converter and its imports")]
     if model.path and Path(model.path).is_dir():
         # In the Hub's cache, all files of a snapshot are links to another folder.
         folder = Path(model.path).resolve()
         blobs = {file.resolve().parent for file in folder.iterdir() if file.is_symlink()}
         outside = sorted(str(blob) for blob in blobs if not blob.is_relative_to(folder))
-        inputs += [(path, "targets of links in the model directory") for path in outside]
+        paths += [(path, "targets of links in the model directory") for path in outside]
     tuned = (config.user_env.get(variable) for variable in TUNINGS)
-    inputs += [(str(Path(file).parent), "tuned matrix products") for file in tuned if file]
-    inputs += [(folder, "PYTHONPATH") for folder in process_env.user_python_path(config, host)]
-    return list({path: reason for path, reason in inputs if path and Path(path) != ROOT}.items())
+    paths += [(str(Path(file).parent), "tuned matrix products") for file in tuned if file]
+    paths += [(folder, "PYTHONPATH") for folder in process_env.user_python_path(config, host)]
+    return list({path: reason for path, reason in paths if path and Path(path) != ROOT}.items())
 
 
 def as_json(spec: ContainerSpec) -> dict[str, Any]:

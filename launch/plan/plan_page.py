@@ -89,6 +89,8 @@ def next_command(request: Sequence[str], config: Config, host: Host, *words: str
     command = next_steps.command_line("run", *words, *kept)
     if "mode=plan" in words:  # a search, which needs no GPU
         return [f"Next: {command}"]
+    if config.runtime.name == "kubernetes":
+        return [f"Next: {command} mode=plan format=json | jq .manifest | kubectl apply -f -"]
     vendor, number = config.hardware.vendor, placement.num_gpus(config)
     needs_gpus = vendor != Vendor.none and not config.smoke and config.runtime.name != "slurm"
     if not needs_gpus or len(host.gpus_of(vendor)) >= number:
@@ -245,12 +247,13 @@ def _needs(plans: list[Plan], host: Host | None) -> Facts:
     if host is None:
         return []
     facts: Facts = []
+    here = [plan.config for plan in plans if plan.config.runtime.name != "kubernetes"]
     states = (
         *(("image", local_copies.image), ("build", local_copies.build_command)),
         ("weights", local_copies.weights),
     )
     for label, state in states:
-        texts = [text for plan in plans if (text := state(plan.config, host))]
+        texts = [text for config in here if (text := state(config, host))]
         facts += repeated(label, list(dict.fromkeys(texts)))
     return facts
 

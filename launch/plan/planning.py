@@ -180,6 +180,14 @@ def host_warnings(config: Config, host: Host, smaller: dict[int, float]) -> Iter
     if host.gpus_of(config.hardware.vendor):  # a plan for another machine ignores this one's Python
         yield from local_python.problems(config, host)
     yield from inherited.warnings(config, host.environ)
+    if config.runtime.name == "kubernetes":  # whose Secret has the values, not this shell
+        if image and image["name"] != "custom" and "@" not in image["reference"]:
+            yield (
+                f"container={image['name']}: {image['reference']} is in no registry, so nodes may "
+                f"not find it. Use: python containers/build.py image={image['name']} "
+                "push=<registry/repository>."
+            )
+        return
     # the defaults of conf/runtime/docker.yaml, which many users do not need
     defaults = {"HF_TOKEN", "WANDB_API_KEY", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"}
     listed = [("secrets", name) for name in config.runtime.secrets if name.upper() not in defaults]

@@ -5,15 +5,17 @@ A value that the user sets takes precedence.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 from pathlib import Path
 from typing import Any
 
+from containers import images
 from launch.core.json_files import yaml_file
 from launch.inputs import paths
 from launch.machine import masks, placement
-from launch.machine.detect import Host
+from launch.machine.detect import DKMS, IN_TREE, Host
 from launch.machine.placement import MASK
 from launch.plan import inherited
 from launch.schema import Config
@@ -29,7 +31,10 @@ def settings(
     config: Config, host: Host, kind: str, gpus: list[int], run_dir: Path, ranks: int = 1
 ) -> list[Setting]:
     """Return the variables of a process group with `ranks` ranks, sorted by name."""
-    applies = _conditions(config, kind, gpus)
+    of_image = image_variables(config)
+    applies = _conditions(config, host, kind, gpus) | {
+        "image_caches_triton": "TRITON_CACHE_DIR" in of_image
+    }
     values = _values(config, host, gpus, run_dir, ranks)
     settings = {
         name.format(**values): Setting(
@@ -46,18 +51,8 @@ def settings(
         if applies[condition]:
             settings[name] = Setting(name, value.format(**values), reason, "launcher")
     if applies["container"]:
-        as_files = inherited.secret_files(config, host.environ)
-        withheld = {
-            *CONTAINER_VARIABLES,
-            *masks.ALL,
-            *as_files,
-            *secret_names(config, host.environ),
-        }
-        for name, value in host.environ.items():
-            # A path of this machine does not exist in a container, or is another file there.
-            is_path = value.startswith(("/", "~", "."))
-            if GPU_STACK.fullmatch(name) and name not in withheld and not is_path:
-                settings[name] = Setting(name, value, "set in your shell", "yours")
+        for name, value in passed_to_containers(config, host).items():
+            settings[name] = Setting(name, value, "set in your shell", "yours")
     # Skip the mask, which determined `gpus`, and variables that a container sets for itself.
     ours = (MASK.get(config.hardware.vendor), *APPENDED_TO, *CONTAINER_VARIABLES)
     for name, setting in settings.items():
@@ -68,7 +63,18 @@ def settings(
         if name not in APPENDED_TO:
             default = f"; the default would be {settings[name].value}" if name in settings else ""
             settings[name] = Setting(name, value, f"set by user_env.{name}{default}", "yours")
+    for name, value in of_image.items():
+        setting = settings.setdefault(name, Setting(name, value, "set by the image", "image"))
+        if setting.value != value:
+            reason = f"{setting.reason}; the image sets {value}"
+            settings[name] = dataclasses.replace(setting, reason=reason)
     return [settings[name] for name in sorted(settings)]
+
+
+def image_variables(config: Config) -> dict[str, str]:
+    """Return the variables that the run's image sets; none for an image without an entry."""
+    image = images.load().get(config.container.name)
+    return image.env if image and config.runtime.on_node == "docker" else {}
 
 
 @functools.cache
@@ -77,7 +83,25 @@ def _table() -> dict[str, list[list[str]]]:
     return table
 
 
-def _conditions(config: Config, kind: str, gpus: list[int]) -> dict[str, bool]:
+def passed_to_containers(config: Config, host: Host) -> dict[str, str]:
+    """Return the shell's variables of the GPU stack, without secrets, masks and paths."""
+    as_files = inherited.secret_files(config, host.environ)
+    withheld = {*CONTAINER_VARIABLES, *masks.ALL, *as_files, *secret_names(config, host.environ)}
+    return {
+        name: value
+        for name, value in host.environ.items()
+        # A path of this machine does not exist in a container, or is another file there.
+        if GPU_STACK.fullmatch(name) and name not in withheld and value[:1] not in ("/", "~", ".")
+    }
+
+
+def container_variables(home: str, hub_cache: str) -> dict[str, str]:
+    """Return the variables that every container gets, for these folders."""
+    folders = {"home": home, "hub_cache": hub_cache}
+    return {name: value.format(**folders) for name, value, *_ in _table()["container"]}
+
+
+def _conditions(config: Config, host: Host, kind: str, gpus: list[int]) -> dict[str, bool]:
     """Return, for each condition of environment.yaml and conf/hardware, whether it is met."""
     vendor, topology, slurm = config.hardware.vendor, config.topology, config.runtime.slurm
     trains, serves, runs_vllm = kind == "trainer", kind == "server", starts_vllm(config, kind)
@@ -85,11 +109,15 @@ def _conditions(config: Config, kind: str, gpus: list[int]) -> dict[str, bool]:
     sends_weights = (
         topology.servers > 0 and (serves or trains) and placement.backend(config) == "nccl"
     )
+    multi_gpu = len(gpus) * slurm.nodes > 1 or sends_weights
+    driver = host.amdgpu if multi_gpu and vendor == Vendor.amd else None
     return {
         "always": True,
         "trainer": trains,
         "server": runs_vllm,
-        "multi_gpu": len(gpus) * slurm.nodes > 1 or sends_weights,
+        "multi_gpu": multi_gpu,
+        "dkms_driver": driver == DKMS,
+        "in_tree_driver": driver == IN_TREE,
         "fsdp": trains and topology.strategy in ("fsdp", "zero3"),
         "eight_gpus": len(gpus) == 8 and slurm.nodes == 1,
         "gpu": bool(gpus),
@@ -173,7 +201,7 @@ def user_python_path(config: Config, host: Host) -> list[str]:
 
     A container does not get the shell's PYTHONPATH, which is meant for this machine's Python.
     """
-    shell = None if config.runtime.on_node == "docker" else host.environ.get("PYTHONPATH")
+    shell = None if config.runtime.on_node != "local" else host.environ.get("PYTHONPATH")
     path = config.user_env.get("PYTHONPATH", shell)
     has_own_reward = any("." in name for name in config.method.rewards)
     return [*filter(None, (path or "").split(os.pathsep)), *([host.cwd] if has_own_reward else [])]

@@ -41,7 +41,7 @@ def needs(config: Config) -> Iterator[Need]:
 def warnings(config: Config) -> Iterator[str]:
     """Yield a line for each tool that the lock does not state to be in the image."""
     image = images.load().get(config.container.name)
-    if config.runtime.on_node != "docker" or image is None:
+    if config.runtime.on_node == "local" or image is None:
         return
     for need in needs(config):
         state = image.tools.get(need.tool, images.NONE)

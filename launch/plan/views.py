@@ -18,7 +18,7 @@ SCHEMA = 1
 
 def image_json(config: Config) -> dict[str, Any] | None:
     """Return the image that the run starts and its base; None if the run uses no container."""
-    if config.runtime.on_node != "docker":
+    if config.runtime.on_node == "local":
         return None
     reference = container.image_reference(config)
     if config.container.name == "custom":

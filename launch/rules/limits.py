@@ -152,7 +152,7 @@ def _runtime_limits(c: Config) -> Iterator[Limit]:
         for image in images.load().values()
         if image.trl == trl and (on_cpu or c.hardware.gfx in image.gfx)
     ]
-    if c.runtime.on_node == "docker" and c.container.name != "custom":
+    if c.runtime.on_node != "local" and c.container.name != "custom":
         yield "image", c.container.name, images_of_gpu
     if c.runtime.name == "slurm":
         after_save = Range(minimum=c.runtime.stop_timeout_s + 1, maximum=65535)

@@ -118,11 +118,25 @@ class Slurm:
     gid_index: Optional[int] = checked(None, minimum=0)  # RoCE: row of the port's GID table
 
 
+# Kubernetes: names of objects are DNS subdomains (RFC 1123)
+OBJECT = Text(
+    "lowercase letters, digits, - and .", "rocm-recipes", r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?"
+)
+
+
+@dataclass
+class Kubernetes:
+    """Names of the objects that the Job of runtime=kubernetes uses."""
+
+    claim: str = checked("rocm-recipes", text=OBJECT)  # PersistentVolumeClaim
+    secret: str = checked("rocm-recipes", text=OBJECT)  # Secret with the values of runtime.secrets
+
+
 @dataclass
 class Runtime:
     """How processes are started. The keys from `network` to `secrets` apply to containers."""
 
-    name: str = checked(words=("local", "docker", "slurm"))
+    name: str = checked(words=("local", "docker", "slurm", "kubernetes"))
     # time from SIGTERM to SIGKILL; must exceed the slowest save
     stop_timeout_s: int = checked(300, minimum=1)
     # After this time without a step, token or loading progress, the stacks are dumped and the run
@@ -142,6 +156,7 @@ class Runtime:
     # names of user_env whose values are not secrets, so that records may contain them
     public_env: list[str] = field(default_factory=list)
     slurm: Slurm = field(default_factory=Slurm)
+    kubernetes: Kubernetes = field(default_factory=Kubernetes)
 
     @property
     def on_node(self) -> str:

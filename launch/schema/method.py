@@ -19,7 +19,9 @@ class Sandbox:
 
     # number of containers; each runs the code of one completion at a time on one core
     workers: int = checked(4, minimum=1)
-    time_s: float = checked(10.0, minimum=0.1)  # wall-clock time, including compilation
+    # wall-clock time of code with one test, including compilation; each further test adds a tenth
+    # of it, up to six times the value
+    time_s: float = checked(10.0, minimum=0.1)
     memory_gb: float = checked(0.5, minimum=0.1)  # including /tmp
     processes: int = checked(64, minimum=8)  # including threads
     # size of the standard output, and of the largest file

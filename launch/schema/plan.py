@@ -65,7 +65,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Setting:
-    """An environment variable of a process; `origin` is hardware, launcher or yours."""
+    """An environment variable of a process; `origin` is hardware, launcher, image or yours."""
 
     name: str
     value: str

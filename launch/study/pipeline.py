@@ -159,6 +159,7 @@ def reject_single_run_keys(config: Config, why: str, **others: bool) -> None:
         "data.preview": bool(config.data.preview),
         "find": config.find != Find.none,
         f"method={config.method.name}": config.method.waits_for_user,
+        "runtime=kubernetes": config.runtime.name == "kubernetes",
         **others,
     }
     for key, is_set in keys.items():
@@ -204,9 +205,9 @@ class Pipeline:
         if overrides not in self.composed:
             alone = ("phases=[]", "hardware_report=false")
             config = compose([*overrides, *alone], typed=typed)
-            why = "a pipeline has several. Remove it, or start each phase as a run."
+            why = "a pipeline has several. Remove it, or start each phase as a run. Inside a job "
             slurm = {"runtime=slurm": config.runtime.name == "slurm"}
-            reject_single_run_keys(config, f"{why} Inside a Slurm job, use runtime=local.", **slurm)
+            reject_single_run_keys(config, f"{why}or a pod, use runtime=local.", **slurm)
             self.composed[overrides] = config
         return copy.deepcopy(self.composed[overrides])
 

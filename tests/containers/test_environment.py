@@ -143,6 +143,22 @@ def test_pip_installs_if_uv_fails_or_is_missing(
     assert "\n/wheels\n" in progress.log.read_text()
 
 
+@pytest.mark.parametrize(("output", "named"), [
+    ("OSError: [Errno 28] No space left on device", "TMPDIR"),
+    ("'ProxyError('Cannot connect to proxy.'", "https_proxy (p:1)"),
+    ("ERROR: No matching distribution found", "another network"),
+])  # fmt: skip
+def test_remedy_of_a_failed_step(tmp_path, monkeypatch, output, named):
+    monkeypatch.setenv("https_proxy", "http://me:sentinel@p:1")
+    fails = ("sh", "-c", f'echo "{output}"; exit 1')
+    progress = environment.Progress(tmp_path / "log", 1, Path(sys.executable))
+    with pytest.raises(HostError) as error:
+        progress.install(environment.Step("a step", (fails,), remedy="another network"))
+    remedy = str(error.value).splitlines()[-1]
+    assert named in remedy
+    assert "sentinel" not in remedy
+
+
 @pytest.mark.parametrize("build", ["cpu", "cuda", "macos", "rocm"])
 def test_all_steps_except_rocm_torch_require_hashes(build: str) -> None:
     steps = environment.plan(PYTHON, build, "3.11.7")

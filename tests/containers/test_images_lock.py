@@ -143,6 +143,7 @@ VALID = {
     "dockerfile": "Dockerfile",
     "locks": ["one.lock", "two.lock"],
     "tools": {"rocprofv3": "present"},
+    "env": {"HSA_ENABLE_IPC_MODE_LEGACY": "1"},
     "download_gb": "11.3",
     "pushed": "unbuilt",
 }
@@ -187,6 +188,8 @@ def test_read_valid_entry(folder):
     ({"tools": {"rocprofv4": "present"}}, "tools"),
     ({"tools": {"rocprofv3": "yes"}}, "tools"),
     ({"tools": ["rocprofv3"]}, "tools"),
+    ({"env": {"HSA_ENABLE_IPC_MODE_LEGACY": 1}}, "env"),
+    ({"env": ["A=1"]}, "env"),
 ])  # fmt: skip
 def test_reject_wrong_field(folder, change, key):
     with pytest.raises(UserError, match=rf"images\.mine\.{key}\b"):

@@ -56,6 +56,9 @@ def test_version_matches_release(stated, actual, match):
         ({"gfx": ("cpu",)}, {"gfx": []}, [], []),
         ({"vllm": "none"}, {}, ["vllm: the lock says none, the image has 0.31.0+rocm723"], []),
         ({"vllm": "none"}, {"vllm": None}, [], []),
+        ({"env": {"A": "1"}}, {}, [], []),
+        ({"env": {"A": "2"}}, {}, [], ["note: env.A: the lock says 2, the image has 1"]),
+        ({"env": {"B": "1"}}, {}, [], ["note: env.B: the lock says 1, the image has none"]),
         (
             {"torch": "unknown"},
             {},
@@ -67,10 +70,10 @@ def test_version_matches_release(stated, actual, match):
 def test_report_all_differences(image, change, wrong, notes):
     image, probed = dataclasses.replace(IMAGE, **image), {**FOUND, **change}
     if not wrong:
-        assert verify.check_entry(image, probed, base_replaced=False) == notes
+        assert verify.check_entry(image, probed, False, {"A": "1"}) == notes
         return
     with pytest.raises(BuildFailed) as error:
-        verify.check_entry(image, probed, base_replaced=False)
+        verify.check_entry(image, probed, False, {"A": "1"})
     assert str(error.value).splitlines()[1:-1] == [f"  {line}" for line in wrong]
 
 

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
+import yaml
 
 from examples import rewards
+from launch.config.request import Request
+from launch.machine import placement
+from launch.plan.planning import prepare
 from recipes.data.data_load import load
+from tests.conftest import composed
 from tests.helpers.data_rows import data_config
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -34,3 +40,13 @@ def test_rewards_judge_the_worked_answers():
     assert rewards.last_number(completions, answers[1:] + answers[:1]) == [0.0] * len(rows)
     assert rewards.brevity(completions) == [1.0] * len(rows)
     assert rewards.brevity(["x" * 400, ""]) == [0.5, 1.0]
+
+
+def test_the_dstack_task_uses_all_of_its_gpus():
+    """Dstack 0.22.5 parses the file (parse_run_configuration)."""
+    task = yaml.safe_load((EXAMPLES / "mi300x.dstack.yml").read_text())
+    (command,) = task["commands"]
+    config, _ = prepare(composed(*Request(shlex.split(command)[2:])))
+    assert task["resources"]["gpu"] == f"MI300X:{placement.num_gpus(config)}"
+    assert config.runtime.name == "local"
+    assert Path(config.run_root).is_relative_to(task["volumes"][0].partition(":")[2])

@@ -40,6 +40,7 @@ mlp_loop 1 40 method=bench/mlp_loop
 gemm 1 150 method=bench/gemm method.args.dtypes=[bf16,fp8] method.args.ops=[matmul,linear]
 transformer 1 70 method=bench/transformer precision.weights=bf16
 attention 1 300 method=bench/attention
+numerics 1 60 method=bench/numerics model=qwen3_0_6b
 precision 1 110 method=bench/precision model=qwen3_0_6b
 checkpointing 1 45 method=bench/checkpointing model=qwen3_4b
 batch_size 1 90 method=bench/batch_size model=qwen3_4b method.args.warmup=1 method.args.steps=3

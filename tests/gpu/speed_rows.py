@@ -267,7 +267,7 @@ ROWS: dict[str, Row] = {
     "grpo_4b_four": grpo_four("4B", "qwen3_4b", 2.5),
     "grpo_06b_four": grpo_four("0.6B", "qwen3_0_6b", 2.5),
     "grpo_1_7b": grpo("1.7B", "qwen3_1_7b", sync=1.5, fastest=3.0),
-    "grpo_4b": grpo("4B", "qwen3_4b", sync=None, fastest=2.5, timed=6),
+    "grpo_4b": grpo("4B", "qwen3_4b", sync=1.5, fastest=2.5, timed=6),
     "grpo_forced": grpo("1.7B", "qwen3_1_7b", sync=None, fastest=4.0, timed=5, forced=True),
     "colocate": Row(
         "GRPO 1.7B, one GPU, 96 x (200 + 512) tokens",

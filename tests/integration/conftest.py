@@ -111,7 +111,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     }
     items.sort(key=lambda item: turns.get(item.path.name, len(turns)))
     for item in items:
-        if "engine" in item.fixturenames and item.path.name not in WITH_ENGINE:
+        is_ours = item.path.is_relative_to(Path(__file__).parent)
+        if is_ours and "engine" in item.fixturenames and item.path.name not in WITH_ENGINE:
             raise pytest.UsageError(
                 f"{item.nodeid} uses the docker engine. Add its file to WITH_ENGINE "
                 "(tests/integration/conftest.py)."

@@ -38,6 +38,7 @@ for pid in (1, os.getppid(), -1):
     with contextlib.suppress(ProcessLookupError): os.kill(pid, 9)
 """
 STARVES = "import resource as r\nr.prlimit(1, r.RLIMIT_NOFILE, (0, 0))"
+SLOWS = "import os\nos.setpriority(os.PRIO_PROCESS, 1, 19)\n"
 REACHES = "import socket\nsocket.create_connection(('1.1.1.1', 53))\n"
 LEAVES = """import os, time
 os.makedirs('/tmp/a/b')
@@ -49,14 +50,15 @@ if not os.fork():
 SHARES = "import ctypes\nassert ctypes.CDLL(None).shmget(0, 10**7, 0o1600) == -1\n"
 ONE_HANG = "def f(x):\n    while x == 2: pass\n    return x + 1"
 HOSTILE = {
-    "hang": ("def f(x):\n    while True: pass", 0.0, "it took longer than 2 s"),
-    "hang of one test": (ONE_HANG, 0.5, "it took longer than 2 s"),
+    "hang": ("def f(x):\n    while True: pass", 0.0, "it took longer than 2.2 s"),
+    "hang of one test": (ONE_HANG, 0.5, "it took longer than 2.2 s"),
     "fork": ("import os\nwhile True: os.fork()", 0.0, "it started more processes than allowed"),
     "flood": (FLOOD, 0.0, "it wrote more than 8000 bytes"),
     "memory": ("b = [bytearray(10**10)]", 0.0, "it used more memory than allowed"),
     "crash": ("import ctypes\nctypes.string_at(0)", 0.0, "killed by SIGSEGV"),
     "kills all that it may": (KILLS + GOOD, 1.0, None),
     "starves its parent": (STARVES, 0.0, sandboxed.EXITED_DURING_JOB),
+    "slows later jobs": (SLOWS + GOOD, 0.0, sandboxed.EXITED_DURING_JOB),
     "ends early": ("import os\nos._exit(0)", 0.0, None),
     "looks into its parent": ("open('/proc/1/environ').read()\n" + GOOD, 0.0, None),
     "writes elsewhere": ("open('/opt/recipes/server.py', 'a')\n" + GOOD, 0.0, None),

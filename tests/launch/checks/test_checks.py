@@ -198,6 +198,9 @@ BROKEN = [
            "21 months", "amdgpu-dkms"),
     Broken("amdgpu_driver", MI300X, lambda m: unloaded(m), FAIL, "not loaded",
            "sudo modprobe amdgpu"),
+    Broken("gpu_ipc", MI300X, lambda m: legacy_ipc(m, "1", "sys/module/amdgpu/version"), FAIL,
+           "own amdgpu", "unset HSA_ENABLE_IPC_MODE_LEGACY"),
+    Broken("gpu_ipc", MI300X, lambda m: legacy_ipc(m, "0"), WARN, "amdgpu-dkms", "set it to 1"),
     Broken("rocm", MI50, lambda m: m.write("opt/rocm/.info/version", "7.2.3-81"), WARN, "7.2.3-81",
            "container=rocm_gfx906"),
     Broken("kernel", STRIX, lambda m: m.write("proc/sys/kernel/osrelease", "6.11.0-29-generic"),
@@ -315,6 +318,12 @@ def integrated_first(m: Machine, version: int = 100306, units: int = 2) -> None:
     card = {"gfx_target_version": 110000, "simd_count": 192, "device_id": 0x744C}
     sysroots.gpu_node(m, 1, 0x0E, 1 << 29, simd_per_cu=2, **integrated)
     sysroots.gpu_node(m, 2, 0x03, 24 << 30, simd_per_cu=2, **card)
+
+
+def legacy_ipc(m: Machine, value: str, *absent: str) -> None:
+    for path in absent:
+        m.remove(path)
+    m.set_environ(HSA_ENABLE_IPC_MODE_LEGACY=value)
 
 
 def unloaded(m: Machine) -> None:

@@ -13,13 +13,15 @@ from pathlib import Path
 
 import pytest
 
+from containers import images
 from launch.core.errors import HostError
 from launch.execution.execute import check_host
-from launch.machine import placement, this_python
+from launch.machine import detect, placement, this_python
 from launch.machine.this_python import Packages
 from launch.plan import local_python, process_env
 from launch.plan.planning import make_plan, prepare
 from tests.conftest import composed, host_with
+from tests.helpers import sysroots
 
 RUN = Path("/runs/x/1")
 
@@ -62,6 +64,46 @@ def test_radeons_communicate_without_p2p(overrides, guarded):
     radeons = ("hardware=rx7900xtx", "model=qwen3_0_6b", "hardware.gpus_per_node=4")
     env = {process.name: process.env for process in plan(*radeons, *overrides).processes}
     assert {name for name in env if env[name].get("NCCL_P2P_DISABLE") == "1"} == guarded
+
+
+LEGACY_IPC = "HSA_ENABLE_IPC_MODE_LEGACY"
+
+
+@pytest.mark.parametrize(("driver", "overrides", "environ", "expected"), [
+    ("6.16.13", "method=grpo topology=split", {}, ("1", "launcher", False)),
+    (None, "method=grpo topology=split", {}, ("0", "launcher", True)),
+    (None, "method=sft topology=ddp runtime=local", {}, ("0", "launcher", False)),
+    (None, "method=sft topology=single", {}, ("1", "image", False)),  # shares no memory
+    ("6.16.13", "method=sft topology=ddp", {LEGACY_IPC: "0"}, ("0", "yours", True)),
+    ("unloaded", "method=grpo topology=split", {}, ("1", "image", False)),
+])  # fmt: skip
+def test_mode_of_gpu_memory_sharing(tmp_path, driver, overrides, environ, expected):
+    """Legacy IPC needs amdgpu-dkms, but the image sets it on every driver."""
+    machine = sysroots.mi300x(tmp_path)
+    if driver is None:
+        machine.remove("sys/module/amdgpu/version")
+    elif driver == "unloaded":
+        machine.remove("sys/module/amdgpu")
+    host = dataclasses.replace(detect.host("python", str(tmp_path)), environ=environ)
+    planned = plan("hardware=mi300x", "model=qwen3_4b", *overrides.split(), host=host)
+    (mode,) = {s for p in planned.processes for s in p.settings if s.name == LEGACY_IPC}
+    names_image = mode.reason.endswith("; the image sets 1")
+    assert (mode.value, mode.origin, names_image) == expected
+    for process in planned.processes:
+        spec = planned.containers.get(process.name)
+        assert (spec.environment if spec else process.env)[LEGACY_IPC] == mode.value
+
+
+def test_variables_of_the_image():
+    """They apply only in a container, and Triton caches its kernels in a writable folder."""
+    halo = ("hardware=strix_halo", "model=qwen3_0_6b", "topology=single")
+    entry = images.load()["rocm_strix_halo"].env
+    in_image, local = (plan(*halo, f"runtime={r}").processes[0] for r in ("docker", "local"))
+    origins = {s.name: s.origin for s in in_image.settings}
+    assert (entry["MIOPEN_FIND_MODE"], origins["MIOPEN_FIND_MODE"]) == ("FAST", "image")
+    assert in_image.env["TRITON_CACHE_DIR"].startswith(in_image.env["HOME"])
+    assert "image" not in {s.origin for s in local.settings}
+    assert "TRITON_CACHE_DIR" not in local.env
 
 
 def test_rdna4_communicates_without_the_ll_protocol():

@@ -137,7 +137,9 @@ reward_column | method=grpo data=jsonl data.path=train.jsonl method.rewards.reas
  | data=reasoning
 data_of_method | data=code method=dpo | data=jsonl
 evaluation_of_code | data=code method=evaluate | method.rewards.code_tests=1.0
-sandbox_under_slurm | CODE runtime=slurm | runtime=docker
+sandbox_in_job | CODE runtime=slurm | runtime=docker
+sandbox_in_job | CODE runtime=kubernetes container=rocm | runtime=docker
+terminal_in_pod | method=chat runtime=kubernetes container=cpu | runtime=local
 secret | user_env.DB_PASS=abc | runtime.pass_env=[DB_PASS]
 mask_in_user_env | AMD user_env.HIP_VISIBLE_DEVICES=3 | in your shell
 rank_in_user_env | user_env.PET_NNODES=2 | topology.num_gpus
@@ -271,6 +273,9 @@ runtime=local container=cpu | container=cpu
 runtime=local runtime.memory_gb=8 | runtime.memory_gb
 AMD runtime=docker runtime.slurm.nodes=2 runtime.slurm.inner=docker | runtime.slurm.nodes
 runtime=slurm runtime.slurm.interface=ib0 | runtime.slurm.interface
+AMD runtime=kubernetes container=rocm runtime.network=host | runtime.network
+AMD runtime=kubernetes container=rocm runtime.slurm.nodes=2 | runtime.slurm.nodes
+runtime=local runtime.kubernetes.claim=team | runtime.kubernetes.claim
 NODES topology=ddp runtime.slurm.gid_index=3 | runtime.slurm.gid_index
 CODE data=hub data.hub_id=a/b data.revision=c data.heldout_path=a.jsonl | data.heldout_path
 data.answer_pattern=a | data.answer_pattern
