@@ -128,7 +128,7 @@ def show_plan(plan: Plan, host: detect.Host, search_result: dict[str, Any] | Non
         return EXIT_DONE
     for override in change:  # replace a value, because two values of a key cause a warning
         command = command.without(override.partition("=")[0])
-    show.say_next_run(config, host, command.plus(*change))
+    show.say_next_run(config, host, command.plus(*change), plan=plan)
     return EXIT_DONE
 
 

@@ -86,6 +86,8 @@ def show(
         plans = "python launch/run.py mode=plan    (changes nothing; shows time and memory)"
         step = plans if has_gpus else "python launch/run.py    (trains a tiny model on the CPU)"
     console.print(Text(f"Next: {step}"))
+    if not (has_failed or has_gpus):
+        console.print(Text("Or, if a GPU should be here: python launch/doctor.py hardware=<name>"))
 
 
 def _table(

@@ -60,10 +60,10 @@ def check_host_memory(plan: Plan, host: Host) -> None:
         f"{memory / 1e9:.0f} GB"
     )
     if plan.config.preflight == Preflight.refuse:
-        raise HostError(
-            f"{shortage}. Use: smoke=true, which shrinks the run; a smaller model; or "
-            "preflight=warn, which starts it anyway."
-        )
+        smaller = "smoke=true, which shrinks the run; a smaller model"
+        if plan.config.model.path:
+            smaller = "smoke=true without model.path, whose model it would not shrink"
+        raise HostError(f"{shortage}. Use: {smaller}; or preflight=warn, which starts it anyway.")
     print(f"warning: {shortage}", file=sys.stderr)
 
 

@@ -24,7 +24,7 @@ from launch.estimate.rank_memory import (
     width,
 )
 from launch.estimate.traffic import TRAFFIC, traffic
-from launch.inputs import engine_args
+from launch.inputs import engine_args, jsonl_files
 from launch.machine import placement
 from launch.machine.placement import shares_gpu
 from launch.schema import Config, shapes
@@ -126,10 +126,18 @@ def num_steps(config: Config, size: Batch, prepared: Mapping[str, Any] | None = 
     max_steps = value(config, "max_steps")
     if max_steps and int(max_steps) > 0:
         return int(max_steps)
+    steps = epoch_steps(config, size, prepared)
+    return math.ceil(steps * float(value(config, "num_train_epochs"))) if steps else None
+
+
+def epoch_steps(
+    config: Config, size: Batch, prepared: Mapping[str, Any] | None = None
+) -> float | None:
+    """Return the number of optimizer steps of a pass over the rows; None as for num_steps."""
     if prepared:
         rows = prepared.get("packed_rows") or prepared["rows"]
     else:
-        rows = min(filter(None, (config.data.limit, config.data.num_train)), default=None)
+        rows = _num_rows(config)
         if value_or_none(config, "packing"):
             return None
     if not rows:
@@ -139,7 +147,14 @@ def num_steps(config: Config, size: Batch, prepared: Mapping[str, Any] | None = 
         value_or_none(config, "num_iterations") or 1
     )
     rows *= config.method.examples_per_row
-    return math.ceil(rows * per_row / size.sequences * float(value(config, "num_train_epochs")))
+    return float(rows * per_row / size.sequences)
+
+
+def _num_rows(config: Config, *most: int | None) -> int | None:
+    """Return the number of training rows, at most, before any is filtered; None if unknown."""
+    data = config.data
+    counted = jsonl_files.num_rows(data.path) if data.kind == "jsonl" else None
+    return min(filter(None, (data.limit, data.num_train, counted, *most)), default=None)
 
 
 def _cost(config: Config, hours: float | None) -> float | None:
@@ -161,8 +176,7 @@ def sampling(config: Config) -> Speed:
     is_vllm = value_or_none(config, "engine") == "vllm"
     step_s = _completion_s(config, size, rows, peak * 1e12, is_vllm)
     tokens = size.ranks * rows * size.completion
-    counts = (value_or_none(config, "num_prompts"), config.data.limit, config.data.num_train)
-    prompts = min((int(n) for n in counts if n), default=None)
+    prompts = _num_rows(config, value_or_none(config, "num_prompts"))
     steps = math.ceil(prompts / size.per_device / size.ranks) if prompts else None
     hours = steps * step_s / 3600 if steps else None
     basis = f"{'vLLM' if is_vllm else 'transformers'}, samples of full length; shares of an H200"

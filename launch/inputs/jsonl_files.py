@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import json
 import re
@@ -17,6 +18,7 @@ from launch.schema import Config
 
 MAX_NAMES = 8  # files of a directory in an error
 MAX_LINES = 10_000  # lines searched for bytes that are not UTF-8; more would slow a plan
+MAX_COUNTED = 100 * 10**6  # bytes of a file whose rows are counted, which takes a tenth of a second
 HEAD_BYTES = 65536  # read to recognize the format
 # First bytes of a file -> its format, and the name of its builder in datasets.load_dataset.
 FORMATS = {
@@ -100,6 +102,22 @@ def _other_format(head: bytes, path: Path) -> tuple[str, str] | None:
     code = f'import datasets; datasets.load_dataset("{reader}", {files})["train"].to_json({rows})'
     problem = f"{name}, but a JSONL file has one JSON object per line"
     return problem, f"python -c {shlex.quote(code)}"
+
+
+def num_rows(path: str | None) -> int | None:
+    """Return the number of rows of a JSONL file; None if it is missing or too large to count."""
+    file = Path(path or "")
+    with contextlib.suppress(OSError):
+        state = file.stat()
+        if file.is_file() and state.st_size <= MAX_COUNTED:
+            return _count(file, state.st_size, state.st_mtime_ns)
+    return None
+
+
+@functools.cache  # choices estimate dozens of steps; size and time of a file are in the key
+def _count(file: Path, _size: int, _mtime_ns: int) -> int:
+    with file.open("rb") as lines:
+        return sum(not line.isspace() for line in lines)
 
 
 def check_data_files(config: Config) -> None:

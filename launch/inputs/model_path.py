@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import functools
+import re
 import struct
 from pathlib import Path
 from typing import Any
 
 from launch.core.errors import UserError
-from launch.core.json_files import yaml_file
+from launch.core.json_files import read_json, yaml_file
 from launch.inputs.adapter_files import header
 from launch.inputs.reading import json_object
 from launch.schema import Config
+from launch.schema.enums import Init
 from launch.schema.trainer_args import lock, value_or_none
 
 MODELS = Path(__file__).parents[2] / "conf/model"
@@ -29,6 +31,8 @@ TOKENIZERS = [
 ]
 INDEX = "model.safetensors.index.json"
 LFS, LFS_BYTES = b"version https://git-lfs.github.com/spec/", 1024  # of a pointer file
+# Names of models on the Hub that have a chat template. Qwen3 has it unless it is a base model.
+INSTRUCT = re.compile(r"instruct|-it\b|-chat\b|gpt-oss|qwen3-(?!.*-base)", re.IGNORECASE)
 OPTIONAL = ("generation_config.json", "tokenizer_config.json", "special_tokens_map.json")
 
 
@@ -88,6 +92,17 @@ def _check_type(config: Config, path: Path, content: dict[str, Any]) -> None:
         f"{path}/config.json: model_type {kind}: {needs}. Use: "
         "model.path=<directory of a supported model>."
     )
+
+
+def has_chat_template(config: Config) -> bool:
+    """Return whether the tokenizer has a chat template, as far as local files and names tell."""
+    model = config.model
+    if model.chat_template or config.data.chat_template:
+        return True
+    if model.path:
+        settings = read_json(Path(model.path) / "tokenizer_config.json") or {}
+        return (Path(model.path) / "chat_template.jinja").is_file() or "chat_template" in settings
+    return model.init == Init.pretrained and INSTRUCT.search(model.hub_id or "") is not None
 
 
 def _weights(path: Path) -> list[Path]:

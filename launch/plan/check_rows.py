@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from launch.core.row_check import check_forms, check_row, conformed, form_of
 from launch.core.row_columns import mapped, mapping_of
 from launch.core.row_messages import Row
 from launch.core.row_tests import parse_tests
+from launch.inputs import model_path
 from launch.inputs.jsonl_files import check_is_file
 from launch.schema import Config, trainer_args
 from launch.schema.data import Balance, Data
@@ -52,6 +54,25 @@ def check_rows(config: Config, all_lines: bool) -> None:
         check_forms(forms, [*forms.values()][-1], str(config.method.rows))
     if len(mixed) == len(config.data.sources) and None not in mixed:
         _check_rewards(config, "data.sources", set().union(*filter(None, mixed)))
+
+
+def template_warnings(config: Config) -> Iterator[str]:
+    """Warn if a method generates from plain text, although the model has a chat template."""
+    generates = config.method.generates or config.method.kind == "evaluator"
+    if not generates or not model_path.has_chat_template(config):
+        return
+    for file in _files(config):
+        if file.row_format not in ("grpo", "evaluate"):
+            continue
+        with contextlib.suppress(UserError):  # check_rows reports it
+            rows = mapped(json_rows(file.path), file.data, file.row_format)
+            first = next((row for _, row in rows), {})
+            if isinstance(conformed(first, file.row_format).get("prompt"), str):
+                yield (
+                    f"{file.key}: prompt is text, so the model's chat template is not applied. "
+                    "Use: data.system_prompt='<instructions>', or a prompt of messages, such as "
+                    '[{"role": "user", "content": "..."}].'
+                )
 
 
 def _files(config: Config) -> Iterator[_File]:

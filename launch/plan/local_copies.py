@@ -52,8 +52,9 @@ def image(config: Config, host: Host) -> str | None:
     state = "not built yet" if own else "not on this machine; the run pulls it"
     if gb is None:
         state = "not checked (no docker engine)"
-    if own and own.download_gb != images.UNKNOWN:
-        state += f"; base {own.download_gb} GB to download"
+    if own:
+        gb_text = f"{own.download_gb} GB to download"
+        state += f"; base {'size not published' if own.download_gb == images.UNKNOWN else gb_text}"
     return f"{reference}: {state}"
 
 

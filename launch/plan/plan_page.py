@@ -13,8 +13,10 @@ from typing import Any
 
 import yaml
 
+from launch.config.request import Request
 from launch.estimate import batch_counts
-from launch.machine import placement
+from launch.inputs import jsonl_files
+from launch.machine import placement, sysfs
 from launch.machine.detect import Host
 from launch.machine.gpu import GIB
 from launch.plan import data_cache, local_copies, next_steps, predictions
@@ -38,6 +40,7 @@ from launch.schema.trainer_args import value_or_none
 LABEL = 12  # characters
 WIDTH = 120  # of a line, at most
 MAX_VALUES = 300  # characters of a benchmark's arguments
+TRAINED = 4  # tensors per weight: weight, gradient and two of Adam
 MAX_PHASES = 16  # of a pipeline that are listed
 
 
@@ -82,7 +85,8 @@ def next_command(request: Sequence[str], config: Config, host: Host, *words: str
 
     `words` are added to the command: an override that makes the run fit, or -m for a sweep.
     """
-    command = next_steps.command_line("run", *words, *_without_output_keys(request))
+    kept = _without_output_keys(request)
+    command = next_steps.command_line("run", *words, *kept)
     if config.runtime.name == "kubernetes":
         return [f"Next: {command} mode=plan format=json | jq .manifest | kubectl apply -f -"]
     vendor, number = config.hardware.vendor, placement.num_gpus(config)
@@ -90,11 +94,29 @@ def next_command(request: Sequence[str], config: Config, host: Host, *words: str
     if not needs_gpus or len(host.gpus_of(vendor)) >= number:
         build = local_copies.build_command(config, host)
         return [f"Next: {build}", f"Then: {command}"] if build else [f"Next: {command}"]
-    gpus = f"{number} x {config.hardware.product}"
-    return [
-        f"Next, on a machine with {gpus}: {command}",
-        f"Or a trial on this CPU: {command} smoke=true",
-    ]
+    line = f"Next, on a machine with {number} x {config.hardware.product}: {command}"
+    if _is_too_large_for(host, config):  # smoke=true keeps the model of a directory
+        command = next_steps.command_line("run", *words, *Request(kept).without("model.path"))
+        return [line, f"Or a trial of a tiny model on this CPU: {command} smoke=true"]
+    return [line, f"Or a trial on this CPU: {command} smoke=true"]
+
+
+def preview_command(plan: Plan) -> list[str]:
+    """Return the line that shows rows which are not prepared yet; [] if they are, or never are."""
+    if not plan.data_cache or plan.data:
+        return []
+    command = next_steps.command_line(
+        "run", *_without_output_keys(plan.overrides), "data.preview=5"
+    )
+    return [f"Rows as the model sees them: {command}"]
+
+
+def _is_too_large_for(host: Host, config: Config) -> bool:
+    """Return whether this machine's memory cannot hold the model of a directory in fp32."""
+    total = sysfs.total_memory(host.sysroot)
+    bytes_each = 4 * (TRAINED if config.method.trains and config.adapter.rank is None else 1)
+    needed = bytes_each * config.model.num_parameters
+    return config.model.path is not None and total is not None and needed > total
 
 
 def search_command(request: Sequence[str]) -> str:
@@ -121,6 +143,8 @@ def _composition(plan: Plan) -> Facts:
         files = ", ".join(f"{s.weight:.4g} {s.path or s.hub_id}" for s in data.sources)
         files = files or data.path or data.heldout_path or data.hub_id or ""
         text = f"{data.kind} {next_steps.short_path(files)}"
+        if data.kind == "jsonl" and (count := jsonl_files.num_rows(files)) is not None:
+            text += f", {count:,} row{'s' * (count != 1)}"
         if data.kind in ("reasoning", "code"):
             tasks = _tasks(data)
             text = f"{data.num_train} generated problems of {tasks}; {data.num_heldout} held out"
@@ -139,17 +163,27 @@ def _method(config: Config) -> str:
         return textwrap.shorten(", ".join([config.method.name, *values]), MAX_VALUES)
     adapter = "all weights" if config.adapter.rank is None else f"adapter {config.adapter.name}"
     trained = f"{adapter}, " if config.method.trains else ""
-    return f"{config.method.name}, {trained}{config.precision.name}, {_batch(config)}"
+    compute, weights = config.precision.compute, config.precision.weights
+    dtypes = config.precision.name
+    if config.method.trains and compute != weights:
+        dtypes = f"{compute} products, {weights} weights"
+    return f"{config.method.name}, {trained}{dtypes}, {_batch(config)}"
 
 
 def _batch(config: Config) -> str:
     batch = batch_counts.batch(config)
     if not config.method.trains:
-        samples = int(value_or_none(config, "samples_per_prompt"))
-        return f"{batch.per_device} problems at a time, {samples} answer{'s' * (samples != 1)} each"
+        samples, tokens = (
+            int(value_or_none(config, name)) for name in ("samples_per_prompt", "max_new_tokens")
+        )
+        answers = f"{samples} answer{'s' * (samples != 1)} each, up to {tokens} tokens"
+        return f"{batch.per_device} problems at a time, {answers} (method.args.max_new_tokens)"
     accumulated = f" x {batch.accumulation} accumulated" if batch.accumulation > 1 else ""
     factors = f"{_devices(config, batch.ranks)} x {batch.per_device}{accumulated}"
-    return f"{batch.sequences} sequences per step ({factors}), up to {batch.sequence} tokens each"
+    length = f"up to {batch.sequence} tokens each"
+    if batch.completion:
+        length = f"answers up to {batch.completion} tokens (method.args.max_completion_length)"
+    return f"{batch.sequences} sequences per step ({factors}), {length}"
 
 
 def _devices(config: Config, number: int) -> str:
@@ -220,8 +254,12 @@ def _needs(plans: list[Plan], host: Host | None) -> Facts:
     if host is None:
         return []
     facts: Facts = []
-    for label, state in (("image", local_copies.image), ("weights", local_copies.weights)):
-        here = [plan.config for plan in plans if plan.config.runtime.name != "kubernetes"]
+    here = [plan.config for plan in plans if plan.config.runtime.name != "kubernetes"]
+    states = (
+        *(("image", local_copies.image), ("build", local_copies.build_command)),
+        ("weights", local_copies.weights),
+    )
+    for label, state in states:
         texts = [text for config in here if (text := state(config, host))]
         facts += repeated(label, list(dict.fromkeys(texts)))
     return facts

@@ -19,6 +19,7 @@ from launch.machine.detect import Host
 from launch.machine.gpu import GIB
 from launch.plan import (
     balance,
+    check_rows,
     container,
     data_cache,
     inherited,
@@ -145,6 +146,7 @@ def make_plan(
             *margin.warnings(config, needed, _sharding(config, host, needed)),
             *host_warnings(config, host, smaller),
             *tools.warnings(config),
+            *check_rows.template_warnings(config),
         ],
         tuned=tuned.for_ranks(config, host, run_dir, ports),
         data_cache=data_cache.for_ranks(unchosen, host),

@@ -26,6 +26,7 @@ def facts(plan: Plan) -> Facts:
     config, speed, facts = plan.config, plan.speed, Facts()
     if not is_without_rows(config):
         facts.append(("time", run_time(plan) + _why(plan)))
+    facts += repeated("saves", _saves(plan))
     if speed.tokens_per_second:
         facts.append(("speed", _rate(plan)))
     if speed.parts_s:
@@ -61,8 +62,25 @@ def _why(plan: Plan) -> str:
         return ""
     if size.completion or plan.config.method.leaves_samples:
         return " (if every answer is as long as allowed)"
-    preparing = "; rows are not prepared yet: data.preview=5" if plan.data_cache else ""
+    preparing = "; rows are not prepared yet" if plan.data_cache else ""
     return f" (if every row has {size.sequence} tokens{preparing})"
+
+
+def _saves(plan: Plan) -> list[str]:
+    """Return the steps and the time between two checkpoints; [] if the time is not predicted."""
+    config, speed = plan.config, plan.speed
+    steps = value_or_none(config, "save_steps")
+    strategy = getattr(value := value_or_none(config, "save_strategy"), "value", value)
+    if speed.step_s is None or strategy != "steps" or not steps or not config.method.trains:
+        return []
+    if steps < 1:  # a share of the run
+        steps = speed.steps and math.ceil(steps * speed.steps)
+    if not steps or (speed.steps and steps >= speed.steps):
+        return []
+    limit = value_or_none(config, "save_total_limit")
+    between = duration(steps * speed.step_s)
+    keeps = f"keeps {limit}" if limit else "keeps all"
+    return [f"every {steps:,} steps ({'at most ' * speed.is_upper_bound}{between}), {keeps}"]
 
 
 def _rate(plan: Plan) -> str:

@@ -63,11 +63,14 @@ def say(config: Config, line: str) -> None:
         print(line, flush=True)
 
 
-def say_next_run(config: Config, host: Host, request: Sequence[str], *words: str) -> None:
+def say_next_run(
+    config: Config, host: Host, request: Sequence[str], *words: str, plan: Plan | None = None
+) -> None:
     """Print how to see more of a plan, and the commands that start it."""
     if not config.verbose:
         say(config, "verbose=true adds command lines, environment, trainer arguments and reasons.")
-    say(config, "\n".join(plan_page.next_command(request, config, host, *words)))
+    lines = plan_page.next_command(request, config, host, *words)
+    say(config, "\n".join([*(plan_page.preview_command(plan) if plan else []), *lines]))
 
 
 def print_warnings(config: Config, warnings: list[str]) -> None:

@@ -6,7 +6,9 @@ import math
 from collections.abc import Iterator
 
 from launch.config.conditions import all_met, table
+from launch.estimate.batch_counts import batch
 from launch.estimate.memory import engine_fits
+from launch.estimate.speed import epoch_steps
 from launch.machine import placement
 from launch.machine.gpu import GIB
 from launch.rules.model import is_count_of_shape
@@ -19,14 +21,18 @@ from launch.schema.trainer_args import known, value_or_none
 ALWAYS = {"method.name": "given"}  # a condition that is always met
 # weights, gradients, and the moments of AdamW and of its reference, in fp32
 NUMERICS_BYTES = 28
+ADAPTER_FACTOR = 10  # learning rate of an adapter, in rates of full training (conf/adapter)
+MAX_PASSES, USUAL_PASSES = 50, 3  # over the rows of a file; our choice
 # Limits of data.filter in tokens, which only training phases read.
 LENGTHS = ("min_tokens", "max_tokens", "max_prompt_tokens")
 
 
 def rule_warnings(c: Config) -> list[str]:
-    ranks = placement.trainers_of_a_node(c)
+    rate = float(value_or_none(c, "learning_rate") or 0.0)
+    values = {"rate": rate, "adapter_rate": ADAPTER_FACTOR * rate, "board": board(c)}
+    values["ranks"] = placement.trainers_of_a_node(c)
     lines = [
-        row["text"].format(config=c, ranks=ranks, board=board(c))
+        row["text"].format(config=c, **values)
         for row in table(__file__, "warnings")
         if all_met(c, row["when"], FACTS)
         and any(all_met(c, dict([item]), FACTS) for item in row.get("any", ALWAYS).items())
@@ -41,6 +47,7 @@ def rule_warnings(c: Config) -> list[str]:
         _evaluation_warnings,
         _engine_warnings,
         _fp32_warnings,
+        _repeated_rows,
     )
     return [*lines, *(line for warn in more for line in warn(c))]
 
@@ -69,6 +76,20 @@ def _shape_warnings(c: Config) -> Iterator[str]:
         f"model.num_parameters={model.num_parameters}: this shape has {count} parameters, so "
         f"memory and speed are wrong. Use: model.num_parameters={count}."
     )
+
+
+def _repeated_rows(c: Config) -> Iterator[str]:
+    """Warn if max_steps repeats the rows of a local file many times."""
+    if not c.method.trains or c.data.kind != "jsonl":
+        return
+    size, max_steps = batch(c), int(value_or_none(c, "max_steps") or 0)
+    steps = epoch_steps(c, size)
+    if steps and max_steps > MAX_PASSES * steps:
+        yield (
+            f"method.args.max_steps={max_steps}: these steps repeat the rows of data.path "
+            f"{max_steps / steps:,.0f} times. Use: "
+            f"method.args.max_steps={math.ceil(USUAL_PASSES * steps)} for {USUAL_PASSES} times."
+        )
 
 
 def _engine_warnings(c: Config) -> Iterator[str]:

@@ -45,4 +45,4 @@ def shared_reward_processes():
         yield
     for process in sum(idle.values(), []):
         process.kill()
-        process.communicate()
+        process.wait()

@@ -97,7 +97,9 @@ def test_a_machine_without_a_gpu(capsys, tmp_path):
     assert code == 0
     assert out.startswith("No GPU found\n")
     assert f"{len(check_table.CHECKS) - 5} checks of GPUs, links" in out
-    assert out.splitlines()[-1].startswith("Next: python launch/run.py ")
+    *_, step, other = out.splitlines()
+    assert step.startswith("Next: python launch/run.py ")
+    assert other.endswith(": python launch/doctor.py hardware=<name>")
     # Its absence is a failure if it was requested.
     assert run(capsys, f"sysroot={tmp_path}", "hardware=mi300x")[0] == 3
 

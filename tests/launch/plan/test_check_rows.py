@@ -7,6 +7,8 @@ import shlex
 
 import pytest
 
+from launch.config.compose import compose
+from launch.plan.check_rows import template_warnings
 from tests.conftest import composed
 from tests.helpers.data_rows import jsonl
 
@@ -104,3 +106,25 @@ def test_a_plan_accepts_mapped_rows(launch, write, rows, overrides):
     done = launch(*shlex.split(overrides), "mode=plan", "format=json")
     assert done.code == 0, done.err
     assert json.loads(done.out)["name"]
+
+
+MESSAGES = {"prompt": [{"role": "user", "content": "a"}], "answer": "1"}
+CHAT = "hardware=mi300x data=jsonl data.path=rows.jsonl model=qwen3_4b"
+
+
+@pytest.mark.parametrize(("row", "overrides", "keys"), [
+    (TEXT, f"{CHAT} method=grpo", ["data.path"]),
+    (TEXT, f"{CHAT} method=sample", ["data.path"]),
+    (TEXT, f"{CHAT} method=evaluate data.heldout_path=rows.jsonl", ["data.heldout_path"]),
+    (TEXT, f"{CHAT} method=grpo data.system_prompt=b", []),
+    (MESSAGES, f"{CHAT} method=grpo", []),
+    ({"text": "a"}, f"{CHAT} method=sft", []),
+    (TEXT, f"{CHAT} method=grpo model.hub_id=Qwen/Qwen3-4B-Base model.revision=null", []),
+    (TEXT, f"{CHAT} method=grpo model.path=.", ["data.path"]),
+    (TEXT, f"{GRPO} model=tiny", []),
+])  # fmt: skip
+def test_text_prompts_of_a_model_with_a_chat_template(tmp_path, write, row, overrides, keys):
+    path = write([row])
+    (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
+    config = compose(shlex.split(overrides.replace("rows.jsonl", path)))
+    assert [line.partition(":")[0] for line in template_warnings(config)] == keys

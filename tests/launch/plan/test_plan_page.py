@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import shlex
 import threading
 from http.server import BaseHTTPRequestHandler
@@ -12,9 +13,10 @@ from socketserver import UnixStreamServer
 
 import pytest
 
-from launch.plan import local_copies, predictions
+from launch.estimate.batch_counts import batch
+from launch.plan import local_copies, plan_page, predictions
 from launch.plan.container import image_reference
-from tests.conftest import composed, host_with
+from tests.conftest import composed, host_with, leave_model
 
 LINES = 40  # of a screen
 DPO = ["hardware=w7900", "method=dpo", "model=qwen2_5_1_5b", "adapter=lora"]
@@ -72,6 +74,77 @@ def test_the_next_command_of_a_run_that_does_not_fit(launch, overrides, words):
     assert len({*keys}) == len(keys)
 
 
+@pytest.mark.parametrize(("overrides", "memory_gb", "is_suggested"), [
+    ("model.path={folder}", 64, False),  # a trial of 8 billion weights needs 131 GB
+    ("model.path={folder}", 256, True),
+    ("model.path={folder} adapter=lora", 64, True),
+    ("model=qwen3_8b", 64, True),
+])  # fmt: skip
+def test_a_suggested_trial_fits_this_machine(tmp_path, overrides, memory_gb, is_suggested):
+    leave_model(tmp_path)
+    shape = {"num_hidden_layers": 36, "hidden_size": 4096, "num_attention_heads": 32}
+    shape |= {"intermediate_size": 12288, "vocab_size": 151936, "num_key_value_heads": 8}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3", **shape}))
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text(f"MemTotal: {memory_gb * 10**6} kB\n")
+    request = ["hardware=mi300x", *overrides.format(folder=tmp_path).split()]
+    host = dataclasses.replace(host_with(0), sysroot=str(tmp_path))
+    trial = plan_page.next_command(request, composed(*request), host)[-1]
+    assert shlex.split(trial.partition(": ")[2])[-1] == "smoke=true"
+    assert (request[1] in trial) == is_suggested
+
+
+@pytest.mark.parametrize("hardware", ["mi50", "mi300x"])
+def test_an_image_that_is_not_checked_can_be_built(launch, monkeypatch, hardware):
+    monkeypatch.setenv("DOCKER_HOST", "unix:///no/such/engine")
+    lines = launch(f"hardware={hardware}", "mode=plan").out.splitlines()
+    image = composed(f"hardware={hardware}").container.name
+    assert f"  build       python containers/build.py image={image}" in lines
+
+
+@pytest.mark.parametrize(("overrides", "words"), [
+    ("method=sft", "bf16 products, fp32 weights, "),
+    ("method=sft precision.weights=bf16", "weights, bf16, "),
+    ("method=grpo", "answers up to 512 tokens (method.args.max_completion_length)"),
+    ("method=evaluate", "1 answer each, up to 512 tokens (method.args.max_new_tokens)"),
+])  # fmt: skip
+def test_types_and_lengths_of_the_method(overrides, words):
+    config = composed("hardware=mi300x", "model=qwen3_4b", *overrides.split())
+    assert words in plan_page._method(config)
+
+
+@pytest.mark.parametrize(("overrides", "words"), [
+    ("method.args.save_total_limit=null", "every 100 steps (at most "),
+    ("method.args.save_steps=0.1 method.args.max_steps=400", "every 40 steps "),
+    ("method.args.max_steps=40", None),  # only at the end
+    ("method.args.save_strategy=no", None),
+])  # fmt: skip
+def test_steps_between_checkpoints(launch, overrides, words):
+    request = ["hardware=mi300x", "model=qwen3_4b", *overrides.split()]
+    lines = launch(*request, "mode=plan").out.splitlines()
+    saves = [line for line in lines if line.startswith("  saves ")]
+    assert len(saves) == (words is not None)
+    assert all(words in line for line in saves)
+
+
+def test_rows_of_a_file_are_counted(launch, tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n' * 11 + "\n" + '{"text": "b"}')
+    overrides = [
+        "hardware=mi300x",
+        "model=qwen3_4b",
+        "topology=single",
+        "data=jsonl",
+        "data.path=rows.jsonl",
+    ]
+    done = launch(*overrides, "mode=plan")
+    size = batch(composed(*overrides)).sequences
+    assert "jsonl rows.jsonl, 12 rows\n" in done.out
+    steps = json.loads(launch(*overrides, "mode=plan", "format=json").out)["speed"]["steps"]
+    assert steps == math.ceil(12 / size * 3)
+    [preview] = [line for line in done.out.splitlines() if line.endswith("data.preview=5")]
+    assert shlex.split(preview.partition(": ")[2])[2:-1] == overrides
+
+
 def test_targets_have_the_unit_of_the_plan(launch):
     experiment = ["experiment=mi350x_qwen3_8b_lora", "mode=plan"]
     rate = json.loads(launch(*experiment, "format=json").out)["speed"]["tokens_per_second"]
@@ -116,6 +189,8 @@ def test_whether_the_image_is_built(engine, tmp_path):
     assert local_copies.image(config, asked).endswith("on this machine, 23.4 GB")
     assert local_copies.build_command(config, asked) is None
     assert "not checked" in local_copies.image(config, absent)
+    unpublished = composed("hardware=mi50", "runtime=docker")
+    assert local_copies.image(unpublished, absent).endswith("; base size not published")
     assert local_copies.image(composed("hardware=mi300x", "runtime=local"), asked) is None
 
 

@@ -498,8 +498,12 @@ data.preview=5 mode=plan | prints rows when a run starts
 hardware=strix_halo adapter=qlora precision=nf4 model=qwen3_8b | twice as slow
 hardware=strix_halo precision=fp16 model=qwen3_1_7b | less stable
 AMD topology=ddp topology.num_gpus=4 | collectives of 4 GPUs
-GRPO topology.servers=2 | collectives of 6 GPUs
+GRPO topology=split | none
 hardware=mi300a topology=ddp topology.num_gpus=3 | collectives of 3 GPUs
+QWEN adapter=lora | method.args.learning_rate=0.0002.
+GRPO adapter=dora topology=colocate | method.args.learning_rate=1e-05.
+QWEN adapter=lora method.args.learning_rate=2e-5 | none
+experiment=mi350x_qwen3_8b_lora | none
 AMD topology=ddp | none
 hardware=mi300a topology=ddp | none
 hardware=h200 topology=ddp topology.num_gpus=4 | none
@@ -540,6 +544,21 @@ hardware=mi300x method=bench/vllm model=llama3_1_70b +method.args.base.tensor_pa
 hardware=mi210 method=bench/vllm model=llama3_1_70b | a larger tensor_parallel_size
 hardware=mi300x method=bench/vllm model=qwen3_8b | none
 """
+
+
+@pytest.mark.parametrize(("overrides", "warned"), [
+    ("max_steps=150", None),
+    ("max_steps=153", "max_steps=9 "),
+    ("num_train_epochs=300", None),
+    ("max_steps=153 data.limit=1", "max_steps=1 "),
+])  # fmt: skip
+def test_steps_that_repeat_the_rows_of_a_file(tmp_path, overrides, warned):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"text": "a"}\n' * 11 + "\n" + '{"text": "b"}')
+    words = f"QWEN topology=single data=jsonl data.path={path} method.args.{overrides}"
+    lines = rule_warnings(config_of(words))
+    assert len(lines) == (warned is not None)
+    assert all(warned in line for line in lines)
 
 
 @pytest.mark.parametrize(("overrides", "words"), rows(WARNINGS))
