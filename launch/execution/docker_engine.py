@@ -211,14 +211,18 @@ def make_mounted(spec: ContainerSpec) -> None:
 
 
 def highest_limits(client: docker.DockerClient, spec: ContainerSpec) -> dict[str, int]:
-    """Return the caller's hard limits, which a rootless engine cannot exceed; {} for others.
+    """Return the caller's hard limits, which an engine without CAP_SYS_RESOURCE cannot exceed.
 
-    Print what a limited memlock costs.
+    A rootless engine never has that capability, and one in a container may not. Of other engines,
+    memlock is not returned, because users usually have only 8 MB. Print what a limited memlock
+    costs.
     """
-    if spec.confinement or not images_engine.is_rootless(client):
+    if spec.confinement:
         return {}
     limits = {n: resource.getrlimit(getattr(resource, f"RLIMIT_{n.upper()}"))[1] for n in LIMITS}
-    if spec.memlock and limits["memlock"] != resource.RLIM_INFINITY:
+    if not images_engine.is_rootless(client):
+        del limits["memlock"]
+    elif spec.memlock and limits["memlock"] != resource.RLIM_INFINITY:
         print(
             f"warning: {spec.name}: a rootless engine may lock only "
             f"{limits['memlock'] / 1e6:.0f} MB of memory, so RDMA and large pinned buffers may "

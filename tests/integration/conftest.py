@@ -238,6 +238,7 @@ def lock_of(folder: Path, base: str, name: str = "tiny", **fields) -> Path:
         "python": "3",
         **dict.fromkeys(("torch", "rocm", "rccl", "vllm", "aiter", "flash_attn", "trl"), "none"),
         "tools": {},
+        "env": {},
         "gfx": ["cpu"],
         "source": "this test",
         "dockerfile": "Dockerfile",

@@ -153,11 +153,11 @@ def test_an_error_of_the_engine_is_explained(fake, name_is_taken):
 
 
 @pytest.mark.parametrize(("options", "memlock", "limits", "is_warned"), [
-    ([], 8 << 20, {}, False),
+    ([], 8 << 20, {"nofile": 512, "stack": -1}, False),
     (["name=rootless"], 8 << 20, {"memlock": 8 << 20, "nofile": 512, "stack": -1}, True),
     (["name=rootless"], -1, {"memlock": -1, "nofile": 512, "stack": -1}, False),
 ])  # fmt: skip
-def test_a_rootless_engine_keeps_the_caller_s_limits(
+def test_limits_of_containers_are_at_most_the_caller_s(
     fake, monkeypatch, capsys, options, memlock, limits, is_warned
 ):
     fake({("GET", "/info"): (200, {"SecurityOptions": options})})
