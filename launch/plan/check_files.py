@@ -18,10 +18,10 @@ from launch.config.smoke import LOW_PRECISION
 from launch.config.wording import HUB
 from launch.core import row_formats
 from launch.core.errors import UserError, near
-from launch.core.json_files import read_json
 from launch.inputs import model_path, tracking
 from launch.inputs.adapter_files import check_adapter
 from launch.inputs.jsonl_files import check_data_files, check_is_file
+from launch.inputs.model_config import quantization_of
 from launch.inputs.reading import near_files
 from launch.inputs.tuned_files import check_tuned_files
 from launch.plan import tuned
@@ -179,7 +179,7 @@ def _check_packages(config: Config) -> None:
         if package := _tokenizer_package(config.model.path):
             override = f"{key} without tokenizer.json"
             _check_package(config, override, package, "model.path=<a directory with one>", "")
-        quantizer = _quantizer(config)
+        quantizer = _quantizer(config) or ""
         for package in QUANTIZERS.get(quantizer, ()):
             remedy = "model.path=<the same model in 16 bits>"
             _check_package(config, f"{key} with {quantizer} weights", package, remedy, "")
@@ -207,18 +207,15 @@ def _tokenizer_package(path: str | None) -> str | None:
         return "sentencepiece" if content.read(1) == b"\n" else "tiktoken"
 
 
-def _quantizer(config: Config) -> str:
+def _quantizer(config: Config) -> str | None:
     """Return the method that has quantized the weights of model.path, if transformers loads them.
 
     vLLM has its own kernels, and an export reads the files itself.
     """
-    if config.method.exports or value_or_none(config, "engine") == "vllm":
-        return ""
-    if not config.model.path or config.method.kind == "service" or config.method.starts_vllm:
-        return ""
-    content = read_json(Path(config.model.path) / "config.json") or {}
-    quantization = content.get("quantization_config")
-    return str(quantization.get("quant_method")) if isinstance(quantization, dict) else ""
+    method = config.method
+    if method.exports or method.kind == "service" or method.starts_vllm:
+        return None
+    return None if value_or_none(config, "engine") == "vllm" else quantization_of(config.model)
 
 
 def _check_package(
