@@ -174,8 +174,8 @@ def _scattered_bytes(config: Config) -> float:
     DDP makes new buckets in its second step. The old ones may stay while gradients accumulate: with
     75.7 GB planned, SFT of 4B in 16 bits took 83.9 GB on two H200s, and ran out of 85 GB on four
     H100s.
-    The rest is free, but in pieces that are too small. There are none on a CPU, and none if torch's
-    allocator maps pages, which some versions of ROCm do not support (pytorch#173330).
+    The rest is free memory in pieces that are too small. A CPU has no such pieces, nor has torch's
+    allocator if it maps pages, which some versions of ROCm do not support (pytorch#173330).
     max_split_size_mb helps only at some sizes.
     """
     options = next((config.user_env[name] for name in ALLOCATOR if name in config.user_env), "")

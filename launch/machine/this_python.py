@@ -30,7 +30,7 @@ def packages() -> Packages:
 
 
 def torch_build() -> str | None:
-    """Return rocm, cuda or cpu; None if there is no torch. torch/version.py states it."""
+    """Return the build (rocm, cuda or cpu) that torch/version.py states; None without torch."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return None

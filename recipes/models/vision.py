@@ -30,7 +30,7 @@ GENERATION, PROCESSORS = "generation_config.json", "*processor_config.json"
 
 
 def text_part(shape: PretrainedConfig) -> PretrainedConfig:
-    """Return the configuration of the text part; `shape` if there is no model of text only."""
+    """Return the configuration of the text part; `shape` if the model has no other part."""
     text = shape.get_text_config()
     if text is shape or type(text) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         return shape
