@@ -6,6 +6,7 @@ a container, so the same config.yaml and command line work in both.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from launch.inputs.paths import home, hub_cache, real_folder, run_hash, secret_d
 from launch.inputs.tuned_files import TUNINGS
 from launch.machine import placement
 from launch.machine.detect import Host
-from launch.plan import inherited, process_env
+from launch.plan import container_argv, inherited, process_env
 from launch.plan.process_env import ROOT
 from launch.schema import Config
 from launch.schema.enums import Network, Vendor
@@ -63,7 +64,7 @@ def specs(
 
     Raises UserError for a path that cannot be mounted.
     """
-    if config.runtime.on_node != "docker":
+    if not config.runtime.in_container:
         return {}
     runtime, containers = config.runtime, {}
     server = next((container_name(run_dir, p.name) for p in processes if p.kind == "server"), "")
@@ -78,21 +79,22 @@ def specs(
         joins_server = server and process.kind not in ("server", "prepare")
         shared = f"container:{server}" if joins_server else ""
         network = (runtime.network or Network.bridge).name
-        containers[process.name] = ContainerSpec(
+        on_host = runtime.network == Network.host or runtime.slurm.nodes > 1
+        containers[process.name] = spec = ContainerSpec(
             name=container_name(run_dir, process.name),
             image=image_reference(config),
             command=["python3", ENTER, *process.argv],
             user=f"{host.uid}:{host.gid}",
             stop_timeout_s=runtime.stop_timeout_s,
             labels=labels(run_dir, process.name, host),
-            network="host" if runtime.network == Network.host else shared or network,
+            network="host" if on_host else shared or network,
             ipc=shared or ("shareable" if process.kind == "server" else "private"),
             pid=shared or "private",
             environment=container_environment(process, peers),
             devices=nodes,
             nvidia_gpus=sorted({*gpus, *peers}) * (config.hardware.vendor == Vendor.nvidia),
             groups=groups(host, on_amd),
-            mounts=mounts(config, host, run_dir, bool(secrets)),
+            mounts=mounts(config, host, run_dir, bool(secrets) and runtime.on_node != "pyxis"),
             shm_gb=runtime.shm_gb or 16.0,
             memory_gb=runtime.memory_gb,
             memlock=bool(gpus) or runtime.infiniband,
@@ -100,7 +102,24 @@ def specs(
             secrets=secrets,
             ports=published_ports(config),
         )
+        if runtime.on_node != "docker":
+            containers[process.name] = _without_engine(config, host, spec, process)
     return containers
+
+
+def _without_engine(
+    config: Config, host: Host, spec: ContainerSpec, process: Process
+) -> ContainerSpec:
+    """Return a container that shares the host's namespaces and devices, with its command."""
+    spec = dataclasses.replace(
+        spec,
+        **dict.fromkeys(("network", "ipc", "pid"), "host"),
+        **dict.fromkeys(("devices", "ports"), {}),
+        **dict.fromkeys(("nvidia_gpus", "groups", "security_opt"), []),
+        environment=process.env,
+        memlock=False,
+    )
+    return dataclasses.replace(spec, prefix=container_argv.prefix(config, host, spec, process))
 
 
 def published_ports(config: Config) -> dict[int, str]:
@@ -281,8 +300,9 @@ def as_json(spec: ContainerSpec) -> dict[str, Any]:
     # The process's `env` has the environment. The launcher's terminal decides stdin and tty.
     for key in ("environment", "confinement", "shm_gb", "stdin", "tty"):
         del content[key]
-    if not spec.ports:
-        del content["ports"]
+    for key in ("ports", "prefix"):
+        if not content[key]:
+            del content[key]
     content |= {"devices": list(spec.devices), "device_reasons": spec.devices}
     content["shm_size"] = f"{spec.shm_gb:g}g"
     return content | ({"read_only": True, **plain(spec.confinement)} if spec.confinement else {})

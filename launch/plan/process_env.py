@@ -74,7 +74,7 @@ def settings(
 def image_variables(config: Config) -> dict[str, str]:
     """Return the variables that the run's image sets; none for an image without an entry."""
     image = images.load().get(config.container.name)
-    return image.env if image and config.runtime.on_node == "docker" else {}
+    return image.env if image and config.runtime.in_container else {}
 
 
 @functools.cache
@@ -136,7 +136,7 @@ def _conditions(config: Config, host: Host, kind: str, gpus: list[int]) -> dict[
         "debug_nvidia": finds_fault and vendor == Vendor.nvidia,
         "debug_amd": finds_fault and vendor != Vendor.nvidia,
         "debug_compile": config.debug == Debug.compile,
-        "container": config.runtime.on_node == "docker",
+        "container": config.runtime.in_container,
     }
 
 

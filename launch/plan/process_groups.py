@@ -115,7 +115,7 @@ def server_argv(config: Config, host: Host, port: int, run_dir: Path) -> list[st
     """Return the command of vLLM's server, with the weight transfer and logprobs TRL 1.16 needs."""
     topology, source = config.topology, model_source(config, run_dir)
     on_cpu = config.hardware.vendor == Vendor.none
-    if config.runtime.on_node == "docker":
+    if config.runtime.in_container:
         argv = ["vllm", "serve", source]
     else:
         # A `vllm` on the host's PATH may belong to another environment.

@@ -127,6 +127,8 @@ class ContainerSpec:
     stdin: bool = False  # the container reads the launcher's input, and exits when that closes
     tty: bool = False
     ports: dict[int, str] = field(default_factory=dict)  # published port -> address on the host
+    # without an engine: the command of Apptainer or srun, which `command` follows
+    prefix: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from launch.core import json_files
@@ -85,6 +86,17 @@ class Cluster:
             daemon.terminate()
         for daemon in self.daemons.values():
             daemon.wait(timeout=60)
+
+    def kill_second_node(self, job: str) -> None:
+        """Kill the daemon of n2, and the job's step there with its tasks."""
+        killed = [psutil.Process(self.daemons["n2"].pid)]
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.cmdline()[:1] == [f"slurmstepd: [{job}.0]"]:
+                    killed += [process, *process.children(recursive=True)]
+        assert len(killed) > 2
+        for process in killed:
+            process.kill()
 
     def log(self) -> str:
         return "\n".join(
@@ -181,9 +193,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def sinfo() -> str:
-    return subprocess.run(
-        ["sinfo", "--noheader", "--states=idle", "--format=%T %N"], capture_output=True, text=True
-    ).stdout
+    return output_of("sinfo", "--noheader", "--states=idle", "--format=%T %N")
+
+
+def output_of(*argv: str) -> str:
+    return subprocess.run(argv, capture_output=True, text=True).stdout
 
 
 def submit(root: Path, *overrides: str) -> tuple[str, Path]:
@@ -263,12 +277,36 @@ def test_early_signal_saves_requeues_and_resumes(cluster, undisturbed, tmp_path)
     assert json_files.read_json(run_dir / "record.json")["status"] == "done"
 
 
+def test_job_of_a_dead_node_is_requeued_and_resumes(cluster, tmp_path):
+    """Kill a node like a power failure. The rank of the other node fails within seconds."""
+    longer = ["method.args.max_steps=300", "data.num_train=2400", "method.args.save_steps=20"]
+    job, run_dir = submit(tmp_path, *longer)
+    wait_for_step(run_dir, 25)
+    cluster.kill_second_node(job)
+    try:
+        wait_until(lambda: cluster.job(job)["JobState"] != "RUNNING")
+    finally:
+        cluster.start("n2", "slurmd", "-D", "-N", "n2")
+    # The controller repeats the kill of the first start, which would hit the second.
+    wait_until(lambda: re.search(r"Agent queue size:\s+0\b", output_of("sdiag")))
+    assert "dead nodes: n2." in slurm_log(run_dir)
+    assert json_files.read_json(run_dir / "record.json")["exit_code"] == 4
+    cluster.start_again(job)
+    end = cluster.ended(job)
+    assert (end["JobState"], end["Restarts"]) == ("COMPLETED", "1"), slurm_log(run_dir)
+    assert "resuming from" in (run_dir / "logs/rank0.log").read_text()
+    rows = json_files.read_metrics(run_dir / "metrics.jsonl")
+    assert [row["step"] for row in rows] == list(range(1, 301))
+    assert json_files.read_json(run_dir / "record.json")["status"] == "done"
+
+
 def test_report_missing_node(cluster, tmp_path):
     daemon = cluster.daemons["n2"]
     # The controller considers the node healthy, but no process can start there.
     daemon.send_signal(signal.SIGSTOP)
     try:
-        job, run_dir = submit(tmp_path, "runtime.slurm.rendezvous_timeout_s=5")
+        overrides = ["runtime.slurm.rendezvous_timeout_s=5", "runtime.slurm.requeue=false"]
+        job, run_dir = submit(tmp_path, *overrides)
         record = run_dir / "record.json"
         wait_until(lambda: (json_files.read_json(record) or {}).get("exit_code") is not None)
         wait_until(lambda: "missing nodes" in slurm_log(run_dir))

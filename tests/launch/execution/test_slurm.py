@@ -36,7 +36,7 @@ SCRIPTS = {
     "cpu": ["hardware=cpu", "runtime=slurm"],
     "one_node": (
         "hardware=mi300x model=qwen3_4b runtime=slurm topology.num_gpus=4 "
-        "runtime.slurm.inner=docker container=rocm"
+        "runtime.slurm.container=docker container=rocm"
     ).split(),
     "two_nodes": [
         *TWO,
@@ -140,7 +140,7 @@ def test_network_settings_reach_every_rank():
 
 def test_a_step_uses_its_complete_node_without_this_launchers_mark():
     plan = planned(*TWO, "topology=ddp")
-    argv = step(plan.run_dir, plan.processes[0])
+    argv = step(plan.run_dir, plan.processes[0]).argv
     assert argv[0] == "srun"
     assert {"--nodes=1", "--ntasks=1", "--relative=1", "--cpu-bind=none"} <= set(argv)
     assert argv[-4:] == [sys.executable, str(slurm.JOB_PROGRAM), str(plan.run_dir), "trainers-1"]
