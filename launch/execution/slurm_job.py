@@ -134,9 +134,8 @@ def run_process(run_dir: Path, name: str) -> int:
     process = next(p for p in plan.processes if p.name == name)
     print(f"{name} is on {node_name()}, job {os.environ.get('SLURM_JOB_ID')}", flush=True)
     if image is None:
-        return os.execvpe(
-            process.argv[0], process.argv, {**environment(process), **orphans.mark(name)}
-        )
+        variables = {**environment(process), **orphans.mark(name)}
+        return os.execvpe(process.argv[0], process.argv, variables)
     secrets = plan.containers[name].secrets
     with secret_files.written(secrets, host, run_dir), signals() as stopping:
         group = starter_here(plan, host, image)(process, Path("/dev/stdout"))
