@@ -33,12 +33,13 @@ from launch.execution import orphans, record, secret_files, slurm_network
 from launch.execution.execute import check_host, execute, signals, starter_here
 from launch.execution.local import environment
 from launch.execution.slurm import MASKS, call, state_of
-from launch.machine import detect
+from launch.machine import detect, placement
 from launch.machine.placement import MASK
 from launch.plan import show
 from launch.plan.planning import EXTRA_KEYS, FILES, make_plan, prepare
+from launch.plan.process_groups import SERVER
 from launch.plan.resuming import recorded_config
-from launch.schema import Config
+from launch.schema import Config, Slurm
 from launch.schema.enums import Vendor
 from launch.schema.plan import Plan
 
@@ -87,14 +88,23 @@ def node_plan(run_dir: Path) -> tuple[Plan, detect.Host]:
         # The first node sets these for all nodes, which inherit them through srun.
         os.environ.setdefault("MASTER_ADDR", address)
         os.environ.setdefault("MASTER_PORT", str(slurm_network.free_port(address)))
+    if placement.serves_apart(config) and SERVER not in os.environ:
+        os.environ[SERVER] = server_of_last_node(slurm)
     host = detect.host(sys.executable)
     return make_plan(config, host, run_dir, warnings, request), host
+
+
+def server_of_last_node(slurm: Slurm) -> str:
+    """Return address:port for a server on the job's last node. Raises HostError."""
+    step = ["srun", "--nodes=1", "--ntasks=1", f"--relative={slurm.nodes - 1}", "--cpu-bind=none"]
+    program = [sys.executable, slurm_network.__file__, *filter(None, [slurm.interface])]
+    return call(*step, *program).split()[-1]
 
 
 def launch(run_dir: Path) -> int:
     """Execute the run on the first node, and requeue the job if it was interrupted."""
     # Drop the submitting shell's values: SLURM_CLUSTERS would redirect squeue and scontrol.
-    for name in ("MASTER_ADDR", "MASTER_PORT", "SLURM_CLUSTERS"):
+    for name in ("MASTER_ADDR", "MASTER_PORT", SERVER, "SLURM_CLUSTERS"):
         os.environ.pop(name, None)
     step_before = newest_step(run_dir)
     for file in (run_dir / "nodes").glob("*"):  # from an earlier job

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.core.errors import HostError
-from launch.execution import orphans
+from launch.execution import orphans, server_client
 from launch.execution.local import LocalProcess
 from launch.plan import container_argv
 from launch.plan.container import image_reference
@@ -33,8 +33,12 @@ class NodeProcess(LocalProcess):
     """
 
     def __init__(self, process: Process, log: Path) -> None:
+        self.server = process.server
         # srun needs the variables of the job.
         super().__init__(dataclasses.replace(process, inherited=[*os.environ]), log)
+
+    def query(self, port: int, path: str) -> str:
+        return server_client.get(port, path, self.server)
 
     def dump_stacks(self, folder: Path) -> None:
         """Send SIGUSR1 to srun, which forwards it to the ranks; they print into their logs."""

@@ -77,6 +77,7 @@ def specs(
         # build the names of sockets and segments from host and process id (ROCr: the abstract
         # socket hsa<pid>; HIP: /hip_<pid>_<n> in /dev/shm).
         joins_server = server and process.kind not in ("server", "prepare")
+        joins_server = joins_server and runtime.slurm.nodes == 1
         shared = f"container:{server}" if joins_server else ""
         network = (runtime.network or Network.bridge).name
         on_host = runtime.network == Network.host or runtime.slurm.nodes > 1
@@ -136,6 +137,7 @@ def peer_gpus(process: Process, processes: list[Process]) -> list[int]:
     The first training rank sends its weights to every server. Within a node, RCCL uses HIP IPC,
     which maps the other process's memory, so the transfer fails if a mask hides the other GPU.
     """
+    processes = [p for p in processes if p.node == process.node]
     if process.kind == "prepare":
         return []
     if process.kind == "server":

@@ -57,6 +57,7 @@ class Process:
     node: int = 0  # index of the node in a Slurm job
     # names of the shell's variables that the process inherits; [] for a container
     inherited: list[str] = field(default_factory=list)
+    server: str = "127.0.0.1"  # address of the run's server
 
     @property
     def env(self) -> dict[str, str]:

@@ -176,7 +176,7 @@ image | hardware=mi50 precision=fp16 container=rocm | container=rocm_gfx906
 image | AMD container=seed_mi300x | container=rocm
 image | AMD runtime=slurm runtime.slurm.container=docker container=none
  | runtime.slurm.container=none
-slurm_nodes | NODES method=grpo topology=split | topology=ddp, fsdp
+slurm_nodes | NODES method=grpo topology=colocate | topology=ddp, fsdp
 nodes_network | NODES topology=ddp runtime.slurm.container=docker runtime.network=bridge
  | runtime.network=host
 slurm_interface | NODES topology=ddp runtime.slurm.interface=null | srun ip -br address
