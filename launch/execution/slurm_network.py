@@ -90,7 +90,7 @@ def check_gid(port: Path, index: int) -> None:
 
 if __name__ == "__main__":
     try:
-        here = address(*sys.argv[1:] or [None])
+        here = address(sys.argv[1] if sys.argv[1:] else None)
     except HostError as error:
         sys.exit(str(error))
     print(f"{here}:{free_port(here)}")

@@ -114,11 +114,16 @@ def _without_engine(
     """Return a container that shares the host's namespaces and devices, with its command."""
     spec = dataclasses.replace(
         spec,
-        **dict.fromkeys(("network", "ipc", "pid"), "host"),
-        **dict.fromkeys(("devices", "ports"), {}),
-        **dict.fromkeys(("nvidia_gpus", "groups", "security_opt"), []),
-        environment=process.env,
+        network="host",
+        ipc="host",
+        pid="host",
         memlock=False,
+        environment=process.env,
+        devices={},
+        ports={},
+        nvidia_gpus=[],
+        groups=[],
+        security_opt=[],
     )
     return dataclasses.replace(spec, prefix=container_argv.prefix(config, host, spec, process))
 
