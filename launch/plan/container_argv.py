@@ -23,8 +23,11 @@ from launch.schema.plan import ContainerSpec, Mount, Process, Setting
 # Add the GPU's device nodes, which some sites withhold, and the driver's libraries. For AMD these
 # are only libdrm and tools (Apptainer's rocmliblist.conf), so the image keeps its own ROCm.
 GPU_FLAGS = {Vendor.amd: ["--rocm"], Vendor.nvidia: ["--nv"]}
-# variables of Slurm and Apptainer that would contradict the plan's GPU mask
+# variables of Slurm that would contradict the plan's GPU mask
 UNSET = [part for name in ("ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL") for part in ("-u", name)]
+
+# Of these, enroot needs your own values, for its configuration and cache.
+OWN = ("HOME", "USER", "LOGNAME")
 
 
 def sif(config: Config, host: Host, reference: str) -> Path:
@@ -58,17 +61,17 @@ def prefix(config: Config, host: Host, spec: ContainerSpec, process: Process) ->
                 "colon. Use: another directory, or runtime.slurm.container=apptainer."
             )
     mounts = [f"{m.source}:{m.target}{':ro' * m.read_only}" for m in spec.mounts]
-    passed = [*spec.environment, *spec.secrets]
+    passed = [name for name in (*spec.environment, *spec.secrets) if name not in OWN]
     return [
         *srun(process),
-        f"--export={','.join(passed)}",
+        f"--export={','.join([*passed, *OWN, 'PATH'])}",
         f"--container-image={spec.image}",
         f"--container-mounts={','.join(mounts)}",
         f"--container-workdir={ROOT}",
         # By default, the image's values would take precedence.
         f"--container-env={','.join(passed)}",
         *["--no-container-mount-home", "--no-container-entrypoint", "--no-container-remap-root"],
-        *["env", *UNSET],
+        *["env", *UNSET, *(f"{name}={spec.environment[name]}" for name in OWN)],
     ]
 
 
@@ -88,6 +91,7 @@ def srun(process: Process) -> list[str]:
 
 def on_host(process: Process, spec: ContainerSpec) -> Process:
     """Return the process that the host starts for a container of this module."""
-    settings = [Setting(name, value, "", "launcher") for name, value in spec.environment.items()]
-    argv = [*spec.prefix, *spec.command]
+    argv, is_srun = [*spec.prefix, *spec.command], spec.prefix[0] == "srun"
+    variables = {n: v for n, v in spec.environment.items() if not (is_srun and n in OWN)}
+    settings = [Setting(name, value, "", "launcher") for name, value in variables.items()]
     return dataclasses.replace(process, argv=argv, settings=settings, inherited=["PATH"])

@@ -19,6 +19,7 @@ from containers import images
 from launch.inputs import paths
 from launch.machine.detect import Host
 from launch.plan.container import image_reference
+from launch.plan.container_argv import sif
 from launch.plan.predictions import gigabytes
 from launch.schema import Config
 from launch.schema.enums import Init
@@ -43,6 +44,9 @@ class _Engine(http.client.HTTPConnection):
 
 def image(config: Config, host: Host) -> str | None:
     """Return the run's image and whether this machine has it; None without containers."""
+    if config.runtime.on_node == "apptainer":
+        file = sif(config, host, image_reference(config))
+        return f"{image_reference(config)}: {'in' if file.exists() else 'not yet in'} {file}"
     if config.runtime.on_node != "docker":
         return None
     reference, own = image_reference(config), _local_image(config)

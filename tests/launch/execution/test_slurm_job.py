@@ -54,6 +54,11 @@ def test_an_interrupted_job_is_requeued(tools, squeue, saved_more, requeued):
             slurm_job.requeue("12", saved_more)
 
 
+def test_a_node_that_starts_no_step_is_dead(tools):
+    tools.add("srun", 'case "$*" in *n2*) exit 1;; esac')
+    assert slurm_job.dead_nodes(["n1", "n2", "n3"]) == ["n2"]
+
+
 def test_a_job_without_its_run_directory_exits_with_2(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("SLURM_CLUSTERS", "far,near")  # squeue would query these clusters
     assert slurm_job.main([str(tmp_path)]) == 2
