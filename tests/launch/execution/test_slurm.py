@@ -26,6 +26,7 @@ from launch.execution.execute import check_host
 from launch.execution.slurm_process import step
 from launch.machine import placement
 from launch.plan import rundir, sealed
+from launch.plan.process_groups import SERVER
 from launch.plan.planning import prepare
 from launch.rules.check import refusals
 from tests.conftest import composed, host_with
@@ -122,6 +123,25 @@ def test_each_node_has_a_process_and_the_first_node_starts_last():
         assert "--standalone" not in words
     # Slurm has not chosen nodes yet.
     assert "$MASTER_ADDR" in planned(*TWO, "topology=ddp").processes[0].argv
+
+
+def test_a_server_has_the_last_node():
+    overrides = "method=grpo topology=split topology.servers=8 runtime.slurm.nodes=3".split()
+    shell = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29400", SERVER: "10.0.0.3:8000"}
+    plan = planned(*TWO, *overrides, **shell)
+    groups = [(p.name, p.node, p.gpus, p.port) for p in plan.processes]
+    gpus = list(range(8))
+    assert groups == [
+        ("server", 2, gpus, 8000),
+        ("trainers-1", 1, gpus, None),
+        ("trainers", 0, gpus, None),
+    ]
+    server, other, first = plan.processes
+    assert "--host 10.0.0.3 --port 8000" in shlex.join(server.argv)
+    assert "--nnodes 2 --node-rank 1" in shlex.join(other.argv)
+    assert plan.trainer_args["vllm_server_base_url"] == "http://10.0.0.3:8000"
+    assert first.env["VLLM_HOST_IP"] == "10.0.0.1"
+    assert placement.num_trainers(plan.config) == 16
 
 
 def test_network_settings_reach_every_rank():
