@@ -26,8 +26,8 @@ from launch.execution.execute import check_host
 from launch.execution.slurm_process import step
 from launch.machine import placement
 from launch.plan import rundir, sealed
-from launch.plan.process_groups import SERVER
 from launch.plan.planning import prepare
+from launch.plan.process_groups import SERVER
 from launch.rules.check import refusals
 from tests.conftest import composed, host_with
 from tests.helpers.slurm_examples import JOB, TWO, planned
