@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import resource
+import socket
 import sys
 import time
+import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,30 @@ def connect(hint: str = "Without containers: runtime=local.") -> docker.DockerCl
         return images_engine.connect()
 
 
+def check_address() -> None:
+    """Raise HostError for another machine's engine, which has neither our files nor our GPUs."""
+    address = images_engine.address()
+    with host_errors(f"DOCKER_HOST={address}: "):
+        url = urllib.parse.urlsplit(docker.utils.parse_host(address))
+    if url.scheme == "http+unix" or (url.scheme != "ssh" and is_this_machine(str(url.hostname))):
+        return
+    raise HostError(
+        f"DOCKER_HOST={address}: a container of another machine's engine has neither the files nor "
+        "the GPUs of this machine. Start the launcher there. Use the engine here: "
+        "unset DOCKER_HOST, or runtime=local."
+    )
+
+
+def is_this_machine(name: str) -> bool:
+    """Return whether a host name or address is one of this machine, to which a socket can bind."""
+    family = socket.AF_INET6 if ":" in name else socket.AF_INET
+    try:
+        with socket.create_server((name, 0), family=family):
+            return True
+    except OSError:
+        return False
+
+
 def explain(error: Exception) -> str:
     """Return the engine's message, or the root cause of a connection error."""
     return getattr(error, "explanation", None) or images_engine.root_cause(error)
@@ -60,10 +86,12 @@ def check(plan: Plan, host: Host) -> dict[str, Any]:
 
     Return the image's facts for the record.
     """
-    client = connect()
+    check_address()
+    client, name = connect(), plan.config.container.name
     with host_errors():
         remove_orphans(client, host)
-        facts = image_facts(pull_if_missing(client, plan))
+        image = pull_if_missing(client, f"container={name}", name, image_reference(plan.config))
+        facts = image_facts(image)
     check_image(plan, facts)
     check_tools(client, plan, facts["id"])
     return facts
@@ -88,21 +116,22 @@ def check_tools(client: docker.DockerClient, plan: Plan, image_id: str) -> None:
     tools.check(plan.config, lines[-1])
 
 
-def pull_if_missing(client: docker.DockerClient, plan: Plan) -> Image:
-    """Return the plan's image; pull it from a registry if it is not on this machine."""
-    name, reference = plan.config.container.name, image_reference(plan.config)
+def pull_if_missing(client: docker.DockerClient, key: str, name: str, reference: str) -> Image:
+    """Return an image; pull it from a registry if it is not on this machine.
+
+    `key` is the setting that needs the image. Raises HostError.
+    """
     if (present := images_engine.find(client, reference)) is not None:
         return present
     image = None if name == "custom" else images.load()[name]
     build = f"python containers/build.py image={name}" if image else ""
     if image and reference == image.local_reference:
         raise HostError(
-            f"container={name}: {reference} is not on this machine, and no registry has it. "
-            f"Build it: {build}"
+            f"{key}: {reference} is not on this machine, and no registry has it. Build it: {build}"
         )
     with (
         Console(stderr=True).status(f"pulling {reference}") as status,
-        host_errors(f"container={name}: ", f"\nOr build it here: {build}" if build else ""),
+        host_errors(f"{key}: ", f"\nOr build it here: {build}" if build else ""),
     ):
         return images_engine.find_or_pull(
             client,
