@@ -75,8 +75,8 @@ def specs(
         gpus, peers = process.gpus, peer_gpus(process, processes)
         nodes = devices(config, host, gpus, peers)
         on_amd = "/dev/kfd" in nodes
-        joins = PAUSE in containers and process.kind != "prepare"
-        shared = f"container:{containers[PAUSE].name}" if joins else ""
+        is_joined = PAUSE in containers and process.kind != "prepare"
+        shared = f"container:{containers[PAUSE].name}" if is_joined else ""
         containers[process.name] = ContainerSpec(
             name=container_name(run_dir, process.name),
             image=image_reference(config),
@@ -125,11 +125,8 @@ def pause(config: Config, host: Host, run_dir: Path) -> ContainerSpec:
 
 def pause_process(containers: dict[str, ContainerSpec]) -> list[Process]:
     """Return the process group of the pause container, which starts first; [] without one."""
-    return [
-        Process(PAUSE, "pause", spec.command, [], [])
-        for name, spec in containers.items()
-        if name == PAUSE
-    ]
+    spec = containers.get(PAUSE)
+    return [Process(PAUSE, "pause", spec.command, [], [])] if spec else []
 
 
 def published_ports(config: Config) -> dict[int, str]:

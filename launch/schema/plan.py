@@ -45,7 +45,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Process:
-    """One process group: torchrun with its ranks, a server, row preparation, a sandbox or a pause."""
+    """One process group: torchrun with its ranks, a server, preparation, a sandbox or a pause."""
 
     name: str
     kind: str  # trainer, evaluator, exporter, bench, tune, server, prepare, verifier or pause

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import resource
+import socket
 import socketserver
 import threading
 from http.server import BaseHTTPRequestHandler
@@ -113,6 +114,20 @@ def test_without_an_engine_the_run_exits_with_3(fake, tmp_path, monkeypatch, lau
 def test_a_missing_image_has_to_be_built(fake):
     fake({})
     with pytest.raises(HostError, match="container=cpu: .*build.py image=cpu"):
+        docker_engine.check(plan_of(*CPU), host_with(0))
+
+
+@pytest.mark.parametrize(("address", "message"), [
+    ("ssh://me@localhost", "DOCKER_HOST=ssh://me@localhost: "),
+    ("tcp://192.0.2.1:2375", "DOCKER_HOST=tcp://192.0.2.1:2375: "),  # reserved for documentation
+    ("192.0.2.1", "DOCKER_HOST=192.0.2.1: "),
+    ("tcp://[::1]:1", "No docker engine answers"),
+    ("tcp://localhost:1", "No docker engine answers"),
+    (f"tcp://{socket.gethostname()}:1", "No docker engine answers"),
+])  # fmt: skip
+def test_an_engine_of_another_machine_is_rejected(monkeypatch, address, message):
+    monkeypatch.setenv("DOCKER_HOST", address)
+    with pytest.raises(HostError, match=f"^{re.escape(message)}"):
         docker_engine.check(plan_of(*CPU), host_with(0))
 
 
