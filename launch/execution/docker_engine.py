@@ -29,7 +29,14 @@ from containers.images import LABEL, OCI
 from launch.core.errors import HostError
 from launch.machine.detect import Host
 from launch.plan import rundir, tools
-from launch.plan.container import HUB_MODELS, LIMITS, container_name, image_reference, sdk_arguments
+from launch.plan.container import (
+    HUB_MODELS,
+    LIMITS,
+    PAUSE,
+    container_name,
+    image_reference,
+    sdk_arguments,
+)
 from launch.schema.plan import ContainerSpec, Plan
 
 
@@ -183,11 +190,14 @@ def remove_orphans(client: docker.DockerClient, host: Host) -> list[str]:
     usually because of a GPU process in uninterruptible sleep, report that and continue.
     """
     removed = []
-    for container in client.containers.list(
+    containers = client.containers.list(
         all=True,
         filters={"label": [f"{LABEL}.run", f"{LABEL}.uid={host.uid}"]},
         ignore_removed=True,
-    ):
+    )
+    # The end of a pause container kills the containers that joined it, so let them save first.
+    containers.sort(key=lambda each: each.labels.get(f"{LABEL}.process") == PAUSE)
+    for container in containers:
         if not is_ours(container, host) or rundir.is_locked(Path(container.labels[f"{LABEL}.run"])):
             continue
         print(
