@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import resource
+import socket
 import sys
 import time
+import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,14 @@ from containers.images import LABEL, OCI
 from launch.core.errors import HostError
 from launch.machine.detect import Host
 from launch.plan import rundir, tools
-from launch.plan.container import HUB_MODELS, LIMITS, container_name, image_reference, sdk_arguments
+from launch.plan.container import (
+    HUB_MODELS,
+    LIMITS,
+    PAUSE,
+    container_name,
+    image_reference,
+    sdk_arguments,
+)
 from launch.schema.plan import ContainerSpec, Plan
 
 
@@ -35,6 +44,30 @@ def connect(hint: str = "Without containers: runtime=local.") -> docker.DockerCl
     """Connect to the engine. On failure, append `hint` to the error."""
     with host_errors(hint=f"\n{hint}"):
         return images_engine.connect()
+
+
+def check_address() -> None:
+    """Raise HostError for another machine's engine, which has neither our files nor our GPUs."""
+    address = images_engine.address()
+    with host_errors(f"DOCKER_HOST={address}: "):
+        url = urllib.parse.urlsplit(docker.utils.parse_host(address))
+    if url.scheme == "http+unix" or (url.scheme != "ssh" and is_this_machine(str(url.hostname))):
+        return
+    raise HostError(
+        f"DOCKER_HOST={address}: a container of another machine's engine has neither the files nor "
+        "the GPUs of this machine. Start the launcher there. Use the engine here: "
+        "unset DOCKER_HOST, or runtime=local."
+    )
+
+
+def is_this_machine(name: str) -> bool:
+    """Return whether a host name or address is one of this machine, to which a socket can bind."""
+    family = socket.AF_INET6 if ":" in name else socket.AF_INET
+    try:
+        with socket.create_server((name, 0), family=family):
+            return True
+    except OSError:
+        return False
 
 
 def explain(error: Exception) -> str:
@@ -60,10 +93,11 @@ def check(plan: Plan, host: Host) -> dict[str, Any]:
 
     Return the image's facts for the record.
     """
-    client = connect()
+    check_address()
+    client, name = connect(), plan.config.container.name
     with host_errors():
         remove_orphans(client, host)
-        image = pull_if_missing(client, plan)
+        image = pull_if_missing(client, f"container={name}", name, image_reference(plan.config))
         facts = image_facts(image.id, image.attrs.get("RepoDigests") or [], image.labels or {})
     check_image(plan, facts)
     check_tools(client, plan, facts["id"])
@@ -89,21 +123,22 @@ def check_tools(client: docker.DockerClient, plan: Plan, image_id: str) -> None:
     tools.check(plan.config, lines[-1])
 
 
-def pull_if_missing(client: docker.DockerClient, plan: Plan) -> Image:
-    """Return the plan's image; pull it from a registry if it is not on this machine."""
-    name, reference = plan.config.container.name, image_reference(plan.config)
+def pull_if_missing(client: docker.DockerClient, key: str, name: str, reference: str) -> Image:
+    """Return an image; pull it from a registry if it is not on this machine.
+
+    `key` is the setting that needs the image. Raises HostError.
+    """
     if (present := images_engine.find(client, reference)) is not None:
         return present
     image = None if name == "custom" else images.load()[name]
     build = f"python containers/build.py image={name}" if image else ""
     if image and reference == image.local_reference:
         raise HostError(
-            f"container={name}: {reference} is not on this machine, and no registry has it. "
-            f"Build it: {build}"
+            f"{key}: {reference} is not on this machine, and no registry has it. Build it: {build}"
         )
     with (
         Console(stderr=True).status(f"pulling {reference}") as status,
-        host_errors(f"container={name}: ", f"\nOr build it here: {build}" if build else ""),
+        host_errors(f"{key}: ", f"\nOr build it here: {build}" if build else ""),
     ):
         return images_engine.find_or_pull(
             client,
@@ -154,11 +189,14 @@ def remove_orphans(client: docker.DockerClient, host: Host) -> list[str]:
     usually because of a GPU process in uninterruptible sleep, report that and continue.
     """
     removed = []
-    for container in client.containers.list(
+    containers = client.containers.list(
         all=True,
         filters={"label": [f"{LABEL}.run", f"{LABEL}.uid={host.uid}"]},
         ignore_removed=True,
-    ):
+    )
+    # The end of a pause container kills the containers that joined it, so let them save first.
+    containers.sort(key=lambda each: each.labels.get(f"{LABEL}.process") == PAUSE)
+    for container in containers:
         if not is_ours(container, host) or rundir.is_locked(Path(container.labels[f"{LABEL}.run"])):
             continue
         print(

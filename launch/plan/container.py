@@ -29,6 +29,7 @@ from launch.schema.plan import ContainerSpec, Mount, Process
 from launch.schema.trainer_args import value_or_none
 
 SECRETS = "/run/secrets"
+PAUSE = "pause"  # process group whose container owns what a server and its trainers share
 OUR_PACKAGES = ("/", "opt", "recipes")  # parts of the folder where our images install packages
 ENTER = str(ROOT / "containers/enter.py")
 FIRST_RENDER_MINOR = 128  # of DRM's render nodes (include/drm/drm_file.h: DRM_MINOR_RENDER)
@@ -66,20 +67,18 @@ def specs(
     """
     if not config.runtime.in_container:
         return {}
-    runtime, containers = config.runtime, {}
-    server = next((container_name(run_dir, p.name) for p in processes if p.kind == "server"), "")
-    secrets = inherited.secret_files(config, host.environ)
+    containers = {}
+    is_on_one_node = config.runtime.on_node == "docker" and config.runtime.slurm.nodes == 1
+    if is_on_one_node and any(process.kind == "server" for process in processes):
+        containers[PAUSE] = pause(config, host, run_dir)
+    runtime, secrets = config.runtime, inherited.secret_files(config, host.environ)
+    network = (runtime.network or Network.bridge).name
     for process in processes:
         gpus, peers = process.gpus, peer_gpus(process, processes)
         nodes = devices(config, host, gpus, peers)
         on_amd = "/dev/kfd" in nodes
-        # The trainers join the server's network, /dev/shm and process ids, because RCCL and HIP IPC
-        # build the names of sockets and segments from host and process id (ROCr: the abstract
-        # socket hsa<pid>; HIP: /hip_<pid>_<n> in /dev/shm).
-        joins_server = server and process.kind not in ("server", "prepare")
-        joins_server = joins_server and runtime.slurm.nodes == 1
-        shared = f"container:{server}" if joins_server else ""
-        network = (runtime.network or Network.bridge).name
+        is_joined = PAUSE in containers and process.kind != "prepare"
+        shared = f"container:{containers[PAUSE].name}" if is_joined else ""
         on_host = runtime.network == Network.host or runtime.slurm.nodes > 1
         containers[process.name] = spec = ContainerSpec(
             name=container_name(run_dir, process.name),
@@ -89,7 +88,7 @@ def specs(
             stop_timeout_s=runtime.stop_timeout_s,
             labels=labels(run_dir, process.name, host),
             network="host" if on_host else shared or network,
-            ipc=shared or ("shareable" if process.kind == "server" else "private"),
+            ipc=shared or "private",
             pid=shared or "private",
             environment=container_environment(process, peers),
             devices=nodes,
@@ -126,6 +125,33 @@ def _without_engine(
         security_opt=[],
     )
     return dataclasses.replace(spec, prefix=container_argv.prefix(config, host, spec, process))
+
+
+def pause(config: Config, host: Host, run_dir: Path) -> ContainerSpec:
+    """Return the container that owns the network, /dev/shm and process ids of a split.
+
+    The server and the trainers share them, because RCCL and HIP IPC build the names of sockets and
+    segments from host and process id (ROCr: the abstract socket hsa<pid>; HIP: /hip_<pid>_<n> in
+    /dev/shm). They outlive the server, so that trainers can save after it has failed.
+    """
+    return ContainerSpec(
+        name=container_name(run_dir, PAUSE),
+        image=image_reference(config),
+        command=["sleep", "infinity"],
+        user=f"{host.uid}:{host.gid}",
+        stop_timeout_s=1,
+        labels=labels(run_dir, PAUSE, host),
+        network=(config.runtime.network or Network.bridge).name,
+        ipc="shareable",
+        shm_gb=config.runtime.shm_gb or 16.0,
+        security_opt=security(False, host),
+    )
+
+
+def pause_process(containers: dict[str, ContainerSpec]) -> list[Process]:
+    """Return the process group of the pause container, which starts first; [] without one."""
+    spec = containers.get(PAUSE)
+    return [Process(PAUSE, "pause", spec.command, [], [])] if spec else []
 
 
 def published_ports(config: Config) -> dict[int, str]:
@@ -373,7 +399,7 @@ def sdk_arguments(
         "command": spec.command,
         "environment": spec.environment,
         "user": spec.user,
-        "working_dir": str(ROOT),
+        "working_dir": str(ROOT) if spec.mounts else "/",
         "detach": True,
         "labels": spec.labels,
         "stop_timeout": spec.stop_timeout_s,  # the engine's default of 10 s would interrupt a save

@@ -135,7 +135,7 @@ def make_plan(
         run_dir=run_dir,
         config=config,
         trainer_args=args,
-        processes=[*sandbox.processes(config), *processes],
+        processes=[*sandbox.processes(config), *container.pause_process(containers), *processes],
         containers={**sandbox.specs(config, host, run_dir), **containers},
         memory=needed,
         speed=estimate,

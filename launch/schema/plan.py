@@ -45,10 +45,10 @@ class Plan:
 
 @dataclass(frozen=True)
 class Process:
-    """One process group: torchrun with its ranks, a server, row preparation, or the sandbox."""
+    """One process group: torchrun with its ranks, a server, preparation, a sandbox or a pause."""
 
     name: str
-    kind: str  # trainer, evaluator, exporter, bench, tune, server, prepare or verifier
+    kind: str  # trainer, evaluator, exporter, bench, tune, server, prepare, verifier or pause
     argv: list[str]
     settings: list[Setting]
     gpus: list[int]
@@ -110,7 +110,7 @@ class ContainerSpec:
     labels: dict[str, str]
     network: str = "none"
     ipc: str = "none"
-    pid: str = "private"  # process namespace: private, or shared with the server
+    pid: str = "private"  # process namespace: private, or that of the pause container
     environment: dict[str, str] = field(default_factory=dict)
     devices: dict[str, str] = field(default_factory=dict)  # path -> reason
     nvidia_gpus: list[int] = field(default_factory=list)

@@ -52,6 +52,7 @@ PATIENCE_S = 480  # timeout of operations that take a minute on two busy cores
 # process.
 WITH_ENGINE = {
     "test_docker_runs.py",
+    "test_docker_split.py",
     "test_image_build.py",
     "test_image_secrets.py",
     "test_sandbox.py",

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import resource
+import socket
 import socketserver
 import threading
 from http.server import BaseHTTPRequestHandler
@@ -116,6 +117,20 @@ def test_a_missing_image_has_to_be_built(fake):
         docker_engine.check(plan_of(*CPU), host_with(0))
 
 
+@pytest.mark.parametrize(("address", "message"), [
+    ("ssh://me@localhost", "DOCKER_HOST=ssh://me@localhost: "),
+    ("tcp://192.0.2.1:2375", "DOCKER_HOST=tcp://192.0.2.1:2375: "),  # reserved for documentation
+    ("192.0.2.1", "DOCKER_HOST=192.0.2.1: "),
+    ("tcp://[::1]:1", "No docker engine answers"),
+    ("tcp://localhost:1", "No docker engine answers"),
+    (f"tcp://{socket.gethostname()}:1", "No docker engine answers"),
+])  # fmt: skip
+def test_an_engine_of_another_machine_is_rejected(monkeypatch, address, message):
+    monkeypatch.setenv("DOCKER_HOST", address)
+    with pytest.raises(HostError, match=f"^{re.escape(message)}"):
+        docker_engine.check(plan_of(*CPU), host_with(0))
+
+
 @pytest.mark.parametrize("answer", [
     (200, {"error": "manifest unknown"}),  # an error in the middle of an answer
     (500, {"message": "connection refused"}),
@@ -169,8 +184,8 @@ def test_limits_of_containers_are_at_most_the_caller_s(
     assert ("LimitMEMLOCK" in capsys.readouterr().err) == is_warned
 
 
-def listed(name: str, run: Path):
-    labels = {"run": str(run), "uid": "1000", "process": "trainers"}
+def listed(name: str, run: Path, process: str = "trainers"):
+    labels = {"run": str(run), "uid": "1000", "process": process}
     labels = {f"io.rocm-recipes.{key}": value for key, value in labels.items()}
     config, state = {"Labels": labels}, {"Status": "exited"}
     return {"Id": name, "Name": f"/{name}", "Config": config, "State": state, "Image": "sha256:1"}
@@ -178,17 +193,20 @@ def listed(name: str, run: Path):
 
 def test_only_our_orphans_are_removed(fake, tmp_path):
     """An image committed from a container inherits its labels, so the name must match too."""
-    ours = container_name(tmp_path, "trainers")
+    pause, ours = (container_name(tmp_path, process) for process in ("pause", "trainers"))
     contents = {name: listed(name, tmp_path) for name in (ours, "theirs")}
+    contents = {pause: listed(pause, tmp_path, "pause"), **contents}
     routes = {("GET", f"/containers/{name}/json"): (200, c) for name, c in contents.items()}
     routes |= {
         ("GET", "/containers/json.*"): (200, [{"Id": name} for name in contents]),
         ("DELETE", "/containers/.*"): (204, b""),
     }
     asked = fake(routes)
-    assert docker_engine.remove_orphans(docker_engine.connect(), host_with(0)) == [ours]
+    # The pause container is removed last.
+    assert docker_engine.remove_orphans(docker_engine.connect(), host_with(0)) == [ours, pause]
     deletions = [line for line in asked if line.startswith("DELETE")]
-    assert deletions == [f"DELETE /containers/{ours}?v=False&link=False&force=True"]
+    options = "?v=False&link=False&force=True"
+    assert deletions == [f"DELETE /containers/{name}{options}" for name in (ours, pause)]
     (query,) = [line for line in asked if "/containers/json" in line]
     assert "io.rocm-recipes.uid%3D1000" in query
     with rundir.locked(tmp_path):  # its launcher is alive
