@@ -7,9 +7,11 @@ prints.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import docker
@@ -67,12 +69,26 @@ def caller(client: docker.DockerClient) -> str:
 
     In a rootless engine's containers, that is root.
     """
-    return "0:0" if is_rootless(client) else f"{os.getuid()}:{os.getgid()}"
+    return "0:0" if kind(client).rootless else f"{os.getuid()}:{os.getgid()}"
 
 
-def is_rootless(client: docker.DockerClient) -> bool:
-    options = client.info().get("SecurityOptions") or []
-    return any("name=rootless" in option for option in options)
+@dataclass(frozen=True)
+class Kind:
+    """The properties of an engine that its containers' settings depend on."""
+
+    podman: bool
+    rootless: bool
+    limits: bool  # of memory, CPUs and processes; a rootless engine needs cgroups of version 2
+
+
+@functools.cache  # podman takes half a second to answer
+def kind(client: docker.DockerClient) -> Kind:
+    info = client.info()
+    # podman before 4.6 has only the key Rootless.
+    options = info.get("SecurityOptions") or []
+    rootless = info.get("Rootless") or any("name=rootless" in option for option in options)
+    limits = not rootless or str(info.get("CgroupVersion")) == "2"
+    return Kind("BuildahVersion" in info, bool(rootless), limits)
 
 
 # ---- Images

@@ -30,6 +30,10 @@ from launch.plan import rundir, tools
 from launch.plan.container import HUB_MODELS, LIMITS, container_name, image_reference, sdk_arguments
 from launch.schema.plan import ContainerSpec, Plan
 
+# crun keeps the caller's groups, which may open GPUs, in a rootless engine's containers. Before
+# 5.1, podman reads this only from containers.conf (`man podman-run`: --group-add keep-groups).
+KEEP_GROUPS = {"run.oci.keep_original_groups": "1"}
+
 
 def connect(hint: str = "Without containers: runtime=local.") -> docker.DockerClient:
     """Connect to the engine. On failure, append `hint` to the error."""
@@ -220,7 +224,7 @@ def highest_limits(client: docker.DockerClient, spec: ContainerSpec) -> dict[str
     if spec.confinement:
         return {}
     limits = {n: resource.getrlimit(getattr(resource, f"RLIMIT_{n.upper()}"))[1] for n in LIMITS}
-    if not images_engine.is_rootless(client):
+    if not images_engine.kind(client).rootless:
         del limits["memlock"]
     elif spec.memlock and limits["memlock"] != resource.RLIM_INFINITY:
         print(
@@ -244,7 +248,10 @@ def create(
             if is_ours(old, host):
                 remove(old)
         arguments = sdk_arguments(spec, highest_limits(client, spec))
+        if images_engine.kind(client).rootless:
+            del arguments["host"]["group_add"]  # its gids are not those of the host
         host_config = client.api.create_host_config(**arguments["host"])
+        host_config["Annotations"] = KEEP_GROUPS
         # The caller owns the files that ranks write, and is root in a rootless engine.
         user = spec.user if spec.confinement else images_engine.caller(client)
         settings = {"image": image_id, "user": user, "host_config": host_config}
