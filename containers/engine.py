@@ -52,7 +52,9 @@ def connect() -> docker.DockerClient:
             ) from error
         raise HostError(
             f"No docker engine answers at {address()} ({root_cause(error)}). Install or start one "
-            "(Debian: apt-get install docker.io; systemctl start docker), or set DOCKER_HOST."
+            "(Debian: apt-get install docker.io; systemctl start docker), or set DOCKER_HOST "
+            "(podman: systemctl --user start podman.socket; "
+            "DOCKER_HOST=unix://$XDG_RUNTIME_DIR/podman/podman.sock)."
         ) from error
     return client
 
@@ -76,9 +78,8 @@ def caller(client: docker.DockerClient) -> str:
 class Kind:
     """The properties of an engine that its containers' settings depend on."""
 
-    podman: bool
     rootless: bool
-    limits: bool  # of memory, CPUs and processes; a rootless engine needs cgroups of version 2
+    limits: bool  # whether it can limit memory and processes
 
 
 @functools.cache  # podman takes half a second to answer
@@ -87,8 +88,9 @@ def kind(client: docker.DockerClient) -> Kind:
     # podman before 4.6 has only the key Rootless.
     options = info.get("SecurityOptions") or []
     rootless = info.get("Rootless") or any("name=rootless" in option for option in options)
-    limits = not rootless or str(info.get("CgroupVersion")) == "2"
-    return Kind("BuildahVersion" in info, bool(rootless), limits)
+    # podman claims limits with cgroups v1, which no rootless engine can set.
+    limits = all(info.get(key, True) for key in ("MemoryLimit", "PidsLimit"))
+    return Kind(bool(rootless), limits and not (rootless and info.get("CgroupVersion") == "1"))
 
 
 # ---- Images

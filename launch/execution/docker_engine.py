@@ -25,14 +25,11 @@ from containers import images
 from containers import tools as container_tools
 from containers.images import LABEL, OCI
 from launch.core.errors import HostError
+from launch.machine.container_engine import KEEP_GROUPS
 from launch.machine.detect import Host
 from launch.plan import rundir, tools
 from launch.plan.container import HUB_MODELS, LIMITS, container_name, image_reference, sdk_arguments
 from launch.schema.plan import ContainerSpec, Plan
-
-# crun keeps the caller's groups, which may open GPUs, in a rootless engine's containers. Before
-# 5.1, podman reads this only from containers.conf (`man podman-run`: --group-add keep-groups).
-KEEP_GROUPS = {"run.oci.keep_original_groups": "1"}
 
 
 def connect(hint: str = "Without containers: runtime=local.") -> docker.DockerClient:
@@ -65,12 +62,30 @@ def check(plan: Plan, host: Host) -> dict[str, Any]:
     Return the image's facts for the record.
     """
     client = connect()
+    check_limits(client, plan)
     with host_errors():
         remove_orphans(client, host)
         facts = image_facts(pull_if_missing(client, plan))
     check_image(plan, facts)
     check_tools(client, plan, facts["id"])
     return facts
+
+
+def check_limits(client: docker.DockerClient, plan: Plan) -> None:
+    """Raise HostError if the engine would silently ignore the limits of a container."""
+    with host_errors():
+        kind = images_engine.kind(client)
+    needed = {
+        "method.rewards.code_tests" if spec.confinement else "runtime.memory_gb"
+        for spec in plan.containers.values()
+        if spec.confinement or spec.memory_gb
+    }
+    if needed and not kind.limits:
+        raise HostError(
+            f"{' and '.join(sorted(needed))}: this engine cannot limit memory and processes. A rootless "
+            "engine needs cgroups v2 and their delegation: boot with "
+            "systemd.unified_cgroup_hierarchy=1. Or use an engine that runs as root."
+        )
 
 
 def check_tools(client: docker.DockerClient, plan: Plan, image_id: str) -> None:
@@ -248,10 +263,12 @@ def create(
             if is_ours(old, host):
                 remove(old)
         arguments = sdk_arguments(spec, highest_limits(client, spec))
-        if images_engine.kind(client).rootless:
+        rootless = images_engine.kind(client).rootless
+        if rootless:
             del arguments["host"]["group_add"]  # its gids are not those of the host
         host_config = client.api.create_host_config(**arguments["host"])
-        host_config["Annotations"] = KEEP_GROUPS
+        if rootless:
+            host_config["Annotations"] = {KEEP_GROUPS: "1"}
         # The caller owns the files that ranks write, and is root in a rootless engine.
         user = spec.user if spec.confinement else images_engine.caller(client)
         settings = {"image": image_id, "user": user, "host_config": host_config}
