@@ -88,8 +88,8 @@ def engine(facts: Facts) -> Finding | None:
     found = facts.probe.engine(facts.host.environ)
     if found is None:
         return None
-    remedy = groups_remedy(found, facts.host.home)
-    if remedy is None or facts.host.device_nodes.get("/dev/kfd") is None:
+    remedy = groups_remedy(found, facts.host)
+    if remedy is None:
         return passed(str(found))
     return warn(f"{found}, which does not pass your groups to containers", remedy)
 

@@ -82,8 +82,8 @@ def check_limits(client: docker.DockerClient, plan: Plan) -> None:
     }
     if needed and not kind.limits:
         raise HostError(
-            f"{' and '.join(sorted(needed))}: this engine cannot limit memory and processes. A rootless "
-            "engine needs cgroups v2 and their delegation: boot with "
+            f"{' and '.join(sorted(needed))}: this engine cannot limit memory and processes. A "
+            "rootless engine needs cgroups v2 and their delegation: boot with "
             "systemd.unified_cgroup_hierarchy=1. Or use an engine that runs as root."
         )
 

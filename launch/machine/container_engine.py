@@ -11,13 +11,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from launch.machine import inside
+from launch.machine.detect import Host
 from launch.machine.sysfs import text
 
 SOCKET = "unix:///var/run/docker.sock"
 TIMEOUT_S = 1.0
 CREDENTIALS = struct.Struct("3i")  # pid, uid and gid (unix(7): struct ucred)
 NAMES = {"Docker": "docker", "Libpod": "podman"}  # by the name in the header `Server`
-CONFIGURATIONS = ("{home}/.config/containers/containers.conf", "/etc/containers/containers.conf")
+CONFIGURATION = "containers/containers.conf"  # in the user's ~/.config and in /etc
 KEEP_GROUPS = "run.oci.keep_original_groups"
 
 
@@ -78,17 +79,19 @@ def engine(environ: Mapping[str, str]) -> Engine | None:
     return Engine(NAMES[match[1]], match[2], answer.uid != 0)
 
 
-def groups_remedy(engine: Engine, home: str) -> str | None:
+def groups_remedy(engine: Engine, host: Host) -> str | None:
     """Return how a rootless engine lets containers open the GPUs of the caller's groups.
 
-    None if it already does. crun keeps the groups if an annotation requests it. podman accepts
-    that from its clients since 5.1 (containers/podman 83fe867c14); docker uses runc.
+    None if it already does, or if anybody may open them. crun keeps the groups if an annotation
+    requests it. podman takes annotations from its clients since 5.1 (containers/podman
+    83fe867c14); docker uses runc, which cannot.
     """
-    if not engine.rootless:
+    if not engine.rootless or host.device_nodes.get("/dev/kfd") is None:
         return None
     if engine.name == "docker":
         return "sudo setfacl -m u:$USER:rw /dev/kfd /dev/dri/renderD*"
-    is_set = any(KEEP_GROUPS in (text(file.format(home=home)) or "") for file in CONFIGURATIONS)
+    folders = (f"{host.sysroot}/{host.home}/.config", f"{host.sysroot}/etc")
+    is_set = any(KEEP_GROUPS in (text(f"{folder}/{CONFIGURATION}") or "") for folder in folders)
     major, minor = (int(part) for part in (engine.version.split(".") + ["0"])[:2])
     if is_set or (major, minor) >= (5, 1):
         return None

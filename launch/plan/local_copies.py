@@ -34,8 +34,7 @@ def engine(config: Config, host: Host) -> str | None:
     if not found.rootless:
         return str(found)
     costs = f"{found}: limits of memory locks and files are at most yours (ulimit -H)"
-    remedy = container_engine.groups_remedy(found, host.home)
-    if remedy and host.device_nodes.get("/dev/kfd") is not None:
+    if remedy := container_engine.groups_remedy(found, host):
         costs += f"; containers lack your groups, which may open the GPUs. Use: {remedy}"
     return costs
 

@@ -43,6 +43,7 @@ class Handler(BaseHTTPRequestHandler):
                 break
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         self.server.asked.append(f"{self.command} {path}")
+        self.server.sent.append(self.rfile.read(int(self.headers.get("Content-Length", 0))))
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(content)))
@@ -57,7 +58,10 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def fake(tmp_path, monkeypatch):
-    """Return fake(routes): start an engine at DOCKER_HOST and return the list of its requests."""
+    """Return fake(routes): start an engine at DOCKER_HOST and return the list of its requests.
+
+    `fake.sent` has the bodies of the requests.
+    """
     servers = []
 
     def start(routes):
@@ -72,7 +76,8 @@ def fake(tmp_path, monkeypatch):
             ("GET", "/images/.*/json"): (404, {"message": "No such image"}),
             **routes,
         }
-        server.asked = []
+        server.asked, server.sent = [], []
+        start.sent = server.sent
         threading.Thread(
             target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
         ).start()
@@ -167,6 +172,38 @@ def test_limits_of_containers_are_at_most_the_caller_s(
     (spec,) = plan_of("hardware=mi300x", "topology=single").containers.values()
     assert docker_engine.highest_limits(docker_engine.connect(), spec) == limits
     assert ("LimitMEMLOCK" in capsys.readouterr().err) == is_warned
+
+
+DOCKER = {"SecurityOptions": ["name=seccomp"], "CgroupVersion": "1"}
+OLD_PODMAN = {**DOCKER, "Rootless": True, "MemoryLimit": True}  # before 4.6
+
+
+@pytest.mark.parametrize(("info", "rootless", "limits"), [
+    (DOCKER, False, True),
+    ({**DOCKER, "PidsLimit": False}, False, False),
+    ({"SecurityOptions": ["name=rootless"], "CgroupVersion": "2"}, True, True),
+    (OLD_PODMAN, True, False),  # whatever it claims
+])  # fmt: skip
+def test_settings_for_engines(fake, info, rootless, limits):
+    fake({
+        ("GET", "/info"): (200, info),
+        ("POST", "/containers/create.*"): (201, {"Id": "1", "Warnings": []}),
+        ("GET", "/containers/1/json"): (200, listed("1", RUN)),
+    })  # fmt: skip
+    plan = plan_of("hardware=mi300x", "topology=single", "runtime.memory_gb=100")
+    (spec,) = plan.containers.values()
+    client = docker_engine.connect()
+    docker_engine.create(client, spec, "sha256:1", host_with(0))
+    body = next(json.loads(sent) for sent in fake.sent if b"HostConfig" in sent)
+    assert body["User"] == ("0:0" if rootless else f"{os.getuid()}:{os.getgid()}")
+    assert bool(body["HostConfig"].get("GroupAdd")) != rootless
+    assert ("run.oci.keep_original_groups" in body["HostConfig"].get("Annotations", {})) == rootless
+    assert body["HostConfig"]["PidsLimit"] == 2**22
+    if limits:
+        docker_engine.check_limits(client, plan)
+    else:
+        with pytest.raises(HostError, match=r"^runtime\.memory_gb: "):
+            docker_engine.check_limits(client, plan)
 
 
 def listed(name: str, run: Path):
