@@ -9,7 +9,7 @@ import contextlib
 import resource
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -173,36 +173,32 @@ def remove_orphans(client: docker.DockerClient, host: Host) -> list[str]:
     usually because of a GPU process in uninterruptible sleep, report that and continue.
     """
     removed = []
-    for container in client.containers.list(
-        all=True,
-        filters={"label": [f"{LABEL}.run", f"{LABEL}.uid={host.uid}"]},
-        ignore_removed=True,
+    for row in client.api.containers(
+        all=True, filters={"label": [f"{LABEL}.run", f"{LABEL}.uid={host.uid}"]}
     ):
-        if not is_ours(container, host) or rundir.is_locked(Path(container.labels[f"{LABEL}.run"])):
+        labels, name = row["Labels"], row["Names"][0].lstrip("/")
+        if not is_ours(name, labels, host) or rundir.is_locked(Path(labels[f"{LABEL}.run"])):
             continue
-        print(
-            f"{container.name}: removing this container, because its launcher has exited",
-            file=sys.stderr,
-        )
+        print(f"{name}: removing this container, because its launcher has exited", file=sys.stderr)
         try:
-            remove(container)
-            removed.append(container.name)
+            with contextlib.suppress(NotFound):
+                remove(client.containers.get(row["Id"]))
+            removed.append(name)
         except (APIError, requests.RequestException) as error:
-            print(f"{container.name} cannot be removed: {explain(error)}", file=sys.stderr)
+            print(f"{name} cannot be removed: {explain(error)}", file=sys.stderr)
     return removed
 
 
-def is_ours(container: Container, host: Host) -> bool:
-    """Return whether the container's labels and name are ours.
+def is_ours(name: str, labels: Mapping[str, str], host: Host) -> bool:
+    """Return whether a container's labels and name are ours.
 
     Labels alone do not prove it, because an image committed from a container inherits them.
     """
-    labels = container.labels
     run, process = labels.get(f"{LABEL}.run", ""), labels.get(f"{LABEL}.process", "")
     return (
         bool(run)
         and labels.get(f"{LABEL}.uid") == str(host.uid)
-        and container.name == container_name(Path(run), process)
+        and name == container_name(Path(run), process)
     )
 
 
@@ -260,7 +256,7 @@ def create(
         # launcher. If another user owns it, the engine rejects the name.
         with contextlib.suppress(NotFound):
             old = client.containers.get(spec.name)
-            if is_ours(old, host):
+            if is_ours(old.name, old.labels, host):
                 remove(old)
         arguments = sdk_arguments(spec, highest_limits(client, spec))
         rootless = images_engine.kind(client).rootless

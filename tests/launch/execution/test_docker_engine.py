@@ -217,9 +217,13 @@ def test_only_our_orphans_are_removed(fake, tmp_path):
     """An image committed from a container inherits its labels, so the name must match too."""
     ours = container_name(tmp_path, "trainers")
     contents = {name: listed(name, tmp_path) for name in (ours, "theirs")}
+    rows = [
+        {"Id": name, "Names": [f"/{name}"], "Labels": content["Config"]["Labels"]}
+        for name, content in contents.items()
+    ]
     routes = {("GET", f"/containers/{name}/json"): (200, c) for name, c in contents.items()}
     routes |= {
-        ("GET", "/containers/json.*"): (200, [{"Id": name} for name in contents]),
+        ("GET", "/containers/json.*"): (200, rows),
         ("DELETE", "/containers/.*"): (204, b""),
     }
     asked = fake(routes)
