@@ -326,7 +326,9 @@ def sdk_arguments(
         "cap_add": spec.cap_add,
         "cap_drop": spec.cap_drop,
         "pids_limit": MAX_PIDS,
-        "init": True,  # tini reaps orphans and forwards SIGTERM, which a PID 1 ignores
+        # tini reaps orphans and forwards SIGTERM, which a PID 1 ignores. podman rejects it in a
+        # container that joins another's process ids, whose PID 1 reaps its orphans.
+        "init": spec.pid == "private",
         "log_config": log,
     }
     if spec.pid != "private":
