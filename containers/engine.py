@@ -78,6 +78,7 @@ def caller(client: docker.DockerClient) -> str:
 class Kind:
     """The properties of an engine that its containers' settings depend on."""
 
+    podman: bool
     rootless: bool
     limits: bool  # whether it can limit memory and processes
 
@@ -90,7 +91,8 @@ def kind(client: docker.DockerClient) -> Kind:
     rootless = info.get("Rootless") or any("name=rootless" in option for option in options)
     # podman claims limits with cgroups v1, which no rootless engine can set.
     limits = all(info.get(key, True) for key in ("MemoryLimit", "PidsLimit"))
-    return Kind(bool(rootless), limits and not (rootless and info.get("CgroupVersion") == "1"))
+    limits = limits and not (rootless and info.get("CgroupVersion") == "1")
+    return Kind("BuildahVersion" in info, bool(rootless), limits)
 
 
 # ---- Images

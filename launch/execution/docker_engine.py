@@ -6,6 +6,7 @@ containers/engine.py connects to the engine and pulls images.
 from __future__ import annotations
 
 import contextlib
+import re
 import resource
 import sys
 import time
@@ -30,6 +31,8 @@ from launch.machine.detect import Host
 from launch.plan import rundir, tools
 from launch.plan.container import HUB_MODELS, LIMITS, container_name, image_reference, sdk_arguments
 from launch.schema.plan import ContainerSpec, Plan
+
+INODES = re.compile(r",nr_inodes=\d+")
 
 
 def connect(hint: str = "Without containers: runtime=local.") -> docker.DockerClient:
@@ -259,11 +262,14 @@ def create(
             if is_ours(old.name, old.labels, host):
                 remove(old)
         arguments = sdk_arguments(spec, highest_limits(client, spec))
-        rootless = images_engine.kind(client).rootless
-        if rootless:
+        kind = images_engine.kind(client)
+        if kind.podman and spec.confinement:  # it rejects nr_inodes; the memory limit counts inodes
+            tmpfs = {path: INODES.sub("", text) for path, text in spec.confinement.tmpfs.items()}
+            arguments["host"]["tmpfs"] = tmpfs
+        if kind.rootless:
             del arguments["host"]["group_add"]  # its gids are not those of the host
         host_config = client.api.create_host_config(**arguments["host"])
-        if rootless:
+        if kind.rootless:
             host_config["Annotations"] = {KEEP_GROUPS: "1"}
         # The caller owns the files that ranks write, and is root in a rootless engine.
         user = spec.user if spec.confinement else images_engine.caller(client)
