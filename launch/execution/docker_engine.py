@@ -32,8 +32,6 @@ from launch.plan import rundir, tools
 from launch.plan.container import HUB_MODELS, LIMITS, container_name, image_reference, sdk_arguments
 from launch.schema.plan import ContainerSpec, Plan
 
-INODES = re.compile(r",nr_inodes=\d+")
-
 
 def connect(hint: str = "Without containers: runtime=local.") -> docker.DockerClient:
     """Connect to the engine. On failure, append `hint` to the error."""
@@ -250,6 +248,16 @@ def highest_limits(client: docker.DockerClient, spec: ContainerSpec) -> dict[str
     return limits
 
 
+def podman_tmpfs(tmpfs: Mapping[str, str]) -> dict[str, str]:
+    """Return a sandbox's file systems in memory for podman.
+
+    podman rejects nr_inodes; the memory limit counts inodes. In a read-only container, it adds
+    writable ones, where a job could leave files for later jobs.
+    """
+    read_only = {"/run": "ro", "/var/tmp": "ro"}
+    return read_only | {path: re.sub(r",nr_inodes=\d+", "", text) for path, text in tmpfs.items()}
+
+
 def create(
     client: docker.DockerClient, spec: ContainerSpec, image_id: str, host: Host
 ) -> Container:
@@ -263,9 +271,8 @@ def create(
                 remove(old)
         arguments = sdk_arguments(spec, highest_limits(client, spec))
         kind = images_engine.kind(client)
-        if kind.podman and spec.confinement:  # it rejects nr_inodes; the memory limit counts inodes
-            tmpfs = {path: INODES.sub("", text) for path, text in spec.confinement.tmpfs.items()}
-            arguments["host"]["tmpfs"] = tmpfs
+        if kind.podman and spec.confinement:
+            arguments["host"]["tmpfs"] = podman_tmpfs(spec.confinement.tmpfs)
         if kind.rootless:
             del arguments["host"]["group_add"]  # its gids are not those of the host
         host_config = client.api.create_host_config(**arguments["host"])

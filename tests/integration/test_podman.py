@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,8 +26,9 @@ def podman(engine, cpu_image, tmp_path) -> Iterator[docker.DockerClient]:
     """Yield a client of podman, which has the cpu image in a store of its own."""
     if shutil.which("podman") is None:
         pytest.skip("no podman (Debian: apt-get install podman catatonit)")
-    store, address = tmp_path / "store", f"unix://{tmp_path}/podman.sock"
-    argv = ["podman", "--root", str(store), "--runroot", str(tmp_path / "run")]
+    folder = Path(tempfile.mkdtemp(prefix="podman-"))  # podman limits its path to 50 characters
+    address = f"unix://{tmp_path}/podman.sock"
+    argv = ["podman", "--root", str(folder / "store"), "--runroot", str(folder / "run")]
     service = subprocess.Popen([*argv, "system", "service", "--time=0", address])
     try:
         wait_until((tmp_path / "podman.sock").exists, service)
@@ -40,7 +42,7 @@ def podman(engine, cpu_image, tmp_path) -> Iterator[docker.DockerClient]:
     finally:
         service.terminate()
         service.wait()
-        remove = ["rm", "-rf", str(store), str(tmp_path / "run")]
+        remove = ["rm", "-rf", str(folder)]
         subprocess.run(remove if os.getuid() == 0 else ["podman", "unshare", *remove], check=True)
 
 
