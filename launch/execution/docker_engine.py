@@ -254,7 +254,7 @@ def podman_tmpfs(tmpfs: Mapping[str, str]) -> dict[str, str]:
     podman rejects nr_inodes; the memory limit counts inodes. In a read-only container, it adds
     writable ones, where a job could leave files for later jobs.
     """
-    read_only = {"/run": "ro", "/var/tmp": "ro"}
+    read_only = {"/run": "ro", "/var/tmp": "ro", "/sys/fs/cgroup": "ro"}
     return read_only | {path: re.sub(r",nr_inodes=\d+", "", text) for path, text in tmpfs.items()}
 
 

@@ -42,7 +42,7 @@ def podman(engine, cpu_image, tmp_path) -> Iterator[docker.DockerClient]:
     finally:
         service.terminate()
         service.wait()
-        remove = ["rm", "-rf", str(folder)]
+        remove = ["sh", "-c", 'umount "$0/store/overlay"; rm -rf "$0"', str(folder)]
         subprocess.run(remove if os.getuid() == 0 else ["podman", "unshare", *remove], check=True)
 
 
@@ -51,9 +51,11 @@ def test_train_with_podman(podman, tmp_path):
     folder = tmp_path / "work"
     folder.mkdir()
     argv = [sys.executable, str(ROOT / "launch/run.py"), *SMOKE]
-    done = subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, timeout=400)
+    settings = {"cwd": folder, "env": env, "capture_output": True, "text": True}
+    plan = subprocess.run([*argv, "mode=plan"], **settings)
+    assert "engine      podman" in plan.stdout, plan.stderr
+    done = subprocess.run(argv, timeout=PATIENCE_S, **settings)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "engine      podman" in done.stdout
     (run,) = (path.parent for path in folder.glob("runs/*/[0-9]*/record.json"))
     assert json.loads((run / "result.json").read_text())["status"] == "done"
     assert {path.lstat().st_uid for path in Path(folder).rglob("*")} == {os.getuid()}
