@@ -41,7 +41,10 @@ def connect(hint: str = "Without containers: runtime=local.") -> docker.DockerCl
 
 def explain(error: Exception) -> str:
     """Return the engine's message, or the root cause of a connection error."""
-    return getattr(error, "explanation", None) or images_engine.root_cause(error)
+    message = getattr(error, "explanation", None) or images_engine.root_cause(error)
+    if "container-init binary not found" in message:  # of podman, which only recommends it
+        message += ". Install it (Debian, Fedora: the package catatonit)."
+    return str(message)
 
 
 @contextlib.contextmanager

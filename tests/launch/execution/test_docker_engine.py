@@ -144,15 +144,19 @@ def test_a_wrong_image_is_rejected(fake, name, changes, message):
         docker_engine.check(plan, host_with(8))
 
 
-@pytest.mark.parametrize("name_is_taken", [False, True])
-def test_an_error_of_the_engine_is_explained(fake, name_is_taken):
+@pytest.mark.parametrize(("name_is_taken", "message", "match"), [
+    (False, "invalid mount config", "invalid mount config"),
+    (True, "invalid mount config", "invalid mount config"),
+    (False, "container-init binary not found on the host: stat /x", "catatonit"),  # podman
+])  # fmt: skip
+def test_an_error_of_the_engine_is_explained(fake, name_is_taken, message, match):
     (spec,) = plan_of(*CPU).containers.values()
-    routes = {("POST", "/containers/create.*"): (400, {"message": "invalid mount config"})}
+    routes = {("POST", "/containers/create.*"): (400, {"message": message})}
     if name_is_taken:  # by a container that is not ours
         theirs = {"Id": "1", "Name": f"/{spec.name}", "Config": {"Labels": {}}}
         routes[("GET", "/containers/.*/json")] = (200, theirs)
     asked = fake(routes)
-    with pytest.raises(HostError, match="invalid mount config"):
+    with pytest.raises(HostError, match=match):
         docker_engine.create(docker_engine.connect(), spec, "sha256:1", host_with(0))
     assert not [line for line in asked if line.startswith("DELETE")]
 
@@ -172,6 +176,21 @@ def test_limits_of_containers_are_at_most_the_caller_s(
     (spec,) = plan_of("hardware=mi300x", "topology=single").containers.values()
     assert docker_engine.highest_limits(docker_engine.connect(), spec) == limits
     assert ("LimitMEMLOCK" in capsys.readouterr().err) == is_warned
+
+
+def test_podman_gives_sandboxes_no_other_writable_folders(fake):
+    fake({
+        ("GET", "/info"): (200, {"BuildahVersion": "1.28.2"}),
+        ("POST", "/containers/create.*"): (201, {"Id": "1", "Warnings": []}),
+        ("GET", "/containers/1/json"): (200, listed("1", RUN)),
+    })  # fmt: skip
+    rewards = ["~method.rewards.reasoning_gym", "+method.rewards.code_tests=1.0"]
+    spec = plan_of(*CPU, "method=grpo", "data=code", *rewards).containers["sandbox"]
+    docker_engine.create(docker_engine.connect(), spec, "sha256:1", host_with(0))
+    (body,) = (json.loads(sent) for sent in fake.sent if b"HostConfig" in sent)
+    tmpfs = body["HostConfig"]["Tmpfs"]
+    assert [path for path, options in tmpfs.items() if options != "ro"] == ["/tmp"]
+    assert "nr_inodes" not in tmpfs["/tmp"]
 
 
 DOCKER = {"SecurityOptions": ["name=seccomp"], "CgroupVersion": "1"}
