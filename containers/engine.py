@@ -7,9 +7,11 @@ prints.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import docker
@@ -50,7 +52,9 @@ def connect() -> docker.DockerClient:
             ) from error
         raise HostError(
             f"No docker engine answers at {address()} ({root_cause(error)}). Install or start one "
-            "(Debian: apt-get install docker.io; systemctl start docker), or set DOCKER_HOST."
+            "(Debian: apt-get install docker.io; systemctl start docker), or set DOCKER_HOST "
+            "(podman: systemctl --user start podman.socket; "
+            "DOCKER_HOST=unix://$XDG_RUNTIME_DIR/podman/podman.sock)."
         ) from error
     return client
 
@@ -67,12 +71,28 @@ def caller(client: docker.DockerClient) -> str:
 
     In a rootless engine's containers, that is root.
     """
-    return "0:0" if is_rootless(client) else f"{os.getuid()}:{os.getgid()}"
+    return "0:0" if kind(client).rootless else f"{os.getuid()}:{os.getgid()}"
 
 
-def is_rootless(client: docker.DockerClient) -> bool:
-    options = client.info().get("SecurityOptions") or []
-    return any("name=rootless" in option for option in options)
+@dataclass(frozen=True)
+class Kind:
+    """The properties of an engine that its containers' settings depend on."""
+
+    podman: bool
+    rootless: bool
+    limits: bool  # whether it can limit memory and processes
+
+
+@functools.cache  # podman takes half a second to answer
+def kind(client: docker.DockerClient) -> Kind:
+    info = client.info()
+    # podman before 4.6 has only the key Rootless.
+    options = info.get("SecurityOptions") or []
+    rootless = info.get("Rootless") or any("name=rootless" in option for option in options)
+    # podman claims limits with cgroups v1, which no rootless engine can set.
+    limits = all(info.get(key, True) for key in ("MemoryLimit", "PidsLimit"))
+    limits = limits and not (rootless and info.get("CgroupVersion") == "1")
+    return Kind("BuildahVersion" in info, bool(rootless), limits)
 
 
 # ---- Images

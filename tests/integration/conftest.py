@@ -55,6 +55,7 @@ WITH_ENGINE = {
     "test_docker_split.py",
     "test_image_build.py",
     "test_image_secrets.py",
+    "test_podman.py",
     "test_sandbox.py",
 }
 # Files that take minutes. They start first, so that all processes end at about the same time.
