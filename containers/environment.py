@@ -9,7 +9,6 @@ or a package is unavailable, 75 interrupted (run the command again; downloads ar
 """
 
 import argparse
-import ast
 import functools
 import hashlib
 import json
@@ -26,28 +25,15 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from containers import causes, in_image
+from containers import causes, install
 from containers.install import CPU_INDEX, HASHED, PYCOSAT
+from containers.pip_settings import pip_config, uv_settings
 from launch.core.errors import EXIT_DONE, EXIT_INTERRUPTED, HostError, UserError
 
 BUILDS = ("cpu", "rocm", "cuda", "image")  # image: the torch of the Python that runs this file
 TORCH = "2.13.0"
 ROCM = "rocm7.2"
 ROCM_INDEX = "https://download.pytorch.org/whl/" + ROCM
-
-# pip's option -> uv's variable with the same meaning, and the separator of its values. If another
-# option is necessary, uv fails, and then pip installs.
-TRANSLATED = {
-    "index-url": ("UV_DEFAULT_INDEX", " "),
-    "extra-index-url": ("UV_INDEX", " "),
-    "find-links": ("UV_FIND_LINKS", ","),
-    "no-index": ("UV_NO_INDEX", " "),
-    "cert": ("SSL_CERT_FILE", " "),
-    "client-cert": ("SSL_CLIENT_CERT", " "),
-    "proxy": ("ALL_PROXY", " "),
-    "trusted-host": ("UV_INSECURE_HOST", " "),
-}
-PIP_SETTING = re.compile(r"([a-z:]+)\.([a-z-]+)=(['\"].*)")
 
 ROOT = Path(__file__).resolve().parent.parent
 LOCKS = ROOT / "containers" / "cpu"
@@ -62,6 +48,13 @@ NO_COMPILER = (
 FOR_IMAGES = (
     "torch's CPU build is enough here, because runs on AMD GPUs use images. Without docker: make "
     "setup-in-image in a container that has torch, or make setup TORCH=rocm"
+)
+# Releases of torch in the images that use the same locks (images.lock.yaml).
+OLDEST, NEWEST = (2, 11), (2, 13)
+OTHER_TORCH = "Use a container of another image, or a torch of our own: make setup TORCH=rocm"
+WITHOUT_VLLM = (
+    "vLLM cannot be imported, so GRPO generates with transformers (topology=single or ddp), and "
+    "topology=split, method=serve and engine=vllm do not run"
 )
 WITHOUT_UV = "pip installs the other packages, which takes longer"
 
@@ -114,32 +107,6 @@ def fingerprint(build: str, python: str, kept: str, locks: tuple[Path, ...]) -> 
     for lock in locks:
         digest.update(lock.name.encode() + lock.read_bytes())
     return digest.hexdigest()
-
-
-def pip_options(listed: str, *sections: str) -> dict[str, str]:
-    """Parse `pip config list` into options and values.
-
-    Later sections override earlier ones, and PIP_* variables override all.
-    """
-    settings = [
-        match.groups() for match in map(PIP_SETTING.fullmatch, listed.splitlines()) if match
-    ]
-    return {
-        option.replace("default-", "", 1): str(ast.literal_eval(value))
-        for source in (*sections, ":env:")
-        for section, option, value in settings
-        if section == source
-    }
-
-
-def uv_settings(listed: str) -> dict[str, str]:
-    """Translate `pip config list` into uv's variables."""
-    options = pip_options(listed, "global", "install")
-    return {
-        variable: separator.join(options[option].split())
-        for option, (variable, separator) in TRANSLATED.items()
-        if options.get(option)
-    }
 
 
 def with_pip(python: Path, *options: str) -> tuple[str, ...]:
@@ -196,31 +163,51 @@ def torch_step(python: Path, build: str, version: str) -> Step:
     return Step(f"torch {TORCH}{kind}", install_lock(python, LOCKS / "torch_pypi.lock"))
 
 
-def plan(
-    python: Path, build: str, version: str, image: in_image.Image | None = None
-) -> tuple[Step, ...]:
-    """Return the steps. With `image`, its packages that must stay are left out of the locks."""
-
+def plan(python: Path, build: str, version: str) -> tuple[Step, ...]:
     def locked(title: str, name: str, optional: bool = False, remedy: str = "") -> Step:
-        lock = LOCKS / f"{name}.lock"
-        if image is not None:
-            lock = in_image.lock_without_kept(lock, image, python.parents[1])
-        return Step(title, install_lock(python, lock), optional, remedy)
+        return Step(title, install_lock(python, LOCKS / f"{name}.lock"), optional, remedy)
 
     uv = Step("uv", install_lock(python, LOCKS / "uv.lock")[1:], True, WITHOUT_UV)
     tools, stack = locked("build tools", "tools"), locked("training stack", "requirements")
     last = (locked("test tools", "dev"), locked(COMPILED, "compiled", True, NO_COMPILER))
-    if image is not None:
-        liger = [locked("Liger", "liger")] if "triton" in image.kept else []
-        join = (str(python), "-B", in_image.__file__, *image.folders)
-        load = (str(python), "-c", "from vllm import LLM")
-        torch = Step(f"torch {image.torch} of the image", (join,), remedy=in_image.REMEDY)
-        vllm = Step("vLLM of the image", (load,), True, in_image.WITHOUT_VLLM)
-        return (uv, tools, stack, *liger, *last, torch, vllm)
     torch = torch_step(python, build, version)
     # Install torch first, because it may be unavailable. Install its ROCm build last, because it
     # also installs packages that are not in the lock.
     return (uv, tools, *((stack, torch) if build == "rocm" else (torch, stack)), *last)
+
+
+# ---- The torch and vLLM of an image that this container was started from
+
+
+def packages_of_image(venv: Path) -> dict[str, str]:
+    """Return the versions of this Python's packages that must stay. Raises HostError."""
+    kept = install.guarded(install.versions(install.package_folders(venv)))
+    torch = kept.get("torch", "")
+    release = tuple(map(int, re.findall(r"\d+", torch)[:2]))
+    oldest, newest = (".".join(map(str, numbers)) for numbers in (OLDEST, NEWEST))
+    if not torch:
+        problem = "no torch. If another Python here has it: make setup-in-image PYTHON=<its path>"
+    elif not OLDEST <= release <= NEWEST:
+        problem = f"torch {torch}, but our locked packages support {oldest} to {newest}"
+    else:
+        return kept
+    raise HostError(f"make setup-in-image: {sys.executable} has {problem}. {OTHER_TORCH}")
+
+
+def install_in_image(venv: Path, kept: dict[str, str]) -> None:
+    """Install the locked packages over those of this Python. Raises HostError."""
+    python = venv_python(venv)
+    names = ("tools", "requirements", *(["liger"] if "triton" in kept else []), "dev", "compiled")
+    try:
+        locks = [LOCKS / f"{name}.lock" for name in names]
+        install.install(venv, with_pip(python), locks, os.environ)
+    except install.InstallError as error:
+        raise HostError(f"make setup-in-image: {error}\n{OTHER_TORCH}") from error
+    # As in our images, this keeps a later `pip install` from replacing torch.
+    constraint = f"[install]\nconstraint = {venv / 'constraints.txt'}\n"
+    (venv / "pip.conf").write_text(constraint, encoding="utf-8")
+    if subprocess.run([str(python), "-c", "import torch; from vllm import LLM"]).returncode:
+        print(f"note: {WITHOUT_VLLM}")
 
 
 # ---- Detection
@@ -266,11 +253,7 @@ class Progress:
     @functools.cached_property
     def uv_env(self) -> dict[str, str]:
         """Return environment variables that give uv the same settings as the venv's pip."""
-        verbosity = ("PIP_VERBOSE", "PIP_QUIET", "PIP_LOG")  # variables that change pip's output
-        env = {name: value for name, value in os.environ.items() if name not in verbosity}
-        argv = [str(self.python), "-m", "pip", "config", "list"]
-        output = subprocess.run(argv, env=env, stdout=subprocess.PIPE, text=True).stdout
-        return {**uv_settings(output), **os.environ}
+        return {**uv_settings(pip_config(str(self.python))), **os.environ}
 
     def install(self, step: Step) -> bool:
         """Run a step and return whether it succeeded. Raises HostError if a required step fails."""
@@ -313,16 +296,15 @@ def make_venv(venv: Path, base: str, clear: bool) -> None:
         raise HostError(f"Python could not create {venv}. See its message above")
 
 
-def install(venv: Path, build: str, version: str, image: in_image.Image | None) -> None:
-    steps = plan(venv_python(venv), build, version, image)
+def install_steps(venv: Path, build: str, version: str) -> None:
+    steps = plan(venv_python(venv), build, version)
     progress = Progress(venv / LOG, len(steps), venv_python(venv))
     progress.log.write_text("")
     for step in steps:
         if progress.install(step):
             continue
         if step.title == COMPILED:
-            (site,) = venv.glob("lib/python*/site-packages")
-            (site / "pycosat.py").write_text(PYCOSAT.format(NO_COMPILER))
+            (install.site_of(venv) / "pycosat.py").write_text(PYCOSAT.format(NO_COMPILER))
         print(f"      note: {step.remedy}")
 
 
@@ -334,13 +316,13 @@ def setup(venv: Path, requested: str | None, python_named: bool) -> bool:
     stamp, facts = read_stamp(venv), detect()
     requested = requested or stamp.get("torch_asked", "")
     build = choose_build(facts, requested)
-    image = in_image.find(venv) if build == "image" else None
-    torch, kept = (image.torch, str(image.kept)) if image else (TORCH, TORCH)
-    if stamp and not python_named and not image:
+    kept = packages_of_image(venv) if build == "image" else {}
+    torch = kept.get("torch", TORCH)
+    if stamp and not python_named and not kept:
         base, version = venv_python(venv).resolve(), stamp["python"]
     else:  # resolve the link, because .venv's own python cannot replace itself
         base, version = Path(sys.executable).resolve(), platform.python_version()
-    target = fingerprint(build, version, kept, lock_files(build))
+    target = fingerprint(build, version, str(kept or TORCH), lock_files(build))
     if stamp.get("fingerprint") == target:
         return False
     print(f"Environment in {venv.name}: Python {version}, torch {torch} ({build})", flush=True)
@@ -356,7 +338,11 @@ def setup(venv: Path, requested: str | None, python_named: bool) -> bool:
     if clear and (venv / "lib").is_dir():
         shutil.rmtree(venv / "lib")  # keep the log, which marks the environment as ours
     make_venv(venv, str(base), clear)
-    install(venv, build, version, image)
+    (venv / LOG).touch()
+    if kept:
+        install_in_image(venv, kept)
+    else:
+        install_steps(venv, build, version)
     content = {"fingerprint": target, "python": version, "torch": build, "torch_asked": requested}
     (venv / STAMP).write_text(json.dumps(content) + "\n")
     for file in added:

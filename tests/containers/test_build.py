@@ -13,9 +13,9 @@ from types import SimpleNamespace
 import docker
 import pytest
 import requests
+from containers.fetch import BuildFailed
 
 from containers import build, engine, images
-from containers.fetch import BuildFailed
 from containers.images import Image
 from containers.progress import Progress
 from launch.core.errors import HostError
