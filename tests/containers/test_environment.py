@@ -1,6 +1,7 @@
 """Test containers/environment.py."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from containers import environment
+from containers import environment, images
 from containers.environment import LOCKS, Facts
 from launch.core.errors import HostError, UserError
 
@@ -110,22 +111,6 @@ def allow_bytecode(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
 
 
-def test_uv_settings_from_pip() -> None:
-    listed = """:env:.cert='/etc/company.pem'
-global.extra-index-url='\\nhttps://one/simple\\nhttps://two/simple'
-global.find-links='/wheels /more'
-global.index-url='https://user:word=1@mirror/simple'
-install.no-compile='true'
-"""
-    assert environment.uv_settings(listed) == {
-        "UV_DEFAULT_INDEX": "https://user:word=1@mirror/simple",
-        "UV_INDEX": "https://one/simple https://two/simple",
-        "UV_FIND_LINKS": "/wheels,/more",
-        "SSL_CERT_FILE": "/etc/company.pem",
-    }
-    assert environment.uv_settings("") == {}
-
-
 def test_pip_installs_if_uv_fails_or_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,7 +165,7 @@ class Setup:
         self.facts = NO_GPU
         monkeypatch.setattr(environment, "make_venv", self.make_venv)
         monkeypatch.setattr(
-            environment, "install", lambda venv, build, *_: self.installed.append(build)
+            environment, "install_steps", lambda venv, build, *_: self.installed.append(build)
         )
         monkeypatch.setattr(environment, "detect", lambda: self.facts)
 
@@ -241,7 +226,7 @@ def test_repeat_interrupted_setup(setup: Setup, monkeypatch: pytest.MonkeyPatch)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(environment, "install", interrupted)
+        patch.setattr(environment, "install_steps", interrupted)
         with pytest.raises(KeyboardInterrupt):
             setup()
     assert environment.read_stamp(setup.venv) == {}
@@ -262,3 +247,55 @@ def test_exit_codes(
 
     monkeypatch.setattr(environment, "setup", interrupted)
     assert environment.main([]) == 75
+
+
+# ---- The packages of an image
+
+
+@pytest.mark.parametrize(("torch", "is_supported"), [
+    ("2.10.0+git8514f05", False),
+    ("2.11.0", True),
+    ("2.13.0+rocm7.2", True),
+    ("2.14.0.dev20261101+rocm7.2", False),
+    (None, False),
+])  # fmt: skip
+def test_supported_torch(tmp_path, monkeypatch, torch, is_supported):
+    site = tmp_path / "image" / "site-packages"
+    for name, version in (("torch", torch), ("vllm", "0.31.0+rocm723"), ("numpy", "1.0")):
+        (site / f"{name}.dist-info").mkdir(parents=True)
+        metadata = f"Name: {name}\nVersion: {version}\n" if version else ""
+        (site / f"{name}.dist-info" / "METADATA").write_text(metadata)
+    monkeypatch.setattr(sys, "path", [str(site), str(environment.VENV / "site-packages")])
+    if is_supported:
+        kept = {"torch": torch, "vllm": "0.31.0+rocm723"}
+        assert environment.packages_of_image(environment.VENV) == kept
+    else:
+        with pytest.raises(HostError, match="^make setup-in-image: .*TORCH=rocm$"):
+            environment.packages_of_image(environment.VENV)
+
+
+def test_releases_of_torch_are_those_of_images_with_the_same_lock():
+    torch = [
+        tuple(map(int, re.findall(r"\d+", entry.torch)[:2]))
+        for entry in images.load().values()
+        if "cpu/requirements.lock" in entry.locks
+    ]
+    assert (min(torch), max(torch)) == (environment.OLDEST, environment.NEWEST)
+
+
+@pytest.mark.parametrize("has_triton", [True, False])
+def test_locks_over_the_packages_of_an_image(tmp_path, monkeypatch, has_triton):
+    venv = tmp_path / ".venv"
+    venv.mkdir()
+    installed, kept = [], {"torch": "2.13.0", **({"triton": "3.7"} if has_triton else {})}
+    monkeypatch.setattr(
+        environment.install, "install", lambda venv, pip, locks, env: installed.extend(locks)
+    )
+    (venv / "bin").mkdir()
+    (venv / "bin/python").symlink_to(shutil.which("false"))
+    environment.install_in_image(venv, kept)
+    pinned = {name for lock in installed for name, _ in environment.install.requirements(lock)}
+    assert {"trl", "transformers", "pytest", "pycosat"} <= pinned
+    assert ("liger-kernel" in pinned) is has_triton
+    assert not pinned & {"torch", "torchvision", "vllm", "flash-attn", "amd-aiter"}
+    assert str(venv / "constraints.txt") in (venv / "pip.conf").read_text()

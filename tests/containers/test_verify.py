@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from containers.fetch import BuildFailed
 
 from containers import push, verify
+from containers.verify import BuildFailed
 from tests.helpers.build_examples import FOUND, IMAGE, OPEN
 
 ROOT = Path(__file__).parents[2]
