@@ -9,13 +9,13 @@ lock; 75 interrupted (run the command again; downloads are reused).
 
 from __future__ import annotations
 
-import contextlib
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,6 @@ import requests
 
 from containers import engine, images, packages, pip_settings, push, verify
 from containers.images import FOLDER, LABEL, OCI, Image
-from containers.packages import TAR_END, log_file, tar
 from containers.progress import Phase, Progress
 from containers.verify import BuildFailed
 from launch.core import errors, key_values
@@ -134,27 +133,23 @@ def make(client: docker.DockerClient, request: Request, progress: Progress) -> N
     Raises HostError, BuildFailed.
     """
     image = request.image
-    settings = pip_settings.for_container(pip_settings.pip_config(), os.environ)
     with progress.phase("pull") as phase:
         base = pull_base(client, request, phase)
-    log_file(image).parent.mkdir(parents=True, exist_ok=True)
-    with contextlib.ExitStack() as stack:
-        log = stack.enter_context(log_file(image).open("w", encoding="utf-8"))
-        programs = {Path(name).name: FOLDER / name for name in (*images.SHARED, *image.programs)}
-        files = {"Dockerfile": FOLDER / image.dockerfile, **programs}
-        context = {name: file.read_bytes() for name, file in files.items()}
-        installed: Iterable[bytes] = (TAR_END,)
-        if image.locks:
-            with progress.phase("install", log) as phase:
-                container = stack.enter_context(
-                    packages.container(client, image, base.id, settings)
-                )
-                installed = packages.install(client, image, container, settings, phase)
-        with progress.phase("build", log) as phase:
-            image_id = run_build(client, image, base.id, tar(context, installed), phase)
-            phase.result = f"{client.images.get(image_id).attrs['Size'] / 1e9:.2f} GB with its base"
+    packages.log_file(image).parent.mkdir(parents=True, exist_ok=True)
     replaced = engine.find(client, image.local_reference)
+    unnamed = []
     try:
+        with packages.log_file(image).open("w", encoding="utf-8") as log:
+            arguments = {"BASE": base.id}
+            if image.locks:
+                with progress.phase("install", log) as phase:
+                    settings = pip_settings.for_container(pip_settings.pip_config(), os.environ)
+                    unnamed.append(packages.install(client, image, base.id, settings, phase))
+                    arguments["INSTALLED"] = unnamed[0]
+            with progress.phase("build", log) as phase:
+                unnamed.append(image_id := build(client, image, arguments, phase))
+                size = client.images.get(image_id).attrs["Size"]
+                phase.result = f"{size / 1e9:.2f} GB with its base"
         with progress.phase("probe") as phase:
             probed = verify.probe(client, image_id)
             compare(request, client.images.get(image_id), probed, progress)
@@ -162,17 +157,20 @@ def make(client: docker.DockerClient, request: Request, progress: Progress) -> N
         # The labels contain the probe's results, so add them and the name after the probe. The
         # SDK's `labels=` would add a layer for each label.
         lines = f"FROM {image_id}\nLABEL {quoted(labels_of(request, base, probed))}\n"
-        docker_build(client, tar({"Dockerfile": lines.encode()}), tag=image.local_reference)
+        docker_build(client, {"Dockerfile": lines.encode()}, tag=image.local_reference)
     finally:
-        engine.remove_unnamed(client, image_id)
+        for unnamed_id in unnamed:
+            engine.remove_unnamed(client, unnamed_id)
     if replaced is not None:
         engine.remove_unnamed(client, replaced.id)
 
 
-def run_build(
-    client: docker.DockerClient, image: Image, base: str, context: Iterator[bytes], phase: Phase
+def build(
+    client: docker.DockerClient, image: Image, arguments: dict[str, str], phase: Phase
 ) -> str:
-    """Build the image without naming it, and return its id."""
+    """Build the image without naming it, and return its id. Raises HostError, BuildFailed."""
+    programs = {Path(name).name: FOLDER / name for name in (*images.SHARED, *image.programs)}
+    files = {"Dockerfile": FOLDER / image.dockerfile, **programs}
     lines: list[str] = []
 
     def show(line: str) -> None:
@@ -182,9 +180,9 @@ def run_build(
     try:
         return docker_build(
             client,
-            context,
+            {name: file.read_bytes() for name, file in files.items()},
             show,
-            buildargs={"BASE": base},
+            buildargs=arguments,
             labels={f"{LABEL}.image": image.name},
             network_mode="none",
             nocache=True,
@@ -195,15 +193,17 @@ def run_build(
 
 def docker_build(
     client: docker.DockerClient,
-    context: Iterator[bytes],
+    files: Mapping[str, bytes],
     show: engine.Show = lambda line: None,
     **options: Any,
 ) -> str:
-    """Build an image from a tar, and return its id. The SDK streams an iterator."""
+    """Build an image from a Dockerfile and files, and return its id."""
     image_id = ""
     # use_config_proxy=True would put the host's proxy password into the image.
     options |= {"rm": True, "forcerm": True, "decode": True, "use_config_proxy": False}
-    stream = client.api.build(fileobj=context, custom_context=True, **options)
+    stream = client.api.build(
+        fileobj=io.BytesIO(packages.tar(files)), custom_context=True, **options
+    )
     for event in engine.raise_errors(stream):
         image_id = (event.get("aux") or {}).get("ID", image_id)
         for line in event.get("stream", "").splitlines():

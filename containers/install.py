@@ -239,6 +239,7 @@ def make_overlay() -> None:
     shutil.copy(HERE / "probe.py", OVERLAY / "probe.py")
     for cache in [*OVERLAY.rglob("__pycache__")]:
         shutil.rmtree(cache)  # venv installs pip with bytecode
+    shutil.rmtree(HERE)  # a client certificate of the host may be here
 
 
 def main(arguments: list[str]) -> int:

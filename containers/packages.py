@@ -1,15 +1,15 @@
 """Install an image's packages in a container of its base, with the host's settings for pip.
 
-A container can have mounts and files that reach no layer of an image. Only its /opt/recipes does.
+A container can have mounts, unlike the classic builder. Only its /opt/recipes reaches the image.
 """
 
 from __future__ import annotations
 
-import contextlib
+import io
 import json
 import os
 import tarfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +17,14 @@ import docker
 import docker.errors
 
 from containers import causes, engine, images, pip_settings
-from containers.images import FOLDER, Image
+from containers.images import FOLDER, LABEL, Image
 from containers.progress import Phase
 from containers.verify import LAST_LINES, BuildFailed
 from launch.core.errors import HostError
 
-BLOCK = tarfile.BLOCKSIZE
-TAR_END = bytes(2 * BLOCK)
-INSIDE = "opt/recipes-build"  # of the installing container; no part of the image
-CACHE = "rocm-recipes-pip"  # the volume with the files that pip has downloaded
+INSIDE = "opt/recipes-build"  # of the installing container; install.py removes it
+PIP_CACHE = "/opt/recipes-cache"
+CACHE_VOLUME = "rocm-recipes-pip"  # keeps the files that pip has downloaded
 # The container has the host's network, because an index or a proxy may be on localhost. SELinux may
 # deny access to mounted folders unless labels are disabled.
 INSTALLING: dict[str, Any] = {"network_mode": "host", "security_opt": ["label=disable"]}
@@ -35,68 +34,62 @@ UNAVAILABLE = (
 )
 
 
-@contextlib.contextmanager
-def container(
-    client: docker.DockerClient, image: Image, base: str, settings: Mapping[str, str]
-) -> Iterator[str]:
-    """Yield a container of the base that is ready to install the image's locks."""
-    config = client.api.create_host_config(
-        mounts=[
-            docker.types.Mount(f"/{INSIDE}/cache", CACHE),
-            *(
-                docker.types.Mount(str(folder), str(folder), type="bind", read_only=True)
-                for folder in pip_settings.local_folders(settings)
-            ),
-        ],
-        **INSTALLING,
-    )
-    files = {f"{i}-{Path(lock).name}": FOLDER / lock for i, lock in enumerate(image.locks)}
-    files = {f"locks/{name}": file for name, file in files.items()}
-    files |= {name: FOLDER / name for name in images.SHARED}
-    inside = {**settings, "PIP_CACHE_DIR": f"/{INSIDE}/cache"}
+def install(
+    client: docker.DockerClient,
+    image: Image,
+    base: str,
+    settings: Mapping[str, str],
+    phase: Phase,
+) -> str:
+    """Install the image's locks in a container of the base, and return an unnamed image of it.
+
+    Raises HostError, BuildFailed.
+    """
+    folders = [
+        docker.types.Mount(str(folder), str(folder), type="bind", read_only=True)
+        for folder in pip_settings.local_folders(settings)
+    ]
+    mounts = [docker.types.Mount(PIP_CACHE, CACHE_VOLUME), *folders]
+    config = client.api.create_host_config(mounts=mounts, **INSTALLING)
+    argv = [engine.PYTHON, "-B", f"/{INSIDE}/install.py"]
+    with engine.container(client, base, argv, host_config=config, user="0:0") as container:
+        # As files, because `docker inspect` would show passwords in variables.
+        client.api.put_archive(container, "/", tar(files_for(image, settings)))
+        try:
+            code, lines = engine.start(client, container, phase.say)
+        except docker.errors.APIError as error:
+            python = f"The base must run {engine.PYTHON}, 3.10 or newer"
+            raise HostError(f"{python}: {error.explanation}") from error
+        if code:
+            raise failure(image, code, lines, settings)
+        phase.result = lines[-1]
+        labels = f"LABEL {LABEL}.image={image.name}"
+        installed: str = client.api.commit(container, changes=[labels])["Id"]
+        return installed
+
+
+def files_for(image: Image, settings: Mapping[str, str]) -> dict[str, bytes]:
+    """Return the files for the container: install.py, locks, and pip's settings."""
+    files = {name: FOLDER / name for name in images.SHARED}
+    for i, lock in enumerate(image.locks):
+        files[f"locks/{i}-{Path(lock).name}"] = FOLDER / lock
+    inside = {**settings, "PIP_CACHE_DIR": PIP_CACHE}
     for option in ("PIP_CERT", "PIP_CLIENT_CERT"):
         if (file := Path(settings.get(option, ""))).is_file():
             files[option], inside[option] = file, f"/{INSIDE}/{option}"
     content = {f"{INSIDE}/{name}": file.read_bytes() for name, file in files.items()}
-    content[f"{INSIDE}/settings.json"] = json.dumps(inside).encode()
-    argv = [engine.PYTHON, "-B", f"/{INSIDE}/install.py"]
-    with engine.container(client, base, argv, host_config=config, user="0:0") as new:
-        # As files, because `docker inspect` would show passwords in variables.
-        client.api.put_archive(new, "/", b"".join(tar(content)))
-        yield new
+    return {**content, f"{INSIDE}/settings.json": json.dumps(inside).encode()}
 
 
-def install(
-    client: docker.DockerClient,
-    image: Image,
-    container: str,
-    settings: Mapping[str, str],
-    phase: Phase,
-) -> Iterator[bytes]:
-    """Install the locks in the container, and return its /opt/recipes as a tar."""
-    try:
-        code, lines = engine.start(client, container, phase.say)
-    except docker.errors.APIError as error:
-        python = f"The base must run {engine.PYTHON}, 3.10 or newer"
-        raise HostError(f"{python}: {error.explanation}") from error
-    if code:
-        raise failure(image, code, lines, settings)
-    phase.result = lines[-1]
-    archive: Iterator[bytes] = client.api.get_archive(container, "/opt/recipes")[0]
-    return archive
-
-
-def tar(files: Mapping[str, bytes], rest: Iterable[bytes] = (TAR_END,)) -> Iterator[bytes]:
-    """Yield a tar of files whose owners, modes and times do not depend on the machine.
-
-    `rest` is the end of a tar, or another tar.
-    """
-    for name, content in files.items():
-        member = tarfile.TarInfo(name)
-        member.size, member.mode = len(content), 0o644
-        yield member.tobuf(tarfile.PAX_FORMAT)
-        yield content + bytes(-len(content) % BLOCK)
-    yield from rest
+def tar(files: Mapping[str, bytes]) -> bytes:
+    """Return a tar of files whose owners, modes and times do not depend on the machine."""
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as opened:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size, member.mode = len(content), 0o644
+            opened.addfile(member, io.BytesIO(content))
+    return archive.getvalue()
 
 
 # ---- Failures

@@ -10,6 +10,7 @@ import queue
 import sys
 import tarfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import docker
@@ -17,15 +18,16 @@ import pytest
 
 from containers import engine, install, packages
 from containers.progress import Progress
+from containers.verify import BuildFailed
 from launch.core.errors import HostError
 from tests.helpers.build_examples import IMAGE
 
 
-class Client:
-    """Record what the engine would get for a container."""
+class Engine:
+    """Stand in for an engine: record a container, and run its program here or fail."""
 
-    def __init__(self) -> None:
-        self.api, self.shown, self.files = self, {}, {}
+    def __init__(self, code: int) -> None:
+        self.api, self.code, self.shown, self.files, self.commits = self, code, {}, {}, []
         self.create_host_config = docker.APIClient(version="1.41").create_host_config
 
     def create_container(self, image: str, **options) -> dict[str, str]:
@@ -38,11 +40,24 @@ class Client:
                 self.files[path + member.name] = archive.extractfile(member).read()
                 assert (member.mode, member.uid, member.mtime) == (0o644, 0, 0)
 
+    def start(self, container: str) -> None: ...
+
+    def logs(self, container: str, **_) -> Iterator[bytes]:
+        yield b"a line\nerror: the last\n"
+
+    def wait(self, container: str) -> dict[str, int]:
+        return {"StatusCode": self.code}
+
+    def commit(self, container: str, **_) -> dict[str, str]:
+        self.commits.append(container)
+        return {"Id": "image"}
+
     def remove_container(self, container: str, **_) -> None:
-        self.files = {}
+        self.shown["removed"] = True
 
 
-def test_container_has_settings_in_files_and_not_in_its_configuration(tmp_path):
+@pytest.mark.parametrize(("code", "raised"), [(0, None), (3, HostError), (4, BuildFailed)])
+def test_container_has_settings_in_files_and_not_in_its_configuration(tmp_path, code, raised):
     bundle = tmp_path / "company.pem"
     bundle.write_text("certificate")
     settings = {
@@ -51,23 +66,26 @@ def test_container_has_settings_in_files_and_not_in_its_configuration(tmp_path):
         "PIP_FIND_LINKS": str(tmp_path),
         "HTTPS_PROXY": "http://me:sentinel@proxy.example.com",
     }
-    client = Client()
-    with packages.container(client, IMAGE, "base", settings):
-        files = {Path(name).name: data for name, data in client.files.items()}
-        inside = json.loads(files["settings.json"])
-        assert inside["HTTPS_PROXY"] == settings["HTTPS_PROXY"]
-        assert inside["PIP_CLIENT_CERT"] == "/absent"
-        assert client.files[inside["PIP_CERT"]] == b"certificate"
-        assert [name for name in files if name.endswith(".lock")] == [
-            "0-tools.lock",
-            "1-requirements.lock",
-        ]
-        assert {"install.py", "probe.py"} < files.keys()
-        assert "sentinel" not in json.dumps(client.shown)
-        cache, folder = client.shown["host_config"]["Mounts"]
-        assert (cache["Target"], cache["Type"]) == (inside["PIP_CACHE_DIR"], "volume")
-        assert (folder["Source"], folder["ReadOnly"]) == (str(tmp_path), True)
-    assert client.files == {}
+    client = Engine(code)
+    with Progress().phase("install") as phase:
+        if raised:
+            with pytest.raises(raised, match="the last"):
+                packages.install(client, IMAGE, "base", settings, phase)
+        else:
+            assert packages.install(client, IMAGE, "base", settings, phase) == "image"
+    assert (len(client.commits), client.shown.pop("removed")) == (not raised, True)
+    files = {Path(name).name: data for name, data in client.files.items()}
+    inside = json.loads(files["settings.json"])
+    assert inside["HTTPS_PROXY"] == settings["HTTPS_PROXY"]
+    assert inside["PIP_CLIENT_CERT"] == "/absent"
+    assert client.files[inside["PIP_CERT"]] == b"certificate"
+    locks = [name for name in files if name.endswith(".lock")]
+    assert locks == ["0-tools.lock", "1-requirements.lock"]
+    assert {"install.py", "probe.py"} < files.keys()
+    assert "sentinel" not in json.dumps(client.shown)
+    cache, folder = client.shown["host_config"]["Mounts"]
+    assert (cache["Target"], cache["Type"]) == (inside["PIP_CACHE_DIR"], "volume")
+    assert (folder["Source"], folder["ReadOnly"]) == (str(tmp_path), True)
 
 
 # ---- Causes of a failure

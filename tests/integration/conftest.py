@@ -297,12 +297,8 @@ def nothing_is_left(engine) -> Iterator[None]:
 
 def build_containers(engine) -> set[str]:
     """Return the ids of builds' containers in any state."""
-    return {
-        container.id
-        for container in engine.containers.list(
-            all=True, filters={"label": f"{engines.ROLE}=build"}
-        )
-    }
+    containers = engine.api.containers(all=True, filters={"label": f"{engines.ROLE}=build"})
+    return {container["Id"] for container in containers}
 
 
 def unnamed(engine) -> set[str]:
