@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
+import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -148,20 +150,26 @@ def raise_errors(stream: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 def container(
     client: docker.DockerClient, image: str, argv: list[str], **options: Any
 ) -> Iterator[str]:
-    """Yield the id of a new container, and remove it."""
-    new = client.api.create_container(
-        image,
-        entrypoint=argv,
-        command=[],
-        labels={ROLE: "build"},
-        # Otherwise `docker inspect` would show the client's proxy with its password.
-        use_config_proxy=False,
-        **options,
-    )["Id"]
+    """Yield the name of a new container, and remove it."""
+    name = f"rocm-recipes-{uuid.uuid4().hex[:12]}"
     try:
-        yield new
+        client.api.create_container(
+            image,
+            entrypoint=argv,
+            command=[],
+            name=name,
+            labels={ROLE: "build"},
+            # Otherwise `docker inspect` would show the client's proxy with its password.
+            use_config_proxy=False,
+            **options,
+        )
+        yield name
+    except KeyboardInterrupt:
+        time.sleep(1)  # the engine may still be creating it
+        raise
     finally:
-        client.api.remove_container(new, force=True, v=True)
+        with contextlib.suppress(docker.errors.NotFound):
+            client.api.remove_container(name, force=True, v=True)
 
 
 def start(client: docker.DockerClient, container: str, show: Show) -> tuple[int, list[str]]:
