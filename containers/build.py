@@ -29,7 +29,7 @@ import docker
 import docker.errors
 import requests
 
-from containers import engine, images, packages, pip_settings, push, verify
+from containers import causes, engine, images, packages, pip_settings, push, verify
 from containers.images import FOLDER, LABEL, OCI, Image
 from containers.progress import Phase, Progress
 from containers.verify import BuildFailed
@@ -325,7 +325,9 @@ def main(arguments: list[str]) -> int:
         message, code = str(error), error.exit_code
     except docker.errors.DockerException as error:
         reason = getattr(error, "explanation", None) or error
-        message, code = f"The docker engine reported an error: {reason}", errors.EXIT_HOST
+        message = f"The docker engine reported an error: {reason}"
+        full = causes.full_disk(message, "Docker's disk", engine.FREE)
+        message, code = f"{message}\n{full}".strip(), errors.EXIT_HOST
     except requests.RequestException as error:
         reason = f"{engine.root_cause(error)}. Run the same command again."
         message, code = f"The docker engine stopped answering: {reason}", errors.EXIT_HOST

@@ -52,6 +52,7 @@ def test_reject_base_with_another_digest():
 
 @pytest.mark.parametrize(("raised", "code", "message"), [
     (docker.errors.APIError("x", explanation="no such thing"), 3, "no such thing"),
+    (docker.errors.APIError("x", explanation="no space left on device"), 3, "docker image prune"),
     (requests.ConnectionError("cut off"), 3, "cut off. Run the same command again."),
     (PermissionError(13, "Permission denied", "/a/cache"), 3, "/a/cache: Permission denied"),
     (KeyboardInterrupt(), 75, "interrupted; run the same command again"),
