@@ -21,14 +21,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 OVERLAY = Path("/opt/recipes")
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 HASHED = ("--no-deps", "--require-hashes", "--no-build-isolation", "-r")
-OPTIONAL = "compiled.lock"  # needs a C compiler
+OPTIONAL = ("compiled.lock", "uv.lock")  # compiled.lock needs a C compiler
 # Packages of the base that must stay. pip would replace them with builds without AMD support.
 GUARDED = re.compile(
     r"torch|torchvision|torchaudio|torchcodec|(pytorch-)?triton(-.+)?|vllm|flash-attn|(amd-)?aiter|amdsmi|rocm(-.+)?"
@@ -52,9 +52,9 @@ NOT_IN_IMAGE = "this image has no pycosat, which reasoning-gym's task zebra_puzz
 class InstallError(Exception):
     """An error to print, and the exit code."""
 
-    def __init__(self, message: str, code: int = 4) -> None:
+    def __init__(self, message: str, code: int = 4, output: str = "") -> None:
         super().__init__(message)
-        self.code = code
+        self.code, self.output = code, output
 
 
 # ---- Packages and locks
@@ -115,22 +115,28 @@ def run(argv: Iterable[str], env: Mapping[str, str] | None = None) -> tuple[int,
 
 
 def install_lock(
-    pip: tuple[str, ...], lock: Path, kept: Iterable[str], env: Mapping[str, str]
-) -> None:
-    """Install a lock without the packages in `kept`. Raises InstallError."""
+    installers: Iterable[tuple[str, ...]], lock: Path, kept: Container[str], env: Mapping[str, str]
+) -> bool:
+    """Install a lock without the packages in `kept`, with the first installer that succeeds.
+
+    Return False if an optional lock cannot be installed. Raises InstallError for others.
+    """
     pins = [(name, text) for name, text in requirements(lock) if name not in kept]
     print(f"{lock.name}: {len(pins)} packages", flush=True)
+    # pip's configured index comes first, because it works without internet access.
+    indexes = ("", f"--extra-index-url={CPU_INDEX}") if "torch" in dict(pins) else ("",)
     with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8") as file:
         file.write("".join(text for _, text in pins))
         file.flush()
-        argv = (*pip, "--use-pep517", "--progress-bar=off", *HASHED, file.name)
-        status, output = run(argv, env)
-        if status and "torch" in dict(pins):
-            # pip's configured index came first, because it works without internet access.
-            print(f"{lock.name}: retrying with {CPU_INDEX}", flush=True)
-            status, output = run((*argv, "--retries=1", f"--extra-index-url={CPU_INDEX}"), env)
-    if status and not lock.name.endswith(OPTIONAL):
-        raise failure(lock.name, output)
+        for installer in installers:
+            for index in indexes:
+                argv = (*installer, *filter(None, [index]), *HASHED, file.name)
+                status, output = run(argv, env)
+                if status == 0:
+                    return True
+    if lock.name.endswith(OPTIONAL):
+        return False
+    raise failure(lock.name, output)
 
 
 def failure(lock: str, output: str) -> InstallError:
@@ -139,9 +145,9 @@ def failure(lock: str, output: str) -> InstallError:
     start = next((i for i, line in enumerate(lines) if "DO NOT MATCH THE HASHES" in line), None)
     if start is not None:
         reason = "a file's hash differs from the lock's"
-        return InstallError("\n".join([f"{lock}: {reason}:", *lines[start + 1 :]]), 4)
+        return InstallError("\n".join([f"{lock}: {reason}:", *lines[start + 1 :]]), 4, output)
     errors = [line for line in lines if line.startswith("ERROR:")] or lines[-3:]
-    return InstallError("\n".join([f"{lock}: pip failed:", *errors]), 3)
+    return InstallError("\n".join([f"{lock}: pip failed:", *errors]), 3, output)
 
 
 # ---- The environment
@@ -164,21 +170,8 @@ def make_environment() -> tuple[str, ...]:
         raise InstallError(f"the base's python3 -m venv failed:\n{output}", 3)
     python = str(OVERLAY / "bin" / "python")
     pip = (python, "-m", "pip") if has_ensurepip else (sys.executable, "-m", "pip")
-    return (*pip, *([] if has_ensurepip else ["--python", python]), "install", "--no-compile")
-
-
-def install(
-    venv: Path, pip: tuple[str, ...], locks: Iterable[Path], env: Mapping[str, str]
-) -> None:
-    """Install the locks in `venv` and make this Python's packages importable behind them.
-
-    Raises InstallError.
-    """
-    folders = package_folders(venv)
-    kept = guarded(versions(folders))
-    for lock in locks:
-        install_lock(pip, lock, kept, env)
-    join(venv, folders)
+    target = () if has_ensurepip else ("--python", python)
+    return (*pip, *target, "install", "--no-compile", "--use-pep517", "--progress-bar=off")
 
 
 def join(venv: Path, folders: list[str]) -> None:
@@ -235,7 +228,11 @@ def make_overlay() -> None:
     env |= {"PYTHONHASHSEED": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1"}
     env |= {**json.loads(settings.read_text(encoding="utf-8")), "PIP_CONFIG_FILE": os.devnull}
     settings.unlink()
-    install(OVERLAY, make_environment(), sorted((HERE / "locks").iterdir()), env)
+    folders = package_folders(OVERLAY)
+    pip = make_environment()
+    for lock in sorted((HERE / "locks").iterdir()):
+        install_lock([pip], lock, guarded(versions(folders)), env)
+    join(OVERLAY, folders)
     shutil.copy(HERE / "probe.py", OVERLAY / "probe.py")
     for cache in [*OVERLAY.rglob("__pycache__")]:
         shutil.rmtree(cache)  # venv installs pip with bytecode
