@@ -180,7 +180,7 @@ def use_image(venv: Path) -> None:
     constraint = f"[install]\nconstraint = {venv / 'constraints.txt'}\n"
     (venv / "pip.conf").write_text(constraint, encoding="utf-8")
     argv = [str(venv_python(venv)), "-c", "import torch; from vllm import LLM"]
-    if subprocess.run(argv, check=False).returncode:
+    if subprocess.run(argv, capture_output=True, check=False).returncode:
         print(f"note: {WITHOUT_VLLM}")
 
 
