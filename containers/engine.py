@@ -150,10 +150,10 @@ def raise_errors(stream: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 def container(
     client: docker.DockerClient, image: str, argv: list[str], **options: Any
 ) -> Iterator[str]:
-    """Yield the name of a new container, and remove it."""
-    name = f"rocm-recipes-{uuid.uuid4().hex[:12]}"
+    """Yield the id of a new container, and remove it."""
+    new = name = f"rocm-recipes-{uuid.uuid4().hex[:12]}"
     try:
-        client.api.create_container(
+        new = client.api.create_container(
             image,
             entrypoint=argv,
             command=[],
@@ -162,14 +162,14 @@ def container(
             # Otherwise `docker inspect` would show the client's proxy with its password.
             use_config_proxy=False,
             **options,
-        )
-        yield name
+        )["Id"]
+        yield new
     except KeyboardInterrupt:
         time.sleep(1)  # the engine may still be creating it
         raise
     finally:
         with contextlib.suppress(docker.errors.NotFound):
-            client.api.remove_container(name, force=True, v=True)
+            client.api.remove_container(new, force=True, v=True)
 
 
 def start(client: docker.DockerClient, container: str, show: Show) -> tuple[int, list[str]]:
