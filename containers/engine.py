@@ -1,4 +1,4 @@
-"""Pull images, run containers, and remove the leftovers of builds through the docker engine.
+"""Pull images and run containers through the docker engine.
 
 Expected failures raise HostError with a remedy. Others raise docker's exceptions, which build.main
 prints.
@@ -10,6 +10,7 @@ import contextlib
 import functools
 import os
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -23,12 +24,8 @@ from containers.images import LABEL
 from launch.core.errors import HostError
 
 ROLE = f"{LABEL}.role"  # label of every container that a build starts
-# Label of a build's images. Its value is the build's id, used to find and remove leftovers,
-# or COMPLETE for the final image.
-BUILD, COMPLETE = f"{LABEL}.build", "complete"
 FREE = "Free space on it, for example: docker image prune"
 PYTHON = "python3"  # the command in every base image
-TRIES = 100
 NOT_FOUND, CONFLICT = 404, 409
 Show = Callable[[str], None]
 
@@ -169,28 +166,48 @@ def raise_errors(stream: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 # ---- Containers
 
 
+@contextlib.contextmanager
+def container(
+    client: docker.DockerClient, image: str, argv: list[str], **options: Any
+) -> Iterator[str]:
+    """Yield the id of a new container, and remove it."""
+    new = name = f"rocm-recipes-{uuid.uuid4().hex[:12]}"
+    try:
+        new = client.api.create_container(
+            image,
+            entrypoint=argv,
+            command=[],
+            name=name,
+            labels={ROLE: "build"},
+            # Otherwise `docker inspect` would show the client's proxy with its password.
+            use_config_proxy=False,
+            **options,
+        )["Id"]
+        yield new
+    except KeyboardInterrupt:
+        time.sleep(1)  # the engine may still be creating it
+        raise
+    finally:
+        with contextlib.suppress(docker.errors.NotFound):
+            client.api.remove_container(new, force=True, v=True)
+
+
+def start(client: docker.DockerClient, container: str, show: Show) -> tuple[int, list[str]]:
+    """Start a container, and return its exit code and output."""
+    client.api.start(container)
+    lines = []
+    for line in split_lines(client.api.logs(container, stream=True, follow=True)):
+        lines.append(line)
+        show(line)
+    return client.api.wait(container)["StatusCode"], lines
+
+
 def run(
     client: docker.DockerClient, image: str, argv: list[str], show: Show, **options: Any
 ) -> tuple[int, list[str]]:
     """Run a program in a new container, remove it, and return the exit code and output."""
-    container = client.api.create_container(
-        image,
-        entrypoint=argv,
-        command=[],
-        labels={ROLE: "build"},
-        # Otherwise `docker inspect` would show the client's proxy with its password.
-        use_config_proxy=False,
-        **options,
-    )["Id"]
-    try:
-        client.api.start(container)
-        lines = []
-        for line in split_lines(client.api.logs(container, stream=True, follow=True)):
-            lines.append(line)
-            show(line)
-        return client.api.wait(container)["StatusCode"], lines
-    finally:
-        client.api.remove_container(container, force=True, v=True)
+    with container(client, image, argv, **options) as new:
+        return start(client, new, show)
 
 
 def split_lines(chunks: Iterator[bytes]) -> Iterator[str]:
@@ -202,42 +219,13 @@ def split_lines(chunks: Iterator[bytes]) -> Iterator[str]:
         yield rest.decode(errors="replace").rstrip()
 
 
-# ---- Cleanup
-
-
-def remove_build(client: docker.DockerClient, build: str) -> None:
-    """Remove the containers and unnamed images of one build.
-
-    Every build leaves the Dockerfile's first stage; a failed one also leaves its last step.
-    """
-    of_build = {"label": f"{BUILD}={build}"}
-    for _ in range(TRIES):  # an interrupted builder releases them after a moment
-        containers = client.api.containers(all=True, filters=of_build)
-        for container in containers:
-            with ignored(NOT_FOUND, CONFLICT):  # the builder may be removing it
-                client.api.remove_container(container["Id"], force=True, v=True)
-        unnamed = client.api.images(filters={"dangling": True, **of_build})
-        for image in unnamed:
-            remove_unnamed(client, image["Id"])
-        if not containers and not unnamed:
-            return
-        time.sleep(0.1)
-
-
 def remove_unnamed(client: docker.DockerClient, image: str) -> None:
     """Remove an image unless it has a name or a container uses it."""
     existing = find(client, image)
     if existing is None or existing.tags or digests(existing):  # a digest is a name too
         return
-    with ignored(NOT_FOUND, CONFLICT):
-        client.api.remove_image(image)
-
-
-@contextlib.contextmanager
-def ignored(*statuses: int) -> Iterator[None]:
-    """Ignore errors of the engine with these HTTP statuses."""
     try:
-        yield
+        client.api.remove_image(image)
     except docker.errors.APIError as error:
-        if error.status_code not in statuses:
+        if error.status_code not in (NOT_FOUND, CONFLICT):
             raise
