@@ -118,7 +118,7 @@ def make_plan(
     processes = [process_groups.process(config, host, run_dir, group) for group in groups]
     containers = container.specs(config, processes, host, run_dir)
     smaller = memory.measured(config, groups, host)
-    needed = memory.memory(config, groups, smaller)
+    needed = memory.memory(config, groups, smaller, memory.host_gb(config, host))
     unchosen = choose.without_choices(config)  # rows are cached under this composition's key
     rows = data_cache.statistics(unchosen, host)
     plain_speed = None
@@ -184,6 +184,14 @@ def host_warnings(config: Config, host: Host, smaller: dict[int, float]) -> Iter
         yield (
             f"hardware.memory_gb={config.hardware.memory_gb:g}: GPU {gpu} has only {gib}, so the "
             f"plan uses {gib}.{doctor * config.hardware.unified_memory}"
+        )
+    offloaded = memory.offloaded_gb(config)
+    if offloaded and not config.smoke and memory.host_gb(config, host) is None:
+        parts = ", ".join(f"{name} {gb:.0f}" for name, gb in offloaded.items())
+        yield (
+            f"topology={config.topology.name}: the host of its ranks stores "
+            f"{sum(offloaded.values()):.0f} GB ({parts}). Compare this with the RAM of that "
+            "machine, which this plan does not know."
         )
     image = image_json(config)
     if image and not image["verified"]:

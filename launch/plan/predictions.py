@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from launch.estimate import batch_counts, margin
+from launch.estimate.memory import HOST
 from launch.machine import placement
 from launch.schema import Config
 from launch.schema.enums import SpeedMode, Vendor
@@ -164,7 +165,12 @@ def _planned(plan: Plan) -> dict[str, float]:
     speed, size, method = plan.speed, batch_counts.batch(plan.config), plan.config.method
     values: dict[str, float | None] = {
         "memory_peak_gb": max(
-            (m.allocated_gb for m in plan.memory if not margin.fills_capacity(m)), default=None
+            (
+                m.allocated_gb
+                for m in plan.memory
+                if not margin.fills_capacity(m) and m.process != HOST
+            ),
+            default=None,
         )
     }
     if speed.step_s and speed.tokens_per_second and method.trains:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from launch.config.choose import with_value
 from launch.config.compose import leaf
+from launch.estimate import memory
 from launch.estimate.batch_counts import ACCUMULATION, batch
 from launch.estimate.rank_memory import OPTIMIZERS, has_reference
 from launch.machine import placement
@@ -55,7 +57,9 @@ def remedies(config: Config) -> Iterator[Remedy]:
     )
     for strategy, key, parts in offloads:
         if topology.strategy == strategy and not leaf(config, f"topology.{key}"):
-            yield [f"topology.{key}=true"], f"{cost}, slower: the host stores {parts}"
+            gb = sum(memory.offloaded_gb(with_value(config, f"topology.{key}", True)).values())
+            price = f"{cost}, slower: the host stores {parts}, {gb:.0f} GB in all"
+            yield [f"topology.{key}=true"], price
     # bitsandbytes supports the GPUs with nf4. Sharded moments are small anyway.
     has_optim = "optim" in known(config) and OPTIMIZERS.get(value(config, "optim")) == 2
     if trains_all and replicated and has_nf4 and has_optim:
