@@ -14,7 +14,7 @@ from launch.estimate.memory import HOST
 from launch.machine import placement
 from launch.schema import Config
 from launch.schema.enums import SpeedMode, Vendor
-from launch.schema.plan import Memory, Plan, Speed
+from launch.schema.plan import Memory, Offer, Plan, Speed
 from launch.schema.trainer_args import value_or_none
 
 Facts = list[tuple[str, str]]
@@ -113,13 +113,12 @@ def _bottleneck(speed: Speed, config: Config) -> str:
 
 def _offers(plan: Plan) -> list[str]:
     """Return overrides that would make the run faster, with gain and price."""
-    offers, balance = [], plan.balance
+    offers, balance = [*plan.faster], plan.balance
     if balance and balance.gain > 1.0:
-        size = batch_counts.batch(plan.config).sequences
-        price = f" ({balance.sequences} sequences per step)" if balance.sequences != size else ""
-        offers.append(f"topology.servers={balance.servers}: {balance.gain:.1f}x{price}")
-    offers += [f"{' '.join(o.overrides)}: {o.gain:.1f}x ({o.price})" for o in plan.faster]
-    return offers[:MAX_OFFERS]
+        price = f"{balance.sequences} sequences per step"
+        offers.append(Offer([f"topology.servers={balance.servers}"], balance.gain, price))
+    offers.sort(key=lambda offer: -offer.gain)
+    return [f"{' '.join(o.overrides)}: {o.gain:.1f}x ({o.price})" for o in offers[:MAX_OFFERS]]
 
 
 def _memory(plan: Plan) -> list[str]:

@@ -46,6 +46,10 @@ TIGHT = {  # commands that do not fit, and the start of an override among the ch
         "hardware=h200 model=qwen3_8b method=grpo topology=colocate",
         "method.args.vllm_enable_sleep_mode=true",
     ),
+    "turns": (
+        "hardware=h200 hardware.gpus_per_node=1 model=qwen3_8b method=grpo topology=split",
+        "topology=colocate",
+    ),
     "4 bits": ("hardware=mi210 model=qwen3_32b method=sft topology=single", "precision=nf4"),
     "server": (
         "hardware=mi210 model=qwen3_32b method=grpo topology=split adapter=qlora precision=nf4",
