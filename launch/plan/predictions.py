@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
+from launch.core.json_files import read_json
 from launch.estimate import batch_counts, margin
 from launch.estimate.memory import HOST
 from launch.machine import placement
@@ -21,6 +23,8 @@ Facts = list[tuple[str, str]]
 MAX_PARTS = 4  # parts of memory that are named
 MAX_KINDS = 2  # kinds of work that are named
 MAX_OFFERS = 3
+# by tests/gpu/published.py, from docs/results/speed.md
+PLAN_ERRORS = Path(__file__).with_name("published_errors.json")
 
 
 def facts(plan: Plan) -> Facts:
@@ -30,6 +34,8 @@ def facts(plan: Plan) -> Facts:
     facts += repeated("saves", _saves(plan))
     if speed.tokens_per_second:
         facts.append(("speed", _rate(plan)))
+        if config.hardware.vendor != Vendor.none:
+            facts.append(("accuracy", _accuracy(config)))
     if speed.parts_s:
         facts.append(("bottleneck", _bottleneck(speed, config)))
     facts += repeated("faster", _offers(plan))
@@ -94,9 +100,18 @@ def _rate(plan: Plan) -> str:
     before = plan.plain_speed and plan.plain_speed.tokens_per_second
     if before and rate / before >= 1.05:
         text += f", {approximate(rate / before)}x as fast as speed=off"
-    if config.hardware.vendor == Vendor.amd:  # launch/estimate/speed.py has shares of an H200
-        text += f", not measured on {config.hardware.name} yet"
     return text
+
+
+def _accuracy(config: Config) -> str:
+    """Return how far published runs of this GPU were from today's predictions."""
+    errors = (read_json(PLAN_ERRORS) or {}).get(config.hardware.name)
+    if errors is None:
+        return "not compared with any run of this GPU yet"
+    return (
+        f"published runs of this GPU: step time predicted within {errors['worst']:.0%}, "
+        f"{errors['mean']:.0%} on average ({errors['rows']} rows)"
+    )
 
 
 def _bottleneck(speed: Speed, config: Config) -> str:
