@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from launch.config import choose, follow_files, lr_scaling, smoke
+from launch.config import choose, follow_files, follow_run, lr_scaling, smoke
 from launch.config.identity import default_name, identity, identity_of
 from launch.config.request import Request
 from launch.core.errors import UserError
@@ -125,7 +125,7 @@ def make_plan(
     if config.chosen and config.method.trains:
         off = dataclasses.replace(unchosen, speed=SpeedMode.off)
         plain_speed = speed.estimate_speed(choose.choose(off, host), rows)
-    is_sampling = config.method.leaves_samples
+    is_sampling = config.method.kind == "evaluator"
     estimate = speed.sampling(config) if is_sampling else speed.estimate_speed(config, rows)
     args = trainer_args.complete(config, run_dir, ports)
     args, scaling = lr_scaling.scale_learning_rate(config, args)
@@ -154,6 +154,7 @@ def make_plan(
         plain_speed=plain_speed,
         balance=balance.balance(config, host),
         overrides=request,
+        followed=follow_run.choices(config, request),
     )
 
 

@@ -14,7 +14,7 @@ from launch.core.json_files import read_json
 from launch.estimate import batch_counts, margin
 from launch.estimate.memory import HOST
 from launch.machine import placement
-from launch.schema import Config
+from launch.schema import Choice, Config
 from launch.schema.enums import SpeedMode, Vendor
 from launch.schema.plan import Memory, Offer, Plan, Speed
 from launch.schema.trainer_args import value_or_none
@@ -41,14 +41,24 @@ def facts(plan: Plan) -> Facts:
     facts += repeated("faster", _offers(plan))
     facts += repeated("memory", _memory(plan))
     facts += repeated("targets", targets([plan]))
+    if plan.followed:
+        keys = " and ".join(f"{choice.key}=" for choice in plan.followed)
+        values = " ".join(map(_override, plan.followed))
+        facts.append(
+            ("chosen", f"{values}, as in the run of model.path ({keys} of your own count)")
+        )
     if config.chosen and config.speed == SpeedMode.auto:
-        values = (f"{c.key}={json.dumps(c.value)}".replace('"', "") for c in config.chosen)
+        values = map(_override, config.chosen)
         facts.append(("chosen", f"{' '.join(values)} (for speed; speed=off chooses nothing)"))
     return facts
 
 
+def _override(choice: Choice) -> str:
+    return f"{choice.key}={json.dumps(choice.value)}".replace('"', "")
+
+
 def run_time(plan: Plan) -> str:
-    speed, unit = plan.speed, "batch" if plan.config.method.leaves_samples else "step"
+    speed, unit = plan.speed, "batch" if plan.config.method.kind == "evaluator" else "step"
     if speed.step_s is None:
         return "not predicted"
     at_most, step_s = "at most " * speed.is_upper_bound, f"{approximate(speed.step_s)} s"
@@ -67,8 +77,11 @@ def _why(plan: Plan) -> str:
         return " (smoke=true only tests that it runs)" if plan.config.smoke else f" ({speed.basis})"
     if not speed.is_upper_bound:
         return ""
-    if size.completion or plan.config.method.leaves_samples:
-        return " (if every answer is as long as allowed)"
+    if size.completion or plan.config.method.kind == "evaluator":
+        tasks = value_or_none(plan.config, "lm_eval_tasks")
+        return (
+            f" (if every answer is as long as allowed{'; without lm_eval_tasks' if tasks else ''})"
+        )
     preparing = "; rows are not prepared yet" if plan.data_cache else ""
     return f" (if every row has {size.sequence} tokens{preparing})"
 

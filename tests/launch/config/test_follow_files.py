@@ -1,6 +1,8 @@
 """Test plans of models that conf/model does not have, from the config.json of their files."""
 
+import dataclasses
 import json
+import re
 import subprocess
 import sys
 
@@ -11,11 +13,13 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from launch.config.compose import compose
 from launch.config.follow_files import warnings
+from launch.config.request import Request
 from launch.core.errors import UserError
 from launch.inputs import model_config, model_path
+from launch.plan.planning import make_plan
 from launch.rules.check import refusals
 from launch.schema import shapes
-from tests.conftest import ROOT, leave_model
+from tests.conftest import ROOT, composed, host_with, leave_model, leave_record
 
 COMMIT = "c" * 40
 SMALL = {"num_hidden_layers": 3, "hidden_size": 64, "intermediate_size": 96, "vocab_size": 300}
@@ -164,3 +168,39 @@ def test_plans_of_files_and_presets_import_no_library(tmp_path):
         arguments = [sys.executable, "-c", code, "hardware=mi300x", model, "mode=plan"]
         done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
+
+
+def test_an_evaluation_follows_the_run_that_left_its_model(tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"question": "1+1", "answer": "2"}\n' * 7)
+    command = f"""
+        method=grpo hardware=mi300x data=jsonl data.path={rows} data.heldout_path={rows} data.limit=5
+        data.columns={{prompt: question}} data.system_prompt='Answer: {{it}}'
+        +method.rewards.format=0.5
+    """
+    words = [word.strip() for word in re.split(r"\s(?=[+\w.]+=)", command) if word.strip()]
+    trained = compose(words)
+    leave_record(tmp_path / "run", trained, "done")
+    leave_model(tmp_path / "run/model")
+    exported = composed("method=export", "hardware=cpu", f"model.path={tmp_path}/run")
+    leave_record(tmp_path / "export", exported, "done")
+    leave_model(tmp_path / "export/model")
+    for folder in ("run", "run/model", "export"):
+        request = Request(["method=evaluate", "hardware=mi300x", f"model.path={tmp_path}/{folder}"])
+        config = compose(request)
+        assert config.data == dataclasses.replace(trained.data, limit=None)
+        assert config.method.rewards == {"accuracy": 1.0}
+        plan = make_plan(config, host_with(8), tmp_path / "new", (), request)
+        assert [choice.key for choice in plan.followed] == ["data", "method.rewards"]
+        assert plan.speed.steps == 1
+    config = compose(request.plus("data.system_prompt=null", "data.columns.answer=a"))
+    assert config.data.system_prompt is None
+    assert config.data.columns == {"prompt": "question", "answer": "a"}
+    for words in (["data=reasoning"], ["experiment=quickstart"]):
+        plan = make_plan(
+            compose(request.plus(*words)), host_with(8), tmp_path / "new", (), request.plus(*words)
+        )
+        assert plan.config.data.kind == "reasoning"
+        assert plan.followed == []
+    own = compose(request.plus("method.rewards={format: 1.0}"))
+    assert own.method.rewards == {"format": 1.0}
