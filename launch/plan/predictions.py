@@ -42,19 +42,16 @@ def facts(plan: Plan) -> Facts:
     facts += repeated("memory", _memory(plan))
     facts += repeated("targets", targets([plan]))
     if plan.followed:
-        keys = " and ".join(f"{choice.key}=" for choice in plan.followed)
-        values = " ".join(map(_override, plan.followed))
-        facts.append(
-            ("chosen", f"{values}, as in the run of model.path ({keys} of your own count)")
-        )
+        facts.append(("chosen", f"{_overrides(plan.followed)} (of the run in model.path)"))
     if config.chosen and config.speed == SpeedMode.auto:
-        values = map(_override, config.chosen)
-        facts.append(("chosen", f"{' '.join(values)} (for speed; speed=off chooses nothing)"))
+        facts.append(
+            ("chosen", f"{_overrides(config.chosen)} (for speed; speed=off chooses nothing)")
+        )
     return facts
 
 
-def _override(choice: Choice) -> str:
-    return f"{choice.key}={json.dumps(choice.value)}".replace('"', "")
+def _overrides(choices: list[Choice]) -> str:
+    return " ".join(f"{c.key}={json.dumps(c.value)}".replace('"', "") for c in choices)
 
 
 def run_time(plan: Plan) -> str:
@@ -78,10 +75,8 @@ def _why(plan: Plan) -> str:
     if not speed.is_upper_bound:
         return ""
     if size.completion or plan.config.method.kind == "evaluator":
-        tasks = value_or_none(plan.config, "lm_eval_tasks")
-        return (
-            f" (if every answer is as long as allowed{'; without lm_eval_tasks' if tasks else ''})"
-        )
+        without = "; without lm_eval_tasks" * bool(value_or_none(plan.config, "lm_eval_tasks"))
+        return f" (if every answer is as long as allowed{without})"
     preparing = "; rows are not prepared yet" if plan.data_cache else ""
     return f" (if every row has {size.sequence} tokens{preparing})"
 

@@ -174,8 +174,8 @@ def test_an_evaluation_follows_the_run_that_left_its_model(tmp_path):
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"question": "1+1", "answer": "2"}\n' * 7)
     command = f"""
-        method=grpo hardware=mi300x data=jsonl data.path={rows} data.heldout_path={rows} data.limit=5
-        data.columns={{prompt: question}} data.system_prompt='Answer: {{it}}'
+        method=grpo hardware=mi300x data=jsonl data.path={rows} data.heldout_path={rows}
+        data.columns={{prompt: question}} data.system_prompt='Answer: {{it}}' data.limit=5
         +method.rewards.format=0.5
     """
     words = [word.strip() for word in re.split(r"\s(?=[+\w.]+=)", command) if word.strip()]
