@@ -116,10 +116,8 @@ def _accuracy(config: Config) -> str:
     errors = (read_json(PLAN_ERRORS) or {}).get(config.hardware.name)
     if errors is None:
         return "not compared with any run of this GPU yet"
-    return (
-        f"published runs of this GPU: step time predicted within {errors['worst']:.0%}, "
-        f"{errors['mean']:.0%} on average ({errors['rows']} rows)"
-    )
+    rows = f"{errors['rows']} row{'s' * (errors['rows'] != 1)}, {errors['mean']:.0%} on average"
+    return f"published runs of this GPU: predicted within {errors['worst']:.0%} ({rows})"
 
 
 def _bottleneck(speed: Speed, config: Config) -> str:

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.integration
 @pytest.mark.parametrize(("experiment", "data", "metric"), [
     ("chat_sft", "ultrachat", "mean_token_accuracy"),
     ("preferences_dpo", "ultrafeedback", "rewards/margins"),
+    ("mi50_phase3", "numina_math", "mean_token_accuracy"),
     ("mi300x_grpo_gsm8k", "gsm8k", "rewards/accuracy/mean"),
     ("rx7900xtx_grpo_gsm8k_lora", "gsm8k", "rewards/accuracy/mean"),
 ])  # fmt: skip
@@ -25,7 +26,7 @@ def test_experiment_trains_on_the_published_columns(
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     (tmp_path / "hub").mkdir()
     hub_id = write_public(tmp_path / "hub", data)
-    hardware = [] if "gsm8k" in experiment else ["hardware=mi300x"]
+    hardware = ["hardware=mi300x"] if experiment in ("chat_sft", "preferences_dpo") else []
     words = [f"experiment={experiment}", *hardware, f"data.hub_id={hub_id}", "tracking=none"]
     done = command(*words, "smoke=true", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
