@@ -5,6 +5,8 @@ import json
 import re
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import huggingface_hub
 import pytest
@@ -141,6 +143,54 @@ def test_the_hub_id_of_a_preset_selects_it(overrides):
     assert (config.model.name, config.model.num_layers) == ("qwen3_8b", 36)
     commit = COMMIT if overrides == [f"model.revision={COMMIT}"] else None
     assert config.model.revision == (commit or model_path.file("qwen3_8b")["revision"])
+
+
+class FakeHub(BaseHTTPRequestHandler):
+    """Answer for config.json of me/mine, whose branch main is at COMMIT."""
+
+    content = json.dumps({"model_type": "llama", **SMALL, "tie_word_embeddings": True}).encode()
+
+    def do_GET(self):
+        is_known = re.fullmatch(f"/me/mine/resolve/(main|{COMMIT})/config.json", self.path)
+        self.send_response(200 if is_known else 404)
+        for name, value in {
+            "Content-Length": str(len(self.content) if is_known else 0),
+            "ETag": '"1"',
+            "X-Repo-Commit": COMMIT,
+        }.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if is_known and self.command == "GET":
+            self.wfile.write(self.content)
+
+    do_HEAD = do_GET
+
+    def log_message(self, *_):
+        pass
+
+
+def test_the_commit_of_a_branch_is_looked_up_online_and_remembered(tmp_path, monkeypatch):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), FakeHub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    endpoint = f"http://127.0.0.1:{server.server_port}"
+    constants = huggingface_hub.constants
+    template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, endpoint)
+    for name, value in {
+        "ENDPOINT": endpoint,
+        "HUGGINGFACE_CO_URL_TEMPLATE": template,
+        "HF_HUB_CACHE": str(tmp_path),
+        "HF_HUB_OFFLINE": False,
+    }.items():
+        monkeypatch.setattr(constants, name, value)
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    for is_online in (True, False):
+        if not is_online:
+            server.shutdown()
+            server.server_close()
+        model_config.of_hub.cache_clear()
+        model = follow("model.hub_id=me/mine").model
+        assert (model.revision, model.num_layers) == (COMMIT, 3)
+    model_config.of_hub.cache_clear()
 
 
 def test_a_hub_model_that_cannot_be_read(hub):
