@@ -24,7 +24,9 @@ def commands(config: Config, run_dir: Path, request: Request) -> dict[str, str]:
     if source is None:
         return steps
     model = f"model.path={short_path(source)}"
-    place = _place(config, request)
+    # An experiment also sets arguments of the method, so its hardware replaces it.
+    has_experiment = any(override.key_or_group == "experiment" for override in request.parsed)
+    place = [f"hardware={config.hardware.name}"] * has_experiment + kept(request)
     if config.data.has_heldout and not config.phases:  # a pipeline has its own evaluations
         steps["evaluate"] = command_line("run", *place, "method=evaluate", model)
     steps["chat"] = command_line("chat", run)
@@ -42,16 +44,6 @@ def short_path(path: str | Path) -> str:
 def command_line(program: str, *words: str) -> str:
     """Return the command of a program of launch/, ready to be pasted."""
     return shlex.join(["python", short_path(ROOT / "launch" / f"{program}.py"), *words])
-
-
-def _place(config: Config, request: Request) -> list[str]:
-    """Return the overrides that repeat the place of the run.
-
-    An experiment, which also sets arguments of the method, is replaced by its hardware.
-    """
-    has_experiment = any(override.key_or_group == "experiment" for override in request.parsed)
-    # The later of two values is used.
-    return [*([f"hardware={config.hardware.name}"] if has_experiment else []), *kept(request)]
 
 
 def kept(request: Request) -> list[str]:

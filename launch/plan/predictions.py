@@ -16,15 +16,14 @@ from launch.estimate.memory import HOST
 from launch.machine import placement
 from launch.schema import Choice, Config
 from launch.schema.enums import SpeedMode, Vendor
-from launch.schema.plan import Memory, Offer, Plan, Speed
+from launch.schema.plan import Offer, Plan, Speed
 from launch.schema.trainer_args import value_or_none
 
 Facts = list[tuple[str, str]]
 MAX_PARTS = 4  # parts of memory that are named
 MAX_KINDS = 2  # kinds of work that are named
 MAX_OFFERS = 3
-# by tests/gpu/published.py, from docs/results/speed.md
-PLAN_ERRORS = Path(__file__).with_name("published_errors.json")
+PLAN_ERRORS = Path(__file__).with_name("published_errors.json")  # by tests/gpu/published.py
 
 
 def facts(plan: Plan) -> Facts:
@@ -151,7 +150,9 @@ def _memory(plan: Plan) -> list[str]:
         if margin.fills_capacity(m) and m.fits and margin.share(m) > 0.99:
             share = "all that it may use, by design"
         usage = f"{gigabytes(m.total_gb)} of {m.capacity_gb:.0f} GB {where} ({share}"
-        lines.append(f"{m.process} {usage}{'' if m.fits else ', DOES NOT FIT'}){_parts(m)}")
+        largest = sorted(m.parts_gb.items(), key=lambda part: -part[1])[:MAX_PARTS]
+        parts = ", ".join(f"{name} {approximate(gb)}" for name, gb in largest)
+        lines.append(f"{m.process} {usage}{'' if m.fits else ', DOES NOT FIT'}): {parts}")
     return lines
 
 
@@ -162,11 +163,6 @@ def most_memory(plan: Plan) -> str:
         return ""
     usage = f"{gigabytes(m.total_gb)} of {m.capacity_gb:.0f} GB"
     return usage if m.fits else f"{usage}, DOES NOT FIT"
-
-
-def _parts(entry: Memory) -> str:
-    largest = sorted(entry.parts_gb.items(), key=lambda part: -part[1])[:MAX_PARTS]
-    return ": " + ", ".join(f"{name} {approximate(gb)}" for name, gb in largest)
 
 
 def targets(plans: list[Plan]) -> list[str]:
@@ -183,16 +179,10 @@ def targets(plans: list[Plan]) -> list[str]:
 def _planned(plan: Plan) -> dict[str, float]:
     """Return the plan's values of the figures that have targets."""
     speed, size, method = plan.speed, batch_counts.batch(plan.config), plan.config.method
-    values: dict[str, float | None] = {
-        "memory_peak_gb": max(
-            (
-                m.allocated_gb
-                for m in plan.memory
-                if not margin.fills_capacity(m) and m.process != HOST
-            ),
-            default=None,
-        )
-    }
+    # torch's peak, without servers and offloaded parts
+    ranks = [m for m in plan.memory if m.process != HOST and not margin.fills_capacity(m)]
+    peak_gb = max((m.allocated_gb for m in ranks), default=None)
+    values: dict[str, float | None] = {"memory_peak_gb": peak_gb}
     if speed.step_s and speed.tokens_per_second and method.trains:
         values["step_s"], values["training_hours"] = speed.step_s, speed.run_hours
         values["samples_per_second"] = size.sequences / speed.step_s
