@@ -67,8 +67,10 @@ def _composition(path: str | None) -> dict[str, Any]:
 
 def _data(recorded: dict[str, Any] | None, composed: Data, request: Request) -> Data | None:
     """Return the run's data with the keys of the command; None without held-out rows."""
+    if not recorded:
+        return None
     known = {field.name for field in dataclasses.fields(Data)}
-    values = {key: value for key, value in (recorded or {}).items() if key in known}
+    values = {key: value for key, value in recorded.items() if key in known}
     typed = [key.partition(".")[2] for key in request.keys if key.startswith("data.")]
     try:
         data = OmegaConf.merge(OmegaConf.structured(Data), values, OF_TRAINING)
