@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,14 @@ from omegaconf.errors import OmegaConfBaseException
 from launch.config.request import Request
 from launch.core.json_files import read_json
 from launch.schema import Choice, Config, trainer_args
-from launch.schema.data import Curriculum, Data
+from launch.schema.data import Data
 
-# Keys of training rows, without which the held-out rows stay the same.
-OF_TRAINING = {"limit": None, "preview": 0, "streaming": False, "curriculum": Curriculum.none}
+# The keys of data that held-out rows depend on. Others, such as data.limit, are for training.
+HELDOUT_KEYS = (
+    *("name", "kind", "tasks", "num_train", "num_heldout", "seed", "path", "heldout_path"),
+    *("hub_id", "revision", "subset", "split", "heldout_split", "sources", "columns"),
+    *("answer_pattern", "system_prompt", "filter", "heldout_fraction", "chat_template"),
+)
 
 
 def follow(config: Config, request: Request) -> None:
@@ -69,11 +72,10 @@ def _data(recorded: dict[str, Any] | None, composed: Data, request: Request) -> 
     """Return the run's data with the keys of the command; None without held-out rows."""
     if not recorded:
         return None
-    known = {field.name for field in dataclasses.fields(Data)}
-    values = {key: value for key, value in recorded.items() if key in known}
+    values = {key: recorded[key] for key in HELDOUT_KEYS if key in recorded}
     typed = [key.partition(".")[2] for key in request.keys if key.startswith("data.")]
     try:
-        data = OmegaConf.merge(OmegaConf.structured(Data), values, OF_TRAINING)
+        data = OmegaConf.merge(OmegaConf.structured(Data), values)
         for key in typed:
             OmegaConf.update(data, key, OmegaConf.select(OmegaConf.structured(composed), key))
         followed: Any = OmegaConf.to_object(data)

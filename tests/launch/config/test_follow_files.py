@@ -18,7 +18,7 @@ from launch.config.follow_files import warnings
 from launch.config.request import Request
 from launch.core.errors import UserError
 from launch.inputs import model_config, model_path
-from launch.plan.planning import make_plan
+from launch.plan.planning import make_plan, prepare
 from launch.rules.check import refusals
 from launch.schema import shapes
 from tests.conftest import ROOT, composed, host_with, leave_model, leave_record
@@ -225,6 +225,7 @@ def test_an_evaluation_follows_the_run_that_left_its_model(tmp_path):
     rows.write_text('{"question": "1+1", "answer": "2"}\n' * 7)
     command = f"""
         method=grpo hardware=mi300x data=jsonl data.path={rows} data.heldout_path={rows}
+        data.streaming=true data.shuffle_buffer=5 method.args.max_steps=3
         data.columns={{prompt: question}} data.system_prompt='Answer: {{it}}' data.limit=5
         +method.rewards.format=0.5
     """
@@ -238,7 +239,9 @@ def test_an_evaluation_follows_the_run_that_left_its_model(tmp_path):
     for folder in ("run", "run/model", "export"):
         request = Request(["method=evaluate", "hardware=mi300x", f"model.path={tmp_path}/{folder}"])
         config = compose(request)
-        assert config.data == dataclasses.replace(trained.data, limit=None)
+        heldout = {"limit": None, "streaming": False, "shuffle_buffer": 1000}
+        assert config.data == dataclasses.replace(trained.data, **heldout)
+        assert prepare(config)[0].data == config.data
         assert config.method.rewards == {"accuracy": 1.0}
         plan = make_plan(config, host_with(8), tmp_path / "new", (), request)
         assert [choice.key for choice in plan.followed] == ["data", "method.rewards"]
