@@ -9,6 +9,7 @@ from trl.generation import vllm_generation
 from launch.core.errors import UserError
 from launch.core.json_files import plain
 from launch.estimate import memory
+from launch.machine import this_python
 from launch.machine.gpu import GIB
 from launch.plan.planning import make_plan, prepare
 from launch.rules.check import check
