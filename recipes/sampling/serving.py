@@ -233,10 +233,6 @@ def _distance(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
 
 def _last_norm(trainer: GRPOTrainer) -> torch.nn.Parameter:
     """Return the last norm's weight, which affects all log-probabilities."""
-    for module in trainer.model.modules():
-        # Discard the copy that a forward pass has gathered.
-        if isinstance(module, FSDPModule):
-            module.reshard()
     model = trainer.accelerator.unwrap_model(trainer.model)
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     return base.model.norm.weight
@@ -290,10 +286,17 @@ def _sample(
 
 
 def _log_probs(trainer: GRPOTrainer, ids: list[list[int]], num_tokens: int) -> torch.Tensor:
-    """Return the trainer's log-probabilities of the last `num_tokens` tokens of each sequence."""
+    """Return the trainer's log-probabilities of the last `num_tokens` tokens of each sequence.
+
+    The head runs too, because FSDP2 before torch 2.13 does not release a group's weights until all
+    of its modules have run.
+    """
     tokens = torch.tensor(ids, device=trainer.accelerator.device)
-    with trainer.accelerator.autocast():
-        log_probs, *_ = trainer._get_per_token_logps_and_entropies(
-            trainer.model, tokens, torch.ones_like(tokens), num_tokens
-        )
-    return log_probs.float().cpu()
+    with trainer.accelerator.autocast(), torch.compiler.set_stance("force_eager"):
+        logits = trainer.model(input_ids=tokens, attention_mask=torch.ones_like(tokens)).logits
+    # FSDP2 keeps the last group's weights until a backward pass, and cannot send gathered weights.
+    for module in trainer.model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+    log_probs = (logits[:, -num_tokens - 1 : -1].float() / trainer.temperature).log_softmax(-1)
+    return log_probs.gather(-1, tokens[:, -num_tokens:, None]).squeeze(-1).cpu()
