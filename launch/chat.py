@@ -69,7 +69,7 @@ def _of_run(path: Path) -> list[str]:
         record = read_json(folder / "record.json")
         if record and isinstance(record.get("composition"), dict):
             names = [f"{group}={record['composition'][group]['name']}" for group in GROUPS]
-            return [*names, *next_steps.kept(Request(record["overrides"]), next_steps.PLACE)]
+            return [*names, *next_steps.kept(Request(record["overrides"]))]
     return []
 
 

@@ -136,7 +136,7 @@ def main(arguments: list[str]) -> int:
     if options.format == Format.json.value:
         print(as_json(host, findings, machine_facts.active))
     else:
-        doctor_page.show(host, hardware, findings, machine_facts.active)
+        doctor_page.show(host, hardware, findings, machine_facts.active, arguments)
     fails = any(finding.status == Status.fail for finding in findings.values())
     return EXIT_HOST if fails else EXIT_DONE
 

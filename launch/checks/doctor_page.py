@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rich import box
 from rich.console import Console
@@ -40,7 +41,12 @@ def show(
     hardware: Hardware | None,
     findings: dict[Check, Finding],
     active: Outcome | None = None,
+    arguments: Sequence[str] = (),
 ) -> None:
+    """Print the report. `arguments` are those of the doctor's command, which it may have to repeat.
+
+    A plan names the group that was checked, unless hardware=auto finds it on this machine.
+    """
     console = Console()
     console = console if console.is_terminal else Console(width=WIDTH)
     kinds = Counter(map(detect.describe, host.gpus))
@@ -81,13 +87,17 @@ def show(
     words = [Text(f"{counts[s]} {s.value}", STYLE[s]) for s in STYLE if counts[s]]
     console.print(Text(", ").join(words))
     has_failed, has_gpus = counts[Status.fail], bool(host.gpus)
-    step = "fix what failed, then repeat python launch/doctor.py"
+    repeated = shlex.join(["python", "launch/doctor.py", *arguments])
+    step = f"fix what failed, then repeat {repeated}"
     if not has_failed:
-        plans = "python launch/run.py mode=plan    (changes nothing; shows time and memory)"
-        step = plans if has_gpus else "python launch/run.py    (trains a tiny model on the CPU)"
-    console.print(Text(f"Next: {step}"))
+        group = f"hardware={hardware.name} " if arguments and hardware else ""
+        step = f"python launch/run.py {group}mode=plan    (changes nothing; shows time and memory)"
+        if not has_gpus:
+            step = "python launch/run.py    (trains a tiny model on the CPU)"
+    console.print(Text(f"Next: {step}"), soft_wrap=True)  # so that it can be pasted
     if not (has_failed or has_gpus):
-        console.print(Text("Or, if a GPU should be here: python launch/doctor.py hardware=<name>"))
+        hint = "Or, if a GPU should be here (python launch/run.py hardware= lists names): "
+        console.print(Text(f"{hint}python launch/doctor.py hardware=<name>"), soft_wrap=True)
 
 
 def _table(

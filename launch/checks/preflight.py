@@ -47,10 +47,7 @@ def check(plan: Plan, host: Host) -> None:
 
 
 def check_host_memory(plan: Plan, host: Host) -> None:
-    """Raise HostError if a process needs more memory than the machine has in total.
-
-    A smaller shortage is not an error, because the plan's capacity of a CPU is nominal.
-    """
+    """Raise HostError if a process needs more memory than the machine has in total."""
     memory = total_memory(host.sysroot)
     largest = max(plan.memory, key=lambda process: process.total_gb, default=None)
     if memory is None or largest is None or largest.total_gb <= memory / 1e9:

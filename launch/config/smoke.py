@@ -17,6 +17,7 @@ from launch.estimate import batch_counts
 from launch.machine import this_python
 from launch.schema import Config, Topology, shapes, trainer_args
 from launch.schema.enums import Debug, Init, Link, Profile, Rocprof, Vendor
+from launch.schema.trainer_args import value_or_none
 
 SIZES = {
     "max_steps": 2,
@@ -42,6 +43,7 @@ MAX_TOKENS = 2048
 CPU_ENGINE_ARGS = (
     *("max_num_seqs", "enable_prefix_caching", "async_scheduling", "skip_tokenizer_init"),
 )
+NEEDS_VLLM = "`make vllm` installs vLLM's build for the CPU"
 LOW_PRECISION = {"fp8": "torchao", "nf4": "bitsandbytes"}  # precision -> required package
 DATA_SIZES = ("data.num_train", "data.num_heldout", "data.limit")
 # argument -> its only value on a CPU, and the reason; smoke_keeps does not protect it
@@ -83,6 +85,13 @@ def scale_down(config: Config) -> tuple[Config, list[str]]:
         replaced.append(f"precision={config.precision.name}: a CPU computes in fp32{limits}")
         small.precision.name = small.precision.compute = small.precision.weights = "fp32"
         small.adapter.quantize_base = False
+    if value_or_none(small, "engine") == "vllm" and not _has_vllm(small):
+        replaced.append(f"method.args.engine=vllm: transformers generates ({NEEDS_VLLM})")
+        small.method.args["engine"], old = "transformers", small.topology
+        # without the keys of vLLM, which transformers does not read
+        small.topology = Topology(
+            old.name, old.num_gpus, old.strategy, numa_binding=old.numa_binding
+        )
     replaced += _shrink_topology(small)
     replaced += _shrink_effective_batch(small)
     if small.debug == Debug.memory_fault:
@@ -217,7 +226,7 @@ def _shrink_topology(config: Config) -> list[str]:
         reason = (
             "vLLM shares memory with a trainer only on a GPU"
             if topology.name == "colocate"
-            else "`make vllm` installs vLLM's build for the CPU"
+            else NEEDS_VLLM
         )
         replaced.append(
             f"topology={topology.name}: one trainer that generates with transformers ({reason})"

@@ -8,6 +8,7 @@ docs/results/memory.md has measurements.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from launch.estimate import rank_memory
 from launch.estimate.activations import micro_step
 from launch.estimate.batch_counts import batch
 from launch.inputs import engine_args
-from launch.machine import placement
+from launch.machine import placement, sysfs
 from launch.machine.detect import Host, is_smaller
 from launch.machine.gpu import GIB
 from launch.schema import Config, Model, shapes
@@ -27,6 +28,7 @@ from launch.schema.variables import ALLOCATOR, CPU_CACHE_GIB, is_expandable
 # Kinds of processes without an entry. The first exits before the others start, the second uses no
 # GPU, and the last two fill the memory.
 UNPLANNED = ("prepare", "exporter", "bench", "tune")
+HOST = "host"  # in place of a process: the memory of the machine, with offloaded parts
 # Round numbers for memory outside torch's tensors: the context, library workspaces and the rounding
 # of the allocator, or on a CPU the interpreter and its libraries.
 OVERHEAD_GB, CPU_OVERHEAD_GB = 2.0, 0.5
@@ -60,11 +62,30 @@ def measured(
     }
 
 
+def host_gb(config: Config, host: Host) -> float | None:
+    """Return the memory of this machine that a node of the run may use; None on another machine."""
+    vendor, runtime = config.hardware.vendor, config.runtime
+    is_here = vendor == Vendor.none or bool(host.gpus_of(vendor))
+    total = sysfs.total_memory(host.sysroot)
+    if runtime.name in ("slurm", "kubernetes") or not is_here or total is None:
+        return None
+    return min(total / 1e9, runtime.memory_gb or math.inf)
+
+
 def memory(
-    config: Config, processes: Sequence[placement.ProcessGroup], smaller: Mapping[int, float] = {}
+    config: Config,
+    processes: Sequence[placement.ProcessGroup],
+    smaller: Mapping[int, float] = {},
+    ram_gb: float | None = None,
 ) -> list[Memory]:
-    """Return one entry per process and GPU. `smaller` is the result of `measured`."""
+    """Return one entry per process and GPU, and one for offloaded parts if `ram_gb` is known.
+
+    `smaller` and `ram_gb` are the results of `measured` and `host_gb`.
+    """
     topology, nominal = config.topology, capacity_gb(config)
+    on_cpu = config.hardware.vendor == Vendor.none
+    if on_cpu and ram_gb:
+        nominal = ram_gb
     entries: list[Memory] = []
     for process in processes:
         if process.kind in UNPLANNED:
@@ -84,13 +105,21 @@ def memory(
         gpus: list[int | None] = [*process.gpus] or [None]
         rest = (parts, capacity, moment, scattered, error_of(config.model))
         entries += [Memory(process.name, gpu, *rest) for gpu in gpus]
+    if not on_cpu and ram_gb and (parts := offloaded_gb(config)):
+        entries.append(Memory(HOST, None, parts, ram_gb, error=0.0))
     return entries
+
+
+def offloaded_gb(config: Config) -> dict[str, float]:
+    """Return the GB that a node's host stores for its ranks, in parts. {} without offload."""
+    trains = config.method.trains
+    return {name: n / 1e9 for name, n in rank_memory.on_host(config).items()} if trains else {}
 
 
 def on_host(config: Config, host: Host) -> list[Memory]:
     """Return the memory entries of a composition on a host. Raises HostError."""
     processes = placement.process_groups(config, host)
-    return memory(config, processes, measured(config, processes, host))
+    return memory(config, processes, measured(config, processes, host), host_gb(config, host))
 
 
 def _server_parts(config: Config, capacity: float) -> dict[str, float]:

@@ -113,7 +113,32 @@ def state(config: Config) -> dict[str, float]:
     Sharding follows arXiv:1910.02054. Adam has two moments in the dtype of a parameter. DeepSpeed
     has 16-bit weights, an fp32 copy of them ("master weights"), and the moments of the copy.
     """
-    n, zero, low = _Counts.of(config), config.topology.zero, width(config)
+    parts = _state(config)
+    return {name: 0.0 if name in _offloaded(config) else size for name, size in parts.items()}
+
+
+def on_host(config: Config) -> dict[str, float]:
+    """Return the bytes of offloaded parts of all ranks of a node, in parts.
+
+    An optimizer on the host also needs its gradients there (ZeRO-Offload, arXiv:2101.06840).
+    """
+    n, offloaded = _Counts.of(config), _offloaded(config)
+    parts = {name: size for name, size in _state(config).items() if name in offloaded and size}
+    if "optimizer" in offloaded:
+        parts["gradients"] = optimizer_width(config) * n.trained / n.ranks
+    return {name: placement.trainers_of_a_node(config) * size for name, size in parts.items()}
+
+
+def _offloaded(config: Config) -> set[str]:
+    """Return the parts of the state that the host stores."""
+    fsdp, zero = config.topology.fsdp.cpu_offload, config.topology.zero
+    weights = ("weights", "adapter", "reference") if fsdp or zero.offload_parameters else ()
+    optimizer = ("optimizer", "master weights") if fsdp or zero.offload_optimizer else ()
+    return {*weights, *optimizer}
+
+
+def _state(config: Config) -> dict[str, float]:
+    n, low = _Counts.of(config), width(config)
     shared = n.ranks if config.topology.strategy in ("fsdp", "zero3") else 1
     adapter = n.trained if config.adapter.rank is not None else 0
     base = base_bytes(config)
@@ -125,8 +150,6 @@ def state(config: Config) -> dict[str, float]:
         parts |= {"weights": min(low * n.base, base) / shared, "adapter": low * adapter / shared}
         parts["master weights"] = 4.0 * n.trained / n.ranks
         parts["optimizer"] = _optimizer_bytes(config, n, 4.0) / n.ranks
-        if zero.offload_optimizer:
-            parts |= {"optimizer": 0.0, "master weights": 0.0}
     if has_reference(config):
         # TRL applies the strategy to the reference too. FSDP2 shards it in the dtype that it
         # was loaded.
@@ -138,10 +161,6 @@ def state(config: Config) -> dict[str, float]:
         # each exceeds 1 GiB.
         largest = config.model.vocab_size * config.model.hidden_size * base / n.base
         parts["weights being sent"] = min(base, 2.0 * 2**30 + largest)
-    if config.topology.fsdp.cpu_offload or zero.offload_parameters:
-        parts |= {"weights": 0.0, "adapter": 0.0, "reference": 0.0}
-    if config.topology.fsdp.cpu_offload:
-        parts["optimizer"] = 0.0
     return parts
 
 

@@ -157,6 +157,16 @@ def _num_rows(config: Config, *most: int | None) -> int | None:
     return min(filter(None, (data.limit, data.num_train, counted, *most)), default=None)
 
 
+def _num_heldout(config: Config) -> int | None:
+    """Return the number of problems of an evaluation, at most; None if unknown."""
+    data = config.data
+    number = data.num_heldout or (data.kind == "jsonl" and jsonl_files.num_rows(data.heldout_path))
+    if data.heldout_fraction:
+        all_rows = jsonl_files.num_rows(data.path) if data.kind == "jsonl" else None
+        number = all_rows and math.ceil(data.heldout_fraction * all_rows)
+    return min(filter(None, (number, number and data.limit)), default=None)
+
+
 def _cost(config: Config, hours: float | None) -> float | None:
     price = config.price_per_gpu_hour
     gpus = placement.num_gpus(config) * config.runtime.slurm.nodes
@@ -164,7 +174,7 @@ def _cost(config: Config, hours: float | None) -> float | None:
 
 
 def sampling(config: Config) -> Speed:
-    """Predict the speed of method=sample, for samples of full length.
+    """Predict the speed of an evaluation or of method=sample, for samples of full length.
 
     Return new tokens per second of all ranks, without prompts, and seconds per batch.
     """
@@ -176,7 +186,9 @@ def sampling(config: Config) -> Speed:
     is_vllm = value_or_none(config, "engine") == "vllm"
     step_s = _completion_s(config, size, rows, peak * 1e12, is_vllm)
     tokens = size.ranks * rows * size.completion
-    prompts = _num_rows(config, value_or_none(config, "num_prompts"))
+    prompts = _num_heldout(config)
+    if config.method.leaves_samples:
+        prompts = _num_rows(config, value_or_none(config, "num_prompts"))
     steps = math.ceil(prompts / size.per_device / size.ranks) if prompts else None
     hours = steps * step_s / 3600 if steps else None
     basis = f"{'vLLM' if is_vllm else 'transformers'}, samples of full length; shares of an H200"

@@ -6,12 +6,13 @@ containers/engine.py connects to the engine and pulls images.
 from __future__ import annotations
 
 import contextlib
+import re
 import resource
 import socket
 import sys
 import time
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from containers import images
 from containers import tools as container_tools
 from containers.images import LABEL, OCI
 from launch.core.errors import HostError
+from launch.machine.container_engine import KEEP_GROUPS
 from launch.machine.detect import Host
 from launch.plan import rundir, tools
 from launch.plan.container import (
@@ -72,7 +74,10 @@ def is_this_machine(name: str) -> bool:
 
 def explain(error: Exception) -> str:
     """Return the engine's message, or the root cause of a connection error."""
-    return getattr(error, "explanation", None) or images_engine.root_cause(error)
+    message = getattr(error, "explanation", None) or images_engine.root_cause(error)
+    if "container-init binary not found" in message:  # of podman, which only recommends it
+        message += ". Install it (Debian, Fedora: the package catatonit)."
+    return str(message)
 
 
 @contextlib.contextmanager
@@ -95,6 +100,7 @@ def check(plan: Plan, host: Host) -> dict[str, Any]:
     """
     check_address()
     client, name = connect(), plan.config.container.name
+    check_limits(client, plan)
     with host_errors():
         remove_orphans(client, host)
         image = pull_if_missing(client, f"container={name}", name, image_reference(plan.config))
@@ -102,6 +108,23 @@ def check(plan: Plan, host: Host) -> dict[str, Any]:
     check_image(plan, facts)
     check_tools(client, plan, facts["id"])
     return facts
+
+
+def check_limits(client: docker.DockerClient, plan: Plan) -> None:
+    """Raise HostError if the engine would silently ignore the limits of a container."""
+    with host_errors():
+        kind = images_engine.kind(client)
+    needed = {
+        "method.rewards.code_tests" if spec.confinement else "runtime.memory_gb"
+        for spec in plan.containers.values()
+        if spec.confinement or spec.memory_gb
+    }
+    if needed and not kind.limits:
+        raise HostError(
+            f"{' and '.join(sorted(needed))}: this engine cannot limit memory and processes. A "
+            "rootless engine needs cgroups v2 and their delegation: boot with "
+            "systemd.unified_cgroup_hierarchy=1. Or use an engine that runs as root."
+        )
 
 
 def check_tools(client: docker.DockerClient, plan: Plan, image_id: str) -> None:
@@ -189,39 +212,34 @@ def remove_orphans(client: docker.DockerClient, host: Host) -> list[str]:
     usually because of a GPU process in uninterruptible sleep, report that and continue.
     """
     removed = []
-    containers = client.containers.list(
-        all=True,
-        filters={"label": [f"{LABEL}.run", f"{LABEL}.uid={host.uid}"]},
-        ignore_removed=True,
+    rows = client.api.containers(
+        all=True, filters={"label": [f"{LABEL}.run", f"{LABEL}.uid={host.uid}"]}
     )
     # The end of a pause container kills the containers that joined it, so let them save first.
-    containers.sort(key=lambda each: each.labels.get(f"{LABEL}.process") == PAUSE)
-    for container in containers:
-        if not is_ours(container, host) or rundir.is_locked(Path(container.labels[f"{LABEL}.run"])):
+    for row in sorted(rows, key=lambda row: row["Labels"].get(f"{LABEL}.process") == PAUSE):
+        labels, name = row["Labels"], row["Names"][0].lstrip("/")
+        if not is_ours(name, labels, host) or rundir.is_locked(Path(labels[f"{LABEL}.run"])):
             continue
-        print(
-            f"{container.name}: removing this container, because its launcher has exited",
-            file=sys.stderr,
-        )
+        print(f"{name}: removing this container, because its launcher has exited", file=sys.stderr)
         try:
-            remove(container)
-            removed.append(container.name)
+            with contextlib.suppress(NotFound):
+                remove(client.containers.get(row["Id"]))
+            removed.append(name)
         except (APIError, requests.RequestException) as error:
-            print(f"{container.name} cannot be removed: {explain(error)}", file=sys.stderr)
+            print(f"{name} cannot be removed: {explain(error)}", file=sys.stderr)
     return removed
 
 
-def is_ours(container: Container, host: Host) -> bool:
-    """Return whether the container's labels and name are ours.
+def is_ours(name: str, labels: Mapping[str, str], host: Host) -> bool:
+    """Return whether a container's labels and name are ours.
 
     Labels alone do not prove it, because an image committed from a container inherits them.
     """
-    labels = container.labels
     run, process = labels.get(f"{LABEL}.run", ""), labels.get(f"{LABEL}.process", "")
     return (
         bool(run)
         and labels.get(f"{LABEL}.uid") == str(host.uid)
-        and container.name == container_name(Path(run), process)
+        and name == container_name(Path(run), process)
     )
 
 
@@ -258,7 +276,7 @@ def highest_limits(client: docker.DockerClient, spec: ContainerSpec) -> dict[str
     if spec.confinement:
         return {}
     limits = {n: resource.getrlimit(getattr(resource, f"RLIMIT_{n.upper()}"))[1] for n in LIMITS}
-    if not images_engine.is_rootless(client):
+    if not images_engine.kind(client).rootless:
         del limits["memlock"]
     elif spec.memlock and limits["memlock"] != resource.RLIM_INFINITY:
         print(
@@ -270,6 +288,16 @@ def highest_limits(client: docker.DockerClient, spec: ContainerSpec) -> dict[str
     return limits
 
 
+def podman_tmpfs(tmpfs: Mapping[str, str]) -> dict[str, str]:
+    """Return a sandbox's file systems in memory for podman.
+
+    podman rejects nr_inodes; the memory limit counts inodes. In a read-only container, it adds
+    writable ones, where a job could leave files for later jobs.
+    """
+    read_only = {"/run": "ro", "/var/tmp": "ro", "/sys/fs/cgroup": "ro"}
+    return read_only | {path: re.sub(r",nr_inodes=\d+", "", text) for path, text in tmpfs.items()}
+
+
 def create(
     client: docker.DockerClient, spec: ContainerSpec, image_id: str, host: Host
 ) -> Container:
@@ -279,10 +307,17 @@ def create(
         # launcher. If another user owns it, the engine rejects the name.
         with contextlib.suppress(NotFound):
             old = client.containers.get(spec.name)
-            if is_ours(old, host):
+            if is_ours(old.name, old.labels, host):
                 remove(old)
         arguments = sdk_arguments(spec, highest_limits(client, spec))
+        kind = images_engine.kind(client)
+        if kind.podman and spec.confinement:
+            arguments["host"]["tmpfs"] = podman_tmpfs(spec.confinement.tmpfs)
+        if kind.rootless:
+            del arguments["host"]["group_add"]  # its gids are not those of the host
         host_config = client.api.create_host_config(**arguments["host"])
+        if kind.rootless:
+            host_config["Annotations"] = {KEEP_GROUPS: "1"}
         # The caller owns the files that ranks write, and is root in a rootless engine.
         user = spec.user if spec.confinement else images_engine.caller(client)
         settings = {"image": image_id, "user": user, "host_config": host_config}

@@ -148,6 +148,7 @@ def check_sandbox(plan: Plan, host: Host) -> None:
     client = docker_engine.connect(
         "method.rewards.code_tests always needs a container engine, even with runtime=local."
     )
+    docker_engine.check_limits(client, plan)
     sandboxed.image_id(client)
     with docker_engine.host_errors():
         docker_engine.remove_orphans(client, host)

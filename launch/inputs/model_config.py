@@ -121,8 +121,8 @@ def of_hub(hub_id: str, revision: str | None, is_offline: bool) -> Found | str:
     if file is None and not is_offline:
         try:
             # Without a network, this fails immediately. The download would retry five times.
-            commit = get_hf_file_metadata(hf_hub_url(hub_id, name, revision=revision)).commit_hash
-            file = hf_hub_download(hub_id, name, revision=commit)
+            get_hf_file_metadata(hf_hub_url(hub_id, name, revision=revision))
+            file = hf_hub_download(hub_id, name, revision=revision)  # remembers a branch's commit
         except (OSError, ValueError, HTTPError) as error:
             file, text = cached(), " ".join(str(error).split())[:LONGEST]
             problem = PROBLEMS.get(type(error).__name__, f"the Hub cannot be reached ({text})")

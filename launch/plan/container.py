@@ -39,6 +39,8 @@ HUB_TRUE = ("1", "ON", "YES", "TRUE")  # huggingface_hub.constants
 # Limits of a container's processes; -1 means none. RDMA and large pinned buffers need memlock
 # (ROCm/cvs). vLLM raises its limit of files to this number. NVIDIA recommends the stack.
 LIMITS = {"memlock": -1, "nofile": 65535, "stack": 2**26}
+# The kernel's maximum. podman's default of 2048 is too few threads for eight ranks.
+MAX_PIDS = 2**22
 
 
 def container_name(run_dir: Path, process: str) -> str:
@@ -376,7 +378,10 @@ def sdk_arguments(
         "security_opt": spec.security_opt,
         "cap_add": spec.cap_add,
         "cap_drop": spec.cap_drop,
-        "init": True,  # tini reaps orphans and forwards SIGTERM, which a PID 1 ignores
+        "pids_limit": MAX_PIDS,
+        # tini reaps orphans and forwards SIGTERM, which a PID 1 ignores. podman rejects it in a
+        # container that joins another's process ids, whose PID 1 reaps its orphans.
+        "init": spec.pid == "private",
         "log_config": log,
     }
     if spec.pid != "private":

@@ -5,18 +5,15 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from launch.config.compose import compose
 from launch.config.request import Request
 from launch.core.json_files import read_json
 from launch.inputs.run_models import run_with_model
 from launch.plan.process_env import ROOT
-from launch.rules.data import has_heldout
 from launch.schema import Config
 
-# Groups and keys of the run's command that its export and its evaluation need too.
+# Groups and keys of the run's command that its export and its evaluation need too. They take
+# model and data from the run's record.
 PLACE = ("hardware", "runtime", "container", "smoke", "run_root", "user_env")
-SUBJECT = (*PLACE, "model", "data")
-REPLACED = ("model.path", "model.hub_id", "model.revision", "model.init")
 
 
 def commands(config: Config, run_dir: Path, request: Request) -> dict[str, str]:
@@ -27,11 +24,11 @@ def commands(config: Config, run_dir: Path, request: Request) -> dict[str, str]:
     if source is None:
         return steps
     model = f"model.path={short_path(source)}"
-    subject, place = (_repeated(config, request, groups) for groups in (SUBJECT, PLACE))
-    # A pipeline has its own evaluations. The data of an experiment may consist of further keys.
-    is_exact = subject == kept(request, SUBJECT) or compose(subject).data == config.data
-    if has_heldout(config) and not config.phases and is_exact:
-        steps["evaluate"] = command_line("run", *subject, "method=evaluate", model)
+    # An experiment also sets arguments of the method, so its hardware replaces it.
+    has_experiment = any(override.key_or_group == "experiment" for override in request.parsed)
+    place = [f"hardware={config.hardware.name}"] * has_experiment + kept(request)
+    if config.data.has_heldout and not config.phases:  # a pipeline has its own evaluations
+        steps["evaluate"] = command_line("run", *place, "method=evaluate", model)
     steps["chat"] = command_line("chat", run)
     if (read_json(source / "plan.json") or {}).get("method") != "export":
         steps["export"] = command_line("run", *place, "method=export", model)
@@ -49,24 +46,10 @@ def command_line(program: str, *words: str) -> str:
     return shlex.join(["python", short_path(ROOT / "launch" / f"{program}.py"), *words])
 
 
-def _repeated(config: Config, request: Request, groups: tuple[str, ...]) -> list[str]:
-    """Return the overrides that repeat the run's choice of groups, without those of its method.
-
-    An experiment, which also sets arguments of the method, is replaced by the groups' names.
-    """
-    typed = kept(request, groups)
-    if all(override.key_or_group != "experiment" for override in request.parsed):
-        return typed
-    names = [group for group in ("hardware", "model", "data") if group in groups]
-    # The later of two values is used.
-    return [*(f"{group}={getattr(config, group).name}" for group in names), *typed]
-
-
-def kept(request: Request, groups: tuple[str, ...]) -> list[str]:
-    """Return the overrides of some groups and of their keys."""
+def kept(request: Request) -> list[str]:
+    """Return the overrides of PLACE."""
     return [
         str(override.input_line)
         for override in request.parsed
-        if override.key_or_group.partition(".")[0] in groups
-        and override.key_or_group not in REPLACED
+        if override.key_or_group.partition(".")[0] in PLACE
     ]

@@ -13,10 +13,11 @@ from typing import Any
 
 import yaml
 
+from launch.config import smoke
 from launch.config.request import Request
-from launch.estimate import batch_counts
+from launch.estimate import batch_counts, margin
 from launch.inputs import jsonl_files
-from launch.machine import placement, sysfs
+from launch.machine import placement
 from launch.machine.detect import Host
 from launch.machine.gpu import GIB
 from launch.plan import data_cache, local_copies, next_steps, predictions
@@ -40,7 +41,6 @@ from launch.schema.trainer_args import value_or_none
 LABEL = 12  # characters
 WIDTH = 120  # of a line, at most
 MAX_VALUES = 300  # characters of a benchmark's arguments
-TRAINED = 4  # tensors per weight: weight, gradient and two of Adam
 MAX_PHASES = 16  # of a pipeline that are listed
 
 
@@ -95,7 +95,8 @@ def next_command(request: Sequence[str], config: Config, host: Host, *words: str
         build = local_copies.build_command(config, host)
         return [f"Next: {build}", f"Then: {command}"] if build else [f"Next: {command}"]
     line = f"Next, on a machine with {number} x {config.hardware.product}: {command}"
-    if _is_too_large_for(host, config):  # smoke=true keeps the model of a directory
+    trial = smoke.scale_down(config)[0]
+    if config.model.path and not margin.fits(trial, host):  # smoke=true keeps this model
         command = next_steps.command_line("run", *words, *Request(kept).without("model.path"))
         return [line, f"Or a trial of a tiny model on this CPU: {command} smoke=true"]
     return [line, f"Or a trial on this CPU: {command} smoke=true"]
@@ -109,14 +110,6 @@ def preview_command(plan: Plan) -> list[str]:
         "run", *_without_output_keys(plan.overrides), "data.preview=5"
     )
     return [f"Rows as the model sees them: {command}"]
-
-
-def _is_too_large_for(host: Host, config: Config) -> bool:
-    """Return whether this machine's memory cannot hold the model of a directory in fp32."""
-    total = sysfs.total_memory(host.sysroot)
-    bytes_each = 4 * (TRAINED if config.method.trains and config.adapter.rank is None else 1)
-    needed = bytes_each * config.model.num_parameters
-    return config.model.path is not None and total is not None and needed > total
 
 
 def search_command(request: Sequence[str]) -> str:
@@ -256,7 +249,8 @@ def _needs(plans: list[Plan], host: Host | None) -> Facts:
     facts: Facts = []
     here = [plan.config for plan in plans if plan.config.runtime.name != "kubernetes"]
     states = (
-        *(("image", local_copies.image), ("build", local_copies.build_command)),
+        *(("engine", local_copies.engine), ("image", local_copies.image)),
+        ("build", local_copies.build_command),
         ("weights", local_copies.weights),
     )
     for label, state in states:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from launch.config import choose, follow_files, lr_scaling, smoke
+from launch.config import choose, follow_files, follow_run, lr_scaling, smoke
 from launch.config.identity import default_name, identity, identity_of
 from launch.config.request import Request
 from launch.core.errors import UserError
@@ -118,14 +118,14 @@ def make_plan(
     processes = [process_groups.process(config, host, run_dir, group) for group in groups]
     containers = container.specs(config, processes, host, run_dir)
     smaller = memory.measured(config, groups, host)
-    needed = memory.memory(config, groups, smaller)
+    needed = memory.memory(config, groups, smaller, memory.host_gb(config, host))
     unchosen = choose.without_choices(config)  # rows are cached under this composition's key
     rows = data_cache.statistics(unchosen, host)
     plain_speed = None
     if config.chosen and config.method.trains:
         off = dataclasses.replace(unchosen, speed=SpeedMode.off)
         plain_speed = speed.estimate_speed(choose.choose(off, host), rows)
-    is_sampling = config.method.leaves_samples
+    is_sampling = config.method.kind == "evaluator"
     estimate = speed.sampling(config) if is_sampling else speed.estimate_speed(config, rows)
     server = process_groups.server_address(config, host)
     args = trainer_args.complete(config, run_dir, ports, server)
@@ -155,6 +155,7 @@ def make_plan(
         plain_speed=plain_speed,
         balance=balance.balance(config, host),
         overrides=request,
+        followed=follow_run.choices(config, request),
     )
 
 
@@ -185,6 +186,14 @@ def host_warnings(config: Config, host: Host, smaller: dict[int, float]) -> Iter
         yield (
             f"hardware.memory_gb={config.hardware.memory_gb:g}: GPU {gpu} has only {gib}, so the "
             f"plan uses {gib}.{doctor * config.hardware.unified_memory}"
+        )
+    offloaded = memory.offloaded_gb(config)
+    if offloaded and not config.smoke and memory.host_gb(config, host) is None:
+        parts = ", ".join(f"{name} {gb:.0f}" for name, gb in offloaded.items())
+        yield (
+            f"topology={config.topology.name}: the host of its ranks stores "
+            f"{sum(offloaded.values()):.0f} GB ({parts}). Compare this with the RAM of that "
+            "machine, which this plan does not know."
         )
     image = image_json(config)
     if image and not image["verified"]:

@@ -8,18 +8,22 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
+from launch.core.json_files import read_json
 from launch.estimate import batch_counts, margin
+from launch.estimate.memory import HOST
 from launch.machine import placement
-from launch.schema import Config
+from launch.schema import Choice, Config
 from launch.schema.enums import SpeedMode, Vendor
-from launch.schema.plan import Memory, Plan, Speed
+from launch.schema.plan import Offer, Plan, Speed
 from launch.schema.trainer_args import value_or_none
 
 Facts = list[tuple[str, str]]
 MAX_PARTS = 4  # parts of memory that are named
 MAX_KINDS = 2  # kinds of work that are named
 MAX_OFFERS = 3
+PLAN_ERRORS = Path(__file__).with_name("published_errors.json")  # by tests/gpu/published.py
 
 
 def facts(plan: Plan) -> Facts:
@@ -29,19 +33,28 @@ def facts(plan: Plan) -> Facts:
     facts += repeated("saves", _saves(plan))
     if speed.tokens_per_second:
         facts.append(("speed", _rate(plan)))
+        if config.hardware.vendor != Vendor.none:
+            facts.append(("accuracy", _accuracy(config)))
     if speed.parts_s:
         facts.append(("bottleneck", _bottleneck(speed, config)))
     facts += repeated("faster", _offers(plan))
     facts += repeated("memory", _memory(plan))
     facts += repeated("targets", targets([plan]))
+    if plan.followed:
+        facts.append(("chosen", f"{_overrides(plan.followed)} (of the run in model.path)"))
     if config.chosen and config.speed == SpeedMode.auto:
-        values = (f"{c.key}={json.dumps(c.value)}".replace('"', "") for c in config.chosen)
-        facts.append(("chosen", f"{' '.join(values)} (for speed; speed=off chooses nothing)"))
+        facts.append(
+            ("chosen", f"{_overrides(config.chosen)} (for speed; speed=off chooses nothing)")
+        )
     return facts
 
 
+def _overrides(choices: list[Choice]) -> str:
+    return " ".join(f"{c.key}={json.dumps(c.value)}".replace('"', "") for c in choices)
+
+
 def run_time(plan: Plan) -> str:
-    speed, unit = plan.speed, "batch" if plan.config.method.leaves_samples else "step"
+    speed, unit = plan.speed, "batch" if plan.config.method.kind == "evaluator" else "step"
     if speed.step_s is None:
         return "not predicted"
     at_most, step_s = "at most " * speed.is_upper_bound, f"{approximate(speed.step_s)} s"
@@ -60,8 +73,9 @@ def _why(plan: Plan) -> str:
         return " (smoke=true only tests that it runs)" if plan.config.smoke else f" ({speed.basis})"
     if not speed.is_upper_bound:
         return ""
-    if size.completion or plan.config.method.leaves_samples:
-        return " (if every answer is as long as allowed)"
+    if size.completion or plan.config.method.kind == "evaluator":
+        without = "; without lm_eval_tasks" * bool(value_or_none(plan.config, "lm_eval_tasks"))
+        return f" (if every answer is as long as allowed{without})"
     preparing = "; rows are not prepared yet" if plan.data_cache else ""
     return f" (if every row has {size.sequence} tokens{preparing})"
 
@@ -93,9 +107,16 @@ def _rate(plan: Plan) -> str:
     before = plan.plain_speed and plan.plain_speed.tokens_per_second
     if before and rate / before >= 1.05:
         text += f", {approximate(rate / before)}x as fast as speed=off"
-    if config.hardware.vendor == Vendor.amd:  # launch/estimate/speed.py has shares of an H200
-        text += f", not measured on {config.hardware.name} yet"
     return text
+
+
+def _accuracy(config: Config) -> str:
+    """Return how far published runs of this GPU were from today's predictions."""
+    errors = (read_json(PLAN_ERRORS) or {}).get(config.hardware.name)
+    if errors is None:
+        return "not compared with any run of this GPU yet"
+    rows = f"{errors['rows']} row{'s' * (errors['rows'] != 1)}, {errors['mean']:.0%} on average"
+    return f"published runs of this GPU: predicted within {errors['worst']:.0%} ({rows})"
 
 
 def _bottleneck(speed: Speed, config: Config) -> str:
@@ -112,13 +133,12 @@ def _bottleneck(speed: Speed, config: Config) -> str:
 
 def _offers(plan: Plan) -> list[str]:
     """Return overrides that would make the run faster, with gain and price."""
-    offers, balance = [], plan.balance
+    offers, balance = [*plan.faster], plan.balance
     if balance and balance.gain > 1.0:
-        size = batch_counts.batch(plan.config).sequences
-        price = f" ({balance.sequences} sequences per step)" if balance.sequences != size else ""
-        offers.append(f"topology.servers={balance.servers}: {balance.gain:.1f}x{price}")
-    offers += [f"{' '.join(o.overrides)}: {o.gain:.1f}x ({o.price})" for o in plan.faster]
-    return offers[:MAX_OFFERS]
+        price = f"{balance.sequences} sequences per step"
+        offers.append(Offer([f"topology.servers={balance.servers}"], balance.gain, price))
+    offers.sort(key=lambda offer: -offer.gain)
+    return [f"{' '.join(o.overrides)}: {o.gain:.1f}x ({o.price})" for o in offers[:MAX_OFFERS]]
 
 
 def _memory(plan: Plan) -> list[str]:
@@ -130,7 +150,9 @@ def _memory(plan: Plan) -> list[str]:
         if margin.fills_capacity(m) and m.fits and margin.share(m) > 0.99:
             share = "all that it may use, by design"
         usage = f"{gigabytes(m.total_gb)} of {m.capacity_gb:.0f} GB {where} ({share}"
-        lines.append(f"{m.process} {usage}{'' if m.fits else ', DOES NOT FIT'}){_parts(m)}")
+        largest = sorted(m.parts_gb.items(), key=lambda part: -part[1])[:MAX_PARTS]
+        parts = ", ".join(f"{name} {approximate(gb)}" for name, gb in largest)
+        lines.append(f"{m.process} {usage}{'' if m.fits else ', DOES NOT FIT'}): {parts}")
     return lines
 
 
@@ -141,11 +163,6 @@ def most_memory(plan: Plan) -> str:
         return ""
     usage = f"{gigabytes(m.total_gb)} of {m.capacity_gb:.0f} GB"
     return usage if m.fits else f"{usage}, DOES NOT FIT"
-
-
-def _parts(entry: Memory) -> str:
-    largest = sorted(entry.parts_gb.items(), key=lambda part: -part[1])[:MAX_PARTS]
-    return ": " + ", ".join(f"{name} {approximate(gb)}" for name, gb in largest)
 
 
 def targets(plans: list[Plan]) -> list[str]:
@@ -162,11 +179,10 @@ def targets(plans: list[Plan]) -> list[str]:
 def _planned(plan: Plan) -> dict[str, float]:
     """Return the plan's values of the figures that have targets."""
     speed, size, method = plan.speed, batch_counts.batch(plan.config), plan.config.method
-    values: dict[str, float | None] = {
-        "memory_peak_gb": max(
-            (m.allocated_gb for m in plan.memory if not margin.fills_capacity(m)), default=None
-        )
-    }
+    # torch's peak, without servers and offloaded parts
+    ranks = [m for m in plan.memory if m.process != HOST and not margin.fills_capacity(m)]
+    peak_gb = max((m.allocated_gb for m in ranks), default=None)
+    values: dict[str, float | None] = {"memory_peak_gb": peak_gb}
     if speed.step_s and speed.tokens_per_second and method.trains:
         values["step_s"], values["training_hours"] = speed.step_s, speed.run_hours
         values["samples_per_second"] = size.sequences / speed.step_s

@@ -25,18 +25,6 @@ def first_metric(config: Config) -> str:
     return f"method.selection.metric={metric}"
 
 
-def has_heldout(config: Config) -> bool:
-    """Return whether load_heldout in recipes/data/data_load.py would find rows."""
-    data = config.data
-    sources = {
-        "reasoning": data.num_heldout,
-        "code": data.num_heldout,
-        "jsonl": data.heldout_path,
-        "hub": data.heldout_split,
-    }
-    return bool(sources.get(data.kind) or data.heldout_fraction)
-
-
 def source_problems(c: Config) -> Iterator[Refusal]:
     """Reject data without its source, and mixtures with wrong sources or weights."""
     data = c.data
@@ -104,6 +92,6 @@ def heldout_problems(c: Config) -> Iterator[Refusal]:
     metric = c.method.selection.metric if c.method.held_out_metrics else None
     remedy = HELD_OUT_ROWS.get(c.data.kind, "data=jsonl data.path=<file> data.heldout_path=<file>")
     evaluates = c.method.measures_model and not value_or_none(c, "lm_eval_tasks")
-    if not has_heldout(c) and (metric or evaluates):
+    if not c.data.has_heldout and (metric or evaluates):
         setting = f"method.selection.metric={metric}" if metric else f"method={c.method.name}"
         yield Refusal("heldout_rows", f"{setting}: data={c.data.name} has no held-out rows", remedy)

@@ -162,3 +162,13 @@ class Data:
     chat_template: Optional[str] = None  # Jinja file that replaces the tokenizer's template
     cache: Optional[str] = None  # directory of prepared rows; null: the user's cache
     preview: int = checked(0, minimum=0)  # show this many rows as the model reads them, then exit
+
+    @property
+    def has_heldout(self) -> bool:
+        """Return whether load_heldout in recipes/data/data_load.py would find rows."""
+        sources = {
+            **dict.fromkeys(("reasoning", "code"), self.num_heldout),
+            "jsonl": self.heldout_path,
+            "hub": self.heldout_split,
+        }
+        return bool(sources.get(self.kind) or self.heldout_fraction)

@@ -9,10 +9,12 @@ from pathlib import Path
 from launch.config.choose import choose, with_value, without_choices
 from launch.core.json_files import yaml_file
 from launch.estimate import margin
+from launch.estimate.batch_counts import batch
 from launch.estimate.speed import estimate_speed
+from launch.machine import placement
 from launch.machine.detect import Host
 from launch.rules.check import refusals
-from launch.schema import Adapter, Config
+from launch.schema import Adapter, Config, Topology
 from launch.schema.enums import SpeedMode, Vendor
 from launch.schema.plan import Offer
 from launch.schema.trainer_args import known, value_or_none
@@ -79,7 +81,24 @@ def _candidates(config: Config) -> Iterator[tuple[list[str], str, Config]]:
             "the gain is larger if completions differ in length"
         )
         yield ["topology.overlap=stream"], price, with_value(chosen, "topology.overlap", "stream")
+    if config.method.generates and config.topology.name != "colocate":
+        yield _colocated(config)
     if trains_all:
         price = "trains about 1% of the parameters, and needs ten times the learning rate"
         lora = Adapter(**yaml_file(CONF / "adapter/lora.yaml"))
         yield ["adapter=lora"], price, dataclasses.replace(config, adapter=lora)
+
+
+def _colocated(config: Config) -> tuple[list[str], str, Config]:
+    """Return vLLM in each training process, on as many GPUs as the run uses now."""
+    gpus, values = placement.num_gpus(config), yaml_file(CONF / "topology/colocate.yaml")
+    if gpus > 1:
+        strategy = config.topology.strategy
+        values |= {"num_gpus": gpus, "strategy": "ddp" if strategy == "none" else strategy}
+    overrides = [f"topology={values['name']}"]
+    overrides += [f"topology.{key}={values[key]}" for key in ("num_gpus", "strategy") if gpus > 1]
+    candidate = dataclasses.replace(config, topology=Topology(**values))
+    price = "vLLM generates in the trainers, and its probabilities differ by rounding"
+    if (sequences := batch(candidate).sequences) != batch(config).sequences:
+        price += f"; {sequences} sequences per step"
+    return overrides, price, candidate

@@ -64,6 +64,7 @@ def shortage(plan: Plan) -> str | None:
     for process, entries in tight.items():  # a process may have GPUs of different sizes
         m = max(entries, key=lambda entry: entry.total_gb - entry.capacity_gb)
         where = "each of its GPUs" if len(entries) > 1 else f"GPU {m.gpu}"
+        where = "this machine" if m.gpu is None else where
         lines.append(
             f"{process} needs {m.total_gb:.1f} GB on {where}, which has {m.capacity_gb:.1f} GB "
             f"({m.total_gb - m.capacity_gb:.1f} GB short)."
@@ -79,10 +80,9 @@ def advice(plan: Plan, host: Host) -> tuple[str | None, list[str]]:
     message = shortage(plan)
     if message is None:
         return None, []
-    offers = changes(plan, host)
+    offers = changes(plan.config, Request(plan.overrides), host)
     if offers:
-        listed = "".join(f"\n  {change}" for change in offers)
-        message += f" The run fits with any of these overrides:{listed}"
+        message += f" The run fits with any of these overrides:{_listed(offers)}"
         return message, offers[0].overrides
     return (
         f"{message} No change that the planner knows makes it fit on {plan.config.hardware.name}. "
@@ -96,10 +96,13 @@ def admit(plan: Plan, host: Host) -> None:
         raise HostError(f"{reason}\npreflight=warn starts the run anyway.")
 
 
-def changes(plan: Plan, host: Host) -> list[Change]:
+def _listed(offers: list[Change]) -> str:
+    return "".join(f"\n  {change}" for change in offers)
+
+
+def changes(config: Config, command: Request, host: Host) -> list[Change]:
     """Return up to MAX_CHANGES changes that fit: first single remedies, then pairs."""
     print("The run does not fit. Looking for changes that make it fit.", file=sys.stderr)
-    config, command = plan.config, Request(plan.overrides)
     batches = _smaller_batches(config)
     # bnpo averages over the tokens of a rank's micro-batch, regardless of the accumulation.
     is_bnpo = value_or_none(config, "loss_type") == "bnpo"
@@ -228,9 +231,12 @@ def _largest_batch(config: Config, command: Request, host: Host) -> tuple[str, l
         sizes, True, key=lambda size: not ((entry := memory_of(size)) and entry.fits)
     )
     if not num_fitting:
+        smallest = command.plus(f"{BATCH}={sizes[0]}")
+        offers = _listed(changes(prepare(compose(smallest))[0], smallest, host))
+        also = f" A batch fits with any of these overrides:{offers}\nOr use" if offers else " Use"
         raise HostError(
             f"find=largest_batch: not even {sizes[0]} sequence(s) per rank fit on "
-            f"{config.hardware.name}. Use: other hardware, found by find=smallest_hardware."
+            f"{config.hardware.name}.{also}: other hardware, found by find=smallest_hardware."
         )
     # The planner has an error, so answer with the largest batch that leaves room for it.
     num_safe = bisect.bisect_left(

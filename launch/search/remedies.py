@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from launch.config.choose import with_value
 from launch.config.compose import leaf
+from launch.estimate import memory
 from launch.estimate.batch_counts import ACCUMULATION, batch
 from launch.estimate.rank_memory import OPTIMIZERS, has_reference
 from launch.machine import placement
@@ -30,6 +32,9 @@ def remedies(config: Config) -> Iterator[Remedy]:
     if topology.name == "colocate" and not value(config, "vllm_enable_sleep_mode"):
         sleeps = "vLLM frees its memory during training"
         yield ["method.args.vllm_enable_sleep_mode=true"], f"{cost}: {sleeps}"
+    if placement.shares_gpu(config):
+        turns = ["topology=colocate", "method.args.vllm_enable_sleep_mode=true"]
+        yield turns, "vLLM and the trainer use the GPU by turns"
     may_precompute = value_or_none(config, "precompute_ref_log_probs") is False
     if may_precompute and has_reference(config) and not value(config, "sync_ref_model"):
         freed = "the reference scores all rows first and is then freed"
@@ -47,15 +52,7 @@ def remedies(config: Config) -> Iterator[Remedy]:
         yield from _wider_replicas(config)
     if topology.servers:
         yield from _other_servers(config)
-    offloads = (
-        ("fsdp", "fsdp.cpu_offload", "weights and optimizer"),
-        ("zero2", "zero.offload_optimizer", "the optimizer"),
-        ("zero3", "zero.offload_optimizer", "the optimizer"),
-        ("zero3", "zero.offload_parameters", "the weights"),
-    )
-    for strategy, key, parts in offloads:
-        if topology.strategy == strategy and not leaf(config, f"topology.{key}"):
-            yield [f"topology.{key}=true"], f"{cost}, slower: the host stores {parts}"
+    yield from _offloads(config)
     # bitsandbytes supports the GPUs with nf4. Sharded moments are small anyway.
     has_optim = "optim" in known(config) and OPTIMIZERS.get(value(config, "optim")) == 2
     if trains_all and replicated and has_nf4 and has_optim:
@@ -75,6 +72,20 @@ def remedies(config: Config) -> Iterator[Remedy]:
     if runs_vllm:
         cost = "slower, but needs no memory for the longest possible sequence"
         yield ["method.args.engine=transformers"], cost
+
+
+def _offloads(config: Config) -> Iterator[Remedy]:
+    offloads = (
+        ("fsdp", "fsdp.cpu_offload", "weights and optimizer"),
+        ("zero2", "zero.offload_optimizer", "the optimizer"),
+        ("zero3", "zero.offload_optimizer", "the optimizer"),
+        ("zero3", "zero.offload_parameters", "the weights"),
+    )
+    for strategy, key, parts in offloads:
+        if config.topology.strategy == strategy and not leaf(config, f"topology.{key}"):
+            gb = sum(memory.offloaded_gb(with_value(config, f"topology.{key}", True)).values())
+            price = f"same results, slower: the host stores {parts}, {gb:.0f} GB in all"
+            yield [f"topology.{key}=true"], price
 
 
 def _sharded(config: Config) -> Remedy:

@@ -15,7 +15,6 @@ from typing import Any
 from launch.core.errors import UserError
 from launch.inputs.sample_files import SCORED
 from launch.rules import phases as phase_rules
-from launch.rules.data import has_heldout
 from launch.schema import Adapter, Config, Data, Method, Phase, Topology
 from launch.schema.cycle_choice import CyclePosition, choose, phase_name
 from launch.schema.data import Curriculum, CurriculumArgs, Selection
@@ -134,7 +133,7 @@ def raft_phases(
     if base is None and is_random:
         base = add("start", 0)  # random weights solve no problem and have no tokenizer
     newest, samples = base, None
-    evaluates = has_heldout(config)
+    evaluates = config.data.has_heldout
     if evaluates:
         add("evaluate", 0, model_from=base)
     for cycle in range(1, int(args["cycles"]) + 1):

@@ -6,11 +6,13 @@ import contextlib
 import json
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Sized
 from typing import Any, NoReturn
 
 import jinja2
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from transformers import PreTrainedTokenizerBase
+from transformers.utils import chat_template_utils
 
 from launch.core.errors import UserError
 from launch.core.json_lines import MAX_ROW
@@ -18,6 +20,31 @@ from launch.core.row_formats import TEMPLATE_FIELDS
 from launch.core.row_messages import Messages, Row
 
 LONGEST_S = 2.0  # CPU time of one rendering. Large rows of real files take a tenth of it.
+TOO_LONG = f"its text has more than {MAX_ROW:,} characters"
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """Limit the results of `*` and `**`, as jinja2's sandbox limits `range`.
+
+    Otherwise `'a' * 10**10` fills the memory, even while the template is compiled.
+    """
+
+    intercepted_binops = frozenset({"*", "**"})
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        size = 0
+        if operator == "**" and isinstance(left, int) and isinstance(right, int):
+            size = left.bit_length() * right
+        for one, times in ((left, right), (right, left)):
+            if isinstance(one, Sized) and isinstance(times, int):
+                size = len(one) * times
+        if size > MAX_ROW:
+            raise jinja2.TemplateError(TOO_LONG)
+        return super().call_binop(context, operator, left, right)
+
+
+# transformers creates one for each template
+chat_template_utils.ImmutableSandboxedEnvironment = _Environment
 
 
 class RowError(UserError):
@@ -96,7 +123,7 @@ def render(
             with limited_time():
                 rendered.append(tokenizer.apply_chat_template(messages, **options, **own))
             if len(rendered[-1]) > MAX_ROW:
-                raise jinja2.TemplateError(f"its text has more than {MAX_ROW:,} characters")
+                raise jinja2.TemplateError(TOO_LONG)
         except Exception as error:  # a template can raise anything, such as a TypeError
             kind = "" if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: "
             words = " ".join(f"{kind}{error}".split()).rstrip(".")

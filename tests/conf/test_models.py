@@ -21,6 +21,7 @@ PUBLISHED = {
     "qwen3_0_6b": ("Qwen/Qwen3-0.6B", 596_049_920),
     "qwen3_1_7b": ("Qwen/Qwen3-1.7B", 1_720_574_976),
     "qwen3_4b": ("Qwen/Qwen3-4B", 4_022_468_096),
+    "qwen3_4b_base": ("Qwen/Qwen3-4B-Base", 4_022_468_096),
     "qwen3_8b": ("Qwen/Qwen3-8B", 8_190_735_360),
     "qwen3_14b": ("Qwen/Qwen3-14B", 14_768_307_200),
     "qwen3_32b": ("Qwen/Qwen3-32B", 32_762_123_264),

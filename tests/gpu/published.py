@@ -1,6 +1,6 @@
 """Compare published memory and speed with the planner's: docs/results/memory.md and speed.md.
 
-    python tests/gpu/published.py           updates the pages; needs no GPU
+    python tests/gpu/published.py           updates the pages and PLAN_ERRORS; needs no GPU
 
 published.yaml has the published figures. The MI350X report's transformers have two matrices in
 their MLP, and keep all logits in memory. The planner's models have three matrices. So their MLP has
@@ -10,9 +10,11 @@ added (one bf16, two fp32 and one 16-bit gradient tensor).
 
 from __future__ import annotations
 
+import json
+import math
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,8 @@ from launch.config.compose import compose
 from launch.estimate.batch_counts import batch
 from launch.estimate.speed import step_parts
 from launch.plan.planning import prepare
-from tests.gpu.predictions import planned
+from launch.plan.predictions import PLAN_ERRORS
+from tests.gpu.predictions import MEASURED, planned, planned_row
 from tests.gpu.speed_report import write
 
 CONTENT: dict[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
@@ -204,6 +207,35 @@ def tables(
     return "\n".join([*lines, *(f"- *{word}*: {text}." for word, text in reasons.items())]) + "\n"
 
 
+def plan_errors(gpus: Container[str] | None = None) -> dict[str, dict[str, float]]:
+    """Return the errors of predicted step times by GPU, of measurements by others and by us."""
+    times: list[tuple[str, Callable[[], float]]] = []
+    for title, rows in SPEED.items():
+        for row in rows if "expected" not in title else ():
+            gpu = compose(row.overrides).hardware.name
+            times.append((gpu, lambda row=row: row.error))
+    for line in MEASURED.read_text().splitlines():
+        ours = json.loads(line)
+        gpu = ours["overrides"][0].partition("=")[2]
+        if "step_s" in ours:
+            times.append(
+                (gpu, lambda row=ours: (planned_row(row)[1].step_s or math.nan) / row["step_s"] - 1)
+            )
+    errors: dict[str, list[float]] = {}
+    for gpu, error in times:
+        if gpus is None or gpu in gpus:
+            errors.setdefault(gpu, []).append(abs(error()))
+    return {
+        gpu: {
+            "rows": len(sizes),
+            "mean": round(statistics.mean(sizes), 2),
+            "worst": round(max(sizes), 2),
+        }
+        for gpu, sizes in sorted(errors.items())
+    }
+
+
 if __name__ == "__main__":
+    PLAN_ERRORS.write_text(json.dumps(plan_errors(), indent=1) + "\n")
     write("memory", "published", memory_report())
     write("speed", "published", speed_report())

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
+import pytest
+
+from launch.plan import predictions
 from tests.gpu import published
 
 
@@ -25,3 +30,12 @@ def test_errors_of_published_ranges():
     assert [
         row(stated).error for stated in ("8 to 12", "20 to 30", "1 to 2", f"{within}")
     ] == "within below above +0%".split()
+
+
+def test_the_plan_shows_the_errors_of_today(launch):
+    shown = json.loads(predictions.PLAN_ERRORS.read_text())
+    for gpu, errors in published.plan_errors(["mi50", "h100"]).items():
+        assert shown[gpu] == pytest.approx(errors, abs=0.011), "run tests/gpu/published.py"
+    for gpu, words in (("mi50", f"{shown['mi50']['worst']:.0%}"), ("mi300x", "not compared")):
+        lines = launch(f"hardware={gpu}", "mode=plan").out.splitlines()
+        assert words in next(line for line in lines if line.startswith("  accuracy"))

@@ -206,6 +206,8 @@ def test_on_other_ranks_only_the_micro_batch_changes(tmp_path):
 @pytest.mark.parametrize(("command", "expected"), [
     (H100, {"precision.weights=bf16", "precision=fp8", "adapter=lora"}),
     (["hardware=mi50", "model=qwen3_1_7b", "adapter=lora"], {"precision=fp16"}),  # no bf16
+    ("hardware=mi300x method=grpo model=qwen3_4b".split(), {"topology=colocate"}),
+    ("hardware=rx7900xtx method=grpo model=qwen3_0_6b".split(), {"topology=colocate"}),
 ])  # fmt: skip
 def test_offers_compose_fit_and_reach_their_gain(command, expected):
     base = chosen(*command)
@@ -223,6 +225,7 @@ def test_offers_compose_fit_and_reach_their_gain(command, expected):
     ([*GRPO, "topology=split", "topology.overlap=false"], "topology.overlap=stream"),
     ([*H100, "method.args.max_steps=5"], "precision=fp8"),  # too short to compile
     ([*H100, "precision=fp32"], "precision=fp16"),  # the GPU has bf16
+    (["hardware=mi50", "method=grpo", "topology=single"], "topology=colocate"),  # no vLLM
 ])  # fmt: skip
 def test_no_offer_contradicts_the_run(overrides, offer):
     assert offer not in [first for o in faster(chosen(*overrides), HOST) for first in o.overrides]

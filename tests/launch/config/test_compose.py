@@ -287,9 +287,11 @@ def test_lora_has_ten_times_the_learning_rate_of_full_training(experiment, metho
     ("rx7900xtx_grpo_gsm8k_lora", {"accuracy": 1.0}),
     ("chat_sft", {}),
     ("preferences_dpo", {}),
+    ("mi50_phase3", {}),
+    ("strix_halo_sft", {}),
 ])  # fmt: skip
 def test_experiments_with_public_data_are_pinned_and_fit(experiment, rewards):
-    hardware = [] if rewards else ["hardware=mi300x"]
+    hardware = ["hardware=mi300x"] if experiment in ("chat_sft", "preferences_dpo") else []
     config = composed(f"experiment={experiment}", *hardware)
     assert re.fullmatch("[0-9a-f]{40}", config.data.revision)
     assert config.method.rewards == rewards

@@ -1,8 +1,12 @@
 """Test plans of models that conf/model does not have, from the config.json of their files."""
 
+import dataclasses
 import json
+import re
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import huggingface_hub
 import pytest
@@ -11,11 +15,13 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from launch.config.compose import compose
 from launch.config.follow_files import warnings
+from launch.config.request import Request
 from launch.core.errors import UserError
 from launch.inputs import model_config, model_path
+from launch.plan.planning import make_plan, prepare
 from launch.rules.check import refusals
 from launch.schema import shapes
-from tests.conftest import ROOT, leave_model
+from tests.conftest import ROOT, composed, host_with, leave_model, leave_record
 
 COMMIT = "c" * 40
 SMALL = {"num_hidden_layers": 3, "hidden_size": 64, "intermediate_size": 96, "vocab_size": 300}
@@ -139,6 +145,54 @@ def test_the_hub_id_of_a_preset_selects_it(overrides):
     assert config.model.revision == (commit or model_path.file("qwen3_8b")["revision"])
 
 
+class FakeHub(BaseHTTPRequestHandler):
+    """Answer for config.json of me/mine, whose branch main is at COMMIT."""
+
+    content = json.dumps({"model_type": "llama", **SMALL, "tie_word_embeddings": True}).encode()
+
+    def do_GET(self):
+        is_known = re.fullmatch(f"/me/mine/resolve/(main|{COMMIT})/config.json", self.path)
+        self.send_response(200 if is_known else 404)
+        for name, value in {
+            "Content-Length": str(len(self.content) if is_known else 0),
+            "ETag": '"1"',
+            "X-Repo-Commit": COMMIT,
+        }.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if is_known and self.command == "GET":
+            self.wfile.write(self.content)
+
+    do_HEAD = do_GET
+
+    def log_message(self, *_):
+        pass
+
+
+def test_the_commit_of_a_branch_is_looked_up_online_and_remembered(tmp_path, monkeypatch):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), FakeHub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    endpoint = f"http://127.0.0.1:{server.server_port}"
+    constants = huggingface_hub.constants
+    template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, endpoint)
+    for name, value in {
+        "ENDPOINT": endpoint,
+        "HUGGINGFACE_CO_URL_TEMPLATE": template,
+        "HF_HUB_CACHE": str(tmp_path),
+        "HF_HUB_OFFLINE": False,
+    }.items():
+        monkeypatch.setattr(constants, name, value)
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    for is_online in (True, False):
+        if not is_online:
+            server.shutdown()
+            server.server_close()
+        model_config.of_hub.cache_clear()
+        model = follow("model.hub_id=me/mine").model
+        assert (model.revision, model.num_layers) == (COMMIT, 3)
+    model_config.of_hub.cache_clear()
+
+
 def test_a_hub_model_that_cannot_be_read(hub):
     with pytest.raises(UserError, match=r"^model.hub_id=me/mine: .*Or use: model.path="):
         follow("model.hub_id=me/mine")
@@ -164,3 +218,42 @@ def test_plans_of_files_and_presets_import_no_library(tmp_path):
         arguments = [sys.executable, "-c", code, "hardware=mi300x", model, "mode=plan"]
         done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
+
+
+def test_an_evaluation_follows_the_run_that_left_its_model(tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"question": "1+1", "answer": "2"}\n' * 7)
+    command = f"""
+        method=grpo hardware=mi300x data=jsonl data.path={rows} data.heldout_path={rows}
+        data.streaming=true data.shuffle_buffer=5 method.args.max_steps=3
+        data.columns={{prompt: question}} data.system_prompt='Answer: {{it}}' data.limit=5
+        +method.rewards.format=0.5
+    """
+    words = [word.strip() for word in re.split(r"\s(?=[+\w.]+=)", command) if word.strip()]
+    trained = compose(words)
+    leave_record(tmp_path / "run", trained, "done")
+    leave_model(tmp_path / "run/model")
+    exported = composed("method=export", "hardware=cpu", f"model.path={tmp_path}/run")
+    leave_record(tmp_path / "export", exported, "done")
+    leave_model(tmp_path / "export/model")
+    for folder in ("run", "run/model", "export"):
+        request = Request(["method=evaluate", "hardware=mi300x", f"model.path={tmp_path}/{folder}"])
+        config = compose(request)
+        heldout = {"limit": None, "streaming": False, "shuffle_buffer": 1000}
+        assert config.data == dataclasses.replace(trained.data, **heldout)
+        assert prepare(config)[0].data == config.data
+        assert config.method.rewards == {"accuracy": 1.0}
+        plan = make_plan(config, host_with(8), tmp_path / "new", (), request)
+        assert [choice.key for choice in plan.followed] == ["data", "method.rewards"]
+        assert plan.speed.steps == 1
+    config = compose(request.plus("data.system_prompt=null", "data.columns.answer=a"))
+    assert config.data.system_prompt is None
+    assert config.data.columns == {"prompt": "question", "answer": "a"}
+    for words in (["data=reasoning"], ["experiment=quickstart"]):
+        plan = make_plan(
+            compose(request.plus(*words)), host_with(8), tmp_path / "new", (), request.plus(*words)
+        )
+        assert plan.config.data.kind == "reasoning"
+        assert plan.followed == []
+    own = compose(request.plus("method.rewards={format: 1.0}"))
+    assert own.method.rewards == {"format": 1.0}

@@ -11,7 +11,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from launch.estimate import activations, batch_counts, memory, rank_memory
-from launch.machine import placement
+from launch.machine import placement, this_python
 from launch.plan.planning import make_plan, prepare
 from launch.schema import Config
 from launch.schema.plan import Memory
@@ -273,8 +273,9 @@ def test_sleeping_vllm_frees_memory_for_training():
     assert asleep.total_gb < awake.total_gb
 
 
-def test_server_on_a_cpu_has_a_fixed_cache():
+def test_server_on_a_cpu_has_a_fixed_cache(monkeypatch):
     """VLLM_CPU_KVCACHE_SPACE=1 (GiB) is independent of the memory of the configured GPU."""
+    monkeypatch.setattr(this_python, "has_vllm_of_cpu", lambda: True)
     smoke = "hardware=mi350x model=qwen3_4b smoke=true method=evaluate method.args.engine=vllm"
     (server,) = plan_of(smoke).memory
     assert server.parts_gb["kv cache"] == pytest.approx(2**30 / 1e9)

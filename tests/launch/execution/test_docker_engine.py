@@ -44,6 +44,7 @@ class Handler(BaseHTTPRequestHandler):
                 break
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         self.server.asked.append(f"{self.command} {path}")
+        self.server.sent.append(self.rfile.read(int(self.headers.get("Content-Length", 0))))
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(content)))
@@ -58,7 +59,10 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def fake(tmp_path, monkeypatch):
-    """Return fake(routes): start an engine at DOCKER_HOST and return the list of its requests."""
+    """Return fake(routes): start an engine at DOCKER_HOST and return the list of its requests.
+
+    `fake.sent` has the bodies of the requests.
+    """
     servers = []
 
     def start(routes):
@@ -73,7 +77,8 @@ def fake(tmp_path, monkeypatch):
             ("GET", "/images/.*/json"): (404, {"message": "No such image"}),
             **routes,
         }
-        server.asked = []
+        server.asked, server.sent = [], []
+        start.sent = server.sent
         threading.Thread(
             target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
         ).start()
@@ -154,15 +159,19 @@ def test_a_wrong_image_is_rejected(fake, name, changes, message):
         docker_engine.check(plan, host_with(8))
 
 
-@pytest.mark.parametrize("name_is_taken", [False, True])
-def test_an_error_of_the_engine_is_explained(fake, name_is_taken):
+@pytest.mark.parametrize(("name_is_taken", "message", "match"), [
+    (False, "invalid mount config", "invalid mount config"),
+    (True, "invalid mount config", "invalid mount config"),
+    (False, "container-init binary not found on the host: stat /x", "catatonit"),  # podman
+])  # fmt: skip
+def test_an_error_of_the_engine_is_explained(fake, name_is_taken, message, match):
     (spec,) = plan_of(*CPU).containers.values()
-    routes = {("POST", "/containers/create.*"): (400, {"message": "invalid mount config"})}
+    routes = {("POST", "/containers/create.*"): (400, {"message": message})}
     if name_is_taken:  # by a container that is not ours
         theirs = {"Id": "1", "Name": f"/{spec.name}", "Config": {"Labels": {}}}
         routes[("GET", "/containers/.*/json")] = (200, theirs)
     asked = fake(routes)
-    with pytest.raises(HostError, match="invalid mount config"):
+    with pytest.raises(HostError, match=match):
         docker_engine.create(docker_engine.connect(), spec, "sha256:1", host_with(0))
     assert not [line for line in asked if line.startswith("DELETE")]
 
@@ -184,6 +193,53 @@ def test_limits_of_containers_are_at_most_the_caller_s(
     assert ("LimitMEMLOCK" in capsys.readouterr().err) == is_warned
 
 
+def test_podman_gives_sandboxes_no_other_writable_folders(fake):
+    fake({
+        ("GET", "/info"): (200, {"BuildahVersion": "1.28.2"}),
+        ("POST", "/containers/create.*"): (201, {"Id": "1", "Warnings": []}),
+        ("GET", "/containers/1/json"): (200, listed("1", RUN)),
+    })  # fmt: skip
+    rewards = ["~method.rewards.reasoning_gym", "+method.rewards.code_tests=1.0"]
+    spec = plan_of(*CPU, "method=grpo", "data=code", *rewards).containers["sandbox"]
+    docker_engine.create(docker_engine.connect(), spec, "sha256:1", host_with(0))
+    (body,) = (json.loads(sent) for sent in fake.sent if b"HostConfig" in sent)
+    tmpfs = body["HostConfig"]["Tmpfs"]
+    assert [path for path, options in tmpfs.items() if options != "ro"] == ["/tmp"]
+    assert "nr_inodes" not in tmpfs["/tmp"]
+
+
+DOCKER = {"SecurityOptions": ["name=seccomp"], "CgroupVersion": "1"}
+OLD_PODMAN = {**DOCKER, "Rootless": True, "MemoryLimit": True}  # before 4.6
+
+
+@pytest.mark.parametrize(("info", "rootless", "limits"), [
+    (DOCKER, False, True),
+    ({**DOCKER, "PidsLimit": False}, False, False),
+    ({"SecurityOptions": ["name=rootless"], "CgroupVersion": "2"}, True, True),
+    (OLD_PODMAN, True, False),  # whatever it claims
+])  # fmt: skip
+def test_settings_for_engines(fake, info, rootless, limits):
+    fake({
+        ("GET", "/info"): (200, info),
+        ("POST", "/containers/create.*"): (201, {"Id": "1", "Warnings": []}),
+        ("GET", "/containers/1/json"): (200, listed("1", RUN)),
+    })  # fmt: skip
+    plan = plan_of("hardware=mi300x", "topology=single", "runtime.memory_gb=100")
+    (spec,) = plan.containers.values()
+    client = docker_engine.connect()
+    docker_engine.create(client, spec, "sha256:1", host_with(0))
+    body = next(json.loads(sent) for sent in fake.sent if b"HostConfig" in sent)
+    assert body["User"] == ("0:0" if rootless else f"{os.getuid()}:{os.getgid()}")
+    assert bool(body["HostConfig"].get("GroupAdd")) != rootless
+    assert ("run.oci.keep_original_groups" in body["HostConfig"].get("Annotations", {})) == rootless
+    assert body["HostConfig"]["PidsLimit"] == 2**22
+    if limits:
+        docker_engine.check_limits(client, plan)
+    else:
+        with pytest.raises(HostError, match=r"^runtime\.memory_gb: "):
+            docker_engine.check_limits(client, plan)
+
+
 def listed(name: str, run: Path, process: str = "trainers"):
     labels = {"run": str(run), "uid": "1000", "process": process}
     labels = {f"io.rocm-recipes.{key}": value for key, value in labels.items()}
@@ -196,9 +252,13 @@ def test_only_our_orphans_are_removed(fake, tmp_path):
     pause, ours = (container_name(tmp_path, process) for process in ("pause", "trainers"))
     contents = {name: listed(name, tmp_path) for name in (ours, "theirs")}
     contents = {pause: listed(pause, tmp_path, "pause"), **contents}
+    rows = [
+        {"Id": name, "Names": [f"/{name}"], "Labels": content["Config"]["Labels"]}
+        for name, content in contents.items()
+    ]
     routes = {("GET", f"/containers/{name}/json"): (200, c) for name, c in contents.items()}
     routes |= {
-        ("GET", "/containers/json.*"): (200, [{"Id": name} for name in contents]),
+        ("GET", "/containers/json.*"): (200, rows),
         ("DELETE", "/containers/.*"): (204, b""),
     }
     asked = fake(routes)

@@ -9,6 +9,7 @@ from trl.generation import vllm_generation
 from launch.core.errors import UserError
 from launch.core.json_files import plain
 from launch.estimate import memory
+from launch.machine import this_python
 from launch.machine.gpu import GIB
 from launch.plan.planning import make_plan, prepare
 from launch.rules.check import check
@@ -114,7 +115,8 @@ def test_memory_of_fp8_cache_and_weights(tmp_path):
     assert longest[1] == longest[0] / 2  # the least with which a server starts
 
 
-def test_a_smoke_run_keeps_only_arguments_for_a_cpu():
+def test_a_smoke_run_keeps_only_arguments_for_a_cpu(monkeypatch):
+    monkeypatch.setattr(this_python, "has_vllm_of_cpu", lambda: True)
     small, warnings = prepare(
         composed(
             *EVALUATE,
@@ -124,6 +126,10 @@ def test_a_smoke_run_keeps_only_arguments_for_a_cpu():
     )
     assert small.topology.server_args == {"max_num_seqs": 8}
     assert any("ROCM_AITER_FA" in line for line in warnings)
+    monkeypatch.setattr(this_python, "has_vllm_of_cpu", lambda: False)
+    small, warnings = prepare(composed(*EVALUATE, "smoke=true"))
+    assert small.method.args["engine"] == "transformers"
+    assert any("engine=vllm" in line for line in warnings)
 
 
 @pytest.mark.parametrize(("topology", "sequences"), [("colocate", 512), ("split", 256)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shlex
@@ -44,6 +45,10 @@ TIGHT = {  # commands that do not fit, and the start of an override among the ch
     "sleep": (
         "hardware=h200 model=qwen3_8b method=grpo topology=colocate",
         "method.args.vllm_enable_sleep_mode=true",
+    ),
+    "turns": (
+        "hardware=h200 hardware.gpus_per_node=1 model=qwen3_8b method=grpo topology=split",
+        "topology=colocate",
     ),
     "4 bits": ("hardware=mi210 model=qwen3_32b method=sft topology=single", "precision=nf4"),
     "server": (
@@ -89,12 +94,37 @@ def plan_of(overrides):
 
 
 def changes(overrides):
-    return fit.changes(plan_of(overrides), host_with(8))
+    plan = plan_of(overrides)
+    return fit.changes(plan.config, Request(plan.overrides), host_with(8))
 
 
 def search(*overrides):
     """Search with the overrides, of which the last is find=... ."""
     return fit.search(composed(*overrides, "mode=plan"), Request(overrides[:-1]), host_with(8))
+
+
+@pytest.mark.parametrize(("ram_gb", "fits"), [(300, True), (120, False), (None, True)])
+def test_offload_needs_memory_of_this_machine(tmp_path, ram_gb, fits):
+    """FSDP of 14B in fp32 offloads 16 bytes per weight: 236 GB."""
+    (tmp_path / "proc").mkdir()
+    if ram_gb:
+        (tmp_path / "proc/meminfo").write_text(f"MemTotal: {ram_gb * 10**9 // 1024} kB\n")
+    host = dataclasses.replace(host_with(4, "gfx90a"), sysroot=str(tmp_path))
+    words = "hardware=mi210 model=qwen3_14b method=sft topology=fsdp topology.num_gpus=4".split()
+    command = [*words, "topology.fsdp.cpu_offload=true"]
+    plan = make_plan(prepare(composed(*command))[0], host, Path("/runs/x/1"), (), Request(command))
+    entries = {entry.process: entry for entry in plan.memory}
+    assert ("host" in entries) == (ram_gb is not None)
+    assert any("236 GB" in warning for warning in plan.warnings) == (ram_gb is None)
+    if ram_gb:
+        assert entries["host"].total_gb == pytest.approx(16 * 14.768, rel=0.01)
+        assert entries["host"].capacity_gb == pytest.approx(ram_gb)
+        assert entries["host"].fits == fits
+    assert bool(fit.shortage(plan)) == (not fits)
+    smaller = prepare(composed(*words))[0]
+    offers = fit.changes(smaller, Request(words), host)
+    offered = {override for offer in offers for override in offer.overrides}
+    assert (command[-1] in offered) == fits
 
 
 @pytest.mark.parametrize("name", TIGHT)
@@ -250,6 +280,7 @@ def test_smallest_hardware_is_the_first_that_fits():
     ("hardware=h200 effective_batch=1000000000000000000 find=largest_batch", 2, "range"),
     ("hardware=mi50 precision=bf16 find=largest_batch", 2, "^precision=bf16: mi50"),
     ("hardware=mi50 model=qwen3_32b topology=single find=largest_batch", 3, "not even 1 sequence"),
+    ("hardware=rx7900xtx model=qwen3_8b find=largest_batch", 3, "adapter=qlora precision=nf4"),
     ("hardware=mi50 model=llama3_1_70b precision=nf4 topology=single find=smallest_hardware", 3,
      "rejected: precision=nf4"),
 ])  # fmt: skip

@@ -104,7 +104,9 @@ def test_tables_do_not_add_null_keys(tmp_path):
     ("{% for _ in range(10 ** 8 if messages|length > 1 else 1) %}{% endfor %}", "Range too big"),
     ("{% for _ in range(10 ** 3) %}{% for _ in range(10 ** 5 if messages|length > 1 else 0) %}"
      "{% endfor %}{% endfor %}", "takes more than 0.2 s"),
-    ("{{ 'a' * 2 ** (26 if messages|length > 1 else 1) }}", "more than 33,554,432 characters"),
+    ("{{ 'a' * 10 ** (10 if messages|length > 1 else 1) }}", "more than 33,554,432 characters"),
+    ("{{ ('a' * 10 ** 5 * 2) * (messages|length) * 10 ** 2 }}", "more than 33,554,432 characters"),
+    ("{{ 10 ** (10 ** (10 if messages|length > 1 else 1)) }}", "more than 33,554,432 characters"),
     (None, "chat_template is not set"),
 ])  # fmt: skip
 def test_the_error_has_the_messages_and_the_templates_words(monkeypatch, template, words):
