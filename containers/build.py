@@ -12,6 +12,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -47,6 +48,9 @@ python containers/build.py image=<name> [key=value ...]
 
 Images in containers/images.lock.yaml and their bases:"""
 
+# distribution/reference: a host with an optional port, and path components.
+PREFIX = re.compile(r"[\w.-]+(:\d+)?(/[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*)*", re.ASCII)
+
 
 @dataclass(frozen=True)
 class Request:
@@ -77,6 +81,11 @@ def parse(arguments: list[str]) -> Request:
     check, no_cache = values["check"] == "true", values["no_cache"] == "true"
     if check and (values["push"] or no_cache):
         raise UserError("check=true builds and pushes nothing. Remove push= and no_cache=.")
+    if values["push"] and not PREFIX.fullmatch(values["push"]):  # a build may take an hour
+        raise UserError(
+            f"push={values['push']}: not a registry, or a registry and a repository in lower case. "
+            "Use for example: push=ghcr.io/owner/rocm-recipes"
+        )
     lock, name = Path(values["lock"]), values["image"]
     known = images.load(lock)
     if name not in known:

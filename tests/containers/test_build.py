@@ -27,6 +27,9 @@ from tests.helpers.build_examples import DIGEST, IMAGE, OPEN, OTHER
     (["check=true"], "image=<name> is missing. Images: rocm, "),
     (["image=cpu", "check=yes"], "check=yes: use check=true or check=false."),
     (["image=cpu", "check=true", "push=ghcr.io/me"], "check=true builds and pushes nothing"),
+    (["image=cpu", "push=ghcr.io/Me"], "push=ghcr.io/Me"),
+    (["image=cpu", "push=https://ghcr.io/me"], "push=https://ghcr.io/me"),
+    (["image=cpu", "push=ghcr.io/me:1"], "push=ghcr.io/me:1"),
     (["image=cpu", "lock=absent.yaml"], "absent.yaml cannot be read"),
 ])  # fmt: skip
 def test_reject_request(arguments, message, capsys):
