@@ -32,6 +32,8 @@ def push(client: docker.DockerClient, image: Image, prefix: str, show: engine.Sh
             "If the registry requires a login, run docker login <registry>. If it has no TLS, add "
             "it to insecure-registries in the engine's configuration."
         ) from error
+    if not digest:  # without it, the lock would become invalid
+        raise HostError(f"{repository}:{image.tag} is pushed, but the engine states no digest.")
     return f"{repository}:{image.tag}@{digest}"
 
 
