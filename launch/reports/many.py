@@ -11,8 +11,8 @@ from launch.core import json_files
 from launch.plan import rundir
 from launch.reports import evaluations, key_charts, run_page, run_tables
 from launch.reports.curves import Charts
+from launch.reports.formats import NONE, duration, mark_of, percent, ratio, text
 from launch.reports.parts import (
-    NONE,
     Block,
     Cell,
     Folded,
@@ -21,13 +21,8 @@ from launch.reports.parts import (
     Section,
     Table,
     build_sections,
-    duration,
-    mark_of,
-    percent,
     percent_cell,
-    ratio,
     table,
-    text,
 )
 from launch.reports.run_files import Run, phases_of, read, status_of
 from launch.study import lineage
