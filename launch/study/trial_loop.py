@@ -90,7 +90,6 @@ class Loop:
         return next((trial.exit_code for trial in trials if trial.exit_code), EXIT_DONE)
 
     def content(self) -> dict[str, Any]:
-        """Return the content of sweep.json."""
         return sweep_report.sweep_json(
             self.folder, self.sweep, self.shared, self.source.trials, self.source.total
         )

@@ -112,7 +112,6 @@ def running_run(trial: PlannedTrial) -> Path | None:
 
 
 def newest_run(trial: PlannedTrial) -> Path | None:
-    """Return the newest run of the trial, or None."""
     return next((folder for folder, _ in trial.runs()), None)
 
 
