@@ -213,10 +213,8 @@ def fp32_output(facts: Facts) -> Finding | None:
             return passed(f"torch {failed.torch} has no such products, so TRL multiplies in fp32")
         return fail(
             f"torch {failed.torch}: {failed.fp32_output_refused}",
-            (
-                "use a newer torch, such as the one in our images (docs/containers.md), because "
-                "TRL's losses fail in backward with this one"
-            ),
+            "use a newer torch, such as the one in our images (docs/containers.md), because "
+            "TRL's losses fail in backward with this one",
         )
     errors = {result.rank: result.fp32_output_error for result in measured}
     rates = [result.fp32_output_tflops for result in measured if result.fp32_output_tflops]
@@ -277,10 +275,8 @@ def all_reduce_rate(facts: Facts) -> Finding | None:
     # Behind a switch, any number of GPUs uses all links.
     others = hardware.gpus_per_node - 1
     used = min(len(rates) - 1, others) if hardware.link == Link.xgmi else others
-    bus, links = (
-        share * link * used / others,
-        "" if used == others else f", {used} of {others} links",
-    )
+    bus = share * link * used / others
+    links = "" if used == others else f", {used} of {others} links"
     finding = passed(reading)
     if slowest < WARN * bus:
         finding = fail_or_warn(slowest < FAIL * bus, reading, remedy)
