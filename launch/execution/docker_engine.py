@@ -104,7 +104,7 @@ def check(plan: Plan, host: Host) -> dict[str, Any]:
     with host_errors():
         remove_orphans(client, host)
         image = pull_if_missing(client, f"container={name}", name, image_reference(plan.config))
-        facts = image_facts(image)
+        facts = image_facts(image.id, image.attrs.get("RepoDigests") or [], image.labels or {})
     check_image(plan, facts)
     check_tools(client, plan, facts["id"])
     return facts
@@ -170,17 +170,16 @@ def pull_if_missing(client: docker.DockerClient, key: str, name: str, reference:
         )
 
 
-def image_facts(image: Image) -> dict[str, Any]:
+def image_facts(id: str, repo_digests: list[str], labels: dict[str, str]) -> dict[str, Any]:
     """Return the facts that the record keeps about an image's contents."""
-    labels = image.labels or {}
     ours = {
         key.removeprefix(f"{LABEL}."): value
         for key, value in labels.items()
         if key.startswith(f"{LABEL}.")
     }
     return {
-        "id": image.id,
-        "repo_digests": sorted(image.attrs.get("RepoDigests") or []),
+        "id": id,
+        "repo_digests": sorted(repo_digests),
         "base": {key: labels.get(f"{OCI}.base.{key}") for key in ("name", "digest")},
         "labels": ours,
     }

@@ -353,7 +353,8 @@ def describe(plan: Plan, outcome: Outcome) -> str:
     hung = outcome.status == "hung"
     if report and not hung and plan.config.runtime.slurm.nodes > 1:
         # When one torchrun exits, all do, so show the node of the rank that failed first.
-        process = next(p for p in plan.processes if p.node == int(report["rank"]) // p.num_ranks)
+        trainers = (p for p in plan.processes if p.kind == process.kind)
+        process = next(p for p in trainers if p.node == int(report["rank"]) // p.num_ranks)
     if hung or process.kind in logs.SERVER_KINDS:
         report = None
     log, rank_logs = logs.group_log(plan, process), logs.rank_logs(plan, process)

@@ -6,6 +6,7 @@ a container, so the same config.yaml and command line work in both.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from launch.inputs.paths import home, hub_cache, real_folder, run_hash, secret_d
 from launch.inputs.tuned_files import TUNINGS
 from launch.machine import placement
 from launch.machine.detect import Host
-from launch.plan import inherited, process_env
+from launch.plan import container_argv, inherited, process_env
 from launch.plan.process_env import ROOT
 from launch.schema import Config
 from launch.schema.enums import Network, Vendor
@@ -66,10 +67,11 @@ def specs(
 
     Raises UserError for a path that cannot be mounted.
     """
-    if config.runtime.on_node != "docker":
+    if not config.runtime.in_container:
         return {}
     containers = {}
-    if any(process.kind == "server" for process in processes):
+    is_on_one_node = config.runtime.on_node == "docker" and config.runtime.slurm.nodes == 1
+    if is_on_one_node and any(process.kind == "server" for process in processes):
         containers[PAUSE] = pause(config, host, run_dir)
     runtime, secrets = config.runtime, inherited.secret_files(config, host.environ)
     network = (runtime.network or Network.bridge).name
@@ -79,21 +81,22 @@ def specs(
         on_amd = "/dev/kfd" in nodes
         is_joined = PAUSE in containers and process.kind != "prepare"
         shared = f"container:{containers[PAUSE].name}" if is_joined else ""
-        containers[process.name] = ContainerSpec(
+        on_host = runtime.network == Network.host or runtime.slurm.nodes > 1
+        containers[process.name] = spec = ContainerSpec(
             name=container_name(run_dir, process.name),
             image=image_reference(config),
             command=["python3", ENTER, *process.argv],
             user=f"{host.uid}:{host.gid}",
             stop_timeout_s=runtime.stop_timeout_s,
             labels=labels(run_dir, process.name, host),
-            network="host" if runtime.network == Network.host else shared or network,
+            network="host" if on_host else shared or network,
             ipc=shared or "private",
             pid=shared or "private",
             environment=container_environment(process, peers),
             devices=nodes,
             nvidia_gpus=sorted({*gpus, *peers}) * (config.hardware.vendor == Vendor.nvidia),
             groups=groups(host, on_amd),
-            mounts=mounts(config, host, run_dir, bool(secrets)),
+            mounts=mounts(config, host, run_dir, bool(secrets) and runtime.on_node != "pyxis"),
             shm_gb=runtime.shm_gb or 16.0,
             memory_gb=runtime.memory_gb,
             memlock=bool(gpus) or runtime.infiniband,
@@ -101,7 +104,29 @@ def specs(
             secrets=secrets,
             ports=published_ports(config),
         )
+        if runtime.on_node != "docker":
+            containers[process.name] = _without_engine(config, host, spec, process)
     return containers
+
+
+def _without_engine(
+    config: Config, host: Host, spec: ContainerSpec, process: Process
+) -> ContainerSpec:
+    """Return a container that shares the host's namespaces and devices, with its command."""
+    spec = dataclasses.replace(
+        spec,
+        network="host",
+        ipc="host",
+        pid="host",
+        memlock=False,
+        environment=process.env,
+        devices={},
+        ports={},
+        nvidia_gpus=[],
+        groups=[],
+        security_opt=[],
+    )
+    return dataclasses.replace(spec, prefix=container_argv.prefix(config, host, spec, process))
 
 
 def pause(config: Config, host: Host, run_dir: Path) -> ContainerSpec:
@@ -145,6 +170,7 @@ def peer_gpus(process: Process, processes: list[Process]) -> list[int]:
     The first training rank sends its weights to every server. Within a node, RCCL uses HIP IPC,
     which maps the other process's memory, so the transfer fails if a mask hides the other GPU.
     """
+    processes = [p for p in processes if p.node == process.node]
     if process.kind == "prepare":
         return []
     if process.kind == "server":
@@ -309,8 +335,9 @@ def as_json(spec: ContainerSpec) -> dict[str, Any]:
     # The process's `env` has the environment. The launcher's terminal decides stdin and tty.
     for key in ("environment", "confinement", "shm_gb", "stdin", "tty"):
         del content[key]
-    if not spec.ports:
-        del content["ports"]
+    for key in ("ports", "prefix"):
+        if not content[key]:
+            del content[key]
     content |= {"devices": list(spec.devices), "device_reasons": spec.devices}
     content["shm_size"] = f"{spec.shm_gb:g}g"
     return content | ({"read_only": True, **plain(spec.confinement)} if spec.confinement else {})

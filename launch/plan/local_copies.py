@@ -18,6 +18,7 @@ from launch.inputs import paths
 from launch.machine import container_engine
 from launch.machine.detect import Host
 from launch.plan.container import image_reference
+from launch.plan.container_argv import sif
 from launch.plan.predictions import gigabytes
 from launch.schema import Config
 from launch.schema.enums import Init
@@ -41,6 +42,9 @@ def engine(config: Config, host: Host) -> str | None:
 
 def image(config: Config, host: Host) -> str | None:
     """Return the run's image and whether this machine has it; None without containers."""
+    if config.runtime.on_node == "apptainer":
+        file = sif(config, host, image_reference(config))
+        return f"{image_reference(config)}: {'in' if file.exists() else 'not yet in'} {file}"
     if config.runtime.on_node != "docker":
         return None
     reference, own = image_reference(config), _local_image(config)

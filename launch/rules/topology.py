@@ -60,7 +60,7 @@ def server_problems(c: Config) -> Iterator[Refusal]:
         yield Refusal("vllm", f"{setting}: {problem}", remedy)
     serving = placement.num_server_gpus(c)
     # On one GPU, a server and its trainer share it.
-    if topology.name == "split" and serving >= max(2, gpus):
+    if topology.name == "split" and serving >= max(2, gpus + placement.serves_apart(c)):
         message = (
             f"topology=split: servers use {serving} of {gpus} GPU(s), and none is left to train"
         )

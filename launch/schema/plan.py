@@ -58,6 +58,7 @@ class Process:
     node: int = 0  # index of the node in a Slurm job
     # names of the shell's variables that the process inherits; [] for a container
     inherited: list[str] = field(default_factory=list)
+    server: str = "127.0.0.1"  # address of the run's server
 
     @property
     def env(self) -> dict[str, str]:
@@ -128,6 +129,8 @@ class ContainerSpec:
     stdin: bool = False  # the container reads the launcher's input, and exits when that closes
     tty: bool = False
     ports: dict[int, str] = field(default_factory=dict)  # published port -> address on the host
+    # without an engine: the command of Apptainer or srun, which `command` follows
+    prefix: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,7 @@ WITH_ENGINE = {
     "test_image_secrets.py",
     "test_podman.py",
     "test_sandbox.py",
+    "test_slurm_images.py",
 }
 # Files that take minutes. They start first, so that all processes end at about the same time.
 LONG = """

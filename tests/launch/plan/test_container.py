@@ -295,10 +295,10 @@ def test_missing_liger_is_rejected(monkeypatch):
         check_files(
             composed("hardware=mi300x", "runtime=docker", "container=cpu", *LIGER), all_lines=False
         )
-    in_a_job = ["runtime=slurm", "runtime.slurm.inner=docker", "container=cpu"]
+    in_a_job = ["runtime=slurm", "runtime.slurm.container=docker", "container=cpu"]
     with pytest.raises(
         UserError,
-        match=r"Use: method\.args\.use_liger_kernel=false, or runtime\.slurm\.inner=local\.",
+        match=r"Use: method\.args\.use_liger_kernel=false, or runtime\.slurm\.container=none\.",
     ):
         check_files(composed("hardware=mi300x", *in_a_job, *LIGER), all_lines=False)
     monkeypatch.setitem(sys.modules, "liger_kernel", None)  # as if it were not installed
@@ -306,7 +306,7 @@ def test_missing_liger_is_rejected(monkeypatch):
         check_files(composed("hardware=h200", *LIGER), all_lines=False)
     on_slurm = [
         "runtime=slurm",
-        "runtime.slurm.inner=local",
+        "runtime.slurm.container=none",
         "runtime.slurm.python=/shared/venv/bin/python",
     ]
     check_files(composed("hardware=h200", *on_slurm, *LIGER), all_lines=False)
