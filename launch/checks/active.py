@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Container, Mapping
 
+from launch.checks import driver
 from launch.checks.facts import Facts
 from launch.checks.finding import Finding, fail, fail_or_warn, passed, unknown, warn
 from launch.checks.measured import Measured, Outcome
@@ -208,8 +209,7 @@ def fp32_output(facts: Facts) -> Finding | None:
     if not measured:
         return None
     if failed := next((result for result in measured if result.fp32_output_refused), None):
-        numbers = failed.torch.split("+")[0].split(".")[:2]
-        if tuple(int(part) for part in numbers if part.isdigit()) < OUT_DTYPE_SINCE:
+        if driver.version(failed.torch)[:2] < OUT_DTYPE_SINCE:
             return passed(f"torch {failed.torch} has no such products, so TRL multiplies in fp32")
         return fail(
             f"torch {failed.torch}: {failed.fp32_output_refused}",

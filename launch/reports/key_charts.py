@@ -107,7 +107,6 @@ def _shares_chart(run: Run, key: str) -> bool:
 
 
 def as_phase(run: Run) -> lineage.Phase:
-    """Return a run as a phase of a pipeline's lineages."""
     trains = run.get("method", "kind") == "trainer"
     return lineage.make_phase(
         run.folder, run.get("model") or {}, trains, run.metrics.rows, run.result

@@ -159,7 +159,6 @@ def _differences_in(subject: str, runs: Sequence[Run], contents: Sequence[dict[s
 
 
 def results(runs: Sequence[Run]) -> Table:
-    """Return a table with a row of results for each run."""
     rows = (
         {"run": run.name, **_results(run)}
         | {"MFU": run_tables.measured(run, "mfu"), "memory GB": run_tables.peak_gb(run)}

@@ -58,8 +58,6 @@ def table(
 
 @dataclass(frozen=True)
 class Facts(Block):
-    """A list of names and values."""
-
     rows: Mapping[str, str]
 
     def __len__(self) -> int:
@@ -92,8 +90,6 @@ class Folded(Block):
 
 @dataclass(frozen=True)
 class Section(Block):
-    """Blocks under a heading."""
-
     title: str
     blocks: Sequence[Block]
     status: str = ""  # of the run that the section is about, if any

@@ -50,7 +50,6 @@ def sections(run: Run, curves: bool = True) -> list[Section]:
 
 
 def verdict(status: str) -> str:
-    """Return a sentence about how the run ended."""
     return str(TITLES["verdicts"].get(status, f"The status in its record is {status}."))
 
 

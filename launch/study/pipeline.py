@@ -241,7 +241,6 @@ class Pipeline:
         return [f"phase {phase} is not run: {why}" for phase, why in self.not_run.items()]
 
     def check_any_runs(self, plans: dict[str, Plan]) -> None:
-        """Raise HostError if no phase can run."""
         if plans.keys() <= self.not_run.keys():
             raise HostError("\n".join(self.not_run_notes()))
 
