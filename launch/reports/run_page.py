@@ -148,10 +148,8 @@ def elapsed_s(run: Run) -> float | None:
     """Return the seconds from start to end or, if the run has not ended, to its last metrics."""
     if not run.record.get("finished"):
         return run.metrics.last.get("time_s")
-    started, finished = (
-        datetime.datetime.fromisoformat(run.record[key]) for key in ("started", "finished")
-    )
-    return (finished - started).total_seconds()
+    parse = datetime.datetime.fromisoformat
+    return (parse(run.record["finished"]) - parse(run.record["started"])).total_seconds()
 
 
 def results(run: Run) -> list[Block]:

@@ -50,10 +50,10 @@ def gain_lines(phases: list[lineage.Phase]) -> list[str]:
     """Return a line per evaluation, per lineage of three or more evaluations, and per RAFT."""
     lines = []
     for phase, before in lineage.gains(phases):
-        line = f"{phase.name}: held-out accuracy {phase.accuracy:.1%}"
+        text = f"{phase.name}: held-out accuracy {phase.accuracy:.1%}"
         if before:
-            line += f", {lineage.gain_points(phase, before):+.1f} points on {before.name}"
-        lines.append(line)
+            text += f", {lineage.gain_points(phase, before):+.1f} points on {before.name}"
+        lines.append(text)
     for line in lineage.lineages(phases):
         if len(line) > 2:
             points = lineage.gain_points(line[-1], line[0])

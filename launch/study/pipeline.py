@@ -114,11 +114,8 @@ def changed_phases(run_dir: Path, plans: dict[str, Plan]) -> list[str]:
         return rundir.differences(then, now, "phases")
     changes, reused_dirs = [], reused_phases(run_dir, plans)
     for name, plan in plans.items():
-        if (
-            why := phase_reuse.problem(plan.run_dir)
-            if name in reused_dirs
-            else rundir.record_problem(plan.run_dir)
-        ):
+        problem_of = phase_reuse.problem if name in reused_dirs else rundir.record_problem
+        if why := problem_of(plan.run_dir):
             changes.append(f"{name}: {why}")
         elif record_before := json_files.read_json(plan.run_dir / "record.json"):
             old, new = identity(record_before["composition"]), identity_of(plan.config)
