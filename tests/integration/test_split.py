@@ -255,9 +255,14 @@ def test_run_with_two_servers_ends_with_failed_rank(vllm, folder):
     assert processes(folder) == []
 
 
-def test_sharded_trainers_send_their_weights(vllm, folder):
+@pytest.mark.parametrize("strategy", ["fsdp", "zero3"])
+def test_sharded_trainers_send_their_weights(vllm, folder, strategy):
     """A forward pass without a backward pass leaves some of FSDP2's weights gathered."""
-    sharded = ["topology.strategy=fsdp", "method.args.max_steps=2", "topology.overlap=stream"]
+    sharded = [
+        f"topology.strategy={strategy}",
+        "method.args.max_steps=2",
+        "topology.overlap=stream",
+    ]
     done = command(*SMALL, *SPLIT, *sharded, cwd=folder, timeout=ENDS_WITHIN_S)
     assert done.returncode == 0, done.stdout + done.stderr
     assert ARRIVE in done.stdout + done.stderr
