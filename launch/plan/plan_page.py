@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from launch.config import smoke
+from launch.config import smoke, thinking
 from launch.config.request import Request
 from launch.estimate import batch_counts, margin
 from launch.inputs import jsonl_files
@@ -195,7 +195,8 @@ def _model(config: Config) -> str:
         source = next_steps.short_path(model.path)
     elif model.init == Init.random:
         source = "random weights"
-    return f"{model.name}, {size}, from {source}"
+    thinks = {None: "", False: ", thinking off", True: ", thinking on"}[thinking.of(config)]
+    return f"{model.name}, {size}, from {source}{thinks}"
 
 
 def _count(number: float) -> str:

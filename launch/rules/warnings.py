@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from launch.config import thinking
 from launch.config.conditions import all_met, table
 from launch.estimate.batch_counts import batch
 from launch.estimate.memory import engine_fits
@@ -48,8 +49,20 @@ def rule_warnings(c: Config) -> list[str]:
         _engine_warnings,
         _fp32_warnings,
         _repeated_rows,
+        _cut_off_thoughts,
     )
     return [*lines, *(line for warn in more for line in warn(c))]
+
+
+def _cut_off_thoughts(c: Config) -> Iterator[str]:
+    """Warn if a model that thinks is cut off before it answers."""
+    if limit := thinking.cut_off(c):
+        name, tokens = limit
+        key = f"method.args.{thinking.ARGS}.{thinking.SWITCH}"
+        yield (
+            f"{key}=true: most answers are cut off after {tokens} tokens, while the model still "
+            f"thinks, and score 0. Use: method.args.{name}=8192, or {key}=false."
+        )
 
 
 def _fp32_warnings(c: Config) -> Iterator[str]:
