@@ -22,6 +22,7 @@ from launch.search.remedies import FP16_PRICE
 
 CONF = Path(__file__).parents[2] / "conf"
 MIN_GAIN = 1.05  # speed-up of an offer
+LARGER_STEP = 8  # times the sequences of a step, with more servers
 OPTIMIZER = "adamw_torch_8bit"  # of torchao
 
 
@@ -83,10 +84,32 @@ def _candidates(config: Config) -> Iterator[tuple[list[str], str, Config]]:
         yield ["topology.overlap=stream"], price, with_value(chosen, "topology.overlap", "stream")
     if config.method.generates and config.topology.name != "colocate":
         yield _colocated(config)
+    if config.topology.servers and config.effective_batch is None:
+        yield from _with_more_servers(config)
     if trains_all:
         price = "trains about 1% of the parameters, and needs ten times the learning rate"
         lora = Adapter(**yaml_file(CONF / "adapter/lora.yaml"))
         yield ["adapter=lora"], price, dataclasses.replace(config, adapter=lora)
+
+
+def _with_more_servers(config: Config) -> Iterator[tuple[list[str], str, Config]]:
+    """Yield half of the GPUs for servers with a larger step, if trainers wait for completions.
+
+    A server generates many completions in nearly the time of a few.
+    """
+    gpus, topology = placement.num_gpus(config), config.topology
+    servers, key = (
+        gpus // 2 // topology.server_tensor_parallel,
+        "method.args.gradient_accumulation_steps",
+    )
+    if servers <= topology.servers:
+        return
+    candidate, before = with_value(config, "topology.servers", servers), batch(config).sequences
+    step = batch(candidate).sequences // batch(candidate).accumulation
+    rounds = LARGER_STEP * before // step
+    price = f"{rounds * step} sequences per step in place of {before}, so fewer updates"
+    overrides = [f"topology.servers={servers}", f"effective_batch={rounds * step}"]
+    yield overrides, price, with_value(candidate, key, rounds)
 
 
 def _colocated(config: Config) -> tuple[list[str], str, Config]:
