@@ -86,8 +86,7 @@ def next_command(request: Sequence[str], config: Config, host: Host, *words: str
 
     `words` are added to the command: an override that makes the run fit, or -m for a sweep.
     """
-    kept = _without_output_keys(request)
-    words = (*words, *filter(None, [adapter_rate(config)]))
+    kept = [*_without_output_keys(request), *filter(None, [adapter_rate(config)])]
     command = next_steps.command_line("run", *words, *kept)
     if config.runtime.name == "kubernetes":
         return [f"Next: {command} mode=plan format=json | jq .manifest | kubectl apply -f -"]

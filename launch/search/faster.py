@@ -9,7 +9,7 @@ from pathlib import Path
 from launch.config.choose import choose, with_value, without_choices
 from launch.core.json_files import yaml_file
 from launch.estimate import margin
-from launch.estimate.batch_counts import batch
+from launch.estimate.batch_counts import ACCUMULATION, batch
 from launch.estimate.speed import estimate_speed
 from launch.machine import placement
 from launch.machine.detect import Host
@@ -98,18 +98,15 @@ def _with_more_servers(config: Config) -> Iterator[tuple[list[str], str, Config]
     A server generates many completions in nearly the time of a few.
     """
     gpus, topology = placement.num_gpus(config), config.topology
-    servers, key = (
-        gpus // 2 // topology.server_tensor_parallel,
-        "method.args.gradient_accumulation_steps",
-    )
-    if servers <= topology.servers:
+    servers = gpus // 2 // topology.server_tensor_parallel
+    if servers <= topology.servers or ACCUMULATION in config.speed_keeps:
         return
     candidate, before = with_value(config, "topology.servers", servers), batch(config).sequences
     step = batch(candidate).sequences // batch(candidate).accumulation
     rounds = LARGER_STEP * before // step
     price = f"{rounds * step} sequences per step in place of {before}, so fewer updates"
     overrides = [f"topology.servers={servers}", f"effective_batch={rounds * step}"]
-    yield overrides, price, with_value(candidate, key, rounds)
+    yield overrides, price, with_value(candidate, ACCUMULATION, rounds)
 
 
 def _colocated(config: Config) -> tuple[list[str], str, Config]:

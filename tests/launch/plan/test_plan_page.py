@@ -58,7 +58,8 @@ def test_a_plan_fits_on_a_screen_and_ends_with_the_next_command(launch, override
     assert (done.code, len(lines) <= LINES) == (0, True), done.out
     is_here = "hardware=cpu" in overrides
     words = shlex.split(lines[-1].partition(": ")[2])
-    assert words[2:] == overrides + ["smoke=true"] * (not is_here)
+    rate = ["method.args.learning_rate=1e-05"] * (overrides == DPO)  # an adapter's
+    assert words[2:] == overrides + rate + ["smoke=true"] * (not is_here)
 
 
 @pytest.mark.parametrize(("overrides", "words"), [
