@@ -21,7 +21,7 @@ from typing import NamedTuple
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from containers import environment
-from containers.environment import BUILDS, LOCKS, VENV, Step, venv_python
+from containers.environment import BUILDS, LOCKS, VENV
 from launch.core.errors import HostError, UserError
 
 
@@ -58,9 +58,7 @@ def install(venv: Path, name: str) -> bool:
     digest = hashlib.sha256(lock.read_bytes()).hexdigest()
     if stamp.exists() and stamp.read_text() == digest:
         return False
-    python = venv_python(venv)
-    progress = environment.Progress(venv / environment.LOG, 1, python)
-    progress.install(Step(name, environment.install_lock(python, lock)))
+    environment.install_all(venv, [lock])
     stamp.write_text(digest)
     return True
 

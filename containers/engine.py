@@ -1,4 +1,4 @@
-"""Pull images, run containers, and remove the leftovers of builds through the docker engine.
+"""Pull images and run containers through the docker engine.
 
 Expected failures raise HostError with a remedy. Others raise docker's exceptions, which build.main
 prints.
@@ -7,9 +7,12 @@ prints.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import time
+import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import docker
@@ -21,12 +24,8 @@ from containers.images import LABEL
 from launch.core.errors import HostError
 
 ROLE = f"{LABEL}.role"  # label of every container that a build starts
-# Label of a build's images. Its value is the build's id, used to find and remove leftovers,
-# or COMPLETE for the final image.
-BUILD, COMPLETE = f"{LABEL}.build", "complete"
 FREE = "Free space on it, for example: docker image prune"
 PYTHON = "python3"  # the command in every base image
-TRIES = 100
 NOT_FOUND, CONFLICT = 404, 409
 Show = Callable[[str], None]
 
@@ -50,7 +49,9 @@ def connect() -> docker.DockerClient:
             ) from error
         raise HostError(
             f"No docker engine answers at {address()} ({root_cause(error)}). Install or start one "
-            "(Debian: apt-get install docker.io; systemctl start docker), or set DOCKER_HOST."
+            "(Debian: apt-get install docker.io; systemctl start docker), or set DOCKER_HOST "
+            "(podman: systemctl --user start podman.socket; "
+            "DOCKER_HOST=unix://$XDG_RUNTIME_DIR/podman/podman.sock)."
         ) from error
     return client
 
@@ -67,12 +68,28 @@ def caller(client: docker.DockerClient) -> str:
 
     In a rootless engine's containers, that is root.
     """
-    return "0:0" if is_rootless(client) else f"{os.getuid()}:{os.getgid()}"
+    return "0:0" if kind(client).rootless else f"{os.getuid()}:{os.getgid()}"
 
 
-def is_rootless(client: docker.DockerClient) -> bool:
-    options = client.info().get("SecurityOptions") or []
-    return any("name=rootless" in option for option in options)
+@dataclass(frozen=True)
+class Kind:
+    """The properties of an engine that its containers' settings depend on."""
+
+    podman: bool
+    rootless: bool
+    limits: bool  # whether it can limit memory and processes
+
+
+@functools.cache  # podman takes half a second to answer
+def kind(client: docker.DockerClient) -> Kind:
+    info = client.info()
+    # podman before 4.6 has only the key Rootless.
+    options = info.get("SecurityOptions") or []
+    rootless = info.get("Rootless") or any("name=rootless" in option for option in options)
+    # podman claims limits with cgroups v1, which no rootless engine can set.
+    limits = all(info.get(key, True) for key in ("MemoryLimit", "PidsLimit"))
+    limits = limits and not (rootless and info.get("CgroupVersion") == "1")
+    return Kind("BuildahVersion" in info, bool(rootless), limits)
 
 
 # ---- Images
@@ -149,28 +166,48 @@ def raise_errors(stream: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 # ---- Containers
 
 
+@contextlib.contextmanager
+def container(
+    client: docker.DockerClient, image: str, argv: list[str], **options: Any
+) -> Iterator[str]:
+    """Yield the id of a new container, and remove it."""
+    new = name = f"rocm-recipes-{uuid.uuid4().hex[:12]}"
+    try:
+        new = client.api.create_container(
+            image,
+            entrypoint=argv,
+            command=[],
+            name=name,
+            labels={ROLE: "build"},
+            # Otherwise `docker inspect` would show the client's proxy with its password.
+            use_config_proxy=False,
+            **options,
+        )["Id"]
+        yield new
+    except KeyboardInterrupt:
+        time.sleep(1)  # the engine may still be creating it
+        raise
+    finally:
+        with contextlib.suppress(docker.errors.NotFound):
+            client.api.remove_container(new, force=True, v=True)
+
+
+def start(client: docker.DockerClient, container: str, show: Show) -> tuple[int, list[str]]:
+    """Start a container, and return its exit code and output."""
+    client.api.start(container)
+    lines = []
+    for line in split_lines(client.api.logs(container, stream=True, follow=True)):
+        lines.append(line)
+        show(line)
+    return client.api.wait(container)["StatusCode"], lines
+
+
 def run(
     client: docker.DockerClient, image: str, argv: list[str], show: Show, **options: Any
 ) -> tuple[int, list[str]]:
     """Run a program in a new container, remove it, and return the exit code and output."""
-    container = client.api.create_container(
-        image,
-        entrypoint=argv,
-        command=[],
-        labels={ROLE: "build"},
-        # Otherwise `docker inspect` would show the client's proxy with its password.
-        use_config_proxy=False,
-        **options,
-    )["Id"]
-    try:
-        client.api.start(container)
-        lines = []
-        for line in split_lines(client.api.logs(container, stream=True, follow=True)):
-            lines.append(line)
-            show(line)
-        return client.api.wait(container)["StatusCode"], lines
-    finally:
-        client.api.remove_container(container, force=True, v=True)
+    with container(client, image, argv, **options) as new:
+        return start(client, new, show)
 
 
 def split_lines(chunks: Iterator[bytes]) -> Iterator[str]:
@@ -182,42 +219,13 @@ def split_lines(chunks: Iterator[bytes]) -> Iterator[str]:
         yield rest.decode(errors="replace").rstrip()
 
 
-# ---- Cleanup
-
-
-def remove_build(client: docker.DockerClient, build: str) -> None:
-    """Remove the containers and unnamed images of one build.
-
-    Every build leaves the Dockerfile's first stage; a failed one also leaves its last step.
-    """
-    of_build = {"label": f"{BUILD}={build}"}
-    for _ in range(TRIES):  # an interrupted builder releases them after a moment
-        containers = client.api.containers(all=True, filters=of_build)
-        for container in containers:
-            with ignored(NOT_FOUND, CONFLICT):  # the builder may be removing it
-                client.api.remove_container(container["Id"], force=True, v=True)
-        unnamed = client.api.images(filters={"dangling": True, **of_build})
-        for image in unnamed:
-            remove_unnamed(client, image["Id"])
-        if not containers and not unnamed:
-            return
-        time.sleep(0.1)
-
-
 def remove_unnamed(client: docker.DockerClient, image: str) -> None:
     """Remove an image unless it has a name or a container uses it."""
     existing = find(client, image)
     if existing is None or existing.tags or digests(existing):  # a digest is a name too
         return
-    with ignored(NOT_FOUND, CONFLICT):
-        client.api.remove_image(image)
-
-
-@contextlib.contextmanager
-def ignored(*statuses: int) -> Iterator[None]:
-    """Ignore errors of the engine with these HTTP statuses."""
     try:
-        yield
+        client.api.remove_image(image)
     except docker.errors.APIError as error:
-        if error.status_code not in statuses:
+        if error.status_code not in (NOT_FOUND, CONFLICT):
             raise

@@ -9,8 +9,7 @@ or a package is unavailable, 75 interrupted (run the command again; downloads ar
 """
 
 import argparse
-import ast
-import functools
+import contextlib
 import hashlib
 import json
 import os
@@ -20,14 +19,15 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from pathlib import Path
 from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from containers import causes, in_image
-from containers.install import CPU_INDEX, HASHED, PYCOSAT
+from containers import causes, install
+from containers.install import CPU_INDEX, PYCOSAT
+from containers.pip_settings import pip_config, uv_settings
 from launch.core.errors import EXIT_DONE, EXIT_INTERRUPTED, HostError, UserError
 
 BUILDS = ("cpu", "rocm", "cuda", "image")  # image: the torch of the Python that runs this file
@@ -35,25 +35,10 @@ TORCH = "2.13.0"
 ROCM = "rocm7.2"
 ROCM_INDEX = "https://download.pytorch.org/whl/" + ROCM
 
-# pip's option -> uv's variable with the same meaning, and the separator of its values. If another
-# option is necessary, uv fails, and then pip installs.
-TRANSLATED = {
-    "index-url": ("UV_DEFAULT_INDEX", " "),
-    "extra-index-url": ("UV_INDEX", " "),
-    "find-links": ("UV_FIND_LINKS", ","),
-    "no-index": ("UV_NO_INDEX", " "),
-    "cert": ("SSL_CERT_FILE", " "),
-    "client-cert": ("SSL_CLIENT_CERT", " "),
-    "proxy": ("ALL_PROXY", " "),
-    "trusted-host": ("UV_INSECURE_HOST", " "),
-}
-PIP_SETTING = re.compile(r"([a-z:]+)\.([a-z-]+)=(['\"].*)")
-
 ROOT = Path(__file__).resolve().parent.parent
 LOCKS = ROOT / "containers" / "cpu"
 VENV = ROOT / ".venv"
 STAMP, LOG = "setup.json", "setup.log"
-COMPILED = "compiled extras"
 ADDED = ".sha256"  # suffix of the file that holds the hash of an installed add-on's lock
 NO_COMPILER = (
     "pycosat is missing, which reasoning-gym's task zebra_puzzles needs. Install a C compiler and "
@@ -63,7 +48,27 @@ FOR_IMAGES = (
     "torch's CPU build is enough here, because runs on AMD GPUs use images. Without docker: make "
     "setup-in-image in a container that has torch, or make setup TORCH=rocm"
 )
-WITHOUT_UV = "pip installs the other packages, which takes longer"
+# Releases of torch in the images that use the same locks (images.lock.yaml).
+OLDEST, NEWEST = (2, 11), (2, 13)
+OTHER_TORCH = "Use a container of another image, or a torch of our own: make setup TORCH=rocm"
+WITHOUT_VLLM = (
+    "vLLM cannot be imported, so GRPO generates with transformers (topology=single or ddp), and "
+    "topology=split, method=serve and engine=vllm do not run"
+)
+UNAVAILABLE = (
+    "If a package is unavailable: use a network that reaches its index (torch's CPU build: "
+    f"{CPU_INDEX}), PIP_FIND_LINKS=<folder with the wheel>, or another build (make setup "
+    "TORCH=cpu|rocm|cuda, make setup-in-image)"
+)
+TITLES = {
+    "tools": "build tools",
+    "torch": f"torch {TORCH}, CPU build",
+    "torch_pypi": f"torch {TORCH} of PyPI (for CUDA several GB)",
+    "requirements": "training stack",
+    "liger": "Liger",
+    "dev": "test tools",
+    "compiled": "compiled extras",
+}
 
 
 class Facts(NamedTuple):
@@ -72,15 +77,6 @@ class Facts(NamedTuple):
     system: str  # platform.system(): Linux, Darwin, Windows
     amd_gpu: bool
     nvidia_driver: bool
-
-
-class Step(NamedTuple):
-    """A part of the installation. Its commands are tried in order until one succeeds."""
-
-    title: str
-    attempts: tuple[tuple[str, ...], ...]
-    optional: bool = False
-    remedy: str = ""  # printed if the step fails
 
 
 # ---- What to install: pure functions
@@ -102,125 +98,90 @@ def choose_build(facts: Facts, requested: str | None) -> str:
     return requested or ("cuda" if facts.nvidia_driver else "cpu")
 
 
-def lock_files(build: str) -> tuple[Path, ...]:
-    """Return the locks that this build's environment is installed from."""
-    torch = {"cpu": ["torch"], "rocm": [], "image": ["liger"]}
-    names = ("uv", "tools", *torch.get(build, ["torch_pypi"]), "requirements", "compiled", "dev")
-    return tuple(LOCKS / f"{name}.lock" for name in names)
+def lock_files(build: str, kept: Container[str] = ()) -> list[Path]:
+    """Return the locks of this build's environment in the order of installation.
+
+    torch comes early, because it may be unavailable.
+    """
+    torch = {"cpu": ["torch"], "rocm": [], "image": []}.get(build, ["torch_pypi"])
+    liger = ["liger"] if build == "image" and "triton" in kept else []
+    names = ("uv", "tools", *torch, "requirements", *liger, "dev", "compiled")
+    return [LOCKS / f"{name}.lock" for name in names]
 
 
-def fingerprint(build: str, python: str, kept: str, locks: tuple[Path, ...]) -> str:
+def fingerprint(build: str, python: str, kept: str, locks: list[Path]) -> str:
     digest = hashlib.sha256(f"{build} {python} {kept} {ROCM}\n".encode())
     for lock in locks:
         digest.update(lock.name.encode() + lock.read_bytes())
     return digest.hexdigest()
 
 
-def pip_options(listed: str, *sections: str) -> dict[str, str]:
-    """Parse `pip config list` into options and values.
+def installers(python: Path) -> list[tuple[str, ...]]:
+    """Return the commands of uv, if it is installed, and of pip.
 
-    Later sections override earlier ones, and PIP_* variables override all.
+    uv takes a tenth of pip's time, but fails if an index does not answer. Compiling all 260 MB of
+    source takes a minute, and a run imports only 74 MB, so leave bytecode to the first import. If
+    PYTHONDONTWRITEBYTECODE forbids that, compile everything.
     """
-    settings = [
-        match.groups() for match in map(PIP_SETTING.fullmatch, listed.splitlines()) if match
-    ]
-    return {
-        option.replace("default-", "", 1): str(ast.literal_eval(value))
-        for source in (*sections, ":env:")
-        for section, option, value in settings
-        if section == source
-    }
-
-
-def uv_settings(listed: str) -> dict[str, str]:
-    """Translate `pip config list` into uv's variables."""
-    options = pip_options(listed, "global", "install")
-    return {
-        variable: separator.join(options[option].split())
-        for option, (variable, separator) in TRANSLATED.items()
-        if options.get(option)
-    }
-
-
-def with_pip(python: Path, *options: str) -> tuple[str, ...]:
-    """Return the argv of `pip install`.
-
-    Compiling all 260 MB of source takes a minute, and a run imports only 74 MB, so leave
-    bytecode to the first import. If PYTHONDONTWRITEBYTECODE forbids that, pip compiles everything.
-    """
-    bytecode = "--compile" if os.environ.get("PYTHONDONTWRITEBYTECODE") else "--no-compile"
-    pip = (str(python), *"-m pip install --disable-pip-version-check --no-input".split())
-    return (*pip, bytecode, *options)
-
-
-def with_uv(python: Path, *options: str) -> tuple[str, ...]:
-    """Return the argv of `uv pip install`, which takes a tenth of pip's time."""
-    bytecode = ("--compile-bytecode",) if os.environ.get("PYTHONDONTWRITEBYTECODE") else ()
+    compiles = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
+    pip = f"{python} -m pip install --disable-pip-version-check --no-input --use-pep517".split()
+    pip += ["--progress-bar=off", "--compile" if compiles else "--no-compile"]
+    program = python.with_name("uv")
     # Search all indexes, like pip. Hashes in the lock make this safe.
-    uv = (str(python.with_name("uv")), *"pip install --index-strategy unsafe-best-match".split())
-    return (*uv, "--python", str(python), *bytecode, *options)
+    uv = f"{program} pip install --index-strategy unsafe-best-match --python {python}".split()
+    uv += ["--compile-bytecode"] * compiles
+    return [tuple(uv), tuple(pip)] if program.exists() else [tuple(pip)]
 
 
-def install_lock(python: Path, lock: Path) -> tuple[tuple[str, ...], ...]:
-    """Return commands that install the lock's files: uv's, then pip's.
-
-    uv is faster, but fails if an index does not answer or the cache is not writable.
-    """
-    return (
-        with_uv(python, *HASHED, str(lock)),
-        with_pip(python, "--use-pep517", *HASHED, str(lock)),
-    )
-
-
-def torch_step(python: Path, build: str, version: str) -> Step:
-    if build == "cpu":
-        # First try pip's configured index, because a machine without internet access has its wheels
-        # there. With pip's default retries, an unreachable index costs half a minute.
-        uv, pip = install_lock(python, LOCKS / "torch.lock")
-        index = (*pip, "--retries", "1", "--extra-index-url", CPU_INDEX)
-        attempts = (uv, (*uv, "--index", CPU_INDEX), pip, index)
-        tag = "cp" + "".join(version.split(".")[:2])
-        wheel = f"torch-{TORCH}+cpu-{tag}-{tag}-manylinux_2_28_{platform.machine()}.whl"
-        remedy = (
-            f"{wheel} is neither at pip's configured indexes (`pip config list`) nor at "
-            f"{CPU_INDEX}. Use a network that reaches that index, PIP_FIND_LINKS=<folder with the "
-            "wheel>, another Python (`make setup PYTHON=python3.11`) or, on a machine with a GPU, "
-            "`make setup TORCH=rocm|cuda`"
-        )
-        return Step(f"torch {TORCH}, CPU build", attempts, remedy=remedy)
-    if build == "rocm":
-        # No public source states the hashes of PyTorch's ROCm wheels.
-        argv = with_pip(python, "--index-url", ROCM_INDEX, f"torch=={TORCH}+{ROCM}")
-        return Step(f"torch {TORCH}, {ROCM} build (unverified: no hash)", (argv,))
-    kind = " for macOS" if build == "macos" else ", CUDA build (several GB)"
-    return Step(f"torch {TORCH}{kind}", install_lock(python, LOCKS / "torch_pypi.lock"))
+def install_all(venv: Path, locks: list[Path], kept: Container[str] = ()) -> None:
+    """Install the locks in this order. Raises InstallError."""
+    python, log = venv_python(venv), venv / LOG
+    env = {**uv_settings(pip_config(str(python))), **os.environ}
+    for number, lock in enumerate(locks, 1):
+        started_s = time.monotonic()
+        print(f"[{number}/{len(locks)}] {TITLES.get(lock.stem, lock.stem)} (output: {log})")
+        sys.stdout.flush()
+        with log.open("a") as file, contextlib.redirect_stdout(file):
+            installed = install.install_lock(installers(python), lock, kept, env)
+        remark = "" if installed else "  not installed"
+        print(f"      {time.monotonic() - started_s:.1f} s{remark}", flush=True)
 
 
-def plan(
-    python: Path, build: str, version: str, image: in_image.Image | None = None
-) -> tuple[Step, ...]:
-    """Return the steps. With `image`, its packages that must stay are left out of the locks."""
+def install_rocm_torch(python: Path) -> None:
+    """Install PyTorch's ROCm wheel, unverified, because no public source states its hash."""
+    argv = (*installers(python)[-1], "--index-url", ROCM_INDEX, f"torch=={TORCH}+{ROCM}")
+    status, output = install.run(argv)
+    if status:
+        raise install.failure(f"torch {TORCH}+{ROCM}", output)
 
-    def locked(title: str, name: str, optional: bool = False, remedy: str = "") -> Step:
-        lock = LOCKS / f"{name}.lock"
-        if image is not None:
-            lock = in_image.lock_without_kept(lock, image, python.parents[1])
-        return Step(title, install_lock(python, lock), optional, remedy)
 
-    uv = Step("uv", install_lock(python, LOCKS / "uv.lock")[1:], True, WITHOUT_UV)
-    tools, stack = locked("build tools", "tools"), locked("training stack", "requirements")
-    last = (locked("test tools", "dev"), locked(COMPILED, "compiled", True, NO_COMPILER))
-    if image is not None:
-        liger = [locked("Liger", "liger")] if "triton" in image.kept else []
-        join = (str(python), "-B", in_image.__file__, *image.folders)
-        load = (str(python), "-c", "from vllm import LLM")
-        torch = Step(f"torch {image.torch} of the image", (join,), remedy=in_image.REMEDY)
-        vllm = Step("vLLM of the image", (load,), True, in_image.WITHOUT_VLLM)
-        return (uv, tools, stack, *liger, *last, torch, vllm)
-    torch = torch_step(python, build, version)
-    # Install torch first, because it may be unavailable. Install its ROCm build last, because it
-    # also installs packages that are not in the lock.
-    return (uv, tools, *((stack, torch) if build == "rocm" else (torch, stack)), *last)
+# ---- The torch and vLLM of an image that this container was started from
+
+
+def packages_of_image(venv: Path) -> dict[str, str]:
+    """Return the versions of this Python's packages that must stay. Raises HostError."""
+    kept = install.guarded(install.versions(install.package_folders(venv)))
+    torch = kept.get("torch", "")
+    release = tuple(map(int, re.findall(r"\d+", torch)[:2]))
+    oldest, newest = (".".join(map(str, numbers)) for numbers in (OLDEST, NEWEST))
+    if not torch:
+        problem = "no torch. If another Python here has it: make setup-in-image PYTHON=<its path>"
+    elif not OLDEST <= release <= NEWEST:
+        problem = f"torch {torch}, but our locked packages support {oldest} to {newest}"
+    else:
+        return kept
+    raise HostError(f"make setup-in-image: {sys.executable} has {problem}. {OTHER_TORCH}")
+
+
+def use_image(venv: Path) -> None:
+    """Make this Python's packages importable in `venv`. Raises InstallError."""
+    install.join(venv, install.package_folders(venv))
+    # As in our images, this keeps a later `pip install` from replacing torch.
+    constraint = f"[install]\nconstraint = {venv / 'constraints.txt'}\n"
+    (venv / "pip.conf").write_text(constraint, encoding="utf-8")
+    argv = [str(venv_python(venv)), "-c", "import torch; from vllm import LLM"]
+    if subprocess.run(argv, capture_output=True, check=False).returncode:
+        print(f"note: {WITHOUT_VLLM}")
 
 
 # ---- Detection
@@ -257,73 +218,23 @@ def venv_python(venv: Path) -> Path:
 # ---- Setup
 
 
-class Progress:
-    """Run steps, print their titles and times, and write their output to a log."""
-
-    def __init__(self, log: Path, steps: int, python: Path) -> None:
-        self.log, self.steps, self.python, self.done = log, steps, python, 0
-
-    @functools.cached_property
-    def uv_env(self) -> dict[str, str]:
-        """Return environment variables that give uv the same settings as the venv's pip."""
-        verbosity = ("PIP_VERBOSE", "PIP_QUIET", "PIP_LOG")  # variables that change pip's output
-        env = {name: value for name, value in os.environ.items() if name not in verbosity}
-        argv = [str(self.python), "-m", "pip", "config", "list"]
-        output = subprocess.run(argv, env=env, stdout=subprocess.PIPE, text=True).stdout
-        return {**uv_settings(output), **os.environ}
-
-    def install(self, step: Step) -> bool:
-        """Run a step and return whether it succeeded. Raises HostError if a required step fails."""
-        self.done += 1
-        started_s, status = time.monotonic(), 1
-        print(f"[{self.done}/{self.steps}] {step.title} (output: {self.log})", flush=True)
-        for argv in step.attempts:
-            status = status and self.run(argv)
-        remark = "" if not status else "  not installed" if step.optional else "  failed"
-        print(f"      {time.monotonic() - started_s:.1f} s{remark}", flush=True)
-        if status and not step.optional:
-            log = self.log.read_text(errors="replace")
-            last_lines, attempt = "\n".join(log.splitlines()[-8:]), log.rpartition("\n$ ")[2]
-            disk = f"The disk of {self.log.parent} or of TMPDIR"
-            full = causes.full_disk(attempt, disk, "Free space on it.")
-            remedy = full or causes.wrong_proxy(attempt, os.environ) or step.remedy
-            raise HostError(
-                f"{step.title} could not be installed. The last lines of {self.log}:\n"
-                f"{last_lines}\n{remedy}"
-            )
-        return not status
-
-    def run(self, argv: tuple[str, ...]) -> int:
-        """Run a command and return its exit status."""
-        env = self.uv_env if Path(argv[0]).name == "uv" else None
-        with self.log.open("a") as log:
-            print("$", *argv, file=log, flush=True)
-            try:
-                return subprocess.run(
-                    argv, env=env, stdout=log, stderr=subprocess.STDOUT
-                ).returncode
-            except OSError as error:
-                print(f"{error.filename}: {error.strerror}", file=log)
-                return 127
-
-
 def make_venv(venv: Path, base: str, clear: bool) -> None:
     argv = [base, "-m", "venv", *(["--clear"] if clear else []), str(venv)]
     if subprocess.run(argv, check=False).returncode:
         raise HostError(f"Python could not create {venv}. See its message above")
 
 
-def install(venv: Path, build: str, version: str, image: in_image.Image | None) -> None:
-    steps = plan(venv_python(venv), build, version, image)
-    progress = Progress(venv / LOG, len(steps), venv_python(venv))
-    progress.log.write_text("")
-    for step in steps:
-        if progress.install(step):
-            continue
-        if step.title == COMPILED:
-            (site,) = venv.glob("lib/python*/site-packages")
-            (site / "pycosat.py").write_text(PYCOSAT.format(NO_COMPILER))
-        print(f"      note: {step.remedy}")
+def fill(venv: Path, build: str, kept: Container[str]) -> None:
+    """Install everything in a new environment. Raises InstallError."""
+    install_all(venv, lock_files(build, kept), kept)
+    site = install.site_of(venv)
+    if "pycosat" not in install.versions([str(site)]):
+        (site / "pycosat.py").write_text(PYCOSAT.format(NO_COMPILER))
+        print(f"      note: {NO_COMPILER}")
+    if build == "rocm":  # last, because it also installs packages that are not in the lock
+        install_rocm_torch(venv_python(venv))
+    if build == "image":
+        use_image(venv)
 
 
 def setup(venv: Path, requested: str | None, python_named: bool) -> bool:
@@ -334,13 +245,13 @@ def setup(venv: Path, requested: str | None, python_named: bool) -> bool:
     stamp, facts = read_stamp(venv), detect()
     requested = requested or stamp.get("torch_asked", "")
     build = choose_build(facts, requested)
-    image = in_image.find(venv) if build == "image" else None
-    torch, kept = (image.torch, str(image.kept)) if image else (TORCH, TORCH)
-    if stamp and not python_named and not image:
+    kept = packages_of_image(venv) if build == "image" else {}
+    torch = kept.get("torch", TORCH)
+    if stamp and not python_named and not kept:
         base, version = venv_python(venv).resolve(), stamp["python"]
     else:  # resolve the link, because .venv's own python cannot replace itself
         base, version = Path(sys.executable).resolve(), platform.python_version()
-    target = fingerprint(build, version, kept, lock_files(build))
+    target = fingerprint(build, version, str(kept or TORCH), lock_files(build, kept))
     if stamp.get("fingerprint") == target:
         return False
     print(f"Environment in {venv.name}: Python {version}, torch {torch} ({build})", flush=True)
@@ -356,7 +267,8 @@ def setup(venv: Path, requested: str | None, python_named: bool) -> bool:
     if clear and (venv / "lib").is_dir():
         shutil.rmtree(venv / "lib")  # keep the log, which marks the environment as ours
     make_venv(venv, str(base), clear)
-    install(venv, build, version, image)
+    (venv / LOG).write_text("")
+    fill(venv, build, kept)
     content = {"fingerprint": target, "python": version, "torch": build, "torch_asked": requested}
     (venv / STAMP).write_text(json.dumps(content) + "\n")
     for file in added:
@@ -376,6 +288,12 @@ def finish(work: Callable[[], bool]) -> int:
     except (UserError, HostError) as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    except install.InstallError as error:
+        disk = "The disk of .venv or of TMPDIR"
+        full = causes.full_disk(error.output, disk, "Free space on it.")
+        remedy = full or causes.wrong_proxy(error.output, os.environ) or UNAVAILABLE
+        print(f"error: {error}\nThe output is in .venv/{LOG}. {remedy}", file=sys.stderr)
+        return HostError.exit_code
     except KeyboardInterrupt:
         print("\ninterrupted; run the same command again (downloads are reused)", file=sys.stderr)
         return EXIT_INTERRUPTED

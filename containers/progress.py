@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TextIO
 
 from rich.console import Console
 from rich.status import Status
@@ -20,13 +21,16 @@ WIDTH = 60  # of a result or activity
 class Phase:
     name: str
     status: Status
+    log: TextIO | None = None  # gets every activity
     result: str = ""
     activity: str = "started"
 
     def say(self, text: str) -> None:
         """Show the current activity at once on a terminal, else within QUIET_S."""
         self.activity = text.strip()
-        line = f"{self.name:<6} {text.strip()}"
+        if self.log:
+            print(text, file=self.log, flush=True)
+        line = f"{self.name:<7} {self.activity}"
         self.status.update(Text(line, no_wrap=True, overflow="ellipsis"))
 
 
@@ -35,28 +39,26 @@ class Progress:
         self.console = Console(highlight=False, markup=False)
 
     @contextlib.contextmanager
-    def phase(self, name: str) -> Iterator[Phase]:
+    def phase(self, name: str, log: TextIO | None = None) -> Iterator[Phase]:
         started_s, ended = time.monotonic(), threading.Event()
 
-        def line(text: str) -> str:
-            return f"{name:<6} {text:<{WIDTH}} {time.monotonic() - started_s:6.1f} s"
+        def show(text: str) -> None:
+            self.say(f"{name:<7} {text:<{WIDTH}} {time.monotonic() - started_s:6.1f} s")
 
         def repeat() -> None:
-            while not ended.wait(QUIET_S):
-                self.say(line(f"... {phase.activity}"[:WIDTH]))
+            while not self.console.is_terminal and not ended.wait(QUIET_S):
+                show(f"... {phase.activity}"[:WIDTH])
 
         with self.console.status(name) as status:
-            phase = Phase(name, status)
+            phase = Phase(name, status, log)
             repeater = threading.Thread(target=repeat, daemon=True)
-            if not self.console.is_terminal:
-                repeater.start()
+            repeater.start()
             try:
                 yield phase
             finally:
                 ended.set()
-                if repeater.is_alive():
-                    repeater.join()
-        self.say(line(phase.result))
+                repeater.join()
+        show(phase.result)
 
     def say(self, text: str) -> None:
         self.console.print(text, soft_wrap=True)

@@ -10,10 +10,16 @@ from typing import Any
 import docker
 
 from containers import engine
-from containers.fetch import LAST_LINES, BuildFailed
 from containers.images import NONE, UNKNOWN, VERSIONS, Image
 
+LAST_LINES = 15
 PROBE = ["python", "-B", "/opt/recipes/probe.py"]
+
+
+class BuildFailed(Exception):
+    """A lock, its hashes or an image is inconsistent. Exit code 4."""
+
+    exit_code = 4
 
 
 def probe(client: docker.DockerClient, image: str) -> dict[str, Any]:

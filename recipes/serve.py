@@ -90,8 +90,7 @@ def command(config: DictConfig, args: ServeConfig) -> list[str]:
 def is_published(config: DictConfig) -> bool:
     """Return whether the server runs in a container with its own network."""
     runtime = config.runtime
-    runs_docker = "docker" in (runtime.name, runtime.name == "slurm" and runtime.slurm.inner)
-    return runs_docker and runtime.network != "host"
+    return vllm_programs.runtime_on_node(config) == "docker" and runtime.network != "host"
 
 
 def num_gpus() -> int:

@@ -3,7 +3,10 @@
 actionlint checks the rest of the workflows' syntax.
 """
 
+import os
 import re
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,7 +40,7 @@ def make_targets() -> set[str]:
 
 
 def targets_called(script: str) -> set[str]:
-    return set(re.findall(r"^\s*make ([a-z-]+)", script, flags=re.MULTILINE))
+    return set(re.findall(r"^\s*(?:sudo .* )?make ([a-z-]+)", script, flags=re.MULTILINE))
 
 
 @each_workflow
@@ -47,9 +50,8 @@ def test_least_permissions(path: Path) -> None:
     asked = {
         name: job["permissions"] for name, job in document["jobs"].items() if "permissions" in job
     }
-    assert asked == (
-        {"build": {"contents": "read", "packages": "write"}} if path.name == "images.yml" else {}
-    )
+    writes = ("contents", "pull-requests", "packages", "id-token", "attestations")
+    assert asked == ({"build": dict.fromkeys(writes, "write")} if path.name == "images.yml" else {})
     events = document["on"]
     assert "pull_request_target" not in events
     assert "workflow_run" not in events
@@ -124,6 +126,46 @@ def test_every_image_can_be_built_on_demand() -> None:
     assert set(load(path)["on"]["workflow_dispatch"]["inputs"]["image"]["options"]) == set(
         images.load()
     )
+
+
+def test_images_are_pushed_with_provenance_sbom_and_a_pull_request() -> None:
+    path = ROOT / ".github" / "workflows" / "images.yml"
+    document, actions = load(path), {}
+    assert {"workflow_dispatch", "schedule", "push"} == set(document["on"])
+    assert set(document["on"]["push"]) == {"tags"}
+    for step in steps(path):
+        if "attest@" in step.get("uses", ""):
+            kind = "sbom" if "sbom-path" in step["with"] else "provenance"
+            actions[kind] = step["with"]["subject-digest"], step["with"]["push-to-registry"]
+        elif "create-pull-request@" in step.get("uses", ""):
+            actions["pull request"] = step["with"]["add-paths"]
+    digest = "${{ steps.pushed.outputs.digest }}"
+    assert actions == {
+        "provenance": (digest, True),
+        "sbom": (digest, True),
+        "pull request": "containers/images.lock.yaml",
+    }
+
+
+def test_digest_of_the_pushed_image(tmp_path: Path) -> None:
+    """Run the workflow's script that reads the lock after a push."""
+    (script,) = (step["run"] for step in steps(WORKFLOWS[1]) if step.get("id") == "pushed")
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    (tmp_path / ".venv/bin/python").symlink_to(sys.executable)
+    for name in ("containers", "launch"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    env = {**os.environ, "IMAGE": "sandbox", "GITHUB_OUTPUT": str(tmp_path / "output")}
+    subprocess.run(["bash", "-ec", script], cwd=tmp_path, env=env, check=True)
+    output = dict(line.split("=", 1) for line in (tmp_path / "output").read_text().splitlines())
+    name, _, digest = output["reference"].partition("@")
+    assert (output["name"], output["digest"]) == (name, digest)
+
+
+def test_integration_tests_run_as_root() -> None:
+    """Only root can make device nodes, and skip_without fails in CI."""
+    scripts = [step.get("run", "") for step in steps(WORKFLOWS[0])]
+    (script,) = (s for s in scripts if "test-integration" in targets_called(s))
+    assert script.startswith("sudo --preserve-env=CI")
 
 
 def test_citation_and_changelog_have_the_version_of_pyproject() -> None:

@@ -7,12 +7,13 @@ import dataclasses
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from launch.checks.measured import Outcome
-from launch.machine import detect, inside
+from launch.machine import container_engine, detect, inside
+from launch.machine.container_engine import Engine
 from launch.machine.detect import Host
 from launch.machine.gpu import Gpu
 from launch.machine.kfd import INTEGRATED
@@ -41,6 +42,7 @@ class Probe:
     space: Callable[[str], Space | None]  # on the disk of a path, which may be missing
     may_open: Callable[[str], bool]  # whether an access list lets the caller open a node
     clock_synchronized: Callable[[], bool | None]
+    engine: Callable[[Mapping[str, str]], Engine | None]  # the container engine of an environment
     packages: Callable[[], Packages] | None = None  # of the Python that runs use without an image
 
 
@@ -198,6 +200,10 @@ def _clock_synchronized() -> bool | None:
 
 
 RUNNING = Probe(
-    _space, lambda node: os.access(node, os.R_OK | os.W_OK), _clock_synchronized, packages
+    _space,
+    lambda node: os.access(node, os.R_OK | os.W_OK),
+    _clock_synchronized,
+    container_engine.engine,
+    packages,
 )
-COPIED = Probe(lambda path: None, lambda node: False, lambda: None)
+COPIED = Probe(lambda path: None, lambda node: False, lambda: None, lambda environ: None)

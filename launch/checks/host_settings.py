@@ -7,7 +7,8 @@ import math
 import re
 
 from launch.checks.facts import Facts
-from launch.checks.finding import Finding, fail, judge
+from launch.checks.finding import Finding, fail, judge, passed, warn
+from launch.machine.container_engine import groups_remedy
 from launch.machine.sysfs import as_number, is_folder
 
 SHM_GB = 16.0  # AMD's docker commands: --shm-size 16G
@@ -80,6 +81,17 @@ def shm(facts: Facts) -> Finding:
 def run_root_disk(facts: Facts) -> Finding:
     remedy = "set run_root=<a folder on a larger disk>, or remove old runs: du -sh runs/*/*"
     return _disk(facts, facts.run_root, RUN_GB, remedy, min_gb=RUN_MIN_GB)
+
+
+def engine(facts: Facts) -> Finding | None:
+    """Check that a container may open the GPUs. Return None if no engine answers."""
+    found = facts.probe.engine(facts.host.environ)
+    if found is None:
+        return None
+    remedy = groups_remedy(found, facts.host)
+    if remedy is None:
+        return passed(str(found))
+    return warn(f"{found}, which does not pass your groups to containers", remedy)
 
 
 def docker_disk(facts: Facts) -> Finding | None:

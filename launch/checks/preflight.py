@@ -32,7 +32,7 @@ def check(plan: Plan, host: Host) -> None:
     facts = gather(masked, config.hardware, config.run_root, gpus)
     wait_until_released(facts, RELEASED_WITHIN_S if facts.is_live else 0.0)
     errors = []
-    for name, finding in check_table.before_run(facts, config.runtime.on_node == "docker").items():
+    for name, finding in check_table.before_run(facts, config.runtime.in_container).items():
         line = (
             f"{name}: {finding.read}. Expected: {finding.threshold} [{finding.source}]. "
             f"{finding.cure}."

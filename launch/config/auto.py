@@ -152,6 +152,6 @@ def runtime(composed: DictConfig) -> str:
 def container(composed: DictConfig) -> str:
     """Return the image of the hardware, or `cpu` under smoke=true; `none` outside containers."""
     name = runtime(composed)
-    if name == "local" or (name == "slurm" and composed.runtime.slurm.inner.name == "local"):
+    if name == "local" or (name == "slurm" and composed.runtime.slurm.container.name == "none"):
         return "none"
     return "cpu" if composed.smoke else str(composed.hardware.container)

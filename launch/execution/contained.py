@@ -12,7 +12,7 @@ import requests
 from docker.errors import DockerException, NotFound
 
 from launch.core.errors import HostError
-from launch.execution import docker_engine, server_client
+from launch.execution import docker_engine, logs, server_client
 from launch.machine.detect import Host
 from launch.schema.plan import ContainerSpec
 
@@ -85,7 +85,8 @@ class ContainedProcess:
 
     def end_reason(self) -> str | None:
         if not self.state.get("OOMKilled"):
-            return self.state.get("Error") or None
+            number = (self.exit_code or 0) - 128  # as shells and docker's init report a signal
+            return self.state.get("Error") or (logs.killed_by(number) if number > 0 else None)
         limit = "the memory of this host"
         if self.spec.memory_gb:
             limit = f"its limit of {self.spec.memory_gb:g} GB (runtime.memory_gb)"

@@ -6,10 +6,13 @@ containers/engine.py connects to the engine and pulls images.
 from __future__ import annotations
 
 import contextlib
+import re
 import resource
+import socket
 import sys
 import time
-from collections.abc import Iterator
+import urllib.parse
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +28,17 @@ from containers import images
 from containers import tools as container_tools
 from containers.images import LABEL, OCI
 from launch.core.errors import HostError
+from launch.machine.container_engine import KEEP_GROUPS
 from launch.machine.detect import Host
 from launch.plan import rundir, tools
-from launch.plan.container import HUB_MODELS, LIMITS, container_name, image_reference, sdk_arguments
+from launch.plan.container import (
+    HUB_MODELS,
+    LIMITS,
+    PAUSE,
+    container_name,
+    image_reference,
+    sdk_arguments,
+)
 from launch.schema.plan import ContainerSpec, Plan
 
 
@@ -37,9 +48,36 @@ def connect(hint: str = "Without containers: runtime=local.") -> docker.DockerCl
         return images_engine.connect()
 
 
+def check_address() -> None:
+    """Raise HostError for another machine's engine, which has neither our files nor our GPUs."""
+    address = images_engine.address()
+    with host_errors(f"DOCKER_HOST={address}: "):
+        url = urllib.parse.urlsplit(docker.utils.parse_host(address))
+    if url.scheme == "http+unix" or (url.scheme != "ssh" and is_this_machine(str(url.hostname))):
+        return
+    raise HostError(
+        f"DOCKER_HOST={address}: a container of another machine's engine has neither the files nor "
+        "the GPUs of this machine. Start the launcher there. Use the engine here: "
+        "unset DOCKER_HOST, or runtime=local."
+    )
+
+
+def is_this_machine(name: str) -> bool:
+    """Return whether a host name or address is one of this machine, to which a socket can bind."""
+    family = socket.AF_INET6 if ":" in name else socket.AF_INET
+    try:
+        with socket.create_server((name, 0), family=family):
+            return True
+    except OSError:
+        return False
+
+
 def explain(error: Exception) -> str:
     """Return the engine's message, or the root cause of a connection error."""
-    return getattr(error, "explanation", None) or images_engine.root_cause(error)
+    message = getattr(error, "explanation", None) or images_engine.root_cause(error)
+    if "container-init binary not found" in message:  # of podman, which only recommends it
+        message += ". Install it (Debian, Fedora: the package catatonit)."
+    return str(message)
 
 
 @contextlib.contextmanager
@@ -60,13 +98,33 @@ def check(plan: Plan, host: Host) -> dict[str, Any]:
 
     Return the image's facts for the record.
     """
-    client = connect()
+    check_address()
+    client, name = connect(), plan.config.container.name
+    check_limits(client, plan)
     with host_errors():
         remove_orphans(client, host)
-        facts = image_facts(pull_if_missing(client, plan))
+        image = pull_if_missing(client, f"container={name}", name, image_reference(plan.config))
+        facts = image_facts(image.id, image.attrs.get("RepoDigests") or [], image.labels or {})
     check_image(plan, facts)
     check_tools(client, plan, facts["id"])
     return facts
+
+
+def check_limits(client: docker.DockerClient, plan: Plan) -> None:
+    """Raise HostError if the engine would silently ignore the limits of a container."""
+    with host_errors():
+        kind = images_engine.kind(client)
+    needed = {
+        "method.rewards.code_tests" if spec.confinement else "runtime.memory_gb"
+        for spec in plan.containers.values()
+        if spec.confinement or spec.memory_gb
+    }
+    if needed and not kind.limits:
+        raise HostError(
+            f"{' and '.join(sorted(needed))}: this engine cannot limit memory and processes. A "
+            "rootless engine needs cgroups v2 and their delegation: boot with "
+            "systemd.unified_cgroup_hierarchy=1. Or use an engine that runs as root."
+        )
 
 
 def check_tools(client: docker.DockerClient, plan: Plan, image_id: str) -> None:
@@ -88,21 +146,22 @@ def check_tools(client: docker.DockerClient, plan: Plan, image_id: str) -> None:
     tools.check(plan.config, lines[-1])
 
 
-def pull_if_missing(client: docker.DockerClient, plan: Plan) -> Image:
-    """Return the plan's image; pull it from a registry if it is not on this machine."""
-    name, reference = plan.config.container.name, image_reference(plan.config)
+def pull_if_missing(client: docker.DockerClient, key: str, name: str, reference: str) -> Image:
+    """Return an image; pull it from a registry if it is not on this machine.
+
+    `key` is the setting that needs the image. Raises HostError.
+    """
     if (present := images_engine.find(client, reference)) is not None:
         return present
     image = None if name == "custom" else images.load()[name]
     build = f"python containers/build.py image={name}" if image else ""
     if image and reference == image.local_reference:
         raise HostError(
-            f"container={name}: {reference} is not on this machine, and no registry has it. "
-            f"Build it: {build}"
+            f"{key}: {reference} is not on this machine, and no registry has it. Build it: {build}"
         )
     with (
         Console(stderr=True).status(f"pulling {reference}") as status,
-        host_errors(f"container={name}: ", f"\nOr build it here: {build}" if build else ""),
+        host_errors(f"{key}: ", f"\nOr build it here: {build}" if build else ""),
     ):
         return images_engine.find_or_pull(
             client,
@@ -111,17 +170,16 @@ def pull_if_missing(client: docker.DockerClient, plan: Plan) -> Image:
         )
 
 
-def image_facts(image: Image) -> dict[str, Any]:
+def image_facts(id: str, repo_digests: list[str], labels: dict[str, str]) -> dict[str, Any]:
     """Return the facts that the record keeps about an image's contents."""
-    labels = image.labels or {}
     ours = {
         key.removeprefix(f"{LABEL}."): value
         for key, value in labels.items()
         if key.startswith(f"{LABEL}.")
     }
     return {
-        "id": image.id,
-        "repo_digests": sorted(image.attrs.get("RepoDigests") or []),
+        "id": id,
+        "repo_digests": sorted(repo_digests),
         "base": {key: labels.get(f"{OCI}.base.{key}") for key in ("name", "digest")},
         "labels": ours,
     }
@@ -154,36 +212,34 @@ def remove_orphans(client: docker.DockerClient, host: Host) -> list[str]:
     usually because of a GPU process in uninterruptible sleep, report that and continue.
     """
     removed = []
-    for container in client.containers.list(
-        all=True,
-        filters={"label": [f"{LABEL}.run", f"{LABEL}.uid={host.uid}"]},
-        ignore_removed=True,
-    ):
-        if not is_ours(container, host) or rundir.is_locked(Path(container.labels[f"{LABEL}.run"])):
+    rows = client.api.containers(
+        all=True, filters={"label": [f"{LABEL}.run", f"{LABEL}.uid={host.uid}"]}
+    )
+    # The end of a pause container kills the containers that joined it, so let them save first.
+    for row in sorted(rows, key=lambda row: row["Labels"].get(f"{LABEL}.process") == PAUSE):
+        labels, name = row["Labels"], row["Names"][0].lstrip("/")
+        if not is_ours(name, labels, host) or rundir.is_locked(Path(labels[f"{LABEL}.run"])):
             continue
-        print(
-            f"{container.name}: removing this container, because its launcher has exited",
-            file=sys.stderr,
-        )
+        print(f"{name}: removing this container, because its launcher has exited", file=sys.stderr)
         try:
-            remove(container)
-            removed.append(container.name)
+            with contextlib.suppress(NotFound):
+                remove(client.containers.get(row["Id"]))
+            removed.append(name)
         except (APIError, requests.RequestException) as error:
-            print(f"{container.name} cannot be removed: {explain(error)}", file=sys.stderr)
+            print(f"{name} cannot be removed: {explain(error)}", file=sys.stderr)
     return removed
 
 
-def is_ours(container: Container, host: Host) -> bool:
-    """Return whether the container's labels and name are ours.
+def is_ours(name: str, labels: Mapping[str, str], host: Host) -> bool:
+    """Return whether a container's labels and name are ours.
 
     Labels alone do not prove it, because an image committed from a container inherits them.
     """
-    labels = container.labels
     run, process = labels.get(f"{LABEL}.run", ""), labels.get(f"{LABEL}.process", "")
     return (
         bool(run)
         and labels.get(f"{LABEL}.uid") == str(host.uid)
-        and container.name == container_name(Path(run), process)
+        and name == container_name(Path(run), process)
     )
 
 
@@ -220,7 +276,7 @@ def highest_limits(client: docker.DockerClient, spec: ContainerSpec) -> dict[str
     if spec.confinement:
         return {}
     limits = {n: resource.getrlimit(getattr(resource, f"RLIMIT_{n.upper()}"))[1] for n in LIMITS}
-    if not images_engine.is_rootless(client):
+    if not images_engine.kind(client).rootless:
         del limits["memlock"]
     elif spec.memlock and limits["memlock"] != resource.RLIM_INFINITY:
         print(
@@ -232,6 +288,16 @@ def highest_limits(client: docker.DockerClient, spec: ContainerSpec) -> dict[str
     return limits
 
 
+def podman_tmpfs(tmpfs: Mapping[str, str]) -> dict[str, str]:
+    """Return a sandbox's file systems in memory for podman.
+
+    podman rejects nr_inodes; the memory limit counts inodes. In a read-only container, it adds
+    writable ones, where a job could leave files for later jobs.
+    """
+    read_only = {"/run": "ro", "/var/tmp": "ro", "/sys/fs/cgroup": "ro"}
+    return read_only | {path: re.sub(r",nr_inodes=\d+", "", text) for path, text in tmpfs.items()}
+
+
 def create(
     client: docker.DockerClient, spec: ContainerSpec, image_id: str, host: Host
 ) -> Container:
@@ -241,10 +307,17 @@ def create(
         # launcher. If another user owns it, the engine rejects the name.
         with contextlib.suppress(NotFound):
             old = client.containers.get(spec.name)
-            if is_ours(old, host):
+            if is_ours(old.name, old.labels, host):
                 remove(old)
         arguments = sdk_arguments(spec, highest_limits(client, spec))
+        kind = images_engine.kind(client)
+        if kind.podman and spec.confinement:
+            arguments["host"]["tmpfs"] = podman_tmpfs(spec.confinement.tmpfs)
+        if kind.rootless:
+            del arguments["host"]["group_add"]  # its gids are not those of the host
         host_config = client.api.create_host_config(**arguments["host"])
+        if kind.rootless:
+            host_config["Annotations"] = {KEEP_GROUPS: "1"}
         # The caller owns the files that ranks write, and is root in a rootless engine.
         user = spec.user if spec.confinement else images_engine.caller(client)
         settings = {"image": image_id, "user": user, "host_config": host_config}

@@ -27,10 +27,10 @@ from launch.core.errors import (
     UserError,
     os_error_text,
 )
-from launch.execution import orphans, provenance, record, secret_files
+from launch.execution import apptainer, orphans, provenance, record, secret_files
 from launch.execution.local import LocalProcess
 from launch.execution.progress_line import Progress
-from launch.execution.slurm_process import NodeProcess
+from launch.execution.slurm_process import NodeProcess, check_pyxis, step
 from launch.execution.supervise import (
     GroupHandle,
     Outcome,
@@ -42,7 +42,7 @@ from launch.execution.supervise import (
 )
 from launch.machine import placement
 from launch.machine.detect import Host
-from launch.plan import inherited, local_python, rundir, tools
+from launch.plan import container_argv, inherited, local_python, rundir, tools
 from launch.plan.planning import rank_config
 from launch.plan.views import as_json
 from launch.schema.enums import Format, Preflight, Vendor
@@ -77,12 +77,19 @@ def check_host(plan: Plan, host: Host) -> dict[str, Any] | None:
         problems = "\n".join(local_python.problems(config, host))
         if problems and config.preflight == Preflight.refuse:
             raise HostError(f"{problems} preflight=warn starts it anyway.")
-        inherited.check_tmpdir(config, host.environ)
         orphans.remove()
         check_sandbox(plan, host)
-        check_tools(plan, host)
+        image = None
+        if config.runtime.on_node == "pyxis":
+            image = check_pyxis(config)
+        elif config.runtime.in_container:
+            secret_files.remove_orphans(host)
+            image = apptainer.check(plan, host)
+        else:
+            inherited.check_tmpdir(config, host.environ)
+            check_tools(plan, host)
         preflight.check(plan, host)
-        return None
+        return image
     # The import takes 0.25 s, so runs without containers skip it.
     from launch.execution import docker_engine
 
@@ -141,6 +148,7 @@ def check_sandbox(plan: Plan, host: Host) -> None:
     client = docker_engine.connect(
         "method.rewards.code_tests always needs a container engine, even with runtime=local."
     )
+    docker_engine.check_limits(client, plan)
     sandboxed.image_id(client)
     with docker_engine.host_errors():
         docker_engine.remove_orphans(client, host)
@@ -187,7 +195,9 @@ def execute(
         write_inputs(plan, sandbox_image)
         run_record = record.begin(plan, host, image, parent, sandbox_image)
         json_files.write_json(run_dir / "record.json", run_record)
-        secrets = sorted({name for spec in plan.containers.values() for name in spec.secrets})
+        # pyxis passes them as variables.
+        as_files = plan.containers.values() if plan.config.runtime.on_node != "pyxis" else ()
+        secrets = sorted({name for spec in as_files for name in spec.secrets})
         # Containers need no guard, because the next launcher removes them by their labels.
         guard: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if plan.config.runtime.on_node != "docker":
@@ -258,24 +268,40 @@ def write_inputs(plan: Plan, sandbox_image: str | None = None) -> None:
 
 
 def starter(plan: Plan, host: Host, image: dict[str, Any] | None) -> Starter:
-    if plan.config.runtime.slurm.nodes > 1:
-        return lambda process, log: (
-            NodeProcess(plan.run_dir, process, log) if process.node else LocalProcess(process, log)
-        )
-    if not plan.containers:
-        return LocalProcess
-    from launch.execution import contained, docker_engine, sandboxed
-
-    client = docker_engine.connect()
+    """Return a function that starts a process group where the plan puts it."""
 
     def start(process: Process, log: Path) -> GroupHandle:
+        spec = plan.containers.get(process.name)
+        if plan.config.runtime.on_node == "pyxis" and spec:
+            docker_engine.make_mounted(spec)
+            return NodeProcess(container_argv.on_host(process, spec), log)
+        return NodeProcess(step(plan.run_dir, process), log) if process.node else here(process, log)
+
+    here = starter_here(plan, host, image)
+    if plan.containers:
+        from launch.execution import docker_engine
+
+    return start
+
+
+def starter_here(plan: Plan, host: Host, image: dict[str, Any] | None) -> Starter:
+    """Return a function that starts a process group on this machine."""
+    if plan.containers:
+        from launch.execution import contained, docker_engine, sandboxed
+
+        needs_engine = any(not spec.prefix for spec in plan.containers.values())
+        client = docker_engine.connect() if needs_engine else None
+
+    def start(process: Process, log: Path) -> GroupHandle:
+        spec = plan.containers.get(process.name)
         if process.kind == "verifier":
             return sandboxed.SandboxProcess(client, plan, process, host, log)
-        if image is None:
+        if spec is None or image is None:
             return LocalProcess(process, log)
-        return contained.ContainedProcess(
-            client, plan.containers[process.name], str(image["id"]), host, log
-        )
+        if spec.prefix:
+            docker_engine.make_mounted(spec)
+            return apptainer.ApptainerProcess(process, spec, log)
+        return contained.ContainedProcess(client, spec, str(image["id"]), host, log)
 
     return start
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from launch.schema.plan import Plan, Process
 
 # Kinds of processes that serve the trainers and therefore exit after them.
-SERVER_KINDS = ("server", "verifier")
+SERVER_KINDS = ("server", "verifier", "pause")
 MAX_LINE = 4096  # bytes shown of a line; the file has the rest
 MAX_BYTES = 1 << 20  # bytes shown per call, from the end of the new output
 MAX_DISTINCT = 10_000  # different lines that are remembered, to bound the memory

@@ -23,7 +23,6 @@ import requests
 from docker.errors import DockerException
 from docker.utils.socket import STDOUT, frames_iter
 
-from containers import engine as images_engine
 from containers import images
 from containers.images import LABEL
 from containers.sandbox.server import job_time_s
@@ -40,16 +39,10 @@ EXITED_DURING_JOB = "the sandbox's container exited during this job"
 
 
 def image_id(client: docker.DockerClient) -> str:
-    """Return the id of the image `sandbox`. Raises HostError if it is missing."""
-    reference = images.load()["sandbox"].reference
+    """Return the id of the image `sandbox`; pull it if it is missing. Raises HostError."""
+    key, reference = "method.rewards.code_tests", images.load()["sandbox"].reference
     with docker_engine.host_errors():
-        image = images_engine.find(client, reference)
-    if image is None:
-        raise HostError(
-            f"method.rewards.code_tests needs the image {reference}, which is not on this machine. "
-            "Build it: python containers/build.py image=sandbox"
-        )
-    return str(image.id)
+        return str(docker_engine.pull_if_missing(client, key, "sandbox", reference).id)
 
 
 class Worker:

@@ -18,10 +18,10 @@ from launch.core.errors import (
     HostError,
     UserError,
 )
-from launch.execution import record
+from launch.execution import apptainer, record
 from launch.execution.execute import check_plan, signals, write_inputs
 from launch.execution.logs import Follower
-from launch.execution.slurm_process import JOB_PROGRAM
+from launch.execution.slurm_process import JOB_PROGRAM, check_pyxis
 from launch.machine.detect import Host
 from launch.machine.placement import MASK, num_gpus
 from launch.plan import inherited, rundir, sealed, show
@@ -112,6 +112,11 @@ def submit(plan: Plan, host: Host) -> int:
     text = script(plan, host)
     inherited.check_copies(host.environ)
     check_plan(plan)
+    # Nodes often cannot download or convert an image.
+    if plan.config.runtime.on_node == "pyxis":
+        check_pyxis(plan.config)
+    if plan.config.runtime.on_node == "apptainer":
+        apptainer.convert(plan, host)
     job = str((json_files.read_json(plan.run_dir / JOB) or {}).get("job", ""))
     if job and (state := state_of(job)):
         status = f"{plan.run_dir}: job {job} of this run is {state}."

@@ -18,26 +18,36 @@ if __name__ == "__main__":
 
 import contextlib
 import re
+import signal
+import subprocess
+import time
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from omegaconf import OmegaConf
 
 from launch.config.request import Request
 from launch.core import json_files
-from launch.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, HostError, UserError
-from launch.execution import orphans, record, slurm_network
-from launch.execution.execute import check_host, execute
+from launch.core.errors import EXIT_FAILED, EXIT_HUNG, EXIT_INTERRUPTED, HostError, UserError
+from launch.execution import orphans, record, secret_files, slurm_network
+from launch.execution.execute import check_host, execute, signals, starter_here
 from launch.execution.local import environment
 from launch.execution.slurm import MASKS, call, state_of
-from launch.machine import detect
+from launch.machine import detect, placement
 from launch.machine.placement import MASK
 from launch.plan import show
 from launch.plan.planning import EXTRA_KEYS, FILES, make_plan, prepare
+from launch.plan.process_groups import SERVER
 from launch.plan.resuming import recorded_config
-from launch.schema import Config
+from launch.schema import Config, Slurm
 from launch.schema.enums import Vendor
 from launch.schema.plan import Plan
+
+# A node that does not start a step within this time is dead. Slurm itself waits SlurmdTimeout
+# (300 s by default), and ranks on the other nodes fail long before.
+NODE_ANSWERS_S = 60.0
+# restarts of a job whose nodes die before it saves a checkpoint
+MAX_FUTILE_RESTARTS = 3
 
 
 def composition(run_dir: Path) -> Config:
@@ -78,14 +88,23 @@ def node_plan(run_dir: Path) -> tuple[Plan, detect.Host]:
         # The first node sets these for all nodes, which inherit them through srun.
         os.environ.setdefault("MASTER_ADDR", address)
         os.environ.setdefault("MASTER_PORT", str(slurm_network.free_port(address)))
+    if placement.serves_apart(config) and SERVER not in os.environ:
+        os.environ[SERVER] = server_of_last_node(slurm)
     host = detect.host(sys.executable)
     return make_plan(config, host, run_dir, warnings, request), host
+
+
+def server_of_last_node(slurm: Slurm) -> str:
+    """Return address:port for a server on the job's last node. Raises HostError."""
+    step = ["srun", "--nodes=1", "--ntasks=1", f"--relative={slurm.nodes - 1}", "--cpu-bind=none"]
+    program = [sys.executable, slurm_network.__file__, *filter(None, [slurm.interface])]
+    return call(*step, *program).split()[-1]
 
 
 def launch(run_dir: Path) -> int:
     """Execute the run on the first node, and requeue the job if it was interrupted."""
     # Drop the submitting shell's values: SLURM_CLUSTERS would redirect squeue and scontrol.
-    for name in ("MASTER_ADDR", "MASTER_PORT", "SLURM_CLUSTERS"):
+    for name in ("MASTER_ADDR", "MASTER_PORT", SERVER, "SLURM_CLUSTERS"):
         os.environ.pop(name, None)
     step_before = newest_step(run_dir)
     for file in (run_dir / "nodes").glob("*"):  # from an earlier job
@@ -103,22 +122,43 @@ def launch(run_dir: Path) -> int:
             record.write_failure(run_record, run_dir, error.exit_code, str(error))
         raise
     show.show_end(plan.config, plan, exit_code)
-    if exit_code == EXIT_FAILED:
+    slurm, is_lost = plan.config.runtime.slurm, False
+    if exit_code in (EXIT_FAILED, EXIT_HUNG) and slurm.nodes > 1:
         with contextlib.suppress(HostError):  # the controller may not answer
-            print_missing_nodes(run_dir)
-    if exit_code == EXIT_INTERRUPTED and plan.config.runtime.slurm.requeue:
-        requeue(os.environ["SLURM_JOB_ID"], newest_step(run_dir) > step_before)
+            is_lost = report_nodes(plan)
+    if slurm.requeue and (exit_code == EXIT_INTERRUPTED or is_lost):
+        restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+        made_progress = newest_step(run_dir) > step_before
+        requeue(
+            os.environ["SLURM_JOB_ID"],
+            made_progress or (is_lost and restarts < MAX_FUTILE_RESTARTS),
+        )
     return exit_code
 
 
-def exec_process(run_dir: Path, name: str) -> NoReturn:
-    """Check this node, and replace this process with torchrun."""
+def run_process(run_dir: Path, name: str) -> int:
+    """Check this node and run a process there; without a container, in place of this one."""
     mark_started(run_dir)
     plan, host = node_plan(run_dir)
-    check_host(plan, host)
+    image = check_host(plan, host)
     process = next(p for p in plan.processes if p.name == name)
     print(f"{name} is on {node_name()}, job {os.environ.get('SLURM_JOB_ID')}", flush=True)
-    os.execvpe(process.argv[0], process.argv, {**environment(process), **orphans.mark(name)})
+    if image is None:
+        variables = {**environment(process), **orphans.mark(name)}
+        return os.execvpe(process.argv[0], process.argv, variables)
+    secrets = plan.containers[name].secrets
+    with secret_files.written(secrets, host, run_dir), signals() as stopping:
+        group = starter_here(plan, host, image)(process, Path("/dev/stdout"))
+        signal.signal(signal.SIGUSR1, lambda *_: group.dump_stacks(run_dir / "stacks"))
+        try:
+            while not stopping and group.poll() is None:
+                group.wait(1.0)
+            if stopping:
+                group.terminate()
+                group.wait(plan.config.runtime.stop_timeout_s)
+        finally:
+            group.remove()
+    return group.poll() or 0
 
 
 def newest_step(run_dir: Path) -> int:
@@ -127,16 +167,16 @@ def newest_step(run_dir: Path) -> int:
     return max((int(folder.name.rpartition("-")[2]) for folder in folders), default=0)
 
 
-def requeue(job: str, made_progress: bool) -> None:
-    """Requeue the job unless it was cancelled or has saved no checkpoint this time."""
+def requeue(job: str, may_repeat: bool) -> None:
+    """Requeue the job unless it was cancelled or would only repeat what failed."""
     try:
         if state_of(job) != "RUNNING":
             return
     except HostError as error:  # try to requeue even if squeue fails
         print(error, flush=True)
-    if not made_progress:
+    if not may_repeat:
         print(
-            f"job {job} is not requeued, because it was interrupted before it saved a checkpoint. "
+            f"job {job} is not requeued, because it stopped before it saved a checkpoint. "
             "Increase runtime.slurm.time, or save more often with method.args.save_steps=N.",
             flush=True,
         )
@@ -156,17 +196,40 @@ def mark_started(run_dir: Path) -> None:
         (run_dir / "nodes" / node_name()).touch()
 
 
-def print_missing_nodes(run_dir: Path) -> None:
-    """Print the names of the job's nodes that have not called mark_started()."""
-    hostnames = call("scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"])
-    missing = [name for name in hostnames.split() if not (run_dir / "nodes" / name).exists()]
-    if missing:
+def report_nodes(plan: Plan) -> bool:
+    """Print which nodes are dead or missing; return whether any is dead."""
+    names = call("scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]).split()
+    dead = dead_nodes(names) if plan.config.runtime.slurm.requeue else []
+    missing = [name for name in names if not (plan.run_dir / "nodes" / name).exists()]
+    if plan.config.runtime.on_node == "pyxis":  # only the first node runs this program
+        missing = []
+    if dead:
+        print(f"dead nodes: {', '.join(dead)}. They start no step of this job.", file=sys.stderr)
+    elif missing:
         print(
-            f"missing nodes: {', '.join(missing)}. They did not start or cannot see {run_dir}. "
-            f"`scontrol show node {missing[0]}` shows the state of a node. "
+            f"missing nodes: {', '.join(missing)}. They did not start or cannot see "
+            f"{plan.run_dir}. `scontrol show node {missing[0]}` shows the state of a node. "
             f"runtime.slurm.options=[--exclude={missing[0]}] runs without it.",
             file=sys.stderr,
         )
+    return bool(dead)
+
+
+def dead_nodes(names: list[str]) -> list[str]:
+    """Return the nodes on which no step of this job starts."""
+    step = ["srun", "--overlap", "--nodes=1", "--ntasks=1", "--cpu-bind=none"]
+    probes = {
+        name: subprocess.Popen([*step, f"--nodelist={name}", "true"], stderr=subprocess.DEVNULL)
+        for name in names
+    }
+    deadline = time.monotonic() + NODE_ANSWERS_S
+    for child in probes.values():
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(max(0.0, deadline - time.monotonic()))
+    dead = [name for name, child in probes.items() if child.poll() != 0]
+    for child in probes.values():
+        child.kill()
+    return dead
 
 
 def main(arguments: list[str]) -> int:
@@ -175,7 +238,7 @@ def main(arguments: list[str]) -> int:
         return UserError.exit_code
     try:
         run_dir, *process = arguments
-        return exec_process(Path(run_dir), *process) if process else launch(Path(run_dir))
+        return run_process(Path(run_dir), *process) if process else launch(Path(run_dir))
     except (UserError, HostError) as error:
         print(f"{node_name()}: {error}", file=sys.stderr)
         return error.exit_code

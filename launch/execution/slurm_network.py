@@ -1,9 +1,17 @@
-"""Read the address of a node's network interface, and check its RDMA adapters."""
+"""Read the address of a node's network interface, and check its RDMA adapters.
+
+python launch/execution/slurm_network.py [INTERFACE]    prints address:port of a free port
+"""
 
 from __future__ import annotations
 
+import os
 import socket
+import sys
 from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.insert(0, os.path.abspath(f"{__file__}/../../.."))
 
 import psutil
 
@@ -78,3 +86,11 @@ def check_gid(port: Path, index: int) -> None:
             f"{port.parents[1].name} on {socket.gethostname()}: {kinds.get(index) or 'empty'}, "
             f"{gids.get(index)}. {remedy}"
         )
+
+
+if __name__ == "__main__":
+    try:
+        here = address(sys.argv[1] if sys.argv[1:] else None)
+    except HostError as error:
+        sys.exit(str(error))
+    print(f"{here}:{free_port(here)}")

@@ -6,13 +6,21 @@ import contextlib
 import dataclasses
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
-from launch.execution import orphans
+from launch.core.errors import HostError
+from launch.execution import orphans, server_client
 from launch.execution.local import LocalProcess
+from launch.plan import container_argv
+from launch.plan.container import image_reference
+from launch.plan.views import image_json
+from launch.schema import Config
 from launch.schema.plan import Process
 
+PYXIS = "--container-image"  # srun's option, which the plugin adds
 JOB_PROGRAM = Path(__file__).with_name("slurm_job.py")
 STACKS_S = 2.0  # until the stacks arrive over the network
 
@@ -24,11 +32,13 @@ class NodeProcess(LocalProcess):
     node's ranks have saved and exited.
     """
 
-    def __init__(self, run_dir: Path, process: Process, log: Path) -> None:
-        # The other node computes the settings and what its ranks inherit. srun needs everything.
-        argv = step(run_dir, process)
-        srun = dataclasses.replace(process, argv=argv, settings=[], inherited=[*os.environ])
-        super().__init__(srun, log)
+    def __init__(self, process: Process, log: Path) -> None:
+        self.server = process.server
+        # srun needs the variables of the job.
+        super().__init__(dataclasses.replace(process, inherited=[*os.environ]), log)
+
+    def query(self, port: int, path: str) -> str:
+        return server_client.get(port, path, self.server)
 
     def dump_stacks(self, folder: Path) -> None:
         """Send SIGUSR1 to srun, which forwards it to the ranks; they print into their logs."""
@@ -37,11 +47,35 @@ class NodeProcess(LocalProcess):
         self.wait(STACKS_S)
 
 
-def step(run_dir: Path, process: Process) -> list[str]:
-    """Return an srun command that runs the process on its node with all of the job's cores."""
-    srun = ["srun", "--nodes=1", "--ntasks=1", f"--relative={process.node}"]
-    srun += ["--cpu-bind=none", "--export=ALL", "--unbuffered", f"--job-name={process.name}"]
+def check_pyxis(config: Config) -> dict[str, Any]:
+    """Return the image's facts for the record. Raises HostError without pyxis or a registry."""
+    reference, image = image_reference(config), image_json(config) or {}
+    usage = ""
+    with contextlib.suppress(OSError):  # srun is missing
+        usage = subprocess.run(["srun", "--help"], capture_output=True, text=True).stdout
+    if PYXIS not in usage:
+        raise HostError(
+            f"runtime.slurm.container=pyxis: srun of this machine has no {PYXIS}, so the plugin "
+            "pyxis is missing. Use: runtime.slurm.container=apptainer, or none."
+        )
+    if image["name"] != "custom" and "@" not in reference:
+        raise HostError(
+            f"container={image['name']}: {reference} is in no registry, so nodes cannot get it. "
+            f"Use: python containers/build.py image={image['name']} push=<registry/repository>, or "
+            "container=custom container.reference=<file.sqsh>."
+        )
+    base = {"name": str(image.get("base", "")).partition("@")[0]}
+    return {"id": reference, "repo_digests": [reference], "base": base}
+
+
+def step(run_dir: Path, process: Process) -> Process:
+    """Return the srun that runs JOB_PROGRAM for the process on its node.
+
+    The other node computes the settings and what its ranks inherit.
+    """
     # Remove the marker, which contains the launcher's pid on this machine. On the other node, the
     # process would look like an orphan.
     unmarked = ["env", "-u", orphans.LAUNCHER, "-u", orphans.PROCESS]
-    return [*srun, *unmarked, sys.executable, str(JOB_PROGRAM), str(run_dir), process.name]
+    program = [sys.executable, str(JOB_PROGRAM), str(run_dir), process.name]
+    argv = [*container_argv.srun(process), "--export=ALL", *unmarked, *program]
+    return dataclasses.replace(process, argv=argv, settings=[])

@@ -38,6 +38,7 @@ SERVER_GRACE_S = 30.0
 # wait for an answer that never comes. torchrun gives ranks the same time after a failure.
 UNSERVED_GRACE_S = 30.0
 SHOWN_LINES = 15
+UNTRACED = ("verifier", "pause")  # kinds of processes whose stacks do not explain a hang
 # Keys of failures/*.json, which recipes/rank/program.py writes.
 FAILURE = ("rank", "time", "error", "exit_code")
 
@@ -268,8 +269,8 @@ class Attempt:
         quiet = self.watchdog.quiet_s(time.monotonic())
         why = f"no step, token or loading progress for {quiet:.0f} s (runtime.hang_timeout_s)"
         self.progress.say("no progress; dumping the stacks of all processes")
-        # A verifier cannot hang, because it limits the time of its jobs.
-        for group in (g for g in self.groups if g.is_running and g.process.kind != "verifier"):
+        # A verifier cannot hang, because it limits the time of its jobs, and a pause only sleeps.
+        for group in (g for g in self.groups if g.is_running and g.process.kind not in UNTRACED):
             process, log = group.process, logs.group_log(self.plan, group.process)
             printed = log.with_name("rank*.log") if logs.rank_logs(self.plan, process) else log
             try:
@@ -352,7 +353,8 @@ def describe(plan: Plan, outcome: Outcome) -> str:
     hung = outcome.status == "hung"
     if report and not hung and plan.config.runtime.slurm.nodes > 1:
         # When one torchrun exits, all do, so show the node of the rank that failed first.
-        process = next(p for p in plan.processes if p.node == int(report["rank"]) // p.num_ranks)
+        trainers = (p for p in plan.processes if p.kind == process.kind)
+        process = next(p for p in trainers if p.node == int(report["rank"]) // p.num_ranks)
     if hung or process.kind in logs.SERVER_KINDS:
         report = None
     log, rank_logs = logs.group_log(plan, process), logs.rank_logs(plan, process)

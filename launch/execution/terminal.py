@@ -19,6 +19,7 @@ from launch.execution.execute import check_host, handling, write_inputs
 from launch.execution.local import environment
 from launch.machine.detect import Host
 from launch.plan import rundir, show
+from launch.plan.container_argv import on_host
 from launch.plan.planning import make_plan
 from launch.schema import Config
 from launch.schema.plan import ContainerSpec
@@ -49,7 +50,11 @@ def run(config: Config, host: Host, warnings: Sequence[str], request: Request) -
             else:
                 spec = plan.containers[process.name]
                 with secret_files.written(spec.secrets, host, run_dir):
-                    code = _attached_container(spec, str(image["id"]), host)
+                    if spec.prefix:
+                        process = on_host(process, spec)
+                        code = _attached(process.argv, environment(process))
+                    else:
+                        code = _attached_container(spec, str(image["id"]), host)
     if code in INTERRUPTED:  # while the model was loading
         return EXIT_INTERRUPTED
     return code if code in (0, EXIT_USER) else EXIT_FAILED

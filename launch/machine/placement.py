@@ -27,13 +27,23 @@ def num_server_gpus(config: Config) -> int:
 
 def num_trainers(config: Config) -> int:
     """Return the number of ranks that train, on all nodes."""
-    return trainers_of_a_node(config) * config.runtime.slurm.nodes
+    return trainers_of_a_node(config) * trainer_nodes(config)
+
+
+def serves_apart(config: Config) -> bool:
+    """Return whether the server has a node of its own: the last of several."""
+    return config.topology.servers > 0 and config.runtime.slurm.nodes > 1
+
+
+def trainer_nodes(config: Config) -> int:
+    return config.runtime.slurm.nodes - serves_apart(config)
 
 
 def trainers_of_a_node(config: Config) -> int:
     if config.method.kind == "service":  # one process for all GPUs
         return 1
-    return max(1, num_gpus(config) - num_server_gpus(config))
+    serving = 0 if serves_apart(config) else num_server_gpus(config)
+    return max(1, num_gpus(config) - serving)
 
 
 def starts_directly(config: Config, kind: str) -> bool:
@@ -80,18 +90,19 @@ def process_groups(config: Config, host: Host) -> list[ProcessGroup]:
     """Return the groups of a run in start order."""
     gpus = visible_gpus(config, host, num_gpus(config)) if not config.method.exports else []
     server_gpus, gpus_of_ranks = gpus[: num_server_gpus(config)], gpus[num_server_gpus(config) :]
-    if shares_gpu(config):
+    if shares_gpu(config) or serves_apart(config):
         gpus_of_ranks = gpus
     groups = []
     if creates_model(config):
         groups.append(ProcessGroup("prepare", "prepare", gpus_of_ranks[:1]))
     if config.topology.servers:
-        groups.append(ProcessGroup("server", "server", server_gpus, num_server_gpus(config)))
+        node = trainer_nodes(config) if serves_apart(config) else 0
+        groups.append(ProcessGroup("server", "server", server_gpus, num_server_gpus(config), node))
     kind, ranks = config.method.kind, trainers_of_a_node(config)
     name = "trainers" if kind == "trainer" else kind
     # The launcher stops groups in reverse order. It begins with the ranks on its own node (0),
     # because a signal to one rank stops all.
-    for node in [*range(1, config.runtime.slurm.nodes), 0]:
+    for node in [*range(1, trainer_nodes(config)), 0]:
         node_name = f"{name}-{node}" if node else name
         groups.append(ProcessGroup(node_name, kind, gpus_of_ranks, ranks, node))
     return groups
@@ -143,7 +154,8 @@ def dtype(config: Config) -> str:
 def shares_gpu(config: Config) -> bool:
     """Return whether the server and a single trainer share the only GPU."""
     gpus = config.topology.num_gpus or config.hardware.gpus_per_node
-    return config.topology.servers != 0 and gpus == 1 and config.hardware.vendor != Vendor.none
+    is_alone = gpus == 1 and not serves_apart(config)
+    return config.topology.servers != 0 and is_alone and config.hardware.vendor != Vendor.none
 
 
 def backend(config: Config) -> str:

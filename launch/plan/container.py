@@ -6,6 +6,7 @@ a container, so the same config.yaml and command line work in both.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from launch.inputs.paths import home, hub_cache, real_folder, run_hash, secret_d
 from launch.inputs.tuned_files import TUNINGS
 from launch.machine import placement
 from launch.machine.detect import Host
-from launch.plan import inherited, process_env
+from launch.plan import container_argv, inherited, process_env
 from launch.plan.process_env import ROOT
 from launch.schema import Config
 from launch.schema.enums import Network, Vendor
@@ -28,6 +29,7 @@ from launch.schema.plan import ContainerSpec, Mount, Process
 from launch.schema.trainer_args import value_or_none
 
 SECRETS = "/run/secrets"
+PAUSE = "pause"  # process group whose container owns what a server and its trainers share
 OUR_PACKAGES = ("/", "opt", "recipes")  # parts of the folder where our images install packages
 ENTER = str(ROOT / "containers/enter.py")
 FIRST_RENDER_MINOR = 128  # of DRM's render nodes (include/drm/drm_file.h: DRM_MINOR_RENDER)
@@ -37,6 +39,8 @@ HUB_TRUE = ("1", "ON", "YES", "TRUE")  # huggingface_hub.constants
 # Limits of a container's processes; -1 means none. RDMA and large pinned buffers need memlock
 # (ROCm/cvs). vLLM raises its limit of files to this number. NVIDIA recommends the stack.
 LIMITS = {"memlock": -1, "nofile": 65535, "stack": 2**26}
+# The kernel's maximum. podman's default of 2048 is too few threads for eight ranks.
+MAX_PIDS = 2**22
 
 
 def container_name(run_dir: Path, process: str) -> str:
@@ -63,36 +67,36 @@ def specs(
 
     Raises UserError for a path that cannot be mounted.
     """
-    if config.runtime.on_node != "docker":
+    if not config.runtime.in_container:
         return {}
-    runtime, containers = config.runtime, {}
-    server = next((container_name(run_dir, p.name) for p in processes if p.kind == "server"), "")
-    secrets = inherited.secret_files(config, host.environ)
+    containers = {}
+    is_on_one_node = config.runtime.on_node == "docker" and config.runtime.slurm.nodes == 1
+    if is_on_one_node and any(process.kind == "server" for process in processes):
+        containers[PAUSE] = pause(config, host, run_dir)
+    runtime, secrets = config.runtime, inherited.secret_files(config, host.environ)
+    network = (runtime.network or Network.bridge).name
     for process in processes:
         gpus, peers = process.gpus, peer_gpus(process, processes)
         nodes = devices(config, host, gpus, peers)
         on_amd = "/dev/kfd" in nodes
-        # The trainers join the server's network, /dev/shm and process ids, because RCCL and HIP IPC
-        # build the names of sockets and segments from host and process id (ROCr: the abstract
-        # socket hsa<pid>; HIP: /hip_<pid>_<n> in /dev/shm).
-        joins_server = server and process.kind not in ("server", "prepare")
-        shared = f"container:{server}" if joins_server else ""
-        network = (runtime.network or Network.bridge).name
-        containers[process.name] = ContainerSpec(
+        is_joined = PAUSE in containers and process.kind != "prepare"
+        shared = f"container:{containers[PAUSE].name}" if is_joined else ""
+        on_host = runtime.network == Network.host or runtime.slurm.nodes > 1
+        containers[process.name] = spec = ContainerSpec(
             name=container_name(run_dir, process.name),
             image=image_reference(config),
             command=["python3", ENTER, *process.argv],
             user=f"{host.uid}:{host.gid}",
             stop_timeout_s=runtime.stop_timeout_s,
             labels=labels(run_dir, process.name, host),
-            network="host" if runtime.network == Network.host else shared or network,
-            ipc=shared or ("shareable" if process.kind == "server" else "private"),
+            network="host" if on_host else shared or network,
+            ipc=shared or "private",
             pid=shared or "private",
             environment=container_environment(process, peers),
             devices=nodes,
             nvidia_gpus=sorted({*gpus, *peers}) * (config.hardware.vendor == Vendor.nvidia),
             groups=groups(host, on_amd),
-            mounts=mounts(config, host, run_dir, bool(secrets)),
+            mounts=mounts(config, host, run_dir, bool(secrets) and runtime.on_node != "pyxis"),
             shm_gb=runtime.shm_gb or 16.0,
             memory_gb=runtime.memory_gb,
             memlock=bool(gpus) or runtime.infiniband,
@@ -100,7 +104,56 @@ def specs(
             secrets=secrets,
             ports=published_ports(config),
         )
+        if runtime.on_node != "docker":
+            containers[process.name] = _without_engine(config, host, spec, process)
     return containers
+
+
+def _without_engine(
+    config: Config, host: Host, spec: ContainerSpec, process: Process
+) -> ContainerSpec:
+    """Return a container that shares the host's namespaces and devices, with its command."""
+    spec = dataclasses.replace(
+        spec,
+        network="host",
+        ipc="host",
+        pid="host",
+        memlock=False,
+        environment=process.env,
+        devices={},
+        ports={},
+        nvidia_gpus=[],
+        groups=[],
+        security_opt=[],
+    )
+    return dataclasses.replace(spec, prefix=container_argv.prefix(config, host, spec, process))
+
+
+def pause(config: Config, host: Host, run_dir: Path) -> ContainerSpec:
+    """Return the container that owns the network, /dev/shm and process ids of a split.
+
+    The server and the trainers share them, because RCCL and HIP IPC build the names of sockets and
+    segments from host and process id (ROCr: the abstract socket hsa<pid>; HIP: /hip_<pid>_<n> in
+    /dev/shm). They outlive the server, so that trainers can save after it has failed.
+    """
+    return ContainerSpec(
+        name=container_name(run_dir, PAUSE),
+        image=image_reference(config),
+        command=["sleep", "infinity"],
+        user=f"{host.uid}:{host.gid}",
+        stop_timeout_s=1,
+        labels=labels(run_dir, PAUSE, host),
+        network=(config.runtime.network or Network.bridge).name,
+        ipc="shareable",
+        shm_gb=config.runtime.shm_gb or 16.0,
+        security_opt=security(False, host),
+    )
+
+
+def pause_process(containers: dict[str, ContainerSpec]) -> list[Process]:
+    """Return the process group of the pause container, which starts first; [] without one."""
+    spec = containers.get(PAUSE)
+    return [Process(PAUSE, "pause", spec.command, [], [])] if spec else []
 
 
 def published_ports(config: Config) -> dict[int, str]:
@@ -117,6 +170,7 @@ def peer_gpus(process: Process, processes: list[Process]) -> list[int]:
     The first training rank sends its weights to every server. Within a node, RCCL uses HIP IPC,
     which maps the other process's memory, so the transfer fails if a mask hides the other GPU.
     """
+    processes = [p for p in processes if p.node == process.node]
     if process.kind == "prepare":
         return []
     if process.kind == "server":
@@ -281,8 +335,9 @@ def as_json(spec: ContainerSpec) -> dict[str, Any]:
     # The process's `env` has the environment. The launcher's terminal decides stdin and tty.
     for key in ("environment", "confinement", "shm_gb", "stdin", "tty"):
         del content[key]
-    if not spec.ports:
-        del content["ports"]
+    for key in ("ports", "prefix"):
+        if not content[key]:
+            del content[key]
     content |= {"devices": list(spec.devices), "device_reasons": spec.devices}
     content["shm_size"] = f"{spec.shm_gb:g}g"
     return content | ({"read_only": True, **plain(spec.confinement)} if spec.confinement else {})
@@ -323,7 +378,10 @@ def sdk_arguments(
         "security_opt": spec.security_opt,
         "cap_add": spec.cap_add,
         "cap_drop": spec.cap_drop,
-        "init": True,  # tini reaps orphans and forwards SIGTERM, which a PID 1 ignores
+        "pids_limit": MAX_PIDS,
+        # tini reaps orphans and forwards SIGTERM, which a PID 1 ignores. podman rejects it in a
+        # container that joins another's process ids, whose PID 1 reaps its orphans.
+        "init": spec.pid == "private",
         "log_config": log,
     }
     if spec.pid != "private":
@@ -346,7 +404,7 @@ def sdk_arguments(
         "command": spec.command,
         "environment": spec.environment,
         "user": spec.user,
-        "working_dir": str(ROOT),
+        "working_dir": str(ROOT) if spec.mounts else "/",
         "detach": True,
         "labels": spec.labels,
         "stop_timeout": spec.stop_timeout_s,  # the engine's default of 10 s would interrupt a save

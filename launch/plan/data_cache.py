@@ -41,7 +41,7 @@ def directory(config: Config, host: Host) -> Path:
     """Return data.cache, or the default: a folder in the container's home or in run_root."""
     if config.data.cache:
         return Path(config.data.cache)
-    if config.runtime.on_node == "docker":
+    if config.runtime.in_container:
         return paths.home(config, host) / "data"
     return Path(config.run_root) / ".cache/data"
 

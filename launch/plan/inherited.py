@@ -25,7 +25,7 @@ def names(config: Config, environ: Mapping[str, str], settings: Mapping[str, obj
 
     If these include a GPU mask, no other mask passes.
     """
-    if config.runtime.on_node == "docker":
+    if config.runtime.in_container:
         return []
     withheld = {*settings, *(masks.ALL if any(name in settings for name in masks.ALL) else ())}
     return sorted(

@@ -7,46 +7,48 @@ missing.
 from __future__ import annotations
 
 import functools
-import http.client
 import json
 import os
-import socket
 import urllib.parse
 from contextlib import suppress
 from pathlib import Path
 
 from containers import images
 from launch.inputs import paths
+from launch.machine import container_engine
 from launch.machine.detect import Host
 from launch.plan.container import image_reference
+from launch.plan.container_argv import sif
 from launch.plan.predictions import gigabytes
 from launch.schema import Config
 from launch.schema.enums import Init
 
-ENGINE = "unix:///var/run/docker.sock"
-TIMEOUT_S = 1.0
 WEIGHTS = (".safetensors", ".bin")
 
 
-class _Engine(http.client.HTTPConnection):
-    """A connection to the docker engine's socket."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__("localhost", timeout=TIMEOUT_S)
-        self.path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(TIMEOUT_S)
-        self.sock.connect(self.path)
+def engine(config: Config, host: Host) -> str | None:
+    """Return which engine runs the containers and what it costs; None for docker as root."""
+    uses_engine = config.runtime.on_node == "docker"
+    found = container_engine.engine(host.environ) if uses_engine else None
+    if found is None or str(found) == f"docker {found.version}":
+        return None
+    if not found.rootless:
+        return str(found)
+    costs = f"{found}: limits of memory locks and files are at most yours (ulimit -H)"
+    if remedy := container_engine.groups_remedy(found, host):
+        costs += f"; containers lack your groups, which may open the GPUs. Use: {remedy}"
+    return costs
 
 
 def image(config: Config, host: Host) -> str | None:
     """Return the run's image and whether this machine has it; None without containers."""
+    if config.runtime.on_node == "apptainer":
+        file = sif(config, host, image_reference(config))
+        return f"{image_reference(config)}: {'in' if file.exists() else 'not yet in'} {file}"
     if config.runtime.on_node != "docker":
         return None
     reference, own = image_reference(config), _local_image(config)
-    gb = _image_gb(reference, host.environ.get("DOCKER_HOST", ENGINE))
+    gb = _image_gb(reference, container_engine.address(host.environ))
     if gb:
         return f"{reference}: on this machine, {gb:.3g} GB"
     state = "not built yet" if own else "not on this machine; the run pulls it"
@@ -61,7 +63,7 @@ def image(config: Config, host: Host) -> str | None:
 def build_command(config: Config, host: Host) -> str | None:
     """Return the command that builds the run's image; None if it is here or is not built here."""
     own = _local_image(config)
-    if own and not _image_gb(own.reference, host.environ.get("DOCKER_HOST", ENGINE)):
+    if own and not _image_gb(own.reference, container_engine.address(host.environ)):
         return f"python containers/build.py image={own.name}"
     return None
 
@@ -76,16 +78,11 @@ def _local_image(config: Config) -> images.Image | None:
 @functools.cache  # a pipeline asks for each phase
 def _image_gb(reference: str, address: str) -> float | None:
     """Return an image's size, 0 if the engine does not have it, and None if no engine answers."""
-    scheme, _, path = address.partition("://")
-    if scheme != "unix":
-        return None
-    with suppress(OSError, http.client.HTTPException, ValueError):
-        engine = _Engine(path)
-        engine.request("GET", f"/images/{urllib.parse.quote(reference, safe='/:@')}/json")
-        answer = engine.getresponse()
-        content = json.loads(answer.read())
-        if answer.status in (200, 404):
-            return float(content.get("Size", 0)) / 1e9
+    path = f"/images/{urllib.parse.quote(reference, safe='/:@')}/json"
+    answer = container_engine.ask(address, path)
+    with suppress(ValueError):
+        if answer and answer.status in (200, 404):
+            return float(json.loads(answer.content).get("Size", 0)) / 1e9
     return None
 
 

@@ -261,7 +261,8 @@ def _needs(plans: list[Plan], host: Host | None) -> Facts:
     facts: Facts = []
     here = [plan.config for plan in plans if plan.config.runtime.name != "kubernetes"]
     states = (
-        *(("image", local_copies.image), ("build", local_copies.build_command)),
+        *(("engine", local_copies.engine), ("image", local_copies.image)),
+        ("build", local_copies.build_command),
         ("weights", local_copies.weights),
     )
     for label, state in states:

@@ -129,14 +129,15 @@ def make_plan(
         plain_speed = speed.estimate_speed(choose.choose(off, host), rows)
     is_sampling = config.method.kind == "evaluator"
     estimate = speed.sampling(config) if is_sampling else speed.estimate_speed(config, rows)
-    args = trainer_args.complete(config, run_dir, ports)
+    server = process_groups.server_address(config, host)
+    args = trainer_args.complete(config, run_dir, ports, server)
     args, scaling = lr_scaling.scale_learning_rate(config, args)
     return Plan(
         name=config.name or default_name(config),
         run_dir=run_dir,
         config=config,
         trainer_args=args,
-        processes=[*sandbox.processes(config), *processes],
+        processes=[*sandbox.processes(config), *container.pause_process(containers), *processes],
         containers={**sandbox.specs(config, host, run_dir), **containers},
         memory=needed,
         speed=estimate,

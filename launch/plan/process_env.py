@@ -74,7 +74,7 @@ def settings(
 def image_variables(config: Config) -> dict[str, str]:
     """Return the variables that the run's image sets; none for an image without an entry."""
     image = images.load().get(config.container.name)
-    return image.env if image and config.runtime.on_node == "docker" else {}
+    return image.env if image and config.runtime.in_container else {}
 
 
 @functools.cache
@@ -129,6 +129,7 @@ def _conditions(config: Config, host: Host, kind: str, gpus: list[int]) -> dict[
         "gid_index": slurm.gid_index is not None,
         "tensorboard": trains and config.tracking.name == "tensorboard",
         "serves": serves,
+        "server_apart": trains and placement.serves_apart(config),
         "chats": kind == "chat" and runs_vllm,
         "generates_on_cpu": runs_vllm and on_cpu,
         "sizes_cache_on_cpu": runs_vllm and on_cpu and not topology.server_cache_gb,
@@ -136,7 +137,7 @@ def _conditions(config: Config, host: Host, kind: str, gpus: list[int]) -> dict[
         "debug_nvidia": finds_fault and vendor == Vendor.nvidia,
         "debug_amd": finds_fault and vendor != Vendor.nvidia,
         "debug_compile": config.debug == Debug.compile,
-        "container": config.runtime.on_node == "docker",
+        "container": config.runtime.in_container,
     }
 
 
@@ -160,6 +161,7 @@ def _values(
         "mask": MASK.get(config.hardware.vendor),
         "gpus": ",".join(map(str, gpus)),
         **{name: getattr(slurm, name) for name in ("interface", "hca", "gid_index")},
+        "master": host.environ.get("MASTER_ADDR", "$MASTER_ADDR"),
         "run_dir": run_dir,
         "cache_gib": CPU_CACHE_GIB,
         "home": paths.home(config, host),

@@ -15,6 +15,9 @@ from launch.schema import Config
 from launch.schema.enums import Profile, Rocprof, Vendor
 from launch.schema.plan import Process
 
+# address:port of a server on a node of its own. launch/execution/slurm_job.py sets it.
+SERVER = "ROCM_RECIPES_SERVER"
+
 
 def model_source(config: Config, run_dir: Path) -> str:
     """Return the directory or Hub id that every process loads the model from."""
@@ -25,7 +28,7 @@ def model_source(config: Config, run_dir: Path) -> str:
 
 def process(config: Config, host: Host, run_dir: Path, group: placement.ProcessGroup) -> Process:
     """Return the command, variables and GPUs of a process group."""
-    port = None
+    port, address = None, server_address(config, host)
     if group.kind == "server":
         port = ports(host, run_dir)[0]
         argv = server_argv(config, host, port, run_dir)
@@ -36,16 +39,24 @@ def process(config: Config, host: Host, run_dir: Path, group: placement.ProcessG
     settings = process_env.settings(config, host, group.kind, group.gpus, run_dir, ranks)
     name, kind, gpus, num_ranks = group.name, group.kind, group.gpus, group.num_ranks
     passed = inherited.names(config, host.environ, {s.name: s for s in settings})
-    return Process(name, kind, argv, settings, gpus, num_ranks, port, group.node, passed)
+    return Process(name, kind, argv, settings, gpus, num_ranks, port, group.node, passed, address)
+
+
+def server_address(config: Config, host: Host) -> str:
+    """Return the address of the server: the loopback, or that of its own node."""
+    if not placement.serves_apart(config):
+        return "127.0.0.1"
+    return host.environ.get(SERVER, f"${SERVER}").partition(":")[0]
 
 
 def ports(host: Host, run_dir: Path) -> tuple[int, int]:
-    """Return free ports for the server and for its weight transfer.
+    """Return free ports for the server, unless its node has chosen one, and its weight transfer.
 
     The run's hash chooses the first port to try, from 20000 to 30000. Linux assigns ephemeral ports
     from 32768.
     """
-    server = host.free_port(20000 + int(paths.run_hash(run_dir), 16) % 5000 * 2)
+    chosen = host.environ.get(SERVER, "").partition(":")[2]
+    server = int(chosen or host.free_port(20000 + int(paths.run_hash(run_dir), 16) % 5000 * 2))
     return server, host.free_port(server + 1)
 
 
@@ -94,14 +105,14 @@ def rocprof(config: Config, interpreter: str, folder: Path) -> list[str]:
 
 def rendezvous(config: Config, host: Host, node: int) -> list[str]:
     """Return torchrun's rendezvous options: loopback on one node, otherwise the first node."""
-    slurm = config.runtime.slurm
-    if slurm.nodes == 1:
+    slurm, num_nodes = config.runtime.slurm, placement.trainer_nodes(config)
+    if num_nodes == 1:
         # An address, because containers without a network and many hosts cannot resolve their name.
         return ["--standalone", "--local-addr", "127.0.0.1"]
     address, port = (host.environ.get(name, f"${name}") for name in ("MASTER_ADDR", "MASTER_PORT"))
     # The static backend keeps the order of nodes, whereas c10d sorts by address. Thus rank 0 runs
     # on the launcher's node, and sums are always computed in the same order.
-    nodes = ["--nnodes", str(slurm.nodes), "--node-rank", str(node), "--rdzv-backend", "static"]
+    nodes = ["--nnodes", str(num_nodes), "--node-rank", str(node), "--rdzv-backend", "static"]
     master = ["--master-addr", address, "--master-port", port]
     return [*nodes, *master, "--rdzv-conf", f"timeout={slurm.rendezvous_timeout_s}"]
 
@@ -115,15 +126,16 @@ def server_argv(config: Config, host: Host, port: int, run_dir: Path) -> list[st
     """Return the command of vLLM's server, with the weight transfer and logprobs TRL 1.16 needs."""
     topology, source = config.topology, model_source(config, run_dir)
     on_cpu = config.hardware.vendor == Vendor.none
-    if config.runtime.on_node == "docker":
+    if config.runtime.in_container:
         argv = ["vllm", "serve", source]
     else:
         # A `vllm` on the host's PATH may belong to another environment.
         argv = [python(config, host), "-m", "vllm.entrypoints.cli.main", "serve", source]
     if source == config.model.hub_id and config.model.revision:
         argv += ["--revision", config.model.revision]
-    # Listen on loopback only, because the weight-update endpoints have no authentication.
-    argv += ["--host", "127.0.0.1", "--port", str(port), "--dtype", placement.dtype(config)]
+    # Listen on one address only, because the weight-update endpoints have no authentication.
+    argv += ["--host", server_address(config, host), "--port", str(port)]
+    argv += ["--dtype", placement.dtype(config)]
     argv += ["--tensor-parallel-size", str(topology.server_tensor_parallel)]
     if topology.servers > 1:
         argv += ["--data-parallel-size", str(topology.servers)]

@@ -61,7 +61,7 @@ def required(config: Config) -> list[Need]:
 
 def check(config: Config, output: str) -> None:
     """Raise HostError if the output of containers/tools.py's command names a required tool."""
-    in_image, missing = config.runtime.on_node == "docker", json.loads(output)
+    in_image, missing = config.runtime.in_container, json.loads(output)
     where = f"in the image of container={config.container.name}" if in_image else "on the PATH"
     lines = [
         f"{need.key}: {need.tool} is not {where}. Install it ({TOOLS[need.tool].install}; "

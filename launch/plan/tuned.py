@@ -82,7 +82,7 @@ def for_ranks(
     trial = recipe(config)
     if trial is None:
         return None
-    in_container = config.runtime.on_node == "docker"
+    in_container = config.runtime.in_container
     cache = paths.home(config, host) if in_container else paths.cache_dir(host) / "rocm-recipes"
     return {
         "method": trial.method,

@@ -123,7 +123,7 @@ def _topology_limits(c: Config) -> Iterator[Limit]:
     num_gpus, node = c.topology.num_gpus, Range(minimum=1, maximum=c.hardware.gpus_per_node)
     yield "num_gpus", None if c.hardware.vendor == Vendor.none else num_gpus, node
     yield "single_is_one", num_gpus if name == "single" else None, Range(minimum=1, maximum=1)
-    spans = name in SHARDED and c.runtime.on_node != "docker"
+    spans = name in SHARDED or name == "split"
     nodes = c.runtime.slurm.nodes if c.runtime.name == "slurm" else None
     yield "slurm_nodes", nodes, Range(minimum=1, maximum=MAX_RANKS if spans else 1)
 

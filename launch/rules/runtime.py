@@ -25,7 +25,9 @@ LONG_OPTION = re.compile(r"--[a-z][a-z0-9-]*(?:=.*)?")
 
 def runtime_as(config: Config, runtime: str) -> str:
     """Return the override that selects a runtime; under Slurm, the runtime inside the job."""
-    return f"{'runtime.slurm.inner' if config.runtime.name == 'slurm' else 'runtime'}={runtime}"
+    if config.runtime.name != "slurm":
+        return f"runtime={runtime}"
+    return f"runtime.slurm.container={'none' if runtime == 'local' else runtime}"
 
 
 def secret_problems(c: Config) -> Iterator[Refusal]:

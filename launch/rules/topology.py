@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from containers import images
 from launch.estimate.batch_counts import batch, generation_batch
 from launch.machine import placement
 from launch.rules.refusal import Refusal
@@ -44,18 +45,22 @@ def multi_gpu_topologies(config: Config) -> list[str]:
 def server_problems(c: Config) -> Iterator[Refusal]:
     """Reject settings that need vLLM on GPUs without it, and servers that take every GPU."""
     topology, gpus = c.topology, placement.num_gpus(c)
-    if not c.hardware.vllm and (setting := _setting_that_needs_vllm(c)):
+    image = images.load().get(c.container.name)
+    problem = "" if c.hardware.vllm else f"no released vLLM supports {c.hardware.gfx}"
+    other = "another hardware=, or smoke=true, which runs the same code with vLLM on the CPU"
+    if not problem and image and image.vllm == images.NONE and not c.smoke:
+        problem = f"container={image.name} has no vLLM"
+        other = f"container={c.hardware.container}"
+    if problem and (setting := _setting_that_needs_vllm(c)):
         remedy = "topology=single or ddp, where transformers generates"
         if c.method.starts_vllm:
-            remedy = (
-                "another hardware=, or smoke=true, which runs the same code with vLLM on the CPU"
-            )
+            remedy = other
         elif topology.name not in ("split", "colocate"):
             remedy = "method.args.engine=transformers"
-        yield Refusal("vllm", f"{setting}: no released vLLM supports {c.hardware.gfx}", remedy)
+        yield Refusal("vllm", f"{setting}: {problem}", remedy)
     serving = placement.num_server_gpus(c)
     # On one GPU, a server and its trainer share it.
-    if topology.name == "split" and serving >= max(2, gpus):
+    if topology.name == "split" and serving >= max(2, gpus + placement.serves_apart(c)):
         message = (
             f"topology=split: servers use {serving} of {gpus} GPU(s), and none is left to train"
         )

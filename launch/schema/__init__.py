@@ -33,7 +33,7 @@ from launch.schema.enums import (
     When,
 )
 from launch.schema.host import Detect, Healthy, HostNeeds
-from launch.schema.host import Inner as Inner
+from launch.schema.host import NodeContainer as NodeContainer
 from launch.schema.host import Runtime as Runtime
 from launch.schema.host import Slurm as Slurm
 from launch.schema.method import Method as Method

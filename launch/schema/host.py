@@ -88,11 +88,13 @@ def slurm_seconds(time: str) -> int:
     return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
-class Inner(Enum):
-    """The runtime that starts the processes of a Slurm job on a node."""
+class NodeContainer(Enum):
+    """The program that starts a job's processes in the image, if any."""
 
-    local = "local"
+    none = "none"  # the Python of runtime.slurm.python
     docker = "docker"
+    apptainer = "apptainer"
+    pyxis = "pyxis"  # srun with NVIDIA's plugin, which runs enroot
 
 
 @dataclass
@@ -100,7 +102,7 @@ class Slurm:
     """Options of a Slurm job and of the network between its nodes. Counts are per node."""
 
     nodes: int = checked(1, minimum=1)
-    inner: Inner = Inner.local
+    container: NodeContainer = NodeContainer.none
     partition: Optional[str] = None
     account: Optional[str] = None
     qos: Optional[str] = None
@@ -136,7 +138,7 @@ class Kubernetes:
 class Runtime:
     """How processes are started. The keys from `network` to `secrets` apply to containers."""
 
-    name: str = checked(words=("local", "docker", "slurm", "kubernetes"))
+    name: str = checked(words=("local", "docker", "apptainer", "slurm", "kubernetes"))
     # time from SIGTERM to SIGKILL; must exceed the slowest save
     stop_timeout_s: int = checked(300, minimum=1, maximum=MAX_SECONDS)
     # After this time without a step, token or loading progress, the stacks are dumped and the run
@@ -160,5 +162,12 @@ class Runtime:
 
     @property
     def on_node(self) -> str:
-        """Return the runtime on a node, which is the inner runtime under runtime=slurm."""
-        return self.slurm.inner.name if self.name == "slurm" else self.name
+        """Return the runtime on a node: under runtime=slurm that of its container, or local."""
+        if self.name != "slurm":
+            return self.name
+        return "local" if self.slurm.container == NodeContainer.none else self.slurm.container.name
+
+    @property
+    def in_container(self) -> bool:
+        """Return whether the launcher starts processes in containers of the image."""
+        return self.on_node in ("docker", "apptainer", "pyxis")

@@ -46,10 +46,10 @@ class Plan:
 
 @dataclass(frozen=True)
 class Process:
-    """One process group: torchrun with its ranks, a server, row preparation, or the sandbox."""
+    """One process group: torchrun with its ranks, a server, preparation, a sandbox or a pause."""
 
     name: str
-    kind: str  # trainer, evaluator, exporter, bench, tune, server, prepare or verifier
+    kind: str  # trainer, evaluator, exporter, bench, tune, server, prepare, verifier or pause
     argv: list[str]
     settings: list[Setting]
     gpus: list[int]
@@ -58,6 +58,7 @@ class Process:
     node: int = 0  # index of the node in a Slurm job
     # names of the shell's variables that the process inherits; [] for a container
     inherited: list[str] = field(default_factory=list)
+    server: str = "127.0.0.1"  # address of the run's server
 
     @property
     def env(self) -> dict[str, str]:
@@ -110,7 +111,7 @@ class ContainerSpec:
     labels: dict[str, str]
     network: str = "none"
     ipc: str = "none"
-    pid: str = "private"  # process namespace: private, or shared with the server
+    pid: str = "private"  # process namespace: private, or that of the pause container
     environment: dict[str, str] = field(default_factory=dict)
     devices: dict[str, str] = field(default_factory=dict)  # path -> reason
     nvidia_gpus: list[int] = field(default_factory=list)
@@ -128,6 +129,8 @@ class ContainerSpec:
     stdin: bool = False  # the container reads the launcher's input, and exits when that closes
     tty: bool = False
     ports: dict[int, str] = field(default_factory=dict)  # published port -> address on the host
+    # without an engine: the command of Apptainer or srun, which `command` follows
+    prefix: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

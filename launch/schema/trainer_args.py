@@ -188,11 +188,13 @@ def _has_type(argument: Any, types: list[str]) -> bool:
     return "any" in types or kind in types or (kind == "int" and "float" in types)
 
 
-def complete(config: Config, run_dir: Path, ports: tuple[int, int]) -> dict[str, Any]:
+def complete(
+    config: Config, run_dir: Path, ports: tuple[int, int], server: str = "127.0.0.1"
+) -> dict[str, Any]:
     """Return all keyword arguments of the configuration class.
 
     They are method.args and those that the rest of the composition implies. `ports` are the ports
-    of the server and of its weight transfer.
+    of the server, whose address is `server`, and of its weight transfer.
     """
     implied = {
         "output_dir": str(run_dir / "checkpoints"),
@@ -214,7 +216,7 @@ def complete(config: Config, run_dir: Path, ports: tuple[int, int]) -> dict[str,
         "dataloader_num_workers": config.hardware.dataloader.num_workers,
         "dataloader_pin_memory": config.hardware.dataloader.pin_memory,
         **_strategy(config),
-        **_generation(config, ports),
+        **_generation(config, ports, server),
         **_selection(config),
     }
     # For method=tune/..., these exclude the arguments of its recipe.
@@ -299,7 +301,7 @@ def _deepspeed(config: Config) -> dict[str, Any]:
     return content
 
 
-def _generation(config: Config, ports: tuple[int, int]) -> dict[str, Any]:
+def _generation(config: Config, ports: tuple[int, int], server: str) -> dict[str, Any]:
     if config.topology.name == "colocate":
         return {"use_vllm": True, "vllm_mode": "colocate"}
     if config.topology.servers == 0:
@@ -307,7 +309,7 @@ def _generation(config: Config, ports: tuple[int, int]) -> dict[str, Any]:
     return {
         "use_vllm": True,
         "vllm_mode": "server",
-        "vllm_server_base_url": f"http://127.0.0.1:{ports[0]}",
+        "vllm_server_base_url": f"http://{server}:{ports[0]}",
         "vllm_group_port": ports[1],
         # TRL's default drops a completion if the product of its token ratios exceeds 3. That suits
         # rounding errors, but would drop most completions of older weights.

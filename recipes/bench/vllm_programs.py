@@ -76,13 +76,17 @@ def gpus_of(setting: Mapping[str, Any]) -> int:
     return math.prod(int(setting.get(name) or 1) for name in WIDTHS)
 
 
+def runtime_on_node(config: DictConfig) -> str:
+    runtime = config.runtime
+    return str(runtime.slurm.container if runtime.name == "slurm" else runtime.name)
+
+
 def program(config: DictConfig) -> list[str]:
     """Return the command that starts vLLM. Raise UserError if vLLM is not installed.
 
     In a container, this is the image's `vllm`, which uses the packages of the base image.
     """
-    runtime = config.runtime.name
-    if runtime == "docker" or (runtime == "slurm" and config.runtime.slurm.inner == "docker"):
+    if runtime_on_node(config) in ("docker", "apptainer", "pyxis"):
         if shutil.which("vllm"):
             return ["vllm"]
     elif importlib.util.find_spec("vllm"):

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator
 from importlib.metadata import version
 from typing import Any
+from urllib.parse import urlsplit
 
 import requests
 import torch
@@ -44,8 +45,9 @@ def prepare(config: DictConfig) -> None:
     check_vllm()
     if config.topology.name == "colocate" and config.trainer_args.get("vllm_enable_sleep_mode"):
         check_sleep(version("vllm"))
-    for name in ("NO_PROXY", "no_proxy"):  # a proxy cannot reach the loopback interface
-        os.environ[name] = ",".join(filter(None, [os.environ.get(name), "127.0.0.1"]))
+    server = urlsplit(config.trainer_args.get("vllm_server_base_url", "http://127.0.0.1")).hostname
+    for name in ("NO_PROXY", "no_proxy"):  # a proxy cannot reach the server
+        os.environ[name] = ",".join(filter(None, [os.environ.get(name), server]))
     end_run_on_rejected_transfer(config)
     pass_engine_args(config)
 

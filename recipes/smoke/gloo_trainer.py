@@ -67,8 +67,9 @@ def gloo_client() -> type:
     class GlooVLLMClient(VLLMClient):
         def init_communicator(self, device: Any = "cpu") -> None:
             world_size = self.get_world_size() + 1
+            address = os.environ.get("VLLM_HOST_IP", "127.0.0.1")  # as in TRL's client
             info = {
-                "master_address": "127.0.0.1",
+                "master_address": address,
                 "master_port": self.group_port,
                 "rank_offset": 1,
                 "world_size": world_size,
@@ -82,7 +83,7 @@ def gloo_client() -> type:
                         f"{self.base_url}/init_weight_transfer_engine",
                         json={"init_info": info},
                     )
-                    self.communicator = join("127.0.0.1", self.group_port, 0, world_size)
+                    self.communicator = join(address, self.group_port, 0, world_size)
                     response.result()
             finally:
                 if agent is not None:

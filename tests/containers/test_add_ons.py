@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import pytest
 
 from containers import add_ons, environment
-from containers.environment import LOCKS
 from launch.core.errors import HostError
 
 
@@ -16,12 +15,13 @@ def vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """Replace pip by a function that returns `status`, on a machine that supports vLLM."""
     state = SimpleNamespace(argv=[], status=0, venv=tmp_path)
 
-    def run(progress: environment.Progress, argv: tuple[str, ...]) -> int:
+    def run(argv: tuple[str, ...], env: object) -> tuple[int, str]:
         state.argv.append(argv)
-        progress.log.write_text("ERROR: from pip\n")
-        return state.status
+        print("ERROR: from pip")
+        return state.status, "ERROR: from pip\n"
 
-    monkeypatch.setattr(environment.Progress, "run", run)
+    monkeypatch.setattr(environment.install, "run", run)
+    monkeypatch.setattr(environment, "pip_config", lambda python: "")
     monkeypatch.setattr(add_ons.platform, "machine", lambda: "x86_64")
     return state
 
@@ -38,8 +38,10 @@ def test_install_add_on_once(vllm: SimpleNamespace, name: str) -> None:
     make(vllm.venv)
     assert add_ons.install(vllm.venv, name)
     assert not add_ons.install(vllm.venv, name)
-    python = str(vllm.venv / "bin" / "python")
-    assert vllm.argv == [environment.install_lock(Path(python), LOCKS / f"{name}.lock")[0]]
+    (argv,) = vllm.argv
+    assert argv[0] == str(vllm.venv / "bin" / "python")
+    assert "--require-hashes" in argv
+    assert f"{name}.lock: " in (vllm.venv / environment.LOG).read_text()
 
 
 @pytest.mark.parametrize(
@@ -59,7 +61,7 @@ def test_reject_unsupported_add_on(
 def test_retry_after_failed_install(vllm: SimpleNamespace) -> None:
     make(vllm.venv)
     vllm.status = 1
-    with pytest.raises(HostError, match=r"(?s)setup\.log.*from pip"):
+    with pytest.raises(environment.install.InstallError, match="ERROR: from pip"):
         add_ons.install(vllm.venv, "vllm")
     vllm.status = 0
     assert add_ons.install(vllm.venv, "vllm")

@@ -5,9 +5,6 @@ tests/integration/test_image_*.py use an engine.
 
 from __future__ import annotations
 
-import io
-import tarfile
-from pathlib import Path
 from types import SimpleNamespace
 
 import docker
@@ -15,9 +12,9 @@ import pytest
 import requests
 
 from containers import build, engine, images
-from containers.fetch import BuildFailed
 from containers.images import Image
 from containers.progress import Progress
+from containers.verify import BuildFailed
 from launch.core.errors import HostError
 from tests.helpers.build_examples import DIGEST, IMAGE, OPEN, OTHER
 
@@ -55,6 +52,7 @@ def test_reject_base_with_another_digest():
 
 @pytest.mark.parametrize(("raised", "code", "message"), [
     (docker.errors.APIError("x", explanation="no such thing"), 3, "no such thing"),
+    (docker.errors.APIError("x", explanation="no space left on device"), 3, "docker image prune"),
     (requests.ConnectionError("cut off"), 3, "cut off. Run the same command again."),
     (PermissionError(13, "Permission denied", "/a/cache"), 3, "/a/cache: Permission denied"),
     (KeyboardInterrupt(), 75, "interrupted; run the same command again"),
@@ -75,27 +73,6 @@ def test_no_engine(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("DOCKER_HOST", where)
     assert build.main(["image=cpu"]) == 3
     assert f"No docker engine answers at {where}" in capsys.readouterr().err
-
-
-# ---- The build context
-
-
-def test_context_has_inputs_of_tag_and_wheels(tmp_path):
-    (tmp_path / "a-1.0-py3-none-any.whl").write_bytes(b"x" * 1000)
-    entry = images.load()["cpu"]
-    with tarfile.open(fileobj=io.BytesIO(b"".join(build.context(entry, tmp_path)))) as archive:
-        members = archive.getmembers()
-        content = {member.name: archive.extractfile(member).read() for member in members}
-    assert content.pop("wheels/a-1.0-py3-none-any.whl") == b"x" * 1000
-    assert content.pop("locks.txt").decode().split() == list(entry.locks)
-    assert content.pop("Dockerfile") == (images.FOLDER / entry.dockerfile).read_bytes()
-    assert content == {
-        **{name: (images.FOLDER / name).read_bytes() for name in images.SHARED},
-        **{f"locks/{name}": (images.FOLDER / name).read_bytes() for name in entry.locks},
-    }
-    assert {
-        (member.mode, member.uid, member.gid, member.mtime, member.uname) for member in members
-    } == {(0o644, 0, 0, 0, "")}
 
 
 # ---- The base image
@@ -127,9 +104,7 @@ def built_on(name: str, digest: str, image: Image = IMAGE, **labels: str) -> Sim
         "org.opencontainers.image.base.name": name,
         "org.opencontainers.image.base.digest": digest,
     }
-    return image_of(
-        **{"io.rocm-recipes.tag": image.tag, engine.BUILD: "complete", **base, **labels}
-    )
+    return image_of(**{"io.rocm-recipes.tag": image.tag, **base, **labels})
 
 
 @pytest.mark.parametrize(("image", "base", "here", "built", "up_to_date"), [
@@ -162,16 +137,3 @@ def test_image_is_up_to_date_if_base_matches_request(image, base, here, built, u
 ])  # fmt: skip
 def test_base_digest(image, base, here, digest):
     assert build.base_digest(build.Request(image, images.LOCK, base), here) == digest
-
-
-@pytest.mark.parametrize(("lines", "explanation", "kind", "message"), [
-    (["noise", "error: a pin", "clashes"], "", BuildFailed, "failed:\na pin\nclashes\n"),
-    (["Step 1/2", "  "], "no such file", BuildFailed, "Step 1/2\nno such file"),
-    (["Step 1/2"], "write /x: no space left on device", HostError, "docker image prune"),
-    (["error: a file's hash differs"], "", BuildFailed, "delete /wheels"),
-])  # fmt: skip
-def test_failed_build_has_reason_and_log(lines, explanation, kind, message):
-    failure = build.build_failure(IMAGE, lines, explanation, Path("/wheels"))
-    assert type(failure) is kind
-    assert message in str(failure)
-    assert str(build.log_file(IMAGE)) in str(failure)

@@ -1,6 +1,7 @@
 """Test containers/environment.py."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -8,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from containers import environment
+from containers import environment, images
 from containers.environment import LOCKS, Facts
 from launch.core.errors import HostError, UserError
 
-PYTHON = Path(".venv/bin/python")
 NO_GPU = Facts("Linux", amd_gpu=False, nvidia_driver=False)
 AMD = Facts("Linux", amd_gpu=True, nvidia_driver=False)
 NVIDIA = Facts("Linux", amd_gpu=False, nvidia_driver=True)
@@ -110,63 +110,54 @@ def allow_bytecode(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
 
 
-def test_uv_settings_from_pip() -> None:
-    listed = """:env:.cert='/etc/company.pem'
-global.extra-index-url='\\nhttps://one/simple\\nhttps://two/simple'
-global.find-links='/wheels /more'
-global.index-url='https://user:word=1@mirror/simple'
-install.no-compile='true'
-"""
-    assert environment.uv_settings(listed) == {
-        "UV_DEFAULT_INDEX": "https://user:word=1@mirror/simple",
-        "UV_INDEX": "https://one/simple https://two/simple",
-        "UV_FIND_LINKS": "/wheels,/more",
-        "SSL_CERT_FILE": "/etc/company.pem",
-    }
-    assert environment.uv_settings("") == {}
-
-
-def test_pip_installs_if_uv_fails_or_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pip_installs_if_uv_fails_or_is_missing(tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_FIND_LINKS", "/wheels")
     monkeypatch.delenv("UV_FIND_LINKS", raising=False)
-    uv = tmp_path / "uv"
-    code = "import os; print(os.environ['UV_FIND_LINKS']); raise SystemExit(3)"
-    works = (sys.executable, "-c", "print('by pip')")
-    for number, argv in enumerate([(str(uv),), (str(uv), "-c", code)]):
-        if number:
-            uv.symlink_to(sys.executable)
-        progress = environment.Progress(tmp_path / f"log{number}", 1, Path(sys.executable))
-        assert progress.install(environment.Step("a step", (argv, works)))
-        assert progress.log.read_text().endswith("by pip\n")
-    assert "\n/wheels\n" in progress.log.read_text()
+    (tmp_path / "bin").mkdir()
+    python, lock = environment.venv_python(tmp_path), tmp_path / "a.lock"
+    lock.write_text("a==1\n")
+    code = '[ "$3" = config ] && exec python3 "$@" || echo "by pip: $*"'
+    for file, text in ((python, code), (python.with_name("uv"), 'echo "$UV_FIND_LINKS"; exit 3')):
+        file.write_text(f"#!/bin/sh\n{text}\n")
+        file.chmod(0o755)
+        environment.install_all(tmp_path, [lock])
+    first, second = (tmp_path / environment.LOG).read_text().split("a.lock: 1 packages\n")[1:]
+    assert first.startswith("by pip: -m pip install")
+    assert second.startswith("/wheels\nby pip: -m pip install")
+    assert "--require-hashes" in first
 
 
 @pytest.mark.parametrize(("output", "named"), [
     ("OSError: [Errno 28] No space left on device", "TMPDIR"),
     ("'ProxyError('Cannot connect to proxy.'", "https_proxy (p:1)"),
-    ("ERROR: No matching distribution found", "another network"),
+    ("ERROR: No matching distribution found", "PIP_FIND_LINKS"),
 ])  # fmt: skip
-def test_remedy_of_a_failed_step(tmp_path, monkeypatch, output, named):
+def test_remedy_of_a_failed_step(monkeypatch, capsys, output, named):
     monkeypatch.setenv("https_proxy", "http://me:sentinel@p:1")
-    fails = ("sh", "-c", f'echo "{output}"; exit 1')
-    progress = environment.Progress(tmp_path / "log", 1, Path(sys.executable))
-    with pytest.raises(HostError) as error:
-        progress.install(environment.Step("a step", (fails,), remedy="another network"))
-    remedy = str(error.value).splitlines()[-1]
-    assert named in remedy
-    assert "sentinel" not in remedy
+
+    def fails() -> bool:
+        raise environment.install.failure("a.lock", output)
+
+    assert environment.finish(fails) == 3
+    shown = capsys.readouterr().err
+    assert named in shown.splitlines()[-1]
+    assert output in shown
+    assert "sentinel" not in shown
 
 
-@pytest.mark.parametrize("build", ["cpu", "cuda", "macos", "rocm"])
-def test_all_steps_except_rocm_torch_require_hashes(build: str) -> None:
-    steps = environment.plan(PYTHON, build, "3.11.7")
-    assert [step.optional for step in steps] == [True, False, False, False, False, True]
-    assert steps[3 if build == "rocm" else 2].title.startswith("torch")
-    for step in steps:
-        hashed = all("--require-hashes" in argv for argv in step.attempts)
-        assert hashed is not (build == "rocm" and step.title.startswith("torch"))
+@pytest.mark.parametrize(("build", "kept", "torch"), [
+    ("cpu", (), "torch"),
+    ("cuda", (), "torch_pypi"),
+    ("macos", (), "torch_pypi"),
+    ("rocm", (), None),
+    ("image", {"torch": "2.13.0"}, None),
+    ("image", {"torch": "2.13.0", "triton": "3.7"}, "liger"),
+])  # fmt: skip
+def test_locks_of_a_build(build, kept, torch):
+    names = [lock.stem for lock in environment.lock_files(build, kept)]
+    assert names[:2] == ["uv", "tools"]
+    assert set(names[2:]) - {torch} == {"requirements", "dev", "compiled"}
+    assert torch is None or torch in names
 
 
 # ---- Setup, with uv and venv replaced
@@ -180,7 +171,7 @@ class Setup:
         self.facts = NO_GPU
         monkeypatch.setattr(environment, "make_venv", self.make_venv)
         monkeypatch.setattr(
-            environment, "install", lambda venv, build, *_: self.installed.append(build)
+            environment, "fill", lambda venv, build, *_: self.installed.append(build)
         )
         monkeypatch.setattr(environment, "detect", lambda: self.facts)
 
@@ -241,7 +232,7 @@ def test_repeat_interrupted_setup(setup: Setup, monkeypatch: pytest.MonkeyPatch)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(environment, "install", interrupted)
+        patch.setattr(environment, "fill", interrupted)
         with pytest.raises(KeyboardInterrupt):
             setup()
     assert environment.read_stamp(setup.venv) == {}
@@ -262,3 +253,37 @@ def test_exit_codes(
 
     monkeypatch.setattr(environment, "setup", interrupted)
     assert environment.main([]) == 75
+
+
+# ---- The packages of an image
+
+
+@pytest.mark.parametrize(("torch", "is_supported"), [
+    ("2.10.0+git8514f05", False),
+    ("2.11.0", True),
+    ("2.13.0+rocm7.2", True),
+    ("2.14.0.dev20261101+rocm7.2", False),
+    (None, False),
+])  # fmt: skip
+def test_supported_torch(tmp_path, monkeypatch, torch, is_supported):
+    site = tmp_path / "image" / "site-packages"
+    for name, version in (("torch", torch), ("vllm", "0.31.0+rocm723"), ("numpy", "1.0")):
+        (site / f"{name}.dist-info").mkdir(parents=True)
+        metadata = f"Name: {name}\nVersion: {version}\n" if version else ""
+        (site / f"{name}.dist-info" / "METADATA").write_text(metadata)
+    monkeypatch.setattr(sys, "path", [str(site), str(environment.VENV / "site-packages")])
+    if is_supported:
+        kept = {"torch": torch, "vllm": "0.31.0+rocm723"}
+        assert environment.packages_of_image(environment.VENV) == kept
+    else:
+        with pytest.raises(HostError, match="^make setup-in-image: .*TORCH=rocm$"):
+            environment.packages_of_image(environment.VENV)
+
+
+def test_releases_of_torch_are_those_of_images_with_the_same_lock():
+    torch = [
+        tuple(map(int, re.findall(r"\d+", entry.torch)[:2]))
+        for entry in images.load().values()
+        if "cpu/requirements.lock" in entry.locks
+    ]
+    assert (min(torch), max(torch)) == (environment.OLDEST, environment.NEWEST)

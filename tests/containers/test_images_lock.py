@@ -51,7 +51,8 @@ def installed(image: Image) -> dict[str, str]:
 
 
 def test_names_of_images():
-    rocm = {"rocm", "rocm_gfx908", "rocm_gfx906", "rocm_rdna", "rocm_strix_halo"}
+    rocm = {"rocm", "rocm_train", "rocm_gfx908", "rocm_gfx906", "rocm_gfx906_torch"}
+    rocm |= {"rocm_rdna", "rocm_strix_halo"}
     assert set(ENTRIES) == {*rocm, *SEEDS, "cpu", "sandbox"}
 
 

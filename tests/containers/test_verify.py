@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from containers import push, verify
-from containers.fetch import BuildFailed
+from containers.verify import BuildFailed
 from tests.helpers.build_examples import FOUND, IMAGE, OPEN
 
 ROOT = Path(__file__).parents[2]

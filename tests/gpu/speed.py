@@ -171,7 +171,7 @@ def measure_side(row_name: str, side: str, session: Session, gpus: list[int]) ->
     result["first_step_s"] = first_step_s
     result["settings"] = settings(row, name, side, session.folder)
     if len(lines) >= num_steps:
-        result |= {} if row.first_step else figures(lines[:num_steps])
+        result |= {} if row.first_step else figures(lines[:num_steps], row.data == "prompts")
         if "micro_batch" in lines[-1]:  # a peer's may have been halved
             result["micro_batch"] = lines[-1]["micro_batch"]
     else:
@@ -202,17 +202,17 @@ def stop(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def figures(lines: list[dict[str, Any]]) -> Result:
+def figures(lines: list[dict[str, Any]], generates: bool = False) -> Result:
     """Return the speed of the steps after the warm-up, and other figures of a side.
 
     A step's time is that between two lines, so it includes all work of the run. Tokens do not count
-    padding. If steps differ in size, tokens_per_second is total tokens over total time; otherwise
-    it uses the median time.
+    padding. If steps differ in size or generate, tokens_per_second is total tokens over total time,
+    because long and short steps may alternate; otherwise it uses the median time.
     """
     timed = list(itertools.pairwise(lines[WARM_UP - 1 :]))
     seconds = [after["time_s"] - before["time_s"] for before, after in timed]
     tokens = [after["num_tokens"] - before["num_tokens"] for before, after in timed]
-    same = len(set(tokens)) == 1
+    same = len(set(tokens)) == 1 and not generates
     median = statistics.median(seconds)
     shares = {
         key: [line[key] for line in lines[WARM_UP:] if line.get(key) is not None] for key in SHARES

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from launch.checks.facts import COPIED, Facts, Space, gather, host_of
+from launch.machine.container_engine import Engine
 from launch.machine.this_python import Packages
 from tests.conftest import composed
 
@@ -32,6 +33,7 @@ class Machine:
         self.root, self.hardware = root, hardware
         self.space: Space | None = Space(500.0, 1000.0)
         self.clock_synchronized: bool | None = True
+        self.engine = Engine("podman", "5.1.0", rootless=True)
         self.only: frozenset[int] | None = None
         self.packages = Packages("rocm", "2.13.0+rocm7.2", "0.31.0+rocm723")
 
@@ -66,6 +68,7 @@ class Machine:
             COPIED,
             space=lambda path: self.space,
             clock_synchronized=lambda: self.clock_synchronized,
+            engine=lambda environ: self.engine,
             packages=lambda: self.packages,
         )
         return dataclasses.replace(

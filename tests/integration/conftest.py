@@ -29,8 +29,9 @@ import yaml
 from xdist.scheduler import LoadFileScheduling
 
 from containers import engine as engines
-from containers import fetch, images, install
+from containers import images, install
 from containers.engine import raise_errors
+from containers.images import LABEL
 from tests.conftest import ROOT
 
 BUILD = [sys.executable, str(ROOT / "containers/build.py")]
@@ -52,9 +53,12 @@ PATIENCE_S = 480  # timeout of operations that take a minute on two busy cores
 # process.
 WITH_ENGINE = {
     "test_docker_runs.py",
+    "test_docker_split.py",
     "test_image_build.py",
     "test_image_secrets.py",
+    "test_podman.py",
     "test_sandbox.py",
+    "test_slurm_images.py",
 }
 # Files that take minutes. They start first, so that all processes end at about the same time.
 LONG = """
@@ -194,7 +198,7 @@ def base(engine: docker.DockerClient, registry: str) -> str:
         "\n".join([*recipe, *(file.read_text() for file in sources)]).encode()
     ).hexdigest()[:12]
     if not engine.images.list(f"{BASE}:{key}"):
-        tarball = fetch.cache() / "tests" / f"{suite}-{key}.tar"
+        tarball = Path.home() / ".cache/rocm-recipes/tests" / f"{suite}-{key}.tar"
         if not tarball.exists():
             tarball.parent.mkdir(parents=True, exist_ok=True)
             unfinished = tarball.with_suffix(".unfinished.tar")
@@ -224,8 +228,8 @@ def cpu_image(base: str) -> str:
 
 def stanzas(file: Path, lock: str, *names: str) -> Path:
     """Write a lock with some requirements of another lock, with their hashes."""
-    pins = [pin for pin in install.read_lock(images.FOLDER / lock, lock) if pin.name in names]
-    file.write_text("".join(f"{pin.text}\n" for pin in pins))
+    pins = install.requirements(images.FOLDER / lock)
+    file.write_text("".join(text for name, text in pins if name in names))
     return file
 
 
@@ -296,19 +300,16 @@ def nothing_is_left(engine) -> Iterator[None]:
 
 def build_containers(engine) -> set[str]:
     """Return the ids of builds' containers in any state."""
-    return {
-        container.id
-        for container in engine.containers.list(
-            all=True, filters={"label": f"{engines.ROLE}=build"}
-        )
-    }
+    containers = engine.api.containers(all=True, filters={"label": f"{engines.ROLE}=build"})
+    return {container["Id"] for container in containers}
 
 
 def unnamed(engine) -> set[str]:
     """Return the ids of builds' unnamed images that no container uses."""
     used = {container["ImageID"] for container in engine.api.containers(all=True)}
     return {
-        image.id for image in engine.images.list(filters={"dangling": True, "label": engines.BUILD})
+        image.id
+        for image in engine.images.list(filters={"dangling": True, "label": f"{LABEL}.image"})
     } - used
 
 

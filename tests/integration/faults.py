@@ -36,7 +36,24 @@ def reward(prompts, completions, trainer_state, **columns) -> list[float]:
         for name, fault in {"hang": hang_here, "lose": lose_launcher}.items():
             if due(name, trainer_state.global_step + 1):
                 fault()
+    return values(completions)
+
+
+def values(completions) -> list[float]:
     return [zlib.crc32(str(completion).encode()) % 101 / 100 for completion in completions]
+
+
+def held(prompts, completions, trainer_state, **columns) -> list[float]:
+    """Return the same rewards, after the number of steps in the file `hold` only on a signal.
+
+    A container sees this folder, but cannot write to it.
+    """
+    hold, step = Path(__file__).with_name("hold"), str(trainer_state.global_step)
+    if hold.read_text() == step:
+        print(f"holding after step {step}", flush=True)
+    while hold.read_text() == step and not program.stop_requested():
+        time.sleep(0.02)
+    return values(completions)
 
 
 def register() -> None:

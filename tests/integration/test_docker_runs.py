@@ -24,7 +24,7 @@ import pytest
 from containers import images
 from containers.images import LABEL
 from launch.core import json_files
-from tests.integration.conftest import PATIENCE_S, lock_of, wait_until
+from tests.integration.conftest import PATIENCE_S, lock_of, skip_without, wait_until
 from tests.integration.users import UID, Caller, gpu_gids
 
 pytestmark = pytest.mark.integration
@@ -166,8 +166,9 @@ def device_nodes() -> Iterator[None]:
             subprocess.run(["groupdel", "render"], check=True)
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="device nodes are made by root only")
 def test_container_has_only_the_chosen_gpu(caller, engine):
+    if os.getuid() != 0:
+        skip_without("only root can make device nodes")
     with device_nodes():
         # Add the new group.
         caller.identity["extra_groups"] = [*caller.identity["extra_groups"], *gpu_gids()]

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from containers import engine as engines
 from containers import images, verify
 from containers.images import LABEL
 from launch.execution import sandboxed
@@ -22,7 +23,7 @@ from launch.plan.planning import make_plan, prepare
 from launch.schema.plan import Mount
 from recipes.rewards.verify_code import CodeTests
 from tests.conftest import command, composed
-from tests.integration.conftest import build, inside, started, wait_until
+from tests.integration.conftest import build, inside, pushed, started, wait_until
 
 pytestmark = pytest.mark.integration
 CODE = """
@@ -218,6 +219,19 @@ def test_compile_languages_whose_compiler_exists(engine, sandbox_image, tmp_path
         )
     assert [score for score, _ in answers] == [1.0, 1.0, 1.0, 0.0, 0.0]
     assert answers[-1][1].startswith("the sandbox has no swift, only python, c, cpp, rust")
+
+
+def test_a_pushed_image_is_pulled(engine, base, registry, monkeypatch):
+    """Push another image with the name of the sandbox's."""
+    repository = f"{registry}/sandbox"
+    reference, entry = pushed(engine, base, repository), images.load()["sandbox"]
+    digest = reference.partition("@")[2]
+    entry = dataclasses.replace(entry, pushed=f"{repository}:{entry.tag}@{digest}")
+    monkeypatch.setattr(images, "load", lambda: {"sandbox": entry})
+    engine.images.remove(f"{repository}:1")
+    assert engines.find(engine, reference) is None
+    assert sandboxed.image_id(engine) == engine.images.get(base).id
+    assert engines.find(engine, reference) is not None
 
 
 def test_run_with_code_tests(engine, sandbox_image, tmp_path):

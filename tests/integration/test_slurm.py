@@ -1,4 +1,4 @@
-"""Test runtime=slurm with a controller and two nodes on this machine.
+"""Test runtime=slurm with a controller and three nodes on this machine.
 
 Jobs train on the CPU with gloo, with one rank per node.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import getpass
+import importlib.util
 import os
 import re
 import secrets
@@ -18,6 +19,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from launch.core import json_files
@@ -27,7 +29,7 @@ from tests.conftest import command
 from tests.integration.conftest import PATIENCE_S, skip_without, wait_until
 
 pytestmark = pytest.mark.integration
-NODES = ("n1", "n2")
+NODES = ("n1", "n2", "n3")
 CONFIG = """\
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
@@ -54,6 +56,7 @@ SlurmdPidFile={folder}/%n.pid
 SlurmdSpoolDir={folder}/spool-%n
 NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2 RealMemory=1000 Gres=gpu:1
 NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=2 RealMemory=1000 Gres=gpu:1
+NodeName=n3 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[3]} CPUs=2 RealMemory=1000 Gres=gpu:1
 PartitionName=main Nodes=ALL Default=YES MaxTime=60
 """
 STEPS = 40  # enough for events in the middle of a run
@@ -85,6 +88,22 @@ class Cluster:
             daemon.terminate()
         for daemon in self.daemons.values():
             daemon.wait(timeout=60)
+
+    def kill_second_node(self, job: str) -> None:
+        """Kill the daemon of n2, and the job's step there with its tasks."""
+        killed = [psutil.Process(self.daemons["n2"].pid)]
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.cmdline()[:1] == [f"slurmstepd: [{job}.0]"]:
+                    killed += [process, *process.children(recursive=True)]
+        assert len(killed) > 2
+        for process in killed:
+            process.kill()
+
+    @staticmethod
+    def set_state(node: str, state: str) -> None:
+        argv = ["scontrol", "update", f"nodename={node}", f"state={state}", "reason=test"]
+        subprocess.run(argv, check=True)
 
     def log(self) -> str:
         return "\n".join(
@@ -144,11 +163,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("slurm")
     host = socket.gethostname().partition(".")[0]
     (folder / "slurm.conf").write_text(
-        CONFIG.format(folder=folder, host=host, user=getpass.getuser(), ports=free_ports(3))
+        CONFIG.format(folder=folder, host=host, user=getpass.getuser(), ports=free_ports(4))
     )
     (folder / "state").mkdir()
     (folder / "gpu").touch()  # Slurm counts this file as a device
-    (folder / "gres.conf").write_text(f"NodeName=n[1-2] Name=gpu File={folder}/gpu\n")
+    (folder / "gres.conf").write_text(f"NodeName=n[1-3] Name=gpu File={folder}/gpu\n")
     key = folder / "munge.key"
     key.write_bytes(secrets.token_bytes(128))
     key.chmod(0o600)
@@ -172,7 +191,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         for node in NODES:
             (folder / f"spool-{node}").mkdir()
             daemons.start(node, "slurmd", "-D", "-N", node)
-        wait_until(lambda: "idle" in sinfo() and "n[1-2]" in sinfo())
+        wait_until(lambda: "idle" in sinfo() and "n[1-3]" in sinfo())
         yield daemons
     finally:
         daemons.stop()
@@ -240,7 +259,7 @@ def test_two_nodes_compute_like_two_ranks_of_one_machine(cluster, undisturbed, t
     assert compare_metrics(undisturbed, rows) == []
     record = json_files.read_json(run_dir / "record.json")
     assert (record["status"], sealed.problems(record)) == ("done", [])
-    assert {file.name for file in (run_dir / "nodes").iterdir()} == set(NODES)
+    assert {file.name for file in (run_dir / "nodes").iterdir()} == {"n1", "n2"}
     assert "trainers-1 is on n2" in (run_dir / "logs/trainers-1.log").read_text()
     assert f"step {STEPS}/{STEPS}" in (run_dir / "logs/rank0.log").read_text()
     assert (run_dir / "logs/rank1.log").exists(), "of the other node"
@@ -263,12 +282,38 @@ def test_early_signal_saves_requeues_and_resumes(cluster, undisturbed, tmp_path)
     assert json_files.read_json(run_dir / "record.json")["status"] == "done"
 
 
+def test_job_of_a_dead_node_is_requeued_and_resumes(cluster, tmp_path):
+    """Kill a node like a power failure. The rank of the other node fails within seconds."""
+    longer = ["method.args.max_steps=300", "data.num_train=2400", "method.args.save_steps=20"]
+    job, run_dir = submit(tmp_path, *longer)
+    wait_for_step(run_dir, 25)
+    cluster.kill_second_node(job)
+    try:
+        wait_until(lambda: cluster.job(job)["JobState"] != "RUNNING")
+        assert "dead nodes: n2." in slurm_log(run_dir)
+        assert json_files.read_json(run_dir / "record.json")["exit_code"] == 4
+        # Slurm does the same SlurmdTimeout (300 s) after the node died.
+        cluster.set_state("n2", "DOWN")
+        cluster.start_again(job)
+        end = cluster.ended(job)
+    finally:
+        cluster.start("n2", "slurmd", "-D", "-N", "n2")
+        cluster.set_state("n2", "RESUME")
+    assert (end["JobState"], end["Restarts"]) == ("COMPLETED", "1"), slurm_log(run_dir)
+    assert "trainers-1 is on n3" in (run_dir / "logs/trainers-1.log").read_text()
+    assert "resuming from" in (run_dir / "logs/rank0.log").read_text()
+    rows = json_files.read_metrics(run_dir / "metrics.jsonl")
+    assert [row["step"] for row in rows] == list(range(1, 301))
+    assert json_files.read_json(run_dir / "record.json")["status"] == "done"
+
+
 def test_report_missing_node(cluster, tmp_path):
     daemon = cluster.daemons["n2"]
     # The controller considers the node healthy, but no process can start there.
     daemon.send_signal(signal.SIGSTOP)
     try:
-        job, run_dir = submit(tmp_path, "runtime.slurm.rendezvous_timeout_s=5")
+        overrides = ["runtime.slurm.rendezvous_timeout_s=5", "runtime.slurm.requeue=false"]
+        job, run_dir = submit(tmp_path, *overrides)
         record = run_dir / "record.json"
         wait_until(lambda: (json_files.read_json(record) or {}).get("exit_code") is not None)
         wait_until(lambda: "missing nodes" in slurm_log(run_dir))
@@ -335,3 +380,27 @@ def test_sweep_trials_are_jobs_and_run_once(cluster, tmp_path):
     assert again.returncode == 2
     assert "2 of them finished" in again.stdout
     assert {file: file.stat().st_mtime_ns for file in records} == records
+
+
+SPLIT = """
+runtime=slurm runtime.slurm.nodes=3 runtime.slurm.interface=lo hardware=cpu hardware.vllm=true
+method=grpo topology=split topology.num_gpus=1 topology.server_max_length=256 model.num_layers=2
+precision=fp32 data.num_train=64 tracking=none runtime.slurm.wait=true
+method.args.num_generations=4 method.args.per_device_train_batch_size=4 method.args.max_steps=3
+method.args.max_completion_length=8
+""".split()
+
+
+def test_server_on_a_node_of_its_own(cluster, tmp_path):
+    """Two nodes train and send their weights to the server of the third by TCP."""
+    if importlib.util.find_spec("vllm") is None:
+        skip_without("no vLLM (make vllm)")
+    done = command(*SPLIT, cwd=tmp_path, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stdout + done.stderr + cluster.log()
+    run_dir = newest(tmp_path)
+    assert "server is on n3" in (run_dir / "logs/server.log").read_text()
+    assert "weights reach the server: " in done.stdout
+    rows = json_files.read_metrics(run_dir / "metrics.jsonl")
+    differences = [row["sampling/sampling_logp_difference/mean"] for row in rows]
+    assert len(differences) == 3
+    assert max(differences) < 1e-4, "the server has the weights of the step"

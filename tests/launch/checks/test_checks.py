@@ -14,6 +14,7 @@ import pytest
 from launch.checks import access, check_table, kernel_log
 from launch.checks.facts import Space
 from launch.checks.finding import Status
+from launch.machine.container_engine import Engine
 from tests.helpers import sysroots
 from tests.helpers.sysroots import KFD, Machine
 
@@ -269,6 +270,10 @@ BROKEN = [
     Broken("open_files", MI300X, limits("Max open files", "4096"), WARN, "4096", "nofile=65535"),
     Broken("shm", MI300X, space(0.064), FAIL, "0.06 of", "--ipc=host"),
     Broken("run_root_disk", MI50, space(0.06), FAIL, "0.1 GB free", "run_root="),
+    Broken("engine", MI300X, lambda m: setattr(m, "engine", Engine("podman", "5.0.3", True)), WARN,
+           "podman 5.0.3, rootless", "keep_original_groups"),
+    Broken("engine", MI300X, lambda m: setattr(m, "engine", Engine("docker", "28.2", True)), WARN,
+           "docker 28.2, rootless", "setfacl"),
     Broken("docker_disk", MI50, space(20.0), WARN, "20 GB free for /var/lib/docker",
            "docker system df"),
     Broken("clock", MI50, lambda m: setattr(m, "clock_synchronized", False), WARN,

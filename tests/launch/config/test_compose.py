@@ -128,7 +128,7 @@ def test_automatic_topology_and_precision(overrides, topology, precision):
     ("hardware=mi300x smoke=true container=rocm", "docker", "rocm"),
     ("hardware=cpu container=cpu", "docker", "cpu"),
     ("hardware=mi300x runtime=slurm model=qwen3_4b", "slurm", "none"),
-    ("hardware=mi300x runtime=slurm runtime.slurm.inner=docker", "slurm", "rocm"),
+    ("hardware=mi300x runtime=slurm runtime.slurm.container=docker", "slurm", "rocm"),
 ])  # fmt: skip
 def test_automatic_runtime_and_image(overrides, runtime, image):
     config = composed(*overrides.split(), "model=qwen3_0_6b")

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import resource
+import socket
 import socketserver
 import threading
 from http.server import BaseHTTPRequestHandler
@@ -43,6 +44,7 @@ class Handler(BaseHTTPRequestHandler):
                 break
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         self.server.asked.append(f"{self.command} {path}")
+        self.server.sent.append(self.rfile.read(int(self.headers.get("Content-Length", 0))))
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(content)))
@@ -57,7 +59,10 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def fake(tmp_path, monkeypatch):
-    """Return fake(routes): start an engine at DOCKER_HOST and return the list of its requests."""
+    """Return fake(routes): start an engine at DOCKER_HOST and return the list of its requests.
+
+    `fake.sent` has the bodies of the requests.
+    """
     servers = []
 
     def start(routes):
@@ -72,7 +77,8 @@ def fake(tmp_path, monkeypatch):
             ("GET", "/images/.*/json"): (404, {"message": "No such image"}),
             **routes,
         }
-        server.asked = []
+        server.asked, server.sent = [], []
+        start.sent = server.sent
         threading.Thread(
             target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
         ).start()
@@ -116,6 +122,20 @@ def test_a_missing_image_has_to_be_built(fake):
         docker_engine.check(plan_of(*CPU), host_with(0))
 
 
+@pytest.mark.parametrize(("address", "message"), [
+    ("ssh://me@localhost", "DOCKER_HOST=ssh://me@localhost: "),
+    ("tcp://192.0.2.1:2375", "DOCKER_HOST=tcp://192.0.2.1:2375: "),  # reserved for documentation
+    ("192.0.2.1", "DOCKER_HOST=192.0.2.1: "),
+    ("tcp://[::1]:1", "No docker engine answers"),
+    ("tcp://localhost:1", "No docker engine answers"),
+    (f"tcp://{socket.gethostname()}:1", "No docker engine answers"),
+])  # fmt: skip
+def test_an_engine_of_another_machine_is_rejected(monkeypatch, address, message):
+    monkeypatch.setenv("DOCKER_HOST", address)
+    with pytest.raises(HostError, match=f"^{re.escape(message)}"):
+        docker_engine.check(plan_of(*CPU), host_with(0))
+
+
 @pytest.mark.parametrize("answer", [
     (200, {"error": "manifest unknown"}),  # an error in the middle of an answer
     (500, {"message": "connection refused"}),
@@ -139,15 +159,19 @@ def test_a_wrong_image_is_rejected(fake, name, changes, message):
         docker_engine.check(plan, host_with(8))
 
 
-@pytest.mark.parametrize("name_is_taken", [False, True])
-def test_an_error_of_the_engine_is_explained(fake, name_is_taken):
+@pytest.mark.parametrize(("name_is_taken", "message", "match"), [
+    (False, "invalid mount config", "invalid mount config"),
+    (True, "invalid mount config", "invalid mount config"),
+    (False, "container-init binary not found on the host: stat /x", "catatonit"),  # podman
+])  # fmt: skip
+def test_an_error_of_the_engine_is_explained(fake, name_is_taken, message, match):
     (spec,) = plan_of(*CPU).containers.values()
-    routes = {("POST", "/containers/create.*"): (400, {"message": "invalid mount config"})}
+    routes = {("POST", "/containers/create.*"): (400, {"message": message})}
     if name_is_taken:  # by a container that is not ours
         theirs = {"Id": "1", "Name": f"/{spec.name}", "Config": {"Labels": {}}}
         routes[("GET", "/containers/.*/json")] = (200, theirs)
     asked = fake(routes)
-    with pytest.raises(HostError, match="invalid mount config"):
+    with pytest.raises(HostError, match=match):
         docker_engine.create(docker_engine.connect(), spec, "sha256:1", host_with(0))
     assert not [line for line in asked if line.startswith("DELETE")]
 
@@ -169,8 +193,55 @@ def test_limits_of_containers_are_at_most_the_caller_s(
     assert ("LimitMEMLOCK" in capsys.readouterr().err) == is_warned
 
 
-def listed(name: str, run: Path):
-    labels = {"run": str(run), "uid": "1000", "process": "trainers"}
+def test_podman_gives_sandboxes_no_other_writable_folders(fake):
+    fake({
+        ("GET", "/info"): (200, {"BuildahVersion": "1.28.2"}),
+        ("POST", "/containers/create.*"): (201, {"Id": "1", "Warnings": []}),
+        ("GET", "/containers/1/json"): (200, listed("1", RUN)),
+    })  # fmt: skip
+    rewards = ["~method.rewards.reasoning_gym", "+method.rewards.code_tests=1.0"]
+    spec = plan_of(*CPU, "method=grpo", "data=code", *rewards).containers["sandbox"]
+    docker_engine.create(docker_engine.connect(), spec, "sha256:1", host_with(0))
+    (body,) = (json.loads(sent) for sent in fake.sent if b"HostConfig" in sent)
+    tmpfs = body["HostConfig"]["Tmpfs"]
+    assert [path for path, options in tmpfs.items() if options != "ro"] == ["/tmp"]
+    assert "nr_inodes" not in tmpfs["/tmp"]
+
+
+DOCKER = {"SecurityOptions": ["name=seccomp"], "CgroupVersion": "1"}
+OLD_PODMAN = {**DOCKER, "Rootless": True, "MemoryLimit": True}  # before 4.6
+
+
+@pytest.mark.parametrize(("info", "rootless", "limits"), [
+    (DOCKER, False, True),
+    ({**DOCKER, "PidsLimit": False}, False, False),
+    ({"SecurityOptions": ["name=rootless"], "CgroupVersion": "2"}, True, True),
+    (OLD_PODMAN, True, False),  # whatever it claims
+])  # fmt: skip
+def test_settings_for_engines(fake, info, rootless, limits):
+    fake({
+        ("GET", "/info"): (200, info),
+        ("POST", "/containers/create.*"): (201, {"Id": "1", "Warnings": []}),
+        ("GET", "/containers/1/json"): (200, listed("1", RUN)),
+    })  # fmt: skip
+    plan = plan_of("hardware=mi300x", "topology=single", "runtime.memory_gb=100")
+    (spec,) = plan.containers.values()
+    client = docker_engine.connect()
+    docker_engine.create(client, spec, "sha256:1", host_with(0))
+    body = next(json.loads(sent) for sent in fake.sent if b"HostConfig" in sent)
+    assert body["User"] == ("0:0" if rootless else f"{os.getuid()}:{os.getgid()}")
+    assert bool(body["HostConfig"].get("GroupAdd")) != rootless
+    assert ("run.oci.keep_original_groups" in body["HostConfig"].get("Annotations", {})) == rootless
+    assert body["HostConfig"]["PidsLimit"] == 2**22
+    if limits:
+        docker_engine.check_limits(client, plan)
+    else:
+        with pytest.raises(HostError, match=r"^runtime\.memory_gb: "):
+            docker_engine.check_limits(client, plan)
+
+
+def listed(name: str, run: Path, process: str = "trainers"):
+    labels = {"run": str(run), "uid": "1000", "process": process}
     labels = {f"io.rocm-recipes.{key}": value for key, value in labels.items()}
     config, state = {"Labels": labels}, {"Status": "exited"}
     return {"Id": name, "Name": f"/{name}", "Config": config, "State": state, "Image": "sha256:1"}
@@ -178,17 +249,24 @@ def listed(name: str, run: Path):
 
 def test_only_our_orphans_are_removed(fake, tmp_path):
     """An image committed from a container inherits its labels, so the name must match too."""
-    ours = container_name(tmp_path, "trainers")
+    pause, ours = (container_name(tmp_path, process) for process in ("pause", "trainers"))
     contents = {name: listed(name, tmp_path) for name in (ours, "theirs")}
+    contents = {pause: listed(pause, tmp_path, "pause"), **contents}
+    rows = [
+        {"Id": name, "Names": [f"/{name}"], "Labels": content["Config"]["Labels"]}
+        for name, content in contents.items()
+    ]
     routes = {("GET", f"/containers/{name}/json"): (200, c) for name, c in contents.items()}
     routes |= {
-        ("GET", "/containers/json.*"): (200, [{"Id": name} for name in contents]),
+        ("GET", "/containers/json.*"): (200, rows),
         ("DELETE", "/containers/.*"): (204, b""),
     }
     asked = fake(routes)
-    assert docker_engine.remove_orphans(docker_engine.connect(), host_with(0)) == [ours]
+    # The pause container is removed last.
+    assert docker_engine.remove_orphans(docker_engine.connect(), host_with(0)) == [ours, pause]
     deletions = [line for line in asked if line.startswith("DELETE")]
-    assert deletions == [f"DELETE /containers/{ours}?v=False&link=False&force=True"]
+    options = "?v=False&link=False&force=True"
+    assert deletions == [f"DELETE /containers/{name}{options}" for name in (ours, pause)]
     (query,) = [line for line in asked if "/containers/json" in line]
     assert "io.rocm-recipes.uid%3D1000" in query
     with rundir.locked(tmp_path):  # its launcher is alive

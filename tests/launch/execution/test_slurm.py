@@ -27,6 +27,7 @@ from launch.execution.slurm_process import step
 from launch.machine import placement
 from launch.plan import rundir, sealed
 from launch.plan.planning import prepare
+from launch.plan.process_groups import SERVER
 from launch.rules.check import refusals
 from tests.conftest import composed, host_with
 from tests.helpers.slurm_examples import JOB, TWO, planned
@@ -36,7 +37,7 @@ SCRIPTS = {
     "cpu": ["hardware=cpu", "runtime=slurm"],
     "one_node": (
         "hardware=mi300x model=qwen3_4b runtime=slurm topology.num_gpus=4 "
-        "runtime.slurm.inner=docker container=rocm"
+        "runtime.slurm.container=docker container=rocm"
     ).split(),
     "two_nodes": [
         *TWO,
@@ -124,6 +125,25 @@ def test_each_node_has_a_process_and_the_first_node_starts_last():
     assert "$MASTER_ADDR" in planned(*TWO, "topology=ddp").processes[0].argv
 
 
+def test_a_server_has_the_last_node():
+    overrides = "method=grpo topology=split topology.servers=8 runtime.slurm.nodes=3".split()
+    shell = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29400", SERVER: "10.0.0.3:8000"}
+    plan = planned(*TWO, *overrides, **shell)
+    groups = [(p.name, p.node, p.gpus, p.port) for p in plan.processes]
+    gpus = list(range(8))
+    assert groups == [
+        ("server", 2, gpus, 8000),
+        ("trainers-1", 1, gpus, None),
+        ("trainers", 0, gpus, None),
+    ]
+    server, other, first = plan.processes
+    assert "--host 10.0.0.3 --port 8000" in shlex.join(server.argv)
+    assert "--nnodes 2 --node-rank 1" in shlex.join(other.argv)
+    assert plan.trainer_args["vllm_server_base_url"] == "http://10.0.0.3:8000"
+    assert first.env["VLLM_HOST_IP"] == "10.0.0.1"
+    assert placement.num_trainers(plan.config) == 16
+
+
 def test_network_settings_reach_every_rank():
     network = ("runtime.slurm.hca='=mlx5_0:1'", "runtime.slurm.gid_index=3")
     variables = {
@@ -140,7 +160,7 @@ def test_network_settings_reach_every_rank():
 
 def test_a_step_uses_its_complete_node_without_this_launchers_mark():
     plan = planned(*TWO, "topology=ddp")
-    argv = step(plan.run_dir, plan.processes[0])
+    argv = step(plan.run_dir, plan.processes[0]).argv
     assert argv[0] == "srun"
     assert {"--nodes=1", "--ntasks=1", "--relative=1", "--cpu-bind=none"} <= set(argv)
     assert argv[-4:] == [sys.executable, str(slurm.JOB_PROGRAM), str(plan.run_dir), "trainers-1"]

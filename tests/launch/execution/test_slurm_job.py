@@ -12,7 +12,7 @@ from launch.core.errors import HostError
 from launch.execution import slurm_job
 from launch.execution.execute import write_inputs
 from launch.execution.slurm import MASKS
-from launch.execution.slurm_process import NodeProcess
+from launch.execution.slurm_process import NodeProcess, step
 from launch.plan import rundir
 from launch.schema.enums import Vendor
 from tests.helpers.slurm_examples import JOB, TWO, planned
@@ -54,6 +54,11 @@ def test_an_interrupted_job_is_requeued(tools, squeue, saved_more, requeued):
             slurm_job.requeue("12", saved_more)
 
 
+def test_a_node_that_starts_no_step_is_dead(tools):
+    tools.add("srun", 'case "$*" in *n2*) exit 1;; esac')
+    assert slurm_job.dead_nodes(["n1", "n2", "n3"]) == ["n2"]
+
+
 def test_a_job_without_its_run_directory_exits_with_2(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("SLURM_CLUSTERS", "far,near")  # squeue would query these clusters
     assert slurm_job.main([str(tmp_path)]) == 2
@@ -69,7 +74,7 @@ def test_a_signal_to_srun_dumps_stacks_on_another_node(tmp_path, tools):
         "(print('stacks'), exit())); print('ready', flush=True); signal.pause()\"",
     )
     process, log = planned(*TWO, "topology=ddp").processes[0], tmp_path / "log"
-    started = NodeProcess(tmp_path, process, log)
+    started = NodeProcess(step(tmp_path, process), log)
     try:
         while "ready" not in log.read_text():
             assert started.poll() is None
@@ -100,7 +105,7 @@ def test_ranks_of_another_node_get_the_listed_variables(launch, tools, tmp_path,
         monkeypatch.setenv(name, value)
     started = {}
     monkeypatch.setattr(os, "execvpe", lambda file, argv, env: started.update(env))
-    slurm_job.exec_process(run_dir, "trainers-1")
+    slurm_job.run_process(run_dir, "trainers-1")
     assert (started["NCCL_A"], "PATH" in started) == ("1", True)
     assert not {"SLURM_JOB_ID", "MASTER_ADDR", "ACCELERATE_A"} & started.keys()
 

@@ -77,7 +77,9 @@ def test_golden(case):
 def test_containers_get_only_what_they_need(hardware):
     config = composed(*overrides(hardware), "method=grpo", "topology=split")
     plan = make_plan(config, host_with(8), RUN)
-    for process in plan.processes:
+    pause, *others = plan.processes
+    assert not plan.containers[pause.name].mounts + [*plan.containers[pause.name].devices]
+    for process in others:
         spec = plan.containers[process.name]
         sent = json.dumps(sdk_arguments(spec))
         assert not [word for word in ("privileged", "docker.sock", '"/dev/dri"') if word in sent]
@@ -105,9 +107,11 @@ def test_server_and_trainers_see_the_gpus_of_the_weight_transfer():
     # Indices are renumbered in the container, and the process's own GPUs come first.
     assert server.environment["HIP_VISIBLE_DEVICES"] == "0,1"
     assert trainers.environment["HIP_VISIBLE_DEVICES"] == "1,2,3,0"
-    assert (server.network, server.ipc) == ("bridge", "shareable")
-    assert trainers.network == trainers.ipc == trainers.pid == f"container:{server.name}"
-    assert "shm_size" not in sdk_arguments(trainers)["host"]
+    pause = containers["pause"]
+    assert (pause.network, pause.ipc, pause.pid) == ("bridge", "shareable", "private")
+    for spec in (server, trainers):
+        assert spec.network == spec.ipc == spec.pid == f"container:{pause.name}"
+        assert "shm_size" not in sdk_arguments(spec)["host"]
 
 
 @pytest.mark.parametrize("more", [[], CUSTOM])
@@ -262,8 +266,8 @@ def test_nvidia_containers_get_the_gpus_of_their_masks():
     arguments = ["hardware=h100", "method=grpo", "model=qwen3_4b", "topology=split", *CUSTOM]
     containers = specs(*arguments)
     sent = {
-        name: sdk_arguments(spec)["host"]["device_requests"][0]["device_ids"]
-        for name, spec in containers.items()
+        name: sdk_arguments(containers[name])["host"]["device_requests"][0]["device_ids"]
+        for name in ("server", "trainers")
     }
     assert sent == {"server": ["0", "1"], "trainers": [str(n) for n in range(8)]}
     assert containers["server"].environment["CUDA_VISIBLE_DEVICES"] == "0,1"
@@ -291,10 +295,10 @@ def test_missing_liger_is_rejected(monkeypatch):
         check_files(
             composed("hardware=mi300x", "runtime=docker", "container=cpu", *LIGER), all_lines=False
         )
-    in_a_job = ["runtime=slurm", "runtime.slurm.inner=docker", "container=cpu"]
+    in_a_job = ["runtime=slurm", "runtime.slurm.container=docker", "container=cpu"]
     with pytest.raises(
         UserError,
-        match=r"Use: method\.args\.use_liger_kernel=false, or runtime\.slurm\.inner=local\.",
+        match=r"Use: method\.args\.use_liger_kernel=false, or runtime\.slurm\.container=none\.",
     ):
         check_files(composed("hardware=mi300x", *in_a_job, *LIGER), all_lines=False)
     monkeypatch.setitem(sys.modules, "liger_kernel", None)  # as if it were not installed
@@ -302,7 +306,7 @@ def test_missing_liger_is_rejected(monkeypatch):
         check_files(composed("hardware=h200", *LIGER), all_lines=False)
     on_slurm = [
         "runtime=slurm",
-        "runtime.slurm.inner=local",
+        "runtime.slurm.container=none",
         "runtime.slurm.python=/shared/venv/bin/python",
     ]
     check_files(composed("hardware=h200", *on_slurm, *LIGER), all_lines=False)

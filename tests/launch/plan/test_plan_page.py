@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import shlex
 import threading
 from http.server import BaseHTTPRequestHandler
@@ -219,6 +220,21 @@ def test_whether_the_image_is_built(engine, tmp_path):
     unpublished = composed("hardware=mi50", "runtime=docker")
     assert local_copies.image(unpublished, absent).endswith("; base size not published")
     assert local_copies.image(composed("hardware=mi300x", "runtime=local"), asked) is None
+
+
+@pytest.mark.parametrize("server", ["Docker/28.2.2 (linux)", "Libpod/4.3.1 (linux)", "other"])
+def test_which_engine_runs_the_containers(engine, monkeypatch, tmp_path, server):
+    monkeypatch.setattr(Engine, "version_string", lambda _: server)
+    config, rootless = composed("hardware=mi300x", "runtime=docker"), os.getuid() != 0
+    host = host_with(8, DOCKER_HOST=f"unix://{tmp_path}/docker.sock")
+    host = dataclasses.replace(host, device_nodes={"/dev/kfd": 109}, home=str(tmp_path))
+    line = local_copies.engine(config, host)
+    names = {"Docker": "docker 28.2.2, rootless" if rootless else None, "other": None}
+    name = names.get(server.partition("/")[0], "podman 4.3.1" + ", rootless" * rootless)
+    assert (line and line.partition(":")[0]) == name
+    if line and rootless:
+        assert ("keep_original_groups" if "podman" in line else "setfacl") in line
+    assert local_copies.engine(composed("hardware=mi300x", "runtime=local"), host) is None
 
 
 def test_whether_the_weights_are_cached(tmp_path):

@@ -73,6 +73,7 @@ single_is_one | AMD topology=single topology.num_gpus=2 | topology=ddp
 topology_of_method | AMD method=evaluate topology=fsdp | topology=single
 topology_of_method | AMD topology=split | topology=ddp
 vllm | hardware=mi50 method=bench/vllm precision=fp16 | smoke=true
+vllm | AMD method=serve container=rocm_train | container=rocm
 split_needs_a_trainer | GRPO topology=split topology.num_gpus=2 topology.servers=2 | servers=1
 split_needs_a_server | GRPO topology=split topology.servers=0 | at least 1
 overlap_without_correction | GRPO topology.overlap=true
@@ -174,9 +175,11 @@ image | hardware=h200 runtime=docker model=qwen3_4b | container=custom
 numerics_of_low_precision | AMD method=bench/numerics precision=fp8 | precision=bf16
 image | hardware=mi50 precision=fp16 container=rocm | container=rocm_gfx906
 image | AMD container=seed_mi300x | container=rocm
-image | AMD runtime=slurm runtime.slurm.inner=docker container=none | runtime.slurm.inner=local
-slurm_nodes | NODES method=grpo topology=split | topology=ddp, fsdp
-slurm_nodes | NODES topology=ddp runtime.slurm.inner=docker | runtime.slurm.inner=local
+image | AMD runtime=slurm runtime.slurm.container=docker container=none
+ | runtime.slurm.container=none
+slurm_nodes | NODES method=grpo topology=colocate | topology=ddp, fsdp
+nodes_network | NODES topology=ddp runtime.slurm.container=docker runtime.network=bridge
+ | runtime.network=host
 slurm_interface | NODES topology=ddp runtime.slurm.interface=null | srun ip -br address
 slurm_options | runtime=slurm "runtime.slurm.options=['--nodes=3']" | --exclusive
 slurm_time_early | runtime=slurm runtime.slurm.time=5 | runtime.slurm.early_signal_s=60
@@ -272,7 +275,9 @@ method=sample data.curriculum=adaptive data.curriculum_args.memory=0.5 | data.cu
 method=evaluate method.lr_scaling=sqrt method.lr_reference_batch=8 | method.lr_scaling
 runtime=local container=cpu | container=cpu
 runtime=local runtime.memory_gb=8 | runtime.memory_gb
-AMD runtime=docker runtime.slurm.nodes=2 runtime.slurm.inner=docker | runtime.slurm.nodes
+runtime=local runtime.secrets=[MY_TOKEN] | runtime.secrets
+AMD runtime=apptainer runtime.shm_gb=8 | runtime.shm_gb
+AMD runtime=docker runtime.slurm.nodes=2 runtime.slurm.container=docker | runtime.slurm.nodes
 runtime=slurm runtime.slurm.interface=ib0 | runtime.slurm.interface
 AMD runtime=kubernetes container=rocm runtime.network=host | runtime.network
 AMD runtime=kubernetes container=rocm runtime.slurm.nodes=2 | runtime.slurm.nodes

@@ -1,0 +1,77 @@
+"""Test containers without an engine: golden commands of Apptainer and of srun with pyxis.
+
+`UPDATE_GOLDEN=1 pytest <this file>` rewrites the golden files, with one argument per line; read the
+diff.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from launch.core.errors import HostError, UserError
+from launch.execution.execute import check_host
+from launch.plan.container_argv import on_host
+from launch.plan.planning import make_plan, prepare
+from tests.conftest import composed, host_with
+
+ROOT = Path(__file__).parents[3]
+GOLDEN = ROOT / "tests/golden/containers"
+DIGEST = f"example.org/me/rocm@sha256:{'a' * 64}"
+PUSHED = ["container=custom", f"container.reference={DIGEST}"]
+TWO_NODES = "runtime.slurm.nodes=2 runtime.slurm.interface=ib0 topology=fsdp".split()
+PYXIS = ["runtime=slurm", "runtime.slurm.container=pyxis"]
+CASES = {
+    "apptainer_split": ["runtime=apptainer", "method=grpo", *PUSHED],
+    "pyxis_nodes": [*TWO_NODES, *PYXIS, *PUSHED, "runtime.secrets=[HF_TOKEN]"],
+}
+
+
+def plan_of(*overrides: str, run_dir: str = "/runs/golden, 1/1", **environ: str):
+    config, _ = prepare(composed("hardware=mi300x", "model=qwen3_0_6b", "name=golden", *overrides))
+    return make_plan(config, host_with(8, **environ), Path(run_dir))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_golden(case):
+    run_dir = "/runs/golden/1" if "pyxis" in case else "/runs/golden, 1/1"
+    plan = plan_of(*CASES[case], run_dir=run_dir, HF_TOKEN="hf_sentinel", NCCL_DEBUG="WARN")
+    started = [on_host(process, plan.containers[process.name]) for process in plan.processes]
+    text = "\n\n".join("\n".join(process.argv) for process in started) + "\n"
+    text = text.replace(str(ROOT), "<repository>")
+    file = GOLDEN / f"{case}.txt"
+    if os.environ.get("UPDATE_GOLDEN"):
+        file.write_text(text)
+    assert text == file.read_text()
+    assert "hf_sentinel" not in text + str(started)
+    for process in started:
+        gpus = process.env["HIP_VISIBLE_DEVICES"]
+        assert gpus == ",".join(map(str, process.gpus)), "the host's indices"
+
+
+def test_pyxis_cannot_mount_every_path():
+    with pytest.raises(UserError, match=r"/runs/golden, 1/1 .*container=apptainer"):
+        plan_of(*PYXIS, *PUSHED)
+
+
+@pytest.mark.parametrize(("overrides", "srun", "words"), [
+    (PYXIS + PUSHED, "exit 0", "--container-image"),
+    (PYXIS, "echo --container-image", "container=cpu: .*push="),
+    (["runtime=apptainer"], "", "`apptainer` is not on the PATH"),
+])  # fmt: skip
+def test_a_host_without_the_program_or_the_image_is_rejected(
+    tools, monkeypatch, overrides, srun, words
+):
+    tools.add("srun", srun)
+    monkeypatch.setenv("PATH", str(tools.folder))
+    plan = plan_of(*overrides, "smoke=true", run_dir="/runs/golden/1")
+    with pytest.raises(HostError, match=words):
+        check_host(plan, host_with(8))
+
+
+def test_pyxis_with_its_plugin_and_a_pushed_image(tools):
+    tools.add("srun", "echo --container-image")
+    plan = plan_of(*PYXIS, *PUSHED, "smoke=true", run_dir="/runs/golden/1")
+    assert check_host(plan, host_with(8))["repo_digests"] == [DIGEST]
