@@ -246,7 +246,7 @@ def _disk_warnings(config: Config, host: Host) -> Iterator[str]:
     """Warn if the kept checkpoints and the next one do not fit on the disk of run_root."""
     strategy = value_or_none(config, "save_strategy")
     saves = config.method.trains and getattr(strategy, "value", strategy) not in (None, "no")
-    is_here = config.runtime.name in ("local", "docker")
+    is_here = config.runtime.name not in ("slurm", "kubernetes")
     if host.disk_free is None or not is_here or not saves or config.smoke:
         return
     free_gb = host.disk_free(config.run_root) / 1e9

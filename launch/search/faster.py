@@ -82,9 +82,10 @@ def _candidates(config: Config) -> Iterator[tuple[list[str], str, Config]]:
             "the gain is larger if completions differ in length"
         )
         yield ["topology.overlap=stream"], price, with_value(chosen, "topology.overlap", "stream")
+    nodes = config.runtime.slurm.nodes
     if config.method.generates and config.topology.name != "colocate":
         yield _colocated(config)
-    if config.topology.servers and config.effective_batch is None:
+    if config.topology.servers and config.effective_batch is None and nodes == 1:
         yield from _with_more_servers(config)
     if trains_all:
         price = "trains about 1% of the parameters, and needs ten times the learning rate"
