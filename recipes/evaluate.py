@@ -62,6 +62,7 @@ class EvaluateConfig(SamplingConfig):
     lm_eval_limit: int | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.lm_eval_tasks = list(self.lm_eval_tasks)  # the harness does not accept a ListConfig
 
 

@@ -108,12 +108,13 @@ def _prompts(
     config: DictConfig, loaded: Loaded, tokenizer: PreTrainedTokenizerBase
 ) -> Iterator[PreviewRow]:
     rows = itertools.islice(prepare_prompts(config, loaded, tokenizer), config.data.preview)
+    options = config.trainer_args.get("chat_template_kwargs") or {}
     for number, row in enumerate(rows, start=1):
         prompt = row.pop("prompt")
         plain = isinstance(prompt, str)
         if not plain:
             prompt = tokenizer.apply_chat_template(
-                prompt, add_generation_prompt=True, tokenize=False
+                prompt, add_generation_prompt=True, tokenize=False, **options
             )
         ids = tokenizer(prompt, add_special_tokens=plain)["input_ids"]
         title = f"row {number}: the prompt, after which the model generates"

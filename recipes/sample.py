@@ -68,6 +68,7 @@ class SampleConfig(SamplingConfig):
     fp16: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.reuse is not None and not Path(self.reuse).is_dir():
             raise UserError(
                 f"method.args.reuse={self.reuse}: no such directory. "

@@ -12,7 +12,7 @@ from launch.machine import detect, inside, masks
 from launch.machine.gpu import GIB
 from launch.machine.placement import shares_gpu
 from launch.schema import Config
-from launch.schema.enums import Reference, Use
+from launch.schema.enums import Reference, Use, Vendor
 
 LARGE_MODEL = 500e6  # parameters
 
@@ -56,14 +56,25 @@ def other_groups(composed: DictConfig) -> list[str]:
         and OmegaConf.is_missing(composed.topology, "strategy")
     ):
         overrides.append("topology.strategy=fsdp")
+    if "precision=fp16" in overrides and OmegaConf.is_missing(composed.precision, "weights"):
+        overrides.append("precision.weights=fp16")
     return overrides
 
 
 def precision(composed: DictConfig) -> str:
-    """Return nf4 for a quantized base, otherwise the preferred precision of the hardware."""
+    """Return nf4 for a quantized base, otherwise the preferred precision of the hardware.
+
+    A model that is only used gets 16-bit weights where its fp32 weights would not fit.
+    """
     if composed.adapter.quantize_base:
         return "nf4"
-    return str(next(iter(composed.hardware.precisions), "fp32"))
+    preferred = str(next(iter(composed.hardware.precisions), "fp32"))
+    hardware, is_used = composed.hardware, composed.method.kind in ("evaluator", "chat")
+    weights_gb = 4 * composed.model.num_parameters / 1e9
+    is_large = hardware.vendor != Vendor.none and weights_gb > 0.8 * GIB * hardware.memory_gb
+    if preferred == "fp32" and is_used and is_large and "fp16" in hardware.precisions:
+        return "fp16"
+    return preferred
 
 
 def topology(composed: DictConfig) -> str:

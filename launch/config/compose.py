@@ -30,7 +30,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf, flag_override
 from omegaconf._utils import get_yaml_loader
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from launch.config import auto, follow_files, follow_run
+from launch.config import auto, follow_files, follow_run, thinking
 from launch.config.request import Request, leaves
 from launch.config.row_reward import follow_rows
 from launch.config.wording import CONF, check_key, groups, translate
@@ -70,6 +70,7 @@ def compose(overrides: Sequence[str], typed: Request | None = None) -> Config:
     follow_rows(config, request.keys)
     if typed is request:  # a phase of a pipeline has the pipeline's data
         follow_run.follow(config, request)
+    thinking.follow_template(config)
     for key in typed.keys:
         group = key.partition(".")[0]
         if not config.method.reads(group):

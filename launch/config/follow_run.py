@@ -56,16 +56,16 @@ def _run(config: Config, request: Request) -> dict[str, Any]:
     """Return the composition of the run that left the evaluated model; {} to follow none."""
     typed = {str(override.key_or_group) for override in request.parsed}
     is_followed = config.method.measures_model and not {"data", "experiment"} & typed
-    return _composition(config.model.path) if is_followed else {}
+    return composition(config.model.path) if is_followed else {}
 
 
-def _composition(path: str | None) -> dict[str, Any]:
+def composition(path: str | None) -> dict[str, Any]:
     """Return the composition of the run that trained a model. An export has its source's."""
     record = read_json(Path(path).parent / "record.json") if path else None
-    composition: dict[str, Any] = (record or {}).get("composition") or {}
-    if (composition.get("method") or {}).get("kind") == "exporter":
-        return _composition((composition.get("model") or {}).get("path"))
-    return composition
+    recorded: dict[str, Any] = (record or {}).get("composition") or {}
+    if (recorded.get("method") or {}).get("kind") == "exporter":
+        return composition((recorded.get("model") or {}).get("path"))
+    return recorded
 
 
 def _data(recorded: dict[str, Any] | None, composed: Data, request: Request) -> Data | None:

@@ -23,6 +23,7 @@ class RowFormat:
     rewards: tuple[str, ...] = ()  # fields that only rewards read; a row may lack them
     learned: tuple[str, ...] = ()  # fields that end with an answer, which the method learns
     reserved: tuple[str, ...] = ()  # fields that a row must not have
+    remedy: str | None = None  # for rows of another format
 
 
 SFT = (("messages",), ("text",), ("prompt", "completion"))
@@ -38,7 +39,12 @@ FORMATS = {
         learned=("chosen", "rejected"),
     ),
     "grpo": RowFormat((("prompt",),), ("prompt",), rewards=("answer",), reserved=TRL_ARGUMENTS),
-    "evaluate": RowFormat((("prompt", "answer"),), ("prompt", "answer")),
+    "evaluate": RowFormat(
+        (("prompt", "answer"),),
+        ("prompt", "answer"),
+        remedy="data.columns.answer=<field>; or for chats, the held-out loss while training: "
+        "method=sft method.selection.metric=eval_loss method.args.save_steps=25",
+    ),
     "samples": RowFormat(
         (("prompt", "completion", "score"),),
         ("prompt", "completion", "score"),
@@ -68,7 +74,7 @@ def fields_problem(row: Mapping[str, Any], name: str, reader: str | None = None)
     if any(row.keys() >= {*needed} for needed in form.forms):
         return _system_problem(row, form, reader)
     needs = " or ".join("+".join(needed) for needed in form.forms)
-    remedy = field_hint(row)
+    remedy = field_hint(row) or form.remedy
     return (
         f"has {', '.join(row) or 'no field'}, but {reader} needs {needs}."
         f"{f' Use: {remedy}.' if remedy else ''}"

@@ -112,6 +112,13 @@ def apply_effective_batch(config: Config, on_command_line: Sequence[str] = ()) -
         nearest = sorted(sorted(divisors, key=lambda b: abs(b - size.per_device))[:3])
         remedies = [f"method.args.per_device_train_batch_size={b}" for b in nearest]
         remedies.append(f"effective_batch={max(1, round(target / unit)) * unit}")
+        servers, width = config.topology.servers, config.topology.server_tensor_parallel
+        is_split = servers and config.runtime.slurm.nodes == 1
+        left = size.ranks + servers * width if is_split else 0  # GPUs to divide
+        for n in range(servers + 1, -(-left // width)):
+            if target % ((left - n * width) * size.per_device) == 0:
+                remedies.append(f"topology.servers={n} {key}")
+                break
         raise UserError(
             f"{key}: not a multiple of {micro_batch} ({size.ranks} rank(s) x {size.per_device} "
             f"sequences). Use: {' or '.join(remedies)}."

@@ -117,6 +117,16 @@ def state(config: Config) -> dict[str, float]:
     return {name: 0.0 if name in _offloaded(config) else size for name, size in parts.items()}
 
 
+def checkpoint_bytes(config: Config) -> float:
+    """Return the bytes of a checkpoint: trained weights and moments, and DeepSpeed's fp32 copy."""
+    n, width_of_copy = _Counts.of(config), optimizer_width(config)
+    copy = 4.0 if config.topology.strategy in ("zero2", "zero3") else 0.0
+    moments = _optimizer_bytes(config, n, width_of_copy)
+    if value_or_none(config, "save_only_model"):
+        copy = moments = 0.0
+    return (n.width + copy) * n.trained + moments
+
+
 def on_host(config: Config) -> dict[str, float]:
     """Return the bytes of offloaded parts of all ranks of a node, in parts.
 

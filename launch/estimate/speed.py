@@ -157,7 +157,7 @@ def _num_rows(config: Config, *most: int | None) -> int | None:
     return min(filter(None, (data.limit, data.num_train, counted, *most)), default=None)
 
 
-def _num_heldout(config: Config) -> int | None:
+def num_heldout(config: Config) -> int | None:
     """Return the number of problems of an evaluation, at most; None if unknown."""
     data = config.data
     number = data.num_heldout or (data.kind == "jsonl" and jsonl_files.num_rows(data.heldout_path))
@@ -186,7 +186,7 @@ def sampling(config: Config) -> Speed:
     is_vllm = value_or_none(config, "engine") == "vllm"
     step_s = _completion_s(config, size, rows, peak * 1e12, is_vllm)
     tokens = size.ranks * rows * size.completion
-    prompts = _num_heldout(config)
+    prompts = num_heldout(config)
     if config.method.leaves_samples:
         prompts = _num_rows(config, value_or_none(config, "num_prompts"))
     steps = math.ceil(prompts / size.per_device / size.ranks) if prompts else None

@@ -94,14 +94,25 @@ def _check_type(config: Config, path: Path, content: dict[str, Any]) -> None:
     )
 
 
+def chat_template(config: Config) -> str | None:
+    """Return the tokenizer's chat template; None if it is not in a local file."""
+    model = config.model
+    folder = Path(model.path) if model.path else None
+    override = model.chat_template or config.data.chat_template
+    file = Path(override) if override else folder and folder / "chat_template.jinja"
+    if file and file.is_file():
+        return file.read_text(encoding="utf-8-sig", errors="replace")
+    settings = read_json(folder / "tokenizer_config.json") if folder and not override else None
+    return str(settings["chat_template"]) if settings and "chat_template" in settings else None
+
+
 def has_chat_template(config: Config) -> bool:
     """Return whether the tokenizer has a chat template, as far as local files and names tell."""
     model = config.model
     if model.chat_template or config.data.chat_template:
         return True
     if model.path:
-        settings = read_json(Path(model.path) / "tokenizer_config.json") or {}
-        return (Path(model.path) / "chat_template.jinja").is_file() or "chat_template" in settings
+        return chat_template(config) is not None
     return model.init == Init.pretrained and INSTRUCT.search(model.hub_id or "") is not None
 
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import stat
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -48,6 +50,8 @@ class Host:
     selinux: bool = False  # whether SELinux is enforcing
     listening: frozenset[int] = frozenset()  # TCP ports in use
     sysroot: str = "/"  # folder that the facts were read from
+    # free bytes on the disk of a directory, which may be missing; None for another machine
+    disk_free: Callable[[str], int] | None = None
 
     def gpus_of(self, vendor: Vendor) -> tuple[Gpu, ...]:
         """Return the vendor's GPUs in the order of its mask."""
@@ -178,7 +182,13 @@ def host(python: str, sysroot: str = "/") -> Host:
         selinux=text(root / "sys/fs/selinux/enforce") == "1",
         listening=listening_ports(root),
         sysroot=sysroot,
+        disk_free=_disk_free if root == Path("/") else None,
     )
+
+
+def _disk_free(folder: str) -> int:
+    folders = (Path(folder), *Path(folder).absolute().parents)
+    return shutil.disk_usage(next(filter(Path.is_dir, folders))).free
 
 
 def amdgpu(module: Path) -> str | None:

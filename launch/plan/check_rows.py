@@ -56,22 +56,32 @@ def check_rows(config: Config, all_lines: bool) -> None:
         _check_rewards(config, "data.sources", set().union(*filter(None, mixed)))
 
 
-def template_warnings(config: Config) -> Iterator[str]:
-    """Warn if a method generates from plain text, although the model has a chat template."""
-    generates = config.method.generates or config.method.kind == "evaluator"
-    if not generates or not model_path.has_chat_template(config):
+def row_warnings(config: Config) -> Iterator[str]:
+    """Warn of a text prompt for a model with a chat template, and of answers with a solution."""
+    method = config.method
+    if not (method.generates or method.kind == "evaluator"):
         return
+    has_template = model_path.has_chat_template(config)
+    compares = "accuracy" in method.rewards or (method.measures_model and not method.rewards)
     for file in _files(config):
         if file.row_format not in ("grpo", "evaluate"):
             continue
         with contextlib.suppress(UserError):  # check_rows reports it
             rows = mapped(json_rows(file.path), file.data, file.row_format)
-            first = next((row for _, row in rows), {})
-            if isinstance(conformed(first, file.row_format).get("prompt"), str):
+            first = conformed(next((row for _, row in rows), {}), file.row_format)
+            if has_template and isinstance(first.get("prompt"), str):
                 yield (
                     f"{file.key}: prompt is text, so the model's chat template is not applied. "
                     "Use: data.system_prompt='<instructions>', or a prompt of messages, such as "
                     '[{"role": "user", "content": "..."}].'
+                )
+            answer = str(first.get("answer") or "").strip()
+            if compares and ("####" in answer or "\n" in answer):
+                pattern = r"####\s*(.+)" if "####" in answer else "<pattern with one group>"
+                yield (
+                    f"{file.key}: the answer of the first row looks like a whole solution, but the "
+                    "reward accuracy needs the final answer alone. Use: "
+                    f"data.answer_pattern='{pattern}'."
                 )
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import yaml
 
-from launch.config import smoke
+from launch.config import smoke, thinking
 from launch.config.request import Request
-from launch.estimate import batch_counts, margin
+from launch.estimate import batch_counts, margin, speed
 from launch.inputs import jsonl_files
 from launch.machine import placement
 from launch.machine.detect import Host
@@ -32,6 +32,7 @@ from launch.plan.predictions import (
     total_time,
 )
 from launch.plan.views import as_json, image_json
+from launch.rules.warnings import adapter_rate
 from launch.schema import Config, shapes
 from launch.schema.data import Data
 from launch.schema.enums import Init, Vendor
@@ -85,7 +86,7 @@ def next_command(request: Sequence[str], config: Config, host: Host, *words: str
 
     `words` are added to the command: an override that makes the run fit, or -m for a sweep.
     """
-    kept = _without_output_keys(request)
+    kept = [*_without_output_keys(request), *filter(None, [adapter_rate(config)])]
     command = next_steps.command_line("run", *words, *kept)
     if config.runtime.name == "kubernetes":
         return [f"Next: {command} mode=plan format=json | jq .manifest | kubectl apply -f -"]
@@ -136,8 +137,8 @@ def _composition(plan: Plan) -> Facts:
         files = ", ".join(f"{s.weight:.4g} {s.path or s.hub_id}" for s in data.sources)
         files = files or data.path or data.heldout_path or data.hub_id or ""
         text = f"{data.kind} {next_steps.short_path(files)}"
-        if data.kind == "jsonl" and (count := jsonl_files.num_rows(files)) is not None:
-            text += f", {count:,} row{'s' * (count != 1)}"
+        if data.kind == "jsonl":
+            text += _row_counts(config)
         if data.kind in ("reasoning", "code"):
             tasks = _tasks(data)
             text = f"{data.num_train} generated problems of {tasks}; {data.num_heldout} held out"
@@ -148,6 +149,16 @@ def _composition(plan: Plan) -> Facts:
         rewards = (f"{weight:g} {name}" for name, weight in method.rewards.items())
         facts.append(("rewards", " + ".join(rewards)))
     return [*facts, ("hardware", _hardware(config)), ("runs in", _place(config))]
+
+
+def _row_counts(config: Config) -> str:
+    """Return the numbers of training and held-out rows of JSONL files, if they can be counted."""
+    data, heldout = config.data, speed.num_heldout(config)
+    count, text = jsonl_files.num_rows(data.path), ""
+    if count is not None:
+        rows = count - (heldout or 0) * bool(data.heldout_fraction)
+        text = f", {rows:,} row{'s' * (rows != 1)}"
+    return f"{text}, {heldout:,} held out" if heldout else text
 
 
 def _method(config: Config) -> str:
@@ -195,7 +206,8 @@ def _model(config: Config) -> str:
         source = next_steps.short_path(model.path)
     elif model.init == Init.random:
         source = "random weights"
-    return f"{model.name}, {size}, from {source}"
+    thinks = {None: "", False: ", thinking off", True: ", thinking on"}[thinking.of(config)]
+    return f"{model.name}, {size}, from {source}{thinks}"
 
 
 def _count(number: float) -> str:

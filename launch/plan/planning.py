@@ -13,6 +13,7 @@ from launch.config.request import Request
 from launch.core.errors import UserError
 from launch.core.json_files import plain, read_json
 from launch.estimate import batch_counts, margin, memory, speed
+from launch.estimate.rank_memory import checkpoint_bytes
 from launch.inputs import sample_files
 from launch.machine import placement
 from launch.machine.detect import Host
@@ -37,6 +38,7 @@ from launch.rules.warnings import rule_warnings
 from launch.schema import Config, trainer_args
 from launch.schema.enums import SpeedMode
 from launch.schema.plan import Memory, Plan
+from launch.schema.trainer_args import value_or_none
 
 # The keys of config.yaml, which every rank reads, that the composition does not have.
 EXTRA_KEYS = ("run_dir", "trainer_args", "tuned", "data_cache", "provenance")
@@ -147,7 +149,7 @@ def make_plan(
             *margin.warnings(config, needed, _sharding(config, host, needed)),
             *host_warnings(config, host, smaller),
             *tools.warnings(config),
-            *check_rows.template_warnings(config),
+            *check_rows.row_warnings(config),
         ],
         tuned=tuned.for_ranks(config, host, run_dir, ports),
         data_cache=data_cache.for_ranks(unchosen, host),
@@ -202,8 +204,9 @@ def host_warnings(config: Config, host: Host, smaller: dict[int, float]) -> Iter
             f"container={config.container.name}: {name} is unverified. It is pinned by a tag and "
             "not by a digest, so its content may change."
         )
-    if host.gpus_of(config.hardware.vendor):  # a plan for another machine ignores this one's Python
+    if host.gpus_of(config.hardware.vendor):  # a plan for another machine ignores this one's state
         yield from local_python.problems(config, host)
+        yield from _disk_warnings(config, host)
     yield from inherited.warnings(config, host.environ)
     if config.runtime.name == "kubernetes":  # whose Secret has the values, not this shell
         if image and image["name"] != "custom" and "@" not in image["reference"]:
@@ -237,3 +240,21 @@ def rank_config(plan: Plan) -> dict[str, Any]:
         experiment = tuned.experiment(plan.config, plan.overrides)
         content["tuned"] = {**plain(plan.tuned), "experiment": experiment}
     return content
+
+
+def _disk_warnings(config: Config, host: Host) -> Iterator[str]:
+    """Warn if the kept checkpoints and the next one do not fit on the disk of run_root."""
+    strategy = value_or_none(config, "save_strategy")
+    saves = config.method.trains and getattr(strategy, "value", strategy) not in (None, "no")
+    is_here = config.runtime.name not in ("slurm", "kubernetes")
+    if host.disk_free is None or not is_here or not saves or config.smoke:
+        return
+    free_gb = host.disk_free(config.run_root) / 1e9
+    size_gb, kept = checkpoint_bytes(config) / 1e9, value_or_none(config, "save_total_limit")
+    needed_gb = size_gb * ((kept or 1) + 1)
+    if needed_gb > free_gb:
+        yield (
+            f"run_root={config.run_root}: {free_gb:.0f} GB are free, but {kept or 1} checkpoint(s) "
+            f"and the next one need {needed_gb:.0f} GB. Use: run_root=<directory on a larger disk>"
+            f"{' or method.args.save_total_limit=1' * (kept != 1)}."
+        )

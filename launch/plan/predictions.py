@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from launch.core.json_files import read_json
-from launch.estimate import batch_counts, margin
+from launch.estimate import batch_counts, margin, rank_memory
 from launch.estimate.memory import HOST
 from launch.machine import placement
 from launch.schema import Choice, Config
@@ -76,7 +76,7 @@ def _why(plan: Plan) -> str:
     if size.completion or plan.config.method.kind == "evaluator":
         without = "; without lm_eval_tasks" * bool(value_or_none(plan.config, "lm_eval_tasks"))
         return f" (if every answer is as long as allowed{without})"
-    preparing = "; rows are not prepared yet" if plan.data_cache else ""
+    preparing = "; rows are not prepared yet: data.preview=1 does that" if plan.data_cache else ""
     return f" (if every row has {size.sequence} tokens{preparing})"
 
 
@@ -94,7 +94,9 @@ def _saves(plan: Plan) -> list[str]:
     limit = value_or_none(config, "save_total_limit")
     between = duration(steps * speed.step_s)
     keeps = f"keeps {limit}" if limit else "keeps all"
-    return [f"every {steps:,} steps ({'at most ' * speed.is_upper_bound}{between}), {keeps}"]
+    size = gigabytes(rank_memory.checkpoint_bytes(config) / 1e9)
+    at_most = "at most " * speed.is_upper_bound
+    return [f"every {steps:,} steps ({at_most}{between}), {size} GB each, {keeps}"]
 
 
 def _rate(plan: Plan) -> str:

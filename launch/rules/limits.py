@@ -33,10 +33,13 @@ def limit_problems(c: Config) -> Iterator[Refusal]:
         if value is None or value in allowed:
             continue
         longest_argument = max(lengths(c), key=lengths(c).__getitem__, default="")
+        half = next((name for name in ("bf16", "fp16") if name in c.hardware.precisions), "fp32")
+        values = {"length": longest_argument, "config": c, "value": value}
+        values["without_nf4"] = f"adapter=lora precision={half} precision.weights={half}"
         row = {}
         for name, cell in ROWS[rule].items():
             text = cell.get(value, cell.get("else", "")) if isinstance(cell, dict) else cell
-            row[name] = str(text).format(config=c, value=value, length=longest_argument)
+            row[name] = str(text).format(**values)
         key = row["key"]
         remedy = row.get("instead") or _remedies(value, allowed, row.get("option", f"{key}=*"))
         remedies = filter(None, (remedy, row.get("use")))  # no option may be left

@@ -49,8 +49,6 @@ FACTS: Facts = {
     "first_metric": first_metric,
     "first_precision": lambda c: next(iter(c.hardware.precisions), "fp32"),
     "generates_with_vllm": generates_with_vllm,
-    # A user or a file other than the method's sets it.
-    "has_chosen_rate": lambda c: "method.args.learning_rate" in c.speed_keeps,
     "has_idle_links": lambda c: (
         c.hardware.link == Link.xgmi
         and c.hardware.gfx in FULLY_LINKED

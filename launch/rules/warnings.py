@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from launch.config import thinking
 from launch.config.conditions import all_met, table
 from launch.estimate.batch_counts import batch
 from launch.estimate.memory import engine_fits
@@ -29,7 +30,7 @@ LENGTHS = ("min_tokens", "max_tokens", "max_prompt_tokens")
 
 def rule_warnings(c: Config) -> list[str]:
     rate = float(value_or_none(c, "learning_rate") or 0.0)
-    values = {"rate": rate, "adapter_rate": ADAPTER_FACTOR * rate, "board": board(c)}
+    values = {"rate": rate, "board": board(c)}
     values["ranks"] = placement.trainers_of_a_node(c)
     lines = [
         row["text"].format(config=c, **values)
@@ -42,14 +43,45 @@ def rule_warnings(c: Config) -> list[str]:
         reason = f"method={c.method.name} has no optimizer steps, so these keys take no effect"
         lines.append(f"{', '.join(keys)}: {reason}.")
     more = (
+        _adapter_warnings,
         optimizer_warnings,
         _shape_warnings,
         _evaluation_warnings,
         _engine_warnings,
         _fp32_warnings,
         _repeated_rows,
+        _cut_off_thoughts,
     )
     return [*lines, *(line for warn in more for line in warn(c))]
+
+
+def adapter_rate(c: Config) -> str | None:
+    """Return the override with an adapter's learning rate if only full training's is set."""
+    rate = value_or_none(c, "learning_rate")
+    is_chosen = "method.args.learning_rate" in c.speed_keeps  # by the user or another file
+    if c.adapter.rank is None or not c.method.trains or not rate or is_chosen:
+        return None
+    return f"method.args.learning_rate={ADAPTER_FACTOR * float(rate):g}"
+
+
+def _adapter_warnings(c: Config) -> Iterator[str]:
+    if override := adapter_rate(c):
+        yield (
+            f"method.args.learning_rate={value_or_none(c, 'learning_rate'):g} is for training all "
+            "weights. An adapter needs about ten times as much (docs/adapters.md). Use: "
+            f"{override}."
+        )
+
+
+def _cut_off_thoughts(c: Config) -> Iterator[str]:
+    """Warn if a model that thinks is cut off before it answers."""
+    if limit := thinking.cut_off(c):
+        name, tokens = limit
+        key = f"method.args.{thinking.ARGS}.{thinking.SWITCH}"
+        yield (
+            f"{key}=true: most answers are cut off after {tokens} tokens, while the model still "
+            f"thinks, and score 0. Use: method.args.{name}=8192, or {key}=false."
+        )
 
 
 def _fp32_warnings(c: Config) -> Iterator[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from launch.config.choose import choose, with_value, without_choices
 from launch.core.json_files import yaml_file
 from launch.estimate import margin
-from launch.estimate.batch_counts import batch
+from launch.estimate.batch_counts import ACCUMULATION, batch
 from launch.estimate.speed import estimate_speed
 from launch.machine import placement
 from launch.machine.detect import Host
@@ -22,6 +22,7 @@ from launch.search.remedies import FP16_PRICE
 
 CONF = Path(__file__).parents[2] / "conf"
 MIN_GAIN = 1.05  # speed-up of an offer
+LARGER_STEP = 8  # times the sequences of a step, with more servers
 OPTIMIZER = "adamw_torch_8bit"  # of torchao
 
 
@@ -81,12 +82,32 @@ def _candidates(config: Config) -> Iterator[tuple[list[str], str, Config]]:
             "the gain is larger if completions differ in length"
         )
         yield ["topology.overlap=stream"], price, with_value(chosen, "topology.overlap", "stream")
+    nodes = config.runtime.slurm.nodes
     if config.method.generates and config.topology.name != "colocate":
         yield _colocated(config)
+    if config.topology.servers and config.effective_batch is None and nodes == 1:
+        yield from _with_more_servers(config)
     if trains_all:
         price = "trains about 1% of the parameters, and needs ten times the learning rate"
         lora = Adapter(**yaml_file(CONF / "adapter/lora.yaml"))
         yield ["adapter=lora"], price, dataclasses.replace(config, adapter=lora)
+
+
+def _with_more_servers(config: Config) -> Iterator[tuple[list[str], str, Config]]:
+    """Yield half of the GPUs for servers with a larger step, if trainers wait for completions.
+
+    A server generates many completions in nearly the time of a few.
+    """
+    gpus, topology = placement.num_gpus(config), config.topology
+    servers = gpus // 2 // topology.server_tensor_parallel
+    if servers <= topology.servers or ACCUMULATION in config.speed_keeps:
+        return
+    candidate, before = with_value(config, "topology.servers", servers), batch(config).sequences
+    step = batch(candidate).sequences // batch(candidate).accumulation
+    rounds = LARGER_STEP * before // step
+    price = f"{rounds * step} sequences per step in place of {before}, so fewer updates"
+    overrides = [f"topology.servers={servers}", f"effective_batch={rounds * step}"]
+    yield overrides, price, with_value(candidate, ACCUMULATION, rounds)
 
 
 def _colocated(config: Config) -> tuple[list[str], str, Config]:

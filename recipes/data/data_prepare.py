@@ -123,11 +123,12 @@ def prepare_prompts(
     data.json describes only the training rows. Raises UserError for a row that the chat template
     cannot render, and as filter_by_length does.
     """
-    tokenize = Located(PromptTokens(tokenizer), config.data, "grpo")
+    options = dict(config.trainer_args.get("chat_template_kwargs") or {})
+    tokenize = Located(PromptTokens(tokenizer, options), config.data, "grpo")
     if isinstance(loaded.rows, IterableDataset):
         stream = loaded.rows.map(tokenize, batched=True)
         return stream.filter(lambda row: _fits_stream(row, config)).remove_columns("prompt_ids")
-    template, arguments = (tokenizer.chat_template,), {"method": "grpo"}
+    template, arguments = (tokenizer.chat_template,), {"method": "grpo", **options}
     key = cache_key(loaded.sha256()["data_sha256"], tokenizer, template, arguments)
     tokens = map_cached(config, key, loaded.rows, tokenize)
     rows, lengths = filter_by_length(tokens, config, loaded.rows)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -204,9 +204,11 @@ class PromptTokens:
     """Tokenize prompts to prompt_ids, like GRPOTrainer, which passes a template only the prompt."""
 
     tokenizer: PreTrainedTokenizerBase
+    options: Mapping[str, Any] = field(default_factory=dict)  # chat_template_kwargs
 
     def __call__(self, batch: Batch) -> Batch:
-        return {"prompt_ids": _ids(self.tokenizer, batch["prompt"], (), prompt=True)}
+        ids = _ids(self.tokenizer, batch["prompt"], (), prompt=True, **self.options)
+        return {"prompt_ids": ids}
 
 
 def _rows(batch: Batch) -> list[Row]:
@@ -252,11 +254,13 @@ def _ids(
     rows: Sequence[Row],
     template: str | None = None,
     prompt: bool = False,
+    **more: Any,
 ) -> Ids:
     """Return the token ids of texts or messages. If `prompt`, the assistant's turn follows."""
     if isinstance(texts[0], str):
         return _encoded(tokenizer, texts, True)
     options = {"chat_template": template, "add_generation_prompt": prompt, "tokenize": False}
+    options |= more
     return _encoded(tokenizer, render(tokenizer, texts, rows, **options), False)
 
 

@@ -56,9 +56,12 @@ def evaluate(manager: Any, generator: Any, args: Any) -> dict[str, dict[str, flo
     from lm_eval.models.huggingface import HFLM
 
     tokenizer = generator.tokenizer
+    template = args.chat_template_kwargs
+    # lm-eval 0.4 reads chat_template_args only if enable_thinking is set (its issue 3639).
+    thinking = {"enable_thinking": template.get("enable_thinking"), "chat_template_args": template}
     kinds = ("random", "numpy_random", "torch_random", "fewshot_random")
     report = simple_evaluate(
-        HFLM(pretrained=generator.model, tokenizer=tokenizer, batch_size=args.batch_size),
+        HFLM(generator.model, tokenizer=tokenizer, batch_size=args.batch_size, **thinking),
         tasks=args.lm_eval_tasks,
         task_manager=manager,
         limit=args.lm_eval_limit,

@@ -12,7 +12,7 @@ import random
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,10 @@ class SamplingConfig:
     top_p: float = 1.0
     top_k: int = 0
     use_cpu: bool = False
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.chat_template_kwargs = dict(self.chat_template_kwargs)  # not a DictConfig
 
 
 TOO_LONG = Sample("", 0, False)  # the prompt fills the model's context
@@ -140,7 +144,7 @@ class SampleGenerator(ABC):
     def render(self, prompts: list[list[dict[str, str]]]) -> list[str]:
         """Return the text of prompts that are messages. Raises RowError as encode does."""
         options = {"tokenize": False, "add_generation_prompt": True}
-        return render(self.tokenizer, prompts, **options)
+        return render(self.tokenizer, prompts, **options, **self.args.chat_template_kwargs)
 
     def sample(self, ids: list[int]) -> Sample:
         """Return a sample from generated ids. Remove padding after the end token."""

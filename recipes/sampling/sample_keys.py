@@ -24,7 +24,7 @@ from recipes.training.checkpoint import HEARTBEAT
 RECIPES = Path(__file__).parents[1]
 SAMPLING = (
     *("seed", "engine", "samples_per_prompt", "batch_size", "max_new_tokens"),
-    *("temperature", "top_p", "top_k", "use_cpu"),
+    *("temperature", "top_p", "top_k", "use_cpu", "chat_template_kwargs"),
 )
 SCORING = ("math-verify", "latex2sympy2_extended", "sympy", "reasoning-gym")  # packages that score
 

@@ -206,7 +206,8 @@ def test_on_other_ranks_only_the_micro_batch_changes(tmp_path):
 @pytest.mark.parametrize(("command", "expected"), [
     (H100, {"precision.weights=bf16", "precision=fp8", "adapter=lora"}),
     (["hardware=mi50", "model=qwen3_1_7b", "adapter=lora"], {"precision=fp16"}),  # no bf16
-    ("hardware=mi300x method=grpo model=qwen3_4b".split(), {"topology=colocate"}),
+    ("hardware=mi300x method=grpo model=qwen3_4b".split(),
+     {"topology=colocate", "topology.servers=4"}),
     ("hardware=rx7900xtx method=grpo model=qwen3_0_6b".split(), {"topology=colocate"}),
 ])  # fmt: skip
 def test_offers_compose_fit_and_reach_their_gain(command, expected):

@@ -107,6 +107,8 @@ def test_every_file_is_an_option_or_a_base_with_a_header():
     ("hardware=mi300x model=qwen3_4b method=grpo", "split", "bf16"),
     ("hardware=mi300x model=qwen3_4b method=evaluate", "ddp", "bf16"),
     ("hardware=mi50 model=qwen3_0_6b method=grpo", "single", "fp32"),
+    ("hardware=mi50 model=qwen3_4b method=evaluate", "single", "fp32"),
+    ("hardware=mi50 model=qwen3_8b method=evaluate", "single", "fp16"),
     ("hardware=mi300x topology.num_gpus=1 model=qwen3_4b", "single", "bf16"),
     ("hardware=mi300x model=qwen3_4b adapter=qlora", "ddp", "nf4"),
 ])  # fmt: skip

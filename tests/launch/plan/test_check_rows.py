@@ -8,7 +8,8 @@ import shlex
 import pytest
 
 from launch.config.compose import compose
-from launch.plan.check_rows import template_warnings
+from launch.core.errors import UserError
+from launch.plan.check_rows import check_rows, row_warnings
 from tests.conftest import composed
 from tests.helpers.data_rows import jsonl
 
@@ -127,4 +128,25 @@ def test_text_prompts_of_a_model_with_a_chat_template(tmp_path, write, row, over
     path = write([row])
     (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
     config = compose(shlex.split(overrides.replace("rows.jsonl", path)))
-    assert [line.partition(":")[0] for line in template_warnings(config)] == keys
+    assert [line.partition(":")[0] for line in row_warnings(config)] == keys
+
+
+@pytest.mark.parametrize(("answer", "overrides", "warns"), [
+    ("1 + 1 is 2.\n#### 2", "method=grpo", True),
+    ("1 + 1\nis 2.", "method=evaluate data.heldout_fraction=0.5", True),
+    ("2", "method=grpo", False),
+    ("1 + 1 is 2.\n#### 2", "method=grpo 'data.answer_pattern=\"#### (.+)\"'", False),
+    ("a\nb", "method=grpo 'method.rewards={regex: 1.0}' method.reward_pattern=a", False),
+])  # fmt: skip
+def test_answers_that_are_solutions(write, answer, overrides, warns):
+    path = write([{"prompt": "1 + 1", "answer": answer}])
+    words = shlex.split(f"hardware=cpu data=jsonl data.path={path} {overrides}")
+    lines = [line for line in row_warnings(compose(words)) if "data.answer_pattern=" in line]
+    assert len(lines) == warns
+
+
+def test_rows_of_a_chat_cannot_be_evaluated(write):
+    path = write([{"messages": [ANSWER]}])
+    words = ["hardware=cpu", "method=evaluate", "data=jsonl", f"data.heldout_path={path}"]
+    with pytest.raises(UserError, match=f"^{path}:1: .*method.selection.metric=eval_loss"):
+        check_rows(compose(words), False)

@@ -17,6 +17,7 @@ import pytest
 from launch.estimate.batch_counts import batch
 from launch.plan import local_copies, plan_page, predictions
 from launch.plan.container import image_reference
+from launch.plan.planning import make_plan
 from tests.conftest import composed, host_with, leave_model
 
 LINES = 40  # of a screen
@@ -58,7 +59,8 @@ def test_a_plan_fits_on_a_screen_and_ends_with_the_next_command(launch, override
     assert (done.code, len(lines) <= LINES) == (0, True), done.out
     is_here = "hardware=cpu" in overrides
     words = shlex.split(lines[-1].partition(": ")[2])
-    assert words[2:] == overrides + ["smoke=true"] * (not is_here)
+    rate = ["method.args.learning_rate=1e-05"] * (overrides == DPO)  # an adapter's
+    assert words[2:] == overrides + rate + ["smoke=true"] * (not is_here)
 
 
 @pytest.mark.parametrize(("overrides", "words"), [
@@ -128,6 +130,29 @@ def test_steps_between_checkpoints(launch, overrides, words):
     assert all(words in line for line in saves)
 
 
+@pytest.mark.parametrize(("overrides", "free_gb", "warns"), [
+    ("", 144, True),  # 3 checkpoints of 12 bytes per parameter are 145 GB
+    ("", 146, False),
+    ("method.args.save_total_limit=1", 144, False),
+    ("adapter=lora", 10, False),
+    ("method.args.save_strategy=no", 10, False),
+])  # fmt: skip
+def test_checkpoints_that_the_disk_cannot_hold(tmp_path, overrides, free_gb, warns):
+    words = ["hardware=mi300x", "model=qwen3_4b", "method=sft", "runtime=local", *overrides.split()]
+    host = dataclasses.replace(host_with(8), disk_free=lambda _: free_gb * 10**9)
+    plan = make_plan(composed(*words), host, tmp_path)
+    assert any(line.startswith("run_root=") for line in plan.warnings) == warns
+
+
+@pytest.mark.parametrize(
+    ("more", "is_added"), [("", True), ("method.args.learning_rate=1e-4", False)]
+)
+def test_the_next_command_has_the_rate_of_an_adapter(more, is_added):
+    words = ["hardware=mi300x", "model=qwen3_4b", "adapter=lora", *more.split()]
+    lines = plan_page.next_command(words, composed(*words), host_with(8))
+    assert ("method.args.learning_rate=0.0002" in lines[-1]) == is_added
+
+
 def test_rows_of_a_file_are_counted(launch, tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n' * 11 + "\n" + '{"text": "b"}')
     overrides = [
@@ -140,6 +165,8 @@ def test_rows_of_a_file_are_counted(launch, tmp_path):
     done = launch(*overrides, "mode=plan")
     size = batch(composed(*overrides)).sequences
     assert "jsonl rows.jsonl, 12 rows\n" in done.out
+    held_out = launch(*overrides, "data.heldout_fraction=0.1", "mode=plan").out
+    assert "jsonl rows.jsonl, 10 rows, 2 held out\n" in held_out
     steps = json.loads(launch(*overrides, "mode=plan", "format=json").out)["speed"]["steps"]
     assert steps == math.ceil(12 / size * 3)
     [preview] = [line for line in done.out.splitlines() if line.endswith("data.preview=5")]

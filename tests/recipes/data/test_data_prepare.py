@@ -121,6 +121,16 @@ def test_prompts_are_filtered_by_tokens_and_described(tmp_path, tokenizer):
     assert described["rows"] == sum(n for *_, n in described["histogram"]) == len(prompts)
 
 
+def test_lengths_of_prompts_include_the_arguments_of_the_template(tmp_path, tokenizer, monkeypatch):
+    monkeypatch.setattr(tokenizer, "chat_template", "{{ 'plus ' * times }}")
+    config = configured(tmp_path)
+    for times in (2, 3):
+        config.trainer_args = {"chat_template_kwargs": {"times": times}}
+        prepare_prompts(config, Loaded(ROWS, {"read": 6}), tokenizer)
+        length = json.loads((tmp_path / "data.json").read_text())["length"]["longest"]
+        assert length == len(tokenizer("plus " * times, add_special_tokens=False)["input_ids"])
+
+
 @pytest.mark.parametrize("streaming", [False, True])
 def test_a_prompt_that_cannot_be_rendered_is_located(tmp_path, streaming):
     strict = train_tokenizer(["1 plus 2"], 300)

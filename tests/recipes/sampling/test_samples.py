@@ -198,7 +198,9 @@ def test_samples_depend_on_the_chat_template_and_on_vllms_arguments(tmp_path, mo
     for text in ("{{ messages }}", "{{ messages[0] }}"):
         template.write_text(text)
         keys.append(samples_key(config, SampleConfig(str(tmp_path)), [{"prompt": "1"}], "model"))
-    assert keys[0] != keys[1]
+    thinks = SampleConfig(str(tmp_path), chat_template_kwargs={"enable_thinking": False})
+    keys.append(samples_key(config, thinks, [{"prompt": "1"}], "model"))
+    assert keys[0] != keys[1] != keys.pop()
     monkeypatch.setattr(importlib.metadata, "version", lambda package: "1")
     for engine, args in (("transformers", {}), ("vllm", {}), ("vllm", {"kv_cache_dtype": "fp8"})):
         config.topology.server_args = args

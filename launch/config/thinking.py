@@ -1,0 +1,53 @@
+"""Turn a model's thinking off where answers are short: in GRPO, sampling and evaluation."""
+
+from __future__ import annotations
+
+from launch.config import follow_run
+from launch.inputs import model_path
+from launch.schema import Config
+
+ARGS = "chat_template_kwargs"  # TRL's name; sampling and evaluation use the same
+SWITCH = "enable_thinking"  # variable of the chat templates of Qwen and SmolLM3
+# model_type -> its templates have SWITCH, for models whose template is not on this machine
+FAMILIES = ("qwen3", "qwen3_moe", "qwen3_5_text", "qwen3_5_moe_text", "smollm3")
+# Nearly all thoughts are longer. Cut off before the answer, they score 0.
+SHORT_TOKENS = 2048
+LIMITS = ("max_completion_length", "max_new_tokens")
+
+
+def follow_template(config: Config) -> None:
+    """Set method.args.chat_template_kwargs unless the user did.
+
+    An evaluation of a run's model has the run's value. Others have no thinking.
+    """
+    method = config.method
+    if ARGS in method.args or not (method.generates or method.kind == "evaluator"):
+        return
+    trained = follow_run.composition(config.model.path).get("method") or {}
+    recorded = (trained.get("args") or {}).get(ARGS)
+    if recorded and method.kind == "evaluator":
+        method.args[ARGS] = dict(recorded)
+    elif _has_switch(config):
+        method.args[ARGS] = {SWITCH: False}
+
+
+def of(config: Config) -> bool | None:
+    """Return whether the model thinks before it answers; None if the run does not decide that."""
+    value = (config.method.args.get(ARGS) or {}).get(SWITCH)
+    return value if isinstance(value, bool) else None
+
+
+def cut_off(config: Config) -> tuple[str, int] | None:
+    """Return the key and value of a limit that is too short for thinking."""
+    limits = ((name, config.method.args.get(name)) for name in LIMITS)
+    short = ((name, n) for name, n in limits if isinstance(n, int) and n < SHORT_TOKENS)
+    return next(short, None) if of(config) else None
+
+
+def _has_switch(config: Config) -> bool:
+    model = config.model
+    template = model_path.chat_template(config)
+    if template is not None:
+        return SWITCH in template
+    hub_id = model.hub_id or ""
+    return bool(hub_id) and model.architecture in FAMILIES and "-Thinking" not in hub_id
