@@ -76,7 +76,7 @@ def _why(plan: Plan) -> str:
     if size.completion or plan.config.method.kind == "evaluator":
         without = "; without lm_eval_tasks" * bool(value_or_none(plan.config, "lm_eval_tasks"))
         return f" (if every answer is as long as allowed{without})"
-    preparing = "; rows are not prepared yet: data.preview=1 does that" if plan.data_cache else ""
+    preparing = "; data.preview=1 measures them" if plan.data_cache else ""
     return f" (if every row has {size.sequence} tokens{preparing})"
 
 
