@@ -177,23 +177,18 @@ def search_bench(
     figure = table.figure
 
     def measure(number: int, point: Point, report: Report) -> Row:
-        known, pruned = 0, False
+        known = 0
 
         def on_rows(rows: list[Row]) -> bool:
-            nonlocal known, pruned
-            try:
-                for row in rows[known:]:
-                    if row["error"]:
-                        return True
-                    report(row[figure])
-            except optuna.TrialPruned:
-                pruned = True
-            known = len(rows)
-            return pruned
+            nonlocal known
+            new_rows, known = rows[known:], len(rows)
+            for row in new_rows:
+                if row["error"]:
+                    return True
+                report(row[figure])
+            return False
 
         rows = run(config, f"trial{number}", setting_of(point), unrecorded, on_rows=on_rows)
-        if pruned:
-            raise optuna.TrialPruned
         figures = {name_of(row): row[figure] for row in rows}
         mean = statistics.geometric_mean(figures.values())
         return {figure: mean, f"{figure}_by_{kind}": figures}
