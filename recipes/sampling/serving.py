@@ -288,17 +288,21 @@ def _sample(
 
 
 def _log_probs(trainer: GRPOTrainer, ids: list[list[int]], num_tokens: int) -> torch.Tensor:
-    """Return the trainer's log-probabilities of the last `num_tokens` tokens of each sequence.
-
-    The head runs too, because FSDP2 before torch 2.13 does not release a group's weights until all
-    of its modules have run.
-    """
+    """Return the trainer's log-probabilities of the last `num_tokens` tokens of each sequence."""
     tokens = torch.tensor(ids, device=trainer.accelerator.device)
+    mask = torch.ones_like(tokens)
+    sharded = [module for module in trainer.model.modules() if isinstance(module, FSDPModule)]
+    if not sharded:
+        with trainer.accelerator.autocast():
+            log_probs, *_ = trainer._get_per_token_logps_and_entropies(
+                trainer.model, tokens, mask, num_tokens
+            )
+        return log_probs.float().cpu()
+    # The trainer's method uses the head's weight without running the head, and before torch 2.13
+    # FSDP2 does not release a group of weights until all of its modules have run.
     with trainer.accelerator.autocast(), torch.compiler.set_stance("force_eager"):
-        logits = trainer.model(input_ids=tokens, attention_mask=torch.ones_like(tokens)).logits
-    # FSDP2 keeps the last group's weights until a backward pass, and cannot send gathered weights.
-    for module in trainer.model.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()
+        logits = trainer.model(input_ids=tokens, attention_mask=mask).logits
+    for module in sharded:  # the last group stays gathered until a backward pass
+        module.reshard()
     log_probs = (logits[:, -num_tokens - 1 : -1].float() / trainer.temperature).log_softmax(-1)
     return log_probs.gather(-1, tokens[:, -num_tokens:, None]).squeeze(-1).cpu()

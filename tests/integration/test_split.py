@@ -253,3 +253,19 @@ def test_run_with_two_servers_ends_with_failed_rank(vllm, folder):
     assert first < ROUNDING < second < 0.05
     assert json.loads((run / "record.json").read_text())["status"] == "failed"
     assert processes(folder) == []
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "zero3"])
+def test_sharded_trainers_send_their_weights(vllm, folder, strategy):
+    """A forward pass without a backward pass leaves some of FSDP2's weights gathered."""
+    sharded = [
+        f"topology.strategy={strategy}",
+        "method.args.max_steps=2",
+        "topology.overlap=stream",
+    ]
+    done = command(*SMALL, *SPLIT, *sharded, cwd=folder, timeout=ENDS_WITHIN_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert ARRIVE in done.stdout + done.stderr
+    rows = json_files.read_metrics(only_run(folder) / "metrics.jsonl")
+    assert rows[0]["sampling/sampling_logp_difference/mean"] < ROUNDING
+    assert len(rows) == 2

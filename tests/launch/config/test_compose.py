@@ -211,7 +211,7 @@ def test_plan_changes_nothing_and_prints_one_object(launch, tmp_path):
     plan = json.loads(launch(*grpo, "format=json").out)
     keys = "schema name run_dir hardware image runtime topology processes memory speed warnings"
     assert {*keys.split()} <= {*plan}
-    assert [process["kind"] for process in plan["processes"]] == ["server", "trainer"]
+    assert [process["kind"] for process in plan["processes"]] == ["pause", "server", "trainer"]
     page = launch(*grpo, "verbose=true").out
     for words in ("AMD Instinct MI350X", "7 GPUs", "vllm serve", "tokens/s", "learning_rate"):
         assert words in page

@@ -117,7 +117,7 @@ def test_each_phase_has_its_own_topology_on_eight_gpus():
     eight = list(range(8))
     assert gpus == {
         "sft": [eight],
-        "grpo": [[0], eight[1:]],  # a server and seven trainers
+        "grpo": [[], [0], eight[1:]],  # a pause container, a server and seven trainers
         "evaluate": [eight],
         "export": [[]],
     }

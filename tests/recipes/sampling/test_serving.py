@@ -117,12 +117,16 @@ def trainer_with(*updates: bool):
     accelerator = SimpleNamespace(device="cpu", is_main_process=True)
     accelerator.autocast, accelerator.unwrap_model = contextlib.nullcontext, lambda wrapped: wrapped
 
+    def compute(model, ids, mask, count):
+        return torch.stack([log_probs(model, row, count) for row in ids.tolist()]), None, None
+
     return SimpleNamespace(
         model=model,
         accelerator=accelerator,
         temperature=TEMPERATURE,
         processing_class=train_tokenizer(["The quick brown fox"], 300),
         vllm_generation=Server(model, updates),
+        _get_per_token_logps_and_entropies=compute,
     )
 
 
