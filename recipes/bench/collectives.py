@@ -10,6 +10,7 @@ torch include its cost on the host, which matters for small sizes. Times of rccl
 from __future__ import annotations
 
 import datetime
+import functools
 import json
 import multiprocessing
 import os
@@ -127,10 +128,7 @@ def collectives(config: DictConfig) -> dict[str, Any]:
     table.notes.extend(notes(args, ranks))
     workers = Workers(args, ranks, settings)
     rows = cases(args, config, ranks, settings)
-
-    def work(case: Row) -> Row:
-        return measure_one(case, args, config, workers)
-
+    work = functools.partial(measure_one, args=args, config=config, workers=workers)
     try:
         return measure(config, args, table, rows, work, skip=workers.skip)
     finally:
