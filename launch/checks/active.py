@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Container, Mapping
 
+from launch.checks import driver
 from launch.checks.facts import Facts
 from launch.checks.finding import Finding, fail, fail_or_warn, passed, unknown, warn
 from launch.checks.measured import Measured, Outcome
@@ -208,15 +209,12 @@ def fp32_output(facts: Facts) -> Finding | None:
     if not measured:
         return None
     if failed := next((result for result in measured if result.fp32_output_refused), None):
-        numbers = failed.torch.split("+")[0].split(".")[:2]
-        if tuple(int(part) for part in numbers if part.isdigit()) < OUT_DTYPE_SINCE:
+        if driver.version(failed.torch)[:2] < OUT_DTYPE_SINCE:
             return passed(f"torch {failed.torch} has no such products, so TRL multiplies in fp32")
         return fail(
             f"torch {failed.torch}: {failed.fp32_output_refused}",
-            (
-                "use a newer torch, such as the one in our images (docs/containers.md), because "
-                "TRL's losses fail in backward with this one"
-            ),
+            "use a newer torch, such as the one in our images (docs/containers.md), because "
+            "TRL's losses fail in backward with this one",
         )
     errors = {result.rank: result.fp32_output_error for result in measured}
     rates = [result.fp32_output_tflops for result in measured if result.fp32_output_tflops]
@@ -277,10 +275,8 @@ def all_reduce_rate(facts: Facts) -> Finding | None:
     # Behind a switch, any number of GPUs uses all links.
     others = hardware.gpus_per_node - 1
     used = min(len(rates) - 1, others) if hardware.link == Link.xgmi else others
-    bus, links = (
-        share * link * used / others,
-        "" if used == others else f", {used} of {others} links",
-    )
+    bus = share * link * used / others
+    links = "" if used == others else f", {used} of {others} links"
     finding = passed(reading)
     if slowest < WARN * bus:
         finding = fail_or_warn(slowest < FAIL * bus, reading, remedy)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import operator
 from collections.abc import Iterable
@@ -38,14 +37,9 @@ class Check:
         finding: Finding | None = getattr(module, function)(facts)
         if finding is None:
             return None
-        threshold, source = (
-            text or template.format(facts=facts, **vars(module))
-            for text, template in (
-                (finding.threshold, self.expected),
-                (finding.source, self.source),
-            )
-        )
-        return dataclasses.replace(finding, threshold=threshold, source=source)
+        values = {**vars(module), "facts": facts}
+        threshold = finding.threshold or self.expected.format(**values)
+        return finding.expecting(threshold, finding.source or self.source.format(**values))
 
 
 ROWS = yaml_file(Path(__file__).with_name("checks.yaml"))

@@ -55,10 +55,8 @@ def amdgpu_driver(facts: Facts) -> Finding:
         kernel = facts.file("proc/sys/kernel/osrelease") or "unknown"
         return unknown(
             f"the built-in driver of Linux {kernel}; AMD publishes no ROCm range for it",
-            (
-                "do nothing if runs start; otherwise install AMD's packaged driver: sudo apt-get "
-                "install amdgpu-dkms"
-            ),
+            "do nothing if runs start; otherwise install AMD's packaged driver: sudo apt-get "
+            "install amdgpu-dkms",
         )
     came_with = CAME_WITH.get(".".join(number.split(".")[:2]))
     released = RELEASED.get(".".join(rocm.split(".")[:2])) if rocm else None

@@ -60,12 +60,8 @@ class Facts:
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:
-        gpus = self.host.gpus
-        return (
-            gpus
-            if self.only is None
-            else tuple(gpus[i] for i in sorted(self.only) if i < len(gpus))
-        )
+        gpus, only = self.host.gpus, self.only
+        return gpus if only is None else tuple(gpu for i, gpu in enumerate(gpus) if i in only)
 
     @property
     def amd_gpus(self) -> tuple[Gpu, ...]:

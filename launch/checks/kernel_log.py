@@ -42,10 +42,8 @@ def kernel_log(facts: Facts) -> Finding:
             "use less host memory: hardware.dataloader.num_workers=<fewer>, no offload to the "
             "CPU, or runtime.memory_gb=<limit>; free -h shows the use"
         )
-        reading = (
-            f"{len(killed)} process(es) killed for lack of memory: {killed[-1][1][:MAX_SHOWN]}"
-        )
-        return warn(reading, remedy)
+        line = killed[-1][1][:MAX_SHOWN]
+        return warn(f"{len(killed)} process(es) killed for lack of memory: {line}", remedy)
     if suspect := _matches(lines, "suspect"):
         name, line = suspect[-1]
         remedy = (

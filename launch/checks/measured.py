@@ -36,8 +36,6 @@ class Measured:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Outcome of the active tests."""
-
     gpus: tuple[int, ...] = ()  # index of each process's GPU among the vendor's; empty on a CPU
     measured: tuple[Measured, ...] = ()
     seconds: float = 0.0

@@ -76,14 +76,12 @@ def visibility_masks(facts: Facts) -> Finding | None:
         return fail(reading, remedy)
     mask = next(iter(variables.values()), "")
     indices = [part.strip() for part in mask.split(",")] if mask else []
-    problem = None
+    remedy = f"export {names[0]}=0"
     count = len([gpu for gpu in facts.host.gpus if gpu.is_amd == facts.is_amd])
     if not all(index.isdecimal() for index in indices) or len(set(indices)) < len(indices):
-        problem = "only indices are allowed, each once"
-    elif count and any(int(index) >= count for index in indices):
-        problem = f"this machine has {count} GPU(s), counted from 0"
-    if problem:
-        return fail(f"{reading}: {problem}", f"export {names[0]}=0")
+        return fail(f"{reading}: only indices are allowed, each once", remedy)
+    if count and any(int(index) >= count for index in indices):
+        return fail(f"{reading}: this machine has {count} GPU(s), counted from 0", remedy)
     return passed(reading)
 
 

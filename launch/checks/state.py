@@ -42,20 +42,14 @@ CARVED_GB = 1.0  # the BIOS offers 0.5 GB or more (AMD's documentation)
 
 
 def partition_mode(facts: Facts) -> Finding | None:
-    needed = {
-        "compute": facts.needs.compute_partition or "",
-        "memory": facts.needs.memory_partition or "",
-    }
-    if facts.needs.compute_partition is None:
+    needed = facts.needs.compute_partition, facts.needs.memory_partition
+    if needed[0] is None:
         return None
-    modes = sorted(
-        {
-            (gpu.compute_partition or "unknown", gpu.memory_partition or "unknown")
-            for gpu in facts.amd_gpus
-        }
-    )
+    both = ((gpu.compute_partition, gpu.memory_partition) for gpu in facts.amd_gpus)
+    modes = sorted({(compute or "unknown", memory or "unknown") for compute, memory in both})
     reading = "; ".join(", ".join(mode) for mode in modes)
-    for (kind, mode), actual in zip(needed.items(), zip(*modes, strict=True), strict=True):
+    actual_modes = zip(*modes, strict=True)
+    for kind, mode, actual in zip(("compute", "memory"), needed, actual_modes, strict=True):
         if others := [other for other in actual if other not in (mode, "unknown")]:
             command = f"sudo amd-smi set --gpu all --{kind}-partition {mode}"
             keep = f"hardware.host.{kind}_partition={others[0]} hardware.memory_gb=<of one device> "
@@ -63,7 +57,7 @@ def partition_mode(facts: Facts) -> Finding | None:
             return fail(
                 reading, f"stop the runs on these GPUs, then {command}; to use {others[0]}: {keep}"
             )
-    if modes == [tuple(needed.values())]:
+    if modes == [needed]:
         return passed(reading)
     return unknown(reading, "amd-smi partition")
 

@@ -44,11 +44,6 @@ def are_tools(value: Any) -> bool:
     return isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)
 
 
-def has_type(*types: type) -> Callable[[Any], bool]:
-    """Return a check for exact types. isinstance would accept true as an integer."""
-    return lambda value: type(value) in types
-
-
 def is_finite(value: Any) -> bool:
     return type(value) is int or (type(value) is float and math.isfinite(value))
 
@@ -59,11 +54,11 @@ MESSAGES = (
 )
 # Field -> (check of a value, description of valid values)
 VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "text": (has_type(str), "text"),
+    "text": (lambda v: type(v) is str, "text"),
     "answer": (lambda v: type(v) is str or is_finite(v), "text or a finite number"),
     "messages": (are_messages, MESSAGES),
     "tools": (are_tools, "a list of tools, each an object, or its JSON"),
-    "chat_template_kwargs": (has_type(dict), "an object {name: value}"),
+    "chat_template_kwargs": (lambda v: type(v) is dict, "an object {name: value}"),
     "score": (is_finite, "a finite number"),
 }
 TEXT_OR_MESSAGES = (lambda v: isinstance(v, str) or are_messages(v), f"text or {MESSAGES}")

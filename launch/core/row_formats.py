@@ -11,9 +11,7 @@ from launch.core.near_names import field_hint
 
 TEMPLATE_FIELDS = ("tools", "chat_template_kwargs")  # chat template inputs besides messages
 # TRL passes these to rewards itself, or takes them for images of the prompt.
-TRL_ARGUMENTS = (
-    *("prompts", "completions", "trainer_state", "log_extra", "log_metric", "image", "images"),
-)
+TRL_ARGUMENTS = tuple("prompts completions trainer_state log_extra log_metric image images".split())
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from launch.reports.parts import Block, number
+from launch.reports.formats import number
+from launch.reports.parts import Block
 from launch.reports.run_files import Points
 
 # Size and margins of a chart in units of the SVG, which are pixels on a phone.

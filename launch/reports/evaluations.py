@@ -6,17 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from launch.reports import paired
-from launch.reports.parts import (
-    TITLES,
-    Block,
-    Cell,
-    Folded,
-    Note,
-    cell,
-    percent,
-    percent_cell,
-    table,
-)
+from launch.reports.formats import TITLES, percent
+from launch.reports.parts import Block, Cell, Folded, Note, cell, percent_cell, table
 from launch.reports.run_files import Run, value_at
 
 SIGNIFICANT = 0.05

@@ -9,6 +9,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +22,8 @@ from launch.plan import show
 from launch.plan.next_steps import short_path
 from launch.plan.process_env import ROOT
 from launch.reports import html_page, many, run_page, run_tables
-from launch.reports.parts import (
-    Block,
-    Cell,
-    Facts,
-    Note,
-    Page,
-    build_sections,
-    duration,
-    mark_of,
-    ratio,
-    table,
-)
+from launch.reports.formats import duration, mark_of, ratio
+from launch.reports.parts import Block, Cell, Facts, Note, Page, build_sections, table
 from launch.reports.run_files import Run, phases_of, read, value_at
 from launch.schema import Config
 from launch.schema.enums import Mode, Vendor
@@ -174,24 +165,19 @@ def training_figures(run: Run) -> list[Content]:
     planned, entry = run.plan.get("speed") or {}, run_tables.planned_memory(run) or {}
     context = 0.0 if entry.get("gpu") is None else entry["parts_gb"].get("context", 0.0)
     total = entry.get("total_gb")
-    figures = {
-        "tokens/s": (
-            run_tables.measured(run, "tokens_per_second"),
-            planned.get("tokens_per_second"),
-        ),
-        "s per step": (run_tables.step_s(run), planned.get("step_s")),
+    measured = partial(run_tables.measured, run)
+    figures = (
+        ("tokens/s", measured("tokens_per_second"), planned.get("tokens_per_second")),
+        ("s per step", run_tables.step_s(run), planned.get("step_s")),
         # torch's peak does not include the memory of the driver and of libraries.
-        "peak memory, GB": (run_tables.peak_gb(run), None if total is None else total - context),
-        "generation, s per step": (
-            run_tables.measured(run, "server_s"),
-            planned.get("generation_s"),
-        ),
-        "training, s per step": (run_tables.measured(run, "train_s"), planned.get("training_s")),
-    }
+        ("peak memory, GB", run_tables.peak_gb(run), None if total is None else total - context),
+        ("generation, s per step", measured("server_s"), planned.get("generation_s")),
+        ("training, s per step", measured("train_s"), planned.get("training_s")),
+    )
     return [
-        {"figure": name, "measured": measured, "predicted": predicted}
-        for name, (measured, predicted) in figures.items()
-        if measured is not None
+        {"figure": name, "measured": value, "predicted": predicted}
+        for name, value, predicted in figures
+        if value is not None
     ]
 
 
@@ -216,10 +202,7 @@ def report(content: Content) -> list[Block]:
     stages = [
         {
             "stage": stage["stage"],
-            "status": Cell(
-                stage["status"],
-                mark="" if stage["status"] == "not run" else mark_of(stage["status"]),
-            ),
+            "status": Cell(stage["status"], mark=mark_of(stage["status"])),
             "time": stage.get("seconds") and Cell(duration(stage["seconds"]), True),
             "why": stage["why"],
         }
@@ -229,9 +212,7 @@ def report(content: Content) -> list[Block]:
         {
             "stage": stage["stage"],
             "figure": figure["figure"],
-            "measured": figure["measured"]
-            if figure["measured"] is not None
-            else figure.get("error"),
+            "measured": figure.get("error") if figure["measured"] is None else figure["measured"],
             **{key: figure.get(key) for key in ("predicted", "tolerance", "published")},
             "of predicted": Cell(ratio(figure["measured"], figure.get("predicted")), True),
             "mean error": figure.get("mean_error"),

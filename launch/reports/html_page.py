@@ -9,7 +9,8 @@ from pathlib import Path
 
 from launch.execution.record import now
 from launch.reports import curves
-from launch.reports.parts import Page, mark_of, number
+from launch.reports.formats import mark_of, number
+from launch.reports.parts import Page
 
 HERE = Path(__file__).parent
 # Control characters and halves of surrogate pairs, which are not valid in HTML.

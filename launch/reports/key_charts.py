@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from launch.reports import run_tables
 from launch.reports.curves import Chart, Charts, Curve, curve, with_mean
-from launch.reports.parts import TITLES, Folded
+from launch.reports.formats import TITLES
+from launch.reports.parts import Folded
 from launch.reports.run_files import Points, Run
 from launch.study import lineage
 
@@ -26,15 +27,10 @@ def points_of(run: Run, key: str, unit: str) -> Points:
     return steps, [100 * value for value in values] if unit == "%" else values
 
 
-def _chart(key: str, curves: Sequence[Curve], x_title: str = "step") -> Chart:
-    title, unit, from_zero = MAIN[key]
-    return Chart(title, curves, unit, x_title, from_zero)
-
-
 def main(run: Run) -> list[Chart]:
     """Return the charts of MAIN, of a step's parts and of a curriculum, if the run logs them."""
     charts = []
-    for key, (title, unit, _) in MAIN.items():
+    for key, (title, unit, from_zero) in MAIN.items():
         points = points_of(run, key, unit)
         if not points[1] or _shares_chart(run, key):
             continue
@@ -43,7 +39,7 @@ def main(run: Run) -> list[Chart]:
             curves = [Curve("training", points), Curve("held out", held_out, 1)]
         else:
             curves = with_mean(Curve(title, points))
-        charts.append(_chart(key, curves))
+        charts.append(Chart(title, curves, unit, from_zero=from_zero))
     parts = [
         Curve(name, points, n)
         for n, (key, name) in enumerate(PARTS.items())
@@ -65,12 +61,20 @@ def shared_charts(runs: Sequence[Run]) -> list[Chart]:
     """Return the charts of MAIN, each with a curve for every run that logs its key."""
     if len(runs) == 1:
         return main(runs[0])
-    charts = []
-    for key, (_, unit, _) in MAIN.items():
-        points = [points_of(run, key, unit) for run in runs]
-        curves = [Curve(runs[n].name, p, n) for n, p in enumerate(points) if p[1]]
+    return _by_key((n, run, 0) for n, run in enumerate(runs))
+
+
+def _by_key(runs: Iterable[tuple[int, Run, int]], x_title: str = "step") -> list[Chart]:
+    """Return the charts of MAIN for runs with their curve numbers and the steps before them."""
+    runs, charts = list(runs), []
+    for key, (title, unit, from_zero) in MAIN.items():
+        curves = []
+        for number, run, before in runs:
+            steps, values = points_of(run, key, unit)
+            if values:
+                curves.append(Curve(run.name, ([before + step for step in steps], values), number))
         if curves:
-            charts.append(_chart(key, curves))
+            charts.append(Chart(title, curves, unit, x_title, from_zero))
     return charts
 
 
@@ -103,7 +107,6 @@ def _shares_chart(run: Run, key: str) -> bool:
 
 
 def as_phase(run: Run) -> lineage.Phase:
-    """Return a run as a phase of a pipeline's lineages."""
     trains = run.get("method", "kind") == "trainer"
     return lineage.make_phase(
         run.folder, run.get("model") or {}, trains, run.metrics.rows, run.result
@@ -118,11 +121,11 @@ def phases(runs: Sequence[Run]) -> list[Chart]:
     """
     tree = [as_phase(run) for run in runs]
     axis = "step, counted from the pipeline's first model"
-    training_runs = [
+    training_runs = (
         (n, run, lineage.steps_before(tree, phase))
         for n, (run, phase) in enumerate(zip(runs, tree, strict=True))
         if run.get("method", "kind") == "trainer"
-    ]
+    )
     lines = lineage.lineages(tree)
     accuracies = [
         curve(
@@ -133,15 +136,6 @@ def phases(runs: Sequence[Run]) -> list[Chart]:
         )
         for n, line in enumerate(lines)
     ]
-    charts = [Chart("Held-out accuracy", accuracies, "%", axis, True)]
-    for key, (_, unit, _) in MAIN.items():
-        curves = []
-        for n, run, before in training_runs:
-            steps, values = points_of(run, key, unit)
-            if values:
-                curves.append(Curve(run.name, ([before + step for step in steps], values), n))
-        if curves:
-            charts.append(_chart(key, curves, axis))
     cycles = {name: points for name, points in lineage.cycles(tree).items() if len(points) > 1}
     by_cycle = [
         curve(name, [(cycle, 100 * accuracy) for cycle, accuracy in points], n)
@@ -153,7 +147,9 @@ def phases(runs: Sequence[Run]) -> list[Chart]:
         for n, (name, by_k) in enumerate(rates_by_k.items())
         if by_k
     ]
-    charts += [
+    charts = [
+        Chart("Held-out accuracy", accuracies, "%", axis, True),
+        *_by_key(training_runs, axis),
         Chart("Held-out accuracy by RAFT cycle", by_cycle, "%", "cycle", True),
         Chart("pass@k of each cycle's samples", pass_at_k, "%", "samples of a prompt, k", True),
         *_levels_by_cycle(runs),

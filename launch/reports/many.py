@@ -11,8 +11,8 @@ from launch.core import json_files
 from launch.plan import rundir
 from launch.reports import evaluations, key_charts, run_page, run_tables
 from launch.reports.curves import Charts
+from launch.reports.formats import NONE, duration, mark_of, percent, ratio, text
 from launch.reports.parts import (
-    NONE,
     Block,
     Cell,
     Folded,
@@ -21,13 +21,8 @@ from launch.reports.parts import (
     Section,
     Table,
     build_sections,
-    duration,
-    mark_of,
-    percent,
     percent_cell,
-    ratio,
     table,
-    text,
 )
 from launch.reports.run_files import Run, phases_of, read, status_of
 from launch.study import lineage
@@ -164,7 +159,6 @@ def _differences_in(subject: str, runs: Sequence[Run], contents: Sequence[dict[s
 
 
 def results(runs: Sequence[Run]) -> Table:
-    """Return a table with a row of results for each run."""
     rows = (
         {"run": run.name, **_results(run)}
         | {"MFU": run_tables.measured(run, "mfu"), "memory GB": run_tables.peak_gb(run)}

@@ -1,20 +1,13 @@
-"""Define the blocks of a page, and format their values. page.html.j2 has a macro for each block."""
+"""Define the blocks of a page. page.html.j2 has a macro for each block."""
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from launch.core.json_files import is_number, yaml_file
-
-TITLES: dict[str, Any] = yaml_file(Path(__file__).with_name("titles.yaml"))
-NONE = "–"  # a missing value
-# The marks of a run's or trial's status; any other status is bad.
-STATUS_MARKS = {"done": "good", "interrupted": "warn", "unknown": "warn", "gone": "warn"}
-STATUS_MARKS |= dict.fromkeys(("running", "waiting", "mixed"), "")
+from launch.core.json_files import is_number
+from launch.reports.formats import NONE, number, percent, text
 
 
 class Block:
@@ -27,8 +20,6 @@ class Block:
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a table."""
-
     text: str
     number: bool = False  # aligned to the right
     mark: str = ""  # bad, warn, good or empty
@@ -67,8 +58,6 @@ def table(
 
 @dataclass(frozen=True)
 class Facts(Block):
-    """A list of names and values."""
-
     rows: Mapping[str, str]
 
     def __len__(self) -> int:
@@ -77,8 +66,6 @@ class Facts(Block):
 
 @dataclass(frozen=True)
 class Note(Block):
-    """A sentence."""
-
     text: str
     mark: str = ""  # bad or warn highlights it
 
@@ -103,8 +90,6 @@ class Folded(Block):
 
 @dataclass(frozen=True)
 class Section(Block):
-    """Blocks under a heading."""
-
     title: str
     blocks: Sequence[Block]
     status: str = ""  # of the run that the section is about, if any
@@ -112,8 +97,6 @@ class Section(Block):
 
 @dataclass(frozen=True)
 class Page:
-    """The content of a report."""
-
     title: str
     subtitle: str
     status: str
@@ -139,38 +122,6 @@ def build_sections(builders: Mapping[str, Callable[[], Iterable[Block]]]) -> lis
     return sections
 
 
-def mark_of(status: str) -> str:
-    return STATUS_MARKS.get(status, "bad")
-
-
-def number(value: float, digits: int | None = None) -> str:
-    """Format a number like 12,346; 1.573; 0.0021; 2.5e-05; 1e+15, or with `digits` decimals."""
-    size = abs(value)
-    if size >= 1e15:
-        return f"{value:.4g}"
-    if digits is not None:
-        return f"{value:,.{digits}f}"
-    if size >= 1000 or value == int(value):
-        return f"{value:,.0f}" if value else "0"
-    return f"{value:.4g}" if size >= 1e-3 else f"{value:.3g}"
-
-
-def percent(share: float) -> str:
-    return f"{share:.2%}" if abs(share) < 0.01 else f"{share:.1%}"
-
-
-def ratio(part: Any, whole: Any, form: str = "") -> str:
-    """Format part/whole in percent or by `form`; return '' if one of them is missing."""
-    if not (is_number(part) and is_number(whole) and whole):
-        return ""
-    return form.format(part / whole) if form else percent(part / whole)
-
-
-def duration(seconds: float) -> str:
-    """Format a time like 42.1 s or, from a minute, 2:10:05."""
-    return f"{seconds:.1f} s" if seconds < 60 else str(datetime.timedelta(seconds=round(seconds)))
-
-
 def cell(value: Any, digits: int | None = None) -> Cell:
     """Return a cell with a value of a JSON file; return a Cell unchanged."""
     if isinstance(value, Cell):
@@ -185,12 +136,3 @@ def percent_cell(share: Any, bar: bool = False) -> Cell:
     if not is_number(share):
         return cell(None)
     return Cell(percent(share), number=True, share=min(1.0, max(0.0, share)) if bar else None)
-
-
-def text(value: Any) -> str:
-    """Format a value of a configuration as in YAML, with lists as comma-separated items."""
-    if isinstance(value, bool) or value is None:
-        return {True: "true", False: "false", None: "null"}[value]
-    if isinstance(value, (list, tuple)):
-        return ", ".join(map(text, value)) or "[]"
-    return str(value)

@@ -18,25 +18,8 @@ from launch.execution.supervise import failures
 from launch.plan.views import at_steps
 from launch.reports import evaluations, key_charts, run_tables
 from launch.reports.curves import Charts
-from launch.reports.parts import (
-    TITLES,
-    Block,
-    Cell,
-    Facts,
-    Note,
-    Pre,
-    Section,
-    Table,
-    build_sections,
-    cell,
-    duration,
-    mark_of,
-    number,
-    percent,
-    ratio,
-    table,
-    text,
-)
+from launch.reports.formats import TITLES, duration, mark_of, number, percent, ratio, text
+from launch.reports.parts import Block, Cell, Facts, Note, Pre, Section, build_sections, cell, table
 from launch.reports.run_files import Run, value_at
 from launch.study.trials import command_line
 
@@ -67,11 +50,10 @@ def sections(run: Run, curves: bool = True) -> list[Section]:
 
 
 def verdict(status: str) -> str:
-    """Return a sentence about how the run ended."""
     return str(TITLES["verdicts"].get(status, f"The status in its record is {status}."))
 
 
-def headline(status: str, exit_code: Any, figures: Iterable[Sequence[Any]]) -> Table:
+def headline(status: str, exit_code: Any, figures: Iterable[Sequence[Any]]) -> Block:
     """Return a table of the status and of the main figures: (name, value, note)."""
     code = "" if exit_code is None else f"exit code {exit_code}"
     rows = [("status", Cell(status, mark=mark_of(status)), code), *figures]
@@ -89,14 +71,11 @@ def summary(run: Run) -> list[Block]:
         sentences += [f"Exit code {run.exit_code}."] if run.exit_code else []
         sentences += [str(error)] if error else []
         blocks.append(Note(" ".join(sentences), mark_of(run.status)))
-    if (
-        not run.metrics.rows
-        and run.status not in ("waiting", "gone")
-        and not run_tables.rows_of(run)
-    ):
+    has_started = run.status not in ("waiting", "gone")
+    if has_started and not (run.metrics.rows or run_tables.rows_of(run)):
         blocks.append(Note("metrics.jsonl has no lines, so there are no curves.", "warn"))
     blocks += [Note(line, "warn") for line in run.notes]
-    if run.status not in ("done", "running", "waiting", "gone") and not is_below_gate:
+    if has_started and run.status not in ("done", "running") and not is_below_gate:
         blocks += log_ends(run)
     return blocks
 
@@ -169,10 +148,8 @@ def elapsed_s(run: Run) -> float | None:
     """Return the seconds from start to end or, if the run has not ended, to its last metrics."""
     if not run.record.get("finished"):
         return run.metrics.last.get("time_s")
-    started, finished = (
-        datetime.datetime.fromisoformat(run.record[key]) for key in ("started", "finished")
-    )
-    return (finished - started).total_seconds()
+    parse = datetime.datetime.fromisoformat
+    return (parse(run.record["finished"]) - parse(run.record["started"])).total_seconds()
 
 
 def results(run: Run) -> list[Block]:

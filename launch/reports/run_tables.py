@@ -9,21 +9,8 @@ from typing import Any
 from launch.core import json_files
 from launch.core.json_files import is_number
 from launch.plan import data_cache
-from launch.reports.parts import (
-    TITLES,
-    Block,
-    Cell,
-    Facts,
-    Note,
-    Pre,
-    Table,
-    cell,
-    number,
-    percent,
-    percent_cell,
-    ratio,
-    table,
-)
+from launch.reports.formats import TITLES, number, percent, ratio
+from launch.reports.parts import Block, Cell, Facts, Note, Pre, Table, cell, percent_cell, table
 from launch.reports.run_files import Points, Run
 
 WARM_UP = 3  # first logged lines, which are slow because they compile and fill caches

@@ -14,6 +14,7 @@ from launch.core.json_files import is_number
 from launch.plan import rundir
 from launch.reports import key_charts, many, run_page, run_tables
 from launch.reports.curves import Chart, Charts, curve
+from launch.reports.formats import mark_of, number
 from launch.reports.parts import (
     Block,
     Cell,
@@ -23,8 +24,6 @@ from launch.reports.parts import (
     Table,
     build_sections,
     cell,
-    mark_of,
-    number,
     percent_cell,
     table,
 )
@@ -68,21 +67,16 @@ def page(folder: Path) -> Page:
 
     def summary() -> list[Block]:
         counts = ", ".join(f"{n} {status}" for status, n in statuses.items())
-        figures: list[list[Any]] = [
-            ["trials", len(trials), f"of {content.get('num_trials')}: {counts}"]
-        ]
+        figures = [["trials", len(trials), f"of {content.get('num_trials')}: {counts}"]]
         if best is None:
-            reason = (
-                "The trials report different metrics" if is_mixed else "No trial has a result yet"
-            )
-            headline = run_page.headline(status, None, figures)
-            return [headline, Note(f"{reason}, so there is no best trial.")]
-        better = "lower" if is_minimized else "higher"
-        note = f"trial {best['number']}; {better} is better"
-        figures.append([f"best {metric}", Cell(number(best["value"]), True, "good"), note])
-        command = value_at(content, "best", "command") or " ".join(best["varied"])
-        best_trial = Pre(f"Best trial: {best['number']}", command)
-        return [run_page.headline(status, None, figures), best_trial]
+            why = "The trials report different metrics" if is_mixed else "No trial has a result yet"
+            result: Block = Note(f"{why}, so there is no best trial.")
+        else:
+            note = f"trial {best['number']}; {'lower' if is_minimized else 'higher'} is better"
+            figures.append([f"best {metric}", Cell(number(best["value"]), True, "good"), note])
+            command = value_at(content, "best", "command") or " ".join(best["varied"])
+            result = Pre(f"Best trial: {best['number']}", command)
+        return [run_page.headline(status, None, figures), result]
 
     order = "first" if best is None else "best"
     sections = build_sections(

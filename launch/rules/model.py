@@ -21,21 +21,16 @@ TRAINABLE = (MXFP4, "bitsandbytes")  # experts are dequantized; PEFT trains adap
 def model_problems(c: Config) -> Iterator[Refusal]:
     model, layers = c.model, c.adapter.target_modules
     # PEFT reads a string as a regular expression. The schema checks the names in a list.
-    all_linear = Adapter.target_modules
+    all_linear, attention = Adapter.target_modules, LINEARS[:4]
+    key, problem, allowed = "adapter.target_modules", "", "q_proj,v_proj"
     if layers != all_linear and (
         not isinstance(layers, list) or not layers or all_linear in layers
     ):
-        yield Refusal(
-            "adapter_layers",
-            f"adapter.target_modules={layers}: neither all-linear nor a list of linear layers",
-            "adapter.target_modules=[q_proj,v_proj]",
-        )
-    elif model.num_experts and layers != all_linear and {*layers} - {*LINEARS[:4]}:
-        yield Refusal(
-            "adapter_layers",
-            f"adapter.target_modules={layers}: the experts of {model.name} take no adapter",
-            f"adapter.target_modules=[{','.join(LINEARS[:4])}]",
-        )
+        problem = "neither all-linear nor a list of linear layers"
+    elif model.num_experts and layers != all_linear and {*layers} - {*attention}:
+        problem, allowed = f"the experts of {model.name} take no adapter", ",".join(attention)
+    if problem:
+        yield Refusal("adapter_layers", f"{key}={layers}: {problem}", f"{key}=[{allowed}]")
     if c.method.uses_model and model.init == Init.pretrained and (model.path or model.hub_id):
         yield from _shape_problems(c)
         yield from _quantization_problems(c)

@@ -13,13 +13,10 @@ from launch.schema.host import slurm_seconds
 from launch.schema.variables import RANK_NAMES, SECRET, is_public
 
 # sbatch options that keys of the composition or the launcher set
-OWNED = (
-    *("--nodes", "--partition", "--account", "--qos", "--time", "--gres", "--signal", "--requeue"),
-    *("--no-requeue", "--wait", "--job-name", "--gpus", "--gpus-per-node", "--gpus-per-task"),
-    *("--gpus-per-socket", "--ntasks", "--ntasks-per-node", "--tasks-per-node", "--output"),
-    *("--error", "--open-mode", "--chdir", "--export", "--array", "--parsable", "--test-only"),
-    "--wrap",
-)
+OWNED = """--nodes --partition --account --qos --time --gres --signal --requeue --no-requeue --wait
+--job-name --gpus --gpus-per-node --gpus-per-task --gpus-per-socket --ntasks --ntasks-per-node
+--tasks-per-node --output --error --open-mode --chdir --export --array --parsable --test-only
+--wrap""".split()
 LONG_OPTION = re.compile(r"--[a-z][a-z0-9-]*(?:=.*)?")
 
 

@@ -69,12 +69,11 @@ def server_problems(c: Config) -> Iterator[Refusal]:
 
 def group_problems(c: Config) -> Iterator[Refusal]:
     """Reject a group size that TRL would reject, so that no search or split proposes it."""
-    if (
-        not c.method.generates
-        or generation_batch(c) % (groups := int(value(c, "num_generations"))) == 0
-    ):
+    if not c.method.generates:
         return
-    total = generation_batch(c)
+    groups, total = int(value(c, "num_generations")), generation_batch(c)
+    if total % groups == 0:
+        return
     divisor = max((n for n in range(2, groups + 1) if total % n == 0), default=total)
     message = (
         f"method.args.num_generations={groups}: it does not divide the {total} completions of a "

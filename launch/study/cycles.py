@@ -29,8 +29,6 @@ METHODS = {"start": "sft", "sample": "sample", "train": "sft", "evaluate": "eval
 
 @dataclass
 class CyclePhase(Phase):
-    """A phase of one RAFT cycle."""
-
     part: str = "sample"  # a key of METHODS
     cycle: int = 0  # 0 means before the first cycle
     chosen: CyclePosition | None = None  # if method.selection is set
@@ -185,15 +183,11 @@ def samples_data(folder: Path, config: Config) -> Data:
 
     The chat template, cache and pairing come from the composition.
     """
-    data = config.data
-    if config.method.rows != "dpo":
-        path = str(folder / SELECTED)
-        result = Data(name="jsonl", kind="jsonl", path=path)
-    else:
-        result = Data(name="samples", kind="samples", path=str(folder / SCORED))
-        result.pairs_per_prompt, result.pairs_of_any = data.pairs_per_prompt, data.pairs_of_any
-    result.chat_template, result.cache = data.chat_template, data.cache
-    return result
+    kind, file, keys = "jsonl", SELECTED, ["chat_template", "cache"]
+    if config.method.rows == "dpo":
+        kind, file, keys = "samples", SCORED, [*keys, "pairs_per_prompt", "pairs_of_any"]
+    values = {key: getattr(config.data, key) for key in keys}
+    return Data(name=kind, kind=kind, path=str(folder / file), **values)
 
 
 def without_method(overrides: Sequence[str]) -> list[str]:

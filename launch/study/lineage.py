@@ -116,10 +116,9 @@ def lineages(phases: Sequence[Phase]) -> list[list[Phase]]:
     for phase in phases:
         if phase.accuracy is None or phase.name in inner:
             continue
-        line, earlier = [phase], before[phase.name]
-        while earlier is not None:
+        line = [phase]
+        while (earlier := before[line[0].name]) is not None:
             line.insert(0, earlier)
-            earlier = before[earlier.name]
         result.append(line)
     return result
 

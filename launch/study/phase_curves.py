@@ -9,7 +9,7 @@ from launch.core import json_files
 from launch.schema.plan import Plan
 from launch.study import lineage
 
-Points = tuple[list[int], list[float]]  # steps and values
+Points = list[tuple[int, float]]  # steps and values
 
 # Metrics between 0 and 1 in metrics.jsonl, and the names of their curves.
 CURVES = {"reward": "reward (training)", "mean_token_accuracy": "token accuracy (training)"}
@@ -42,8 +42,7 @@ def training_curves(plans: list[Plan], phases: list[lineage.Phase]) -> dict[str,
                 if isinstance(row.get(metric), (int, float))
             ]
             if points:
-                steps, values = zip(*points, strict=True)
-                curves[f"{phase.name} {label}"] = list(steps), list(values)
+                curves[f"{phase.name} {label}"] = points
     return curves
 
 
@@ -51,10 +50,10 @@ def gain_lines(phases: list[lineage.Phase]) -> list[str]:
     """Return a line per evaluation, per lineage of three or more evaluations, and per RAFT."""
     lines = []
     for phase, before in lineage.gains(phases):
-        on = (
-            f", {lineage.gain_points(phase, before):+.1f} points on {before.name}" if before else ""
-        )
-        lines.append(f"{phase.name}: held-out accuracy {phase.accuracy:.1%}{on}")
+        text = f"{phase.name}: held-out accuracy {phase.accuracy:.1%}"
+        if before:
+            text += f", {lineage.gain_points(phase, before):+.1f} points on {before.name}"
+        lines.append(text)
     for line in lineage.lineages(phases):
         if len(line) > 2:
             points = lineage.gain_points(line[-1], line[0])
@@ -101,8 +100,8 @@ def _draw(path: Path, curves: dict[str, Points], phases: list[lineage.Phase]) ->
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
-    for label, (steps, values) in curves.items():
-        axes.plot(steps, values, label=label, linewidth=1.2)
+    for label, points in curves.items():
+        axes.plot(*zip(*points, strict=True), label=label, linewidth=1.2)
     for line in lineage.lineages(phases):
         points = [(lineage.steps_before(phases, p), p.accuracy or 0.0) for p in line]
         label = f"held-out accuracy to {line[-1].name}"

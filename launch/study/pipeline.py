@@ -114,11 +114,8 @@ def changed_phases(run_dir: Path, plans: dict[str, Plan]) -> list[str]:
         return rundir.differences(then, now, "phases")
     changes, reused_dirs = [], reused_phases(run_dir, plans)
     for name, plan in plans.items():
-        if (
-            why := phase_reuse.problem(plan.run_dir)
-            if name in reused_dirs
-            else rundir.record_problem(plan.run_dir)
-        ):
+        problem_of = phase_reuse.problem if name in reused_dirs else rundir.record_problem
+        if why := problem_of(plan.run_dir):
             changes.append(f"{name}: {why}")
         elif record_before := json_files.read_json(plan.run_dir / "record.json"):
             old, new = identity(record_before["composition"]), identity_of(plan.config)
@@ -241,7 +238,6 @@ class Pipeline:
         return [f"phase {phase} is not run: {why}" for phase, why in self.not_run.items()]
 
     def check_any_runs(self, plans: dict[str, Plan]) -> None:
-        """Raise HostError if no phase can run."""
         if plans.keys() <= self.not_run.keys():
             raise HostError("\n".join(self.not_run_notes()))
 

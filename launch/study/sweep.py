@@ -177,31 +177,29 @@ def _check(config: Config, typed: list[str], varied: list[str]) -> None:
     pipeline.reject_single_run_keys(config, "-m starts several. Remove it.", **resume)
     check_value("sweep.parallel", sweep.parallel, Range(minimum=1))
     check_value("sweep.num_trials", sweep.num_trials, Range(minimum=1))
-    goal, problem = sweep_report.goal_of(sweep.metric), None
+    goal = sweep_report.goal_of(sweep.metric)
     by_key = {_key(override): override for override in typed}
     fixed = [n for n, parameter in sweep.space.items() if parameter.key in by_key]
     if goal is not None and goal != sweep.direction:
-        problem = (
+        raise UserError(
             f"sweep.direction={sweep.direction.value} with sweep.metric={sweep.metric} selects the "
             f"worst trial. Use sweep.direction={goal.value}."
         )
-    elif sweep.space and not is_search:
-        problem = (
+    if sweep.space and not is_search:
+        raise UserError(
             "sweep.space takes no effect on a grid. "
             "For a search, add sweep.name=<name> sweep.metric=<metric>."
         )
-    elif is_search and varied:
-        problem = (
+    if is_search and varied:
+        raise UserError(
             f"{varied[0]}, ...: sweep={sweep.name} is a search and not a grid. Remove one of them."
         )
-    elif is_search and fixed:
+    if is_search and fixed:
         override = by_key[sweep.space[fixed[0]].key]
-        problem = (
+        raise UserError(
             f"{override}: sweep={sweep.name} varies this key. "
             f"To fix it, add '~sweep.space.{fixed[0]}'."
         )
-    if problem:
-        raise UserError(problem)
     if is_search:
         sweep_space.check(sweep)
 

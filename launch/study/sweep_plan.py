@@ -91,9 +91,9 @@ def show(
     gpus, size = first.gpus_here(host, planned=True), first.num_gpus
     num_running = min(num_parallel(gpus, size, sweep.parallel), max(1, total))
     sets = gpu_blocks(gpus, size)[:num_running] if size else []
+    is_pipeline, plans = has_phases(first.config), {phase_name(plan): plan for plan in first.plans}
+    run_dir = first.plans[-1].run_dir  # the first phases may be reused from an earlier run
     if config.format == Format.json:
-        run_dir = first.plans[-1].run_dir  # the first phases may be reused from an earlier run
-        plans = {phase_name(plan): plan for plan in first.plans}
         added = {
             "schema": SCHEMA,
             "at_once": num_running,
@@ -101,7 +101,7 @@ def show(
             "refused": planned.rejected,
             "lacking": planned.shortages,
             "first": pipeline_json(run_dir.parent.parent.name, run_dir.parent, plans)
-            if has_phases(first.config)
+            if is_pipeline
             else as_json(first.plans[0]),
         }
         print(json.dumps({**content, **added}, indent=1))
@@ -122,15 +122,12 @@ def show(
         statuses = ", ".join(f"{count} {status}" for status, count in counts.items())
         say(config, f"Resuming the sweep: {statuses}. Finished trials are not run again.")
     say(config, "Plan of the next trial:")
-    if has_phases(first.config):
-        run_dir = first.plans[-1].run_dir.parent
-        lines = plan_page.pipeline_page(run_dir, first.plans, host, config.verbose)
+    if is_pipeline:
+        lines = plan_page.pipeline_page(run_dir.parent, first.plans, host, config.verbose)
     else:
         lines = plan_page.page(first.plans[0], host, config.verbose)
     say(config, "\n".join(lines))
-    phases = {phase_name(plan): plan for plan in first.plans}
-    is_pipeline = has_phases(first.config)
-    print_warnings(config, shared_warnings(phases) if is_pipeline else first.plans[0].warnings)
+    print_warnings(config, shared_warnings(plans) if is_pipeline else first.plans[0].warnings)
     print_warnings(config, [f"[{number}] {why}" for number, why in planned.shortages.items()])
     if sweep.name == "none" and total > planned.num_planned:
         say(config, f"! Only the first {planned.num_planned} of {total} trials were planned.")

@@ -63,7 +63,6 @@ def best(sweep: Sweep, trials: list[Trial]) -> Trial | None:
 def sweep_json(
     folder: Path, sweep: Sweep, shared: list[str], trials: list[Trial], total: int
 ) -> dict[str, Any]:
-    """Return the content of sweep.json."""
     best_trial = best(sweep, trials)
     return {
         "schema": SCHEMA,

@@ -30,11 +30,8 @@ from launch.study.trials import (
     check_metric,
     check_metric_early,
     command_line,
-    done_run,
-    newest_run,
     plan_trial,
     run_metrics,
-    running_run,
 )
 
 POLL_S = 0.2
@@ -90,7 +87,6 @@ class Loop:
         return next((trial.exit_code for trial in trials if trial.exit_code), EXIT_DONE)
 
     def content(self) -> dict[str, Any]:
-        """Return the content of sweep.json."""
         return sweep_report.sweep_json(
             self.folder, self.sweep, self.shared, self.source.trials, self.source.total
         )
@@ -118,13 +114,13 @@ class Loop:
             if any(r.planned.composition_hash == planned.composition_hash for r in self.running):
                 return True
             # The launcher of a sweep that was killed may still be saving.
-            if run_dir := running_run(planned):
+            if run_dir := planned.running_run():
                 line = f"[{trial.number}] waiting, because another launcher uses {run_dir}"
                 if line != self.last_line:
                     self.say(line)
                     self.last_line = line
                 return True
-            finished_dir = done_run(planned) if self.config.resume == "auto" else None
+            finished_dir = planned.done_run() if self.config.resume == "auto" else None
             if finished_dir:
                 self._settle_done(trial, finished_dir)
             else:
@@ -164,14 +160,14 @@ class Loop:
                 self.running.remove(running)
                 self.record_exit(running.trial, running.planned, running.log, exit_code)
             elif self.sweep.metric and not running.metric_seen:
-                run_dir = running_run(running.planned)
+                run_dir = running.planned.running_run()
                 if run_dir and not has_phases(running.planned.config):
                     running.metric_seen = check_metric_early(self.sweep.metric, run_dir)
         return bool(self.running)
 
     def record_exit(self, trial: Trial, planned: PlannedTrial, log: Path, exit_code: int) -> None:
         """Record a trial by its launcher's exit code, which is negative after a signal."""
-        run_dir = newest_run(planned)
+        run_dir = planned.newest_run()
         trial.run_dir = str(run_dir) if run_dir else None
         if exit_code == EXIT_DONE and run_dir:
             self._settle_done(trial, run_dir)
@@ -218,7 +214,7 @@ class Loop:
             running.process.wait()
             # Ignore the exit code, because a launcher that is starting cannot handle the signal. If
             # the trial has finished, the next command finds its run.
-            run_dir = newest_run(running.planned)
+            run_dir = running.planned.newest_run()
             running.trial.run_dir = str(run_dir) if run_dir else None
             self.settle(running.trial, "interrupted", EXIT_INTERRUPTED)
 

@@ -82,6 +82,21 @@ class PlannedTrial:
         """Yield the runs of this composition with their records, newest first."""
         return rundir.runs_with_hash(self.home, self.composition_hash)
 
+    def newest_run(self) -> Path | None:
+        return next((folder for folder, _ in self.runs()), None)
+
+    def running_run(self) -> Path | None:
+        """Return a run that a launcher still uses, or None."""
+        return next((folder for folder, _ in self.runs() if rundir.is_locked(folder)), None)
+
+    def done_run(self) -> Path | None:
+        """Return a finished run with unchanged data and record, or None."""
+        for folder, record in self.runs():
+            is_done = record.get("status") == "done" and not sealed.problems(record)
+            if is_done and not rundir.changed_data(record):
+                return folder
+        return None
+
 
 def plan_trial(request: Request, host: Host) -> PlannedTrial:
     """Compose and plan a trial as launch/run.py would. Raises UserError, HostError."""
@@ -95,25 +110,6 @@ def plan_trial(request: Request, host: Host) -> PlannedTrial:
         run_dir, _ = rundir.choose(config)
         plans = [make_plan(with_choices(config, host, run_dir), host, run_dir, warnings, request)]
     return PlannedTrial(config, plans, rundir.runs_dir(config), composition_hash(config))
-
-
-def done_run(trial: PlannedTrial) -> Path | None:
-    """Return a finished run of the trial with unchanged data and record, or None."""
-    for folder, record in trial.runs():
-        is_done = record.get("status") == "done" and not sealed.problems(record)
-        if is_done and not rundir.changed_data(record):
-            return folder
-    return None
-
-
-def running_run(trial: PlannedTrial) -> Path | None:
-    """Return a run of the trial that a launcher still uses, or None."""
-    return next((folder for folder, _ in trial.runs() if rundir.is_locked(folder)), None)
-
-
-def newest_run(trial: PlannedTrial) -> Path | None:
-    """Return the newest run of the trial, or None."""
-    return next((folder for folder, _ in trial.runs()), None)
 
 
 def run_metrics(run_dir: Path) -> dict[str, float | None]:

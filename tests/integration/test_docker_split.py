@@ -14,9 +14,11 @@ from pathlib import Path
 import docker
 import pytest
 
-from containers import fetch, images
+from containers import images
 from containers.images import LABEL
 from launch.core import json_files
+from launch.inputs import paths
+from launch.machine import detect
 from tests.integration.conftest import PATIENCE_S, inside, skip_without, started, wait_until
 from tests.integration.test_split import KILLED, SMALL, only_run, prepared
 
@@ -42,7 +44,9 @@ def vllm_packages(engine, cpu_image) -> Path:
     python = inside(engine, cpu_image, "python3", "-c", version).strip()
     lock = images.FOLDER / "cpu/vllm.lock"
     key = hashlib.sha256(lock.read_bytes()).hexdigest()[:12]
-    folder = fetch.cache() / "tests" / f"vllm-{python}-{key}"
+    folder = (
+        paths.cache_dir(detect.host(sys.executable)) / f"rocm-recipes/tests/vllm-{python}-{key}"
+    )
     if not folder.exists():
         unfinished = folder.with_suffix(".unfinished")
         wheels = ["--no-deps", "--only-binary=:all:", "--python-version", python, "-r", str(lock)]

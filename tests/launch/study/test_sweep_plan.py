@@ -18,7 +18,6 @@ from launch.study.trials import (
     Trial,
     check_metric,
     check_metric_early,
-    done_run,
     plan_trial,
     run_metrics,
 )
@@ -190,9 +189,9 @@ def test_different_metrics_are_shown_with_their_names(capsys, tmp_path):
 def test_a_trial_that_is_done_is_not_run_again_unless_its_record_was_edited(tmp_path):
     trial = plan_trial(Request(["hardware=cpu", f"run_root={tmp_path}", "name=n"]), host_with(0))
     leave_record(trial.home / "1", trial.config, "done")
-    assert done_run(trial) == trial.home / "1"
+    assert trial.done_run() == trial.home / "1"
     for edited in ({"data": [1]}, {"composition": "x"}):
         kept = json_files.read_json(trial.home / "1/record.json")
         json_files.write_json(trial.home / "1/record.json", {**kept, **edited})
-        assert done_run(trial) is None
+        assert trial.done_run() is None
         leave_record(trial.home / "1", trial.config, "done")
