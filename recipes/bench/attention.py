@@ -305,14 +305,11 @@ def varlen(inputs: list[Tensor]) -> Attention:
     return attend
 
 
-def default(_inputs: list[Tensor]) -> Attention:
-    """Return scaled_dot_product_attention with the kernel that torch chooses."""
-    return functools.partial(F.scaled_dot_product_attention, is_causal=True, enable_gqa=True)
-
-
 BACKENDS: dict[str, Callable[[list[Tensor]], Attention]] = {
     "eager": lambda _inputs: eager,
-    "sdpa": default,
+    "sdpa": lambda _inputs: functools.partial(  # torch chooses the kernel
+        F.scaled_dot_product_attention, is_causal=True, enable_gqa=True
+    ),
     "math": functools.partial(sdpa, SDPBackend.MATH),
     "efficient": functools.partial(sdpa, SDPBackend.EFFICIENT_ATTENTION),
     "flash": functools.partial(sdpa, SDPBackend.FLASH_ATTENTION),

@@ -10,6 +10,7 @@ torch include its cost on the host, which matters for small sizes. Times of rccl
 from __future__ import annotations
 
 import datetime
+import functools
 import json
 import multiprocessing
 import os
@@ -127,10 +128,7 @@ def collectives(config: DictConfig) -> dict[str, Any]:
     table.notes.extend(notes(args, ranks))
     workers = Workers(args, ranks, settings)
     rows = cases(args, config, ranks, settings)
-
-    def work(case: Row) -> Row:
-        return measure_one(case, args, config, workers)
-
+    work = functools.partial(measure_one, args=args, config=config, workers=workers)
     try:
         return measure(config, args, table, rows, work, skip=workers.skip)
     finally:
@@ -211,13 +209,8 @@ def limit_gb_s(config: DictConfig, ranks: int) -> float | None:
 
 def measure_one(case: Row, args: CollectivesConfig, config: DictConfig, workers: Workers) -> Row:
     """Measure a case and return its figures. Raise UserError if it fails or the result is wrong."""
-    wrong: int | None
-    if case["program"] == "torch":
-        ms, wrong = workers.measure(case)
-    else:
-        ms, wrong = by_rccl_tests(case, args, workers)
-    if wrong is None:
-        raise UserError("the program printed no row for this size")
+    by_torch = case["program"] == "torch"
+    ms, wrong = workers.measure(case) if by_torch else by_rccl_tests(case, args, workers)
     if wrong:
         raise UserError(f"{wrong} elements of the result are wrong")
     algorithm = case["bytes"] / ms / 1e6
@@ -329,11 +322,11 @@ def series_of(case: Row) -> tuple:
     return (case["setting"], case["op"], case["dtype"], case["ranks"])
 
 
-def by_rccl_tests(case: Row, args: CollectivesConfig, workers: Workers) -> tuple[float, int | None]:
-    """Return milliseconds per call and the number of wrong elements, or (0, None) without a row.
+def by_rccl_tests(case: Row, args: CollectivesConfig, workers: Workers) -> tuple[float, int]:
+    """Return milliseconds per call and the number of wrong elements.
 
     The first case of a series runs the program for all sizes, on the main rank while the others
-    wait. Raise UserError on every rank if it fails.
+    wait. Raise UserError on every rank if it fails, or prints no row for this size.
     """
     key = series_of(case)
 
@@ -359,7 +352,9 @@ def by_rccl_tests(case: Row, args: CollectivesConfig, workers: Workers) -> tuple
         except UserError as failure:
             workers.failures[key] = str(failure)
             raise
-    return workers.rccl_results[key].get(case["bytes"], (0.0, None))
+    if case["bytes"] not in workers.rccl_results[key]:
+        raise UserError("the program printed no row for this size")
+    return workers.rccl_results[key][case["bytes"]]
 
 
 def starts_by_mpi(program: str) -> bool:

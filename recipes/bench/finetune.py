@@ -100,7 +100,6 @@ def finetune(config: DictConfig) -> dict[str, Any]:
             }
 
         def skip(case: Row, rows: list[Row]) -> str | None:
-            """Skip fp8 on a device that does not support it."""
             name = "the CPU" if args.use_cpu else config.hardware.name
             on_fp8 = not args.use_cpu and "fp8" in config.hardware.peak_tflops
             if case["precision"] != "fp8" or on_fp8:

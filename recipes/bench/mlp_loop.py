@@ -30,21 +30,9 @@ class MlpLoopConfig(SeriesConfig):
     iterations: int = 100
 
 
-class Mlp(nn.Module):
-    """A model that returns the mean squared error for inputs and targets (batch, width)."""
-
-    def __init__(self, width: int, inner: int) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(
-            nn.Linear(width, inner),
-            nn.ReLU(),
-            nn.Linear(inner, inner),
-            nn.ReLU(),
-            nn.Linear(inner, width),
-        )
-
-    def forward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return nn.functional.mse_loss(self.layers(inputs), targets)
+def build(width: int, inner: int) -> nn.Sequential:
+    hidden = [nn.Linear(width, inner), nn.ReLU(), nn.Linear(inner, inner), nn.ReLU()]
+    return nn.Sequential(*hidden, nn.Linear(inner, width))
 
 
 def mlp_loop(config: DictConfig) -> dict[str, Any]:
@@ -56,10 +44,14 @@ def mlp_loop(config: DictConfig) -> dict[str, Any]:
 
     def work(case: Row) -> Row:
         with torch.device(device):
-            model = Mlp(args.width, args.inner).to(dtype)
-            batch = [torch.randn(args.batch, args.width).to(dtype) for _ in range(2)]
-        step = training_step(model, autocast(config))
-        figures = time_steps(lambda: step(*batch), device, args.warmup, args.iterations)
+            model = build(args.width, args.inner).to(dtype)
+            inputs, targets = (torch.randn(args.batch, args.width).to(dtype) for _ in range(2))
+
+        def loss_of() -> torch.Tensor:
+            return nn.functional.mse_loss(model(inputs), targets)
+
+        step = training_step(model, autocast(config), loss_of=loss_of)
+        figures = time_steps(step, device, args.warmup, args.iterations)
         weights = sum(parameter.numel() for parameter in model.parameters() if parameter.dim() > 1)
         return {
             "parameters": sum(parameter.numel() for parameter in model.parameters()),

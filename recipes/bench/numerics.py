@@ -242,11 +242,9 @@ def watch_norms(model: nn.Module, calls: list[Call], compiles: bool) -> None:
     norms = [m for m in model.modules() if type(m).__name__.endswith("RMSNorm")]
     every_kernel = [kernels_of(type(norm), norm.weight.numel()) for norm in norms]
     for norm, kernels in zip(norms, every_kernel, strict=True):
-        norm.forward = functools.partial(_norm, calls, kernels, norm)
-
-
-def _norm(calls: list[Call], kernels: dict[str, Kernel], norm: nn.Module, hidden: Tensor) -> Tensor:
-    return watch(calls, kernels, kernels["norm"], hidden, norm.weight)
+        norm.forward = lambda hidden, norm=norm, kernels=kernels: watch(
+            calls, kernels, kernels["norm"], hidden, norm.weight
+        )
 
 
 def watch_loss(model: PreTrainedModel, calls: list[Call]) -> None:

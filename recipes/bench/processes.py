@@ -59,7 +59,6 @@ class MarkedProgram:
         return self.popen.poll() is not None
 
     def failure(self) -> str | None:
-        """Return the reason if the program has failed, otherwise None."""
         return failure_reason(self.log, self.popen.returncode) if self.popen.poll() else None
 
     def end(self) -> None:

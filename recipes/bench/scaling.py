@@ -82,7 +82,6 @@ def scaling(config: DictConfig) -> dict[str, Any]:
 
 
 def compare(rows: list[Row]) -> None:
-    """Add the efficiency relative to one GPU."""
     alone = {row["model"]: row.get("tokens_per_second") for row in rows if row["num_gpus"] == 1}
     for row in rows:
         speed, base_speed = row.get("tokens_per_second"), alone.get(row["model"])

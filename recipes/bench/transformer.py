@@ -13,7 +13,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from omegaconf import DictConfig
 
 from recipes.bench import gpt
@@ -53,17 +52,15 @@ def transformer(config: DictConfig) -> dict[str, Any]:
         {"model": name, "num_gpus": 1, **gpt.shape(name, args.batch, args.sequence)}
         for name in args.models
     ]
-    return measure(config, args, table, cases, lambda case: measure_one(case, config, args, device))
 
+    def work(case: Row) -> Row:
+        size = replace(gpt.SIZES[case["model"]], attention=args.attention, dropout=args.dropout)
+        figures = gpt.train_case(size, case, config, args, device)
+        tokens_per_second = case["batch"] * case["sequence"] / figures["ms"] * 1e3
+        tflops = 6 * figures["parameters"] * tokens_per_second / 1e12
+        return {"tokens_per_second": tokens_per_second, **rate(tflops, config), **figures}
 
-def measure_one(
-    case: Row, config: DictConfig, args: TransformerConfig, device: torch.device
-) -> Row:
-    size = replace(gpt.SIZES[case["model"]], attention=args.attention, dropout=args.dropout)
-    figures = gpt.train_case(size, case, config, args, device)
-    tokens_per_second = case["batch"] * case["sequence"] / figures["ms"] * 1e3
-    tflops = 6 * figures["parameters"] * tokens_per_second / 1e12
-    return {"tokens_per_second": tokens_per_second, **rate(tflops, config), **figures}
+    return measure(config, args, table, cases, work)
 
 
 if __name__ == "__main__":

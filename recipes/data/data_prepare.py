@@ -102,17 +102,12 @@ class PreparedRows:
                 final = final if len(indices) == len(final) else final.select(indices)
                 if lengths["tokens"].max() > limit:
                     final = data_tokens.first_tokens(final, limit)
-                args = _copy_with(args, max_length=None)
+                args = copy.copy(args)
+                args.max_length = None
             final = super()._prepare_dataset(final, processing_class, args, *rest)
         if rest[-1] == "train":  # data.json describes only the training rows
             describe(config, self._loaded, lengths, final if packs else None)
         return final
-
-
-def _copy_with(args: Any, **changes: Any) -> Any:
-    changed = copy.copy(args)
-    vars(changed).update(changes)
-    return changed
 
 
 def prepare_prompts(

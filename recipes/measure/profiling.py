@@ -34,10 +34,8 @@ MEMORY_EVENTS = 100_000  # allocations and frees, as in torch's memory snapshot 
 class Profile:
     """Do nothing, for profile=none, and for profile=rocprof, which runs outside the process."""
 
-    def begin(
-        self, num_steps: int | None = None, cycle: int = 1, model: nn.Module | None = None
-    ) -> None:
-        """Start before the first of `num_steps` steps (None: unknown); `cycle` is their period."""
+    def begin(self, num_steps: int, cycle: int, model: nn.Module | None) -> None:
+        """Start before the first of `num_steps` steps; `cycle` is their period."""
 
     def step(self) -> None:
         """Record that a step has ended."""
@@ -65,9 +63,7 @@ class TorchProfile(Profile):
         )
         self.profiler: torch.profiler.profile | None = None
 
-    def begin(
-        self, num_steps: int | None = None, cycle: int = 1, model: nn.Module | None = None
-    ) -> None:
+    def begin(self, num_steps: int, cycle: int, model: nn.Module | None) -> None:
         wait, warmup, active = steps(num_steps, cycle)
         self.at, self.edges = 0, (wait + warmup, wait + warmup + active)
         self.ranges = fp32_modules.ModuleRanges(model if self.low_precision else None)
@@ -133,10 +129,8 @@ class MemoryProfile(Profile):
         self.folder = Path(config.run_dir) / "profile"
         self.recording = False
 
-    def begin(
-        self, num_steps: int | None = None, cycle: int = 1, model: nn.Module | None = None
-    ) -> None:
-        self.at, self.last = 0, max(cycle, min(MEMORY_STEPS, num_steps or MEMORY_STEPS))
+    def begin(self, num_steps: int, cycle: int, model: nn.Module | None) -> None:
+        self.at, self.last = 0, max(cycle, min(MEMORY_STEPS, num_steps))
         self.recording = is_main_rank()
         if self.recording:
             torch.cuda.memory._record_memory_history(max_entries=MEMORY_EVENTS, stacks="python")
@@ -169,12 +163,10 @@ def create_profile(config: DictConfig) -> Profile:
     return MemoryProfile(config) if config.profile == "memory" else Profile()
 
 
-def session(
-    config: DictConfig, num_steps: int | None = None, cycle: int = 1, model: nn.Module | None = None
-) -> Profile:
+def session(config: DictConfig, num_steps: int, model: nn.Module | None = None) -> Profile:
     """Return the profile of a plain loop, which calls `step` after each of `num_steps` steps."""
     profile = create_profile(config)
-    profile.begin(num_steps, cycle, model)
+    profile.begin(num_steps, 1, model)
     return profile
 
 

@@ -85,8 +85,6 @@ def _chance_to_win(count: int, others: tuple[int, ...], k: int) -> float:
     `others` are the numbers of samples with other answers.
     """
     total = count + sum(others)
-    if k == 1:
-        return count / total
     won = 0.0
     for votes in range(1, min(count, k) + 1):
         if 2 * votes > k:  # every other answer has fewer votes

@@ -180,21 +180,16 @@ def for_this_rank(hardware: DictConfig) -> Telemetry:
     on_gpu = hardware.vendor != "none" and torch.cuda.is_available()
     address = pci_address(device()) if on_gpu else None
     read = find_reader(address) if address else None
-    if read and hardware.gfx in BANDWIDTH_GPUS:
-        read = with_bandwidth(read, hardware.bandwidth_gb_s)
-    return Telemetry(read)
+    if not read or hardware.gfx not in BANDWIDTH_GPUS:
+        return Telemetry(read)
 
-
-def with_bandwidth(read: Read, peak_gb_s: float) -> Read:
-    """Return a reader that adds the GB/s of memory to the share of the peak."""
-
-    def read_both() -> dict[str, float]:
+    def read_with_bandwidth() -> dict[str, float]:
         readings = read()
         if (share := readings.get("gpu_memory_bandwidth_share")) is not None:
-            readings["gpu_memory_bandwidth_gb_s"] = share * peak_gb_s
+            readings["gpu_memory_bandwidth_gb_s"] = share * hardware.bandwidth_gb_s
         return readings
 
-    return read_both
+    return Telemetry(read_with_bandwidth)
 
 
 def find_reader(address: str, sysfs: Path = Path("/sys")) -> Read | None:

@@ -217,7 +217,6 @@ class FunctionJudge:
         return judged
 
     def _function_columns(self, columns: Columns, completions: list[Completion]) -> Columns:
-        """Return the columns that the function gets."""
         if self.pool is None:
             return columns
         column = functions.NEEDED_COLUMN.get(self.name)

@@ -69,7 +69,6 @@ def extract_code(completion: str) -> tuple[str, str]:
 
 
 def _sandbox_language(name: str) -> str:
-    """Return the sandbox's name for a language."""
     return LANGUAGES.get(name.lower(), name.lower())
 
 

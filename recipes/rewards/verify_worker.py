@@ -75,15 +75,14 @@ def main() -> None:
                     reward_functions.import_reward(name)
                 elif name in reward_functions.SLOW_IMPORTS:
                     importlib.import_module(reward_functions.SLOW_IMPORTS[name])
-    except UserError as error:
-        print(" ".join(str(error).split()), file=replies, flush=True)
-        return
     except Exception as error:  # any exception of a user's module
-        message = (
-            f"method.rewards.{name}: importing it raises {type(error).__name__}: {error}. The "
-            "reward's process does not see the rank's environment. To run it in the rank, use: "
-            "method.reward_confined=false."
-        )
+        message = str(error)
+        if not isinstance(error, UserError):
+            message = (
+                f"method.rewards.{name}: importing it raises {type(error).__name__}: {error}. The "
+                "reward's process does not see the rank's environment. To run it in the rank, use: "
+                "method.reward_confined=false."
+            )
         print(" ".join(message.split()), file=replies, flush=True)
         return
     limit_memory(int(memory))

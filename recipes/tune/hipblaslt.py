@@ -8,6 +8,7 @@ Source: hipBLASLt, "Using hipBLASLt offline tuning" on rocm.docs.amd.com.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import shlex
@@ -49,10 +50,7 @@ def hipblaslt(config: DictConfig) -> dict[str, Any]:
     nothing = f"{config.hardware.name}: the recipe called no kernel of hipBLASLt."
     if torch.version.hip is None:
         nothing = "This torch has no hipBLASLt. Only a ROCm build can be tuned."
-
-    def work(result: Path) -> Row:
-        return collect(config, args, result)
-
+    work = functools.partial(collect, config, args)
     return offline.tune(config, args, "hipblaslt", work, setting_with, nothing)
 
 
@@ -92,7 +90,11 @@ def collect(config: DictConfig, args: HipblasltConfig, result: Path) -> Row:
     row["tuning_s"] = time.monotonic() - start
     for line in failed:
         say(f"not tuned: {line}")
-    write_text(result, str(keep(tuned, Path(config.tuned.cache) / "hipblaslt")))
+    content = tuned.read_text()
+    digest = hashlib.sha256(content.encode()).hexdigest()[:8]  # another tuning gets another name
+    file = Path(config.tuned.cache) / "hipblaslt" / f"hipblaslt-{digest}.txt"
+    write_text(file, content)
+    write_text(result, str(file))
     return row
 
 
@@ -113,15 +115,6 @@ def commands(lines: Iterable[str], args: HipblasltConfig) -> list[list[str]]:
                 argv.append(word)
         products[tuple(argv)] = None
     return [[*product, *options.split()] for product in products]
-
-
-def keep(tuned: Path, cache: Path) -> Path:
-    """Copy a tuned file to the cache, under a name that follows from its content."""
-    content = tuned.read_text()
-    digest = hashlib.sha256(content.encode()).hexdigest()[:8]
-    file = cache / f"hipblaslt-{digest}.txt"
-    write_text(file, content)
-    return file
 
 
 if __name__ == "__main__":

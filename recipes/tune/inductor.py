@@ -109,10 +109,8 @@ def inductor(config: DictConfig) -> dict[str, Any]:
 
 def check_loss(row: Row, before: Row) -> Row:
     """Return the row, with an error if its mean loss is not that of the row `before`."""
-    loss, expected = row.get("mean_loss"), before.get("mean_loss", math.nan)
-    if loss is None or expected is None or math.isnan(expected):
-        return row
-    if math.isclose(loss, expected, rel_tol=LOSS_DIFFERENCE):
+    loss, expected = row.get("mean_loss"), before.get("mean_loss")
+    if None in (loss, expected) or math.isclose(loss, expected, rel_tol=LOSS_DIFFERENCE):
         return row
     return {**row, "error": f"mean loss {loss:.4g} instead of {expected:.4g}: trains differently"}
 

@@ -31,7 +31,6 @@ def can_time(launch: Launch) -> bool:
 
 
 def arguments(launch: Launch, device: str) -> dict[str, Any]:
-    """Return the arguments of a call, by parameter."""
     from recipes.tune.kernels import POINTEES
 
     dtypes = {f"*{name}": dtype for dtype, name in POINTEES.items()}
@@ -47,7 +46,6 @@ def arguments(launch: Launch, device: str) -> dict[str, Any]:
 
 
 def run(launch: Launch, named: dict[str, Any]) -> None:
-    """Launch the kernel with these arguments."""
     keys = launch.options if torch.version.hip else set(launch.options) & set(PORTABLE)
     options = {key: launch.options[key] for key in keys}
     launch.function[launch.grid](**named, **options)

@@ -26,8 +26,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
 from launch.core.errors import UserError
-from recipes.bench.benchmark import Row, Table
-from recipes.rank.files import append
+from recipes.bench.benchmark import Row, Table, write_rows
 from recipes.rank.program import Interrupted, say, stop_requested
 from recipes.tune.trial import Setting, run
 from recipes.tune.tuning import TuneConfig, finish
@@ -90,9 +89,7 @@ def search(
     if rows:
         say(f"resuming: {len(rows)} trials were finished before the interruption")
     # Write all rows again, because a killed run may have written a row only to the journal.
-    lines.unlink(missing_ok=True)
-    for step, row in enumerate(rows, 1):
-        append(lines, {"step": step, "num_steps": args.num_trials, **row})
+    write_rows(lines, rows, args.num_trials)
     choices = {name: list(dict.fromkeys([None, *values])) for name, values in args.space.items()}
     space = {name: CategoricalDistribution(values) for name, values in choices.items()}
     num_trials = min(args.num_trials, math.prod(map(len, choices.values())))
@@ -115,14 +112,13 @@ def search(
         repeats = 0
         row = run_trial(study, trial, table, measure, len(rows))
         rows.append(row)
-        append(lines, {"step": len(rows), "num_steps": args.num_trials, **row})
+        write_rows(lines, rows, args.num_trials)
         outcome = f"{figure} {row[figure]:,.4g}" if row.get(figure) else row["error"]
         say(f"{len(rows)}/{args.num_trials}  {row['setting']}  {outcome}")
     return rows
 
 
 def without_nulls(point: Mapping[str, Any]) -> Point:
-    """Return the parameters that a point changes."""
     return {name: value for name, value in point.items() if value is not None}
 
 
@@ -177,23 +173,18 @@ def search_bench(
     figure = table.figure
 
     def measure(number: int, point: Point, report: Report) -> Row:
-        known, pruned = 0, False
+        known = 0
 
         def on_rows(rows: list[Row]) -> bool:
-            nonlocal known, pruned
-            try:
-                for row in rows[known:]:
-                    if row["error"]:
-                        return True
-                    report(row[figure])
-            except optuna.TrialPruned:
-                pruned = True
-            known = len(rows)
-            return pruned
+            nonlocal known
+            new_rows, known = rows[known:], len(rows)
+            for row in new_rows:
+                if row["error"]:
+                    return True
+                report(row[figure])
+            return False
 
         rows = run(config, f"trial{number}", setting_of(point), unrecorded, on_rows=on_rows)
-        if pruned:
-            raise optuna.TrialPruned
         figures = {name_of(row): row[figure] for row in rows}
         mean = statistics.geometric_mean(figures.values())
         return {figure: mean, f"{figure}_by_{kind}": figures}

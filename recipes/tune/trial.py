@@ -61,8 +61,8 @@ def run(
 
     `unrecorded` and `env` are arguments and variables that are not part of the setting. `data`
     replaces keys of config.data. `on_rows` is called when there are new lines, with all lines, and
-    returns true to stop the trial. Raise UserError if the trial fails, and Interrupted after a
-    signal.
+    returns true or raises an exception to stop the trial. Raise UserError if the trial fails, and
+    Interrupted after a signal.
     """
     folder = trial_folder(config, name)
     shutil.rmtree(folder, ignore_errors=True)  # left by an interrupted trial
@@ -110,16 +110,10 @@ def follow(
         rows[:] = read_metrics(metrics)
         return (len(rows) > known and on_rows(rows)) or ended
 
-    try:
-        wait(
-            [process],
-            done,
-            Path(config.run_dir) / HEARTBEAT,
-            patience_s=HUNG_SHARE * config.runtime.hang_timeout_s,
-            files=[metrics, folder / HEARTBEAT],
-        )
-    finally:
-        process.end()
+    patience_s = HUNG_SHARE * config.runtime.hang_timeout_s
+    heartbeat, files = Path(config.run_dir) / HEARTBEAT, [metrics, folder / HEARTBEAT]
+    wait([process], done, heartbeat, patience_s=patience_s, files=files)
+    process.end()
     error = next((row["error"] for row in rows if row.get("error")), None)
     if error:
         raise UserError(error)

@@ -10,6 +10,7 @@ make later runs use the file.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import sys
@@ -46,10 +47,7 @@ class TunableopConfig(TrainingTuneConfig):
 def tunableop(config: DictConfig) -> dict[str, Any]:
     args = TunableopConfig(**OmegaConf.to_container(config.trainer_args))
     nothing = "Nothing was tuned, because without ROCm torch has only one kernel per product."
-
-    def work(result: Path) -> Row:
-        return collect(config, args, result)
-
+    work = functools.partial(collect, config, args)
     return offline.tune(config, args, "tunableop", work, setting_with, nothing)
 
 

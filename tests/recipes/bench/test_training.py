@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 
 from recipes.bench import consensus, matmul, mlp_loop, scaling
-from recipes.bench.mlp_loop import Mlp, MlpLoopConfig
+from recipes.bench.mlp_loop import MlpLoopConfig
 from recipes.bench.scaling import ScalingConfig
 from recipes.models import low_precision
 from tests.helpers.bench_config import bench_config
@@ -33,7 +33,7 @@ def test_matmul_counts_two_operations_per_pair_of_elements(tmp_path):
 
 def test_mlp_loop_has_the_shape_of_the_report(tmp_path):
     with torch.device("meta"):
-        layers = Mlp(MlpLoopConfig("out").width, MlpLoopConfig("out").inner).layers
+        layers = mlp_loop.build(MlpLoopConfig("out").width, MlpLoopConfig("out").inner)
     weights = [layer.weight.numel() for layer in layers if isinstance(layer, nn.Linear)]
     assert [round(count / 1e6, 1) for count in weights] == [33.6, 67.1, 33.6]
     assert sum(weights) / 1e6 == pytest.approx(134, abs=0.5)
