@@ -237,7 +237,9 @@ def test_invalid_rows_are_rejected(monkeypatch, method, row, field):
 def test_an_added_method_has_its_own_format(monkeypatch):
     fields = ("prompt", "rating")
     monkeypatch.setitem(row_formats.FORMATS, "rated", row_formats.RowFormat((fields,), fields))
-    monkeypatch.setitem(row_check.VALUES, "rating", (row_check.has_type(bool), "true or false"))
+    monkeypatch.setitem(
+        row_check.VALUES, "rating", (lambda value: type(value) is bool, "true or false")
+    )
     assert row_problem({"prompt": "a", "rating": True}, "rated") is None
     assert row_problem({"prompt": "a", "rating": 1}, "rated").startswith("rating is 1")
     with pytest.raises(UserError, match="data=reasoning: .* needs .*rating"):
