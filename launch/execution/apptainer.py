@@ -77,11 +77,11 @@ def convert(plan: Plan, host: Host) -> Path:
         # Its progress goes to the terminal.
         done = subprocess.run(["apptainer", "build", str(unfinished), source], stdout=sys.stderr)
         if done.returncode:
-            build = f"Build it (python containers/build.py image={config.container.name}) and p"
+            name = config.container.name
+            build = f"python containers/build.py image={name}; or " * (not is_pushed)
             raise HostError(
-                f"container={config.container.name}: `apptainer build` of {source} failed. "
-                + ("P" if is_pushed else build)
-                + "ut the converted file on a file system that the nodes see: container=custom "
+                f"container={name}: `apptainer build` of {source} failed. Use: {build}a converted "
+                "file on a file system that the nodes see, with container=custom "
                 "container.reference=<file.sif>."
             )
         unfinished.rename(file)
