@@ -313,6 +313,7 @@ def test_report_missing_node(cluster, tmp_path):
     daemon.send_signal(signal.SIGSTOP)
     try:
         overrides = ["runtime.slurm.rendezvous_timeout_s=5", "runtime.slurm.requeue=false"]
+        overrides += ["runtime.slurm.options=['--nodelist=n1,n2']"]  # not the third node
         job, run_dir = submit(tmp_path, *overrides)
         record = run_dir / "record.json"
         wait_until(lambda: (json_files.read_json(record) or {}).get("exit_code") is not None)
