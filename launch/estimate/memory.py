@@ -112,8 +112,8 @@ def memory(
 
 def offloaded_gb(config: Config) -> dict[str, float]:
     """Return the GB that a node's host stores for its ranks, in parts. {} without offload."""
-    trains = config.method.trains
-    return {name: n / 1e9 for name, n in rank_memory.on_host(config).items()} if trains else {}
+    parts = rank_memory.offloaded_bytes(config) if config.method.trains else {}
+    return {name: size / 1e9 for name, size in parts.items()}
 
 
 def on_host(config: Config, host: Host) -> list[Memory]:

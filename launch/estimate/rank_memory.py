@@ -127,7 +127,7 @@ def checkpoint_bytes(config: Config) -> float:
     return (n.width + copy) * n.trained + moments
 
 
-def on_host(config: Config) -> dict[str, float]:
+def offloaded_bytes(config: Config) -> dict[str, float]:
     """Return the bytes of offloaded parts of all ranks of a node, in parts.
 
     An optimizer on the host also needs its gradients there (ZeRO-Offload, arXiv:2101.06840).

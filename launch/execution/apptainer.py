@@ -18,10 +18,11 @@ from typing import Any
 from containers import tools as container_tools
 from launch.core.errors import HostError
 from launch.execution.local import LocalProcess
+from launch.execution.mounted import on_host
 from launch.machine.detect import Host
 from launch.plan import tools
 from launch.plan.container import image_reference
-from launch.plan.container_argv import on_host, sif
+from launch.plan.container_argv import sif
 from launch.schema.plan import ContainerSpec, Plan, Process
 
 

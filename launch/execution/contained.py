@@ -44,7 +44,6 @@ class ContainedProcess:
         self.spec, self.log = spec, log
         self.exit_code: int | None = None
         self.state: dict[str, Any] = {}
-        docker_engine.make_mounted(spec)
         self.container = docker_engine.create(client, spec, image_id, host)
         try:
             with docker_engine.host_errors(f"container {spec.name}: "):

@@ -28,11 +28,11 @@ from containers import images
 from containers import tools as container_tools
 from containers.images import LABEL, OCI
 from launch.core.errors import HostError
+from launch.execution.mounted import make_mounted
 from launch.machine.container_engine import KEEP_GROUPS
 from launch.machine.detect import Host
 from launch.plan import rundir, tools
 from launch.plan.container import (
-    HUB_MODELS,
     LIMITS,
     PAUSE,
     container_name,
@@ -259,13 +259,6 @@ def remove(container: Container) -> None:
             raise
 
 
-def make_mounted(spec: ContainerSpec) -> None:
-    """Create missing folders of caches and results. The engine would create them as root."""
-    for mount in spec.mounts:
-        if not mount.read_only or mount.reason == HUB_MODELS:
-            Path(mount.source).mkdir(parents=True, exist_ok=True)
-
-
 def highest_limits(client: docker.DockerClient, spec: ContainerSpec) -> dict[str, int]:
     """Return the caller's hard limits, which an engine without CAP_SYS_RESOURCE cannot exceed.
 
@@ -302,6 +295,7 @@ def create(
     client: docker.DockerClient, spec: ContainerSpec, image_id: str, host: Host
 ) -> Container:
     """Create, but do not start, a container from the checked image."""
+    make_mounted(spec)
     with host_errors():
         # We hold this run's lock, so a container of ours with this name belongs to a dead
         # launcher. If another user owns it, the engine rejects the name.

@@ -27,7 +27,7 @@ from launch.core.errors import (
     UserError,
     os_error_text,
 )
-from launch.execution import apptainer, orphans, provenance, record, secret_files
+from launch.execution import apptainer, mounted, orphans, provenance, record, secret_files
 from launch.execution.local import LocalProcess
 from launch.execution.progress_line import Progress
 from launch.execution.slurm_process import NodeProcess, check_pyxis, step
@@ -42,7 +42,7 @@ from launch.execution.supervise import (
 )
 from launch.machine import placement
 from launch.machine.detect import Host
-from launch.plan import container_argv, inherited, local_python, rundir, tools
+from launch.plan import inherited, local_python, rundir, tools
 from launch.plan.planning import rank_config
 from launch.plan.views import as_json
 from launch.schema.enums import Format, Preflight, Vendor
@@ -270,27 +270,23 @@ def write_inputs(plan: Plan, sandbox_image: str | None = None) -> None:
 def starter(plan: Plan, host: Host, image: dict[str, Any] | None) -> Starter:
     """Return a function that starts a process group where the plan puts it."""
 
+    here = starter_here(plan, host, image)
+
     def start(process: Process, log: Path) -> GroupHandle:
         spec = plan.containers.get(process.name)
         if plan.config.runtime.on_node == "pyxis" and spec:
-            docker_engine.make_mounted(spec)
-            return NodeProcess(container_argv.on_host(process, spec), log)
+            return NodeProcess(mounted.on_host(process, spec), log)
         return NodeProcess(step(plan.run_dir, process), log) if process.node else here(process, log)
-
-    here = starter_here(plan, host, image)
-    if plan.containers:
-        from launch.execution import docker_engine
 
     return start
 
 
 def starter_here(plan: Plan, host: Host, image: dict[str, Any] | None) -> Starter:
     """Return a function that starts a process group on this machine."""
-    if plan.containers:
+    if any(not spec.prefix for spec in plan.containers.values()):
         from launch.execution import contained, docker_engine, sandboxed
 
-        needs_engine = any(not spec.prefix for spec in plan.containers.values())
-        client = docker_engine.connect() if needs_engine else None
+        client = docker_engine.connect()
 
     def start(process: Process, log: Path) -> GroupHandle:
         spec = plan.containers.get(process.name)
@@ -299,7 +295,6 @@ def starter_here(plan: Plan, host: Host, image: dict[str, Any] | None) -> Starte
         if spec is None or image is None:
             return LocalProcess(process, log)
         if spec.prefix:
-            docker_engine.make_mounted(spec)
             return apptainer.ApptainerProcess(process, spec, log)
         return contained.ContainedProcess(client, spec, str(image["id"]), host, log)
 

@@ -23,7 +23,8 @@ from launch.core.errors import EXIT_INTERRUPTED, UserError
 from launch.machine import placement
 from launch.machine.detect import Host
 from launch.plan import plan_page
-from launch.plan.container import image_reference, inputs
+from launch.plan.container import image_reference
+from launch.plan.mounts import inputs
 from launch.plan.process_env import ROOT, container_variables, passed_to_containers
 from launch.schema import Config
 from launch.schema.enums import Mode, Vendor

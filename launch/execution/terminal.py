@@ -17,9 +17,9 @@ from launch.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USER, HostErr
 from launch.execution import secret_files
 from launch.execution.execute import check_host, handling, write_inputs
 from launch.execution.local import environment
+from launch.execution.mounted import on_host
 from launch.machine.detect import Host
 from launch.plan import rundir, show
-from launch.plan.container_argv import on_host
 from launch.plan.planning import make_plan
 from launch.schema import Config
 from launch.schema.plan import ContainerSpec
@@ -73,7 +73,6 @@ def _attached_container(spec: ContainerSpec, image_id: str, host: Host) -> int:
         )
     is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     spec = dataclasses.replace(spec, stdin=True, tty=is_terminal)
-    docker_engine.make_mounted(spec)
     container = docker_engine.create(docker_engine.connect(), spec, image_id, host)
     argv = [program, "--host", engine.address(), "start", "--attach", "--interactive", spec.name]
     try:

@@ -137,7 +137,7 @@ def _check_rewards(config: Config) -> None:
         key = f"method.rewards.{name}"
         if source is None:
             raise UserError(
-                f"{key}: there is no module {module!r} in {os.getcwd()} or the installed packages. "
+                f"{key}: no module {module!r} in {os.getcwd()} or among the installed packages. "
                 f"Use: PYTHONPATH=<directory that contains {module.partition('.')[0]}> in front of "
                 "the command."
             )

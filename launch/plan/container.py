@@ -6,36 +6,28 @@ a container, so the same config.yaml and command line work in both.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from containers import images
 from containers.images import LABEL
-from launch.core.errors import UserError
 from launch.core.json_files import plain
-from launch.inputs import sample_files
-from launch.inputs.jsonl_files import named_files
-from launch.inputs.paths import home, hub_cache, real_folder, run_hash, secret_dir
-from launch.inputs.tuned_files import TUNINGS
+from launch.inputs.paths import run_hash
 from launch.machine import placement
 from launch.machine.detect import Host
-from launch.plan import container_argv, inherited, process_env
+from launch.plan import container_argv, inherited
+from launch.plan.mounts import mounts
 from launch.plan.process_env import ROOT
 from launch.schema import Config
 from launch.schema.enums import Network, Vendor
-from launch.schema.plan import ContainerSpec, Mount, Process
+from launch.schema.plan import ContainerSpec, Process
 from launch.schema.trainer_args import value_or_none
 
-SECRETS = "/run/secrets"
 PAUSE = "pause"  # process group whose container owns what a server and its trainers share
-OUR_PACKAGES = ("/", "opt", "recipes")  # parts of the folder where our images install packages
 ENTER = str(ROOT / "containers/enter.py")
 FIRST_RENDER_MINOR = 128  # of DRM's render nodes (include/drm/drm_file.h: DRM_MINOR_RENDER)
 INFINIBAND = "/dev/infiniband"
-HUB_MODELS = "models from the Hub"
-HUB_TRUE = ("1", "ON", "YES", "TRUE")  # huggingface_hub.constants
 # Limits of a container's processes; -1 means none. RDMA and large pinned buffers need memlock
 # (ROCm/cvs). vLLM raises its limit of files to this number. NVIDIA recommends the stack.
 LIMITS = {"memlock": -1, "nofile": 65535, "stack": 2**26}
@@ -105,28 +97,8 @@ def specs(
             ports=published_ports(config),
         )
         if runtime.on_node != "docker":
-            containers[process.name] = _without_engine(config, host, spec, process)
+            containers[process.name] = container_argv.without_engine(config, host, spec, process)
     return containers
-
-
-def _without_engine(
-    config: Config, host: Host, spec: ContainerSpec, process: Process
-) -> ContainerSpec:
-    """Return a container that shares the host's namespaces and devices, with its command."""
-    spec = dataclasses.replace(
-        spec,
-        network="host",
-        ipc="host",
-        pid="host",
-        memlock=False,
-        environment=process.env,
-        devices={},
-        ports={},
-        nvidia_gpus=[],
-        groups=[],
-        security_opt=[],
-    )
-    return dataclasses.replace(spec, prefix=container_argv.prefix(config, host, spec, process))
 
 
 def pause(config: Config, host: Host, run_dir: Path) -> ContainerSpec:
@@ -244,89 +216,6 @@ def security(on_amd: bool, host: Host) -> list[str]:
     if host.selinux:  # Fedora's policy denies devices and bind mounts to container_t
         options.append("label=disable")
     return options
-
-
-def mounts(config: Config, host: Host, run_dir: Path, secrets: bool) -> list[Mount]:
-    """Return the container's mounts: code and inputs read-only, run directory and caches writable.
-
-    Raises UserError for a path that would hide files of the image or expose the user's home.
-    """
-    writable = {
-        str(run_dir): "run directory",
-        str(home(config, host)): "HOME: caches of compiled kernels",
-        str(config.data.cache or ""): "prepared rows",
-    }
-    sources = [(str(ROOT), True, "code")]
-    sources += [(str(Path(path)), True, reason) for path, reason in inputs(config, host)]
-    sources += [(path, False, reason) for path, reason in writable.items() if path]
-    sources += _hub_folders(config, host)
-    for path, _, reason in sources:
-        parts = Path(path).parts
-        if len(parts) < 3 or parts[1] in ("proc", "sys", "dev") or parts[:3] == OUR_PACKAGES:
-            raise UserError(
-                f"{path} ({reason}) cannot be mounted into a container, because it would hide "
-                "files of the image. Use: another directory, at least two levels deep, outside "
-                "/proc, /sys, /dev and /opt/recipes."
-            )
-        if reason == "PYTHONPATH" and Path(path) == Path(host.home):
-            raise UserError(
-                "method.rewards: a container with your own reward mounts the current directory, "
-                "which is your home directory. Start the run in the directory of the reward, or "
-                "elsewhere with user_env.PYTHONPATH=<directory of the reward>."
-            )
-    mounts = [Mount(path, path, read_only, reason) for path, read_only, reason in sources]
-    if secrets:
-        mounts.append(Mount(str(secret_dir(host, run_dir)), SECRETS, True, "secrets"))
-    return mounts  # in any order: the engine mounts parents before children
-
-
-def _hub_folders(config: Config, host: Host) -> list[tuple[str, bool, str]]:
-    """Return (path, read only, reason) of the Hub's caches, without the token next to them.
-
-    Offline, models are read-only. datasets locks its files to read them, so it must write.
-    """
-    value = {**host.environ, **config.user_env}.get("HF_HUB_OFFLINE", "")
-    folder, offline = hub_cache(host), value.upper() in HUB_TRUE
-    folders = [(str(folder / "hub"), offline, HUB_MODELS)]
-    folders.append((str(folder / "datasets"), False, "data sets from the Hub"))
-    if not offline:
-        folders.append((str(folder / "xet"), False, "parts of downloads from the Hub"))
-    return folders
-
-
-def inputs(config: Config, host: Host) -> list[tuple[str, str]]:
-    """Return (path, reason) of every file and directory that the run reads."""
-    data, model, method = config.data, config.model, config.method
-    converter, pipeline = (value_or_none(config, name) for name in ("gguf_converter", "reuse"))
-    paths = [
-        (data.path, "data"),
-        (data.heldout_path, "held-out data"),
-        (model.path, "model"),
-        (config.adapter.path, "adapter"),
-        *((path, key) for key, path in named_files(config).items()),
-    ]
-    if data.kind == "samples" and data.path:
-        files = sample_files.files(data.path)
-        targets = [file for file in files if not Path(file).is_relative_to(data.path)]
-        paths += [(file, "targets of links to samples") for file in targets]
-    if pipeline:  # reused phases of another run are links
-        links = filter(Path.is_symlink, Path(pipeline).glob("*"))
-        phases = sorted(str(real_folder(link)) for link in links)
-        paths += [(path, "method.args.reuse") for path in (pipeline, *phases)]
-    paths += [(method.args.get("dataset"), "method.args.dataset")] if method.starts_vllm else []
-    paths += [(value_or_none(config, "lm_eval_include"), "method.args.lm_eval_include")]
-    if method.exports and converter:
-        paths += [(str(Path(converter).parent), "llama.cpp's converter and its imports")]
-    if model.path and Path(model.path).is_dir():
-        # In the Hub's cache, all files of a snapshot are links to another folder.
-        folder = Path(model.path).resolve()
-        blobs = {file.resolve().parent for file in folder.iterdir() if file.is_symlink()}
-        outside = sorted(str(blob) for blob in blobs if not blob.is_relative_to(folder))
-        paths += [(path, "targets of links in the model directory") for path in outside]
-    tuned = (config.user_env.get(variable) for variable in TUNINGS)
-    paths += [(str(Path(file).parent), "tuned matrix products") for file in tuned if file]
-    paths += [(folder, "PYTHONPATH") for folder in process_env.user_python_path(config, host)]
-    return list({path: reason for path, reason in paths if path and Path(path) != ROOT}.items())
 
 
 def as_json(spec: ContainerSpec) -> dict[str, Any]:

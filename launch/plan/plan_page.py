@@ -96,8 +96,8 @@ def next_command(request: Sequence[str], config: Config, host: Host, *words: str
         build = local_copies.build_command(config, host)
         return [f"Next: {build}", f"Then: {command}"] if build else [f"Next: {command}"]
     line = f"Next, on a machine with {number} x {config.hardware.product}: {command}"
-    trial = smoke.scale_down(config)[0]
-    if config.model.path and not margin.fits(trial, host):  # smoke=true keeps this model
+    # smoke=true keeps the model of a directory
+    if config.model.path and not margin.fits(smoke.scale_down(config)[0], host):
         command = next_steps.command_line("run", *words, *Request(kept).without("model.path"))
         return [line, f"Or a trial of a tiny model on this CPU: {command} smoke=true"]
     return [line, f"Or a trial on this CPU: {command} smoke=true"]

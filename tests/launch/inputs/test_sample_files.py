@@ -13,7 +13,8 @@ from launch.core import json_files
 from launch.core.errors import UserError
 from launch.execution import record
 from launch.inputs import sample_files
-from launch.plan import container, rundir, sealed
+from launch.plan import rundir, sealed
+from launch.plan.mounts import mounts as mounts_of
 from launch.plan.planning import make_plan, rank_config
 from launch.schema.plan import Plan
 from recipes.data import data_load
@@ -127,7 +128,7 @@ def test_a_container_mounts_the_targets_of_links(tmp_path):
     config = composed(*DPO, f"data.path={tmp_path}/runs/2", "runtime=docker", "container=cpu")
     mounts = {
         mount.source: mount.read_only
-        for mount in container.mounts(config, host_with(0), tmp_path / "run", secrets=False)
+        for mount in mounts_of(config, host_with(0), tmp_path / "run", secrets=False)
     }
     assert mounts[str(tmp_path / "runs/2")]
     assert mounts[kept]

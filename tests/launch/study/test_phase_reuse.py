@@ -17,7 +17,7 @@ from launch.config.identity import composition_hash
 from launch.config.request import Request
 from launch.core import json_files
 from launch.core.errors import EXIT_DONE, EXIT_INTERRUPTED, UserError
-from launch.plan import container
+from launch.plan.mounts import mounts as mounts_of
 from launch.reports.run_files import phases_of, read
 from launch.study import phase_reuse, pipeline
 from tests.conftest import composed, host_with
@@ -300,9 +300,7 @@ def test_a_container_mounts_reused_phases(begin, tmp_path):
 
     def mounted(run_dir, *overrides):
         config = compose(["hardware=cpu", "runtime=docker", "container=cpu", *overrides])
-        return {
-            m.source: m.read_only for m in container.mounts(config, host_with(0), run_dir, False)
-        }
+        return {m.source: m.read_only for m in mounts_of(config, host_with(0), run_dir, False)}
 
     assert str(first / "1_sft/model") in mounted(
         second / "2_more", f"model.path={first}/1_sft/model"
