@@ -30,9 +30,10 @@ from launch.core.json_files import read_json
 from recipes.models import adapters, delta_net, packed_attention, pretrained, vision
 from recipes.models.low_precision import nf4_config, to_float8
 from recipes.models.model_card import read_license
+from recipes.rank import ranks
 from recipes.rank.device import DTYPES, compute_dtype, device
 from recipes.rank.files import place_directory
-from recipes.rank.program import is_main_rank, rank
+from recipes.rank.program import is_main_rank
 from recipes.rank.rejections import rejections
 
 RANDOM = "model_init"  # in the run directory
@@ -181,16 +182,18 @@ def whole_model(config: DictConfig, shape: PretrainedConfig) -> Path | None:
 def write_random(config: DictConfig, tokenizer: PreTrainedTokenizerBase) -> Path:
     """Write random weights and their tokenizer for vLLM, which needs files. Return the directory.
 
-    If several ranks write, the files of the first remain.
+    Every rank calls this. The main rank writes, since transformers writes weights only there.
     """
     target = Path(config.run_dir) / RANDOM
-    staged = target.with_name(f".{target.name}.{rank()}.staging")
-    shutil.rmtree(staged, ignore_errors=True)
     model = plain_model(config)  # in 16 or 32 bits, regardless of the run's precision
-    model.generation_config.eos_token_id = tokenizer.eos_token_id
-    model.save_pretrained(staged)
-    tokenizer.save_pretrained(staged)
-    place_directory(staged, target)
+    if is_main_rank():
+        staged = target.with_name(f".{target.name}.staging")
+        shutil.rmtree(staged, ignore_errors=True)
+        model.generation_config.eos_token_id = tokenizer.eos_token_id
+        model.save_pretrained(staged)
+        tokenizer.save_pretrained(staged)
+        place_directory(staged, target)
+    ranks.broadcast(None)  # the others wait
     return target
 
 

@@ -121,7 +121,7 @@ class Cluster:
         """Start a requeued job immediately. Slurm itself would wait two minutes.
 
         Slurm resets the start time while the previous start completes. A node rejects a job ("Job
-        credential revoked") that starts in the same second as the kill.
+        credential revoked") that starts in the second of the kill, which a node may get late.
         """
 
         def started() -> bool:
@@ -132,7 +132,7 @@ class Cluster:
 
         wait_until(lambda: self.job(job)["JobState"] == "PENDING")
         killed = int(time.time())
-        wait_until(lambda: time.time() >= killed + 1)
+        wait_until(lambda: time.time() >= killed + 3)
         wait_until(started)
 
     def ended(self, job: str) -> dict[str, str]:
