@@ -18,6 +18,7 @@ from omegaconf import DictConfig
 from packaging.version import Version
 from peft import PeftModel
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
 from trl import GRPOTrainer
 from trl.import_utils import is_vllm_available
@@ -55,6 +56,7 @@ def prepare(config: DictConfig) -> None:
 def connect(config: DictConfig, trainer: GRPOTrainer) -> None:
     """Set up a new trainer that generates with vLLM."""
     send_merged_weights(trainer)
+    send_gathered_modules(trainer)
     if whole_model(config, trainer.accelerator.unwrap_model(trainer.model).config):
         send_whole_names(trainer)
     if config.topology.servers:
@@ -151,6 +153,41 @@ def send_merged_weights(trainer: GRPOTrainer) -> None:
             generation.model, generation._dist.gather_params
         )
         say("merging base and adapter before each weight transfer to vLLM")
+
+
+def send_gathered_modules(trainer: GRPOTrainer) -> None:
+    """With FSDP2, make TRL send the weights that `gathered_weights` yields.
+
+    TRL gathers each tensor alone, as fp32. For 4B on three H100s, generation paused for 1.6 s per
+    step (docs/results/speed.md). These are a tenth of the gathers and half of the bytes.
+    """
+    generation = trainer.vllm_generation
+    generation._iter_fsdp2_params = lambda model: (
+        (generation._fix_param_name_to_vllm(name), weight)
+        for name, weight in gathered_weights(model)
+    )
+
+
+def gathered_weights(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield (name, whole weight in the compute dtype) for each weight of a model under FSDP2.
+
+    Every rank must iterate. One module's weights are gathered at a time.
+    """
+    sharded = [(n, m) for n, m in model.named_modules() if isinstance(m, FSDPModule)]
+    for _, module in sharded:
+        module.reshard()  # a forward pass without a backward pass leaves some gathered
+    for prefix, module in sharded:
+        module.unshard()
+        # Copies, because vLLM's sender keeps tensors until it has packed 1 GB.
+        weights = [
+            (name, weight.detach().clone())
+            for name, weight in module.named_parameters(prefix)
+            if not isinstance(weight, DTensor)  # of a module inside this one
+        ]
+        if torch.cuda.is_available():  # the sender alternates between two streams
+            torch.cuda.current_stream().synchronize()
+        module.reshard()
+        yield from weights
 
 
 def send_whole_names(trainer: GRPOTrainer) -> None:

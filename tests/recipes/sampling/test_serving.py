@@ -16,6 +16,9 @@ import pytest
 import requests
 import torch
 from omegaconf import OmegaConf
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from trl.generation.vllm_client import VLLMClient
 
@@ -109,11 +112,15 @@ class Server:
         return {"completion_ids": [completion], "logprobs": logprobs}
 
 
-def trainer_with(*updates: bool):
+def tiny_model(**kwargs) -> Qwen3ForCausalLM:
     torch.manual_seed(0)
     shape = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 64, "head_dim": 16}
     layers = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
-    model = Qwen3ForCausalLM(Qwen3Config(**shape, **layers)).eval()
+    return Qwen3ForCausalLM(Qwen3Config(**shape, **layers, **kwargs)).eval()
+
+
+def trainer_with(*updates: bool):
+    model = tiny_model()
     accelerator = SimpleNamespace(device="cpu", is_main_process=True)
     accelerator.autocast, accelerator.unwrap_model = contextlib.nullcontext, lambda wrapped: wrapped
 
@@ -240,3 +247,40 @@ def test_vllm_that_keeps_its_memory_on_rocm(monkeypatch, hip, vllm, sleeps):
     expected = contextlib.nullcontext() if sleeps else pytest.raises(UserError, match="sleep_mode")
     with expected:
         serving.check_sleep(vllm)
+
+
+@pytest.fixture
+def process_group():
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+    )
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_gathered_weights_are_whole_and_sharded_again(process_group, tied):
+    """Before the first pass, after one without a backward pass, and after a step."""
+    model = tiny_model(tie_word_embeddings=tied)
+    expected = {name: weight.detach().bfloat16() for name, weight in model.named_parameters()}
+    mesh = init_device_mesh("cpu", (1,))
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    for module in (*model.model.layers, model):
+        fully_shard(module, mesh=mesh, mp_policy=policy)
+
+    def check():
+        pairs = list(serving.gathered_weights(model))
+        weights = dict(pairs)
+        assert len(pairs) == len(expected)
+        assert weights.keys() == expected.keys()
+        assert all(torch.equal(weights[name], expected[name]) for name in expected)
+        assert all(isinstance(weight, DTensor) for weight in model.parameters())
+
+    check()
+    ids = torch.tensor([[1, 2, 3]])
+    with torch.no_grad():
+        model(input_ids=ids)
+    assert not all(isinstance(weight, DTensor) for weight in model.parameters())
+    check()
+    model(input_ids=ids).logits.sum().backward()
+    check()
