@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import json
 import shlex
-import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ from launch.reports.run_files import Run, value_at
 from launch.study.trials import command_line
 
 MAX_LOG_LINES = 20
+TELEMETRY = "Measured on the first rank's GPU; each logged value is a mean since the previous one."
 
 
 def sections(run: Run, curves: bool = True) -> list[Section]:
@@ -39,7 +39,7 @@ def sections(run: Run, curves: bool = True) -> list[Section]:
             "Curves": lambda: [Charts(key_charts.main(run))] if curves else [],
             "Speed": lambda: run_tables.speed(run),
             "Memory": lambda: run_tables.memory(run),
-            "GPU telemetry": lambda: telemetry(run, curves),
+            "GPU telemetry": lambda: [Charts(key_charts.telemetry(run), TELEMETRY)] * curves,
             "Profile": lambda: run_tables.profile(run),
             "What ran": lambda: what_ran(run),
             "Warnings": lambda: map(Note, run.warnings),
@@ -168,20 +168,6 @@ def results(run: Run) -> list[Block]:
         rows.append(row)
     texts = {key: value for key, value in values.items() if isinstance(value, str)}
     return [table("Final figures", rows), Facts(texts)]
-
-
-def telemetry(run: Run, curves: bool) -> list[Block]:
-    """Return charts of the GPU counters or, without `curves`, a table of their means."""
-    charts = key_charts.telemetry(run)
-    note = "Measured on the first rank's GPU; each logged value is a mean since the previous one."
-    if curves:
-        return [Charts(charts, note)]
-    rows = (
-        {"counter": chart.title, "mean": statistics.fmean(chart.curves[0].points[1])}
-        | {"unit": chart.unit}
-        for chart in charts
-    )
-    return [table("GPU telemetry, means of the run", rows, note)]
 
 
 def about(run: Run) -> str:
