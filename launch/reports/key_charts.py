@@ -97,9 +97,7 @@ def _shares_chart(run: Run, key: str) -> bool:
 
 def as_phase(run: Run) -> lineage.Phase:
     trains = run.get("method", "kind") == "trainer"
-    return lineage.make_phase(
-        run.folder, run.get("model") or {}, trains, run.metrics.rows, run.result
-    )
+    return lineage.read_phase(run.folder, run.get("model") or {}, trains)
 
 
 def phases(runs: Sequence[Run]) -> list[Chart]:
