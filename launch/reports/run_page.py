@@ -14,13 +14,13 @@ from launch.core.json_files import is_number
 from launch.execution import logs
 from launch.execution.meaning import explain
 from launch.execution.supervise import failures
+from launch.plan.next_steps import command_line
 from launch.plan.views import at_steps
 from launch.reports import evaluations, key_charts, run_tables
 from launch.reports.curves import Charts
 from launch.reports.formats import TITLES, duration, mark_of, number, percent, ratio, text
 from launch.reports.parts import Block, Cell, Facts, Note, Pre, Section, build_sections, cell, table
 from launch.reports.run_files import Run, value_at
-from launch.study.trials import command_line
 
 MAX_LOG_LINES = 20
 TELEMETRY = "Measured on the first rank's GPU; each logged value is a mean since the previous one."
@@ -198,7 +198,7 @@ def what_ran(run: Run) -> list[Block]:
     files = value_at(record, "data", "files") or {}
     facts = {
         "run": run.folder,
-        "command": None if overrides is None else command_line([str(o) for o in overrides]),
+        "command": None if overrides is None else command_line("run", *map(str, overrides)),
         **{key: record.get(key) for key in ("started", "finished", "restarts")},
         "hardware": run.option("hardware"),
         "device": run.result.get("device"),
