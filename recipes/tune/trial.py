@@ -43,7 +43,9 @@ class Setting:
     def overrides(self) -> list[str]:
         """Return the setting as overrides for launch/run.py."""
         args = [f"method.args.{name}={hydra_value(value)}" for name, value in _flat(self.args)]
-        return args + [f"user_env.{name}={hydra_value(value)}" for name, value in self.env.items()]
+        # A number in user_env remains a string without quotes, too.
+        env = {n: v if str(v).isdecimal() else hydra_value(v) for n, v in self.env.items()}
+        return args + [f"user_env.{name}={value}" for name, value in env.items()]
 
 
 def run(
