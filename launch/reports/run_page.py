@@ -27,7 +27,10 @@ TELEMETRY = "Measured on the first rank's GPU; each logged value is a mean since
 
 
 def sections(run: Run, curves: bool = True) -> list[Section]:
-    """Return the sections that the run has content for, with or without its curves."""
+    """Return the sections that the run has content for.
+
+    Without `curves`, which another part of the page shows, only telemetry is drawn.
+    """
     return build_sections(
         {
             "Summary": lambda: summary(run),
@@ -39,7 +42,7 @@ def sections(run: Run, curves: bool = True) -> list[Section]:
             "Curves": lambda: [Charts(key_charts.main(run))] if curves else [],
             "Speed": lambda: run_tables.speed(run),
             "Memory": lambda: run_tables.memory(run),
-            "GPU telemetry": lambda: [Charts(key_charts.telemetry(run), TELEMETRY)] * curves,
+            "GPU telemetry": lambda: [Charts(key_charts.telemetry(run), TELEMETRY)],
             "Profile": lambda: run_tables.profile(run),
             "What ran": lambda: what_ran(run),
             "Warnings": lambda: map(Note, run.warnings),
