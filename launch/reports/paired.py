@@ -65,6 +65,9 @@ def sign_flip_p(differences: Sequence[int]) -> float:
     sizes = [abs(d) for d in differences if d]
     chances = np.ones(1)  # the chance of each possible sum, from lowest to highest in steps of 2
     for size in sizes:
-        chances = np.convolve(chances, [0.5, *[0.0] * (size - 1), 0.5])
+        with_next = np.zeros(len(chances) + size)
+        with_next[: len(chances)] += chances / 2
+        with_next[size:] += chances / 2
+        chances = with_next
     sums = np.arange(len(chances)) * 2 - sum(sizes)
     return min(1.0, float(chances[abs(sums) >= abs(sum(differences))].sum()))
