@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from dataclasses import dataclass
 from enum import Enum
 
@@ -27,20 +28,11 @@ class Finding:
         return dataclasses.replace(self, threshold=threshold, source=source)
 
 
-def passed(reading: str) -> Finding:
-    return Finding(Status.passed, reading)
-
-
-def warn(reading: str, remedy: str) -> Finding:
-    return Finding(Status.warn, reading, remedy)
-
-
-def fail(reading: str, remedy: str) -> Finding:
-    return Finding(Status.fail, reading, remedy)
-
-
-def unknown(reading: str, remedy: str) -> Finding:
-    return Finding(Status.unknown, reading, remedy)
+# Each takes what the check found and, except `passed`, the remedy.
+passed = functools.partial(Finding, Status.passed)
+warn = functools.partial(Finding, Status.warn)
+fail = functools.partial(Finding, Status.fail)
+unknown = functools.partial(Finding, Status.unknown)
 
 
 def judge(value: object, passes: bool, remedy: str, command: str) -> Finding:

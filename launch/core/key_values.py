@@ -1,10 +1,17 @@
-"""Parse the key=value arguments of launch/doctor.py and containers/build.py."""
+"""Parse key=value arguments of programs without Hydra, and write values for Hydra's."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from launch.core.errors import UserError, near
+
+# Text that Hydra accepts without quotes, and words that it would then parse as another type.
+PLAIN = re.compile(r"[A-Za-z_/][\w./:+@%-]*")
+NOT_TEXT = ("true", "false", "null", "nan", "inf")
 
 
 def read(arguments: Sequence[str], defaults: Mapping[str, str], example: str) -> dict[str, str]:
@@ -22,3 +29,16 @@ def read(arguments: Sequence[str], defaults: Mapping[str, str], example: str) ->
             )
         values[key] = value
     return {**defaults, **values}
+
+
+def hydra_value(value: Any) -> str:
+    """Return a value in the syntax of Hydra's overrides."""
+    if value is None or isinstance(value, (bool, int, float)):
+        return json.dumps(value)
+    if isinstance(value, (list, tuple)):
+        return f"[{','.join(map(hydra_value, value))}]"
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{hydra_value(item)}" for key, item in value.items()) + "}"
+    text = str(value)
+    is_plain = PLAIN.fullmatch(text) and text.lower() not in NOT_TEXT
+    return text if is_plain else "'" + text.replace("'", "\\'") + "'"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import operator
+from typing import NamedTuple
 
 from launch.estimate.activations import MicroStep, Numerics
 from launch.schema import Config, shapes
@@ -25,8 +26,7 @@ FROZEN_BYTES = {
 WITHOUT_HEAD_NORMS = 0.31
 
 
-@dataclass(frozen=True)
-class Traffic:
+class Traffic(NamedTuple):
     """Traffic of the memory-bound kernels of one layer, in bytes per token and unit of width.
 
     It was counted on fake tensors with the Qwen3 of transformers 5.17. It includes norms,
@@ -39,20 +39,11 @@ class Traffic:
     kernels: float  # number of kernels
 
     def plus(self, other: Traffic) -> Traffic:
-        return Traffic(
-            self.hidden + other.hidden,
-            self.wide + other.wide,
-            self.heads + other.heads,
-            self.kernels + other.kernels,
-        )
+        return Traffic._make(map(operator.add, self, other))
 
     def times(self, factor: float, kernel_factor: float) -> Traffic:
-        return Traffic(
-            factor * self.hidden,
-            factor * self.wide,
-            factor * self.heads,
-            kernel_factor * self.kernels,
-        )
+        *moved, kernels = self
+        return Traffic._make([*(factor * each for each in moved), kernel_factor * kernels])
 
 
 TRAFFIC = {  # by numerics and gradient checkpointing

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 
 from launch.reports import run_tables
@@ -15,9 +14,6 @@ from launch.study import lineage
 MAIN: dict[str, tuple[str, str, bool]] = TITLES["charts"]
 TELEMETRY: dict[str, tuple[str, str, bool]] = TITLES["telemetry"]
 HELD_OUT = "eval_"  # prefix of held-out figures, which share a chart with training figures
-LEVEL_SHARE = "level_share/"  # prefix of a curriculum's keys, one for each level
-# The folder of a RAFT sampling phase, as launch/study/cycles.py names it: raft and cycle.
-SAMPLING_PHASE = re.compile(r"\d+_(?:(.+)_)?cycle(\d+)_sample")
 PARTS = {"step_s": "complete step", **TITLES["step"], "server_s": "generation on the server"}
 
 
@@ -28,7 +24,7 @@ def points_of(run: Run, key: str, unit: str) -> Points:
 
 
 def main(run: Run) -> list[Chart]:
-    """Return the charts of MAIN, of a step's parts and of a curriculum, if the run logs them."""
+    """Return the charts of MAIN and of a step's parts, if the run logs them."""
     charts = []
     for key, (title, unit, from_zero) in MAIN.items():
         points = points_of(run, key, unit)
@@ -47,13 +43,6 @@ def main(run: Run) -> list[Chart]:
     ]
     if len(parts) > 1:
         charts.append(Chart("Parts of a step", parts, "s", from_zero=True))
-    levels = [key for key in run.metrics.numeric_keys if key.startswith(LEVEL_SHARE)]
-    shares = [
-        Curve(f"level {key.removeprefix(LEVEL_SHARE)}", points_of(run, key, "%"), n)
-        for n, key in enumerate(levels)
-    ]
-    if shares:
-        charts.append(Chart("Share of each level in a step", shares, "%", from_zero=True))
     return charts
 
 
@@ -93,7 +82,7 @@ def others(run: Run) -> list[Folded]:
     drawn = {*MAIN, *TELEMETRY, *TITLES["not_drawn"], *(PARTS if "train_s" in keys else ())}
     charts = []
     for key in keys if not run_tables.rows_of(run) else ():
-        if key not in drawn and not key.startswith(LEVEL_SHARE) and not _shares_chart(run, key):
+        if key not in drawn and not _shares_chart(run, key):
             points = run.metrics.points(key)
             charts += [Chart(key, [Curve(key, points)])] if len(set(points[1])) > 1 else []
     return [Folded(f"{len(charts)} curve(s)", [Charts(charts)])] if charts else []
@@ -108,9 +97,7 @@ def _shares_chart(run: Run, key: str) -> bool:
 
 def as_phase(run: Run) -> lineage.Phase:
     trains = run.get("method", "kind") == "trainer"
-    return lineage.make_phase(
-        run.folder, run.get("model") or {}, trains, run.metrics.rows, run.result
-    )
+    return lineage.read_phase(run.folder, run.get("model") or {}, trains)
 
 
 def phases(runs: Sequence[Run]) -> list[Chart]:
@@ -141,43 +128,9 @@ def phases(runs: Sequence[Run]) -> list[Chart]:
         curve(name, [(cycle, 100 * accuracy) for cycle, accuracy in points], n)
         for n, (name, points) in enumerate(cycles.items())
     ]
-    rates_by_k = {run.name: run.result.get("pass_at_k") or {} for run in runs}
-    pass_at_k = [
-        curve(name, sorted((float(k), 100 * rate) for k, rate in by_k.items()), n)
-        for n, (name, by_k) in enumerate(rates_by_k.items())
-        if by_k
-    ]
     charts = [
         Chart("Held-out accuracy", accuracies, "%", axis, True),
         *_by_key(training_runs, axis),
         Chart("Held-out accuracy by RAFT cycle", by_cycle, "%", "cycle", True),
-        Chart("pass@k of each cycle's samples", pass_at_k, "%", "samples of a prompt, k", True),
-        *_levels_by_cycle(runs),
     ]
     return [chart for chart in charts if chart.curves]
-
-
-def _levels_by_cycle(runs: Sequence[Run]) -> list[Chart]:
-    """Return charts of each level's share of prompts and its pass rate, by RAFT's cycles."""
-    shares: dict[str, list[tuple[float, float]]] = {}
-    rates: dict[str, list[tuple[float, float]]] = {}
-    for run in runs:
-        phase = SAMPLING_PHASE.fullmatch(run.folder.name)
-        if not phase:
-            continue
-        levels = run.result.get("by_level") or {}
-        cycle, raft = float(phase[2]), f"{phase[1]}, " if phase[1] else ""
-        num_prompts = sum(figures["num_prompts"] for figures in levels.values()) or 1
-        for level, figures in levels.items():
-            label = f"{raft}level {level}"
-            share = 100 * figures["num_prompts"] / num_prompts
-            shares.setdefault(label, []).append((cycle, share))
-            rates.setdefault(label, []).append((cycle, 100 * figures["pass_rate"]))
-    return [
-        Chart(title, [curve(*line, n) for n, line in enumerate(points.items())], "%", "cycle", True)
-        for title, points in {
-            "Share of each level in a cycle's prompts": shares,
-            "Pass rate of each level": rates,
-        }.items()
-        if len(points) > 1
-    ]

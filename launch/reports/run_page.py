@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import json
 import shlex
-import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,19 +14,23 @@ from launch.core.json_files import is_number
 from launch.execution import logs
 from launch.execution.meaning import explain
 from launch.execution.supervise import failures
+from launch.plan.next_steps import command_line
 from launch.plan.views import at_steps
 from launch.reports import evaluations, key_charts, run_tables
 from launch.reports.curves import Charts
 from launch.reports.formats import TITLES, duration, mark_of, number, percent, ratio, text
 from launch.reports.parts import Block, Cell, Facts, Note, Pre, Section, build_sections, cell, table
 from launch.reports.run_files import Run, value_at
-from launch.study.trials import command_line
 
 MAX_LOG_LINES = 20
+TELEMETRY = "Measured on the first rank's GPU; each logged value is a mean since the previous one."
 
 
 def sections(run: Run, curves: bool = True) -> list[Section]:
-    """Return the sections that the run has content for, with or without its curves."""
+    """Return the sections that the run has content for.
+
+    Without `curves`, which another part of the page shows, only telemetry is drawn.
+    """
     return build_sections(
         {
             "Summary": lambda: summary(run),
@@ -39,7 +42,7 @@ def sections(run: Run, curves: bool = True) -> list[Section]:
             "Curves": lambda: [Charts(key_charts.main(run))] if curves else [],
             "Speed": lambda: run_tables.speed(run),
             "Memory": lambda: run_tables.memory(run),
-            "GPU telemetry": lambda: telemetry(run, curves),
+            "GPU telemetry": lambda: [Charts(key_charts.telemetry(run), TELEMETRY)],
             "Profile": lambda: run_tables.profile(run),
             "What ran": lambda: what_ran(run),
             "Warnings": lambda: map(Note, run.warnings),
@@ -170,20 +173,6 @@ def results(run: Run) -> list[Block]:
     return [table("Final figures", rows), Facts(texts)]
 
 
-def telemetry(run: Run, curves: bool) -> list[Block]:
-    """Return charts of the GPU counters or, without `curves`, a table of their means."""
-    charts = key_charts.telemetry(run)
-    note = "Measured on the first rank's GPU; each logged value is a mean since the previous one."
-    if curves:
-        return [Charts(charts, note)]
-    rows = (
-        {"counter": chart.title, "mean": statistics.fmean(chart.curves[0].points[1])}
-        | {"unit": chart.unit}
-        for chart in charts
-    )
-    return [table("GPU telemetry, means of the run", rows, note)]
-
-
 def about(run: Run) -> str:
     """Return a line like: grpo of qwen3_4b, bf16, split, on mi300x, commit 66483e3d."""
     method = run.option("method")
@@ -212,7 +201,7 @@ def what_ran(run: Run) -> list[Block]:
     files = value_at(record, "data", "files") or {}
     facts = {
         "run": run.folder,
-        "command": None if overrides is None else command_line([str(o) for o in overrides]),
+        "command": None if overrides is None else command_line("run", *map(str, overrides)),
         **{key: record.get(key) for key in ("started", "finished", "restarts")},
         "hardware": run.option("hardware"),
         "device": run.result.get("device"),

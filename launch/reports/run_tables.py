@@ -232,9 +232,6 @@ def memory(run: Run) -> list[Block]:
             row["measured GB"] = round(peak, 3)
             row["measured of predicted"] = Cell(ratio(peak, comparable), True)
         rows.append(row)
-    if not rows and peak is not None:
-        measurement = {"measured": f"{number(round(peak, 3))} GB", "predicted": "not in plan.json"}
-        return [Facts(measurement)]
     note = (
         "Measured: on a GPU, the peak of the first rank's allocator, which does not include "
         "`context`; on a CPU, the peak of its process."

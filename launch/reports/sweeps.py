@@ -153,14 +153,10 @@ def importance(content: dict[str, Any], metric: str | None) -> Block:
     keys = dict.fromkeys(key for trial in done for key in parameters(trial))
     varying = [key for key in keys if len({parameters(t).get(key) for t in done}) > 1]
     is_search = all(t.get("params") for t in done)
-    if not varying:
-        return Note("Unknown: no parameter varies among the finished trials.")
-    if len(varying) == 1:
+    if len(varying) < 2 or len({t["value"] for t in done}) == 1:
         return Note(
-            f"Only {varying[0]} varies, so all differences are due to this parameter or to chance."
+            "Unknown: it needs trials that differ in several parameters and in their results."
         )
-    if len({t["value"] for t in done}) == 1:
-        return Note(f"Unknown: {metric} is the same in all trials.")
     if is_search and len(done) < MIN_SEARCH_TRIALS:
         return Note(
             f"Unknown: {len(done)} trials are finished, and a search needs {MIN_SEARCH_TRIALS}."

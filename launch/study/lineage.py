@@ -1,6 +1,6 @@
 """Trace the model that each phase of a pipeline started from, and the gain of each evaluation.
 
-These are pure functions. A pipeline is a tree, because GRPO, RAFT and DPO may start from the same
+A pipeline is a tree, because GRPO, RAFT and DPO may start from the same
 SFT. The gain of each is relative to that SFT.
 """
 
@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from launch.core import json_files
 
 # Directories of RAFT's evaluations, as launch/study/cycles.py names them.
 CYCLE = re.compile(r"\d+_(?:(.+)_)?cycle(\d+)_evaluate")
@@ -31,24 +33,17 @@ class Phase:
         return self.folder.name
 
 
-def make_phase(
-    folder: Path,
-    model: Mapping[str, Any],
-    trains: bool,
-    rows: Sequence[Mapping[str, Any]],
-    result: Mapping[str, Any],
-) -> Phase:
-    """Return the phase in `folder`.
-
-    `model` comes from its composition, `rows` from metrics.jsonl, and `result` from result.json.
-    """
+def read_phase(folder: Path, model: Mapping[str, Any], trains: bool) -> Phase:
+    """Return the phase in `folder`, with `model` of its composition."""
+    rows = json_files.read_metrics(folder / "metrics.jsonl") if trains else []
+    result = json_files.read_json(folder / "result.json") or {}
     accuracy: Any = result.get("accuracy")
     if trains or type(accuracy) not in (int, float) or not 0 <= accuracy <= 1:
         accuracy = None
     return Phase(
         folder,
         next((str(model[key]) for key in ("path", "hub_id", "name") if model.get(key)), None),
-        int(rows[-1]["step"]) if trains and rows else 0,
+        int(rows[-1]["step"]) if rows else 0,
         accuracy,
         result.get("data_sha256"),
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from launch.core import json_files
 from launch.schema.plan import Plan
@@ -18,14 +17,7 @@ CURVES = {"reward": "reward (training)", "mean_token_accuracy": "token accuracy 
 def phases_of(plans: list[Plan]) -> list[lineage.Phase]:
     """Return the finished phases, in the order of `plans`."""
     return [
-        lineage.make_phase(
-            plan.run_dir,
-            vars(plan.config.model),
-            plan.config.method.trains,
-            json_files.read_metrics(plan.run_dir / "metrics.jsonl"),
-            _result(plan),
-        )
-        for plan in plans
+        lineage.read_phase(p.run_dir, vars(p.config.model), p.config.method.trains) for p in plans
     ]
 
 
@@ -68,16 +60,12 @@ def sampling_lines(plans: list[Plan]) -> list[str]:
     """Return a line per sampling phase, with the selected samples and the model's pass@k."""
     lines = []
     for plan in plans:
-        result = _result(plan)
+        result = json_files.read_json(plan.run_dir / "result.json") or {}
         if plan.config.method.leaves_samples and isinstance(result.get("pass_at_k"), dict):
             selection = f"{result['num_selected']:,} of {result['num_samples']:,} samples selected"
             curve = "  ".join(f"pass@{k} {value:.1%}" for k, value in result["pass_at_k"].items())
             lines.append(f"{plan.run_dir.name}: {selection}; {curve}")
     return lines
-
-
-def _result(plan: Plan) -> dict[str, Any]:
-    return json_files.read_json(plan.run_dir / "result.json") or {}
 
 
 def summary(run_dir: Path, plans: list[Plan]) -> str:

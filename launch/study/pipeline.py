@@ -149,17 +149,6 @@ def _folders(plans: dict[str, Plan]) -> dict[str, str]:
     return {name: plan.run_dir.name for name, plan in plans.items() if not plan.is_left_out}
 
 
-@contextlib.contextmanager
-def _phase_errors(phase: str) -> Iterator[None]:
-    """Prefix errors with the phase's name."""
-    try:
-        yield
-    except (UserError, HostError) as error:
-        if not phase or str(error).startswith("phase "):
-            raise
-        raise type(error)(f"phase {phase}: {error}") from error
-
-
 def reject_single_run_keys(config: Config, why: str, **others: bool) -> None:
     """Raise UserError if a key is set that applies to a single run.
 
@@ -224,15 +213,17 @@ class Pipeline:
         return copy.deepcopy(self.composed[overrides])
 
     @contextlib.contextmanager
-    def phase_errors(self, phase: str) -> Iterator[None]:
+    def phase_errors(self, phase: str, may_skip: bool = True) -> Iterator[None]:
         """Prefix errors with the phase's name; only note those of an optional phase."""
         try:
-            with _phase_errors(phase):
-                yield
+            yield
         except (UserError, HostError) as error:
-            if phase not in self.optional:
+            if may_skip and phase in self.optional:
+                self.not_run[phase] = str(error)
+            elif not phase:  # method=raft without phases
                 raise
-            self.not_run[phase] = str(error).removeprefix(f"phase {phase}: ")
+            else:
+                raise type(error)(f"phase {phase}: {error}") from error
 
     def not_run_notes(self) -> list[str]:
         return [f"phase {phase} is not run: {why}" for phase, why in self.not_run.items()]
@@ -250,7 +241,7 @@ class Pipeline:
 
         def compose_phase(phase: Phase) -> Config:
             """Return a phase's composition. For a RAFT, apply smoke=true and the rules."""
-            with _phase_errors(phase.name):
+            with self.phase_errors(phase.name, may_skip=False):
                 composed = self.compose(phase) if self.config.phases else self.config
                 if not composed.method.has_cycles:
                     return composed

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +15,11 @@ from hydra.errors import HydraException
 from launch.config.request import Request
 from launch.config.wording import CONF
 from launch.core.errors import UserError
+from launch.core.key_values import hydra_value
 from launch.schema import Parameter, Sweep
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
-
-PLAIN_WORD = re.compile(r"[A-Za-z_][\w./-]*")
-NOT_WORDS = ("true", "false", "null", "nan", "inf")  # Hydra parses these unless quoted
 
 
 def split(request: Request) -> tuple[list[str], list[list[str]]]:
@@ -67,7 +64,7 @@ def check(sweep: Sweep) -> None:
             distribution(parameter)
         except ValueError as error:
             raise UserError(f"sweep.space.{name}: {error}") from error
-        for value in choices(parameter) or [_text(parameter.low)]:
+        for value in choices(parameter) or [hydra_value(parameter.low)]:
             Request((f"{parameter.key}={value}",)).checked()
         if keys.count(parameter.key) > 1:
             raise UserError(f"sweep.space: two parameters vary {parameter.key}. Remove one.")
@@ -75,7 +72,7 @@ def check(sweep: Sweep) -> None:
 
 def choices(parameter: Parameter) -> list[str] | None:
     """Return the parameter's list of values as strings; None for a range."""
-    return None if parameter.values is None else [_text(value) for value in parameter.values]
+    return None if parameter.values is None else [hydra_value(value) for value in parameter.values]
 
 
 def combinations(sweep: Sweep) -> list[dict[str, str]] | None:
@@ -104,22 +101,6 @@ def distribution(parameter: Parameter) -> BaseDistribution:
 def overrides_of(sweep: Sweep, values: Mapping[str, Any]) -> list[str]:
     """Return the overrides of a point. Strings come from choices() and are not quoted again."""
     return [
-        f"{parameter.key}={value if isinstance(value := values[name], str) else _text(value)}"
+        f"{parameter.key}={value if isinstance(value := values[name], str) else hydra_value(value)}"
         for name, parameter in sweep.space.items()
     ]
-
-
-def _text(value: Any) -> str:
-    """Return a value in the syntax of overrides."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, (list, tuple)):
-        return f"[{','.join(_text(item) for item in value)}]"
-    if isinstance(value, Mapping):
-        return "{" + ",".join(f"{key}:{_text(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, str):
-        is_word = PLAIN_WORD.fullmatch(value) and value.lower() not in NOT_WORDS
-        return value if is_word else "'" + value.replace("'", "\\'") + "'"
-    return str(value)

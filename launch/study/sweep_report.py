@@ -15,11 +15,11 @@ from rich.text import Text
 
 from launch.core.errors import EXIT_INTERRUPTED
 from launch.core.json_files import plain
-from launch.plan.next_steps import short_path
+from launch.plan.next_steps import command_line, short_path
 from launch.plan.show import say
 from launch.schema import Config, Direction, Sweep
 from launch.schema.enums import Format
-from launch.study.trials import ROW_PREFIXES, Trial, command_line
+from launch.study.trials import ROW_PREFIXES, Trial
 
 SCHEMA = 1
 DEFAULT_METRICS = ("gain", "accuracy", "reward", "loss")
@@ -79,7 +79,7 @@ def sweep_json(
             "number": best_trial.number,
             "value": best_trial.value,
             "overrides": best_trial.varied,
-            "command": command_line([*shared, *best_trial.varied]),
+            "command": command_line("run", *shared, *best_trial.varied),
         },
     }
 

@@ -20,6 +20,7 @@ from launch.machine import masks
 from launch.machine.detect import Host
 from launch.machine.placement import MASK
 from launch.plan import show
+from launch.plan.next_steps import command_line
 from launch.plan.process_env import ROOT
 from launch.schema import Config
 from launch.study import sweep_report
@@ -29,7 +30,6 @@ from launch.study.trials import (
     Trial,
     check_metric,
     check_metric_early,
-    command_line,
     plan_trial,
     run_metrics,
 )
@@ -261,7 +261,7 @@ def start_launcher(overrides: list[str], env: dict[str, str], log: Path) -> subp
     setpriv = ["setpriv", "--pdeathsig", "TERM", "--"] if shutil.which("setpriv") else []
     with log.open("ab") as file:
         settings = [f"{name}={value}" for name, value in env.items()]
-        file.write(" ".join(["$", *settings, command_line(overrides)]).encode() + b"\n")
+        file.write(" ".join(["$", *settings, command_line("run", *overrides)]).encode() + b"\n")
         file.flush()
         return subprocess.Popen(
             [*setpriv, sys.executable, str(RUN), *overrides],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -164,8 +163,3 @@ def check_metric_early(metric: str, run_dir: Path) -> bool:
     if lines and metric not in END_ONLY and not metric.startswith(MEASURED_LATER):
         check_metric(metric, _numbers(lines[0]))
     return bool(lines)
-
-
-def command_line(overrides: list[str]) -> str:
-    """Return the shell command that starts a run with these overrides."""
-    return shlex.join(["python", "launch/run.py", *overrides])

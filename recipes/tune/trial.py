@@ -6,9 +6,7 @@ new processes, because compilers, libraries and allocators keep state of earlier
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import shutil
 import statistics
 import sys
@@ -21,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from launch.core.errors import UserError
 from launch.core.json_files import read_metrics
+from launch.core.key_values import hydra_value
 from recipes.bench.benchmark import Row
 from recipes.bench.consensus import free_port
 from recipes.bench.processes import MarkedProgram, wait
@@ -32,7 +31,6 @@ METRICS = "metrics.jsonl"
 # A trial counts as hung after this share of runtime.hang_timeout_s, before the launcher's watchdog
 # would end the whole tuning run.
 HUNG_SHARE = 0.8
-UNQUOTED = re.compile(r"[\w./:+@%-]+")  # text that Hydra accepts without quotes
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,9 @@ class Setting:
     def overrides(self) -> list[str]:
         """Return the setting as overrides for launch/run.py."""
         args = [f"method.args.{name}={hydra_value(value)}" for name, value in _flat(self.args)]
-        return args + [f"user_env.{name}={hydra_value(value)}" for name, value in self.env.items()]
+        # A number in user_env remains a string without quotes, too.
+        env = {n: v if str(v).isdecimal() else hydra_value(v) for n, v in self.env.items()}
+        return args + [f"user_env.{name}={value}" for name, value in env.items()]
 
 
 def run(
@@ -155,15 +155,3 @@ def _flat(args: Mapping[str, Any], at: str = "") -> Iterator[tuple[str, Any]]:
             yield from _flat(value, f"{at}{name}.")
         else:
             yield f"{at}{name}", value
-
-
-def hydra_value(value: Any) -> str:
-    """Return a value quoted for Hydra's command line, where an unquoted comma means a sweep."""
-    if value is None or isinstance(value, (bool, int, float)):
-        return json.dumps(value)
-    if isinstance(value, (list, tuple)):
-        return f"[{','.join(map(hydra_value, value))}]"
-    if isinstance(value, dict):
-        return "{" + ",".join(f"{key}:{hydra_value(item)}" for key, item in value.items()) + "}"
-    text = str(value)
-    return text if UNQUOTED.fullmatch(text) else "'" + text.replace("'", "\\'") + "'"

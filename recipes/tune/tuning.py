@@ -21,11 +21,12 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from launch.core.errors import UserError
+from launch.core.key_values import hydra_value
 from recipes.bench.benchmark import Row, Table, measure_rows, show
 from recipes.rank.names import name_field
 from recipes.rank.program import Failed
 from recipes.rank.ranks import num_ranks
-from recipes.tune.trial import Setting, hydra_value, run, speed
+from recipes.tune.trial import Setting, run, speed
 
 CHARACTERS = 4  # digits per token, because tokenizers join at most three digits
 # The product of these arguments is the number of rows that a rank reads per optimizer step.

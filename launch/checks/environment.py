@@ -1,12 +1,13 @@
-"""Check for shell variables that break a run, and for an integrated GPU that runs must not use."""
+"""Check the variables of the shell, the integrated GPU, and the Python of runs without an image."""
 
 from __future__ import annotations
 
 import re
+import sys
 
 from launch.checks.facts import Facts
 from launch.checks.finding import Finding, fail, fail_or_warn, judge, passed, warn
-from launch.machine import masks
+from launch.machine import masks, this_python
 from launch.machine.kfd import INTEGRATED
 from launch.machine.products import products
 from launch.schema.variables import ALLOCATOR, is_expandable
@@ -97,3 +98,22 @@ def allocator(facts: Facts) -> Finding | None:
 
 def _settings(variables: dict[str, str]) -> str:
     return ", ".join(f"{name}={value}" for name, value in variables.items()) or "not set"
+
+
+def torch_build(facts: Facts) -> Finding:
+    assert facts.hardware is not None
+    assert facts.probe.packages is not None
+    found, needed = facts.probe.packages(), this_python.GPUS[facts.hardware.vendor]
+    reading = f"torch {found.torch}, built for {found.torch_build}"
+    if found.torch_build == needed:
+        return passed(reading)
+    remedy = this_python.TORCH_REMEDY.format(needed)
+    return fail(reading if found.torch else f"{sys.executable} has no torch", remedy)
+
+
+def vllm(facts: Facts) -> Finding:
+    assert facts.probe.packages is not None
+    version = facts.probe.packages().vllm
+    if version:
+        return passed(f"vLLM {version}")
+    return warn(f"{sys.executable} has no vLLM", this_python.VLLM_REMEDY)
