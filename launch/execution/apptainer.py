@@ -18,19 +18,15 @@ from typing import Any
 from containers import tools as container_tools
 from launch.core.errors import HostError
 from launch.execution.local import LocalProcess
-from launch.execution.mounted import on_host
 from launch.machine.detect import Host
 from launch.plan import tools
 from launch.plan.container import image_reference
 from launch.plan.container_argv import sif
-from launch.schema.plan import ContainerSpec, Plan, Process
+from launch.schema.plan import Plan
 
 
 class ApptainerProcess(LocalProcess):
     """A GroupHandle for a container of Apptainer."""
-
-    def __init__(self, process: Process, spec: ContainerSpec, log: Path) -> None:
-        super().__init__(on_host(process, spec), log)
 
     def terminate(self) -> None:
         """Signal Apptainer, which forwards SIGTERM. A second signal would interrupt a save."""

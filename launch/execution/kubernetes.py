@@ -44,10 +44,23 @@ MAX_NAME = 63  # of a Job, whose name is also a label
 
 
 def check(config: Config, host: Host, request: Request) -> None:
-    """Raise UserError for a path that the pod would not see, and unless the command only plans."""
+    """Raise UserError for a path that is not in the claim, and unless the command only plans."""
     if config.runtime.name != "kubernetes":
         return
-    check_paths(config, host, request)
+    folders = {"data.cache": config.data.cache}
+    if "run_root" in request.keys:  # the pod has its own default
+        folders["run_root"] = config.run_root
+    if config.resume not in ("auto", "never"):
+        folders["resume"] = config.resume
+    used = [*inputs(config, host), *((path, key) for key, path in folders.items() if path)]
+    for path, reason in used:
+        target = os.path.normpath(os.path.join(working_directory(host), in_pod(path)))
+        if not Path(target).is_relative_to(MOUNT):
+            raise UserError(
+                f"{path} ({reason}): a pod sees only the claim, which is mounted at {MOUNT}. "
+                f"Use: a path in the repository {ROOT}, which is {CODE} in the pod, or start the "
+                "command there."
+            )
     if config.mode == Mode.run:
         (command,) = plan_page.next_command(request, config, host)
         raise UserError(
@@ -64,24 +77,6 @@ def working_directory(host: Host) -> str:
 def in_pod(text: str) -> str:
     """Replace the repository's path in an override by its path in the pod."""
     return text.replace(f"{ROOT}/", f"{CODE}/")
-
-
-def check_paths(config: Config, host: Host, request: Request) -> None:
-    """Raise UserError for a path that is not in the claim."""
-    folders = {"data.cache": config.data.cache}
-    if "run_root" in request.keys:  # the pod has its own default
-        folders["run_root"] = config.run_root
-    if config.resume not in ("auto", "never"):
-        folders["resume"] = config.resume
-    used = [*inputs(config, host), *((path, key) for key, path in folders.items() if path)]
-    for path, reason in used:
-        target = os.path.normpath(os.path.join(working_directory(host), in_pod(path)))
-        if not Path(target).is_relative_to(MOUNT):
-            raise UserError(
-                f"{path} ({reason}): a pod sees only the claim, which is mounted at {MOUNT}. "
-                f"Use: a path in the repository {ROOT}, which is {CODE} in the pod, or start the "
-                "command there."
-            )
 
 
 def literal(text: str) -> str:
@@ -101,13 +96,6 @@ def command(plan: Plan) -> list[str]:
     argv += ["runtime=local", "container=none"]
     names = secret_names(config)
     return [*argv, f"runtime.pass_env=[{','.join(names)}]"] if names else argv
-
-
-def job_name(plan: Plan, argv: list[str]) -> str:
-    """Return a name that other commands do not have, because a Job's template cannot change."""
-    suffix = hashlib.sha256(shlex.join(argv).encode()).hexdigest()[:8]
-    stem = re.sub(r"[^a-z0-9]+", "-", plan.name.lower())[: MAX_NAME - len(suffix) - 1]
-    return f"{stem.strip('-') or 'run'}-{suffix}"
 
 
 def environment(plan: Plan, host: Host) -> Iterator[dict[str, Any]]:
@@ -132,7 +120,10 @@ def limits(config: Config) -> dict[str, Any]:
 def manifest(plan: Plan, host: Host) -> dict[str, Any]:
     """Return the Job of a plan."""
     config, argv = plan.config, command(plan)
-    name, on_amd = job_name(plan, argv), config.hardware.vendor == Vendor.amd
+    # Other commands get other names, because a Job's template cannot change.
+    suffix = hashlib.sha256(shlex.join(argv).encode()).hexdigest()[:8]
+    stem = re.sub(r"[^a-z0-9]+", "-", plan.name.lower())[: MAX_NAME - len(suffix) - 1]
+    name, on_amd = f"{stem.strip('-') or 'run'}-{suffix}", config.hardware.vendor == Vendor.amd
     container = {
         "name": "launcher",
         "image": image_reference(config),

@@ -81,7 +81,8 @@ class Follower:
             return []
         with self.file.open("rb") as file:
             size = file.seek(0, 2)
-            self.offset = min(self.offset, size)  # the file may have been truncated
+            if size < self.offset:  # it was truncated, as a resumed run does with its metrics
+                self.offset = 0
             num_skipped = max(0, size - self.offset - MAX_BYTES)
             file.seek(self.offset + num_skipped)
             chunk = file.read(MAX_BYTES)

@@ -29,14 +29,11 @@ EVALUATION_KEYS = (
 # fmt: on
 
 
-def of(config: Config) -> dict[str, Any] | None:
+def of(config: Config) -> dict[str, Any]:
     """Return the runs behind the model, newest first, and the results of its evaluation.
 
-    method.args.results_from is the run directory of the evaluation. Return None unless the method
-    exports.
+    method.args.results_from is the run directory of the evaluation.
     """
-    if not config.method.exports:
-        return None
     results, evaluation = None, value_or_none(config, "results_from")
     if evaluation:
         run = Path(evaluation)
