@@ -15,7 +15,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from containers import tools as container_tools
 from launch.core.errors import HostError
 from launch.execution.local import LocalProcess
 from launch.machine.detect import Host
@@ -45,9 +44,7 @@ def check(plan: Plan, host: Host) -> dict[str, Any]:
     reference = image_reference(plan.config)
     facts = docker_engine.image_facts(str(file), [reference] * ("@" in reference), labels)
     docker_engine.check_image(plan, facts)
-    if needs := tools.required(plan.config):
-        argv = container_tools.argv([need.tool for need in needs])
-        tools.check(plan.config, _output("exec", "--no-privs", str(file), *argv))
+    tools.check(plan.config, lambda argv: _output("exec", "--no-privs", str(file), *argv))
     return facts
 
 

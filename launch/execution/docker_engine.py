@@ -25,7 +25,6 @@ from rich.console import Console
 
 from containers import engine as images_engine
 from containers import images
-from containers import tools as container_tools
 from containers.images import LABEL, OCI
 from launch.core.errors import HostError
 from launch.execution.mounted import make_mounted
@@ -53,23 +52,19 @@ def check_address() -> None:
     address = images_engine.address()
     with host_errors(f"DOCKER_HOST={address}: "):
         url = urllib.parse.urlsplit(docker.utils.parse_host(address))
-    if url.scheme == "http+unix" or (url.scheme != "ssh" and is_this_machine(str(url.hostname))):
+    if url.scheme == "http+unix":
         return
+    name = str(url.hostname)
+    family = socket.AF_INET6 if ":" in name else socket.AF_INET
+    # A socket can bind only to a name or address of this machine.
+    with contextlib.suppress(OSError), socket.create_server((name, 0), family=family):
+        if url.scheme != "ssh":
+            return
     raise HostError(
         f"DOCKER_HOST={address}: a container of another machine's engine has neither the files nor "
         "the GPUs of this machine. Start the launcher there. Use the engine here: "
         "unset DOCKER_HOST, or runtime=local."
     )
-
-
-def is_this_machine(name: str) -> bool:
-    """Return whether a host name or address is one of this machine, to which a socket can bind."""
-    family = socket.AF_INET6 if ":" in name else socket.AF_INET
-    try:
-        with socket.create_server((name, 0), family=family):
-            return True
-    except OSError:
-        return False
 
 
 def explain(error: Exception) -> str:
@@ -129,21 +124,18 @@ def check_limits(client: docker.DockerClient, plan: Plan) -> None:
 
 def check_tools(client: docker.DockerClient, plan: Plan, image_id: str) -> None:
     """Raise HostError if the image lacks a program that the plan needs."""
-    needs = tools.required(plan.config)
-    if not needs:
-        return
-    with host_errors():
-        host_config = client.api.create_host_config(network_mode="none")
-        code, lines = images_engine.run(
-            client,
-            image_id,
-            container_tools.argv([need.tool for need in needs]),
-            lambda line: None,
-            host_config=host_config,
-        )
-    if code or not lines:
-        raise HostError(f"container={plan.config.container.name}: python3 failed: {lines[-1:]}")
-    tools.check(plan.config, lines[-1])
+
+    def run(argv: list[str]) -> str:
+        with host_errors():
+            no_network = client.api.create_host_config(network_mode="none")
+            code, lines = images_engine.run(
+                client, image_id, argv, lambda line: None, host_config=no_network
+            )
+        if code or not lines:
+            raise HostError(f"container={plan.config.container.name}: python3 failed: {lines[-1:]}")
+        return lines[-1]
+
+    tools.check(plan.config, run)
 
 
 def pull_if_missing(client: docker.DockerClient, key: str, name: str, reference: str) -> Image:

@@ -13,7 +13,6 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from containers import tools as container_tools
 from launch.core import json_files, stop_signals
 from launch.core.errors import (
     EXIT_DONE,
@@ -120,11 +119,12 @@ def check_gpus(plan: Plan, host: Host) -> None:
 
 def check_tools(plan: Plan, host: Host) -> None:
     """Raise HostError if this machine lacks a program that the plan needs."""
-    if needs := tools.required(plan.config):
-        argv = [host.python, *container_tools.argv([need.tool for need in needs])[1:]]
-        tools.check(
-            plan.config, subprocess.run(argv, capture_output=True, text=True, check=True).stdout
-        )
+
+    def run(argv: list[str]) -> str:
+        argv = [host.python, *argv[1:]]
+        return subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+
+    tools.check(plan.config, run)
 
 
 def check_port(plan: Plan, host: Host) -> None:
