@@ -38,26 +38,6 @@ def sif(config: Config, host: Host, reference: str) -> Path:
     return paths.cache_dir(host) / f"rocm-recipes/sif/{config.container.name}-{digest}.sif"
 
 
-def without_engine(
-    config: Config, host: Host, spec: ContainerSpec, process: Process
-) -> ContainerSpec:
-    """Return a container that shares the host's namespaces and devices, with its command."""
-    spec = dataclasses.replace(
-        spec,
-        network="host",
-        ipc="host",
-        pid="host",
-        memlock=False,
-        environment=process.env,
-        devices={},
-        ports={},
-        nvidia_gpus=[],
-        groups=[],
-        security_opt=[],
-    )
-    return dataclasses.replace(spec, prefix=prefix(config, host, spec, process))
-
-
 def prefix(config: Config, host: Host, spec: ContainerSpec, process: Process) -> list[str]:
     """Return the part of the command before the one that runs in the container.
 
