@@ -45,11 +45,6 @@ def recorded_config(composition: dict[str, Any]) -> Config:
     return config
 
 
-def without_placement(differences: list[str]) -> list[str]:
-    """Return the `key: old -> new` lines of keys that a resumed run may not change."""
-    return [line for line in differences if not PLACEMENT_KEYS.fullmatch(line.partition(": ")[0])]
-
-
 def check(resume: str, old: Config, new: Config) -> None:
     """Raise UserError if the run `resume`, whose composition is `old`, cannot resume as `new`."""
     for reason, remedy in _refusals(old, new):
