@@ -1,7 +1,5 @@
 """Parse the key=value arguments of launch/doctor.py and containers/build.py."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from launch.core.errors import UserError, near

@@ -1,7 +1,5 @@
 """Check that a row has the fields that a method reads, and values that its trainer accepts."""
 
-from __future__ import annotations
-
 import functools
 import json
 import math

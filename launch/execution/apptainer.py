@@ -3,8 +3,6 @@
 launch/plan/container_argv.py renders the command.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -3,8 +3,6 @@
 containers/engine.py connects to the engine and pulls images.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 import resource

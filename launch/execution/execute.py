@@ -1,7 +1,5 @@
 """Run a plan: start its processes here or in containers, supervise them, and write the record."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -5,8 +5,6 @@ gives a container only its own GPUs, and the weight transfer of topology=split n
 peers (launch/plan/container.py: peer_gpus).
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import os

@@ -1,7 +1,5 @@
 """Follow the logs of process groups while they grow, and read them back after a failure."""
 
-from __future__ import annotations
-
 import re
 import signal
 from pathlib import Path

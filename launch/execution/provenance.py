@@ -4,8 +4,6 @@ The launcher reads them and passes them in config.yaml, because containers do no
 directories of other runs.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ python launch/execution/slurm_job.py RUN_DIR            first node: executes and
 python launch/execution/slurm_job.py RUN_DIR PROCESS    other nodes: starts torchrun for PROCESS
 """
 
-from __future__ import annotations
-
 import os
 import sys
 

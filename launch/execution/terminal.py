@@ -1,7 +1,5 @@
 """Run a method that talks to the user (method=chat) with this terminal's input and output."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Ask a container engine over its socket, without docker's SDK, so that plans stay quick."""
 
-from __future__ import annotations
-
 import http.client
 import re
 import socket

@@ -1,7 +1,5 @@
 """Decide the process groups of a run and the GPUs of each."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from launch.core.errors import HostError

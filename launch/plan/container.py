@@ -4,8 +4,6 @@
 a container, so the same config.yaml and command line work in both.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path

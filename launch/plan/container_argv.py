@@ -4,8 +4,6 @@ These containers need no engine. They share the host's network, devices, /dev/sh
 so a server and its trainers reach each other, and a GPU mask has the host's numbers.
 """
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import hashlib

@@ -4,8 +4,6 @@ The launcher does not prepare rows. recipes/data/data_prepare.py does, and store
 under the key that is computed here.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json

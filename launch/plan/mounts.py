@@ -1,7 +1,5 @@
 """List what a container of a run sees of the host's files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from launch.core.errors import UserError

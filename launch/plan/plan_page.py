@@ -1,7 +1,5 @@
 """Describe a plan in the lines that mode=plan prints, with the most important ones first."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import shutil

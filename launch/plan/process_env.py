@@ -3,8 +3,6 @@
 A value that the user sets takes precedence.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import os

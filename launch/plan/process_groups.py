@@ -1,7 +1,5 @@
 """Compute the process groups that a run starts, with their commands and environments."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

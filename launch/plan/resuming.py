@@ -3,8 +3,6 @@
 resume=auto needs no check, because it only resumes an identical composition.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Any

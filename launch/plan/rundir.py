@@ -1,7 +1,5 @@
 """Choose the run directory, explain why a run cannot resume, and lock it for one launcher."""
 
-from __future__ import annotations
-
 import datetime
 import fcntl
 import os

@@ -1,7 +1,5 @@
 """Define the required fields of record.json, and the hash that reveals a changed record."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """Decide which programs of containers/tools.py a run needs, and report those that are missing."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from typing import NamedTuple

@@ -3,8 +3,6 @@
 Both follow from method.selection and the accuracy after each cycle.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Check the arguments of a method's configuration class, and add those that other groups imply."""
 
-from __future__ import annotations
-
 import functools
 import json
 from pathlib import Path
