@@ -261,7 +261,7 @@ def locked(folder: Path) -> Iterator[None]:
     Raises UserError if another launcher has the lock.
     """
     for _ in range(LOCK_ATTEMPTS):
-        if file := _lock(*_lock_files(folder), "a", fcntl.LOCK_EX):
+        if file := _lock(folder, "a", fcntl.LOCK_EX):
             break
         time.sleep(0.02)  # another process's is_locked takes the lock briefly
     else:
@@ -279,7 +279,7 @@ def locked(folder: Path) -> Iterator[None]:
 def is_locked(folder: Path) -> bool:
     """Return whether a launcher is executing this run."""
     try:
-        file = _lock(*_lock_files(folder), "r", fcntl.LOCK_SH)
+        file = _lock(folder, "r", fcntl.LOCK_SH)
     except OSError:  # the lock file does not exist, or belongs to another user
         return False
     if file:
@@ -287,26 +287,21 @@ def is_locked(folder: Path) -> bool:
     return file is None
 
 
-def _lock_files(folder: Path) -> tuple[Path, Path]:
-    """Return the run's lock file, and the one on this machine if its file system has no locks."""
-    local = next((path for path in LOCAL_LOCKS if os.access(path, os.W_OK)), folder)
-    return folder / ".lock", local / f"rocm-recipes-{os.getuid()}-{run_hash(folder)}.lock"
+def _lock(folder: Path, mode: str, operation: int) -> IO[Any] | None:
+    """Open and lock a run's file; None if another process has it.
 
-
-def _lock(path: Path, without_locks: Path | None, mode: str, operation: int) -> IO[Any] | None:
-    """Open and lock a file, or `without_locks` in its place; None if another process has it.
-
-    Raises OSError if a file cannot be opened or has no locks.
+    If its file system has no locks, use a file on this machine. Raises OSError.
     """
-    file = path.open(mode)
-    try:
-        fcntl.flock(file, operation | fcntl.LOCK_NB)
-    except OSError as error:
-        file.close()
-        if isinstance(error, BlockingIOError):
-            return None
-        if without_locks is None:
-            error.filename = str(path)
-            raise
-        return _lock(without_locks, None, mode, operation)
-    return file
+    local = next((path for path in LOCAL_LOCKS if os.access(path, os.W_OK)), folder)
+    name = f"rocm-recipes-{os.getuid()}-{run_hash(folder)}.lock"
+    for path in (folder / ".lock", local / name):
+        file = path.open(mode)
+        try:
+            fcntl.flock(file, operation | fcntl.LOCK_NB)
+            return file
+        except OSError as error:
+            file.close()
+            if isinstance(error, BlockingIOError):
+                return None
+            problem = error
+    raise OSError(problem.errno, problem.strerror, str(path))
