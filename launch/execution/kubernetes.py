@@ -108,13 +108,6 @@ def environment(plan: Plan, host: Host) -> Iterator[dict[str, Any]]:
         yield {"name": name, "valueFrom": {"secretKeyRef": key}}
 
 
-def limits(config: Config) -> dict[str, Any]:
-    """Return the container's GPUs and memory. For GPUs, requests follow from limits."""
-    resource, memory_gb = RESOURCES.get(config.hardware.vendor), config.runtime.memory_gb
-    gpus = {resource: placement.num_gpus(config)} if resource and not config.method.exports else {}
-    return gpus | ({"memory": f"{memory_gb:g}G"} if memory_gb else {})
-
-
 def manifest(plan: Plan, host: Host) -> dict[str, Any]:
     """Return the Job of a plan."""
     config, argv = plan.config, command(plan)
@@ -122,13 +115,18 @@ def manifest(plan: Plan, host: Host) -> dict[str, Any]:
     suffix = hashlib.sha256(shlex.join(argv).encode()).hexdigest()[:8]
     stem = re.sub(r"[^a-z0-9]+", "-", plan.name.lower())[: MAX_NAME - len(suffix) - 1]
     name, on_amd = f"{stem.strip('-') or 'run'}-{suffix}", config.hardware.vendor == Vendor.amd
+    limits: dict[str, Any] = {}
+    if (resource := RESOURCES.get(config.hardware.vendor)) and not config.method.exports:
+        limits[resource] = placement.num_gpus(config)
+    if config.runtime.memory_gb:
+        limits["memory"] = f"{config.runtime.memory_gb:g}G"
     container = {
         "name": "launcher",
         "image": image_reference(config),
         "command": [*map(literal, argv)],
         "workingDir": working_directory(host),
         "env": list(environment(plan, host)),
-        "resources": {"limits": limits(config)},
+        "resources": {"limits": limits},  # for GPUs, requests follow from limits
         # As in AMD's example of a pod without privileges (ROCm/k8s-device-plugin,
         # example/pod/pytorch-non-privileged.yaml). The default profile of seccomp blocks NUMA calls
         # of ROCm's allocators (launch/plan/container.py: security). Root owns the device nodes;

@@ -1,5 +1,6 @@
 """Check the arguments of a method's configuration class, and add those that other groups imply."""
 
+import dataclasses
 import functools
 import json
 from pathlib import Path
@@ -225,20 +226,15 @@ def complete(
 def _strategy(config: Config) -> dict[str, Any]:
     topology = config.topology
     if topology.strategy == "fsdp":
-        fsdp = topology.fsdp
+        fsdp = dataclasses.asdict(topology.fsdp)
+        del fsdp["reduce_dtype"]  # not an argument of accelerate
         return {
             "fsdp": True,
-            "fsdp_config": {
-                "version": 2,
-                "reshard_after_forward": fsdp.reshard_after_forward,
-                "cpu_offload": fsdp.cpu_offload,
-                "activation_checkpointing": fsdp.activation_checkpointing,
-                "state_dict_type": fsdp.state_dict_type,
-            },
+            "fsdp_config": {"version": 2, **fsdp},
             # Clipping reduces offloaded gradients on the host, which RCCL does not support.
             **(
                 {"ddp_backend": "cuda:nccl,cpu:gloo"}
-                if fsdp.cpu_offload and config.hardware.vendor != Vendor.none
+                if topology.fsdp.cpu_offload and config.hardware.vendor != Vendor.none
                 else {}
             ),
         }
