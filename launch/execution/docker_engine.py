@@ -271,16 +271,6 @@ def highest_limits(client: docker.DockerClient, spec: ContainerSpec) -> dict[str
     return limits
 
 
-def podman_tmpfs(tmpfs: Mapping[str, str]) -> dict[str, str]:
-    """Return a sandbox's file systems in memory for podman.
-
-    podman rejects nr_inodes; the memory limit counts inodes. In a read-only container, it adds
-    writable ones, where a job could leave files for later jobs.
-    """
-    read_only = {"/run": "ro", "/var/tmp": "ro", "/sys/fs/cgroup": "ro"}
-    return read_only | {path: re.sub(r",nr_inodes=\d+", "", text) for path, text in tmpfs.items()}
-
-
 def create(
     client: docker.DockerClient, spec: ContainerSpec, image_id: str, host: Host
 ) -> Container:
@@ -296,7 +286,11 @@ def create(
         arguments = sdk_arguments(spec, highest_limits(client, spec))
         kind = images_engine.kind(client)
         if kind.podman and spec.confinement:
-            arguments["host"]["tmpfs"] = podman_tmpfs(spec.confinement.tmpfs)
+            # podman rejects nr_inodes; the memory limit counts inodes. In a read-only container, it
+            # adds writable file systems, where a job could leave files for later jobs.
+            tmpfs = {p: re.sub(r",nr_inodes=\d+", "", t) for p, t in spec.confinement.tmpfs.items()}
+            read_only = dict.fromkeys(("/run", "/var/tmp", "/sys/fs/cgroup"), "ro")
+            arguments["host"]["tmpfs"] = read_only | tmpfs
         if kind.rootless:
             del arguments["host"]["group_add"]  # its gids are not those of the host
         host_config = client.api.create_host_config(**arguments["host"])
