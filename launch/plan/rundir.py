@@ -219,14 +219,6 @@ def _requested(config: Config) -> Path:
     return folder
 
 
-def changed_rank_notes(config: Config, run_dir: Path) -> list[str]:
-    """Return a note for the plan if resume=<run directory> continues a run on different ranks."""
-    if config.resume in ("auto", "never"):
-        return []
-    composition = (read_json(run_dir / "record.json") or {})["composition"]
-    return resuming.notes(resuming.recorded_config(composition), config)
-
-
 def differences(old: Any, new: Any, key: str = "") -> list[str]:
     """Return `key: old -> new` for every nested value that differs, under `key`."""
     if isinstance(old, dict) and isinstance(new, dict):
