@@ -52,11 +52,11 @@ def check_address() -> None:
         url = urllib.parse.urlsplit(docker.utils.parse_host(address))
     if url.scheme == "http+unix":
         return
-    name = str(url.hostname)
-    family = socket.AF_INET6 if ":" in name else socket.AF_INET
-    # A socket can bind only to a name or address of this machine.
-    with contextlib.suppress(OSError), socket.create_server((name, 0), family=family):
-        if url.scheme != "ssh":
+    if url.scheme != "ssh":
+        name = str(url.hostname)
+        family = socket.AF_INET6 if ":" in name else socket.AF_INET
+        # A socket can bind only to a name or address of this machine.
+        with contextlib.suppress(OSError), socket.create_server((name, 0), family=family):
             return
     raise HostError(
         f"DOCKER_HOST={address}: a container of another machine's engine has neither the files nor "

@@ -80,7 +80,7 @@ class Follower:
         with self.file.open("rb") as file:
             size = file.seek(0, 2)
             if size < self.offset:  # it was truncated, as a resumed run does with its metrics
-                self.offset = 0
+                self.offset, self.rest, self.bar_rest = 0, b"", b""
             num_skipped = max(0, size - self.offset - MAX_BYTES)
             file.seek(self.offset + num_skipped)
             chunk = file.read(MAX_BYTES)
