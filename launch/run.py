@@ -37,7 +37,7 @@ from launch.core.errors import (
 from launch.execution import kubernetes, row_preview, slurm, terminal
 from launch.execution.execute import check_host, execute
 from launch.machine import detect
-from launch.plan import plan_page, rundir, show
+from launch.plan import plan_page, resuming, rundir, show
 from launch.plan.check_files import check_files
 from launch.plan.planning import make_plan, prepare, with_choices
 from launch.plan.views import as_json
@@ -74,7 +74,7 @@ def run(overrides: list[str]) -> int:
         return terminal.run(choose(config, host), host, warnings, request)
     run_dir, resumed = rundir.choose(config, starts=config.mode == Mode.run)
     warnings += rundir.skipped_run_notes(config, run_dir)
-    warnings += rundir.changed_rank_notes(config, run_dir)
+    warnings += resuming.notes(config, run_dir)
     plan = make_plan(with_choices(config, host, run_dir), host, run_dir, warnings, request)
     if config.mode == Mode.plan:
         return show_plan(plan, host, search_result)

@@ -1,7 +1,5 @@
 """Keep a program running after its terminal or pipe has closed."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

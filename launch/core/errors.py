@@ -1,7 +1,5 @@
 """Define the exit codes, and errors that users see as one message without a traceback."""
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Iterable
 

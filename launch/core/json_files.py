@@ -1,7 +1,5 @@
 """Read, write and hash files. Writes are atomic, even if the power fails."""
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import functools

@@ -1,7 +1,5 @@
 """Read users' JSONL files. Each error message names the file, the line, the problem and a fix."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Parse key=value arguments of programs without Hydra, and write values for Hydra's."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

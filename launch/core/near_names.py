@@ -1,7 +1,5 @@
 """Suggest corrections for wrong arguments, words and fields, from near_names.yaml."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Collection
 from pathlib import Path

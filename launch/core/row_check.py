@@ -1,7 +1,5 @@
 """Check that a row has the fields that a method reads, and values that its trainer accepts."""
 
-from __future__ import annotations
-
 import functools
 import json
 import math
@@ -9,7 +7,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from launch.core.errors import UserError
-from launch.core.row_formats import TEMPLATE_FIELDS, RowFormat, fields_problem, row_format
+from launch.core.row_formats import TEMPLATE_FIELDS, fields_problem, row_format
 from launch.core.row_messages import SYSTEM_ROLES, Row, conform, texts_with_roles
 
 # Roles of TRL's datasets, and `developer` for chat templates such as gpt-oss's.
@@ -100,8 +98,12 @@ def row_problem(row: Row, method: str) -> str | None:
             return problem
     if method == "dpo" and type(row["chosen"]) is not type(row["rejected"]):
         return "chosen and rejected must both be text, or both be messages."
-    if problem := _question_problem(row, method) or _table_problem(row, form):
+    if problem := _question_problem(row, method):
         return problem
+    # A training table must hold these. Rewards may read any field, and evaluations have no table.
+    for name in row if form.rewards else form.read if form.learned else ():
+        if problem := _value_problem(row.get(name)):
+            return f"{name} contains {problem}"
     if method == "dpo" and has_equal_sides(row):  # the gradient would be zero
         return (
             "chosen and rejected are equal, so neither is better. Remove the row, or provide two "
@@ -119,17 +121,6 @@ def _partial_weight_problem(name: str, value: Any) -> str | None:
                     f"{name} has a turn with {key}, whose parts would all be learned alike. Set "
                     f"train: true or false for the whole turn, and remove {key}."
                 )
-    return None
-
-
-def _table_problem(row: Row, form: RowFormat) -> str | None:
-    """Return the message for a value that a training table cannot hold.
-
-    Rewards may read any field, and evaluations have no table.
-    """
-    for name in row if form.rewards else form.read if form.learned else ():
-        if problem := _value_problem(row.get(name)):
-            return f"{name} contains {problem}"
     return None
 
 

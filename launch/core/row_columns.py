@@ -1,7 +1,5 @@
 """Rename the fields of rows, extract answers and add the system prompt, as `data` says."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator

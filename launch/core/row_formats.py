@@ -1,7 +1,5 @@
 """Define the row formats of methods (`rows` in conf/method), for the plan and for the ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Bring the messages of rows into the form that chat templates read."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Collection

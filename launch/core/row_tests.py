@@ -1,7 +1,5 @@
 """Read the tests of programming problems."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Format arguments as command-line flags of vLLM's programs."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

@@ -3,8 +3,6 @@
 launch/plan/container_argv.py renders the command.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -15,22 +13,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from containers import tools as container_tools
 from launch.core.errors import HostError
 from launch.execution.local import LocalProcess
-from launch.execution.mounted import on_host
 from launch.machine.detect import Host
 from launch.plan import tools
 from launch.plan.container import image_reference
 from launch.plan.container_argv import sif
-from launch.schema.plan import ContainerSpec, Plan, Process
+from launch.schema.plan import Plan
 
 
 class ApptainerProcess(LocalProcess):
     """A GroupHandle for a container of Apptainer."""
-
-    def __init__(self, process: Process, spec: ContainerSpec, log: Path) -> None:
-        super().__init__(on_host(process, spec), log)
 
     def terminate(self) -> None:
         """Signal Apptainer, which forwards SIGTERM. A second signal would interrupt a save."""
@@ -49,9 +42,7 @@ def check(plan: Plan, host: Host) -> dict[str, Any]:
     reference = image_reference(plan.config)
     facts = docker_engine.image_facts(str(file), [reference] * ("@" in reference), labels)
     docker_engine.check_image(plan, facts)
-    if needs := tools.required(plan.config):
-        argv = container_tools.argv([need.tool for need in needs])
-        tools.check(plan.config, _output("exec", "--no-privs", str(file), *argv))
+    tools.check(plan.config, lambda argv: _output("exec", "--no-privs", str(file), *argv))
     return facts
 
 

@@ -1,7 +1,5 @@
 """Run a process group in a container (runtime=docker)."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from pathlib import Path

@@ -3,8 +3,6 @@
 containers/engine.py connects to the engine and pulls images.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 import resource
@@ -25,7 +23,6 @@ from rich.console import Console
 
 from containers import engine as images_engine
 from containers import images
-from containers import tools as container_tools
 from containers.images import LABEL, OCI
 from launch.core.errors import HostError
 from launch.execution.mounted import make_mounted
@@ -53,23 +50,19 @@ def check_address() -> None:
     address = images_engine.address()
     with host_errors(f"DOCKER_HOST={address}: "):
         url = urllib.parse.urlsplit(docker.utils.parse_host(address))
-    if url.scheme == "http+unix" or (url.scheme != "ssh" and is_this_machine(str(url.hostname))):
+    if url.scheme == "http+unix":
         return
+    if url.scheme != "ssh":
+        name = str(url.hostname)
+        family = socket.AF_INET6 if ":" in name else socket.AF_INET
+        # A socket can bind only to a name or address of this machine.
+        with contextlib.suppress(OSError), socket.create_server((name, 0), family=family):
+            return
     raise HostError(
         f"DOCKER_HOST={address}: a container of another machine's engine has neither the files nor "
         "the GPUs of this machine. Start the launcher there. Use the engine here: "
         "unset DOCKER_HOST, or runtime=local."
     )
-
-
-def is_this_machine(name: str) -> bool:
-    """Return whether a host name or address is one of this machine, to which a socket can bind."""
-    family = socket.AF_INET6 if ":" in name else socket.AF_INET
-    try:
-        with socket.create_server((name, 0), family=family):
-            return True
-    except OSError:
-        return False
 
 
 def explain(error: Exception) -> str:
@@ -129,21 +122,18 @@ def check_limits(client: docker.DockerClient, plan: Plan) -> None:
 
 def check_tools(client: docker.DockerClient, plan: Plan, image_id: str) -> None:
     """Raise HostError if the image lacks a program that the plan needs."""
-    needs = tools.required(plan.config)
-    if not needs:
-        return
-    with host_errors():
-        host_config = client.api.create_host_config(network_mode="none")
-        code, lines = images_engine.run(
-            client,
-            image_id,
-            container_tools.argv([need.tool for need in needs]),
-            lambda line: None,
-            host_config=host_config,
-        )
-    if code or not lines:
-        raise HostError(f"container={plan.config.container.name}: python3 failed: {lines[-1:]}")
-    tools.check(plan.config, lines[-1])
+
+    def run(argv: list[str]) -> str:
+        with host_errors():
+            no_network = client.api.create_host_config(network_mode="none")
+            code, lines = images_engine.run(
+                client, image_id, argv, lambda line: None, host_config=no_network
+            )
+        if code or not lines:
+            raise HostError(f"container={plan.config.container.name}: python3 failed: {lines[-1:]}")
+        return lines[-1]
+
+    tools.check(plan.config, run)
 
 
 def pull_if_missing(client: docker.DockerClient, key: str, name: str, reference: str) -> Image:
@@ -281,16 +271,6 @@ def highest_limits(client: docker.DockerClient, spec: ContainerSpec) -> dict[str
     return limits
 
 
-def podman_tmpfs(tmpfs: Mapping[str, str]) -> dict[str, str]:
-    """Return a sandbox's file systems in memory for podman.
-
-    podman rejects nr_inodes; the memory limit counts inodes. In a read-only container, it adds
-    writable ones, where a job could leave files for later jobs.
-    """
-    read_only = {"/run": "ro", "/var/tmp": "ro", "/sys/fs/cgroup": "ro"}
-    return read_only | {path: re.sub(r",nr_inodes=\d+", "", text) for path, text in tmpfs.items()}
-
-
 def create(
     client: docker.DockerClient, spec: ContainerSpec, image_id: str, host: Host
 ) -> Container:
@@ -306,7 +286,11 @@ def create(
         arguments = sdk_arguments(spec, highest_limits(client, spec))
         kind = images_engine.kind(client)
         if kind.podman and spec.confinement:
-            arguments["host"]["tmpfs"] = podman_tmpfs(spec.confinement.tmpfs)
+            # podman rejects nr_inodes; the memory limit counts inodes. In a read-only container, it
+            # adds writable file systems, where a job could leave files for later jobs.
+            tmpfs = {p: re.sub(r",nr_inodes=\d+", "", t) for p, t in spec.confinement.tmpfs.items()}
+            read_only = dict.fromkeys(("/run", "/var/tmp", "/sys/fs/cgroup"), "ro")
+            arguments["host"]["tmpfs"] = read_only | tmpfs
         if kind.rootless:
             del arguments["host"]["group_add"]  # its gids are not those of the host
         host_config = client.api.create_host_config(**arguments["host"])

@@ -1,7 +1,5 @@
 """Run a plan: start its processes here or in containers, supervise them, and write the record."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
@@ -13,7 +11,6 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from containers import tools as container_tools
 from launch.core import json_files, stop_signals
 from launch.core.errors import (
     EXIT_DONE,
@@ -72,30 +69,28 @@ def check_host(plan: Plan, host: Host) -> dict[str, Any] | None:
     # At the top of the file, this import would make mode=plan 5% slower.
     from launch.checks import preflight
 
+    problems = "\n".join(local_python.problems(config, host))
+    if problems and config.preflight == Preflight.refuse:
+        raise HostError(f"{problems} preflight=warn starts it anyway.")
+    on_node, image = config.runtime.on_node, None
     # First remove processes of dead launchers, because they occupy GPU memory.
-    if config.runtime.on_node != "docker":
-        problems = "\n".join(local_python.problems(config, host))
-        if problems and config.preflight == Preflight.refuse:
-            raise HostError(f"{problems} preflight=warn starts it anyway.")
+    if on_node != "docker":
         orphans.remove()
-        check_sandbox(plan, host)
-        image = None
-        if config.runtime.on_node == "pyxis":
-            image = check_pyxis(config)
-        elif config.runtime.in_container:
-            secret_files.remove_orphans(host)
-            image = apptainer.check(plan, host)
-        else:
-            inherited.check_tmpdir(config, host.environ)
-            check_tools(plan, host)
-        preflight.check(plan, host)
-        return image
-    # The import takes 0.25 s, so runs without containers skip it.
-    from launch.execution import docker_engine
-
-    secret_files.remove_orphans(host)
+    if on_node in ("docker", "apptainer"):
+        secret_files.remove_orphans(host)
     check_sandbox(plan, host)
-    image = docker_engine.check(plan, host)
+    if on_node == "docker":
+        # The import takes 0.25 s, so runs without containers skip it.
+        from launch.execution import docker_engine
+
+        image = docker_engine.check(plan, host)
+    elif on_node == "apptainer":
+        image = apptainer.check(plan, host)
+    elif on_node == "pyxis":
+        image = check_pyxis(config)
+    else:
+        inherited.check_tmpdir(config, host.environ)
+        check_tools(plan, host)
     preflight.check(plan, host)
     return image
 
@@ -122,11 +117,12 @@ def check_gpus(plan: Plan, host: Host) -> None:
 
 def check_tools(plan: Plan, host: Host) -> None:
     """Raise HostError if this machine lacks a program that the plan needs."""
-    if needs := tools.required(plan.config):
-        argv = [host.python, *container_tools.argv([need.tool for need in needs])[1:]]
-        tools.check(
-            plan.config, subprocess.run(argv, capture_output=True, text=True, check=True).stdout
-        )
+
+    def run(argv: list[str]) -> str:
+        argv = [host.python, *argv[1:]]
+        return subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+
+    tools.check(plan.config, run)
 
 
 def check_port(plan: Plan, host: Host) -> None:
@@ -267,22 +263,8 @@ def write_inputs(plan: Plan, sandbox_image: str | None = None) -> None:
     json_files.write_json(plan.run_dir / "plan.json", as_json(plan))
 
 
-def starter(plan: Plan, host: Host, image: dict[str, Any] | None) -> Starter:
-    """Return a function that starts a process group where the plan puts it."""
-
-    here = starter_here(plan, host, image)
-
-    def start(process: Process, log: Path) -> GroupHandle:
-        spec = plan.containers.get(process.name)
-        if plan.config.runtime.on_node == "pyxis" and spec:
-            return NodeProcess(mounted.on_host(process, spec), log)
-        return NodeProcess(step(plan.run_dir, process), log) if process.node else here(process, log)
-
-    return start
-
-
-def starter_here(plan: Plan, host: Host, image: dict[str, Any] | None) -> Starter:
-    """Return a function that starts a process group on this machine."""
+def starter(plan: Plan, host: Host, image: dict[str, Any] | None, here: int = 0) -> Starter:
+    """Return a function that starts a process group on its node; this one has the number `here`."""
     if any(not spec.prefix for spec in plan.containers.values()):
         from launch.execution import contained, docker_engine, sandboxed
 
@@ -292,10 +274,14 @@ def starter_here(plan: Plan, host: Host, image: dict[str, Any] | None) -> Starte
         spec = plan.containers.get(process.name)
         if process.kind == "verifier":
             return sandboxed.SandboxProcess(client, plan, process, host, log)
+        if plan.config.runtime.on_node == "pyxis" and spec:
+            return NodeProcess(mounted.on_host(process, spec), log)
+        if process.node != here:
+            return NodeProcess(step(plan.run_dir, process), log)
         if spec is None or image is None:
             return LocalProcess(process, log)
         if spec.prefix:
-            return apptainer.ApptainerProcess(process, spec, log)
+            return apptainer.ApptainerProcess(mounted.on_host(process, spec), log)
         return contained.ContainedProcess(client, spec, str(image["id"]), host, log)
 
     return start

@@ -5,8 +5,6 @@ gives a container only its own GPUs, and the weight transfer of topology=split n
 peers (launch/plan/container.py: peer_gpus).
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import os
@@ -44,10 +42,23 @@ MAX_NAME = 63  # of a Job, whose name is also a label
 
 
 def check(config: Config, host: Host, request: Request) -> None:
-    """Raise UserError for a path that the pod would not see, and unless the command only plans."""
+    """Raise UserError for a path that is not in the claim, and unless the command only plans."""
     if config.runtime.name != "kubernetes":
         return
-    check_paths(config, host, request)
+    folders = {"data.cache": config.data.cache}
+    if "run_root" in request.keys:  # the pod has its own default
+        folders["run_root"] = config.run_root
+    if config.resume not in ("auto", "never"):
+        folders["resume"] = config.resume
+    used = [*inputs(config, host), *((path, key) for key, path in folders.items() if path)]
+    for path, reason in used:
+        target = os.path.normpath(os.path.join(working_directory(host), in_pod(path)))
+        if not Path(target).is_relative_to(MOUNT):
+            raise UserError(
+                f"{path} ({reason}): a pod sees only the claim, which is mounted at {MOUNT}. "
+                f"Use: a path in the repository {ROOT}, which is {CODE} in the pod, or start the "
+                "command there."
+            )
     if config.mode == Mode.run:
         (command,) = plan_page.next_command(request, config, host)
         raise UserError(
@@ -64,24 +75,6 @@ def working_directory(host: Host) -> str:
 def in_pod(text: str) -> str:
     """Replace the repository's path in an override by its path in the pod."""
     return text.replace(f"{ROOT}/", f"{CODE}/")
-
-
-def check_paths(config: Config, host: Host, request: Request) -> None:
-    """Raise UserError for a path that is not in the claim."""
-    folders = {"data.cache": config.data.cache}
-    if "run_root" in request.keys:  # the pod has its own default
-        folders["run_root"] = config.run_root
-    if config.resume not in ("auto", "never"):
-        folders["resume"] = config.resume
-    used = [*inputs(config, host), *((path, key) for key, path in folders.items() if path)]
-    for path, reason in used:
-        target = os.path.normpath(os.path.join(working_directory(host), in_pod(path)))
-        if not Path(target).is_relative_to(MOUNT):
-            raise UserError(
-                f"{path} ({reason}): a pod sees only the claim, which is mounted at {MOUNT}. "
-                f"Use: a path in the repository {ROOT}, which is {CODE} in the pod, or start the "
-                "command there."
-            )
 
 
 def literal(text: str) -> str:
@@ -103,13 +96,6 @@ def command(plan: Plan) -> list[str]:
     return [*argv, f"runtime.pass_env=[{','.join(names)}]"] if names else argv
 
 
-def job_name(plan: Plan, argv: list[str]) -> str:
-    """Return a name that other commands do not have, because a Job's template cannot change."""
-    suffix = hashlib.sha256(shlex.join(argv).encode()).hexdigest()[:8]
-    stem = re.sub(r"[^a-z0-9]+", "-", plan.name.lower())[: MAX_NAME - len(suffix) - 1]
-    return f"{stem.strip('-') or 'run'}-{suffix}"
-
-
 def environment(plan: Plan, host: Host) -> Iterator[dict[str, Any]]:
     """Yield the container's variables. Secrets are references, so their values are not read."""
     config = plan.config
@@ -122,24 +108,25 @@ def environment(plan: Plan, host: Host) -> Iterator[dict[str, Any]]:
         yield {"name": name, "valueFrom": {"secretKeyRef": key}}
 
 
-def limits(config: Config) -> dict[str, Any]:
-    """Return the container's GPUs and memory. For GPUs, requests follow from limits."""
-    resource, memory_gb = RESOURCES.get(config.hardware.vendor), config.runtime.memory_gb
-    gpus = {resource: placement.num_gpus(config)} if resource and not config.method.exports else {}
-    return gpus | ({"memory": f"{memory_gb:g}G"} if memory_gb else {})
-
-
 def manifest(plan: Plan, host: Host) -> dict[str, Any]:
     """Return the Job of a plan."""
     config, argv = plan.config, command(plan)
-    name, on_amd = job_name(plan, argv), config.hardware.vendor == Vendor.amd
+    # Other commands get other names, because a Job's template cannot change.
+    suffix = hashlib.sha256(shlex.join(argv).encode()).hexdigest()[:8]
+    stem = re.sub(r"[^a-z0-9]+", "-", plan.name.lower())[: MAX_NAME - len(suffix) - 1]
+    name, on_amd = f"{stem.strip('-') or 'run'}-{suffix}", config.hardware.vendor == Vendor.amd
+    limits: dict[str, Any] = {}
+    if (resource := RESOURCES.get(config.hardware.vendor)) and not config.method.exports:
+        limits[resource] = placement.num_gpus(config)
+    if config.runtime.memory_gb:
+        limits["memory"] = f"{config.runtime.memory_gb:g}G"
     container = {
         "name": "launcher",
         "image": image_reference(config),
         "command": [*map(literal, argv)],
         "workingDir": working_directory(host),
         "env": list(environment(plan, host)),
-        "resources": {"limits": limits(config)},
+        "resources": {"limits": limits},  # for GPUs, requests follow from limits
         # As in AMD's example of a pod without privileges (ROCm/k8s-device-plugin,
         # example/pod/pytorch-non-privileged.yaml). The default profile of seccomp blocks NUMA calls
         # of ROCm's allocators (launch/plan/container.py: security). Root owns the device nodes;

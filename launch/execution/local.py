@@ -1,7 +1,5 @@
 """Run a process group on this machine without a container (runtime=local)."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """Follow the logs of process groups while they grow, and read them back after a failure."""
 
-from __future__ import annotations
-
 import re
 import signal
 from pathlib import Path
@@ -81,7 +79,8 @@ class Follower:
             return []
         with self.file.open("rb") as file:
             size = file.seek(0, 2)
-            self.offset = min(self.offset, size)  # the file may have been truncated
+            if size < self.offset:  # it was truncated, as a resumed run does with its metrics
+                self.offset, self.rest, self.bar_rest = 0, b"", b""
             num_skipped = max(0, size - self.offset - MAX_BYTES)
             file.seek(self.offset + num_skipped)
             chunk = file.read(MAX_BYTES)

@@ -1,7 +1,5 @@
 """Explain error messages of failed processes and suggest remedies, from meanings.yaml."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Make the folders that containers mount, without docker's SDK, whose import takes 0.25 s."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from launch.plan import container_argv

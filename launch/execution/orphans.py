@@ -9,8 +9,6 @@ killed too, the next launcher kills the processes.
 The guard runs this file with the standard library alone, so the file reads /proc without psutil.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
+from launch.execution.logs import Follower
 from launch.schema.plan import Plan
 
 
@@ -19,9 +20,8 @@ class Progress:
 
     def __init__(self, plan: Plan) -> None:
         self.console = Console(stderr=True)
-        self.file: Path = plan.run_dir / "metrics.jsonl"
+        self.metrics = Follower(plan.run_dir / "metrics.jsonl")
         self.label = f"{plan.config.method.name} {plan.config.model.name}"
-        self.offset = self.file.stat().st_size if self.file.exists() else 0
         self.started = time.monotonic()
         is_service = plan.config.method.kind == "service"
         activity = "until Ctrl-C" if is_service else "starting (imports and model)"
@@ -39,8 +39,10 @@ class Progress:
         self.status.stop()
 
     def update(self) -> None:
-        if row := self.newest_row():
-            self.line = f"{self.label}: {describe(row)}"
+        with contextlib.suppress(ValueError, IndexError):  # a damaged row, or none
+            row = json.loads(self.metrics.lines()[-1])
+            if isinstance(row, dict):
+                self.line = f"{self.label}: {describe(row)}"
         if self.console.is_terminal:
             passed = (f" {time.monotonic() - self.started:.0f} s", "dim")
             self.status.update(Text.assemble(self.line, passed))
@@ -61,24 +63,6 @@ class Progress:
         """Print lines of a process group's log, each after the group's name."""
         if lines:
             self.note("\n".join(f"{process} | {line}" for line in lines))
-
-    def newest_row(self) -> dict[str, Any] | None:
-        """Return the last complete row added since the last call, if any."""
-        try:
-            with self.file.open("rb") as file:
-                # A resumed run first removes the rows that it will write again.
-                if file.seek(0, 2) < self.offset:
-                    self.offset = 0
-                file.seek(self.offset)
-                complete, newline, _ = file.read().rpartition(b"\n")
-        except FileNotFoundError:
-            return None
-        self.offset += len(complete) + len(newline)
-        try:
-            row = json.loads(complete.splitlines()[-1]) if complete else None
-        except ValueError:
-            return None
-        return row if isinstance(row, dict) else None
 
 
 def describe(row: dict[str, Any]) -> str:

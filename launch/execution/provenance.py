@@ -4,8 +4,6 @@ The launcher reads them and passes them in config.yaml, because containers do no
 directories of other runs.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,26 +15,20 @@ from launch.plan.resuming import recorded_config
 from launch.schema import Config
 from launch.schema.trainer_args import value_or_none
 
+COMPOSITION_KEYS = ("model", "adapter", "precision", "data", "seed")
 PACKAGES = ("torch", "transformers", "trl", "peft", "vllm")
-# fmt: off
-RESULT_KEYS = (
-    "steps", "loss", "reward", "weights_sha256", "weights_error", "merge_error", "data_sha256",
-)
+RESULT_KEYS = "steps loss reward weights_sha256 weights_error merge_error data_sha256".split()
 EVALUATION_KEYS = (
-    "accuracy", "interval", "num_problems", "num_samples", "samples_per_prompt", "by_task",
-    "data_sha256", "pass_at_k", "pass_at_k_interval", "maj_at_k", "maj_at_k_interval", "lm_eval",
-)
-# fmt: on
+    "accuracy interval num_problems num_samples samples_per_prompt by_task data_sha256 pass_at_k "
+    "pass_at_k_interval maj_at_k maj_at_k_interval lm_eval"
+).split()
 
 
-def of(config: Config) -> dict[str, Any] | None:
+def of(config: Config) -> dict[str, Any]:
     """Return the runs behind the model, newest first, and the results of its evaluation.
 
-    method.args.results_from is the run directory of the evaluation. Return None unless the method
-    exports.
+    method.args.results_from is the run directory of the evaluation.
     """
-    if not config.method.exports:
-        return None
     results, evaluation = None, value_or_none(config, "results_from")
     if evaluation:
         run = Path(evaluation)
@@ -86,11 +78,7 @@ def runs_behind(path: str | None) -> list[dict[str, Any]]:
                 "left": Path(path).name,
                 "method": composition["method"]["name"],
                 "overrides": record.get("overrides", []),
-                "model": composition["model"],
-                "adapter": composition["adapter"],
-                "precision": composition["precision"],
-                "data": composition["data"],
-                "seed": composition["seed"],
+                **{key: composition[key] for key in COMPOSITION_KEYS},
                 "args": composition["method"]["args"],
                 "data_files": _table(data, "files"),
                 "code": _table(record, "code"),

@@ -1,7 +1,5 @@
 """Write record.json, which makes a run reproducible. It never contains values of secrets."""
 
-from __future__ import annotations
-
 import datetime
 import functools
 import hashlib

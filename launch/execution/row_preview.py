@@ -3,8 +3,6 @@
 recipes/preview.py prepares the rows on the CPU, without a run directory.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import subprocess
 import tempfile

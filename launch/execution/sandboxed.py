@@ -3,8 +3,6 @@
 If a container exits, its job fails, and a new container replaces it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

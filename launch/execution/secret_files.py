@@ -3,8 +3,6 @@
 Containers mount them read-only. They are removed when the run ends.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

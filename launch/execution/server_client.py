@@ -1,7 +1,5 @@
 """Send requests to a generation server."""
 
-from __future__ import annotations
-
 TIMEOUT_S = 5.0
 
 

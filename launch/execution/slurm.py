@@ -1,7 +1,5 @@
 """Write a job script into the run directory and submit it with sbatch (runtime=slurm)."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -4,8 +4,6 @@ python launch/execution/slurm_job.py RUN_DIR            first node: executes and
 python launch/execution/slurm_job.py RUN_DIR PROCESS    other nodes: starts torchrun for PROCESS
 """
 
-from __future__ import annotations
-
 import os
 import sys
 
@@ -30,7 +28,7 @@ from launch.config.request import Request
 from launch.core import json_files
 from launch.core.errors import EXIT_FAILED, EXIT_HUNG, EXIT_INTERRUPTED, HostError, UserError
 from launch.execution import orphans, record, secret_files, slurm_network
-from launch.execution.execute import check_host, execute, signals, starter_here
+from launch.execution.execute import check_host, execute, signals, starter
 from launch.execution.local import environment
 from launch.execution.slurm import MASKS, call, state_of
 from launch.machine import detect, placement
@@ -39,7 +37,7 @@ from launch.plan import show
 from launch.plan.planning import EXTRA_KEYS, FILES, make_plan, prepare
 from launch.plan.process_groups import SERVER
 from launch.plan.resuming import recorded_config
-from launch.schema import Config, Slurm
+from launch.schema import Config
 from launch.schema.enums import Vendor
 from launch.schema.plan import Plan
 
@@ -89,16 +87,11 @@ def node_plan(run_dir: Path) -> tuple[Plan, detect.Host]:
         os.environ.setdefault("MASTER_ADDR", address)
         os.environ.setdefault("MASTER_PORT", str(slurm_network.free_port(address)))
     if placement.serves_apart(config) and SERVER not in os.environ:
-        os.environ[SERVER] = server_of_last_node(slurm)
+        step = ["srun", "--nodes=1", "--ntasks=1", f"--relative={slurm.nodes - 1}"]
+        program = [sys.executable, slurm_network.__file__, *filter(None, [slurm.interface])]
+        os.environ[SERVER] = call(*step, "--cpu-bind=none", *program).split()[-1]
     host = detect.host(sys.executable)
     return make_plan(config, host, run_dir, warnings, request), host
-
-
-def server_of_last_node(slurm: Slurm) -> str:
-    """Return address:port for a server on the job's last node. Raises HostError."""
-    step = ["srun", "--nodes=1", "--ntasks=1", f"--relative={slurm.nodes - 1}", "--cpu-bind=none"]
-    program = [sys.executable, slurm_network.__file__, *filter(None, [slurm.interface])]
-    return call(*step, *program).split()[-1]
 
 
 def launch(run_dir: Path) -> int:
@@ -148,7 +141,7 @@ def run_process(run_dir: Path, name: str) -> int:
         return os.execvpe(process.argv[0], process.argv, variables)
     secrets = plan.containers[name].secrets
     with secret_files.written(secrets, host, run_dir), signals() as stopping:
-        group = starter_here(plan, host, image)(process, Path("/dev/stdout"))
+        group = starter(plan, host, image, process.node)(process, Path("/dev/stdout"))
         signal.signal(signal.SIGUSR1, lambda *_: group.dump_stacks(run_dir / "stacks"))
         try:
             while not stopping and group.poll() is None:

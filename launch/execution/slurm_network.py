@@ -3,8 +3,6 @@
 python launch/execution/slurm_network.py [INTERFACE]    prints address:port of a free port
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import sys

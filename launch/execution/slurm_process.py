@@ -1,7 +1,5 @@
 """Run a process group on another node of a Slurm job, as a step of the job."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os

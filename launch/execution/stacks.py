@@ -1,7 +1,5 @@
 """Dump the stacks of hung processes with py-spy; without it, ranks print them into their logs."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -5,8 +5,6 @@ failed or hung. A restart replaces the server too, because the old one has stale
 broken communicator.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import signal

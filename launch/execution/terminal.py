@@ -1,7 +1,5 @@
 """Run a method that talks to the user (method=chat) with this terminal's input and output."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import shutil
@@ -43,18 +41,15 @@ def run(config: Config, host: Host, warnings: Sequence[str], request: Request) -
         image = check_host(plan, host)
         write_inputs(plan)
         process = plan.processes[-1]
+        spec = plan.containers.get(process.name)
+        secrets = spec.secrets if spec else []
         # The next launcher would remove the container of a run whose directory is not locked.
-        with rundir.locked(run_dir):
-            if image is None:
-                code = _attached(process.argv, environment(process))
+        with rundir.locked(run_dir), secret_files.written(secrets, host, run_dir):
+            if spec and image and not spec.prefix:
+                code = _attached_container(spec, str(image["id"]), host)
             else:
-                spec = plan.containers[process.name]
-                with secret_files.written(spec.secrets, host, run_dir):
-                    if spec.prefix:
-                        process = on_host(process, spec)
-                        code = _attached(process.argv, environment(process))
-                    else:
-                        code = _attached_container(spec, str(image["id"]), host)
+                process = on_host(process, spec) if spec else process
+                code = _attached(process.argv, environment(process))
     if code in INTERRUPTED:  # while the model was loading
         return EXIT_INTERRUPTED
     return code if code in (0, EXIT_USER) else EXIT_FAILED

@@ -1,7 +1,5 @@
 """Detect hangs from the steps, tokens and saved bytes of a run; CPU or GPU load proves nothing."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Hashable

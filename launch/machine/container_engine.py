@@ -1,7 +1,5 @@
 """Ask a container engine over its socket, without docker's SDK, so that plans stay quick."""
 
-from __future__ import annotations
-
 import http.client
 import re
 import socket
@@ -22,19 +20,6 @@ CONFIGURATION = "containers/containers.conf"  # in the user's ~/.config and in /
 KEEP_GROUPS = "run.oci.keep_original_groups"
 
 
-class _Connection(http.client.HTTPConnection):
-    def __init__(self, path: str) -> None:
-        super().__init__("localhost", timeout=TIMEOUT_S)
-        self.path, self.uid = path, 0
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(TIMEOUT_S)
-        self.sock.connect(self.path)
-        peer = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
-        _, self.uid, _ = CREDENTIALS.unpack(peer)
-
-
 @dataclass(frozen=True)
 class Answer:
     status: int
@@ -48,11 +33,15 @@ def ask(address: str, path: str) -> Answer | None:
     scheme, _, file = address.partition("://")
     with suppress(OSError, http.client.HTTPException):
         if scheme == "unix":
-            connection = _Connection(file)
+            connection = http.client.HTTPConnection("localhost")
+            connection.sock = sock = socket.socket(socket.AF_UNIX)  # in place of connect()
+            sock.settimeout(TIMEOUT_S)
+            sock.connect(file)
+            peer = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
             connection.request("GET", path)
             answer = connection.getresponse()
             server = answer.getheader("Server") or ""
-            return Answer(answer.status, answer.read(), server, connection.uid)
+            return Answer(answer.status, answer.read(), server, CREDENTIALS.unpack(peer)[1])
     return None
 
 

@@ -3,8 +3,6 @@
 `sysroot` replaces `/`, so that files copied from another machine can be read.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Define the facts about a GPU. A fact that cannot be read is None."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 GIB = 2**30 / 1e9  # GB (1e9 bytes) per GiB; a vendor's "GB" of GPU memory is a GiB

@@ -1,7 +1,5 @@
 """Detect that this program runs in a container that somebody else started."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path

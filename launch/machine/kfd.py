@@ -4,8 +4,6 @@ Sources of the properties: linux/drivers/gpu/drm/amd/amdkfd/kfd_topology.c and
 include/uapi/linux/kfd_sysfs.h.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

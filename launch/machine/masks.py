@@ -4,8 +4,6 @@ Each vendor numbers only its GPUs. HIP reads the three variables in AMD (HIP's l
 variables), including CUDA_VISIBLE_DEVICES for programs that were written for CUDA.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Detect NVIDIA GPUs by NVML, or by /proc/driver/nvidia if pynvml is not installed."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections.abc import Callable, Iterator

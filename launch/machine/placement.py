@@ -1,7 +1,5 @@
 """Decide the process groups of a run and the GPUs of each."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from launch.core.errors import HostError
@@ -11,7 +9,6 @@ from launch.schema import Config
 from launch.schema.enums import Profile, Vendor
 
 MASK = {Vendor.amd: "HIP_VISIBLE_DEVICES", Vendor.nvidia: "CUDA_VISIBLE_DEVICES"}
-DTYPES = {"fp32": "float32", "fp16": "float16"}
 
 
 def num_gpus(config: Config) -> int:
@@ -144,11 +141,6 @@ def chosen_gpus(config: Config, host: Host, count: int) -> list[int]:
     if problem:
         raise HostError(f"{name}={mask}: {problem}")
     return indices[:count]
-
-
-def dtype(config: Config) -> str:
-    """Return vLLM's name for the precision that the run computes in."""
-    return DTYPES.get(config.precision.compute, "bfloat16")
 
 
 def shares_gpu(config: Config) -> bool:

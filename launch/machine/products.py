@@ -1,7 +1,5 @@
 """Load the GPU products that hardware=auto can identify: conf/hardware and OTHERS."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ No function raises an error. If a file is missing, unreadable, empty or malforme
 unknown.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import stat

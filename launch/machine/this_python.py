@@ -3,8 +3,6 @@
 Ranks run in this Python under runtime=local.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import re

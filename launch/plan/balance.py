@@ -4,8 +4,6 @@ Each candidate is a copy of the composition with another number of servers; comp
 would be slow.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from launch.config.choose import choose, with_value, without_choices

@@ -3,8 +3,6 @@
 The checks raise UserError, and neither import the training stack nor run the user's code.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import os

@@ -1,7 +1,5 @@
 """Check the rows of local files before processes start, as the ranks do when they load them."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 from collections.abc import Iterator

@@ -4,8 +4,7 @@
 a container, so the same config.yaml and command line work in both.
 """
 
-from __future__ import annotations
-
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -74,13 +73,30 @@ def specs(
         is_joined = PAUSE in containers and process.kind != "prepare"
         shared = f"container:{containers[PAUSE].name}" if is_joined else ""
         on_host = runtime.network == Network.host or runtime.slurm.nodes > 1
-        containers[process.name] = spec = ContainerSpec(
+        # without an engine, a container shares the host's namespaces and devices
+        spec = ContainerSpec(
             name=container_name(run_dir, process.name),
             image=image_reference(config),
             command=["python3", ENTER, *process.argv],
             user=f"{host.uid}:{host.gid}",
             stop_timeout_s=runtime.stop_timeout_s,
             labels=labels(run_dir, process.name, host),
+            network="host",
+            ipc="host",
+            pid="host",
+            environment=process.env,
+            mounts=mounts(config, host, run_dir, bool(secrets) and runtime.on_node != "pyxis"),
+            shm_gb=runtime.shm_gb or 16.0,
+            memory_gb=runtime.memory_gb,
+            security_opt=[],
+            secrets=secrets,
+        )
+        if runtime.on_node != "docker":
+            prefix = container_argv.prefix(config, host, spec, process)
+            containers[process.name] = dataclasses.replace(spec, prefix=prefix)
+            continue
+        containers[process.name] = dataclasses.replace(
+            spec,
             network="host" if on_host else shared or network,
             ipc=shared or "private",
             pid=shared or "private",
@@ -88,16 +104,10 @@ def specs(
             devices=nodes,
             nvidia_gpus=sorted({*gpus, *peers}) * (config.hardware.vendor == Vendor.nvidia),
             groups=groups(host, on_amd),
-            mounts=mounts(config, host, run_dir, bool(secrets) and runtime.on_node != "pyxis"),
-            shm_gb=runtime.shm_gb or 16.0,
-            memory_gb=runtime.memory_gb,
             memlock=bool(gpus) or runtime.infiniband,
             security_opt=security(on_amd, host),
-            secrets=secrets,
             ports=published_ports(config),
         )
-        if runtime.on_node != "docker":
-            containers[process.name] = container_argv.without_engine(config, host, spec, process)
     return containers
 
 

@@ -4,8 +4,6 @@ These containers need no engine. They share the host's network, devices, /dev/sh
 so a server and its trainers reach each other, and a GPU mask has the host's numbers.
 """
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import hashlib
@@ -36,26 +34,6 @@ def sif(config: Config, host: Host, reference: str) -> Path:
         return Path(reference)
     digest = hashlib.sha256(reference.encode()).hexdigest()[:12]
     return paths.cache_dir(host) / f"rocm-recipes/sif/{config.container.name}-{digest}.sif"
-
-
-def without_engine(
-    config: Config, host: Host, spec: ContainerSpec, process: Process
-) -> ContainerSpec:
-    """Return a container that shares the host's namespaces and devices, with its command."""
-    spec = dataclasses.replace(
-        spec,
-        network="host",
-        ipc="host",
-        pid="host",
-        memlock=False,
-        environment=process.env,
-        devices={},
-        ports={},
-        nvidia_gpus=[],
-        groups=[],
-        security_opt=[],
-    )
-    return dataclasses.replace(spec, prefix=prefix(config, host, spec, process))
 
 
 def prefix(config: Config, host: Host, spec: ContainerSpec, process: Process) -> list[str]:

@@ -4,8 +4,6 @@ The launcher does not prepare rows. recipes/data/data_prepare.py does, and store
 under the key that is computed here.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json
@@ -20,20 +18,15 @@ from launch.schema import Config, trainer_args
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 # The arguments that change the rows, their tokens, truncation or packing.
-# fmt: off
-ARGUMENTS = [
-    "max_length", "packing", "packing_strategy", "truncation_mode", "completion_only_loss",
-    "assistant_only_loss", "per_device_train_batch_size", "max_completion_length", "max_steps",
-]
-# fmt: on
+ARGUMENTS = (
+    "max_length packing packing_strategy truncation_mode completion_only_loss assistant_only_loss "
+    "per_device_train_batch_size max_completion_length max_steps"
+).split()
 NOT_IN_KEY = ("preview", "cache")  # keys of data that do not change rows
 # Statistics that describe_rows prints as counts.
-# fmt: off
 COUNTS = (
-    "read", "held_out", "duplicates", "prompts_without_pair", "filtered", "without_answer",
-    "by_task", "by_level",
-)
-# fmt: on
+    "read held_out duplicates prompts_without_pair filtered without_answer by_task by_level"
+).split()
 TOKENIZER_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
 
 

@@ -1,7 +1,5 @@
 """Check an export's inputs: the model, the evaluation, the GGUF converter and the Hub token."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

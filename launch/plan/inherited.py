@@ -1,7 +1,5 @@
 """Decide which variables of the shell the processes of a run inherit."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator, Mapping

@@ -4,8 +4,6 @@ This needs neither a network nor docker's SDK, so plans stay quick. A run pulls 
 missing.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os

@@ -1,7 +1,5 @@
 """Check that the Python of runtime=local has the torch and vLLM that a run needs."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 

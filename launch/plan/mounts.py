@@ -1,7 +1,5 @@
 """List what a container of a run sees of the host's files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from launch.core.errors import UserError
@@ -35,7 +33,13 @@ def mounts(config: Config, host: Host, run_dir: Path, secrets: bool) -> list[Mou
     sources = [(str(ROOT), True, "code")]
     sources += [(str(Path(path)), True, reason) for path, reason in inputs(config, host)]
     sources += [(path, False, reason) for path, reason in writable.items() if path]
-    sources += _hub_folders(config, host)
+    # Mount the Hub's caches without the token next to them. Offline, models are read-only. datasets
+    # locks its files to read them, so it must write.
+    offline = {**host.environ, **config.user_env}.get("HF_HUB_OFFLINE", "").upper() in HUB_TRUE
+    hub = hub_cache(host)
+    sources += [(str(hub / "hub"), offline, HUB_MODELS)]
+    sources += [(str(hub / "datasets"), False, "data sets from the Hub")]
+    sources += [(str(hub / "xet"), False, "parts of downloads from the Hub")] * (not offline)
     for path, _, reason in sources:
         parts = Path(path).parts
         if len(parts) < 3 or parts[1] in ("proc", "sys", "dev") or parts[:3] == OUR_PACKAGES:
@@ -54,20 +58,6 @@ def mounts(config: Config, host: Host, run_dir: Path, secrets: bool) -> list[Mou
     if secrets:
         mounts.append(Mount(str(secret_dir(host, run_dir)), SECRETS, True, "secrets"))
     return mounts  # in any order: the engine mounts parents before children
-
-
-def _hub_folders(config: Config, host: Host) -> list[tuple[str, bool, str]]:
-    """Return (path, read only, reason) of the Hub's caches, without the token next to them.
-
-    Offline, models are read-only. datasets locks its files to read them, so it must write.
-    """
-    value = {**host.environ, **config.user_env}.get("HF_HUB_OFFLINE", "")
-    folder, offline = hub_cache(host), value.upper() in HUB_TRUE
-    folders = [(str(folder / "hub"), offline, HUB_MODELS)]
-    folders.append((str(folder / "datasets"), False, "data sets from the Hub"))
-    if not offline:
-        folders.append((str(folder / "xet"), False, "parts of downloads from the Hub"))
-    return folders
 
 
 def inputs(config: Config, host: Host) -> list[tuple[str, str]]:

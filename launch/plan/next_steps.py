@@ -1,7 +1,5 @@
 """List the commands that a user may want after a run, with paths that can be pasted."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Describe a plan in the lines that mode=plan prints, with the most important ones first."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import shutil
@@ -40,7 +38,7 @@ from launch.schema.plan import Plan
 from launch.schema.trainer_args import value_or_none
 
 LABEL = 12  # characters
-WIDTH = 120  # of a line, at most
+WIDTH = 120  # of a line, at most, to be comfortable to read
 MAX_VALUES = 300  # characters of a benchmark's arguments
 MAX_PHASES = 16  # of a pipeline that are listed
 
@@ -297,15 +295,10 @@ def _aligned(facts: Facts) -> list[str]:
 def wrapped(text: str, first: str = "", others: str = "") -> list[str]:
     """Wrap a text between words, so that overrides and paths can still be pasted."""
     wrapper = textwrap.TextWrapper(
-        _width(),
+        min(WIDTH, shutil.get_terminal_size().columns) if sys.stdout.isatty() else WIDTH,
         initial_indent=first,
         subsequent_indent=others,
         break_long_words=False,
         break_on_hyphens=False,
     )
     return wrapper.wrap(text)
-
-
-def _width() -> int:
-    """Return the width of the terminal, but no more than is comfortable to read."""
-    return min(WIDTH, shutil.get_terminal_size().columns) if sys.stdout.isatty() else WIDTH

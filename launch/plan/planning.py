@@ -1,7 +1,5 @@
 """Compute the plan of a run from its composition and the host's facts."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -3,8 +3,6 @@
 Predictions are shown with two significant digits.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator, Sequence

@@ -3,8 +3,6 @@
 A value that the user sets takes precedence.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import os
@@ -31,7 +29,8 @@ def settings(
     config: Config, host: Host, kind: str, gpus: list[int], run_dir: Path, ranks: int = 1
 ) -> list[Setting]:
     """Return the variables of a process group with `ranks` ranks, sorted by name."""
-    of_image = image_variables(config)
+    image = images.load().get(config.container.name)  # None for the user's own image
+    of_image = image.env if image and config.runtime.in_container else {}
     applies = _conditions(config, host, kind, gpus) | {
         "image_caches_triton": "TRITON_CACHE_DIR" in of_image
     }
@@ -69,12 +68,6 @@ def settings(
             reason = f"{setting.reason}; the image sets {value}"
             settings[name] = dataclasses.replace(setting, reason=reason)
     return [settings[name] for name in sorted(settings)]
-
-
-def image_variables(config: Config) -> dict[str, str]:
-    """Return the variables that the run's image sets; none for an image without an entry."""
-    image = images.load().get(config.container.name)
-    return image.env if image and config.runtime.in_container else {}
 
 
 @functools.cache

@@ -1,7 +1,5 @@
 """Compute the process groups that a run starts, with their commands and environments."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -17,13 +15,7 @@ from launch.schema.plan import Process
 
 # address:port of a server on a node of its own. launch/execution/slurm_job.py sets it.
 SERVER = "ROCM_RECIPES_SERVER"
-
-
-def model_source(config: Config, run_dir: Path) -> str:
-    """Return the directory or Hub id that every process loads the model from."""
-    if creates_model(config):
-        return str(run_dir / "model_init")
-    return config.model.path or str(config.model.hub_id)
+DTYPES = {"fp32": "float32", "fp16": "float16"}  # vLLM's names; otherwise bfloat16
 
 
 def process(config: Config, host: Host, run_dir: Path, group: placement.ProcessGroup) -> Process:
@@ -124,7 +116,9 @@ def python(config: Config, host: Host) -> str:
 
 def server_argv(config: Config, host: Host, port: int, run_dir: Path) -> list[str]:
     """Return the command of vLLM's server, with the weight transfer and logprobs TRL 1.16 needs."""
-    topology, source = config.topology, model_source(config, run_dir)
+    topology, source = config.topology, config.model.path or str(config.model.hub_id)
+    if creates_model(config):
+        source = str(run_dir / "model_init")
     on_cpu = config.hardware.vendor == Vendor.none
     if config.runtime.in_container:
         argv = ["vllm", "serve", source]
@@ -135,7 +129,7 @@ def server_argv(config: Config, host: Host, port: int, run_dir: Path) -> list[st
         argv += ["--revision", config.model.revision]
     # Listen on one address only, because the weight-update endpoints have no authentication.
     argv += ["--host", server_address(config, host), "--port", str(port)]
-    argv += ["--dtype", placement.dtype(config)]
+    argv += ["--dtype", DTYPES.get(config.precision.compute, "bfloat16")]
     argv += ["--tensor-parallel-size", str(topology.server_tensor_parallel)]
     if topology.servers > 1:
         argv += ["--data-parallel-size", str(topology.servers)]

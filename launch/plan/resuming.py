@@ -3,10 +3,9 @@
 resume=auto needs no check, because it only resumes an identical composition.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -14,6 +13,7 @@ from omegaconf import OmegaConf
 
 from launch.config.identity import PROPERTIES, without_removed_keys
 from launch.core.errors import UserError
+from launch.core.json_files import read_json
 from launch.estimate.batch_counts import batch, generation_batch, why_order_depends_on_batch
 from launch.machine import placement
 from launch.schema import Config, trainer_args
@@ -45,19 +45,17 @@ def recorded_config(composition: dict[str, Any]) -> Config:
     return config
 
 
-def without_placement(differences: list[str]) -> list[str]:
-    """Return the `key: old -> new` lines of keys that a resumed run may not change."""
-    return [line for line in differences if not PLACEMENT_KEYS.fullmatch(line.partition(": ")[0])]
-
-
 def check(resume: str, old: Config, new: Config) -> None:
     """Raise UserError if the run `resume`, whose composition is `old`, cannot resume as `new`."""
     for reason, remedy in _refusals(old, new):
         raise UserError(f"resume={resume}: {reason}. Use: {remedy}; resume=never starts afresh.")
 
 
-def notes(old: Config, new: Config) -> list[str]:
-    """Return a note for the plan if `old` resumes as `new` on different ranks."""
+def notes(new: Config, run_dir: Path) -> list[str]:
+    """Return a note for the plan if resume=<run directory> continues a run on different ranks."""
+    if new.resume in ("auto", "never"):
+        return []
+    old = recorded_config((read_json(run_dir / "record.json") or {})["composition"])
     if _ranks(old) == _ranks(new):
         return []
     ranks = f"resume: {_ranks(old)} before, {_ranks(new)} now"

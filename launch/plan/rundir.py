@@ -1,7 +1,5 @@
 """Choose the run directory, explain why a run cannot resume, and lock it for one launcher."""
 
-from __future__ import annotations
-
 import datetime
 import fcntl
 import os
@@ -55,11 +53,16 @@ def choose(config: Config, starts: bool = False) -> tuple[Path, bool]:
         # Under Slurm, a run whose job is running counts too. launch/execution/slurm.py follows that
         # job instead of starting a second one.
         on_slurm = config.runtime.name == "slurm"
-        hash_ = composition_hash(config)
-        unfinished = newest_unfinished(home, hash_, with_running=on_slurm or starts)
-        if unfinished and starts and not on_slurm and is_locked(unfinished):
-            raise UserError(f"{unfinished}: {BUSY} Use resume=never for another run.")
-        return (unfinished, True) if unfinished else (home / fresh_name(home), False)
+        for folder, record in runs_with_hash(home, composition_hash(config)):
+            if record is None or record.get("status") == "done":
+                continue
+            is_running = not on_slurm and is_locked(folder)
+            if (is_running and not starts) or _obstacle(folder, record):
+                continue
+            if is_running:
+                raise UserError(f"{folder}: {BUSY} Use resume=never for another run.")
+            return folder, True
+        return home / fresh_name(home), False
     return _requested(config), True
 
 
@@ -87,31 +90,11 @@ def run_dirs(home: Path) -> list[Path]:
     return sorted((folder for folder in home.glob("*/") if folder.name != LATEST), reverse=True)
 
 
-def newest_unfinished(home: Path, hash_: str, with_running: bool = False) -> Path | None:
-    """Return the newest unfinished run with composition hash `hash_` that can resume, or None.
-
-    Runs whose launcher is running are skipped, unless `with_running`.
-    """
-    for folder, record in runs_with_hash(home, hash_):
-        if record.get("status") == "done" or (not with_running and is_locked(folder)):
-            continue
-        if not _obstacle(folder, record):
-            return folder
-    return None
-
-
-def runs_with_hash(home: Path, hash_: str) -> Iterator[tuple[Path, dict[str, Any]]]:
+def runs_with_hash(home: Path, hash_: str) -> Iterator[tuple[Path, dict[str, Any] | None]]:
     """Yield (folder, record) of the runs with this composition hash, newest first.
 
-    Runs that reproduce another run are left out.
-    """
-    return ((folder, record) for folder, record in _runs(home, hash_) if record is not None)
-
-
-def _runs(home: Path, hash_: str) -> Iterator[tuple[Path, dict[str, Any] | None]]:
-    """Yield runs as runs_with_hash does, and with None those whose record cannot be read.
-
-    Such a run is left out if its plan.json has another hash, or if it lacks a record and results.
+    Runs that reproduce another run are left out. The record is None if it cannot be read. Such a
+    run is left out if its plan.json has another hash, or if it lacks a record and results.
     """
     for folder in run_dirs(home):
         if AGAIN in folder.name or not may_have_hash(folder / "record.json", hash_):
@@ -138,7 +121,7 @@ def skipped_run_notes(config: Config, run_dir: Path) -> list[str]:
     notes: list[str] = []
     if config.resume != "auto":
         return notes
-    for folder, record in _runs(runs_dir(config), composition_hash(config)):
+    for folder, record in runs_with_hash(runs_dir(config), composition_hash(config)):
         if folder == run_dir or (record or {}).get("status") == "done":
             break
         if is_locked(folder):
@@ -221,7 +204,9 @@ def _requested(config: Config) -> Path:
         problem = f"{obstacle}. Use: resume=never for a fresh run."
     elif record:
         changes = differences(identity(record["composition"]), identity_of(config))
-        if forbidden := resuming.without_placement(changes):
+        # the lines are `key: old -> new`
+        keys = resuming.PLACEMENT_KEYS
+        if forbidden := [c for c in changes if not keys.fullmatch(c.partition(": ")[0])]:
             problem = f"that run has another composition. It differs in {'; '.join(forbidden)}."
             if has_phases(config):
                 problem += (
@@ -232,14 +217,6 @@ def _requested(config: Config) -> Path:
     if record and changes:
         resuming.check(config.resume, resuming.recorded_config(record["composition"]), config)
     return folder
-
-
-def changed_rank_notes(config: Config, run_dir: Path) -> list[str]:
-    """Return a note for the plan if resume=<run directory> continues a run on different ranks."""
-    if config.resume in ("auto", "never"):
-        return []
-    composition = (read_json(run_dir / "record.json") or {})["composition"]
-    return resuming.notes(resuming.recorded_config(composition), config)
 
 
 def differences(old: Any, new: Any, key: str = "") -> list[str]:
@@ -276,7 +253,7 @@ def locked(folder: Path) -> Iterator[None]:
     Raises UserError if another launcher has the lock.
     """
     for _ in range(LOCK_ATTEMPTS):
-        if file := _lock(*_lock_files(folder), "a", fcntl.LOCK_EX):
+        if file := _lock(folder, "a", fcntl.LOCK_EX):
             break
         time.sleep(0.02)  # another process's is_locked takes the lock briefly
     else:
@@ -294,7 +271,7 @@ def locked(folder: Path) -> Iterator[None]:
 def is_locked(folder: Path) -> bool:
     """Return whether a launcher is executing this run."""
     try:
-        file = _lock(*_lock_files(folder), "r", fcntl.LOCK_SH)
+        file = _lock(folder, "r", fcntl.LOCK_SH)
     except OSError:  # the lock file does not exist, or belongs to another user
         return False
     if file:
@@ -302,26 +279,21 @@ def is_locked(folder: Path) -> bool:
     return file is None
 
 
-def _lock_files(folder: Path) -> tuple[Path, Path]:
-    """Return the run's lock file, and the one on this machine if its file system has no locks."""
-    local = next((path for path in LOCAL_LOCKS if os.access(path, os.W_OK)), folder)
-    return folder / ".lock", local / f"rocm-recipes-{os.getuid()}-{run_hash(folder)}.lock"
+def _lock(folder: Path, mode: str, operation: int) -> IO[Any] | None:
+    """Open and lock a run's file; None if another process has it.
 
-
-def _lock(path: Path, without_locks: Path | None, mode: str, operation: int) -> IO[Any] | None:
-    """Open and lock a file, or `without_locks` in its place; None if another process has it.
-
-    Raises OSError if a file cannot be opened or has no locks.
+    If its file system has no locks, use a file on this machine. Raises OSError.
     """
-    file = path.open(mode)
-    try:
-        fcntl.flock(file, operation | fcntl.LOCK_NB)
-    except OSError as error:
-        file.close()
-        if isinstance(error, BlockingIOError):
-            return None
-        if without_locks is None:
-            error.filename = str(path)
-            raise
-        return _lock(without_locks, None, mode, operation)
-    return file
+    local = next((path for path in LOCAL_LOCKS if os.access(path, os.W_OK)), folder)
+    name = f"rocm-recipes-{os.getuid()}-{run_hash(folder)}.lock"
+    for path in (folder / ".lock", local / name):
+        file = path.open(mode)
+        try:
+            fcntl.flock(file, operation | fcntl.LOCK_NB)
+            return file
+        except OSError as error:
+            file.close()
+            if isinstance(error, BlockingIOError):
+                return None
+            problem = error
+    raise OSError(problem.errno, problem.strerror, str(path))

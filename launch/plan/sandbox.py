@@ -5,8 +5,6 @@ them to a container's stdin. Thus the containers need no mounts and cannot reach
 and the ranks need no access to the container engine.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from containers import images

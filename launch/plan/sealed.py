@@ -1,23 +1,18 @@
 """Define the required fields of record.json, and the hash that reveals a changed record."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from typing import Any
 
-# fmt: off
-REQUIRED = [
-    "schema", "run_id", "parent", "status", "exit_code", "started", "finished", "overrides",
-    "composition", "composition_hash", "argv", "environment", "secrets", "code", "packages",
-    "locks", "image", "model", "data", "seeds", "host", "metrics", "result", "outputs", "sha256",
-]
+REQUIRED = (
+    "schema run_id parent status exit_code started finished overrides composition composition_hash "
+    "argv environment secrets code packages locks image model data seeds host metrics result "
+    "outputs sha256"
+).split()
 # A pipeline's record has fewer fields, because each phase has its own record.
-REQUIRED_OF_A_PIPELINE = [
-    "schema", "run_id", "status", "exit_code", "overrides", "composition", "composition_hash",
-    "phases", "sha256",
-]
-# fmt: on
+REQUIRED_OF_A_PIPELINE = (
+    "schema run_id status exit_code overrides composition composition_hash phases sha256"
+).split()
 
 
 def seal(record: dict[str, Any]) -> dict[str, Any]:

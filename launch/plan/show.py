@@ -1,7 +1,5 @@
 """Print the plan before a run and the results after it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,13 +1,11 @@
 """Decide which programs of containers/tools.py a run needs, and report those that are missing."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from containers import images
-from containers.tools import PRESENT, TOOLS
+from containers.tools import PRESENT, TOOLS, argv
 from launch.core.errors import HostError
 from launch.schema import Config
 from launch.schema.enums import Profile
@@ -54,20 +52,22 @@ def warnings(config: Config) -> Iterator[str]:
         yield f"{need.key}: {need.tool} {where}; {effect}. docs/containers.md says how to add it."
 
 
-def required(config: Config) -> list[Need]:
-    """Return the tools without which the run cannot start."""
-    return [need for need in needs(config) if not need.without]
+def check(config: Config, run: Callable[[list[str]], str]) -> None:
+    """Raise HostError if a tool is missing without which the run cannot start.
 
-
-def check(config: Config, output: str) -> None:
-    """Raise HostError if the output of containers/tools.py's command names a required tool."""
-    in_image, missing = config.runtime.in_container, json.loads(output)
+    `run` returns the output of a command of Python where the ranks will run.
+    """
+    required = [need for need in needs(config) if not need.without]
+    if not required:
+        return
+    missing = json.loads(run(argv([need.tool for need in required])))
+    in_image = config.runtime.in_container
     where = f"in the image of container={config.container.name}" if in_image else "on the PATH"
     lines = [
         f"{need.key}: {need.tool} is not {where}. Install it ({TOOLS[need.tool].install}; "
         "docs/containers.md), "
         + ("or use profile=torch." if need.key.startswith("rocprof") else "or use tune/tunableop.")
-        for need in required(config)
+        for need in required
         if need.tool in missing
     ]
     if lines:

@@ -5,8 +5,6 @@ Arguments under method.args that the tuning method lacks are passed to the recip
 tunes the recipe of an experiment.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

@@ -1,7 +1,5 @@
 """Convert plans to the objects of mode=plan format=json."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ end in units: `_gb` is 1e9 bytes, `_gb_s` 1e9 bytes per second, `_tflops` 1e12 f
 operations per second. The exception is hardware.memory_gb, which is in GiB, as vendors count.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Optional

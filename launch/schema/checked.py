@@ -3,8 +3,6 @@
 launch/rules/values.py checks them. OmegaConf checks the type.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re

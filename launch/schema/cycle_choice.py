@@ -3,8 +3,6 @@
 Both follow from method.selection and the accuracy after each cycle.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +33,18 @@ class CycleChoice:
     def is_final(self) -> bool:
         """Return whether all cycles that run have been evaluated."""
         return self.selection.metric is not None and len(self.accuracies) > self.last
+
+    def warnings(self, cycle: int) -> list[str]:
+        """Return a warning about the unknown result, if `cycle` is the last one of a plan."""
+        if self.is_final or cycle != self.num_cycles:
+            return []
+        warning = (
+            f"method.selection.metric={self.selection.metric}: the result is the model of the "
+            "best cycle, which is not known yet. This plan shows the last cycle's model instead."
+        )
+        if patience := self.selection.patience:
+            warning += f" Training stops after {patience} cycle(s) in a row without improvement."
+        return [warning]
 
     def record(self, folders: Mapping[str, str]) -> dict[str, Any]:
         """Return the chosen cycle's entry in record.json. `folders` maps phases to directories."""
@@ -75,31 +85,6 @@ def recorded(record: Mapping[str, Any]) -> list[dict[str, str]]:
         for choice in choices.values()
         if isinstance(choice, dict) and all(isinstance(choice.get(key), str) for key in RUN_KEYS)
     ]
-
-
-@dataclass(frozen=True)
-class CyclePosition:
-    """The cycle that a phase belongs to, in a RAFT run with method.selection."""
-
-    cycle: int
-    choice: CycleChoice
-
-    @property
-    def is_left_out(self) -> bool:
-        return self.cycle > self.choice.last
-
-    def warnings(self) -> list[str]:
-        """Return a warning about the unknown result, for the last cycle of a plan."""
-        choice = self.choice
-        if choice.is_final or self.cycle != choice.num_cycles:
-            return []
-        warning = (
-            f"method.selection.metric={choice.selection.metric}: the result is the model of the "
-            "best cycle, which is not known yet. This plan shows the last cycle's model instead."
-        )
-        if patience := choice.selection.patience:
-            warning += f" Training stops after {patience} cycle(s) in a row without improvement."
-        return [warning]
 
 
 def choose(

@@ -1,7 +1,5 @@
 """Define the schema of a run's rows (their source, filters and order) and of model selection."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Optional

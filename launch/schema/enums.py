@@ -1,7 +1,5 @@
 """Define the enumerations of the schema."""
 
-from __future__ import annotations
-
 from enum import Enum
 
 

@@ -3,8 +3,6 @@
 In conf/hardware, null means that there is no requirement.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Optional

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.schema import Choice, Config, Target
-from launch.schema.cycle_choice import CyclePosition
+from launch.schema.cycle_choice import CycleChoice
 
 
 @dataclass(frozen=True)
@@ -26,18 +26,15 @@ class Plan:
     tuned: dict[str, Any] | None = None  # the recipe that a tuning run executes
     data_cache: dict[str, str] | None = None  # the location of a training run's prepared rows
     data: dict[str, Any] | None = None  # statistics of the prepared rows
-    chosen: CyclePosition | None = None  # for a phase of a RAFT run with method.selection
+    chosen: CycleChoice | None = None  # for a phase of a RAFT run with method.selection
+    # for a RAFT cycle that does not run, because earlier cycles stopped improving
+    is_left_out: bool = False
     plain_speed: Speed | None = None  # speed without the choices of speed=auto
     balance: Balance | None = None  # for GRPO under topology=split
     # faster settings that change results; only mode=plan searches for them
     faster: list[Offer] = field(default_factory=list)
     overrides: tuple[str, ...] = ()  # of the command
     followed: list[Choice] = field(default_factory=list)  # what an evaluation takes from a run
-
-    @property
-    def is_left_out(self) -> bool:
-        """Return whether this RAFT cycle does not run because earlier cycles stopped improving."""
-        return self.chosen is not None and self.chosen.is_left_out
 
     @property
     def targets(self) -> dict[str, Target]:

@@ -1,7 +1,5 @@
 """Compute numbers of parameters and sizes from the shape of a model."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from launch.schema import LINEARS as LINEARS

@@ -1,7 +1,6 @@
 """Check the arguments of a method's configuration class, and add those that other groups imply."""
 
-from __future__ import annotations
-
+import dataclasses
 import functools
 import json
 from pathlib import Path
@@ -129,12 +128,6 @@ def check_value(key: str, argument: Any, allowed: dict[str, Any], owner: str) ->
 
     `owner` is the class that has the argument.
     """
-    if problem := _value_problem(key, argument, allowed, owner):
-        raise UserError(problem)
-
-
-def _value_problem(key: str, argument: Any, allowed: dict[str, Any], owner: str) -> str | None:
-    """Return the message for a wrong value; None if it is valid."""
     names, rejected, items = allowed.get("names"), allowed.get("refused", {}), allowed.get("items")
     options = f" Use one of {', '.join(names)}." if names else ""
     if not _has_type(argument, allowed["types"]):
@@ -143,43 +136,40 @@ def _value_problem(key: str, argument: Any, allowed: dict[str, Any], owner: str)
         if "list" in allowed["types"] and is_item and _has_type(argument, items or ["any"]):
             options = f" Use: '{key}=[{argument}]'."
         kind = JSON_TYPES[type(argument)]
-        return f"{key}={argument!r}: this is {kind}, but {owner} accepts {types}.{options}"
+        problem = f"this is {kind}, but {owner} accepts {types}.{options}"
+        raise UserError(f"{key}={argument!r}: {problem}")
     for value in argument if isinstance(argument, list) else [argument]:
         if isinstance(argument, list) and items and not _has_type(value, items):
             kind = JSON_TYPES[type(value)]
-            return f"{key}={argument}: contains {kind}, but entries must be {' or '.join(items)}."
+            problem = f"contains {kind}, but entries must be {' or '.join(items)}."
+            raise UserError(f"{key}={argument}: {problem}")
         if type(value) is int and value < allowed.get("least", value):
-            return f"{key}={argument}: must be at least {allowed['least']}."
+            raise UserError(f"{key}={argument}: must be at least {allowed['least']}.")
         for word in map(str, value if isinstance(value, dict) else [value]):
             if word in rejected:
-                return f"{key}: {word} {rejected[word]}"
+                raise UserError(f"{key}: {word} {rejected[word]}")
             if names and value is not None and word not in names:
                 hint = word_hint(key.rpartition(".")[2], word, names)
-                return f"{key}={word}: unknown.{hint}{options}"
+                raise UserError(f"{key}={word}: unknown.{hint}{options}")
         for word, inner in value.items() if isinstance(value, dict) else ():
-            if problem := _key_problem(f"{key}.{word}", word, inner, allowed):
-                return problem
-    return None
+            _check_key(f"{key}.{word}", word, inner, allowed)
 
 
-def _key_problem(key: str, word: str, value: Any, allowed: dict[str, Any]) -> str | None:
-    """Return the message for a wrong key of a mapping, or for its value, which may be a list."""
+def _check_key(key: str, word: str, value: Any, allowed: dict[str, Any]) -> None:
+    """Raise UserError for a wrong key of a mapping, or for its value, which may be a list."""
     prefixes, ours = allowed.get("prefixes"), allowed.get("engine_keys")
     if prefixes and not word.startswith(tuple(prefixes)):
-        return f"{key}: a variable must start with one of {', '.join(prefixes)}."
+        raise UserError(f"{key}: a variable must start with one of {', '.join(prefixes)}.")
     if ours is None or word in ours or word.isupper():  # upper case: an environment variable
-        return None
+        return
     engine = lock()["engine"]
     if word not in engine:
-        hint = argument_hint(word, engine)
-        return f"{key}: the engine of vLLM {lock()['vllm']} has no such argument.{hint}"
+        owner, hint = f"the engine of vLLM {lock()['vllm']}", argument_hint(word, engine)
+        raise UserError(f"{key}: {owner} has no such argument.{hint}")
     is_space = "list" not in engine[word]["types"] and isinstance(value, list)
-    problems = (
-        _value_problem(key, item, engine[word], "vLLM")
-        for item in (value if is_space else [value])
-        if item is not None
-    )
-    return next(filter(None, problems), None)
+    for item in value if is_space else [value]:
+        if item is not None:
+            check_value(key, item, engine[word], "vLLM")
 
 
 def _has_type(argument: Any, types: list[str]) -> bool:
@@ -227,20 +217,15 @@ def complete(
 def _strategy(config: Config) -> dict[str, Any]:
     topology = config.topology
     if topology.strategy == "fsdp":
-        fsdp = topology.fsdp
+        fsdp = dataclasses.asdict(topology.fsdp)
+        del fsdp["reduce_dtype"]  # not an argument of accelerate
         return {
             "fsdp": True,
-            "fsdp_config": {
-                "version": 2,
-                "reshard_after_forward": fsdp.reshard_after_forward,
-                "cpu_offload": fsdp.cpu_offload,
-                "activation_checkpointing": fsdp.activation_checkpointing,
-                "state_dict_type": fsdp.state_dict_type,
-            },
+            "fsdp_config": {"version": 2, **fsdp},
             # Clipping reduces offloaded gradients on the host, which RCCL does not support.
             **(
                 {"ddp_backend": "cuda:nccl,cpu:gloo"}
-                if fsdp.cpu_offload and config.hardware.vendor != Vendor.none
+                if topology.fsdp.cpu_offload and config.hardware.vendor != Vendor.none
                 else {}
             ),
         }

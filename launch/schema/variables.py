@@ -1,7 +1,5 @@
 """Define names of environment variables that several packages use."""
 
-from __future__ import annotations
-
 import re
 
 # names of variables and arguments with secrets: HF_TOKEN and HF_TOKEN_READ, but not max_tokens or

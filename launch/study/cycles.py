@@ -16,7 +16,7 @@ from launch.core.errors import UserError
 from launch.inputs.sample_files import SCORED
 from launch.rules import phases as phase_rules
 from launch.schema import Adapter, Config, Data, Method, Phase, Topology
-from launch.schema.cycle_choice import CyclePosition, choose, phase_name
+from launch.schema.cycle_choice import CycleChoice, choose, phase_name
 from launch.schema.data import Curriculum, CurriculumArgs, Selection
 from launch.schema.enums import Init
 from launch.schema.trainer_args import class_arguments, value
@@ -31,7 +31,7 @@ METHODS = {"start": "sft", "sample": "sample", "train": "sft", "evaluate": "eval
 class CyclePhase(Phase):
     part: str = "sample"  # a key of METHODS
     cycle: int = 0  # 0 means before the first cycle
-    chosen: CyclePosition | None = None  # if method.selection is set
+    chosen: CycleChoice | None = None  # if method.selection is set
     # Group options that override the command line.
     groups: list[str] = field(default_factory=list)
     args: dict[str, Any] = field(default_factory=dict)  # override the method's arguments
@@ -78,7 +78,7 @@ def expand(
             choice = choose(name, method.selection, known, int(value(config, "cycles")))
             if choice.selection.metric is not None:
                 for part in raft:
-                    part.chosen = CyclePosition(part.cycle, choice)
+                    part.chosen = choice
             names = {(part.part, part.cycle): part.name for part in raft}
             expanded += raft
             models[name] = names["train", choice.cycle]

@@ -71,7 +71,7 @@ def sampling_lines(plans: list[Plan]) -> list[str]:
 def summary(run_dir: Path, plans: list[Plan]) -> str:
     """Write curves.png, and return the text for the terminal."""
     phases = phases_of(plans)
-    choices = [plan.chosen.choice for plan in plans if plan.chosen]
+    choices = [plan.chosen for plan in plans if plan.chosen]
     chosen = dict.fromkeys(choice.line() for choice in choices if choice.is_final)
     lines = [*gain_lines(phases), *chosen, *sampling_lines(plans)]
     if curves := training_curves(plans, phases):

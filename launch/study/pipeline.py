@@ -283,7 +283,7 @@ class Pipeline:
             keys = [*keys, *cycles.part_keys(cycle.part, keys)]
         prepared, warnings = prepare(composed, keys)
         if cycle and cycle.chosen and cycle.part == "train":
-            warnings = [*warnings, *cycle.chosen.warnings()]
+            warnings = [*warnings, *cycle.chosen.warnings(cycle.cycle)]
         # With smoke=true, prepare() has reduced the shape to match the earlier phase's model.
         prepared.model.path = source
         prepared = with_choices(prepared, self.host, folder)
@@ -298,7 +298,10 @@ class Pipeline:
         if phase.results_from:
             del inputs.method.args["results_from"]
         check_files(inputs, all_lines=self.config.mode == Mode.run)
-        return dataclasses.replace(plan, chosen=cycle.chosen) if cycle else plan
+        if not cycle or not cycle.chosen:
+            return plan
+        is_left_out = cycle.cycle > cycle.chosen.last
+        return dataclasses.replace(plan, chosen=cycle.chosen, is_left_out=is_left_out)
 
     def run(
         self,
@@ -367,7 +370,7 @@ class Pipeline:
             print(json.dumps(content, indent=1))
 
     def _write(self, plans: dict[str, Plan], status: str, exit_code: int | None = None) -> None:
-        choices = [plan.chosen.choice for plan in plans.values() if plan.chosen]
+        choices = [plan.chosen for plan in plans.values() if plan.chosen]
         folders = _folders(plans)
         content = {
             "schema": 1,

@@ -79,7 +79,8 @@ class PlannedTrial:
 
     def runs(self) -> Iterator[tuple[Path, dict[str, Any]]]:
         """Yield the runs of this composition with their records, newest first."""
-        return rundir.runs_with_hash(self.home, self.composition_hash)
+        runs = rundir.runs_with_hash(self.home, self.composition_hash)
+        return ((folder, record) for folder, record in runs if record is not None)
 
     def newest_run(self) -> Path | None:
         return next((folder for folder, _ in self.runs()), None)

@@ -47,7 +47,7 @@ def resume(folder: Path, *overrides: str) -> list[str]:
     """Return the plan's notes about the resumed run."""
     config, _ = prepare(composed(*overrides, f"resume={folder}"))
     assert rundir.choose(config) == (folder, True)
-    return rundir.changed_rank_notes(config, folder)
+    return resuming.notes(config, folder)
 
 
 @pytest.mark.parametrize(
