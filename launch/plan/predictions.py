@@ -40,8 +40,9 @@ def facts(plan: Plan) -> Facts:
     facts += repeated("faster", _offers(plan))
     facts += repeated("memory", _memory(plan))
     facts += repeated("targets", targets([plan]))
-    if plan.followed:
-        facts.append(("chosen", f"{_overrides(plan.followed)} (of the run in model.path)"))
+    if config.followed:
+        reason = config.followed[0].reason
+        facts.append(("chosen", f"{_overrides(config.followed)} ({reason})"))
     if config.chosen and config.speed == SpeedMode.auto:
         facts.append(
             ("chosen", f"{_overrides(config.chosen)} (for speed; speed=off chooses nothing)")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launch.schema import Choice, Config, Target
+from launch.schema import Config, Target
 from launch.schema.cycle_choice import CyclePosition
 
 
@@ -32,7 +32,6 @@ class Plan:
     # faster settings that change results; only mode=plan searches for them
     faster: list[Offer] = field(default_factory=list)
     overrides: tuple[str, ...] = ()  # of the command
-    followed: list[Choice] = field(default_factory=list)  # what an evaluation takes from a run
 
     @property
     def is_left_out(self) -> bool:
