@@ -63,6 +63,9 @@ def run_time(plan: Plan) -> str:
         return f"{at_most}{step_s} per {unit}"
     units = unit if speed.steps == 1 else {"step": "steps", "batch": "batches"}[unit]
     total = duration(3600 * speed.run_hours)
+    if speed.passes:
+        pass_s = f" x {approximate(speed.pass_s)} s" if speed.pass_s else ", not counted"
+        step_s += f" + {speed.passes} held-out passes{pass_s}"
     cost = f", cost {approximate(speed.cost)}" if speed.cost is not None else ""
     return f"{at_most}{speed.steps:,} {units} x {step_s} = {total}{cost}"
 
