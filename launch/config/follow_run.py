@@ -36,8 +36,8 @@ def source(composed: DictConfig) -> dict[str, Any]:
 
 def _composition(model: Path) -> dict[str, Any]:
     """Return the composition of the run of a model directory. An export has its source's."""
-    recorded: dict[str, Any] = (read_json(model.parent / "record.json") or {}).get("composition")
-    recorded = recorded or {}
+    record = read_json(model.parent / "record.json") or {}
+    recorded: dict[str, Any] = record.get("composition") or {}
     source = (recorded.get("model") or {}).get("path")
     is_export = (recorded.get("method") or {}).get("kind") == "exporter"
     return _composition(Path(source)) if is_export and source else recorded

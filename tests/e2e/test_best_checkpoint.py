@@ -83,6 +83,15 @@ def test_a_killed_run_ends_with_the_same_best_step(tmp_path, stopped, monkeypatc
     assert computed(tmp_path)[-1]["eval_loss"] == computed(stopped[0])[-1]["eval_loss"]
 
 
+def test_a_run_killed_before_its_first_checkpoint_measures_the_start_once(tmp_path, monkeypatch):
+    steps = ["method.args.max_steps=4", "method.args.save_steps=2"]
+    with monkeypatch.context() as patch:
+        die_in(patch, 1)
+        assert run(tmp_path, "sft", *BEST, *steps)[1]["error"] == "RuntimeError: killed"
+    assert run(tmp_path, "sft", *BEST, *steps)[0] == 0
+    assert [row["step"] for row in computed(tmp_path)] == [0, 1, 2, 3, 4]
+
+
 def test_a_run_that_had_stopped_early_does_not_train_again(tmp_path, stopped, monkeypatch):
     """Kill it after its last checkpoint and before its model is saved."""
     monkeypatch.setattr(train_loop, "save_model", None)

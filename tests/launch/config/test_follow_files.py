@@ -250,7 +250,8 @@ def test_an_evaluation_follows_the_run_that_left_its_model(tmp_path):
         assert sorted(followed) == sorted(["data", "method.rewards", *args])
         base = compose(["method=evaluate", "hardware=mi300x", f"model.base_of={tmp_path}/{folder}"])
         assert base.model == trained.model
-        assert (base.data, base.method) == (config.data, config.method)
+        assert (base.data, base.method.rewards) == (config.data, config.method.rewards)
+        assert base.followed == config.followed
         assert plan.speed.steps == 1
     config = compose(request.plus("data.system_prompt=null", "data.columns.answer=a"))
     assert config.data.system_prompt is None
