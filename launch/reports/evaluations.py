@@ -128,7 +128,7 @@ def _differing_settings(first: Run, run: Run, data_keys: Sequence[str]) -> str:
     """Return the settings that differ, other than the model, and affect which answers count."""
     contents: list[dict[str, Any]] = []
     for config in (first.config, run.config):
-        method, data = ({**(config.get(group) or {})} for group in ("method", "data"))
+        method, data = (config.get(group) or {} for group in ("method", "data"))
         args = {k: v for k, v in (method.get("args") or {}).items() if k not in SPEED_ARGS}
         content = {"method": {**{key: method.get(key) for key in METHOD_KEYS}, "args": args}}
         content |= {"data": {key: data.get(key) for key in data_keys}}
