@@ -17,7 +17,8 @@ from launch.config.compose import leaf
 from launch.config.fixed_settings import divides_evenly, reason_to_keep
 from launch.estimate import margin, memory
 from launch.estimate.batch_counts import PROMPT_TOKENS, batch
-from launch.estimate.speed import COMPILE_S, estimate_speed, num_steps
+from launch.estimate.run_length import num_steps
+from launch.estimate.speed import COMPILE_S, estimate_speed
 from launch.machine import placement
 from launch.machine.detect import Host
 from launch.schema import Choice, Config

@@ -64,13 +64,14 @@ def compose(overrides: Sequence[str], typed: Request | None = None) -> Config:
     # Hydra rejects this override, although it is the default.
     checked = Request(override for override in request.checked() if override != "experiment=null")
     try:
-        config = _with_absolute_paths(_resolved(checked))
+        config, run = _resolved(checked)
+        _make_paths_absolute(config)
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
         raise translate(error) from error
     follow_rows(config, request.keys)
     if typed is request:  # a phase of a pipeline has the pipeline's data
-        follow_run.follow(config, request)
-    thinking.follow_template(config)
+        follow_run.follow(config, request, run)
+    thinking.follow_template(config, run)
     for key in typed.keys:
         group = key.partition(".")[0]
         if not config.method.reads(group):
@@ -89,10 +90,17 @@ def compose(overrides: Sequence[str], typed: Request | None = None) -> Config:
     return config
 
 
-def _resolved(request: Request) -> Config:
-    """Return the composition with every `auto` resolved, and complete `speed_keeps` from files."""
+def _resolved(request: Request) -> tuple[Config, dict[str, Any]]:
+    """Return the composition with every `auto` resolved, and that of the run of its model.
+
+    `speed_keeps` is completed from files.
+    """
     composed = _compose(request)
-    followed = follow_files.follow(request, composed)
+    run = follow_run.source(composed)
+    if composed.model.base_of:
+        request = follow_run.with_base(request, run, composed.model.base_of)
+        composed = _compose(request)
+    followed = follow_files.follow(request, composed, run)
     if followed is not request:
         request, composed = followed, _compose(followed)
     # Hardware comes first, because the choices of other groups depend on it.
@@ -118,10 +126,10 @@ def _resolved(request: Request) -> Config:
     else:
         keys = set(_compose_options(options)[1])
     config.speed_keeps = sorted({*config.speed_keeps, *keys})
-    return config
+    return config, run
 
 
-def _with_absolute_paths(config: Config) -> Config:
+def _make_paths_absolute(config: Config) -> None:
     """Make paths absolute, because ranks and later commands run in other directories."""
     config.run_root = str(Path(config.run_root).absolute())
     for key in PATHS:
@@ -136,7 +144,6 @@ def _with_absolute_paths(config: Config) -> Config:
         for name in ("reuse", "lm_eval_include", "gguf_converter", "results_from", "dataset"):
             if isinstance(args.get(name), str):
                 args[name] = str(pinned(args[name]))
-    return config
 
 
 def _make_absolute(holder: Any, key: str, prefix: str = "") -> None:

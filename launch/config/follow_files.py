@@ -6,13 +6,12 @@ import json
 import os
 import re
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig
 
 from launch.config.request import Request
 from launch.core.errors import UserError
-from launch.core.json_files import read_json
 from launch.inputs import model_config
 from launch.inputs.model_config import SHAPE, Found
 from launch.inputs.model_path import file, files
@@ -23,12 +22,12 @@ AUTO = "auto"
 LONGEST = 60  # characters of a model's name, which is a part of the run's
 
 
-def follow(request: Request, composed: DictConfig) -> Request:
+def follow(request: Request, composed: DictConfig, run: dict[str, Any]) -> Request:
     """Return the request with the shape in the config.json of model.path or model.hub_id.
 
     The request stays the same if model=<name> has this shape, or if the shape is unknown. In the
-    second case, `warnings` or launch/plan/check_files.py tell the user. Raises UserError if the
-    plan would have no shape.
+    second case, `warnings` or launch/plan/check_files.py tell the user. `run` is the composition of
+    the run that trained the model. Raises UserError if the plan would have no shape.
     """
     model, keys = composed.model, request.keys
     is_random = model.init == Init.random and "model.init" in keys
@@ -58,7 +57,7 @@ def follow(request: Request, composed: DictConfig) -> Request:
     pinned = [f"model.revision={found.commit}"] if found.commit and not revision else []
     if all(model.get(key) == found.shape.get(key) for key in SHAPE):
         return request.plus(*pinned) if pinned else request
-    values = {"name": _name(model.path, model.hub_id), **found.shape}
+    values = {"name": _name(model.path, model.hub_id, run), **found.shape}
     lines = [f"model.{k}={json.dumps(v)}" for k, v in values.items() if f"model.{k}" not in keys]
     return request.without("model").plus(f"model={AUTO}", *lines, *pinned)
 
@@ -124,11 +123,9 @@ def _problem(path: str | None, hub_id: str | None, found: Found | str | None) ->
     )
 
 
-def _name(path: str | None, hub_id: str | None) -> str:
+def _name(path: str | None, hub_id: str | None, run: dict[str, Any]) -> str:
     """Return a name of the model for plans and runs. A run's model has the name in its record."""
     name = str(hub_id).rpartition("/")[2]
     if path:
-        folder: Path = model_config.directory_of(path)
-        record = read_json(folder.parent / "record.json") or {}
-        name = record.get("composition", {}).get("model", {}).get("name") or folder.name
+        name = run.get("model", {}).get("name") or model_config.directory_of(path).name
     return re.sub(r"[^A-Za-z0-9._-]+", "-", str(name))[:LONGEST].strip("-._") or "model"

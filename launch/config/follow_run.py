@@ -1,16 +1,21 @@
-"""Evaluate a run's model on the held-out rows and by the rewards of that run."""
+"""Evaluate the model of a run, or its base, on the held-out rows and by the rewards of that run."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from launch.config.request import Request
+from launch.core.errors import UserError
 from launch.core.json_files import read_json
-from launch.schema import Choice, Config, trainer_args
+from launch.inputs.model_config import directory_of
+from launch.inputs.model_path import file
+from launch.schema import Choice, Config, Model, trainer_args
 from launch.schema.data import Data
 
 # The keys of data that held-out rows depend on. Others, such as data.limit, are for training.
@@ -19,20 +24,70 @@ HELDOUT_KEYS = (
     *("hub_id", "revision", "subset", "split", "heldout_split", "sources", "columns"),
     *("answer_pattern", "system_prompt", "filter", "heldout_fraction", "chat_template"),
 )
+LENGTH, BASE = "method.args.max_new_tokens", "model.base_of"
+REASON = "as in training"
 
 
-def follow(config: Config, request: Request) -> None:
-    """Set data and rewards of an evaluation to those of the run that trained its model.
+def source(composed: DictConfig) -> dict[str, Any]:
+    """Return the composition of the run that trained a model; {} if no run did."""
+    path = composed.model.base_of or composed.model.path
+    return _composition(directory_of(path)) if path else {}
 
-    Keys of the command stay. With data= or experiment=, nothing is taken from the run.
+
+def _composition(model: Path) -> dict[str, Any]:
+    """Return the composition of the run of a model directory. An export has its source's."""
+    record = read_json(model.parent / "record.json") or {}
+    recorded: dict[str, Any] = record.get("composition") or {}
+    source = (recorded.get("model") or {}).get("path")
+    is_export = (recorded.get("method") or {}).get("kind") == "exporter"
+    return _composition(Path(source)) if is_export and source else recorded
+
+
+def with_base(request: Request, run: dict[str, Any], path: str) -> Request:
+    """Return the request with the model that a run started from, instead of model.base_of.
+
+    Raises UserError if that model is unknown, or if the request names a model itself.
     """
-    run = _run(config, request)
-    data = _data(run.get("data"), config.data, request)
+    model, adapter = run.get("model") or {}, (run.get("adapter") or {}).get("path")
+    places = [key for key in ("model.path", "model.hub_id") if key in request.keys]
+    problem = ""
+    if not model:
+        problem = f"not a run that trained a model. Use: {BASE}=<run>"
+    elif places:
+        problem = f"names the model already. Remove {places[0]}"
+    elif adapter:  # the run that left the adapter has also merged it
+        problem = f"that run continued an adapter. Use: model.path={Path(adapter).parent}"
+    if problem:
+        raise UserError(f"{BASE}={path}: {problem}.")
+    names = {field.name for field in dataclasses.fields(Model)} - {"base_of"}
+    values = {key: value for key, value in model.items() if key in names}
+    lines = [
+        f"model.{k}={json.dumps(v)}" for k, v in values.items() if f"model.{k}" not in request.keys
+    ]
+    preset = model["name"] if file(model["name"]) else "auto"
+    return request.without("model").without(BASE).plus(f"model={preset}", *lines)
+
+
+def follow(config: Config, request: Request, run: dict[str, Any]) -> None:
+    """Set data, rewards and length of an evaluation to those of the run that trained its model.
+
+    Keys of the command stay. With data=, only the length of answers is taken from the run. With
+    experiment=, nothing is.
+    """
+    typed = {str(override.key_or_group) for override in request.parsed}
+    if not config.method.measures_model or "experiment" in typed:
+        return
+    method = run.get("method") or {}
+    longest = (method.get("args") or {}).get("max_completion_length")
+    if longest and LENGTH not in request.keys:
+        config.method.args["max_new_tokens"] = longest
+        add(config, LENGTH, longest)
+    data = None if "data" in typed else _data(run.get("data"), config.data, request)
     if data is None:
         return
     config.data = data
-    method = run.get("method") or {}
-    if any(str(override.key_or_group).startswith("method.reward") for override in request.parsed):
+    add(config, "data", data.name)
+    if any(key.startswith("method.reward") for key in typed):
         return
     rewards, fields = method.get("rewards") or {}, trainer_args.lock()["rewards"]
     # Others, such as a penalty of length, would count correct answers as wrong.
@@ -40,32 +95,13 @@ def follow(config: Config, request: Request) -> None:
     config.method.rewards = judges or {name: w for name, w in rewards.items() if "." in name}
     config.method.reward_chain = [x for x in method.get("reward_chain") or [] if x in judges]
     config.method.reward_pattern = method.get("reward_pattern")
+    if config.method.rewards:
+        add(config, "method.rewards", config.method.rewards)
 
 
-def choices(config: Config, request: Request) -> list[Choice]:
-    """Return what `follow` took from the run, for the plan."""
-    run = _run(config, request)
-    if _data(run.get("data"), config.data, request) is None:
-        return []
-    reason = f"of the run in model.path={config.model.path}"
-    values = {"data": config.data.name, "method.rewards": config.method.rewards}
-    return [Choice(key, value, reason) for key, value in values.items() if value]
-
-
-def _run(config: Config, request: Request) -> dict[str, Any]:
-    """Return the composition of the run that left the evaluated model; {} to follow none."""
-    typed = {str(override.key_or_group) for override in request.parsed}
-    is_followed = config.method.measures_model and not {"data", "experiment"} & typed
-    return composition(config.model.path) if is_followed else {}
-
-
-def composition(path: str | None) -> dict[str, Any]:
-    """Return the composition of the run that trained a model. An export has its source's."""
-    record = read_json(Path(path).parent / "record.json") if path else None
-    recorded: dict[str, Any] = (record or {}).get("composition") or {}
-    if (recorded.get("method") or {}).get("kind") == "exporter":
-        return composition((recorded.get("model") or {}).get("path"))
-    return recorded
+def add(config: Config, key: str, value: object) -> None:
+    """List a value in `followed`, for the plan."""
+    config.followed.append(Choice(key, value, REASON))
 
 
 def _data(recorded: dict[str, Any] | None, composed: Data, request: Request) -> Data | None:

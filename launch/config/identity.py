@@ -17,7 +17,7 @@ from launch.schema import Config, Properties
 # run.
 NOT_IDENTITY = {
     *("mode", "find", "price_per_gpu_hour", "format", "verbose", "resume", "run_root", "name"),
-    *("sweep", "preflight", "speed_keeps", "hardware_report"),
+    *("sweep", "preflight", "speed_keeps", "hardware_report", "followed"),
 }
 # Keys that follow from the name of the method.
 PROPERTIES = tuple(field.name for field in dataclasses.fields(Properties))

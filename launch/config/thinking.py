@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from launch.config import follow_run
 from launch.inputs import model_path
 from launch.schema import Config
@@ -15,18 +17,18 @@ SHORT_TOKENS = 2048
 LIMITS = ("max_completion_length", "max_new_tokens")
 
 
-def follow_template(config: Config) -> None:
+def follow_template(config: Config, run: dict[str, Any]) -> None:
     """Set method.args.chat_template_kwargs unless the user did.
 
-    An evaluation of a run's model has the run's value. Others have no thinking.
+    An evaluation has the value of `run`, which trained the model. Others have no thinking.
     """
     method = config.method
     if ARGS in method.args or not (method.generates or method.kind == "evaluator"):
         return
-    trained = follow_run.composition(config.model.path).get("method") or {}
-    recorded = (trained.get("args") or {}).get(ARGS)
+    recorded = ((run.get("method") or {}).get("args") or {}).get(ARGS)
     if recorded and method.kind == "evaluator":
         method.args[ARGS] = dict(recorded)
+        follow_run.add(config, f"method.args.{ARGS}", method.args[ARGS])
     elif _has_switch(config):
         method.args[ARGS] = {SWITCH: False}
 

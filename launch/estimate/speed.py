@@ -23,14 +23,15 @@ from launch.estimate.rank_memory import (
     uses_reference,
     width,
 )
+from launch.estimate.run_length import num_heldout, num_passes, num_rows, num_steps
 from launch.estimate.traffic import TRAFFIC, traffic
-from launch.inputs import engine_args, jsonl_files
+from launch.inputs import engine_args
 from launch.machine import placement
 from launch.machine.placement import shares_gpu
 from launch.schema import Config, shapes
 from launch.schema.enums import Head, Link, Vendor
 from launch.schema.plan import Speed
-from launch.schema.trainer_args import value, value_or_none
+from launch.schema.trainer_args import eval_batch_size, value, value_or_none
 
 # Shares of peak and bandwidth, from the runs of docs/results/speed.md. 16-bit products reach
 # healthy.gemm of the hardware file.
@@ -105,7 +106,10 @@ def estimate_speed(config: Config, rows: Mapping[str, Any] | None = None) -> Spe
     largest = sorted(parts.items(), key=lambda part: -part[1])[:3]
     basis = f"{basis}: {', '.join(f'{name} {part / step_s:.0%}' for name, part in largest)}"
     steps = num_steps(config, size, rows)
-    hours = steps * step_s / 3600 if steps else None
+    passes, pass_s = num_passes(config, steps), None
+    if passes:
+        pass_s = _held_out_s(config, size, peak * 1e12)
+    hours = (steps * step_s + passes * (pass_s or 0.0)) / 3600 if steps else None
     generates = size.completion > 0
     return Speed(
         size.tokens * config.method.sequences_per_example * filled / step_s,
@@ -118,53 +122,29 @@ def estimate_speed(config: Config, rows: Mapping[str, Any] | None = None) -> Spe
         steps=steps,
         parts_s=parts,
         is_upper_bound=rows is None or generates,
+        passes=passes,
+        pass_s=pass_s,
     )
 
 
-def num_steps(config: Config, size: Batch, prepared: Mapping[str, Any] | None = None) -> int | None:
-    """Return the number of optimizer steps; None if it depends on unread rows or on packing."""
-    max_steps = value(config, "max_steps")
-    if max_steps and int(max_steps) > 0:
-        return int(max_steps)
-    steps = epoch_steps(config, size, prepared)
-    return math.ceil(steps * float(value(config, "num_train_epochs"))) if steps else None
+def _held_out_s(config: Config, size: Batch, peak: float) -> float | None:
+    """Return the seconds of a pass over the held-out rows; None if their number is unknown.
 
-
-def epoch_steps(
-    config: Config, size: Batch, prepared: Mapping[str, Any] | None = None
-) -> float | None:
-    """Return the number of optimizer steps of a pass over the rows; None as for num_steps."""
-    if prepared:
-        rows = prepared.get("packed_rows") or prepared["rows"]
-    else:
-        rows = _num_rows(config)
-        if value_or_none(config, "packing"):
-            return None
-    if not rows:
+    A forward takes a third of a micro-step without recomputation.
+    """
+    rows = num_heldout(config)
+    if rows is None:
         return None
-    # GRPO generates a group of completions per row and trains on each num_iterations times.
-    per_row = int(value_or_none(config, "num_generations") or 1) * int(
-        value_or_none(config, "num_iterations") or 1
-    )
-    rows *= config.method.examples_per_row
-    return float(rows * per_row / size.sequences)
-
-
-def _num_rows(config: Config, *most: int | None) -> int | None:
-    """Return the number of training rows, at most, before any is filtered; None if unknown."""
-    data = config.data
-    counted = jsonl_files.num_rows(data.path) if data.kind == "jsonl" else None
-    return min(filter(None, (data.limit, data.num_train, counted, *most)), default=None)
-
-
-def num_heldout(config: Config) -> int | None:
-    """Return the number of problems of an evaluation, at most; None if unknown."""
-    data = config.data
-    number = data.num_heldout or (data.kind == "jsonl" and jsonl_files.num_rows(data.heldout_path))
-    if data.heldout_fraction:
-        all_rows = jsonl_files.num_rows(data.path) if data.kind == "jsonl" else None
-        number = all_rows and math.ceil(data.heldout_fraction * all_rows)
-    return min(filter(None, (number, number and data.limit)), default=None)
+    micro_s = sum(micro_parts(config, micro_step(config, size), peak).values())
+    completions = rows * int(value_or_none(config, "num_generations_eval") or 1)
+    pass_s = math.ceil(completions / size.ranks) / size.per_device * micro_s / 3
+    if size.completion:
+        per_batch = size.ranks * eval_batch_size(config)
+        batch_rows = per_batch / (config.topology.servers or size.ranks)
+        is_vllm = generates_with_vllm(config)
+        batch_s = _completion_s(config, size, batch_rows, peak, is_vllm)
+        pass_s += math.ceil(completions / per_batch) * batch_s
+    return pass_s
 
 
 def _cost(config: Config, hours: float | None) -> float | None:
@@ -188,7 +168,7 @@ def sampling(config: Config) -> Speed:
     tokens = size.ranks * rows * size.completion
     prompts = num_heldout(config)
     if config.method.leaves_samples:
-        prompts = _num_rows(config, value_or_none(config, "num_prompts"))
+        prompts = num_rows(config, value_or_none(config, "num_prompts"))
     steps = math.ceil(prompts / size.per_device / size.ranks) if prompts else None
     hours = steps * step_s / 3600 if steps else None
     basis = f"{'vLLM' if is_vllm else 'transformers'}, samples of full length; shares of an H200"

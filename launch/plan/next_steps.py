@@ -3,11 +3,15 @@
 import shlex
 from pathlib import Path
 
+from launch.config.compose import compose
 from launch.config.request import Request
+from launch.core.errors import UserError
 from launch.core.json_files import read_json
 from launch.inputs.run_models import run_with_model
+from launch.plan.check_files import check_files
+from launch.plan.planning import prepare
 from launch.plan.process_env import ROOT
-from launch.schema import Config
+from launch.schema import Config, trainer_args
 
 # Groups and keys of the run's command that its export and its evaluation need too. They take
 # model and data from the run's record.
@@ -25,12 +29,30 @@ def commands(config: Config, run_dir: Path, request: Request) -> dict[str, str]:
     # An experiment also sets arguments of the method, so its hardware replaces it.
     has_experiment = any(override.key_or_group == "experiment" for override in request.parsed)
     place = [f"hardware={config.hardware.name}"] * has_experiment + kept(request)
-    if config.data.has_heldout and not config.phases:  # a pipeline has its own evaluations
-        steps["evaluate"] = command_line("run", *place, "method=evaluate", model)
+    evaluation = Request([*place, "method=evaluate", model])
+    # A pipeline has its own evaluations.
+    if config.data.has_heldout and not config.phases and _has_answers(config, evaluation):
+        steps["evaluate"] = command_line("run", *evaluation)
     steps["chat"] = command_line("chat", run)
     if (read_json(source / "plan.json") or {}).get("method") != "export":
         steps["export"] = command_line("run", *place, "method=export", model)
     return steps
+
+
+def _has_answers(config: Config, evaluation: Request) -> bool:
+    """Return whether an evaluation can score the run's held-out rows; chats have no answers.
+
+    Rows of the Hub are not read here, so their columns and the run's rewards tell.
+    """
+    fields = trainer_args.lock()["rewards"]
+    if config.data.kind == "hub" and "answer" not in config.data.columns:
+        return any(fields.get(name) for name in config.method.rewards)
+    try:
+        planned, _ = prepare(compose(evaluation))
+        check_files(planned, all_lines=False)
+    except UserError:
+        return False
+    return True
 
 
 def short_path(path: str | Path) -> str:

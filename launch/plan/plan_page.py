@@ -13,7 +13,7 @@ import yaml
 
 from launch.config import smoke, thinking
 from launch.config.request import Request
-from launch.estimate import batch_counts, margin, speed
+from launch.estimate import batch_counts, margin, run_length
 from launch.inputs import jsonl_files
 from launch.machine import placement
 from launch.machine.detect import Host
@@ -151,7 +151,7 @@ def _composition(plan: Plan) -> Facts:
 
 def _row_counts(config: Config) -> str:
     """Return the numbers of training and held-out rows of JSONL files, if they can be counted."""
-    data, heldout = config.data, speed.num_heldout(config)
+    data, heldout = config.data, run_length.num_heldout(config)
     count, text = jsonl_files.num_rows(data.path), ""
     if count is not None:
         rows = count - (heldout or 0) * bool(data.heldout_fraction)

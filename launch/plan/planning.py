@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from launch.config import choose, follow_files, follow_run, lr_scaling, smoke
+from launch.config import choose, follow_files, lr_scaling, smoke
 from launch.config.identity import default_name, identity, identity_of
 from launch.config.request import Request
 from launch.core.errors import UserError
@@ -155,7 +155,6 @@ def make_plan(
         plain_speed=plain_speed,
         balance=balance.balance(config, host),
         overrides=request,
-        followed=follow_run.choices(config, request),
     )
 
 

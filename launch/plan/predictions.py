@@ -38,8 +38,9 @@ def facts(plan: Plan) -> Facts:
     facts += repeated("faster", _offers(plan))
     facts += repeated("memory", _memory(plan))
     facts += repeated("targets", targets([plan]))
-    if plan.followed:
-        facts.append(("chosen", f"{_overrides(plan.followed)} (of the run in model.path)"))
+    if config.followed:
+        reason = config.followed[0].reason
+        facts.append(("chosen", f"{_overrides(config.followed)} ({reason})"))
     if config.chosen and config.speed == SpeedMode.auto:
         facts.append(
             ("chosen", f"{_overrides(config.chosen)} (for speed; speed=off chooses nothing)")
@@ -60,6 +61,9 @@ def run_time(plan: Plan) -> str:
         return f"{at_most}{step_s} per {unit}"
     units = unit if speed.steps == 1 else {"step": "steps", "batch": "batches"}[unit]
     total = duration(3600 * speed.run_hours)
+    if speed.passes:
+        pass_s = f" x {approximate(speed.pass_s)} s" if speed.pass_s else ", not counted"
+        step_s += f" + {speed.passes} held-out passes{pass_s}"
     cost = f", cost {approximate(speed.cost)}" if speed.cost is not None else ""
     return f"{at_most}{speed.steps:,} {units} x {step_s} = {total}{cost}"
 

@@ -58,7 +58,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
             "plain_tokens_per_second": plan.plain_speed and plan.plain_speed.tokens_per_second,
         },
         "balance": plain(plan.balance),
-        "chosen": plain([*plan.config.chosen, *plan.followed]),
+        "chosen": plain([*plan.config.chosen, *plan.config.followed]),
         "faster": plain(plan.faster),
         "data": plan.data,
         "trainer_args": plan.trainer_args,

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from launch.config.follow_run import HELDOUT_KEYS
+from launch.config.request import leaves
 from launch.reports import paired
-from launch.reports.formats import TITLES, percent
+from launch.reports.formats import TITLES, percent, text
 from launch.reports.parts import Block, Cell, Folded, Note, cell, percent_cell, table
 from launch.reports.run_files import Run, value_at
 
 SIGNIFICANT = 0.05
+METHOD_KEYS = ("rewards", "reward_chain", "reward_pattern")
+SPEED_ARGS = ("batch_size",)  # arguments of an evaluation that change no answer
 
 
 def blocks(run: Run) -> list[Block]:
@@ -80,18 +84,23 @@ def pairs_with_first(runs: Sequence[Run]) -> list[tuple[Run, Run]]:
 
 
 def comparisons(pairs: Sequence[tuple[Run, Run]]) -> list[Block]:
-    """Return a table that compares each pair, and notes on pairs of different problems."""
+    """Return a table that compares each pair, and a note on each pair that is not alike."""
     rows, notes = [], []
     for first, run in pairs:
         before, after = _correct_counts(first), _correct_counts(run)
         if not before or not after:
             continue
+        names = f"{first.name} and {run.name}"
         is_same = run.result.get("data_sha256") == first.result.get("data_sha256")
         if not is_same or len(after) != len(before):
-            names = f"{first.name} and {run.name}"
             why = "have different problems (data_sha256), so they are not compared."
-            notes.append(Note(f"{names} {why}", "warn"))
+            settings = _differing_settings(first, run, (*HELDOUT_KEYS, "limit"))
+            differences = f" They differ in {settings}." if settings else ""
+            notes.append(Note(f"{names} {why}{differences}", "warn"))
             continue
+        if settings := _differing_settings(first, run, ("chat_template",)):
+            why = f"differ in {settings}, so the change is not only that of the model."
+            notes.append(Note(f"{names} {why}", "warn"))
         comparison = paired.compare(before, after)
         is_significant = comparison.p < SIGNIFICANT
         mark = ("good" if comparison.difference > 0 else "bad") if is_significant else ""
@@ -113,6 +122,23 @@ def comparisons(pairs: Sequence[tuple[Run, Run]]) -> list[Block]:
         f"each problem has one sample. Values below {SIGNIFICANT} are marked."
     )
     return [table("Comparison on the same problems", rows, note), *notes]
+
+
+def _differing_settings(first: Run, run: Run, data_keys: Sequence[str]) -> str:
+    """Return the settings that differ, other than the model, and affect which answers count."""
+    contents: list[dict[str, Any]] = []
+    for config in (first.config, run.config):
+        method, data = (config.get(group) or {} for group in ("method", "data"))
+        args = {k: v for k, v in (method.get("args") or {}).items() if k not in SPEED_ARGS}
+        content = {"method": {**{key: method.get(key) for key in METHOD_KEYS}, "args": args}}
+        content |= {"data": {key: data.get(key) for key in data_keys}}
+        contents.append(leaves("", content))
+    before, after = contents
+    return ", ".join(
+        f"{key} ({text(before.get(key))} and {text(after.get(key))})"
+        for key in dict.fromkeys([*before, *after])
+        if before.get(key) != after.get(key)
+    )
 
 
 def _correct_counts(run: Run) -> list[tuple[int, int]]:

@@ -115,7 +115,7 @@ def figures(run: Run) -> list[tuple[str, Any, str]]:
 
     if not rows and is_number(last.get("num_steps")):
         add("steps", last["step"], f"of {number(last['num_steps'])}")
-    for key in ("loss", "reward", "accuracy") if not rows else ():
+    for key in ("loss", "eval_loss", "reward", "accuracy") if not rows else ():
         values = run.metrics.points(key)[1] or [v for v in [result.get(key)] if is_number(v)]
         if values:
             format_value = percent if key == "accuracy" else number

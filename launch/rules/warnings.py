@@ -9,7 +9,7 @@ from launch.config import thinking
 from launch.config.conditions import all_met, table
 from launch.estimate.batch_counts import batch
 from launch.estimate.memory import engine_fits
-from launch.estimate.speed import epoch_steps
+from launch.estimate.run_length import epoch_steps
 from launch.machine import placement
 from launch.machine.gpu import GIB
 from launch.rules.model import is_count_of_shape

@@ -125,6 +125,8 @@ class Model:
     hub_id: Optional[str] = None
     revision: Optional[str] = None  # commit on the Hub, 40 hexadecimal digits
     path: Optional[str] = None  # local directory; takes precedence over hub_id
+    # a run, in place of path and hub_id: the model that this run started from
+    base_of: Optional[str] = None
     chat_template: Optional[str] = None  # Jinja file that replaces the tokenizer's template
     init: Init = Init.pretrained
     num_layers: int = checked(minimum=1, maximum=MAX_COUNT)
@@ -341,6 +343,8 @@ class Config:
     speed_keeps: list[str] = field(default_factory=list)
     # choices of speed=auto; the planner sets them, users do not
     chosen: list[Choice] = field(default_factory=list)
+    # what an evaluation takes from the run that trained its model; users do not set it
+    followed: list[Choice] = field(default_factory=list)
     mode: Mode = Mode.run  # plan: print everything that would run, and change nothing
     find: Find = Find.none
     format: Format = Format.text  # of the plan and the result

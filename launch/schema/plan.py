@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launch.schema import Choice, Config, Target
+from launch.schema import Config, Target
 from launch.schema.cycle_choice import CycleChoice
 
 
@@ -34,7 +34,6 @@ class Plan:
     # faster settings that change results; only mode=plan searches for them
     faster: list[Offer] = field(default_factory=list)
     overrides: tuple[str, ...] = ()  # of the command
-    followed: list[Choice] = field(default_factory=list)  # what an evaluation takes from a run
 
     @property
     def targets(self) -> dict[str, Target]:
@@ -165,7 +164,7 @@ class Speed:
     tokens_per_second: float | None
     step_s: float | None
     basis: str
-    # training time without startup and evaluation; None if the rows have to be read first
+    # training time with held-out passes, without startup; None if the rows have to be read first
     run_hours: float | None = None
     cost: float | None = None  # of the run's GPUs, in the currency of price_per_gpu_hour
     # seconds of generation and training in a step of GRPO; with overlap they run concurrently
@@ -174,6 +173,8 @@ class Speed:
     steps: int | None = None  # of the run, or batches of method=sample; None as for run_hours
     parts_s: dict[str, float] = field(default_factory=dict)  # of step_s, by kind of work
     is_upper_bound: bool = False  # of the time, because the lengths of rows are not known yet
+    passes: int = 0  # over the held-out rows, to select the best model
+    pass_s: float | None = None  # seconds of one of them; None if their number is unknown
 
 
 @dataclass(frozen=True)

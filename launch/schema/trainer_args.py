@@ -243,13 +243,34 @@ def _selection(config: Config) -> dict[str, Any]:
     if metric is None:
         return {}
     return {
+        "eval_on_start": evaluates_first(config),
         "eval_strategy": "steps",
         "eval_steps": value(config, "eval_steps") or value(config, "save_steps"),
         "metric_for_best_model": metric,
         "greater_is_better": config.method.held_out_metrics[metric],
-        "per_device_eval_batch_size": value(config, "per_device_train_batch_size"),
+        "per_device_eval_batch_size": eval_batch_size(config),
         "num_generations_eval": 1,  # grpo: only training needs a group
     }
+
+
+def evaluates_first(config: Config) -> bool:
+    """Return whether held-out rows are measured before the first step, too.
+
+    A pass costs a third of training on these rows. Generating answers to them costs much more.
+    """
+    return not config.method.generates
+
+
+def eval_batch_size(config: Config) -> int:
+    """Return the held-out rows of a rank's batch, which metrics depend on.
+
+    It is as composed, whatever speed=auto chose, but no larger than a micro-batch that fits.
+    """
+    if size := config.method.args.get("per_device_eval_batch_size"):
+        return int(size)
+    train = "per_device_train_batch_size"
+    composed = [c.before for c in config.chosen if c.key == f"method.args.{train}" and c.before]
+    return min(map(int, [value(config, train), *composed]))
 
 
 def _deepspeed(config: Config) -> dict[str, Any]:

@@ -112,9 +112,15 @@ class Metrics(TrainerCallback):
             )
 
     def write_held_out(self, state: TrainerState, logs: dict[str, Any]) -> None:
-        """Add held-out metrics to the pending line of their step, and write it."""
-        if not self.pending or f"{HELD_OUT}loss" not in logs:
+        """Add held-out metrics to the pending line of their step, and write it.
+
+        Before the first step, they are a line of their own.
+        """
+        is_first = state.global_step == 0 and not self.last
+        if f"{HELD_OUT}loss" not in logs or not (self.pending or is_first):
             return
+        seconds = self.first_time_s + time.monotonic() - self.start_time
+        start = {"step": 0, "num_steps": state.max_steps, "time_s": seconds}
         # Exclude the evaluation from the time of the next step.
         self.previous_time += logs["eval_runtime"]
         self.evaluation_s += logs["eval_runtime"]
@@ -123,7 +129,7 @@ class Metrics(TrainerCallback):
             for k, v in logs.items()
             if k.startswith(HELD_OUT) and k not in OMITTED_HELD_OUT
         }
-        self._write({**self.pending, **held_out}, state)
+        self._write({**(self.pending or start), **held_out}, state)
 
     def _write(self, row: dict[str, Any], state: TrainerState) -> None:
         self.last, self.pending = {}, {}
@@ -132,7 +138,8 @@ class Metrics(TrainerCallback):
             self.last[key] = value if is_finite else None
         append(self.path, self.last)
         steps = state.global_step - self.first_step
-        say(progress_line(self.last, (time.monotonic() - self.start_time) / steps))
+        elapsed = time.monotonic() - self.start_time
+        say(progress_line(self.last, elapsed / steps if steps else None))
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -209,9 +216,8 @@ def drop_after(path: Path, step: int) -> list[dict[str, Any]]:
     return rows
 
 
-def progress_line(row: dict[str, Any], step_s: float) -> str:
+def progress_line(row: dict[str, Any], step_s: float | None) -> str:
     """Return a line such as `step 40/400 loss 0.912 reward 0.512 12,345 tok/s eta 1:05`."""
-    minutes, seconds = divmod(round(step_s * (row["num_steps"] - row["step"])), 60)
     parts = [f"step {row['step']}/{row['num_steps']}"]
     parts += [
         f"{key} {row[key]:.4g}"
@@ -220,4 +226,7 @@ def progress_line(row: dict[str, Any], step_s: float) -> str:
     ]
     if row.get("tokens_per_second"):
         parts.append(f"{row['tokens_per_second']:,.0f} tok/s")
-    return "  ".join([*parts, f"eta {minutes}:{seconds:02d}"])
+    if step_s is not None:
+        minutes, seconds = divmod(round(step_s * (row["num_steps"] - row["step"])), 60)
+        parts.append(f"eta {minutes}:{seconds:02d}")
+    return "  ".join(parts)

@@ -229,6 +229,7 @@ def _run_steps(
     state = TrainerState.load_from_json(str(resumed / TRAINER_STATE_NAME))
     complete = checkpoint.step_of(resumed) == trainer.args.max_steps
     if not complete and not selection.stopped_early(config, state):
+        trainer.args.eval_on_start = False
         trainer.train(resume_from_checkpoint=str(resumed))
         return
     # train() would take one more step, so only restore the state.

@@ -44,11 +44,12 @@ def stopped(tmp_path_factory):
 def test_the_best_model_is_saved_and_the_run_stops_early(stopped):
     run_dir, result = stopped
     measured = {row["step"]: row["eval_loss"] for row in computed(run_dir) if "eval_loss" in row}
+    assert max(measured, key=measured.get) == 0  # before the first step
     best = min(measured, key=measured.get)
     assert (result["best_step"], result["best_eval_loss"]) == (best, measured[best])
     assert (result["steps"], result["stopped_early"]) == (best + 2 * 2, True)
     assert result["steps"] < 24
-    assert [row["step"] for row in computed(run_dir)] == list(range(1, result["steps"] + 1)), (
+    assert [row["step"] for row in computed(run_dir)] == list(range(result["steps"] + 1)), (
         "one line a step"
     )
     assert left(run_dir) == [best, result["steps"]]
@@ -82,6 +83,15 @@ def test_a_killed_run_ends_with_the_same_best_step(tmp_path, stopped, monkeypatc
     assert computed(tmp_path)[-1]["eval_loss"] == computed(stopped[0])[-1]["eval_loss"]
 
 
+def test_a_run_killed_before_its_first_checkpoint_measures_the_start_once(tmp_path, monkeypatch):
+    steps = ["method.args.max_steps=4", "method.args.save_steps=2"]
+    with monkeypatch.context() as patch:
+        die_in(patch, 1)
+        assert run(tmp_path, "sft", *BEST, *steps)[1]["error"] == "RuntimeError: killed"
+    assert run(tmp_path, "sft", *BEST, *steps)[0] == 0
+    assert [row["step"] for row in computed(tmp_path)] == [0, 1, 2, 3, 4]
+
+
 def test_a_run_that_had_stopped_early_does_not_train_again(tmp_path, stopped, monkeypatch):
     """Kill it after its last checkpoint and before its model is saved."""
     monkeypatch.setattr(train_loop, "save_model", None)
@@ -103,7 +113,8 @@ def test_another_metric_and_an_adapter(tmp_path, method, overrides, metric):
     )
     assert code == 0
     measured = {row["step"]: row[metric] for row in computed(tmp_path) if metric in row}
-    assert list(measured) == [2, 4, 6]
+    assert list(measured) == [0, 2, 4, 6][method == "grpo" :]
+    measured.pop(0, None)
     best = max(measured, key=measured.get)  # the first of equal ones
     assert (result["best_step"], result[f"best_{metric}"], result["stopped_early"]) == (
         best,
@@ -124,7 +135,7 @@ def test_models_between_two_saves_are_evaluated_but_not_chosen(tmp_path):
     code, result = run(tmp_path, "sft", *BEST, *steps, "method.args.logging_steps=3")
     assert code == 0
     measured = {row["step"]: row["eval_loss"] for row in computed(tmp_path) if "eval_loss" in row}
-    assert list(measured) == [1, 2, 3, 4]
+    assert list(measured) == [0, 1, 2, 3, 4]
     best = min((2, 4), key=measured.get)
     assert (result["best_step"], result["best_eval_loss"]) == (best, measured[best])
 

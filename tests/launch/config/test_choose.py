@@ -14,6 +14,7 @@ from launch.estimate import margin
 from launch.estimate.speed import estimate_speed
 from launch.plan import rundir
 from launch.plan.planning import make_plan, prepare, with_choices
+from launch.schema import trainer_args
 from launch.schema.enums import Rows
 from launch.search.faster import faster
 from tests.conftest import composed, host_with, leave_record
@@ -101,7 +102,6 @@ def test_choice_of_rows(overrides, rows):
     (DPO, "method.args.dataloader_drop_last=true"),
     (DPO, "method.args.auto_find_batch_size=true"),
     (DPO, "method.args.max_length=null"),
-    (DPO, "method.selection.metric=eval_loss"),
     (DPO, "method.args.loss_type=[aot]"),
     (DPO, "data.num_train=8001"),  # the last micro-batch would be smaller
     (GRPO, "method.args.loss_type=bnpo"),
@@ -114,6 +114,19 @@ def test_settings_that_fix_the_micro_batch(base, override):
     assert sequences == (16 if base is DPO else 96)
     assert BATCH in choices(*base)
     assert BATCH not in choices(*base, override)
+
+
+def test_held_out_batches_do_not_grow_with_the_micro_batch():
+    """Held-out metrics are means over batches."""
+    selected = [*DPO, "method.selection.metric=eval_loss"]
+    composed_size = prepare(composed(*selected))[0].method.args["per_device_train_batch_size"]
+    config = chosen(*selected)
+    assert config.method.args["per_device_train_batch_size"] > composed_size
+    assert trainer_args.eval_batch_size(config) == composed_size
+    smaller = choose.with_value(config, BATCH, 1)  # more rows may not fit
+    assert trainer_args.eval_batch_size(smaller) == 1
+    own = choose.with_value(config, "method.args.per_device_eval_batch_size", 99)
+    assert trainer_args.eval_batch_size(own) == 99
 
 
 def test_checkpointing_depends_on_memory():

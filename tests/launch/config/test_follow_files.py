@@ -227,7 +227,7 @@ def test_an_evaluation_follows_the_run_that_left_its_model(tmp_path):
         method=grpo hardware=mi300x data=jsonl data.path={rows} data.heldout_path={rows}
         data.streaming=true data.shuffle_buffer=5 method.args.max_steps=3
         data.columns={{prompt: question}} data.system_prompt='Answer: {{it}}' data.limit=5
-        +method.rewards.format=0.5
+        +method.rewards.format=0.5 model=qwen3_0_6b method.args.max_completion_length=300
     """
     words = [word.strip() for word in re.split(r"\s(?=[+\w.]+=)", command) if word.strip()]
     trained = compose(words)
@@ -243,17 +243,38 @@ def test_an_evaluation_follows_the_run_that_left_its_model(tmp_path):
         assert config.data == dataclasses.replace(trained.data, **heldout)
         assert prepare(config)[0].data == config.data
         assert config.method.rewards == {"accuracy": 1.0}
+        assert config.method.args["max_new_tokens"] == 300
         plan = make_plan(config, host_with(8), tmp_path / "new", (), request)
-        assert [choice.key for choice in plan.followed] == ["data", "method.rewards"]
+        followed = [choice.key for choice in plan.config.followed]
+        args = ["method.args.max_new_tokens", "method.args.chat_template_kwargs"]
+        assert sorted(followed) == sorted(["data", "method.rewards", *args])
+        base = compose(["method=evaluate", "hardware=mi300x", f"model.base_of={tmp_path}/{folder}"])
+        assert base.model == trained.model
+        assert (base.data, base.method.rewards) == (config.data, config.method.rewards)
+        assert base.followed == config.followed
         assert plan.speed.steps == 1
     config = compose(request.plus("data.system_prompt=null", "data.columns.answer=a"))
     assert config.data.system_prompt is None
     assert config.data.columns == {"prompt": "question", "answer": "a"}
-    for words in (["data=reasoning"], ["experiment=quickstart"]):
-        plan = make_plan(
-            compose(request.plus(*words)), host_with(8), tmp_path / "new", (), request.plus(*words)
-        )
-        assert plan.config.data.kind == "reasoning"
-        assert plan.followed == []
+    for words, keys in {"data=reasoning": args, "experiment=quickstart": args[1:]}.items():
+        config = compose(request.plus(words))
+        assert config.data.kind == "reasoning"
+        assert [choice.key for choice in config.followed] == keys
+    longer = compose(request.plus("method.args.max_new_tokens=7"))
+    assert longer.method.args["max_new_tokens"] == 7
     own = compose(request.plus("method.rewards={format: 1.0}"))
     assert own.method.rewards == {"format": 1.0}
+
+
+def test_a_base_that_is_unknown_is_rejected(tmp_path):
+    leave_record(tmp_path / "run", composed("hardware=cpu"), "done")
+    adapter = tmp_path / "earlier/adapter"
+    later = composed("hardware=cpu", "adapter=lora", f"adapter.path={adapter}")
+    leave_record(tmp_path / "later", later, "done")
+    for words, remedy in {
+        f"model.base_of={tmp_path}": "Use: model.base_of=<run>",
+        f"model.base_of={tmp_path}/run model.path=x": "Remove model.path",
+        f"model.base_of={tmp_path}/later": f"Use: model.path={tmp_path}/earlier",
+    }.items():
+        with pytest.raises(UserError, match=re.escape(remedy)):
+            follow("method=evaluate", *words.split())

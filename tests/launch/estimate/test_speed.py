@@ -90,6 +90,26 @@ def test_steps_of_a_run(overrides, steps):
     assert speed.num_steps(config, speed.batch(config)) == steps
 
 
+@pytest.mark.parametrize(("overrides", "passes"), [
+    ("method.args.save_steps=3", 1 + 3),
+    ("method.args.save_steps=3 method.args.eval_steps=1", 1 + 7),
+    ("method.args.save_steps=0.5", 1 + 2),
+    ("method=grpo method.args.save_steps=3", 3),  # not before the first step
+])  # fmt: skip
+def test_held_out_passes_take_time(overrides, passes):
+    words = (SMALL, "method.args.max_steps=7 data.num_heldout=100", overrides)
+    metric = "eval_reward" if "grpo" in overrides else "eval_loss"
+    plain, selected = (
+        speed.estimate_speed(config_of(*words, more))
+        for more in ("topology.overlap=false", f"method.selection.metric={metric}")
+    )
+    assert (plain.passes, selected.passes) == (0, passes)
+    extra_hours = selected.run_hours - plain.run_hours
+    assert extra_hours * 3600 == pytest.approx(passes * selected.pass_s)
+    many = config_of(*words, f"method.selection.metric={metric} data.num_heldout=1000")
+    assert speed.estimate_speed(many).pass_s > 5 * selected.pass_s
+
+
 def test_fp8_does_not_change_the_time_of_attention():
     base = "hardware=mi350x model=qwen3_8b method=sft topology=single"
     bf16 = parts_of(base, "precision=bf16", peak=2300e12)

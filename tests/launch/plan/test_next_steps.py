@@ -15,7 +15,7 @@ from launch.plan import next_steps, rundir, show
 from launch.plan.check_files import check_files
 from launch.plan.planning import make_plan, prepare
 from launch.reports.run_files import kind_of
-from tests.conftest import composed, host_with, leave_model, leave_record
+from tests.conftest import ROOT, composed, host_with, leave_model, leave_record
 
 ALL = ["report", "evaluate", "chat", "export"]
 ROWS = "data=jsonl data.path={rows}"
@@ -27,13 +27,17 @@ DOCKER = "method=grpo hardware=mi300x model=qwen3_0_6b runtime=docker runtime.sh
     (DOCKER, ALL),
     ("method=sft hardware=cpu " + ROWS, ["report", "chat", "export"]),
     ("method=sft hardware=cpu data.heldout_path={rows} " + ROWS, ALL),
+    ("method=sft hardware=cpu data.heldout_path={chats} " + ROWS, ["report", "chat", "export"]),
+    ("method=sft hardware=cpu data=ultrachat", ["report", "chat", "export"]),
+    ("method=sft hardware=cpu data=gsm8k", ALL),
     ("experiment=mi300x_sft_qwen3_4b", ALL),
 ])  # fmt: skip
 def test_offered_commands_can_be_planned(tmp_path, monkeypatch, words, steps):
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "my rows.jsonl"
     file.write_text('{"prompt": "1+1", "completion": "2", "answer": "2"}\n')
-    request = Request(word.format(rows=file) for word in words.split())
+    chats = ROOT / "examples/chat.jsonl"
+    request = Request(word.format(rows=file, chats=chats) for word in words.split())
     config = composed(*request)
     folder = tmp_path / "my runs/sft/20260101-000000-aaaaaa"
     leave_record(folder, config, "done", overrides=[*request])

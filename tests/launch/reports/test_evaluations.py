@@ -1,14 +1,16 @@
 """Test the report of an evaluation, and which evaluations are compared."""
 
 import json
+import re
 
 from launch.reports import evaluations
 from launch.reports.run_files import read
 from recipes import evaluate
+from tests.conftest import composed, leave_record
 from tests.recipes.test_evaluate import lines
 
 
-def a_run(folder, right: list[int], sha: str = "s", per_problem: int = 1):
+def a_run(folder, right: list[int], sha: str = "s", per_problem: int = 1, overrides=()):
     answered = [
         row
         for n, count in enumerate(right)
@@ -18,6 +20,8 @@ def a_run(folder, right: list[int], sha: str = "s", per_problem: int = 1):
     folder.mkdir()
     content = {"status": "done", **evaluate.summary(answered, per_problem, 0), "data_sha256": sha}
     (folder / "result.json").write_text(json.dumps(content))
+    if overrides:
+        leave_record(folder, composed("method=evaluate", "hardware=cpu", *overrides), "done")
     return read(folder, folder.name)
 
 
@@ -39,6 +43,25 @@ def test_only_evaluations_of_the_same_problems_are_compared(tmp_path):
     assert table.rows[0][-1].mark == "good"
     assert "A and C have different problems" in note.text
     assert evaluations.pairs_with_first([first]) == []
+
+
+def test_settings_that_make_a_comparison_unfair_are_named(tmp_path):
+    settings = {
+        "A": ["method.args.max_new_tokens=512"],
+        "B": ["method.args.max_new_tokens=512", "method.args.batch_size=7", "model=qwen3_76m"],
+        "C": ["method.args.max_new_tokens=99", "+method.rewards.accuracy=1.0"],
+        "D": ["method.args.max_new_tokens=512", "data.num_heldout=7"],
+    }
+    first, fair, unfair, others = (
+        a_run(tmp_path / name, [1] * 7, "other" if name == "D" else "s", 1, overrides)
+        for name, overrides in settings.items()
+    )
+    assert len(evaluations.comparisons([(first, fair)])) == 1  # the table
+    keys = {"C": ["method.args.max_new_tokens", "method.rewards.accuracy"],
+            "D": ["data.num_heldout"]}  # fmt: skip
+    for run in (unfair, others):
+        note = evaluations.comparisons([(first, run)])[-1]
+        assert re.findall(r"([\w.]+) \(\S+ and \S+\)", note.text) == keys[run.name]
 
 
 def test_a_report_of_an_evaluation(tmp_path):

@@ -35,6 +35,7 @@ def test_evaluate_at_every_save(method, metric):
     assert args["metric_for_best_model"] == metric
     assert args["greater_is_better"] is (metric != "eval_loss")
     assert args["per_device_eval_batch_size"] == 8
+    assert args["eval_on_start"] is (method != "grpo")  # answers take long
     assert args.get("num_generations_eval") == (1 if method == "grpo" else None)
 
 

@@ -1,0 +1,68 @@
+"""Count the steps of a run, and the rows and passes that they follow from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from launch.estimate.batch_counts import Batch
+from launch.inputs import jsonl_files
+from launch.schema import Config
+from launch.schema.trainer_args import evaluates_first, value, value_or_none
+
+
+def num_steps(config: Config, size: Batch, prepared: Mapping[str, Any] | None = None) -> int | None:
+    """Return the number of optimizer steps; None if it depends on unread rows or on packing."""
+    max_steps = value(config, "max_steps")
+    if max_steps and int(max_steps) > 0:
+        return int(max_steps)
+    steps = epoch_steps(config, size, prepared)
+    return math.ceil(steps * float(value(config, "num_train_epochs"))) if steps else None
+
+
+def epoch_steps(
+    config: Config, size: Batch, prepared: Mapping[str, Any] | None = None
+) -> float | None:
+    """Return the number of optimizer steps of a pass over the rows; None as for num_steps."""
+    if prepared:
+        rows = prepared.get("packed_rows") or prepared["rows"]
+    else:
+        rows = num_rows(config)
+        if value_or_none(config, "packing"):
+            return None
+    if not rows:
+        return None
+    # GRPO generates a group of completions per row and trains on each num_iterations times.
+    per_row = int(value_or_none(config, "num_generations") or 1) * int(
+        value_or_none(config, "num_iterations") or 1
+    )
+    rows *= config.method.examples_per_row
+    return float(rows * per_row / size.sequences)
+
+
+def num_rows(config: Config, *most: int | None) -> int | None:
+    """Return the number of training rows, at most, before any is filtered; None if unknown."""
+    data = config.data
+    counted = jsonl_files.num_rows(data.path) if data.kind == "jsonl" else None
+    return min(filter(None, (data.limit, data.num_train, counted, *most)), default=None)
+
+
+def num_heldout(config: Config) -> int | None:
+    """Return the number of held-out rows, at most; None if it is unknown."""
+    data = config.data
+    number = data.num_heldout or (data.kind == "jsonl" and jsonl_files.num_rows(data.heldout_path))
+    if data.heldout_fraction:
+        all_rows = jsonl_files.num_rows(data.path) if data.kind == "jsonl" else None
+        number = all_rows and math.ceil(data.heldout_fraction * all_rows)
+    limit = data.limit if config.method.measures_model else None  # else of the training rows
+    return min(filter(None, (number, number and limit)), default=None)
+
+
+def num_passes(config: Config, steps: int | None) -> int:
+    """Return how often a run of `steps` measures its held-out rows; 0 if it never does."""
+    if config.method.selection.metric is None or not steps:
+        return 0
+    every = float(value(config, "eval_steps") or value(config, "save_steps"))
+    every = math.ceil(every * steps) if every < 1 else every  # a share of all steps
+    return evaluates_first(config) + math.ceil(steps / every)
