@@ -64,7 +64,8 @@ class Trainer(
     ahead = 0  # number of generations whose rows are read before their turn
 
     def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
-        with beat_by_token(self.model, Path(self.args.output_dir).with_name(HEARTBEAT)):
+        heartbeat = Path(self.args.output_dir).with_name(HEARTBEAT)
+        with beat_by_token(self.model, heartbeat), serving.shared_loss():
             return super()._generate_single_turn(*args, **kwargs)
 
 

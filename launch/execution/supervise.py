@@ -32,9 +32,6 @@ QUERY_AFTER = 0.1
 # while it loads, because it waits for its engine.
 HUNG_GRACE_S = 15.0
 SERVER_GRACE_S = 30.0
-# The same for trainers whose server has failed, from their last step or saved byte. Most trainers
-# wait for an answer that never comes. torchrun gives ranks the same time after a failure.
-UNSERVED_GRACE_S = 30.0
 SHOWN_LINES = 15
 UNTRACED = ("verifier", "pause")  # kinds of processes whose stacks do not explain a hang
 # Keys of failures/*.json, which recipes/rank/program.py writes.
@@ -130,7 +127,6 @@ class Attempt:
         self.watchdog = Watchdog(self.plan.config.runtime.hang_timeout_s, time.monotonic())
         self.steps_before = watchdog.steps_done(self.plan.run_dir)
         self.grace_s: float = self.plan.config.runtime.stop_timeout_s
-        self.unserved: Watchdog | None = None
 
     def run(self, start: Starter) -> Outcome:
         """Start all groups in order, wait for them, and return the outcome.
@@ -240,8 +236,6 @@ class Attempt:
             result = json_files.read_json(self.plan.run_dir / "result.json") or {}
             if not group.is_server and result.get("status") == "interrupted":
                 return self._ended(group, "interrupted")  # something else sent SIGTERM to the ranks
-            if group.is_server:
-                self.unserved = Watchdog(UNSERVED_GRACE_S, time.monotonic())
             early = "it exited with code 0 before the trainers" if code == 0 else None
             why = group.handle.end_reason() or early
             return self._ended(group, "failed", why)
@@ -292,11 +286,6 @@ class Attempt:
             if group.is_running:
                 group.handle.terminate()
             while group.is_running and time.monotonic() < deadline:
-                run_dir = self.plan.run_dir
-                work = watchdog.steps_done(run_dir), watchdog.bytes_saved(run_dir)
-                # Do not wait for trainers that wait for a failed server.
-                if self.unserved is not None and self.unserved.hung(work, time.monotonic()):
-                    break
                 group.handle.wait(POLL_S)
                 self._show_logs()
         finally:

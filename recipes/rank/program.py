@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -49,6 +49,16 @@ class Failed(Exception):
     def __init__(self, message: str, **result: Any) -> None:
         super().__init__(message)
         self.result = result
+
+
+class ServerLost(Failed):
+    """Report that the generation server has ended.
+
+    The main rank broadcasts this in place of completions, so iterating over it raises it.
+    """
+
+    def __iter__(self) -> Iterator[Any]:
+        raise self
 
 
 def stop_requested() -> bool:

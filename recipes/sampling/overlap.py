@@ -26,6 +26,8 @@ from accelerate.utils import broadcast_object_list, gather_object
 from omegaconf import DictConfig
 from transformers import TrainerCallback
 
+from recipes.sampling.serving import shared_loss
+
 
 @dataclass
 class Request:
@@ -211,7 +213,7 @@ class OverlappedGeneration(GenerationAhead):
             self._send_weights()
             self._pending = self._send(prompt_ids, num_generations)
         response = self._pending.response
-        with self.timed("wait"):
+        with self.timed("wait"), shared_loss():
             result, server_s = response.result() if response else ({}, 0.0)
             shared = [(result.get("completion_ids"), result.get("logprobs"))]
             broadcast_object_list(shared, from_process=0)

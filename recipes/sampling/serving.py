@@ -27,12 +27,15 @@ from launch.core.errors import UserError
 from recipes.models import vision
 from recipes.models.adapters import merged_params
 from recipes.models.model_build import whole_model
-from recipes.rank.program import Interrupted, give_up, say, stop_requested
+from recipes.rank.program import Interrupted, ServerLost, give_up, say, stop_requested
 from recipes.sampling.generation import engine_args
 
 PROBE = "The quick brown fox jumps over the lazy dog. 1 + 2 = 3."
 PROBE_TOKENS = 32
 REQUEST_TIMEOUT_S, POLL_S = 10.0, 0.5
+# TRL's client retries five times, which takes a minute. These take 12 s, so that a trainer whose
+# server has ended can still save.
+RETRIES = 3
 REPLICA = "X-data-parallel-rank"  # vLLM's header that selects the replica
 # Factor for the last norm's weights, which changes log-probabilities far more than rounding. A
 # factor above 1 would hardly change a confident policy's log-probabilities, which are near 0.
@@ -49,7 +52,7 @@ def prepare(config: DictConfig) -> None:
     server = urlsplit(config.trainer_args.get("vllm_server_base_url", "http://127.0.0.1")).hostname
     for name in ("NO_PROXY", "no_proxy"):  # a proxy cannot reach the server
         os.environ[name] = ",".join(filter(None, [os.environ.get(name), server]))
-    end_run_on_rejected_transfer(config)
+    check_requests(config)
     pass_engine_args(config)
 
 
@@ -61,6 +64,7 @@ def connect(config: DictConfig, trainer: GRPOTrainer) -> None:
         send_whole_names(trainer)
     if config.topology.servers:
         send_end_tokens(trainer)
+        outlive_server(trainer)
         max_length, servers = config.topology.server_max_length, config.topology.servers
         trainer.add_callback(CheckWeightsArrive(trainer, max_length, servers))
     elif not (trainer.args.generation_kwargs or trainer.args.vllm_structured_outputs_regex):
@@ -82,27 +86,74 @@ def wait_until_up(base_url: str) -> None:
     raise Interrupted
 
 
-def end_run_on_rejected_transfer(config: DictConfig) -> None:
+def check_requests(config: DictConfig) -> None:
     """Make TRL's client end the run if the server rejects a weight transfer.
 
     TRL ignores an error of the thread that asks the server to receive tensors. Sending would then
-    hang until the watchdog ends the run.
+    hang until the watchdog ends the run; only gloo notices that the server has ended.
+    If the server does not answer, later requests fail immediately, since it may lack weights.
     """
     from trl.generation.vllm_client import VLLMClient
 
     post = VLLMClient._post
+    lost: requests.RequestException | None = None
 
     def checked_post(self: VLLMClient, url: str, **kwargs: Any) -> dict:
+        nonlocal lost
+        if lost is not None:
+            raise lost
+        adapter = self.session.get_adapter(url)
+        adapter.max_retries = adapter.max_retries.new(total=RETRIES)
         try:
             return post(self, url, **kwargs)
         except Exception as error:
-            endpoint = url.rpartition("/")[2]
-            if endpoint in ("pause", "init_weight_transfer_engine", "update_weights"):
+            if isinstance(error, requests.RequestException):
+                lost = error
+            endpoint, ends = url.rpartition("/")[2], lost and getattr(self, "over_gloo", False)
+            if endpoint in ("init_weight_transfer_engine", "update_weights") and not ends:
                 reason = f"the generation server rejects a weight transfer ({endpoint}): {error}"
                 give_up(config, f"{reason}. See logs/server.log.")
             raise
 
     VLLMClient._post = checked_post
+
+
+def outlive_server(trainer: GRPOTrainer) -> None:
+    """Ignore a transfer to a server that has ended, so that the trainers can finish their step.
+
+    The next request for completions reports the loss.
+    """
+    generation = trainer.vllm_generation
+    sync, params = generation.sync_weights, generation._iter_named_params
+    remaining: Iterator[Any] = iter(())
+
+    def iter_params() -> Iterator[Any]:
+        nonlocal remaining
+        remaining = params()
+        return remaining
+
+    def sync_unless_lost() -> None:
+        try:
+            sync()
+        except requests.RequestException:
+            for _ in remaining:  # the other ranks gather all weights
+                pass
+
+    generation.sync_weights, generation._iter_named_params = sync_unless_lost, iter_params
+
+
+@contextlib.contextmanager
+def shared_loss() -> Iterator[None]:
+    """If the main rank's request fails in this block, raise ServerLost on every rank.
+
+    The other ranks wait for completions, and raise when they iterate over what they get.
+    """
+    try:
+        yield
+    except requests.RequestException as error:
+        lost = ServerLost(f"the generation server does not answer: {error}")
+        broadcast_object_list([lost], from_process=0)
+        raise lost from error
 
 
 def pass_engine_args(config: DictConfig) -> None:
@@ -304,21 +355,22 @@ def _sample(
     results: list[Any] = [None]
     if trainer.accelerator.is_main_process:
         client = trainer.vllm_generation.vllm_client
-        client.reset_prefix_cache()  # computed with other weights
         results = [[]]
-        for replica in range(replicas):
-            client.session.headers[REPLICA] = str(replica)
-            try:
-                generated = client.generate(
-                    [prompt],
-                    temperature=trainer.temperature,
-                    max_tokens=num_tokens,
-                    generation_kwargs={"ignore_eos": True, "seed": 0},
-                )
-            finally:
-                del client.session.headers[REPLICA]
-            log_probs = [token[0] for token in generated["logprobs"][0]]
-            results[0].append((generated["completion_ids"][0], log_probs))
+        with shared_loss():
+            client.reset_prefix_cache()  # computed with other weights
+            for replica in range(replicas):
+                client.session.headers[REPLICA] = str(replica)
+                try:
+                    generated = client.generate(
+                        [prompt],
+                        temperature=trainer.temperature,
+                        max_tokens=num_tokens,
+                        generation_kwargs={"ignore_eos": True, "seed": 0},
+                    )
+                finally:
+                    del client.session.headers[REPLICA]
+                log_probs = [token[0] for token in generated["logprobs"][0]]
+                results[0].append((generated["completion_ids"][0], log_probs))
     broadcast_object_list(results, from_process=0)
     completions, log_probs = zip(*results[0], strict=True)
     return [[*prompt, *completion] for completion in completions], torch.tensor(log_probs)

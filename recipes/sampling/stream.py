@@ -17,12 +17,14 @@ groups in time. Completions are never dropped, since this would favor short ones
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from typing import Any
 
+import requests
 from accelerate.utils import broadcast_object_list, gather_object
 from transformers import TrainerCallback, TrainerState
 from transformers.trainer_callback import ExportableState
@@ -30,6 +32,7 @@ from transformers.trainer_callback import ExportableState
 from launch.core.errors import UserError
 from recipes.rank.program import say
 from recipes.sampling.overlap import GenerationAhead, Threads
+from recipes.sampling.serving import shared_loss
 
 THREADS = 64  # concurrent requests; TRL's client has 64 connections
 
@@ -129,7 +132,7 @@ class StreamedGeneration(GenerationAhead):
             return super()._generate_and_score_completions(inputs)
         count = len(inputs) * self.accelerator.num_processes // self.num_generations
         self._send_weights()
-        with self.timed("wait"):
+        with self.timed("wait"), shared_loss():
             self._send_rows(count)
             results: list[Any] = [None]
             if self.accelerator.is_main_process:
@@ -158,14 +161,16 @@ class StreamedGeneration(GenerationAhead):
 
     def _sync(self) -> None:
         """Send weights as the parent class does, while the server's requests are paused."""
-        client = self.vllm_generation.vllm_client if self.accelerator.is_main_process else None
-        if client:
-            client._post(
-                f"{client.base_url}/pause", params={"mode": "keep", "clear_cache": "false"}
-            )
+        self._post("pause", mode="keep", clear_cache="false")
         super()._sync()
-        if client:
-            client._post(f"{client.base_url}/resume")
+        self._post("resume")
+
+    def _post(self, endpoint: str, **params: str) -> None:
+        """Send a request from the main rank. _complete reports a server that has ended."""
+        if self.accelerator.is_main_process:
+            client = self.vllm_generation.vllm_client
+            with contextlib.suppress(requests.RequestException):
+                client._post(f"{client.base_url}/{endpoint}", params=params)
 
     def _send_rows(self, count: int) -> None:
         """Send rows until `ahead` generations are in flight in addition to the current one."""

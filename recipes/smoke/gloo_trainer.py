@@ -65,6 +65,8 @@ def gloo_client() -> type:
     from recipes.smoke.gloo_server import join
 
     class GlooVLLMClient(VLLMClient):
+        over_gloo = True
+
         def init_communicator(self, device: Any = "cpu") -> None:
             world_size = self.get_world_size() + 1
             address = os.environ.get("VLLM_HOST_IP", "127.0.0.1")  # as in TRL's client
@@ -101,9 +103,11 @@ def gloo_client() -> type:
                 response = executor.submit(
                     self._post, f"{self.base_url}/update_weights", json={"update_info": info}
                 )
-                for _name, weight in named_params:
-                    self.communicator.broadcast(weight.detach().cpu().contiguous(), 0).wait()
-                response.result()
+                try:
+                    for _name, weight in named_params:
+                        self.communicator.broadcast(weight.detach().cpu().contiguous(), 0).wait()
+                finally:
+                    response.result()  # the reason why the server has not received a weight
             if not self._updating_weights:
                 self._finish_weight_update()
 

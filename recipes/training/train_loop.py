@@ -21,6 +21,7 @@ from transformers import (
     TrainingArguments,
 )
 from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from launch.core.errors import UserError
 from recipes.measure import profiling, telemetry
@@ -30,7 +31,7 @@ from recipes.models.model_build import whole_model
 from recipes.rank import ranks
 from recipes.rank.device import DTYPES, compute_dtype
 from recipes.rank.files import move_directory, staging, weights_sha256
-from recipes.rank.program import Interrupted, is_main_rank, say, stop_requested
+from recipes.rank.program import Interrupted, ServerLost, is_main_rank, say, stop_requested
 from recipes.rank.rejections import rejections
 from recipes.training import checkpoint, selection
 
@@ -118,7 +119,12 @@ def train(config: DictConfig, trainer: Trainer, metrics: Metrics, cycle: int = 1
     with profile, metrics.telemetry.running():
         # Only the main rank reads and hashes the checkpoints.
         newest = checkpoint.newest(output_dir, heartbeat) if is_main_rank() else None
-        _run_steps(config, trainer, metrics, ranks.broadcast(newest))
+        try:
+            _run_steps(config, trainer, metrics, ranks.broadcast(newest))
+        except ServerLost:
+            if "trial" not in config and trainer.state.global_step % cycle == 0:
+                _save_last_step(trainer, output_dir)
+            raise
     steps = trainer.state.global_step
     result = {"steps": steps, **metrics.summary()}
     result |= telemetry.energy(metrics.telemetry.energy_j, metrics.num_tokens())
@@ -241,6 +247,15 @@ def _run_steps(
         trainer._prepare_for_training(state.max_steps, batches, str(resumed))
     else:
         trainer._load_from_checkpoint(str(resumed))
+
+
+def _save_last_step(trainer: Trainer, output_dir: Path) -> None:
+    """Save the weights after the last complete step, unless a checkpoint has them."""
+    step = trainer.state.global_step
+    saved = output_dir / f"{PREFIX_CHECKPOINT_DIR}-{step}"
+    if ranks.broadcast(step > 0 and not saved.exists()):
+        trainer._save_checkpoint(trainer.model, trial=None)
+        say(f"saved step {step} in {saved}")
 
 
 class StopOnSignal(TrainerCallback):

@@ -122,19 +122,16 @@ def test_kills_of_server_and_trainers(engine, vllm_packages, tmp_path):
     assert (code, record["status"], record["exit_code"]) == (4, "failed", 4), output
     assert f"server {KILLED}" in output
     assert "trainers failed" not in output
-    # The trainers outlived the server, and were asked to stop. On a busy machine, their step may
-    # take longer than the time that they get.
-    assert "Received 15 death signal" in output
-    last = steps(folder)[-1]
-    assert last in (2, 3)
-    assert (run / f"checkpoints/checkpoint-{last}").is_dir()
+    # The trainers outlived the server, finished their step and saved it.
+    assert steps(folder) == [1, 2, 3]
+    assert (run / "checkpoints/checkpoint-3").is_dir()
 
     restarting = [*overrides, "runtime.max_restarts=1"]
     code, output = kill_after(engine, folder, restarting, "trainers", step=4)
     assert code == 0, output
     assert f"trainers {KILLED}" in output
     first, second = (
-        output.index(f"resuming from {run}/checkpoints/checkpoint-{n}\n") for n in (last, 4)
+        output.index(f"resuming from {run}/checkpoints/checkpoint-{n}\n") for n in (3, 4)
     )
     assert first < output.index("restart 1 of 1") < second
     record = json.loads((run / "record.json").read_text())

@@ -171,8 +171,6 @@ STREAM = """
 topology.overlap=stream topology.max_staleness=4 runtime.max_restarts=3 method.args.max_steps=6
 method.args.max_completion_length=32
 """.split()
-# Do not wait for trainers, which retry a lost server for a minute.
-STREAM.append("runtime.stop_timeout_s=5")
 TWO_SERVERS = [
     "topology.overlap=true",
     "topology.servers=2",
@@ -191,7 +189,8 @@ def vllm() -> None:
 def test_stream_survives_kills(vllm, tmp_path):
     """Kill a rank, then the server during a weight transfer, then a rank in the last step.
 
-    Two ranks train with two generations in flight. All processes restart together.
+    Two ranks train with two generations in flight. They finish their step without the server. All
+    processes restart together.
     """
     folder = prepared(tmp_path, plugin=True)
     # The first three transfers are those of the check, followed by one per step.
@@ -213,7 +212,7 @@ def test_stream_survives_kills(vllm, tmp_path):
     assert all(MEANS in killed for killed in starts[:3])
     assert all(ARRIVE in started for started in starts)
     run = only_run(folder)
-    assert f"resuming from {run / 'checkpoints/checkpoint-2'}\n" in killed_last
+    assert f"resuming from {run / 'checkpoints/checkpoint-3'}\n" in killed_last
     assert f"resuming from {run / 'checkpoints/checkpoint-4'}\n" in last
     record = json.loads((run / "record.json").read_text())
     assert (record["status"], record["restarts"]) == ("done", 3)
@@ -223,7 +222,7 @@ def test_stream_survives_kills(vllm, tmp_path):
     oldest = {row["step"]: row["staleness/max"] for row in rows}
     assert max(oldest.values()) <= 4
     # After a start, the server has the trainers' weights.
-    assert oldest[1] == oldest[3] == oldest[5] == 0
+    assert oldest[1] == oldest[4] == oldest[5] == 0
     difference = {row["step"]: row["sampling/sampling_logp_difference/mean"] for row in rows}
     assert difference[1] < ROUNDING < max(difference.values()) < 0.05, difference
     assert max(abs(row["sampling/importance_sampling_ratio/mean"] - 1) for row in rows) < 0.5

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import time
 
 import pytest
 
 from launch.core.errors import HostError
-from launch.execution import supervise
 from launch.machine import placement
 from tests.helpers.supervised import (
     DONE,
@@ -38,7 +36,6 @@ if tries < 3:
 {DONE}
 """
 DEAF = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-PATIENT = "runtime.stop_timeout_s=300"
 
 
 def dies_once_trained(end: str) -> str:
@@ -199,25 +196,6 @@ def test_a_rank_that_ignores_sigterm_is_killed_after_the_timeout(tmp_path):
     deaf = f"{DEAF}os.kill(os.getppid(), signal.SIGTERM)\n{FOREVER}"
     code, _ = executed(plan_of(tmp_path, {"trainers": deaf}, "runtime.stop_timeout_s=1"))
     assert code == 75
-
-
-def test_trainers_whose_server_has_failed_end_soon_unless_they_save(tmp_path, monkeypatch):
-    """One waits in a collective; another trains, and its save takes longer than the limit."""
-    monkeypatch.setattr(supervise, "UNSERVED_GRACE_S", 0.3)
-    server = dies_once_trained("os._exit(3)")
-    scripts = {"server": server, "trainers": f"{DEAF}note('trains')\nforever()"}
-    began = time.monotonic()
-    assert executed(plan_of(tmp_path / "deaf", scripts, PATIENT))[0] == 4
-    assert time.monotonic() - began < 60
-    slow = """
-(run / "checkpoints/.staging").mkdir(parents=True)
-for part in range(8):
-    (run / f"checkpoints/.staging/{part}").write_bytes(b"x")
-    time.sleep(0.1)
-"""
-    scripts["trainers"] = SAVES.replace("time.sleep(0.3)", slow)
-    assert executed(plan_of(tmp_path / "saves", scripts, PATIENT))[0] == 4
-    assert (tmp_path / "saves/saved").exists()
 
 
 CHILD = (

@@ -24,6 +24,7 @@ PUSHED = ["container=custom", f"container.reference={DIGEST}"]
 TWO_NODES = "runtime.slurm.nodes=2 runtime.slurm.interface=ib0 topology=fsdp".split()
 PYXIS = ["runtime=slurm", "runtime.slurm.container=pyxis"]
 CASES = {
+    "apptainer_chat": ["runtime=apptainer", "method=chat", *PUSHED],
     "apptainer_split": ["runtime=apptainer", "method=grpo", *PUSHED],
     "pyxis_nodes": [*TWO_NODES, *PYXIS, *PUSHED, "runtime.secrets=[HF_TOKEN]"],
 }

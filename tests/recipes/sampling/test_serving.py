@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import http.server
+import itertools
 import json
 import multiprocessing
 import sys
@@ -22,13 +23,17 @@ from torch.distributed.tensor import DTensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from trl.generation.vllm_client import VLLMClient
 
+from launch.core import json_files
 from launch.core.errors import UserError
 from launch.machine import placement
+from recipes import grpo
 from recipes.models.model_build import train_tokenizer
 from recipes.rank import program
 from recipes.sampling import serving
-from recipes.training import train_loop
+from recipes.training import checkpoint, train_loop
 from tests.conftest import composed
+from tests.helpers import engines
+from tests.helpers.trainers import configured
 
 TEMPERATURE = 1.5
 
@@ -187,7 +192,7 @@ class RejectingServer(http.server.BaseHTTPRequestHandler):
 def sending(folder: Path, port: int) -> None:
     """Act as a rank that waits for a transfer that the server has rejected."""
     sys.stdout = sys.stderr = (folder / "log").open("w", buffering=1)
-    serving.end_run_on_rejected_transfer(OmegaConf.create({"run_dir": str(folder)}))
+    serving.check_requests(OmegaConf.create({"run_dir": str(folder)}))
     client = VLLMClient.__new__(VLLMClient)
     client.session = requests.Session()
     client.session.trust_env = False  # no proxy
@@ -222,6 +227,48 @@ def test_rejected_transfer_ends_rank(tmp_path):
     failure = json.loads((tmp_path / "failures/rank0.json").read_text())
     assert failure["error"].startswith(reason)
     assert (failure["rank"], failure["exit_code"]) == (0, 1)
+
+
+def test_transfer_over_gloo_to_a_lost_server_raises(monkeypatch):
+    """Later requests fail even if a server answers again, because it may lack weights."""
+    monkeypatch.setattr(VLLMClient, "_post", VLLMClient._post)  # restore it after the test
+    monkeypatch.setattr(serving, "RETRIES", 0)
+    serving.check_requests(OmegaConf.create())
+    client = VLLMClient.__new__(VLLMClient)
+    client.session, client.over_gloo = requests.Session(), True
+    client.session.trust_env = False
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), RejectingServer) as server:
+        url = f"http://127.0.0.1:{server.server_port}"
+    with pytest.raises(requests.ConnectionError):
+        client._post(f"{url}/update_weights")
+    again = http.server.ThreadingHTTPServer(server.server_address, RejectingServer)
+    with again, pytest.raises(requests.ConnectionError):
+        client._post(f"{url}/inference/v1/generate")
+
+
+@pytest.mark.parametrize("overlap", ["false", "true", "stream"])
+def test_steps_before_the_loss_of_the_server_are_saved(tmp_path, monkeypatch, overlap):
+    """The server ends after two generations, before a regular checkpoint."""
+    generations = itertools.count(1)
+
+    class Client(engines.client(engines.Clock())):
+        def update_named_params(self, metadata, params):
+            if next(generations) > 4:
+                raise requests.ConnectionError("refused")
+
+        def generate(self, *args, **kwargs):
+            if next(generations) > 4:
+                raise requests.ConnectionError("refused")
+            return super().generate(*args, **kwargs)
+
+    engines.without_server(monkeypatch, Client, engines.Sends)
+    split = ["topology=split", "hardware.vllm=true", "hardware.gpus_per_node=2"]
+    steps = ["topology.num_gpus=2", f"topology.overlap={overlap}", "method.args.max_steps=9"]
+    with pytest.raises(program.ServerLost, match="refused"):
+        grpo.grpo(configured(tmp_path, "grpo", *split, *steps))
+    rows = json_files.read_metrics(tmp_path / "metrics.jsonl")
+    saved = checkpoint.newest(tmp_path / "checkpoints")
+    assert checkpoint.step_of(saved) == rows[-1]["step"] > 0
 
 
 @pytest.mark.parametrize(("arguments", "expected"), [
