@@ -115,21 +115,16 @@ def batch_size(config: DictConfig) -> dict[str, Any]:
         return speed(model, tokens, config, args)
 
     def complete(rows: list[Row]) -> Row:
-        sizes = best(rows)
+        measured = [row for row in rows if row["error"] is None]
+        fastest = max(measured, key=lambda row: row["tokens_per_second"], default={})
+        largest = max(measured, key=lambda row: row["batch_size"], default={})
+        best = {"largest": largest, "fastest": fastest}
+        sizes = {name: row["batch_size"] for name, row in best.items() if row}
         line = ", ".join(f"{name} batch {size}" for name, size in sizes.items()) or "no batch ran"
         table.notes.append(f"{config.model.name}, rows of {args.sequence} tokens: {line}.")
         return sizes
 
     return measure(config, args, table, cases, work, complete, skip_larger("batch_size"))
-
-
-def best(rows: list[Row]) -> dict[str, int]:
-    """Return the `largest` and `fastest` size among the measured rows, or {} if there is none."""
-    measured = [row for row in rows if row["error"] is None]
-    if not measured:
-        return {}
-    fastest = max(measured, key=lambda row: row["tokens_per_second"])
-    return {"largest": max(row["batch_size"] for row in measured), "fastest": fastest["batch_size"]}
 
 
 # ---- bench/checkpointing: its cost and its savings

@@ -115,6 +115,9 @@ def cases(args: EngineConfig, config: DictConfig, notes: list[str]) -> list[Row]
         "served": args.concurrency,
         "latency": args.batch_sizes,
     }
+    lengths: dict[str, list[list[Any]]] = dict.fromkeys(KINDS, args.lengths)
+    if args.dataset:  # `latency` cannot read one
+        lengths |= dict.fromkeys(("offline", "served"), [[vllm.SHAREGPT] * 2])
     rows = []
     for setting in args.settings:
         engine, name = {**args.base, **setting}, vllm.name_of(setting)
@@ -137,7 +140,7 @@ def cases(args: EngineConfig, config: DictConfig, notes: list[str]) -> list[Row]
         rows += [
             {**shared, "kind": kind, "input": tokens_in, "output": tokens_out, "concurrency": n}
             for kind in args.kinds
-            for tokens_in, tokens_out in lengths_of(args, kind)
+            for tokens_in, tokens_out in lengths[kind]
             for n in concurrencies[kind]
         ]
     if any(row["engines"] > 1 for row in rows):
@@ -147,11 +150,6 @@ def cases(args: EngineConfig, config: DictConfig, notes: list[str]) -> list[Row]
             "it is loaded, and rates are summed as if all ran at the same time."
         )
     return rows
-
-
-def lengths_of(args: EngineConfig, kind: str) -> list[list[Any]]:
-    """Return the lengths to measure. A data set has its own, but `latency` cannot read one."""
-    return [[vllm.SHAREGPT] * 2] if args.dataset and kind != "latency" else [*args.lengths]
 
 
 def model_source(config: DictConfig) -> tuple[str, Engine]:
