@@ -11,7 +11,6 @@ import statistics
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -74,9 +73,11 @@ def search(
     `error`. Raise Interrupted after a signal.
     """
     lines, figure = Path(config.run_dir) / "metrics.jsonl", table.figure
-    finished = takewhile(lambda line: "point" in line, read_metrics(lines))
+    # Trials after a damaged line repeat, because later ones count on earlier ones.
     rows = [
-        {key: line[key] for key in line if key not in ("step", "num_steps")} for line in finished
+        {key: value for key, value in line.items() if key not in ("step", "num_steps")}
+        for number, line in enumerate(read_metrics(lines))
+        if line.get("trial") == number
     ]
     if rows:
         say(f"resuming: {len(rows)} trials were finished before the interruption")

@@ -93,8 +93,10 @@ def test_trials_before_a_damaged_line_are_used(tmp_path):
     measure = lambda number, point, report: {"speed": speed_of(point)}  # noqa: E731
     before = run(tmp_path, settings(3), measure)
     metrics = tmp_path / "metrics.jsonl"
-    metrics.write_bytes(metrics.read_bytes()[:-20])
-    assert run(tmp_path, settings(3), measure) == before
+    lines = metrics.read_bytes().splitlines(keepends=True)
+    for damaged in ([*lines[:-1], lines[-1][:-20]], [lines[0], b"\xff\n", lines[2]]):
+        metrics.write_bytes(b"".join(damaged))
+        assert run(tmp_path, settings(3), measure) == before
 
 
 def test_a_killed_search_does_not_repeat_finished_trials(tmp_path):
