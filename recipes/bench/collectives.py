@@ -9,7 +9,6 @@ torch include its cost on the host, which matters for small sizes. Times of rccl
 
 from __future__ import annotations
 
-import datetime
 import functools
 import json
 import multiprocessing
@@ -24,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from omegaconf import DictConfig
 
 from launch.core.errors import UserError
@@ -43,6 +41,7 @@ from recipes.bench.consensus import free_port, gather_results
 from recipes.rank.device import DTYPES
 from recipes.rank.names import name_field
 from recipes.rank.program import is_main_rank, main, rank
+from recipes.rank.ranks import broadcast, join, num_ranks
 
 Setting = dict[str, str | None]
 # Minimum of bytes that each of n ranks sends, divided by the size (nccl-tests, PERFORMANCE.md).
@@ -117,11 +116,9 @@ COLUMNS = "op ranks bytes dtype setting program us algorithm_gb_s bus_gb_s share
 
 def collectives(config: DictConfig) -> dict[str, Any]:
     args = CollectivesConfig(**config.trainer_args)
-    world = int(os.environ.get("WORLD_SIZE", "1"))
-    ranks = sorted(n for n in args.ranks if n <= world)
+    ranks = sorted(n for n in args.ranks if n <= num_ranks())
     device_of(args)
-    # This group connects the parent processes. The processes that measure create their own groups.
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=10 * args.timeout_s))
+    join()  # connects the parent processes; the processes that measure create their own groups
     table = Table("collectives", COLUMNS, figure="bus_gb_s")
     settings = distinct_settings(args.settings, table.notes)
     check_variables(set().union(*args.settings), "method.args.settings")
@@ -267,13 +264,12 @@ class Workers:
 
     def start(self, setting: str) -> None:
         self.close()
-        port: list[Any] = [free_port() if is_main_rank() else None]
-        dist.broadcast_object_list(port, src=0)
+        port = broadcast(free_port() if is_main_rank() else None)
         self.connection, theirs = multiprocessing.Pipe()
         options = {"ranks": self.ranks, "timeout_s": self.args.timeout_s}
         options |= {"use_cpu": self.args.use_cpu, "descriptor": theirs.fileno()}
         argv = [sys.executable, "-m", "recipes.bench.collective_rank", json.dumps(options)]
-        env = {**self.env(setting), "MASTER_PORT": str(port[0])}
+        env = {**self.env(setting), "MASTER_PORT": str(port)}
         # torchrun's signals reach the new process too, so it inherits a mask that blocks them. It
         # ends when this rank closes the connection.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))

@@ -32,8 +32,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMa
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from recipes.bench.benchmark import Row, SeriesConfig, Table, device_of, grid, measure
-from recipes.bench.language_model import MAX_NORM
-from recipes.bench.precision import counting
+from recipes.bench.language_model import MAX_NORM, counting
 from recipes.bench.timing import training_step
 from recipes.models import head
 from recipes.models.layers import decoder_layers

@@ -10,7 +10,6 @@ weights, vLLM's dummy weights are used, which are as fast as real ones.
 
 from __future__ import annotations
 
-import datetime
 import itertools
 import os
 import statistics
@@ -19,7 +18,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
 from omegaconf import DictConfig
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -36,6 +34,7 @@ from recipes.rank.device import compute_dtype
 from recipes.rank.files import move_directory
 from recipes.rank.names import name_field
 from recipes.rank.program import Interrupted, is_main_rank, main, rank, say
+from recipes.rank.ranks import all_ranks, join, num_ranks
 
 KINDS = ("offline", "served", "latency")
 SUMMED = ("output_tokens_per_second", "total_tokens_per_second")
@@ -95,10 +94,7 @@ def engine(config: DictConfig) -> dict[str, Any]:
     args = EngineConfig(**config.trainer_args)
     program = vllm.program(config)
     require_gpu(args)
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        # A rank whose engine has failed waits for ranks that are still measuring.
-        patience = datetime.timedelta(seconds=3 * args.timeout_s + 600)
-        dist.init_process_group("gloo", timeout=patience)
+    join()
     table = Table("vllm", COLUMNS, figure="output_tokens_per_second")
     rows = cases(args, config, table.notes)
     engines = Engines(args, config, program)
@@ -113,12 +109,15 @@ def cases(args: EngineConfig, config: DictConfig, notes: list[str]) -> list[Row]
 
     A setting whose engines do not fit the node's number of GPUs is skipped, with a note.
     """
-    world, local = (int(os.environ.get(name, "1")) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    world, local = num_ranks(), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     concurrencies = {
         "offline": [args.num_prompts],
         "served": args.concurrency,
         "latency": args.batch_sizes,
     }
+    lengths: dict[str, list[list[Any]]] = dict.fromkeys(KINDS, args.lengths)
+    if args.dataset:  # `latency` cannot read one
+        lengths |= dict.fromkeys(("offline", "served"), [[vllm.SHAREGPT] * 2])
     rows = []
     for setting in args.settings:
         engine, name = {**args.base, **setting}, vllm.name_of(setting)
@@ -141,7 +140,7 @@ def cases(args: EngineConfig, config: DictConfig, notes: list[str]) -> list[Row]
         rows += [
             {**shared, "kind": kind, "input": tokens_in, "output": tokens_out, "concurrency": n}
             for kind in args.kinds
-            for tokens_in, tokens_out in lengths_of(args, kind)
+            for tokens_in, tokens_out in lengths[kind]
             for n in concurrencies[kind]
         ]
     if any(row["engines"] > 1 for row in rows):
@@ -151,11 +150,6 @@ def cases(args: EngineConfig, config: DictConfig, notes: list[str]) -> list[Row]
             "it is loaded, and rates are summed as if all ran at the same time."
         )
     return rows
-
-
-def lengths_of(args: EngineConfig, kind: str) -> list[list[Any]]:
-    """Return the lengths to measure. A data set has its own, but `latency` cannot read one."""
-    return [[vllm.SHAREGPT] * 2] if args.dataset and kind != "latency" else [*args.lengths]
 
 
 def model_source(config: DictConfig) -> tuple[str, Engine]:
@@ -178,8 +172,7 @@ def model_source(config: DictConfig) -> tuple[str, Engine]:
         shape.save_pretrained(staged)
         word_tokenizer(model.vocab_size).save_pretrained(staged)
         move_directory(staged, target)
-    if dist.is_initialized():
-        dist.barrier()
+    all_ranks(True)  # wait for the main rank
     return str(target), {"load_format": "dummy"}
 
 

@@ -30,6 +30,7 @@ import torch.distributed as dist
 from launch.core.json_files import write_json
 from recipes.measure import clocks
 from recipes.rank.device import DTYPES, pci_address
+from recipes.rank.ranks import all_ranks
 
 # If more of the memory is in use, someone else uses the GPU, and both would be slowed down.
 MAX_USED = 0.10
@@ -104,13 +105,6 @@ def unusable_reason(free_gb: float, total_gb: float, force: bool) -> str | None:
     if total_gb - free_gb > MAX_USED * total_gb and not force:
         return f"it is in use: {total_gb - free_gb:.1f} of {total_gb:.0f} GB are taken"
     return None
-
-
-def all_ready(ready: bool) -> bool:
-    """Wait on the CPU for every process, and return whether all are ready."""
-    flag = torch.tensor(int(ready))
-    dist.all_reduce(flag, dist.ReduceOp.MIN)
-    return bool(flag)
 
 
 def call_s(
@@ -238,20 +232,20 @@ def run(rank: Rank) -> None:
     dist.init_process_group(backend, timeout=datetime.timedelta(seconds=JOIN_S))
     rank.measured["not_measured"] = reason = rank.reason_to_skip()
     usable = reason is None
-    complete = all_ready(usable)
+    complete = all_ranks(usable)
     for name, measure in (
         ("GEMM", measure_gemm),
         ("copy", measure_copy),
         ("all-reduce", measure_all_reduce),
     ):
         rank.phase(name)
-        all_ready(usable)  # a barrier, so that all ranks begin together
+        all_ranks(usable)  # a barrier, so that all ranks begin together
         if usable and (measure is not measure_all_reduce or (complete and rank.world > 1)):
             measure(rank)
         if rank.device.type == "cuda":
             torch.cuda.empty_cache()
     rank.phase("done")
-    all_ready(True)  # torchrun stops the others when the first rank ends
+    all_ranks(True)  # torchrun stops the others when the first rank ends
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Search over settings with Optuna. A journal records trials, so a killed run can resume.
+"""Search over settings with Optuna. metrics.jsonl has the trials, so a killed run can resume.
 
 The first trial is the unchanged recipe: every parameter is null. A trial reports a figure
 after each row. It is stopped early (pruned) if the figure is below the median of earlier trials.
@@ -6,13 +6,11 @@ after each row. It is stopped early (pruned) if the figure is below the median o
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -21,21 +19,18 @@ from omegaconf import DictConfig
 from optuna.distributions import CategoricalDistribution
 from optuna.pruners import MedianPruner
 from optuna.samplers import TPESampler
-from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend
-from optuna.trial import TrialState
+from optuna.trial import TrialState, create_trial
 
 from launch.core.errors import UserError
+from launch.core.json_files import read_metrics
 from recipes.bench.benchmark import Row, Table, write_rows
 from recipes.rank.program import Interrupted, say, stop_requested
 from recipes.tune.trial import Setting, run
 from recipes.tune.tuning import TuneConfig, finish
 
-JOURNAL = "journal.log"
 PRUNED = "pruned: below the median of earlier trials"
 BEFORE_PRUNING = 4  # finished trials before pruning, because a median of fewer means little
 MAX_REPEATS = 20  # the search ends after this many known points in a row
-FINISHED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 
 Point = dict[str, Any]
 Report = Callable[[float], None]  # reports a trial's next figure; raises optuna.TrialPruned
@@ -77,21 +72,18 @@ def search(
     to report figures. It returns a row with the table's figure. Its UserError becomes the row's
     `error`. Raise Interrupted after a signal.
     """
-    folder, figure = Path(config.run_dir), table.figure
-    lines = folder / "metrics.jsonl"
-    study = open_study(folder / JOURNAL, args)
-    for trial in study.get_trials(states=(TrialState.RUNNING,)):  # repeat after a kill
-        # Prefer fixed_params, because params are recorded one by one and may be incomplete.
-        study.enqueue_trial(trial.system_attrs.get("fixed_params") or trial.params)
-        study.tell(trial.number, state=TrialState.FAIL)
-    finished = study.get_trials(states=FINISHED)
-    rows = [trial.user_attrs["row"] for trial in finished if "row" in trial.user_attrs]
+    lines, figure = Path(config.run_dir) / "metrics.jsonl", table.figure
+    # Trials after a damaged line repeat, because later ones count on earlier ones.
+    rows = [
+        {key: value for key, value in line.items() if key not in ("step", "num_steps")}
+        for number, line in enumerate(read_metrics(lines))
+        if line.get("trial") == number
+    ]
     if rows:
         say(f"resuming: {len(rows)} trials were finished before the interruption")
-    # Write all rows again, because a killed run may have written a row only to the journal.
-    write_rows(lines, rows, args.num_trials)
     choices = {name: list(dict.fromkeys([None, *values])) for name, values in args.space.items()}
     space = {name: CategoricalDistribution(values) for name, values in choices.items()}
+    study = create_study(rows, figure, space)
     num_trials = min(args.num_trials, math.prod(map(len, choices.values())))
     repeats = 0
     while len(rows) < num_trials and repeats < MAX_REPEATS:
@@ -106,8 +98,7 @@ def search(
         earlier = next((row for row in rows if row["point"] == trial.params), None)
         if earlier is not None:
             repeats += 1
-            state = None if earlier.get(figure) else TrialState.FAIL
-            study.tell(trial, earlier.get(figure), state=state)
+            study.tell(trial, earlier.get(figure), state=state_of(earlier))
             continue
         repeats = 0
         row = run_trial(study, trial, table, measure, len(rows))
@@ -130,29 +121,35 @@ def run_trial(
     number: int,
 ) -> Row:
     """Run one trial, record the outcome in the study, and return the row."""
-    params, figures = trial.params, list[float]()
+    params, figures, means = trial.params, list[float](), list[float]()
 
     def report(figure: float) -> None:
         figures.append(figure)
         # Use the geometric mean, so that each figure's ratio has the same weight.
-        trial.report(statistics.geometric_mean(figures), len(figures))
+        means.append(statistics.geometric_mean(figures))
+        trial.report(means[-1], len(means))
         if number > 0 and trial.should_prune():
             raise optuna.TrialPruned
 
     changes = " ".join(f"{name}={value}" for name, value in without_nulls(params).items())
     row: Row = {"trial": number, "setting": changes or "as it stands", "point": params}
-    row["error"], state = None, TrialState.COMPLETE
+    row["error"] = None
     try:
         row |= measure(number, without_nulls(params), report)
     except optuna.TrialPruned:
-        row["error"], state = PRUNED, TrialState.PRUNED
+        row["error"] = PRUNED
     except UserError as error:
         if stop_requested():  # a signal may have caused the failure, so a resumed run tries again
             raise Interrupted() from error
-        row["error"], state = str(error), TrialState.FAIL
-    trial.set_user_attr("row", row)  # saved before `tell`, so that every finished trial has a row
-    study.tell(trial, row[table.figure] if state == TrialState.COMPLETE else None, state=state)
-    return row
+        row["error"] = str(error)
+    study.tell(trial, row.get(table.figure), state=state_of(row))
+    return {**row, "reported": means}
+
+
+def state_of(row: Row) -> TrialState:
+    if row["error"] == PRUNED:
+        return TrialState.PRUNED
+    return TrialState.FAIL if row["error"] else TrialState.COMPLETE
 
 
 def search_bench(
@@ -196,31 +193,23 @@ def search_bench(
     return content, without_nulls(best["point"])
 
 
-def _is_entry(line: bytes) -> bool:
-    try:
-        return isinstance(json.loads(line), dict)
-    except (ValueError, RecursionError):
-        return False
-
-
-def open_study(journal: Path, args: SearchConfig) -> optuna.Study:
+def create_study(
+    rows: Sequence[Row], figure: str, space: Mapping[str, CategoricalDistribution]
+) -> optuna.Study:
+    """Return a study of the finished trials. Without any, it proposes the unchanged recipe."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)  # `search` prints each trial instead
     warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-    # A kill during a write leaves Optuna's lock file and a truncated line. Removing them is safe,
-    # because the launcher locks the run directory, so no other process writes to the journal.
-    journal.with_name(f"{journal.name}.lock").unlink(missing_ok=True)
-    content = journal.read_bytes() if journal.exists() else b""
-    *lines, rest = content.split(b"\n")
-    whole = list(takewhile(_is_entry, lines))  # later entries count on earlier ones
-    if rest or len(whole) < len(lines):
-        say(f"{journal}: line {len(whole) + 1} is damaged, so trials recorded from there on repeat")
-        journal.write_bytes(b"".join(line + b"\n" for line in whole))
-    study = optuna.create_study(
-        study_name="tuning",
-        storage=JournalStorage(JournalFileBackend(str(journal))),
-        direction="maximize",
-        pruner=MedianPruner(n_startup_trials=BEFORE_PRUNING, n_warmup_steps=0),
-        load_if_exists=True,
-    )
-    study.enqueue_trial(dict.fromkeys(args.space), skip_if_exists=True)
+    pruner = MedianPruner(n_startup_trials=BEFORE_PRUNING, n_warmup_steps=0)
+    study = optuna.create_study(direction="maximize", pruner=pruner)
+    for row in rows:
+        trial = create_trial(
+            state=state_of(row),
+            params=row["point"],
+            distributions=space,
+            value=row.get(figure),
+            intermediate_values=dict(enumerate(row["reported"], 1)),
+        )
+        study.add_trial(trial)
+    if not rows:
+        study.enqueue_trial(dict.fromkeys(space))
     return study

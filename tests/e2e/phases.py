@@ -51,14 +51,15 @@ def configure_benchmark(run_dir: Path, name: str, *overrides: str) -> Path:
     arguments = ["hardware=mi350x", f"method=bench/{name}", "smoke=true", *overrides]
     config, _ = prepare(compose(arguments))
     plan = make_plan(config, host_with(0), run_dir)
-    assert [process.argv[-3] for process in plan.processes] == [f"recipes.bench.{name}"]
+    assert [process.argv[-3] for process in plan.processes] == [config.method.program]
     return written(plan)
 
 
 def benchmark(run_dir: Path, name: str, *overrides: str) -> tuple[dict, list[dict]]:
     """Return result.json and metrics.jsonl of method=bench/<name>, a smoke run of one rank."""
     path = configure_benchmark(run_dir, name, "topology=single", *overrides)
-    work = getattr(importlib.import_module(f"recipes.bench.{name}"), name)
+    module = OmegaConf.load(path).method.program
+    work = getattr(importlib.import_module(module), name)
     assert program.run(work, ["--config", str(path)]) == 0
     lines = (run_dir / "metrics.jsonl").read_text().splitlines()
     return json.loads((run_dir / "result.json").read_text()), [json.loads(line) for line in lines]

@@ -28,7 +28,7 @@ def join(number: int, backend: str, **options: object) -> None:
 
 def work() -> int:
     for number, path in enumerate(paths):
-        if modules[path].startswith("recipes.bench.") and dist.is_initialized():
+        if methods[path].kind == "bench" and dist.is_initialized():
             # Each benchmark joins a new group, whose keys must not collide with the previous one.
             dist.destroy_process_group()
             dist.init_process_group = functools.partial(join, number)
@@ -39,9 +39,9 @@ def work() -> int:
 
 if __name__ == "__main__":
     paths = sys.argv[2:]
-    modules = {path: OmegaConf.load(path).method.program for path in paths}
+    methods = {path: OmegaConf.load(path).method for path in paths}
     works = {
-        path: getattr(importlib.import_module(module), module.rpartition(".")[2])
-        for path, module in modules.items()
+        path: getattr(importlib.import_module(method.program), method.name.rpartition("/")[2])
+        for path, method in methods.items()
     }
     sys.exit(forked.run(work, sys.argv))

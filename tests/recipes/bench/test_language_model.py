@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from recipes.bench import batch_size, checkpointing, language_model, precision
+from recipes.bench import language_model
 from tests.helpers.bench_config import bench_config
 
 CPU = torch.device("cpu")
+BUILD = language_model.build
 SMALL = {"sequence": 16, "warmup": 1, "steps": 2}
 
 
@@ -21,7 +22,7 @@ def memory_for(rows):
             if len(kwargs["input_ids"]) > rows:
                 raise torch.OutOfMemoryError("tried to allocate 64 GiB")
 
-        model = language_model.build(config, device)
+        model = BUILD(config, device)
         model.register_forward_pre_hook(limit, with_kwargs=True)
         return model
 
@@ -53,11 +54,13 @@ def test_the_loss_is_correct_without_computing_all_logits(tmp_path, adapter):
 
 def test_an_interrupted_series_remembers_what_was_out_of_memory(tmp_path, monkeypatch):
     """Resume after three sizes, and skip the sizes above the one that ran out of memory."""
-    monkeypatch.setattr(batch_size, "build", memory_for(rows=2))
-    batch_size.batch_size(bench_config(tmp_path, batch_sizes=[4, 1, 2], **SMALL))
+    monkeypatch.setattr(language_model, "build", memory_for(rows=2))
+    language_model.batch_size(bench_config(tmp_path, batch_sizes=[4, 1, 2], **SMALL))
     # Every further measurement would fail.
-    monkeypatch.setattr(batch_size, "build", memory_for(rows=0))
-    result = batch_size.batch_size(bench_config(tmp_path, batch_sizes=[16, 1, 2, 8, 4], **SMALL))
+    monkeypatch.setattr(language_model, "build", memory_for(rows=0))
+    result = language_model.batch_size(
+        bench_config(tmp_path, batch_sizes=[16, 1, 2, 8, 4], **SMALL)
+    )
     errors = [row["error"] for row in result["rows"]]
     assert errors == [
         None,
@@ -72,7 +75,7 @@ def test_an_interrupted_series_remembers_what_was_out_of_memory(tmp_path, monkey
 def test_precisions_are_compared_with_fp32_and_bf16(tmp_path):
     names = ["fp16", "fp32", "bf16", "fp8", "nf4"]
     args = {**SMALL, "precisions": names, "batch_size": 2, "learning_rate": 1e-2, "steps": 6}
-    result = precision.precision(bench_config(tmp_path, **args))
+    result = language_model.precision(bench_config(tmp_path, **args))
     rows = {row["precision"]: row for row in result["rows"]}
     assert rows["fp32"]["loss_difference"] == 0.0
     assert rows["fp32"]["loss"] < 5.5  # ln(512) = 6.2 at the start
@@ -101,7 +104,7 @@ class Products(TorchDispatchMode):
 
 def products(model, tokens, mode):
     """Return the number of matrix products in a backward pass, and the loss."""
-    checkpointing.switch(model, mode)
+    language_model.switch(model, mode)
     loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
     with Products() as counted:
         loss.backward()
@@ -110,14 +113,14 @@ def products(model, tokens, mode):
 
 def test_selective_checkpointing_does_not_recompute_products(tmp_path):
     config = bench_config(tmp_path)
-    args = checkpointing.CheckpointingConfig(output_dir="x", use_cpu=True, **SMALL)
+    args = language_model.CheckpointingConfig(output_dir="x", use_cpu=True, **SMALL)
     model = language_model.build(config, CPU)
     tokens = language_model.random_tokens(config, args, 2, CPU)
-    backward = {mode: products(model, tokens, mode) for mode in checkpointing.MODES}
+    backward = {mode: products(model, tokens, mode) for mode in language_model.MODES}
     # Each of two layers recomputes six of seven products; the last one is not needed.
     assert backward["on"][0] == backward["off"][0] + 2 * 6
     assert backward["selective"] == backward["off"]
-    result = checkpointing.checkpointing(bench_config(tmp_path, batch_size=2, **SMALL))
+    result = language_model.checkpointing(bench_config(tmp_path, batch_size=2, **SMALL))
     rows = {row["mode"]: row for row in result["rows"]}
     assert rows["on"]["slowdown"] == rows["on"]["ms"] / rows["off"]["ms"]
     assert rows["on"]["memory_share"] == rows["on"]["memory_gb"] / rows["off"]["memory_gb"]

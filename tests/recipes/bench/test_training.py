@@ -7,9 +7,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from recipes.bench import consensus, matmul, mlp_loop, scaling
+from recipes.bench import consensus, matmul, mlp_loop, transformer
 from recipes.bench.mlp_loop import MlpLoopConfig
-from recipes.bench.scaling import ScalingConfig
+from recipes.bench.transformer import ScalingConfig
 from recipes.models import low_precision
 from tests.helpers.bench_config import bench_config
 
@@ -46,7 +46,7 @@ def test_mlp_loop_has_the_shape_of_the_report(tmp_path):
 
 def test_one_gpu_is_measured_first_and_once():
     args = ScalingConfig("out", models=["tiny"], num_gpus=[4, 2, 1, 8], batch=3)
-    cases = scaling.cases(args, world=4)
+    cases = transformer.cases(args, world=4)
     assert [(c["num_gpus"], c["strategy"], c["global_batch"]) for c in cases] == [
         (1, "ddp", 3),
         (2, "ddp", 6),
@@ -59,7 +59,7 @@ def test_one_gpu_is_measured_first_and_once():
 def test_efficiency_is_relative_to_one_gpu_of_the_same_model():
     speeds = [("7b", 1, 10.0), ("7b", 2, 15.0), ("13b", 2, 1.0), ("7b", 4, None)]
     rows = [{"model": m, "num_gpus": n, "tokens_per_second": speed} for m, n, speed in speeds]
-    scaling.compare(rows)
+    transformer.compare(rows)
     assert [row["efficiency"] for row in rows] == [1.0, 0.75, None, None]
 
 

@@ -14,7 +14,7 @@ from launch.core.json_files import read_metrics
 from recipes.bench.benchmark import Table
 from recipes.rank import program
 from recipes.rank.program import Interrupted
-from recipes.tune.search import PRUNED, SearchConfig, open_study, search
+from recipes.tune.search import PRUNED, SearchConfig, search
 
 TABLE = Table("test", "setting speed", figure="speed")
 
@@ -89,14 +89,14 @@ def test_an_interrupted_trial_is_not_a_failed_setting(tmp_path, monkeypatch):
     assert seen[1] == seen[2] == (("a", 1),)
 
 
-def test_a_damaged_journal_is_used_up_to_the_damage(tmp_path, capsys):
+def test_trials_before_a_damaged_line_are_used(tmp_path):
     measure = lambda number, point, report: {"speed": speed_of(point)}  # noqa: E731
     before = run(tmp_path, settings(3), measure)
-    journal = tmp_path / "journal.log"
-    lines = journal.read_bytes().splitlines(keepends=True)
-    journal.write_bytes(b"".join([*lines[:-1], b"\xff\n", lines[-1]]))
-    assert run(tmp_path, settings(3), measure)[:2] == before[:2]
-    assert f"{journal}: line {len(lines)} is damaged" in capsys.readouterr().out
+    metrics = tmp_path / "metrics.jsonl"
+    lines = metrics.read_bytes().splitlines(keepends=True)
+    for damaged in ([*lines[:-1], lines[-1][:-20]], [lines[0], b"\xff\n", lines[2]]):
+        metrics.write_bytes(b"".join(damaged))
+        assert run(tmp_path, settings(3), measure) == before
 
 
 def test_a_killed_search_does_not_repeat_finished_trials(tmp_path):
@@ -105,17 +105,12 @@ def test_a_killed_search_does_not_repeat_finished_trials(tmp_path):
             os.kill(os.getpid(), signal.SIGKILL)
         return {"speed": speed_of(point)}
 
-    # As if killed before the parameters of a trial were recorded.
-    open_study(tmp_path / "journal.log", settings()).ask()
     process = get_context("fork").Process(target=run, args=(tmp_path, settings(), kill))
     process.start()
     process.join()
     assert process.exitcode == -signal.SIGKILL
     finished = [line["setting"] for line in read_metrics(tmp_path / "metrics.jsonl")]
     assert len(finished) == 3
-    with (tmp_path / "journal.log").open("a") as journal:
-        journal.write('{"op_code": 5, "worker')  # a truncated line
-    (tmp_path / "journal.log.lock").write_text("")
     seen = []
 
     def measure(number, point, report):
