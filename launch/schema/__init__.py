@@ -87,6 +87,7 @@ class Hardware:
     gfx: str = MISSING  # compiler target: gfx942, sm_90, or cpu
     gpus_per_node: int = checked(minimum=1, maximum=MAX_RANKS)
     memory_gb: float = checked(minimum=1)  # GiB, as vendors count; plans show 1e9 bytes
+    memory_error: float = checked(minimum=0)  # share by which memory may exceed the plan
     unified_memory: bool = False  # the GPU shares the memory of the host
     bandwidth_gb_s: float = checked(minimum=1)
     compute_units: int = MISSING
