@@ -126,6 +126,21 @@ def test_reports_processes_on_other_partitions_of_a_card(capsys, tmp_path):
     assert "4242" in check["read"]
 
 
+@pytest.mark.parametrize(("overrides", "needed_gb"), [
+    ("", 50),
+    ("model=qwen3_8b topology=fsdp", 3 * 98.3 + 32.8),  # three checkpoints while the third is saved
+    ("model=qwen3_0_6b adapter=lora", 3),
+    ("method=evaluate model=qwen3_0_6b", 0.1),
+    ("experiment=mi50_phase3", 3 * 7.15 + 2.4),
+])  # fmt: skip
+def test_a_run_needs_disk_for_its_checkpoints_and_model(capsys, tmp_path, overrides, needed_gb):
+    sysroots.mi300x(tmp_path)
+    out = run(capsys, f"sysroot={tmp_path}", "format=json", *overrides.split())[1]
+    checks = {check["name"]: check for check in json.loads(out)["checks"]}
+    threshold = checks["run_root_disk"]["threshold"]
+    assert float(threshold.split()[0]) == pytest.approx(needed_gb, rel=0.1)
+
+
 @pytest.mark.parametrize("content", [b"\xff\x00\x80 9", b"cpu_cores_count 0\nmem_banks_count 1\n"])
 def test_an_unreadable_node_makes_the_gpu_count_unknown(capsys, tmp_path, content):
     file = sysroots.real(tmp_path, "mi210_xgmi_pcie") / sysroots.KFD / "nodes/2/properties"
