@@ -228,13 +228,13 @@ def test_a_card_with_less_memory_than_its_hardware_file(tmp_path, capsys):
     ]
     machine.write(f"{sysroots.KFD}/nodes/1/mem_banks/0/properties", f"size_in_bytes {16 << 30}")
     plan, machine_host = plan_on(machine, "hardware=mi50")
-    (warning,) = plan.warnings
-    assert "hardware.memory_gb=32: GPU 0 has only 16 GiB" in warning
+    assert any("hardware.memory_gb=32: GPU 0 has only 16 GiB" in line for line in plan.warnings)
     assert [m.capacity_gb for m in plan.memory] == [pytest.approx(17.2, abs=0.1)]
     preflight.check(plan, machine_host)
     with pytest.raises(HostError, match=r"which has 17\.2 GB"):
         execute.check_host(*plan_on(machine, "hardware=mi50", "model=qwen3_4b"))
-    assert not plan_on(machine, "hardware=mi50", "hardware.memory_gb=16")[0].warnings
+    warnings = plan_on(machine, "hardware=mi50", "hardware.memory_gb=16")[0].warnings
+    assert not any("hardware.memory_gb" in line for line in warnings)
     assert capsys.readouterr().err == ""
 
 
