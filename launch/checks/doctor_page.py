@@ -92,9 +92,9 @@ def show(
     repeated = shlex.join(["python", "launch/doctor.py", *arguments])
     step = f"fix what failed, then repeat {repeated}"
     if not has_failed:
-        group = f"hardware={hardware.name} " if arguments and hardware else ""
-        run = "".join(f"{shlex.quote(override)} " for override in overrides)
-        step = f"python launch/run.py {group}{run}mode=plan    (changes nothing; shows time and memory)"
+        group = [f"hardware={hardware.name}"] if arguments and hardware else []
+        command = shlex.join(["python", "launch/run.py", *group, *overrides, "mode=plan"])
+        step = f"{command}    (changes nothing; shows time and memory)"
         if not (has_gpus or overrides):
             step = "python launch/run.py    (trains a tiny model on the CPU)"
     console.print(Text(f"Next: {step}"), soft_wrap=True)  # so that it can be pasted

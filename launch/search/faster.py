@@ -51,7 +51,7 @@ Candidate = tuple[list[str], str, Config]  # overrides, price, composition with 
 
 
 def _sharded(overrides: list[str], price: str, candidate: Config) -> Iterator[Candidate]:
-    """Yield an offer with FSDP in place of DDP, which may not fit; ranks that generate need it."""
+    """Yield an offer with FSDP, if DDP leaves too little memory for vLLM or accumulation."""
     if candidate.method.generates and candidate.topology.strategy == "ddp":
         key = "topology.strategy"
         rest = [override for override in overrides if not override.startswith(key)]
