@@ -1,7 +1,7 @@
 """Find problems that would make a run on this machine fail, hang or crawl, with their fixes.
 
     python launch/doctor.py [sysroot=DIR] [hardware=GROUP|auto] [format=text|json]
-                            [active=false|true|force]
+                            [active=false|true|force] [overrides of launch/run.py]
 
   sysroot=DIR       directory to read in place of `/`, with copies of another machine's sys/, proc/,
                     dev/ and etc/
@@ -10,6 +10,8 @@
   active=true       also load the GPUs for 10 to 20 s and check that products, copies and sums are
                     right and as fast as on a healthy GPU. GPUs in use are skipped, because the load
                     would slow down their users; active=force tests them too.
+  overrides         of the run to start, such as model=qwen3_8b run_root=/data/runs: check the disk
+                    that it writes to, for the checkpoints that its plan needs
 
 No privileges are needed, and GPUs are optional. It works on a host and in a container. A check that
 cannot read its files reports `unknown`.
@@ -23,6 +25,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,13 +38,15 @@ from launch.checks import check_table, doctor_page, facts
 from launch.checks.finding import Finding, Status
 from launch.checks.measured import Outcome
 from launch.config.compose import compose
+from launch.config.identity import has_phases
+from launch.config.request import Request
 from launch.core import key_values
 from launch.core.console import run_program
 from launch.core.errors import EXIT_DONE, EXIT_HOST, EXIT_INTERRUPTED, HostError, UserError, near
 from launch.machine import detect, masks
 from launch.machine.detect import Host
 from launch.machine.sysfs import is_folder
-from launch.schema import Hardware
+from launch.schema import Config
 from launch.schema.enums import Format
 
 ACTIVE = ("false", "true", "force")
@@ -55,11 +60,20 @@ class Options:
     hardware: str = "auto"
     format: str = Format.text.value
     active: str = "false"
+    overrides: tuple[str, ...] = ()  # of the run to start
 
 
 def parse(arguments: list[str]) -> Options:
     """Return the checked options. Raises UserError."""
-    options = Options(**key_values.read(arguments, dataclasses.asdict(Options()), "format=json"))
+    defaults = {f.name: f.default for f in dataclasses.fields(Options) if f.name != "overrides"}
+    groups = {"experiment", *(field.name for field in dataclasses.fields(Config))}
+    overrides = tuple(
+        argument
+        for argument in arguments
+        if (key := argument.partition("=")[0]) not in defaults and key.partition(".")[0] in groups
+    )
+    own = [argument for argument in arguments if argument not in overrides]
+    options = Options(**key_values.read(own, defaults, "format=json"), overrides=overrides)
     for key, words in (("format", Format.__members__), ("active", ACTIVE)):
         value = getattr(options, key)
         if value not in words:
@@ -79,17 +93,32 @@ def parse(arguments: list[str]) -> Options:
     return options
 
 
-def hardware_of(requested: str, host: Host) -> Hardware | None:
-    """Return the group to check against; None if the GPUs here do not determine one."""
-    group: str | None = requested
-    if requested == "auto":
+def run_overrides(options: Options, host: Host) -> list[str]:
+    """Return the overrides of the run to start, with the group of the GPUs here for hardware=auto.
+
+    An experiment names its own. Without overrides, return [] if the GPUs determine no group.
+    """
+    group: str | None = options.hardware
+    if any(override.startswith("experiment=") for override in options.overrides):
+        group = None if group == "auto" else group
+    elif group == "auto":
         gpus = masks.visible((*host.gpus, *host.withheld), host.environ)
         unpartitioned = {gpu.partition_of for gpu in gpus}
         if not detect.group_problem(gpus):
             group = detect.group_of(gpus)
         else:
             group = unpartitioned.pop() if len(unpartitioned) == 1 else None
-    return compose([f"hardware={group}"]).hardware if group else None
+    return [*([f"hardware={group}"] if group else []), *options.overrides]
+
+
+def run_of(overrides: Sequence[str]) -> Config:
+    """Return the composition of the run to start. Raises UserError."""
+    # This imports the planner, which takes 0.2 s.
+    from launch.plan.planning import prepare
+
+    request = Request(overrides)
+    config = compose(request)
+    return config if has_phases(config) else prepare(config, request.keys)[0]
 
 
 def as_json(
@@ -117,11 +146,13 @@ def main(arguments: list[str]) -> int:
     try:
         options = parse(arguments)
         host = facts.host_of(options.sysroot)
-        hardware = hardware_of(options.hardware, host)
+        overrides = run_overrides(options, host)
+        run = run_of(overrides) if overrides else None
     except (UserError, HostError) as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    machine_facts = facts.gather(host, hardware)
+    hardware = run.hardware if run else None
+    machine_facts = facts.gather(host, hardware, run if options.overrides else None)
     if options.active != "false":
         # This imports the launcher, which takes 0.2 s.
         from launch.checks import measuring
@@ -136,7 +167,9 @@ def main(arguments: list[str]) -> int:
     if options.format == Format.json.value:
         print(as_json(host, findings, machine_facts.active))
     else:
-        doctor_page.show(host, hardware, findings, machine_facts.active, arguments)
+        doctor_page.show(
+            host, hardware, findings, machine_facts.active, arguments, options.overrides
+        )
     fails = any(finding.status == Status.fail for finding in findings.values())
     return EXIT_HOST if fails else EXIT_DONE
 

@@ -42,10 +42,12 @@ def show(
     findings: dict[Check, Finding],
     active: Outcome | None = None,
     arguments: Sequence[str] = (),
+    overrides: Sequence[str] = (),
 ) -> None:
     """Print the report. `arguments` are those of the doctor's command, which it may have to repeat.
 
-    A plan names the group that was checked, unless hardware=auto finds it on this machine.
+    A plan names the group that was checked, unless hardware=auto finds it on this machine, and has
+    the `overrides` among the arguments.
     """
     console = Console()
     console = console if console.is_terminal else Console(width=WIDTH)
@@ -90,9 +92,10 @@ def show(
     repeated = shlex.join(["python", "launch/doctor.py", *arguments])
     step = f"fix what failed, then repeat {repeated}"
     if not has_failed:
-        group = f"hardware={hardware.name} " if arguments and hardware else ""
-        step = f"python launch/run.py {group}mode=plan    (changes nothing; shows time and memory)"
-        if not has_gpus:
+        group = [f"hardware={hardware.name}"] if arguments and hardware else []
+        command = shlex.join(["python", "launch/run.py", *group, *overrides, "mode=plan"])
+        step = f"{command}    (changes nothing; shows time and memory)"
+        if not (has_gpus or overrides):
             step = "python launch/run.py    (trains a tiny model on the CPU)"
     console.print(Text(f"Next: {step}"), soft_wrap=True)  # so that it can be pasted
     if not (has_failed or has_gpus):

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launch.checks.measured import Outcome
+from launch.config.identity import has_phases
+from launch.estimate.rank_memory import run_bytes
 from launch.machine import container_engine, detect, inside
 from launch.machine.container_engine import Engine
 from launch.machine.detect import Host
@@ -19,13 +21,15 @@ from launch.machine.gpu import Gpu
 from launch.machine.kfd import INTEGRATED
 from launch.machine.sysfs import as_number, status_of, text
 from launch.machine.this_python import GPUS, Packages, packages
-from launch.schema import Hardware
+from launch.schema import Config, Hardware
 from launch.schema.enums import Vendor
 from launch.schema.host import HostNeeds
 
 AMD = "0x1002"
 DISPLAYS = ("0x03", "0x12")  # PCI classes of display controllers and processing accelerators
 OTHER_DRIVERS = ("radeon", "vfio-pci")  # of old GPUs, and of GPUs given to a virtual machine
+RUN_GB = 50.0  # of an unknown run: a checkpoint of Qwen3-4B with AdamW in fp32, 12 bytes x 4.0e9
+RUN_MIN_GB = 0.1  # our choice, for logs and metrics; a benchmark writes only these
 TIME_ERROR = 5  # adjtimex(2): the clock is not synchronized
 
 
@@ -53,6 +57,7 @@ class Facts:
     # The group that describes the GPUs; None if the GPUs differ or no group fits.
     hardware: Hardware | None
     run_root: str
+    run_gb: float  # that a run writes to run_root
     probe: Probe
     # Indices of the GPUs that a run uses; None for every GPU that the caller may use.
     only: frozenset[int] | None = None
@@ -148,11 +153,17 @@ class Facts:
 def gather(
     host: Host,
     hardware: Hardware | None,
-    run_root: str = "runs",
+    run: Config | None = None,
     only: frozenset[int] | None = None,
 ) -> Facts:
+    """Return the facts that the checks read. `run` is the composition to start, if it is known."""
     root = Path(host.sysroot)
-    return Facts(root, host, hardware, run_root, RUNNING if root == Path("/") else COPIED, only)
+    run_root = run.run_root if run else "runs"
+    run_gb = RUN_GB
+    if run and not has_phases(run):
+        run_gb = RUN_MIN_GB + run_bytes(run) / 1e9
+    probe = RUNNING if root == Path("/") else COPIED
+    return Facts(root, host, hardware, run_root, run_gb, probe, only)
 
 
 def host_of(sysroot: str) -> Host:

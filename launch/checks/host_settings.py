@@ -6,7 +6,7 @@ import json
 import math
 import re
 
-from launch.checks.facts import Facts
+from launch.checks.facts import RUN_MIN_GB, Facts
 from launch.checks.finding import Finding, fail, judge, passed, warn
 from launch.machine.container_engine import groups_remedy
 from launch.machine.sysfs import as_number, is_folder
@@ -15,8 +15,6 @@ SHM_GB = 16.0  # AMD's docker commands: --shm-size 16G
 SHM_ONE_GB = 1.0  # our choice, for the data loader workers of one GPU
 SHM_BREAKS_GB = 0.1  # docker's default, 64 MB, is too little for RCCL's buffers
 OPEN_FILES = 65535  # vLLM raises its soft limit to this
-RUN_GB = 50.0  # a checkpoint of Qwen3-4B with AdamW in fp32: 12 bytes x 4.0e9 parameters
-RUN_MIN_GB = 0.1  # our choice, for logs and metrics; a benchmark writes only these
 # rocm/vllm of 10.8 GB compressed takes 50.4 GB on disk (containers/images.lock.yaml).
 DOCKER_GB = 60.0
 DOCKER_ROOT = "var/lib/docker"
@@ -80,7 +78,7 @@ def shm(facts: Facts) -> Finding:
 
 def run_root_disk(facts: Facts) -> Finding:
     remedy = "set run_root=<a folder on a larger disk>, or remove old runs: du -sh runs/*/*"
-    return _disk(facts, facts.run_root, RUN_GB, remedy, min_gb=RUN_MIN_GB)
+    return _disk(facts, facts.run_root, facts.run_gb, remedy, min_gb=RUN_MIN_GB)
 
 
 def engine(facts: Facts) -> Finding | None:

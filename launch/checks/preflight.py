@@ -29,7 +29,7 @@ def check(plan: Plan, host: Host) -> None:
     gpus = frozenset(gpu for process in plan.processes for gpu in process.gpus)
     environ = {**host.environ, **config.user_env}
     masked = dataclasses.replace(host, gpus=host.gpus_of(config.hardware.vendor), environ=environ)
-    facts = gather(masked, config.hardware, config.run_root, gpus)
+    facts = gather(masked, config.hardware, config, gpus)
     wait_until_released(facts, RELEASED_WITHIN_S if facts.is_live else 0.0)
     errors = []
     for name, finding in check_table.before_run(facts, config.runtime.in_container).items():

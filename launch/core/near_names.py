@@ -20,6 +20,18 @@ def field_hint(fields: Collection[str]) -> str | None:
     return next((row["use"] for row in names("rows") if {*row["fields"]} <= {*fields}), None)
 
 
+def columns_hint(fields: Collection[str], needed: Collection[str]) -> str | None:
+    """Return overrides that map a row's fields to `needed`; None if a name is not common."""
+    overrides = []
+    for field in needed:
+        if field not in fields:
+            name = next((name for name in names("columns").get(field, ()) if name in fields), None)
+            if name is None:
+                return None
+            overrides.append(f"data.columns.{field}={name}")
+    return " ".join(overrides)
+
+
 def argument_hint(name: str, arguments: Collection[str]) -> str:
     """Return a hint for an unknown argument, such as ' Did you mean a?'; '' if none is similar."""
     if (near_name := names("arguments").get(name)) in arguments:

@@ -7,13 +7,12 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from launch.core.errors import UserError
+from launch.core.near_names import columns_hint
 from launch.core.row_formats import TEMPLATE_FIELDS, fields_problem, row_format
 from launch.core.row_messages import SYSTEM_ROLES, Row, conform, texts_with_roles
 
 # Roles of TRL's datasets, and `developer` for chat templates such as gpt-oss's.
 ROLES = ("system", "developer", "user", "assistant", "tool")
-# fields of other programs' pairs that hold what TRL's prompt holds
-QUESTIONS = ("question", "instruction", "input", "query")
 # keys of other programs' messages with a weight for each part of a turn
 PARTIAL_WEIGHTS = ("train_detail", "loss_scale")
 MAX_DEPTH = 32  # of a value; `datasets` fails at 60
@@ -143,11 +142,11 @@ def _question_problem(row: Row, method: str) -> str | None:
     if method not in ("sft", "dpo") or "finished" in row:
         return None
     prompt = row.get("prompt")
-    question = next((name for name in QUESTIONS if row.get(name)), None)
-    if method == "dpo" and prompt is None and question and not isinstance(row["chosen"], list):
-        return (
-            f"has {question}, which dpo does not read, and no prompt. Rename {question} to prompt."
-        )
+    if method == "dpo" and prompt is None and not isinstance(row["chosen"], list):
+        given = [name for name, value in row.items() if value]
+        if column := columns_hint(given, ("prompt",)):
+            question = column.partition("=")[2]
+            return f"has {question}, which dpo does not read, and no prompt. Use: {column}."
     names = [name for name in row_format(method).learned if name != "messages"]
     if isinstance(prompt, str) and all(_repeats(row.get(name), prompt.strip()) for name in names):
         return (

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launch.core.errors import UserError, near_or_all
-from launch.core.near_names import field_hint
+from launch.core.near_names import columns_hint, field_hint
 
 TEMPLATE_FIELDS = ("tools", "chat_template_kwargs")  # chat template inputs besides messages
 # TRL passes these to rewards itself, or takes them for images of the prompt.
@@ -72,7 +72,8 @@ def fields_problem(row: Mapping[str, Any], name: str, reader: str | None = None)
     if any(row.keys() >= {*needed} for needed in form.forms):
         return _system_problem(row, form, reader)
     needs = " or ".join("+".join(needed) for needed in form.forms)
-    remedy = field_hint(row) or form.remedy
+    columns = (columns_hint(row, needed) for needed in form.forms)
+    remedy = field_hint(row) or next(filter(None, columns), form.remedy)
     return (
         f"has {', '.join(row) or 'no field'}, but {reader} needs {needs}."
         f"{f' Use: {remedy}.' if remedy else ''}"

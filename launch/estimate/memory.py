@@ -19,7 +19,7 @@ from launch.inputs import engine_args
 from launch.machine import placement, sysfs
 from launch.machine.detect import Host, is_smaller
 from launch.machine.gpu import GIB
-from launch.schema import Config, Model, shapes
+from launch.schema import Config, shapes
 from launch.schema.enums import Vendor
 from launch.schema.plan import Memory
 from launch.schema.trainer_args import value, value_or_none
@@ -32,18 +32,18 @@ HOST = "host"  # in place of a process: the memory of the machine, with offloade
 # Round numbers for memory outside torch's tensors: the context, library workspaces and the rounding
 # of the allocator, or on a CPU the interpreter and its libraries.
 OVERHEAD_GB, CPU_OVERHEAD_GB = 2.0, 0.5
-# Share by which memory may exceed the plan. Nearly all runs of docs/results/memory.md were within
-# the first. The others are round numbers, since no such model has been measured: models with
-# experts, and architectures whose layers are counted as llama's.
-ERROR, EXPERTS_ERROR, GENERIC_ERROR = 0.05, 0.10, 0.25
+# Share by which memory may exceed the plan. Round numbers, since no such model has been measured:
+# models with experts, and architectures whose layers are counted as llama's.
+EXPERTS_ERROR, GENERIC_ERROR = 0.10, 0.25
 SYSTEM_GB = 8.0  # round number for the system and data loading, if GPU and host share memory
 
 
-def error_of(model: Model) -> float:
+def error_of(config: Config) -> float:
     """Return the share by which the memory of a process may exceed the plan."""
-    if not shapes.is_known(model):
-        return GENERIC_ERROR
-    return EXPERTS_ERROR if model.num_experts else ERROR
+    of_model = EXPERTS_ERROR if config.model.num_experts else 0.0
+    if not shapes.is_known(config.model):
+        of_model = GENERIC_ERROR
+    return max(config.hardware.memory_error, of_model)
 
 
 def measured(
@@ -103,7 +103,7 @@ def memory(
         if placement.shares_gpu(config):
             capacity = max(0.0, capacity - sum(other.total_gb for other in entries))
         gpus: list[int | None] = [*process.gpus] or [None]
-        rest = (parts, capacity, moment, scattered, error_of(config.model))
+        rest = (parts, capacity, moment, scattered, error_of(config))
         entries += [Memory(process.name, gpu, *rest) for gpu in gpus]
     if not on_cpu and ram_gb and (parts := offloaded_gb(config)):
         entries.append(Memory(HOST, None, parts, ram_gb, error=0.0))

@@ -127,6 +127,18 @@ def checkpoint_bytes(config: Config) -> float:
     return (n.width + copy) * n.trained + moments
 
 
+def run_bytes(config: Config) -> float:
+    """Return the bytes of a training run's directory: its checkpoints and the model.
+
+    While it saves, there is one checkpoint more than it keeps. A run that keeps all has two.
+    """
+    if not config.method.trains:
+        return 0.0
+    strategy = getattr(value := value_or_none(config, "save_strategy"), "value", value)
+    kept = 0 if strategy == "no" else int(value_or_none(config, "save_total_limit") or 1) + 1
+    return kept * checkpoint_bytes(config) + config.save_model * base_bytes(config)
+
+
 def offloaded_bytes(config: Config) -> dict[str, float]:
     """Return the bytes of offloaded parts of all ranks of a node, in parts.
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from launch.core import row_formats
 from launch.core.errors import UserError, near_or_all
 from launch.core.json_lines import json_rows
+from launch.core.near_names import columns_hint
 from launch.core.row_check import check_forms, check_row, conformed, form_of
 from launch.core.row_columns import mapped, mapping_of
 from launch.core.row_messages import Row
@@ -164,11 +165,11 @@ def _check_rewards(config: Config, key: str, present: set[str] | None) -> None:
         field = trainer_args.lock()["rewards"].get(name)
         has_pattern = name == "regex" and config.method.reward_pattern is not None
         if field is not None and field not in present and not has_pattern:
+            column = columns_hint(present, (field,)) or f"data.columns.{field}=<field of the rows>"
             remedy = "another reward, such as 'method.rewards={<module>.<function>: 1.0}'"
             if name == "regex":
                 remedy = "method.reward_pattern='<regular expression>'"
             raise UserError(
                 f"method.rewards.{name}: reads the column {field!r}, but the rows of {key} have "
-                f"only {', '.join(sorted(present))}. Use: data.columns.{field}=<field of the "
-                f"rows>, or {remedy}."
+                f"only {', '.join(sorted(present))}. Use: {column}, or {remedy}."
             )

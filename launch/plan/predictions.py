@@ -21,6 +21,7 @@ Facts = list[tuple[str, str]]
 MAX_PARTS = 4  # parts of memory that are named
 MAX_KINDS = 2  # kinds of work that are named
 MAX_OFFERS = 3
+SLOWER = 1.2  # median of measured in predicted times from which a plan says what to expect
 PLAN_ERRORS = Path(__file__).with_name("published_errors.json")  # by tests/gpu/published.py
 
 
@@ -28,11 +29,11 @@ def facts(plan: Plan) -> Facts:
     config, speed, facts = plan.config, plan.speed, Facts()
     if not is_without_rows(config):
         facts.append(("time", run_time(plan) + _why(plan)))
+        if speed.tokens_per_second and config.hardware.vendor != Vendor.none:
+            facts.append(("accuracy", _accuracy(plan)))
     facts += repeated("saves", _saves(plan))
     if speed.tokens_per_second:
         facts.append(("speed", _rate(plan)))
-        if config.hardware.vendor != Vendor.none:
-            facts.append(("accuracy", _accuracy(config)))
     if speed.parts_s:
         facts.append(("bottleneck", _bottleneck(speed, config)))
     facts += repeated("faster", _offers(plan))
@@ -114,13 +115,23 @@ def _rate(plan: Plan) -> str:
     return text
 
 
-def _accuracy(config: Config) -> str:
-    """Return how far published runs of this GPU were from today's predictions."""
-    errors = (read_json(PLAN_ERRORS) or {}).get(config.hardware.name)
-    if errors is None:
+def _accuracy(plan: Plan) -> str:
+    """Return how long runs of this GPU took in predicted times, and so how long to expect."""
+    took = (read_json(PLAN_ERRORS) or {}).get(plan.config.hardware.name)
+    if took is None:
         return "not compared with any run of this GPU yet"
-    rows = f"{errors['rows']} row{'s' * (errors['rows'] != 1)}, {errors['mean']:.0%} on average"
-    return f"published runs of this GPU: predicted within {errors['worst']:.0%} ({rows})"
+    factor = took["median"]
+    text = f"the one published run of this GPU took {factor:.2g} times the predicted time"
+    if took["rows"] > 1:
+        text = (
+            f"{took['rows']} runs of this GPU took {took['least']:.2g} to {took['most']:.2g} times "
+            f"the predicted time, {factor:.2g} in the middle"
+        )
+    hours = plan.speed.run_hours
+    if hours and factor >= SLOWER:
+        bound = "up to" if plan.speed.is_upper_bound else "about"
+        text += f"; expect {bound} {duration(3600 * factor * hours)}"
+    return text
 
 
 def _bottleneck(speed: Speed, config: Config) -> str:

@@ -35,17 +35,31 @@ def faster(config: Config, host: Host) -> list[Offer]:
     if config.smoke or config.hardware.vendor == Vendor.none or not current:
         return []
     offers = []
-    for overrides, price, candidate in _candidates(config):
-        if refusals(candidate):
-            continue
-        chosen = choose(candidate, host)
-        rate = estimate_speed(chosen).tokens_per_second or 0.0
-        if rate >= MIN_GAIN * current and margin.fits_with_margin(chosen, host):
-            offers.append(Offer(overrides, round(rate / current, 2), price))
+    for candidate in _candidates(config):
+        for overrides, price, changed in (candidate, *_sharded(*candidate)):
+            if refusals(changed):
+                continue
+            chosen = choose(changed, host)
+            rate = estimate_speed(chosen).tokens_per_second or 0.0
+            if rate >= MIN_GAIN * current and margin.fits_with_margin(chosen, host):
+                offers.append(Offer(overrides, round(rate / current, 2), price))
+                break
     return sorted(offers, key=lambda offer: -offer.gain)
 
 
-def _candidates(config: Config) -> Iterator[tuple[list[str], str, Config]]:
+Candidate = tuple[list[str], str, Config]  # overrides, price, composition with the overrides
+
+
+def _sharded(overrides: list[str], price: str, candidate: Config) -> Iterator[Candidate]:
+    """Yield an offer with FSDP, if DDP leaves too little memory for vLLM or accumulation."""
+    if candidate.method.generates and candidate.topology.strategy == "ddp":
+        key = "topology.strategy"
+        rest = [override for override in overrides if not override.startswith(key)]
+        sharded = with_value(candidate, key, "fsdp")
+        yield [*rest, f"{key}=fsdp"], f"{price}; ranks exchange weights", sharded
+
+
+def _candidates(config: Config) -> Iterator[Candidate]:
     """Yield (overrides, price, composition with the overrides).
 
     No override contradicts the user's. The compositions do not have the choices of speed=auto,
@@ -93,7 +107,7 @@ def _candidates(config: Config) -> Iterator[tuple[list[str], str, Config]]:
         yield ["adapter=lora"], price, dataclasses.replace(config, adapter=lora)
 
 
-def _with_more_servers(config: Config) -> Iterator[tuple[list[str], str, Config]]:
+def _with_more_servers(config: Config) -> Iterator[Candidate]:
     """Yield half of the GPUs for servers with a larger step, if trainers wait for completions.
 
     A server generates many completions in nearly the time of a few.
@@ -110,7 +124,7 @@ def _with_more_servers(config: Config) -> Iterator[tuple[list[str], str, Config]
     yield overrides, price, with_value(candidate, ACCUMULATION, rounds)
 
 
-def _colocated(config: Config) -> tuple[list[str], str, Config]:
+def _colocated(config: Config) -> Candidate:
     """Return vLLM in each training process, on as many GPUs as the run uses now."""
     gpus, values = placement.num_gpus(config), yaml_file(CONF / "topology/colocate.yaml")
     if gpus > 1:

@@ -208,7 +208,7 @@ def tables(
 
 
 def plan_errors(gpus: Container[str] | None = None) -> dict[str, dict[str, float]]:
-    """Return the errors of predicted step times by GPU, of measurements by others and by us."""
+    """Return measured step times in predicted ones by GPU, of measurements by others and by us."""
     times: list[tuple[str, Callable[[], float]]] = []
     for title, rows in SPEED.items():
         for row in rows if "expected" not in title else ():
@@ -221,17 +221,18 @@ def plan_errors(gpus: Container[str] | None = None) -> dict[str, dict[str, float
             times.append(
                 (gpu, lambda row=ours: (planned_row(row)[1].step_s or math.nan) / row["step_s"] - 1)
             )
-    errors: dict[str, list[float]] = {}
+    factors: dict[str, list[float]] = {}
     for gpu, error in times:
         if gpus is None or gpu in gpus:
-            errors.setdefault(gpu, []).append(abs(error()))
+            factors.setdefault(gpu, []).append(1 / (1 + error()))
     return {
         gpu: {
-            "rows": len(sizes),
-            "mean": round(statistics.mean(sizes), 2),
-            "worst": round(max(sizes), 2),
+            "rows": len(times),
+            "least": round(min(times), 2),
+            "median": round(statistics.median(times), 2),
+            "most": round(max(times), 2),
         }
-        for gpu, sizes in sorted(errors.items())
+        for gpu, times in sorted(factors.items())
     }
 
 

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.integration
     ("chat_sft", "ultrachat", "mean_token_accuracy"),
     ("preferences_dpo", "ultrafeedback", "rewards/margins"),
     ("mi50_phase3", "numina_math", "mean_token_accuracy"),
+    ("mi50_lora", "numina_math", "mean_token_accuracy"),
     ("mi300x_grpo_gsm8k", "gsm8k", "rewards/accuracy/mean"),
     ("rx7900xtx_grpo_gsm8k_lora", "gsm8k", "rewards/accuracy/mean"),
 ])  # fmt: skip

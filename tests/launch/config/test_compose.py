@@ -274,6 +274,7 @@ def test_generated_problems_suit_the_model(overrides, name):
 @pytest.mark.parametrize(("experiment", "method"), [
     ("mi350x_qwen3_8b_lora", "sft"),
     ("strix_halo_sft", "sft"),
+    ("mi50_lora", "sft"),
     ("rx7900xtx_grpo_gsm8k_lora", "grpo"),
 ])  # fmt: skip
 def test_lora_has_ten_times_the_learning_rate_of_full_training(experiment, method):
@@ -290,6 +291,7 @@ def test_lora_has_ten_times_the_learning_rate_of_full_training(experiment, metho
     ("chat_sft", {}),
     ("preferences_dpo", {}),
     ("mi50_phase3", {}),
+    ("mi50_lora", {}),
     ("strix_halo_sft", {}),
 ])  # fmt: skip
 def test_experiments_with_public_data_are_pinned_and_fit(experiment, rewards):

@@ -38,3 +38,10 @@ def test_suggested_names_exist():
     assert set(near_names.names("arguments").values()) <= set().union(*arguments.values())
     for name, words in near_names.names("words").items():
         assert set(words.values()) <= set(arguments["trl.SFTConfig"][name]["names"])
+
+
+def test_columns_with_common_names():
+    fields = ("question", "solution")
+    both = "data.columns.prompt=question data.columns.answer=solution"
+    assert near_names.columns_hint(fields, ("prompt", "answer")) == both
+    assert near_names.columns_hint(fields, ("prompt", "score")) is None

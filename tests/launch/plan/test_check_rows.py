@@ -59,6 +59,8 @@ def test_the_reward_follows_the_rows(write, rows, overrides, rewards):
 
 
 @pytest.mark.parametrize(("rows", "overrides", "line", "key"), [
+    (GSM8K, GRPO, 1, "Use: data.columns.prompt=question."),
+    (GSM8K, SFT, 1, "Use: data.columns.prompt=question data.columns.completion=answer."),
     (GSM8K, f"{GRPO} data.columns.prompt=qestion", 1, "data.columns.prompt=qestion"),
     ([*GSM8K, {"question": "a", "answer": "seven"}],
      f"{GRPO} {MAPPED} {PATTERN}", 3, "data.answer_pattern"),

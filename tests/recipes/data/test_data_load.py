@@ -220,7 +220,7 @@ TURNS = {"messages": [MESSAGE, ANSWER]}
     ("sft", {"messages": [MESSAGE, ANSWER, MESSAGE]}, "messages ends with"),
     ("dpo", {"prompt": [MESSAGE], "chosen": [ANSWER], "rejected": [MESSAGE]}, "rejected ends"),
     ("sft", {"text": "a" * (MAX_ROW + 1)}, "a row of more than 32 MiB"),
-    ("dpo", {"question": "a", "chosen": "b", "rejected": "c"}, "Rename question to prompt"),
+    ("dpo", {"question": "a", "chosen": "b", "rejected": "c"}, "Use: data.columns.prompt=question"),
     ("dpo", {"prompt": "a b", "chosen": "a b c", "rejected": "a b d"}, "prompt is repeated"),
     ("sft", {"prompt": "a b\n", "completion": "a b c"}, "prompt is repeated in completion"),
     ("dpo", {"system": "s", "prompt": "a", "chosen": "b", "rejected": "c"}, "the field system"),
