@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from containers import causes, install
 from containers.install import CPU_INDEX, PYCOSAT
-from containers.pip_settings import pip_config, uv_settings
+from containers.pip_settings import pip_options, uv_settings
 from launch.core.errors import EXIT_DONE, EXIT_INTERRUPTED, HostError, UserError
 
 BUILDS = ("cpu", "rocm", "cuda", "image")  # image: the torch of the Python that runs this file
@@ -136,7 +136,7 @@ def installers(python: Path) -> list[tuple[str, ...]]:
 def install_all(venv: Path, locks: list[Path], kept: Container[str] = ()) -> None:
     """Install the locks in this order. Raises InstallError."""
     python, log = venv_python(venv), venv / LOG
-    env = {**uv_settings(pip_config(str(python))), **os.environ}
+    env = {**uv_settings(pip_options(str(python))), **os.environ}
     for number, lock in enumerate(locks, 1):
         started_s = time.monotonic()
         print(f"[{number}/{len(locks)}] {TITLES.get(lock.stem, lock.stem)} (output: {log})")
@@ -289,8 +289,7 @@ def finish(work: Callable[[], bool]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     except install.InstallError as error:
-        disk = "The disk of .venv or of TMPDIR"
-        full = causes.full_disk(error.output, disk, "Free space on it.")
+        full = causes.full_disk(error.output, "The disk of .venv or of TMPDIR is full. Free space.")
         remedy = full or causes.wrong_proxy(error.output, os.environ) or UNAVAILABLE
         print(f"error: {error}\nThe output is in .venv/{LOG}. {remedy}", file=sys.stderr)
         return HostError.exit_code

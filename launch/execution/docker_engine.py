@@ -133,14 +133,8 @@ def check_tools(client: docker.DockerClient, plan: Plan, image_id: str) -> None:
     if not needs:
         return
     with host_errors():
-        host_config = client.api.create_host_config(network_mode="none")
-        code, lines = images_engine.run(
-            client,
-            image_id,
-            container_tools.argv([need.tool for need in needs]),
-            lambda line: None,
-            host_config=host_config,
-        )
+        argv = container_tools.argv([need.tool for need in needs])
+        code, lines = images_engine.run(client, image_id, argv)
     if code or not lines:
         raise HostError(f"container={plan.config.container.name}: python3 failed: {lines[-1:]}")
     tools.check(plan.config, lines[-1])

@@ -21,7 +21,7 @@ def vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         return state.status, "ERROR: from pip\n"
 
     monkeypatch.setattr(environment.install, "run", run)
-    monkeypatch.setattr(environment, "pip_config", lambda python: "")
+    monkeypatch.setattr(environment, "pip_options", lambda python: {})
     monkeypatch.setattr(add_ons.platform, "machine", lambda: "x86_64")
     return state
 
