@@ -135,6 +135,7 @@ def make(client: docker.DockerClient, request: Request) -> None:
     Raises HostError, BuildFailed.
     """
     image, reference = request.image, request.image.local_reference
+    engine.sweep(client)  # before the pull, which may need the space
     base = pull_base(client, request)
     log_file, replaced = packages.log_file(image), engine.find(client, reference)
     log_file.parent.mkdir(parents=True, exist_ok=True)

@@ -134,7 +134,8 @@ def entry(name: str, content: Any, lock: Path = LOCK) -> Image:
         parts = [*value, *value.values()] if isinstance(value, dict) else value
         texts = [value] if kind is str else parts if isinstance(value, kind) else [None]
         if not all(isinstance(text, str) and re.fullmatch(pattern, text) for text in texts):
-            faults[key] = f"must be a {kind.__name__} of {pattern}, but is {value!r}"
+            form = f"must be a {kind.__name__} whose text matches {pattern}"
+            faults[key] = f"{form}, but is {value!r}"
     if faults:
         at = f"{lock}: images.{name}"
         raise UserError("\n".join(f"{at}.{key}: {fault}." for key, fault in faults.items()))
