@@ -39,19 +39,19 @@ quickstart: setup ## train a small model from random weights on the CPU: SFT, th
 	@$(VENV_PYTHON) launch/run.py experiment=quickstart
 
 vllm: setup ## add vLLM for the CPU, for smoke runs and tests of topology=split
-	@$(VENV_PYTHON) containers/add_ons.py vllm
+	@$(VENV_PYTHON) containers/environment.py --add vllm
 
 quantization: setup ## add torchao and bitsandbytes, for precision=fp8 and nf4 and their rows in benchmarks
-	@$(VENV_PYTHON) containers/add_ons.py quantization
+	@$(VENV_PYTHON) containers/environment.py --add quantization
 
 kernels: setup ## add Triton and Liger, with which recipes.tune.occupancy compiles for AMD GPUs without a GPU
-	@$(VENV_PYTHON) containers/add_ons.py kernels
+	@$(VENV_PYTHON) containers/environment.py --add kernels
 
 gguf: setup ## add the package gguf, for recipes.from_gguf and method=export to GGUF
-	@$(VENV_PYTHON) containers/add_ons.py gguf
+	@$(VENV_PYTHON) containers/environment.py --add gguf
 
 lm-eval: setup ## add lm-evaluation-harness, for method.args.lm_eval_tasks of method=evaluate
-	@$(VENV_PYTHON) containers/add_ons.py lm-eval
+	@$(VENV_PYTHON) containers/environment.py --add lm-eval
 
 # The longest files first, so that both processes end together. Without bytecode, each of the hundred
 # programs that the tests start would compile launch/ again, for 0.2 s.
@@ -82,7 +82,7 @@ format: setup ## fix and format the code with ruff
 lock: setup ## resolve containers/cpu/*.in again, and update the argument lists of TRL and vLLM
 	$(VENV_PYTHON) containers/lock.py
 	@"$(BOOTSTRAP)" containers/environment.py
-	-@$(VENV_PYTHON) containers/add_ons.py vllm
+	-@$(VENV_PYTHON) containers/environment.py --add vllm
 	$(VENV_PYTHON) containers/lock_trainer_args.py
 
 docs: .venv-docs/docs.lock ## build the documentation into site/; a dead link or anchor is an error

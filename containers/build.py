@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
 import signal
 import subprocess
@@ -29,12 +28,13 @@ import launch.core.installed  # noqa: F401
 import docker
 import docker.errors
 import requests
+import yaml
 
-from containers import causes, engine, images, packages, pip_settings, push, verify
+from containers import causes, engine, images, packages, verify
 from containers.images import FOLDER, LABEL, OCI, Image
-from containers.progress import Phase, Progress
+from containers.progress import Phase, phase
 from containers.verify import BuildFailed
-from launch.core import errors, key_values
+from launch.core import errors, json_files, key_values
 from launch.core.errors import HostError, UserError
 
 USAGE = """\
@@ -48,6 +48,8 @@ python containers/build.py image=<name> [key=value ...]
 
 Images in containers/images.lock.yaml and their bases:"""
 
+# use_config_proxy=True would put the host's proxy password into the image.
+CLEAN = {"rm": True, "forcerm": True, "use_config_proxy": False}
 # distribution/reference: a host with an optional port, and path components.
 PREFIX = re.compile(r"[\w.-]+(:\d+)?(/[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*)*", re.ASCII)
 
@@ -94,10 +96,10 @@ def parse(arguments: list[str]) -> Request:
     return Request(known[name], lock, values["base"], values["push"], check, no_cache)
 
 
-# ---- The base
+# ---- The build
 
 
-def pull_base(client: docker.DockerClient, request: Request, phase: Phase) -> Any:
+def pull_base(client: docker.DockerClient, request: Request) -> Any:
     """Return the base image; pull it if it is missing. Raises HostError if its digest is wrong."""
     image, reference = request.image, request.base_reference
     if image.verified and reference.partition("@")[2] != image.digest:
@@ -105,16 +107,10 @@ def pull_base(client: docker.DockerClient, request: Request, phase: Phase) -> An
             f"base={reference}: containers/images.lock.yaml pins the base of {image.name} to "
             f"{image.digest}. Use a mirror that has this digest, or another image of the lock."
         )
-    base = engine.find_or_pull(client, reference, phase.say)
-    phase.result = reference if image.verified else f"{reference} (unverified)"
+    with phase("pull") as step:
+        base = engine.find_or_pull(client, reference, step.say)
+        step.result = reference if image.verified else f"{reference} (unverified)"
     return base
-
-
-def base_digest(request: Request, base: Any) -> str:
-    """Return the base's registry digest, or its local id if it is not from a registry."""
-    pinned = {request.image.digest, request.base_reference.partition("@")[2]}
-    digests = pinned & engine.digests(base)
-    return min(digests or engine.digests(base), default=base.id)
 
 
 def outdated(client: docker.DockerClient, request: Request, existing: Any) -> str:
@@ -124,218 +120,208 @@ def outdated(client: docker.DockerClient, request: Request, existing: Any) -> st
         return "containers/build.py did not build it"
     # Mirrors give the same base another name, so compare digests. Compare names only if the base
     # has no digest and is not on this machine.
-    base = engine.find(client, engine.without_tag(request.base_reference))
+    base = engine.find(client, request.base_reference)
     digests = {request.base_reference.partition("@")[2]} - {""}
-    digests |= engine.digests(base) | {base.id} if base is not None else set()
+    digests |= engine.digests(base) | {base.id} if base else set()
     name, digest = labels.get(f"{OCI}.base.name"), labels.get(f"{OCI}.base.digest")
     if digest in digests or (not digests and name == request.base_reference):
         return ""
     return f"it was built on {name} ({digest}), not on {request.base_reference}"
 
 
-# ---- The build
-
-
-def make(client: docker.DockerClient, request: Request, progress: Progress) -> None:
+def make(client: docker.DockerClient, request: Request) -> None:
     """Pull the base, install the packages, build, probe and name the image.
 
     Raises HostError, BuildFailed.
     """
-    image = request.image
-    with progress.phase("pull") as phase:
-        base = pull_base(client, request, phase)
-    packages.log_file(image).parent.mkdir(parents=True, exist_ok=True)
-    replaced = engine.find(client, image.local_reference)
-    unnamed = []
+    image, reference = request.image, request.image.local_reference
+    engine.sweep(client)  # before the pull, which may need the space
+    base = pull_base(client, request)
+    log_file, replaced = packages.log_file(image), engine.find(client, reference)
+    log_file.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with packages.log_file(image).open("w", encoding="utf-8") as log:
+        with log_file.open("w", encoding="utf-8") as log:
             arguments = {"BASE": base.id}
             if image.locks:
-                with progress.phase("install", log) as phase:
-                    settings = pip_settings.for_container(pip_settings.pip_config(), os.environ)
-                    unnamed.append(packages.install(client, image, base.id, settings, phase))
-                    arguments["INSTALLED"] = unnamed[0]
-            with progress.phase("build", log) as phase:
-                unnamed.append(image_id := build(client, image, arguments, phase))
-                size = client.images.get(image_id).attrs["Size"]
-                phase.result = f"{size / 1e9:.2f} GB with its base"
-        with progress.phase("probe") as phase:
-            probed = verify.probe(client, image_id)
-            compare(request, client.images.get(image_id), probed, progress)
-            phase.result = verify.summary(probed)
-        # The labels contain the probe's results, so add them and the name after the probe. The
-        # SDK's `labels=` would add a layer for each label.
-        lines = f"FROM {image_id}\nLABEL {quoted(labels_of(request, base, probed))}\n"
-        docker_build(client, {"Dockerfile": lines.encode()}, tag=image.local_reference)
+                with phase("install", log) as step:
+                    arguments["INSTALLED"] = packages.install(client, image, base.id, step)
+            with phase("build", log) as step:
+                built = build(client, image, arguments, step)
+                step.result = f"{built.attrs['Size'] / 1e9:.2f} GB with its base"
+        probed = probe(client, request, built)
+        # The labels contain the probe's results, so add them and the name after the probe.
+        labels, dockerfile = labels_of(request, base, probed), f"FROM {built.id}\n".encode()
+        client.images.build(fileobj=io.BytesIO(dockerfile), labels=labels, tag=reference, **CLEAN)
     finally:
-        for unnamed_id in unnamed:
-            engine.remove_unnamed(client, unnamed_id)
-    if replaced is not None:
-        engine.remove_unnamed(client, replaced.id)
+        engine.sweep(client, replaced.id if replaced else "")
 
 
-def build(
-    client: docker.DockerClient, image: Image, arguments: dict[str, str], phase: Phase
-) -> str:
-    """Build the image without naming it, and return its id. Raises HostError, BuildFailed."""
-    programs = {Path(name).name: FOLDER / name for name in (*images.SHARED, *image.programs)}
-    files = {"Dockerfile": FOLDER / image.dockerfile, **programs}
-    lines: list[str] = []
-
-    def show(line: str) -> None:
-        lines.append(line)
-        phase.say(line)
-
+def build(client: docker.DockerClient, image: Image, arguments: dict[str, str], step: Phase) -> Any:
+    """Build the image without naming it, and return it. Raises HostError, BuildFailed."""
+    files = {Path(name).name: FOLDER / name for name in (*images.SHARED, *image.programs)}
+    files |= {"Dockerfile": FOLDER / image.dockerfile}
+    context = packages.tar({name: file.read_bytes() for name, file in files.items()})
+    options = {"fileobj": context, "custom_context": True, "buildargs": arguments}
+    options |= {"labels": engine.labels(image.name), "network_mode": "none", "nocache": True}
+    image_id, lines = "", []
     try:
-        return docker_build(
-            client,
-            {name: file.read_bytes() for name, file in files.items()},
-            show,
-            buildargs=arguments,
-            labels={f"{LABEL}.image": image.name},
-            network_mode="none",
-            nocache=True,
-        )
+        for event in engine.raise_errors(client.api.build(decode=True, **options, **CLEAN)):
+            image_id = (event.get("aux") or {}).get("ID", image_id)
+            for line in event.get("stream", "").splitlines():
+                lines.append(line)
+                step.say(line)
     except docker.errors.APIError as error:
         raise packages.failure(image, 4, [*lines, str(error.explanation)]) from error
+    return client.images.get(image_id)
 
 
-def docker_build(
-    client: docker.DockerClient,
-    files: Mapping[str, bytes],
-    show: engine.Show = lambda line: None,
-    **options: Any,
-) -> str:
-    """Build an image from a Dockerfile and files, and return its id."""
-    image_id = ""
-    # use_config_proxy=True would put the host's proxy password into the image.
-    options |= {"rm": True, "forcerm": True, "decode": True, "use_config_proxy": False}
-    stream = client.api.build(
-        fileobj=io.BytesIO(packages.tar(files)), custom_context=True, **options
-    )
-    for event in engine.raise_errors(stream):
-        image_id = (event.get("aux") or {}).get("ID", image_id)
-        for line in event.get("stream", "").splitlines():
-            show(line)
-    return image_id
+def probe(client: docker.DockerClient, request: Request, built: Any) -> dict[str, Any]:
+    """Return what the image contains. Raises BuildFailed if that contradicts the lock."""
+    with phase("probe") as step:
+        probed = verify.probe(client, built.id)
+        step.result = verify.summary(probed)
+    compare(request, built, probed)
+    return probed
 
 
-# ---- Labels
+def probed_before(image: Any) -> dict[str, Any]:
+    """Return the probe's results in an image's labels."""
+    return dict(json.loads(image.labels[f"{LABEL}.probe"]))
+
+
+def compare(request: Request, built: Any, probed: Mapping[str, Any]) -> None:
+    env = dict(pair.split("=", 1) for pair in built.attrs["Config"].get("Env") or [])
+    for note in verify.check_entry(request.image, probed, bool(request.base), env):
+        print(note)
+
+
+def labels_of(request: Request, base: Any, probed: Mapping[str, Any]) -> dict[str, str]:
+    image = request.image
+    # The base's digest in a registry, or its local id if it is not from a registry.
+    pinned = {image.digest, request.base_reference.partition("@")[2]} & engine.digests(base)
+    labels = {
+        "builder": "",  # the image is finished
+        "image": image.name,
+        "tag": image.tag,
+        "gfx": ",".join(image.gfx),
+        "probe": json.dumps(probed, sort_keys=True),
+        **{name: str(probed.get(name) or images.NONE) for name in images.VERSIONS},
+    }
+    return {f"{LABEL}.{key}": value for key, value in labels.items()} | {
+        f"{OCI}.title": f"{images.REPOSITORY}/{image.name}",
+        f"{OCI}.revision": git_revision(),
+        f"{OCI}.version": image.tag,
+        f"{OCI}.base.name": request.base_reference,
+        f"{OCI}.base.digest": min(pinned or engine.digests(base), default=base.id),
+    }
 
 
 def git_revision() -> str:
     """Return the commit of this file, or `unknown` outside a clone."""
-    describe = "describe --always --exclude=* --abbrev=40 --dirty".split()
-    argv = ["git", "-C", str(FOLDER), *describe]
+    argv = ["git", "-C", str(FOLDER), *"describe --always --exclude=* --abbrev=40 --dirty".split()]
     try:
         return subprocess.run(argv, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return images.UNKNOWN
 
 
-def labels_of(request: Request, base: Any, probed: Mapping[str, Any]) -> dict[str, str]:
-    image = request.image
-    versions = {f"{LABEL}.{name}": str(probed.get(name) or images.NONE) for name in images.VERSIONS}
-    return {
-        f"{OCI}.title": f"{images.REPOSITORY}/{image.name}",
-        f"{OCI}.revision": git_revision(),
-        f"{OCI}.version": image.tag,
-        f"{OCI}.base.name": request.base_reference,
-        f"{OCI}.base.digest": base_digest(request, base),
-        f"{LABEL}.image": image.name,
-        f"{LABEL}.tag": image.tag,
-        f"{LABEL}.gfx": ",".join(image.gfx),
-        f"{LABEL}.probe": json.dumps(probed, sort_keys=True),
-        **versions,
-    }
-
-
-def quoted(labels: Mapping[str, str]) -> str:
-    """Return labels as arguments of a Dockerfile's LABEL."""
-    return " ".join(
-        f"{key}={json.dumps(value, ensure_ascii=False)}".replace("$", "\\$")
-        for key, value in labels.items()
-    )
-
-
 # ---- The command
 
 
-def compare(request: Request, built: Any, probed: Mapping[str, Any], progress: Progress) -> None:
-    env = verify.environment(built)
-    for note in verify.check_entry(request.image, probed, bool(request.base), env):
-        progress.say(note)
-
-
-def check(
-    client: docker.DockerClient, request: Request, existing: Any, reason: str, progress: Progress
-) -> None:
+def check(client: docker.DockerClient, request: Request, existing: Any, reason: str) -> None:
     """Compare the local image with its labels and the lock. Raises HostError, BuildFailed."""
-    image = request.image
+    image, name = request.image, request.image.local_reference
     command = f"python containers/build.py image={image.name}"
     if existing is None:
-        raise HostError(
-            f"check=true: {image.local_reference} is not on this machine. To build it: {command}"
-        )
+        raise HostError(f"check=true: {name} is not on this machine. To build it: {command}")
     if not reason:
-        with progress.phase("probe") as phase:
-            probed = verify.probe(client, existing.id)
-            phase.result = verify.summary(probed)
-        compare(request, existing, probed, progress)
-        label = json.loads(existing.labels[f"{LABEL}.probe"])
+        probed, label = probe(client, request, existing), probed_before(existing)
         keys = sorted(k for k in label.keys() | probed.keys() if label.get(k) != probed.get(k))
         reason = f"its labels differ from its contents in {', '.join(keys)}" if keys else ""
     if reason:
-        rebuild = f"To rebuild it: {command} no_cache=true"
-        raise BuildFailed(f"{image.local_reference}: {reason}. {rebuild}")
-    progress.say(f"{image.local_reference} matches the lock")
+        raise BuildFailed(f"{name}: {reason}. To rebuild it: {command} no_cache=true")
+    print(f"{name} matches the lock")
 
 
-def run(request: Request, progress: Progress) -> None:
+def push(client: docker.DockerClient, request: Request) -> None:
+    """Push the image, and write its digest into the lock for other machines. Raises HostError."""
+    image, lock, digest = request.image, request.lock, ""
+    repository = f"{request.push}/{image.name}"
+    with phase("push") as step:
+        try:
+            client.api.tag(image.local_reference, repository, image.tag)
+            stream = client.api.push(repository, image.tag, stream=True, decode=True)
+            for event in engine.raise_errors(stream):
+                digest = (event.get("aux") or {}).get("Digest", digest)
+                words = (event.get(key) for key in ("id", "status", "progress"))
+                step.say(" ".join(str(word) for word in words if word))
+        except docker.errors.APIError as error:
+            raise HostError(
+                f"{repository}:{image.tag} cannot be pushed: {error.explanation or error}\n"
+                "If the registry requires a login, run docker login <registry>. If it has no TLS, "
+                "add it to insecure-registries in the engine's configuration."
+            ) from error
+        if not digest:  # without it, the lock would become invalid
+            raise HostError(f"{repository}:{image.tag} is pushed, but the engine states no digest.")
+        reference = step.result = f"{repository}:{image.tag}@{digest}"
+    is_new = write_pushed(lock, image.name, reference)
+    state = "is now" if is_new else "was already"
+    print(f"{lock.name}: images.{image.name}.pushed {state} {reference}")
+
+
+def write_pushed(lock: Path, name: str, reference: str) -> bool:
+    """Replace only the entry's `pushed` in the lock; return whether it changed."""
+    old = lock.read_text(encoding="utf-8")
+    node: Any = yaml.compose(old)
+    for key in ("images", name, "pushed"):
+        node = next(value for field, value in node.value if field.value == key)
+    new = old[: node.start_mark.index] + reference + old[node.end_mark.index :]
+    if new != old:
+        json_files.write_text(lock, new)  # atomically, since a run may be reading it
+    return new != old
+
+
+def run(request: Request) -> None:
     client, image = engine.connect(), request.image
     existing = engine.find(client, image.local_reference)
-    reason = "" if existing is None else outdated(client, request, existing)
+    reason = outdated(client, request, existing) if existing else ""
     if request.check:
-        check(client, request, existing, reason, progress)
-    elif existing is None or reason or request.no_cache:
-        if reason:
-            progress.say(f"Rebuilding {image.local_reference}: {reason}")
-        make(client, request, progress)
-        progress.say(f"{image.local_reference} is built")
+        check(client, request, existing, reason)
+    elif existing and not reason and not request.no_cache:
+        compare(request, existing, probed_before(existing))
+        print(f"{image.local_reference} is up to date")
     else:
-        compare(request, existing, json.loads(existing.labels[f"{LABEL}.probe"]), progress)
-        progress.say(f"{image.local_reference} is up to date")
+        if reason:
+            print(f"Rebuilding {image.local_reference}: {reason}")
+        make(client, request)
+        print(f"{image.local_reference} is built")
     if request.push:
-        with progress.phase("push") as phase:
-            reference = phase.result = push.push(client, image, request.push, phase.say)
-        changed = push.write_pushed(request.lock, image.name, reference)
-        progress.say(
-            f"{request.lock.name}: images.{image.name}.pushed "
-            f"{'is now' if changed else 'was already'} {reference}"
-        )
+        push(client, request)
+
+
+def usage() -> str:
+    rows = [
+        f"  {name:<16} {image.base}, {'pinned by digest' if image.verified else 'unverified'}, "
+        f"{'not ' * (image.pushed == images.UNBUILT)}pushed"
+        for name, image in images.load().items()
+    ]
+    return "\n".join([USAGE, *rows])
 
 
 def main(arguments: list[str]) -> int:
     try:
         if not arguments or {"--help", "-h", "help"} & set(arguments):
-            rows = [
-                f"  {name:<16} {image.base}, "
-                f"{'pinned by digest' if image.verified else 'unverified'}, "
-                f"{'not ' * (image.pushed == images.UNBUILT)}pushed"
-                for name, image in images.load().items()
-            ]
-            print(USAGE, *rows, sep="\n")
+            print(usage())
         else:
-            run(parse(arguments), Progress())
+            run(parse(arguments))
         return errors.EXIT_DONE
     except KeyboardInterrupt:
         message, code = "\ninterrupted; run the same command again", errors.EXIT_INTERRUPTED
     except (UserError, HostError, BuildFailed) as error:
         message, code = str(error), error.exit_code
     except docker.errors.DockerException as error:
-        reason = getattr(error, "explanation", None) or error
-        message = f"The docker engine reported an error: {reason}"
-        full = causes.full_disk(message, "Docker's disk", engine.FREE)
+        message = f"The docker engine reported an error: {getattr(error, 'explanation', error)}"
+        full = causes.full_disk(message, causes.DOCKER)
         message, code = f"{message}\n{full}".strip(), errors.EXIT_HOST
     except requests.RequestException as error:
         reason = f"{engine.root_cause(error)}. Run the same command again."

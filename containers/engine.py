@@ -9,24 +9,23 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import time
-import uuid
+import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import docker
 import docker.errors
+import psutil
 import requests
 
 from containers import causes
 from containers.images import LABEL
 from launch.core.errors import HostError
 
-ROLE = f"{LABEL}.role"  # label of every container that a build starts
-FREE = "Free space on it, for example: docker image prune"
+BUILDER = f"{LABEL}.builder"  # label of what a build removes: the host and the process of build.py
 PYTHON = "python3"  # the command in every base image
-NOT_FOUND, CONFLICT = 404, 409
+PROXY_PAGE = "https://docs.docker.com/engine/daemon/proxy"
 Show = Callable[[str], None]
 
 
@@ -40,7 +39,7 @@ def connect() -> docker.DockerClient:
         # The timeout is for a response without data, in seconds. Installing torch prints nothing
         # for minutes on a slow disk.
         docker.from_env(timeout=10).ping()
-        client = docker.from_env(timeout=1800)
+        return docker.from_env(timeout=1800)
     except (docker.errors.DockerException, requests.RequestException) as error:
         if "PermissionError" in repr(error) or "Permission denied" in str(error):
             raise HostError(
@@ -53,7 +52,6 @@ def connect() -> docker.DockerClient:
             "(podman: systemctl --user start podman.socket; "
             "DOCKER_HOST=unix://$XDG_RUNTIME_DIR/podman/podman.sock)."
         ) from error
-    return client
 
 
 def root_cause(error: BaseException) -> str:
@@ -96,17 +94,13 @@ def kind(client: docker.DockerClient) -> Kind:
 
 
 def find(client: docker.DockerClient, reference: str) -> Any | None:
-    try:
-        return client.images.get(reference)
-    except docker.errors.ImageNotFound:
-        return None
+    with contextlib.suppress(docker.errors.ImageNotFound):
+        return client.images.get(without_tag(reference))
+    return None
 
 
 def without_tag(reference: str) -> str:
-    """Return name@digest for name:tag@digest.
-
-    Some engines reject a reference that has both a tag and a digest.
-    """
+    """Return name@digest for name:tag@digest, because some engines reject both together."""
     name, at, digest = reference.partition("@")
     folder, slash, last = name.rpartition("/")
     return f"{folder}{slash}{last.partition(':')[0]}@{digest}" if at else reference
@@ -119,35 +113,29 @@ def digests(image: Any) -> set[str]:
 
 def find_or_pull(client: docker.DockerClient, reference: str, show: Show) -> Any:
     """Return the image; pull it if it is missing. Raises HostError."""
-    reference = without_tag(reference)
-    image = find(client, reference)
-    if image is not None:
+    if (image := find(client, reference)) is not None:
         show("already on this machine")
         return image
     try:
-        pull(client, reference, show)
+        pull(client, without_tag(reference), show)
     except docker.errors.APIError as error:
         reason = str(error.explanation or error)
-        proxy = "https://docs.docker.com/engine/daemon/proxy"
-        remedy = (
-            "If its registry requires a login, run docker login. Or use a mirror: "
+        remedy = causes.full_disk(reason, causes.DOCKER) or (
+            f"The engine's proxy failed. Correct it: {PROXY_PAGE}"
+            if causes.PROXY.search(reason)
+            else "If its registry requires a login, run docker login. Or use a mirror: "
             "containers/build.py base=<reference>. If this machine needs a proxy, configure it in "
-            f"the engine: {proxy}"
+            f"the engine: {PROXY_PAGE}"
         )
-        if causes.PROXY.search(reason):
-            remedy = f"The engine's proxy failed. Correct it: {proxy}"
-        remedy = causes.full_disk(reason, "Docker's disk", FREE) or remedy
         raise HostError(f"The image {reference} cannot be pulled: {reason}\n{remedy}") from error
-    return client.images.get(reference)
+    return client.images.get(without_tag(reference))
 
 
 def pull(client: docker.DockerClient, reference: str, show: Show) -> None:
     name, _, digest = reference.partition("@")
     layers: dict[str, tuple[int, int]] = {}
-    stream = client.api.pull(
-        name if digest else reference, tag=digest or None, stream=True, decode=True
-    )
-    for event in raise_errors(stream):
+    options = {"tag": digest or None, "stream": True, "decode": True}
+    for event in raise_errors(client.api.pull(name if digest else reference, **options)):
         part = event.get("progressDetail") or {}
         if event.get("status") == "Downloading" and part.get("total"):
             layers[event["id"]] = (part["current"], part["total"])
@@ -166,66 +154,59 @@ def raise_errors(stream: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 # ---- Containers
 
 
-@contextlib.contextmanager
-def container(
-    client: docker.DockerClient, image: str, argv: list[str], **options: Any
-) -> Iterator[str]:
-    """Yield the id of a new container, and remove it."""
-    new = name = f"rocm-recipes-{uuid.uuid4().hex[:12]}"
-    try:
-        new = client.api.create_container(
-            image,
-            entrypoint=argv,
-            command=[],
-            name=name,
-            labels={ROLE: "build"},
-            # Otherwise `docker inspect` would show the client's proxy with its password.
-            use_config_proxy=False,
-            **options,
-        )["Id"]
-        yield new
-    except KeyboardInterrupt:
-        time.sleep(1)  # the engine may still be creating it
-        raise
-    finally:
-        with contextlib.suppress(docker.errors.NotFound):
-            client.api.remove_container(new, force=True, v=True)
+def labels(image: str = "") -> dict[str, str]:
+    """Return the labels of what sweep() removes at the latest."""
+    return {f"{LABEL}.image": image, BUILDER: f"{socket.gethostname()}/{os.getpid()}"}
 
 
-def start(client: docker.DockerClient, container: str, show: Show) -> tuple[int, list[str]]:
+def create(client: docker.DockerClient, image: str, argv: list[str], **options: Any) -> Any:
+    # Otherwise `docker inspect` would show the client's proxy with its password.
+    options |= {"labels": labels(), "use_config_proxy": False}
+    return client.containers.create(image, [], entrypoint=argv, **options)
+
+
+def start(container: Any, show: Show) -> tuple[int, list[str]]:
     """Start a container, and return its exit code and output."""
-    client.api.start(container)
-    lines = []
-    for line in split_lines(client.api.logs(container, stream=True, follow=True)):
-        lines.append(line)
-        show(line)
-    return client.api.wait(container)["StatusCode"], lines
+    container.start()
+    lines, rest = [], b""
+    for chunk in container.logs(stream=True, follow=True):
+        *complete, rest = (rest + chunk).split(b"\n")
+        for line in complete:
+            lines.append(line.decode(errors="replace").rstrip())
+            show(lines[-1])
+    lines += [rest.decode(errors="replace")] if rest else []
+    return container.wait()["StatusCode"], lines
 
 
-def run(
-    client: docker.DockerClient, image: str, argv: list[str], show: Show, **options: Any
-) -> tuple[int, list[str]]:
-    """Run a program in a new container, remove it, and return the exit code and output."""
-    with container(client, image, argv, **options) as new:
-        return start(client, new, show)
-
-
-def split_lines(chunks: Iterator[bytes]) -> Iterator[str]:
-    rest = b""
-    for chunk in chunks:
-        *lines, rest = (rest + chunk).split(b"\n")
-        yield from (line.decode(errors="replace").rstrip() for line in lines)
-    if rest:
-        yield rest.decode(errors="replace").rstrip()
-
-
-def remove_unnamed(client: docker.DockerClient, image: str) -> None:
-    """Remove an image unless it has a name or a container uses it."""
-    existing = find(client, image)
-    if existing is None or existing.tags or digests(existing):  # a digest is a name too
-        return
+def run(client: docker.DockerClient, image: str, argv: list[str]) -> tuple[int, list[str]]:
+    """Run a program in a container without a network; return its exit code and output."""
+    container = create(client, image, argv, network_mode="none")
     try:
-        client.api.remove_image(image)
-    except docker.errors.APIError as error:
-        if error.status_code not in (NOT_FOUND, CONFLICT):
-            raise
+        return start(container, lambda line: None)
+    finally:
+        container.remove(force=True, v=True)
+
+
+def sweep(client: docker.DockerClient, replaced: str = "") -> None:
+    """Remove containers and unnamed images of builds that have ended, and of this process.
+
+    Remove the image `replaced` too if it has lost its name.
+    """
+    for container in client.containers.list(
+        all=True, filters={"label": BUILDER}, ignore_removed=True
+    ):
+        if has_ended(container.labels[BUILDER]):
+            with contextlib.suppress(docker.errors.NotFound):
+                container.remove(force=True, v=True)
+    for image in client.images.list(filters={"dangling": True, "label": f"{LABEL}.image"}):
+        ours = image.id == replaced or has_ended(image.labels.get(BUILDER, ""))
+        if ours and not digests(image):  # a digest is a name too
+            with contextlib.suppress(docker.errors.APIError):  # a user's container has it
+                image.remove()
+
+
+def has_ended(builder: str) -> bool:
+    """Return whether the build with this label is this process, or has ended on this host."""
+    host, _, pid = builder.partition("/")
+    is_here = host == socket.gethostname()
+    return is_here and (int(pid) == os.getpid() or not psutil.pid_exists(int(pid)))

@@ -3,6 +3,7 @@
 This program needs only Python's standard library.
 
     python containers/environment.py [--torch cpu|rocm|cuda|image]
+    .venv/bin/python containers/environment.py --add vllm|quantization|kernels|gguf|lm-eval
 
 Exit codes: 0 done or already up to date, 2 an unknown build of torch, 3 the host has no venv module
 or a package is unavailable, 75 interrupted (run the command again; downloads are reused).
@@ -21,19 +22,30 @@ import sys
 import time
 from collections.abc import Callable, Container
 from pathlib import Path
-from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from containers import causes, install
-from containers.install import CPU_INDEX, PYCOSAT
-from containers.pip_settings import pip_config, uv_settings
+from containers.install import CPU_INDEX, PYCOSAT, InstallError
+from containers.pip_settings import pip_options, uv_settings
 from launch.core.errors import EXIT_DONE, EXIT_INTERRUPTED, HostError, UserError
 
 BUILDS = ("cpu", "rocm", "cuda", "image")  # image: the torch of the Python that runs this file
 TORCH = "2.13.0"
 ROCM = "rocm7.2"
 ROCM_INDEX = "https://download.pytorch.org/whl/" + ROCM
+# Releases of torch in the images that use the same locks (images.lock.yaml).
+OLDEST, NEWEST = (2, 11), (2, 13)
+# Add-on (a target of make and a lock) -> builds of torch that it works with. `make setup` omits
+# quantization, because every rank would import it, which takes two seconds. kernels does not
+# support torch's ROCm build, because its Triton would overwrite the one of that build.
+ADD_ONS = {
+    "vllm": ("cpu",),  # the lock has files only for x86_64
+    "quantization": (*BUILDS, "macos"),
+    "kernels": ("cpu", "cuda"),
+    "gguf": (*BUILDS, "macos"),
+    "lm-eval": (*BUILDS, "macos"),
+}
 
 ROOT = Path(__file__).resolve().parent.parent
 LOCKS = ROOT / "containers" / "cpu"
@@ -48,54 +60,28 @@ FOR_IMAGES = (
     "torch's CPU build is enough here, because runs on AMD GPUs use images. Without docker: make "
     "setup-in-image in a container that has torch, or make setup TORCH=rocm"
 )
-# Releases of torch in the images that use the same locks (images.lock.yaml).
-OLDEST, NEWEST = (2, 11), (2, 13)
-OTHER_TORCH = "Use a container of another image, or a torch of our own: make setup TORCH=rocm"
-WITHOUT_VLLM = (
-    "vLLM cannot be imported, so GRPO generates with transformers (topology=single or ddp), and "
-    "topology=split, method=serve and engine=vllm do not run"
-)
 UNAVAILABLE = (
     "If a package is unavailable: use a network that reaches its index (torch's CPU build: "
     f"{CPU_INDEX}), PIP_FIND_LINKS=<folder with the wheel>, or another build (make setup "
     "TORCH=cpu|rocm|cuda, make setup-in-image)"
 )
-TITLES = {
-    "tools": "build tools",
-    "torch": f"torch {TORCH}, CPU build",
-    "torch_pypi": f"torch {TORCH} of PyPI (for CUDA several GB)",
-    "requirements": "training stack",
-    "liger": "Liger",
-    "dev": "test tools",
-    "compiled": "compiled extras",
-}
 
 
-class Facts(NamedTuple):
-    """The facts that determine the build of torch."""
-
-    system: str  # platform.system(): Linux, Darwin, Windows
-    amd_gpu: bool
-    nvidia_driver: bool
+# ---- What to install
 
 
-# ---- What to install: pure functions
-
-
-def choose_build(facts: Facts, requested: str | None) -> str:
+def choose_build(system: str, has_nvidia: bool, requested: str | None) -> str:
     """Return one of BUILDS or macos. Raises UserError, HostError.
 
     The default for AMD GPUs is cpu, because their runs use the torch of an image.
     """
-    if facts.system == "Darwin":
-        if requested not in (None, "", "cpu"):
-            raise UserError(
-                f"TORCH={requested} does not exist for macOS. Run make setup without it"
-            )
-        return "macos"
-    if facts.system != "Linux":
-        raise HostError(f"{facts.system} is not supported. On Windows, use WSL 2 (wsl --install)")
-    return requested or ("cuda" if facts.nvidia_driver else "cpu")
+    if system not in ("Linux", "Darwin"):
+        raise HostError(f"{system} is not supported. On Windows, use WSL 2 (wsl --install)")
+    if system == "Linux":
+        return requested or ("cuda" if has_nvidia else "cpu")
+    if requested not in (None, "", "cpu"):
+        raise UserError(f"TORCH={requested} does not exist for macOS. Run make setup without it")
+    return "macos"
 
 
 def lock_files(build: str, kept: Container[str] = ()) -> list[Path]:
@@ -114,6 +100,24 @@ def fingerprint(build: str, python: str, kept: str, locks: list[Path]) -> str:
     for lock in locks:
         digest.update(lock.name.encode() + lock.read_bytes())
     return digest.hexdigest()
+
+
+def packages_of_image(venv: Path) -> dict[str, str]:
+    """Return the versions of this Python's packages that must stay. Raises HostError."""
+    kept = install.guarded(install.versions(install.package_folders(venv)))
+    torch = kept.get("torch", "")
+    if OLDEST <= tuple(map(int, re.findall(r"\d+", torch)[:2])) <= NEWEST:
+        return kept
+    oldest, newest = (".".join(map(str, numbers)) for numbers in (OLDEST, NEWEST))
+    raise HostError(
+        f"make setup-in-image: {sys.executable} has torch {torch or 'not installed'}, but our "
+        f"locked packages support {oldest} to {newest}. If another Python here has it: make "
+        "setup-in-image PYTHON=<its path>. Or use a container of another image, or a torch of our "
+        "own: make setup TORCH=rocm"
+    )
+
+
+# ---- Installing
 
 
 def installers(python: Path) -> list[tuple[str, ...]]:
@@ -136,70 +140,39 @@ def installers(python: Path) -> list[tuple[str, ...]]:
 def install_all(venv: Path, locks: list[Path], kept: Container[str] = ()) -> None:
     """Install the locks in this order. Raises InstallError."""
     python, log = venv_python(venv), venv / LOG
-    env = {**uv_settings(pip_config(str(python))), **os.environ}
+    env = {**uv_settings(pip_options(str(python))), **os.environ}
     for number, lock in enumerate(locks, 1):
         started_s = time.monotonic()
-        print(f"[{number}/{len(locks)}] {TITLES.get(lock.stem, lock.stem)} (output: {log})")
-        sys.stdout.flush()
+        print(f"[{number}/{len(locks)}] {lock.stem} (output: {log})", flush=True)
         with log.open("a") as file, contextlib.redirect_stdout(file):
             installed = install.install_lock(installers(python), lock, kept, env)
         remark = "" if installed else "  not installed"
         print(f"      {time.monotonic() - started_s:.1f} s{remark}", flush=True)
 
 
-def install_rocm_torch(python: Path) -> None:
-    """Install PyTorch's ROCm wheel, unverified, because no public source states its hash."""
-    argv = (*installers(python)[-1], "--index-url", ROCM_INDEX, f"torch=={TORCH}+{ROCM}")
-    status, output = install.run(argv)
-    if status:
-        raise install.failure(f"torch {TORCH}+{ROCM}", output)
+def fill(venv: Path, build: str, kept: Container[str]) -> None:
+    """Install everything in a new environment. Raises InstallError."""
+    install_all(venv, lock_files(build, kept), kept)
+    if build == "image":
+        install.join(venv, install.package_folders(venv), NO_COMPILER)
+        # As in our images, this keeps a later `pip install` from replacing torch.
+        constraint = f"[install]\nconstraint = {venv / 'constraints.txt'}\n"
+        (venv / "pip.conf").write_text(constraint, encoding="utf-8")
+    site = install.site_of(venv)
+    if "pycosat" not in install.versions([str(site)]):
+        (site / "pycosat.py").write_text(PYCOSAT.format(NO_COMPILER))
+        print(f"      note: {NO_COMPILER}")
+    if build == "rocm":  # last, because it also installs packages that are not in the lock
+        # Unverified, because no public source states the hash of PyTorch's ROCm wheel.
+        wheel = f"torch=={TORCH}+{ROCM}"
+        pip = installers(venv_python(venv))[-1]
+        status, output = install.run((*pip, "--index-url", ROCM_INDEX, wheel))
+        if status:
+            raise install.failure(wheel, output)
 
 
-# ---- The torch and vLLM of an image that this container was started from
-
-
-def packages_of_image(venv: Path) -> dict[str, str]:
-    """Return the versions of this Python's packages that must stay. Raises HostError."""
-    kept = install.guarded(install.versions(install.package_folders(venv)))
-    torch = kept.get("torch", "")
-    release = tuple(map(int, re.findall(r"\d+", torch)[:2]))
-    oldest, newest = (".".join(map(str, numbers)) for numbers in (OLDEST, NEWEST))
-    if not torch:
-        problem = "no torch. If another Python here has it: make setup-in-image PYTHON=<its path>"
-    elif not OLDEST <= release <= NEWEST:
-        problem = f"torch {torch}, but our locked packages support {oldest} to {newest}"
-    else:
-        return kept
-    raise HostError(f"make setup-in-image: {sys.executable} has {problem}. {OTHER_TORCH}")
-
-
-def use_image(venv: Path) -> None:
-    """Make this Python's packages importable in `venv`. Raises InstallError."""
-    install.join(venv, install.package_folders(venv))
-    # As in our images, this keeps a later `pip install` from replacing torch.
-    constraint = f"[install]\nconstraint = {venv / 'constraints.txt'}\n"
-    (venv / "pip.conf").write_text(constraint, encoding="utf-8")
-    argv = [str(venv_python(venv)), "-c", "import torch; from vllm import LLM"]
-    if subprocess.run(argv, capture_output=True, check=False).returncode:
-        print(f"note: {WITHOUT_VLLM}")
-
-
-# ---- Detection
-
-
-def amd_gpu(
-    kfd: Path = Path("/dev/kfd"), topology: Path = Path("/sys/class/kfd/kfd/topology/nodes")
-) -> bool:
-    """Return whether a KFD node has SIMDs. A CPU's node has none."""
-    if not kfd.exists():
-        return False
-    texts = [file.read_text() for file in topology.glob("*/properties")]
-    return any(re.search(r"^simd_count [1-9]", text, re.MULTILINE) for text in texts)
-
-
-def detect() -> Facts:
-    nvidia = Path("/proc/driver/nvidia").exists() or shutil.which("nvidia-smi") is not None
-    return Facts(platform.system(), amd_gpu(), nvidia)
+def venv_python(venv: Path) -> Path:
+    return venv / "bin" / "python"
 
 
 def read_stamp(venv: Path) -> dict[str, str]:
@@ -211,30 +184,14 @@ def read_stamp(venv: Path) -> dict[str, str]:
     return stamp if isinstance(stamp, dict) and venv_python(venv).exists() else {}
 
 
-def venv_python(venv: Path) -> Path:
-    return venv / "bin" / "python"
-
-
-# ---- Setup
-
-
 def make_venv(venv: Path, base: str, clear: bool) -> None:
     argv = [base, "-m", "venv", *(["--clear"] if clear else []), str(venv)]
     if subprocess.run(argv, check=False).returncode:
         raise HostError(f"Python could not create {venv}. See its message above")
 
 
-def fill(venv: Path, build: str, kept: Container[str]) -> None:
-    """Install everything in a new environment. Raises InstallError."""
-    install_all(venv, lock_files(build, kept), kept)
-    site = install.site_of(venv)
-    if "pycosat" not in install.versions([str(site)]):
-        (site / "pycosat.py").write_text(PYCOSAT.format(NO_COMPILER))
-        print(f"      note: {NO_COMPILER}")
-    if build == "rocm":  # last, because it also installs packages that are not in the lock
-        install_rocm_torch(venv_python(venv))
-    if build == "image":
-        use_image(venv)
+def has_nvidia_driver() -> bool:
+    return Path("/proc/driver/nvidia").exists() or shutil.which("nvidia-smi") is not None
 
 
 def setup(venv: Path, requested: str | None, python_named: bool) -> bool:
@@ -242,11 +199,10 @@ def setup(venv: Path, requested: str | None, python_named: bool) -> bool:
 
     The build and the Python of an earlier setup are reused unless the user asks for others.
     """
-    stamp, facts = read_stamp(venv), detect()
+    stamp = read_stamp(venv)
     requested = requested or stamp.get("torch_asked", "")
-    build = choose_build(facts, requested)
+    build = choose_build(platform.system(), has_nvidia_driver(), requested)
     kept = packages_of_image(venv) if build == "image" else {}
-    torch = kept.get("torch", TORCH)
     if stamp and not python_named and not kept:
         base, version = venv_python(venv).resolve(), stamp["python"]
     else:  # resolve the link, because .venv's own python cannot replace itself
@@ -254,10 +210,11 @@ def setup(venv: Path, requested: str | None, python_named: bool) -> bool:
     target = fingerprint(build, version, str(kept or TORCH), lock_files(build, kept))
     if stamp.get("fingerprint") == target:
         return False
+    torch = kept.get("torch", TORCH)
     print(f"Environment in {venv.name}: Python {version}, torch {torch} ({build})", flush=True)
     if build == "rocm":
         print("  note: this wheel supports only recent AMD GPUs. For others, use runtime=docker")
-    if build == "cpu" and facts.amd_gpu and not requested:
+    if build == "cpu" and Path("/dev/kfd").exists() and not requested:
         print(f"  note: {FOR_IMAGES}")
     # Clear only environments that this program made. They may have half-installed packages.
     clear = bool(stamp) or (venv / LOG).exists()
@@ -271,12 +228,33 @@ def setup(venv: Path, requested: str | None, python_named: bool) -> bool:
     fill(venv, build, kept)
     content = {"fingerprint": target, "python": version, "torch": build, "torch_asked": requested}
     (venv / STAMP).write_text(json.dumps(content) + "\n")
-    for file in added:
-        print(
-            f"note: {file.stem} was removed with the old environment. To add it again: "
-            f"make {file.stem}"
-        )
+    for name in (file.stem for file in added):
+        print(f"note: {name} was removed with the old environment. To add it again: make {name}")
     return True
+
+
+def add(venv: Path, name: str) -> bool:
+    """Add the packages of an add-on, without changing others; return False if it has them."""
+    build = read_stamp(venv).get("torch")
+    if build is None:
+        raise UserError(f"make {name}: .venv does not exist. Run make setup first")
+    machine = " on x86_64" if name == "vllm" else ""
+    if build not in ADD_ONS[name] or machine not in ("", f" on {platform.machine()}"):
+        raise HostError(
+            f"make {name} needs torch's build for {' or '.join(ADD_ONS[name])}{machine}, but .venv "
+            f"has the build for {build} on {platform.machine()}. Run make setup TORCH=cpu, then "
+            f"make {name}"
+        )
+    lock, stamp = LOCKS / f"{name}.lock", venv / f"{name}{ADDED}"
+    digest = hashlib.sha256(lock.read_bytes()).hexdigest()
+    if stamp.exists() and stamp.read_text() == digest:
+        return False
+    install_all(venv, [lock])
+    stamp.write_text(digest)
+    return True
+
+
+# ---- The command
 
 
 def finish(work: Callable[[], bool]) -> int:
@@ -285,19 +263,18 @@ def finish(work: Callable[[], bool]) -> int:
     try:
         if work():
             print(f"Ready in {time.monotonic() - started_s:.0f} s: .venv")
+        return EXIT_DONE
     except (UserError, HostError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except install.InstallError as error:
-        disk = "The disk of .venv or of TMPDIR"
-        full = causes.full_disk(error.output, disk, "Free space on it.")
+        message, code = f"error: {error}", error.exit_code
+    except InstallError as error:
+        full = causes.full_disk(error.output, "The disk of .venv or of TMPDIR is full. Free space.")
         remedy = full or causes.wrong_proxy(error.output, os.environ) or UNAVAILABLE
-        print(f"error: {error}\nThe output is in .venv/{LOG}. {remedy}", file=sys.stderr)
-        return HostError.exit_code
+        message, code = f"error: {error}\nThe output is in .venv/{LOG}. {remedy}", 3
     except KeyboardInterrupt:
-        print("\ninterrupted; run the same command again (downloads are reused)", file=sys.stderr)
-        return EXIT_INTERRUPTED
-    return EXIT_DONE
+        message = "\ninterrupted; run the same command again (downloads are reused)"
+        code = EXIT_INTERRUPTED
+    print(message, file=sys.stderr)
+    return code
 
 
 def main(argv: list[str]) -> int:
@@ -305,9 +282,12 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--torch", choices=BUILDS, help="default: TORCH, or the build for this machine's GPU"
     )
+    parser.add_argument("--add", choices=ADD_ONS, help="add packages to .venv")
     arguments = ["--torch", os.environ["TORCH"]] if os.environ.get("TORCH") else []
-    requested = parser.parse_args([*arguments, *argv]).torch
-    return finish(lambda: setup(VENV, requested, bool(os.environ.get("PYTHON"))))
+    options = parser.parse_args([*arguments, *argv])
+    if options.add:
+        return finish(lambda: add(VENV, options.add))
+    return finish(lambda: setup(VENV, options.torch, bool(os.environ.get("PYTHON"))))
 
 
 if __name__ == "__main__":

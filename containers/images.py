@@ -24,11 +24,16 @@ REPOSITORY = "rocm-recipes"  # local images are rocm-recipes/<name>:<tag>
 LABEL = "io.rocm-recipes"  # prefix of our labels for images and containers
 OCI = "org.opencontainers.image"  # prefix of the labels of specs.opencontainers.org
 TAG_LENGTH = 16
-DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 UNVERIFIED, UNKNOWN, UNBUILT, NONE = "unverified", "unknown", "unbuilt", "none"
 VERSIONS = ("python", "torch", "rocm", "rccl", "vllm", "aiter", "flash_attn", "trl")
-PATTERNS = {"digest": rf"{DIGEST.pattern}|{UNVERIFIED}", "download_gb": rf"[\d.]+|{UNKNOWN}"}
-PATTERNS["pushed"] = rf"[^@\s]+:[0-9a-f]{{{TAG_LENGTH}}}@{DIGEST.pattern}|{UNBUILT}"
+KINDS = {"tuple": list, "dict": dict}  # of a field's values in the lock; others are strings
+DIGEST = "sha256:[0-9a-f]{64}"
+PATTERNS = {  # of a field's strings
+    "digest": f"{DIGEST}|{UNVERIFIED}",
+    "download_gb": rf"[\d.]+|{UNKNOWN}",
+    "pushed": rf"[^@\s]+:[0-9a-f]{{{TAG_LENGTH}}}@{DIGEST}|{UNBUILT}",
+    "tools": "|".join([*TOOLS, PRESENT, UNKNOWN]),
+}
 # Programs that are copied into every image.
 SHARED = ("install.py", "probe.py")
 
@@ -121,33 +126,24 @@ def load(lock: Path = LOCK) -> dict[str, Image]:
 
 def entry(name: str, content: Any, lock: Path = LOCK) -> Image:
     """Return an entry as an Image. Raises UserError for invalid fields and missing files."""
+    kinds = {f.name: KINDS.get(str(f.type).partition("[")[0], str) for f in fields(Image)}
     values = {"name": name, "download_gb": UNKNOWN, **dict(content or {})}
-    declared = {f.name: f for f in fields(Image)}
-    faults = {key: "unknown field" for key in values if key not in declared}
-    for key, declaration in declared.items():
+    faults = {key: "unknown field" for key in values if key not in kinds}
+    for key, kind in kinds.items():
         value, pattern = values.get(key), PATTERNS.get(key, "(?s).+")
-        if str(declaration.type).startswith("tuple"):
-            values[key] = tuple(value) if isinstance(value, (list, tuple)) else value
-            if type(values[key]) is not tuple or not all(isinstance(v, str) for v in values[key]):
-                faults[key] = "must be a list of strings"
-        elif key == "env":
-            if not isinstance(value, dict) or not all(
-                isinstance(part, str) for pair in value.items() for part in pair
-            ):
-                faults[key] = "must map names of variables to strings"
-        elif str(declaration.type).startswith("dict"):
-            states = value.items() if isinstance(value, dict) else [("", "")]
-            if any(tool not in TOOLS or state not in (PRESENT, UNKNOWN) for tool, state in states):
-                states_text = f"{PRESENT} or {UNKNOWN}"
-                faults[key] = f"must map names of {', '.join(TOOLS)} to {states_text}"
-        elif not isinstance(value, str) or not re.fullmatch(pattern, value):
-            faults[key] = f"must be a string that matches {pattern}, but is {value!r}"
+        parts = [*value, *value.values()] if isinstance(value, dict) else value
+        texts = [value] if kind is str else parts if isinstance(value, kind) else [None]
+        if not all(isinstance(text, str) and re.fullmatch(pattern, text) for text in texts):
+            form = f"must be a {kind.__name__} whose text matches {pattern}"
+            faults[key] = f"{form}, but is {value!r}"
     if faults:
         at = f"{lock}: images.{name}"
         raise UserError("\n".join(f"{at}.{key}: {fault}." for key, fault in faults.items()))
-    image = Image(**values)
-    missing = [file for file in image.inputs if not (FOLDER / file).is_file()]
+    arguments: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
+    }
+    image = Image(**arguments)
+    missing = [f"containers/{file}" for file in image.inputs if not (FOLDER / file).is_file()]
     if missing:
-        files = ", ".join(f"containers/{file}" for file in missing)
-        raise UserError(f"{lock}: images.{name}: missing files: {files}.")
+        raise UserError(f"{lock}: images.{name}: missing files: {', '.join(missing)}.")
     return image

@@ -5,7 +5,6 @@ runs this program in a container of the base; `make setup-in-image` imports it. 
 standard library of Python 3.10 or newer.
 
     python3 install.py             make /opt/recipes from locks/ next to this file
-    python  install.py check       check the requirements of the environment of this Python
 
 Exit codes: 0 done, 3 a file is unavailable, 4 the locks conflict with the base.
 """
@@ -103,10 +102,14 @@ def site_of(venv: Path) -> Path:
 
 def run(argv: Iterable[str], env: Mapping[str, str] | None = None) -> tuple[int, str]:
     """Run a command, print its output, and return its exit code and output."""
-    pipe = subprocess.PIPE
     lines = []
     with subprocess.Popen(
-        [*argv], env=env, text=True, errors="replace", stdout=pipe, stderr=subprocess.STDOUT
+        [*argv],
+        env=env,
+        text=True,
+        errors="replace",
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
     ) as process:
         for line in process.stdout or ():
             print(line, end="", flush=True)
@@ -121,17 +124,16 @@ def install_lock(
 
     Return False if an optional lock cannot be installed. Raises InstallError for others.
     """
-    pins = [(name, text) for name, text in requirements(lock) if name not in kept]
+    pins = {name: text for name, text in requirements(lock) if name not in kept}
     print(f"{lock.name}: {len(pins)} packages", flush=True)
     # pip's configured index comes first, because it works without internet access.
-    indexes = ("", f"--extra-index-url={CPU_INDEX}") if "torch" in dict(pins) else ("",)
+    indexes = [[], [f"--extra-index-url={CPU_INDEX}"]] if "torch" in pins else [[]]
     with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8") as file:
-        file.write("".join(text for _, text in pins))
+        file.writelines(text for name, text in requirements(lock) if name in pins)
         file.flush()
         for installer in installers:
             for index in indexes:
-                argv = (*installer, *filter(None, [index]), *HASHED, file.name)
-                status, output = run(argv, env)
+                status, output = run([*installer, *index, *HASHED, file.name], env)
                 if status == 0:
                     return True
     if lock.name.endswith(OPTIONAL):
@@ -153,28 +155,7 @@ def failure(lock: str, output: str) -> InstallError:
 # ---- The environment
 
 
-def make_environment() -> tuple[str, ...]:
-    """Make OVERLAY; return the argv of its `pip install`. Raises InstallError.
-
-    A base without ensurepip must have pip.
-    """
-    if OVERLAY.exists():
-        raise InstallError(
-            f"the base already has {OVERLAY}, so it is an image of containers/build.py. Use the "
-            "base of that image"
-        )
-    has_ensurepip = importlib.util.find_spec("ensurepip") is not None
-    without = [] if has_ensurepip else ["--without-pip"]
-    status, output = run([sys.executable, "-m", "venv", *without, str(OVERLAY)])
-    if status:
-        raise InstallError(f"the base's python3 -m venv failed:\n{output}", 3)
-    python = str(OVERLAY / "bin" / "python")
-    pip = (python, "-m", "pip") if has_ensurepip else (sys.executable, "-m", "pip")
-    target = () if has_ensurepip else ("--python", python)
-    return (*pip, *target, "install", "--no-compile", "--use-pep517", "--progress-bar=off")
-
-
-def join(venv: Path, folders: list[str]) -> None:
+def join(venv: Path, folders: list[str], no_pycosat: str = NOT_IN_IMAGE) -> None:
     """Add `folders` behind the packages in `venv`, and check all. Raises InstallError.
 
     This follows pip, because pip could remove the packages in `folders`.
@@ -184,20 +165,20 @@ def join(venv: Path, folders: list[str]) -> None:
     (site / "base.pth").write_text(base, encoding="utf-8")
     ours = versions([str(site)])
     if "pycosat" not in ours:
-        (site / "pycosat.py").write_text(PYCOSAT.format(NOT_IN_IMAGE), encoding="utf-8")
-    status, output = run([str(venv / "bin" / "python"), "-B", __file__, "check"])
-    if status:
-        raise InstallError(output.strip().removeprefix("error: "))
+        (site / "pycosat.py").write_text(PYCOSAT.format(no_pycosat), encoding="utf-8")
+    check(venv, ours)
     # These keep a later `pip install` from replacing torch.
     keep = {**guarded(versions(folders)), **guarded(ours)}
     pins = [f"{name}=={version}\n" for name, version in keep.items() if PUBLIC.fullmatch(version)]
     (venv / "constraints.txt").write_text("".join(sorted(pins)), encoding="utf-8")
 
 
-def check() -> None:
-    """Check the packages of this Python's environment, not those of the base."""
-    site = site_of(Path(sys.prefix))
-    ours, everything = versions([str(site)]), versions(sys.path)
+def check(venv: Path, ours: Mapping[str, str]) -> None:
+    """Check the packages of `venv`, not those of the base. Raises InstallError."""
+    python = [str(venv / "bin" / "python"), "-B"]
+    show = [*python, "-c", "import sys; print(*sys.path[1:], sep='\\n')"]
+    paths = subprocess.run(show, capture_output=True, text=True, check=True).stdout.splitlines()
+    everything = versions(paths)
     # If one of the base's packages is earlier on the path, Python imports it instead of ours.
     problems = [
         f"{name} {version} is not importable, since the base's {everything[name]} is earlier on "
@@ -205,9 +186,8 @@ def check() -> None:
         for name, version in sorted(ours.items())
         if everything[name] != version
     ]
-    substitutes = {"pycosat"} if (site / "pycosat.py").is_file() else set()
-    substitutes |= TRITON if TRITON & everything.keys() else set()
-    argv = [sys.executable, "-B", "-m", "pip", "--disable-pip-version-check", "check"]
+    substitutes = {"pycosat", *(TRITON if TRITON & everything.keys() else ())}
+    argv = [*python, "-m", "pip", "--disable-pip-version-check", "check"]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     for line in done.stdout.splitlines():
         match = PROBLEM.match(line)
@@ -228,10 +208,22 @@ def make_overlay() -> None:
     env |= {"PYTHONHASHSEED": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1"}
     env |= {**json.loads(settings.read_text(encoding="utf-8")), "PIP_CONFIG_FILE": os.devnull}
     settings.unlink()
-    folders = package_folders(OVERLAY)
-    pip = make_environment()
+    if OVERLAY.exists():
+        raise InstallError(
+            f"the base already has {OVERLAY}, so it is an image of containers/build.py. Use the "
+            "base of that image"
+        )
+    folders, python = package_folders(OVERLAY), str(OVERLAY / "bin" / "python")
+    has_ensurepip = importlib.util.find_spec("ensurepip") is not None  # if not, the base has pip
+    without = [] if has_ensurepip else ["--without-pip"]
+    status, output = run([sys.executable, "-m", "venv", *without, str(OVERLAY)])
+    if status:
+        raise InstallError(f"the base's python3 -m venv failed:\n{output}", 3)
+    program = [python] if has_ensurepip else [sys.executable]
+    target = [] if has_ensurepip else ["--python", python]
+    pip = [*program, "-m", "pip", *target, "install", "--no-compile", "--use-pep517"]
     for lock in sorted((HERE / "locks").iterdir()):
-        install_lock([pip], lock, guarded(versions(folders)), env)
+        install_lock([tuple(pip)], lock, guarded(versions(folders)), env)
     join(OVERLAY, folders)
     shutil.copy(HERE / "probe.py", OVERLAY / "probe.py")
     for cache in [*OVERLAY.rglob("__pycache__")]:
@@ -239,14 +231,9 @@ def make_overlay() -> None:
     shutil.rmtree(HERE)  # a client certificate of the host may be here
 
 
-def main(arguments: list[str]) -> int:
+if __name__ == "__main__":
     try:
-        check() if arguments == ["check"] else make_overlay()
+        make_overlay()
     except InstallError as error:
         print(f"error: {error}", flush=True)
-        return error.code
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+        sys.exit(error.code)

@@ -34,45 +34,34 @@ UNAVAILABLE = (
 )
 
 
-def install(
-    client: docker.DockerClient,
-    image: Image,
-    base: str,
-    settings: Mapping[str, str],
-    phase: Phase,
-) -> str:
+def install(client: docker.DockerClient, image: Image, base: str, phase: Phase) -> str:
     """Install the image's locks in a container of the base, and return an unnamed image of it.
 
     Raises HostError, BuildFailed.
     """
-    folders = [
-        docker.types.Mount(str(folder), str(folder), type="bind", read_only=True)
-        for folder in pip_settings.local_folders(settings)
-    ]
-    mounts = [docker.types.Mount(PIP_CACHE, CACHE_VOLUME), *folders]
-    config = client.api.create_host_config(mounts=mounts, **INSTALLING)
+    settings = pip_settings.for_container(pip_settings.pip_options(), os.environ)
+    mounts = [docker.types.Mount(PIP_CACHE, CACHE_VOLUME)]
+    for folder in pip_settings.local_folders(settings):
+        mounts.append(docker.types.Mount(folder, folder, type="bind", read_only=True))
     argv = [engine.PYTHON, "-B", f"/{INSIDE}/install.py"]
-    with engine.container(client, base, argv, host_config=config, user="0:0") as container:
-        # As files, because `docker inspect` would show passwords in variables.
-        client.api.put_archive(container, "/", tar(files_for(image, settings)))
-        try:
-            code, lines = engine.start(client, container, phase.say)
-        except docker.errors.APIError as error:
-            python = f"The base must run {engine.PYTHON}, 3.10 or newer"
-            raise HostError(f"{python}: {error.explanation}") from error
-        if code:
-            raise failure(image, code, lines, settings)
-        phase.result = lines[-1]
-        labels = f"LABEL {LABEL}.image={image.name}"
-        installed: str = client.api.commit(container, changes=[labels])["Id"]
-        return installed
+    container = engine.create(client, base, argv, mounts=mounts, user="0:0", **INSTALLING)
+    # As files, because `docker inspect` would show passwords in variables.
+    container.put_archive("/", tar(files_for(image, settings)))
+    try:
+        code, lines = engine.start(container, phase.say)
+    except docker.errors.APIError as error:
+        python = f"The base must run {engine.PYTHON}, 3.10 or newer"
+        raise HostError(f"{python}: {error.explanation}") from error
+    if code:
+        raise failure(image, code, lines, settings)
+    phase.result = lines[-1]
+    return str(container.commit(changes=[f"LABEL {LABEL}.image={image.name}"]).id)
 
 
 def files_for(image: Image, settings: Mapping[str, str]) -> dict[str, bytes]:
     """Return the files for the container: install.py, locks, and pip's settings."""
     files = {name: FOLDER / name for name in images.SHARED}
-    for i, lock in enumerate(image.locks):
-        files[f"locks/{i}-{Path(lock).name}"] = FOLDER / lock
+    files |= {f"locks/{i}-{Path(lock).name}": FOLDER / lock for i, lock in enumerate(image.locks)}
     inside = {**settings, "PIP_CACHE_DIR": PIP_CACHE}
     for option in ("PIP_CERT", "PIP_CLIENT_CERT"):
         if (file := Path(settings.get(option, ""))).is_file():
@@ -81,18 +70,16 @@ def files_for(image: Image, settings: Mapping[str, str]) -> dict[str, bytes]:
     return {**content, f"{INSIDE}/settings.json": json.dumps(inside).encode()}
 
 
-def tar(files: Mapping[str, bytes]) -> bytes:
+def tar(files: Mapping[str, bytes]) -> io.BytesIO:
     """Return a tar of files whose owners, modes and times do not depend on the machine."""
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w") as opened:
         for name, content in files.items():
             member = tarfile.TarInfo(name)
-            member.size, member.mode = len(content), 0o644
+            member.size = len(content)
             opened.addfile(member, io.BytesIO(content))
-    return archive.getvalue()
-
-
-# ---- Failures
+    archive.seek(0)
+    return archive
 
 
 def log_file(image: Image) -> Path:
@@ -108,15 +95,10 @@ def failure(
     The message contains install.py's error, or else the last lines of output.
     """
     output = "\n".join(lines)
-    reason = output.rpartition("error: ")[2].splitlines() if "error: " in output else lines
-    message = "\n".join(
-        [
-            f"The build of {image.name} failed:",
-            *[line for line in reason if line.strip()][-LAST_LINES:],
-            f"The complete output is in {log_file(image)}",
-        ]
-    )
-    remedy = causes.full_disk(output, "Docker's disk", engine.FREE)
+    reason = [line for line in output.rpartition("error: ")[2].splitlines() if line.strip()]
+    where = f"The complete output is in {log_file(image)}"
+    message = "\n".join([f"The build of {image.name} failed:", *reason[-LAST_LINES:], where])
+    remedy = causes.full_disk(output, causes.DOCKER)
     if code == 4 and not remedy:
         return BuildFailed(message)
     return HostError(f"{message}\n{remedy or causes.wrong_proxy(output, settings) or UNAVAILABLE}")

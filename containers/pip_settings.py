@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-PIP_SETTING = re.compile(r"([a-z:]+)\.([a-z-]+)=(['\"].*)")
+SECTIONS = ("global", "install", ":env:")  # of pip's configuration; later ones override earlier
 # pip's option -> uv's variable with the same meaning, and the separator of its values. If another
 # option is necessary, uv fails, and then pip installs.
 TRANSLATED = {
@@ -31,56 +31,47 @@ PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
 BUNDLES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE")
 
 
-def pip_config(python: str = sys.executable) -> str:
-    """Return the output of `pip config list`."""
+def pip_options(python: str = sys.executable) -> dict[str, list[str]]:
+    """Return the values of each option of this Python's pip, from its files and PIP_* variables."""
     verbosity = ("PIP_VERBOSE", "PIP_QUIET", "PIP_LOG")  # variables that change pip's output
     env = {name: value for name, value in os.environ.items() if name not in verbosity}
     argv = [python, "-m", "pip", "config", "list"]
-    return subprocess.run(argv, env=env, stdout=subprocess.PIPE, text=True, check=False).stdout
+    done = subprocess.run(argv, env=env, stdout=subprocess.PIPE, text=True, check=False)
+    return parse(done.stdout)
 
 
-def pip_options(listed: str, *sections: str) -> dict[str, str]:
-    """Parse `pip config list` into options and values.
-
-    Later sections override earlier ones, and PIP_* variables override all.
-    """
-    settings = [
-        match.groups() for match in map(PIP_SETTING.fullmatch, listed.splitlines()) if match
-    ]
+def parse(listed: str) -> dict[str, list[str]]:
+    """Return the options in the output of `pip config list`."""
+    lines = re.findall(r"(?m)^(\S+)\.(?:default-)?([a-z-]+)=(['\"].*)$", listed)
     return {
-        option.replace("default-", "", 1): " ".join(str(ast.literal_eval(value)).split())
-        for source in (*sections, ":env:")
-        for section, option, value in settings
+        option: ast.literal_eval(value).split()
+        for source in SECTIONS
+        for section, option, value in lines
         if section == source
     }
 
 
-def uv_settings(listed: str) -> dict[str, str]:
-    """Translate `pip config list` into uv's variables."""
-    options = pip_options(listed, "global", "install")
+def uv_settings(options: Mapping[str, list[str]]) -> dict[str, str]:
+    """Translate pip's options into uv's variables."""
     return {
-        variable: separator.join(options[option].split())
+        variable: separator.join(options[option])
         for option, (variable, separator) in TRANSLATED.items()
         if options.get(option)
     }
 
 
-def for_container(listed: str, environ: Mapping[str, str]) -> dict[str, str]:
+def for_container(options: Mapping[str, list[str]], environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that give a container's pip the host's settings and proxies."""
-    options = pip_options(listed, "global", "install", "download")
-    if "cert" not in options:
-        # Unlike pip's own certificates, the system's may include a company's authority.
-        bundle = next((environ[name] for name in BUNDLES if environ.get(name)), None)
-        options["cert"] = bundle or ssl.get_default_verify_paths().cafile or ""
+    # Unlike pip's own certificates, the system's may include a company's authority.
+    bundles = [environ.get(name) for name in BUNDLES] + [ssl.get_default_verify_paths().cafile]
+    options = {"cert": [bundle for bundle in bundles if bundle][:1], **options}
     settings = {
-        f"PIP_{option.replace('-', '_').upper()}": " ".join(map(absolute, options[option].split()))
-        for option in PASSED
-        if options.get(option)
+        f"PIP_{name.replace('-', '_').upper()}": " ".join(map(absolute, options[name]))
+        for name in PASSED
+        if options.get(name)
     }
-    for name in PROXIES:  # may be in upper or lower case
-        proxy = environ.get(name) or environ.get(name.lower())
-        settings |= {name: proxy} if proxy else {}
-    return settings
+    proxies = {name: environ.get(name) or environ.get(name.lower()) for name in PROXIES}
+    return settings | {name: proxy for name, proxy in proxies.items() if proxy}
 
 
 def absolute(value: str) -> str:
@@ -89,17 +80,16 @@ def absolute(value: str) -> str:
     return str(path.absolute()) if path.exists() else value
 
 
-def local_folders(settings: Mapping[str, str]) -> list[Path]:
+def local_folders(settings: Mapping[str, str]) -> list[str]:
     """Return the host's folders in the settings. The container has them at the same paths."""
-    folders = []
+    folders = set()
     for option in ("PIP_FIND_LINKS", "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL"):
-        for value in settings.get(option, "").split():
-            url = urlsplit(value)
-            if url.scheme not in ("", "file"):
-                continue
+        for url in map(urlsplit, settings.get(option, "").split()):
             path = Path(unquote(url.path))
             # Pages of a local index refer to ../../files/..., so mount the parent of the index. But
             # a mount directly below / could hide parts of the image.
             is_index = option != "PIP_FIND_LINKS" and len(path.parts) > 3
-            folders.append(path.parent if is_index or path.is_file() else path)
-    return sorted({folder for folder in folders if folder.is_dir() and len(folder.parts) > 1})
+            folder = path.parent if is_index or path.is_file() else path
+            if url.scheme in ("", "file") and folder.is_dir() and len(folder.parts) > 1:
+                folders.add(str(folder))
+    return sorted(folders)

@@ -21,12 +21,11 @@ WIDTH = 60  # of a result or activity
 class Phase:
     name: str
     status: Status
-    log: TextIO | None = None  # gets every activity
+    log: TextIO | None  # gets every activity
     result: str = ""
     activity: str = "started"
 
     def say(self, text: str) -> None:
-        """Show the current activity at once on a terminal, else within QUIET_S."""
         self.activity = text.strip()
         if self.log:
             print(text, file=self.log, flush=True)
@@ -34,31 +33,27 @@ class Phase:
         self.status.update(Text(line, no_wrap=True, overflow="ellipsis"))
 
 
-class Progress:
-    def __init__(self) -> None:
-        self.console = Console(highlight=False, markup=False)
+@contextlib.contextmanager
+def phase(name: str, log: TextIO | None = None) -> Iterator[Phase]:
+    """Print the activity at least every QUIET_S, and then the result."""
+    console = Console(highlight=False, markup=False)
+    started_s, ended = time.monotonic(), threading.Event()
 
-    @contextlib.contextmanager
-    def phase(self, name: str, log: TextIO | None = None) -> Iterator[Phase]:
-        started_s, ended = time.monotonic(), threading.Event()
+    def show(text: str) -> None:
+        took_s = time.monotonic() - started_s
+        console.print(f"{name:<7} {text:<{WIDTH}} {took_s:6.1f} s", soft_wrap=True)
 
-        def show(text: str) -> None:
-            self.say(f"{name:<7} {text:<{WIDTH}} {time.monotonic() - started_s:6.1f} s")
+    def repeat() -> None:
+        while not console.is_terminal and not ended.wait(QUIET_S):
+            show(f"... {current.activity}"[:WIDTH])
 
-        def repeat() -> None:
-            while not self.console.is_terminal and not ended.wait(QUIET_S):
-                show(f"... {phase.activity}"[:WIDTH])
-
-        with self.console.status(name) as status:
-            phase = Phase(name, status, log)
-            repeater = threading.Thread(target=repeat, daemon=True)
-            repeater.start()
-            try:
-                yield phase
-            finally:
-                ended.set()
-                repeater.join()
-        show(phase.result)
-
-    def say(self, text: str) -> None:
-        self.console.print(text, soft_wrap=True)
+    with console.status(name) as status:
+        current = Phase(name, status, log)
+        repeater = threading.Thread(target=repeat, daemon=True)
+        repeater.start()
+        try:
+            yield current
+        finally:
+            ended.set()
+            repeater.join()
+    show(current.result)

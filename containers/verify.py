@@ -24,8 +24,7 @@ class BuildFailed(Exception):
 
 def probe(client: docker.DockerClient, image: str) -> dict[str, Any]:
     """Return the versions and GPU targets that the image's probe prints. Raises BuildFailed."""
-    config = client.api.create_host_config(network_mode="none")
-    code, lines = engine.run(client, image, PROBE, lambda line: None, host_config=config)
+    code, lines = engine.run(client, image, PROBE)
     if code or not lines:
         output = "\n".join(lines[-LAST_LINES:])
         raise BuildFailed(f"The image's probe failed: {' '.join(PROBE)} returned {code}\n{output}")
@@ -33,18 +32,17 @@ def probe(client: docker.DockerClient, image: str) -> dict[str, Any]:
     return versions
 
 
-def environment(image: Any) -> dict[str, str]:
-    """Return the environment variables that an image sets."""
-    return dict(pair.split("=", 1) for pair in image.attrs["Config"].get("Env") or [])
+def summary(probed: Mapping[str, Any]) -> str:
+    """Return the main versions and GPU targets as one line of text."""
+    names = [name for name in (*VERSIONS, "hip") if name != "rocm" and probed.get(name)]
+    return ", ".join(f"{name} {probed[name]}" for name in names) + " ".join(
+        [",", *probed["gfx"]] if probed.get("gfx") else []
+    )
 
 
-def release(version: str) -> tuple[int, ...]:
-    """Return the numbers of a version: 2.13.0+rocm7.2 -> (2, 13, 0).
-
-    Suffixes are ignored, because vendors release 2.7.0a0+gitf717b2a as 2.7.0.
-    """
-    match = re.match(r"\d+(\.\d+)*", version)
-    return tuple(int(part) for part in match[0].split(".")) if match else ()
+def release(version: str) -> list[str]:
+    """Return the numbers of a version: 2.7.0 of a vendor's 2.7.0a0+gitf717b2a."""
+    return re.sub(r"[^\d.].*", "", version).split(".")
 
 
 def matches(field: str, stated: str, actual: str) -> bool:
@@ -58,13 +56,6 @@ def matches(field: str, stated: str, actual: str) -> bool:
     if release(stated) != release(actual)[: len(release(stated))]:
         return False
     return bool(re.fullmatch(r"[\d.]+", stated)) or actual.startswith(stated)
-
-
-def summary(probed: Mapping[str, Any]) -> str:
-    """Return the main versions and GPU targets as one line of text."""
-    names = [name for name in (*VERSIONS, "hip") if name != "rocm" and probed.get(name)]
-    targets = [" ".join(probed["gfx"])] if probed.get("gfx") else []
-    return ", ".join([f"{name} {probed[name]}" for name in names] + targets)
 
 
 def check_entry(

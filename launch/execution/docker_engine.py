@@ -125,10 +125,7 @@ def check_tools(client: docker.DockerClient, plan: Plan, image_id: str) -> None:
 
     def run(argv: list[str]) -> str:
         with host_errors():
-            no_network = client.api.create_host_config(network_mode="none")
-            code, lines = images_engine.run(
-                client, image_id, argv, lambda line: None, host_config=no_network
-            )
+            code, lines = images_engine.run(client, image_id, argv)
         if code or not lines:
             raise HostError(f"container={plan.config.container.name}: python3 failed: {lines[-1:]}")
         return lines[-1]

@@ -13,7 +13,6 @@ import requests
 
 from containers import build, engine, images
 from containers.images import Image
-from containers.progress import Progress
 from containers.verify import BuildFailed
 from launch.core.errors import HostError
 from tests.helpers.build_examples import DIGEST, IMAGE, OPEN, OTHER
@@ -49,8 +48,8 @@ def test_other_base_gets_pinned_digest():
 
 def test_reject_base_with_another_digest():
     request = build.Request(IMAGE, images.LOCK, f"mirror/base@{OTHER}")
-    with Progress().phase("pull") as phase, pytest.raises(HostError, match=DIGEST):
-        build.pull_base(known_images(), request, phase)
+    with pytest.raises(HostError, match=DIGEST):
+        build.pull_base(known_images(), request)
 
 
 @pytest.mark.parametrize(("raised", "code", "message"), [
@@ -139,4 +138,29 @@ def test_image_is_up_to_date_if_base_matches_request(image, base, here, built, u
     (OPEN, "", image_of([], "sha256:id"), "sha256:id"),
 ])  # fmt: skip
 def test_base_digest(image, base, here, digest):
-    assert build.base_digest(build.Request(image, images.LOCK, base), here) == digest
+    request = build.Request(image, images.LOCK, base)
+    labels = build.labels_of(request, here, {})
+    assert labels["org.opencontainers.image.base.digest"] == digest
+
+
+# ---- The digest in the lock
+
+LOCK = """# Reasons.
+images:
+
+  # About the first.
+  first:
+    base: a:1   # why
+    pushed: unbuilt   # nobody has
+  first_and_more:
+    base: "pushed: no"
+    pushed: unbuilt
+"""
+
+
+def test_write_pushed_changes_one_value(tmp_path):
+    lock = tmp_path / "images.lock.yaml"
+    lock.write_text(LOCK)
+    assert build.write_pushed(lock, "first_and_more", "x/first@d")
+    assert not build.write_pushed(lock, "first_and_more", "x/first@d")
+    assert lock.read_text() == "x/first@d".join(LOCK.rsplit("unbuilt", 1))

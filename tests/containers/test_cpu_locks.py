@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from containers import add_ons, environment, lock
+from containers import environment, lock
 from containers.lock import LOCKS
 
 
@@ -64,7 +64,7 @@ def test_lock_satisfies_its_source(name: str) -> None:
         *(
             (name, add_on)
             for name in ("requirements", "tools", "dev")
-            for add_on in add_ons.ADD_ONS
+            for add_on in environment.ADD_ONS
         ),
         ("liger", "kernels"),
         *(("vllm", name) for name in ("gguf", "lm-eval")),
@@ -104,7 +104,7 @@ def test_torch_and_triton_versions_agree() -> None:
     assert ("torch", environment.TORCH) in of_torch
     assert {name for name, _ in kernels} == {"triton", "liger-kernel"}
     assert {pin for pin in kernels if pin[0] == "triton"} <= of_torch
-    assert set(add_ons.ADD_ONS) < set(lock.CONSTRAINTS)
+    assert set(environment.ADD_ONS) < set(lock.CONSTRAINTS)
 
 
 def test_environment_has_locked_versions() -> None:

@@ -6,55 +6,36 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from containers import environment, images
-from containers.environment import LOCKS, Facts
+from containers.environment import LOCKS
 from launch.core.errors import HostError, UserError
-
-NO_GPU = Facts("Linux", amd_gpu=False, nvidia_driver=False)
-AMD = Facts("Linux", amd_gpu=True, nvidia_driver=False)
-NVIDIA = Facts("Linux", amd_gpu=False, nvidia_driver=True)
-BOTH = Facts("Linux", amd_gpu=True, nvidia_driver=True)
-MACOS = Facts("Darwin", amd_gpu=False, nvidia_driver=False)
-
 
 # ---- The build of torch
 
 
-@pytest.mark.parametrize(("facts", "requested", "build"), [
-    (NO_GPU, "", "cpu"),
-    (AMD, None, "cpu"),  # runs are in images
-    (AMD, "rocm", "rocm"),
-    (AMD, "image", "image"),
-    (NVIDIA, None, "cuda"),
-    (BOTH, None, "cuda"),
-    (MACOS, "cpu", "macos"),
-    (AMD, "cpu", "cpu"),
-    (NO_GPU, "cuda", "cuda"),
-    (MACOS, "cuda", UserError),
-    (Facts("Windows", False, False), None, HostError),
+@pytest.mark.parametrize(("system", "has_nvidia", "requested", "build"), [
+    ("Linux", False, "", "cpu"),
+    ("Linux", False, "rocm", "rocm"),
+    ("Linux", False, "image", "image"),
+    ("Linux", True, None, "cuda"),
+    ("Linux", False, "cuda", "cuda"),
+    ("Linux", True, "cpu", "cpu"),
+    ("Darwin", False, "cpu", "macos"),
+    ("Darwin", False, "cuda", UserError),
+    ("Windows", False, None, HostError),
 ])  # fmt: skip
-def test_build_of_torch(facts: Facts, requested: str | None, build: str | type[Exception]) -> None:
+def test_build_of_torch(
+    system: str, has_nvidia: bool, requested: str | None, build: str | type[Exception]
+) -> None:
     if isinstance(build, str):
-        assert environment.choose_build(facts, requested) == build
+        assert environment.choose_build(system, has_nvidia, requested) == build
     else:
         with pytest.raises(build):
-            environment.choose_build(facts, requested)
-
-
-def test_amd_gpu_is_a_kfd_node_with_simds(tmp_path: Path) -> None:
-    kfd, nodes = tmp_path / "kfd", tmp_path / "nodes"
-    assert not environment.amd_gpu(kfd, nodes)
-    kfd.touch()
-    assert not environment.amd_gpu(kfd, nodes)
-    for node, simds in (("0", 0), ("1", 304)):
-        (nodes / node).mkdir(parents=True)
-        (nodes / node / "properties").write_text(
-            f"cpu_cores_count 8\nsimd_count {simds}\nsimd_per_cu 4\n"
-        )
-        assert environment.amd_gpu(kfd, nodes) == (simds > 0)
+            environment.choose_build(system, has_nvidia, requested)
 
 
 # ---- The Python
@@ -168,12 +149,12 @@ class Setup:
 
     def __init__(self, venv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.venv, self.cleared, self.installed = venv, [], []
-        self.facts = NO_GPU
+        self.has_nvidia = False
         monkeypatch.setattr(environment, "make_venv", self.make_venv)
         monkeypatch.setattr(
             environment, "fill", lambda venv, build, *_: self.installed.append(build)
         )
-        monkeypatch.setattr(environment, "detect", lambda: self.facts)
+        monkeypatch.setattr(environment, "has_nvidia_driver", lambda: self.has_nvidia)
 
     def make_venv(self, venv: Path, base: str, clear: bool) -> None:
         self.cleared.append(clear)
@@ -214,7 +195,7 @@ def test_changed_lock_replaces_environment(
 
 def test_requested_build_and_python_stay(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     assert setup()
-    setup.facts = NVIDIA
+    setup.has_nvidia = True
     assert setup()
     assert setup("cpu")
     assert not setup()
@@ -287,3 +268,74 @@ def test_releases_of_torch_are_those_of_images_with_the_same_lock():
         if "cpu/requirements.lock" in entry.locks
     ]
     assert (min(torch), max(torch)) == (environment.OLDEST, environment.NEWEST)
+
+
+# ---- Add-ons
+
+
+@pytest.fixture
+def vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Replace pip by a function that returns `status`, on a machine that supports vLLM."""
+    state = SimpleNamespace(argv=[], status=0, venv=tmp_path)
+
+    def run(argv: tuple[str, ...], env: object) -> tuple[int, str]:
+        state.argv.append(argv)
+        print("ERROR: from pip")
+        return state.status, "ERROR: from pip\n"
+
+    monkeypatch.setattr(environment.install, "run", run)
+    monkeypatch.setattr(environment, "pip_options", lambda python: {})
+    monkeypatch.setattr(environment.platform, "machine", lambda: "x86_64")
+    return state
+
+
+def make(venv: Path, build: str = "cpu") -> None:
+    """Create the files of an environment made by `make setup`."""
+    environment.venv_python(venv).parent.mkdir()
+    environment.venv_python(venv).touch()
+    (venv / environment.STAMP).write_text(json.dumps({"torch": build}))
+
+
+@pytest.mark.parametrize("name", environment.ADD_ONS)
+def test_install_add_on_once(vllm: SimpleNamespace, name: str) -> None:
+    make(vllm.venv)
+    assert environment.add(vllm.venv, name)
+    assert not environment.add(vllm.venv, name)
+    (argv,) = vllm.argv
+    assert argv[0] == str(vllm.venv / "bin" / "python")
+    assert "--require-hashes" in argv
+    assert f"{name}.lock: " in (vllm.venv / environment.LOG).read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "build", "machine"),
+    [("vllm", "rocm", "x86_64"), ("vllm", "cpu", "aarch64"), ("kernels", "rocm", "x86_64")],
+)
+def test_reject_unsupported_add_on(
+    vllm: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, name: str, build: str, machine: str
+) -> None:
+    make(vllm.venv, build)
+    monkeypatch.setattr(environment.platform, "machine", lambda: machine)
+    with pytest.raises(HostError, match=f"make {name} needs .*make setup TORCH=cpu"):
+        environment.add(vllm.venv, name)
+    assert vllm.argv == []
+
+
+def test_retry_after_failed_install(vllm: SimpleNamespace) -> None:
+    make(vllm.venv)
+    vllm.status = 1
+    with pytest.raises(environment.install.InstallError, match="ERROR: from pip"):
+        environment.add(vllm.venv, "vllm")
+    vllm.status = 0
+    assert environment.add(vllm.venv, "vllm")
+
+
+def test_error_is_one_line(
+    vllm: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(environment, "VENV", vllm.venv)
+    assert environment.main(["--add", "gguf"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    make(vllm.venv)
+    assert (environment.main(["--add", "gguf"]), environment.main(["--add", "gguf"])) == (0, 0)
+    assert capsys.readouterr().out.count("Ready in") == 1

@@ -143,11 +143,11 @@ def test_a_lock_replaces_no_package_of_the_base(venv, tmp_path):
     assert error.value.code == 3
 
 
-def test_reject_our_image_as_base(monkeypatch, tmp_path, capsys):
+def test_reject_our_image_as_base(monkeypatch, tmp_path):
     monkeypatch.setattr(install, "OVERLAY", tmp_path)
     monkeypatch.setattr(install, "HERE", tmp_path)
     (tmp_path / "locks").mkdir()
     (tmp_path / "settings.json").write_text(json.dumps({"HTTPS_PROXY": "http://me:word@p"}))
-    assert install.main([]) == 4
-    assert capsys.readouterr().out.startswith(f"error: the base already has {tmp_path}")
+    with pytest.raises(install.InstallError, match=f"^the base already has {tmp_path}"):
+        install.make_overlay()
     assert not (tmp_path / "settings.json").exists()

@@ -3,89 +3,37 @@
 from __future__ import annotations
 
 import http.server
-import io
 import json
 import os
 import queue
 import sys
 import tarfile
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import docker
 import pytest
 
-from containers import engine, install, packages
-from containers.progress import Progress
-from containers.verify import BuildFailed
+from containers import engine, install, packages, progress
 from launch.core.errors import HostError
 from tests.helpers.build_examples import IMAGE
 
 
-class Engine:
-    """Stand in for an engine: record a container, and run its program here or fail."""
-
-    def __init__(self, code: int) -> None:
-        self.api, self.code, self.shown, self.files, self.commits = self, code, {}, {}, []
-        self.create_host_config = docker.APIClient(version="1.41").create_host_config
-
-    def create_container(self, image: str, **options) -> dict[str, str]:
-        self.shown = options
-        return {"Id": "new"}
-
-    def put_archive(self, container: str, path: str, data: bytes) -> None:
-        with tarfile.open(fileobj=io.BytesIO(data)) as archive:
-            for member in archive:
-                self.files[path + member.name] = archive.extractfile(member).read()
-                assert (member.mode, member.uid, member.mtime) == (0o644, 0, 0)
-
-    def start(self, container: str) -> None: ...
-
-    def logs(self, container: str, **_) -> Iterator[bytes]:
-        yield b"a line\nerror: the last\n"
-
-    def wait(self, container: str) -> dict[str, int]:
-        return {"StatusCode": self.code}
-
-    def commit(self, container: str, **_) -> dict[str, str]:
-        self.commits.append(container)
-        return {"Id": "image"}
-
-    def remove_container(self, container: str, **_) -> None:
-        self.shown["removed"] = True
-
-
-@pytest.mark.parametrize(("code", "raised"), [(0, None), (3, HostError), (4, BuildFailed)])
-def test_container_has_settings_in_files_and_not_in_its_configuration(tmp_path, code, raised):
+def test_settings_reach_the_container_as_files(tmp_path):
     bundle = tmp_path / "company.pem"
     bundle.write_text("certificate")
-    settings = {
-        "PIP_CERT": str(bundle),
-        "PIP_CLIENT_CERT": "/absent",
-        "PIP_FIND_LINKS": str(tmp_path),
-        "HTTPS_PROXY": "http://me:sentinel@proxy.example.com",
-    }
-    client = Engine(code)
-    with Progress().phase("install") as phase:
-        if raised:
-            with pytest.raises(raised, match="the last"):
-                packages.install(client, IMAGE, "base", settings, phase)
-        else:
-            assert packages.install(client, IMAGE, "base", settings, phase) == "image"
-    assert (len(client.commits), client.shown.pop("removed")) == (not raised, True)
-    files = {Path(name).name: data for name, data in client.files.items()}
-    inside = json.loads(files["settings.json"])
-    assert inside["HTTPS_PROXY"] == settings["HTTPS_PROXY"]
-    assert inside["PIP_CLIENT_CERT"] == "/absent"
-    assert client.files[inside["PIP_CERT"]] == b"certificate"
-    locks = [name for name in files if name.endswith(".lock")]
+    settings = {"PIP_CERT": str(bundle), "PIP_CLIENT_CERT": "/absent", "HTTPS_PROXY": "http://p"}
+    files = packages.files_for(IMAGE, settings)
+    with tarfile.open(fileobj=packages.tar(files)) as archive:
+        assert {(m.mode, m.uid, m.mtime) for m in archive} == {(0o644, 0, 0)}
+        assert archive.getnames() == list(files)
+    names = {Path(name).name: data for name, data in files.items()}
+    inside = json.loads(names["settings.json"])
+    assert (inside["HTTPS_PROXY"], inside["PIP_CLIENT_CERT"]) == ("http://p", "/absent")
+    assert files[inside["PIP_CERT"].lstrip("/")] == b"certificate"
+    locks = [name for name in names if name.endswith(".lock")]
     assert locks == ["0-tools.lock", "1-requirements.lock"]
-    assert {"install.py", "probe.py"} < files.keys()
-    assert "sentinel" not in json.dumps(client.shown)
-    cache, folder = client.shown["host_config"]["Mounts"]
-    assert (cache["Target"], cache["Type"]) == (inside["PIP_CACHE_DIR"], "volume")
-    assert (folder["Source"], folder["ReadOnly"]) == (str(tmp_path), True)
+    assert {"install.py", "probe.py"} < names.keys()
 
 
 # ---- Causes of a failure
@@ -166,9 +114,8 @@ def test_remedy_of_a_failed_pull(explanation, named, monkeypatch):
 
 def test_a_log_shows_the_activity_at_intervals(monkeypatch):
     said = queue.Queue()
-    progress = Progress()
-    monkeypatch.setattr("containers.progress.QUIET_S", 0.001)
-    monkeypatch.setattr(progress, "say", said.put)
+    monkeypatch.setattr(progress, "QUIET_S", 0.001)
+    monkeypatch.setattr(progress.Console, "print", lambda _, text, **options: said.put(text))
     with progress.phase("build") as phase:
         assert "started" in said.get(timeout=60)
         phase.say("Step 2/9")

@@ -10,7 +10,7 @@ from containers import pip_settings
 
 LISTED = """:env:.default-timeout='180'
 :env:.find-links='/env/wheels'
-download.no-index='false'
+download.no-index='true'
 global.cert='/no/such.pem'
 global.extra-index-url='https://a.example.com/simple\\nhttps://b.example.com/simple'
 global.find-links='/global/wheels'
@@ -23,12 +23,11 @@ wheel.find-links='/wheel'
 
 def test_pip_settings_from_files_and_variables():
     assert pip_settings.for_container(
-        LISTED, {"https_proxy": "http://proxy", "NO_PROXY": "localhost"}
+        pip_settings.parse(LISTED), {"https_proxy": "http://proxy", "NO_PROXY": "localhost"}
     ) == {
         "PIP_INDEX_URL": "https://me:password@pypi.example.com/simple",
         "PIP_EXTRA_INDEX_URL": "https://a.example.com/simple https://b.example.com/simple",
         "PIP_FIND_LINKS": "/env/wheels",
-        "PIP_NO_INDEX": "false",
         "PIP_CERT": "/no/such.pem",
         "PIP_TIMEOUT": "180",
         "HTTPS_PROXY": "http://proxy",
@@ -38,17 +37,17 @@ def test_pip_settings_from_files_and_variables():
 
 @pytest.mark.parametrize("variable", pip_settings.BUNDLES)
 def test_certificates_from_environment_or_system(variable, monkeypatch):
-    assert pip_settings.for_container("", {variable: "/company.pem"}) == {
+    assert pip_settings.for_container({}, {variable: "/company.pem"}) == {
         "PIP_CERT": "/company.pem"
     }
     monkeypatch.setattr(
         pip_settings.ssl, "get_default_verify_paths", lambda: SimpleNamespace(cafile="/system.pem")
     )
-    assert pip_settings.for_container("", {}) == {"PIP_CERT": "/system.pem"}
+    assert pip_settings.for_container({}, {}) == {"PIP_CERT": "/system.pem"}
     monkeypatch.setattr(
         pip_settings.ssl, "get_default_verify_paths", lambda: SimpleNamespace(cafile=None)
     )
-    assert pip_settings.for_container("", {}) == {}
+    assert pip_settings.for_container({}, {}) == {}
 
 
 def test_mount_local_folders_and_index_with_its_files(tmp_path):
@@ -63,9 +62,9 @@ def test_mount_local_folders_and_index_with_its_files(tmp_path):
         "PIP_EXTRA_INDEX_URL": f"file://{tmp_path}/mirror/simple https://pypi.example.com/simple",
     }
     assert pip_settings.local_folders(settings) == [
-        tmp_path / "mirror",
-        tmp_path / "page",
-        tmp_path / "wheels",
+        str(tmp_path / "mirror"),
+        str(tmp_path / "page"),
+        str(tmp_path / "wheels"),
     ]
     assert pip_settings.local_folders({"PIP_INDEX_URL": "file:///", "PIP_FIND_LINKS": "/"}) == []
 
@@ -77,10 +76,10 @@ global.find-links='/wheels /more'
 global.index-url='https://user:word=1@mirror/simple'
 install.no-compile='true'
 """
-    assert pip_settings.uv_settings(listed) == {
+    assert pip_settings.uv_settings(pip_settings.parse(listed)) == {
         "UV_DEFAULT_INDEX": "https://user:word=1@mirror/simple",
         "UV_INDEX": "https://one/simple https://two/simple",
         "UV_FIND_LINKS": "/wheels,/more",
         "SSL_CERT_FILE": "/etc/company.pem",
     }
-    assert pip_settings.uv_settings("") == {}
+    assert pip_settings.uv_settings({}) == {}

@@ -1,4 +1,4 @@
-"""Test verify.py, probe.py and the digest that push.py writes into the lock."""
+"""Test verify.py and probe.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from containers import push, verify
+from containers import verify
 from containers.verify import BuildFailed
 from tests.helpers.build_examples import FOUND, IMAGE, OPEN
 
@@ -97,26 +97,3 @@ def test_probe_prints_one_line():
     probed = json.loads(line)
     assert set(FOUND) | {"cuda", "transformers", "packages"} == set(probed)
     assert probed["python"] == ".".join(map(str, sys.version_info[:3]))
-
-
-# ---- The digest in the lock
-
-LOCK = """# Reasons.
-images:
-
-  # About the first.
-  first:
-    base: a:1   # why
-    pushed: unbuilt   # nobody has
-  first_and_more:
-    base: "pushed: no"
-    pushed: unbuilt
-"""
-
-
-def test_write_pushed_changes_one_value(tmp_path):
-    lock = tmp_path / "images.lock.yaml"
-    lock.write_text(LOCK)
-    assert push.write_pushed(lock, "first_and_more", "x/first@d")
-    assert not push.write_pushed(lock, "first_and_more", "x/first@d")
-    assert lock.read_text() == "x/first@d".join(LOCK.rsplit("unbuilt", 1))

@@ -300,7 +300,7 @@ def nothing_is_left(engine) -> Iterator[None]:
 
 def build_containers(engine) -> set[str]:
     """Return the ids of builds' containers in any state."""
-    containers = engine.api.containers(all=True, filters={"label": f"{engines.ROLE}=build"})
+    containers = engine.api.containers(all=True, filters={"label": engines.BUILDER})
     return {container["Id"] for container in containers}
 
 

@@ -9,11 +9,14 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import re
 import signal
+import socket
 import subprocess
 import tarfile
 import time
+from pathlib import Path
 
 import docker
 import pytest
@@ -160,8 +163,8 @@ def test_check(tiny, fake_rocm, engine):
 # ---- Interruptions and leftovers
 
 
-def test_interrupted_build_leaves_nothing(engine, base, tmp_path):
-    lock = lock_of(tmp_path, base)
+def interrupted(engine, lock: Path, number: signal.Signals) -> tuple[int, str]:
+    """Send a signal to a build that has a container; return its exit code and errors."""
     process = subprocess.Popen(
         [*BUILD, "image=tiny", f"lock={lock}"],
         stdout=subprocess.PIPE,
@@ -172,31 +175,49 @@ def test_interrupted_build_leaves_nothing(engine, base, tmp_path):
     while build_containers(engine) <= before:
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
     _, error = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 75
+    return process.returncode, error
+
+
+def test_interrupted_build_leaves_nothing(engine, base, tmp_path):
+    lock = lock_of(tmp_path, base)
+    code, error = interrupted(engine, lock, signal.SIGTERM)
+    assert code == 75
     assert error.startswith("\ninterrupted; run the same command again")
     assert engines.find(engine, images.load.__wrapped__(lock)["tiny"].local_reference) is None
 
 
-def test_remove_unnamed_image_unless_in_use(engine, base):
-    image = make_image(engine, base, "1234")
-    container = engine.containers.create(image, ["true"])
-    engines.remove_unnamed(engine, image)
-    assert engines.find(engine, image) is not None
+def test_next_build_removes_what_a_killed_build_left(engine, base, tiny, tmp_path):
+    before = build_containers(engine)
+    interrupted(engine, lock_of(tmp_path, base), signal.SIGKILL)
+    (left,) = build_containers(engine) - before
+    unnamed = engine.containers.get(left).commit(changes=[f"LABEL {LABEL}.image=tiny"]).id
+    assert tiny().returncode == 0
+    assert build_containers(engine) == before
+    assert engines.find(engine, unnamed) is None
+
+
+def test_sweep_keeps_images_that_are_named_in_use_or_of_others(engine, base):
+    me, other = (f"{socket.gethostname()}/{pid}" for pid in (os.getpid(), os.getppid()))
+    named, used, others = made = [
+        make_image(engine, base, number, builder) for number, builder in enumerate((me, me, other))
+    ]
+    engine.images.get(named).tag("rocm-recipes-test/named", "1")
+    # A user's container has the labels of its image, which are empty for a finished one.
+    container = engine.containers.create(used, ["true"], labels={engines.BUILDER: ""})
+    engines.sweep(engine)
+    assert all(engines.find(engine, image) for image in made)
     container.remove()
-    named = engine.images.get(base)
-    engines.remove_unnamed(engine, named.id)  # it has a name
-    engines.remove_unnamed(engine, image)
-    engines.remove_unnamed(engine, image)  # already gone
-    assert engines.find(engine, base).id == named.id
-    assert engines.find(engine, image) is None
+    engine.images.remove("rocm-recipes-test/named:1", noprune=True)
+    engines.sweep(engine, replaced=others)
+    assert not any(engines.find(engine, image) for image in made)
 
 
-def make_image(engine, base: str, build_id: str, tag: str | None = None) -> str:
-    """Make an image with the label of a build, unnamed unless `tag` is given."""
-    dockerfile = io.BytesIO(f"FROM {base}\nLABEL {LABEL}.image={build_id} made={tag}\n".encode())
-    return engine.images.build(fileobj=dockerfile, tag=tag, rm=True)[0].id
+def make_image(engine, base: str, number: int, builder: str) -> str:
+    """Make an unnamed image with the labels of a build."""
+    lines = f"FROM {base}\nLABEL {LABEL}.image=tiny number={number} {engines.BUILDER}={builder}\n"
+    return engine.images.build(fileobj=io.BytesIO(lines.encode()), rm=True)[0].id
 
 
 # ---- Failures

@@ -326,7 +326,7 @@ def test_a_program_that_the_image_lacks_ends_the_run_before_it_starts(fake):
     plan = make_plan(config, host_with(8), RUN)
     routes = {
         ("POST", "/containers/create.*"): (201, {"Id": "tools", "Warnings": []}),
-        ("GET", "/containers/tools/json"): (200, {"Config": {"Tty": False}}),
+        ("GET", "/containers/tools/json"): (200, {"Id": "tools", "Config": {"Tty": False}}),
         ("POST", "/containers/tools/wait.*"): (200, {"StatusCode": 0}),
         ("POST", "/containers/tools/start"): (204, b""),
         ("DELETE", "/containers/tools.*"): (204, b""),
