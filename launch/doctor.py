@@ -65,7 +65,8 @@ class Options:
 
 def parse(arguments: list[str]) -> Options:
     """Return the checked options. Raises UserError."""
-    defaults = {f.name: f.default for f in dataclasses.fields(Options) if f.name != "overrides"}
+    defaults = dataclasses.asdict(Options())
+    del defaults["overrides"]
     groups = {"experiment", *(field.name for field in dataclasses.fields(Config))}
     overrides = tuple(
         argument

@@ -89,11 +89,10 @@ def show(
     words = [Text(f"{counts[s]} {s.value}", STYLE[s]) for s in STYLE if counts[s]]
     console.print(Text(", ").join(words))
     has_failed, has_gpus = counts[Status.fail], bool(host.gpus)
-    repeated = shlex.join(["python", "launch/doctor.py", *arguments])
-    step = f"fix what failed, then repeat {repeated}"
+    step = f"fix what failed, then repeat {shlex.join(['python', 'launch/doctor.py', *arguments])}"
     if not has_failed:
-        group = [f"hardware={hardware.name}"] if arguments and hardware else []
-        command = shlex.join(["python", "launch/run.py", *group, *overrides, "mode=plan"])
+        chosen = [f"hardware={hardware.name}"] if arguments and hardware else []
+        command = shlex.join(["python", "launch/run.py", *chosen, *overrides, "mode=plan"])
         step = f"{command}    (changes nothing; shows time and memory)"
         if not (has_gpus or overrides):
             step = "python launch/run.py    (trains a tiny model on the CPU)"
