@@ -83,7 +83,7 @@ def model_identity(config: DictConfig) -> Any:
         return {
             **OmegaConf.to_container(model),
             "seed": config.seed,
-            "texts": json_sha256(texts(load(config.data, "sft").rows)),
+            "texts": json_sha256(texts(load(config.data, config.method.rows).rows)),
         }
     if directory is not None:
         beat = Path(config.run_dir) / HEARTBEAT

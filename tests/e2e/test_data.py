@@ -124,3 +124,24 @@ def test_an_adaptive_curriculum_of_grpo_resumes_exactly(tmp_path):
     shutil.rmtree(tmp_path / "checkpoints/checkpoint-6")
     assert run(tmp_path, "grpo", *overrides)[0] == 0
     assert {key: [row.get(key) for row in metrics(tmp_path)] for key in first} == first
+
+
+def test_random_weights_answer_questions_without_completions(tmp_path):
+    """Their tokenizer is trained on the questions."""
+    rows = [{"question": f"{n} + {n}?", "answer": str(2 * n)} for n in range(8)]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    code, result = run(
+        tmp_path / "run",
+        "evaluate",
+        "hardware=cpu",
+        "data=jsonl",
+        "data.num_train=null",
+        "data.num_heldout=0",
+        f"data.path={tmp_path}/a.jsonl",
+        "data.columns.prompt=question",
+        "data.heldout_fraction=0.5",
+        "model.init=random",
+        "method.args.max_new_tokens=2",
+    )
+    assert code == 0, result
+    assert 0 < result["num_samples"] < len(rows)
