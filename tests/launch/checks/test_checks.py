@@ -276,6 +276,8 @@ BROKEN = [
            "docker 28.2, rootless", "setfacl"),
     Broken("docker_disk", MI50, space(20.0), WARN, "20 GB free for /var/lib/docker",
            "docker system df"),
+    Broken("docker_disk", MI50, space(72.0), WARN, "72 GB free for /var/lib/docker",
+           "docker system df"),
     Broken("clock", MI50, lambda m: setattr(m, "clock_synchronized", False), WARN,
            "not synchronized", "set-ntp true"),
     Broken("integrated_gpu", CARD, lambda m: m.set_environ(PATH="/bin"), WARN,

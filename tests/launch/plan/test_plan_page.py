@@ -15,6 +15,7 @@ from socketserver import UnixStreamServer
 import pytest
 
 from launch.estimate.batch_counts import batch
+from launch.machine import container_engine
 from launch.plan import local_copies, plan_page, predictions
 from launch.plan.container import image_reference
 from launch.plan.planning import make_plan
@@ -212,7 +213,7 @@ def test_whether_the_image_is_built(engine, tmp_path):
     asked, absent = (host_with(8, DOCKER_HOST=at) for at in (address, f"{address}.absent"))
     assert "not built yet; base 11.3 GB to download" in local_copies.image(config, asked)
     assert local_copies.build_command(config, asked) == "python containers/build.py image=rocm"
-    local_copies._image_gb.cache_clear()
+    container_engine.image_gb.cache_clear()
     engine.image = image_reference(config)
     assert local_copies.image(config, asked).endswith("on this machine, 23.4 GB")
     assert local_copies.build_command(config, asked) is None
