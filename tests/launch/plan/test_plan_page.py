@@ -48,6 +48,22 @@ def test_durations(seconds, text):
     assert predictions.duration(seconds) == text
 
 
+@pytest.mark.parametrize(("overrides", "epochs"), [
+    ("data.num_train=40 method.args.max_steps=10", " (1 epoch)"),  # of 4 rows each
+    ("data.num_train=40 method.args.max_steps=-1 method.args.num_train_epochs=3", " (3 epochs)"),
+    ("data=ultrachat method.args.max_steps=10", ""),  # the number of rows is unknown
+])  # fmt: skip
+def test_epochs_of_a_plan(overrides, epochs):
+    words = ["hardware=mi300x", "topology=single", "model=qwen3_0_6b", "speed=off"]
+    size = [
+        "method.args.per_device_train_batch_size=4",
+        "method.args.gradient_accumulation_steps=1",
+    ]
+    config = composed(*words, *size, *overrides.split())
+    time = predictions.run_time(make_plan(config, host_with(8), Path("/runs/x/1")))
+    assert f" steps{epochs} x " in time, time
+
+
 @pytest.mark.parametrize("overrides", [  # docs/start shows more
     ["hardware=mi350x", "method=grpo", "model=qwen3_4b"],
     ["experiment=quickstart", "hardware=cpu"],
