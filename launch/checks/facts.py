@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from containers import images
 from launch.checks.measured import Outcome
 from launch.config.identity import has_phases
 from launch.estimate.rank_memory import run_bytes
@@ -47,6 +48,7 @@ class Probe:
     may_open: Callable[[str], bool]  # whether an access list lets the caller open a node
     clock_synchronized: Callable[[], bool | None]
     engine: Callable[[Mapping[str, str]], Engine | None]  # the container engine of an environment
+    image_gb: Callable[[str, Mapping[str, str]], float | None]  # as container_engine.image_gb
     packages: Callable[[], Packages] | None = None  # of the Python that runs use without an image
 
 
@@ -59,6 +61,7 @@ class Facts:
     run_root: str
     run_gb: float  # that a run writes to run_root
     probe: Probe
+    image: images.Image | None = None  # that the run, or the group's runs, start in docker
     # Indices of the GPUs that a run uses; None for every GPU that the caller may use.
     only: frozenset[int] | None = None
     active: Outcome | None = None  # of the active tests, if the user requested them
@@ -163,7 +166,11 @@ def gather(
     if run and not has_phases(run):
         run_gb = RUN_MIN_GB + run_bytes(run) / 1e9
     probe = RUNNING if root == Path("/") else COPIED
-    return Facts(root, host, hardware, run_root, run_gb, probe, only)
+    name = hardware.container if hardware else "none"
+    if run:
+        name = run.container.name if run.runtime.on_node == "docker" else "none"
+    image = images.load().get(name)
+    return Facts(root, host, hardware, run_root, run_gb, probe, image, only)
 
 
 def host_of(sysroot: str) -> Host:
@@ -211,6 +218,15 @@ RUNNING = Probe(
     lambda node: os.access(node, os.R_OK | os.W_OK),
     _clock_synchronized,
     container_engine.engine,
+    lambda reference, environ: container_engine.image_gb(
+        reference, container_engine.address(environ)
+    ),
     packages,
 )
-COPIED = Probe(lambda path: None, lambda node: False, lambda: None, lambda environ: None)
+COPIED = Probe(
+    lambda path: None,
+    lambda node: False,
+    lambda: None,
+    lambda environ: None,
+    lambda reference, environ: None,
+)

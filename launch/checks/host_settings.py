@@ -6,6 +6,7 @@ import json
 import math
 import re
 
+from containers import images
 from launch.checks.facts import RUN_MIN_GB, Facts
 from launch.checks.finding import Finding, fail, judge, passed, warn
 from launch.machine.container_engine import groups_remedy
@@ -17,6 +18,8 @@ SHM_BREAKS_GB = 0.1  # docker's default, 64 MB, is too little for RCCL's buffers
 OPEN_FILES = 65535  # vLLM raises its soft limit to this
 # rocm/vllm of 10.8 GB compressed takes 50.4 GB on disk (containers/images.lock.yaml).
 DOCKER_GB = 60.0
+UNKNOWN_GB = 100.0  # our choice, for an image whose size is not published
+DOCKER_SOURCE = "containers/images.lock.yaml: an image takes up to 50.4 GB"
 DOCKER_ROOT = "var/lib/docker"
 
 
@@ -104,7 +107,13 @@ def docker_disk(facts: Facts) -> Finding | None:
         'docker system df, then docker image prune; or set "data-root" in /etc/docker/daemon.json '
         "to a folder on another disk"
     )
-    return _disk(facts, f"/{folder}", DOCKER_GB, remedy)
+    needed_gb = DOCKER_GB
+    if (image := facts.image) and image.download_gb == images.UNKNOWN:
+        has_image = facts.probe.image_gb(image.reference, facts.host.environ)
+        needed_gb = DOCKER_GB if has_image else UNKNOWN_GB
+    finding = _disk(facts, f"/{folder}", needed_gb, remedy)
+    reason = "" if needed_gb == DOCKER_GB else "; the size of this one is not published"
+    return finding.expecting(f"{needed_gb:g} GB free", f"{DOCKER_SOURCE}{reason}")
 
 
 def _disk(facts: Facts, folder: str, needed_gb: float, remedy: str, min_gb: float = 0.0) -> Finding:

@@ -35,8 +35,9 @@ def source(composed: DictConfig) -> dict[str, Any]:
 
 
 def _composition(model: Path) -> dict[str, Any]:
-    """Return the composition of the run of a model directory. An export has its source's."""
-    record = read_json(model.parent / "record.json") or {}
+    """Return the composition of the run of a model or checkpoint. An export has its source's."""
+    records = (read_json(folder / "record.json") for folder in model.parents[:2])
+    record = next(filter(None, records), {})
     recorded: dict[str, Any] = record.get("composition") or {}
     source = (recorded.get("model") or {}).get("path")
     is_export = (recorded.get("method") or {}).get("kind") == "exporter"

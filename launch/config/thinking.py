@@ -1,4 +1,4 @@
-"""Turn a model's thinking off where answers are short: in GRPO, sampling and evaluation."""
+"""Turn a model's thinking off: in GRPO, sampling and evaluation, and in chats with their models."""
 
 from __future__ import annotations
 
@@ -20,13 +20,17 @@ LIMITS = ("max_completion_length", "max_new_tokens")
 def follow_template(config: Config, run: dict[str, Any]) -> None:
     """Set method.args.chat_template_kwargs unless the user did.
 
-    An evaluation has the value of `run`, which trained the model. Others have no thinking.
+    An evaluation and a chat have the value of `run`, which trained the model. Others have no
+    thinking, and a chat with a model that no run trained has the template's default.
     """
-    method = config.method
-    if ARGS in method.args or not (method.generates or method.kind == "evaluator"):
+    method, trainer = config.method, run.get("method") or {}
+    follows = method.kind in ("evaluator", "chat")
+    if ARGS in method.args or not (method.generates or follows):
         return
-    recorded = ((run.get("method") or {}).get("args") or {}).get(ARGS)
-    if recorded and method.kind == "evaluator":
+    if method.kind == "chat" and trainer.get("kind") != "trainer":
+        return
+    recorded = (trainer.get("args") or {}).get(ARGS)
+    if recorded and follows:
         method.args[ARGS] = dict(recorded)
         follow_run.add(config, f"method.args.{ARGS}", method.args[ARGS])
     elif _has_switch(config):

@@ -1,9 +1,12 @@
 """Ask a container engine over its socket, without docker's SDK, so that plans stay quick."""
 
+import functools
 import http.client
+import json
 import re
 import socket
 import struct
+import urllib.parse
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -53,6 +56,16 @@ class Engine:
 
     def __str__(self) -> str:
         return f"{self.name} {self.version}" + ", rootless" * self.rootless
+
+
+@functools.cache  # a pipeline asks for each phase
+def image_gb(reference: str, address: str) -> float | None:
+    """Return an image's size, 0 if the engine does not have it, and None if no engine answers."""
+    answer = ask(address, f"/images/{urllib.parse.quote(reference, safe='/:@')}/json")
+    with suppress(ValueError):
+        if answer and answer.status in (200, 404):
+            return float(json.loads(answer.content).get("Size", 0)) / 1e9
+    return None
 
 
 def address(environ: Mapping[str, str]) -> str:

@@ -4,10 +4,8 @@ This needs neither a network nor docker's SDK, so plans stay quick. A run pulls 
 missing.
 """
 
-import functools
 import json
 import os
-import urllib.parse
 from contextlib import suppress
 from pathlib import Path
 
@@ -46,7 +44,7 @@ def image(config: Config, host: Host) -> str | None:
     if config.runtime.on_node != "docker":
         return None
     reference, own = image_reference(config), _local_image(config)
-    gb = _image_gb(reference, container_engine.address(host.environ))
+    gb = container_engine.image_gb(reference, container_engine.address(host.environ))
     if gb:
         return f"{reference}: on this machine, {gb:.3g} GB"
     state = "not built yet" if own else "not on this machine; the run pulls it"
@@ -60,8 +58,8 @@ def image(config: Config, host: Host) -> str | None:
 
 def build_command(config: Config, host: Host) -> str | None:
     """Return the command that builds the run's image; None if it is here or is not built here."""
-    own = _local_image(config)
-    if own and not _image_gb(own.reference, container_engine.address(host.environ)):
+    own, address = _local_image(config), container_engine.address(host.environ)
+    if own and not container_engine.image_gb(own.reference, address):
         return f"python containers/build.py image={own.name}"
     return None
 
@@ -71,17 +69,6 @@ def _local_image(config: Config) -> images.Image | None:
     own = images.load().get(config.container.name)
     is_local = own is not None and own.reference == own.local_reference
     return own if is_local and config.runtime.on_node == "docker" else None
-
-
-@functools.cache  # a pipeline asks for each phase
-def _image_gb(reference: str, address: str) -> float | None:
-    """Return an image's size, 0 if the engine does not have it, and None if no engine answers."""
-    path = f"/images/{urllib.parse.quote(reference, safe='/:@')}/json"
-    answer = container_engine.ask(address, path)
-    with suppress(ValueError):
-        if answer and answer.status in (200, 404):
-            return float(json.loads(answer.content).get("Size", 0)) / 1e9
-    return None
 
 
 def weights(config: Config, host: Host) -> str | None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from launch.core.json_files import read_json
-from launch.estimate import batch_counts, margin, rank_memory
+from launch.estimate import batch_counts, margin, rank_memory, run_length
 from launch.estimate.memory import HOST
 from launch.machine import placement
 from launch.schema import Choice, Config
@@ -30,7 +30,7 @@ def facts(plan: Plan) -> Facts:
     if not is_without_rows(config):
         facts.append(("time", run_time(plan) + _why(plan)))
         if speed.tokens_per_second and config.hardware.vendor != Vendor.none:
-            facts.append(("accuracy", _accuracy(plan)))
+            facts.append(("evidence", _evidence(plan)))
     facts += repeated("saves", _saves(plan))
     if speed.tokens_per_second:
         facts.append(("speed", _rate(plan)))
@@ -66,7 +66,20 @@ def run_time(plan: Plan) -> str:
         pass_s = f" x {approximate(speed.pass_s)} s" if speed.pass_s else ", not counted"
         step_s += f" + {speed.passes} held-out passes{pass_s}"
     cost = f", cost {approximate(speed.cost)}" if speed.cost is not None else ""
-    return f"{at_most}{speed.steps:,} {units} x {step_s} = {total}{cost}"
+    return f"{at_most}{speed.steps:,} {units}{_epochs(plan)} x {step_s} = {total}{cost}"
+
+
+def _epochs(plan: Plan) -> str:
+    """Return how often the steps of training pass over the rows; '' if their number is unknown."""
+    size = batch_counts.batch(plan.config)
+    steps = run_length.epoch_steps(plan.config, size, plan.data)
+    if not (steps and plan.speed.steps and plan.config.method.trains):
+        return ""
+    max_steps = value_or_none(plan.config, "max_steps")
+    epochs = plan.speed.steps / steps
+    if not max_steps or int(max_steps) < 1:
+        epochs = float(value_or_none(plan.config, "num_train_epochs"))
+    return f" ({epochs:.2g} epoch{'s' * (epochs != 1)})"
 
 
 def _why(plan: Plan) -> str:
@@ -79,7 +92,7 @@ def _why(plan: Plan) -> str:
     if size.completion or plan.config.method.kind == "evaluator":
         without = "; without lm_eval_tasks" * bool(value_or_none(plan.config, "lm_eval_tasks"))
         return f" (if every answer is as long as allowed{without})"
-    preparing = "; data.preview=1 measures them" if plan.data_cache else ""
+    preparing = "; data.preview=1 counts them" if plan.data_cache else ""
     return f" (if every row has {size.sequence} tokens{preparing})"
 
 
@@ -115,7 +128,7 @@ def _rate(plan: Plan) -> str:
     return text
 
 
-def _accuracy(plan: Plan) -> str:
+def _evidence(plan: Plan) -> str:
     """Return how long runs of this GPU took in predicted times, and so how long to expect."""
     took = (read_json(PLAN_ERRORS) or {}).get(plan.config.hardware.name)
     if took is None:
@@ -129,8 +142,7 @@ def _accuracy(plan: Plan) -> str:
         )
     hours = plan.speed.run_hours
     if hours and factor >= SLOWER:
-        bound = "up to" if plan.speed.is_upper_bound else "about"
-        text += f"; expect {bound} {duration(3600 * factor * hours)}"
+        text += f"; perhaps {duration(3600 * factor * hours)}"
     return text
 
 

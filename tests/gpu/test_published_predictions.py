@@ -38,4 +38,4 @@ def test_the_plan_shows_the_errors_of_today(launch):
         assert shown[gpu] == pytest.approx(errors, abs=0.011), "run tests/gpu/published.py"
     for gpu, words in (("mi50", f"{shown['mi50']['most']:.2g} times"), ("mi300x", "not compared")):
         lines = launch(f"hardware={gpu}", "mode=plan").out.splitlines()
-        assert words in next(line for line in lines if line.startswith("  accuracy"))
+        assert words in next(line for line in lines if line.startswith("  evidence"))

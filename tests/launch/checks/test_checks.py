@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.checks import access, check_table, kernel_log
+from launch.checks import access, check_table, host_settings, kernel_log
 from launch.checks.facts import Space
 from launch.checks.finding import Status
 from launch.machine.container_engine import Engine
@@ -276,6 +276,8 @@ BROKEN = [
            "docker 28.2, rootless", "setfacl"),
     Broken("docker_disk", MI50, space(20.0), WARN, "20 GB free for /var/lib/docker",
            "docker system df"),
+    Broken("docker_disk", MI50, space(72.0), WARN, "72 GB free for /var/lib/docker",
+           "docker system df"),
     Broken("clock", MI50, lambda m: setattr(m, "clock_synchronized", False), WARN,
            "not synchronized", "set-ntp true"),
     Broken("integrated_gpu", CARD, lambda m: m.set_environ(PATH="/bin"), WARN,
@@ -426,3 +428,18 @@ def test_odd_or_missing_files_are_unknown(tmp_path, content):
             assert all(f.cure for f in results if f.status != Status.passed), name
         for file, text in files.items():
             file.write_bytes(text)
+
+
+@pytest.mark.parametrize(("build", "image_gb", "passes"), [
+    (MI50, None, False),  # no engine answers
+    (MI50, 0.0, False),
+    (MI50, 30.0, True),
+    (MI300X, None, True),  # its image's size is published
+])  # fmt: skip
+def test_an_image_of_unknown_size_needs_more_room(tmp_path, build, image_gb, passes):
+    machine = build(tmp_path)
+    machine.space = Space(72.0, 1000.0)
+    facts = machine.facts()
+    probe = dataclasses.replace(facts.probe, image_gb=lambda reference, environ: image_gb)
+    finding = host_settings.docker_disk(dataclasses.replace(facts, probe=probe))
+    assert (finding.status is Status.passed) == passes

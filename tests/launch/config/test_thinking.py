@@ -39,12 +39,18 @@ def test_a_directory_follows_its_template(tmp_path, template, thinks, method):
     assert thinking.of(compose(overrides)) is thinks
 
 
-def test_an_evaluation_has_the_value_of_its_run(tmp_path):
-    (tmp_path / "model").mkdir()
+@pytest.mark.parametrize("inner", ["model", "checkpoints/checkpoint-2"])
+def test_evaluations_and_chats_have_the_value_of_their_run(tmp_path, inner):
+    (tmp_path / inner).mkdir(parents=True)
     method = {"kind": "trainer", "args": {"chat_template_kwargs": {"enable_thinking": True}}}
     record = {"composition": {"method": method}}
     (tmp_path / "record.json").write_text(json.dumps(record))
-    overrides = ["hardware=mi300x", "model=qwen3_8b", f"model.path={tmp_path}/model"]
+    overrides = ["hardware=mi300x", "model=qwen3_8b", f"model.path={tmp_path}/{inner}"]
     for more, thinks in (([], True), (["data=gsm8k"], True), ([f"{SWITCH}=false"], False)):
         assert thinking.of(compose([*overrides, "method=evaluate", *more])) is thinks
     assert thinking.of(compose([*overrides, "method=grpo"])) is False
+    assert thinking.of(compose([*overrides, "method=chat"])) is True
+    del method["args"]["chat_template_kwargs"]
+    (tmp_path / "record.json").write_text(json.dumps(record))
+    assert thinking.of(compose([*overrides, "method=chat"])) is False
+    assert thinking.of(compose([*overrides, "method=chat", f"{SWITCH}=true"])) is True

@@ -15,6 +15,7 @@ from socketserver import UnixStreamServer
 import pytest
 
 from launch.estimate.batch_counts import batch
+from launch.machine import container_engine
 from launch.plan import local_copies, plan_page, predictions
 from launch.plan.container import image_reference
 from launch.plan.planning import make_plan
@@ -45,6 +46,22 @@ def test_sizes_have_no_exponent(gb, digits, text):
 ])  # fmt: skip
 def test_durations(seconds, text):
     assert predictions.duration(seconds) == text
+
+
+@pytest.mark.parametrize(("overrides", "epochs"), [
+    ("data.num_train=40 method.args.max_steps=10", " (1 epoch)"),  # of 4 rows each
+    ("data.num_train=40 method.args.max_steps=-1 method.args.num_train_epochs=3", " (3 epochs)"),
+    ("data=ultrachat method.args.max_steps=10", ""),  # the number of rows is unknown
+])  # fmt: skip
+def test_epochs_of_a_plan(overrides, epochs):
+    words = ["hardware=mi300x", "topology=single", "model=qwen3_0_6b", "speed=off"]
+    size = [
+        "method.args.per_device_train_batch_size=4",
+        "method.args.gradient_accumulation_steps=1",
+    ]
+    config = composed(*words, *size, *overrides.split())
+    time = predictions.run_time(make_plan(config, host_with(8), Path("/runs/x/1")))
+    assert f" steps{epochs} x " in time, time
 
 
 @pytest.mark.parametrize("overrides", [  # docs/start shows more
@@ -212,7 +229,7 @@ def test_whether_the_image_is_built(engine, tmp_path):
     asked, absent = (host_with(8, DOCKER_HOST=at) for at in (address, f"{address}.absent"))
     assert "not built yet; base 11.3 GB to download" in local_copies.image(config, asked)
     assert local_copies.build_command(config, asked) == "python containers/build.py image=rocm"
-    local_copies._image_gb.cache_clear()
+    container_engine.image_gb.cache_clear()
     engine.image = image_reference(config)
     assert local_copies.image(config, asked).endswith("on this machine, 23.4 GB")
     assert local_copies.build_command(config, asked) is None
