@@ -206,16 +206,20 @@ def figures(lines: list[dict[str, Any]], generates: bool = False) -> Result:
     """Return the speed of the steps after the warm-up, and other figures of a side.
 
     A step's time is that between two lines, so it includes all work of the run. Tokens do not count
-    padding. If steps differ in size or generate, tokens_per_second is total tokens over total time,
-    because long and short steps may alternate; otherwise it uses the median time.
+    padding. If steps differ in size or generate, tokens_per_second is total tokens over total time;
+    otherwise it uses the median time. Generating steps may alternate between long and short, so an
+    even number of them counts.
     """
     timed = list(itertools.pairwise(lines[WARM_UP - 1 :]))
+    if generates:
+        timed = timed[len(timed) % 2 :]
     seconds = [after["time_s"] - before["time_s"] for before, after in timed]
     tokens = [after["num_tokens"] - before["num_tokens"] for before, after in timed]
     same = len(set(tokens)) == 1 and not generates
     median = statistics.median(seconds)
     shares = {
-        key: [line[key] for line in lines[WARM_UP:] if line.get(key) is not None] for key in SHARES
+        key: [line[key] for line in lines[-len(timed) :] if line.get(key) is not None]
+        for key in SHARES
     }
     return {
         # Means, because they add up to a step.

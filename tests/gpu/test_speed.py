@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import statistics
 import threading
@@ -86,6 +87,27 @@ def test_speed_is_the_median_for_equal_steps_and_the_total_otherwise():
     assert speed.figures(lines)["timed_steps"] == speed.STEPS - speed.WARM_UP
     lines[-1]["num_tokens"] += 5000
     assert speed.figures(lines)["tokens_per_second"] == round((1500 + 5000) / (15 + 50))
+
+
+def test_an_even_number_of_generating_steps_counts():
+    seconds = [0] * speed.WARM_UP + [30, 10, 30, 10, 30]
+    times = itertools.accumulate(seconds)
+    lines = [
+        {"time_s": at, "num_tokens": 400 * n, "memory_peak_gb": 1.0, "loss": 2.0, "train_s": s}
+        for n, (at, s) in enumerate(zip(times, seconds, strict=True))
+    ]
+    figures = speed.figures(lines, generates=True)
+    assert (figures["timed_steps"], figures["tokens_per_second"]) == (4, 20)
+    assert figures["train_s"] == 20
+
+
+def test_the_target_of_modes_is_for_the_fastest():
+    rates = {"ours": 120, "ours_overlap": 200, "ours_stream": 250, "trl": 100}
+    shown = speed_report.table([result("grpo_4b", side, rate) for side, rate in rates.items()])
+    synchronous, overlap, stream = shown.splitlines()[2:5]
+    assert synchronous.endswith("| 1.200x | 1.50x, **missed** |")
+    assert overlap.endswith("| 2.000x |  |")
+    assert stream.endswith("| 2.500x | 2.50x |")
 
 
 def test_results_of_a_peer_and_of_a_failure(tmp_path, monkeypatch):
