@@ -52,7 +52,7 @@ def other_groups(composed: DictConfig) -> list[str]:
     ]
     if (
         "topology=split" in overrides
-        and not fits_on_one_gpu(composed)
+        and not _is_replicated(composed)
         and OmegaConf.is_missing(composed.topology, "strategy")
     ):
         overrides.append("topology.strategy=fsdp")
@@ -82,7 +82,7 @@ def topology(composed: DictConfig) -> str:
 
     If the method lists topologies, the first is for one GPU and the last for several. Otherwise it
     is `single` on one GPU. On several it is `split` if the method generates and vLLM supports the
-    GPU, `ddp` if a replica fits on one GPU, or `fsdp`.
+    GPU, `ddp` if a replica fits on one GPU or its weights are nf4, or `fsdp`.
     """
     nodes = composed.runtime.slurm.nodes
     gpus = nodes * (composed.topology.num_gpus or composed.hardware.gpus_per_node)
@@ -92,7 +92,7 @@ def topology(composed: DictConfig) -> str:
         return "single"
     if composed.method.generates and composed.hardware.vllm and nodes == 1:
         return "split"
-    return "ddp" if fits_on_one_gpu(composed) else "fsdp"
+    return "ddp" if _is_replicated(composed) else "fsdp"
 
 
 def data(composed: DictConfig) -> str:
@@ -103,6 +103,12 @@ def data(composed: DictConfig) -> str:
     is_judged = composed.method.uses_rewards != Use.none
     is_large = composed.model.num_parameters >= LARGE_MODEL
     return "reasoning_hard" if is_judged and is_large else "reasoning"
+
+
+def _is_replicated(composed: DictConfig) -> bool:
+    """Return whether each GPU should hold all weights. Those of nf4 cannot be sharded."""
+    is_nf4 = composed.adapter.quantize_base or composed.precision.name == "nf4"
+    return bool(is_nf4) or fits_on_one_gpu(composed)
 
 
 def fits_on_one_gpu(composed: DictConfig) -> bool:

@@ -73,7 +73,7 @@ def follow(config: Config, request: Request, run: dict[str, Any]) -> None:
     """Set data, rewards and length of an evaluation to those of the run that trained its model.
 
     Keys of the command stay. With data=, only the length of answers is taken from the run. With
-    experiment=, nothing is.
+    experiment=, nothing is. Raises UserError if the run has no held-out rows.
     """
     typed = {str(override.key_or_group) for override in request.parsed}
     if not config.method.measures_model or "experiment" in typed:
@@ -86,6 +86,16 @@ def follow(config: Config, request: Request, run: dict[str, Any]) -> None:
     data = None if "data" in typed else _data(run.get("data"), config.data, request)
     if data is None:
         return
+    if not data.has_heldout:
+        if config.method.args.get("lm_eval_tasks"):
+            return
+        model = BASE if BASE in request.keys else "model.path"
+        raise UserError(
+            f"method={config.method.name}: the run of {model} (data={data.name}) has no held-out "
+            "rows with answers. Use: data=jsonl data.heldout_path=<rows with prompt and answer>, "
+            "or other data with answers; for chats, measure the loss of held-out rows while "
+            "training (docs/methods/evaluate.md)."
+        )
     config.data = data
     add(config, "data", data.name)
     if any(key.startswith("method.reward") for key in typed):
@@ -106,7 +116,7 @@ def add(config: Config, key: str, value: object) -> None:
 
 
 def _data(recorded: dict[str, Any] | None, composed: Data, request: Request) -> Data | None:
-    """Return the run's data with the keys of the command; None without held-out rows."""
+    """Return the run's data with the keys of the command; None if the record has none to read."""
     if not recorded:
         return None
     values = {key: recorded[key] for key in HELDOUT_KEYS if key in recorded}
@@ -118,4 +128,4 @@ def _data(recorded: dict[str, Any] | None, composed: Data, request: Request) -> 
         followed: Any = OmegaConf.to_object(data)
     except OmegaConfBaseException:  # a record of another version
         return None
-    return followed if followed.has_heldout else None
+    return followed

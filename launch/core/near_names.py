@@ -1,7 +1,7 @@
 """Suggest corrections for wrong arguments, words and fields, from near_names.yaml."""
 
 import functools
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,24 @@ def names(table: str) -> Any:
     return yaml_file(Path(__file__).with_name("near_names.yaml"))[table]
 
 
-def field_hint(fields: Collection[str]) -> str | None:
+def field_hint(row: Mapping[str, Any]) -> str | None:
     """Return how to convert another program's row to TRL's fields; None if it is unknown."""
-    return next((row["use"] for row in names("rows") if {*row["fields"]} <= {*fields}), None)
+    return next((form["use"] for form in names("rows") if has_all(row, form["fields"])), None)
+
+
+def has_all(row: Mapping[str, Any], fields: Collection[str]) -> bool:
+    """Return whether a row has all fields, none of them null or empty."""
+    return all(str(row.get(name) or "").strip() for name in fields)
+
+
+def partly_mapped(columns: Mapping[str, str | None]) -> list[dict[str, Any]]:
+    """Return the rows of near_names.yaml of which `columns` map some fields, with `lost` ones."""
+    mapped, handled = {*columns.values()}, {*columns, *columns.values()}
+    return [
+        {**form, "lost": lost}
+        for form in names("rows")
+        if mapped & {*form["fields"]} and (lost := [n for n in form["fields"] if n not in handled])
+    ]
 
 
 def columns_hint(fields: Collection[str], needed: Collection[str]) -> str | None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from launch.core.errors import UserError, near
+from launch.core.near_names import has_all, partly_mapped
 from launch.core.row_formats import row_format
 from launch.core.row_messages import SYSTEM_ROLES, Row
 
@@ -36,12 +37,19 @@ def mapping_of(data: Any, source: Any) -> dict[str, Any]:
 
 def _change(data: Any, method: str | None) -> Callable[[Row], Row]:
     columns = dict(data.columns)  # OmegaConf's access would dominate the time
+    partial = partly_mapped(columns)
     pattern = re.compile(data.answer_pattern) if data.answer_pattern else None
     system = data.system_prompt
     form = row_format(method) if method else None
     needed = {*form.read, *form.rewards} if form else set()
 
     def change(row: Row) -> Row:
+        if form := next((form for form in partial if has_all(row, form["fields"])), None):
+            lost = form["lost"][0]
+            raise ValueError(
+                f"has text in {lost}, which data.columns leaves out. Use: {form['use']}; or "
+                f"data.columns.{lost}=null to drop the text."
+            )
         if columns:
             row = _renamed(row, columns, needed)
         if pattern and row.get("answer") is not None:

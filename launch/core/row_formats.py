@@ -72,7 +72,9 @@ def fields_problem(row: Mapping[str, Any], name: str, reader: str | None = None)
     if any(row.keys() >= {*needed} for needed in form.forms):
         return _system_problem(row, form, reader)
     needs = " or ".join("+".join(needed) for needed in form.forms)
-    columns = (columns_hint(row, needed) for needed in form.forms)
+    # A row may lack the fields of rewards.
+    wanted = [*((*needed, *form.rewards) for needed in form.forms), *form.forms]
+    columns = (columns_hint(row, needed) for needed in wanted)
     remedy = field_hint(row) or next(filter(None, columns), form.remedy)
     return (
         f"has {', '.join(row) or 'no field'}, but {reader} needs {needs}."

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from launch.core.errors import UserError
 from launch.core.json_lines import as_jsonl, text_lines
-from launch.core.near_names import field_hint
 from launch.inputs.reading import near_files
 from launch.schema import Config
 
@@ -31,7 +30,6 @@ FORMATS = {
 }
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 HEADER = re.compile(r'"?\w[\w ]*"?(?:([,;\t])"?\w[\w ]*"?)+')  # a CSV file's first line
-KNOWN = {"prompt", "messages", "text", "chosen"}  # fields; every method's rows have one of them
 
 
 def named_files(config: Config) -> dict[str, str]:
@@ -64,7 +62,7 @@ def check_is_file(key: str, path: Path) -> None:
 
 
 def _check_rows(path: Path) -> None:
-    """Raise UserError if a file is not JSONL in UTF-8, or has the fields of another program."""
+    """Raise UserError if a file is not JSONL in UTF-8."""
     try:
         with path.open("rb") as file:
             head = file.read(HEAD_BYTES)
@@ -74,11 +72,6 @@ def _check_rows(path: Path) -> None:
     if problem is None:
         for _ in itertools.islice(text_lines(path), MAX_LINES):
             pass
-        with contextlib.suppress(ValueError, RecursionError):  # json_rows reports the error
-            row = json.loads(head.removeprefix(BYTE_ORDER_MARK).lstrip().partition(b"\n")[0])
-            names = row.keys() if isinstance(row, dict) else set()
-            if names.isdisjoint(KNOWN) and (remedy := field_hint(names)):
-                problem = f"has {', '.join(names)}, but rows need other fields here", f"{remedy}."
     if problem:
         raise UserError(f"{path}:1: {problem[0]}. Use: {problem[1]}")
 

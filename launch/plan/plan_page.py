@@ -102,11 +102,12 @@ def next_command(request: Sequence[str], config: Config, host: Host, *words: str
 
 
 def preview_command(plan: Plan) -> list[str]:
-    """Return the line that shows rows which are not prepared yet; [] if they are, or never are."""
-    if not plan.data_cache or plan.data:
+    """Return the line that shows rows if they are not prepared yet, or if data.preview is given."""
+    number = plan.config.data.preview
+    if not plan.data_cache or (plan.data and not number):
         return []
     command = next_steps.command_line(
-        "run", *_without_output_keys(plan.overrides), "data.preview=5"
+        "run", *_without_output_keys(plan.overrides), f"data.preview={number or 5}"
     )
     return [f"Rows as the model sees them: {command}"]
 
@@ -119,7 +120,7 @@ def search_command(request: Sequence[str]) -> str:
 
 def _without_output_keys(request: Sequence[str]) -> list[str]:
     """Return the overrides of a command except those that choose what it shows."""
-    left_out = ("mode", "find", "format", "verbose")
+    left_out = ("mode", "find", "format", "verbose", "data.preview")
     return [override for override in request if override.partition("=")[0] not in left_out]
 
 

@@ -266,6 +266,24 @@ def test_an_evaluation_follows_the_run_that_left_its_model(tmp_path):
     assert own.method.rewards == {"format": 1.0}
 
 
+def test_an_evaluation_needs_held_out_rows_of_the_run_or_other_data(tmp_path):
+    chats = ROOT / "examples/chat.jsonl"
+    leave_record(tmp_path, composed("hardware=cpu", "data=jsonl", f"data.path={chats}"), "done")
+    leave_model(tmp_path / "model")
+    words = ["hardware=cpu", "method=evaluate"]
+    for model in ("model.path", "model.base_of"):
+        with pytest.raises(
+            UserError, match=f"the run of {model} .data=jsonl. has no held-out rows"
+        ):
+            compose([*words, f"{model}={tmp_path}"])
+    request = Request([*words, f"model.path={tmp_path}"])
+    own = "data.heldout_path=rows.jsonl"
+    kinds = {"data=arithmetic": "reasoning", own: "jsonl", f"data=jsonl {own}": "jsonl"}
+    kinds["method.args.lm_eval_tasks=[gsm8k]"] = "reasoning"
+    for more, kind in kinds.items():
+        assert compose(request.plus(*more.split())).data.kind == kind
+
+
 def test_a_base_that_is_unknown_is_rejected(tmp_path):
     leave_record(tmp_path / "run", composed("hardware=cpu"), "done")
     adapter = tmp_path / "earlier/adapter"

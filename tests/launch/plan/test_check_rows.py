@@ -20,6 +20,10 @@ GSM8K = [
     {"question": "What is 2 + 3?", "answer": "It is <<2+3=5>>5.\n#### 5"},
     {"question": "What is 9 - 2?", "answer": "It is 7.\n#### 7"},
 ]
+ALPACA = {"instruction": "a", "input": "x", "output": "b"}
+NO_INPUT = [{**ALPACA, "input": ""}, {**ALPACA, "input": None}, {"instruction": "a", "output": "b"}]
+TO_SFT = "'data.columns={prompt: instruction, completion: output}'"
+TO_GRPO = "data.columns.prompt=instruction data.columns.answer=output"
 MAPPED = "'data.columns={prompt: question, answer: answer}'"
 PATTERN = "'data.answer_pattern=\"#### (.+)\"'"
 TESTS = {"prompt": "a", "answer": "b", "tests": ["assert f(1) == 1"]}
@@ -62,6 +66,8 @@ def test_the_reward_follows_the_rows(write, rows, overrides, rewards):
     (GSM8K, GRPO, 1, "Use: data.columns.prompt=question."),
     (GSM8K, SFT, 1, "Use: data.columns.prompt=question data.columns.completion=answer."),
     (GSM8K, f"{GRPO} data.columns.prompt=qestion", 1, "data.columns.prompt=qestion"),
+    (NO_INPUT, GRPO, 1, f"Use: {TO_GRPO}."),
+    ([*NO_INPUT, ALPACA], f"{SFT} {TO_SFT}", 4, "data.columns.input=null"),
     ([*GSM8K, {"question": "a", "answer": "seven"}],
      f"{GRPO} {MAPPED} {PATTERN}", 3, "data.answer_pattern"),
     ([TEXT, {"prompt": [{"role": "user", "content": "a"}], "answer": "1"}], GRPO, 2, "prompt (text)"),
@@ -98,6 +104,9 @@ def test_a_plan_rejects_rows_that_the_ranks_would_reject(launch, write, rows, ov
     ([{**TEXT, "answer": -(2**63)}], GRPO),
     ([{"messages": [{**ANSWER, "train_detail": [], "loss": True}], "id": 2**64}], SFT),
     (GSM8K, f"{SFT} 'data.columns={{prompt: question, completion: answer}}'"),
+    (NO_INPUT, f"{SFT} {TO_SFT}"),
+    (NO_INPUT, f"{GRPO} {TO_GRPO}"),
+    ([ALPACA], f"{SFT} {TO_SFT} +data.columns.input=null"),
     ([{"prompt": "a", "completion": "b", "text": "c"}], f"{SFT} data.columns.text=null"),
     ([{"prompt": "a", "reward_model": {"ground_truth": "1"}}],
      f"{GRPO} data.columns.answer=reward_model.ground_truth"),

@@ -188,6 +188,10 @@ def test_rows_of_a_file_are_counted(launch, tmp_path):
     assert steps == math.ceil(12 / size * 3)
     [preview] = [line for line in done.out.splitlines() if line.endswith("data.preview=5")]
     assert shlex.split(preview.partition(": ")[2])[2:-1] == overrides
+    own = launch(*overrides, "data.preview=2", "mode=plan").out
+    commands = [line for line in own.splitlines() if "launch/run.py" in line]
+    assert [line.count("data.preview=") for line in commands] == [1, *[0] * (len(commands) - 1)]
+    assert commands[0].endswith("data.preview=2")
 
 
 def test_targets_have_the_unit_of_the_plan(launch):
