@@ -334,7 +334,9 @@ def build_generator(config: DictConfig, args: Any) -> SampleGenerator:
 def run_tokenizer(config: DictConfig) -> PreTrainedTokenizerBase:
     """Return the model's tokenizer; for random weights, train one on the run's data."""
     is_random = find_source(config) is None
-    return build_tokenizer(config, texts(load(config.data, config.method.rows).rows) if is_random else [])
+    return build_tokenizer(
+        config, texts(load(config.data, config.method.rows).rows) if is_random else []
+    )
 
 
 def vllm_source(config: DictConfig, tokenizer: PreTrainedTokenizerBase) -> Source:
