@@ -35,7 +35,7 @@ def test_a_preview_shows_tokens_and_masks_and_the_plan_uses_its_cache(launch, tm
     }
     (tmp_path / "a.jsonl").write_text((json.dumps(row) + "\n") * 3)
     overrides = ["hardware=cpu", "data=jsonl", "data.path=a.jsonl", "data.deduplicate=exact"]
-    assert "data.preview=1 measures" in launch(*overrides, "mode=plan").out
+    assert "data.preview=1 counts" in launch(*overrides, "mode=plan").out
     shown = launch(*overrides, "data.preview=2")
     assert shown.code == 0, shown.err
     mask = re.findall(r"^ +\d+ +\d+ (loss|-) +'(.*)'$", shown.out, re.MULTILINE)
@@ -53,7 +53,7 @@ def test_a_preview_shows_tokens_and_masks_and_the_plan_uses_its_cache(launch, tm
         file.write(
             json.dumps(row | {"completion": [{"role": "assistant", "content": "two"}]}) + "\n"
         )
-    assert "data.preview=1 measures" in launch(*overrides, "mode=plan").out
+    assert "data.preview=1 counts" in launch(*overrides, "mode=plan").out
 
 
 @pytest.fixture
