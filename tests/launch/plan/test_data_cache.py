@@ -52,7 +52,7 @@ def test_a_plan_describes_only_the_rows_of_its_composition(launch, tmp_path):
     for other in ("data.limit=9", "method.args.max_length=32", "method=dpo"):
         page = launch("hardware=cpu", f"run_root={tmp_path}", "mode=plan", other).out
         assert "at most" in page
-        assert "data.preview=1 measures" in page
+        assert "data.preview=1 counts" in page
 
 
 def test_the_key_changes_with_files_and_tokenizer(tmp_path):
