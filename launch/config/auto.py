@@ -107,7 +107,7 @@ def data(composed: DictConfig) -> str:
 
 def _is_replicated(composed: DictConfig) -> bool:
     """Return whether each GPU should hold all weights. Those of nf4 cannot be sharded."""
-    is_nf4 = composed.adapter.quantize_base or composed.precision.name == "nf4"
+    is_nf4 = composed.adapter.quantize_base or composed.precision.get("weights") == "nf4"
     return bool(is_nf4) or fits_on_one_gpu(composed)
 
 
