@@ -11,7 +11,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from recipes.data.data_load import load, texts
+from recipes.data.data_load import run_texts
 from recipes.models.model_build import build_tokenizer, model_directory, write_random
 from recipes.rank.program import main, say
 
@@ -19,8 +19,7 @@ from recipes.rank.program import main, say
 def prepare(config: DictConfig) -> dict[str, Any]:
     directory = model_directory(config)
     if directory is None:  # a resumed run has it already
-        rows = load(config.data, config.method.rows).rows
-        directory = write_random(config, build_tokenizer(config, texts(rows)))
+        directory = write_random(config, build_tokenizer(config, run_texts(config)))
     say(f"the model with random weights is in {directory}")
     return {}
 

@@ -230,6 +230,11 @@ def columns(rows: list[Row] | Dataset | IterableDataset) -> list[str]:
     return list(rows.column_names or next(iter(rows)))
 
 
+def run_texts(config: DictConfig) -> list[str]:
+    """Return the texts that the tokenizer of a run's random weights is trained on."""
+    return texts(load(config.data, config.method.rows).rows)
+
+
 def texts(rows: Iterable[Row]) -> list[str]:
     """Return the texts of the rows that a tokenizer is trained on."""
     if isinstance(rows, IterableDataset):

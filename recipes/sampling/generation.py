@@ -29,7 +29,7 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 
 from launch.core.errors import UserError
-from recipes.data.data_load import load, texts
+from recipes.data.data_load import run_texts
 from recipes.data.data_messages import render
 from recipes.models.model_build import build_model, build_tokenizer, find_source, write_random
 from recipes.models.pretrained import Source, file_errors
@@ -334,9 +334,7 @@ def build_generator(config: DictConfig, args: Any) -> SampleGenerator:
 def run_tokenizer(config: DictConfig) -> PreTrainedTokenizerBase:
     """Return the model's tokenizer; for random weights, train one on the run's data."""
     is_random = find_source(config) is None
-    return build_tokenizer(
-        config, texts(load(config.data, config.method.rows).rows) if is_random else []
-    )
+    return build_tokenizer(config, run_texts(config) if is_random else [])
 
 
 def vllm_source(config: DictConfig, tokenizer: PreTrainedTokenizerBase) -> Source:

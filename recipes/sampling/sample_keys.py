@@ -14,7 +14,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from launch.core.json_files import sha256
-from recipes.data.data_load import load, texts
+from recipes.data.data_load import run_texts
 from recipes.models.model_build import model_directory
 from recipes.rank.files import json_sha256
 from recipes.rewards.reward_functions import CODE_TESTS
@@ -83,7 +83,7 @@ def model_identity(config: DictConfig) -> Any:
         return {
             **OmegaConf.to_container(model),
             "seed": config.seed,
-            "texts": json_sha256(texts(load(config.data, config.method.rows).rows)),
+            "texts": json_sha256(run_texts(config)),
         }
     if directory is not None:
         beat = Path(config.run_dir) / HEARTBEAT
