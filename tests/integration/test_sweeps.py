@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import command
+from tests.conftest import ROOT, command
 from tests.integration.conftest import started, wait_until
 
 pytestmark = pytest.mark.integration
@@ -57,7 +57,7 @@ def test_killed_search_resumes_without_repeating_trials(tmp_path):
     assert "Resuming" in next(tmp_path.glob("runs/sweeps/*/logs/trial0002.log")).read_text()
     assert "learning_rate='fast'" in output
     assert "best loss" in output
-    assert "python launch/run.py method=sft" in output
+    assert f"python {ROOT}/launch/run.py method=sft" in output
     assert (run_of(tmp_path, 1e-3) / "record.json").stat().st_mtime_ns == done_at
     # The rejected trial has no run.
     assert len(list(tmp_path.glob("runs/sft-tiny-cpu/[0-9]*/record.json"))) == 2

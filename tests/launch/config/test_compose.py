@@ -114,7 +114,11 @@ def test_every_file_is_an_option_or_a_base_with_a_header():
     ("hardware=mi100 model=qwen3_4b adapter=lora", "fsdp", "bf16"),
     ("hardware=mi100 model=qwen3_4b adapter=qlora", "ddp", "nf4"),
     ("hardware=mi100 model=qwen3_4b adapter=qlora precision=nf4", "ddp", "nf4"),
-    ("hardware=mi100 model=qwen3_4b adapter=lora precision=fp16 precision.weights=nf4", "ddp", "fp16"),
+    (
+        "hardware=mi100 model=qwen3_4b adapter=lora precision=fp16 precision.weights=nf4",
+        "ddp",
+        "fp16",
+    ),
 ])  # fmt: skip
 def test_automatic_topology_and_precision(overrides, topology, precision):
     config = composed(*overrides.split())
