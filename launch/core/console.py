@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, TextIO, cast
 
+from launch.core import stop_signals
 from launch.core.errors import EXIT_DONE, EXIT_HOST, os_error_text
 
 CLOSED = (errno.EPIPE, errno.EIO)  # errors of a closed pipe and of a closed terminal
@@ -53,6 +54,7 @@ def run_program(main: Callable[[list[str]], int]) -> NoReturn:
     `| head` and a closed terminal are not errors, although rich would exit with 1. If the disk
     behind stdout is full, exit with 3.
     """
+    stop_signals.is_importing = False
     out = sys.stdout  # None if the caller closed it
     if sys.stderr is not None:
         sys.stderr = cast(TextIO, TolerantStream(sys.stderr, optional=True))

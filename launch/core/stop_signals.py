@@ -7,6 +7,7 @@ from launch.core.errors import EXIT_INTERRUPTED
 
 # A closed terminal sends SIGHUP. Schedulers send SIGUSR1 or SIGUSR2 before the time limit.
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+is_importing = False  # whether a program has not yet called its main function
 has_started = False  # whether something was started, so that its exit code matters
 
 
@@ -17,6 +18,8 @@ def handled() -> list[signal.Signals]:
 
 def install() -> None:
     """Handle stop signals. Programs call this before their other imports, which take a second."""
+    global is_importing
+    is_importing = True
     for number in handled():
         signal.signal(number, exit_now)
 
@@ -31,4 +34,6 @@ def exit_now(_number: int, _frame: object) -> None:
         os.write(2, b"Interrupted: nothing was started.\n")  # may interrupt a print()
     except OSError:  # stderr is closed
         pass
+    if is_importing:  # class bodies and weakref callbacks replace or drop exceptions
+        os._exit(EXIT_INTERRUPTED)
     raise SystemExit(EXIT_INTERRUPTED)

@@ -26,6 +26,7 @@ from omegaconf import OmegaConf
 
 from launch.config.request import Request
 from launch.core import json_files
+from launch.core.console import run_program
 from launch.core.errors import EXIT_FAILED, EXIT_HUNG, EXIT_INTERRUPTED, HostError, UserError
 from launch.execution import orphans, record, secret_files, slurm_network
 from launch.execution.execute import check_host, execute, signals, starter
@@ -238,4 +239,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_program(main)

@@ -33,3 +33,18 @@ def test_a_signal_during_imports_exits_with_75(tmp_path, program, number):
     child.send_signal(number)  # ignored
     out, error = child.communicate()
     assert (child.returncode, out, error.count("\n"), [*tmp_path.iterdir()]) == (75, "", 1, [])
+
+
+@pytest.mark.parametrize("body", [
+    "owner = type('Owner', (), {'stop': type('Name', (), {'__set_name__': stop})()})",
+    "weakref.finalize(type('Owner', (), {})(), stop)",
+])  # fmt: skip
+def test_a_signal_is_not_lost_where_python_replaces_exceptions(body):
+    code = (
+        "import os, signal, weakref\n"
+        "from launch.core import stop_signals\n"
+        "stop_signals.install()\n"
+        f"def stop(*_): os.kill(os.getpid(), {signal.SIGTERM:d})\n{body}\n"
+    )
+    child = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (child.returncode, child.stderr.count("\n")) == (75, 1)
