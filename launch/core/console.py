@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, TextIO, cast
 
 from launch.core import stop_signals
-from launch.core.errors import EXIT_DONE, EXIT_HOST, os_error_text
+from launch.core.errors import EXIT_DONE, EXIT_HOST, EXIT_INTERRUPTED, os_error_text
 
 CLOSED = (errno.EPIPE, errno.EIO)  # errors of a closed pipe and of a closed terminal
 
@@ -70,4 +70,7 @@ def run_program(main: Callable[[list[str]], int]) -> NoReturn:
         if code == EXIT_DONE:
             print(os_error_text(error, "standard output"), file=sys.stderr)
         code = code or EXIT_HOST
-    sys.exit(code)
+    except Exception:  # libraries replace the exception of a stop signal by theirs
+        if not stop_signals.is_exiting:
+            raise
+    sys.exit(EXIT_INTERRUPTED if stop_signals.is_exiting else code)

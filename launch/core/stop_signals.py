@@ -8,6 +8,7 @@ from launch.core.errors import EXIT_INTERRUPTED
 # A closed terminal sends SIGHUP. Schedulers send SIGUSR1 or SIGUSR2 before the time limit.
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 is_importing = False  # whether a program has not yet called its main function
+is_exiting = False  # whether a stop signal ended the program before it started anything
 has_started = False  # whether something was started, so that its exit code matters
 
 
@@ -26,8 +27,10 @@ def install() -> None:
 
 def exit_now(_number: int, _frame: object) -> None:
     """Exit; at the end of a run, do nothing, because only its exit code is left to return."""
+    global is_exiting
     if has_started:
         return
+    is_exiting = True
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     try:  # noqa: SIM105 - contextlib takes most of the time before signals are handled

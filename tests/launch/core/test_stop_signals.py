@@ -35,14 +35,18 @@ def test_a_signal_during_imports_exits_with_75(tmp_path, program, number):
     assert (child.returncode, out, error.count("\n"), [*tmp_path.iterdir()]) == (75, "", 1, [])
 
 
+OWNER = "type('Owner', (), {'stop': type('Name', (), {'__set_name__': stop})()})"
+
+
 @pytest.mark.parametrize("body", [
-    "owner = type('Owner', (), {'stop': type('Name', (), {'__set_name__': stop})()})",
+    f"console.run_program(lambda _: {OWNER})",
+    OWNER,
     "weakref.finalize(type('Owner', (), {})(), stop)",
 ])  # fmt: skip
 def test_a_signal_is_not_lost_where_python_replaces_exceptions(body):
     code = (
         "import os, signal, weakref\n"
-        "from launch.core import stop_signals\n"
+        "from launch.core import console, stop_signals\n"
         "stop_signals.install()\n"
         f"def stop(*_): os.kill(os.getpid(), {signal.SIGTERM:d})\n{body}\n"
     )
