@@ -9,11 +9,9 @@ lock; 75 interrupted (run the command again; downloads are reused).
 
 from __future__ import annotations
 
-import io
 import json
 import re
 import signal
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,11 +26,10 @@ import launch.core.installed  # noqa: F401
 import docker
 import docker.errors
 import requests
-import yaml
 
 from containers import causes, engine, images, packages, verify
 from containers.images import FOLDER, LABEL, OCI, Image
-from containers.progress import Phase, phase
+from containers.progress import phase
 from containers.verify import BuildFailed
 from launch.core import errors, json_files, key_values
 from launch.core.errors import HostError, UserError
@@ -48,8 +45,6 @@ python containers/build.py image=<name> [key=value ...]
 
 Images in containers/images.lock.yaml and their bases:"""
 
-# use_config_proxy=True would put the host's proxy password into the image.
-CLEAN = {"rm": True, "forcerm": True, "use_config_proxy": False}
 # distribution/reference: a host with an optional port, and path components.
 PREFIX = re.compile(r"[\w.-]+(:\d+)?(/[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*)*", re.ASCII)
 
@@ -130,58 +125,71 @@ def outdated(client: docker.DockerClient, request: Request, existing: Any) -> st
 
 
 def make(client: docker.DockerClient, request: Request) -> None:
-    """Pull the base, install the packages, build, probe and name the image.
+    """Pull the base, install the packages, compare them with the lock, and build the image.
 
     Raises HostError, BuildFailed.
     """
     image, reference = request.image, request.image.local_reference
     engine.sweep(client)  # before the pull, which may need the space
-    base = pull_base(client, request)
-    log_file, replaced = packages.log_file(image), engine.find(client, reference)
+    base, replaced = pull_base(client, request), engine.find(client, reference)
+    log_file, installed, python = packages.log_file(image), base.id, "python3"
     log_file.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with log_file.open("w", encoding="utf-8") as log:
-            arguments = {"BASE": base.id}
-            if image.locks:
-                with phase("install", log) as step:
-                    arguments["INSTALLED"] = packages.install(client, image, base.id, step)
+    with log_file.open("w", encoding="utf-8") as log:
+        if image.locks:
+            with phase("install", log) as step:
+                installed = packages.install(client, image, base.id, step)
+            python = "/opt/recipes/bin/python"
+        try:
+            probed = probe(client, request, installed, python, base)
             with phase("build", log) as step:
-                built = build(client, image, arguments, step)
+                labels = labels_of(request, base, probed)
+                built = build(client, image, {"BASE": base.id, "INSTALLED": installed}, labels)
                 step.result = f"{built.attrs['Size'] / 1e9:.2f} GB with its base"
-        probed = probe(client, request, built)
-        # The labels contain the probe's results, so add them and the name after the probe.
-        labels, dockerfile = labels_of(request, base, probed), f"FROM {built.id}\n".encode()
-        client.images.build(fileobj=io.BytesIO(dockerfile), labels=labels, tag=reference, **CLEAN)
-    finally:
-        engine.sweep(client, replaced.id if replaced else "")
+        finally:
+            if image.locks:
+                client.images.remove(installed)
+    if replaced and not client.images.get(replaced.id).tags and not engine.digests(replaced):
+        replaced.remove()
 
 
-def build(client: docker.DockerClient, image: Image, arguments: dict[str, str], step: Phase) -> Any:
-    """Build the image without naming it, and return it. Raises HostError, BuildFailed."""
-    files = {Path(name).name: FOLDER / name for name in (*images.SHARED, *image.programs)}
-    files |= {"Dockerfile": FOLDER / image.dockerfile}
-    context = packages.tar({name: file.read_bytes() for name, file in files.items()})
-    options = {"fileobj": context, "custom_context": True, "buildargs": arguments}
-    options |= {"labels": engine.labels(image.name), "network_mode": "none", "nocache": True}
-    image_id, lines = "", []
+def build(
+    client: docker.DockerClient, image: Image, arguments: dict[str, str], labels: dict[str, str]
+) -> Any:
+    """Build the Dockerfile and name the result. Raises HostError, BuildFailed."""
+    dockerfile = FOLDER / image.dockerfile
     try:
-        for event in engine.raise_errors(client.api.build(decode=True, **options, **CLEAN)):
-            image_id = (event.get("aux") or {}).get("ID", image_id)
-            for line in event.get("stream", "").splitlines():
-                lines.append(line)
-                step.say(line)
-    except docker.errors.APIError as error:
-        raise packages.failure(image, 4, [*lines, str(error.explanation)]) from error
-    return client.images.get(image_id)
+        return client.images.build(
+            path=str(dockerfile.parent),
+            dockerfile=dockerfile.name,
+            buildargs=arguments,
+            labels=labels,
+            tag=image.local_reference,
+            network_mode="none",
+            nocache=True,
+            rm=True,
+            forcerm=True,
+            use_config_proxy=False,  # or the image would contain the host's proxy password
+        )[0]
+    except docker.errors.BuildError as error:
+        lines = [str(event.get("stream") or event.get("error") or "") for event in error.build_log]
+        raise packages.failure(image, 4, "".join(lines).splitlines()) from error
 
 
-def probe(client: docker.DockerClient, request: Request, built: Any) -> dict[str, Any]:
+def probe(
+    client: docker.DockerClient, request: Request, image: str, python: str, base: Any
+) -> dict[str, Any]:
     """Return what the image contains. Raises BuildFailed if that contradicts the lock."""
     with phase("probe") as step:
-        probed = verify.probe(client, built.id)
+        probed = verify.probe(client, image, python)
         step.result = verify.summary(probed)
-    compare(request, built, probed)
+    compare(request, base, probed)
     return probed
+
+
+def compare(request: Request, image: Any, probed: Mapping[str, Any]) -> None:
+    env = dict(pair.split("=", 1) for pair in image.attrs["Config"].get("Env") or [])
+    for note in verify.check_entry(request.image, probed, bool(request.base), env):
+        print(note)
 
 
 def probed_before(image: Any) -> dict[str, Any]:
@@ -189,18 +197,11 @@ def probed_before(image: Any) -> dict[str, Any]:
     return dict(json.loads(image.labels[f"{LABEL}.probe"]))
 
 
-def compare(request: Request, built: Any, probed: Mapping[str, Any]) -> None:
-    env = dict(pair.split("=", 1) for pair in built.attrs["Config"].get("Env") or [])
-    for note in verify.check_entry(request.image, probed, bool(request.base), env):
-        print(note)
-
-
 def labels_of(request: Request, base: Any, probed: Mapping[str, Any]) -> dict[str, str]:
     image = request.image
     # The base's digest in a registry, or its local id if it is not from a registry.
     pinned = {image.digest, request.base_reference.partition("@")[2]} & engine.digests(base)
     labels = {
-        "builder": "",  # the image is finished
         "image": image.name,
         "tag": image.tag,
         "gfx": ",".join(image.gfx),
@@ -209,35 +210,24 @@ def labels_of(request: Request, base: Any, probed: Mapping[str, Any]) -> dict[st
     }
     return {f"{LABEL}.{key}": value for key, value in labels.items()} | {
         f"{OCI}.title": f"{images.REPOSITORY}/{image.name}",
-        f"{OCI}.revision": git_revision(),
         f"{OCI}.version": image.tag,
         f"{OCI}.base.name": request.base_reference,
         f"{OCI}.base.digest": min(pinned or engine.digests(base), default=base.id),
     }
 
 
-def git_revision() -> str:
-    """Return the commit of this file, or `unknown` outside a clone."""
-    argv = ["git", "-C", str(FOLDER), *"describe --always --exclude=* --abbrev=40 --dirty".split()]
-    try:
-        return subprocess.run(argv, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return images.UNKNOWN
-
-
 # ---- The command
 
 
 def check(client: docker.DockerClient, request: Request, existing: Any, reason: str) -> None:
-    """Compare the local image with its labels and the lock. Raises HostError, BuildFailed."""
+    """Compare the local image with the lock. Raises HostError, BuildFailed."""
     image, name = request.image, request.image.local_reference
     command = f"python containers/build.py image={image.name}"
     if existing is None:
         raise HostError(f"check=true: {name} is not on this machine. To build it: {command}")
     if not reason:
-        probed, label = probe(client, request, existing), probed_before(existing)
-        keys = sorted(k for k in label.keys() | probed.keys() if label.get(k) != probed.get(k))
-        reason = f"its labels differ from its contents in {', '.join(keys)}" if keys else ""
+        probed = probe(client, request, existing.id, "python", existing)
+        reason = "" if probed == probed_before(existing) else "it was changed after its build"
     if reason:
         raise BuildFailed(f"{name}: {reason}. To rebuild it: {command} no_cache=true")
     print(f"{name} matches the lock")
@@ -272,10 +262,8 @@ def push(client: docker.DockerClient, request: Request) -> None:
 def write_pushed(lock: Path, name: str, reference: str) -> bool:
     """Replace only the entry's `pushed` in the lock; return whether it changed."""
     old = lock.read_text(encoding="utf-8")
-    node: Any = yaml.compose(old)
-    for key in ("images", name, "pushed"):
-        node = next(value for field, value in node.value if field.value == key)
-    new = old[: node.start_mark.index] + reference + old[node.end_mark.index :]
+    field = rf"(?ms)(^  {re.escape(name)}:$.*?^    pushed: )\S+"
+    new = re.sub(field, rf"\g<1>{reference}", old, count=1)
     if new != old:
         json_files.write_text(lock, new)  # atomically, since a run may be reading it
     return new != old

@@ -7,11 +7,11 @@ prints.
 from __future__ import annotations
 
 import contextlib
-import functools
+import io
 import os
 import socket
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import tarfile
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import docker
@@ -23,8 +23,7 @@ from containers import causes
 from containers.images import LABEL
 from launch.core.errors import HostError
 
-BUILDER = f"{LABEL}.builder"  # label of what a build removes: the host and the process of build.py
-PYTHON = "python3"  # the command in every base image
+BUILDER = f"{LABEL}.builder"  # label of what a build removes: its host and process
 PROXY_PAGE = "https://docs.docker.com/engine/daemon/proxy"
 Show = Callable[[str], None]
 
@@ -59,35 +58,6 @@ def root_cause(error: BaseException) -> str:
     while error.__cause__ or error.__context__:
         error = error.__cause__ or error.__context__  # type: ignore[assignment]
     return str(error).splitlines()[0] if str(error) else type(error).__name__
-
-
-def caller(client: docker.DockerClient) -> str:
-    """Return the uid:gid whose files in a container belong to this user on the host.
-
-    In a rootless engine's containers, that is root.
-    """
-    return "0:0" if kind(client).rootless else f"{os.getuid()}:{os.getgid()}"
-
-
-@dataclass(frozen=True)
-class Kind:
-    """The properties of an engine that its containers' settings depend on."""
-
-    podman: bool
-    rootless: bool
-    limits: bool  # whether it can limit memory and processes
-
-
-@functools.cache  # podman takes half a second to answer
-def kind(client: docker.DockerClient) -> Kind:
-    info = client.info()
-    # podman before 4.6 has only the key Rootless.
-    options = info.get("SecurityOptions") or []
-    rootless = info.get("Rootless") or any("name=rootless" in option for option in options)
-    # podman claims limits with cgroups v1, which no rootless engine can set.
-    limits = all(info.get(key, True) for key in ("MemoryLimit", "PidsLimit"))
-    limits = limits and not (rootless and info.get("CgroupVersion") == "1")
-    return Kind("BuildahVersion" in info, bool(rootless), limits)
 
 
 # ---- Images
@@ -154,59 +124,69 @@ def raise_errors(stream: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 # ---- Containers
 
 
-def labels(image: str = "") -> dict[str, str]:
-    """Return the labels of what sweep() removes at the latest."""
-    return {f"{LABEL}.image": image, BUILDER: f"{socket.gethostname()}/{os.getpid()}"}
+@contextlib.contextmanager
+def ran(
+    client: docker.DockerClient,
+    image: str,
+    argv: list[str],
+    files: Mapping[str, bytes] = {},
+    show: Show = lambda line: None,
+    **options: Any,
+) -> Iterator[tuple[int, list[str], Any]]:
+    """Run a program with more files; yield its exit code, its output and the ended container.
 
-
-def create(client: docker.DockerClient, image: str, argv: list[str], **options: Any) -> Any:
+    Without `options`, the container has no network.
+    """
+    options = options or {"network_mode": "none"}
     # Otherwise `docker inspect` would show the client's proxy with its password.
-    options |= {"labels": labels(), "use_config_proxy": False}
-    return client.containers.create(image, [], entrypoint=argv, **options)
-
-
-def start(container: Any, show: Show) -> tuple[int, list[str]]:
-    """Start a container, and return its exit code and output."""
-    container.start()
-    lines, rest = [], b""
-    for chunk in container.logs(stream=True, follow=True):
-        *complete, rest = (rest + chunk).split(b"\n")
-        for line in complete:
-            lines.append(line.decode(errors="replace").rstrip())
-            show(lines[-1])
-    lines += [rest.decode(errors="replace")] if rest else []
-    return container.wait()["StatusCode"], lines
-
-
-def run(client: docker.DockerClient, image: str, argv: list[str]) -> tuple[int, list[str]]:
-    """Run a program in a container without a network; return its exit code and output."""
-    container = create(client, image, argv, network_mode="none")
+    options |= {"labels": {BUILDER: builder()}, "use_config_proxy": False}
+    container = client.containers.create(image, [], entrypoint=argv, **options)
     try:
-        return start(container, lambda line: None)
+        if files:
+            container.put_archive("/", tar(files))
+        try:
+            container.start()
+        except docker.errors.APIError as error:
+            raise HostError(f"{image} cannot run {argv[0]}: {error.explanation}") from error
+        lines, rest = [], b""
+        for chunk in container.logs(stream=True, follow=True):
+            *complete, rest = (rest + chunk).split(b"\n")
+            for line in complete:
+                lines.append(line.decode(errors="replace").rstrip())
+                show(lines[-1])
+        lines += [rest.decode(errors="replace")] if rest else []
+        yield container.wait()["StatusCode"], lines, container
     finally:
         container.remove(force=True, v=True)
 
 
-def sweep(client: docker.DockerClient, replaced: str = "") -> None:
-    """Remove containers and unnamed images of builds that have ended, and of this process.
-
-    Remove the image `replaced` too if it has lost its name.
-    """
-    for container in client.containers.list(
-        all=True, filters={"label": BUILDER}, ignore_removed=True
-    ):
-        if has_ended(container.labels[BUILDER]):
-            with contextlib.suppress(docker.errors.NotFound):
-                container.remove(force=True, v=True)
-    for image in client.images.list(filters={"dangling": True, "label": f"{LABEL}.image"}):
-        ours = image.id == replaced or has_ended(image.labels.get(BUILDER, ""))
-        if ours and not digests(image):  # a digest is a name too
-            with contextlib.suppress(docker.errors.APIError):  # a user's container has it
-                image.remove()
+def tar(files: Mapping[str, bytes]) -> io.BytesIO:
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as opened:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            opened.addfile(member, io.BytesIO(content))
+    archive.seek(0)
+    return archive
 
 
-def has_ended(builder: str) -> bool:
-    """Return whether the build with this label is this process, or has ended on this host."""
-    host, _, pid = builder.partition("/")
-    is_here = host == socket.gethostname()
-    return is_here and (int(pid) == os.getpid() or not psutil.pid_exists(int(pid)))
+def builder() -> str:
+    return f"{socket.gethostname()}/{os.getpid()}"
+
+
+def sweep(client: docker.DockerClient) -> None:
+    """Remove the containers and unnamed images that killed builds left on this host."""
+
+    def is_left(thing: Any) -> bool:
+        host, _, pid = thing.labels[BUILDER].partition("/")
+        return host == socket.gethostname() and not psutil.pid_exists(int(pid))
+
+    every = {"all": True, "ignore_removed": True}
+    for container in filter(is_left, client.containers.list(filters={"label": BUILDER}, **every)):
+        with contextlib.suppress(docker.errors.NotFound):
+            container.remove(force=True, v=True)
+    unnamed = client.images.list(filters={"dangling": True, "label": BUILDER})
+    for image in filter(is_left, unnamed):
+        with contextlib.suppress(docker.errors.APIError):  # a user's container has it
+            image.remove()

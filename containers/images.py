@@ -26,7 +26,6 @@ OCI = "org.opencontainers.image"  # prefix of the labels of specs.opencontainers
 TAG_LENGTH = 16
 UNVERIFIED, UNKNOWN, UNBUILT, NONE = "unverified", "unknown", "unbuilt", "none"
 VERSIONS = ("python", "torch", "rocm", "rccl", "vllm", "aiter", "flash_attn", "trl")
-KINDS = {"tuple": list, "dict": dict}  # of a field's values in the lock; others are strings
 DIGEST = "sha256:[0-9a-f]{64}"
 PATTERNS = {  # of a field's strings
     "digest": f"{DIGEST}|{UNVERIFIED}",
@@ -34,8 +33,7 @@ PATTERNS = {  # of a field's strings
     "pushed": rf"[^@\s]+:[0-9a-f]{{{TAG_LENGTH}}}@{DIGEST}|{UNBUILT}",
     "tools": "|".join([*TOOLS, PRESENT, UNKNOWN]),
 }
-# Programs that are copied into every image.
-SHARED = ("install.py", "probe.py")
+INSTALL = "install.py"  # installs the locks of every image
 
 
 @dataclass(frozen=True)
@@ -79,15 +77,10 @@ class Image:
     @property
     def inputs(self) -> tuple[str, ...]:
         """Return the files that the image is built from, relative to containers/."""
-        return (self.dockerfile, *self.programs, *self.locks, *SHARED)
-
-    @property
-    def programs(self) -> tuple[str, ...]:
-        """Return the programs next to the Dockerfile if it is in a subfolder of containers/."""
         folder = (FOLDER / self.dockerfile).parent
-        if folder == FOLDER:
-            return ()
-        return tuple(sorted(str(file.relative_to(FOLDER)) for file in folder.glob("*.py")))
+        programs = sorted(folder.glob("*.py")) if folder != FOLDER else [FOLDER / INSTALL]
+        names = (str(file.relative_to(FOLDER)) for file in programs)
+        return (self.dockerfile, *names, *self.locks)
 
     @functools.cached_property
     def tag(self) -> str:
@@ -126,24 +119,25 @@ def load(lock: Path = LOCK) -> dict[str, Image]:
 
 def entry(name: str, content: Any, lock: Path = LOCK) -> Image:
     """Return an entry as an Image. Raises UserError for invalid fields and missing files."""
-    kinds = {f.name: KINDS.get(str(f.type).partition("[")[0], str) for f in fields(Image)}
-    values = {"name": name, "download_gb": UNKNOWN, **dict(content or {})}
-    faults = {key: "unknown field" for key in values if key not in kinds}
-    for key, kind in kinds.items():
-        value, pattern = values.get(key), PATTERNS.get(key, "(?s).+")
-        parts = [*value, *value.values()] if isinstance(value, dict) else value
-        texts = [value] if kind is str else parts if isinstance(value, kind) else [None]
-        if not all(isinstance(text, str) and re.fullmatch(pattern, text) for text in texts):
-            form = f"must be a {kind.__name__} whose text matches {pattern}"
-            faults[key] = f"{form}, but is {value!r}"
-    if faults:
-        at = f"{lock}: images.{name}"
-        raise UserError("\n".join(f"{at}.{key}: {fault}." for key, fault in faults.items()))
-    arguments: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
+    at = f"{lock}: images.{name}"
+    values: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in dict(content or {}).items()
     }
-    image = Image(**arguments)
+    try:
+        image = Image(name, **values)
+    except TypeError as error:  # a missing or an unknown field
+        raise UserError(f"{at}: {error}") from error
+    for each in fields(Image):
+        value, kind = getattr(image, each.name), str(each.type).partition("[")[0]
+        parts = [*value, *value.values()] if isinstance(value, dict) else value
+        texts = [value] if kind == "str" else parts if type(value).__name__ == kind else [None]
+        pattern = PATTERNS.get(each.name, "(?s).+")
+        if not all(isinstance(text, str) and re.fullmatch(pattern, text) for text in texts):
+            raise UserError(
+                f"{at}.{each.name} must be a {kind} whose text matches {pattern}, but is {value!r}"
+            )
     missing = [f"containers/{file}" for file in image.inputs if not (FOLDER / file).is_file()]
     if missing:
-        raise UserError(f"{lock}: images.{name}: missing files: {', '.join(missing)}.")
+        raise UserError(f"{at}: missing files: {', '.join(missing)}.")
     return image

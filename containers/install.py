@@ -225,7 +225,6 @@ def make_overlay() -> None:
     for lock in sorted((HERE / "locks").iterdir()):
         install_lock([tuple(pip)], lock, guarded(versions(folders)), env)
     join(OVERLAY, folders)
-    shutil.copy(HERE / "probe.py", OVERLAY / "probe.py")
     for cache in [*OVERLAY.rglob("__pycache__")]:
         shutil.rmtree(cache)  # venv installs pip with bytecode
     shutil.rmtree(HERE)  # a client certificate of the host may be here

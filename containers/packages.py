@@ -5,19 +5,16 @@ A container can have mounts, unlike the classic builder. Only its /opt/recipes r
 
 from __future__ import annotations
 
-import io
 import json
 import os
-import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import docker
-import docker.errors
 
-from containers import causes, engine, images, pip_settings
-from containers.images import FOLDER, LABEL, Image
+from containers import causes, engine, pip_settings
+from containers.images import FOLDER, INSTALL, Image
 from containers.progress import Phase
 from containers.verify import LAST_LINES, BuildFailed
 from launch.core.errors import HostError
@@ -43,43 +40,26 @@ def install(client: docker.DockerClient, image: Image, base: str, phase: Phase) 
     mounts = [docker.types.Mount(PIP_CACHE, CACHE_VOLUME)]
     for folder in pip_settings.local_folders(settings):
         mounts.append(docker.types.Mount(folder, folder, type="bind", read_only=True))
-    argv = [engine.PYTHON, "-B", f"/{INSIDE}/install.py"]
-    container = engine.create(client, base, argv, mounts=mounts, user="0:0", **INSTALLING)
-    # As files, because `docker inspect` would show passwords in variables.
-    container.put_archive("/", tar(files_for(image, settings)))
-    try:
-        code, lines = engine.start(container, phase.say)
-    except docker.errors.APIError as error:
-        python = f"The base must run {engine.PYTHON}, 3.10 or newer"
-        raise HostError(f"{python}: {error.explanation}") from error
-    if code:
-        raise failure(image, code, lines, settings)
-    phase.result = lines[-1]
-    return str(container.commit(changes=[f"LABEL {LABEL}.image={image.name}"]).id)
+    argv = ["python3", "-B", f"/{INSIDE}/{INSTALL}"]
+    options = {"mounts": mounts, "user": "0:0", **INSTALLING}
+    # Settings are in a file, because `docker inspect` would show passwords in variables.
+    files = files_for(image, settings)
+    with engine.ran(client, base, argv, files, phase.say, **options) as (code, lines, container):
+        if code:
+            raise failure(image, code, lines, settings)
+        phase.result = lines[-1]
+        return str(container.commit().id)
 
 
 def files_for(image: Image, settings: Mapping[str, str]) -> dict[str, bytes]:
     """Return the files for the container: install.py, locks, and pip's settings."""
-    files = {name: FOLDER / name for name in images.SHARED}
-    files |= {f"locks/{i}-{Path(lock).name}": FOLDER / lock for i, lock in enumerate(image.locks)}
-    inside = {**settings, "PIP_CACHE_DIR": PIP_CACHE}
+    files = {f"locks/{i}-{Path(lock).name}": FOLDER / lock for i, lock in enumerate(image.locks)}
+    files[INSTALL], inside = FOLDER / INSTALL, {**settings, "PIP_CACHE_DIR": PIP_CACHE}
     for option in ("PIP_CERT", "PIP_CLIENT_CERT"):
         if (file := Path(settings.get(option, ""))).is_file():
             files[option], inside[option] = file, f"/{INSIDE}/{option}"
     content = {f"{INSIDE}/{name}": file.read_bytes() for name, file in files.items()}
     return {**content, f"{INSIDE}/settings.json": json.dumps(inside).encode()}
-
-
-def tar(files: Mapping[str, bytes]) -> io.BytesIO:
-    """Return a tar of files whose owners, modes and times do not depend on the machine."""
-    archive = io.BytesIO()
-    with tarfile.open(fileobj=archive, mode="w") as opened:
-        for name, content in files.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            opened.addfile(member, io.BytesIO(content))
-    archive.seek(0)
-    return archive
 
 
 def log_file(image: Image) -> Path:

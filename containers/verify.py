@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from typing import Any
 
 import docker
+from packaging.specifiers import SpecifierSet
 
 from containers import engine
-from containers.images import NONE, UNKNOWN, VERSIONS, Image
+from containers.images import FOLDER, NONE, UNKNOWN, VERSIONS, Image
 
 LAST_LINES = 15
-PROBE = ["python", "-B", "/opt/recipes/probe.py"]
+PROBE = "probe.py"
 
 
 class BuildFailed(Exception):
@@ -22,14 +22,14 @@ class BuildFailed(Exception):
     exit_code = 4
 
 
-def probe(client: docker.DockerClient, image: str) -> dict[str, Any]:
-    """Return the versions and GPU targets that the image's probe prints. Raises BuildFailed."""
-    code, lines = engine.run(client, image, PROBE)
-    if code or not lines:
-        output = "\n".join(lines[-LAST_LINES:])
-        raise BuildFailed(f"The image's probe failed: {' '.join(PROBE)} returned {code}\n{output}")
-    versions: dict[str, Any] = json.loads(lines[-1])
-    return versions
+def probe(client: docker.DockerClient, image: str, python: str = "python") -> dict[str, Any]:
+    """Return the versions and GPU targets that probe.py prints in an image. Raises BuildFailed."""
+    files = {PROBE: (FOLDER / PROBE).read_bytes()}
+    with engine.ran(client, image, [python, "-B", f"/{PROBE}"], files) as (code, lines, _):
+        if code or not lines:
+            output = "\n".join(lines[-LAST_LINES:])
+            raise BuildFailed(f"{python} {PROBE} returned {code} in the image:\n{output}")
+        return dict(json.loads(lines[-1]))
 
 
 def summary(probed: Mapping[str, Any]) -> str:
@@ -40,11 +40,6 @@ def summary(probed: Mapping[str, Any]) -> str:
     )
 
 
-def release(version: str) -> list[str]:
-    """Return the numbers of a version: 2.7.0 of a vendor's 2.7.0a0+gitf717b2a."""
-    return re.sub(r"[^\d.].*", "", version).split(".")
-
-
 def matches(field: str, stated: str, actual: str) -> bool:
     """Return whether a version belongs to the release that the lock states.
 
@@ -52,10 +47,9 @@ def matches(field: str, stated: str, actual: str) -> bool:
     2.13.0+rocm7.2.
     """
     if field == "rocm":  # patch releases are compatible
-        return release(stated)[:2] == release(actual)[:2]
-    if release(stated) != release(actual)[: len(release(stated))]:
-        return False
-    return bool(re.fullmatch(r"[\d.]+", stated)) or actual.startswith(stated)
+        stated = ".".join(stated.split(".")[:2])
+    form = "=={}" if "+" in stated else "=={}.*"
+    return SpecifierSet(form.format(stated), prereleases=True).contains(actual)
 
 
 def check_entry(

@@ -4,6 +4,8 @@ containers/engine.py connects to the engine and pulls images.
 """
 
 import contextlib
+import functools
+import os
 import re
 import resource
 import socket
@@ -11,6 +13,7 @@ import sys
 import time
 import urllib.parse
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -103,10 +106,31 @@ def check(plan: Plan, host: Host) -> dict[str, Any]:
     return facts
 
 
+@dataclass(frozen=True)
+class Kind:
+    """The properties of an engine that its containers' settings depend on."""
+
+    podman: bool
+    rootless: bool
+    limits: bool  # whether it can limit memory and processes
+
+
+@functools.cache  # podman takes half a second to answer
+def kind_of(client: docker.DockerClient) -> Kind:
+    info = client.info()
+    # podman before 4.6 has only the key Rootless.
+    options = info.get("SecurityOptions") or []
+    rootless = info.get("Rootless") or any("name=rootless" in option for option in options)
+    # podman claims limits with cgroups v1, which no rootless engine can set.
+    limits = all(info.get(key, True) for key in ("MemoryLimit", "PidsLimit"))
+    limits = limits and not (rootless and info.get("CgroupVersion") == "1")
+    return Kind("BuildahVersion" in info, bool(rootless), limits)
+
+
 def check_limits(client: docker.DockerClient, plan: Plan) -> None:
     """Raise HostError if the engine would silently ignore the limits of a container."""
     with host_errors():
-        kind = images_engine.kind(client)
+        kind = kind_of(client)
     needed = {
         "method.rewards.code_tests" if spec.confinement else "runtime.memory_gb"
         for spec in plan.containers.values()
@@ -124,8 +148,8 @@ def check_tools(client: docker.DockerClient, plan: Plan, image_id: str) -> None:
     """Raise HostError if the image lacks a program that the plan needs."""
 
     def run(argv: list[str]) -> str:
-        with host_errors():
-            code, lines = images_engine.run(client, image_id, argv)
+        with host_errors(), images_engine.ran(client, image_id, argv) as (code, lines, _):
+            pass
         if code or not lines:
             raise HostError(f"container={plan.config.container.name}: python3 failed: {lines[-1:]}")
         return lines[-1]
@@ -256,7 +280,7 @@ def highest_limits(client: docker.DockerClient, spec: ContainerSpec) -> dict[str
     if spec.confinement:
         return {}
     limits = {n: resource.getrlimit(getattr(resource, f"RLIMIT_{n.upper()}"))[1] for n in LIMITS}
-    if not images_engine.kind(client).rootless:
+    if not kind_of(client).rootless:
         del limits["memlock"]
     elif spec.memlock and limits["memlock"] != resource.RLIM_INFINITY:
         print(
@@ -281,7 +305,7 @@ def create(
             if is_ours(old.name, old.labels, host):
                 remove(old)
         arguments = sdk_arguments(spec, highest_limits(client, spec))
-        kind = images_engine.kind(client)
+        kind = kind_of(client)
         if kind.podman and spec.confinement:
             # podman rejects nr_inodes; the memory limit counts inodes. In a read-only container, it
             # adds writable file systems, where a job could leave files for later jobs.
@@ -294,7 +318,8 @@ def create(
         if kind.rootless:
             host_config["Annotations"] = {KEEP_GROUPS: "1"}
         # The caller owns the files that ranks write, and is root in a rootless engine.
-        user = spec.user if spec.confinement else images_engine.caller(client)
+        caller = "0:0" if kind.rootless else f"{os.getuid()}:{os.getgid()}"
+        user = spec.user if spec.confinement else caller
         settings = {"image": image_id, "user": user, "host_config": host_config}
         created = client.api.create_container(**{**arguments["container"], **settings})
         return client.containers.get(created["Id"])

@@ -153,7 +153,7 @@ VALID = {
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """Return a temporary folder that replaces containers/."""
-    for name in "Dockerfile other/Dockerfile install.py probe.py one.lock two.lock".split():
+    for name in "Dockerfile other/Dockerfile install.py one.lock two.lock".split():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(f"content of {name}\n")
     monkeypatch.setattr(images, "FOLDER", tmp_path)
@@ -193,7 +193,7 @@ def test_read_valid_entry(folder):
     ({"env": ["A=1"]}, "env"),
 ])  # fmt: skip
 def test_reject_wrong_field(folder, change, key):
-    with pytest.raises(UserError, match=rf"images\.mine\.{key}\b"):
+    with pytest.raises(UserError, match=rf"images\.mine\b.*\b{key}\b"):
         images.entry("mine", {**VALID, **change})
 
 
@@ -202,7 +202,7 @@ def test_reject_missing_files_and_fields(folder):
     with pytest.raises(UserError, match=r"containers/three\.lock, containers/four\.lock"):
         images.entry("mine", {**VALID, "locks": locks})
     fields = {key: value for key, value in VALID.items() if key not in ("source", "base")}
-    with pytest.raises(UserError, match=r"images\.mine\.base: .*\n.*images\.mine\.source: "):
+    with pytest.raises(UserError, match="images.mine: .*'base' and 'source'"):
         images.entry("mine", fields)
 
 
@@ -243,7 +243,7 @@ def test_tag_depends_on_base_and_inputs(folder, change, same):
     assert (images.entry("another", {**VALID, **change}).tag == before) is same
 
 
-@pytest.mark.parametrize("file", ["Dockerfile", "install.py", "probe.py", "one.lock", "two.lock"])
+@pytest.mark.parametrize("file", ["Dockerfile", "install.py", "one.lock", "two.lock"])
 def test_tag_changes_with_each_input_file(folder, file):
     before = images.entry("mine", VALID).tag
     (folder / file).write_text("changed")

@@ -24,7 +24,7 @@ def test_settings_reach_the_container_as_files(tmp_path):
     bundle.write_text("certificate")
     settings = {"PIP_CERT": str(bundle), "PIP_CLIENT_CERT": "/absent", "HTTPS_PROXY": "http://p"}
     files = packages.files_for(IMAGE, settings)
-    with tarfile.open(fileobj=packages.tar(files)) as archive:
+    with tarfile.open(fileobj=engine.tar(files)) as archive:
         assert {(m.mode, m.uid, m.mtime) for m in archive} == {(0o644, 0, 0)}
         assert archive.getnames() == list(files)
     names = {Path(name).name: data for name, data in files.items()}
@@ -33,7 +33,7 @@ def test_settings_reach_the_container_as_files(tmp_path):
     assert files[inside["PIP_CERT"].lstrip("/")] == b"certificate"
     locks = [name for name in names if name.endswith(".lock")]
     assert locks == ["0-tools.lock", "1-requirements.lock"]
-    assert {"install.py", "probe.py"} < names.keys()
+    assert "install.py" in names
 
 
 # ---- Causes of a failure
@@ -115,7 +115,7 @@ def test_remedy_of_a_failed_pull(explanation, named, monkeypatch):
 def test_a_log_shows_the_activity_at_intervals(monkeypatch):
     said = queue.Queue()
     monkeypatch.setattr(progress, "QUIET_S", 0.001)
-    monkeypatch.setattr(progress.Console, "print", lambda _, text, **options: said.put(text))
+    monkeypatch.setattr(progress, "print", lambda text, **_: said.put(text), raising=False)
     with progress.phase("build") as phase:
         assert "started" in said.get(timeout=60)
         phase.say("Step 2/9")

@@ -31,7 +31,6 @@ from xdist.scheduler import LoadFileScheduling
 from containers import engine as engines
 from containers import images, install
 from containers.engine import raise_errors
-from containers.images import LABEL
 from tests.conftest import ROOT
 
 BUILD = [sys.executable, str(ROOT / "containers/build.py")]
@@ -309,7 +308,7 @@ def unnamed(engine) -> set[str]:
     used = {container["ImageID"] for container in engine.api.containers(all=True)}
     return {
         image.id
-        for image in engine.images.list(filters={"dangling": True, "label": f"{LABEL}.image"})
+        for image in engine.images.list(filters={"dangling": True, "label": engines.BUILDER})
     } - used
 
 

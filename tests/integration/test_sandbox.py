@@ -274,7 +274,7 @@ def test_image_has_only_python(engine, sandbox_image, base):
         "command -v pip pip3 sudo; find / -xdev -perm /6000 -type f 2>/dev/null; ls /sys/class/net"
     )
     assert inside(engine, sandbox_image, "sh", "-c", programs) == "lo\n"
-    probed = json.loads(inside(engine, sandbox_image, "python", "/opt/recipes/probe.py"))
+    probed = verify.probe(engine, sandbox_image)
     entry = images.load()["sandbox"]
     verify.check_entry(entry, {**probed, "python": entry.python}, base_replaced=False)
     assert probed["packages"] == 0
