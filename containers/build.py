@@ -134,20 +134,19 @@ def make(client: docker.DockerClient, request: Request) -> None:
     base, replaced = pull_base(client, request), engine.find(client, reference)
     log_file, installed, python = packages.log_file(image), base.id, "python3"
     log_file.parent.mkdir(parents=True, exist_ok=True)
-    with log_file.open("w", encoding="utf-8") as log:
-        if image.locks:
-            with phase("install", log) as step:
-                installed = packages.install(client, image, base.id, step)
-            python = "/opt/recipes/bin/python"
-        try:
+    try:
+        with log_file.open("w", encoding="utf-8") as log:
+            if image.locks:
+                with phase("install", log) as step:
+                    installed = packages.install(client, image, base.id, step)
+                python = "/opt/recipes/bin/python"
             probed = probe(client, request, installed, python, base)
             with phase("build", log) as step:
                 labels = labels_of(request, base, probed)
                 built = build(client, image, {"BASE": base.id, "INSTALLED": installed}, labels)
                 step.result = f"{built.attrs['Size'] / 1e9:.2f} GB with its base"
-        finally:
-            if image.locks:
-                client.images.remove(installed)
+    finally:
+        engine.sweep(client)
     if replaced and not client.images.get(replaced.id).tags and not engine.digests(replaced):
         replaced.remove()
 

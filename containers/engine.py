@@ -176,11 +176,12 @@ def builder() -> str:
 
 
 def sweep(client: docker.DockerClient) -> None:
-    """Remove the containers and unnamed images that killed builds left on this host."""
+    """Remove what builds that have ended left on this host, and what this process left."""
 
     def is_left(thing: Any) -> bool:
         host, _, pid = thing.labels[BUILDER].partition("/")
-        return host == socket.gethostname() and not psutil.pid_exists(int(pid))
+        is_ours = host == socket.gethostname()
+        return is_ours and (int(pid) == os.getpid() or not psutil.pid_exists(int(pid)))
 
     every = {"all": True, "ignore_removed": True}
     for container in filter(is_left, client.containers.list(filters={"label": BUILDER}, **every)):
