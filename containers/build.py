@@ -147,7 +147,8 @@ def make(client: docker.DockerClient, request: Request) -> None:
                 step.result = f"{built.attrs['Size'] / 1e9:.2f} GB with its base"
     finally:
         engine.sweep(client)
-    if replaced and not client.images.get(replaced.id).tags and not engine.digests(replaced):
+    replaced = replaced and client.images.get(replaced.id)  # may have lost its name
+    if replaced and not replaced.tags and not engine.digests(replaced):
         replaced.remove()
 
 

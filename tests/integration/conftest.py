@@ -306,10 +306,9 @@ def build_containers(engine) -> set[str]:
 def unnamed(engine) -> set[str]:
     """Return the ids of builds' unnamed images that no container uses."""
     used = {container["ImageID"] for container in engine.api.containers(all=True)}
-    return {
-        image.id
-        for image in engine.images.list(filters={"dangling": True, "label": engines.BUILDER})
-    } - used
+    ours = {f"{LABEL}.image", engines.BUILDER}
+    images = engine.images.list(filters={"dangling": True})
+    return {image.id for image in images if ours & image.labels.keys()} - used
 
 
 def inside(engine, image: str, *argv: str, **options) -> str:
