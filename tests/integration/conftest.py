@@ -31,6 +31,7 @@ from xdist.scheduler import LoadFileScheduling
 from containers import engine as engines
 from containers import images, install
 from containers.engine import raise_errors
+from containers.images import LABEL
 from tests.conftest import ROOT
 
 BUILD = [sys.executable, str(ROOT / "containers/build.py")]
