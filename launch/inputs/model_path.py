@@ -116,6 +116,13 @@ def has_chat_template(config: Config) -> bool:
     return model.init == Init.pretrained and INSTRUCT.search(model.hub_id or "") is not None
 
 
+def lacks_chat_template(config: Config) -> bool:
+    """Return whether local files show that the tokenizer has no chat template."""
+    folder = config.model.path
+    has_tokenizer = folder is not None and (Path(folder) / "tokenizer_config.json").is_file()
+    return has_tokenizer and not has_chat_template(config)
+
+
 def _weights(path: Path) -> list[Path]:
     """Return the files that transformers loads: those in the index, model.safetensors, or all."""
     if (path / INDEX).is_file():

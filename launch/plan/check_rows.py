@@ -10,7 +10,7 @@ from launch.core import row_formats
 from launch.core.errors import UserError, near_or_all
 from launch.core.json_lines import json_rows
 from launch.core.near_names import columns_hint
-from launch.core.row_check import check_forms, check_row, conformed, form_of
+from launch.core.row_check import are_messages, check_forms, check_row, conformed, form_of
 from launch.core.row_columns import mapped, mapping_of
 from launch.core.row_messages import Row
 from launch.core.row_tests import parse_tests
@@ -117,6 +117,7 @@ def _check_file(
     place, reader, row_format = "", f"{file.key} of method={file.row_format}", file.row_format
     if row_format == TOKENIZER:
         row_format, reader = "sft", f"{file.key}, from which random weights get a tokenizer,"
+    lacks_template = model_path.lacks_chat_template(config)
     present, lines = set[str](), json_rows(file.path)
     rows = mapped(itertools.islice(lines, number), file.data, row_format)
     for n, (place, row) in enumerate(rows):
@@ -129,6 +130,12 @@ def _check_file(
         if n < FIRST_ROWS:
             row = conformed(row, row_format)
             check_row(row, place, row_format)
+            if lacks_template and any(map(are_messages, row.values())):
+                raise UserError(
+                    f"{place}: messages need a chat template, and {config.model.path} has none. "
+                    "Use: model.chat_template=<file.jinja>, the model's instruct version, or rows "
+                    "of text."
+                )
             if file.is_training and row_format == config.method.rows:
                 forms.setdefault(form_of(row, row_format), place)
                 _check_fields(config, place, row)

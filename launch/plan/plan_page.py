@@ -73,7 +73,9 @@ def pipeline_page(run_dir: Path, plans: list[Plan], host: Host, verbose: bool) -
         ("time", total_time(plans)),
         *repeated("targets", targets(plans)),
     ]
-    facts += [("hardware", _hardware(plans[0].config)), *_needs(plans, host)]
+    used = max(placement.num_gpus(plan.config) for plan in plans)
+    some = f"; {used} used" if used < plans[0].config.hardware.gpus_per_node else ""
+    facts += [("hardware", _hardware(plans[0].config) + some), *_needs(plans, host)]
     facts.append(("output", next_steps.short_path(run_dir)))
     details = [line for plan in plans if verbose for line in page(plan, None, True)]
     return [run_dir.parent.name, *lines, "", *_aligned(facts), "", *details]

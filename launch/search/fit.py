@@ -51,7 +51,8 @@ class Change:
 
     def __str__(self) -> str:
         needs = f"{self.tightest.total_gb:.0f} of {self.tightest.capacity_gb:.0f} GB"
-        return f"{' '.join(self.overrides)}   ({self.cost}; {needs})"
+        barely = "little margin: " if margin.close(self.tightest) else ""
+        return f"{' '.join(self.overrides)}   ({self.cost}; {barely}{needs})"
 
 
 def shortage(plan: Plan) -> str | None:
@@ -101,7 +102,10 @@ def _listed(offers: list[Change]) -> str:
 
 
 def changes(config: Config, command: Request, host: Host) -> list[Change]:
-    """Return up to MAX_CHANGES changes that fit: first single remedies, then pairs."""
+    """Return up to MAX_CHANGES changes that fit: first single remedies, then pairs.
+
+    Changes that leave less than the planner's margin come last.
+    """
     print("The run does not fit. Looking for changes that make it fit.", file=sys.stderr)
     batches = _smaller_batches(config)
     # bnpo averages over the tokens of a rank's micro-batch, regardless of the accumulation.
@@ -110,6 +114,7 @@ def changes(config: Config, command: Request, host: Host) -> list[Change]:
     table = [*smallest, *remedies.remedies(config)]
     results: list[Change] = []
     solved: list[set[str]] = []
+    barely: list[set[str]] = []  # without a margin, which another remedy may add
     for combined in [*((remedy,) for remedy in table), *itertools.combinations(table, 2)]:
         candidate = [override for remedy, _ in combined for override in remedy]
         names = {override.partition("=")[0] for override in candidate}
@@ -118,22 +123,28 @@ def changes(config: Config, command: Request, host: Host) -> list[Change]:
         tightest = _fitting(command.plus(*candidate), host)
         if tightest is None:
             continue
-        solved.append(set(candidate))
+        is_close = margin.close(tightest)
+        if is_close and any(fits <= set(candidate) for fits in barely):
+            continue
+        (barely if is_close else solved).append(set(candidate))
         if combined[0] in smallest:
             rest = candidate[len(batches[-1]) :]
             others = command.plus(*rest)
             first = bisect.bisect_left(
                 batches,
                 True,
-                key=lambda smaller: _fitting(others.plus(*smaller), host) is not None,
+                key=lambda smaller: (
+                    (entry := _fitting(others.plus(*smaller), host)) is not None
+                    and (is_close or not margin.close(entry))
+                ),
             )
             candidate = [*batches[first], *rest]
             tightest = _fitting(command.plus(*candidate), host) or tightest
         cost = "; ".join(cost for _, cost in combined if cost) or "same results"
         results.append(Change(candidate, cost, tightest))
-        if len(results) == MAX_CHANGES:
+        if solved and len(results) >= MAX_CHANGES:
             break
-    return results
+    return sorted(results, key=lambda change: margin.close(change.tightest))[:MAX_CHANGES]
 
 
 def _fitting(command: Request, host: Host) -> Memory | None:

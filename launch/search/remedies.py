@@ -11,6 +11,7 @@ from launch.estimate.batch_counts import ACCUMULATION, batch
 from launch.estimate.rank_memory import OPTIMIZERS, has_reference
 from launch.machine import placement
 from launch.rules.topology import longest
+from launch.rules.warnings import adapter_rate
 from launch.schema import Config
 from launch.schema.trainer_args import known, value, value_or_none
 
@@ -59,11 +60,13 @@ def remedies(config: Config) -> Iterator[Remedy]:
         yield ["method.args.optim=adamw_8bit"], "AdamW's moments are rounded to 8 bits"
     if precision.weights == "fp32":
         yield _half_weights(config)
+    rate = adapter_rate(with_value(config, "adapter.rank", 1))
+    rates = [rate] if rate else []
     if trains_all and trains:
-        yield ["adapter=lora"], "trains about 1% of the parameters"
+        yield ["adapter=lora", *rates], "trains about 1% of the parameters"
     if config.adapter.name in ("none", "lora") and trains and has_nf4:
         cost = "trains about 1% of the parameters and rounds the rest to 4 bits"
-        yield ["adapter=qlora", "precision=nf4"], cost
+        yield ["adapter=qlora", "precision=nf4", *rates], cost
     for key in ("max_length", "max_completion_length"):
         if batch(config).sequence >= 512 and (most := value_or_none(config, key)):
             yield [f"method.args.{key}={int(most) // 2}"], "truncates longer rows"

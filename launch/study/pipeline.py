@@ -226,7 +226,10 @@ class Pipeline:
                 raise type(error)(f"phase {phase}: {error}") from error
 
     def not_run_notes(self) -> list[str]:
-        return [f"phase {phase} is not run: {why}" for phase, why in self.not_run.items()]
+        return [
+            f"phase {phase} is not run: {why} The other phases run without it."
+            for phase, why in self.not_run.items()
+        ]
 
     def check_any_runs(self, plans: dict[str, Plan]) -> None:
         if plans.keys() <= self.not_run.keys():

@@ -26,6 +26,8 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import date
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,7 @@ LONG = 1000
 PROMPT = 200  # tokens per prompt
 POLL_S = 0.05
 LAST_LINES = 15
+PACKAGES = ("torch", "transformers", "trl", "vllm", "unsloth")
 MEASURED = RESULTS / "speed.jsonl"
 PEERS = [sys.executable, str(ROOT / "tests/gpu/peers.py")]
 # Several ranks of TRL shard fp32 weights, because DDP's do not fit 80 GB at 4B.
@@ -168,6 +171,7 @@ def measure_side(row_name: str, side: str, session: Session, gpus: list[int]) ->
     code = process.poll()
     stop(process)
     result: Result = {"row": row_name, "side": side, "gpu": session.gpu, "gpus": len(gpus)}
+    result |= {"date": f"{date.today()}", "versions": versions(side)}
     result["first_step_s"] = first_step_s
     result["settings"] = settings(row, name, side, session.folder)
     if len(lines) >= num_steps:
@@ -184,6 +188,14 @@ def measure_side(row_name: str, side: str, session: Session, gpus: list[int]) ->
     for checkpoints in (session.folder / "runs" / name).glob("[0-9]*/checkpoints"):
         shutil.rmtree(checkpoints, ignore_errors=True)  # saving may have been interrupted
     return result
+
+
+def versions(side: str) -> dict[str, str]:
+    """Return the versions of a side's packages. unsloth's own folder comes first."""
+    site = os.environ.get("UNSLOTH_SITE") if side.startswith("unsloth") else None
+    found = distributions(path=[*filter(None, [site]), *sys.path])
+    installed = {package.name: package.version for package in reversed([*found])}
+    return {name: installed[name] for name in PACKAGES if name in installed}
 
 
 def num_gpus(row: Row, side: str) -> int:

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from launch.estimate import margin
 from launch.plan import predictions
 from tests.gpu import published
 
@@ -20,6 +21,12 @@ def test_large_errors_have_reasons_and_all_reasons_are_used():
     assert {reason for row in rows for reason in row.reasons} == set(published.MEMORY_REASONS)
     timed = [row for section in published.SPEED.values() for row in section]
     assert {reason for row in timed for reason in row.reasons} == set(published.SPEED_REASONS)
+
+
+def test_the_worst_published_memory_is_the_one_that_plans_state():
+    rows = [row for row in published.MEMORY["Measured by others"] if " to " not in row.stated]
+    worst = max(row.number / row.predicted_gb for row in rows)
+    assert worst == pytest.approx(margin.WORST_PUBLISHED, abs=0.005)
 
 
 def test_errors_of_published_ranges():

@@ -129,6 +129,7 @@ def test_results_of_a_peer_and_of_a_failure(tmp_path, monkeypatch):
     ]
     assert loop["timed_tokens"] == row.timed * 2 * 16
     assert loop["tokens_per_second"] > 0
+    assert all(side["date"] and side["versions"]["torch"] for side in (loop, broken))
     assert broken["error"].startswith("exit code 2, 0 steps\n")
     assert "tokens_per_second" not in broken
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from contextlib import nullcontext
 
 import pytest
 
@@ -140,6 +141,21 @@ def test_text_prompts_of_a_model_with_a_chat_template(tmp_path, write, row, over
     (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
     config = compose(shlex.split(overrides.replace("rows.jsonl", path)))
     assert [line.partition(":")[0] for line in row_warnings(config)] == keys
+
+
+@pytest.mark.parametrize(("rows", "overrides", "rejects"), [
+    ([{"messages": [ANSWER]}], "method=sft", True),
+    ([{"messages": [ANSWER]}], "method=sft model.chat_template=chat.jinja", False),
+    ([{"text": "a"}], "method=sft", False),
+    ([MESSAGES], "method=grpo", True),
+])  # fmt: skip
+def test_messages_need_a_chat_template(tmp_path, write, rows, overrides, rejects):
+    path = write(rows)
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    (tmp_path / "chat.jinja").write_text("{{ messages }}")
+    words = f"hardware=cpu topology=single data=jsonl data.path={path} model.path=. {overrides}"
+    with pytest.raises(UserError, match="chat template") if rejects else nullcontext():
+        check_rows(compose(words.split()), False)
 
 
 @pytest.mark.parametrize(("answer", "overrides", "warns"), [

@@ -231,6 +231,25 @@ def test_a_largest_batch_that_is_slower_than_the_default_one_says_so(overrides, 
     assert both == [is_slower, is_slower]
 
 
+@pytest.mark.parametrize(("overrides", "are_close"), [
+    ("model=qwen3_32b adapter=qlora precision=nf4", [True]),
+    ("model=qwen3_8b", [False, True]),
+])  # fmt: skip
+def test_offers_with_a_margin_come_first_and_others_say_so(overrides, are_close):
+    command = ["hardware=rx7900xtx", "method=sft", *overrides.split()]
+    offers = changes(command)
+    assert [margin.close(offer.tightest) for offer in offers] == are_close
+    assert ["little margin" in str(offer) for offer in offers] == are_close
+
+
+def test_an_offered_adapter_has_its_learning_rate():
+    command = ["hardware=rx7900xtx", "method=sft", "model=qwen3_8b"]
+    for offer in changes(command):
+        assert "method.args.learning_rate=0.0002" in offer.overrides
+    for offer in changes([*command, "method.args.learning_rate=1e-4"]):
+        assert not any("learning_rate" in override for override in offer.overrides)
+
+
 def test_a_run_that_does_not_fit_is_not_started(capsys, tmp_path):
     command = [*tight("adapter"), "runtime=local", f"run_root={tmp_path}"]
     assert run.main(command) == 3

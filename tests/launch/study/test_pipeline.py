@@ -139,12 +139,19 @@ def test_an_optional_phase_that_cannot_run_is_left_out_with_its_reason(launch):
     shown = json.loads(launch(*given).out)
     assert list(shown["phases"]) == ["a", "b", "c"]
     assert "phase vllm is not run: topology=split: no released vLLM" in shown["warnings"][0]
+    assert shown["warnings"][0].endswith("The other phases run without it.")
     alone = "phases=[{name: a, optional: true, overrides: ['precision=bf16']}]"
     done = launch("hardware=mi50", alone, "mode=plan")
     assert (done.code, done.out) == (3, "")
     assert "phase a is not run: precision=bf16" in done.err
     typed = launch("hardware=mi50", *OPTIONAL, "method.args.max_stps=1", "mode=plan")
     assert typed.code == 2  # a mistake of the command line is not a reason of this machine
+
+
+def test_a_pipeline_names_the_gpus_that_it_uses_of_a_node(launch):
+    lines = launch("hardware=mi300x", "experiment=hardware_report", "mode=plan").out.splitlines()
+    [hardware] = [line for line in lines if line.startswith("  hardware")]
+    assert hardware.endswith("; 2 used")
 
 
 def test_after_an_optional_phase_has_failed_the_others_run(tmp_path, monkeypatch, phases_that_end):
