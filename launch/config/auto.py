@@ -50,12 +50,9 @@ def other_groups(composed: DictConfig) -> list[str]:
         for group, choose in choices.items()
         if composed[group].name == "auto"
     ]
-    if (
-        "topology=split" in overrides
-        and not _is_replicated(composed)
-        and OmegaConf.is_missing(composed.topology, "strategy")
-    ):
-        overrides.append("topology.strategy=fsdp")
+    is_split = "topology=split" in overrides or composed.topology.name == "split"
+    if is_split and OmegaConf.is_missing(composed.topology, "strategy"):
+        overrides.append(f"topology.strategy={strategy_of_split(composed)}")
     if "precision=fp16" in overrides and OmegaConf.is_missing(composed.precision, "weights"):
         overrides.append("precision.weights=fp16")
     return overrides
@@ -84,15 +81,27 @@ def topology(composed: DictConfig) -> str:
     is `single` on one GPU. On several it is `split` if the method generates and vLLM supports the
     GPU, `ddp` if a replica fits on one GPU or its weights are nf4, or `fsdp`.
     """
-    nodes = composed.runtime.slurm.nodes
-    gpus = nodes * (composed.topology.num_gpus or composed.hardware.gpus_per_node)
+    gpus = _num_gpus(composed)
     if composed.method.topologies:
         return str(composed.method.topologies[0 if gpus == 1 else -1])
     if gpus == 1:
         return "single"
-    if composed.method.generates and composed.hardware.vllm and nodes == 1:
+    if composed.method.generates and composed.hardware.vllm and composed.runtime.slurm.nodes == 1:
         return "split"
     return "ddp" if _is_replicated(composed) else "fsdp"
+
+
+def strategy_of_split(composed: DictConfig) -> str:
+    """Return how the trainers of a split share the model. A single one has nothing to share."""
+    topology = composed.topology
+    servers = topology.servers if isinstance(topology.servers, int) else 1  # it may be auto
+    trainers = _num_gpus(composed) - max(1, servers) * topology.server_tensor_parallel
+    return "ddp" if trainers <= 1 or _is_replicated(composed) else "fsdp"
+
+
+def _num_gpus(composed: DictConfig) -> int:
+    nodes = composed.runtime.slurm.nodes
+    return int(nodes * (composed.topology.num_gpus or composed.hardware.gpus_per_node))
 
 
 def data(composed: DictConfig) -> str:
@@ -115,12 +124,13 @@ def fits_on_one_gpu(composed: DictConfig) -> bool:
     """Return whether the complete training state fits on one GPU.
 
     The state has 20 bytes per parameter: fp32 weights, gradients and two AdamW moments
-    (arXiv:1910.02054, section 3.1), and DDP's gradient buckets. A reference model adds 4 bytes. A
-    fifth of the memory is left for activations.
+    (arXiv:1910.02054, section 3.1), and DDP's gradient buckets. A reference model adds 4 bytes. The
+    planner's error and a tenth of the memory, for activations, are left.
     """
     bytes_per_parameter = 24 if composed.method.reference == Reference.always else 20
     state_gb = bytes_per_parameter * composed.model.num_parameters / 1e9
-    return bool(state_gb < 0.8 * GIB * composed.hardware.memory_gb)
+    most_gb = state_gb * (1 + composed.hardware.memory_error)
+    return bool(most_gb < 0.9 * GIB * composed.hardware.memory_gb)
 
 
 def overlap(config: Config) -> bool:

@@ -37,6 +37,7 @@ SIZES = {
 # Rows keep their text, which the small vocabulary splits into about three times as many tokens as a
 # real one. max_length is multiplied by this.
 LENGTH_FACTOR = 4
+MIN_ROWS = 32  # of the training data
 # Tokens of a sequence. DPO's batch of this length takes 2.2 GB, and memory grows with the square.
 MAX_TOKENS = 2048
 # Arguments of vLLM's engine that also work on a CPU, unlike those for kernels and dtypes.
@@ -76,7 +77,6 @@ def scale_down(config: Config) -> tuple[Config, list[str]]:
     _shrink_model(small)
     has_small_vocabulary = small.model.vocab_size < config.model.vocab_size
     replaced = _shrink_arguments(small, LENGTH_FACTOR if has_small_vocabulary else 1)
-    _shrink_data(small)
     if small.adapter.rank is not None and small.adapter.path is None:  # else the file sets it
         _set(small, "adapter.rank", min(small.adapter.rank, 4))
     if config.precision.name != "fp32" and not _has_precision(config):
@@ -94,6 +94,7 @@ def scale_down(config: Config) -> tuple[Config, list[str]]:
         )
     replaced += _shrink_topology(small)
     replaced += _shrink_effective_batch(small)
+    _shrink_data(small)  # after the batch, which needs its rows
     if small.debug == Debug.memory_fault:
         replaced.append(f"debug={small.debug.name}: its variables only affect a GPU")
         small.debug = Debug.none
@@ -161,13 +162,23 @@ def _shrink_model(config: Config) -> None:
 
 
 def _shrink_data(config: Config) -> None:
-    data = config.data
+    data, rows = config.data, max(MIN_ROWS, _rows_of_a_step(config))
     if data.kind == "samples":  # samples of random weights have equal scores
         _set(config, "data.pairs_of_any", True)
-    _set(config, "data.num_train", data.num_train and min(data.num_train, 32))
+    _set(config, "data.num_train", data.num_train and min(data.num_train, rows))
     _set(config, "data.num_heldout", min(data.num_heldout, 8))
     if "data.num_train" not in config.smoke_keeps:  # data.limit would cut the user's number
-        _set(config, "data.limit", min(data.limit or 32, 32))
+        _set(config, "data.limit", min(data.limit or rows, rows))
+
+
+def _rows_of_a_step(config: Config) -> int:
+    """Return the rows that a generation or an optimizer step needs. TRL drops smaller batches."""
+    if not config.method.trains:
+        return 0
+    if config.method.generates:
+        group = int(trainer_args.value(config, "num_generations"))
+        return batch_counts.generation_batch(config) // group
+    return batch_counts.batch(config).sequences
 
 
 def _shrink_arguments(config: Config, length_factor: int) -> list[str]:

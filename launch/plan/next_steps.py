@@ -27,8 +27,9 @@ def commands(config: Config, run_dir: Path, request: Request) -> dict[str, str]:
         return steps
     model = f"model.path={short_path(source)}"
     # An experiment also sets arguments of the method, so its hardware replaces it.
-    has_experiment = any(override.key_or_group == "experiment" for override in request.parsed)
-    place = [f"hardware={config.hardware.name}"] * has_experiment + kept(request)
+    groups, place = {override.key_or_group for override in request.parsed}, kept(request)
+    if "experiment" in groups and "hardware" not in groups:
+        place = [f"hardware={config.hardware.name}", *place]
     evaluation = Request([*place, "method=evaluate", model])
     # A pipeline has its own evaluations.
     if config.data.has_heldout and not config.phases and _has_answers(config, evaluation):

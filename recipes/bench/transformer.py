@@ -98,9 +98,10 @@ def scaling(config: DictConfig) -> dict[str, Any]:
         notes = [gpt.note(config)]
         unavailable = [str(n) for n in args.num_gpus if n > world]
         if unavailable:
+            more = f"use topology.num_gpus={max(args.num_gpus)}"
             notes.append(
                 f"{', '.join(unavailable)} GPUs are left out, because this run has {world}. "
-                f"To measure them, use topology.num_gpus={max(args.num_gpus)}."
+                f"To measure them, {'leave out smoke=true' if config.get('smoke') else more}."
             )
         # torch requires every rank to create every group, even those it does not join.
         counts = sorted(n for n in set(args.num_gpus) if 1 < n <= world)

@@ -221,7 +221,7 @@ def test_on_other_ranks_only_the_micro_batch_changes(tmp_path):
     (["hardware=mi50", "model=qwen3_1_7b", "adapter=lora"], {"precision=fp16"}),  # no bf16
     ("hardware=mi300x method=grpo model=qwen3_4b".split(),
      {"topology=colocate", "topology.servers=4"}),
-    ("hardware=mi300x method=grpo model=qwen3_8b".split(),  # too tight with DDP
+    ("hardware=mi300x method=grpo model=qwen3_8b topology.strategy=ddp".split(),  # too tight
      {"topology=colocate", "topology.servers=4"}),
     ("hardware=rx7900xtx method=grpo model=qwen3_0_6b".split(), {"topology=colocate"}),
 ])  # fmt: skip

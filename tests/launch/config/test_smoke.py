@@ -112,6 +112,19 @@ def test_an_effective_batch_that_the_ranks_do_not_divide_is_unset():
     assert any("replaces effective_batch=6: 4, 1 rank(s) x 4 x 1" in w for w in warnings)
 
 
+@pytest.mark.parametrize(("overrides", "rows"), [
+    ("method=grpo", 32),
+    # completions in pairs
+    ("method=grpo effective_batch=96", 48),
+    ("method=grpo method.args.per_device_train_batch_size=96", 48),
+    ("method=grpo method.args.steps_per_generation=20", 40),
+    ("method=sft effective_batch=64", 64),
+])  # fmt: skip
+def test_the_data_has_the_rows_of_a_step(overrides, rows):
+    data = prepared(QWEN, "topology=single", overrides)[0].data
+    assert (data.num_train, data.limit) == (rows, rows)
+
+
 @pytest.mark.parametrize(("overrides", "length"), [
     ("method=sft model=qwen3_8b method.args.max_length=256", 256),
     ("experiment=mi50_phase1", 4 * 400),

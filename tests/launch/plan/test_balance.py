@@ -78,10 +78,10 @@ def test_auto_is_the_fastest_number_of_servers():
 
 
 @pytest.mark.parametrize("overrides", [
-    ["effective_batch=256"],
-    ["effective_batch=128"],
+    ["effective_batch=256", "topology.strategy=ddp"],
+    ["effective_batch=128", "topology.strategy=ddp"],
     ["effective_batch=128", "topology.strategy=fsdp"],
-    [],  # fewer trainers, fewer sequences per step
+    ["topology.strategy=ddp"],  # fewer trainers, fewer sequences per step
 ])  # fmt: skip
 def test_auto_takes_the_fewest_seconds_per_sequence(overrides):
     """With several trainers, 8B under DDP fits an MI300X without the planner's margin."""

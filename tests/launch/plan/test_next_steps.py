@@ -31,6 +31,7 @@ DOCKER = "method=grpo hardware=mi300x model=qwen3_0_6b runtime=docker runtime.sh
     ("method=sft hardware=cpu data=ultrachat", ["report", "chat", "export"]),
     ("method=sft hardware=cpu data=gsm8k", ALL),
     ("experiment=mi300x_sft_qwen3_4b", ALL),
+    ("experiment=mi300x_sft_qwen3_4b hardware=mi350x", ALL),
 ])  # fmt: skip
 def test_offered_commands_can_be_planned(tmp_path, monkeypatch, words, steps):
     monkeypatch.chdir(tmp_path)
@@ -50,6 +51,8 @@ def test_offered_commands_can_be_planned(tmp_path, monkeypatch, words, steps):
         if step == "report":
             assert kind_of(Path(*arguments)) == "run"
             continue
+        keys = [argument.partition("=")[0] for argument in arguments]
+        assert len({*keys}) == len(keys)
         planned, _ = prepare(compose(chat.overrides(arguments) if step == "chat" else arguments))
         check_files(planned, all_lines=True)
         model = str(folder / "model")

@@ -35,7 +35,8 @@ TIGHT = {  # commands that do not fit, and the start of an override among the ch
     "sharding": ("hardware=mi210 model=qwen3_4b method=sft topology=ddp", "topology=fsdp"),
     "adapter": ("hardware=rx7900xtx model=qwen3_4b method=sft", "adapter=lora"),
     "split": (
-        "hardware=mi210 model=qwen3_4b method=grpo topology=split topology.num_gpus=4",
+        "hardware=mi210 model=qwen3_4b method=grpo topology=split topology.num_gpus=4 "
+        "topology.strategy=ddp",
         "topology.strategy=fsdp",
     ),
     "offload": (
@@ -325,7 +326,10 @@ def test_a_plan_that_barely_fits_has_a_warning(overrides, words):
 
 
 @pytest.mark.parametrize(("overrides", "first"), [
-    ("method=grpo method.args.max_completion_length=4096", "topology.strategy=fsdp"),
+    (
+        "method=grpo topology.strategy=ddp method.args.max_completion_length=4096",
+        "topology.strategy=fsdp",
+    ),
     ("method=dpo topology=ddp method.args.precompute_ref_log_probs=true", "topology=fsdp"),
     (f"method=sft topology=single speed=off {fit.BATCH}=104", None),
 ])  # fmt: skip
