@@ -24,6 +24,9 @@ SHARDED = ("fsdp", "zero2", "zero3")
 # tokens and vocabulary entries in a tile of TRL's head; our head processes all entries of a token
 # (recipes/models/head.py)
 TILE = (4096, 32768)
+# Without Triton, a head's statistics and gradients are computed in torch, for this many logits at
+# a time (recipes/models/head.py), with these bytes per logit in temporary tensors.
+FOLDED, FOLDED_BYTES = 2**23, 33
 # bytes; a head of log-probabilities stores gradients of logits up to this size
 # (recipes/models/head.py)
 MAX_STORED_GRADIENTS = 3e9
@@ -66,6 +69,7 @@ class MicroStep:
     recomputed: int | None = None  # number of layers that checkpointing recomputes; None: all
     fp8: bool = False  # linear layers multiply in fp8
     head: Head = Head.tiled
+    triton: bool = True  # its kernels compute the head
     # Liger's kernels save as little as compiled layers
     liger: bool = False
 
@@ -231,7 +235,14 @@ class MicroStep:
         return min(self.tokens, tokens) * self.model.vocab_size * self.numerics.product_bytes
 
     def tile(self) -> float:
-        """Return the bytes of the logits in memory, with the 16-bit copy of the head's weights."""
+        """Return the bytes of the logits in memory, with the 16-bit copy of the head's weights.
+
+        Without Triton, they include temporary tensors.
+        """
+        folded = min(FOLDED, self.tokens * self.model.vocab_size)
+        return self._stored_logits() + (0.0 if self.triton else FOLDED_BYTES * folded)
+
+    def _stored_logits(self) -> float:
         copies = self.numerics is Numerics.autocast
         weights = 2.0 * self.model.vocab_size * self.model.hidden_size * copies
         if self.head is Head.kept and self._logits(self.tokens) <= MAX_STORED_GRADIENTS:
@@ -290,6 +301,7 @@ def micro_step(config: Config, size: Batch) -> MicroStep:
         recomputed=None if all_layers else config.step.checkpointed_layers,
         fp8=precision.compute == "fp8",
         head=head_of(config),
+        triton=config.hardware.triton,
         liger=bool(value_or_none(config, "use_liger_kernel")),
     )
 

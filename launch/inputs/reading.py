@@ -10,8 +10,9 @@ from launch.core.errors import UserError, near
 
 
 def near_files(path: Path) -> str:
-    """Return a hint with similar names next to a missing file or directory, or ''."""
-    return near(path.name, [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else [])
+    """Return a hint with similar names of a similar type next to a missing path, or ''."""
+    others = path.parent.iterdir() if path.parent.is_dir() else ()
+    return near(path.name, [p.name for p in others if p.suffix.startswith(path.suffix[:2])])
 
 
 def json_object(file: Path) -> dict[str, Any]:

@@ -134,8 +134,9 @@ def _evidence(plan: Plan) -> str:
     if took is None:
         return "not compared with any run of this GPU yet"
     factor = took["median"]
-    text = f"the one published run of this GPU took {factor:.2g} times the predicted time"
-    if took["rows"] > 1:
+    if "run" in took:
+        text = f"the one published run ({took['run']}) took {factor:.2g} times the predicted time"
+    else:
         text = (
             f"{took['rows']} runs of this GPU took {took['least']:.2g} to {took['most']:.2g} times "
             f"the predicted time, {factor:.2g} in the middle"

@@ -86,7 +86,7 @@ class Hardware:
     gpus_per_node: int = checked(minimum=1, maximum=MAX_RANKS)
     memory_gb: float = checked(minimum=1)  # GiB, as vendors count; plans show 1e9 bytes
     # Share by which memory may exceed the plan. The default, for GPUs whose memory we never
-    # measured, warns from 85% of capacity. 10 of the 14 published runs on such GPUs took at most
+    # measured, warns from at most 85% of it. 10 of the 14 published runs on such GPUs took at most
     # 1.18 times the plan, and the worst took 1.35 times (docs/results/memory.md).
     memory_error: float = checked(0.18, minimum=0)
     unified_memory: bool = False  # the GPU shares the memory of the host

@@ -110,7 +110,9 @@ def changes(config: Config, command: Request, host: Host) -> list[Change]:
     batches = _smaller_batches(config)
     # bnpo averages over the tokens of a rank's micro-batch, regardless of the accumulation.
     is_bnpo = value_or_none(config, "loss_type") == "bnpo"
-    smallest = [(batches[-1], "averages over fewer tokens" if is_bnpo else "")] if batches else []
+    cost = "averages over fewer tokens" if is_bnpo else ""
+    cost = cost if config.method.trains else "same answers, slower"
+    smallest = [(batches[-1], cost)] if batches else []
     table = [*smallest, *remedies.remedies(config)]
     results: list[Change] = []
     solved: list[set[str]] = []
@@ -156,6 +158,9 @@ def _fitting(command: Request, host: Host) -> Memory | None:
 def _smaller_batches(config: Config) -> list[list[str]]:
     """Return overrides for ever smaller micro-batches with as many sequences per step."""
     names, size = known(config), batch(config)
+    if not config.method.trains and "batch_size" in names:
+        most = int(value(config, "batch_size"))
+        return [[f"method.args.batch_size={most >> n}"] for n in range(1, most.bit_length())]
     if "gradient_accumulation_steps" not in names:
         return []
     steps = "steps_per_generation" in names and value(config, "steps_per_generation")

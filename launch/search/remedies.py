@@ -70,8 +70,6 @@ def remedies(config: Config) -> Iterator[Remedy]:
     for key in ("max_length", "max_completion_length"):
         if batch(config).sequence >= 512 and (most := value_or_none(config, key)):
             yield [f"method.args.{key}={int(most) // 2}"], "truncates longer rows"
-    if not trains and batch(config).per_device > 1:
-        yield ["method.args.batch_size=1"], "same answers, slower"
     if runs_vllm:
         cost = "slower, but needs no memory for the longest possible sequence"
         yield ["method.args.engine=transformers"], cost
@@ -112,7 +110,9 @@ def _sharded(config: Config) -> Remedy:
 
 def _half_weights(config: Config) -> Remedy:
     """Return 16-bit weights in the dtype of the products, or in one that the GPU supports."""
-    compute, cost = config.precision.compute, "16-bit weights, which lose small updates if trained"
+    compute, cost = config.precision.compute, "weights are rounded to 16 bits"
+    if config.method.trains and config.adapter.rank is None:
+        cost += ", which loses small updates"
     low = "bf16" if "bf16" in config.hardware.precisions else "fp16"
     if compute != "fp32":
         return [f"precision.weights={low if compute == 'fp8' else compute}"], cost

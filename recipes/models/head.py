@@ -23,6 +23,7 @@ from trl.kernels import chunked_logprob as trl_kernels
 from trl.trainer import utils as trl_utils
 
 TOKENS = 4096  # per tile; its logits take 1.2 GB in 16 bits for a vocabulary of 152,000
+FOLDED = 2**23  # logits that TRL's torch code, used without Triton, processes together
 FP16_SCALE = 1024.0  # of gradients, since many probabilities are below fp16's normal range
 # For the logits' gradients in StoredHead. 4 pairs of 1,024 tokens take 2.5e9.
 MAX_STORED_BYTES = 3_000_000_000
@@ -31,6 +32,28 @@ SCALING_KEYS = (
     *("final_logit_softcapping", "logit_scale", "logits_scaling"),
     *("output_multiplier", "lm_head_multiplier"),
 )
+
+
+def _by_rows(fold: Callable[..., None]) -> Callable[..., None]:
+    """Return TRL's torch version of a kernel, applied to some rows of a tile at a time.
+
+    Its temporary tensors take 33 bytes per logit: 5 GB for 1,024 tokens and 152,000 entries.
+    """
+
+    @functools.wraps(fold)
+    def fold_rows(tile: Tensor, stride: int, *state: Any, **options: Any) -> None:
+        size = max(1, FOLDED // tile.shape[1])
+        for start in range(0, len(tile), size):
+            rows = slice(start, start + size)
+            parts = (part[rows] if isinstance(part, Tensor) else part for part in state)
+            fold(tile[rows], stride, *parts, **options)
+
+    return fold_rows
+
+
+# TRL's head and ours find them in its module
+trl_kernels._forward_tile = _by_rows(trl_kernels._forward_tile)
+trl_kernels._backward_tile = _by_rows(trl_kernels._backward_tile)
 
 
 class NllHead(torch.autograd.Function):

@@ -28,8 +28,7 @@ TRL_TAKES = {"0.20.0": ">=0.8.3", "0.26.2": "<0.12.0,>=0.10.2", "1.16.0": "<=0.3
 # Requires-Dist of vLLM for transformers, from the same source. 0.8.6 was never released, so use the
 # range of 0.8.5.
 VLLM_TAKES = {
-    "0.8.6": ">=4.51.1", "0.11.2": "<5,>=4.56.0", "0.28.0": ">=5.5.3", "0.30.0": ">=5.10.4",
-    "0.31.0": "<5.18.0,>=5.10.4",
+    "0.8.6": ">=4.51.1", "0.11.2": "<5,>=4.56.0", "0.28.0": ">=5.5.3", "0.31.0": "<5.18.0,>=5.10.4",
 }  # fmt: skip
 
 
@@ -51,7 +50,7 @@ def installed(image: Image) -> dict[str, str]:
 
 
 def test_names_of_images():
-    rocm = {"rocm", "rocm_train", "rocm_gfx908", "rocm_gfx906", "rocm_gfx906_torch"}
+    rocm = {"rocm", "rocm_train", "rocm_gfx908", "rocm_gfx906"}
     rocm |= {"rocm_rdna", "rocm_strix_halo"}
     assert set(ENTRIES) == {*rocm, *SEEDS, "cpu", "sandbox"}
 

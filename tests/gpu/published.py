@@ -207,30 +207,40 @@ def tables(
     return "\n".join([*lines, *(f"- *{word}*: {text}." for word, text in reasons.items())]) + "\n"
 
 
-def plan_errors(gpus: Container[str] | None = None) -> dict[str, dict[str, float]]:
-    """Return measured step times in predicted ones by GPU, of measurements by others and by us."""
-    times: list[tuple[str, Callable[[], float]]] = []
+def plan_errors(gpus: Container[str] | None = None) -> dict[str, dict[str, Any]]:
+    """Return measured step times in predicted ones by GPU, of measurements by others and by us.
+
+    An only measurement has the model and the precision of its `run`.
+    """
+    times: list[tuple[str, str, Callable[[], float]]] = []
     for title, rows in SPEED.items():
         for row in rows if "expected" not in title else ():
             gpu = compose(row.overrides).hardware.name
-            times.append((gpu, lambda row=row: row.error))
+            times.append((gpu, row.name, lambda row=row: row.error))
     for line in MEASURED.read_text().splitlines():
         ours = json.loads(line)
         gpu = ours["overrides"][0].partition("=")[2]
         if "step_s" in ours:
             times.append(
-                (gpu, lambda row=ours: (planned_row(row)[1].step_s or math.nan) / row["step_s"] - 1)
+                (
+                    gpu,
+                    ours["name"],
+                    lambda row=ours: (planned_row(row)[1].step_s or math.nan) / row["step_s"] - 1,
+                )
             )
     factors: dict[str, list[float]] = {}
-    for gpu, error in times:
+    runs: dict[str, str] = {}
+    for gpu, name, error in times:
         if gpus is None or gpu in gpus:
             factors.setdefault(gpu, []).append(1 / (1 + error()))
+            runs[gpu] = ", ".join(name.split(", ")[:2])
     return {
         gpu: {
             "rows": len(times),
             "least": round(min(times), 2),
             "median": round(statistics.median(times), 2),
             "most": round(max(times), 2),
+            **({"run": runs[gpu]} if len(times) == 1 else {}),
         }
         for gpu, times in sorted(factors.items())
     }

@@ -8,13 +8,16 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from omegaconf import OmegaConf
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from launch.estimate import activations, batch_counts, memory, rank_memory
 from launch.machine import placement, this_python
 from launch.plan.planning import make_plan, prepare
 from launch.schema import Config
 from launch.schema.plan import Memory
+from recipes.models import head
 from tests.conftest import ROOT, composed, host_with
 from tests.gpu import predictions
 from tests.helpers import counted
@@ -89,6 +92,18 @@ def test_micro_step_matches_torch(fused, model, numerics, rows, length, checkpoi
     peak = max(sum(parts.values()) for parts in moments.values()) - gradients
     expected = counted_by_torch(model, numerics, rows, length, checkpointing, accumulates)
     assert peak == pytest.approx(expected, rel=0.09)
+
+
+@pytest.mark.parametrize("tokens", [40, 1024])
+def test_head_without_triton_needs_what_is_planned(tokens):
+    config = six_layers("qwen3_4b", "cast", 1, tokens, "adapter=lora hardware.triton=false")
+    step = activations.micro_step(config, batch_counts.batch(config))
+    with FakeTensorMode(allow_non_fake_inputs=True), counted.Counter((0, 0)) as counter:
+        hidden = torch.empty(tokens, 8, dtype=torch.float16, requires_grad=True)
+        weight = torch.empty(config.model.vocab_size, 8, dtype=torch.float16)
+        start, counter.peak = counter.alive, counter.alive
+        head.NllHead.apply(hidden, weight, torch.zeros(tokens, dtype=torch.long), True)
+    assert counter.peak - start == pytest.approx(step.tile(), rel=0.15)
 
 
 ADAPTERS = {  # name -> overrides, arguments of peft

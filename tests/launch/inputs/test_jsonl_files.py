@@ -45,6 +45,15 @@ def test_other_file_formats_are_named(tmp_path, name, content, problem, command)
     check_is_file("data.pass_rates", path)  # has no rows
 
 
+@pytest.mark.parametrize(
+    ("missing", "there", "hint"),
+    [("note.jsonl", "note.md", ""), ("note.json", "note.jsonl", " Did you mean note.jsonl?")],
+)
+def test_only_files_of_a_similar_type_are_suggested(tmp_path, missing, there, hint):
+    (tmp_path / there).touch()
+    assert error_of(tmp_path / missing).endswith(f"no such file.{hint}")
+
+
 def test_templates_are_utf_8(tmp_path):
     path = tmp_path / "a.jinja"
     path.write_bytes(b"caf\xe9")

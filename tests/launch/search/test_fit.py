@@ -64,6 +64,11 @@ TIGHT = {  # commands that do not fit, and the start of an override among the ch
         "hardware=rx7900xtx model=qwen3_8b method=evaluate method.args.engine=vllm",
         "topology.server_max_length=2048",
     ),
+    "half of an evaluation's batch": (
+        "hardware=mi50 hardware.memory_gb=16 method=evaluate model=qwen3_4b precision=fp16 "
+        "precision.weights=fp16",
+        "method.args.batch_size=32",
+    ),
     "70B on one GPU": (
         "hardware=mi300x model=llama3_1_70b topology=single method=sample method.args.engine=vllm",
         "topology.server_memory_share=0.95",

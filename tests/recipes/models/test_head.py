@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from trl.kernels import chunked_logprob as trl_kernels
 from trl.trainer.utils import add_fused_lm_head
 
 from recipes.models import head
@@ -75,6 +76,21 @@ def test_16_bit_results_are_close_to_fp32(dtype, within, autocast):
     for actual, gradient in zip(actual_gradients, gradients, strict=True):
         assert actual.dtype == gradient.dtype
         assert (actual - gradient).norm() < within * gradient.norm()
+
+
+def test_folding_by_rows_changes_no_digit(monkeypatch):
+    results = []
+    for logits in (head.FOLDED, 3 * VOCABULARY):
+        monkeypatch.setattr(head, "FOLDED", logits)
+        hidden, weight, targets = drawn()
+        loss, counted = head.NllHead.apply(hidden, weight, targets, True)
+        results.append((loss, counted, *torch.autograd.grad(loss, (hidden, weight))))
+        theirs = trl_kernels.ChunkedLogProbFunction.apply
+        logs, entropy, *_ = theirs(hidden, weight, None, targets, 1.0, 1000, None, 1.0)
+        total = logs.sum() + entropy.sum()
+        results[-1] += (logs, entropy, *torch.autograd.grad(total, (hidden, weight)))
+    for whole, by_rows in zip(*results, strict=True):
+        assert torch.equal(whole, by_rows)
 
 
 def test_loss_and_gradients_are_zero_without_targets():
