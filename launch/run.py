@@ -45,7 +45,7 @@ from launch.schema import Config
 from launch.schema.enums import Find, Mode
 from launch.schema.plan import Plan
 from launch.search import fit
-from launch.search.faster import faster
+from launch.search.faster import cheaper, faster
 from launch.study import pipeline, sweep
 
 MAX_SAID = 8  # lines of a search's result without verbose=true
@@ -104,7 +104,9 @@ def show_plan(plan: Plan, host: detect.Host, search_result: dict[str, Any] | Non
     config, runtime = plan.config, plan.config.runtime.name
     advice, change = fit.advice(plan, host)
     warnings = [*plan.warnings, *([advice] if advice else [])]
-    plan = dataclasses.replace(plan, warnings=warnings, faster=faster(config, host))
+    plan = dataclasses.replace(
+        plan, warnings=warnings, faster=faster(config, host), cheaper=cheaper(config, host)
+    )
 
     def content() -> dict[str, Any]:
         planned = as_json(plan)

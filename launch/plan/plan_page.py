@@ -71,6 +71,7 @@ def pipeline_page(run_dir: Path, plans: list[Plan], host: Host, verbose: bool) -
     lines = [f"  {name:<{LABEL}}{text}" for name, text in repeated("phases", phases)]
     facts = [
         ("time", total_time(plans)),
+        *predictions.evidence(plans),
         *repeated("targets", targets(plans)),
     ]
     facts += [("hardware", _hardware(plans[0].config)), *_needs(plans, host)]

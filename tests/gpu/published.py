@@ -28,6 +28,7 @@ from launch.estimate.batch_counts import batch
 from launch.estimate.speed import step_parts
 from launch.plan.planning import prepare
 from launch.plan.predictions import PLAN_ERRORS
+from launch.schema.enums import Vendor
 from tests.gpu.predictions import MEASURED, planned, planned_row
 from tests.gpu.speed_report import write
 
@@ -208,11 +209,17 @@ def tables(
 
 
 def plan_errors(gpus: Container[str] | None = None) -> dict[str, dict[str, float]]:
-    """Return measured step times in predicted ones by GPU, of measurements by others and by us."""
+    """Return measured step times in predicted ones, of measurements by others and by us.
+
+    They are grouped by GPU, and `amd` has all AMD GPUs, for those without a measurement.
+    """
     times: list[tuple[str, Callable[[], float]]] = []
+    is_amd: dict[str, bool] = {}
     for title, rows in SPEED.items():
         for row in rows if "expected" not in title else ():
-            gpu = compose(row.overrides).hardware.name
+            hardware = compose(row.overrides).hardware
+            gpu = hardware.name
+            is_amd[gpu] = hardware.vendor == Vendor.amd
             times.append((gpu, lambda row=row: row.error))
     for line in MEASURED.read_text().splitlines():
         ours = json.loads(line)
@@ -225,6 +232,10 @@ def plan_errors(gpus: Container[str] | None = None) -> dict[str, dict[str, float
     for gpu, error in times:
         if gpus is None or gpu in gpus:
             factors.setdefault(gpu, []).append(1 / (1 + error()))
+    if gpus is None:
+        factors["amd"] = [
+            time for gpu, times in factors.items() if is_amd.get(gpu) for time in times
+        ]
     return {
         gpu: {
             "rows": len(times),
