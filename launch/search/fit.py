@@ -63,10 +63,10 @@ def shortage(plan: Plan) -> str | None:
     lines = []
     for process, entries in tight.items():  # a process may have GPUs of different sizes
         m = max(entries, key=lambda entry: entry.total_gb - entry.capacity_gb)
-        where = "each of its GPUs" if len(entries) > 1 else f"GPU {m.gpu}"
-        where = "this machine" if m.gpu is None else where
+        where = "each of its GPUs, which have" if len(entries) > 1 else f"GPU {m.gpu}, which has"
+        where = "this machine, which has" if m.gpu is None else where
         lines.append(
-            f"{process} needs {m.total_gb:.1f} GB on {where}, which has {m.capacity_gb:.1f} GB "
+            f"{process} needs {m.total_gb:.1f} GB on {where} {m.capacity_gb:.1f} GB "
             f"({m.total_gb - m.capacity_gb:.1f} GB short)."
         )
     return " ".join(lines) or None

@@ -36,6 +36,6 @@ def test_the_plan_shows_the_errors_of_today(launch):
     shown = json.loads(predictions.PLAN_ERRORS.read_text())
     for gpu, errors in published.plan_errors(["mi50", "h100"]).items():
         assert shown[gpu] == pytest.approx(errors, abs=0.011), "run tests/gpu/published.py"
-    for gpu, words in (("mi50", f"{shown['mi50']['most']:.2g} times"), ("mi300x", "not compared")):
+    for gpu, words in (("mi50", f"{shown['mi50']['most']:.2g} times"), ("mi300x", "no run")):
         lines = launch(f"hardware={gpu}", "mode=plan").out.splitlines()
         assert words in next(line for line in lines if line.startswith("  evidence"))
