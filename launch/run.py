@@ -65,7 +65,8 @@ def run(overrides: list[str]) -> int:
         request, search_result = fit.search(config, request, host)
         config = compose(request)
     config, warnings = prepare(config, request.keys)
-    check_files(config, all_lines=config.mode == Mode.run)
+    is_plan = config.mode == Mode.plan
+    warnings += check_files(config, not is_plan, host if is_plan else None)
     warnings = [*request.warnings, *warnings]
     kubernetes.check(config, host, request)
     if config.data.preview and config.mode == Mode.run:
