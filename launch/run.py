@@ -105,8 +105,12 @@ def show_plan(plan: Plan, host: detect.Host, search_result: dict[str, Any] | Non
     config, runtime = plan.config, plan.config.runtime.name
     advice, change = fit.advice(plan, host)
     warnings = [*plan.warnings, *([advice] if advice else [])]
+    command, less = Request(plan.overrides), cheaper(config, host)
     plan = dataclasses.replace(
-        plan, warnings=warnings, faster=faster(config, host), cheaper=cheaper(config, host)
+        plan,
+        warnings=warnings,
+        faster=[offer for offer in faster(config, host) if fit.composes(command, offer)],
+        cheaper=less if less and fit.composes(command, less) else None,
     )
 
     def content() -> dict[str, Any]:
@@ -125,7 +129,6 @@ def show_plan(plan: Plan, host: detect.Host, search_result: dict[str, Any] | Non
     show.print_warnings(config, warnings)
     if search_result:
         show.say_lines(config, search_result["said"][: None if config.verbose else MAX_SAID])
-    command = Request(plan.overrides)
     if advice and not change:  # the same command would be refused
         show.say(config, plan_page.search_command(command))
         return EXIT_DONE

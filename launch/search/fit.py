@@ -30,7 +30,7 @@ from launch.plan.predictions import approximate
 from launch.rules.check import check_settings
 from launch.schema import Config
 from launch.schema.enums import Find, Mode, Preflight, SpeedMode, Vendor
-from launch.schema.plan import Memory, Plan
+from launch.schema.plan import Memory, Offer, Plan
 from launch.schema.trainer_args import known, value, value_or_none
 from launch.search import remedies
 
@@ -94,6 +94,14 @@ def admit(plan: Plan, host: Host) -> None:
     """Raise HostError with advice if the plan does not fit, unless preflight=warn."""
     if plan.config.preflight != Preflight.warn and (reason := advice(plan, host)[0]):
         raise HostError(f"{reason}\npreflight=warn starts the run anyway.")
+
+
+def composes(command: Request, offer: Offer) -> bool:
+    """Return whether the command accepts an offer; it may set a key that then takes no effect."""
+    with suppress(UserError):
+        prepare(compose(command.plus(*offer.overrides)))
+        return True
+    return False
 
 
 def _listed(offers: list[Change]) -> str:

@@ -224,8 +224,8 @@ def test_on_other_ranks_only_the_micro_batch_changes(tmp_path):
     ("hardware=mi300x method=grpo model=qwen3_8b".split(),  # too tight with DDP
      {"topology=colocate", "topology.servers=4"}),
     ("hardware=rx7900xtx method=grpo model=qwen3_0_6b".split(), {"topology=colocate"}),
-    (["hardware=mi300x", "method=grpo", "model=llama3_1_70b", "adapter=lora",
-      "topology.server_max_length=2048"], {"topology.server_tensor_parallel=2"}),
+    ("hardware=mi350x method=grpo model=llama3_1_70b adapter=lora".split(),
+     {"topology.server_tensor_parallel=2"}),
 ])  # fmt: skip
 def test_offers_compose_fit_and_reach_their_gain(command, expected):
     base = chosen(*command)

@@ -267,6 +267,16 @@ def test_a_server_of_a_run_shows_a_request_with_its_system_prompt(launch, tmp_pa
     assert "curl " not in launch(*serve, "model=qwen3_4b").out
 
 
+@pytest.mark.parametrize(("override", "is_offered"), [
+    ("topology.num_gpus=8", True), ("topology.servers=1", False),  # an error without topology=split
+])  # fmt: skip
+def test_no_offer_makes_the_command_wrong(launch, override, is_offered):
+    grpo = ["hardware=mi300x", "method=grpo", "model=qwen3_4b", "price_per_gpu_hour=2"]
+    lines = launch(*grpo, override, "mode=plan").out.splitlines()
+    offers = [line.split() for line in lines if "topology=colocate" in line]
+    assert len(offers) == 2 * is_offered  # faster and cheaper
+
+
 def test_targets_have_the_unit_of_the_plan(launch):
     experiment = ["experiment=mi350x_qwen3_8b_lora", "mode=plan"]
     rate = json.loads(launch(*experiment, "format=json").out)["speed"]["tokens_per_second"]
