@@ -45,7 +45,7 @@ from launch.schema import Config
 from launch.schema.enums import Find, Mode
 from launch.schema.plan import Plan
 from launch.search import fit
-from launch.search.faster import faster
+from launch.search.faster import cheaper, faster
 from launch.study import pipeline, sweep
 
 MAX_SAID = 8  # lines of a search's result without verbose=true
@@ -65,7 +65,8 @@ def run(overrides: list[str]) -> int:
         request, search_result = fit.search(config, request, host)
         config = compose(request)
     config, warnings = prepare(config, request.keys)
-    check_files(config, all_lines=config.mode == Mode.run)
+    is_plan = config.mode == Mode.plan
+    warnings += check_files(config, not is_plan, host if is_plan else None)
     warnings = [*request.warnings, *warnings]
     kubernetes.check(config, host, request)
     if config.data.preview and config.mode == Mode.run:
@@ -104,7 +105,13 @@ def show_plan(plan: Plan, host: detect.Host, search_result: dict[str, Any] | Non
     config, runtime = plan.config, plan.config.runtime.name
     advice, change = fit.advice(plan, host)
     warnings = [*plan.warnings, *([advice] if advice else [])]
-    plan = dataclasses.replace(plan, warnings=warnings, faster=faster(config, host))
+    command, less = Request(plan.overrides), cheaper(config, host)
+    plan = dataclasses.replace(
+        plan,
+        warnings=warnings,
+        faster=[offer for offer in faster(config, host) if fit.composes(command, offer)],
+        cheaper=less if less and fit.composes(command, less) else None,
+    )
 
     def content() -> dict[str, Any]:
         planned = as_json(plan)
@@ -122,7 +129,6 @@ def show_plan(plan: Plan, host: detect.Host, search_result: dict[str, Any] | Non
     show.print_warnings(config, warnings)
     if search_result:
         show.say_lines(config, search_result["said"][: None if config.verbose else MAX_SAID])
-    command = Request(plan.overrides)
     if advice and not change:  # the same command would be refused
         show.say(config, plan_page.search_command(command))
         return EXIT_DONE

@@ -18,7 +18,7 @@ import contextlib
 import os
 import subprocess
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +38,16 @@ STOP_TIMEOUT_S = 30.0  # from SIGTERM to SIGKILL
 
 @dataclass
 class ServeConfig:
-    """Arguments of method=serve. `model_name` is the name that clients send; null: the model's."""
+    """Arguments of method=serve. `model_name` is the name that clients send; null: the model's.
+
+    `chat_template_kwargs` are the template's variables for requests that do not set them.
+    """
 
     host: str = LOOPBACK
     port: int = 8000
     model_name: str | None = None
     use_cpu: bool = False
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
 
 
 def serve(config: DictConfig) -> dict[str, Any]:
@@ -79,6 +83,7 @@ def command(config: DictConfig, args: ServeConfig) -> list[str]:
         "gpu_memory_utilization": None if on_cpu else topology.server_memory_share,
         "kv_cache_memory_bytes": int(cache_gb * 1e9) if cache_gb else None,
         "max_model_len": topology.server_max_length,
+        "default_chat_template_kwargs": dict(args.chat_template_kwargs) or None,
         "seed": config.seed,
         "enforce_eager": on_cpu or None,
         "disable_uvicorn_access_log": True,

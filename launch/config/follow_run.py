@@ -28,7 +28,7 @@ LENGTH, BASE = "method.args.max_new_tokens", "model.base_of"
 REASON = "as in training"
 
 
-def source(composed: DictConfig) -> dict[str, Any]:
+def source(composed: DictConfig | Config) -> dict[str, Any]:
     """Return the composition of the run that trained a model; {} if no run did."""
     path = composed.model.base_of or composed.model.path
     return _composition(directory_of(path)) if path else {}

@@ -1,4 +1,4 @@
-"""Turn a model's thinking off: in GRPO, sampling and evaluation, and in chats with their models."""
+"""Turn a model's thinking off: in GRPO, sampling and evaluation, and in use of their models."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ LIMITS = ("max_completion_length", "max_new_tokens")
 def follow_template(config: Config, run: dict[str, Any]) -> None:
     """Set method.args.chat_template_kwargs unless the user did.
 
-    An evaluation and a chat have the value of `run`, which trained the model. Others have no
-    thinking, and a chat with a model that no run trained has the template's default.
+    An evaluation, a chat and a server have the value of `run`, which trained the model. Others have
+    no thinking; a chat or a server of a model that no run trained has the template's default.
     """
     method, trainer = config.method, run.get("method") or {}
-    follows = method.kind in ("evaluator", "chat")
+    follows = method.kind in ("evaluator", "chat", "service")
     if ARGS in method.args or not (method.generates or follows):
         return
-    if method.kind == "chat" and trainer.get("kind") != "trainer":
+    if method.kind in ("chat", "service") and trainer.get("kind") != "trainer":
         return
     recorded = (trainer.get("args") or {}).get(ARGS)
     if recorded and follows:

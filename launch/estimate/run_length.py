@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from launch.core.json_files import yaml_file
 from launch.estimate.batch_counts import Batch
 from launch.inputs import jsonl_files
 from launch.schema import Config
+from launch.schema.data import Data
 from launch.schema.trainer_args import evaluates_first, value, value_or_none
+
+HUB_ROWS = Path(__file__).with_name("hub_rows.yaml")
 
 
 def num_steps(config: Config, size: Batch, prepared: Mapping[str, Any] | None = None) -> int | None:
@@ -44,16 +49,24 @@ def epoch_steps(
 def num_rows(config: Config, *most: int | None) -> int | None:
     """Return the number of training rows, at most, before any is filtered; None if unknown."""
     data = config.data
-    counted = jsonl_files.num_rows(data.path) if data.kind == "jsonl" else None
-    return min(filter(None, (data.limit, data.num_train, counted, *most)), default=None)
+    counts = (data.limit, data.num_train, source_rows(data, data.path, data.split), *most)
+    return min(filter(None, counts), default=None)
+
+
+def source_rows(data: Data, path: str | None, split: str | None) -> int | None:
+    """Return the rows of a JSONL file, or of a split of the Hub; None if they are unknown."""
+    if data.kind == "hub":
+        splits: Mapping[str, int] = (yaml_file(HUB_ROWS) or {}).get(data.revision, {})
+        return splits.get(split or "")
+    return jsonl_files.num_rows(path) if data.kind == "jsonl" else None
 
 
 def num_heldout(config: Config) -> int | None:
     """Return the number of held-out rows, at most; None if it is unknown."""
     data = config.data
-    number = data.num_heldout or (data.kind == "jsonl" and jsonl_files.num_rows(data.heldout_path))
+    number = data.num_heldout or source_rows(data, data.heldout_path, data.heldout_split)
     if data.heldout_fraction:
-        all_rows = jsonl_files.num_rows(data.path) if data.kind == "jsonl" else None
+        all_rows = source_rows(data, data.path, data.split)
         number = all_rows and math.ceil(data.heldout_fraction * all_rows)
     limit = data.limit if config.method.measures_model else None  # else of the training rows
     return min(filter(None, (number, number and limit)), default=None)

@@ -111,12 +111,15 @@ def estimate_speed(config: Config, rows: Mapping[str, Any] | None = None) -> Spe
         pass_s = _held_out_s(config, size, peak * 1e12)
     hours = (steps * step_s + passes * (pass_s or 0.0)) / 3600 if steps else None
     generates = size.completion > 0
+    tokens = size.tokens * config.method.sequences_per_example * filled
+    units = size.sequences / 1e3 if config.method.generates else tokens / 1e6
     return Speed(
-        size.tokens * config.method.sequences_per_example * filled / step_s,
+        tokens / step_s,
         step_s,
         basis,
         hours,
         _cost(config, hours),
+        unit_cost=_cost(config, step_s / 3600 / units),
         generation_s=generate_s if generates else None,
         training_s=train_s if generates else None,
         steps=steps,

@@ -4,7 +4,9 @@ recipes/preview.py prepares the rows on the CPU, without a run directory.
 """
 
 import dataclasses
+import os
 import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,5 +33,19 @@ def run(config: Config, host: Host, warnings: Sequence[str], request: Request) -
         )
         write_inputs(plan)
         argv = [host.python, "-m", "recipes.preview", "--config", f"{folder}/config.yaml"]
-        code = subprocess.run(argv, env=environment(plan.processes[-1]), check=False).returncode
+        environ = environment(plan.processes[-1])
+        if (config.data.kind == "hub" or config.model.hub_id) and not _reaches_hub():
+            print("The Hub cannot be reached, so its cache is used.", file=sys.stderr)
+            environ["HF_HUB_OFFLINE"] = "1"  # each download would retry five times
+        code = subprocess.run(argv, env=environ, check=False).returncode
     return code if code in (0, EXIT_USER) else EXIT_FAILED
+
+
+def _reaches_hub() -> bool:
+    import httpx  # takes 0.1 s
+
+    try:
+        httpx.head(os.environ.get("HF_ENDPOINT", "https://huggingface.co"), timeout=5)
+    except (httpx.HTTPError, httpx.InvalidURL):
+        return False
+    return True

@@ -22,6 +22,7 @@ from launch.inputs.jsonl_files import check_data_files, check_is_file
 from launch.inputs.model_config import quantization_of
 from launch.inputs.reading import near_files
 from launch.inputs.tuned_files import check_tuned_files
+from launch.machine.detect import Host
 from launch.plan import tuned
 from launch.plan.check_rows import check_rows
 from launch.plan.export_files import check_export, check_not_a_run
@@ -29,6 +30,7 @@ from launch.plan.rundir import runs_dir, runs_in
 from launch.rules.optimizers import optimizer as optimizer_row
 from launch.rules.runtime import runtime_as
 from launch.schema import Config
+from launch.schema.enums import Vendor
 from launch.schema.trainer_args import value_or_none
 
 # packages whose module has a different name
@@ -58,10 +60,11 @@ ATTENTION = {"flash_attention_2": "flash-attn", "flash_attention_3": "flash-attn
 PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
-def check_files(config: Config, all_lines: bool) -> None:
+def check_files(config: Config, all_lines: bool, host: Host | None = None) -> list[str]:
     """Raise UserError for the first file or package that the run needs and cannot use.
 
-    Without `all_lines`, check only the first PLAN_LINES lines of a data file.
+    Without `all_lines`, check only the first PLAN_LINES lines of a data file. If the run's GPUs are
+    not those of `host`, a missing package is returned as a warning.
     """
     config = tuned.recipe(config) or config  # a tuning run reads its recipe's files
     if config.method.rows is not None:
@@ -75,8 +78,15 @@ def check_files(config: Config, all_lines: bool) -> None:
         check_is_file("method.args.dataset", Path(dataset))
     check_tuned_files(config)
     _check_rewards(config)
-    _check_packages(config)
     _check_run_root(config)
+    try:
+        _check_packages(config)
+    except UserError as error:
+        vendor, is_local = config.hardware.vendor, config.runtime.on_node == "local"
+        if host is None or not is_local or vendor == Vendor.none or host.gpus_of(vendor):
+            raise
+        return [f"On this machine, which is not the run's, {error}"]
+    return []
 
 
 def _check_run_root(config: Config) -> None:

@@ -1,6 +1,7 @@
 """Check an export's inputs: the model, the evaluation, the GGUF converter and the Hub token."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from launch.core.errors import UserError
@@ -28,6 +29,19 @@ def check_export(config: Config) -> None:
         raise UserError(
             f"method.args.push_to={target}: {TOKEN} is not set in your shell. Use: export "
             f"{TOKEN}=<token with write access>."
+        )
+
+
+def warnings(config: Config) -> Iterator[str]:
+    """Yield a warning if an export would keep weights in 32 bits, as full training leaves them."""
+    if not config.method.exports or not config.model.path or value_or_none(config, "weights"):
+        return
+    content = read_json(Path(config.model.path) / "config.json") or {}
+    size = 4 * config.model.num_parameters / 1e9
+    if "float32" in (content.get("dtype"), content.get("torch_dtype")) and size >= 1:
+        yield (
+            f"method.args.weights=null keeps the fp32 weights of the training, {size:.0f} GB. Use: "
+            "method.args.weights=bf16 for half of that."
         )
 
 

@@ -11,14 +11,13 @@ from typing import Any
 
 import yaml
 
-from launch.config import smoke, thinking
+from launch.config import follow_run, smoke, thinking
 from launch.config.request import Request
 from launch.estimate import batch_counts, margin, run_length
-from launch.inputs import jsonl_files
 from launch.machine import placement
 from launch.machine.detect import Host
 from launch.machine.gpu import GIB
-from launch.plan import data_cache, local_copies, next_steps, predictions
+from launch.plan import data_cache, local_copies, next_steps, predictions, resuming
 from launch.plan.predictions import (
     Facts,
     is_without_rows,
@@ -48,10 +47,12 @@ def page(plan: Plan, host: Host | None = None, verbose: bool = False) -> list[st
 
     With `host`, they say what this machine has. A run that starts has checked that already.
     """
-    needs = [*_needs([plan], host), ("output", next_steps.short_path(plan.run_dir))]
+    output = next_steps.short_path(plan.run_dir)
+    output += resuming.progress(plan.run_dir, plan.speed.steps)
+    needs = [*_needs([plan], host), ("output", output)]
     groups = (_composition(plan), predictions.facts(plan), needs)
     lines = [line for group in groups if group for line in (*_aligned(group), "")]
-    return [plan.name, *lines, *(_details(plan) if verbose else [])]
+    return [plan.name, *lines, *_request(plan.config), *(_details(plan) if verbose else [])]
 
 
 def pipeline_page(run_dir: Path, plans: list[Plan], host: Host, verbose: bool) -> list[str]:
@@ -71,12 +72,13 @@ def pipeline_page(run_dir: Path, plans: list[Plan], host: Host, verbose: bool) -
     lines = [f"  {name:<{LABEL}}{text}" for name, text in repeated("phases", phases)]
     facts = [
         ("time", total_time(plans)),
+        *predictions.evidence(plans),
         *repeated("targets", targets(plans)),
     ]
     used = max(placement.num_gpus(plan.config) for plan in plans)
     some = f"; {used} used" if used < plans[0].config.hardware.gpus_per_node else ""
     facts += [("hardware", _hardware(plans[0].config) + some), *_needs(plans, host)]
-    facts.append(("output", next_steps.short_path(run_dir)))
+    facts.append(("output", next_steps.short_path(run_dir) + resuming.progress(run_dir, None)))
     details = [line for plan in plans if verbose for line in page(plan, None, True)]
     return [run_dir.parent.name, *lines, "", *_aligned(facts), "", *details]
 
@@ -126,6 +128,21 @@ def _without_output_keys(request: Sequence[str]) -> list[str]:
     return [override for override in request if override.partition("=")[0] not in left_out]
 
 
+def _request(config: Config) -> list[str]:
+    """Return the request to a server that has the system prompt of the model's training, if any."""
+    prompt = (follow_run.source(config).get("data") or {}).get("system_prompt")
+    if config.method.kind != "service" or not prompt:
+        return []
+    args = config.method.args
+    question = {"role": "user", "content": "What is 17 + 25?"}
+    messages = [{"role": "system", "content": prompt}, question]
+    content = {"model": args.get("model_name") or config.model.name, "messages": messages}
+    address = f"http://127.0.0.1:{args['port']}/v1/chat/completions"
+    header = "Content-Type: application/json"
+    curl = shlex.join(["curl", address, "-H", header, "-d", json.dumps(content)])
+    return ["Requests need the system prompt of training:", curl, ""]
+
+
 # ---- What runs
 
 
@@ -138,7 +155,7 @@ def _composition(plan: Plan) -> Facts:
         files = ", ".join(f"{s.weight:.4g} {s.path or s.hub_id}" for s in data.sources)
         files = files or data.path or data.heldout_path or data.hub_id or ""
         text = f"{data.kind} {next_steps.short_path(files)}"
-        if data.kind == "jsonl":
+        if data.kind in ("jsonl", "hub"):
             text += _row_counts(config)
         if data.kind in ("reasoning", "code"):
             tasks = _tasks(data)
@@ -153,13 +170,21 @@ def _composition(plan: Plan) -> Facts:
 
 
 def _row_counts(config: Config) -> str:
-    """Return the numbers of training and held-out rows of JSONL files, if they can be counted."""
+    """Return the numbers of training and held-out rows, as far as they are known.
+
+    A share to hold out is chosen by a hash, so its number is not exact.
+    """
     data, heldout = config.data, run_length.num_heldout(config)
-    count, text = jsonl_files.num_rows(data.path), ""
-    if count is not None:
-        rows = count - (heldout or 0) * bool(data.heldout_fraction)
-        text = f", {rows:,} row{'s' * (rows != 1)}"
-    return f"{text}, {heldout:,} held out" if heldout else text
+    count, text = run_length.source_rows(data, data.path, data.split), ""
+    about = "about " * bool(data.heldout_fraction)
+    if count is not None and not config.method.measures_model:
+        rows = count - (heldout or 0) * bool(about)
+        text = f", {about}{rows:,} row{'s' * (rows != 1)}"
+    if heldout:
+        text += f", {about}{heldout:,} held out"
+    if data.heldout_split and config.method.measures_model:
+        text += f", split {data.heldout_split}"
+    return text
 
 
 def _method(config: Config) -> str:

@@ -14,29 +14,29 @@ from launch.estimate.memory import HOST
 from launch.machine import placement
 from launch.schema import Choice, Config
 from launch.schema.enums import SpeedMode, Vendor
-from launch.schema.plan import Offer, Plan, Speed
+from launch.schema.plan import Memory, Offer, Plan, Speed
 from launch.schema.trainer_args import value_or_none
 
 Facts = list[tuple[str, str]]
 MAX_PARTS = 4  # parts of memory that are named
 MAX_KINDS = 2  # kinds of work that are named
 MAX_OFFERS = 3
-SLOWER = 1.2  # median of measured in predicted times from which a plan says what to expect
 PLAN_ERRORS = Path(__file__).with_name("published_errors.json")  # by tests/gpu/published.py
 
 
 def facts(plan: Plan) -> Facts:
     config, speed, facts = plan.config, plan.speed, Facts()
     if not is_without_rows(config):
-        facts.append(("time", run_time(plan) + _why(plan)))
-        if speed.tokens_per_second and config.hardware.vendor != Vendor.none:
-            facts.append(("evidence", _evidence(plan)))
+        facts.append(("time", run_time(plan) + _unit_cost(plan, speed.unit_cost) + _why(plan)))
+        facts += evidence([plan])
     facts += repeated("saves", _saves(plan))
     if speed.tokens_per_second:
         facts.append(("speed", _rate(plan)))
     if speed.parts_s:
         facts.append(("bottleneck", _bottleneck(speed, config)))
     facts += repeated("faster", _offers(plan))
+    if plan.cheaper:
+        facts.append(("cheaper", _offer(plan, plan.cheaper)))
     facts += repeated("memory", _memory(plan))
     facts += repeated("targets", targets([plan]))
     if config.followed:
@@ -57,16 +57,22 @@ def run_time(plan: Plan) -> str:
     speed, unit = plan.speed, "batch" if plan.config.method.kind == "evaluator" else "step"
     if speed.step_s is None:
         return "not predicted"
-    at_most, step_s = "at most " * speed.is_upper_bound, f"{approximate(speed.step_s)} s"
+    step_s = f"{approximate(speed.step_s)} s"
     if speed.steps is None or speed.run_hours is None:
-        return f"{at_most}{step_s} per {unit}"
+        return f"{step_s} per {unit}"
     units = unit if speed.steps == 1 else {"step": "steps", "batch": "batches"}[unit]
     total = duration(3600 * speed.run_hours)
     if speed.passes:
         pass_s = f" x {approximate(speed.pass_s)} s" if speed.pass_s else ", not counted"
         step_s += f" + {speed.passes} held-out passes{pass_s}"
-    cost = f", cost {approximate(speed.cost)}" if speed.cost is not None else ""
-    return f"{at_most}{speed.steps:,} {units}{_epochs(plan)} x {step_s} = {total}{cost}"
+    cost = f", cost of the {units} {approximate(speed.cost)}" if speed.cost is not None else ""
+    return f"{speed.steps:,} {units}{_epochs(plan)} x {step_s} = {total}{cost}"
+
+
+def _unit_cost(plan: Plan, cost: float | None) -> str:
+    """Return the cost of 1,000 answers, or of a million tokens; '' if it is unknown."""
+    unit = "1,000 answers" if plan.config.method.generates else "million tokens"
+    return "" if cost is None else f", {approximate(cost)} per {unit}"
 
 
 def _epochs(plan: Plan) -> str:
@@ -79,7 +85,7 @@ def _epochs(plan: Plan) -> str:
     epochs = plan.speed.steps / steps
     if not max_steps or int(max_steps) < 1:
         epochs = float(value_or_none(plan.config, "num_train_epochs"))
-    return f" ({epochs:.2g} epoch{'s' * (epochs != 1)})"
+    return f" ({gigabytes(epochs, 2)} epoch{'s' * (epochs != 1)})"
 
 
 def _why(plan: Plan) -> str:
@@ -91,6 +97,8 @@ def _why(plan: Plan) -> str:
         return ""
     if size.completion or plan.config.method.kind == "evaluator":
         without = "; without lm_eval_tasks" * bool(value_or_none(plan.config, "lm_eval_tasks"))
+        if plan.config.topology.overlap == "stream":
+            without += "; stream gains only if they differ"
         return f" (if every answer is as long as allowed{without})"
     preparing = "; data.preview=1 counts them" if plan.data_cache else ""
     return f" (if every row has {size.sequence} tokens{preparing})"
@@ -111,8 +119,7 @@ def _saves(plan: Plan) -> list[str]:
     between = duration(steps * speed.step_s)
     keeps = f"keeps {limit}" if limit else "keeps all"
     size = gigabytes(rank_memory.checkpoint_bytes(config) / 1e9)
-    at_most = "at most " * speed.is_upper_bound
-    return [f"every {steps:,} steps ({at_most}{between}), {size} GB each, {keeps}"]
+    return [f"every {steps:,} steps ({between}), {size} GB each, {keeps}"]
 
 
 def _rate(plan: Plan) -> str:
@@ -128,23 +135,30 @@ def _rate(plan: Plan) -> str:
     return text
 
 
-def _evidence(plan: Plan) -> str:
-    """Return how long runs of this GPU took in predicted times, and so how long to expect."""
-    took = (read_json(PLAN_ERRORS) or {}).get(plan.config.hardware.name)
+def evidence(plans: Sequence[Plan]) -> Facts:
+    """Return how long earlier runs took in predicted times, and the range of time and cost.
+
+    A GPU without such runs has those of all GPUs of its vendor.
+    """
+    hardware, errors = plans[0].config.hardware, read_json(PLAN_ERRORS) or {}
+    if hardware.vendor == Vendor.none or not any(plan.speed.step_s for plan in plans):
+        return []
+    took = errors.get(hardware.name)
+    runs = f"{took['rows']} runs of this GPU" if took else ""
+    if took and "run" in took:
+        runs = f"the only run of this GPU ({took['run']})"
+    if took is None and (took := errors.get(hardware.vendor.value)):
+        runs = f"no run of this GPU; {took['rows']} of other {hardware.vendor.value.upper()} GPUs"
     if took is None:
-        return "not compared with any run of this GPU yet"
-    factor = took["median"]
-    if "run" in took:
-        text = f"the one published run ({took['run']}) took {factor:.2g} times the predicted time"
-    else:
-        text = (
-            f"{took['rows']} runs of this GPU took {took['least']:.2g} to {took['most']:.2g} times "
-            f"the predicted time, {factor:.2g} in the middle"
-        )
-    hours = plan.speed.run_hours
-    if hours and factor >= SLOWER:
-        text += f"; perhaps {duration(3600 * factor * hours)}"
-    return text
+        return [("evidence", "no run of this GPU")]
+    ends = sorted({took["least"], took["most"]})
+    factors = " to ".join(f"{factor:.2g}" for factor in ends)
+    text = f"{runs} took {factors} times the prediction"
+    if hours := sum(plan.speed.run_hours or 0.0 for plan in plans):
+        text += f": {' to '.join(duration(3600 * factor * hours) for factor in ends)}"
+        if cost := sum(plan.speed.cost or 0.0 for plan in plans):
+            text += f", cost {' to '.join(approximate(factor * cost) for factor in ends)}"
+    return [("evidence", text)]
 
 
 def _bottleneck(speed: Speed, config: Config) -> str:
@@ -164,9 +178,15 @@ def _offers(plan: Plan) -> list[str]:
     offers, balance = [*plan.faster], plan.balance
     if balance and balance.gain > 1.0:
         price = f"{balance.sequences} sequences per step"
-        offers.append(Offer([f"topology.servers={balance.servers}"], balance.gain, price))
+        cost = plan.speed.unit_cost and plan.speed.unit_cost / balance.gain
+        offers.append(Offer([f"topology.servers={balance.servers}"], balance.gain, price, cost))
     offers.sort(key=lambda offer: -offer.gain)
-    return [f"{' '.join(o.overrides)}: {o.gain:.1f}x ({o.price})" for o in offers[:MAX_OFFERS]]
+    return [_offer(plan, offer) for offer in offers[:MAX_OFFERS]]
+
+
+def _offer(plan: Plan, offer: Offer) -> str:
+    gain = f"{approximate(offer.gain)}x{_unit_cost(plan, offer.unit_cost)}"
+    return f"{' '.join(offer.overrides)}: {gain} ({offer.price})"
 
 
 def _memory(plan: Plan) -> list[str]:
@@ -177,11 +197,21 @@ def _memory(plan: Plan) -> list[str]:
         share = f"{margin.share(m):.0%}"
         if margin.fills_capacity(m) and m.fits and margin.share(m) > 0.99:
             share = "all that it may use, by design"
-        usage = f"{gigabytes(m.total_gb)} of {m.capacity_gb:.0f} GB {where} ({share}"
-        largest = sorted(m.parts_gb.items(), key=lambda part: -part[1])[:MAX_PARTS]
-        parts = ", ".join(f"{name} {approximate(gb)}" for name, gb in largest)
+        total = gigabytes(m.total_gb)
+        usage = f"{total} of {m.capacity_gb:.0f} GB {where} ({share}"
+        parts = ", ".join(_parts(m, len(total.partition(".")[2])))
         lines.append(f"{m.process} {usage}{'' if m.fits else ', DOES NOT FIT'}): {parts}")
     return lines
+
+
+def _parts(m: Memory, digits: int) -> Iterator[str]:
+    """Yield the largest parts and the rest; as rounded, they sum to the rounded total."""
+    sizes = sorted(m.parts_gb.items(), key=lambda part: -part[1])
+    rest = sum(gb for _, gb in sizes[MAX_PARTS:])
+    (largest, _), *others = [*sizes[:MAX_PARTS], ("other", rest)]
+    rounded = {name: round(gb, digits) for name, gb in others}
+    yield f"{largest} {round(m.total_gb, digits) - sum(rounded.values()):,.{digits}f}"
+    yield from (f"{name} {gb:,.{digits}f}" for name, gb in rounded.items() if gb)
 
 
 def most_memory(plan: Plan) -> str:
@@ -229,7 +259,9 @@ def total_time(plans: list[Plan]) -> str:
     if not known:
         return "not predicted"
     total, longest = sum(known.values()), max(known, key=known.__getitem__)
-    text = "at most " * any(p.speed.is_upper_bound for p in plans) + duration(3600 * total)
+    text = duration(3600 * total)
+    if cost := sum(plan.speed.cost or 0.0 for plan in plans):
+        text += f", cost {approximate(cost)}"
     if len(known) < len(hours):
         text += f" for {len(known)} of {len(hours)} phases; the others are not predicted"
     return f"{text}; {longest} takes {known[longest] / total:.0%}" if total else text

@@ -68,6 +68,16 @@ def notes(new: Config, run_dir: Path) -> list[str]:
     ]
 
 
+def progress(run_dir: Path, steps: int | None) -> str:
+    """Return where a run of `steps` resumes, for the plan; '' for a new run."""
+    if not (run_dir / "record.json").is_file():
+        return ""
+    folders = run_dir.glob("checkpoints/checkpoint-*[0-9]")
+    newest = max((int(folder.name.rpartition("-")[2]) for folder in folders), default=None)
+    total = f" of {steps:,}" if steps else ""
+    return " (resumes)" if newest is None else f" (resumes after step {newest:,}{total})"
+
+
 def _ranks(config: Config) -> str:
     return f"topology={config.topology.name} with {placement.num_trainers(config)} rank(s)"
 

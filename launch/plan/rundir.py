@@ -36,6 +36,7 @@ STARTED = re.compile(r"\d{8}-\d{6}")  # the time in the name of a run
 TIME_FORMAT = "%Y%m%d-%H%M%S"
 # Directories in memory or on a local disk. They hold a run's lock if its file system has no locks.
 LOCAL_LOCKS = (Path("/dev/shm"), Path("/tmp"))
+MAX_KEYS = 3  # that are named
 AGAIN = "-again-"  # part of the name of a run that reproduces another
 FRESH_NAME = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}")
 
@@ -116,7 +117,8 @@ def runs_with_hash(home: Path, hash_: str) -> Iterator[tuple[Path, dict[str, Any
 def skipped_run_notes(config: Config, run_dir: Path) -> list[str]:
     """Return notes if resume=auto skipped unfinished runs that are newer than `run_dir`.
 
-    Of the runs with a readable record, only the newest has a note.
+    Of the runs with a readable record, only the newest has a note. A new run says in which keys it
+    differs from an unfinished one of its name.
     """
     notes: list[str] = []
     if config.resume != "auto":
@@ -131,7 +133,22 @@ def skipped_run_notes(config: Config, run_dir: Path) -> list[str]:
             notes.append(f"Not resuming {folder}: {obstacle}.")
         if record is not None:
             break
-    return notes
+    return notes or ([] if run_dir.exists() else [*_changed_keys(config)])
+
+
+def _changed_keys(config: Config) -> Iterator[str]:
+    """Yield a note if the newest run of this name is unfinished and has another composition."""
+    folder = next((f for f in run_dirs(runs_dir(config)) if AGAIN not in f.name), None)
+    record = folder and read_json(folder / "record.json")
+    if not folder or not record or record.get("status") == "done" or record_problem(folder):
+        return
+    old = record["composition"]
+    changes = differences(identity(old), identity_of(config))
+    keys = [change.partition(": ")[0] for change in changes]
+    if keys and old.get("smoke") == config.smoke:
+        more = f" and {len(keys) - MAX_KEYS} more" if len(keys) > MAX_KEYS else ""
+        names = f"{', '.join(keys[:MAX_KEYS])}{more}"
+        yield f"A new run, because {names} differ from the unfinished {folder}."
 
 
 def _obstacle(folder: Path, record: dict[str, Any] | None) -> str | None:

@@ -60,6 +60,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "balance": plain(plan.balance),
         "chosen": plain([*plan.config.chosen, *plan.config.followed]),
         "faster": plain(plan.faster),
+        "cheaper": plain(plan.cheaper),
         "data": plan.data,
         "trainer_args": plan.trainer_args,
         "targets": plain(plan.targets),

@@ -33,6 +33,7 @@ class Plan:
     balance: Balance | None = None  # for GRPO under topology=split
     # faster settings that change results; only mode=plan searches for them
     faster: list[Offer] = field(default_factory=list)
+    cheaper: Offer | None = None  # the same steps on fewer GPUs, also only in mode=plan
     overrides: tuple[str, ...] = ()  # of the command
 
     @property
@@ -167,6 +168,7 @@ class Speed:
     # training time with held-out passes, without startup; None if the rows have to be read first
     run_hours: float | None = None
     cost: float | None = None  # of the run's GPUs, in the currency of price_per_gpu_hour
+    unit_cost: float | None = None  # of a million tokens; of 1,000 answers if the method generates
     # seconds of generation and training in a step of GRPO; with overlap they run concurrently
     generation_s: float | None = None
     training_s: float | None = None
@@ -191,8 +193,9 @@ class Balance:
 
 @dataclass(frozen=True)
 class Offer:
-    """Overrides that make a run faster but change its results."""
+    """Overrides that make a run faster or cheaper."""
 
     overrides: list[str]  # to add to the command
     gain: float  # predicted factor of tokens per second
     price: str  # what the user gives up
+    unit_cost: float | None = None  # as in Speed

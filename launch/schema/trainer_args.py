@@ -106,6 +106,12 @@ def check(config: Config) -> None:
         elif name not in arguments:
             removed = NOT_SETTABLE["removed"].get(name)
             hint = f" TRL removed it: {removed}." if removed else ""
+            trainers = (names for cls, names in lock()["arguments"].items() if cls[:4] == "trl.")
+            if not config.method.trains and any(name in names for names in trainers):
+                hint = (
+                    f" It belongs to training, perhaps from experiment=. Use: method="
+                    f"{config.method.name} model.path=<the run that trained the model>, without it."
+                )
             hint = hint or argument_hint(name, set(arguments) - set(OWNED))
             owner = cls if cls.startswith("recipes.") else f"{cls} of TRL {lock()['trl']}"
             problem = f"{owner} has no such argument.{hint}"

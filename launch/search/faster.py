@@ -1,4 +1,4 @@
-"""Offer faster settings that change results, each with its predicted gain and its cost."""
+"""Offer faster settings that change results, and GRPO on fewer GPUs, which is cheaper."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ from launch.schema.trainer_args import known, value_or_none
 from launch.search.remedies import FP16_PRICE
 
 CONF = Path(__file__).parents[2] / "conf"
+ROUNDING = "vLLM generates in the trainers, and its probabilities differ by rounding"
+NUM_GPUS = "topology.num_gpus"
 MIN_GAIN = 1.05  # speed-up of an offer
+MIN_SAVING = 1.25  # factor of cost; less is within the planner's error, and takes longer
 LARGER_STEP = 8  # times the sequences of a step, with more servers
 OPTIMIZER = "adamw_torch_8bit"  # of torchao
 
@@ -40,11 +43,46 @@ def faster(config: Config, host: Host) -> list[Offer]:
             if refusals(changed):
                 continue
             chosen = choose(changed, host)
-            rate = estimate_speed(chosen).tokens_per_second or 0.0
+            speed = estimate_speed(chosen)
+            rate = speed.tokens_per_second or 0.0
             if rate >= MIN_GAIN * current and margin.fits_with_margin(chosen, host):
-                offers.append(Offer(overrides, round(rate / current, 2), price))
+                offers.append(Offer(overrides, round(rate / current, 2), price, speed.unit_cost))
                 break
     return sorted(offers, key=lambda offer: -offer.gain)
+
+
+def cheaper(config: Config, host: Host) -> Offer | None:
+    """Return the cheapest GRPO with as many sequences per step on fewer GPUs of the node.
+
+    Trainers mostly wait for completions, so a step on fewer GPUs takes little longer. Return None
+    without price_per_gpu_hour, or if the planned run is the cheapest.
+    """
+    current, plain = estimate_speed(config), without_choices(config)
+    is_fixed = config.smoke or config.runtime.slurm.nodes > 1 or ACCUMULATION in config.speed_keeps
+    if current.unit_cost is None or is_fixed or not config.method.generates:
+        return None
+    sequences, offers = batch(config).sequences, []
+    for gpus in range(1, placement.num_gpus(config)):
+        overrides, changed = [f"{NUM_GPUS}={gpus}"], with_value(plain, NUM_GPUS, gpus)
+        price = f"the same {sequences} sequences per step"
+        if gpus == 1:
+            overrides, _, changed = _colocated(plain, gpus)
+            price += f"; {ROUNDING}"
+        size = batch(changed)
+        rounds, rest = divmod(sequences, size.ranks * size.per_device)
+        if rest:
+            continue
+        changed = with_value(changed, ACCUMULATION, rounds)
+        if refusals(changed):
+            continue
+        chosen = choose(changed, host)
+        speed = estimate_speed(chosen)
+        is_cheaper = speed.unit_cost and speed.unit_cost * MIN_SAVING <= current.unit_cost
+        if is_cheaper and margin.fits_with_margin(chosen, host):
+            gain = (speed.tokens_per_second or 0.0) / (current.tokens_per_second or 1.0)
+            overrides.append(f"effective_batch={sequences}")
+            offers.append(Offer(overrides, round(gain, 2), price, speed.unit_cost))
+    return min(offers, key=lambda offer: offer.unit_cost or 0.0, default=None)
 
 
 Candidate = tuple[list[str], str, Config]  # overrides, price, composition with the overrides
@@ -62,8 +100,8 @@ def _sharded(overrides: list[str], price: str, candidate: Config) -> Iterator[Ca
 def _candidates(config: Config) -> Iterator[Candidate]:
     """Yield (overrides, price, composition with the overrides).
 
-    No override contradicts the user's. The compositions do not have the choices of speed=auto,
-    except overlap, because no other choice depends on it.
+    No override contradicts the user's. The compositions do not have the choices of speed=auto.
+    topology.overlap=stream is missing, because it gains only if completions differ in length.
     """
     chosen, config = config, without_choices(config)
     if config.speed == SpeedMode.off:  # other offers depend on the choices of speed=auto
@@ -90,17 +128,12 @@ def _candidates(config: Config) -> Iterator[Candidate]:
     if precision.name == "fp32" and "fp16" in has and "bf16" not in has:
         fp16 = dataclasses.replace(precision, name="fp16", compute="fp16")
         yield ["precision=fp16"], FP16_PRICE, dataclasses.replace(config, precision=fp16)
-    if config.topology.name == "split" and config.topology.overlap is True:
-        price = (
-            "completions lag by up to two generations, with the same correction; "
-            "the gain is larger if completions differ in length"
-        )
-        yield ["topology.overlap=stream"], price, with_value(chosen, "topology.overlap", "stream")
     nodes = config.runtime.slurm.nodes
     if config.method.generates and config.topology.name != "colocate":
-        yield _colocated(config)
+        yield _colocated(config, placement.num_gpus(config))
     if config.topology.servers and config.effective_batch is None and nodes == 1:
         yield from _with_more_servers(config)
+        yield from _with_wider_servers(config)
     if trains_all:
         price = "trains about 1% of the parameters, and needs ten times the learning rate"
         lora = Adapter(**yaml_file(CONF / "adapter/lora.yaml"))
@@ -124,16 +157,28 @@ def _with_more_servers(config: Config) -> Iterator[Candidate]:
     yield overrides, price, with_value(candidate, ACCUMULATION, rounds)
 
 
-def _colocated(config: Config) -> Candidate:
-    """Return vLLM in each training process, on as many GPUs as the run uses now."""
-    gpus, values = placement.num_gpus(config), yaml_file(CONF / "topology/colocate.yaml")
+def _with_wider_servers(config: Config) -> Iterator[Candidate]:
+    """Yield servers of more GPUs each, which decode a large model faster."""
+    before = batch(config).sequences
+    for width in (2, 4):
+        parallel = width * config.topology.server_tensor_parallel
+        candidate = with_value(config, "topology.server_tensor_parallel", parallel)
+        if config.topology.servers * parallel < placement.num_gpus(config):
+            price = f"{batch(candidate).sequences} sequences per step in place of {before}"
+            price += "; time for exchanges between a server's GPUs is not counted"
+            yield [f"topology.server_tensor_parallel={parallel}"], price, candidate
+
+
+def _colocated(config: Config, gpus: int) -> Candidate:
+    """Return vLLM in each training process, on this number of GPUs."""
+    values = yaml_file(CONF / "topology/colocate.yaml") | {"num_gpus": gpus}
     if gpus > 1:
         strategy = config.topology.strategy
-        values |= {"num_gpus": gpus, "strategy": "ddp" if strategy == "none" else strategy}
-    overrides = [f"topology={values['name']}"]
-    overrides += [f"topology.{key}={values[key]}" for key in ("num_gpus", "strategy") if gpus > 1]
+        values["strategy"] = "ddp" if strategy == "none" else strategy
+    overrides = [f"topology={values['name']}", f"{NUM_GPUS}={gpus}"]
+    overrides += [f"topology.strategy={values['strategy']}"] * (gpus > 1)
     candidate = dataclasses.replace(config, topology=Topology(**values))
-    price = "vLLM generates in the trainers, and its probabilities differ by rounding"
+    price = ROUNDING
     if (sequences := batch(candidate).sequences) != batch(config).sequences:
         price += f"; {sequences} sequences per step"
     return overrides, price, candidate

@@ -30,7 +30,7 @@ from launch.plan.predictions import approximate
 from launch.rules.check import check_settings
 from launch.schema import Config
 from launch.schema.enums import Find, Mode, Preflight, SpeedMode, Vendor
-from launch.schema.plan import Memory, Plan
+from launch.schema.plan import Memory, Offer, Plan
 from launch.schema.trainer_args import known, value, value_or_none
 from launch.search import remedies
 
@@ -64,10 +64,10 @@ def shortage(plan: Plan) -> str | None:
     lines = []
     for process, entries in tight.items():  # a process may have GPUs of different sizes
         m = max(entries, key=lambda entry: entry.total_gb - entry.capacity_gb)
-        where = "each of its GPUs" if len(entries) > 1 else f"GPU {m.gpu}"
-        where = "this machine" if m.gpu is None else where
+        where = "each of its GPUs, which have" if len(entries) > 1 else f"GPU {m.gpu}, which has"
+        where = "this machine, which has" if m.gpu is None else where
         lines.append(
-            f"{process} needs {m.total_gb:.1f} GB on {where}, which has {m.capacity_gb:.1f} GB "
+            f"{process} needs {m.total_gb:.1f} GB on {where} {m.capacity_gb:.1f} GB "
             f"({m.total_gb - m.capacity_gb:.1f} GB short)."
         )
     return " ".join(lines) or None
@@ -95,6 +95,14 @@ def admit(plan: Plan, host: Host) -> None:
     """Raise HostError with advice if the plan does not fit, unless preflight=warn."""
     if plan.config.preflight != Preflight.warn and (reason := advice(plan, host)[0]):
         raise HostError(f"{reason}\npreflight=warn starts the run anyway.")
+
+
+def composes(command: Request, offer: Offer) -> bool:
+    """Return whether the command accepts an offer; it may set a key that then takes no effect."""
+    with suppress(UserError):
+        prepare(compose(command.plus(*offer.overrides)))
+        return True
+    return False
 
 
 def _listed(offers: list[Change]) -> str:

@@ -122,8 +122,17 @@ def _half_weights(config: Config) -> Remedy:
 
 
 def _engine_sizes(config: Config) -> Iterator[Remedy]:
-    """Yield remedies for a vLLM engine: its memory share, and shorter sequences."""
+    """Yield remedies for a vLLM engine: shorter sequences, and its memory share."""
     topology, shared = config.topology, placement.shares_gpu(config)
+    length = topology.server_max_length or config.model.max_positions
+    shorter = max(2048, 2 * longest(config))
+    cost = (
+        f"the cache need not hold a sequence of {length} tokens; same results if a prompt and its "
+        f"completion have at most {shorter}"
+    )
+    cut = [([f"topology.server_max_length={shorter}"], cost)] * (shorter < length)
+    is_service = config.method.kind == "service"  # whose requests may be long
+    yield from () if is_service else cut
     if topology.server_cache_gb:
         cost = "vLLM sizes its cache by topology.server_memory_share"
         yield ["topology.server_cache_gb=null"], cost
@@ -136,10 +145,7 @@ def _engine_sizes(config: Config) -> Iterator[Remedy]:
             if topology.server_memory_share < share:
                 cost = "same results; nothing else may use the GPU"
                 yield [f"topology.server_memory_share={share}"], cost
-    shorter = max(2048, 2 * longest(config))
-    if shorter < (topology.server_max_length or config.model.max_positions):
-        cost = f"same results if a prompt and its completion have at most {shorter} tokens"
-        yield [f"topology.server_max_length={shorter}"], cost
+    yield from cut if is_service else ()
 
 
 def _wider_replicas(config: Config) -> Iterator[Remedy]:

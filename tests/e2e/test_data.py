@@ -67,6 +67,20 @@ def preview_here(monkeypatch):
     monkeypatch.setattr(row_preview, "subprocess", types.SimpleNamespace(run=start))
 
 
+@pytest.mark.parametrize("reaches", [True, False])
+def test_a_preview_without_a_network_does_not_retry(launch, monkeypatch, reaches):
+    environments = []
+
+    def start(argv, env, **_):
+        environments.append(env)
+        return types.SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(row_preview, "subprocess", types.SimpleNamespace(run=start))
+    monkeypatch.setattr(row_preview, "_reaches_hub", lambda: reaches)
+    launch("hardware=cpu", "data=gsm8k", "data.preview=1")
+    assert [env.get("HF_HUB_OFFLINE") for env in environments] == [None if reaches else "1"]
+
+
 TEMPLATE = (
     "{%- if tools %}{{ tools | tojson }}{%- endif %}{{ mark }}"
     "{%- for m in messages %}{{ '<|' + m.role + '|>' }}{{ m.content }}"

@@ -28,6 +28,7 @@ from launch.estimate.batch_counts import batch
 from launch.estimate.speed import step_parts
 from launch.plan.planning import prepare
 from launch.plan.predictions import PLAN_ERRORS
+from launch.schema.enums import Vendor
 from tests.gpu.predictions import MEASURED, planned, planned_row
 from tests.gpu.speed_report import write
 
@@ -210,13 +211,16 @@ def tables(
 def plan_errors(gpus: Container[str] | None = None) -> dict[str, dict[str, Any]]:
     """Return measured step times in predicted ones by GPU, of measurements by others and by us.
 
-    An only measurement has the model and the precision of its `run`.
+    `amd` has all AMD GPUs, for those without a measurement. An only measurement has the model and
+    the precision of its `run`.
     """
     times: list[tuple[str, str, Callable[[], float]]] = []
+    is_amd: dict[str, bool] = {}
     for title, rows in SPEED.items():
         for row in rows if "expected" not in title else ():
-            gpu = compose(row.overrides).hardware.name
-            times.append((gpu, row.name, lambda row=row: row.error))
+            hardware = compose(row.overrides).hardware
+            is_amd[hardware.name] = hardware.vendor == Vendor.amd
+            times.append((hardware.name, row.name, lambda row=row: row.error))
     for line in MEASURED.read_text().splitlines():
         ours = json.loads(line)
         gpu = ours["overrides"][0].partition("=")[2]
@@ -234,6 +238,10 @@ def plan_errors(gpus: Container[str] | None = None) -> dict[str, dict[str, Any]]
         if gpus is None or gpu in gpus:
             factors.setdefault(gpu, []).append(1 / (1 + error()))
             runs[gpu] = ", ".join(name.split(", ")[:2])
+    if gpus is None:
+        factors["amd"] = [
+            time for gpu, times in factors.items() if is_amd.get(gpu) for time in times
+        ]
     return {
         gpu: {
             "rows": len(times),

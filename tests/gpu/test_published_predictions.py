@@ -45,6 +45,6 @@ def test_the_plan_shows_the_errors_of_today(launch):
         assert shown[gpu].pop("run", "") == errors.pop("run", "")
         assert shown[gpu] == pytest.approx(errors, abs=0.011), "run tests/gpu/published.py"
     words_of_mi50 = f"(Qwen3-0.6B, fp32) took {shown['mi50']['most']:.2g} times"
-    for gpu, words in (("mi50", words_of_mi50), ("mi300x", "not compared")):
+    for gpu, words in (("mi50", words_of_mi50), ("mi300x", "no run")):
         lines = launch(f"hardware={gpu}", "mode=plan").out.splitlines()
         assert words in next(line for line in lines if line.startswith("  evidence"))

@@ -26,6 +26,7 @@ method.args.max_prompt_length=5 method=grpo | max_prompt_length=5 | trl.GRPOConf
 method.args.lerning_rate=1e-4 | lerning_rate | trl.SFTConfig | Did you mean learning_rate
 method=grpo method.args.num_generations=null | method.args.num_generations=null: GRPO needs a group size
 method.args.learning_rate=fast | learning_rate='fast' | accepts float
+experiment=mi300x_grpo_gsm8k method=evaluate mode=plan | max_steps=200 | method=evaluate model.path=
 method=dpo method.args.loss_type=ipo | accepts list | Use: 'method.args.loss_type=[ipo]'
 method=raft method.args.train.max_steps=0 mode=plan | method.args.max_steps=0 | at most 2147483647, or -1
 method.args.output_dir=x | output_dir=x | run_root=

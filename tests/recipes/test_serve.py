@@ -84,8 +84,16 @@ def test_a_server_runs_until_it_is_stopped(served):
     options = {"--host": "127.0.0.1", "--port": str(served.port), "--max-num-seqs": "4"}
     options |= {"--data-parallel-size": "1", "--tensor-parallel-size": "1"}
     assert {name: option(argv, name) for name in options} == options
+    assert "--default-chat-template-kwargs" not in argv
     with pytest.raises(OSError):
         urllib.request.urlopen(f"http://127.0.0.1:{served.port}/health", timeout=5)
+
+
+def test_a_server_does_not_think_if_told_so(served):
+    (served.folder / "exits").touch()
+    thinking = "method.args.chat_template_kwargs.enable_thinking=false"
+    _, _, argv = served("smoke=true", thinking)
+    assert option(argv, "--default-chat-template-kwargs") == '{"enable_thinking": false}'
 
 
 def test_a_server_that_exits_fails_the_run(served):

@@ -16,7 +16,7 @@ from launch.plan import rundir
 from launch.plan.planning import make_plan, prepare, with_choices
 from launch.schema import trainer_args
 from launch.schema.enums import Rows
-from launch.search.faster import faster
+from launch.search.faster import cheaper, faster
 from tests.conftest import composed, host_with, leave_record
 
 HOST = host_with(8)
@@ -224,6 +224,8 @@ def test_on_other_ranks_only_the_micro_batch_changes(tmp_path):
     ("hardware=mi300x method=grpo model=qwen3_8b topology.strategy=ddp".split(),  # too tight
      {"topology=colocate", "topology.servers=4"}),
     ("hardware=rx7900xtx method=grpo model=qwen3_0_6b".split(), {"topology=colocate"}),
+    ("hardware=mi350x method=grpo model=llama3_1_70b adapter=lora".split(),
+     {"topology.server_tensor_parallel=2"}),
 ])  # fmt: skip
 def test_offers_compose_fit_and_reach_their_gain(command, expected):
     base = chosen(*command)
@@ -237,8 +239,31 @@ def test_offers_compose_fit_and_reach_their_gain(command, expected):
         assert offer.price
 
 
+@pytest.mark.parametrize(("overrides", "expected"), [
+    ("model=qwen3_4b", ["topology=colocate", "topology.num_gpus=1", "effective_batch=56"]),
+    ("model=qwen3_8b topology.strategy=fsdp", ["topology.num_gpus=2", "effective_batch=56"]),
+])  # fmt: skip
+def test_a_cheaper_run_has_the_same_steps_on_fewer_gpus(overrides, expected):
+    command = f"hardware=mi300x method=grpo price_per_gpu_hour=2 {overrides}".split()
+    base = chosen(*command)
+    offer = cheaper(base, HOST)
+    assert offer.overrides == expected
+    config = chosen(*command, *expected)
+    before, after = estimate_speed(base), estimate_speed(config)
+    assert choose.batch(config).sequences == choose.batch(base).sequences
+    assert after.steps == before.steps
+    assert after.cost < before.cost / 2
+    assert after.unit_cost == pytest.approx(offer.unit_cost, rel=0.01)
+    assert margin.fits_with_margin(config, HOST)
+
+
+@pytest.mark.parametrize("overrides", ["method=grpo", "method=sft price_per_gpu_hour=2"])
+def test_only_grpo_with_a_price_has_a_cheaper_run(overrides):
+    command = f"hardware=mi300x model=qwen3_4b {overrides}".split()
+    assert cheaper(chosen(*command), HOST) is None
+
+
 @pytest.mark.parametrize(("overrides", "offer"), [
-    ([*GRPO, "topology=split", "topology.overlap=false"], "topology.overlap=stream"),
     ([*H100, "method.args.max_steps=5"], "precision=fp8"),  # too short to compile
     ([*H100, "precision=fp32"], "precision=fp16"),  # the GPU has bf16
     (["hardware=mi50", "method=grpo", "topology=single"], "topology=colocate"),  # no vLLM

@@ -18,6 +18,7 @@ SWITCH = "method.args.chat_template_kwargs.enable_thinking"
     (f"method=evaluate model=qwen3_8b {SWITCH}=true", True),
     ("method=sft model=qwen3_8b", None),
     ("method=chat model=qwen3_8b", None),
+    ("method=serve model=qwen3_8b", None),
     ("method=evaluate model=llama3_1_8b", None),
     ("method=evaluate model=qwen3_76m", None),
 ])  # fmt: skip
@@ -50,6 +51,7 @@ def test_evaluations_and_chats_have_the_value_of_their_run(tmp_path, inner):
         assert thinking.of(compose([*overrides, "method=evaluate", *more])) is thinks
     assert thinking.of(compose([*overrides, "method=grpo"])) is False
     assert thinking.of(compose([*overrides, "method=chat"])) is True
+    assert thinking.of(compose([*overrides, "method=serve"])) is True
     del method["args"]["chat_template_kwargs"]
     (tmp_path / "record.json").write_text(json.dumps(record))
     assert thinking.of(compose([*overrides, "method=chat"])) is False

@@ -327,6 +327,19 @@ def test_missing_packages_of_optimizers_and_attention_are_rejected(
         check_files(composed("hardware=h200", override), all_lines=False)
 
 
+def test_a_plan_for_another_machine_only_warns_of_a_missing_package(monkeypatch):
+    monkeypatch.setitem(sys.modules, "schedulefree", None)
+    optimizer = "method.args.optim=schedule_free_adamw"
+    config = composed("hardware=mi300x", "runtime=local", optimizer)
+    [warning] = check_files(config, all_lines=False, host=host_with(0))
+    assert optimizer in warning
+    with pytest.raises(UserError, match=optimizer):
+        check_files(config, all_lines=False, host=host_with(8))
+    in_image = composed("hardware=mi300x", "runtime=docker", optimizer)
+    with pytest.raises(UserError, match=optimizer):
+        check_files(in_image, all_lines=False, host=host_with(0))
+
+
 @pytest.mark.parametrize(("overrides", "package", "message"), [
     (["precision=fp8"], "torchao", "precision=fp8: .*make quantization.*precision=bf16"),
     (["precision=nf4", "adapter=qlora"], "bitsandbytes", "precision=nf4: .*precision=bf16"),

@@ -45,13 +45,13 @@ def test_a_plan_describes_only_the_rows_of_its_composition(launch, tmp_path):
     json_files.write_json(tmp_path / ".cache/data/statistics" / f"{cache['key']}.json", FIGURES)
     output = launch("hardware=cpu", f"run_root={tmp_path}", "mode=plan", "verbose=true").out
     assert "100 prepared rows of 50 tokens on average, 10 to 90; 7 truncated to 64" in output
-    assert "at most" not in output  # the time is that of rows of this length
+    assert "if every row" not in output  # the time is that of rows of this length
     for words in ("100 rows, lengths 10 to 90 tokens, mean 50.0", "7 rows truncated to 64 tokens"):
         assert words in output
     assert "97.7% of the tokens in a batch are not padding, packed" in output
     for other in ("data.limit=9", "method.args.max_length=32", "method=dpo"):
         page = launch("hardware=cpu", f"run_root={tmp_path}", "mode=plan", other).out
-        assert "at most" in page
+        assert "if every row" in page
         assert "data.preview=1 counts" in page
 
 

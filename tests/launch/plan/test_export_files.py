@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from launch.config.compose import compose
 from launch.plan.planning import make_plan
-from tests.conftest import composed, host_with
+from tests.conftest import composed, host_with, leave_model
 from tests.helpers.exports import write_model
 from tests.launch.execution.test_provenance import files_of
 
@@ -30,6 +31,19 @@ def test_an_export_gets_no_gpu_and_mounts_the_converter():
     spec = plan.containers["exporter"]
     assert (spec.devices, spec.environment["HIP_VISIBLE_DEVICES"]) == ({}, "-1")
     assert "/opt/llama.cpp" in [mount.source for mount in spec.mounts]
+
+
+@pytest.mark.parametrize(("dtype", "more", "warns"), [
+    ("float32", "", True), ("float32", "method.args.weights=bf16", False), ("bfloat16", "", False),
+])  # fmt: skip
+def test_an_export_warns_of_32_bits(tmp_path, dtype, more, warns):
+    leave_model(tmp_path)
+    shape = {"num_hidden_layers": 36, "hidden_size": 4096, "num_attention_heads": 32}
+    shape |= {"model_type": "qwen3", "vocab_size": 151936, "dtype": dtype}
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    config = composed("method=export", f"model.path={tmp_path}", *more.split())
+    plan = make_plan(config, host_with(0), Path("/runs/export/1"))
+    assert any("method.args.weights=bf16" in warning for warning in plan.warnings) == warns
 
 
 # (composition of the evaluation's record, message about it as results_from)

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import os
+import re
 import shlex
 import threading
 from http.server import BaseHTTPRequestHandler
@@ -51,7 +52,9 @@ def test_durations(seconds, text):
 @pytest.mark.parametrize(("overrides", "epochs"), [
     ("data.num_train=40 method.args.max_steps=10", " (1 epoch)"),  # of 4 rows each
     ("data.num_train=40 method.args.max_steps=-1 method.args.num_train_epochs=3", " (3 epochs)"),
-    ("data=ultrachat method.args.max_steps=10", ""),  # the number of rows is unknown
+    ("data.num_train=1 method.args.max_steps=1000", " (4,000 epochs)"),
+    ("data=gsm8k data.limit=40 method.args.max_steps=10", " (1 epoch)"),
+    ("data=numina_math method.args.max_steps=10", ""),  # the number of rows is unknown
 ])  # fmt: skip
 def test_epochs_of_a_plan(overrides, epochs):
     words = ["hardware=mi300x", "topology=single", "model=qwen3_0_6b", "speed=off"]
@@ -83,6 +86,8 @@ def test_a_plan_fits_on_a_screen_and_ends_with_the_next_command(launch, override
 @pytest.mark.parametrize(("overrides", "words"), [
     ("method=serve hardware=rx7900xtx model=qwen3_32b", ["mode=plan", "find=smallest_hardware"]),
     ("hardware=mi300x model=qwen3_32b topology=ddp", ["hardware=mi300x", "topology=fsdp"]),
+    ("hardware=mi300x method=grpo model=llama3_1_70b adapter=lora",  # not the model's context
+     ["topology.server_max_length=2048"]),
 ])  # fmt: skip
 def test_the_next_command_of_a_run_that_does_not_fit(launch, overrides, words):
     """It neither repeats a command that would be refused, nor sets a key twice."""
@@ -134,7 +139,7 @@ def test_types_and_lengths_of_the_method(overrides, words):
 
 
 @pytest.mark.parametrize(("overrides", "words"), [
-    ("method.args.save_total_limit=null", "every 100 steps (at most "),
+    ("method.args.save_total_limit=null", "every 100 steps ("),
     ("method.args.save_steps=0.1 method.args.max_steps=400", "every 40 steps "),
     ("method.args.max_steps=40", None),  # only at the end
     ("method.args.save_strategy=no", None),
@@ -183,7 +188,7 @@ def test_rows_of_a_file_are_counted(launch, tmp_path):
     size = batch(composed(*overrides)).sequences
     assert "jsonl rows.jsonl, 12 rows\n" in done.out
     held_out = launch(*overrides, "data.heldout_fraction=0.1", "mode=plan").out
-    assert "jsonl rows.jsonl, 10 rows, 2 held out\n" in held_out
+    assert "jsonl rows.jsonl, about 10 rows, about 2 held out\n" in held_out
     steps = json.loads(launch(*overrides, "mode=plan", "format=json").out)["speed"]["steps"]
     assert steps == math.ceil(12 / size * 3)
     [preview] = [line for line in done.out.splitlines() if line.endswith("data.preview=5")]
@@ -192,6 +197,84 @@ def test_rows_of_a_file_are_counted(launch, tmp_path):
     commands = [line for line in own.splitlines() if "launch/run.py" in line]
     assert [line.count("data.preview=") for line in commands] == [1, *[0] * (len(commands) - 1)]
     assert commands[0].endswith("data.preview=2")
+
+
+@pytest.mark.parametrize(("overrides", "words"), [
+    ("data=gsm8k method=grpo", "7,473 rows, 1,319 held out"),
+    ("data=gsm8k method=evaluate", "1,319 held out, split test"),
+    ("data=gsm8k data.revision=main method=evaluate", "openai/gsm8k, split test"),  # unknown
+])  # fmt: skip
+def test_rows_of_a_pinned_data_set(launch, overrides, words):
+    done = launch("hardware=mi300x", "model=qwen3_4b", *overrides.split(), "mode=plan")
+    assert words in next(line for line in done.out.splitlines() if line.startswith("  data"))
+
+
+def test_a_pinned_evaluation_has_a_total():
+    config = composed("hardware=mi300x", "model=qwen3_4b", "method=evaluate", "data=gsm8k")
+    plan = make_plan(config, host_with(8), Path("/runs/x/1"))
+    assert plan.speed.steps == math.ceil(1319 / 64 / 8)
+
+
+@pytest.mark.parametrize(("hardware", "runs"), [
+    ("mi300x", "of other AMD GPUs"), ("mi350x", "of this GPU"), ("h200", "of this GPU"),
+])  # fmt: skip
+def test_evidence_gives_a_range_of_time_and_cost(hardware, runs):
+    words = [f"hardware={hardware}", "model=qwen3_4b", "price_per_gpu_hour=2"]
+    plan = make_plan(composed(*words), host_with(8), Path("/runs/x/1"))
+    errors = json.loads(predictions.PLAN_ERRORS.read_text())
+    took = errors.get(hardware, errors["amd"])
+    [(_, text)] = predictions.evidence([plan])
+    assert runs in text
+    for factor in (took["least"], took["most"]):
+        assert predictions.duration(3600 * factor * plan.speed.run_hours) in text
+        assert predictions.approximate(factor * plan.speed.cost) in text
+    total = predictions.evidence([plan, plan])[0][1]
+    assert predictions.approximate(2 * took["most"] * plan.speed.cost) in total
+
+
+@pytest.mark.parametrize(("method", "unit"), [("grpo", "1,000 answers"), ("sft", "million tokens")])
+def test_a_price_gives_the_cost_of_a_unit(method, unit):
+    words = ["hardware=mi300x", "model=qwen3_4b", f"method={method}", "price_per_gpu_hour=2"]
+    plan = make_plan(composed(*words), host_with(8), Path("/runs/x/1"))
+    size = batch(plan.config)
+    number = size.sequences / 1e3 if method == "grpo" else size.tokens / 1e6
+    assert plan.speed.cost / plan.speed.steps / number == pytest.approx(plan.speed.unit_cost)
+    time = dict(predictions.facts(plan))["time"]
+    assert f"{predictions.approximate(plan.speed.unit_cost)} per {unit}" in time
+
+
+@pytest.mark.parametrize("overrides", [
+    "method=grpo", "method=sft", "method=dpo adapter=lora", "hardware=mi50 method=sft model=tiny",
+])  # fmt: skip
+def test_parts_of_memory_sum_to_the_total(overrides):
+    config = composed("hardware=mi300x", "model=qwen3_4b", *overrides.split())
+    for line in predictions._memory(make_plan(config, host_with(8), Path("/runs/x/1"))):
+        total = float(re.search(r"(\S+) of ", line)[1])
+        parts = [float(part.split()[-1]) for part in line.rpartition(": ")[2].split(", ")]
+        assert sum(parts) == pytest.approx(total, abs=1e-9)
+
+
+def test_a_server_of_a_run_shows_a_request_with_its_system_prompt(launch, tmp_path):
+    leave_model(tmp_path / "model")
+    composition = {"method": {"kind": "trainer"}, "data": {"system_prompt": "Don't guess."}}
+    (tmp_path / "record.json").write_text(json.dumps({"composition": composition}))
+    serve = ["method=serve", "hardware=mi300x", "method.args.port=9000", "mode=plan"]
+    done = launch(*serve, f"model.path={tmp_path}")
+    [line] = [line for line in done.out.splitlines() if line.startswith("curl ")]
+    words = shlex.split(line)
+    assert ":9000/" in words[1]
+    assert json.loads(words[-1])["messages"][0] == {"role": "system", "content": "Don't guess."}
+    assert "curl " not in launch(*serve, "model=qwen3_4b").out
+
+
+@pytest.mark.parametrize(("override", "is_offered"), [
+    ("topology.num_gpus=8", True), ("topology.servers=1", False),  # an error without topology=split
+])  # fmt: skip
+def test_no_offer_makes_the_command_wrong(launch, override, is_offered):
+    grpo = ["hardware=mi300x", "method=grpo", "model=qwen3_4b", "price_per_gpu_hour=2"]
+    lines = launch(*grpo, override, "mode=plan").out.splitlines()
+    offers = [line.split() for line in lines if "topology=colocate" in line]
+    assert len(offers) == 2 * is_offered  # faster and cheaper
 
 
 def test_targets_have_the_unit_of_the_plan(launch):

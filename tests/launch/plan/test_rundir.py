@@ -43,6 +43,33 @@ def test_auto_resumes_the_newest_unfinished_run_of_the_same_composition(tmp_path
     assert choose(tmp_path) == (unfinished, True)
 
 
+def test_a_new_run_names_how_it_differs_from_an_unfinished_one(tmp_path):
+    old = a_run(tmp_path, "1", "interrupted")
+
+    def notes(*overrides: str) -> list[str]:
+        config = composed("hardware=cpu", f"run_root={tmp_path / 'runs'}", *overrides)
+        return rundir.skipped_run_notes(config, rundir.choose(config)[0])
+
+    [note] = notes("method.args.learning_rate=0.5", "seed=9")
+    assert "method.args.learning_rate, seed differ" in note
+    assert str(old) in note
+    assert notes() == []  # it resumes
+    assert notes("seed=9", "resume=never") == []
+    a_run(tmp_path, "2", "done", "seed=8")
+    assert notes("seed=9") == []
+
+
+def test_a_plan_says_where_it_resumes(launch, tmp_path):
+    """Without a checkpoint, a run starts at its first step."""
+    run = a_run(tmp_path, "1", "interrupted")
+    command = ["hardware=cpu", f"run_root={tmp_path / 'runs'}", "mode=plan"]
+    assert "(resumes)" in launch(*command).out
+    (run / "checkpoints/checkpoint-13").mkdir(parents=True)
+    (run / "checkpoints/checkpoint-5").mkdir()
+    assert "(resumes after step 13 of " in launch(*command).out
+    assert "(resumes" not in launch(*command, "seed=9").out
+
+
 @pytest.mark.parametrize("override", ["tracking=tensorboard", "tracking.package=tensorboard"])
 def test_a_record_with_the_package_of_its_tracker_resumes(tmp_path, override):
     """Records of earlier versions have the package, which conf/tracking contained."""
