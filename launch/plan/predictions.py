@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from launch.core.json_files import read_json
 from launch.estimate import batch_counts, margin, rank_memory, run_length
@@ -140,16 +141,17 @@ def evidence(plans: Sequence[Plan]) -> Facts:
 
     A GPU without such runs has those of all GPUs of its vendor.
     """
-    hardware, errors = plans[0].config.hardware, read_json(PLAN_ERRORS) or {}
+    hardware = plans[0].config.hardware
+    errors: dict[str, dict[str, Any]] = read_json(PLAN_ERRORS) or {}
     if hardware.vendor == Vendor.none or not any(plan.speed.step_s for plan in plans):
         return []
-    took = errors.get(hardware.name)
-    runs = f"{took['rows']} runs of this GPU" if took else ""
-    if took and "run" in took:
-        runs = f"the only run of this GPU ({took['run']})"
-    if took is None and (took := errors.get(hardware.vendor.value)):
+    if took := errors.get(hardware.name, {}):
+        runs = f"{took['rows']} runs of this GPU"
+        if "run" in took:
+            runs = f"the only published run of this GPU ({took['run']})"
+    elif took := errors.get(hardware.vendor.value, {}):
         runs = f"no run of this GPU; {took['rows']} of other {hardware.vendor.value.upper()} GPUs"
-    if took is None:
+    else:
         return [("evidence", "no run of this GPU")]
     ends = sorted({took["least"], took["most"]})
     factors = " to ".join(f"{factor:.2g}" for factor in ends)
@@ -197,7 +199,7 @@ def _memory(plan: Plan) -> list[str]:
         share = f"{margin.share(m):.0%}"
         if margin.fills_capacity(m) and m.fits and margin.share(m) > 0.99:
             share = "all that it may use, by design"
-        total = gigabytes(m.total_gb)
+        total = f"{m.total_gb:.1f}" if 10 <= m.total_gb < 100 else gigabytes(m.total_gb)
         usage = f"{total} of {m.capacity_gb:.0f} GB {where} ({share}"
         parts = ", ".join(_parts(m, len(total.partition(".")[2])))
         lines.append(f"{m.process} {usage}{'' if m.fits else ', DOES NOT FIT'}): {parts}")
