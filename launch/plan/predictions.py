@@ -143,12 +143,13 @@ def evidence(plans: Sequence[Plan]) -> Facts:
     hardware, errors = plans[0].config.hardware, read_json(PLAN_ERRORS) or {}
     if hardware.vendor == Vendor.none or not any(plan.speed.step_s for plan in plans):
         return []
-    took = errors.get(hardware.name)
-    runs = f"{took['rows']} run{'s' * (took['rows'] != 1)} of this GPU" if took else ""
-    if took is None and (took := errors.get(hardware.vendor.value)):
-        runs = f"no run of this GPU; {took['rows']} of other {hardware.vendor.value.upper()} GPUs"
+    vendor = hardware.vendor.value
+    took = errors.get(hardware.name) or errors.get(vendor)
     if took is None:
         return [("evidence", "no run of this GPU")]
+    runs = f"{took['rows']} run{'s' * (took['rows'] != 1)} of this GPU"
+    if hardware.name not in errors:
+        runs = f"no run of this GPU; {took['rows']} of other {vendor.upper()} GPUs"
     ends = sorted({took["least"], took["most"]})
     factors = " to ".join(f"{factor:.2g}" for factor in ends)
     text = f"{runs} took {factors} times the prediction"
