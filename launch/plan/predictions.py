@@ -145,14 +145,15 @@ def evidence(plans: Sequence[Plan]) -> Facts:
     errors: dict[str, dict[str, Any]] = read_json(PLAN_ERRORS) or {}
     if hardware.vendor == Vendor.none or not any(plan.speed.step_s for plan in plans):
         return []
-    if took := errors.get(hardware.name, {}):
-        runs = f"{took['rows']} runs of this GPU"
-        if "run" in took:
-            runs = f"the only published run of this GPU ({took['run']})"
-    elif took := errors.get(hardware.vendor.value, {}):
-        runs = f"no run of this GPU; {took['rows']} of other {hardware.vendor.value.upper()} GPUs"
-    else:
+    vendor = hardware.vendor.value
+    took = errors.get(hardware.name) or errors.get(vendor)
+    if took is None:
         return [("evidence", "no run of this GPU")]
+    runs = f"{took['rows']} runs of this GPU"
+    if hardware.name not in errors:
+        runs = f"no run of this GPU; {took['rows']} of other {vendor.upper()} GPUs"
+    elif "run" in took:
+        runs = f"the only published run of this GPU ({took['run']})"
     ends = sorted({took["least"], took["most"]})
     factors = " to ".join(f"{factor:.2g}" for factor in ends)
     text = f"{runs} took {factors} times the prediction"
