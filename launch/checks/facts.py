@@ -14,7 +14,7 @@ from pathlib import Path
 from containers import images
 from launch.checks.measured import Outcome
 from launch.config.identity import has_phases
-from launch.estimate.rank_memory import run_bytes
+from launch.estimate.rank_state import run_bytes
 from launch.machine import container_engine, detect, inside
 from launch.machine.container_engine import Engine
 from launch.machine.detect import Host

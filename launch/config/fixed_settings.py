@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from launch.config.conditions import Facts, all_met, setting, table
 from launch.estimate.batch_counts import batch, why_order_depends_on_batch
-from launch.estimate.rank_memory import generates_with_vllm
+from launch.estimate.rank_state import generates_with_vllm
 from launch.schema import Config
 from launch.schema.trainer_args import value_or_none
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from launch.estimate.batch_counts import UNCUT_TOKENS, batch
 from launch.estimate.memory import GENERIC_ERROR, on_host
-from launch.estimate.rank_memory import (
+from launch.estimate.rank_state import (
     BITSANDBYTES_8_BIT,
     OPTIMIZERS,
     TORCHAO_8_BIT,

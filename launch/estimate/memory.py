@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from launch.estimate import rank_memory
+from launch.estimate import rank_memory, rank_state
 from launch.estimate.activations import micro_step
 from launch.estimate.batch_counts import batch
 from launch.inputs import engine_args
@@ -112,7 +112,7 @@ def memory(
 
 def offloaded_gb(config: Config) -> dict[str, float]:
     """Return the GB that a node's host stores for its ranks, in parts. {} without offload."""
-    parts = rank_memory.offloaded_bytes(config) if config.method.trains else {}
+    parts = rank_state.offloaded_bytes(config) if config.method.trains else {}
     return {name: size / 1e9 for name, size in parts.items()}
 
 
@@ -130,7 +130,7 @@ def _server_parts(config: Config, capacity: float) -> dict[str, float]:
     """
     topology, on_cpu = config.topology, config.hardware.vendor == Vendor.none
     weights = (
-        engine_args.weights_gb(config, rank_memory.width(config)) / topology.server_tensor_parallel
+        engine_args.weights_gb(config, rank_state.width(config)) / topology.server_tensor_parallel
     )
     free_gb = topology.server_memory_share * capacity - OVERHEAD_GB - weights
     # On a CPU the cache has a fixed size.
@@ -147,7 +147,7 @@ def longest_served_gb(config: Config) -> float:
     longest = config.topology.server_max_length or config.model.max_positions
     # vLLM replicates heads if there are fewer heads than GPUs.
     heads = max(1.0, config.model.num_kv_heads / config.topology.server_tensor_parallel)
-    width = engine_args.cache_width(config, rank_memory.width(config))
+    width = engine_args.cache_width(config, rank_state.width(config))
     return heads * longest * shapes.head_bytes(config.model, width) / 1e9
 
 
@@ -177,11 +177,11 @@ def _rank_parts(config: Config, capacity: float) -> tuple[str, dict[str, float]]
     if not config.method.trains:
         rows = batch(config).per_device * int(value_or_none(config, "samples_per_prompt") or 1)
         parts = {
-            "weights": rank_memory.base_bytes(config),
+            "weights": rank_state.base_bytes(config),
             **rank_memory.generating_bytes(config, rows),
         }
         return "", {**{name: size / 1e9 for name, size in parts.items()}, "context": overhead}
-    state, moments = rank_memory.state(config), rank_memory.moments(config)
+    state, moments = rank_state.state(config), rank_memory.moments(config)
     if config.topology.name == "colocate":
         vllm = {"vllm": float(value(config, "vllm_gpu_memory_utilization")) * capacity * 1e9}
         if value(config, "vllm_enable_sleep_mode"):  # frees its memory during training

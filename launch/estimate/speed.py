@@ -16,7 +16,7 @@ from typing import Any
 from launch.estimate import adapter_layers
 from launch.estimate.activations import MicroStep, Numerics, micro_step
 from launch.estimate.batch_counts import Batch, batch, batch_of_rows, generation_batch
-from launch.estimate.rank_memory import (
+from launch.estimate.rank_state import (
     generates_with_vllm,
     has_reference,
     optimizer_width,

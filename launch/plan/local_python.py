@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterator
 
-from launch.estimate.rank_memory import generates_with_vllm
+from launch.estimate.rank_state import generates_with_vllm
 from launch.machine import this_python
 from launch.machine.detect import Host
 from launch.plan.process_env import starts_vllm

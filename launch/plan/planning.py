@@ -11,7 +11,7 @@ from launch.config.request import Request
 from launch.core.errors import UserError
 from launch.core.json_files import plain, read_json
 from launch.estimate import batch_counts, margin, memory, speed
-from launch.estimate.rank_memory import checkpoint_bytes
+from launch.estimate.rank_state import checkpoint_bytes
 from launch.inputs import sample_files
 from launch.machine import placement
 from launch.machine.detect import Host

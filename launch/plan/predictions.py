@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.core.json_files import read_json
-from launch.estimate import batch_counts, margin, rank_memory, run_length
+from launch.estimate import batch_counts, margin, rank_state, run_length
 from launch.estimate.memory import HOST
 from launch.machine import placement
 from launch.schema import Choice, Config
@@ -119,7 +119,7 @@ def _saves(plan: Plan) -> list[str]:
     limit = value_or_none(config, "save_total_limit")
     between = duration(steps * speed.step_s)
     keeps = f"keeps {limit}" if limit else "keeps all"
-    size = gigabytes(rank_memory.checkpoint_bytes(config) / 1e9)
+    size = gigabytes(rank_state.checkpoint_bytes(config) / 1e9)
     return [f"every {steps:,} steps ({between}), {size} GB each, {keeps}"]
 
 

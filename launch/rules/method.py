@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from launch.core.errors import near
-from launch.estimate.rank_memory import generates_with_vllm
+from launch.estimate.rank_state import generates_with_vllm
 from launch.rules.refusal import Refusal
 from launch.schema import Config
 from launch.schema.trainer_args import class_arguments, lock, value_or_none

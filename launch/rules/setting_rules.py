@@ -10,7 +10,7 @@ from typing import Any
 
 from launch.config.compose import leaf
 from launch.config.conditions import Facts, all_met, setting, table
-from launch.estimate.rank_memory import generates_with_vllm, upcasts_weights
+from launch.estimate.rank_state import generates_with_vllm, upcasts_weights
 from launch.inputs.model_path import file
 from launch.machine import placement
 from launch.rules.data import first_metric

@@ -8,7 +8,7 @@ from launch.config.choose import with_value
 from launch.config.compose import leaf
 from launch.estimate import memory
 from launch.estimate.batch_counts import ACCUMULATION, batch
-from launch.estimate.rank_memory import OPTIMIZERS, has_reference
+from launch.estimate.rank_state import OPTIMIZERS, has_reference
 from launch.machine import placement
 from launch.rules.topology import longest
 from launch.rules.warnings import adapter_rate

@@ -34,7 +34,7 @@ from launch.config.choose import choose
 from launch.config.compose import compose
 from launch.estimate import activations, memory
 from launch.estimate import speed as planner_speed
-from launch.estimate.rank_memory import generates_with_vllm
+from launch.estimate.rank_state import generates_with_vllm
 from launch.estimate.speed import estimate_speed
 from launch.machine import detect, placement
 from launch.plan.planning import prepare

@@ -19,7 +19,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoConfig, AutoModelForCausalLM
 from trl.trainer.utils import add_fused_lm_head
 
-from launch.estimate import rank_memory
+from launch.estimate import rank_memory, rank_state
 from launch.inputs import model_config
 from launch.schema import shapes
 from tests.conftest import composed
@@ -130,12 +130,12 @@ def test_trained_weights_become_fp32():
     }
     base = ("hardware=mi300x", "model=qwen3_4b", "method=sft", "precision=bf16", "topology=fsdp")
     full, low = (
-        rank_memory.state(composed(*base, f"precision.weights={dtype}"))
+        rank_state.state(composed(*base, f"precision.weights={dtype}"))
         for dtype in ("fp32", "bf16")
     )
     assert low == full
     lora, lora_low = (
-        rank_memory.state(composed(*base, "adapter=lora", f"precision.weights={dtype}"))
+        rank_state.state(composed(*base, "adapter=lora", f"precision.weights={dtype}"))
         for dtype in ("fp32", "bf16")
     )
     assert lora_low["weights"] == lora["weights"] / 2
