@@ -135,6 +135,7 @@ def test_automatic_topology_and_precision(overrides, topology, precision):
     ("hardware=h100 model=qwen3_4b topology.num_gpus=2", "ddp"),
     ("hardware=h100 model=qwen3_4b topology.num_gpus=4 topology.servers=3", "ddp"),
     ("hardware=h100 model=qwen3_4b topology.strategy=zero3", "zero3"),
+    ("hardware=mi300x model=qwen3_8b adapter=lora", "ddp"),
 ])  # fmt: skip
 @pytest.mark.parametrize("topology", [[], ["topology=split"]])
 def test_strategy_of_split_depends_on_memory_and_trainers(overrides, strategy, topology):
