@@ -70,6 +70,7 @@ def preview_here(monkeypatch):
 @pytest.mark.parametrize("reaches", [True, False])
 def test_a_preview_without_a_network_does_not_retry(launch, monkeypatch, reaches):
     environments = []
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
 
     def start(argv, env, **_):
         environments.append(env)
