@@ -135,11 +135,14 @@ def changed_sizes(config: Config, small: Config) -> list[str]:
         "data.pairs_of_any",
         "adapter.rank",
     }
-    return [
-        f"{key} {leaf(config, key)} -> {leaf(small, key)}"
-        for key in sorted(sizes)
-        if leaf(config, key) != leaf(small, key)
-    ]
+    lines = []
+    for key in sorted(sizes):
+        before, after = leaf(config, key), leaf(small, key)
+        if before != after:
+            grows = key == "method.args.max_length" and after > before
+            reason = " (the small vocabulary needs more tokens)" if grows else ""
+            lines.append(f"{key} {before} -> {after}{reason}")
+    return lines
 
 
 def _set(config: Config, key: str, value: Any) -> None:

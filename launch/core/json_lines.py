@@ -37,7 +37,8 @@ def json_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             if isinstance(error, json.JSONDecodeError):
                 problem = f"{error.msg.removesuffix(' at')} at column {error.colno}"
             raise UserError(
-                f"{path}:{number}: not a JSON object ({problem}). Write one object per line."
+                f"{path}:{number}: not a JSON object ({problem}). Write one object per line, such "
+                'as {"text": "..."}.'
             ) from error
         yield f"{path}:{number}", row
 

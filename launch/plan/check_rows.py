@@ -19,6 +19,7 @@ from launch.inputs.jsonl_files import check_is_file
 from launch.schema import Config, trainer_args
 from launch.schema.data import Balance, Data
 from launch.schema.enums import Init
+from launch.schema.trainer_args import value_or_none
 
 PLAN_LINES = 10_000  # lines whose fields mode=plan checks; a run checks all
 FIRST_ROWS = 500  # rows whose values are checked, which takes a hundredth of a second
@@ -118,6 +119,7 @@ def _check_file(
     if row_format == TOKENIZER:
         row_format, reader = "sft", f"{file.key}, from which random weights get a tokenizer,"
     lacks_template = model_path.lacks_chat_template(config)
+    masks_turns = row_format == "sft" and value_or_none(config, "assistant_only_loss")
     present, lines = set[str](), json_rows(file.path)
     rows = mapped(itertools.islice(lines, number), file.data, row_format)
     for n, (place, row) in enumerate(rows):
@@ -130,11 +132,18 @@ def _check_file(
         if n < FIRST_ROWS:
             row = conformed(row, row_format)
             check_row(row, place, row_format)
-            if lacks_template and any(map(are_messages, row.values())):
+            has_messages = any(map(are_messages, row.values()))
+            if lacks_template and has_messages:
                 raise UserError(
                     f"{place}: messages need a chat template, and {config.model.path} has none. "
                     "Use: model.chat_template=<file.jinja>, the model's instruct version, or rows "
                     "of text."
+                )
+            if masks_turns and not has_messages:
+                raise UserError(
+                    f"{place}: method.args.assistant_only_loss=true needs messages. "
+                    "Use: method.args.assistant_only_loss=false (of a prompt with a completion, "
+                    "only the completion is learned), or rows of messages."
                 )
             if file.is_training and row_format == config.method.rows:
                 forms.setdefault(form_of(row, row_format), place)

@@ -108,7 +108,7 @@ def test_a_directory_in_place_of_a_data_file(launch, tmp_path):
 
 
 @pytest.mark.parametrize(("content", "method", "words"), [
-    ('{"text": "a"}\nnot json\n', "sft", [":2:", "not a JSON object", "column 1"]),
+    ('{"text": "a"}\nnot json\n', "sft", [":2:", "not a JSON object", "column 1", '{"text": "..."}']),
     ('{"text": "a"}\n\n{"txt": "b"}\n', "sft", [":3:", "has txt", "needs messages or text or"]),
     ('{"prompt": "a", "chosen": "b"}\n', "dpo", [":1:", "needs chosen+rejected"]),
     ('{"text": "a", "x": NaN}\n', "sft", [":1:", "NaN is not JSON"]),

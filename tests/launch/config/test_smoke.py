@@ -125,15 +125,17 @@ def test_the_data_has_the_rows_of_a_step(overrides, rows):
     assert (data.num_train, data.limit) == (rows, rows)
 
 
-@pytest.mark.parametrize(("overrides", "length"), [
-    ("method=sft model=qwen3_8b method.args.max_length=256", 256),
-    ("experiment=mi50_phase1", 4 * 400),
-    ("method=sft model=qwen3_8b", 2048),
-    ("method=dpo model=smollm2_135m model.max_positions=1500", 1500),
+@pytest.mark.parametrize(("overrides", "length", "reasons"), [
+    ("method=sft model=qwen3_8b method.args.max_length=256", 256, 0),
+    ("experiment=mi50_phase1", 4 * 400, 1),
+    ("method=sft model=qwen3_8b", 2048, 1),
+    ("method=dpo model=smollm2_135m model.max_positions=1500", 1500, 1),
+    ("experiment=mi300x_sft_qwen3_4b", 2048, 0),  # from 4096
 ])  # fmt: skip
-def test_max_length_allows_for_more_tokens(overrides, length):
-    config, _ = prepared("smoke=true hardware=mi300x topology=single", overrides)
+def test_max_length_allows_for_more_tokens(overrides, length, reasons):
+    config, warnings = prepared("smoke=true hardware=mi300x topology=single", overrides)
     assert config.method.args["max_length"] == length
+    assert " ".join(warnings).count(f"-> {length} (the small vocabulary") == reasons
 
 
 @pytest.mark.parametrize(("overrides", "precision"), [

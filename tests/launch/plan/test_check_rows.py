@@ -24,6 +24,7 @@ GSM8K = [
 ALPACA = {"instruction": "a", "input": "x", "output": "b"}
 NO_INPUT = [{**ALPACA, "input": ""}, {**ALPACA, "input": None}, {"instruction": "a", "output": "b"}]
 TO_SFT = "'data.columns={prompt: instruction, completion: output}'"
+MASKED = "method.args.assistant_only_loss=true"
 TO_GRPO = "data.columns.prompt=instruction data.columns.answer=output"
 MAPPED = "'data.columns={prompt: question, answer: answer}'"
 PATTERN = "'data.answer_pattern=\"#### (.+)\"'"
@@ -80,6 +81,8 @@ def test_the_reward_follows_the_rows(write, rows, overrides, rewards):
     ([{"messages": [{**ANSWER, "train_detail": [{"begin_offset": 0, "end_offset": 3, "train": False}]}]}],
      SFT, 1, "train_detail"),
     ([{"messages": [{**ANSWER, "loss": 0.5}]}], SFT, 1, "weight of 0 or 1"),
+    (NO_INPUT, f"{SFT} {TO_SFT} {MASKED}", 1, "Use: method.args.assistant_only_loss=false"),
+    ([{"text": "a"}], f"{SFT} {MASKED}", 1, "Use: method.args.assistant_only_loss=false"),
     ([TEXT, {**TEXT, "answer": 2**63}], GRPO, 2, "answer contains the integer 9223372036854775808"),
     ([TEXT, {**TEXT, "tests": [{"n": -(2**64)}]}], GRPO, 2, "tests contains the integer -1844674407370955"),
     ([TEXT, {**TEXT, "tests": NESTED}], GRPO, 2, "tests contains more than 32 nested"),
@@ -106,6 +109,8 @@ def test_a_plan_rejects_rows_that_the_ranks_would_reject(launch, write, rows, ov
     ([{"messages": [{**ANSWER, "train_detail": [], "loss": True}], "id": 2**64}], SFT),
     (GSM8K, f"{SFT} 'data.columns={{prompt: question, completion: answer}}'"),
     (NO_INPUT, f"{SFT} {TO_SFT}"),
+    ([{"messages": [ANSWER]}], f"{SFT} {MASKED}"),
+    ([{"prompt": [{"role": "user", "content": "a"}], "completion": [ANSWER]}], f"{SFT} {MASKED}"),
     (NO_INPUT, f"{GRPO} {TO_GRPO}"),
     ([ALPACA], f"{SFT} {TO_SFT} +data.columns.input=null"),
     ([{"prompt": "a", "completion": "b", "text": "c"}], f"{SFT} data.columns.text=null"),
