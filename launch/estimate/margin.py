@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from launch.estimate.batch_counts import UNCUT_TOKENS, batch
 from launch.estimate.memory import GENERIC_ERROR, on_host
 from launch.estimate.rank_state import (
@@ -40,6 +42,12 @@ def most_gb(entry: Memory) -> float:
     after four steps.
     """
     return entry.total_gb * (1 + entry.error) + entry.scattered_gb
+
+
+def at_worst(entry: Memory) -> Memory:
+    """Return the entry with the error of the worst published run if its GPU was never measured."""
+    worst = WORST_PUBLISHED - 1 if entry.error >= Hardware.memory_error else 0.0
+    return dataclasses.replace(entry, error=max(entry.error, worst))
 
 
 def close(entry: Memory) -> bool:
