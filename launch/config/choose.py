@@ -2,7 +2,8 @@
 
 The keys in config.speed_keeps, which the user or a file sets, are never changed. A candidate must
 fit in memory even if the prediction is too low by the planner's usual error. Among the candidates,
-the highest predicted throughput wins. All functions are pure: they modify copies of a composition
+the highest predicted throughput wins, unless little less leaves room for the worst error that was
+published. All functions are pure: they modify copies of a composition
 that `prepare` in launch/plan/planning.py has checked.
 """
 
@@ -33,6 +34,7 @@ BATCH_KEYS = (BATCH, ACCUMULATION)
 CHECKPOINTING, LAYERS = "method.args.gradient_checkpointing", "step.checkpointed_layers"
 COMPILE, ROWS, WORKERS = "step.compile", "step.rows", "hardware.dataloader.num_workers"
 MIN_GAIN = 1.02  # smaller predicted gains are within the error of the formula
+MAX_CAUTION = 1.1  # slowdown to fit in memory even if the plan errs as the worst published one did
 MAX_ROWS = 64  # of a micro-batch; larger ones do not use a GPU better
 # loader workers of a rank; 4 is the default in conf/hardware/base/common.yaml
 MIN_WORKERS, MAX_WORKERS = (1, 4)
@@ -171,24 +173,39 @@ def _with_fastest_batch(config: Config, host: Host) -> Config:
         entries = memory.memory(_with_long_prompts(candidate), processes, smaller)
         return all(entry.fits and not margin.close(entry) for entry in entries)
 
-    def tokens_per_second(candidate: Config) -> float:
-        return estimate_speed(_without_overlap(candidate)).tokens_per_second or 0.0
+    def fits_at_worst(candidate: Config) -> bool:
+        entries = memory.memory(_with_long_prompts(candidate), processes, smaller)
+        return all(entry.fits and not margin.close(margin.at_worst(entry)) for entry in entries)
 
+    best = _fastest(config, fits)
+    if not config.method.generates and not fits_at_worst(best):  # no published run generates
+        cautious = _fastest(config, fits_at_worst)
+        is_near = _tokens_per_second(cautious) * MAX_CAUTION >= _tokens_per_second(best)
+        best = cautious if is_near and fits_at_worst(cautious) else best
+    return _with_choices_of(config, best)
+
+
+def _tokens_per_second(config: Config) -> float:
+    return estimate_speed(_without_overlap(config)).tokens_per_second or 0.0
+
+
+def _fastest(config: Config, fits: Callable[[Config], bool]) -> Config:
+    """Return the fastest copy that fits; `config` if none does, or none is clearly faster."""
     is_fixed = bool(
         not _is_free(config, CHECKPOINTING)
         or not _is_free(config, LAYERS)
         or reason_to_keep("checkpointing", config)
     )
-    best, threshold, best_fits = config, tokens_per_second(config) * MIN_GAIN, fits(config)
+    best, threshold, best_fits = config, _tokens_per_second(config) * MIN_GAIN, fits(config)
     for candidate in _batches(config):
         fastest = candidate if is_fixed else _with_checkpointing(candidate, 0)
-        if best_fits and tokens_per_second(fastest) <= threshold:
+        if best_fits and _tokens_per_second(fastest) <= threshold:
             continue
         fitting = _with_fewest_recomputed(candidate, fits, is_fixed)
-        rate = tokens_per_second(fitting) if fitting else 0.0
+        rate = _tokens_per_second(fitting) if fitting else 0.0
         if fitting and (rate > threshold or not best_fits):
             best, threshold, best_fits = fitting, rate * MIN_GAIN, True
-    return _with_choices_of(config, best)
+    return best
 
 
 def _with_fewest_recomputed(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from launch.estimate.batch_counts import UNCUT_TOKENS, batch
 from launch.estimate.memory import GENERIC_ERROR, on_host
 from launch.estimate.rank_state import (
@@ -33,14 +35,24 @@ def fills_capacity(entry: Memory) -> bool:
     return "kv cache" in entry.parts_gb
 
 
-def close(entry: Memory) -> bool:
-    """Return whether the process fits according to plan, but may run out of memory.
+def most_gb(entry: Memory) -> float:
+    """Return the plan with the planner's error and the pieces that torch's allocator cannot use.
 
-    The planner's error and the pieces that torch's allocator cannot use add up. On an H100, GRPO of
-    4B with 80.1 GB planned and 4.0 GB in pieces ran out of 85 GB after four steps.
+    They add up: on an H100, GRPO of 4B with 80.1 GB planned and 4.0 GB in pieces ran out of 85 GB
+    after four steps.
     """
-    most_gb = entry.total_gb * (1 + entry.error) + entry.scattered_gb
-    return entry.fits and not fills_capacity(entry) and most_gb > entry.capacity_gb
+    return entry.total_gb * (1 + entry.error) + entry.scattered_gb
+
+
+def at_worst(entry: Memory) -> Memory:
+    """Return the entry with the error of the worst published run if its GPU was never measured."""
+    worst = WORST_PUBLISHED - 1 if entry.error >= Hardware.memory_error else 0.0
+    return dataclasses.replace(entry, error=max(entry.error, worst))
+
+
+def close(entry: Memory) -> bool:
+    """Return whether the process fits according to plan, but may run out of memory."""
+    return entry.fits and not fills_capacity(entry) and most_gb(entry) > entry.capacity_gb
 
 
 def fits(config: Config, host: Host) -> bool:
@@ -56,7 +68,7 @@ def fits_with_margin(config: Config, host: Host) -> bool:
 def why(entry: Memory) -> str:
     """Return why an entry that is close may run out of memory."""
     pieces = (
-        f", and {entry.scattered_gb:.1f} GB may be held unused, in pieces or in DDP's old buckets"
+        f" and {entry.scattered_gb:.1f} GB held unused, in pieces or in DDP's old buckets"
         if entry.scattered_gb
         else ""
     )
@@ -65,8 +77,8 @@ def why(entry: Memory) -> str:
         if entry.error >= Hardware.memory_error
         else ""
     )
-    margin = f"the margin for the planner's error is {entry.error:.0%}{published}"
-    return f"{margin}{pieces} (docs/memory.md)"
+    reasons = f"with {entry.error:.0%} for the planner's error{published}{pieces}"
+    return f"{reasons}, it needs {most_gb(entry):.1f} GB (docs/memory.md)"
 
 
 def tightness(entry: Memory) -> tuple[bool, bool, bool, float]:

@@ -113,7 +113,7 @@ def preview_command(plan: Plan) -> list[str]:
     command = next_steps.command_line(
         "run", *_without_output_keys(plan.overrides), f"data.preview={number or 5}"
     )
-    return [f"Rows as the model sees them: {command}"]
+    return [f"Rows as the model sees them, counted for later plans: {command}"]
 
 
 def search_command(request: Sequence[str]) -> str:

@@ -50,9 +50,13 @@ class Change:
     tightest: Memory
 
     def __str__(self) -> str:
-        needs = f"{self.tightest.total_gb:.0f} of {self.tightest.capacity_gb:.0f} GB"
-        barely = "little margin: " if margin.close(self.tightest) else ""
-        return f"{' '.join(self.overrides)}   ({self.cost}; {barely}{needs})"
+        entry = self.tightest
+        needs = f"{entry.total_gb:.0f} of {entry.capacity_gb:.0f} GB"
+        if margin.close(entry):
+            pieces = " and pieces" if entry.scattered_gb else ""
+            most = f"{margin.most_gb(entry):.1f} with the planner's error{pieces}"
+            needs = f"little margin: {needs}, {most}"
+        return f"{' '.join(self.overrides)}   ({self.cost}; {needs})"
 
 
 def shortage(plan: Plan) -> str | None:

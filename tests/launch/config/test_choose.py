@@ -150,6 +150,18 @@ def test_choices_fit_with_a_margin_and_are_not_slower(overrides):
     assert plan.speed.tokens_per_second >= plan.plain_speed.tokens_per_second
 
 
+@pytest.mark.parametrize(("overrides", "is_cautious"), [
+    ([], True),
+    (["method.args.max_length=512"], False),  # would cost more than a tenth of the speed
+])  # fmt: skip
+def test_choices_leave_room_for_the_worst_published_run_if_that_costs_little(
+    overrides, is_cautious
+):
+    config = chosen("experiment=mi50_lora", "hardware.memory_gb=16", *overrides)
+    [entry] = make_plan(config, HOST, RUN).memory
+    assert (not margin.close(margin.at_worst(entry))) == is_cautious
+
+
 @pytest.mark.parametrize(("cores", "workers"), [(2, 1), (3, 2), (64, None)])
 def test_loader_workers_depend_on_cores(cores, workers):
     few = dataclasses.replace(HOST, num_cores=cores)

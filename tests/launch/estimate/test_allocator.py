@@ -72,3 +72,4 @@ def test_pieces_and_the_error_add_up():
     """GRPO of 4B with 16 rows in a micro-batch ran out of memory on an H100 (2026-11-27)."""
     entry = Memory("trainers", 1, {"weights": 80.14}, 85.04, scattered_gb=4.03)
     assert margin.close(entry)
+    assert f"{80.14 * (1 + entry.error) + 4.03:.1f} GB" in margin.why(entry)

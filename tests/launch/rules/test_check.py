@@ -499,7 +499,7 @@ def test_remedies_for_servers_that_take_every_gpu_work(overrides, remedy):
 
 # overrides | words of the warning, or none
 WARNINGS = """
-data.preview=5 mode=plan | prints rows when a run starts
+data.preview=5 mode=plan | Without mode=plan
 hardware=strix_halo adapter=qlora precision=nf4 model=qwen3_8b | twice as slow
 hardware=strix_halo precision=fp16 model=qwen3_1_7b | less stable
 AMD topology=ddp topology.num_gpus=4 | collectives of 4 GPUs

@@ -245,7 +245,8 @@ def test_offers_with_a_margin_come_first_and_others_say_so(overrides, are_close)
     command = ["hardware=rx7900xtx", "method=sft", *overrides.split()]
     offers = changes(command)
     assert [margin.close(offer.tightest) for offer in offers] == are_close
-    assert ["little margin" in str(offer) for offer in offers] == are_close
+    needs = [f"{margin.most_gb(offer.tightest):.1f} with the planner's error" for offer in offers]
+    assert [most in str(offer) for most, offer in zip(needs, offers, strict=True)] == are_close
 
 
 def test_an_offered_adapter_has_its_learning_rate():
