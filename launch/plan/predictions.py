@@ -36,8 +36,7 @@ def facts(plan: Plan) -> Facts:
     if speed.parts_s:
         facts.append(("bottleneck", _bottleneck(speed, config)))
     facts += repeated("faster", _offers(plan))
-    if plan.cheaper:
-        facts.append(("cheaper", _offer(plan, plan.cheaper)))
+    facts += repeated("cheaper", [_offer(plan, offer) for offer in plan.cheaper])
     facts += repeated("memory", _memory(plan))
     facts += repeated("targets", targets([plan]))
     if config.followed:
