@@ -181,7 +181,10 @@ def _offers(plan: Plan) -> list[str]:
     if balance and balance.gain > 1.0:
         price = f"{balance.sequences} sequences per step"
         cost = plan.speed.unit_cost and plan.speed.unit_cost / balance.gain
-        offers.append(Offer([f"topology.servers={balance.servers}"], balance.gain, price, cost))
+        overrides = [f"topology.servers={balance.servers}"]
+        if steps := run_length.same_answers(plan.config, balance.sequences):
+            overrides.append(f"{run_length.MAX_STEPS}={steps}")
+        offers.append(Offer(overrides, balance.gain, price, cost))
     offers.sort(key=lambda offer: -offer.gain)
     return [_offer(plan, offer) for offer in offers[:MAX_OFFERS]]
 

@@ -14,6 +14,7 @@ from launch.core.errors import UserError
 from launch.core.json_files import yaml_file
 from launch.estimate import margin
 from launch.estimate.batch_counts import ACCUMULATION, batch
+from launch.estimate.run_length import MAX_STEPS, same_answers
 from launch.estimate.speed import estimate_speed
 from launch.machine import placement
 from launch.machine.detect import Host
@@ -44,7 +45,10 @@ def faster(config: Config, host: Host) -> list[Offer]:
         return []
     offers = []
     for candidate in _candidates(config):
-        for overrides, price, changed in (candidate, *_sharded(*candidate)):
+        for overrides, price, changed in (candidate, *_smaller(*candidate)):
+            if steps := same_answers(config, batch(changed).sequences):
+                overrides = [*overrides, f"{MAX_STEPS}={steps}"]
+                changed = with_value(changed, MAX_STEPS, steps)
             if refusals(changed):
                 continue
             chosen = choose(changed, host)
@@ -91,8 +95,11 @@ def cheaper(config: Config, command: Request, host: Host) -> list[Offer]:
 Candidate = tuple[list[str], str, Config]  # overrides, price, composition with the overrides
 
 
-def _sharded(overrides: list[str], price: str, candidate: Config) -> Iterator[Candidate]:
-    """Yield an offer with FSDP, if DDP leaves too little memory for vLLM or accumulation."""
+def _smaller(overrides: list[str], price: str, candidate: Config) -> Iterator[Candidate]:
+    """Yield an offer of GRPO with less memory, if vLLM or accumulation leaves too little."""
+    sleep = SLEEP.partition("=")[0]
+    if candidate.topology.name == "colocate" and sleep not in candidate.speed_keeps:
+        yield [*overrides, SLEEP], price, with_value(candidate, sleep, True)
     if candidate.method.generates and candidate.topology.strategy == "ddp":
         key = "topology.strategy"
         rest = [override for override in overrides if not override.startswith(key)]
@@ -134,6 +141,8 @@ def _candidates(config: Config) -> Iterator[Candidate]:
     nodes = config.runtime.slurm.nodes
     if config.method.generates and config.topology.name != "colocate":
         yield _colocated(config, placement.num_gpus(config))
+    if config.method.generates and placement.num_gpus(config) == nodes == 1:
+        yield from _with_larger_step(config)
     if config.topology.servers and config.effective_batch is None and nodes == 1:
         yield from _with_more_servers(config)
         yield from _with_wider_servers(config)
@@ -158,6 +167,19 @@ def _with_more_servers(config: Config) -> Iterator[Candidate]:
     price = f"{rounds * step} sequences per step in place of {before}, so fewer updates"
     overrides = [f"topology.servers={servers}", f"effective_batch={rounds * step}"]
     yield overrides, price, with_value(candidate, ACCUMULATION, rounds)
+
+
+def _with_larger_step(config: Config) -> Iterator[Candidate]:
+    """Yield vLLM on the only GPU with a larger step, as _with_more_servers does on several."""
+    if config.effective_batch is not None or ACCUMULATION in config.speed_keeps:
+        return
+    is_colocated, before = config.topology.name == "colocate", batch(config)
+    overrides, rounding, candidate = ([], "", config) if is_colocated else _colocated(config, 1)
+    sequences = LARGER_STEP * before.sequences
+    price = f"{sequences} sequences per step in place of {before.sequences}, so fewer updates"
+    price += f"; {rounding}" if rounding else ""
+    larger = with_value(candidate, ACCUMULATION, LARGER_STEP * before.accumulation)
+    yield [*overrides, f"effective_batch={sequences}"], price, larger
 
 
 def _with_wider_servers(config: Config) -> Iterator[Candidate]:

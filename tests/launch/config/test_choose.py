@@ -225,6 +225,10 @@ def test_on_other_ranks_only_the_micro_batch_changes(tmp_path):
     ("hardware=mi300x method=grpo model=qwen3_8b topology.strategy=ddp".split(),  # too tight
      {"topology=colocate", "topology.servers=4"}),
     ("hardware=rx7900xtx method=grpo model=qwen3_0_6b".split(), {"topology=colocate"}),
+    ("hardware=mi300x method=grpo model=qwen3_8b topology.num_gpus=1".split(),  # vLLM must sleep
+     {"topology=colocate"}),
+    ("hardware=mi300x method=grpo model=qwen3_4b topology=colocate".split(),
+     {"effective_batch=64"}),
     ("hardware=mi350x method=grpo model=llama3_1_70b adapter=lora".split(),
      {"topology.server_tensor_parallel=2"}),
 ])  # fmt: skip
@@ -238,6 +242,10 @@ def test_offers_compose_fit_and_reach_their_gain(command, expected):
         gain = estimate_speed(config).tokens_per_second / estimate_speed(base).tokens_per_second
         assert gain == pytest.approx(offer.gain, abs=0.006)
         assert offer.price
+        before, after = (
+            (estimate_speed(c).steps or 1) * choose.batch(c).sequences for c in (base, config)
+        )
+        assert after == pytest.approx(before, rel=0.01)
 
 
 COLOCATED = ["topology=colocate", "topology.num_gpus=1", "effective_batch=56"]
