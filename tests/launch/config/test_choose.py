@@ -143,6 +143,14 @@ def test_checkpointing_depends_on_memory():
     assert choose.LAYERS not in every
 
 
+def test_trainers_that_wait_keep_checkpointing():
+    """Recomputation is free for seven of eight GPUs, but not for the only trainer of two."""
+    eight = ["hardware=mi300x", "method=grpo", "model=qwen3_4b", "effective_batch=56"]
+    assert CHECKPOINTING not in choices(*eight)
+    assert CHECKPOINTING in choices(*eight, "topology.num_gpus=2")
+    assert CHECKPOINTING in choices(*eight, "topology.overlap=false")
+
+
 @pytest.mark.parametrize("overrides", [SMALL, GRPO, ["hardware=mi300x", "model=qwen3_8b"]])
 def test_choices_fit_with_a_margin_and_are_not_slower(overrides):
     config = chosen(*overrides)
