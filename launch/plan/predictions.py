@@ -153,6 +153,8 @@ def evidence(plans: Sequence[Plan]) -> Facts:
         runs = f"no run of this GPU; {took['rows']} of other {vendor.upper()} GPUs"
     elif "run" in took:
         runs = f"the only published run of this GPU ({took['run']})"
+    if any(plan.config.method.generates for plan in plans) and not took["grpo"]:
+        runs += ", none of them GRPO," if took["rows"] > 1 else ", not GRPO,"
     ends = sorted({took["least"], took["most"]})
     factors = " to ".join(f"{factor:.2g}" for factor in ends)
     text = f"{runs} took {factors} times the prediction"

@@ -225,6 +225,9 @@ def test_evidence_gives_a_range_of_time_and_cost(hardware, runs):
     took = errors.get(hardware, errors["amd"])
     [(_, text)] = predictions.evidence([plan])
     assert runs in text
+    assert "GRPO" not in text
+    grpo = make_plan(composed(*words, "method=grpo"), host_with(8), Path("/runs/x/1"))
+    assert ("none of them GRPO" in predictions.evidence([grpo])[0][1]) is (took["grpo"] == 0)
     for factor in (took["least"], took["most"]):
         assert predictions.duration(3600 * factor * plan.speed.run_hours) in text
         assert predictions.approximate(factor * plan.speed.cost) in text
