@@ -369,3 +369,8 @@ def test_whether_the_weights_are_cached(tmp_path):
     (folder / "refs/main").write_text(snapshot.name)
     assert state(None) == "in the cache, 0.002 GB"
     assert local_copies.weights(composed("hardware=mi300x"), host) is None  # random weights
+
+
+def test_a_shared_gpu_is_named_once(launch):
+    grpo = ["hardware=mi300x", "method=grpo", "topology=split", "topology.num_gpus=1", "mode=plan"]
+    assert ": 1 GPU to generate and train " in launch(*grpo).out
