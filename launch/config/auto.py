@@ -124,8 +124,8 @@ def fits_on_one_gpu(composed: DictConfig) -> bool:
     """Return whether the complete training state fits on one GPU.
 
     The state has 20 bytes per parameter: fp32 weights, gradients and two AdamW moments
-    (arXiv:1910.02054, section 3.1), and DDP's gradient buckets. A reference model adds 4 bytes. With
-    an adapter, only the weights count. The planner's error and a tenth of the memory, for
+    (arXiv:1910.02054, section 3.1), and DDP's gradient buckets. A reference model adds 4 bytes.
+    With an adapter, only the weights count. The planner's error and a tenth of the memory, for
     activations, are left.
     """
     bytes_per_parameter = 24 if composed.method.reference == Reference.always else 20
