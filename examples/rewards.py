@@ -10,9 +10,10 @@ score from 0 to 1 for each completion, or None where it does not apply.
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 from typing import Any
 
-NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
 
 def text(completion: str | list[dict[str, str]]) -> str:
@@ -25,7 +26,16 @@ def brevity(completions: list[Any], **columns: Any) -> list[float]:
     return [min(1.0, 200 / max(len(text(completion)), 1)) for completion in completions]
 
 
-def last_number(completions: list[Any], answer: list[str], **columns: Any) -> list[float]:
-    """Score 1 if the last number of the completion is the row's `answer`."""
-    numbers = (NUMBER.findall(text(completion)) for completion in completions)
-    return [float(found[-1:] == [right]) for found, right in zip(numbers, answer, strict=True)]
+def number(text: str) -> Decimal | None:
+    """Return the last number of a text, such as 1234 for "1,234.00"; None if it has none."""
+    found = NUMBER.findall(text)
+    return Decimal(found[-1].replace(",", "")) if found else None
+
+
+def last_number(completions: list[Any], answer: list[str], **columns: Any) -> list[float | None]:
+    """Score 1 if the last number of the completion equals that of the row's `answer`."""
+    pairs = zip(completions, map(number, map(str, answer)), strict=True)
+    return [
+        None if right is None else float(number(text(completion)) == right)
+        for completion, right in pairs
+    ]

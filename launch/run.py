@@ -105,12 +105,12 @@ def show_plan(plan: Plan, host: detect.Host, search_result: dict[str, Any] | Non
     config, runtime = plan.config, plan.config.runtime.name
     advice, change = fit.advice(plan, host)
     warnings = [*plan.warnings, *([advice] if advice else [])]
-    command, less = Request(plan.overrides), cheaper(config, host)
+    command = Request(plan.overrides)
     plan = dataclasses.replace(
         plan,
         warnings=warnings,
         faster=[offer for offer in faster(config, host) if fit.composes(command, offer)],
-        cheaper=less if less and fit.composes(command, less) else None,
+        cheaper=cheaper(config, command, host),
     )
 
     def content() -> dict[str, Any]:

@@ -35,6 +35,7 @@ CHECKPOINTING, LAYERS = "method.args.gradient_checkpointing", "step.checkpointed
 COMPILE, ROWS, WORKERS = "step.compile", "step.rows", "hardware.dataloader.num_workers"
 MIN_GAIN = 1.02  # smaller predicted gains are within the error of the formula
 MAX_CAUTION = 1.1  # slowdown to fit in memory even if the plan errs as the worst published one did
+WAITS = 3.0  # times; predictions are too rough to tell which of two similar times is longer
 MAX_ROWS = 64  # of a micro-batch; larger ones do not use a GPU better
 # loader workers of a rank; 4 is the default in conf/hardware/base/common.yaml
 MIN_WORKERS, MAX_WORKERS = (1, 4)
@@ -63,7 +64,7 @@ def _without_overlap(config: Config) -> Config:
     """Return a copy without overlap of generation and training.
 
     With overlap only the longer of the two would count, and predictions are too rough to tell which
-    is longer, so a choice must not slow either.
+    is longer, so a choice must not slow either (see _trainers_wait for times that differ more).
     """
     return with_value(config, "topology.overlap", False)
 
@@ -195,6 +196,7 @@ def _fastest(config: Config, fits: Callable[[Config], bool]) -> Config:
         not _is_free(config, CHECKPOINTING)
         or not _is_free(config, LAYERS)
         or reason_to_keep("checkpointing", config)
+        or _trainers_wait(config)
     )
     best, threshold, best_fits = config, _tokens_per_second(config) * MIN_GAIN, fits(config)
     for candidate in _batches(config):
@@ -206,6 +208,14 @@ def _fastest(config: Config, fits: Callable[[Config], bool]) -> Config:
         if fitting and (rate > threshold or not best_fits):
             best, threshold, best_fits = fitting, rate * MIN_GAIN, True
     return best
+
+
+def _trainers_wait(config: Config) -> bool:
+    """Return whether recomputation costs no time, because generation takes WAITS times as long."""
+    speed, recomputes = estimate_speed(config), value_or_none(config, "gradient_checkpointing")
+    if not recomputes or not config.topology.overlap or not speed.training_s:
+        return False
+    return (speed.generation_s or 0.0) >= WAITS * speed.training_s
 
 
 def _with_fewest_recomputed(

@@ -137,9 +137,10 @@ def changed_sizes(config: Config, small: Config) -> list[str]:
     }
     lines = []
     for key in sorted(sizes):
-        before, after = leaf(config, key), leaf(small, key)
+        before: Any = leaf(config, key)
+        after: Any = leaf(small, key)
         if before != after:
-            grows = key == "method.args.max_length" and after > before
+            grows = key == "method.args.max_length" and before is not None and after > before
             reason = " (the small vocabulary needs more tokens)" if grows else ""
             lines.append(f"{key} {before} -> {after}{reason}")
     return lines

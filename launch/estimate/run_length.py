@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from launch.core.json_files import yaml_file
-from launch.estimate.batch_counts import Batch
+from launch.estimate.batch_counts import Batch, batch
 from launch.inputs import jsonl_files
 from launch.schema import Config
 from launch.schema.data import Data
 from launch.schema.trainer_args import evaluates_first, value, value_or_none
 
+MAX_STEPS = "method.args.max_steps"
 HUB_ROWS = Path(__file__).with_name("hub_rows.yaml")
 
 
@@ -44,6 +45,16 @@ def epoch_steps(
     )
     rows *= config.method.examples_per_row
     return float(rows * per_row / size.sequences)
+
+
+def same_answers(config: Config, sequences: int) -> int | None:
+    """Return the steps of `sequences` each with as many in all; None if max_steps need not change.
+
+    A fixed number of larger steps would take longer, however fast each sequence is.
+    """
+    steps, before = value(config, "max_steps"), batch(config).sequences
+    is_fixed = steps and int(steps) > 0 and sequences != before
+    return max(1, round(int(steps) * before / sequences)) if is_fixed else None
 
 
 def num_rows(config: Config, *most: int | None) -> int | None:

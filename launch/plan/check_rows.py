@@ -81,7 +81,7 @@ def row_warnings(config: Config) -> Iterator[str]:
                 yield (
                     f"{file.key}: the answer of the first row looks like a whole solution, but the "
                     "reward accuracy needs the final answer alone. Use: "
-                    f"data.answer_pattern='{pattern}'."
+                    f"'data.answer_pattern=\"{pattern}\"'."
                 )
 
 
@@ -184,7 +184,7 @@ def _check_rewards(config: Config, key: str, present: set[str] | None) -> None:
             column = columns_hint(present, (field,)) or f"data.columns.{field}=<field of the rows>"
             remedy = "another reward, such as 'method.rewards={<module>.<function>: 1.0}'"
             if name == "regex":
-                remedy = "method.reward_pattern='<regular expression>'"
+                remedy = "'method.reward_pattern=\"<regular expression>\"'"
             raise UserError(
                 f"method.rewards.{name}: reads the column {field!r}, but the rows of {key} have "
                 f"only {', '.join(sorted(present))}. Use: {column}, or {remedy}."

@@ -265,7 +265,9 @@ def _hardware(config: Config) -> str:
 def _place(config: Config) -> str:
     topology, runtime = config.topology, config.runtime
     text = _devices(config, placement.num_trainers(config))
-    if topology.servers:
+    if placement.shares_gpu(config):
+        text += " to generate and train"
+    elif topology.servers:
         text = f"{_devices(config, placement.num_server_gpus(config))} to generate, {text} to train"
     if config.method.kind == "service":
         each = topology.server_tensor_parallel

@@ -36,8 +36,7 @@ def facts(plan: Plan) -> Facts:
     if speed.parts_s:
         facts.append(("bottleneck", _bottleneck(speed, config)))
     facts += repeated("faster", _offers(plan))
-    if plan.cheaper:
-        facts.append(("cheaper", _offer(plan, plan.cheaper)))
+    facts += repeated("cheaper", [_offer(plan, offer) for offer in plan.cheaper])
     facts += repeated("memory", _memory(plan))
     facts += repeated("targets", targets([plan]))
     if config.followed:
@@ -154,6 +153,8 @@ def evidence(plans: Sequence[Plan]) -> Facts:
         runs = f"no run of this GPU; {took['rows']} of other {vendor.upper()} GPUs"
     elif "run" in took:
         runs = f"the only published run of this GPU ({took['run']})"
+    if any(plan.config.method.generates for plan in plans) and not took["grpo"]:
+        runs += ", none of them GRPO," if took["rows"] > 1 else ", not GRPO,"
     ends = sorted({took["least"], took["most"]})
     factors = " to ".join(f"{factor:.2g}" for factor in ends)
     text = f"{runs} took {factors} times the prediction"
@@ -182,7 +183,10 @@ def _offers(plan: Plan) -> list[str]:
     if balance and balance.gain > 1.0:
         price = f"{balance.sequences} sequences per step"
         cost = plan.speed.unit_cost and plan.speed.unit_cost / balance.gain
-        offers.append(Offer([f"topology.servers={balance.servers}"], balance.gain, price, cost))
+        overrides = [f"topology.servers={balance.servers}"]
+        if steps := run_length.same_answers(plan.config, balance.sequences):
+            overrides.append(f"{run_length.MAX_STEPS}={steps}")
+        offers.append(Offer(overrides, balance.gain, price, cost))
     offers.sort(key=lambda offer: -offer.gain)
     return [_offer(plan, offer) for offer in offers[:MAX_OFFERS]]
 

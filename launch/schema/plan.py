@@ -33,7 +33,8 @@ class Plan:
     balance: Balance | None = None  # for GRPO under topology=split
     # faster settings that change results; only mode=plan searches for them
     faster: list[Offer] = field(default_factory=list)
-    cheaper: Offer | None = None  # the same steps on fewer GPUs, also only in mode=plan
+    # the same steps on fewer GPUs, also only in mode=plan
+    cheaper: list[Offer] = field(default_factory=list)
     overrides: tuple[str, ...] = ()  # of the command
 
     @property

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from launch.config.choose import choose, with_value, without_choices
+from launch.config.compose import compose
+from launch.config.request import Request
+from launch.core.errors import UserError
 from launch.core.json_files import yaml_file
 from launch.estimate import margin
 from launch.estimate.batch_counts import ACCUMULATION, batch
+from launch.estimate.run_length import MAX_STEPS, same_answers
 from launch.estimate.speed import estimate_speed
 from launch.machine import placement
 from launch.machine.detect import Host
+from launch.plan.planning import prepare
 from launch.rules.check import refusals
 from launch.schema import Adapter, Config, Topology
 from launch.schema.enums import SpeedMode, Vendor
@@ -22,7 +28,7 @@ from launch.search.remedies import FP16_PRICE
 
 CONF = Path(__file__).parents[2] / "conf"
 ROUNDING = "vLLM generates in the trainers, and its probabilities differ by rounding"
-NUM_GPUS = "topology.num_gpus"
+NUM_GPUS, SLEEP = "topology.num_gpus", "method.args.vllm_enable_sleep_mode=true"
 MIN_GAIN = 1.05  # speed-up of an offer
 MIN_SAVING = 1.25  # factor of cost; less is within the planner's error, and takes longer
 LARGER_STEP = 8  # times the sequences of a step, with more servers
@@ -39,7 +45,10 @@ def faster(config: Config, host: Host) -> list[Offer]:
         return []
     offers = []
     for candidate in _candidates(config):
-        for overrides, price, changed in (candidate, *_sharded(*candidate)):
+        for overrides, price, changed in (candidate, *_smaller(*candidate)):
+            if steps := same_answers(config, batch(changed).sequences):
+                overrides = [*overrides, f"{MAX_STEPS}={steps}"]
+                changed = with_value(changed, MAX_STEPS, steps)
             if refusals(changed):
                 continue
             chosen = choose(changed, host)
@@ -51,45 +60,47 @@ def faster(config: Config, host: Host) -> list[Offer]:
     return sorted(offers, key=lambda offer: -offer.gain)
 
 
-def cheaper(config: Config, host: Host) -> Offer | None:
-    """Return the cheapest GRPO with as many sequences per step on fewer GPUs of the node.
+def cheaper(config: Config, command: Request, host: Host) -> list[Offer]:
+    """Return GRPO with as many sequences per step on fewer GPUs: the fastest and the cheapest.
 
-    Trainers mostly wait for completions, so a step on fewer GPUs takes little longer. Return None
+    Trainers mostly wait for completions, so a step on fewer GPUs takes little longer. Candidates
+    are composed like the user's command, because fewer GPUs change what is left at auto. Return []
     without price_per_gpu_hour, or if the planned run is the cheapest.
     """
-    current, plain = estimate_speed(config), without_choices(config)
+    current, sequences = estimate_speed(config), batch(config).sequences
     is_fixed = config.smoke or config.runtime.slurm.nodes > 1 or ACCUMULATION in config.speed_keeps
     if current.unit_cost is None or is_fixed or not config.method.generates:
-        return None
-    sequences, offers = batch(config).sequences, []
-    for gpus in range(1, placement.num_gpus(config)):
-        overrides, changed = [f"{NUM_GPUS}={gpus}"], with_value(plain, NUM_GPUS, gpus)
-        price = f"the same {sequences} sequences per step"
-        if gpus == 1:
-            overrides, _, changed = _colocated(plain, gpus)
-            price += f"; {ROUNDING}"
-        size = batch(changed)
-        rounds, rest = divmod(sequences, size.ranks * size.per_device)
-        if rest:
+        return []
+    size = f"effective_batch={sequences}"
+    offers: list[Offer] = []
+    one = ["topology=colocate", f"{NUM_GPUS}=1", size]
+    several = [[f"{NUM_GPUS}={gpus}", size] for gpus in range(2, placement.num_gpus(config))]
+    for overrides in (one, [*one, SLEEP], *several) if placement.num_gpus(config) > 1 else ():
+        if offers and SLEEP in overrides:  # vLLM need not sleep
             continue
-        changed = with_value(changed, ACCUMULATION, rounds)
-        if refusals(changed):
-            continue
-        chosen = choose(changed, host)
-        speed = estimate_speed(chosen)
-        is_cheaper = speed.unit_cost and speed.unit_cost * MIN_SAVING <= current.unit_cost
-        if is_cheaper and margin.fits_with_margin(chosen, host):
-            gain = (speed.tokens_per_second or 0.0) / (current.tokens_per_second or 1.0)
-            overrides.append(f"effective_batch={sequences}")
-            offers.append(Offer(overrides, round(gain, 2), price, speed.unit_cost))
-    return min(offers, key=lambda offer: offer.unit_cost or 0.0, default=None)
+        with suppress(UserError):
+            chosen = choose(prepare(compose(command.plus(*overrides)))[0], host)
+            speed = estimate_speed(chosen)
+            is_cheaper = speed.unit_cost and speed.unit_cost * MIN_SAVING <= current.unit_cost
+            if is_cheaper and margin.fits_with_margin(chosen, host):
+                gain = (speed.tokens_per_second or 0.0) / (current.tokens_per_second or 1.0)
+                price = f"the same {sequences} sequences per step"
+                price += f"; {ROUNDING}" * (overrides not in several)
+                offers.append(Offer(overrides, round(gain, 2), price, speed.unit_cost))
+    offers.sort(key=lambda offer: offer.unit_cost or 0.0)
+    fastest = max((offer.gain for offer in offers), default=0.0)
+    as_fast = [offer for offer in offers if offer.gain * MIN_GAIN >= fastest]
+    return [*as_fast[:1], *offers[: offers[:1] != as_fast[:1]]]
 
 
 Candidate = tuple[list[str], str, Config]  # overrides, price, composition with the overrides
 
 
-def _sharded(overrides: list[str], price: str, candidate: Config) -> Iterator[Candidate]:
-    """Yield an offer with FSDP, if DDP leaves too little memory for vLLM or accumulation."""
+def _smaller(overrides: list[str], price: str, candidate: Config) -> Iterator[Candidate]:
+    """Yield an offer of GRPO with less memory, if vLLM or accumulation leaves too little."""
+    sleep = SLEEP.partition("=")[0]
+    if candidate.topology.name == "colocate" and sleep not in candidate.speed_keeps:
+        yield [*overrides, SLEEP], price, with_value(candidate, sleep, True)
     if candidate.method.generates and candidate.topology.strategy == "ddp":
         key = "topology.strategy"
         rest = [override for override in overrides if not override.startswith(key)]
@@ -131,6 +142,8 @@ def _candidates(config: Config) -> Iterator[Candidate]:
     nodes = config.runtime.slurm.nodes
     if config.method.generates and config.topology.name != "colocate":
         yield _colocated(config, placement.num_gpus(config))
+    if config.method.generates and placement.num_gpus(config) == nodes == 1:
+        yield from _with_larger_step(config)
     if config.topology.servers and config.effective_batch is None and nodes == 1:
         yield from _with_more_servers(config)
         yield from _with_wider_servers(config)
@@ -155,6 +168,19 @@ def _with_more_servers(config: Config) -> Iterator[Candidate]:
     price = f"{rounds * step} sequences per step in place of {before}, so fewer updates"
     overrides = [f"topology.servers={servers}", f"effective_batch={rounds * step}"]
     yield overrides, price, with_value(candidate, ACCUMULATION, rounds)
+
+
+def _with_larger_step(config: Config) -> Iterator[Candidate]:
+    """Yield vLLM on the only GPU with a larger step, as _with_more_servers does on several."""
+    if config.effective_batch is not None or ACCUMULATION in config.speed_keeps:
+        return
+    is_colocated, before = config.topology.name == "colocate", batch(config)
+    overrides, rounding, candidate = ([], "", config) if is_colocated else _colocated(config, 1)
+    sequences = LARGER_STEP * before.sequences
+    price = f"{sequences} sequences per step in place of {before.sequences}, so fewer updates"
+    price += f"; {rounding}" if rounding else ""
+    larger = with_value(candidate, ACCUMULATION, LARGER_STEP * before.accumulation)
+    yield [*overrides, f"effective_batch={sequences}"], price, larger
 
 
 def _with_wider_servers(config: Config) -> Iterator[Candidate]:

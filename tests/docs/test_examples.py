@@ -53,6 +53,12 @@ def test_rewards_judge_the_worked_answers():
     assert rewards.brevity(["x" * 400, ""]) == [0.5, 1.0]
 
 
+def test_the_last_number_is_compared_as_a_number():
+    answers = ["1,234", "87", "#### 5", "-2.5", "none", "3"]
+    completions = ["so 1234.", "87.00", "It is 5", "1 or -2.50", "7", "no idea"]
+    assert rewards.last_number(completions, answers) == [1.0, 1.0, 1.0, 1.0, None, 0.0]
+
+
 def test_the_dstack_task_uses_all_of_its_gpus():
     """Dstack 0.22.5 parses the file (parse_run_configuration)."""
     task = yaml.safe_load((EXAMPLES / "mi300x.dstack.yml").read_text())

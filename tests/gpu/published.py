@@ -14,6 +14,7 @@ import json
 import math
 import statistics
 import sys
+from collections import Counter
 from collections.abc import Callable, Container
 from dataclasses import dataclass
 from pathlib import Path
@@ -211,16 +212,17 @@ def tables(
 def plan_errors(gpus: Container[str] | None = None) -> dict[str, dict[str, Any]]:
     """Return measured step times in predicted ones by GPU, of measurements by others and by us.
 
-    `amd` has all AMD GPUs, for those without a measurement. An only measurement has the model and
-    the precision of its `run`.
+    `amd` has all AMD GPUs, for those without a measurement. `grpo` counts the runs of GRPO. An only
+    measurement has the model and the precision of its `run`.
     """
-    times: list[tuple[str, str, Callable[[], float]]] = []
+    times: list[tuple[str, str, bool, Callable[[], float]]] = []
     is_amd: dict[str, bool] = {}
     for title, rows in SPEED.items():
         for row in rows if "expected" not in title else ():
-            hardware = compose(row.overrides).hardware
-            is_amd[hardware.name] = hardware.vendor == Vendor.amd
-            times.append((hardware.name, row.name, lambda row=row: row.error))
+            config = compose(row.overrides)
+            gpu, is_grpo = config.hardware.name, config.method.generates
+            is_amd[gpu] = config.hardware.vendor == Vendor.amd
+            times.append((gpu, row.name, is_grpo, lambda row=row: row.error))
     for line in MEASURED.read_text().splitlines():
         ours = json.loads(line)
         gpu = ours["overrides"][0].partition("=")[2]
@@ -229,22 +231,27 @@ def plan_errors(gpus: Container[str] | None = None) -> dict[str, dict[str, Any]]
                 (
                     gpu,
                     ours["name"],
+                    "method=grpo" in ours["overrides"],
                     lambda row=ours: (planned_row(row)[1].step_s or math.nan) / row["step_s"] - 1,
                 )
             )
     factors: dict[str, list[float]] = {}
     runs: dict[str, str] = {}
-    for gpu, name, error in times:
+    num_grpo: Counter[str] = Counter()
+    for gpu, name, is_grpo, error in times:
         if gpus is None or gpu in gpus:
+            num_grpo[gpu] += is_grpo
             factors.setdefault(gpu, []).append(1 / (1 + error()))
             runs[gpu] = ", ".join(name.split(", ")[:2])
     if gpus is None:
+        num_grpo["amd"] = sum(num for gpu, num in num_grpo.items() if is_amd.get(gpu))
         factors["amd"] = [
             time for gpu, times in factors.items() if is_amd.get(gpu) for time in times
         ]
     return {
         gpu: {
             "rows": len(times),
+            "grpo": num_grpo[gpu],
             "least": round(min(times), 2),
             "median": round(statistics.median(times), 2),
             "most": round(max(times), 2),

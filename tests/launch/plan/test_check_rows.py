@@ -175,6 +175,9 @@ def test_answers_that_are_solutions(write, answer, overrides, warns):
     words = shlex.split(f"hardware=cpu data=jsonl data.path={path} {overrides}")
     lines = [line for line in row_warnings(compose(words)) if "data.answer_pattern=" in line]
     assert len(lines) == warns
+    for line in lines:
+        pasted = shlex.split(line.partition("Use: ")[2].removesuffix("."))
+        assert not [*row_warnings(compose([*words, *pasted]))]
 
 
 def test_rows_of_a_chat_cannot_be_evaluated(write):

@@ -225,6 +225,9 @@ def test_evidence_gives_a_range_of_time_and_cost(hardware, runs):
     took = errors.get(hardware, errors["amd"])
     [(_, text)] = predictions.evidence([plan])
     assert runs in text
+    assert "GRPO" not in text
+    grpo = make_plan(composed(*words, "method=grpo"), host_with(8), Path("/runs/x/1"))
+    assert ("none of them GRPO" in predictions.evidence([grpo])[0][1]) is (took["grpo"] == 0)
     for factor in (took["least"], took["most"]):
         assert predictions.duration(3600 * factor * plan.speed.run_hours) in text
         assert predictions.approximate(factor * plan.speed.cost) in text
@@ -366,3 +369,8 @@ def test_whether_the_weights_are_cached(tmp_path):
     (folder / "refs/main").write_text(snapshot.name)
     assert state(None) == "in the cache, 0.002 GB"
     assert local_copies.weights(composed("hardware=mi300x"), host) is None  # random weights
+
+
+def test_a_shared_gpu_is_named_once(launch):
+    grpo = ["hardware=mi300x", "method=grpo", "topology=split", "topology.num_gpus=1", "mode=plan"]
+    assert ": 1 GPU to generate and train " in launch(*grpo).out
