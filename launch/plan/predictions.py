@@ -147,12 +147,13 @@ def evidence(plans: Sequence[Plan]) -> Facts:
     vendor = hardware.vendor.value
     took = errors.get(hardware.name) or errors.get(vendor)
     if took is None:
-        return [("evidence", "no run of this GPU")]
-    runs = f"{took['rows']} runs of this GPU"
+        return [("evidence", "no run on this GPU")]
+    programs = " of other programs" if hardware.vendor == Vendor.amd else ""  # until ours runs there
+    runs = f"{took['rows']} runs{programs} on this GPU"
     if hardware.name not in errors:
-        runs = f"no run of this GPU; {took['rows']} of other {vendor.upper()} GPUs"
+        runs = f"no run on this GPU; {took['rows']}{programs} on other {vendor.upper()} GPUs"
     elif "run" in took:
-        runs = f"the only published run of this GPU ({took['run']})"
+        runs = f"one run of another program on this GPU ({took['run']})"
     if any(plan.config.method.generates for plan in plans) and not took["grpo"]:
         runs += ", none of them GRPO," if took["rows"] > 1 else ", not GRPO,"
     ends = sorted({took["least"], took["most"]})

@@ -216,7 +216,7 @@ def test_a_pinned_evaluation_has_a_total():
 
 
 @pytest.mark.parametrize(("hardware", "runs"), [
-    ("mi300x", "of other AMD GPUs"), ("mi350x", "of this GPU"), ("h200", "of this GPU"),
+    ("mi300x", "on other AMD GPUs"), ("mi350x", "on this GPU"), ("h200", "on this GPU"),
 ])  # fmt: skip
 def test_evidence_gives_a_range_of_time_and_cost(hardware, runs):
     words = [f"hardware={hardware}", "model=qwen3_4b", "price_per_gpu_hour=2"]
