@@ -137,11 +137,11 @@ def changed_sizes(config: Config, small: Config) -> list[str]:
     }
     lines = []
     for key in sorted(sizes):
-        before: Any = leaf(config, key)
-        after: Any = leaf(small, key)
+        before, after = leaf(config, key), leaf(small, key)
         if before != after:
-            grows = key == "method.args.max_length" and before is not None and after > before
-            reason = " (the small vocabulary needs more tokens)" if grows else ""
+            reason = ""
+            if key.endswith(".max_length") and isinstance(before, int) and isinstance(after, int):
+                reason = " (the small vocabulary needs more tokens)" if before < after else ""
             lines.append(f"{key} {before} -> {after}{reason}")
     return lines
 
