@@ -112,7 +112,7 @@ def test_every_file_is_an_option_or_a_base_with_a_header():
     ("hardware=mi50 model=qwen3_8b method=evaluate", "single", "fp16"),
     ("hardware=mi300x topology.num_gpus=1 model=qwen3_4b", "single", "bf16"),
     ("hardware=mi300x model=qwen3_4b adapter=qlora", "ddp", "nf4"),
-    ("hardware=mi100 model=qwen3_4b adapter=lora", "fsdp", "bf16"),
+    ("hardware=mi100 model=qwen3_4b adapter=lora", "ddp", "bf16"),
     ("hardware=mi100 model=qwen3_4b adapter=qlora", "ddp", "nf4"),
     ("hardware=mi100 model=qwen3_4b adapter=qlora precision=nf4", "ddp", "nf4"),
     (
