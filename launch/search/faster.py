@@ -71,7 +71,8 @@ def cheaper(config: Config, command: Request, host: Host) -> list[Offer]:
     is_fixed = config.smoke or config.runtime.slurm.nodes > 1 or ACCUMULATION in config.speed_keeps
     if current.unit_cost is None or is_fixed or not config.method.generates:
         return []
-    size, offers = f"effective_batch={sequences}", list[Offer]()
+    size = f"effective_batch={sequences}"
+    offers: list[Offer] = []
     one = ["topology=colocate", f"{NUM_GPUS}=1", size]
     several = [[f"{NUM_GPUS}={gpus}", size] for gpus in range(2, placement.num_gpus(config))]
     for overrides in (one, [*one, SLEEP], *several) if placement.num_gpus(config) > 1 else ():
