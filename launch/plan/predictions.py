@@ -148,7 +148,8 @@ def evidence(plans: Sequence[Plan]) -> Facts:
     took = errors.get(hardware.name) or errors.get(vendor)
     if took is None:
         return [("evidence", "no run on this GPU")]
-    programs = " of other programs" if hardware.vendor == Vendor.amd else ""  # until ours runs there
+    # Those on AMD GPUs were not of this project, which has not run on one.
+    programs = " of other programs" if hardware.vendor == Vendor.amd else ""
     runs = f"{took['rows']} runs{programs} on this GPU"
     if hardware.name not in errors:
         runs = f"no run on this GPU; {took['rows']}{programs} on other {vendor.upper()} GPUs"
