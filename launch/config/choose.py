@@ -2,15 +2,16 @@
 
 The keys in config.speed_keeps, which the user or a file sets, are never changed. A candidate must
 fit in memory even if the prediction is too low by the planner's usual error. Among the candidates,
-the highest predicted throughput wins, unless little less leaves room for the worst error that was
-published. All functions are pure: they modify copies of a composition
-that `prepare` in launch/plan/planning.py has checked.
+the highest predicted throughput wins, unless a slightly slower one leaves room for the worst error
+that was published. All functions are pure: they modify copies of a composition that `prepare` in
+launch/plan/planning.py has checked.
 """
 
 from __future__ import annotations
 
 import bisect
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -170,15 +171,12 @@ def _with_fastest_batch(config: Config, host: Host) -> Config:
     processes = placement.process_groups(config, host)
     smaller = memory.measured(config, processes, host)
 
-    def fits(candidate: Config) -> bool:
+    def fits(candidate: Config, at_worst: bool = False) -> bool:
         entries = memory.memory(_with_long_prompts(candidate), processes, smaller)
-        return all(entry.fits and not margin.close(entry) for entry in entries)
+        planned = map(margin.at_worst, entries) if at_worst else entries
+        return all(entry.fits and not margin.close(entry) for entry in planned)
 
-    def fits_at_worst(candidate: Config) -> bool:
-        entries = memory.memory(_with_long_prompts(candidate), processes, smaller)
-        return all(entry.fits and not margin.close(margin.at_worst(entry)) for entry in entries)
-
-    best = _fastest(config, fits)
+    best, fits_at_worst = _fastest(config, fits), functools.partial(fits, at_worst=True)
     if not config.method.generates and not fits_at_worst(best):  # no published run generates
         cautious = _fastest(config, fits_at_worst)
         is_near = _tokens_per_second(cautious) * MAX_CAUTION >= _tokens_per_second(best)

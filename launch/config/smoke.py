@@ -139,9 +139,9 @@ def changed_sizes(config: Config, small: Config) -> list[str]:
     for key in sorted(sizes):
         before, after = leaf(config, key), leaf(small, key)
         if before != after:
-            reason = ""
-            if key.endswith(".max_length") and isinstance(before, int) and isinstance(after, int):
-                reason = " (the small vocabulary needs more tokens)" if before < after else ""
+            grows = isinstance(before, int) and isinstance(after, int) and before < after
+            is_longer = grows and key.endswith(".max_length")
+            reason = " (the small vocabulary needs more tokens)" * is_longer
             lines.append(f"{key} {before} -> {after}{reason}")
     return lines
 

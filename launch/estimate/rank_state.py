@@ -38,7 +38,7 @@ def precomputes_reference(config: Config) -> bool:
 def has_reference(config: Config) -> bool:
     """Return whether a frozen copy is in memory during training.
 
-    With an adapter there is no copy, because the base is the reference.
+    An adapter needs no copy, because its base is the reference.
     """
     is_full = config.adapter.rank is None
     return is_full and uses_reference(config) and not precomputes_reference(config)
