@@ -28,6 +28,7 @@ from recipes.models.model_build import adapter_config, build_model, build_tokeni
 from recipes.rank.program import main
 from recipes.sampling.generation import beat_by_token
 from recipes.training.checkpoint import HEARTBEAT, AtomicCheckpoints
+from recipes.training.communication import LeanCommunication
 from recipes.training.selection import heldout
 from recipes.training.step import OrderedRows
 from recipes.training.train_loop import build_arguments, train
@@ -35,7 +36,13 @@ from recipes.training.trainer_errors import ReportedRejections
 
 
 class Trainer(
-    CompiledLayers, OrderedRows, PreparedRows, AtomicCheckpoints, ReportedRejections, DPOTrainer
+    CompiledLayers,
+    LeanCommunication,
+    OrderedRows,
+    PreparedRows,
+    AtomicCheckpoints,
+    ReportedRejections,
+    DPOTrainer,
 ):
     """TRL's trainer with compiled layers, shared prepared rows and atomic checkpoints."""
 

@@ -42,6 +42,7 @@ from recipes.sampling.overlap import OverlappedGeneration
 from recipes.sampling.sampling_ratio import SamplingRatio
 from recipes.sampling.stream import StreamedGeneration
 from recipes.training.checkpoint import HEARTBEAT, AtomicCheckpoints
+from recipes.training.communication import LeanCommunication
 from recipes.training.grpo_step import PackedCompletions
 from recipes.training.selection import heldout
 from recipes.training.step_shares import TimedStep
@@ -52,6 +53,7 @@ from recipes.training.trainer_errors import ReportedRejections
 class Trainer(
     TimedStep,
     CompiledLayers,
+    LeanCommunication,
     SamplingRatio,
     PackedCompletions,
     Curriculum,

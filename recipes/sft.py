@@ -24,6 +24,7 @@ from recipes.models.layers import CompiledLayers
 from recipes.models.model_build import adapter_config, build_model, build_tokenizer
 from recipes.rank.program import main
 from recipes.training.checkpoint import AtomicCheckpoints
+from recipes.training.communication import LeanCommunication
 from recipes.training.selection import heldout
 from recipes.training.step import FastStep
 from recipes.training.train_loop import build_arguments, train
@@ -32,6 +33,7 @@ from recipes.training.trainer_errors import ReportedRejections
 
 class Trainer(
     CompiledLayers,
+    LeanCommunication,
     FastStep,
     Curriculum,
     PreparedRows,

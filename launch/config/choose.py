@@ -33,6 +33,7 @@ BATCH, ACCUMULATION = (
 )
 BATCH_KEYS = (BATCH, ACCUMULATION)
 CHECKPOINTING, LAYERS = "method.args.gradient_checkpointing", "step.checkpointed_layers"
+RESHARD = "topology.fsdp.reshard_after_forward"
 COMPILE, ROWS, WORKERS = "step.compile", "step.rows", "hardware.dataloader.num_workers"
 MIN_GAIN = 1.02  # smaller predicted gains are within the error of the formula
 MAX_CAUTION = 1.1  # slowdown to fit in memory even if the plan errs as the worst published one did
@@ -197,7 +198,7 @@ def _fastest(config: Config, fits: Callable[[Config], bool]) -> Config:
         or _trainers_wait(config)
     )
     best, threshold, best_fits = config, _tokens_per_second(config) * MIN_GAIN, fits(config)
-    for candidate in _batches(config):
+    for candidate in _candidates(config):
         fastest = candidate if is_fixed else _with_checkpointing(candidate, 0)
         if best_fits and _tokens_per_second(fastest) <= threshold:
             continue
@@ -228,6 +229,15 @@ def _with_fewest_recomputed(
     layers = range(config.model.num_layers + 1)
     fewest = bisect.bisect_left(layers, True, key=lambda n: fits(_with_checkpointing(config, n)))
     return _with_checkpointing(config, fewest) if fewest < len(layers) else None
+
+
+def _candidates(config: Config) -> Iterator[Config]:
+    """Yield every division of a step's sequences, under FSDP also with weights that stay gathered."""
+    may_stay = config.topology.strategy == "fsdp" and _is_free(config, RESHARD)
+    for divided in _batches(config):
+        yield divided
+        if may_stay:
+            yield with_value(divided, RESHARD, False)
 
 
 def _batches(config: Config) -> Iterator[Config]:
@@ -274,6 +284,7 @@ def _with_choices_of(config: Config, best: Config) -> Config:
             CHECKPOINTING: "the activations fit without it",
             LAYERS: "the fewest recomputed layers that fit",
         },
+        {RESHARD: "gathered weights fit, so each step gathers them once"},
     ):
         changed = config
         for key in reasons:

@@ -39,7 +39,8 @@ from launch.inputs import model_config
 from launch.inputs.paths import pinned
 from launch.schema import Config
 
-CHOOSABLE = ("method.args.", "hardware.dataloader.", "step.")  # what speed=auto may choose
+# What speed=auto may choose
+CHOOSABLE = ("method.args.", "hardware.dataloader.", "step.", "topology.fsdp.")
 # Files with defaults, which speed=auto may change. It keeps the values of all other files.
 DEFAULTS = ("config", "schema", "method/", "hardware/base/common")
 SMOKE_SIZES = ("method.args.", "model.", "data.", "adapter.", "effective_batch")

@@ -200,10 +200,7 @@ def _rank_parts(config: Config, capacity: float) -> tuple[str, dict[str, float]]
 def _scattered_bytes(config: Config) -> float:
     """Return an upper bound of the bytes that a trainer does not use, but cannot reuse either.
 
-    DDP makes new buckets in its second step. The old ones may stay while gradients accumulate: with
-    75.7 GB planned, SFT of 4B in 16 bits took 83.9 GB on two H200s, and ran out of 85 GB on four
-    H100s.
-    The rest is free memory in pieces that are too small. A CPU has no such pieces, nor has torch's
+    It is free memory in pieces that are too small. A CPU has no such pieces, nor has torch's
     allocator if it maps pages, which some versions of ROCm do not support (pytorch#173330).
     max_split_size_mb helps only at some sizes.
     """
@@ -212,8 +209,6 @@ def _scattered_bytes(config: Config) -> float:
     vendor = config.hardware.vendor
     if not config.method.trains or vendor == Vendor.none:
         return 0.0
-    size = batch(config)
-    old_buckets = rank_memory.bucket_bytes(config) if size.accumulation > 1 else 0.0
     if maps_pages and vendor == Vendor.nvidia:
-        return old_buckets
-    return old_buckets + micro_step(config, size).scattered()
+        return 0.0
+    return micro_step(config, batch(config)).scattered()

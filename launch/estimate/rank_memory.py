@@ -144,9 +144,10 @@ def _passes(
     # The gradient of a tied head is stored until the embedding's is added. The gradient of
     # an untied head is accumulated immediately.
     pending = element * head_weights if model.tied_embeddings else 0.0
-    # Without accumulation there are no gradients at the start. But DeepSpeed's stage 3 allocates
-    # them once (grad_partitions_flat_buffer).
-    grads = shards.gradients if accumulates or strategy == "zero3" else 0.0
+    # Without accumulation there are no gradients at the start, but DDP's buckets and DeepSpeed's
+    # stage 3 (grad_partitions_flat_buffer) allocate them once.
+    stay = accumulates or strategy == "zero3" or (strategy == "ddp" and n.ranks > 1)
+    grads = shards.gradients if stay else 0.0
     # The gradient of the embedding needs a second tensor if the accumulated one exists or is
     # sharded.
     second = element * head_weights if grads or strategy in SHARDED else 0.0
@@ -233,12 +234,4 @@ def _shards(config: Config, size: Batch) -> _Shards:
         # flattened in 16 bits, then in fp32
         flattened = min(4.0 * SUB_GROUP, flat) * (1.5 if low == 2 else 1.0)
         return _Shards(part, 2 * bucket + gathered(2), part + flattened, bucket)
-    buckets = bucket_bytes(config)  # in addition to the gradients
-    return _Shards(full, buckets, full, buckets)
-
-
-def bucket_bytes(config: Config) -> float:
-    """Return the bytes of DDP's buckets, which exchange all gradients."""
-    n = Counts.of(config)
-    is_ddp = config.topology.strategy == "ddp" and n.ranks > 1
-    return n.width * n.trained if is_ddp else 0.0
+    return _Shards(full, 0.0, full, 0.0)

@@ -338,9 +338,12 @@ def _communication_s(config: Config, size: Batch, micro_s: float) -> float:
             + gathered * trained / model.num_parameters
         )
     reference = has_reference(config)
-    gathers = 2 + reference  # in the forward, the backward and the forward of the reference
+    # A forward and a backward gather, and so does the forward of the reference. Weights that are
+    # not resharded are gathered once per step.
+    reshards = strategy == "zero3" or config.topology.fsdp.reshard_after_forward
+    gathers = size.accumulation * ((2 if reshards else 0) + reference) + (0 if reshards else 1)
     reduced = (n - 1) / n * 4.0 * trained / link
-    return size.accumulation * gathers * gathered + reduced
+    return gathers * gathered + reduced
 
 
 def max_concurrent(config: Config) -> int:

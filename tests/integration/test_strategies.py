@@ -19,7 +19,7 @@ STEPS = 5
 # Two and a half epochs, so that runs resume in the middle of one and at the start of another.
 SETTINGS = f"""
 hardware=cpu method=sft model=tiny model.num_layers=2 precision=fp32 tracking=none
-data.num_train=16 effective_batch=8 method.args.per_device_train_batch_size=4
+data.num_train=16 effective_batch=8 method.args.per_device_train_batch_size=2
 method.args.max_steps={STEPS} method.args.save_steps=1 method.args.save_total_limit=5
 method.args.lr_scheduler_type=linear method.args.warmup_steps=0
 """.split()
