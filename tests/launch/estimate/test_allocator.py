@@ -49,9 +49,9 @@ def test_old_buckets_of_ddp_may_not_fit():
     (80, [EXPANDABLE, "hardware=mi300x"], True),
     (64, ["hardware=cpu"], False),
 ])  # fmt: skip
-def test_plan_warns_of_free_pieces(rows, overrides, warns):
+def test_plan_warns_of_fragmentation(rows, overrides, warns):
     plan = plan_of(rows, *overrides)
-    assert any("in pieces" in warning for warning in plan.warnings) == warns
+    assert any("fragmentation" in warning for warning in plan.warnings) == warns
 
 
 @pytest.mark.parametrize(("total", "scattered", "overrides", "remedy"), [
