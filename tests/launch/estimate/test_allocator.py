@@ -39,9 +39,9 @@ def test_free_pieces_are_the_size_of_checkpoints_and_logits():
     (80, [EXPANDABLE, "hardware=mi300x"], True),
     (64, ["hardware=cpu"], False),
 ])  # fmt: skip
-def test_plan_warns_of_free_pieces(rows, overrides, warns):
+def test_plan_warns_of_fragmentation(rows, overrides, warns):
     plan = plan_of(rows, *overrides)
-    assert any("in pieces" in warning for warning in plan.warnings) == warns
+    assert any("fragmentation" in warning for warning in plan.warnings) == warns
 
 
 @pytest.mark.parametrize(("total", "scattered", "overrides", "remedy"), [

@@ -65,8 +65,7 @@ TIGHT = {  # commands that do not fit, and the start of an override among the ch
         "topology.server_max_length=2048",
     ),
     "half of an evaluation's batch": (
-        "hardware=mi50 hardware.memory_gb=16 method=evaluate model=qwen3_4b precision=fp16 "
-        "precision.weights=fp16",
+        "hardware=mi50_16gb method=evaluate model=qwen3_4b precision=fp16 precision.weights=fp16",
         "method.args.batch_size=32",
     ),
     "70B on one GPU": (
