@@ -335,7 +335,7 @@ def test_a_plan_that_barely_fits_has_a_warning(overrides, words):
         "method=grpo topology.strategy=ddp method.args.max_completion_length=4096",
         "topology.strategy=fsdp",
     ),
-    ("method=dpo topology=ddp hardware.memory_gb=168", "topology=fsdp"),
+    ("method=dpo topology=ddp", "topology=fsdp"),
     (f"method=sft topology=single speed=off {fit.BATCH}=104", None),
 ])  # fmt: skip
 def test_tight_ranks_under_ddp_are_told_to_shard(overrides, first):
