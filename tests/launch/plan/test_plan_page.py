@@ -368,6 +368,8 @@ def test_whether_the_weights_are_cached(tmp_path):
     (folder / "refs").mkdir()
     (folder / "refs/main").write_text(snapshot.name)
     assert state(None) == "in the cache, 0.002 GB"
+    gated = composed("hardware=mi300x", "model=llama3_1_8b")
+    assert local_copies.weights(gated, host).endswith("export HF_TOKEN")
     assert local_copies.weights(composed("hardware=mi300x"), host) is None  # random weights
 
 
