@@ -75,19 +75,14 @@ class Published:
 class PublishedMemory(Published):
     """Memory per GPU in GB, compared with the plan's allocation by torch.
 
-    `logits`: GB to add to the plan. `parts`: the parts of the plan that the source counts; empty:
-    all.
+    `logits`: GB to add to the plan.
     """
 
     logits: float = 0.0
-    parts: tuple[str, ...] = ()
 
     @property
     def predicted_gb(self) -> float:
-        memory = planned(self.overrides, trls_step=True)[0]
-        if self.parts:
-            return sum(memory.parts_gb.get(part, 0.0) for part in self.parts)
-        return memory.allocated_gb + self.logits
+        return planned(self.overrides, trls_step=True)[0].allocated_gb + self.logits
 
     @property
     def error(self) -> str:
@@ -101,14 +96,13 @@ class PublishedMemory(Published):
 
 @dataclass(frozen=True)
 class PublishedSpeed(Published):
-    """Seconds per step: `seconds`, or `tokens` divided by the stated rate, or as stated."""
+    """Seconds per step: `tokens` divided by the stated rate, or as stated."""
 
     tokens: int = 0
-    seconds: float = 0.0
 
     @property
     def step_s(self) -> float:
-        return self.seconds or (self.tokens / self.number if self.tokens else self.number)
+        return self.tokens / self.number if self.tokens else self.number
 
     @property
     def predicted_s(self) -> float:
@@ -140,8 +134,7 @@ def memory_rows(section: str) -> list[PublishedMemory]:
             overrides = stand_in(name, gpus)
         else:
             overrides = row["overrides"].split()
-        parts = tuple(row.get("parts", ()))
-        rows.append(PublishedMemory(row["run"], row["stated"], overrides, reasons, logits, parts))
+        rows.append(PublishedMemory(row["run"], row["stated"], overrides, reasons, logits))
     return rows
 
 
@@ -156,18 +149,14 @@ def speed_rows(section: str) -> list[PublishedSpeed]:
             overrides, tokens = stand_in(name, gpus), gpus * batch * length
         else:
             overrides = row["overrides"].split()
-        reasons, seconds = tuple(row["reasons"]), row.get("step_s", 0.0)
-        rows.append(PublishedSpeed(row["run"], row["stated"], overrides, reasons, tokens, seconds))
+        reasons = tuple(row["reasons"])
+        rows.append(PublishedSpeed(row["run"], row["stated"], overrides, reasons, tokens))
     return rows
 
 
-MEMORY = {
-    "Measured by others": memory_rows("memory_measured"),
-    "Expected by others": memory_rows("memory_expected"),
-}
+MEMORY = {"Measured by others": memory_rows("memory_measured")}
 SPEED = {
     "AMD, measured by others": speed_rows("speed_amd"),
-    "AMD, expected by others": speed_rows("speed_expected"),
     "TRL on an H200, measured by others": speed_rows("speed_h200"),
 }
 
@@ -219,8 +208,8 @@ def plan_errors(gpus: Container[str] | None = None) -> dict[str, dict[str, Any]]
     times: list[tuple[str, str, bool, Callable[[], float]]] = []
     is_amd: dict[str, bool] = {}
     product_of = {product.group: product.name for product in products()}
-    for title, rows in SPEED.items():
-        for row in rows if "expected" not in title else ():
+    for rows in SPEED.values():
+        for row in rows:
             config = compose(row.overrides)
             gpu, is_grpo = config.hardware.product, config.method.generates
             is_amd[gpu] = config.hardware.vendor == Vendor.amd
