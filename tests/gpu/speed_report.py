@@ -44,7 +44,8 @@ def table(results: list[Result]) -> str:
         if not any(by_gpu):
             missing.append(row.work)
         for sides in filter(None, by_gpu):
-            first, *others = [line(row, mark, sides) for mark in row.marks]
+            marks = [mark for mark in row.marks if mark.ours in sides] or row.marks
+            first, *others = [line(row, mark, sides) for mark in marks]
             # Further marks of the same runs leave the work and the GPU out.
             lines += [cells_of(first), *(cells_of(["", "", *cells[2:]]) for cells in others)]
     failed = [failure(result) for result in newest.values() if "error" in result]
