@@ -81,9 +81,7 @@ def command(rows: Sequence[Row]) -> str:
 
 def table(rows: Sequence[Row]) -> list[str]:
     seeds = sorted({row["seed"] for row in rows})
-    levels = sorted({level for row in rows for level in row["by_level"]})
-    columns = [*(f"seed {seed}" for seed in seeds), "mean", "gained, points"]
-    columns += [*(f"level {level}" for level in levels), "samples"]
+    columns = [*(f"seed {seed}" for seed in seeds), "mean", "gained, points", "samples"]
     lines = [f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
     for method in METHODS:
         own = {row["seed"]: row for row in rows if row["method"] == method}
@@ -92,10 +90,6 @@ def table(rows: Sequence[Row]) -> list[str]:
         cells = [f"{own[seed]['accuracy']:.1%}" if seed in own else "not run" for seed in seeds]
         cells.append(f"{statistics.mean(row['accuracy'] for row in own.values()):.1%}")
         cells.append(gained(gains(rows, method)))
-        cells += [
-            f"{statistics.mean(row['by_level'][level] for row in own.values()):.1%}"
-            for level in levels
-        ]
         samples = sorted({f"{row['samples']:,}" for row in own.values() if "samples" in row})
         lines.append(f"| {TITLES[method]} | {' | '.join(cells)} | {', '.join(samples)} |")
     return lines

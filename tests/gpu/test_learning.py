@@ -52,7 +52,6 @@ def test_the_page_shows_gains_over_the_sft_of_each_seed(tmp_path):
     assert "measure hardware=h200 --gpus 1" in page
     assert "GRPO's server and trainer shared one GPU" in page
     assert "0.0012 on average, 0.250 at most" in page
-    assert "| level 0 | level 1 | samples |" in page
     assert (tmp_path / "learning_qwen3_76m.png").read_bytes()[:4] == b"\x89PNG"
     assert "smoke" not in page
 
