@@ -43,8 +43,7 @@ def of_seed(seed, shift=0):
 def test_the_page_shows_gains_over_the_sft_of_each_seed(tmp_path):
     page = report([*of_seed(0), *of_seed(1, 1), *of_seed(2, -1)], tmp_path)
     raft = next(line for line in page.splitlines() if line.startswith("| RAFT | 65.0%"))
-    assert raft.startswith("| RAFT | 65.0% | 70.0% | 60.0% | 65.0% | +15.0 (+2.6 to +27.4) |")
-    assert raft.endswith("| 50.0% | 25.0% | 1,024 |")
+    assert raft == "| RAFT | 65.0% | 70.0% | 60.0% | 65.0% | +15.0 (+2.6 to +27.4) | 1,024 |"
     assert "| DPO | 45.0%" in page
     assert "-5.0 (-5.0 to -5.0)" in page
     assert "RAFT reached its target" in page
