@@ -56,6 +56,7 @@ CPU_VALUES = {
     "dataloader_prefetch_factor": (None, "the rank loads data itself"),
     "fail_below": (None, "results on a CPU are not compared"),
     "optim": ("adamw_torch", "this optimizer runs on every device"),
+    "models": (["tiny"], "a CPU would need hours or all of its memory for the others"),
 }
 MODEL_SIZES = {
     "num_layers": 2,
@@ -196,6 +197,12 @@ def _shrink_arguments(config: Config, length_factor: int) -> list[str]:
     keys = [key.split(".") for key in config.smoke_keeps]
     names = {parts[2] for parts in keys if parts[:2] == ["method", "args"] and len(parts) > 2}
     user_args = {k: v for k, v in args.items() if k in names and k not in CPU_VALUES}
+    if config.method.kind == "bench":  # whose sizes for a GPU may take all memory of a CPU
+        user_args = {
+            k: v
+            for k, v in user_args.items()
+            if not 0 < _largest(method_sizes.get(k)) < _largest(v)
+        }
     sizes = {name: value for name, value in SIZES.items() if name in arguments}
     longest = trainer_args.value(config, "max_length") if "max_length" in arguments else None
     if longest:
@@ -219,6 +226,15 @@ def _shrink_arguments(config: Config, length_factor: int) -> list[str]:
                 replaced.append(f"method.args.{name}={args[name]}: {reason}")
             args[name] = value
     return replaced
+
+
+def _largest(value: Any) -> int:
+    """Return the largest whole number in a value, its lists and its mappings; 0 if it has none."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        return max(map(_largest, value), default=0)
+    return value if isinstance(value, int) else 0
 
 
 def _shrink_topology(config: Config) -> list[str]:

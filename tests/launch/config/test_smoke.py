@@ -104,6 +104,22 @@ def test_values_of_the_command_line_stay():
     assert any("smoke=true replaces method.args.fail_below=0.9" in line for line in warnings)
 
 
+@pytest.mark.parametrize(("name", "typed", "small"), [
+    ("scaling", "models=[13b]", ["tiny"]),
+    ("transformer", "sequence=8192", 32),
+    ("gemm", "shapes=[[16384,16384,16384]]", [[64, 64, 64], [96, 32, 64]]),
+    ("gemm", "ops=[compiled]", ["compiled"]),
+    ("finetune", "sequence=8192", 32),
+    ("batch_size", "batch_sizes=[128,256]", [1, 2, 4]),
+    ("checkpointing", "batch_size=1", 1),
+    ("collectives", "max_bytes=4294967296", 65536),
+])  # fmt: skip
+def test_a_benchmark_is_small_whatever_the_user_typed(name, typed, small):
+    method = ["smoke=true", "hardware=mi350x", f"method=bench/{name}"]
+    args = prepared(*method, f"method.args.{typed}")[0].method.args
+    assert args[typed.partition("=")[0]] == small
+
+
 def test_an_effective_batch_that_the_ranks_do_not_divide_is_unset():
     typed = [*QWEN.split(), "topology=single", "effective_batch=6"]
     from_file = "method.args.per_device_train_batch_size=1"
