@@ -148,7 +148,7 @@ def _request(config: Config) -> list[str]:
 
 def _composition(plan: Plan) -> Facts:
     config, method, data = plan.config, plan.config.method, plan.config.data
-    facts = [("method", _method(config))]
+    facts = [("method", _method(plan))]
     if config.method.uses_model:
         facts.append(("model", _model(config)))
     if not is_without_rows(config):
@@ -187,12 +187,15 @@ def _row_counts(config: Config) -> str:
     return text
 
 
-def _method(config: Config) -> str:
+def _method(plan: Plan) -> str:
+    config = plan.config
     if is_without_rows(config):
         values = [f"{name} {v}" for name, v in config.method.args.items() if v is not None]
         return textwrap.shorten(", ".join([config.method.name, *values]), MAX_VALUES)
-    adapter = "all weights" if config.adapter.rank is None else f"adapter {config.adapter.name}"
-    trained = f"{adapter}, " if config.method.trains else ""
+    weights = f"adapter {config.adapter.name} of rank {config.adapter.rank}"
+    weights = "all weights" if config.adapter.rank is None else weights
+    rate = plan.trainer_args.get("learning_rate")  # as scaled with the batch
+    trained = f"{weights}, learning rate {rate:g}, " if config.method.trains else ""
     compute, weights = config.precision.compute, config.precision.weights
     dtypes = config.precision.name
     if config.method.trains and compute != weights:
@@ -210,10 +213,16 @@ def _batch(config: Config) -> str:
         return f"{batch.per_device} problems at a time, {answers} (method.args.max_new_tokens)"
     accumulated = f" x {batch.accumulation} accumulated" if batch.accumulation > 1 else ""
     factors = f"{_devices(config, batch.ranks)} x {batch.per_device}{accumulated}"
-    length = f"up to {batch.sequence} tokens each"
-    if batch.completion:
-        length = f"answers up to {batch.completion} tokens (method.args.max_completion_length)"
-    return f"{batch.sequences} sequences per step ({factors}), {length}"
+    if not config.method.generates:
+        return (
+            f"{batch.sequences} sequences per step ({factors}), up to {batch.sequence} tokens each"
+        )
+    group = int(value_or_none(config, "num_generations"))
+    return (
+        f"{batch.sequences / group:g} prompts x {group} answers per step ({batch.sequences} "
+        f"sequences: {factors}), up to {batch.completion} tokens per answer "
+        "(method.args.max_completion_length)"
+    )
 
 
 def _devices(config: Config, number: int) -> str:
