@@ -136,35 +136,50 @@ def _rate(plan: Plan) -> str:
 
 
 def evidence(plans: Sequence[Plan]) -> Facts:
-    """Return how long earlier runs took in predicted times, and the range of time and cost.
+    """Return how long earlier runs of each method took in predicted times, and what that means.
 
     A GPU without such runs has those of all GPUs of its vendor.
     """
     hardware = plans[0].config.hardware
     errors: dict[str, dict[str, Any]] = read_json(PLAN_ERRORS) or {}
-    if hardware.vendor == Vendor.none or not any(plan.speed.step_s for plan in plans):
-        return []
-    vendor = hardware.vendor.value
-    took = errors.get(hardware.name) or errors.get(vendor)
-    if took is None:
-        return [("evidence", "no run on this GPU")]
+    by_method: dict[str, list[Plan]] = {}
+    for plan in plans if hardware.vendor != Vendor.none else ():
+        if plan.speed.step_s:
+            by_method.setdefault(plan.config.method.name, []).append(plan)
+    ours, others = (errors.get(key, {}) for key in (hardware.name, hardware.vendor.value))
+    texts = [
+        _took(name, took, phases)
+        for name, phases in by_method.items()
+        if (took := ours.get(name) or others.get(name))
+    ]
+    if unknown := [name for name in by_method if name not in {**ours, **others}]:
+        maker = f" or on another {hardware.vendor.value.upper()} GPU" * bool(others)
+        texts.append(f"no run of {', '.join(unknown)} on this GPU{maker} to compare with")
+    return [*repeated("evidence", texts)]
+
+
+def _took(method: str, took: dict[str, Any], plans: list[Plan]) -> str:
+    """Return how long earlier runs of a method took, and the range of time and cost of `plans`."""
+    vendor = plans[0].config.hardware.vendor
+    where = "on this GPU"
+    if gpus := took.get("gpus"):
+        names = ", ".join(f"{number} {gpu.upper()}" for gpu, number in gpus.items())
+        where = f"on other {vendor.value.upper()} GPUs ({names}; none on this one)"
     # Those on AMD GPUs were not of this project, which has not run on one.
-    programs = " of other programs" if hardware.vendor == Vendor.amd else ""
-    runs = f"{took['rows']} runs{programs} on this GPU"
-    if hardware.name not in errors:
-        runs = f"no run on this GPU; {took['rows']}{programs} on other {vendor.upper()} GPUs"
-    elif "run" in took:
-        runs = f"one run of another program on this GPU ({took['run']})"
-    if any(plan.config.method.generates for plan in plans) and not took["grpo"]:
-        runs += ", none of them GRPO," if took["rows"] > 1 else ", not GRPO,"
+    fitted = ", to which the planner was fitted," * (vendor == Vendor.nvidia)
+    program = " by other programs" * (vendor == Vendor.amd)
+    runs, half = f"{took['rows']} runs of {method}", f", half of them over {took['median']:.3g}"
+    if took["rows"] == 1:
+        runs, half = f"one run of {method} ({took['run']})", ""
+        program = program.replace("other programs", "another program")
     ends = sorted({took["least"], took["most"]})
     factors = " to ".join(f"{factor:.2g}" for factor in ends)
-    text = f"{runs} took {factors} times the prediction"
+    text = f"{runs}{program} {where}{fitted} took {factors} times the prediction{half}"
     if hours := sum(plan.speed.run_hours or 0.0 for plan in plans):
         text += f": {' to '.join(duration(3600 * factor * hours) for factor in ends)}"
         if cost := sum(plan.speed.cost or 0.0 for plan in plans):
             text += f", cost {' to '.join(approximate(factor * cost) for factor in ends)}"
-    return [("evidence", text)]
+    return text
 
 
 def _bottleneck(speed: Speed, config: Config) -> str:

@@ -220,19 +220,21 @@ def test_a_pinned_evaluation_has_a_total():
     assert plan.speed.steps == math.ceil(1319 / 64 / 8)
 
 
-@pytest.mark.parametrize(("hardware", "runs"), [
-    ("mi300x", "on other AMD GPUs"), ("mi350x", "on this GPU"), ("h200", "on this GPU"),
+@pytest.mark.parametrize(("hardware", "method", "runs"), [
+    ("mi300x", "sft", "on other AMD GPUs (16 MI350X, 1 MI50"), ("mi350x", "sft", "on this GPU"),
+    ("h200", "sft", "on this GPU, to which the planner was fitted,"), ("h200", "dpo", "of dpo "),
+    ("mi300x", "dpo", None), ("mi350x", "grpo", None),
 ])  # fmt: skip
-def test_evidence_gives_a_range_of_time_and_cost(hardware, runs):
-    words = [f"hardware={hardware}", "model=qwen3_4b", "price_per_gpu_hour=2"]
+def test_evidence_of_a_method_gives_a_range_of_time_and_cost(hardware, method, runs):
+    words = [f"hardware={hardware}", "model=qwen3_4b", "price_per_gpu_hour=2", f"method={method}"]
     plan = make_plan(composed(*words), host_with(8), Path("/runs/x/1"))
     errors = json.loads(predictions.PLAN_ERRORS.read_text())
-    took = errors.get(hardware, errors["amd"])
     [(_, text)] = predictions.evidence([plan])
+    if runs is None:
+        assert text.startswith(f"no run of {method} ")
+        return
     assert runs in text
-    assert "GRPO" not in text
-    grpo = make_plan(composed(*words, "method=grpo"), host_with(8), Path("/runs/x/1"))
-    assert ("none of them GRPO" in predictions.evidence([grpo])[0][1]) is (took["grpo"] == 0)
+    took = errors.get(hardware, errors["amd"])[method]
     for factor in (took["least"], took["most"]):
         assert predictions.duration(3600 * factor * plan.speed.run_hours) in text
         assert predictions.approximate(factor * plan.speed.cost) in text
