@@ -9,9 +9,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from launch.config.choose import with_value
 from launch.core.json_files import read_json
 from launch.estimate import batch_counts, margin, rank_state, run_length
 from launch.estimate.memory import HOST
+from launch.estimate.speed import estimate_speed
 from launch.machine import placement
 from launch.schema import Choice, Config
 from launch.schema.enums import SpeedMode, Vendor
@@ -65,8 +67,11 @@ def run_time(plan: Plan) -> str:
     if speed.passes:
         pass_s = f" x {approximate(speed.pass_s)} s" if speed.pass_s else ", not counted"
         step_s += f" + {speed.passes} held-out passes{pass_s}"
-    cost = f", cost of the {units} {approximate(speed.cost)}" if speed.cost is not None else ""
-    return f"{speed.steps:,} {units}{_epochs(plan)} x {step_s} = {total}{cost}"
+    return f"{speed.steps:,} {units}{_epochs(plan)} x {step_s} = {total}{_cost(speed.cost)}"
+
+
+def _cost(cost: float | None) -> str:
+    return f", cost {approximate(cost)} without downloads, start and saves" if cost else ""
 
 
 def _unit_cost(plan: Plan, cost: float | None) -> str:
@@ -99,9 +104,21 @@ def _why(plan: Plan) -> str:
         without = "; without lm_eval_tasks" * bool(value_or_none(plan.config, "lm_eval_tasks"))
         if plan.config.topology.overlap == "stream":
             without += "; stream gains only if they differ"
-        return f" (if every answer is as long as allowed{without})"
+        return f" (if every answer is as long as allowed{_half_as_long(plan)}{without})"
     preparing = "; data.preview=1 counts them" if plan.data_cache else ""
     return f" (if every row has {size.sequence} tokens{preparing})"
+
+
+def _half_as_long(plan: Plan) -> str:
+    """Return the time and the cost of training if answers are half as long as allowed."""
+    key = "method.args.max_completion_length"
+    if not plan.config.method.generates or not plan.speed.run_hours:
+        return ""
+    length = batch_counts.batch(plan.config).completion
+    half = with_value(plan.config, key, max(1, length // 2))
+    speed = estimate_speed(half, plan.data)
+    cost = "" if speed.cost is None else f", cost {approximate(speed.cost)}"
+    return f"; half as long: {duration(3600 * (speed.run_hours or 0.0))}{cost}"
 
 
 def _saves(plan: Plan) -> list[str]:
@@ -283,9 +300,7 @@ def total_time(plans: list[Plan]) -> str:
     if not known:
         return "not predicted"
     total, longest = sum(known.values()), max(known, key=known.__getitem__)
-    text = duration(3600 * total)
-    if cost := sum(plan.speed.cost or 0.0 for plan in plans):
-        text += f", cost {approximate(cost)}"
+    text = duration(3600 * total) + _cost(sum(plan.speed.cost or 0.0 for plan in plans))
     if len(known) < len(hours):
         text += f" for {len(known)} of {len(hours)} phases; the others are not predicted"
     return f"{text}; {longest} takes {known[longest] / total:.0%}" if total else text

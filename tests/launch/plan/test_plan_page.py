@@ -253,6 +253,18 @@ def test_a_price_gives_the_cost_of_a_unit(method, unit):
     assert f"{predictions.approximate(plan.speed.unit_cost)} per {unit}" in time
 
 
+def test_the_time_of_grpo_also_for_answers_half_as_long():
+    words = ["hardware=mi300x", "model=qwen3_4b", "method=grpo", "price_per_gpu_hour=2"]
+    length = "method.args.max_completion_length="
+    plan, half = (
+        make_plan(composed(*words, f"{length}{tokens}"), host_with(8), Path("/runs/x/1"))
+        for tokens in (1024, 512)
+    )
+    time, cost = predictions.duration(3600 * half.speed.run_hours), half.speed.cost
+    words_of_half = f"half as long: {time}, cost {predictions.approximate(cost)}"
+    assert words_of_half in dict(predictions.facts(plan))["time"]
+
+
 @pytest.mark.parametrize("overrides", [
     "method=grpo", "method=sft", "method=dpo adapter=lora", "hardware=mi50 method=sft model=tiny",
 ])  # fmt: skip
