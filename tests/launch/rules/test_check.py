@@ -73,6 +73,7 @@ single_is_one | AMD topology=single topology.num_gpus=2 | topology=ddp
 topology_of_method | AMD method=evaluate topology=fsdp | topology=single
 topology_of_method | AMD topology=split | topology=ddp
 vllm | hardware=mi50 method=bench/vllm precision=fp16 | smoke=true
+vllm | hardware=cpu method=grpo topology=split | smoke=true
 vllm | AMD method=serve container=rocm_train | container=rocm
 split_needs_a_trainer | GRPO topology=split topology.num_gpus=2 topology.servers=2 | servers=1
 split_needs_a_server | GRPO topology=split topology.servers=0 | at least 1
