@@ -162,6 +162,15 @@ def test_grpo_generates_as_much_with_a_smaller_batch(loss, message):
     assert change.cost == message
 
 
+def test_changes_for_a_server_come_before_those_for_trainers_that_fit():
+    """The trainers have no margin, before as after."""
+    grpo = ["hardware=mi300x", "method=grpo", "model=llama3_1_70b"]
+    plan = plan_of(grpo)
+    assert {m.process for m in plan.memory if not m.fits} == {"server"}
+    first, *_ = changes(grpo)
+    assert first.overrides == ["topology.server_max_length=2048"]
+
+
 @pytest.mark.parametrize("override", [
     "adapter=lora",
     "method.args.precompute_ref_log_probs=true",
