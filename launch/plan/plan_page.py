@@ -100,20 +100,19 @@ def next_command(request: Sequence[str], config: Config, host: Host, *words: str
     line = f"Next, on a machine with {number} x {config.hardware.product}: {command}"
     # smoke=true keeps the model of a directory
     if config.model.path and not margin.fits(smoke.scale_down(config)[0], host):
-        command = next_steps.command_line("run", *words, *Request(kept).without("model.path"))
-        return [line, f"Or a trial of a tiny model on this CPU: {command} smoke=true"]
-    return [line, f"Or a trial on this CPU: {command} smoke=true"]
+        trial = "Or add smoke=true, without model.path: a trial of a tiny model on this CPU."
+        return [line, trial]
+    return [line, "Or add smoke=true: a trial on this CPU."]
 
 
-def preview_command(plan: Plan) -> list[str]:
-    """Return the line that shows rows if they are not prepared yet, or if data.preview is given."""
+def preview_hint(plan: Plan) -> list[str]:
+    """Return how to see rows if they are not prepared yet, or if data.preview is given."""
     number = plan.config.data.preview
-    if not plan.data_cache or (plan.data and not number):
+    is_pod = plan.config.runtime.name == "kubernetes"
+    if not plan.data_cache or (plan.data and not number) or is_pod:
         return []
-    command = next_steps.command_line(
-        "run", *_without_output_keys(plan.overrides), f"data.preview={number or 5}"
-    )
-    return [f"Rows as the model sees them, counted for later plans: {command}"]
+    rows = "rows as the model sees them, counted for later plans"
+    return [f"Or add data.preview={number or 5}: {rows}."]
 
 
 def search_command(request: Sequence[str]) -> str:
