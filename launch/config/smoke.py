@@ -21,6 +21,7 @@ from launch.schema.trainer_args import value_or_none
 
 SIZES = {
     "max_steps": 2,
+    "warmup_steps": 0,  # its first step has learning rate 0, so nothing would be learned
     "logging_steps": 1,
     "save_strategy": "no",  # the final model is saved anyway
     "per_device_train_batch_size": 4,

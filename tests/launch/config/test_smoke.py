@@ -45,7 +45,8 @@ def test_any_composition_fits_a_cpu(overrides, monkeypatch):
     assert (config.model.head_dim, config.targets) == (32, {})  # vLLM accepts 32 and more
     assert config.model.init == Init.random
     assert (config.precision.name, config.hardware.vendor.name) == ("fp32", "none")
-    assert config.method.args["max_steps"] == 2
+    args = config.method.args
+    assert (args["max_steps"], args["warmup_steps"]) == (2, 0)  # a warm-up begins with rate 0
     assert any(line.startswith("smoke=true replaces precision") for line in warnings)
     rejected = [
         line for line in warnings if line.startswith("without smoke=true this is rejected: ")
