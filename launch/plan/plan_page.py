@@ -12,7 +12,6 @@ from typing import Any
 import yaml
 
 from launch.config import follow_run, smoke, thinking
-from launch.config.request import Request
 from launch.estimate import batch_counts, margin, run_length
 from launch.machine import placement
 from launch.machine.detect import Host
@@ -193,13 +192,14 @@ def _method(plan: Plan) -> str:
         return textwrap.shorten(", ".join([config.method.name, *values]), MAX_VALUES)
     weights = f"adapter {config.adapter.name} of rank {config.adapter.rank}"
     weights = "all weights" if config.adapter.rank is None else weights
+    trained = f"{weights}, " if config.method.trains else ""
     rate = plan.trainer_args.get("learning_rate")  # as scaled with the batch
-    trained = f"{weights}, learning rate {rate:g}, " if config.method.trains else ""
+    rate = f", learning rate {rate:g}" if config.method.trains else ""
     compute, weights = config.precision.compute, config.precision.weights
     dtypes = config.precision.name
     if config.method.trains and compute != weights:
         dtypes = f"{compute} products, {weights} weights"
-    return f"{config.method.name}, {trained}{dtypes}, {_batch(config)}"
+    return f"{config.method.name}, {trained}{dtypes}, {_batch(config)}{rate}"
 
 
 def _batch(config: Config) -> str:

@@ -181,7 +181,7 @@ def _took(method: str, took: dict[str, Any], plans: list[Plan]) -> str:
     where = "on this GPU"
     if gpus := took.get("gpus"):
         names = ", ".join(f"{number} {gpu.upper()}" for gpu, number in gpus.items())
-        where = f"on other {vendor.value.upper()} GPUs ({names}; none on this one)"
+        where = f"on other {vendor.value.upper()} GPUs ({names})"
     # Those on AMD GPUs were not of this project, which has not run on one.
     fitted = ", to which the planner was fitted," * (vendor == Vendor.nvidia)
     program = " by other programs" * (vendor == Vendor.amd)

@@ -26,7 +26,7 @@ from launch.reports.formats import duration, mark_of, ratio
 from launch.reports.parts import Block, Cell, Facts, Note, Page, build_sections, table
 from launch.reports.run_files import Run, phases_of, read, value_at
 from launch.schema import Config
-from launch.schema.enums import Vendor
+from launch.schema.enums import Mode, Vendor
 from launch.study import pipeline
 
 FILE = "hardware_report.json"
@@ -40,7 +40,8 @@ Content = dict[str, Any]
 
 def run(config: Config, request: Request) -> int:
     """Run the pipeline and write its report; return the exit code. Raises as the pipeline."""
-    if config.hardware.vendor == Vendor.none and not config.smoke:
+    is_cpu = config.hardware.vendor == Vendor.none and not config.smoke
+    if is_cpu and config.mode == Mode.run:
         raise UserError(
             "hardware_report=true: hardware=cpu would need hours for these sizes. Use: smoke=true."
         )

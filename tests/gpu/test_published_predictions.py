@@ -48,6 +48,6 @@ def test_the_plan_shows_the_errors_of_today(launch):
             assert took == pytest.approx(errors, abs=0.011), "run tests/gpu/published.py"
     factor = f"{shown['mi50']['sft']['most']:.2g}"
     words_of_mi50 = f"(Qwen3-0.6B, fp32) by another program on this GPU took {factor} times"
-    for gpu, words in (("mi50", words_of_mi50), ("mi300x", "none on this one")):
+    for gpu, words in (("mi50", words_of_mi50), ("mi300x", "on other AMD GPUs")):
         lines = launch(f"hardware={gpu}", "mode=plan").out.splitlines()
         assert words in next(line for line in lines if line.startswith("  evidence"))

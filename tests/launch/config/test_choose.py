@@ -299,7 +299,7 @@ def test_the_fastest_and_cheapest_runs_have_the_same_steps_on_fewer_gpus(overrid
 
 @pytest.mark.parametrize(("overrides", "has_offers"), [
     ("method=grpo", True),
-    ("method=grpo topology=colocate topology.strategy=ddp topology.num_gpus=8", False),  # no trainer waits
+    ("method=grpo topology=colocate topology.num_gpus=8", False),  # no trainer waits
     ("method=sft price_per_gpu_hour=2", False),
 ])  # fmt: skip
 def test_without_a_price_a_cheaper_run_is_offered_if_trainers_wait(overrides, has_offers):
