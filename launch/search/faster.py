@@ -90,7 +90,9 @@ def cheaper(config: Config, command: Request, host: Host) -> list[Offer]:
             share = (speed.step_s or math.inf) * num_gpus(chosen) / current_gpu_s
             if share * MIN_SAVING <= 1 and margin.fits_with_margin(chosen, host):
                 gain = (speed.tokens_per_second or 0.0) / (current.tokens_per_second or 1.0)
-                price = f"{share:.0%} of the GPU-hours for the same {sequences} sequences per step"
+                price = f"the same {sequences} sequences per step"
+                if speed.unit_cost is None:
+                    price += f" in {share:.0%} of the GPU-hours"
                 price += f"; {ROUNDING}" * (overrides not in several)
                 offer = Offer(overrides, round(gain, 2), price, speed.unit_cost)
                 offers.append((share, offer))
