@@ -73,6 +73,7 @@ single_is_one | AMD topology=single topology.num_gpus=2 | topology=ddp
 topology_of_method | AMD method=evaluate topology=fsdp | topology=single
 topology_of_method | AMD topology=split | topology=ddp
 vllm | hardware=mi50 method=bench/vllm precision=fp16 | smoke=true
+vllm | hardware=cpu method=grpo topology=split | smoke=true
 vllm | AMD method=serve container=rocm_train | container=rocm
 split_needs_a_trainer | GRPO topology=split topology.num_gpus=2 topology.servers=2 | servers=1
 split_needs_a_server | GRPO topology=split topology.servers=0 | at least 1
@@ -541,6 +542,8 @@ method.args.optim=lion_8bit method.args.adam_beta1=0.8 | none
 model=tiny model.num_layers=8 | Use: model.num_parameters=
 model=tiny hardware=mi300x method=serve model.num_parameters=200000000000 | model.num_parameters=9
 hardware=rx7900xtx method=serve model=qwen3_32b | none
+hardware=mi60 runtime=local mode=plan | no code for gfx906
+hardware=mi60 runtime=docker mode=plan | none
 hardware=mi50 precision=fp16 model=gemma3_4b adapter=lora | transformers#36822
 hardware=mi50 method=bench/numerics model=gpt_oss_20b | needs 586 GB of 34 GB
 hardware=mi50 method=bench/numerics model=qwen3_0_6b | none
