@@ -213,8 +213,9 @@ def tables(
 def plan_errors(gpus: Container[str] | None = None) -> dict[str, dict[str, Any]]:
     """Return measured step times in predicted ones, of measurements by others and by us.
 
-    They are sorted by product and method. `amd` has all AMD GPUs, for those without a measurement, and
-    the number of its runs on each. An only measurement has the model and precision of its `run`.
+    They are sorted by product and method. `amd` has all AMD GPUs, for those without a measurement,
+    and the number of its runs on each. An only measurement has the model and precision of its
+    `run`.
     """
     times: list[tuple[str, str, str, Callable[[], float]]] = []
     is_amd: dict[str, bool] = {}
