@@ -177,7 +177,8 @@ def _row_counts(config: Config) -> str:
     about = "about " * bool(data.heldout_fraction)
     if count is not None and not config.method.measures_model:
         rows = count - (heldout or 0) * bool(about)
-        text = f", {about}{rows:,} row{'s' * (rows != 1)}"
+        used = f"{data.limit:,} of " if data.limit and data.limit < rows else ""
+        text = f", {used}{about}{rows:,} row{'s' * (rows != 1)}"
     if heldout:
         text += f", {about}{heldout:,} held out"
     if data.heldout_split and config.method.measures_model:
