@@ -36,7 +36,7 @@ from recipes.rank.program import Interrupted, is_main_rank, say, stop_requested
 from recipes.rewards.verifier import Verifier
 from recipes.sampling.generation import SampleGenerator, build_generator
 from recipes.sampling.sample_keys import model_identity, samples_key, verdicts_key
-from recipes.sampling.samples import is_correct
+from recipes.sampling.samples import completion, is_correct
 from recipes.training.checkpoint import HEARTBEAT
 
 
@@ -149,7 +149,8 @@ def run_batch(
         names = [name for name in fields(rows) if name != "prompt"]
         columns = {name: [rows[prompt].get(name) for prompt, _ in indices] for name in names}
         # If the prompt fills the model's context, there is no completion, and the score is 0.
-        results = verifier(prompts, [sample["text"] for sample in samples], columns)
+        completions = list(map(completion, prompts, (sample["text"] for sample in samples)))
+        results = verifier(prompts, completions, columns)
         verdicts = [
             {**asdict(verdict), "score": verdict.score if sample["num_tokens"] else 0.0}
             for verdict, sample in zip(results, samples, strict=True)
