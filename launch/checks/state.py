@@ -66,11 +66,7 @@ def memory_size(facts: Facts) -> Finding | None:
     hardware = facts.hardware
     if hardware is None or hardware.unified_memory:
         return None
-    gpus = [
-        gpu
-        for gpu in facts.gpus
-        if gpu.memory_gb is not None and facts.group in (gpu.group, gpu.partition_of)
-    ]
+    gpus = [gpu for gpu in facts.gpus if gpu.memory_gb is not None and detect.is_of(gpu, hardware)]
     if not gpus:
         return unknown("the driver reports no size", "amd-smi static --vram, or nvidia-smi")
     smallest = min(gpus, key=lambda gpu: gpu.memory_gb or 0)

@@ -232,7 +232,7 @@ def _with_fewest_recomputed(
 
 
 def _candidates(config: Config) -> Iterator[Config]:
-    """Yield every division of a step's sequences, under FSDP also with weights that stay gathered."""
+    """Yield every division of a step's sequences, and under FSDP also with gathered weights."""
     may_stay = config.topology.strategy == "fsdp" and _is_free(config, RESHARD)
     for divided in _batches(config):
         yield divided

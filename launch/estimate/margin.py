@@ -67,8 +67,8 @@ def fits_with_margin(config: Config, host: Host) -> bool:
 
 def why(entry: Memory) -> str:
     """Return why an entry that is close may run out of memory."""
-    pieces = (
-        f" and {entry.scattered_gb:.1f} GB held unused, in pieces or in DDP's old buckets"
+    unused = (
+        f" and {entry.scattered_gb:.1f} GB held unused by fragmentation"
         if entry.scattered_gb
         else ""
     )
@@ -77,7 +77,7 @@ def why(entry: Memory) -> str:
         if entry.error >= Hardware.memory_error
         else ""
     )
-    reasons = f"with {entry.error:.0%} for the planner's error{published}{pieces}"
+    reasons = f"with {entry.error:.0%} for the planner's error{published}{unused}"
     return f"{reasons}, it needs {most_gb(entry):.1f} GB (docs/memory.md)"
 
 

@@ -201,7 +201,7 @@ def step_parts(config: Config, size: Batch, peak: float) -> dict[str, float]:
     # To accumulate a gradient, two tensors are read and one is written.
     parts["weights"] += 3 * element * trained * (size.accumulation - 1) / copying
     if config.topology.strategy == "ddp" and size.ranks > 1:
-        # Gradients are copied into DDP's buckets and back.
+        # DDP's buckets are zeroed, and the first micro-batch is added to them.
         parts["weights"] += (
             4 * optimizer_width(config) * trained / (config.hardware.bandwidth_gb_s * 1e9 * COPY)
         )

@@ -110,9 +110,14 @@ def _usable_or_all(gpus: tuple[Gpu, ...]) -> list[Gpu]:
     return [gpu for gpu in gpus if gpu.usable] or list(gpus)
 
 
+def is_of(gpu: Gpu, hardware: Hardware) -> bool:
+    """Return whether a GPU, or the one it is a partition of, is this hardware in any size."""
+    return hardware.name in (gpu.group, gpu.partition_of) or hardware.product == gpu.product
+
+
 def is_smaller(gpu: Gpu, hardware: Hardware) -> bool:
     """Return whether a GPU has less memory than hardware.memory_gb, for example a small GTT."""
-    if gpu.memory_gb is None or hardware.name not in (gpu.group, gpu.partition_of):
+    if gpu.memory_gb is None or not is_of(gpu, hardware):
         return False
     share = MIN_SHARE_UNIFIED if hardware.unified_memory else MIN_SHARE
     return gpu.memory_gb < share * hardware.memory_gb * GIB

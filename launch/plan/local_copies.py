@@ -82,7 +82,8 @@ def weights(config: Config, host: Host) -> str | None:
         return f"{model.hub_id}: in the cache, {gigabytes(gb)} GB"
     # The Hub's weights are seldom wider than 16 bits, and quantized ones are smaller.
     gb = 2 * model.num_parameters / 1e9
-    return f"{model.hub_id}: not in the cache, up to {gigabytes(gb, 2)} GB to download"
+    terms = "; gated: accept its license on the Hub, then export HF_TOKEN" if model.gated else ""
+    return f"{model.hub_id}: not in the cache, up to {gigabytes(gb, 2)} GB to download{terms}"
 
 
 def _cached_gb(hub_id: str, revision: str, host: Host) -> float:

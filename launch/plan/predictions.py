@@ -145,13 +145,13 @@ def evidence(plans: Sequence[Plan]) -> Facts:
     if hardware.vendor == Vendor.none or not any(plan.speed.step_s for plan in plans):
         return []
     vendor = hardware.vendor.value
-    took = errors.get(hardware.name) or errors.get(vendor)
+    took = errors.get(hardware.product) or errors.get(vendor)
     if took is None:
         return [("evidence", "no run on this GPU")]
     # Those on AMD GPUs were not of this project, which has not run on one.
     programs = " of other programs" if hardware.vendor == Vendor.amd else ""
     runs = f"{took['rows']} runs{programs} on this GPU"
-    if hardware.name not in errors:
+    if hardware.product not in errors:
         runs = f"no run on this GPU; {took['rows']}{programs} on other {vendor.upper()} GPUs"
     elif "run" in took:
         runs = f"one run of another program on this GPU ({took['run']})"

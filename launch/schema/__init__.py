@@ -128,6 +128,7 @@ class Model:
     architecture: str = MISSING
     hub_id: Optional[str] = None
     revision: Optional[str] = None  # commit on the Hub, 40 hexadecimal digits
+    gated: bool = False  # the Hub gives it only to accounts that have accepted its license
     path: Optional[str] = None  # local directory; takes precedence over hub_id
     # a run, in place of path and hub_id: the model that this run started from
     base_of: Optional[str] = None

@@ -53,8 +53,8 @@ class Change:
         entry = self.tightest
         needs = f"{entry.total_gb:.0f} of {entry.capacity_gb:.0f} GB"
         if margin.close(entry):
-            pieces = " and pieces" if entry.scattered_gb else ""
-            most = f"{margin.most_gb(entry):.1f} with the planner's error{pieces}"
+            unused = " and fragmentation" if entry.scattered_gb else ""
+            most = f"{margin.most_gb(entry):.1f} with the planner's error{unused}"
             needs = f"little margin: {needs}, {most}"
         return f"{' '.join(self.overrides)}   ({self.cost}; {needs})"
 

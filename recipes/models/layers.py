@@ -234,6 +234,7 @@ class CompiledLayers:
             with without_dropout(self.model):
                 if self.is_fsdp_enabled:  # FSDP reduces gradients only in a full backward
                     model.set_requires_gradient_sync(True)
+                    model.set_reshard_after_backward(True)
                     loss = super().compute_loss(model, dict(inputs), *args, **kwargs)
                     loss.backward()
                     grads = [

@@ -25,6 +25,7 @@ FORBIDDEN = {
 # An MI250X module (128 GB, 3,200 GB/s, 220 CUs, 47.9 and 383 TFLOPS, 400 GB/s) is two devices.
 FIGURES = {
     "mi50": ("gfx906", 1, 32, 1024, 60, 13.3, 26.5, None, None, None, 92),
+    "mi50_16gb": ("gfx906", 1, 16, 1024, 60, 13.3, 26.5, None, None, None, 92),
     "mi60": ("gfx906", 1, 32, 1024, 64, 14.7, 29.5, None, None, None, 92),
     "mi100": ("gfx908", 4, 32, 1230, 120, 23.1, 184.6, 92.3, None, None, 3 * 46),
     "mi210": ("gfx90a", 8, 64, 1600, 104, 22.6, 181, 181, None, None, 3 * 50),
@@ -63,7 +64,7 @@ TF32 = {
     "h200": 494.5,
 }
 # Precisions of each GPU besides fp32, listed independently of the files, by hardware and kernels.
-NO_BF16 = {"mi50", "mi60", "rx6800xt", "rx6900xt"}
+NO_BF16 = {"mi50", "mi50_16gb", "mi60", "rx6800xt", "rx6900xt"}
 FP8 = {
     *("mi300a", "mi300x", "mi308x", "mi325x", "mi350x", "mi355x"),
     *("rx9060xt", "rx9070xt", "r9700", "h100", "h200"),
@@ -163,6 +164,7 @@ def _version(text: str) -> tuple[int, ...]:
 # How packed rows are kept apart, listed independently of the files. None: grouped by length.
 PACKED = dict.fromkeys(FIGURES, "varlen") | {
     "mi50": None,
+    "mi50_16gb": None,
     "mi60": None,
     "mi100": None,
     "rx6800xt": None,

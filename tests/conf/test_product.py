@@ -26,6 +26,7 @@ TOPOLOGIES = ["single", "ddp", "fsdp", "zero2", "zero3", "split", "colocate"]
 HARDWARE = {
     "cpu": ({"fp32", "bf16", "nf4"}, 1, False),
     "mi50": ({"fp32", "fp16"}, 1, False),
+    "mi50_16gb": ({"fp32", "fp16"}, 1, False),
     "mi60": ({"fp32", "fp16"}, 1, False),
     "mi100": ({"fp32", "fp16", "bf16", "nf4"}, 4, True),
     "mi210": ({"fp32", "fp16", "bf16", "nf4"}, 8, True),

@@ -40,7 +40,7 @@ NUMBERS = re.compile(r"^(seed|method\.args\.(?:max_steps|cycles))=[1-9]\d*$")
 
 
 def commands(program: str = "launch/run.py") -> list[str]:
-    """Return what follows `python <program>`; placeholders in <> cannot be run.
+    """Return what follows `python <program>`, if it needs no placeholder in <> and no earlier run.
 
     Words are sorted, so that commands with the same options of groups share what
     launch/config/compose.py caches.
@@ -52,7 +52,7 @@ def commands(program: str = "launch/run.py") -> list[str]:
             match = re.search(rf"python {re.escape(program)} ?(.*)", line)
             if match and not line.strip().startswith("`"):
                 text = re.split(r"`|\s{2,}[#(]|\s+[#|]\s", match.group(1))[0].strip()
-                if "<" not in text and not text.startswith("-"):
+                if not re.search("<|/latest", text) and not text.startswith("-"):
                     texts.add(shlex.join(sorted(shlex.split(text))))
     return sorted(texts)
 

@@ -27,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from launch.config.compose import compose
 from launch.estimate.batch_counts import batch
 from launch.estimate.speed import step_parts
+from launch.machine.products import products
 from launch.plan.planning import prepare
 from launch.plan.predictions import PLAN_ERRORS
 from launch.schema.enums import Vendor
@@ -210,22 +211,23 @@ def tables(
 
 
 def plan_errors(gpus: Container[str] | None = None) -> dict[str, dict[str, Any]]:
-    """Return measured step times in predicted ones by GPU, of measurements by others and by us.
+    """Return measured step times in predicted ones by product, of measurements by others and by us.
 
     `amd` has all AMD GPUs, for those without a measurement. `grpo` counts the runs of GRPO. An only
     measurement has the model and the precision of its `run`.
     """
     times: list[tuple[str, str, bool, Callable[[], float]]] = []
     is_amd: dict[str, bool] = {}
+    product_of = {product.group: product.name for product in products()}
     for title, rows in SPEED.items():
         for row in rows if "expected" not in title else ():
             config = compose(row.overrides)
-            gpu, is_grpo = config.hardware.name, config.method.generates
+            gpu, is_grpo = config.hardware.product, config.method.generates
             is_amd[gpu] = config.hardware.vendor == Vendor.amd
             times.append((gpu, row.name, is_grpo, lambda row=row: row.error))
     for line in MEASURED.read_text().splitlines():
         ours = json.loads(line)
-        gpu = ours["overrides"][0].partition("=")[2]
+        gpu = product_of[ours["overrides"][0].partition("=")[2]]
         if "step_s" in ours:
             times.append(
                 (

@@ -10,6 +10,8 @@ from launch.estimate import margin
 from launch.plan import predictions
 from tests.gpu import published
 
+MI50 = "AMD Radeon Instinct MI50"
+
 
 def test_large_errors_have_reasons_and_all_reasons_are_used():
     rows = [row for section in published.MEMORY.values() for row in section]
@@ -41,10 +43,10 @@ def test_errors_of_published_ranges():
 
 def test_the_plan_shows_the_errors_of_today(launch):
     shown = json.loads(predictions.PLAN_ERRORS.read_text())
-    for gpu, errors in published.plan_errors(["mi50", "h100"]).items():
+    for gpu, errors in published.plan_errors([MI50, "NVIDIA H100 SXM"]).items():
         assert shown[gpu].pop("run", "") == errors.pop("run", "")
         assert shown[gpu] == pytest.approx(errors, abs=0.011), "run tests/gpu/published.py"
-    words_of_mi50 = f"(Qwen3-0.6B, fp32) took {shown['mi50']['most']:.2g} times"
-    for gpu, words in (("mi50", words_of_mi50), ("mi300x", "no run")):
+    words_of_mi50 = f"(Qwen3-0.6B, fp32) took {shown[MI50]['most']:.2g} times"
+    for gpu, words in (("mi50", words_of_mi50), ("mi50_16gb", words_of_mi50), ("mi300x", "no run")):
         lines = launch(f"hardware={gpu}", "mode=plan").out.splitlines()
         assert words in next(line for line in lines if line.startswith("  evidence"))

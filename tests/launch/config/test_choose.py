@@ -166,7 +166,7 @@ def test_choices_fit_with_a_margin_and_are_not_slower(overrides):
 def test_choices_leave_room_for_the_worst_published_run_if_that_costs_little(
     overrides, is_cautious
 ):
-    config = chosen("experiment=mi50_lora", "hardware.memory_gb=16", *overrides)
+    config = chosen("experiment=mi50_lora", "hardware=mi50_16gb", *overrides)
     [entry] = make_plan(config, HOST, RUN).memory
     assert (not margin.close(margin.at_worst(entry))) == is_cautious
 

@@ -38,6 +38,7 @@ def gpu(version: int, units: int, **more: int) -> dict[str, int]:
 
 @pytest.mark.parametrize(("version", "units", "memory_gb", "more", "group"), [
     (90006, 60, 34.3, {}, "mi50"),
+    (90006, 60, 17.1, {}, "mi50_16gb"),
     (90006, 64, 34.3, {}, "mi60"),
     (90008, 120, 34.3, {}, "mi100"),
     (90010, 104, 68.7, {}, "mi210"),

@@ -222,7 +222,7 @@ def test_evidence_gives_a_range_of_time_and_cost(hardware, runs):
     words = [f"hardware={hardware}", "model=qwen3_4b", "price_per_gpu_hour=2"]
     plan = make_plan(composed(*words), host_with(8), Path("/runs/x/1"))
     errors = json.loads(predictions.PLAN_ERRORS.read_text())
-    took = errors.get(hardware, errors["amd"])
+    took = errors.get(plan.config.hardware.product, errors["amd"])
     [(_, text)] = predictions.evidence([plan])
     assert runs in text
     assert "GRPO" not in text
@@ -368,6 +368,8 @@ def test_whether_the_weights_are_cached(tmp_path):
     (folder / "refs").mkdir()
     (folder / "refs/main").write_text(snapshot.name)
     assert state(None) == "in the cache, 0.002 GB"
+    gated = composed("hardware=mi300x", "model=llama3_1_8b")
+    assert local_copies.weights(gated, host).endswith("export HF_TOKEN")
     assert local_copies.weights(composed("hardware=mi300x"), host) is None  # random weights
 
 

@@ -65,8 +65,7 @@ TIGHT = {  # commands that do not fit, and the start of an override among the ch
         "topology.server_max_length=2048",
     ),
     "half of an evaluation's batch": (
-        "hardware=mi50 hardware.memory_gb=16 method=evaluate model=qwen3_4b precision=fp16 "
-        "precision.weights=fp16",
+        "hardware=mi50_16gb method=evaluate model=qwen3_4b precision=fp16 precision.weights=fp16",
         "method.args.batch_size=32",
     ),
     "70B on one GPU": (
@@ -336,7 +335,7 @@ def test_a_plan_that_barely_fits_has_a_warning(overrides, words):
         "method=grpo topology.strategy=ddp method.args.max_completion_length=4096",
         "topology.strategy=fsdp",
     ),
-    ("method=dpo topology=ddp method.args.precompute_ref_log_probs=true", "topology=fsdp"),
+    ("method=dpo topology=ddp", "topology=fsdp"),
     (f"method=sft topology=single speed=off {fit.BATCH}=104", None),
 ])  # fmt: skip
 def test_tight_ranks_under_ddp_are_told_to_shard(overrides, first):
