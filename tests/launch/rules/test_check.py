@@ -97,6 +97,8 @@ profile_of_vllm | AMD method=bench/vllm profile=memory | profile=torch
 rocprof_compute_alone | AMD topology=ddp profile=rocprof rocprof=compute
  method.args.save_strategy=no | topology=single
 selection_metric | method.selection.metric=eval_los | eval_mean_token
+selection_metric | method=raft ~method.rewards.reasoning_gym +method.rewards.length=1
+ method.selection.metric=accuracy | method.selection.metric=reward
 heldout_rows | BEST FILE | data.heldout_fraction=0.1
 selection_streaming | BEST FILE data.heldout_fraction=0.1 data.streaming=true | data.heldout_path
 quantized_model | AMD model=gpt_oss_20b method=grpo topology=split | topology=ddp
@@ -138,7 +140,6 @@ reward_chain | CODE method.reward_chain=[format,code_tests] | code_tests at most
 reward_column | method=grpo data=jsonl data.path=train.jsonl method.rewards.reasoning_gym=1.0
  | data=reasoning
 data_of_method | data=code method=dpo | data=jsonl
-evaluation_of_code | data=code method=evaluate | method.rewards.code_tests=1.0
 sandbox_in_job | CODE runtime=slurm | runtime=docker
 sandbox_in_job | CODE runtime=kubernetes container=rocm | runtime=docker
 terminal_in_pod | method=chat runtime=kubernetes container=cpu | runtime=local
