@@ -142,7 +142,7 @@ def compare(run_dir: Path, again_dir: Path) -> int:
     then, now = (json_files.read_metrics(folder / "metrics.jsonl") for folder in folders)
     old, new = (json_files.read_json(folder / "result.json") or {} for folder in folders)
     differences = compare_metrics(then, now)
-    for key in ("weights_sha256", "data_sha256", "selected_sha256", "accuracy"):
+    for key in ("weights_sha256", "data_sha256", "selected_sha256", "accuracy", "reward"):
         if old.get(key) != new.get(key):
             differences.append(f"result.{key}: {old.get(key)} -> {new.get(key)}")
     if not differences:

@@ -1,4 +1,4 @@
-"""Evaluate a model's accuracy, pass@k and maj@k on held-out problems.
+"""Evaluate a model on held-out problems: accuracy, pass@k and maj@k, or the mean reward.
 
 The launcher starts this program, one process per GPU:
 
@@ -9,10 +9,11 @@ The launcher starts this program, one process per GPU:
                  model.path=<run>/model method.args.engine=vllm method.args.temperature=0.7 \\
                  method.args.samples_per_prompt=8
 
-A sample is correct if its score is 1. With method.rewards, the score is their weighted mean. By
-default, the task scores generated problems, and the reward `accuracy` compares other answers with
-the column `answer`. recipes/sampling/batches.py samples and scores, so the results depend neither
-on the number of ranks nor on interruptions.
+The score of a sample is the weighted mean of method.rewards, which by default follow the rows
+(launch/config/row_reward.py). If one of them compares answers with a column, a sample with a score
+of 1 is correct. Other rewards only say what is better, so the result is their mean.
+recipes/sampling/batches.py samples and scores, so the results depend neither on the number of ranks
+nor on interruptions.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
+from statistics import fmean as mean
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from transformers import set_seed
 
 from recipes.data.data_load import Row, load_heldout
@@ -33,7 +36,7 @@ from recipes.rank import ranks
 from recipes.rank.files import json_sha256
 from recipes.rank.program import is_main_rank, main, say
 from recipes.rewards import reward_functions
-from recipes.rewards.verifier import Verifier, build_verifier
+from recipes.rewards.verifier import build_verifier
 from recipes.sampling.batches import Log, sample_all, write_rows
 from recipes.sampling.generation import SampleGenerator, SamplingConfig, build_generator
 from recipes.sampling.samples import is_correct
@@ -97,17 +100,27 @@ def evaluate_rows(
     Return result.json's content ({} except on the main rank), and the generator if one was needed.
     """
     run_dir = Path(config.run_dir)
-    log = Log(run_dir, "accuracy")
-    samples, generator = sample_all(config, args, rows, scorer(config, rows), log)
+    judges = reward_functions.NEEDED_COLUMN.keys() & set(config.method.rewards)
+    log = Log(run_dir, "accuracy") if judges else Log(run_dir, "reward", itemgetter("score"))
+    verifier = build_verifier(config, fields(rows), rows)
+    samples, generator = sample_all(config, args, rows, verifier, log)
     if not is_main_rank():
         return {}, generator
-    scored = [scored_row(rows[sample["prompt_index"]], sample) for sample in samples]
+    scored = [scored_row(rows[sample["prompt_index"]], sample, bool(judges)) for sample in samples]
     write_rows(run_dir / SAMPLES, scored)
     result = summary(scored, args.samples_per_prompt, args.seed)
     low, high = result["interval"]
+    text = (
+        f"{result['accuracy']:.1%} of {len(rows)} held-out problems solved, "
+        f"95% interval {low:.1%} to {high:.1%}."
+        if judges
+        else f"mean reward {result['reward']:.3f} on {len(rows)} held-out problems, "
+        f"95% interval {low:.3f} to {high:.3f}."
+    )
+    if args.samples_per_prompt > 1 and "pass_at_k" not in result:
+        text += " No pass@k, because scores other than 0 and 1 are neither right nor wrong."
     say(
-        f"done: {result['accuracy']:.1%} of {len(rows)} held-out problems solved, "
-        f"95% interval {low:.1%} to {high:.1%}. Of {result['num_samples']} samples, "
+        f"done: {text} Of {result['num_samples']} samples, "
         f"{result['num_cut_off']} reached the length limit, {result['num_too_long']} have a prompt "
         f"that fills the model's context, and {result['verifier_errors']} could not be scored."
     )
@@ -115,24 +128,18 @@ def evaluate_rows(
     return result, generator
 
 
-def scorer(config: DictConfig, rows: Sequence[Row]) -> Verifier:
-    """Return a verifier with method.rewards, or by default with the task's scorer or accuracy."""
-    if not config.method.rewards:
-        reward = "reasoning_gym" if "entry" in rows[0] else "accuracy"
-        method = {"rewards": {reward: 1.0}, "reward_chain": [], "reward_pattern": None}
-        config = OmegaConf.create({"method": {**method, "reward_confined": True}})
-    return build_verifier(config, fields(rows), rows)
+def scored_row(row: Row, sample: Row, is_judged: bool) -> Row:
+    """Return a row of samples.jsonl, with `correct` only if a reward judges answers.
 
-
-def scored_row(row: Row, sample: Row) -> Row:
-    """Return a row of samples.jsonl. `error` is the reason why a sample could not be scored."""
+    `error` is the reason why a sample could not be scored.
+    """
     return {
         "problem": sample["prompt_index"],
         "sample": sample["sample_index"],
         **{key: row[key] for key in ("prompt", "answer", "task", "level") if key in row},
         "completion": sample["text"],
         "score": sample["score"],
-        "correct": is_correct(sample),
+        **({"correct": is_correct(sample)} if is_judged else {}),
         "num_tokens": sample["num_tokens"],
         "finished": sample["finished"],
         **({"error": sample["error"]} if sample["error"] else {}),
@@ -149,7 +156,11 @@ def summary(scored: Sequence[Row], samples_per_prompt: int, seed: int) -> dict[s
         "completion_tokens": sum(row["num_tokens"] for row in scored) / len(scored),
         "samples_per_prompt": samples_per_prompt,
     }
-    result |= curves(list(grouped(scored, "problem").values()), samples_per_prompt, seed)
+    problems = list(grouped(scored, "problem").values())
+    if "reward" in result:
+        result["reward_per_problem"] = [mean(row["score"] for row in rows) for rows in problems]
+    if "accuracy" in result or all(row["score"] in (0.0, 1.0) for row in scored):
+        result |= curves(problems, samples_per_prompt, seed)
     leveled = [row for row in scored if row.get("level") is not None]
     groupings = {
         "by_task": grouped(scored, "task"),
@@ -165,10 +176,10 @@ def summary(scored: Sequence[Row], samples_per_prompt: int, seed: int) -> dict[s
 
 def curves(problems: list[list[Row]], samples_per_prompt: int, seed: int) -> dict[str, Any]:
     """Return correct samples per problem and, if there are several, pass@k and maj@k."""
-    right = [sum(row["correct"] for row in rows) for rows in problems]
+    right = [sum(map(is_correct, rows)) for rows in problems]
     result: dict[str, Any] = {"right_per_problem": right}
     votes = [
-        [(reward_functions.final_answer(row["completion"]), float(row["correct"])) for row in rows]
+        [(reward_functions.final_answer(row["completion"]), float(is_correct(row))) for row in rows]
         for rows in problems
     ]
     for k in statistics.ks(samples_per_prompt) if samples_per_prompt > 1 else ():
@@ -184,19 +195,21 @@ def curves(problems: list[list[Row]], samples_per_prompt: int, seed: int) -> dic
 
 
 def figures(rows: Sequence[Row], seed: int) -> dict[str, Any]:
-    """Return the accuracy and its 95% interval.
+    """Return the accuracy, or the mean reward of rows without `correct`, and its 95% interval.
 
-    The interval is Wilson's if each problem has one sample, else from a bootstrap over problems.
+    The interval of an accuracy is Wilson's if each problem has one sample. Others are from a
+    bootstrap over problems.
     """
-    right = sum(row["correct"] for row in rows)
+    name, field = ("accuracy", "correct") if "correct" in rows[0] else ("reward", "score")
+    total = sum(row[field] for row in rows)
     problems = grouped(rows, "problem").values()
-    if len(problems) == len(rows):
-        interval = statistics.wilson(right, len(rows))
+    if name == "accuracy" and len(problems) == len(rows):
+        interval = statistics.wilson(total, len(rows))
     else:
-        shares = [sum(row["correct"] for row in group) / len(group) for group in problems]
-        interval = statistics.bootstrap(shares, seed)
+        means = [mean(row[field] for row in group) for group in problems]
+        interval = statistics.bootstrap(means, seed)
     return {
-        "accuracy": right / len(rows),
+        name: total / len(rows),
         "interval": list(interval),
         "num_problems": len(problems),
         "num_samples": len(rows),
@@ -204,12 +217,15 @@ def figures(rows: Sequence[Row], seed: int) -> dict[str, Any]:
 
 
 def examples(scored: Sequence[Row]) -> list[Row]:
-    """Return samples for result.json, at most one per problem: failures first, tasks in turn."""
+    """Return samples for result.json, at most one per problem, tasks in turn.
+
+    Samples without the full score are first.
+    """
     chosen: list[Row] = []
     for correct, limit in ((False, NUM_FAILURES_SHOWN), (True, NUM_SAMPLES_SHOWN)):
         firsts: dict[int, Row] = {}
         for row in scored:
-            if row["correct"] == correct:
+            if is_correct(row) == correct:
                 firsts.setdefault(row["problem"], row)
         turns = itertools.zip_longest(*grouped(firsts.values(), "task").values())
         chosen += [row for turn in turns for row in turn if row is not None][: limit - len(chosen)]

@@ -33,6 +33,7 @@ from recipes.sampling.generation import SamplingConfig
 from recipes.sampling.samples import (
     by_level,
     choose_prompts,
+    completion,
     is_correct,
     pass_curve,
     select,
@@ -173,12 +174,9 @@ def write_results(
 
 def training_row(row: Row, sample: Row) -> Row:
     """Return a sample as a row in TRL's prompt-completion format."""
-    completion: Any = sample["text"]
-    if not isinstance(row["prompt"], str):
-        completion = [{"role": "assistant", "content": completion}]
     return {
         "prompt": row["prompt"],
-        "completion": completion,
+        "completion": completion(row["prompt"], sample["text"]),
         **{name: row[name] for name in ("task", "level", "answer") if name in row},
         **{n: sample[n] for n in ("prompt_index", "sample_index", "score", "finished")},
     }

@@ -60,6 +60,7 @@ class Facts:
     hardware: Hardware | None
     run_root: str
     run_gb: float  # that a run writes to run_root
+    run_writes: str  # what has this size
     probe: Probe
     image: images.Image | None = None  # that the run, or the group's runs, start in docker
     # Indices of the GPUs that a run uses; None for every GPU that the caller may use.
@@ -162,15 +163,18 @@ def gather(
     """Return the facts that the checks read. `run` is the composition to start, if it is known."""
     root = Path(host.sysroot)
     run_root = run.run_root if run else "runs"
-    run_gb = RUN_GB
-    if run and not has_phases(run):
+    run_gb, run_writes = RUN_GB, "a checkpoint of a 4B model, for want of the overrides of a run"
+    if run and has_phases(run):
+        run_writes = "a checkpoint of a 4B model; the phases of a pipeline are not added up"
+    elif run:
         run_gb = RUN_MIN_GB + run_bytes(run) / 1e9
+        run_writes = "checkpoints and model of the run"
     probe = RUNNING if root == Path("/") else COPIED
     name = hardware.container if hardware else "none"
     if run:
         name = run.container.name if run.runtime.on_node == "docker" else "none"
     image = images.load().get(name)
-    return Facts(root, host, hardware, run_root, run_gb, probe, image, only)
+    return Facts(root, host, hardware, run_root, run_gb, run_writes, probe, image, only)
 
 
 def host_of(sysroot: str) -> Host:

@@ -50,9 +50,9 @@ def other_groups(composed: DictConfig) -> list[str]:
         for group, choose in choices.items()
         if composed[group].name == "auto"
     ]
-    is_split = "topology=split" in overrides or composed.topology.name == "split"
-    if is_split and OmegaConf.is_missing(composed.topology, "strategy"):
-        overrides.append(f"topology.strategy={strategy_of_split(composed)}")
+    has_vllm = "topology=split" in overrides or composed.topology.name in ("split", "colocate")
+    if has_vllm and OmegaConf.is_missing(composed.topology, "strategy"):
+        overrides.append(f"topology.strategy={strategy_of_trainers(composed)}")
     if "precision=fp16" in overrides and OmegaConf.is_missing(composed.precision, "weights"):
         overrides.append("precision.weights=fp16")
     return overrides
@@ -91,12 +91,21 @@ def topology(composed: DictConfig) -> str:
     return "ddp" if _is_replicated(composed) else "fsdp"
 
 
-def strategy_of_split(composed: DictConfig) -> str:
-    """Return how the trainers of a split share the model. A single one has nothing to share."""
+def strategy_of_trainers(composed: DictConfig) -> str:
+    """Return how the trainers of GRPO with vLLM share the model.
+
+    A single one has nothing to share.
+    """
     topology = composed.topology
-    servers = topology.servers if isinstance(topology.servers, int) else 1  # it may be auto
-    trainers = _num_gpus(composed) - max(1, servers) * topology.server_tensor_parallel
-    return "ddp" if trainers <= 1 or _is_replicated(composed) else "fsdp"
+    if topology.name == "colocate":
+        trainers, alone = topology.num_gpus or 1, "none"
+    else:
+        servers = topology.servers if isinstance(topology.servers, int) else 1  # it may be auto
+        serving = max(1, servers) * topology.server_tensor_parallel
+        trainers, alone = _num_gpus(composed) - serving, "ddp"
+    if trainers <= 1:
+        return alone
+    return "ddp" if _is_replicated(composed) else "fsdp"
 
 
 def _num_gpus(composed: DictConfig) -> int:

@@ -69,9 +69,9 @@ def compose(overrides: Sequence[str], typed: Request | None = None) -> Config:
         _make_paths_absolute(config)
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
         raise translate(error) from error
-    follow_rows(config, request.keys)
     if typed is request:  # a phase of a pipeline has the pipeline's data
         follow_run.follow(config, request, run)
+    follow_rows(config, request.keys)
     thinking.follow_template(config, run)
     for key in typed.keys:
         group = key.partition(".")[0]

@@ -11,11 +11,12 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from launch.config.request import Request
+from launch.config.row_reward import judging
 from launch.core.errors import UserError
 from launch.core.json_files import read_json
 from launch.inputs.model_config import directory_of
 from launch.inputs.model_path import file
-from launch.schema import Choice, Config, Model, trainer_args
+from launch.schema import Choice, Config, Model
 from launch.schema.data import Data
 
 # The keys of data that held-out rows depend on. Others, such as data.limit, are for training.
@@ -73,17 +74,23 @@ def follow(config: Config, request: Request, run: dict[str, Any]) -> None:
     """Set data, rewards and length of an evaluation to those of the run that trained its model.
 
     Keys of the command stay. With data=, only the length of answers is taken from the run. With
-    experiment=, nothing is. Raises UserError if the run has no held-out rows.
+    experiment=, nothing is. For a run that trained on samples, follow the run that sampled them.
+    Raises UserError if the run has no held-out rows.
     """
     typed = {str(override.key_or_group) for override in request.parsed}
     if not config.method.measures_model or "experiment" in typed:
         return
+    data = None if "data" in typed else _data(run.get("data"), config.data, request)
+    if data and data.path and not data.has_heldout:
+        sampled = read_json(Path(data.path).with_name("record.json")) or {}
+        if sampled.get("composition"):  # the run trained on its samples, as RAFT's phases do
+            return follow(config, request, sampled["composition"])
     method = run.get("method") or {}
-    longest = (method.get("args") or {}).get("max_completion_length")
+    args = method.get("args") or {}
+    longest = args.get("max_completion_length") or args.get("max_new_tokens")
     if longest and LENGTH not in request.keys:
         config.method.args["max_new_tokens"] = longest
         add(config, LENGTH, longest)
-    data = None if "data" in typed else _data(run.get("data"), config.data, request)
     if data is None:
         return
     if not data.has_heldout:
@@ -92,22 +99,22 @@ def follow(config: Config, request: Request, run: dict[str, Any]) -> None:
         model = BASE if BASE in request.keys else "model.path"
         raise UserError(
             f"method={config.method.name}: the run of {model} (data={data.name}) has no held-out "
-            "rows with answers. Use: data=jsonl data.heldout_path=<rows with prompt and answer>, "
-            "or other data with answers; for chats, measure the loss of held-out rows while "
+            "rows. Use: data=jsonl data.heldout_path=<rows with prompt and answer>, or other data "
+            "with answers; for chats, measure the loss of held-out rows while "
             "training (docs/methods/evaluate.md)."
         )
     config.data = data
     add(config, "data", data.name)
     if any(key.startswith("method.reward") for key in typed):
         return
-    rewards, fields = method.get("rewards") or {}, trainer_args.lock()["rewards"]
-    # Others, such as a penalty of length, would count correct answers as wrong.
-    judges = {name: weight for name, weight in rewards.items() if fields.get(name)}
-    config.method.rewards = judges or {name: w for name, w in rewards.items() if "." in name}
-    config.method.reward_chain = [x for x in method.get("reward_chain") or [] if x in judges]
+    rewards = {name: w for name, w in (method.get("rewards") or {}).items() if w > 0}
+    # Others, such as brevity, would count correct answers as wrong. Without a judging reward, the
+    # evaluation measures the mean of all.
+    rewards = config.method.rewards = judging(rewards) or rewards
+    config.method.reward_chain = [x for x in method.get("reward_chain") or [] if x in rewards]
     config.method.reward_pattern = method.get("reward_pattern")
-    if config.method.rewards:
-        add(config, "method.rewards", config.method.rewards)
+    if rewards:
+        add(config, "method.rewards", rewards)
 
 
 def add(config: Config, key: str, value: object) -> None:

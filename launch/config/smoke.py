@@ -21,6 +21,7 @@ from launch.schema.trainer_args import value_or_none
 
 SIZES = {
     "max_steps": 2,
+    "warmup_steps": 0,  # its first step has learning rate 0, so nothing would be learned
     "logging_steps": 1,
     "save_strategy": "no",  # the final model is saved anyway
     "per_device_train_batch_size": 4,
@@ -56,6 +57,7 @@ CPU_VALUES = {
     "dataloader_prefetch_factor": (None, "the rank loads data itself"),
     "fail_below": (None, "results on a CPU are not compared"),
     "optim": ("adamw_torch", "this optimizer runs on every device"),
+    "models": (["tiny"], "a CPU would need hours or all of its memory for the others"),
 }
 MODEL_SIZES = {
     "num_layers": 2,
@@ -196,6 +198,12 @@ def _shrink_arguments(config: Config, length_factor: int) -> list[str]:
     keys = [key.split(".") for key in config.smoke_keeps]
     names = {parts[2] for parts in keys if parts[:2] == ["method", "args"] and len(parts) > 2}
     user_args = {k: v for k, v in args.items() if k in names and k not in CPU_VALUES}
+    if config.method.kind == "bench":  # whose sizes for a GPU may take all memory of a CPU
+        user_args = {
+            k: v
+            for k, v in user_args.items()
+            if not 0 < _largest(method_sizes.get(k)) < _largest(v)
+        }
     sizes = {name: value for name, value in SIZES.items() if name in arguments}
     longest = trainer_args.value(config, "max_length") if "max_length" in arguments else None
     if longest:
@@ -219,6 +227,15 @@ def _shrink_arguments(config: Config, length_factor: int) -> list[str]:
                 replaced.append(f"method.args.{name}={args[name]}: {reason}")
             args[name] = value
     return replaced
+
+
+def _largest(value: Any) -> int:
+    """Return the largest whole number in a value, its lists and its mappings; 0 if it has none."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        return max(map(_largest, value), default=0)
+    return value if isinstance(value, int) else 0
 
 
 def _shrink_topology(config: Config) -> list[str]:

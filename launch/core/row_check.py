@@ -99,8 +99,8 @@ def row_problem(row: Row, method: str) -> str | None:
         return "chosen and rejected must both be text, or both be messages."
     if problem := _question_problem(row, method):
         return problem
-    # A training table must hold these. Rewards may read any field, and evaluations have no table.
-    for name in row if form.rewards else form.read if form.learned else ():
+    # A training table must hold these: all fields if rewards may read any. Evaluations have none.
+    for name in row if form.reserved else form.read if form.learned else ():
         if problem := _value_problem(row.get(name)):
             return f"{name} contains {problem}"
     if method == "dpo" and has_equal_sides(row):  # the gradient would be zero

@@ -38,9 +38,10 @@ FORMATS = {
     ),
     "grpo": RowFormat((("prompt",),), ("prompt",), rewards=("answer",), reserved=TRL_ARGUMENTS),
     "evaluate": RowFormat(
-        (("prompt", "answer"),),
-        ("prompt", "answer"),
-        remedy="data.columns.answer=<field>; or for chats, the held-out loss while training: "
+        (("prompt",),),
+        ("prompt",),
+        rewards=("answer",),
+        remedy="data.columns.prompt=<field>; or for chats, the held-out loss while training: "
         "method=sft method.selection.metric=eval_loss method.args.save_steps=25",
     ),
     "samples": RowFormat(

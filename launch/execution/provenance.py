@@ -19,8 +19,8 @@ COMPOSITION_KEYS = ("model", "adapter", "precision", "data", "seed")
 PACKAGES = ("torch", "transformers", "trl", "peft", "vllm")
 RESULT_KEYS = "steps loss reward weights_sha256 weights_error merge_error data_sha256".split()
 EVALUATION_KEYS = (
-    "accuracy interval num_problems num_samples samples_per_prompt by_task data_sha256 pass_at_k "
-    "pass_at_k_interval maj_at_k maj_at_k_interval lm_eval"
+    "accuracy reward interval num_problems num_samples samples_per_prompt by_task data_sha256 "
+    "pass_at_k pass_at_k_interval maj_at_k maj_at_k_interval lm_eval"
 ).split()
 
 

@@ -62,7 +62,7 @@ def row_warnings(config: Config) -> Iterator[str]:
     if not (method.generates or method.kind == "evaluator"):
         return
     has_template = model_path.has_chat_template(config)
-    compares = "accuracy" in method.rewards or (method.measures_model and not method.rewards)
+    compares = "accuracy" in method.rewards
     for file in _files(config):
         if file.row_format not in ("grpo", "evaluate"):
             continue

@@ -52,7 +52,7 @@ def _check_evaluation(config: Config, run: Path) -> None:
     """
     result, record = read_json(run / "result.json") or {}, read_json(run / "record.json") or {}
     model = (record.get("composition") or {}).get("model")
-    measures = "accuracy" in result or "lm_eval" in result
+    measures = "interval" in result or "lm_eval" in result  # training has no interval
     if result.get("status") != "done" or not measures or not isinstance(model, dict):
         raise UserError(
             f"method.args.results_from={run}: not a finished evaluation. Use: "

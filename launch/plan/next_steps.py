@@ -11,7 +11,7 @@ from launch.inputs.run_models import run_with_model
 from launch.plan.check_files import check_files
 from launch.plan.planning import prepare
 from launch.plan.process_env import ROOT
-from launch.schema import Config, trainer_args
+from launch.schema import Config
 
 # Groups and keys of the run's command that its export and its evaluation need too. They take
 # model and data from the run's record.
@@ -32,7 +32,7 @@ def commands(config: Config, run_dir: Path, request: Request) -> dict[str, str]:
         place = [f"hardware={config.hardware.name}", *place]
     evaluation = Request([*place, "method=evaluate", model])
     # A pipeline has its own evaluations.
-    if config.data.has_heldout and not config.phases and _has_answers(config, evaluation):
+    if config.data.has_heldout and not config.phases and _can_score(config, evaluation):
         steps["evaluate"] = command_line("run", *evaluation)
     steps["chat"] = command_line("chat", run)
     if (read_json(source / "plan.json") or {}).get("method") != "export":
@@ -40,14 +40,13 @@ def commands(config: Config, run_dir: Path, request: Request) -> dict[str, str]:
     return steps
 
 
-def _has_answers(config: Config, evaluation: Request) -> bool:
-    """Return whether an evaluation can score the run's held-out rows; chats have no answers.
+def _can_score(config: Config, evaluation: Request) -> bool:
+    """Return whether an evaluation can score the run's held-out rows; it cannot score chats.
 
     Rows of the Hub are not read here, so their columns and the run's rewards tell.
     """
-    fields = trainer_args.lock()["rewards"]
     if config.data.kind == "hub" and "answer" not in config.data.columns:
-        return any(fields.get(name) for name in config.method.rewards)
+        return bool(config.method.rewards)
     try:
         planned, _ = prepare(compose(evaluation))
         check_files(planned, all_lines=False)

@@ -12,7 +12,6 @@ from typing import Any
 import yaml
 
 from launch.config import follow_run, smoke, thinking
-from launch.config.request import Request
 from launch.estimate import batch_counts, margin, run_length
 from launch.machine import placement
 from launch.machine.detect import Host
@@ -100,20 +99,19 @@ def next_command(request: Sequence[str], config: Config, host: Host, *words: str
     line = f"Next, on a machine with {number} x {config.hardware.product}: {command}"
     # smoke=true keeps the model of a directory
     if config.model.path and not margin.fits(smoke.scale_down(config)[0], host):
-        command = next_steps.command_line("run", *words, *Request(kept).without("model.path"))
-        return [line, f"Or a trial of a tiny model on this CPU: {command} smoke=true"]
-    return [line, f"Or a trial on this CPU: {command} smoke=true"]
+        trial = "Or add smoke=true, without model.path: a trial of a tiny model on this CPU."
+        return [line, trial]
+    return [line, "Or add smoke=true: a trial on this CPU."]
 
 
-def preview_command(plan: Plan) -> list[str]:
-    """Return the line that shows rows if they are not prepared yet, or if data.preview is given."""
+def preview_hint(plan: Plan) -> list[str]:
+    """Return how to see rows if they are not prepared yet, or if data.preview is given."""
     number = plan.config.data.preview
-    if not plan.data_cache or (plan.data and not number):
+    is_pod = plan.config.runtime.name == "kubernetes"
+    if not plan.data_cache or (plan.data and not number) or is_pod:
         return []
-    command = next_steps.command_line(
-        "run", *_without_output_keys(plan.overrides), f"data.preview={number or 5}"
-    )
-    return [f"Rows as the model sees them, counted for later plans: {command}"]
+    rows = "rows as the model sees them, counted for later plans"
+    return [f"Or add data.preview={number or 5}: {rows}."]
 
 
 def search_command(request: Sequence[str]) -> str:
@@ -148,7 +146,7 @@ def _request(config: Config) -> list[str]:
 
 def _composition(plan: Plan) -> Facts:
     config, method, data = plan.config, plan.config.method, plan.config.data
-    facts = [("method", _method(config))]
+    facts = [("method", _method(plan))]
     if config.method.uses_model:
         facts.append(("model", _model(config)))
     if not is_without_rows(config):
@@ -179,7 +177,8 @@ def _row_counts(config: Config) -> str:
     about = "about " * bool(data.heldout_fraction)
     if count is not None and not config.method.measures_model:
         rows = count - (heldout or 0) * bool(about)
-        text = f", {about}{rows:,} row{'s' * (rows != 1)}"
+        used = f"{data.limit:,} of " if data.limit and data.limit < rows else ""
+        text = f", {used}{about}{rows:,} row{'s' * (rows != 1)}"
     if heldout:
         text += f", {about}{heldout:,} held out"
     if data.heldout_split and config.method.measures_model:
@@ -187,17 +186,21 @@ def _row_counts(config: Config) -> str:
     return text
 
 
-def _method(config: Config) -> str:
+def _method(plan: Plan) -> str:
+    config = plan.config
     if is_without_rows(config):
         values = [f"{name} {v}" for name, v in config.method.args.items() if v is not None]
         return textwrap.shorten(", ".join([config.method.name, *values]), MAX_VALUES)
-    adapter = "all weights" if config.adapter.rank is None else f"adapter {config.adapter.name}"
-    trained = f"{adapter}, " if config.method.trains else ""
+    weights = f"adapter {config.adapter.name} of rank {config.adapter.rank}"
+    weights = "all weights" if config.adapter.rank is None else weights
+    trained = f"{weights}, " if config.method.trains else ""
+    rate = plan.trainer_args.get("learning_rate")  # as scaled with the batch
+    rate = f", learning rate {rate:g}" if config.method.trains else ""
     compute, weights = config.precision.compute, config.precision.weights
     dtypes = config.precision.name
     if config.method.trains and compute != weights:
         dtypes = f"{compute} products, {weights} weights"
-    return f"{config.method.name}, {trained}{dtypes}, {_batch(config)}"
+    return f"{config.method.name}, {trained}{dtypes}, {_batch(config)}{rate}"
 
 
 def _batch(config: Config) -> str:
@@ -210,10 +213,16 @@ def _batch(config: Config) -> str:
         return f"{batch.per_device} problems at a time, {answers} (method.args.max_new_tokens)"
     accumulated = f" x {batch.accumulation} accumulated" if batch.accumulation > 1 else ""
     factors = f"{_devices(config, batch.ranks)} x {batch.per_device}{accumulated}"
-    length = f"up to {batch.sequence} tokens each"
-    if batch.completion:
-        length = f"answers up to {batch.completion} tokens (method.args.max_completion_length)"
-    return f"{batch.sequences} sequences per step ({factors}), {length}"
+    if not config.method.generates:
+        return (
+            f"{batch.sequences} sequences per step ({factors}), up to {batch.sequence} tokens each"
+        )
+    group = int(value_or_none(config, "num_generations"))
+    return (
+        f"{batch.sequences / group:g} prompts x {group} answers per step ({batch.sequences} "
+        f"sequences: {factors}), up to {batch.completion} tokens per answer "
+        "(method.args.max_completion_length)"
+    )
 
 
 def _devices(config: Config, number: int) -> str:

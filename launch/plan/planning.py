@@ -69,7 +69,10 @@ def prepare(config: Config, keys: Sequence[str] = ()) -> tuple[Config, list[str]
     warnings = [f"smoke=true replaces {line}." for line in replacements]
     sizes = smoke.changed_sizes(config, small)
     if sizes:
-        warnings.append(f"smoke=true: {', '.join(sizes)}. Overrides of the command line stay.")
+        larger = ", unless a benchmark's are larger" * (small.method.kind == "bench")
+        warnings.append(
+            f"smoke=true: {', '.join(sizes)}. Overrides of the command line stay{larger}."
+        )
     reasons = [refusal.sentence for refusal in real]
     return small, [*warnings, *(f"without smoke=true this is rejected: {r}" for r in reasons)]
 

@@ -9,9 +9,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from launch.config.choose import with_value
 from launch.core.json_files import read_json
 from launch.estimate import batch_counts, margin, rank_state, run_length
 from launch.estimate.memory import HOST
+from launch.estimate.speed import estimate_speed
 from launch.machine import placement
 from launch.schema import Choice, Config
 from launch.schema.enums import SpeedMode, Vendor
@@ -65,8 +67,11 @@ def run_time(plan: Plan) -> str:
     if speed.passes:
         pass_s = f" x {approximate(speed.pass_s)} s" if speed.pass_s else ", not counted"
         step_s += f" + {speed.passes} held-out passes{pass_s}"
-    cost = f", cost of the {units} {approximate(speed.cost)}" if speed.cost is not None else ""
-    return f"{speed.steps:,} {units}{_epochs(plan)} x {step_s} = {total}{cost}"
+    return f"{speed.steps:,} {units}{_epochs(plan)} x {step_s} = {total}{_cost(speed.cost)}"
+
+
+def _cost(cost: float | None) -> str:
+    return f", cost {approximate(cost)} without downloads, start and saves" if cost else ""
 
 
 def _unit_cost(plan: Plan, cost: float | None) -> str:
@@ -99,9 +104,21 @@ def _why(plan: Plan) -> str:
         without = "; without lm_eval_tasks" * bool(value_or_none(plan.config, "lm_eval_tasks"))
         if plan.config.topology.overlap == "stream":
             without += "; stream gains only if they differ"
-        return f" (if every answer is as long as allowed{without})"
+        return f" (if every answer is as long as allowed{_half_as_long(plan)}{without})"
     preparing = "; data.preview=1 counts them" if plan.data_cache else ""
     return f" (if every row has {size.sequence} tokens{preparing})"
+
+
+def _half_as_long(plan: Plan) -> str:
+    """Return the time and the cost of training if answers are half as long as allowed."""
+    key = "method.args.max_completion_length"
+    if not plan.config.method.generates or not plan.speed.run_hours:
+        return ""
+    length = batch_counts.batch(plan.config).completion
+    half = with_value(plan.config, key, max(1, length // 2))
+    speed = estimate_speed(half, plan.data)
+    cost = "" if speed.cost is None else f", cost {approximate(speed.cost)}"
+    return f"; half as long: {duration(3600 * (speed.run_hours or 0.0))}{cost}"
 
 
 def _saves(plan: Plan) -> list[str]:
@@ -136,35 +153,50 @@ def _rate(plan: Plan) -> str:
 
 
 def evidence(plans: Sequence[Plan]) -> Facts:
-    """Return how long earlier runs took in predicted times, and the range of time and cost.
+    """Return how long earlier runs of each method took in predicted times, and what that means.
 
     A GPU without such runs has those of all GPUs of its vendor.
     """
     hardware = plans[0].config.hardware
     errors: dict[str, dict[str, Any]] = read_json(PLAN_ERRORS) or {}
-    if hardware.vendor == Vendor.none or not any(plan.speed.step_s for plan in plans):
-        return []
-    vendor = hardware.vendor.value
-    took = errors.get(hardware.product) or errors.get(vendor)
-    if took is None:
-        return [("evidence", "no run on this GPU")]
+    by_method: dict[str, list[Plan]] = {}
+    for plan in plans if hardware.vendor != Vendor.none else ():
+        if plan.speed.step_s:
+            by_method.setdefault(plan.config.method.name, []).append(plan)
+    ours, others = (errors.get(key, {}) for key in (hardware.product, hardware.vendor.value))
+    texts = [
+        _took(name, took, phases)
+        for name, phases in by_method.items()
+        if (took := ours.get(name) or others.get(name))
+    ]
+    if unknown := [name for name in by_method if name not in {**ours, **others}]:
+        maker = f" or on another {hardware.vendor.value.upper()} GPU" * bool(others)
+        texts.append(f"no run of {', '.join(unknown)} on this GPU{maker} to compare with")
+    return [*repeated("evidence", texts)]
+
+
+def _took(method: str, took: dict[str, Any], plans: list[Plan]) -> str:
+    """Return how long earlier runs of a method took, and the range of time and cost of `plans`."""
+    vendor = plans[0].config.hardware.vendor
+    where = "on this GPU"
+    if gpus := took.get("gpus"):
+        names = ", ".join(f"{number} {gpu.split()[-1]}" for gpu, number in gpus.items())
+        where = f"on other {vendor.value.upper()} GPUs ({names})"
     # Those on AMD GPUs were not of this project, which has not run on one.
-    programs = " of other programs" if hardware.vendor == Vendor.amd else ""
-    runs = f"{took['rows']} runs{programs} on this GPU"
-    if hardware.product not in errors:
-        runs = f"no run on this GPU; {took['rows']}{programs} on other {vendor.upper()} GPUs"
-    elif "run" in took:
-        runs = f"one run of another program on this GPU ({took['run']})"
-    if any(plan.config.method.generates for plan in plans) and not took["grpo"]:
-        runs += ", none of them GRPO," if took["rows"] > 1 else ", not GRPO,"
+    fitted = ", to which the planner was fitted," * (vendor == Vendor.nvidia)
+    program = " by other programs" * (vendor == Vendor.amd)
+    runs, half = f"{took['rows']} runs of {method}", f", half of them over {took['median']:.3g}"
+    if took["rows"] == 1:
+        runs, half = f"one run of {method} ({took['run']})", ""
+        program = program.replace("other programs", "another program")
     ends = sorted({took["least"], took["most"]})
     factors = " to ".join(f"{factor:.2g}" for factor in ends)
-    text = f"{runs} took {factors} times the prediction"
+    text = f"{runs}{program} {where}{fitted} took {factors} times the prediction{half}"
     if hours := sum(plan.speed.run_hours or 0.0 for plan in plans):
         text += f": {' to '.join(duration(3600 * factor * hours) for factor in ends)}"
         if cost := sum(plan.speed.cost or 0.0 for plan in plans):
             text += f", cost {' to '.join(approximate(factor * cost) for factor in ends)}"
-    return [("evidence", text)]
+    return text
 
 
 def _bottleneck(speed: Speed, config: Config) -> str:
@@ -268,9 +300,7 @@ def total_time(plans: list[Plan]) -> str:
     if not known:
         return "not predicted"
     total, longest = sum(known.values()), max(known, key=known.__getitem__)
-    text = duration(3600 * total)
-    if cost := sum(plan.speed.cost or 0.0 for plan in plans):
-        text += f", cost {approximate(cost)}"
+    text = duration(3600 * total) + _cost(sum(plan.speed.cost or 0.0 for plan in plans))
     if len(known) < len(hours):
         text += f" for {len(known)} of {len(hours)} phases; the others are not predicted"
     return f"{text}; {longest} takes {known[longest] / total:.0%}" if total else text

@@ -64,11 +64,11 @@ def say(config: Config, line: str) -> None:
 def say_next_run(
     config: Config, host: Host, request: Sequence[str], *words: str, plan: Plan | None = None
 ) -> None:
-    """Print how to see more of a plan, and the commands that start it."""
+    """Print how to see more of a plan, the command that starts it, and what to add to that."""
     if not config.verbose:
         say(config, "verbose=true adds command lines, environment, trainer arguments and reasons.")
     lines = plan_page.next_command(request, config, host, *words)
-    say(config, "\n".join([*(plan_page.preview_command(plan) if plan else []), *lines]))
+    say(config, "\n".join([*lines, *(plan_page.preview_hint(plan) if plan else [])]))
 
 
 def print_warnings(config: Config, warnings: list[str]) -> None:

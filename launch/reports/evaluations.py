@@ -14,13 +14,15 @@ from launch.reports.run_files import Run, value_at
 
 SIGNIFICANT = 0.05
 METHOD_KEYS = ("rewards", "reward_chain", "reward_pattern")
+REWARD_UNITS = 100  # of the full reward; the time of the exact test grows with this number
 SPEED_ARGS = ("batch_size",)  # arguments of an evaluation that change no answer
 
 
 def blocks(run: Run) -> list[Block]:
-    """Return tables of accuracy by group and by k, lm-evaluation-harness results, and answers."""
+    """Return tables by group and by k, lm-evaluation-harness results, and answers."""
     result, tables = run.result, list[Block]()
-    formats: dict[str, Callable[[Any], Any]] = {"interval": interval, "accuracy": percent_cell}
+    formats: dict[str, Callable[[Any], Any]] = {"interval": interval}
+    formats |= dict.fromkeys(("accuracy", "reward"), percent_cell)
     for name in ("by_task", "by_level", "by_task_and_level"):
         caption = name.replace("_", " ").capitalize()
         rows = (
@@ -79,7 +81,7 @@ def _without_roles(value: Any) -> Any:
 
 def pairs_with_first(runs: Sequence[Run]) -> list[tuple[Run, Run]]:
     """Return a pair of the first evaluation and each later one."""
-    evaluations = [run for run in runs if _correct_counts(run)]
+    evaluations = [run for run in runs if _scores(run)]
     return [(evaluations[0], run) for run in evaluations[1:]]
 
 
@@ -87,13 +89,14 @@ def comparisons(pairs: Sequence[tuple[Run, Run]]) -> list[Block]:
     """Return a table that compares each pair, and a note on each pair that is not alike."""
     rows, notes = [], []
     for first, run in pairs:
-        before, after = _correct_counts(first), _correct_counts(run)
+        before, after = _scores(first), _scores(run)
         if not before or not after:
             continue
         names = f"{first.name} and {run.name}"
         is_same = run.result.get("data_sha256") == first.result.get("data_sha256")
+        is_same &= ("accuracy" in run.result) == ("accuracy" in first.result)
         if not is_same or len(after) != len(before):
-            why = "have different problems (data_sha256), so they are not compared."
+            why = "have different problems (data_sha256) or measures, so they are not compared."
             settings = _differing_settings(first, run, (*HELDOUT_KEYS, "limit"))
             differences = f" They differ in {settings}." if settings else ""
             notes.append(Note(f"{names} {why}{differences}", "warn"))
@@ -119,7 +122,8 @@ def comparisons(pairs: Sequence[tuple[Run, Run]]) -> list[Block]:
     note = (
         "p: the chance of a difference at least as large between two equally good models. It is "
         "computed by the exact sign-flip test over the problems, which is McNemar's exact test if "
-        f"each problem has one sample. Values below {SIGNIFICANT} are marked."
+        f"each problem has one sample. Values below {SIGNIFICANT} are marked. Rewards are in "
+        "percent of the full reward."
     )
     return [table("Comparison on the same problems", rows, note), *notes]
 
@@ -141,11 +145,16 @@ def _differing_settings(first: Run, run: Run, data_keys: Sequence[str]) -> str:
     )
 
 
-def _correct_counts(run: Run) -> list[tuple[int, int]]:
-    """Return (correct samples, samples) of each problem; [] for an incomplete evaluation."""
+def _scores(run: Run) -> list[tuple[int, int]]:
+    """Return (correct samples, samples) of each problem, or its mean reward as a fraction.
+
+    [] for an incomplete evaluation.
+    """
     total = run.result.get("samples_per_prompt")
     if not total or not run.result.get("data_sha256"):
         return []
+    if rewards := run.result.get("reward_per_problem"):
+        return [(round(REWARD_UNITS * reward), REWARD_UNITS) for reward in rewards]
     return [(correct, total) for correct in run.result.get("right_per_problem") or []]
 
 

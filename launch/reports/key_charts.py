@@ -103,7 +103,7 @@ def as_phase(run: Run) -> lineage.Phase:
 def phases(runs: Sequence[Run]) -> list[Chart]:
     """Return the charts of a pipeline.
 
-    A phase's steps are counted from the first model of its lineage. Held-out accuracy is drawn for
+    A phase's steps are counted from the first model of its lineage. Held-out scores are drawn for
     each lineage and by RAFT's cycles.
     """
     tree = [as_phase(run) for run in runs]
@@ -114,10 +114,11 @@ def phases(runs: Sequence[Run]) -> list[Chart]:
         if run.get("method", "kind") == "trainer"
     )
     lines = lineage.lineages(tree)
-    accuracies = [
+    title = f"Held-out {lines[0][0].measure if lines else 'accuracy'}"
+    scores = [
         curve(
-            "Held-out accuracy" if len(lines) == 1 else f"to {line[-1].name}",
-            [(lineage.steps_before(tree, p), 100 * float(p.accuracy or 0.0)) for p in line],
+            title if len(lines) == 1 else f"to {line[-1].name}",
+            [(lineage.steps_before(tree, p), 100 * float(p.score or 0.0)) for p in line],
             n,
             dots=len(line) == 1,
         )
@@ -125,12 +126,12 @@ def phases(runs: Sequence[Run]) -> list[Chart]:
     ]
     cycles = {name: points for name, points in lineage.cycles(tree).items() if len(points) > 1}
     by_cycle = [
-        curve(name, [(cycle, 100 * accuracy) for cycle, accuracy in points], n)
+        curve(name, [(cycle, 100 * score) for cycle, score in points], n)
         for n, (name, points) in enumerate(cycles.items())
     ]
     charts = [
-        Chart("Held-out accuracy", accuracies, "%", axis, True),
+        Chart(title, scores, "%", axis, True),
         *_by_key(training_runs, axis),
-        Chart("Held-out accuracy by RAFT cycle", by_cycle, "%", "cycle", True),
+        Chart(f"{title} by RAFT cycle", by_cycle, "%", "cycle", True),
     ]
     return [chart for chart in charts if chart.curves]

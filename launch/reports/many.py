@@ -43,7 +43,8 @@ def pipeline(folder: Path) -> Page:
     def summary() -> list[Block]:
         figures = []
         for raft, choice in (record.get("chosen") or {}).items():
-            note = f"of {choice['num_cycles']}, held-out accuracy {percent(choice['accuracy'])}"
+            note = f"of {choice['num_cycles']}, held-out "
+            note += f"{choice.get('metric', 'accuracy')} {percent(choice['accuracy'])}"
             note += ", stopped early" if choice["stopped_early"] else ""
             figures.append([f"best cycle of {raft}", choice["cycle"], note])
         blocks: list[Block] = [run_page.headline(status, record.get("exit_code"), figures)]
@@ -68,8 +69,8 @@ def pipeline(folder: Path) -> Page:
         for phase, before in lineage.gains([key_charts.as_phase(run) for run in runs]):
             if before is not None:
                 row: dict[str, Any] = {"evaluation": phase.name, "before": before.name}
-                row |= {"accuracy before": percent_cell(before.accuracy)}
-                row |= {"accuracy": percent_cell(phase.accuracy)}
+                row |= {f"{phase.measure} before": percent_cell(before.score)}
+                row |= {phase.measure: percent_cell(phase.score)}
                 gain = f"{lineage.gain_points(phase, before):+.1f}"
                 rows.append(row | {"change (points)": Cell(gain, True)})
                 pairs.append((by_name[before.name], by_name[phase.name]))

@@ -11,7 +11,7 @@ Z = 1.959963984540054  # two-sided 95% of the normal distribution
 
 @dataclass(frozen=True)
 class Comparison:
-    """The difference between two accuracies, which are shares from 0 to 1."""
+    """The difference between two accuracies or mean rewards, which are from 0 to 1."""
 
     before: float
     after: float
@@ -20,17 +20,18 @@ class Comparison:
     high: float
     p: float  # of the sign-flip test
     num_problems: int
-    better: int  # problems with a larger share of correct samples after than before
-    worse: int  # problems with a smaller share
+    better: int  # problems with a larger share of correct samples, or reward, after than before
+    worse: int  # problems with a smaller one
 
 
 def compare(before: Sequence[tuple[int, int]], after: Sequence[tuple[int, int]]) -> Comparison:
-    """Compare two lists with (correct samples, samples) of each problem, in the same order.
+    """Compare two lists with each problem's score as (numerator, denominator), in the same order.
 
     The interval is Bonett and Price's adjusted Wald interval (Journal of Educational and Behavioral
     Statistics 37, 2012, 479-488). It adds one problem that only `after` solves and one that only
     `before` solves, so the interval has a width even if all problems change in the same way. The
-    formula is for differences of -1, 0 and 1. Problems with several samples have fractions instead.
+    formula is for differences of -1, 0 and 1. Rewards, and problems with several samples, have
+    fractions instead.
     """
     # Differences are integers, in units of 1/scale, so that equal sums are exactly equal.
     scale = math.lcm(*(total for _, total in [*before, *after]))

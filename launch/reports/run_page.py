@@ -118,8 +118,8 @@ def figures(run: Run) -> list[tuple[str, Any, str]]:
     for key in ("loss", "eval_loss", "reward", "accuracy") if not rows else ():
         values = run.metrics.points(key)[1] or [v for v in [result.get(key)] if is_number(v)]
         if values:
-            format_value = percent if key == "accuracy" else number
-            interval = evaluations.interval(result.get("interval")) if key == "accuracy" else ""
+            interval = evaluations.interval(result.get("interval"))  # of an evaluation
+            format_value = percent if key == "accuracy" or interval else number
             first = f"from {format_value(values[0])}" if len(values) > 1 else ""
             add(key, Cell(format_value(values[-1]), True), interval or first)
     note = "stopped early" if result.get("stopped_early") is True else "on held-out rows"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from containers import images
+from launch.config.row_reward import judging
 from launch.core.json_files import yaml_file
 from launch.estimate.batch_counts import min_staleness
 from launch.estimate.memory import longest_served_gb
@@ -82,6 +83,8 @@ def _model_and_data_limits(c: Config) -> Iterator[Limit]:
     yield "data_of_method", data.kind, [kind for kind in kinds if kind != excluded]
     # Otherwise, a stream would be searched forever.
     yield "filter_lengths", data.filter.max_tokens, Range(minimum=data.filter.min_tokens or 0)
+    if method.has_cycles:  # their evaluations measure one of the two (recipes/evaluate.py)
+        metrics = {"accuracy" if judging(method.rewards) else "reward": True}
     yield "selection_metric", method.selection.metric if metrics else None, metrics
     if method.selection.metric and (evaluated := value_or_none(c, "eval_steps")):
         yield "eval_steps", evaluated, _steps_between_saves(float(value_or_none(c, "save_steps")))

@@ -9,6 +9,7 @@ from launch.estimate.batch_counts import batch, generation_batch
 from launch.machine import placement
 from launch.rules.refusal import Refusal
 from launch.schema import Config
+from launch.schema.enums import Vendor
 from launch.schema.trainer_args import known, value, value_or_none
 
 
@@ -47,12 +48,15 @@ def server_problems(c: Config) -> Iterator[Refusal]:
     topology, gpus = c.topology, placement.num_gpus(c)
     image = images.load().get(c.container.name)
     problem = "" if c.hardware.vllm else f"no released vLLM supports {c.hardware.gfx}"
+    if problem and c.hardware.vendor == Vendor.none:
+        problem = "only smoke=true uses vLLM's build for the CPU"
     other = "another hardware=, or smoke=true, which runs the same code with vLLM on the CPU"
     if not problem and image and image.vllm == images.NONE and not c.smoke:
         problem = f"container={image.name} has no vLLM"
         other = f"container={c.hardware.container}"
     if problem and (setting := _setting_that_needs_vllm(c)):
         remedy = "topology=single or ddp, where transformers generates"
+        remedy += ", or smoke=true" * (c.hardware.vendor == Vendor.none)
         if c.method.starts_vllm:
             remedy = other
         elif topology.name not in ("split", "colocate"):

@@ -24,7 +24,8 @@ class CycleChoice:
     raft: str  # as in phase_name
     selection: Selection
     num_cycles: int  # as planned
-    # held-out accuracies: before the first cycle, and after each evaluated cycle up to `last`
+    # held-out accuracies or mean rewards: before the first cycle, and after each evaluated cycle
+    # up to `last`
     accuracies: tuple[float, ...]
     cycle: int
     last: int  # last cycle to run
@@ -52,6 +53,7 @@ class CycleChoice:
         return {
             "cycle": self.cycle,
             "num_cycles": self.last,
+            "metric": self.selection.metric,
             "accuracy": self.accuracies[self.cycle],
             "stopped_early": self.last < self.num_cycles,
             "accuracies": list(self.accuracies),
@@ -66,7 +68,7 @@ class CycleChoice:
         accuracy, start = self.accuracies[self.cycle], self.accuracies[0]
         text = (
             f"{self.raft or 'raft'}: cycle {self.cycle} of {self.last} is the result, "
-            f"held-out accuracy {accuracy:.1%}"
+            f"held-out {self.selection.metric} {accuracy:.1%}"
         )
         if self.last < self.num_cycles:
             text += f"; stopped early after {self.selection.patience} cycle(s) without improvement"

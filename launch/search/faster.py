@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -16,11 +17,12 @@ from launch.estimate import margin
 from launch.estimate.batch_counts import ACCUMULATION, batch
 from launch.estimate.run_length import MAX_STEPS, same_answers
 from launch.estimate.speed import estimate_speed
-from launch.machine import placement
 from launch.machine.detect import Host
+from launch.machine.placement import num_gpus
 from launch.plan.planning import prepare
 from launch.rules.check import refusals
 from launch.schema import Adapter, Config, Topology
+from launch.schema.data import LrScaling
 from launch.schema.enums import SpeedMode, Vendor
 from launch.schema.plan import Offer
 from launch.schema.trainer_args import known, value_or_none
@@ -65,32 +67,39 @@ def cheaper(config: Config, command: Request, host: Host) -> list[Offer]:
 
     Trainers mostly wait for completions, so a step on fewer GPUs takes little longer. Candidates
     are composed like the user's command, because fewer GPUs change what is left at auto. Return []
-    without price_per_gpu_hour, or if the planned run is the cheapest.
+    if the planned run is the cheapest, or without price_per_gpu_hour if its trainers do not wait
+    for most of a step.
     """
     current, sequences = estimate_speed(config), batch(config).sequences
     is_fixed = config.smoke or config.runtime.slurm.nodes > 1 or ACCUMULATION in config.speed_keeps
-    if current.unit_cost is None or is_fixed or not config.method.generates:
+    if not current.step_s or is_fixed or not config.method.generates:
         return []
-    size = f"effective_batch={sequences}"
-    offers: list[Offer] = []
+    waits = config.topology.servers and 2 * (current.training_s or 0.0) < current.step_s
+    if config.price_per_gpu_hour is None and not waits:
+        return []
+    size, current_gpu_s = f"effective_batch={sequences}", current.step_s * num_gpus(config)
+    offers: list[tuple[float, Offer]] = []  # with the share of the GPU-hours
     one = ["topology=colocate", f"{NUM_GPUS}=1", size]
-    several = [[f"{NUM_GPUS}={gpus}", size] for gpus in range(2, placement.num_gpus(config))]
-    for overrides in (one, [*one, SLEEP], *several) if placement.num_gpus(config) > 1 else ():
+    several = [[f"{NUM_GPUS}={gpus}", size] for gpus in range(2, num_gpus(config))]
+    for overrides in (one, [*one, SLEEP], *several) if num_gpus(config) > 1 else ():
         if offers and SLEEP in overrides:  # vLLM need not sleep
             continue
         with suppress(UserError):
             chosen = choose(prepare(compose(command.plus(*overrides)))[0], host)
             speed = estimate_speed(chosen)
-            is_cheaper = speed.unit_cost and speed.unit_cost * MIN_SAVING <= current.unit_cost
-            if is_cheaper and margin.fits_with_margin(chosen, host):
+            share = (speed.step_s or math.inf) * num_gpus(chosen) / current_gpu_s
+            if share * MIN_SAVING <= 1 and margin.fits_with_margin(chosen, host):
                 gain = (speed.tokens_per_second or 0.0) / (current.tokens_per_second or 1.0)
                 price = f"the same {sequences} sequences per step"
+                if speed.unit_cost is None:
+                    price += f" in {share:.0%} of the GPU-hours"
                 price += f"; {ROUNDING}" * (overrides not in several)
-                offers.append(Offer(overrides, round(gain, 2), price, speed.unit_cost))
-    offers.sort(key=lambda offer: offer.unit_cost or 0.0)
-    fastest = max((offer.gain for offer in offers), default=0.0)
-    as_fast = [offer for offer in offers if offer.gain * MIN_GAIN >= fastest]
-    return [*as_fast[:1], *offers[: offers[:1] != as_fast[:1]]]
+                offer = Offer(overrides, round(gain, 2), price, speed.unit_cost)
+                offers.append((share, offer))
+    by_share = [offer for _, offer in sorted(offers, key=lambda pair: pair[0])]
+    fastest = max((offer.gain for offer in by_share), default=0.0)
+    as_fast = [offer for offer in by_share if offer.gain * MIN_GAIN >= fastest]
+    return [*as_fast[:1], *by_share[: by_share[:1] != as_fast[:1]]]
 
 
 Candidate = tuple[list[str], str, Config]  # overrides, price, composition with the overrides
@@ -141,8 +150,8 @@ def _candidates(config: Config) -> Iterator[Candidate]:
         yield ["precision=fp16"], FP16_PRICE, dataclasses.replace(config, precision=fp16)
     nodes = config.runtime.slurm.nodes
     if config.method.generates and config.topology.name != "colocate":
-        yield _colocated(config, placement.num_gpus(config))
-    if config.method.generates and placement.num_gpus(config) == nodes == 1:
+        yield _colocated(config, num_gpus(config))
+    if config.method.generates and num_gpus(config) == nodes == 1:
         yield from _with_larger_step(config)
     if config.topology.servers and config.effective_batch is None and nodes == 1:
         yield from _with_more_servers(config)
@@ -158,14 +167,14 @@ def _with_more_servers(config: Config) -> Iterator[Candidate]:
 
     A server generates many completions in nearly the time of a few.
     """
-    gpus, topology = placement.num_gpus(config), config.topology
+    gpus, topology = num_gpus(config), config.topology
     servers = gpus // 2 // topology.server_tensor_parallel
     if servers <= topology.servers or ACCUMULATION in config.speed_keeps:
         return
     candidate, before = with_value(config, "topology.servers", servers), batch(config).sequences
     step = batch(candidate).sequences // batch(candidate).accumulation
     rounds = LARGER_STEP * before // step
-    price = f"{rounds * step} sequences per step in place of {before}, so fewer updates"
+    price = _price_of_larger_step(config, rounds * step, before)
     overrides = [f"topology.servers={servers}", f"effective_batch={rounds * step}"]
     yield overrides, price, with_value(candidate, ACCUMULATION, rounds)
 
@@ -177,10 +186,15 @@ def _with_larger_step(config: Config) -> Iterator[Candidate]:
     is_colocated, before = config.topology.name == "colocate", batch(config)
     overrides, rounding, candidate = ([], "", config) if is_colocated else _colocated(config, 1)
     sequences = LARGER_STEP * before.sequences
-    price = f"{sequences} sequences per step in place of {before.sequences}, so fewer updates"
+    price = _price_of_larger_step(config, sequences, before.sequences)
     price += f"; {rounding}" if rounding else ""
     larger = with_value(candidate, ACCUMULATION, LARGER_STEP * before.accumulation)
     yield [*overrides, f"effective_batch={sequences}"], price, larger
+
+
+def _price_of_larger_step(config: Config, sequences: int, before: int) -> str:
+    rate = " at the same learning rate" * (config.method.lr_scaling == LrScaling.none)
+    return f"{sequences} sequences per step in place of {before}, so fewer updates{rate}"
 
 
 def _with_wider_servers(config: Config) -> Iterator[Candidate]:
@@ -189,7 +203,7 @@ def _with_wider_servers(config: Config) -> Iterator[Candidate]:
     for width in (2, 4):
         parallel = width * config.topology.server_tensor_parallel
         candidate = with_value(config, "topology.server_tensor_parallel", parallel)
-        if config.topology.servers * parallel < placement.num_gpus(config):
+        if config.topology.servers * parallel < num_gpus(config):
             price = f"{batch(candidate).sequences} sequences per step in place of {before}"
             price += "; time for exchanges between a server's GPUs is not counted"
             yield [f"topology.server_tensor_parallel={parallel}"], price, candidate
@@ -197,12 +211,13 @@ def _with_wider_servers(config: Config) -> Iterator[Candidate]:
 
 def _colocated(config: Config, gpus: int) -> Candidate:
     """Return vLLM in each training process, on this number of GPUs."""
-    values = yaml_file(CONF / "topology/colocate.yaml") | {"num_gpus": gpus}
+    strategy = "none"
     if gpus > 1:
-        strategy = config.topology.strategy
-        values["strategy"] = "ddp" if strategy == "none" else strategy
+        strategy = "ddp" if config.topology.strategy == "none" else config.topology.strategy
+    values = yaml_file(CONF / "topology/colocate.yaml")
+    values |= {"num_gpus": gpus, "strategy": strategy}
     overrides = [f"topology={values['name']}", f"{NUM_GPUS}={gpus}"]
-    overrides += [f"topology.strategy={values['strategy']}"] * (gpus > 1)
+    overrides += [f"topology.strategy={strategy}"] * (gpus > 1)
     candidate = dataclasses.replace(config, topology=Topology(**values))
     price = ROUNDING
     if (sequences := batch(candidate).sequences) != batch(config).sequences:

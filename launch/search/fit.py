@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from launch.config.choose import MIN_GAIN, choose
+from launch.config.choose import MIN_GAIN, choose, without_choices
 from launch.config.compose import compose
 from launch.config.request import Request
 from launch.config.wording import groups
@@ -51,7 +51,7 @@ class Change:
 
     def __str__(self) -> str:
         entry = self.tightest
-        needs = f"{entry.total_gb:.0f} of {entry.capacity_gb:.0f} GB"
+        needs = f"{entry.process} {entry.total_gb:.0f} of {entry.capacity_gb:.0f} GB"
         if margin.close(entry):
             unused = " and fragmentation" if entry.scattered_gb else ""
             most = f"{margin.most_gb(entry):.1f} with the planner's error{unused}"
@@ -116,7 +116,8 @@ def _listed(offers: list[Change]) -> str:
 def changes(config: Config, command: Request, host: Host) -> list[Change]:
     """Return up to MAX_CHANGES changes that fit: first single remedies, then pairs.
 
-    Changes that leave less than the planner's margin come last.
+    Changes that leave less than the planner's margin come last. They need none for a process that
+    fits without them, but has none.
     """
     print("The run does not fit. Looking for changes that make it fit.", file=sys.stderr)
     batches = _smaller_batches(config)
@@ -126,6 +127,12 @@ def changes(config: Config, command: Request, host: Host) -> list[Change]:
     cost = cost if config.method.trains else "same answers, slower"
     smallest = [(batches[-1], cost)] if batches else []
     table = [*smallest, *remedies.remedies(config)]
+    before = memory.on_host(without_choices(config), host)
+    close_before = {entry.process for entry in before if margin.close(entry)}
+
+    def is_without_margin(entry: Memory) -> bool:
+        return margin.close(entry) and entry.process not in close_before
+
     results: list[Change] = []
     solved: list[set[str]] = []
     barely: list[set[str]] = []  # without a margin, which another remedy may add
@@ -137,7 +144,7 @@ def changes(config: Config, command: Request, host: Host) -> list[Change]:
         tightest = _fitting(command.plus(*candidate), host)
         if tightest is None:
             continue
-        is_close = margin.close(tightest)
+        is_close = is_without_margin(tightest)
         if is_close and any(fits <= set(candidate) for fits in barely):
             continue
         (barely if is_close else solved).append(set(candidate))
@@ -149,7 +156,7 @@ def changes(config: Config, command: Request, host: Host) -> list[Change]:
                 True,
                 key=lambda smaller: (
                     (entry := _fitting(others.plus(*smaller), host)) is not None
-                    and (is_close or not margin.close(entry))
+                    and (is_close or not is_without_margin(entry))
                 ),
             )
             candidate = [*batches[first], *rest]
@@ -158,7 +165,7 @@ def changes(config: Config, command: Request, host: Host) -> list[Change]:
         results.append(Change(candidate, cost, tightest))
         if solved and len(results) >= MAX_CHANGES:
             break
-    return sorted(results, key=lambda change: margin.close(change.tightest))[:MAX_CHANGES]
+    return sorted(results, key=lambda change: is_without_margin(change.tightest))[:MAX_CHANGES]
 
 
 def _fitting(command: Request, host: Host) -> Memory | None:

@@ -25,8 +25,9 @@ class Phase:
     folder: Path
     model: str | None
     num_steps: int = 0  # training steps
-    accuracy: float | None = None  # held-out accuracy of an evaluation
+    score: float | None = None  # what an evaluation measured on held-out problems
     problems: str | None = None  # hash of the held-out problems
+    measure: str = "accuracy"  # of `score`; or reward
 
     @property
     def name(self) -> str:
@@ -37,21 +38,30 @@ def read_phase(folder: Path, model: Mapping[str, Any], trains: bool) -> Phase:
     """Return the phase in `folder`, with `model` of its composition."""
     rows = json_files.read_metrics(folder / "metrics.jsonl") if trains else []
     result = json_files.read_json(folder / "result.json") or {}
-    accuracy: Any = result.get("accuracy")
-    if trains or type(accuracy) not in (int, float) or not 0 <= accuracy <= 1:
-        accuracy = None
+    # A trainer's reward is not a held-out one.
+    measure, score = heldout_score({} if trains else result)
     return Phase(
         folder,
         next((str(model[key]) for key in ("path", "hub_id", "name") if model.get(key)), None),
         int(rows[-1]["step"]) if rows else 0,
-        accuracy,
+        score,
         result.get("data_sha256"),
+        measure,
     )
 
 
+def heldout_score(result: Mapping[str, Any]) -> tuple[str, float | None]:
+    """Return what an evaluation measured, `accuracy` or the mean `reward`, and its value."""
+    for measure in ("accuracy", "reward"):
+        value: Any = result.get(measure)
+        if type(value) in (int, float) and 0 <= value <= 1:
+            return measure, value
+    return "accuracy", None
+
+
 def gain_points(phase: Phase, before: Phase) -> float:
-    """Return the gain in accuracy over an earlier evaluation, in percentage points."""
-    return 100 * ((phase.accuracy or 0.0) - (before.accuracy or 0.0))
+    """Return the gain over an earlier evaluation, in percentage points."""
+    return 100 * ((phase.score or 0.0) - (before.score or 0.0))
 
 
 def parents(phases: Sequence[Phase]) -> dict[str, Phase | None]:
@@ -85,14 +95,15 @@ def steps_before(phases: Sequence[Phase], phase: Phase) -> int:
 def gains(phases: Sequence[Phase]) -> list[tuple[Phase, Phase | None]]:
     """Pair each evaluation with the latest one of an ancestor on the same problems, if any."""
     parent = parents(phases)
-    evaluations = [phase for phase in phases if phase.accuracy is not None]
+    evaluations = [phase for phase in phases if phase.score is not None]
 
     def evaluation_before(phase: Phase, trained: Phase) -> Phase | None:
         """Return the first other evaluation of the model that `trained` started from."""
         start = parent[trained.name]
         for other in evaluations:
             is_same = parent[other.name] is start and (start or other.model == trained.model)
-            if is_same and other is not phase and other.problems == phase.problems:
+            measured = (other.problems, other.measure)
+            if is_same and other is not phase and measured == (phase.problems, phase.measure):
                 return other
         return None
 
@@ -109,7 +120,7 @@ def lineages(phases: Sequence[Phase]) -> list[list[Phase]]:
     inner = {phase.name for phase in before.values() if phase is not None}
     result = []
     for phase in phases:
-        if phase.accuracy is None or phase.name in inner:
+        if phase.score is None or phase.name in inner:
             continue
         line = [phase]
         while (earlier := before[line[0].name]) is not None:
@@ -119,14 +130,14 @@ def lineages(phases: Sequence[Phase]) -> list[list[Phase]]:
 
 
 def cycles(phases: Sequence[Phase]) -> dict[str, list[tuple[int, float]]]:
-    """Map each phase of method=raft to (cycle, held-out accuracy) pairs; cycle 0 is its start.
+    """Map each phase of method=raft to (cycle, held-out score) pairs; cycle 0 is its start.
 
     A RAFT that is not a phase has the key `raft`.
     """
     result: dict[str, list[tuple[int, float]]] = {}
     for phase in phases:
         match = CYCLE.fullmatch(phase.name)
-        if match and phase.accuracy is not None:
+        if match and phase.score is not None:
             points = result.setdefault(match.group(1) or "raft", [])
-            points.append((int(match.group(2)), phase.accuracy))
+            points.append((int(match.group(2)), phase.score))
     return result

@@ -1,4 +1,4 @@
-"""Summarize a pipeline's training: accuracies as text, and curves in curves.png."""
+"""Summarize a pipeline's training: held-out scores as text, and curves in curves.png."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def gain_lines(phases: list[lineage.Phase]) -> list[str]:
     """Return a line per evaluation, per lineage of three or more evaluations, and per RAFT."""
     lines = []
     for phase, before in lineage.gains(phases):
-        text = f"{phase.name}: held-out accuracy {phase.accuracy:.1%}"
+        text = f"{phase.name}: held-out {phase.measure} {phase.score:.1%}"
         if before:
             text += f", {lineage.gain_points(phase, before):+.1f} points on {before.name}"
         lines.append(text)
@@ -51,7 +51,7 @@ def gain_lines(phases: list[lineage.Phase]) -> list[str]:
             points = lineage.gain_points(line[-1], line[0])
             lines.append(f"{line[0].name} to {line[-1].name}: {points:+.1f} points")
     for name, cycles in lineage.cycles(phases).items():
-        by_cycle = ", ".join(f"{cycle} {accuracy:.1%}" for cycle, accuracy in cycles)
+        by_cycle = ", ".join(f"{cycle} {score:.1%}" for cycle, score in cycles)
         lines.append(f"{name} by cycle: {by_cycle}")
     return lines
 
@@ -81,7 +81,7 @@ def summary(run_dir: Path, plans: list[Plan]) -> str:
 
 
 def _draw(path: Path, curves: dict[str, Points], phases: list[lineage.Phase]) -> None:
-    """Draw the curves, and the held-out accuracy of each lineage."""
+    """Draw the curves, and the held-out scores of each lineage."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -91,11 +91,11 @@ def _draw(path: Path, curves: dict[str, Points], phases: list[lineage.Phase]) ->
     for label, points in curves.items():
         axes.plot(*zip(*points, strict=True), label=label, linewidth=1.2)
     for line in lineage.lineages(phases):
-        points = [(lineage.steps_before(phases, p), p.accuracy or 0.0) for p in line]
-        label = f"held-out accuracy to {line[-1].name}"
+        points = [(lineage.steps_before(phases, p), p.score or 0.0) for p in line]
+        label = f"held-out {line[-1].measure} to {line[-1].name}"
         axes.plot(*zip(*points, strict=True), marker="o", linestyle=":", zorder=3, label=label)
-        for step, accuracy in points:
-            text, position = f"{accuracy:.1%}", (step, accuracy)
+        for step, score in points:
+            text, position = f"{score:.1%}", (step, score)
             axes.annotate(text, position, textcoords="offset points", xytext=(-8, 8), ha="right")
     title = path.parent.parent.name
     axes.set(ylim=(0, 1.02), xlabel="step, counted from the pipeline's first model", title=title)

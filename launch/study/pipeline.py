@@ -40,7 +40,7 @@ from launch.schema.data import Curriculum
 from launch.schema.enums import Find, Format, Init, Mode
 from launch.schema.plan import Plan
 from launch.search import fit
-from launch.study import cycles, phase_curves, phase_reuse
+from launch.study import cycles, lineage, phase_curves, phase_reuse
 from launch.study.cycles import CyclePhase
 
 AtEnd = Callable[[Config, Path], None]
@@ -255,13 +255,13 @@ class Pipeline:
             phase.name: real_folder(self.run_dir / f"{number}_{phase.name}")
             for number, phase in enumerate(cycles.expand(phases, compose_phase, {}), start=1)
         } | dict(reused_dirs or {})
-        accuracies: dict[str, float] = {}
+        scores: dict[str, float] = {}
         for name, folder in folders.items():
             result = json_files.read_json(folder / "result.json") if _is_done(folder) else None
-            if isinstance(accuracy := (result or {}).get("accuracy"), float):
-                accuracies[name] = accuracy
+            if (score := lineage.heldout_score(result or {})[1]) is not None:
+                scores[name] = score
         plans = {}
-        for phase in cycles.expand(phases, compose_phase, accuracies):
+        for phase in cycles.expand(phases, compose_phase, scores):
             with self.phase_errors(phase.name):
                 plans[phase.name] = self._plan(phase, folders)
         self.check_any_runs(plans)

@@ -61,6 +61,8 @@ def of_another_process(path: str) -> bool:
 
 
 def main() -> None:
+    # A rank without batches may exit during the imports. Then end silently at the first reply.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     time_s, memory, *names = sys.argv[1:]
     guard = Guard()
     sys.addaudithook(guard)

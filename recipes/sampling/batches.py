@@ -14,7 +14,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
@@ -36,7 +36,7 @@ from recipes.rank.program import Interrupted, is_main_rank, say, stop_requested
 from recipes.rewards.verifier import Verifier
 from recipes.sampling.generation import SampleGenerator, build_generator
 from recipes.sampling.sample_keys import model_identity, samples_key, verdicts_key
-from recipes.sampling.samples import is_correct
+from recipes.sampling.samples import completion, is_correct
 from recipes.training.checkpoint import HEARTBEAT
 
 
@@ -149,7 +149,8 @@ def run_batch(
         names = [name for name in fields(rows) if name != "prompt"]
         columns = {name: [rows[prompt].get(name) for prompt, _ in indices] for name in names}
         # If the prompt fills the model's context, there is no completion, and the score is 0.
-        results = verifier(prompts, [sample["text"] for sample in samples], columns)
+        completions = list(map(completion, prompts, (sample["text"] for sample in samples)))
+        results = verifier(prompts, completions, columns)
         verdicts = [
             {**asdict(verdict), "score": verdict.score if sample["num_tokens"] else 0.0}
             for verdict, sample in zip(results, samples, strict=True)
@@ -167,11 +168,14 @@ class Log:
     always the main rank's.
     """
 
-    def __init__(self, run_dir: Path, rate: str) -> None:
-        """Create a log. `rate` is the key for the share of correct samples so far."""
+    def __init__(
+        self, run_dir: Path, rate: str, value: Callable[[Row], float] = is_correct
+    ) -> None:
+        """Create a log. `rate` is the key for the mean `value` of the samples so far."""
         self.path, self.heartbeat = run_dir / "metrics.jsonl", run_dir / HEARTBEAT
-        self.rate = rate
-        self.step = self.num_steps = self.num_samples = self.num_correct = 0
+        self.rate, self.value = rate, value
+        self.step = self.num_steps = self.num_samples = 0
+        self.sum = 0.0
         self.seconds = {"generation_s": 0.0, "verification_s": 0.0}
         self.earlier_lines: dict[int, Row] = {}  # of an interrupted attempt, by step
 
@@ -197,12 +201,12 @@ class Log:
         self.step += 1
         tokens = sum(s["num_tokens"] for s in samples)
         self.num_samples += len(samples)
-        self.num_correct += sum(map(is_correct, samples))
+        self.sum += sum(map(self.value, samples))
         line = {
             "step": self.step,
             "num_steps": self.num_steps,
             "time_s": sum(self.seconds.values()) + generation_s + verification_s,
-            self.rate: self.num_correct / self.num_samples,
+            self.rate: self.sum / self.num_samples,
             **_figures(samples),
             "tokens_per_second": None if reused else tokens / generation_s,
             "memory_peak_gb": memory_peak_gb(),
@@ -222,12 +226,12 @@ class Log:
         """Rewrite the lines of metrics.jsonl, so that line n covers each rank's n-th batch."""
         lines = read_metrics(self.path)
         num_ranks = ranks.num_ranks()
-        num_samples = num_correct = 0
+        num_samples, total = 0, 0.0
         for n, line in enumerate(lines):
             samples = list(chain.from_iterable(batches[n * num_ranks : (n + 1) * num_ranks]))
             num_samples += len(samples)
-            num_correct += sum(map(is_correct, samples))
-            line |= {self.rate: num_correct / num_samples, **_figures(samples)}
+            total += sum(map(self.value, samples))
+            line |= {self.rate: total / num_samples, **_figures(samples)}
         write_rows(self.path, lines)
 
     def times(self) -> dict[str, float]:

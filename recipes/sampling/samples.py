@@ -54,6 +54,11 @@ def select(samples: Sequence[Row], rules: Any) -> list[Row]:
     )
 
 
+def completion(prompt: Any, text: str) -> Any:
+    """Return a generated text as TRL's trainers do: after a prompt of messages, it is a message."""
+    return text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
+
+
 def is_correct(sample: Row) -> bool:
     """Return whether the score is 1, regardless of `threshold`."""
     return bool(sample["score"] == 1.0)

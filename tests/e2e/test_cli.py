@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -27,10 +28,10 @@ RUN_DIRECTORY = ROOT / "docs/reference/run_directory.md"
 STEPS = 16
 # GRPO with the user's prompts and reward.
 OWN = f"""
-hardware=cpu method=grpo data=jsonl data.path=train.jsonl ~method.rewards.reasoning_gym
-++method.rewards={{mine.brevity:1.0}} method.args.max_steps={STEPS} method.args.logging_steps=1
-method.args.max_completion_length=6 method.args.per_device_train_batch_size=8
-method.args.save_steps=2
+hardware=cpu method=grpo data=jsonl data.path=train.jsonl data.heldout_path=heldout.jsonl
+~method.rewards.reasoning_gym ++method.rewards={{mine.brevity:1.0}}
+method.args.max_steps={STEPS} method.args.logging_steps=1 method.args.max_completion_length=6
+method.args.per_device_train_batch_size=8 method.args.save_steps=2
 """.split()
 REWARD = """
 def brevity(completions, **_):
@@ -65,7 +66,9 @@ def trained(tmp_path_factory):
     root = tmp_path_factory.mktemp("own")
     (root / "mine.py").write_text(REWARD)
     prompts = ({"prompt": [{"role": "user", "content": f"say {n}"}]} for n in range(16))
-    (root / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in prompts))
+    lines = [json.dumps(row) + "\n" for row in prompts]
+    (root / "train.jsonl").write_text("".join(lines[:12]))
+    (root / "heldout.jsonl").write_text("".join(lines[12:]))
     with subprocess.Popen(
         [sys.executable, str(ROOT / "launch/run.py"), *OWN],
         cwd=root,
@@ -152,6 +155,22 @@ def test_reproduce_shows_a_difference_and_fails_on_other_metrics(
     printed = capsys.readouterr().out
     assert "packages.trl: 0.0.1 -> 1.16.0" in printed
     assert "1 difference(s), the first: step 4, loss" in printed
+
+
+def test_the_offered_evaluation_measures_the_users_own_reward(trained):
+    """The rows have only a question."""
+    run, printed = trained
+    root = run.parents[2]
+    (offered,) = re.findall(r"^  evaluate +python \S+ (.*)$", printed, re.MULTILINE)
+    several = ["method.args.samples_per_prompt=2", "method.args.temperature=1.0"]
+    done = command(*shlex.split(offered), *several, "name=after", cwd=root)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads((newest(root) / "result.json").read_text())
+    assert (result["num_problems"], result["num_samples"]) == (4, 8)
+    low, high = result["interval"]
+    assert low <= result["reward"] <= high
+    assert result["reward"] == pytest.approx(sum(result["reward_per_problem"]) / 4)
+    assert not {"accuracy", "pass_at_k"} & result.keys()
 
 
 def test_export_a_run(trained, tmp_path):

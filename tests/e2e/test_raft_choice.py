@@ -28,14 +28,27 @@ PARTS = [
     "method.args.train={num_train_epochs: 1, per_device_train_batch_size: 4}",
     "method.args.evaluate={batch_size: 8, max_new_tokens: 2}",
 ]
-CHOOSES = "method=raft method.selection.metric=accuracy method.selection.patience=1".split()
-RAFT = [f"'{override}'" for override in [*CHOOSES, *PARTS]]
-PHASES = (
-    "phases=[{name: sft, overrides: ['method=sft', 'method.args.max_steps=1']}, "
-    "{name: raft, model_from: sft, overrides: [" + ", ".join(RAFT) + "]}, "
-    "{name: last, model_from: raft, overrides: ['method=evaluate', "
-    "'method.args.max_new_tokens=2', 'method.args.batch_size=8']}]"
-)
+LAST = "method=evaluate method.args.max_new_tokens=2 method.args.batch_size=8".split()
+# what the evaluations measure -> the rewards
+REWARDS = {
+    "accuracy": ["method.rewards={reasoning_gym: 1.0}"],
+    "reward": ["method.rewards={length: 1.0}"],
+}
+
+
+def phases_of(metric: str) -> str:
+    chooses = ["method=raft", f"method.selection.metric={metric}", "method.selection.patience=1"]
+    replaced = ["~method.rewards.reasoning_gym"] if metric == "reward" else []
+    rewards = REWARDS[metric]
+    raft, last = (
+        ", ".join(f"'{override}'" for override in overrides)
+        for overrides in ([*chooses, *PARTS, *replaced, *rewards], [*LAST, *rewards])
+    )
+    return (
+        "phases=[{name: sft, overrides: ['method=sft', 'method.args.max_steps=1']}, "
+        f"{{name: raft, model_from: sft, overrides: [{raft}]}}, "
+        f"{{name: last, model_from: raft, overrides: [{last}]}}]"
+    )
 
 
 @pytest.fixture
@@ -57,22 +70,25 @@ def in_this_process(monkeypatch):
     monkeypatch.setattr(pipeline, "check_host", lambda plan, host: None)
 
 
-def raft(root: Path) -> int:
-    overrides = [*SMALL, PHASES, f"run_root={root}", "name=r"]
+def raft(root: Path, metric: str) -> int:
+    overrides = [*SMALL, phases_of(metric), f"run_root={root}", "name=r"]
     return pipeline.run(compose(overrides), Request(overrides))
 
 
-def test_the_chosen_cycle_is_evaluated_last(tmp_path, in_this_process, monkeypatch):
+@pytest.mark.parametrize("metric", REWARDS)
+def test_the_chosen_cycle_is_evaluated_last(tmp_path, in_this_process, monkeypatch, metric):
     """The last evaluation is killed before it writes; the same command resumes."""
     with monkeypatch.context() as patch:
         patch.setattr(evaluation, "write_rows", dying(evaluation.write_rows, 2))
         with pytest.raises(Killed):
-            raft(tmp_path)
-    assert raft(tmp_path) == EXIT_DONE
+            raft(tmp_path, metric)
+    assert raft(tmp_path, metric) == EXIT_DONE
     [run_dir] = (tmp_path / "r").glob("[0-9]*")
     stored = json.loads((run_dir / "record.json").read_text())
     choice = stored["chosen"]["raft"]
     assert (choice["cycle"], choice["num_cycles"], choice["stopped_early"]) == (1, 1, True)
+    result = json.loads((run_dir / stored["phases"]["last"] / "result.json").read_text())
+    assert result[metric] == choice["accuracy"]
     folders = sorted(path.parent.name for path in run_dir.glob("*/record.json"))
     assert folders == sorted(stored["phases"].values())
     assert not list(run_dir.glob("*cycle2*"))

@@ -200,55 +200,57 @@ def tables(
 
 
 def plan_errors(gpus: Container[str] | None = None) -> dict[str, dict[str, Any]]:
-    """Return measured step times in predicted ones by product, of measurements by others and by us.
+    """Return measured step times in predicted ones, of measurements by others and by us.
 
-    `amd` has all AMD GPUs, for those without a measurement. `grpo` counts the runs of GRPO. An only
-    measurement has the model and the precision of its `run`.
+    They are sorted by product and method. `amd` has all AMD GPUs, for those without a measurement,
+    and the number of its runs on each. An only measurement has the model and precision of its
+    `run`.
     """
-    times: list[tuple[str, str, bool, Callable[[], float]]] = []
+    times: list[tuple[str, str, str, Callable[[], float]]] = []
     is_amd: dict[str, bool] = {}
     product_of = {product.group: product.name for product in products()}
     for rows in SPEED.values():
         for row in rows:
             config = compose(row.overrides)
-            gpu, is_grpo = config.hardware.product, config.method.generates
+            gpu = config.hardware.product
             is_amd[gpu] = config.hardware.vendor == Vendor.amd
-            times.append((gpu, row.name, is_grpo, lambda row=row: row.error))
+            times.append((gpu, config.method.name, row.name, lambda row=row: row.error))
     for line in MEASURED.read_text().splitlines():
         ours = json.loads(line)
-        gpu = product_of[ours["overrides"][0].partition("=")[2]]
+        values = dict(override.partition("=")[::2] for override in ours["overrides"])
         if "step_s" in ours:
             times.append(
                 (
-                    gpu,
+                    product_of[values["hardware"]],
+                    values["method"],
                     ours["name"],
-                    "method=grpo" in ours["overrides"],
                     lambda row=ours: (planned_row(row)[1].step_s or math.nan) / row["step_s"] - 1,
                 )
             )
-    factors: dict[str, list[float]] = {}
-    runs: dict[str, str] = {}
-    num_grpo: Counter[str] = Counter()
-    for gpu, name, is_grpo, error in times:
+    factors: dict[str, dict[str, list[float]]] = {}
+    runs: dict[tuple[str, str], str] = {}
+    counts: dict[str, Counter[str]] = {}
+    for gpu, method, name, error in times:
         if gpus is None or gpu in gpus:
-            num_grpo[gpu] += is_grpo
-            factors.setdefault(gpu, []).append(1 / (1 + error()))
-            runs[gpu] = ", ".join(name.split(", ")[:2])
-    if gpus is None:
-        num_grpo["amd"] = sum(num for gpu, num in num_grpo.items() if is_amd.get(gpu))
-        factors["amd"] = [
-            time for gpu, times in factors.items() if is_amd.get(gpu) for time in times
-        ]
+            time = 1 / (1 + error())
+            factors.setdefault(gpu, {}).setdefault(method, []).append(time)
+            runs[gpu, method] = ", ".join(name.split(", ")[:2])
+            if gpus is None and is_amd.get(gpu):
+                factors.setdefault("amd", {}).setdefault(method, []).append(time)
+                counts.setdefault(method, Counter())[gpu] += 1
     return {
         gpu: {
-            "rows": len(times),
-            "grpo": num_grpo[gpu],
-            "least": round(min(times), 2),
-            "median": round(statistics.median(times), 2),
-            "most": round(max(times), 2),
-            **({"run": runs[gpu]} if len(times) == 1 else {}),
+            method: {
+                "rows": len(times),
+                "least": round(min(times), 2),
+                "median": round(statistics.median(times), 2),
+                "most": round(max(times), 2),
+                **({"run": runs[gpu, method]} if len(times) == 1 else {}),
+                **({"gpus": counts[method]} if gpu == "amd" else {}),
+            }
+            for method, times in sorted(by_method.items())
         }
-        for gpu, times in sorted(factors.items())
+        for gpu, by_method in sorted(factors.items())
     }
 
 

@@ -137,8 +137,9 @@ def test_a_run_needs_disk_for_its_checkpoints_and_model(capsys, tmp_path, overri
     sysroots.mi300x(tmp_path)
     out = run(capsys, f"sysroot={tmp_path}", "format=json", *overrides.split())[1]
     checks = {check["name"]: check for check in json.loads(out)["checks"]}
-    threshold = checks["run_root_disk"]["threshold"]
-    assert float(threshold.split()[0]) == pytest.approx(needed_gb, rel=0.1)
+    check = checks["run_root_disk"]
+    assert float(check["threshold"].split()[0]) == pytest.approx(needed_gb, rel=0.1)
+    assert ("4B" in check["source"]) == (not overrides)  # the run whose size is assumed
 
 
 @pytest.mark.parametrize("content", [b"\xff\x00\x80 9", b"cpu_cores_count 0\nmem_banks_count 1\n"])

@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 from recipes import evaluate
 from recipes.evaluate import EvaluateConfig
 from recipes.measure import statistics
-from recipes.rewards.verifier import Judgment
+from recipes.rewards.verifier import Judgment, build_verifier
 from recipes.sampling import batches
 from recipes.sampling.generation import TOO_LONG, Sample
 
@@ -29,23 +29,19 @@ def score(folder, rows, samples, verifier) -> list[dict]:
     args, log = EvaluateConfig("x", batch_size=len(rows)), batches.Log(folder, "accuracy")
     batches.run_batch(rows, 0, args, lambda prompts, seed: samples, verifier, sampled, judged, log)
     pairs = zip(sampled.finished(0), judged.finished(0), strict=True)
-    return [evaluate.scored_row(rows[s["prompt_index"]], {**s, **v}) for s, v in pairs]
+    return [evaluate.scored_row(rows[s["prompt_index"]], {**s, **v}, True) for s, v in pairs]
 
 
-def configured(tmp_path, **rewards):
-    """Return a struct configuration, like a rank's."""
+def verifier_of(rows, **rewards):
     method = {"rewards": rewards, "reward_chain": [], "reward_pattern": None}
-    method["reward_confined"] = True
-    settings = OmegaConf.create({"method": method, "run_dir": str(tmp_path)})
-    OmegaConf.set_struct(settings, True)
-    return settings
+    config = OmegaConf.create({"method": {**method, "reward_confined": True}})
+    return build_verifier(config, [*rows[0]], rows)
 
 
 def test_score_answers_and_prompt_that_is_too_long(tmp_path):
     rows = [{"prompt": "p", "answer": a, "task": "t"} for a in ("1", "2", "")]
     samples = [Sample("<answer>1</answer>", 5, True), Sample("3", 1, False), TOO_LONG]
-    verifier = evaluate.scorer(configured(tmp_path), rows)
-    scored = score(tmp_path, rows, samples, verifier)
+    scored = score(tmp_path, rows, samples, verifier_of(rows, accuracy=1.0))
     keys = ("completion", "score", "correct", "num_tokens", "finished")
     assert [tuple(row[key] for key in keys) for row in scored] == [
         ("<answer>1</answer>", 1.0, True, 5, True),
@@ -59,8 +55,7 @@ def test_score_answers_and_prompt_that_is_too_long(tmp_path):
 
 def test_count_answers_that_cannot_be_scored(tmp_path):
     rows = [{"prompt": "p", "answer": "1", "entry": "no record of a task"}] * 2
-    verifier = evaluate.scorer(configured(tmp_path), rows)
-    assert list(verifier.judges) == ["reasoning_gym"]
+    verifier = verifier_of(rows, reasoning_gym=1.0)
     judged = [Judgment(1.0), Judgment(0.0, "no score within 5 s")]
     verifier.judges["reasoning_gym"] = lambda prompts, completions, columns: judged
     scored = score(tmp_path, rows, [Sample("1", 1, True), Sample("9**9", 1, True)], verifier)
@@ -86,7 +81,7 @@ def test_has_heldout(data, expected):
 
 def test_score_by_rewards(tmp_path):
     rows = [{"prompt": "p", "answer": "1"}] * 2
-    verifier = evaluate.scorer(configured(tmp_path, accuracy=1.0, format=1.0), rows)
+    verifier = verifier_of(rows, accuracy=1.0, format=1.0)
     texts = ("1", "<think>.</think><answer>1</answer>")
     scored = score(tmp_path, rows, [Sample(text, 1, True) for text in texts], verifier)
     assert [(row["score"], row["correct"]) for row in scored] == [(0.5, False), (1.0, True)]
@@ -120,3 +115,21 @@ def test_figures_of_several_samples():
     assert result["by_task"]["a"]["num_samples"] == 8
     assert (result["num_problems"], result["num_samples"]) == (2, 8)
     assert result["right_per_problem"] == [1, 3]
+
+
+def test_rewards_that_judge_no_answer_have_a_mean():
+    graded = [
+        {"problem": n // 2, "prompt": "p", "completion": "a", "score": score}
+        | {"num_tokens": 2, "finished": True}
+        for n, score in enumerate((0.5, 0.75, 1.0, 0.25))
+    ]
+    result = evaluate.summary(graded, 2, seed=0)
+    assert (result["reward"], result["reward_per_problem"]) == (0.625, [0.625, 0.625])
+    assert result["interval"] == list(statistics.bootstrap([0.625, 0.625], 0))
+    assert not {"accuracy", "pass_at_k", "right_per_problem"} & result.keys()
+    assert [row["score"] for row in result["samples"]] == [0.5, 0.25, 1.0]
+    # scores of 0 and 1 are as good as right and wrong
+    binary = [{**row, "score": float(row["score"] == 1.0)} for row in graded]
+    result = evaluate.summary(binary, 2, seed=0)
+    assert (result["reward"], result["pass_at_k"]["2"]) == (0.25, 0.5)
+    assert "accuracy" not in result

@@ -268,6 +268,7 @@ def test_offers_compose_fit_and_reach_their_gain(command, expected):
         assert after == pytest.approx(before, rel=0.01)
 
 
+GRPO_OF_4B = ["hardware=mi300x", "model=qwen3_4b", "method=grpo"]
 COLOCATED = ["topology=colocate", "topology.num_gpus=1", "effective_batch=56"]
 TWO_GPUS = ["topology.num_gpus=2", "effective_batch=56"]
 
@@ -296,10 +297,23 @@ def test_the_fastest_and_cheapest_runs_have_the_same_steps_on_fewer_gpus(overrid
         assert margin.fits_with_margin(config, HOST)
 
 
-@pytest.mark.parametrize("overrides", ["method=grpo", "method=sft price_per_gpu_hour=2"])
-def test_only_grpo_with_a_price_has_a_cheaper_run(overrides):
+@pytest.mark.parametrize(("overrides", "has_offers"), [
+    ("method=grpo", True),
+    ("method=grpo topology=colocate topology.num_gpus=8", False),  # no trainer waits
+    ("method=sft price_per_gpu_hour=2", False),
+])  # fmt: skip
+def test_without_a_price_a_cheaper_run_is_offered_if_trainers_wait(overrides, has_offers):
     command = f"hardware=mi300x model=qwen3_4b {overrides}".split()
-    assert cheaper(chosen(*command), Request(command), HOST) == []
+    assert bool(cheaper(chosen(*command), Request(command), HOST)) == has_offers
+
+
+@pytest.mark.parametrize(("scaling", "stays"), [
+    ([], True), (["method.lr_scaling=sqrt", "method.lr_reference_batch=56"], False),
+])  # fmt: skip
+def test_a_larger_step_says_whether_the_learning_rate_stays(scaling, stays):
+    offers = faster(chosen(*GRPO_OF_4B, *scaling), HOST)
+    [larger] = [offer for offer in offers if "effective_batch=448" in offer.overrides]
+    assert ("same learning rate" in larger.price) == stays
 
 
 @pytest.mark.parametrize(("overrides", "offer"), [

@@ -18,7 +18,7 @@ from launch.config.request import Request
 from launch.config.wording import CONF, groups
 from launch.core.errors import UserError
 from launch.machine import inside
-from launch.plan.planning import make_plan
+from launch.plan.planning import make_plan, prepare
 from launch.plan.process_env import ROOT
 from launch.rules.check import refusals
 from launch.schema import Config
@@ -141,6 +141,17 @@ def test_automatic_topology_and_precision(overrides, topology, precision):
 def test_strategy_of_split_depends_on_memory_and_trainers(overrides, strategy, topology):
     config = composed("method=grpo", *overrides.split(), *topology)
     assert (config.topology.name, config.topology.strategy) == ("split", strategy)
+
+
+@pytest.mark.parametrize(("overrides", "strategy"), [
+    ("model=qwen3_4b", "none"),
+    ("model=qwen3_4b topology.num_gpus=8", "ddp"),
+    ("model=qwen3_32b topology.num_gpus=8", "fsdp"),
+    ("model=qwen3_4b topology.num_gpus=8 topology.strategy=zero2", "zero2"),
+])  # fmt: skip
+def test_strategy_of_colocated_trainers(overrides, strategy):
+    grpo = ["hardware=mi300x", "method=grpo", "topology=colocate"]
+    assert prepare(composed(*grpo, *overrides.split()))[0].topology.strategy == strategy
 
 
 @pytest.mark.parametrize(("overrides", "runtime", "image"), [

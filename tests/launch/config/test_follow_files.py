@@ -266,6 +266,30 @@ def test_an_evaluation_follows_the_run_that_left_its_model(tmp_path):
     assert own.method.rewards == {"format": 1.0}
 
 
+def test_an_evaluation_follows_the_run_that_sampled_the_rows_of_training(tmp_path):
+    rows = tmp_path / "questions.jsonl"
+    rows.write_text('{"prompt": "1+1"}\n' * 7)
+    sampled = composed(
+        *f"method=sample hardware=cpu data=jsonl data.path={rows}".split(),
+        *(
+            "data.heldout_fraction=0.5",
+            "~method.rewards.reasoning_gym",
+            "+method.rewards.length=1.0",
+        ),
+        *("+method.rewards.format=0.5", "method.args.max_new_tokens=9"),
+    )
+    leave_record(tmp_path / "sample", sampled, "done")
+    selected = tmp_path / "sample/selected.jsonl"
+    selected.write_text('{"prompt": "1+1", "completion": "2"}\n')
+    trained = composed("hardware=cpu", "data=jsonl", f"data.path={selected}")
+    leave_record(tmp_path / "run", trained, "done")
+    leave_model(tmp_path / "run/model")
+    config = compose(["method=evaluate", "hardware=cpu", f"model.path={tmp_path}/run"])
+    assert (config.data.path, config.data.heldout_fraction) == (str(rows), 0.5)
+    assert config.method.rewards == {"length": 1.0, "format": 0.5}
+    assert config.method.args["max_new_tokens"] == 9
+
+
 def test_an_evaluation_needs_held_out_rows_of_the_run_or_other_data(tmp_path):
     chats = ROOT / "examples/chat.jsonl"
     leave_record(tmp_path, composed("hardware=cpu", "data=jsonl", f"data.path={chats}"), "done")

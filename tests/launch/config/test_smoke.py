@@ -45,7 +45,8 @@ def test_any_composition_fits_a_cpu(overrides, monkeypatch):
     assert (config.model.head_dim, config.targets) == (32, {})  # vLLM accepts 32 and more
     assert config.model.init == Init.random
     assert (config.precision.name, config.hardware.vendor.name) == ("fp32", "none")
-    assert config.method.args["max_steps"] == 2
+    args = config.method.args
+    assert (args["max_steps"], args["warmup_steps"]) == (2, 0)  # a warm-up begins with rate 0
     assert any(line.startswith("smoke=true replaces precision") for line in warnings)
     rejected = [
         line for line in warnings if line.startswith("without smoke=true this is rejected: ")
@@ -102,6 +103,22 @@ def test_values_of_the_command_line_stay():
     assert (config.method.args["shapes"], config.method.args["repetitions"]) == ([[8, 16, 32]], 3)
     assert config.method.args["fail_below"] is None
     assert any("smoke=true replaces method.args.fail_below=0.9" in line for line in warnings)
+
+
+@pytest.mark.parametrize(("name", "typed", "small"), [
+    ("scaling", "models=[13b]", ["tiny"]),
+    ("transformer", "sequence=8192", 32),
+    ("gemm", "shapes=[[16384,16384,16384]]", [[64, 64, 64], [96, 32, 64]]),
+    ("gemm", "ops=[compiled]", ["compiled"]),
+    ("finetune", "sequence=8192", 32),
+    ("batch_size", "batch_sizes=[128,256]", [1, 2, 4]),
+    ("checkpointing", "batch_size=1", 1),
+    ("collectives", "max_bytes=4294967296", 65536),
+])  # fmt: skip
+def test_a_benchmark_is_small_whatever_the_user_typed(name, typed, small):
+    method = ["smoke=true", "hardware=mi350x", f"method=bench/{name}"]
+    args = prepared(*method, f"method.args.{typed}")[0].method.args
+    assert args[typed.partition("=")[0]] == small
 
 
 def test_an_effective_batch_that_the_ranks_do_not_divide_is_unset():

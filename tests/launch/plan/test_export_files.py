@@ -70,7 +70,7 @@ def test_results_of_another_model_are_rejected(error_of, tmp_path, source, compo
     evaluation = tmp_path / "evaluation"
     evaluation.mkdir()
     if composition is not None:
-        done = {"status": "done", "accuracy": 1.0}
+        done = {"status": "done", "accuracy": 1.0, "interval": [0.5, 1.0]}
         files_of(evaluation, result=done, record={"composition": composition})
     assert message in error_of(f"model.path={source}", f"method.args.results_from={evaluation}")
 
@@ -118,7 +118,9 @@ def test_an_evaluation_of_the_same_directory_by_another_name(launch, tmp_path, s
     ):
         record = {"composition": {"model": {"path": str(measured), "hub_id": None}}}
         evaluation = files_of(
-            tmp_path / "evaluation", result={"status": "done", "accuracy": 1.0}, record=record
+            tmp_path / "evaluation",
+            result={"status": "done", "accuracy": 1.0, "interval": [0.5, 1.0]},
+            record=record,
         )
         overrides = [f"model.path={exported}", f"method.args.results_from={evaluation}"]
         done = launch("hardware=cpu", "method=export", *overrides, "mode=plan")

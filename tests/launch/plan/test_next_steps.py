@@ -27,6 +27,8 @@ DOCKER = "method=grpo hardware=mi300x model=qwen3_0_6b runtime=docker runtime.sh
     (DOCKER, ALL),
     ("method=sft hardware=cpu " + ROWS, ["report", "chat", "export"]),
     ("method=sft hardware=cpu data.heldout_path={rows} " + ROWS, ALL),
+    ("method=grpo hardware=cpu data=jsonl data.path={questions} data.heldout_fraction=0.5"
+     " ~method.rewards.reasoning_gym +method.rewards.length=1.0", ALL),
     ("method=sft hardware=cpu data.heldout_path={chats} " + ROWS, ["report", "chat", "export"]),
     ("method=sft hardware=cpu data=ultrachat", ["report", "chat", "export"]),
     ("method=sft hardware=cpu data=gsm8k", ALL),
@@ -37,8 +39,10 @@ def test_offered_commands_can_be_planned(tmp_path, monkeypatch, words, steps):
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "my rows.jsonl"
     file.write_text('{"prompt": "1+1", "completion": "2", "answer": "2"}\n')
-    chats = ROOT / "examples/chat.jsonl"
-    request = Request(word.format(rows=file, chats=chats) for word in words.split())
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text("".join(f'{{"prompt": "{n} + 1"}}\n' for n in range(8)))
+    files = {"rows": file, "questions": questions, "chats": ROOT / "examples/chat.jsonl"}
+    request = Request(word.format(**files) for word in words.split())
     config = composed(*request)
     folder = tmp_path / "my runs/sft/20260101-000000-aaaaaa"
     leave_record(folder, config, "done", overrides=[*request])

@@ -45,6 +45,20 @@ def test_only_evaluations_of_the_same_problems_are_compared(tmp_path):
     assert evaluations.pairs_with_first([first]) == []
 
 
+def test_mean_rewards_are_compared_with_each_other_only(tmp_path):
+    runs = [a_run(tmp_path / "accuracy", [1, 0, 1])]
+    for name, rewards in {"before": [0.25, 0.5, 0.5], "after": [0.5, 0.75, 0.5]}.items():
+        (tmp_path / name).mkdir()
+        content = {"reward": sum(rewards) / 3, "reward_per_problem": rewards}
+        content |= {"samples_per_prompt": 1, "data_sha256": "s"}
+        (tmp_path / name / "result.json").write_text(json.dumps(content))
+        runs.append(read(tmp_path / name, name))
+    (table,) = evaluations.comparisons([(runs[1], runs[2])])
+    change = [cell.text for cell in table.rows[0]]
+    assert (change[1:4], change[5]) == (["41.7%", "58.3%", "+16.7"], "2 / 0 of 3")
+    assert "rows" not in vars(evaluations.comparisons([(runs[0], runs[1])])[-1])
+
+
 def test_settings_that_make_a_comparison_unfair_are_named(tmp_path):
     settings = {
         "A": ["method.args.max_new_tokens=512"],
@@ -57,7 +71,8 @@ def test_settings_that_make_a_comparison_unfair_are_named(tmp_path):
         for name, overrides in settings.items()
     )
     assert len(evaluations.comparisons([(first, fair)])) == 1  # the table
-    keys = {"C": ["method.args.max_new_tokens", "method.rewards.accuracy"],
+    rewards = ["method.rewards.reasoning_gym", "method.rewards.accuracy"]
+    keys = {"C": [rewards[0], "method.args.max_new_tokens", rewards[1]],
             "D": ["data.num_heldout"]}  # fmt: skip
     for run in (unfair, others):
         note = evaluations.comparisons([(first, run)])[-1]

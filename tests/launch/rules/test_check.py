@@ -73,6 +73,7 @@ single_is_one | AMD topology=single topology.num_gpus=2 | topology=ddp
 topology_of_method | AMD method=evaluate topology=fsdp | topology=single
 topology_of_method | AMD topology=split | topology=ddp
 vllm | hardware=mi50 method=bench/vllm precision=fp16 | smoke=true
+vllm | hardware=cpu method=grpo topology=split | smoke=true
 vllm | AMD method=serve container=rocm_train | container=rocm
 split_needs_a_trainer | GRPO topology=split topology.num_gpus=2 topology.servers=2 | servers=1
 split_needs_a_server | GRPO topology=split topology.servers=0 | at least 1
@@ -96,6 +97,8 @@ profile_of_vllm | AMD method=bench/vllm profile=memory | profile=torch
 rocprof_compute_alone | AMD topology=ddp profile=rocprof rocprof=compute
  method.args.save_strategy=no | topology=single
 selection_metric | method.selection.metric=eval_los | eval_mean_token
+selection_metric | method=raft ~method.rewards.reasoning_gym +method.rewards.length=1
+ method.selection.metric=accuracy | method.selection.metric=reward
 heldout_rows | BEST FILE | data.heldout_fraction=0.1
 selection_streaming | BEST FILE data.heldout_fraction=0.1 data.streaming=true | data.heldout_path
 quantized_model | AMD model=gpt_oss_20b method=grpo topology=split | topology=ddp
@@ -137,7 +140,6 @@ reward_chain | CODE method.reward_chain=[format,code_tests] | code_tests at most
 reward_column | method=grpo data=jsonl data.path=train.jsonl method.rewards.reasoning_gym=1.0
  | data=reasoning
 data_of_method | data=code method=dpo | data=jsonl
-evaluation_of_code | data=code method=evaluate | method.rewards.code_tests=1.0
 sandbox_in_job | CODE runtime=slurm | runtime=docker
 sandbox_in_job | CODE runtime=kubernetes container=rocm | runtime=docker
 terminal_in_pod | method=chat runtime=kubernetes container=cpu | runtime=local
@@ -541,6 +543,8 @@ method.args.optim=lion_8bit method.args.adam_beta1=0.8 | none
 model=tiny model.num_layers=8 | Use: model.num_parameters=
 model=tiny hardware=mi300x method=serve model.num_parameters=200000000000 | model.num_parameters=9
 hardware=rx7900xtx method=serve model=qwen3_32b | none
+hardware=mi60 runtime=local mode=plan | no code for gfx906
+hardware=mi60 runtime=docker mode=plan | none
 hardware=mi50 precision=fp16 model=gemma3_4b adapter=lora | transformers#36822
 hardware=mi50 method=bench/numerics model=gpt_oss_20b | needs 586 GB of 34 GB
 hardware=mi50 method=bench/numerics model=qwen3_0_6b | none

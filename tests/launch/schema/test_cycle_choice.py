@@ -98,6 +98,7 @@ def test_later_phases_use_the_best_cycle(tmp_path, events, capsys):
     choice = {
         "cycle": 2,
         "num_cycles": 3,
+        "metric": "accuracy",
         "accuracy": 0.9,
         "stopped_early": False,
         "accuracies": [0.5, 0.7, 0.9, 0.8],

@@ -161,6 +161,15 @@ def test_grpo_generates_as_much_with_a_smaller_batch(loss, message):
     assert change.cost == message
 
 
+def test_changes_for_a_server_come_before_those_for_trainers_that_fit():
+    """The trainers have no margin, before as after."""
+    grpo = ["hardware=mi300x", "method=grpo", "model=llama3_1_70b"]
+    plan = plan_of(grpo)
+    assert {m.process for m in plan.memory if not m.fits} == {"server"}
+    first, *_ = changes(grpo)
+    assert first.overrides == ["topology.server_max_length=2048"]
+
+
 @pytest.mark.parametrize("override", [
     "adapter=lora",
     "method.args.precompute_ref_log_probs=true",
@@ -349,7 +358,8 @@ def test_tight_ranks_under_ddp_are_told_to_shard(overrides, first):
 
 def test_a_plan_shows_the_changes_and_the_finding(capsys):
     assert run.main([*tight("adapter"), "mode=plan"]) == 0
-    next_run = capsys.readouterr().out.splitlines()[-2]
+    lines = capsys.readouterr().out.splitlines()
+    [next_run] = [line for line in lines if line.startswith("Next")]
     command = Request(shlex.split(next_run.partition(": ")[2])[2:])
     assert command == (*tight("adapter"), *command[len(tight("adapter")) :])
     assert fit._fitting(command, host_with(8))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,8 @@ def test_a_training_without_evaluation_is_skipped_and_other_problems_are_not_com
     assert found([*line, phase("5_ec", "4_c", accuracy=0.5)])["5_ec"] == ("2_ea", 30.0)
     others = phase("5_ec", "4_c", accuracy=0.5, problems="others")
     assert found([*line, others])["5_ec"] == (None, None)
+    reward = dataclasses.replace(line[-1], measure="reward")
+    assert found([*trained, reward, phase("5_ec", "4_c", accuracy=0.5)])["5_ec"] == (None, None)
 
 
 def test_the_cycles_of_raft_are_one_curve():

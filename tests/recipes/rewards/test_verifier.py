@@ -249,6 +249,17 @@ def test_a_hanging_worker_ends_after_its_rank_was_killed():
     assert worker(code, {"name": "regex", **question}) == (-signal.SIGALRM, [])
 
 
+def test_a_worker_whose_rank_exits_during_the_imports_ends_silently():
+    isolated, (reader, writer) = Isolated(["length"]), os.pipe()
+    with pytest.MonkeyPatch.context() as patch, open(reader) as errors:
+        patch.setattr(subprocess, "Popen", functools.partial(subprocess.Popen, stderr=writer))
+        isolated.start()
+        os.close(writer)
+        for pipe in (isolated.process.stdout, isolated.process.stdin):
+            pipe.close()
+        assert errors.read() == ""  # up to the end of the process
+
+
 def test_scores_outside_0_to_1_are_errors():
     name = f"{OWN}.beyond_for_bad"
     verifier = of({name: 1.0}, confined=False)
