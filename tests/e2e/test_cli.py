@@ -76,7 +76,7 @@ def trained(tmp_path_factory):
         stderr=subprocess.STDOUT,
         text=True,
     ) as child:
-        run = wait_for_step(root, child, 3)
+        run = wait_for_step(root, child, 6)  # in the second epoch
         child.send_signal(signal.SIGTERM)
         stopped, _ = child.communicate(timeout=120)
     assert child.returncode == 75, stopped
