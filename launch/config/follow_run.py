@@ -54,7 +54,8 @@ def with_base(request: Request, run: dict[str, Any], path: str) -> Request:
     places = [key for key in ("model.path", "model.hub_id") if key in request.keys]
     problem = ""
     if not model:
-        problem = f"not a run that trained a model. Use: {BASE}=<run>"
+        what = "not a run that trained a model" if Path(path).exists() else "no such run"
+        problem = f"{what}. Use: {BASE}=<run>, or before training model= and data="
     elif places:
         problem = f"names the model already. Remove {places[0]}"
     elif adapter:  # the run that left the adapter has also merged it

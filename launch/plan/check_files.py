@@ -7,7 +7,6 @@ import ast
 import importlib.util
 import os
 import re
-import sys
 import tempfile
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from launch.inputs.adapter_files import check_adapter
 from launch.inputs.jsonl_files import check_data_files, check_is_file
 from launch.inputs.model_config import quantization_of
 from launch.inputs.reading import near_files
+from launch.inputs.reward_files import source_of
 from launch.inputs.tuned_files import check_tuned_files
 from launch.machine.detect import Host
 from launch.plan import tuned
@@ -72,12 +72,12 @@ def check_files(config: Config, all_lines: bool, host: Host | None = None) -> li
     _check_model(config, all_lines)
     check_adapter(config)
     check_export(config)
+    _check_rewards(config)
     check_rows(config, all_lines)
     check_data_files(config)
     if config.method.starts_vllm and (dataset := config.method.args.get("dataset")):
         check_is_file("method.args.dataset", Path(dataset))
     check_tuned_files(config)
-    _check_rewards(config)
     _check_run_root(config)
     try:
         _check_packages(config)
@@ -139,10 +139,7 @@ def _check_rewards(config: Config) -> None:
         module, dot, function = name.rpartition(".")
         if not dot:
             continue
-        bases = [Path(folder, *module.split(".")) for folder in (os.getcwd(), *sys.path)]
-        files = (file for base in bases for file in (base.with_suffix(".py"), base / "__init__.py"))
-        source = next(filter(Path.is_file, files), None)
-        key = f"method.rewards.{name}"
+        source, key = source_of(module), f"method.rewards.{name}"
         if source is None:
             raise UserError(
                 f"{key}: no module {module!r} in {os.getcwd()} or among the installed packages. "

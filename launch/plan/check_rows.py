@@ -16,6 +16,7 @@ from launch.core.row_messages import Row
 from launch.core.row_tests import parse_tests
 from launch.inputs import model_path
 from launch.inputs.jsonl_files import check_is_file
+from launch.inputs.reward_files import columns_of
 from launch.schema import Config, trainer_args
 from launch.schema.data import Balance, Data
 from launch.schema.enums import Init
@@ -178,6 +179,13 @@ def _check_rewards(config: Config, key: str, present: set[str] | None) -> None:
     if not present:
         return
     for name in config.method.rewards:
+        missing = [column for column in columns_of(name) if column not in present - {"prompt"}]
+        if missing:
+            raise UserError(
+                f"method.rewards.{name}: its parameter {missing[0]} is no column of {key}, which "
+                f"has {', '.join(sorted(present - {'prompt'})) or 'none'}. Use: prompts, "
+                "completions, a column, or a default value."
+            )
         field = trainer_args.lock()["rewards"].get(name)
         has_pattern = name == "regex" and config.method.reward_pattern is not None
         if field is not None and field not in present and not has_pattern:

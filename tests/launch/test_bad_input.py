@@ -156,6 +156,24 @@ def test_a_reward_needs_its_column(launch, tmp_path, overrides, key):
     assert key is None or f"method.rewards.{key}: reads the column" in done.err
 
 
+@pytest.mark.parametrize(("parameters", "missing"), [
+    ("prompts, completions, topic, **columns", None),
+    ("completions, topic, weight=1.0", None),
+    ("completions, *, log_metric, **_", None),
+    ("completions, question, **_", "question"),  # data.columns calls it prompt
+    ("prompts, prompt, completions", "prompt"),  # TRL passes prompts only
+    ("completions, *, answer, **_", "answer"),
+])  # fmt: skip
+def test_the_users_reward_needs_columns_of_the_rows(launch, tmp_path, parameters, missing):
+    (tmp_path / "mine.py").write_text(f"def score({parameters}): return [1.0 for _ in completions]")
+    (tmp_path / "a.jsonl").write_text('{"question": "a", "topic": "b"}\n' * 2)
+    data = ["data=jsonl", "data.path=a.jsonl", "data.columns.prompt=question"]
+    reward = "method.rewards={mine.score: 1.0}"
+    done = launch("method=grpo", *data, reward, "mode=plan", "hardware=cpu")
+    assert done.code == (0 if missing is None else 2), done.err
+    assert missing is None or f"its parameter {missing} is no column" in done.err
+
+
 def test_held_out_rows_for_selection_need_the_fields_of_training_rows(launch, tmp_path):
     for name, rows in (("train", '{"text": "a"}\n'), ("test", '{"prompt": "a", "answer": "b"}\n')):
         (tmp_path / f"{name}.jsonl").write_text(rows)

@@ -1,0 +1,34 @@
+"""Find the source of a user's reward, and what it needs, without importing it."""
+
+import ast
+import os
+import sys
+from pathlib import Path
+
+# Parameters that are not columns of the rows: TRL's, and those of every reward.
+GIVEN = "prompts completions completion_ids trainer_state log_extra log_metric environments".split()
+
+
+def source_of(module: str) -> Path | None:
+    """Return the file of a module in the working directory or among the installed packages."""
+    bases = [Path(folder, *module.split(".")) for folder in (os.getcwd(), *sys.path)]
+    files = (file for base in bases for file in (base.with_suffix(".py"), base / "__init__.py"))
+    return next(filter(Path.is_file, files), None)
+
+
+def columns_of(name: str) -> list[str]:
+    """Return the columns that a function needs: its parameters without a default.
+
+    Return [] if the function is not defined at the top of its module.
+    """
+    module, _, function = name.rpartition(".")
+    source = source_of(module)
+    body = ast.parse(source.read_text(encoding="utf-8")).body if source else []
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == function:
+            names, positional = node.args, [*node.args.posonlyargs, *node.args.args]
+            needed = positional[: len(positional) - len(names.defaults)]
+            by_keyword = zip(names.kwonlyargs, names.kw_defaults, strict=True)
+            needed += [name for name, default in by_keyword if default is None]
+            return [name.arg for name in needed if name.arg not in GIVEN]
+    return []
