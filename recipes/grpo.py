@@ -14,6 +14,7 @@ Checkpoints do not contain TRL's state within a generation cycle, so they are sa
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,21 @@ class Trainer(
     """TRL's trainer with packed completions, curriculum, timed steps and atomic checkpoints."""
 
     ahead = 0  # number of generations whose rows are read before their turn
+    _sampler: Iterable[int] = ()  # streamed rows have none
+
+    def _get_train_sampler(self, dataset: Any = None) -> Iterable[int]:
+        self._sampler = super()._get_train_sampler(dataset)
+        return self._sampler
+
+    def _init_training_state(self, *args: Any, **kwargs: Any) -> tuple[int, int]:
+        """Draw the orders of earlier epochs again, so that a resumed run continues the order.
+
+        The order of TRL's sampler depends on how often it was drawn, not on the epoch.
+        """
+        epochs, steps = super()._init_training_state(*args, **kwargs)
+        for _ in range(epochs):
+            next(iter(self._sampler), None)
+        return epochs, steps
 
     def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
         heartbeat = Path(self.args.output_dir).with_name(HEARTBEAT)

@@ -13,7 +13,7 @@ from launch.schema import Config, trainer_args
 from launch.schema.data import Data
 
 # in the order of preference, if the rows have the fields of several
-REWARDS = ("code_tests", "accuracy", "regex")
+REWARDS = ("reasoning_gym", "code_tests", "accuracy", "regex")
 DEFAULT = "reasoning_gym"  # in conf/method; only generated problems have its field
 
 

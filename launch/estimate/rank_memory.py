@@ -122,6 +122,7 @@ def moments(config: Config) -> dict[str, dict[str, float]]:
             parts["weights in 16 bits"] = config.model.num_layers * step.linear_bytes()
         gathers = config.topology.strategy == "zero3" and value(config, "ds3_gather_for_generation")
         parts["communication"] = 2.0 * n.base if gathers else shards.buffers
+        parts["gradients"] = shards.between_steps
         peaks["generation"] = parts
     return peaks
 
@@ -144,10 +145,9 @@ def _passes(
     # The gradient of a tied head is stored until the embedding's is added. The gradient of
     # an untied head is accumulated immediately.
     pending = element * head_weights if model.tied_embeddings else 0.0
-    # Without accumulation there are no gradients at the start, but DDP's buckets and DeepSpeed's
-    # stage 3 (grad_partitions_flat_buffer) allocate them once.
-    stay = accumulates or strategy == "zero3" or (strategy == "ddp" and n.ranks > 1)
-    grads = shards.gradients if stay else 0.0
+    # Without accumulation there are no gradients at the start. But DeepSpeed's stage 3 allocates
+    # them once (grad_partitions_flat_buffer).
+    grads = shards.gradients if accumulates or strategy == "zero3" else shards.between_steps
     # The gradient of the embedding needs a second tensor if the accumulated one exists or is
     # sharded.
     second = element * head_weights if grads or strategy in SHARDED else 0.0
@@ -175,7 +175,8 @@ def _passes(
         # without gradients, only the tensors of one layer or of the head are in memory
         held_out = micro_step(config, evaluation_batch(config))
         tensors = held_out.hidden + max(held_out.saved_by_layer(), held_out.before_head())
-        passes["evaluation"] = (tensors, held_out.tile(), forward_copies, 0.0, buffers)
+        kept = shards.between_steps
+        passes["evaluation"] = (tensors, held_out.tile(), forward_copies, kept, buffers)
     return passes
 
 
@@ -189,6 +190,7 @@ class _Shards:
     buffers_of_step: float
     buffers_of_head: float = 0.0  # part of `buffers` that the backward of the head frees
     gathered_again: float = 0.0  # gathered again for the backward of the embedding
+    between_steps: float = 0.0  # gradients that are never freed
 
 
 def _shards(config: Config, size: Batch) -> _Shards:
@@ -218,7 +220,8 @@ def _shards(config: Config, size: Batch) -> _Shards:
             return _Shards(gradients, buffers, sharded, 0.0)
         matrix = low * model.vocab_size * model.hidden_size
         if not fsdp.reshard_after_forward:
-            return _Shards(gradients, buffers, sharded, 0.0, matrix)
+            freed = matrix if size.accumulation == 1 else 0.0
+            return _Shards(gradients, buffers, sharded, 0.0, freed)
         # embedding and head are separate units
         return _Shards(gradients, buffers - matrix, sharded, 0.0, matrix, matrix)
     if strategy in ("zero2", "zero3"):
@@ -234,4 +237,6 @@ def _shards(config: Config, size: Batch) -> _Shards:
         # flattened in 16 bits, then in fp32
         flattened = min(4.0 * SUB_GROUP, flat) * (1.5 if low == 2 else 1.0)
         return _Shards(part, 2 * bucket + gathered(2), part + flattened, bucket)
-    return _Shards(full, 0.0, full, 0.0)
+    # DDP's buckets exist from the start.
+    kept = full if strategy == "ddp" and n.ranks > 1 else 0.0
+    return _Shards(full, 0.0, full, 0.0, between_steps=kept)

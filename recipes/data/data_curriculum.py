@@ -217,7 +217,6 @@ class Curriculum:
     """
 
     _schedule: Schedule | None = None
-    _sampler: Sampler | None = None
 
     def use_curriculum(self, data: DictConfig, seed: int, ahead: int = 0) -> None:
         """Create the schedule; call once, after __init__. Raises UserError if rows have no levels.
@@ -249,20 +248,8 @@ class Curriculum:
 
     def _get_train_sampler(self, dataset: Any = None) -> Sampler:
         if self._schedule is None:
-            self._sampler = super()._get_train_sampler(dataset)
-            return self._sampler
+            return super()._get_train_sampler(dataset)
         return ScheduleSampler(self._schedule, self._row_repeats, self._batch_repeats)
-
-    def _init_training_state(self, *args: Any, **kwargs: Any) -> tuple[int, int]:
-        """Draw the orders of earlier epochs again, so that a resumed GRPO run continues the order.
-
-        The order of TRL's sampler depends on how often it was drawn, not on the epoch.
-        """
-        epochs, steps = super()._init_training_state(*args, **kwargs)
-        if self._sampler is not None and hasattr(self, "num_generations"):
-            for _ in range(epochs):
-                next(iter(self._sampler), None)
-        return epochs, steps
 
     def _calculate_rewards(
         self, inputs: list[dict[str, Any]], *args: Any, **kwargs: Any

@@ -22,6 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 from torch._inductor.exc import InductorError
+from torch.nn.parallel import DistributedDataParallel
 from transformers import TrainerCallback
 
 from launch.core.errors import UserError
@@ -241,18 +242,23 @@ class CompiledLayers:
                         weight.grad for weight in model.parameters() if weight.grad is not None
                     ]
                     norm = torch.nn.utils.get_total_norm(grads).full_tensor()
-                    model.zero_grad()
                     model.set_requires_gradient_sync(self.accelerator.sync_gradients)
                 else:
                     unwrapped = self.accelerator.unwrap_model(model)
                     loss = super().compute_loss(unwrapped, dict(inputs), *args, **kwargs)
                     weights = [weight for weight in unwrapped.parameters() if weight.requires_grad]
-                    grads = torch.autograd.grad(loss, weights, allow_unused=True)
+                    if isinstance(model, DistributedDataParallel):
+                        loss.backward()  # into its gradients, because a copy may not fit
+                        grads = [weight.grad for weight in weights]
+                    else:
+                        grads = torch.autograd.grad(loss, weights, allow_unused=True)
                     norm = torch.nn.utils.get_total_norm(
                         [grad for grad in grads if grad is not None]
                     )
         finally:
             vars(self).update(saved)
+            if self.is_fsdp_enabled or isinstance(model, DistributedDataParallel):
+                model.zero_grad()
         return loss.item(), norm.item()
 
     def _use_eager(self, reason: str) -> None:

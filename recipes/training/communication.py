@@ -17,8 +17,10 @@ DDP = (DistributedType.MULTI_GPU, DistributedType.MULTI_CPU)
 class LeanCommunication:
     """Store DDP's gradients in its buckets, and keep FSDP's weights. Mixin before a TRL trainer.
 
-    Otherwise DDP has a copy of all gradients. With topology.fsdp.reshard_after_forward=false, FSDP
-    gathers weights once in an optimizer step and not once in each micro-batch.
+    Otherwise DDP has a copy of all gradients. A trained weight that the loss does not use has a
+    gradient of zero then, and not None, so weight decay applies to it. With
+    topology.fsdp.reshard_after_forward=false, FSDP gathers weights once in an optimizer step and
+    not once in each micro-batch.
     """
 
     def _build_accelerator_args(self, **kwargs: Any) -> dict[str, Any]:
@@ -45,3 +47,11 @@ class LeanCommunication:
             is_last = self.accelerator.sync_gradients
             model.set_reshard_after_backward(plugin.reshard_after_forward or is_last)
         return super().training_step(model, *args, **kwargs)
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """Shard the weights again afterwards, because the state may be saved or loaded then."""
+        metrics = super().evaluate(*args, **kwargs)
+        for module in self.model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+        return metrics

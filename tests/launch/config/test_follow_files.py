@@ -320,3 +320,11 @@ def test_a_base_that_is_unknown_is_rejected(tmp_path):
     }.items():
         with pytest.raises(UserError, match=re.escape(remedy)):
             follow("method=evaluate", *words.split())
+
+
+@pytest.mark.parametrize("method", ["grpo", "evaluate"])
+def test_rows_of_reasoning_gym_keep_its_reward(tmp_path, method):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "1 + 1?", "entry": "{}", "answer": "2"}\n')
+    words = [f"method={method}", "data=jsonl", f"data.path={rows}", f"data.heldout_path={rows}"]
+    assert composed(*words, "hardware=cpu").method.rewards == {"reasoning_gym": 1.0}

@@ -354,3 +354,22 @@ def test_evaluation_is_the_peak_if_its_batches_are_larger():
     assert larger.moment == "evaluation"
     # only the tensors of one layer, for 512 x 1024 tokens, without gradients
     assert equal.total_gb < larger.total_gb < equal.total_gb * 128
+
+
+GRPO_ON_2 = """
+hardware=h200 method=grpo model=qwen3_4b topology=ddp method.args.gradient_checkpointing=true
+method.args.per_device_train_batch_size=8 method.args.steps_per_generation=16
+method.args.max_completion_length=2048
+"""
+SELECTING = (
+    "hardware=h200 method=sft model=qwen3_0_6b topology=ddp method.selection.metric=eval_loss"
+)
+
+
+@pytest.mark.parametrize(("overrides", "moment"), [
+    (GRPO_ON_2, "generation"), (SELECTING, "evaluation"),
+])  # fmt: skip
+def test_ddp_keeps_its_gradients_between_steps(overrides, moment):
+    config, _ = prepare(composed(*overrides.split()))
+    trained = 4.0 * config.model.num_parameters
+    assert rank_memory.moments(config)[moment]["gradients"] == pytest.approx(trained)

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from accelerate.utils import DistributedDataParallelKwargs, DistributedType
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -46,6 +47,10 @@ class Parts:
         loss = model(rows).square().sum()
         loss.backward()
         return loss.detach()
+
+    def evaluate(self) -> dict[str, float]:
+        with torch.no_grad():
+            return {"loss": self.model(batches()[0, 0]).sum().item()}
 
 
 class Trainer(LeanCommunication, Parts):
@@ -104,3 +109,11 @@ def test_fsdp_gathers_once_in_a_step_if_weights_stay_gathered(group, reshards, g
         names = [event.name for event in profile.events()]
         assert sum(name.startswith("FSDP::all_gather (") for name in names) == gathers
         model.zero_grad()
+
+
+@pytest.mark.parametrize("group", [("fake", 2, {"store": FakeStore()})], indirect=True)
+def test_weights_are_sharded_after_an_evaluation(group):
+    trainer = Trainer(DistributedType.FSDP, reshards=False)
+    trainer._prepare_for_training()
+    trainer.evaluate()
+    assert all(isinstance(weight, DTensor) for weight in trainer.model.parameters())
