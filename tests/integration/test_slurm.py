@@ -299,7 +299,7 @@ def test_job_of_a_dead_node_is_requeued_and_resumes(cluster, tmp_path):
     finally:
         cluster.start("n2", "slurmd", "-D", "-N", "n2")
         cluster.set_state("n2", "RESUME")
-    assert (end["JobState"], end["Restarts"]) == ("COMPLETED", "1"), slurm_log(run_dir)
+    assert (end["JobState"], end["Restarts"]) == ("COMPLETED", "1"), (end, slurm_log(run_dir))
     assert "trainers-1 is on n3" in (run_dir / "logs/trainers-1.log").read_text()
     assert "resuming from" in (run_dir / "logs/rank0.log").read_text()
     rows = json_files.read_metrics(run_dir / "metrics.jsonl")
