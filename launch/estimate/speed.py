@@ -341,7 +341,7 @@ def _communication_s(config: Config, size: Batch, micro_s: float) -> float:
     # A forward and a backward gather, and so does the forward of the reference. Weights that are
     # not resharded are gathered once per step.
     reshards = strategy == "zero3" or config.topology.fsdp.reshard_after_forward
-    gathers = size.accumulation * ((2 if reshards else 0) + reference) + (0 if reshards else 1)
+    gathers = (2 * size.accumulation if reshards else 1) + size.accumulation * reference
     reduced = (n - 1) / n * 4.0 * trained / link
     return gathers * gathered + reduced
 

@@ -19,10 +19,10 @@ def source_of(module: str) -> Path | None:
 def columns_of(name: str) -> list[str]:
     """Return the columns that a function needs: its parameters without a default.
 
-    Return [] if the function is not defined at the top of its module.
+    Return [] if the function is not defined at the top of its module, or is not the user's.
     """
     module, _, function = name.rpartition(".")
-    source = source_of(module)
+    source = source_of(module) if module else None
     body = ast.parse(source.read_text(encoding="utf-8")).body if source else []
     for node in body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == function:

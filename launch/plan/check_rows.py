@@ -179,12 +179,13 @@ def _check_rewards(config: Config, key: str, present: set[str] | None) -> None:
     if not present:
         return
     for name in config.method.rewards:
-        missing = [column for column in columns_of(name) if column not in present - {"prompt"}]
+        columns = present - {"prompt"}  # which rewards get as `prompts`
+        missing = [column for column in columns_of(name) if column not in columns]
         if missing:
             raise UserError(
-                f"method.rewards.{name}: its parameter {missing[0]} is no column of {key}, which "
-                f"has {', '.join(sorted(present - {'prompt'})) or 'none'}. Use: prompts, "
-                "completions, a column, or a default value."
+                f"method.rewards.{name}: its parameter {missing[0]} is not a column of {key}, "
+                f"which has {', '.join(sorted(columns)) or 'none'}. Use: prompts, completions, a "
+                "column, or a default value."
             )
         field = trainer_args.lock()["rewards"].get(name)
         has_pattern = name == "regex" and config.method.reward_pattern is not None

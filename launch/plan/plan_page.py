@@ -191,11 +191,12 @@ def _method(plan: Plan) -> str:
     if is_without_rows(config):
         values = [f"{name} {v}" for name, v in config.method.args.items() if v is not None]
         return textwrap.shorten(", ".join([config.method.name, *values]), MAX_VALUES)
-    weights = f"adapter {config.adapter.name} of rank {config.adapter.rank}"
-    weights = "all weights" if config.adapter.rank is None else weights
-    trained = f"{weights}, " if config.method.trains else ""
-    rate = plan.trainer_args.get("learning_rate")  # as scaled with the batch
-    rate = f", learning rate {rate:g}" if config.method.trains else ""
+    trained = rate = ""
+    if config.method.trains:
+        adapter = f"adapter {config.adapter.name} of rank {config.adapter.rank}"
+        trained = f"{'all weights' if config.adapter.rank is None else adapter}, "
+        # as scaled with the batch
+        rate = f", learning rate {plan.trainer_args['learning_rate']:g}"
     compute, weights = config.precision.compute, config.precision.weights
     dtypes = config.precision.name
     if config.method.trains and compute != weights:

@@ -29,6 +29,7 @@ from recipes.models.adapters import merged_params
 from recipes.models.model_build import whole_model
 from recipes.rank.program import Interrupted, ServerLost, give_up, say, stop_requested
 from recipes.sampling.generation import engine_args
+from recipes.training.communication import reshard
 
 PROBE = "The quick brown fox jumps over the lazy dog. 1 + 2 = 3."
 PROBE_TOKENS = 32
@@ -225,8 +226,7 @@ def gathered_weights(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor
     Every rank must iterate. One module's weights are gathered at a time.
     """
     sharded = [(n, m) for n, m in model.named_modules() if isinstance(m, FSDPModule)]
-    for _, module in sharded:
-        module.reshard()  # a forward pass without a backward pass leaves some gathered
+    reshard(model)
     for prefix, module in sharded:
         module.unshard()
         # Copies, because vLLM's sender keeps tensors until it has packed 1 GB.
@@ -380,8 +380,7 @@ def _log_probs(trainer: GRPOTrainer, ids: list[list[int]], num_tokens: int) -> t
     """Return the trainer's log-probabilities of the last `num_tokens` tokens of each sequence."""
     tokens = torch.tensor(ids, device=trainer.accelerator.device)
     mask = torch.ones_like(tokens)
-    sharded = [module for module in trainer.model.modules() if isinstance(module, FSDPModule)]
-    if not sharded:
+    if not any(isinstance(module, FSDPModule) for module in trainer.model.modules()):
         with trainer.accelerator.autocast():
             log_probs, *_ = trainer._get_per_token_logps_and_entropies(
                 trainer.model, tokens, mask, num_tokens
@@ -391,7 +390,6 @@ def _log_probs(trainer: GRPOTrainer, ids: list[list[int]], num_tokens: int) -> t
     # FSDP2 does not release a group of weights until all of its modules have run.
     with trainer.accelerator.autocast(), torch.compiler.set_stance("force_eager"):
         logits = trainer.model(input_ids=tokens, attention_mask=mask).logits
-    for module in sharded:  # the last group stays gathered until a backward pass
-        module.reshard()
+    reshard(trainer.model)
     log_probs = (logits[:, -num_tokens - 1 : -1].float() / trainer.temperature).log_softmax(-1)
     return log_probs.gather(-1, tokens[:, -num_tokens:, None]).squeeze(-1).cpu()

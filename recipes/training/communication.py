@@ -51,7 +51,12 @@ class LeanCommunication:
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Shard the weights again afterwards, because the state may be saved or loaded then."""
         metrics = super().evaluate(*args, **kwargs)
-        for module in self.model.modules():
-            if isinstance(module, FSDPModule):
-                module.reshard()
+        reshard(self.model)
         return metrics
+
+
+def reshard(model: nn.Module) -> None:
+    """Free gathered weights of FSDP, which a forward without a backward may leave."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()

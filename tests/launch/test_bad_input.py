@@ -171,7 +171,7 @@ def test_the_users_reward_needs_columns_of_the_rows(launch, tmp_path, parameters
     reward = "method.rewards={mine.score: 1.0}"
     done = launch("method=grpo", *data, reward, "mode=plan", "hardware=cpu")
     assert done.code == (0 if missing is None else 2), done.err
-    assert missing is None or f"its parameter {missing} is no column" in done.err
+    assert missing is None or f"its parameter {missing} is not a column of data.path" in done.err
 
 
 def test_held_out_rows_for_selection_need_the_fields_of_training_rows(launch, tmp_path):
