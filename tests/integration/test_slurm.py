@@ -15,7 +15,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,7 +36,8 @@ SlurmctldPort={ports[0]}
 SlurmUser={user}
 SlurmdUser={user}
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.sock
+# A requeued job starts after this time. The default is 120 s.
+AuthInfo=socket={folder}/munge.sock,cred_expire=15
 CredType=cred/munge
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
@@ -117,23 +117,12 @@ class Cluster:
         done = subprocess.run(argv, capture_output=True, text=True, check=True)
         return dict(re.findall(r"(\w+)=(\S*)", done.stdout))
 
-    def start_again(self, job: str) -> None:
-        """Start a requeued job immediately. Slurm itself would wait two minutes.
+    def wait_for_restart(self, job: str) -> None:
+        wait_until(lambda: self.job(job)["Restarts"] == "1")
 
-        Slurm resets the start time while the previous start completes. A node rejects a job ("Job
-        credential revoked") that starts in the second of the kill, which a node may get late.
-        """
-
-        def started() -> bool:
-            subprocess.run(
-                ["scontrol", "update", f"jobid={job}", "starttime=now"], capture_output=True
-            )
-            return self.job(job)["JobState"] != "PENDING"
-
-        wait_until(lambda: self.job(job)["JobState"] == "PENDING")
-        killed = int(time.time())
-        wait_until(lambda: time.time() >= killed + 3)
-        wait_until(started)
+    def wait_until_idle(self) -> None:
+        """Wait until all nodes have registered and none has a job."""
+        wait_until(lambda: "idle n[1-3]" in sinfo())
 
     def ended(self, job: str) -> dict[str, str]:
         """Wait until the job has ended, and return its fields."""
@@ -191,7 +180,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         for node in NODES:
             (folder / f"spool-{node}").mkdir()
             daemons.start(node, "slurmd", "-D", "-N", node)
-        wait_until(lambda: "idle" in sinfo() and "n[1-3]" in sinfo())
+        daemons.wait_until_idle()
         yield daemons
     finally:
         daemons.stop()
@@ -273,7 +262,7 @@ def test_early_signal_saves_requeues_and_resumes(cluster, undisturbed, tmp_path)
     wait_for_step(run_dir, 2)
     # The signal of `--signal=B:TERM@` before the time limit.
     subprocess.run(["scancel", "--batch", "--signal=TERM", job], check=True)
-    cluster.start_again(job)
+    cluster.wait_for_restart(job)
     assert "requeueing job" in slurm_log(run_dir)
     end = cluster.ended(job)
     assert (end["JobState"], end["Restarts"]) == ("COMPLETED", "1"), slurm_log(run_dir)
@@ -294,11 +283,12 @@ def test_job_of_a_dead_node_is_requeued_and_resumes(cluster, tmp_path):
         assert json_files.read_json(run_dir / "record.json")["exit_code"] == 4
         # Slurm does the same SlurmdTimeout (300 s) after the node died.
         cluster.set_state("n2", "DOWN")
-        cluster.start_again(job)
+        cluster.wait_for_restart(job)
         end = cluster.ended(job)
     finally:
         cluster.start("n2", "slurmd", "-D", "-N", "n2")
         cluster.set_state("n2", "RESUME")
+    cluster.wait_until_idle()
     assert (end["JobState"], end["Restarts"]) == ("COMPLETED", "1"), (end, slurm_log(run_dir))
     assert "trainers-1 is on n3" in (run_dir / "logs/trainers-1.log").read_text()
     assert "resuming from" in (run_dir / "logs/rank0.log").read_text()
