@@ -60,10 +60,10 @@ class Change:
 
 
 def shortage(plan: Plan) -> str | None:
-    """Describe the processes that need more memory; None if all fit or run on a CPU."""
+    """Describe the processes that need more memory; None if all fit."""
     tight: dict[str, list[Memory]] = {}
     for entry in plan.memory:
-        if not entry.fits and plan.config.hardware.vendor != Vendor.none:
+        if not entry.fits:
             tight.setdefault(entry.process, []).append(entry)
     lines = []
     for process, entries in tight.items():  # a process may have GPUs of different sizes

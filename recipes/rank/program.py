@@ -75,9 +75,14 @@ def is_main_rank() -> bool:
 
 
 def say(line: str) -> None:
-    """Print a line on the main rank, and flush it because the launcher follows the log."""
+    """Print a line on the main rank, and flush it because the launcher follows the log.
+
+    torchrun does not buffer, so print() would write the end of the line separately, and a warning
+    on stderr could come before it.
+    """
     if is_main_rank():
-        print(line, flush=True)
+        sys.stdout.write(f"{line}\n")
+        sys.stdout.flush()
 
 
 def run(work: Callable[[DictConfig], dict[str, Any]], argv: list[str] | None = None) -> int:

@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -26,7 +28,7 @@ from recipes.models.model_build import (
 from recipes.rank import program
 from recipes.rank.device import DTYPES
 from recipes.training import train_loop
-from tests.conftest import composed
+from tests.conftest import ROOT, composed
 from tests.helpers.bench_config import ADAPTER
 
 TINY = Path(__file__).parents[3] / "conf/model/tiny.yaml"
@@ -76,6 +78,13 @@ def test_only_the_main_rank_writes_a_result(tmp_path, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     with pytest.raises(FileNotFoundError):
         run(tmp_path, lambda _: {})
+
+
+def test_a_line_and_its_end_are_one_write_of_an_unbuffered_rank():
+    code = "from recipes.rank.program import say; say('a line'); say('another')"
+    packets, output = os.pipe2(os.O_DIRECT)  # keeps the boundaries of writes
+    subprocess.run([sys.executable, "-u", "-c", code], stdout=output, cwd=ROOT, check=True)
+    assert [os.read(packets, 100), os.read(packets, 100)] == [b"a line\n", b"another\n"]
 
 
 def test_a_signal_requests_a_stop_until_the_run_ends(tmp_path):
