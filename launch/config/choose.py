@@ -132,7 +132,7 @@ def _compile_choice(config: Config, off: bool) -> tuple[bool, str]:
     if off:
         return False, TRL_DEFAULT
     note = f"; not measured on {config.hardware.name}, so the first micro-batch checks it"
-    return True, f"fewer, larger kernels{'' if config.hardware.compile_measured else note}"
+    return True, f"fewer, larger kernels{'' if config.hardware.kernels_measured else note}"
 
 
 def _rows_choice(config: Config) -> tuple[Rows, str]:

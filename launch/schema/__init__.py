@@ -106,9 +106,9 @@ class Hardware:
     packed_attention: Optional[str] = checked(None, words=PACKED_ATTENTION)
     fused_attention: bool = True  # torch has a kernel that does not store the scores
     compile: bool = True  # torch.compile works
-    # Compiled layers were verified on this device. If not, the first micro-batch of a run is
-    # computed with and without compilation.
-    compile_measured: bool = False
+    # Compiled layers and the kernel for packed rows were verified on this device. If not, a run
+    # compares them on its first micro-batch with eager layers and the attention of padded rows.
+    kernels_measured: bool = False
     triton: bool = True  # the Triton version in our tests compiles for this device without spills
     vllm: bool = True  # an image with vLLM supports this device
     dataloader: Dataloader = field(default_factory=Dataloader)

@@ -26,6 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import TrainerCallback
 
 from launch.core.errors import UserError
+from recipes.models import packed_attention
 from recipes.rank.program import say
 
 # In tokens. Equal to COMPILED_MULTIPLE of launch/schema/trainer_args.py, for padding batches.
@@ -147,7 +148,7 @@ class CompiledLayers:
 
     _layers: Sequence[nn.Module] = ()
     _checkpointing: CheckpointFirstLayers | None = None
-    _is_first_batch = _needs_comparison = False
+    _is_first_batch = _unmeasured = _checks_attention = False
     compiled: str | None = None  # "yes", or the reason why not, or None if not requested
 
     def compile_layers(self, config: DictConfig) -> None:
@@ -155,13 +156,21 @@ class CompiledLayers:
         if (number := OmegaConf.select(config, "step.checkpointed_layers")) is not None:
             self._checkpointing = CheckpointFirstLayers(number)
             self.add_callback(self._checkpointing)
+        self._unmeasured = not config.hardware.get("kernels_measured", False)
+        self._precision, strategy = config.precision.compute, config.topology.strategy
+        has_kernel = config.hardware.get("packed_attention") in packed_attention.KERNELS
+        packs = OmegaConf.select(config, "step.rows") == "packed" and has_kernel
+        # ZeRO-3 gathers weights in hooks that torch.autograd.grad does not call.
+        self._checks_attention = self._unmeasured and packs and strategy != "zero3"
+        # torch.autograd.grad rejects reentrant checkpointing.
+        reentrant = (self.args.gradient_checkpointing_kwargs or {}).get("use_reentrant")
+        self._is_first_batch = self._checks_attention and not reentrant
         if not OmegaConf.select(config, "step.compile"):
             return
         self._requested = "step.compile" not in [choice.key for choice in config.get("chosen", [])]
-        self._precision = config.precision.compute
         models = filter(None, (self.model, getattr(self, "ref_model", None)))
         layers = [decoder_layers(model) for model in models]
-        if config.topology.strategy == "zero3":
+        if strategy == "zero3":
             self._use_eager(
                 "ZeRO-3 gathers weights inside the layers, which a graph cannot contain"
             )
@@ -172,10 +181,7 @@ class CompiledLayers:
             compile_each(
                 self._layers, self._use_eager, dynamic=not getattr(self, "one_length", False)
             )
-            # The comparison uses torch.autograd.grad, which rejects reentrant checkpointing.
-            reentrant = (self.args.gradient_checkpointing_kwargs or {}).get("use_reentrant")
             self.compiled, self._is_first_batch = "yes", not reentrant
-            self._needs_comparison = not config.hardware.get("compile_measured", False)
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any
@@ -190,41 +196,46 @@ class CompiledLayers:
     def _try_first_batch(
         self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> None:
-        """Run the layers before the first update. Compare with eager on unmeasured hardware."""
-        reason, compiled = None, (0.0, 0.0)
+        """Run the layers before the first update.
+
+        On unmeasured hardware, compare them with eager layers and the attention of padded rows.
+        """
+        reason, figures = None, (0.0, 0.0)
         try:
             for batch in getattr(self, "_rehearsed", tuple)():
                 self._loss_and_norm(model, batch)
-            compiled = self._loss_and_norm(model, inputs, *args, **kwargs)
+            figures = self._loss_and_norm(model, inputs, *args, **kwargs)
         except COMPILE_ERRORS as error:  # raised by the backward pass
             reason = _first_line(error)
-        if self._any_rank_failed(reason) or not self._needs_comparison:
+        if self.compiled not in ("yes", None):  # a forward pass has fallen back
+            reason = self.compiled
+        if reason := _of_any_rank(reason):
+            self._use_eager_if_compiled(reason)
+            figures = self._loss_and_norm(model, inputs, *args, **kwargs)
+        if not (self._unmeasured and self.compiled == "yes") and not self._checks_attention:
             return
         forwards = [layer.forward for layer in self._layers]
         use_eager(self._layers)
-        eager = self._loss_and_norm(model, inputs, *args, **kwargs)
+        with packed_attention.by_document():
+            expected = self._loss_and_norm(model, inputs, *args, **kwargs)
         for layer, forward in zip(self._layers, forwards, strict=True):
             layer.forward = forward
         comparison = (
-            "loss and gradient norm of the first micro-batch are "
-            f"{_formatted(compiled)} compiled and {_formatted(eager)} eager"
+            f"loss and gradient norm of the first micro-batch are {_formatted(figures)}, and "
+            f"{_formatted(expected)} with eager layers and the attention of padded rows"
         )
         # GRPO's first losses are zero except for rounding, so losses have an absolute tolerance.
         tolerance = TOLERANCE[self._precision]
         agree = all(
             math.isclose(a, b, rel_tol=tolerance, abs_tol=absolute)
-            for a, b, absolute in zip(eager, compiled, (tolerance, 0.0), strict=True)
+            for a, b, absolute in zip(expected, figures, (tolerance, 0.0), strict=True)
         )
-        say(f"compiled layers: {comparison}")
-        self._any_rank_failed(None if agree else comparison)
-
-    def _any_rank_failed(self, reason: str | None) -> bool:
-        """Return whether any rank has a reason not to compile. If so, switch all ranks to eager."""
-        local_reason = reason if self.compiled == "yes" else self.compiled
-        reasons = [text for text in gather_object([local_reason]) if text]
-        if reasons and self.compiled == "yes":
-            self._use_eager(reasons[0])
-        return bool(reasons)
+        say(f"kernels of this GPU: {comparison}")
+        if reason := _of_any_rank(None if agree else comparison):
+            self._use_eager_if_compiled(reason)
+            if self._checks_attention:
+                packed_attention.use_by_document()
+                say("warning: packed rows use the attention of padded rows, which is slower")
 
     def _loss_and_norm(
         self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any
@@ -261,10 +272,14 @@ class CompiledLayers:
                 model.zero_grad()
         return loss.item(), norm.item()
 
+    def _use_eager_if_compiled(self, reason: str) -> None:
+        if self.compiled == "yes":
+            self._use_eager(reason)
+
     def _use_eager(self, reason: str) -> None:
         """Switch to eager. Raises UserError for fp8, and if the user requested compiled layers."""
         use_eager(self._layers)
-        self.compiled, self._needs_comparison = reason, False
+        self.compiled = reason
         remedy = "step.compile=false" if self._requested else None
         if self._precision == "fp8":  # uncompiled, it takes three times as long as bf16
             remedy = "precision=bf16"
@@ -300,6 +315,11 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
     finally:
         for module, rate in rates:
             module.p = rate
+
+
+def _of_any_rank(reason: str | None) -> str | None:
+    """Return the first reason that a rank has. All ranks must call this."""
+    return next((text for text in gather_object([reason]) if text), None)
 
 
 def _first_line(error: Exception) -> str:

@@ -8,8 +8,11 @@ they are packed, for example in generation.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -124,4 +127,33 @@ def _flash_attention(
     )
 
 
+def _by_document(
+    query: Tensor, key: Tensor, value: Tensor, starts: Tensor, longest: int, scaling: float
+) -> Tensor:
+    """Return attention by the kernel of padded rows, for one document after the other."""
+    shared = query.shape[1] // key.shape[1]
+    key, value = (part.repeat_interleave(shared, dim=1) for part in (key, value))
+    outputs = []
+    for begin, end in itertools.pairwise(starts.tolist()):
+        parts = (part[begin:end].transpose(0, 1)[None] for part in (query, key, value))
+        output = nn.functional.scaled_dot_product_attention(*parts, is_causal=True, scale=scaling)
+        outputs.append(output[0].transpose(0, 1))
+    return torch.cat(outputs)
+
+
 KERNELS = {"varlen": _varlen, "flash_attention_2": _flash_attention}
+
+
+@contextlib.contextmanager
+def by_document() -> Iterator[None]:
+    """Compute packed rows with the kernel of padded rows, which is slower."""
+    kernels = dict(KERNELS)
+    use_by_document()
+    try:
+        yield
+    finally:
+        KERNELS.update(kernels)
+
+
+def use_by_document() -> None:
+    KERNELS.update(dict.fromkeys(KERNELS, _by_document))

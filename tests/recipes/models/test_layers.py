@@ -45,7 +45,7 @@ def compiled(run_dir, method, *overrides, measured=True, requested=True):
     """Return the trainer of `built`, with batches padded for compiling, before compile_layers."""
     # Four rows of the maximum length are the rehearsal batch.
     lengths = [] if method == "grpo" else ["method.args.max_length=128"]
-    measured = f"hardware.compile_measured={str(measured).lower()}"
+    measured = f"hardware.kernels_measured={str(measured).lower()}"
     config, trainer = built(run_dir, method, "step.compile=true", measured, *lengths, *overrides)
     if not requested:
         OmegaConf.update(config, "chosen", [CHOSEN])

@@ -1,10 +1,15 @@
-"""Test which models get attention without masks."""
+"""Test attention without masks, and what replaces a kernel that is wrong on this GPU."""
 
 import pytest
+import torch
 from omegaconf import OmegaConf
 from transformers import AutoConfig
 
 from recipes.models import packed_attention
+from tests.helpers.trainers import assert_same, built, trained
+
+# hardware.packed_attention=varlen computes only 16-bit dtypes with the kernel.
+VARLEN = ["hardware.packed_attention=varlen", "step.rows=packed", "precision=bf16"]
 
 
 @pytest.mark.parametrize(("kind", "keys", "expected"), [
@@ -18,3 +23,25 @@ from recipes.models import packed_attention
 def test_windows_and_sinks_get_an_attention_that_respects_them(kind, keys, expected):
     config = OmegaConf.create({"hardware": {"attention": "sdpa"}, "method": {"name": "sft"}})
     assert packed_attention.implementation(config, AutoConfig.for_model(kind, **keys)) == expected
+
+
+def wrong(query, key, value, starts, longest, scaling):
+    """Let documents attend to each other."""
+    ends = torch.tensor([0, len(query)])
+    return packed_attention._by_document(query, key, value, ends, longest, scaling)
+
+
+@pytest.mark.parametrize("method", ["sft", "grpo"])
+@pytest.mark.parametrize(("kernel", "agrees"), [("_by_document", True), ("wrong", False)])
+def test_a_wrong_kernel_is_replaced_before_the_first_update(
+    tmp_path, monkeypatch, capsys, method, kernel, agrees
+):
+    monkeypatch.setitem(packed_attention.KERNELS, "varlen", packed_attention._by_document)
+    expected = trained(built(tmp_path / "exact", method, *VARLEN)[1])
+    used = wrong if kernel == "wrong" else packed_attention._by_document
+    monkeypatch.setitem(packed_attention.KERNELS, "varlen", used)
+    config, trainer = built(tmp_path / "checked", method, *VARLEN)
+    trainer.compile_layers(config)
+    assert_same(trained(trainer), expected)
+    assert (packed_attention.KERNELS["varlen"] is used) == agrees
+    assert ("warning: packed rows" in capsys.readouterr().out) != agrees
