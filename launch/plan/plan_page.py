@@ -247,7 +247,7 @@ def _model(config: Config) -> str:
 
 
 def _count(number: float) -> str:
-    return f"{number / 1e9:.3g} billion" if number >= 1e9 else f"{number / 1e6:.3g} million"
+    return f"{number / 1e9:.3g} billion" if number >= 999.5e6 else f"{number / 1e6:.3g} million"
 
 
 def _tasks(data: Data) -> str:
