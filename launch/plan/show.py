@@ -27,6 +27,8 @@ UNITS = {
     "step_s": "{digits} s per step",
     "time_s": "{digits} s",
 }
+# Figures of result.json that the line leaves out, because others say the same.
+UNSHOWN = ("exit_code", "training_hours", "tokens_per_second_per_gpu")
 
 
 def show(
@@ -101,9 +103,10 @@ def say_end(config: Config, plan: Plan, exit_code: int) -> None:
     figures = {
         key: value
         for key, value in result.items()
-        if type(value) in (int, float) and key != "exit_code"
+        if type(value) in (int, float)
     }
-    results = ", ".join(_rounded(name, value) for name, value in figures.items())
+    shown = {n: v for n, v in figures.items() if n not in UNSHOWN and (v or "errors" not in n)}
+    results = ", ".join(_rounded(name, value) for name, value in shown.items())
     statuses = {0: "done", 75: "interrupted; the same command resumes it"}
     status = statuses.get(exit_code, f"failed, exit code {exit_code}")
     say(config, f"{plan.name}: {status}" + (f" ({results})" if results else ""))
