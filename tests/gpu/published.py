@@ -154,10 +154,10 @@ def speed_rows(section: str) -> list[PublishedSpeed]:
     return rows
 
 
-MEMORY = {"Measured by others": memory_rows("memory_measured")}
+MEMORY = {"AMD, unlinked reports": memory_rows("memory_measured")}
 SPEED = {
-    "AMD, measured by others": speed_rows("speed_amd"),
-    "TRL on an H200, measured by others": speed_rows("speed_h200"),
+    "AMD, unlinked reports": speed_rows("speed_amd"),
+    "TRL on an H200, unlinked report": speed_rows("speed_h200"),
 }
 
 
@@ -165,7 +165,7 @@ def memory_report() -> str:
     def cells(row: PublishedMemory) -> list[str]:
         return [row.name, row.stated, f"{row.predicted_gb:.1f}", row.error]
 
-    return tables(MEMORY, ["run", "GB published", "predicted", "error"], cells, MEMORY_REASONS)
+    return tables(MEMORY, ["run", "GB reported", "predicted", "error"], cells, MEMORY_REASONS)
 
 
 def speed_report() -> str:
@@ -200,7 +200,7 @@ def tables(
 
 
 def plan_errors(gpus: Container[str] | None = None) -> dict[str, dict[str, Any]]:
-    """Return measured step times in predicted ones, of measurements by others and by us.
+    """Return measured step times in predicted ones, of unlinked reports and of our runs.
 
     They are sorted by product and method. `amd` has all AMD GPUs, for those without a measurement,
     and the number of its runs on each. An only measurement has the model and precision of its
