@@ -37,7 +37,7 @@ def facts(plan: Plan) -> Facts:
         facts.append(("speed", _rate(plan)))
     if speed.parts_s:
         facts.append(("bottleneck", _bottleneck(speed, config)))
-    facts += repeated("faster", _offers(plan))
+    facts += repeated("faster", [_offer(plan, offer) for offer in plan.faster[:MAX_OFFERS]])
     facts += repeated("cheaper", [_offer(plan, offer) for offer in plan.cheaper])
     facts += repeated("memory", _memory(plan))
     facts += repeated("targets", targets([plan]))
@@ -209,20 +209,6 @@ def _bottleneck(speed: Speed, config: Config) -> str:
     (slow, slow_s), (fast, fast_s) = sorted(halves.items(), key=lambda half: -half[1])
     overlap = "meanwhile" if config.topology.overlap else "then"
     return f"{slow}, {approximate(slow_s)} s of a step; {overlap} {fast}, {approximate(fast_s)} s"
-
-
-def _offers(plan: Plan) -> list[str]:
-    """Return overrides that would make the run faster, with gain and price."""
-    offers, balance = [*plan.faster], plan.balance
-    if balance and balance.gain > 1.0:
-        price = f"{balance.sequences} sequences per step"
-        cost = plan.speed.unit_cost and plan.speed.unit_cost / balance.gain
-        overrides = [f"topology.servers={balance.servers}"]
-        if steps := run_length.same_answers(plan.config, balance.sequences):
-            overrides.append(f"{run_length.MAX_STEPS}={steps}")
-        offers.append(Offer(overrides, balance.gain, price, cost))
-    offers.sort(key=lambda offer: -offer.gain)
-    return [_offer(plan, offer) for offer in offers[:MAX_OFFERS]]
 
 
 def _offer(plan: Plan, offer: Offer) -> str:

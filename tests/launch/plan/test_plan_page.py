@@ -294,9 +294,9 @@ def test_a_server_of_a_run_shows_a_request_with_its_system_prompt(launch, tmp_pa
 ])  # fmt: skip
 def test_no_offer_makes_the_command_wrong(launch, override, is_offered):
     grpo = ["hardware=mi300x", "method=grpo", "model=qwen3_4b", "price_per_gpu_hour=2"]
-    lines = launch(*grpo, override, "mode=plan").out.splitlines()
-    offers = [line.split() for line in lines if "topology=colocate" in line]
-    assert len(offers) == 2 * is_offered  # faster and cheaper
+    plan = json.loads(launch(*grpo, override, "mode=plan", "format=json").out)
+    for offers in (plan["faster"], plan["cheaper"]):
+        assert is_offered == any("topology=colocate" in offer["overrides"] for offer in offers)
 
 
 def test_targets_have_the_unit_of_the_plan(launch):
