@@ -24,6 +24,7 @@ Facts = list[tuple[str, str]]
 MAX_PARTS = 4  # parts of memory that are named
 MAX_KINDS = 2  # kinds of work that are named
 MAX_OFFERS = 3
+VENDORS = (Vendor.amd.value, Vendor.nvidia.value)
 PLAN_ERRORS = Path(__file__).with_name("published_errors.json")  # by tests/gpu/published.py
 
 
@@ -155,7 +156,7 @@ def _rate(plan: Plan) -> str:
 def evidence(plans: Sequence[Plan]) -> Facts:
     """Return how long earlier runs of each method took in predicted times, and what that means.
 
-    A GPU without such runs has those of all GPUs of its vendor.
+    A GPU without such runs has those of all GPUs of its vendor, or else of another vendor.
     """
     hardware = plans[0].config.hardware
     errors: dict[str, dict[str, Any]] = read_json(PLAN_ERRORS) or {}
@@ -163,35 +164,57 @@ def evidence(plans: Sequence[Plan]) -> Facts:
     for plan in plans if hardware.vendor != Vendor.none else ():
         if plan.speed.step_s:
             by_method.setdefault(plan.config.method.name, []).append(plan)
-    ours, others = (errors.get(key, {}) for key in (hardware.product, hardware.vendor.value))
-    texts = [
-        _took(name, took, phases)
-        for name, phases in by_method.items()
-        if (took := ours.get(name) or others.get(name))
-    ]
-    if unknown := [name for name in by_method if name not in {**ours, **others}]:
-        maker = f" or on another {hardware.vendor.value.upper()} GPU" * bool(others)
-        texts.append(f"no run of {', '.join(unknown)} on this GPU{maker} to compare with")
+    sources = (
+        hardware.product,
+        *sorted(VENDORS, key=lambda vendor: vendor != hardware.vendor.value),
+    )
+    texts, unknown = [], []
+    for name, phases in by_method.items():
+        source = next((s for s in sources if name in errors.get(s, {})), None)
+        if source is None:
+            unknown.append(name)
+        else:
+            texts.append(_took(name, errors[source][name], phases, source))
+    if unknown:
+        texts.append(f"no run of {', '.join(unknown)} to compare with")
     return [*repeated("evidence", texts)]
 
 
-def _took(method: str, took: dict[str, Any], plans: list[Plan]) -> str:
-    """Return how long earlier runs of a method took, and the range of time and cost of `plans`."""
-    vendor = plans[0].config.hardware.vendor
-    where = "on this GPU"
-    if gpus := took.get("gpus"):
-        names = ", ".join(f"{number} {gpu.split()[-1]}" for gpu, number in gpus.items())
-        where = f"on other {vendor.value.upper()} GPUs ({names})"
+def family(gfx: str) -> str:
+    """Return the family of a GPU's architecture, whose members compute alike."""
+    if not gfx.startswith("gfx"):
+        return "NVIDIA"
+    return "RDNA" if gfx.startswith("gfx1") else "gfx906" if gfx == "gfx906" else "CDNA"
+
+
+def _took(method: str, took: dict[str, Any], plans: list[Plan], source: str) -> str:
+    """Return how long earlier runs of a method took, and the range of time and cost of `plans`.
+
+    `source` is the product on which they ran, or the vendor of several.
+    """
+    hardware = plans[0].config.hardware
+    vendor, where, before, of = hardware.vendor.value, "on this GPU", "", f" of {method}"
+    if source in VENDORS:
+        names = ", ".join(
+            f"{number} {gpu.removesuffix(' SXM').split()[-1]}"
+            for gpu, number in took["gpus"].items()
+        )
+        own = family(hardware.gfx)
+        names += f"; none on {own}" * (source == vendor and own not in took["families"])
+        where = f"on {'other ' * (source == vendor)}{source.upper()} GPUs ({names})"
+        if source != vendor:
+            before, of = f"no run of {method} on an {vendor.upper()} GPU; ", ""
+        vendor = source
     # Those on AMD GPUs were not of this project, which has not run on one.
-    fitted = ", to which the planner was fitted," * (vendor == Vendor.nvidia)
-    program = " by other programs" * (vendor == Vendor.amd)
-    runs, half = f"{took['rows']} runs of {method}", f", half of them over {took['median']:.3g}"
+    fitted = ", to which the planner was fitted," * (vendor == Vendor.nvidia.value)
+    program = " by other programs" * (vendor == Vendor.amd.value)
+    runs, half = f"{took['rows']} runs{of}", f", half of them over {took['median']:.3g}"
     if took["rows"] == 1:
-        runs, half = f"one run of {method} ({took['run']})", ""
+        runs, half = f"one run{of} ({took['run']})", ""
         program = program.replace("other programs", "another program")
     ends = sorted({took["least"], took["most"]})
     factors = " to ".join(f"{factor:.2g}" for factor in ends)
-    text = f"{runs}{program} {where}{fitted} took {factors} times the prediction{half}"
+    text = f"{before}{runs}{program} {where}{fitted} took {factors} times the prediction{half}"
     if hours := sum(plan.speed.run_hours or 0.0 for plan in plans):
         text += f": {' to '.join(duration(3600 * factor * hours) for factor in ends)}"
         if cost := sum(plan.speed.cost or 0.0 for plan in plans):

@@ -55,8 +55,11 @@ def faster(config: Config, host: Host) -> list[Offer]:
 
 def _offers(config: Config, host: Host, candidates: Iterable[Candidate]) -> list[Offer]:
     """Return an offer for each candidate that is faster, with as many answers in all."""
-    offers, current = [], estimate_speed(config).tokens_per_second
-    for candidate in candidates if current else ():
+    current = estimate_speed(config).tokens_per_second
+    if not current:
+        return []
+    offers = []
+    for candidate in candidates:
         for overrides, price, changed in (candidate, *_smaller(*candidate)):
             if steps := same_answers(config, batch(changed).sequences):
                 overrides = [*overrides, f"{MAX_STEPS}={steps}"]
@@ -228,7 +231,8 @@ def _price_of_larger_step(config: Config, sequences: int, before: int) -> str:
 
 def _with_wider_servers(config: Config, host: Host) -> Iterator[Candidate]:
     """Yield servers of more GPUs each, which decode a large model faster."""
-    width, wider = config.topology.server_tensor_parallel, []
+    width = config.topology.server_tensor_parallel
+    wider: list[Config] = []
     for parallel in (2 * width, 4 * width):
         candidate = with_value(config, "topology.server_tensor_parallel", parallel)
         if parallel < num_gpus(config):

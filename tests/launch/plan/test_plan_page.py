@@ -220,21 +220,24 @@ def test_a_pinned_evaluation_has_a_total():
     assert plan.speed.steps == math.ceil(1319 / 64 / 8)
 
 
-@pytest.mark.parametrize(("hardware", "method", "runs"), [
-    ("mi300x", "sft", "on other AMD GPUs (16 MI350X, 1 MI50"), ("mi350x", "sft", "on this GPU"),
-    ("h200", "sft", "on this GPU, to which the planner was fitted,"), ("h200", "dpo", "of dpo "),
-    ("mi300x", "dpo", None), ("mi350x", "grpo", None),
+@pytest.mark.parametrize(("hardware", "method", "source", "words"), [
+    ("mi300x", "sft", "amd", "on other AMD GPUs (17 MI350X, 1 MI355X)"),
+    ("rx7900xtx", "sft", "amd", "; none on RDNA)"), ("mi50", "sft", "amd", "; none on gfx906)"),
+    ("mi350x", "sft", "AMD Instinct MI350X", "on this GPU"),
+    ("h200", "sft", "NVIDIA H200 SXM", "on this GPU, to which the planner was fitted,"),
+    ("h100", "dpo", "nvidia", "on other NVIDIA GPUs (11 H200)"),
+    ("mi300x", "grpo", "nvidia", "on NVIDIA GPUs (9 H200, 2 H100), to which"),
+    ("mi350x", "evaluate", None, ""),
 ])  # fmt: skip
-def test_evidence_of_a_method_gives_a_range_of_time_and_cost(hardware, method, runs):
-    words = [f"hardware={hardware}", "model=qwen3_4b", "price_per_gpu_hour=2", f"method={method}"]
-    plan = make_plan(composed(*words), host_with(8), Path("/runs/x/1"))
-    errors = json.loads(predictions.PLAN_ERRORS.read_text())
+def test_evidence_of_a_method_gives_a_range_of_time_and_cost(hardware, method, source, words):
+    command = [f"hardware={hardware}", "model=qwen3_0_6b", "price_per_gpu_hour=2"]
+    plan = make_plan(composed(*command, f"method={method}"), host_with(8), Path("/runs/x/1"))
     [(_, text)] = predictions.evidence([plan])
-    if runs is None:
-        assert text.startswith(f"no run of {method} ")
+    assert words in text
+    if source is None:
+        assert " took " not in text
         return
-    assert runs in text
-    took = errors.get(plan.config.hardware.product, errors["amd"])[method]
+    took = json.loads(predictions.PLAN_ERRORS.read_text())[source][method]
     for factor in (took["least"], took["most"]):
         assert predictions.duration(3600 * factor * plan.speed.run_hours) in text
         assert predictions.approximate(factor * plan.speed.cost) in text
