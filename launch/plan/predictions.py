@@ -16,7 +16,7 @@ from launch.estimate.memory import HOST
 from launch.estimate.speed import estimate_speed
 from launch.machine import placement
 from launch.schema import Choice, Config
-from launch.schema.enums import SpeedMode, Vendor
+from launch.schema.enums import Init, SpeedMode, Vendor
 from launch.schema.plan import Memory, Offer, Plan, Speed
 from launch.schema.trainer_args import value_or_none
 
@@ -24,6 +24,8 @@ Facts = list[tuple[str, str]]
 MAX_PARTS = 4  # parts of memory that are named
 MAX_KINDS = 2  # kinds of work that are named
 MAX_OFFERS = 3
+MAX_LOST_S = 1800.0  # between two saves; our choice, for which a plan offers fewer steps
+DISK_GB_S = 0.5  # assumed, for downloads and saves
 VENDORS = (Vendor.amd.value, Vendor.nvidia.value)
 PLAN_ERRORS = Path(__file__).with_name("published_errors.json")  # by tests/gpu/published.py
 
@@ -32,8 +34,8 @@ def facts(plan: Plan) -> Facts:
     config, speed, facts = plan.config, plan.speed, Facts()
     if not is_without_rows(config):
         facts.append(("time", run_time(plan) + _unit_cost(plan, speed.unit_cost) + _why(plan)))
-        facts += evidence([plan])
-    facts += repeated("saves", _saves(plan))
+        facts += [*repeated("total", _total(plan)), *evidence([plan])]
+    facts += [*repeated("saves", _saves(plan)), *repeated("disk", _disk(plan.config))]
     if speed.tokens_per_second:
         facts.append(("speed", _rate(plan)))
     if speed.parts_s:
@@ -72,7 +74,7 @@ def run_time(plan: Plan) -> str:
 
 
 def _cost(cost: float | None) -> str:
-    return f", cost {approximate(cost)} without downloads, start and saves" if cost else ""
+    return f", cost {approximate(cost)}" if cost else ""
 
 
 def _unit_cost(plan: Plan, cost: float | None) -> str:
@@ -124,20 +126,67 @@ def _half_as_long(plan: Plan) -> str:
 
 def _saves(plan: Plan) -> list[str]:
     """Return the steps and the time between two checkpoints; [] if the time is not predicted."""
-    config, speed = plan.config, plan.speed
-    steps = value_or_none(config, "save_steps")
-    strategy = getattr(value := value_or_none(config, "save_strategy"), "value", value)
-    if speed.step_s is None or strategy != "steps" or not steps or not config.method.trains:
-        return []
-    if steps < 1:  # a share of the run
-        steps = speed.steps and math.ceil(steps * speed.steps)
-    if not steps or (speed.steps and steps >= speed.steps):
+    config, speed, steps = plan.config, plan.speed, _steps_between_saves(plan)
+    if speed.step_s is None or not steps or (speed.steps and steps >= speed.steps):
         return []
     limit = value_or_none(config, "save_total_limit")
     between = duration(steps * speed.step_s)
     keeps = f"keeps {limit}" if limit else "keeps all"
     size = gigabytes(rank_state.checkpoint_bytes(config) / 1e9)
-    return [f"every {steps:,} steps ({between}), {size} GB each, {keeps}"]
+    more = ""
+    fewer = max(1, int(MAX_LOST_S / speed.step_s))
+    if fewer < steps and config.method.selection.metric is None:  # else saves cost evaluations
+        more = f"; method.args.save_steps={fewer}: every {duration(fewer * speed.step_s)}"
+    return [f"every {steps:,} steps ({between}), {size} GB each, {keeps}{more}"]
+
+
+def _steps_between_saves(plan: Plan) -> int | None:
+    """Return the steps between two checkpoints; None if steps do not decide."""
+    config, steps = plan.config, value_or_none(plan.config, "save_steps")
+    strategy = getattr(value := value_or_none(config, "save_strategy"), "value", value)
+    if strategy != "steps" or not steps or not config.method.trains:
+        return None
+    if steps < 1:  # a share of the run
+        return plan.speed.steps and math.ceil(steps * plan.speed.steps)
+    return int(steps)
+
+
+def _disk(config: Config) -> list[str]:
+    """Return the disk space that a training run and its weights need; [] for a tiny run."""
+    run_gb, weights_gb = rank_state.run_bytes(config) / 1e9, download_gb(config)
+    if run_gb < 1:
+        return []
+    number = rank_state.num_checkpoints(config)
+    parts = [f"{number} checkpoints"] * (number > 0) + ["the model"] * config.save_model
+    weights = f", {gigabytes(weights_gb, 2)} for weights" * (weights_gb > 0)
+    run = f"{gigabytes(run_gb)} in run_root ({' and '.join(parts)})"
+    return [f"{gigabytes(run_gb + weights_gb)} GB: {run}{weights}"]
+
+
+def download_gb(config: Config) -> float:
+    """Return the most that weights of the Hub take, or 0 without them.
+
+    They are seldom wider than 16 bits, and quantized ones are smaller.
+    """
+    model = config.model
+    is_local = model.path is not None or model.init == Init.random or not model.hub_id
+    return 2 * model.num_parameters / 1e9 if config.method.uses_model and not is_local else 0.0
+
+
+def _total(plan: Plan) -> list[str]:
+    """Return time and cost with the download and the saves; [] without price_per_gpu_hour."""
+    config, speed = plan.config, plan.speed
+    if not speed.cost or not speed.run_hours:
+        return []
+    moved_gb = download_gb(config)
+    if config.method.trains:
+        saves = (speed.steps or 0) // (_steps_between_saves(plan) or math.inf)
+        moved_gb += saves * rank_state.checkpoint_bytes(config) / 1e9
+        moved_gb += config.save_model * rank_state.model_bytes(config) / 1e9
+    hours = speed.run_hours + moved_gb / DISK_GB_S / 3600
+    cost = approximate(speed.cost * hours / speed.run_hours)
+    moved = f"{gigabytes(moved_gb)} GB to download and save at {DISK_GB_S:g} GB/s (assumed)"
+    return [f"{duration(3600 * hours)}, cost {cost} with {moved}, without start"]
 
 
 def _rate(plan: Plan) -> str:
@@ -309,7 +358,9 @@ def total_time(plans: list[Plan]) -> str:
     if not known:
         return "not predicted"
     total, longest = sum(known.values()), max(known, key=known.__getitem__)
-    text = duration(3600 * total) + _cost(sum(plan.speed.cost or 0.0 for plan in plans))
+    text = f"{duration(3600 * total)} in all"
+    if cost := sum(plan.speed.cost or 0.0 for plan in plans):
+        text += f"{_cost(cost)} without downloads, start and saves"
     if len(known) < len(hours):
         text += f" for {len(known)} of {len(hours)} phases; the others are not predicted"
     return f"{text}; {longest} takes {known[longest] / total:.0%}" if total else text
