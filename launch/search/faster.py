@@ -35,7 +35,7 @@ ROUNDING = "vLLM generates in the trainers, and its probabilities differ by roun
 NUM_GPUS, SLEEP = "topology.num_gpus", "method.args.vllm_enable_sleep_mode=true"
 MIN_GAIN = 1.05  # speed-up of an offer
 MIN_SAVING = 1.25  # factor of cost; less is within the planner's error, and takes longer
-LARGER_STEP = 8  # times the sequences of a step, with more servers
+LARGER_STEP = 8  # times the sequences of a step
 OPTIMIZER = "adamw_torch_8bit"  # of torchao
 Candidate = tuple[list[str], str, Config]  # overrides, price, composition with the overrides
 
@@ -212,8 +212,8 @@ def _with_larger_steps(config: Config, host: Host) -> Iterator[Candidate]:
 
 
 def _with_larger_step(config: Config) -> Iterator[Candidate]:
-    """Yield vLLM on the only GPU with a larger step, as _with_more_servers does on several."""
-    if config.effective_batch is not None or ACCUMULATION in config.speed_keeps:
+    """Yield vLLM on the only GPU with a larger step, as _with_larger_steps does on several."""
+    if keeps_batch(config):
         return
     is_colocated, before = config.topology.name == "colocate", batch(config)
     overrides, rounding, candidate = ([], "", config) if is_colocated else _colocated(config, 1)
