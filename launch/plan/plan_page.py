@@ -278,7 +278,10 @@ def _place(config: Config) -> str:
     if placement.shares_gpu(config):
         text += " to generate and train"
     elif topology.servers:
-        text = f"{_devices(config, placement.num_server_gpus(config))} to generate, {text} to train"
+        ahead = {True: " one step ahead (topology.overlap)", "stream": " continuously"}
+        how = ahead.get(topology.overlap, "")
+        servers = _devices(config, placement.num_server_gpus(config))
+        text = f"{servers} to generate{how}, {text} to train"
     if config.method.kind == "service":
         each = topology.server_tensor_parallel
         number = placement.num_gpus(config) // each

@@ -36,7 +36,7 @@ topology=tensor | topology=tensor: no such topology | Options:
 hardware=mi210 precision=fp8 mode=plan | precision=fp8: mi210 (gfx90a) has no fp8 matrix units | Use: precision=bf16
 method=grpo '++method.rewards={no_such_module.reward: 1}' | no_such_module | no module | PYTHONPATH=
 hardware=mi50 adapter=qlora precision=nf4 mode=plan | precision=nf4 | adapter=lora precision=fp16 precision.weights=fp16
-hardware=mi300x model=qwen3_8b method=grpo effective_batch=1024 mode=plan | effective_batch=1024 | topology.servers=4 effective_batch=1024
+hardware=mi300x model=qwen3_8b method=grpo effective_batch=1024 mode=plan | effective_batch=1024 | topology.servers=auto effective_batch=1024
 method=grpo '++method.rewards={json.laods: 1}' | json.laods | Did you mean loads
 data=jsonl data.path=missing.jsonl | data.path=/ | /missing.jsonl: no such file
 method=grpo '++method.rewards={broken.reward: 1}' | broken.py is not valid Python
