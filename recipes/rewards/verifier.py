@@ -14,6 +14,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from launch.core.errors import UserError
+from recipes.rank.program import say
 from recipes.rewards import reward_functions as functions
 from recipes.rewards.reward_functions import Completion, Judgment, Reward
 from recipes.rewards.verify_code import CodeTests, check_tests
@@ -43,6 +44,7 @@ class Verifier:
     ) -> None:
         self.judges, self.weights, self.chain = judges, weights, chain
         self.errors = 0
+        self._reported: set[str] = set()  # rewards whose first error was printed
         self._last: tuple[Any, list[dict[str, Judgment]]] | None = None
 
     def __call__(
@@ -95,8 +97,20 @@ class Verifier:
                 for results in judged:
                     results.setdefault(name, Judgment(0.0))
                 passing = [n for n in passing if judged[n][name].score == 1.0]
+        self._report_first_errors(judged)
         self.errors += sum(any(j.error for j in results.values()) for results in judged)
         return judged
+
+    def _report_first_errors(self, judged: list[dict[str, Judgment]]) -> None:
+        """Print the first error of each reward; further ones only count."""
+        for name in self.judges.keys() - self._reported:
+            errors = (j.error for results in judged if (j := results.get(name)) and j.error)
+            if error := next(errors, None):
+                self._reported.add(name)
+                say(
+                    f"! method.rewards.{name}: {error}. Such a completion gets 0 and counts as a "
+                    "verifier error"
+                )
 
 
 def _select(
