@@ -110,6 +110,8 @@ def say_end(config: Config, plan: Plan, exit_code: int) -> None:
     statuses = {0: "done", 75: "interrupted; the same command resumes it"}
     status = statuses.get(exit_code, f"failed, exit code {exit_code}")
     say(config, f"{plan.name}: {status}" + (f" ({results})" if results else ""))
+    if "warning" in result:
+        print_warnings(config, [result["warning"]])
     figures |= at_steps(plan.targets, json_files.read_metrics(plan.run_dir / "metrics.jsonl"))
     for name, target in plan.targets.items():
         if name in figures:
