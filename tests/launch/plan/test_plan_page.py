@@ -192,7 +192,7 @@ def test_rows_of_a_file_are_counted(launch, tmp_path):
     ]
     done = launch(*overrides, "mode=plan")
     size = batch(composed(*overrides)).sequences
-    assert "jsonl rows.jsonl, 12 rows\n" in done.out
+    assert "jsonl rows.jsonl, 12 rows, nothing held out " in done.out
     held_out = launch(*overrides, "data.heldout_fraction=0.1", "mode=plan").out
     assert "jsonl rows.jsonl, about 10 rows, about 2 held out\n" in held_out
     steps = json.loads(launch(*overrides, "mode=plan", "format=json").out)["speed"]["steps"]
