@@ -77,7 +77,9 @@ def _adapter_warnings(c: Config) -> Iterator[str]:
     if c.adapter.rank is None or not c.method.trains or c.model.init == Init.random:
         return
     rate = float(value_or_none(c, "learning_rate") or 0)
-    full = float(yaml_file(METHODS / f"{c.method.name}.yaml")["args"].get("learning_rate") or 0)
+    file = METHODS / f"{c.method.name}.yaml"  # which the user may have elsewhere
+    usual = yaml_file(file).get("args", {}).get("learning_rate") if file.is_file() else None
+    full = float(usual or 0)
     times = round(rate / (ADAPTER_FACTOR * full), 3) if full else 0
     if times >= MAX_TIMES:
         yield (

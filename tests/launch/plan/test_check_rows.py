@@ -11,8 +11,9 @@ import pytest
 from launch.config.compose import compose
 from launch.config.request import Request
 from launch.core.errors import UserError
+from launch.core.json_files import plain
 from launch.plan import plan_page
-from launch.plan.check_rows import check_rows, row_warnings
+from launch.plan.check_rows import check_rows, row_warnings, text_prompts
 from tests.conftest import composed, host_with
 from tests.helpers.data_rows import jsonl
 
@@ -165,6 +166,19 @@ def test_text_prompts_of_a_model_with_a_chat_template(tmp_path, write, row, over
         fixed = words.plus(*shlex.split(line.partition("Use: ")[2].partition(",")[0]))
         assert not [*row_warnings(compose(fixed), fixed.keys)]
         check_rows(compose(fixed), False)
+
+
+def test_an_evaluation_has_the_prompts_of_training(tmp_path, write):
+    """A model that was trained on text is evaluated on text, unless the user chooses the data."""
+    path = write([TEXT])
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
+    data = f"data=jsonl data.path={path} data.heldout_path={path}".split()
+    record = {"composition": plain(compose(["hardware=cpu", "method=grpo", *data]))}
+    (tmp_path / "record.json").write_text(json.dumps(record, default=str))
+    words = ["hardware=cpu", "method=evaluate", "model=tiny", f"model.path={tmp_path}/model"]
+    assert text_prompts(compose(words), ()) is None
+    assert text_prompts(compose([*words, *data]), ()) == "data.heldout_path"
 
 
 @pytest.mark.parametrize(("rewards", "columns"), [
