@@ -68,6 +68,12 @@ def _renamed(row: Row, columns: dict[str, str | None], needed: set[str]) -> Row:
         renamed.pop(field, None)
         if name is None:
             continue
+        if name in needed and name not in row and field in row:
+            pairs = ", ".join(f"{right}: {left}" for left, right in columns.items())
+            raise ValueError(
+                f"data.columns.{field}={name} is reversed, because the row has {field}. Use: "
+                f"'data.columns={{{pairs}}}'."
+            )
         value, parts = row, [name] if name in row else name.split(".")
         for part in parts:
             if not isinstance(value, dict) or part not in value:

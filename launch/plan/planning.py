@@ -151,7 +151,7 @@ def make_plan(
             *host_warnings(config, host, smaller),
             *tools.warnings(config),
             *export_files.warnings(config),
-            *check_rows.row_warnings(config),
+            *check_rows.row_warnings(config, request.keys),
         ],
         tuned=tuned.for_ranks(config, host, run_dir, ports),
         data_cache=data_cache.for_ranks(unchosen, host),

@@ -58,7 +58,10 @@ method=grpo '~method.rewards.reasoning_gm' | ~method.rewards.reasoning_gm:
 'method.args={}' | method.args={}: no effect | '~method.args.<name>'
 'phases={}' | phases: a list and a mapping cannot be merged. Use: phases=[{name: sft, overrides: ['method=sft']}]; keys of an
 method=tune/vllm 'method.args.space.block_size={a: 1}' | method.args.space.block_size: a list and a mapping cannot be merged.
-method=grpo method.rewards=accuracy | method.rewards: Cannot assign str | Use: method.rewards.<name>=<value>
+precision=4bit | precision=4bit: no such precision. Did you mean nf4?
+--hardware mi300x mode=plan | unrecognized arguments: --hardware | Use: hardware=mi300x.
+--lora-r=8 | lora_r=8: no key 'lora_r'. Use: adapter=lora adapter.rank=8.
+hardware=mi300x method=export model=qwen3_4b 'method.args.formats=[gguf]' method.args.gguf_converter=broken.py mode=plan | the image rocm does not contain gguf | runtime=local
 runtime.network=brige | runtime.network: Invalid value 'brige', expected one of [bridge, host, none]. Did you mean bridge?
 data.tasks=chain_sum | data.tasks:  | Use: data.tasks=[{name: chain_sum, level: 0}]; keys of an entry: n
 'data.tasks=[{name: a, level: x}]' | data.tasks[n].level: Value 'x' | <a whole number>
