@@ -100,11 +100,7 @@ def end_json(plan: Plan, exit_code: int) -> dict[str, Any]:
 def say_end(config: Config, plan: Plan, exit_code: int) -> None:
     """Print the run's status, its results next to their targets, and its directory."""
     result = json_files.read_json(plan.run_dir / "result.json") or {}
-    figures = {
-        key: value
-        for key, value in result.items()
-        if type(value) in (int, float)
-    }
+    figures = {key: value for key, value in result.items() if type(value) in (int, float)}
     shown = {n: v for n, v in figures.items() if n not in UNSHOWN and (v or "errors" not in n)}
     results = ", ".join(_rounded(name, value) for name, value in shown.items())
     statuses = {0: "done", 75: "interrupted; the same command resumes it"}
