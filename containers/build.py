@@ -47,7 +47,6 @@ python containers/build.py image=<name> [key=value ...]
 Images in containers/images.lock.yaml and their bases:"""
 INSIDE = "opt/recipes-build"  # of the installing container; install.py removes it
 PIP_CACHE = "/opt/recipes-cache"  # a volume, which keeps the files that pip has downloaded
-LAST_LINES = 15  # of the output that an error shows
 
 
 class BuildFailed(Exception):
@@ -69,8 +68,7 @@ def parse(arguments: list[str]) -> tuple[Image, dict[str, Any]]:
         raise UserError("check=true builds and pushes nothing. Remove push= and no_cache=.")
     known, name = images.load(Path(options["lock"])), options["image"]
     if name not in known:
-        problem = f"image={name}: no such image" if name else "image=<name> is missing"
-        raise UserError(f"{problem}. Images: {', '.join(known)}.{errors.near(name, known)}")
+        raise UserError(f"image={name}: use {', '.join(known)}.{errors.near(name, known)}")
     return known[name], {**options, "base": base_of(known[name], options["base"])}
 
 
@@ -95,8 +93,8 @@ def probe(client: docker.DockerClient, image: str, python: str = "python") -> di
     argv = [python, "-B", "-c", (FOLDER / "probe.py").read_text(encoding="utf-8")]
     with engine.ran(client, image, argv) as (code, lines, _):
         if code or not lines:
-            output = "\n".join(lines[-LAST_LINES:])
-            raise BuildFailed(f"{python} probe.py returned {code} in the image:\n{output}")
+            problem = f"{python} probe.py returned {code} in the image:"
+            raise BuildFailed("\n".join([problem, *lines]))
     probed = dict(json.loads(lines[-1]))
     print(", ".join(f"{name} {value}" for name, value in probed.items() if value), flush=True)
     return probed
@@ -131,8 +129,7 @@ def compare(image: Image, probed: Mapping[str, Any]) -> None:
             differences.append(line)
     compiled = probed.get("gfx") or NONE
     if not {*image.gfx} <= {"cpu", *compiled.split()}:
-        line = f"gfx: the lock says {' '.join(image.gfx)}, the image has {compiled}"
-        differences.append(line)
+        differences.append(f"gfx: the lock says {' '.join(image.gfx)}, the image has {compiled}")
     if differences:
         fields = "\n".join(f"  {line}" for line in differences)
         raise BuildFailed(
@@ -171,7 +168,28 @@ def make(client: docker.DockerClient, image: Image, reference: str, say: engine.
         probed = probe(client, installed, python)
         compare(image, probed)
         say("building the image")
-        build(client, image, reference, base, installed, probed)
+        dockerfile = FOLDER / image.dockerfile
+        # The base's digest in a registry, or its local id if it is not from a registry.
+        digest = reference.partition("@")[2] or min(engine.digests(base), default=base.id)
+        client.images.build(
+            path=str(dockerfile.parent),
+            dockerfile=dockerfile.name,
+            buildargs={"BASE": base.id, "INSTALLED": installed},
+            labels={
+                f"{LABEL}.image": image.name,
+                f"{LABEL}.tag": image.tag,
+                f"{LABEL}.gfx": ",".join(image.gfx),
+                f"{LABEL}.probe": json.dumps(probed),
+                f"{OCI}.base.name": reference,
+                f"{OCI}.base.digest": digest,
+            },
+            tag=image.local_reference,
+            network_mode="none",
+            nocache=True,
+            rm=True,
+            forcerm=True,
+            use_config_proxy=False,  # or the image would contain the host's proxy password
+        )
     finally:
         engine.sweep(client)
     replaced = replaced and client.images.get(replaced.id)  # may have lost its name
@@ -180,10 +198,7 @@ def make(client: docker.DockerClient, image: Image, reference: str, say: engine.
 
 
 def install(client: docker.DockerClient, image: Image, base: str, say: engine.Show) -> str:
-    """Install the image's locks in a container of the base, and return an unnamed image of it.
-
-    Raises HostError for a cause outside the locks, else BuildFailed.
-    """
+    """Return an unnamed image of the base with the packages. Raises HostError, BuildFailed."""
     settings = pip_settings.for_container(pip_settings.pip_options(), os.environ)
     folders = pip_settings.local_folders(settings)
     mounts = [Mount(folder, folder, type="bind", read_only=True) for folder in folders]
@@ -202,17 +217,14 @@ def install(client: docker.DockerClient, image: Image, base: str, say: engine.Sh
             output = "\n".join(lines)
             print(output)
             # install.py's error, or else the last lines
-            reason = output.rpartition("error: ")[2].splitlines()[-LAST_LINES:]
+            reason = output.rpartition("error: ")[2].splitlines()[-15:]
             message = "\n".join([f"The build of {image.name} failed:", *reason])
             raise BuildFailed(message) if code == 4 else HostError(message)
         return str(container.commit().id)
 
 
 def files_for(image: Image, settings: Mapping[str, str]) -> dict[str, str]:
-    """Return the files for the container: install.py, locks, and pip's settings.
-
-    Settings are in a file, because `docker inspect` would show passwords in variables.
-    """
+    """Return install.py, the locks and pip's settings, since `docker inspect` shows variables."""
     files = {Path(name).name: FOLDER / name for name in (INSTALL, *image.locks)}
     inside = {**settings, "PIP_CACHE_DIR": PIP_CACHE}
     for option in ("PIP_CERT", "PIP_CLIENT_CERT"):
@@ -220,39 +232,6 @@ def files_for(image: Image, settings: Mapping[str, str]) -> dict[str, str]:
             files[option], inside[option] = file, f"/{INSIDE}/{option}"
     content = {f"{INSIDE}/{name}": file.read_text("utf-8") for name, file in files.items()}
     return {**content, f"{INSIDE}/settings.json": json.dumps(inside)}
-
-
-def build(
-    client: docker.DockerClient,
-    image: Image,
-    reference: str,
-    base: Any,
-    installed: str,
-    probed: Mapping[str, Any],
-) -> None:
-    """Build the Dockerfile and name the result."""
-    dockerfile = FOLDER / image.dockerfile
-    # The base's digest in a registry, or its local id if it is not from a registry.
-    digest = reference.partition("@")[2] or min(engine.digests(base), default=base.id)
-    client.images.build(
-        path=str(dockerfile.parent),
-        dockerfile=dockerfile.name,
-        buildargs={"BASE": base.id, "INSTALLED": installed},
-        labels={
-            f"{LABEL}.image": image.name,
-            f"{LABEL}.tag": image.tag,
-            f"{LABEL}.gfx": ",".join(image.gfx),
-            f"{LABEL}.probe": json.dumps(probed),
-            f"{OCI}.base.name": reference,
-            f"{OCI}.base.digest": digest,
-        },
-        tag=image.local_reference,
-        network_mode="none",
-        nocache=True,
-        rm=True,
-        forcerm=True,
-        use_config_proxy=False,  # or the image would contain the host's proxy password
-    )
 
 
 # ---- The command

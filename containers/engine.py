@@ -151,8 +151,8 @@ def sweep(client: docker.DockerClient) -> None:
     for row in filter(is_left, client.api.containers(all=True, filters={"label": BUILDER})):
         with contextlib.suppress(docker.errors.NotFound):
             client.api.remove_container(row["Id"], force=True, v=True)
-    unnamed = {"dangling": True, "label": BUILDER}
-    for row in filter(is_left, client.api.images(filters=unnamed)):
+    unnamed = client.api.images(filters={"dangling": True, "label": BUILDER})
+    for row in filter(is_left, unnamed):
         with contextlib.suppress(docker.errors.APIError):  # a user's container has it
             client.api.remove_image(row["Id"])
 

@@ -108,7 +108,6 @@ def load(lock: Path = LOCK) -> dict[str, Image]:
 
 def entry(name: str, content: Any, lock: Path = LOCK) -> Image:
     """Return an entry as an Image. Raises UserError for a wrong field."""
-    at = f"{lock}: images.{name}"
     values: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value
         for key, value in dict(content or {}).items()
@@ -116,9 +115,9 @@ def entry(name: str, content: Any, lock: Path = LOCK) -> Image:
     try:
         image = Image(name, **values)
     except TypeError as error:  # a missing or an unknown field
-        raise UserError(f"{at}: {error}") from error
+        raise UserError(f"{lock}: images.{name}: {error}") from error
     for each in fields(Image):
         value, kind = getattr(image, each.name), str(each.type).partition("[")[0]
         if type(value).__name__ != kind:  # such as 3.12, a number without quotes
-            raise UserError(f"{at}.{each.name} must be a {kind}, but is {value!r}")
+            raise UserError(f"{lock}: images.{name}.{each.name} must be a {kind}, not {value!r}")
     return image

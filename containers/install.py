@@ -167,29 +167,20 @@ def join(venv: Path, folders: list[str]) -> None:
     site = site_of(venv)
     base = "".join(f"import site; site.addsitedir({path!r})\n" for path in folders)
     (site / "base.pth").write_text(base, encoding="utf-8")
-    ours = versions([str(site)])
-    check(venv, ours)
+    ours, theirs = versions([str(site)]), versions(folders)
+    check(venv, ours, theirs)
     # These keep a later `pip install` from replacing torch.
-    keep = {**guarded(versions(folders)), **guarded(ours)}
+    keep = {**guarded(theirs), **guarded(ours)}
     pins = [f"{name}=={version}\n" for name, version in keep.items() if PUBLIC.fullmatch(version)]
     (venv / "constraints.txt").write_text("".join(sorted(pins)), encoding="utf-8")
 
 
-def check(venv: Path, ours: Mapping[str, str]) -> None:
+def check(venv: Path, ours: Mapping[str, str], theirs: Mapping[str, str]) -> None:
     """Check the packages of `venv`, not those of the base. Raises InstallError."""
-    python = [str(venv / "bin" / "python"), "-B"]
-    show = [*python, "-c", "import sys; print(*sys.path[1:], sep='\\n')"]
-    paths = subprocess.run(show, capture_output=True, text=True, check=True).stdout.splitlines()
-    everything = versions(paths)
-    # If one of the base's packages is earlier on the path, Python imports it instead of ours.
-    problems = [
-        f"{name} {version} is not importable: the base's {everything[name]} is on PYTHONPATH"
-        for name, version in sorted(ours.items())
-        if everything[name] != version
-    ]
-    substitutes = {"pycosat", *(TRITON if TRITON & everything.keys() else ())}
-    argv = [*python, "-m", "pip", "--disable-pip-version-check", "check"]
+    substitutes = {"pycosat", *(TRITON if TRITON & {**ours, **theirs}.keys() else ())}
+    argv = [str(venv / "bin" / "python"), *"-B -m pip --disable-pip-version-check check".split()]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    problems = []
     for line in done.stdout.splitlines():
         match = PROBLEM.match(line)
         if match and canonical(match[1]) in ours and canonical(match[2]) not in substitutes:
@@ -197,18 +188,17 @@ def check(venv: Path, ours: Mapping[str, str]) -> None:
     if problems or done.returncode > 1 or done.stderr.startswith("Traceback"):
         remedy = "Add the required versions to the locks, or use another base image."
         raise InstallError("\n".join([*problems, done.stderr.strip(), remedy]))
-    print(f"{len(ours)} packages on top of the base's, {len(everything)} in all: they fit together")
+    print(f"{len(ours)} packages on top of the base's {len(theirs)}: they fit together")
 
 
 def make_overlay(locks: list[str]) -> None:
     """Make OVERLAY with the pip settings of the host, which reach no file of it."""
     os.umask(0o022)
-    settings = HERE / "settings.json"
+    settings = json.loads((HERE / "settings.json").read_text(encoding="utf-8"))
     env = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
     # Make builds reproducible: DeepSpeed's setup.py writes its extras in the order of a set.
     env |= {"PYTHONHASHSEED": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1"}
-    env |= {**json.loads(settings.read_text(encoding="utf-8")), "PIP_CONFIG_FILE": os.devnull}
-    settings.unlink()
+    env |= {**settings, "PIP_CONFIG_FILE": os.devnull}
     folders, python = package_folders(OVERLAY), str(OVERLAY / "bin" / "python")
     has_ensurepip = importlib.util.find_spec("ensurepip") is not None  # if not, the base has pip
     without = [] if has_ensurepip else ["--without-pip"]
@@ -225,7 +215,7 @@ def make_overlay(locks: list[str]) -> None:
     (site_of(OVERLAY) / "pycosat.py").write_text(PYCOSAT.format(missing), encoding="utf-8")
     for cache in [*OVERLAY.rglob("__pycache__")]:
         shutil.rmtree(cache)  # venv installs pip with bytecode
-    shutil.rmtree(HERE)  # a client certificate of the host may be here
+    shutil.rmtree(HERE)  # has passwords and perhaps a client certificate of the host
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import os
 import re
 import ssl
 import subprocess
@@ -33,9 +32,8 @@ BUNDLES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE")
 
 def pip_options(python: str = sys.executable) -> dict[str, list[str]]:
     """Return the values of each option of this Python's pip, from its files and PIP_* variables."""
-    env = {name: value for name, value in os.environ.items() if name != "PIP_QUIET"}
-    argv = [python, "-m", "pip", "config", "list"]
-    done = subprocess.run(argv, env=env, stdout=subprocess.PIPE, text=True, check=False)
+    argv = [python, "-m", "pip", "config", "list", "--verbose"]  # in spite of PIP_QUIET
+    done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=False)
     return parse(done.stdout)
 
 

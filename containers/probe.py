@@ -31,8 +31,8 @@ def torch_facts() -> dict[str, str | None]:
     # Without a GPU, torch.cuda.get_arch_list() is empty.
     names = (flags() or "").split() if flags else torch.cuda.get_arch_list()
     gfx = " ".join(sorted({name.split(":")[0] for name in names}))
-    has_nccl = hasattr(torch._C, "_nccl_version")  # or RCCL
-    rccl = ".".join(map(str, torch.cuda.nccl.version())) if has_nccl else None
+    has_rccl = hasattr(torch._C, "_nccl_version")
+    rccl = ".".join(map(str, torch.cuda.nccl.version())) if has_rccl else None
     return {"torch": installed, "hip": hip, "rocm": rocm, "gfx": gfx, "rccl": rccl}
 
 

@@ -25,7 +25,7 @@ from tests.helpers.build_examples import DIGEST, IMAGE, OPEN, OTHER
 @pytest.mark.parametrize(("arguments", "message"), [
     (["imgae=cpu"], "Did you mean image?"),
     (["image=rocn"], "Did you mean rocm"),
-    (["check=true"], "image=<name> is missing. Images: rocm, "),
+    (["check=true"], "image=: use rocm, "),
     (["image=cpu", "check=yes"], "check=yes: use check=true or check=false."),
     (["image=cpu", "check=true", "push=ghcr.io/me"], "check=true builds and pushes nothing"),
     (["image=rocm", f"base=mirror/base@{OTHER}"], images.load()["rocm"].digest),
@@ -125,19 +125,6 @@ def test_image_is_up_to_date_if_base_matches_request(image, base, here, built, u
     assert (reason == "") == up_to_date
     if reason:
         assert reason.startswith(f"it was built on {built[0]} ({built[1]}), not on ")
-
-
-@pytest.mark.parametrize(("image", "base", "here", "digest"), [
-    (IMAGE, "", image_of([OTHER, DIGEST]), DIGEST),  # the requested digest
-    (OPEN, f"x@{OTHER}", image_of([OTHER, DIGEST]), OTHER),
-    (OPEN, "", image_of([OTHER, DIGEST]), DIGEST),
-    (OPEN, "", image_of([], "sha256:id"), "sha256:id"),
-])  # fmt: skip
-def test_base_digest(image, base, here, digest):
-    built = {}
-    client = SimpleNamespace(images=SimpleNamespace(build=lambda **options: built.update(options)))
-    build.build(client, image, build.base_of(image, base), here, "installed", {})
-    assert built["labels"]["org.opencontainers.image.base.digest"] == digest
 
 
 # ---- The installation

@@ -153,16 +153,12 @@ def test_the_base_s_packages_are_importable_and_unchanged(base: Path, venv: Path
     assert constraints == ["torch==2.13.0+rocm7.2", "triton-rocm==3.8", "vllm==0.31.0+rocm723"]
 
 
-@pytest.mark.parametrize(("need", "hidden", "named"), [
-    ("torch>=2.14", False, "torch 2.13.0+rocm7.2"),
-    ("also-not-there", False, "also-not-there"),
-    ("torch>=2", True, "trl 1.16.0 is not importable"),
+@pytest.mark.parametrize(("need", "named"), [
+    ("torch>=2.14", "torch 2.13.0+rocm7.2"),
+    ("also-not-there", "also-not-there"),
 ])  # fmt: skip
-def test_packages_that_do_not_fit(base, venv, tmp_path, monkeypatch, need, hidden, named):
+def test_packages_that_do_not_fit(base, venv, need, named):
     package(install.site_of(venv), "trl", "1.16.0", need)
-    if hidden:
-        package(tmp_path / "vendor", "trl", "1.0")
-        monkeypatch.setenv("PYTHONPATH", str(tmp_path / "vendor"))
     with pytest.raises(install.InstallError) as error:
         install.join(venv, [str(base)])
     assert error.value.code == 4

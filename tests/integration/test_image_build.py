@@ -143,6 +143,23 @@ def test_check(tiny, fake_rocm, engine):
     assert tiny("check=true").returncode == 0
 
 
+def test_rebuild_on_a_local_base_that_changed(tiny, base, engine, remove):
+    """The base is not from a registry, so only its local id tells that it changed."""
+    name = "rocm-recipes-test/local:1"
+    remove.append(name)
+    ids = []
+    for number in (1, 2):
+        lines = f"FROM {base}\nLABEL number={number}\n"
+        built = engine.images.build(fileobj=io.BytesIO(lines.encode()), tag=name, rm=True)[0]
+        remove.append(built.id)
+        done = tiny(f"base={name}", digest="unverified")
+        assert done.returncode == 0, done.stdout + done.stderr
+        ids.append(engine.images.get(tiny.reference).labels["org.opencontainers.image.base.digest"])
+        assert ids[-1] == built.id
+    assert f"it was built on {name} ({ids[0]}), not on {name}" in done.stdout
+    assert "is up to date" in tiny(f"base={name}", digest="unverified").stdout
+
+
 # ---- Interruptions and leftovers
 
 
