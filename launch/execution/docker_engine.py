@@ -29,6 +29,7 @@ from containers import images
 from containers.images import LABEL, OCI
 from launch.core.errors import HostError
 from launch.execution.mounted import make_mounted
+from launch.machine import container_engine
 from launch.machine.container_engine import KEEP_GROUPS
 from launch.machine.detect import Host
 from launch.plan import rundir, tools
@@ -50,7 +51,7 @@ def connect(hint: str = "Without containers: runtime=local.") -> docker.DockerCl
 
 def check_address() -> None:
     """Raise HostError for another machine's engine, which has neither our files nor our GPUs."""
-    address = images_engine.address()
+    address = container_engine.address(os.environ)
     with host_errors(f"DOCKER_HOST={address}: "):
         url = urllib.parse.urlsplit(docker.utils.parse_host(address))
     if url.scheme == "http+unix":
@@ -69,11 +70,11 @@ def check_address() -> None:
 
 
 def explain(error: Exception) -> str:
-    """Return the engine's message, or the root cause of a connection error."""
-    message = getattr(error, "explanation", None) or images_engine.root_cause(error)
+    """Return the engine's message, with a remedy for podman."""
+    message = images_engine.explain(error)
     if "container-init binary not found" in message:  # of podman, which only recommends it
         message += ". Install it (Debian, Fedora: the package catatonit)."
-    return str(message)
+    return message
 
 
 @contextlib.contextmanager
