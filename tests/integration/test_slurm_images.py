@@ -1,4 +1,4 @@
-"""Run jobs in the cpu image on two virtual nodes, with docker and Apptainer, and Apptainer alone."""
+"""Run the cpu image with docker and Apptainer on two virtual nodes, and with Apptainer alone."""
 
 from __future__ import annotations
 
