@@ -1,7 +1,7 @@
-"""Share a docker engine, a registry, a Debian base image, and the cpu image built on it.
+"""Share a docker engine, a registry, a Debian base image, the cpu image built on it, and Apptainer.
 
-If no base can be pulled, make one with mmdebstrap. The base and the cpu image stay for later test
-runs. Everything else is removed.
+If no base can be pulled, make one with mmdebstrap. The base, the cpu image and Apptainer stay for
+later test runs. Everything else is removed.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 import urllib.request
@@ -46,6 +47,7 @@ FAKE_ENTRY = {
 }
 # python3-venv has ensurepip. ca-certificates has the certificates that Python uses.
 PACKAGES = "python3,python3-venv,ca-certificates"
+TESTS_CACHE = Path.home() / ".cache/rocm-recipes/tests"
 SOURCES = ("sources.list", "sources.list.d/debian.sources", "sources.list.d/ubuntu.sources")
 PATIENCE_S = 480  # timeout of operations that take a minute on two busy cores
 # Files whose tests use the docker engine. They count images and containers, so they run in one
@@ -196,7 +198,7 @@ def base(engine: docker.DockerClient, registry: str) -> str:
         "\n".join([*recipe, *(file.read_text() for file in sources)]).encode()
     ).hexdigest()[:12]
     if not engine.images.list(f"{BASE}:{key}"):
-        tarball = Path.home() / ".cache/rocm-recipes/tests" / f"{suite}-{key}.tar"
+        tarball = TESTS_CACHE / f"{suite}-{key}.tar"
         if not tarball.exists():
             tarball.parent.mkdir(parents=True, exist_ok=True)
             unfinished = tarball.with_suffix(".unfinished.tar")
@@ -204,6 +206,62 @@ def base(engine: docker.DockerClient, registry: str) -> str:
             unfinished.rename(tarball)
         engine.api.import_image_from_file(str(tarball), BASE, key, changes=['CMD ["bash"]'])
     return pushed(engine, f"{BASE}:{key}", f"{registry}/debian-python")
+
+
+# Debian's Apptainer, which only sid has, with the programs of APPTAINER_SCRIPT. mmdebstrap unpacks
+# packages and runs nothing of theirs. The lists of a mirror or the clock may be out of date.
+APPTAINER_RECIPE = [
+    *["--quiet", "--variant=extract", "--include=apptainer,squashfuse,util-linux,dash,tzdata"],
+    *['--aptopt=Acquire::Check-Valid-Until "false"', "sid"],
+]
+# sid's programs need sid's libraries. Only root mounts without a user namespace. Other users leave
+# theirs for one with their own uid, because Apptainer would treat them as root.
+# Weak compression makes the conversion of an image four times as fast.
+APPTAINER_SCRIPT = """\
+#!/bin/sh
+# Run Apptainer with Debian sid's /usr and the other directories of this machine.
+export APPTAINER_DISABLE_CACHE=true APPTAINER_MKSQUASHFS_ARGS="-comp zstd -Xcompression-level 1"
+uid=$(id -u) gid=$(id -g)
+if [ "$uid" = 0 ]; then enter="" leave=""; else
+    enter=--map-root-user leave="unshare --user --map-user=$uid --map-group=$gid"
+fi
+exec unshare --mount $enter sh -c '
+    mount -t overlay -o "lowerdir=/etc:$0/etc" overlay /etc &&
+    mount --bind "$0/usr" /usr &&
+    exec '"$leave"' /usr/bin/apptainer "$@"
+' "${0%/bin/*}" "$@"
+"""
+
+
+@pytest.fixture(scope="session")
+def apptainer() -> Iterator[None]:
+    """Put Apptainer on the PATH: this machine's, or Debian sid's."""
+    if shutil.which("apptainer"):
+        yield
+        return
+    if shutil.which("mmdebstrap") is None:
+        skip_without("no mmdebstrap (Debian, Ubuntu: apt-get install mmdebstrap)")
+    recipe = "\n".join([*APPTAINER_RECIPE, APPTAINER_SCRIPT])
+    root = TESTS_CACHE / f"apptainer-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
+    if not root.exists():
+        TESTS_CACHE.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=TESTS_CACHE) as folder:
+            tarball, unfinished = Path(folder) / "sid.tar", Path(folder) / "sid"
+            argv = ["mmdebstrap", *APPTAINER_RECIPE, str(tarball)]
+            if (done := subprocess.run(argv, capture_output=True, text=True)).returncode:
+                pytest.skip(f"Apptainer of Debian sid cannot be fetched: {done.stderr[-300:]}")
+            script = unfinished / "bin/apptainer"
+            script.parent.mkdir(parents=True)
+            extract = ["tar", "--extract", f"--file={tarball}", f"--directory={unfinished}"]
+            subprocess.run([*extract, "./usr", "./etc/apptainer"], check=True)
+            # Apptainer looks for it here, because Debian's starter lies one directory deeper.
+            (unfinished / "usr/lib/var/lib/apptainer/mnt/session").mkdir(parents=True)
+            script.write_text(APPTAINER_SCRIPT)
+            script.chmod(0o755)
+            unfinished.rename(root)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", f"{root / 'bin'}:{os.environ['PATH']}")
+        yield
 
 
 def build(*arguments: str, **options) -> subprocess.CompletedProcess:

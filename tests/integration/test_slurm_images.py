@@ -1,12 +1,8 @@
-"""Run jobs and processes in the cpu image: docker on two virtual nodes, and a real Apptainer.
-
-Debian 12 has no Apptainer, so its tests are skipped where it is missing.
-"""
+"""Run the cpu image with docker and Apptainer on two virtual nodes, and with Apptainer alone."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 from pathlib import Path
 
@@ -20,23 +16,16 @@ from tests.integration.test_slurm import SMALL, STEPS, TWO_NODES, cluster, newes
 
 pytestmark = pytest.mark.integration
 __all__ = ["cluster"]  # a fixture
+APPTAINER = ["runtime=apptainer", "container=cpu"]
 LONG = """
 hardware.gpus_per_node=2 data.num_train=24000 method.args.max_steps=3000
 method.args.save_steps=1000 runtime.stop_timeout_s=60
 """.split()
 
 
-@pytest.fixture
-def apptainer(cpu_image, monkeypatch) -> list[str]:
-    if shutil.which("apptainer") is None:
-        pytest.skip("no apptainer")
-    return ["runtime=apptainer", "container=cpu"]
-
-
 @pytest.mark.parametrize("container", ["docker", "apptainer"])
-def test_two_nodes_train_in_the_same_image(cluster, cpu_image, tmp_path, container, monkeypatch):
-    if container == "apptainer" and shutil.which("apptainer") is None:
-        pytest.skip("no apptainer")
+@pytest.mark.usefixtures("apptainer", "cpu_image")
+def test_two_nodes_train_in_the_same_image(cluster, tmp_path, container, monkeypatch):
     monkeypatch.setenv("MY_TOKEN", "sentinel")
     image = [f"runtime.slurm.container={container}", "container=cpu"]
     overrides = [*TWO_NODES, *SMALL, *image, "runtime.secrets=[MY_TOKEN]"]
@@ -49,9 +38,22 @@ def test_two_nodes_train_in_the_same_image(cluster, cpu_image, tmp_path, contain
     assert secrets() == []
 
 
+@pytest.mark.usefixtures("apptainer", "cpu_image")
+def test_train_with_apptainer(tmp_path):
+    smoke = [*APPTAINER, "smoke=true", "hardware=cpu", "method=sft"]
+    done = command(*smoke, cwd=tmp_path, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (record,) = map(json_files.read_json, tmp_path.glob("runs/*/[0-9]*/record.json"))
+    assert record["image"]["labels"]["image"] == "cpu"
+    assert Path(record["image"]["id"]).suffix == ".sif"
+    assert {path.lstat().st_uid for path in tmp_path.rglob("*")} == {os.getuid()}
+    assert processes(tmp_path) == []
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGKILL, -9)])
-def test_apptainer_saves_when_its_launcher_ends(apptainer, tmp_path, number, code):
-    launcher = started(*apptainer, *SMALL, *LONG, cwd=tmp_path)
+@pytest.mark.usefixtures("apptainer", "cpu_image")
+def test_apptainer_saves_when_its_launcher_ends(tmp_path, number, code):
+    launcher = started(*APPTAINER, *SMALL, *LONG, cwd=tmp_path)
     wait_until(lambda: any(tmp_path.glob("runs/*/[0-9]*/metrics.jsonl")), launcher)
     launcher.send_signal(number)
     assert launcher.wait(PATIENCE_S) == code
