@@ -102,6 +102,8 @@ def pull_base(client: docker.DockerClient, request: Request) -> Any:
             f"base={reference}: containers/images.lock.yaml pins the base of {image.name} to "
             f"{image.digest}. Use a mirror that has this digest, or another image of the lock."
         )
+    if engine.find(client, reference) is None:
+        engine.check_space(client, image)
     with phase("pull") as step:
         base = engine.find_or_pull(client, reference, step.say)
         step.result = reference if image.verified else f"{reference} (unverified)"

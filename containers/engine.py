@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import shutil
 import socket
 import tarfile
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +21,8 @@ import psutil
 import requests
 
 from containers import causes
-from containers.images import LABEL
+from containers.images import LABEL, Image
+from launch.core import docker_host
 from launch.core.errors import HostError
 
 BUILDER = f"{LABEL}.builder"  # label of what a build removes: its host and process
@@ -34,6 +36,8 @@ def address() -> str:
 
 def connect() -> docker.DockerClient:
     """Connect to an engine that answers. Raises HostError."""
+    if problem := docker_host.problem(address(), is_build=True):
+        raise HostError(problem)
     try:
         # The timeout is for a response without data, in seconds. Installing torch prints nothing
         # for minutes on a slow disk.
@@ -99,6 +103,15 @@ def find_or_pull(client: docker.DockerClient, reference: str, show: Show) -> Any
         )
         raise HostError(f"The image {reference} cannot be pulled: {reason}\n{remedy}") from error
     return client.images.get(without_tag(reference))
+
+
+def check_space(client: docker.DockerClient, image: Image) -> None:
+    """Raise HostError if the disk of an engine on this machine is too small for the image."""
+    folder = str(client.info().get("DockerRootDir"))
+    if not client.api.base_url.startswith("http+docker") or not os.path.isdir(folder):
+        return  # another machine's disk
+    if problem := image.space_problem(folder, shutil.disk_usage(folder).free / 1e9):
+        raise HostError(problem)
 
 
 def pull(client: docker.DockerClient, reference: str, show: Show) -> None:
